@@ -1,0 +1,57 @@
+# Every target does its own set-up (.ci/setup): it makes $(VENV), installs what it needs there, and does
+# neither again until pyproject.toml changes. ARGS goes to the command: make demo ARGS="--data digits"
+
+VENV ?= .venv
+PYTHON ?=
+ARGS ?=
+export VENV PYTHON
+
+python = $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test bench profile lint format types clean
+
+help:
+	@echo "make demo      the Bayesian networks on real data, with what filter_jit costs beside them"
+	@echo "make test      the whole test suite"
+	@echo "make bench     filter_jit side by side with jax.jit, Equinox and NNX"
+	@echo "make profile   where the time of a call goes"
+	@echo "make lint      ruff, format and rules (make format applies them)"
+	@echo "make types     pyright"
+	@echo "make clean     takes away the environments, caches and builds"
+	@echo 'Options: ARGS="..." for the command, PYTHON=/path/to/python, VENV=folder'
+
+demo:
+	@.ci/setup demo test dev
+	@$(python) -m eqxlike demo $(ARGS)
+
+test:
+	@.ci/setup test dev
+	@$(python) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+
+bench:
+	@.ci/setup peers test dev
+	@$(python) -m benchmarks.jit_overhead $(ARGS)
+
+profile:
+	@.ci/setup profile test dev
+	@$(python) -m profiling.jit_dispatch $(ARGS)
+
+lint:
+	@.ci/setup dev
+	@$(python) -m ruff format --check .
+	@$(python) -m ruff check .
+
+format:
+	@.ci/setup dev
+	@$(python) -m ruff check --fix .
+	@$(python) -m ruff format .
+
+types:
+	@.ci/setup dev
+	@$(python) -m pyright --pythonpath $(python)
+
+clean:
+	rm -rf .venv .venv-newest build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

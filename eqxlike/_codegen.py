@@ -1,0 +1,31 @@
+"""Turning generated source into functions that tracebacks and profilers can show."""
+
+import itertools
+import linecache
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_serial = itertools.count()
+
+
+def compile_function(lines: Iterable[str], namespace: dict[str, Any], origin: str) -> Callable:
+    """Compiles `lines`, which define one function, and returns that function.
+
+    **Arguments:**
+
+    - `lines`: the source, without line ends; the first line is the `def`.
+    - `namespace`: the globals of the function; copied.
+    - `origin`: what it was generated for. It is shown as the file name `<eqxlike ORIGIN>`.
+
+    The source is in `linecache` for as long as the function lives.
+    """
+    source = "\n".join(lines) + "\n"
+    filename = f"<eqxlike {origin} #{next(_serial)}>"
+    scope = dict(namespace)
+    exec(compile(source, filename, "exec"), scope)
+    name = source[len("def ") : source.index("(")]
+    function = scope.pop(name)
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    weakref.finalize(function, linecache.cache.pop, filename, None)
+    return function

@@ -1,0 +1,122 @@
+"""How the instances of one Module class are taken apart and put together, as generated code.
+
+Raw `jax.jit` flattens each argument in each call, through functions in Python. Reading the fields
+by name in generated code, rather than in a loop over them, is what makes that cheap.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.tree_util as jtu
+
+from .._codegen import compile_function
+from ._field import is_static
+
+_new = object.__new__
+
+
+class _Incomplete(tuple):
+    """Stands for the static values of an instance that lacks fields, as one does in `__init__`."""
+
+    __slots__ = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Codec:
+    """For one class: which fields are children and which static, and the functions JAX calls.
+
+    `flatten` returns `(children, statics)`, both tuples in the order of the names.
+    """
+
+    dynamic_names: tuple[str, ...]
+    static_names: tuple[str, ...]
+    flatten: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
+    flatten_with_keys: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
+    unflatten: Callable[[tuple[Any, ...], Any], Any]
+
+
+def is_incomplete(statics: tuple[Any, ...]) -> bool:
+    """Whether `statics` came from an instance of which some fields were not set."""
+    return type(statics) is _Incomplete
+
+
+def make_codec(cls: type) -> Codec:
+    """The codec for the dataclass `cls`."""
+    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    dynamic = tuple(field.name for field in fields if not is_static(field))
+    static = tuple(field.name for field in fields if is_static(field))
+    namespace: dict[str, Any] = {
+        "cls": cls,
+        "new": _new,
+        "incomplete_type": _Incomplete,
+        "flatten_incomplete": _make_flatten_incomplete(dynamic, static),
+        "unflatten_incomplete": _make_unflatten_incomplete(cls),
+    }
+    for index, name in enumerate(dynamic):
+        namespace[f"key{index}"] = jtu.GetAttrKey(name)
+    children = [f"self.{name}" for name in dynamic]
+    keyed = [f"(key{index}, {child})" for index, child in enumerate(children)]
+    statics = _tuple_of(f"self.{name}" for name in static)
+
+    def flatten_source(function: str, parts: list[str], with_keys: bool) -> list[str]:
+        return [
+            f"def {function}(self):",
+            "    try:",
+            f"        return {_tuple_of(parts)}, {statics}",
+            "    except AttributeError:",
+            f"        return flatten_incomplete(self, {with_keys})",
+        ]
+
+    unflatten_source = [
+        "def unflatten(statics, children):",
+        "    if type(statics) is incomplete_type:",
+        "        return unflatten_incomplete(statics, children)",
+        "    self = new(cls)",
+        "    fields = self.__dict__",
+    ]
+    if dynamic:
+        targets = "".join(f"fields[{name!r}], " for name in dynamic)
+        unflatten_source.append(f"    ({targets}) = children")
+    if static:
+        targets = "".join(f"fields[{name!r}], " for name in static)
+        unflatten_source.append(f"    ({targets}) = statics")
+    unflatten_source.append("    return self")
+
+    origin = f"pytree of {cls.__module__}.{cls.__qualname__}"
+    return Codec(
+        dynamic_names=dynamic,
+        static_names=static,
+        flatten=compile_function(flatten_source("flatten", children, False), namespace, origin),
+        flatten_with_keys=compile_function(
+            flatten_source("flatten_with_keys", keyed, True), namespace, origin
+        ),
+        unflatten=compile_function(unflatten_source, namespace, origin),
+    )
+
+
+def _tuple_of(parts: Any) -> str:
+    return "(" + "".join(f"{part}, " for part in parts) + ")"
+
+
+def _make_flatten_incomplete(dynamic: tuple[str, ...], static: tuple[str, ...]):
+    def flatten_incomplete(self: Any, with_keys: bool):
+        present = tuple(name for name in dynamic if hasattr(self, name))
+        children = tuple(getattr(self, name) for name in present)
+        if with_keys:
+            children = tuple(zip(map(jtu.GetAttrKey, present), children, strict=True))
+        statics = tuple((name, getattr(self, name)) for name in static if hasattr(self, name))
+        return children, _Incomplete((present, statics))
+
+    return flatten_incomplete
+
+
+def _make_unflatten_incomplete(cls: type):
+    def unflatten_incomplete(statics: _Incomplete, children: Any):
+        present, named_statics = statics
+        self = _new(cls)
+        self.__dict__.update(zip(present, children, strict=True))
+        self.__dict__.update(named_statics)
+        return self
+
+    return unflatten_incomplete

@@ -1,0 +1,155 @@
+"""Which leaves: predicates over leaves, and trees split and joined by them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+AxisSpec = bool | Callable[[Any], bool]
+
+
+def is_array(element: Any) -> bool:
+    """`True` for a JAX array (tracers included), a NumPy array or a NumPy scalar.
+
+    >>> import jax.numpy as jnp
+    >>> is_array(jnp.ones(2)), is_array(np.float32(1)), is_array(1.0)
+    (True, True, False)
+    """
+    return isinstance(element, jax.Array | np.ndarray | np.generic)
+
+
+def is_array_like(element: Any) -> bool:
+    """`True` for an array, a Python number, or what has `__jax_array__`.
+
+    >>> is_array_like(1.0), is_array_like("1.0")
+    (True, False)
+    """
+    return isinstance(
+        element, jax.Array | np.ndarray | np.generic | bool | int | float | complex
+    ) or hasattr(element, "__jax_array__")
+
+
+def is_inexact_array(element: Any) -> bool:
+    """`True` for an array (see `is_array`) of floating-point or complex dtype.
+
+    >>> import jax.numpy as jnp
+    >>> is_inexact_array(jnp.ones(2)), is_inexact_array(jnp.arange(2)), is_inexact_array(1.0)
+    (True, False, False)
+    """
+    return is_array(element) and bool(jnp.issubdtype(element.dtype, jnp.inexact))
+
+
+def is_inexact_array_like(element: Any) -> bool:
+    """`True` for what is array-like (see `is_array_like`) and floating-point or complex.
+
+    >>> is_inexact_array_like(1.0), is_inexact_array_like(1), is_inexact_array_like(1j)
+    (True, False, True)
+    """
+    if hasattr(element, "__jax_array__"):
+        element = element.__jax_array__()
+    return is_inexact_array(element) or isinstance(element, float | complex)
+
+
+def _mask(
+    filter_spec: PyTree[AxisSpec], pytree: PyTree, is_leaf: Callable[[Any], bool] | None
+) -> PyTree[bool]:
+    """Spreads the prefix `filter_spec` over `pytree`: one `bool` for each leaf."""
+
+    def spread(spec: AxisSpec, subtree: PyTree) -> PyTree[bool]:
+        if isinstance(spec, bool):
+            return jtu.tree_map(lambda _: spec, subtree, is_leaf=is_leaf)
+        if callable(spec):
+            return jtu.tree_map(lambda leaf: bool(spec(leaf)), subtree, is_leaf=is_leaf)
+        raise ValueError(
+            "`filter_spec` must consist of booleans and callables only; it has a leaf "
+            f"{spec!r} of type {type(spec).__name__}."
+        )
+
+    return jtu.tree_map(spread, filter_spec, pytree)
+
+
+def filter(
+    pytree: PyTree,
+    filter_spec: PyTree[AxisSpec],
+    inverse: bool = False,
+    replace: Any = None,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> PyTree:
+    """Keeps the leaves that `filter_spec` names and puts `replace` where the others were.
+
+    **Arguments:**
+
+    - `pytree`: any pytree.
+    - `filter_spec`: a prefix of `pytree` whose leaves are `True` (keep all below), `False` (keep
+        none) or a function from leaf to `bool`.
+    - `inverse`: keep what would be replaced, and the other way round.
+    - `replace`: what stands where a leaf was taken away.
+    - `is_leaf`: as in `jax.tree_util.tree_map`, for `pytree`.
+
+    **Returns:** a pytree of the same structure.
+
+    **Raises:** `ValueError` if `filter_spec` has other leaves, or is not a prefix of `pytree`.
+
+    >>> filter((1, "a", {"b": 2}), lambda leaf: isinstance(leaf, int))
+    (1, None, {'b': 2})
+    """
+    keep = not inverse
+    mask = _mask(filter_spec, pytree, is_leaf)
+    return jtu.tree_map(lambda is_kept, leaf: leaf if is_kept is keep else replace, mask, pytree)
+
+
+def partition(
+    pytree: PyTree,
+    filter_spec: PyTree[AxisSpec],
+    replace: Any = None,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> tuple[PyTree, PyTree]:
+    """`filter` and its inverse in one: `combine` joins the two again.
+
+    Arguments and errors are those of `filter`.
+
+    >>> partition((1, "a"), lambda leaf: isinstance(leaf, int))
+    ((1, None), (None, 'a'))
+    """
+    mask = _mask(filter_spec, pytree, is_leaf)
+    chosen = jtu.tree_map(lambda is_kept, leaf: leaf if is_kept else replace, mask, pytree)
+    rest = jtu.tree_map(lambda is_kept, leaf: replace if is_kept else leaf, mask, pytree)
+    return chosen, rest
+
+
+def combine(*pytrees: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> PyTree:
+    """Joins pytrees of one structure: each leaf is the first that is not `None`.
+
+    **Arguments:**
+
+    - `*pytrees`: pytrees of the same structure, `None` standing for a missing leaf.
+    - `is_leaf`: as in `jax.tree_util.tree_map`; `None` is a leaf in any case.
+
+    **Raises:** `ValueError` if the structures differ.
+
+    >>> combine((1, None), (None, "a"))
+    (1, 'a')
+    """
+    if is_leaf is None:
+        is_missing = _is_none
+    else:
+
+        def is_missing(node: Any) -> bool:
+            return node is None or is_leaf(node)
+
+    return jtu.tree_map(_first_present, *pytrees, is_leaf=is_missing)
+
+
+def _is_none(node: Any) -> bool:
+    return node is None
+
+
+def _first_present(*leaves: Any) -> Any:
+    for leaf in leaves:
+        if leaf is not None:
+            return leaf
+    return None

@@ -1,0 +1,60 @@
+"""Pytrees as text."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import wadler_lindig as wl
+from jaxtyping import PyTree
+
+
+def tree_pformat(
+    pytree: PyTree,
+    *,
+    width: int = 80,
+    indent: int = 2,
+    short_arrays: bool = True,
+    struct_as_array: bool = False,
+    truncate_leaf: Callable[[Any], bool] = lambda node: False,
+) -> str:
+    """A pytree as readable text.
+
+    **Arguments:**
+
+    - `pytree`: any object.
+    - `width`: columns to fit into where possible.
+    - `indent`: spaces for each level.
+    - `short_arrays`: print arrays as `f32[3,4]` instead of their values.
+    - `struct_as_array`: print a `jax.ShapeDtypeStruct` as if it were an array.
+    - `truncate_leaf`: a function from node to `bool`; where it says `True`, only the type's name
+        is printed, as in `MLP(...)`.
+
+    >>> import jax.numpy as jnp
+    >>> tree_pformat({"weight": jnp.ones((2, 3)), "size": 3})
+    "{'weight': f32[2,3], 'size': 3}"
+    """
+
+    def custom(node: Any) -> wl.AbstractDoc | None:
+        if truncate_leaf(node):
+            return wl.TextDoc(f"{type(node).__name__}(...)")
+        if isinstance(node, jax.ShapeDtypeStruct) and struct_as_array:
+            return wl.array_summary(node.shape, _dtype_name(node.dtype), kind=None)
+        if isinstance(node, jax.Array) and short_arrays:
+            # wadler-lindig prints typed PRNG keys and NumPy arrays on its own terms.
+            weak = "weak_" if getattr(node, "weak_type", False) else ""
+            return wl.array_summary(node.shape, weak + _dtype_name(node.dtype), kind=None)
+        return None
+
+    return wl.pformat(pytree, width=width, indent=indent, short_arrays=short_arrays, custom=custom)
+
+
+def _dtype_name(dtype: Any) -> str:
+    """`float32` as `f32`; what has no short form keeps its name."""
+    name = str(dtype)
+    if not isinstance(dtype, np.dtype):
+        return name
+    for long, short in (("complex", "c"), ("float", "f"), ("uint", "u"), ("int", "i")):
+        if name.startswith(long):
+            return short + name[len(long) :]
+    return "bf16" if name == "bfloat16" else name

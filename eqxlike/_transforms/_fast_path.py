@@ -1,0 +1,189 @@
+"""The warm call: a function generated for one combination of Structures.
+
+It looks whether the arguments are of these Structures and hands their arrays to JAX, with nothing
+looked up, hashed or allocated that the call does not need. Anything else gets `MISS`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from .._codegen import compile_function
+from .._partition import (
+    ArrayLeaf,
+    DictNode,
+    ListNode,
+    ModuleNode,
+    NamedTupleNode,
+    StaticLeaf,
+    Structure,
+    TupleNode,
+    concrete_array_types,
+    flatten,
+    rebuilder,
+)
+
+MISS = object()
+"""What a fast path returns for arguments that it was not made for."""
+
+_MAX_DEPTH = 16
+"""Containers deeper than this are flattened by the general walk."""
+
+
+def always_miss(args: tuple[Any, ...]) -> Any:
+    """The fast path of a function that has not been called yet."""
+    return MISS
+
+
+FastPath = Callable[[tuple[Any, ...]], Any]
+
+
+def make_fast_path(
+    structures: tuple[Structure, ...],
+    examples: tuple[Any, ...],
+    jitted: Callable[..., Any],
+    outcome: Structure,
+    finish: Callable[[Any], Any],
+    restore_warnings: list[Callable[[], None]] | None,
+) -> FastPath:
+    """The function from arguments of these Structures to the outcome of the user's function.
+
+    **Arguments:**
+
+    - `structures`: the Structure of each argument.
+    - `examples`: arguments that have these Structures, from which the types of arrays are taken.
+    - `jitted`: called with the arrays of all arguments, in order.
+    - `outcome`: what to build where `jitted` returns a plain tuple.
+    - `finish`: called with the result of `jitted` in all other cases.
+    - `restore_warnings`: what to call, if it is not empty, once `jitted` has returned; `None` where
+        it always is empty.
+    """
+    generator = _Generator(jitted, outcome, finish, restore_warnings)
+    return generator.generate(structures, examples)
+
+
+class _Generator:
+    def __init__(
+        self,
+        jitted: Callable[..., Any],
+        outcome: Structure,
+        finish: Callable[[Any], Any],
+        restore_warnings: list[Callable[[], None]] | None,
+    ):
+        self.guards: list[str] = []
+        self.arrays: list[str] = []
+        self.outcome = outcome
+        self.namespace: dict[str, Any] = {
+            "MISS": MISS,
+            "flatten": flatten,
+            "array_types": concrete_array_types,
+            "jitted": jitted,
+            "rebuild": rebuilder(outcome, keep=True),
+            "finish": finish,
+            "restore_warnings": restore_warnings,
+        }
+        self.num_names = 0
+
+    def generate(self, structures: tuple[Structure, ...], examples: tuple[Any, ...]) -> FastPath:
+        names = [self._name("x") for _ in structures]
+        self._guard(f"len(args) != {len(names)}")
+        if names:
+            self.guards.append(f"({', '.join(names)},) = args")
+        for name, structure, example in zip(names, structures, examples, strict=True):
+            self._argument(name, structure, example, 0)
+        lines = [
+            "def call(args):",
+            "    try:",
+            *(f"        {line}" for line in self.guards),
+            # An argument of another kind may lack what the guards ask it for.
+            "    except Exception:",
+            "        return MISS",
+            f"    result = jitted({', '.join(self.arrays)})",
+        ]
+        if self.namespace["restore_warnings"] is not None:
+            lines.append("    if restore_warnings: restore_warnings.pop()()")
+        if self.outcome.num_arrays:
+            # Inside another transformation, concrete arguments may give tracers.
+            lines.append("    if type(result) is tuple and type(result[0]) in array_types:")
+        else:
+            lines.append("    if type(result) is tuple:")
+        is_array = isinstance(self.outcome, ArrayLeaf)
+        lines.append("        return result[0]" if is_array else "        return rebuild(result)")
+        lines.append("    return finish(result)")
+        return compile_function(lines, self.namespace, "fast path")
+
+    def _argument(self, name: str, structure: Structure, example: Any, depth: int) -> None:
+        match structure:
+            case ArrayLeaf():
+                kind = self._constant(type(example))
+                self._guard(f"type({name}) is not {kind} and type({name}) not in array_types")
+                self.arrays.append(name)
+            case StaticLeaf() if (differs := self._static_differs(name, structure)) is not None:
+                self._guard(differs)
+            case ModuleNode() if structure.is_keepable:
+                kept, dynamic = self._name("kept"), self._name("dynamic")
+                self.guards.append(f"{dynamic}, {kept} = {name}._eqxlike_kept")
+                self._guard(f"{kept} is not {self._constant(structure)}")
+                self._arrays_of(dynamic, structure)
+            case TupleNode() | NamedTupleNode() | ListNode() if depth < _MAX_DEPTH:
+                self._children(name, structure, example, depth)
+            case DictNode() if depth < _MAX_DEPTH and all(type(k) is str for k in structure.meta):
+                self._items(name, structure, example, depth)
+            case _:
+                spec, dynamic = self._name("spec"), self._name("dynamic")
+                self.guards.append(f"{dynamic}, {spec} = flatten({name})")
+                self._guard(f"{spec} is not {self._constant(structure)}")
+                self._arrays_of(dynamic, structure)
+
+    def _static_differs(self, name: str, structure: Structure) -> str | None:
+        """The condition under which `name` is another static leaf; `None` if that is no matter of
+        one comparison.
+        """
+        value = structure.meta
+        if value is None or value is True or value is False:
+            return f"{name} is not {value!r}"
+        if type(value) in (int, str, bytes):
+            kind = self._constant(type(value))
+            return f"type({name}) is not {kind} or {name} != {self._constant(value)}"
+        if type(value) is float and value == value and value != 0.0:
+            return (
+                f"type({name}) is not {self._constant(float)} or {name} != {self._constant(value)}"
+            )
+        if structure.is_keepable:
+            # The same immutable object. An equal one of another identity goes the long way.
+            return f"{name} is not {self._constant(value)}"
+        return None
+
+    def _children(self, name: str, structure: Structure, example: Any, depth: int) -> None:
+        kind, count = self._constant(structure.kind), len(structure.children)
+        self._guard(f"type({name}) is not {kind} or len({name}) != {count}")
+        names = [self._name("x") for _ in structure.children]
+        if names:
+            self.guards.append(f"({', '.join(names)},) = {name}")
+        for child_name, child, child_example in zip(
+            names, structure.children, example, strict=True
+        ):
+            self._argument(child_name, child, child_example, depth + 1)
+
+    def _items(self, name: str, structure: Structure, example: Any, depth: int) -> None:
+        kind, count = self._constant(structure.kind), len(structure.children)
+        self._guard(f"type({name}) is not {kind} or len({name}) != {count}")
+        for key, child in zip(structure.meta, structure.children, strict=True):
+            child_name = self._name("x")
+            self.guards.append(f"{child_name} = {name}[{key!r}]")
+            self._argument(child_name, child, example[key], depth + 1)
+
+    def _arrays_of(self, dynamic: str, structure: Structure) -> None:
+        if structure.num_arrays:
+            self.arrays.append(f"*{dynamic}")
+
+    def _guard(self, differs: str) -> None:
+        self.guards.append(f"if {differs}: return MISS")
+
+    def _name(self, stem: str) -> str:
+        self.num_names += 1
+        return f"{stem}{self.num_names}"
+
+    def _constant(self, value: Any) -> str:
+        name = self._name("c")
+        self.namespace[name] = value
+        return name

@@ -1,0 +1,126 @@
+"""Gradients with respect to the floating-point arrays of the first argument."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from .._module import Wrapper, bind, field
+from .._partition import Rest, split
+from .._pytree import is_inexact_array
+
+_missing: Any = object()
+
+
+class _GradFunction(Wrapper):
+    """What `filter_value_and_grad` and `filter_grad` return."""
+
+    _function: Any
+    _has_aux: bool = field(static=True)
+    _returns_value: bool = field(static=True)
+    _grad_options: tuple[tuple[str, Any], ...] = field(static=True)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._function
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if not args:
+            raise TypeError(
+                "Functions wrapped with `eqxlike.filter_{grad, value_and_grad}` must have their "
+                "first argument passed by position, not keyword. (This is the argument that is "
+                "differentiated.)"
+            )
+        differentiated, *others = args
+        arrays, rest = split(differentiated, is_inexact_array)
+        # What is no array in the auxiliary output cannot pass through JAX.
+        aux_rest: Rest = _missing
+
+        def of_arrays(arrays: list[Any]) -> Any:
+            nonlocal aux_rest
+            outcome = self._function(rest.merge(arrays), *others, **kwargs)
+            value, aux = self._value_and_aux(outcome)
+            aux_arrays, aux_rest = split(aux)
+            return value, aux_arrays
+
+        (value, aux_arrays), gradients = jax.value_and_grad(
+            of_arrays, has_aux=True, **dict(self._grad_options)
+        )(arrays)
+        gradient = rest.merge_into_none(gradients)
+        aux = aux_rest.merge(aux_arrays)
+        if self._returns_value:
+            return ((value, aux), gradient) if self._has_aux else (value, gradient)
+        return (gradient, aux) if self._has_aux else gradient
+
+    def _value_and_aux(self, outcome: Any) -> tuple[Any, Any]:
+        if not self._has_aux:
+            return outcome, None
+        if not isinstance(outcome, tuple) or len(outcome) != 2:
+            raise TypeError(
+                f"With `has_aux=True`, {getattr(self, '__name__', 'the function')} must return a "
+                f"pair (value, aux); it returned an object of type {type(outcome).__name__}."
+            )
+        return outcome
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else bind(self, instance)
+
+
+def _make(fun: Any, has_aux: bool, returns_value: bool, gradkwargs: dict[str, Any]) -> Any:
+    if "argnums" in gradkwargs:
+        raise ValueError(
+            "`argnums` should not be passed. If you need to differentiate multiple objects then "
+            "collect them into a tuple and pass that as the first argument."
+        )
+    if fun is _missing:
+        return functools.partial(
+            _make, has_aux=has_aux, returns_value=returns_value, gradkwargs=gradkwargs
+        )
+    if not callable(fun):
+        raise TypeError(f"{fun!r} is not a callable object: a function is expected.")
+    return _GradFunction(fun, has_aux, returns_value, tuple(sorted(gradkwargs.items())))
+
+
+def filter_value_and_grad(
+    fun: Any = _missing, *, has_aux: bool = False, **gradkwargs: Any
+) -> Callable[..., Any]:
+    """The value of a function and its gradient in the floating-point arrays of its first argument.
+
+    **Arguments:**
+
+    - `fun`: a function from any arguments to a floating-point scalar. Left out, this is a
+        decorator with arguments.
+    - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree.
+    - `**gradkwargs`: `holomorphic`, `allow_int` as in `jax.value_and_grad`.
+
+    **Returns:** a function of the same arguments that returns `(value, gradient)`, or
+    `((value, aux), gradient)`. The gradient has the structure of the first argument, with `None`
+    for every leaf that is not a floating-point or complex array.
+
+    **Raises:** `ValueError` if `argnums` is given; when called, `TypeError` if the first argument
+    is passed by keyword or the value is no floating-point scalar.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> @eqx.filter_value_and_grad
+        ... def loss(parameters, x):
+        ...     return (parameters["scale"] * x).sum() ** parameters["power"]
+        >>> value, gradient = loss({"scale": jnp.array(3.0), "power": 2}, jnp.ones(2))
+        >>> print(value, gradient["scale"], gradient["power"])
+        36.0 24.0 None
+    """
+    return _make(fun, has_aux, True, gradkwargs)
+
+
+def filter_grad(fun: Any = _missing, *, has_aux: bool = False, **gradkwargs: Any) -> Any:
+    """As `filter_value_and_grad`, returning the gradient alone, or `(gradient, aux)`.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> print(eqx.filter_grad(lambda x: x**2)(jnp.array(3.0)))
+        6.0
+    """
+    return _make(fun, has_aux, False, gradkwargs)

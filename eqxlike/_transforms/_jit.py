@@ -1,0 +1,246 @@
+"""`filter_jit`: `jax.jit` in which every array is traced and everything else is static."""
+
+import functools
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, overload
+
+import jax
+
+from .._module import BoundMethod, Module, Wrapper, bind, field
+from ._dispatcher import Dispatcher, Entry, clear_dispatchers
+from ._donation import Donate
+from ._fast_path import MISS
+
+_REFUSED = {
+    "static_argnums": "what is no array is static already",
+    "static_argnames": "what is no array is static already",
+    "donate_argnums": "use `donate`",
+    "donate_argnames": "use `donate`",
+    "abstracted_axes": "it is not supported",
+}
+
+
+class JitFunction(Wrapper):
+    """What `filter_jit` returns. A pytree: the arrays of what it wraps are its leaves."""
+
+    __slots__ = ("_eqxlike_dispatch",)
+
+    _function: Any
+    _donate: Any = field(static=True)
+    _jit_options: tuple[tuple[str, Any], ...] = field(static=True)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._function
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            dispatcher, bound, bound_kwargs = self._eqxlike_dispatch
+        except AttributeError:
+            dispatcher, bound, bound_kwargs = _attach(self)
+        if bound:
+            args = bound + args
+        if bound_kwargs:
+            kwargs = {**bound_kwargs, **kwargs}
+        if not kwargs:
+            outcome = dispatcher.fast_path(args)
+            if outcome is not MISS:
+                return outcome
+        return dispatcher.call(args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else bind(self, instance)
+
+    def __repr__(self) -> str:
+        return f"filter_jit({self._function!r})"
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> "Lowered":
+        """Traces and lowers the function for these arguments, without compiling or running it.
+
+        A `jax.ShapeDtypeStruct` stands for an array.
+        """
+        dispatcher, bound, bound_kwargs = _attach(self)
+        spelled, names = dispatcher.spelling.spell(bound + args, {**bound_kwargs, **kwargs})
+        arrays, entry = dispatcher.find(spelled, names, with_abstract=True)
+        return Lowered(entry.jitted.lower(*arrays), dispatcher, entry, bound, bound_kwargs)
+
+
+class Lowered:
+    """A lowered function, as `jax.stages.Lowered`."""
+
+    def __init__(
+        self,
+        lowered: jax.stages.Lowered,
+        dispatcher: Dispatcher,
+        entry: Entry,
+        bound: tuple[Any, ...],
+        bound_kwargs: dict[str, Any],
+    ):
+        self._lowered = lowered
+        self._call = (dispatcher, entry, bound, bound_kwargs)
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> "Compiled":
+        return Compiled(self._lowered.compile(compiler_options), *self._call)
+
+    def as_text(self, dialect: str | None = None, **kwargs: Any) -> str:
+        return self._lowered.as_text(dialect, **kwargs)
+
+    def cost_analysis(self) -> Any:
+        return self._lowered.cost_analysis()
+
+
+class Compiled:
+    """A compiled function, as `jax.stages.Compiled`: for arguments like those lowered for."""
+
+    def __init__(
+        self,
+        compiled: jax.stages.Compiled,
+        dispatcher: Dispatcher,
+        entry: Entry,
+        bound: tuple[Any, ...],
+        bound_kwargs: dict[str, Any],
+    ):
+        self._compiled = compiled
+        self._dispatcher = dispatcher
+        self._entry = entry
+        self._bound = bound
+        self._bound_kwargs = bound_kwargs
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        spelled, names = self._dispatcher.spelling.spell(
+            self._bound + args, {**self._bound_kwargs, **kwargs}
+        )
+        arrays, entry = self._dispatcher.find(spelled, names)
+        if entry is not self._entry:
+            raise TypeError(
+                f"{self._dispatcher.spelling.function_name} was compiled for arguments of another "
+                "structure, or with other static values: compile it again for these."
+            )
+        return entry.finish(self._compiled(*arrays))
+
+    def as_text(self) -> str | None:
+        return self._compiled.as_text()
+
+    def cost_analysis(self) -> Any:
+        return self._compiled.cost_analysis()
+
+    def memory_analysis(self) -> Any:
+        return self._compiled.memory_analysis()
+
+
+def _attach(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str, Any]]:
+    """Finds the dispatcher for a wrapper and puts it in its slot."""
+    function, bound, bound_kwargs = _unbind(wrapper._function)
+    dispatcher = _dispatcher_for(function, len(bound), wrapper._donate, wrapper._jit_options)
+    dispatch = (dispatcher, bound, bound_kwargs)
+    _set_dispatch(wrapper, dispatch)
+    return dispatch
+
+
+_set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__
+
+
+def _unbind(function: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """A callable as a function, and the arguments that are bound to it: these go into `jit` like
+    the others, so that none of their arrays becomes a constant.
+    """
+    if isinstance(function, BoundMethod | types.MethodType):
+        inner, bound, kwargs = _unbind(function.__func__)
+        return inner, (*bound, function.__self__), kwargs
+    if isinstance(function, functools.partial):
+        inner, bound, kwargs = _unbind(function.func)
+        return inner, (*bound, *function.args), {**kwargs, **function.keywords}
+    if isinstance(function, Module):
+        return type(function).__call__, (function,), {}
+    return function, (), {}
+
+
+# For each function the dispatchers of its wrappers, so that `filter_jit(f)` written in a loop does
+# not compile in each turn. Weak: a function that goes takes its dispatchers along.
+_dispatchers: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _dispatcher_for(
+    function: Callable[..., Any],
+    num_bound: int,
+    donate: Any,
+    jit_options: tuple[tuple[str, Any], ...],
+) -> Dispatcher:
+    key = (num_bound, donate, jit_options)
+    try:
+        of_function = _dispatchers.setdefault(function, {})
+        found = of_function.get(key)
+    except TypeError:
+        # A function that cannot be weakly referenced, or options that cannot be hashed.
+        return Dispatcher(function, num_bound, donate, dict(jit_options))
+    if found is None:
+        found = Dispatcher(function, num_bound, donate, dict(jit_options))
+        found = of_function.setdefault(key, found)
+    return found
+
+
+_missing: Any = object()
+
+
+@overload
+def filter_jit(
+    *, donate: Donate | Iterable[str] = "none", **jitkwargs: Any
+) -> Callable[[Callable[..., Any]], JitFunction]: ...
+@overload
+def filter_jit(
+    fun: Callable[..., Any], *, donate: Donate | Iterable[str] = "none", **jitkwargs: Any
+) -> JitFunction: ...
+def filter_jit(
+    fun: Any = _missing, *, donate: Donate | Iterable[str] = "none", **jitkwargs: Any
+) -> Any:
+    """Compiles a function of any arguments: arrays are traced, everything else is static.
+
+    **Arguments:**
+
+    - `fun`: any callable: a function, a method, a Module, a `functools.partial`. Arrays in what
+        it is bound to are traced like those of its arguments. Left out, `filter_jit` is a decorator
+        with arguments.
+    - `donate`: whose buffers may be reused for the outcome: `"all"`, `"all-except-first"`, the
+        same with a warning where a buffer could not be reused (`"warn"`, `"warn-except-first"`),
+        `"none"`, or names of parameters as in `("model", "opt_state")`.
+    - `**jitkwargs`: passed to `jax.jit`. Those that name static or donated arguments are refused.
+
+    **Returns:** a callable with the signature of `fun`. It is asynchronous like `jax.jit`, traces
+    once for each structure of its arguments and each shape and dtype of their arrays, however the
+    call is spelled, and returns what is no array as it was when traced. It also has `.lower`.
+
+    **Raises:** `TypeError` if `fun` is not callable; `ValueError` for an unknown word or name in
+    `donate`; when called, `TypeError` naming the path of a static leaf that is not hashable.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> @eqx.filter_jit
+        ... def scale(x, how):
+        ...     return 2 * x if how == "double" else x
+        >>> print(scale(jnp.array(3.0), "double"))
+        6.0
+    """
+    if fun is _missing:
+        return functools.partial(filter_jit, donate=donate, **jitkwargs)
+    if not callable(fun):
+        raise TypeError(f"{fun!r} is not a callable object: `filter_jit` expects a function.")
+    for name, instead in _REFUSED.items():
+        if name in jitkwargs:
+            raise ValueError(f"`filter_jit` does not take `{name}`: {instead}.")
+    donate = donate if isinstance(donate, str) else tuple(donate)
+    wrapper = JitFunction(fun, donate, tuple(sorted(jitkwargs.items())))
+    _attach(wrapper)
+    return wrapper
+
+
+def clear_caches() -> None:
+    """Forgets everything that filtered functions have compiled; the next calls trace anew.
+
+    `jax.clear_caches` does the same for JAX's own.
+    """
+    clear_dispatchers()

@@ -1,0 +1,92 @@
+"""One spelling for each call: keywords and defaults put in the places of the signature."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+Spelled = tuple[tuple[Any, ...], tuple[str, ...]]
+"""`(args, names)`: the last `len(names)` of `args` are passed by these names, the rest by place."""
+
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Spelling:
+    """How calls of one function are brought to one spelling.
+
+    Arguments are in the order of the signature, defaults filled in; keyword-only ones come last.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function_name = getattr(function, "__name__", type(function).__name__)
+        try:
+            self.signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            # Some built-in functions tell nothing; their calls are taken as they are spelled.
+            self.signature = None
+            self.parameters: list[inspect.Parameter] = []
+        else:
+            self.parameters = list(self.signature.parameters.values())
+        self.is_variadic = self.signature is None or any(
+            parameter.kind in _VARIADIC for parameter in self.parameters
+        )
+        self.num_by_place = sum(parameter.kind in _BY_PLACE for parameter in self.parameters)
+        self.keyword_only = tuple(
+            parameter.name
+            for parameter in self.parameters
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        )
+        # Which argument of a call goes where, for each way in which the function was called:
+        # binding by `inspect` takes longer than the call itself.
+        self._plans: dict[tuple[int, tuple[str, ...]], list[tuple[bool, Any]]] = {}
+
+    def spell(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelled:
+        """The one spelling of this call. Raises `TypeError` if the function takes no such call."""
+        if self.signature is None:
+            return (*args, *kwargs.values()), tuple(kwargs)
+        if self.is_variadic:
+            return self._spell_variadic(args, kwargs)
+        if not kwargs and len(args) == self.num_by_place and not self.keyword_only:
+            return args, ()
+        shape = (len(args), tuple(kwargs))
+        plan = self._plans.get(shape)
+        if plan is None:
+            plan = self._plans[shape] = self._plan(args, kwargs)
+        spelled = tuple(
+            source if is_default else args[source] if type(source) is int else kwargs[source]
+            for is_default, source in plan
+        )
+        return spelled, self.keyword_only
+
+    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[bool, Any]]:
+        """For each parameter `(True, default)`, or `(False, where to find it in the call)`."""
+        self._bind(args, kwargs)
+        plan: list[tuple[bool, Any]] = []
+        for place, parameter in enumerate(self.parameters):
+            if place < len(args) and parameter.kind in _BY_PLACE:
+                plan.append((False, place))
+            elif parameter.name in kwargs:
+                plan.append((False, parameter.name))
+            else:
+                plan.append((True, parameter.default))
+        return plan
+
+    def _spell_variadic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelled:
+        bound = self._bind(args, kwargs)
+        bound.apply_defaults()
+        named = dict(bound.kwargs)
+        extra = sorted(name for name in named if name not in self.keyword_only)
+        names = (*self.keyword_only, *extra)
+        return (*bound.args, *(named[name] for name in names)), names
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        assert self.signature is not None
+        try:
+            return self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.function_name}() {error}") from None
+
+    def places(self, name: str) -> int | None:
+        """The place of the parameter `name` in a spelled call; not for variadic functions."""
+        names = [parameter.name for parameter in self.parameters]
+        return names.index(name) if name in names else None

@@ -1,0 +1,32 @@
+"""The strict run: two CPU devices, no silent dtype or rank promotion, warnings are errors."""
+
+import itertools
+import os
+import zlib
+from collections.abc import Callable
+
+# Before JAX starts a backend. Set in the environment, so that processes which a test starts see two
+# devices too.
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+    )
+
+import hypothesis
+import jax
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# No deadline: the first example of a test compiles, the others do not. Under CI every run draws the
+# same examples, so that a failure belongs to the change at hand.
+hypothesis.settings.register_profile("eqxlike", deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("eqxlike")
+
+
+@pytest.fixture
+def getkey(request: pytest.FixtureRequest) -> Callable[[], jax.Array]:
+    """A function that returns a fresh key at each call; the same ones each time a test runs."""
+    seeds = itertools.count(zlib.crc32(request.node.nodeid.encode()))
+    return lambda: jax.random.key(next(seeds))

@@ -1,0 +1,278 @@
+"""The rules of the house: which file may import what, read off the source with `ast`.
+
+A file imports only from layers below its own. `LAYERS` is the map; a file or folder that it does
+not know is an error, so that a new one is placed on purpose.
+"""
+
+import ast
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parent.parent / "eqxlike"
+
+LAYERS = {
+    "_checking": 0,
+    "_codegen": 0,
+    "_compat": 0,
+    "_version": 0,
+    "_pytree": 1,
+    "_timing": 1,
+    "_module": 2,
+    "_partition": 3,
+    "_transforms": 4,
+    "ad": 5,
+    "debug": 5,
+    "graph": 5,
+    "loops": 5,
+    "nn": 5,
+    "bayes": 6,
+    "train": 7,
+    "_cli": 8,
+    "__main__": 9,
+    "__init__": 9,
+}
+
+# Receives models and losses, and so has no need to know any.
+FORBIDDEN = {"train": {"nn", "bayes"}}
+
+# A family of layers imports none of its siblings, but for what all share: helpers, in which no
+# layer is defined, and `Linear`, which networks are made of.
+HELPERS_OF_NN = {"_init"}
+SHARED_IN_NN = HELPERS_OF_NN | {"_linear"}
+
+CORE = {"jax", "jaxlib", "jaxtyping", "numpy", "optax", "wadler_lindig"}
+# Imported inside the function that needs them: without them the rest of the package works.
+EXTRAS = {
+    "blackjax",
+    "matplotlib",
+    "numpyro",
+    "orbax",
+    "pyinstrument",
+    "rich",
+    "safetensors",
+    "sklearn",
+}
+
+MOST_LINES = 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+    module: tuple[str, ...]  # ("eqxlike", "nn", "_linear"), relative imports resolved
+    names: tuple[str, ...]  # what `from module import names` takes; () for `import module`
+    line: int
+    is_nested: bool  # inside a function or class
+    is_late: bool  # at the top level, below the first function or class
+
+
+def imports_of(path: str, tree: ast.Module) -> Iterator[Import]:
+    """The imports in the file at `path`, which is relative to the package."""
+    package = ("eqxlike", *pathlib.PurePosixPath(path).parts[:-1])
+    definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    nested = {
+        id(node)
+        for outer in ast.walk(tree)
+        if isinstance(outer, definition | ast.Lambda)
+        for node in ast.walk(outer)
+    }
+    first = min((node.lineno for node in tree.body if isinstance(node, definition)), default=1e9)
+    for node in ast.walk(tree):
+        where = (getattr(node, "lineno", 0), id(node) in nested, getattr(node, "lineno", 0) > first)
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(tuple(alias.name.split(".")), (), *where)
+        elif isinstance(node, ast.ImportFrom):
+            named = tuple(node.module.split(".")) if node.module else ()
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            yield Import(base + named, tuple(alias.name for alias in node.names), *where)
+
+
+def violations(path: str, source: str) -> list[str]:
+    """Says which rules the file at `path`, relative to the package, breaks; empty if none."""
+    own = path.split("/")[0].removesuffix(".py")
+    if own not in LAYERS:
+        return [f"{path}: `{own}` has no layer: add it to LAYERS in {pathlib.Path(__file__).name}"]
+    tree = ast.parse(source)
+    found = []
+    if (lines := source.count("\n")) > MOST_LINES:
+        found.append(f"{path}: {lines} lines, at most {MOST_LINES}: look for the second idea in it")
+    if path.endswith("__init__.py"):
+        found += _beside_reexports(path, tree)
+    if path != "_compat.py":
+        found += _private_jax(path, source, tree)
+    for imported in imports_of(path, tree):
+        if imported.module[0] == "eqxlike":
+            problems = _inner_problems(path, own, imported)
+        else:
+            problems = _outer_problems(path, imported)
+        found += [f"{path}:{imported.line}: {problem}" for problem in problems]
+    return found
+
+
+def _inner_problems(path: str, own: str, imported: Import) -> Iterator[str]:
+    """What is wrong with an import of a part of eqxlike."""
+    if imported.is_nested or imported.is_late:
+        yield "an import of eqxlike's own stands at the top of the file"
+    # `from .. import nn` names the part in its names, `from ..nn import Linear` in its module.
+    parts = [imported.module[1]] if len(imported.module) > 1 else imported.names or ("__init__",)
+    for part in parts:
+        if part not in LAYERS:
+            yield f"imports `{part}` from the root of the package, which lies above all layers"
+        elif part == own:
+            if own == "nn" and (sibling := _sibling_family(path, imported)):
+                yield f"a family of layers imports none of its siblings, and this is `{sibling}`"
+        elif LAYERS[part] >= LAYERS[own]:
+            yield (
+                f"`{own}` (layer {LAYERS[own]}) imports `{part}` (layer {LAYERS[part]}), "
+                "which is not below it"
+            )
+        elif part in FORBIDDEN.get(own, ()):
+            yield f"`{own}` imports neither of {sorted(FORBIDDEN[own])}"
+
+
+def _sibling_family(path: str, imported: Import) -> str | None:
+    """The sibling that a file of nn imports against the rule."""
+    if path == "nn/__init__.py":
+        return None
+    siblings = imported.module[2:3] or imported.names
+    return next((name for name in siblings if name not in SHARED_IN_NN), None)
+
+
+def _outer_problems(path: str, imported: Import) -> Iterator[str]:
+    """What is wrong with an import of something that is not eqxlike."""
+    root = imported.module[0]
+    if root == "jaxlib" and path != "_compat.py":
+        yield "jaxlib is for _compat.py alone"
+    if root in EXTRAS:
+        if not imported.is_nested:
+            yield f"`{root}` is an extra: import it in the function that needs it"
+    elif root not in CORE | set(sys.stdlib_module_names):
+        yield f"`{root}` is neither a core dependency nor an extra that the package may import"
+    elif imported.is_nested or imported.is_late:
+        yield f"the import of `{root}` stands at the top of the file"
+
+
+def _private_jax(path: str, source: str, tree: ast.Module) -> Iterator[str]:
+    """Mentions of names that are private to JAX: renames of such broke many a library."""
+    for number, line in enumerate(source.splitlines(), start=1):
+        if "jax._src" in line:
+            yield f"{path}:{number}: jax._src is for _compat.py alone"
+    for imported in imports_of(path, tree):
+        names = [*imported.module, *imported.names]
+        if names[0] == "jax" and (private := [name for name in names if _is_private(name)]):
+            yield f"{path}:{imported.line}: `{private[0]}` is private to JAX: use _compat.py"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is_private(node.attr):
+            inner = node.value
+            while isinstance(inner, ast.Attribute):
+                inner = inner.value
+            if isinstance(inner, ast.Name) and inner.id == "jax":
+                yield f"{path}:{node.lineno}: `{node.attr}` is private to JAX: use _compat.py"
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _beside_reexports(path: str, tree: ast.Module) -> Iterator[str]:
+    """What an `__init__.py` holds beside its docstring and `from ._x import y as y`."""
+    for number, node in enumerate(tree.body):
+        is_docstring = (
+            number == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        )
+        is_reexport = (
+            isinstance(node, ast.ImportFrom)
+            and node.level > 0
+            and all(alias.name == alias.asname for alias in node.names)
+        )
+        if not (is_docstring or is_reexport):
+            yield (
+                f"{path}:{node.lineno}: an __init__.py holds re-exports alone, "
+                "written `from ._x import y as y`"
+            )
+
+
+FILES = {
+    str(path.relative_to(PACKAGE).as_posix()): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if "__pycache__" not in path.parts
+}
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_file_keeps_the_rules(path):
+    assert violations(path, FILES[path].read_text()) == []
+
+
+def test_package_holds_nothing_without_a_layer():
+    names = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
+    assert names - {"__pycache__", "py.typed"} <= set(LAYERS)
+
+
+def test_helpers_of_nn_define_no_layer():
+    for name in HELPERS_OF_NN:
+        tree = ast.parse(FILES[f"nn/{name}.py"].read_text())
+        assert not [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
+BROKEN = [
+    ("new.py", "", "`new` has no layer"),
+    ("_module/_field.py", "from .._transforms import filter_jit", "not below it"),
+    ("_module/_field.py", "from eqxlike._transforms._jit import filter_jit", "not below it"),
+    ("_module/_field.py", "import eqxlike._transforms", "not below it"),
+    ("_module/_field.py", "from .. import nn", "not below it"),
+    ("_module/_field.py", "from .. import Module", "above all layers"),
+    ("_module/_field.py", "import eqxlike as eqx", "not below it"),
+    ("_module/a/_field.py", "from ..._partition import partition_of", "not below it"),
+    ("loops/_scan.py", "from ..nn import Linear", "not below it"),
+    ("_version.py", "from ._compat import Tracer", "not below it"),
+    ("train/_fit.py", "from ..nn import MLP", "imports neither of"),
+    ("train/_fit.py", "from .. import bayes", "imports neither of"),
+    ("nn/_mlp.py", "from ._dropout import Dropout", "none of its siblings"),
+    ("nn/_mlp.py", "from . import _init, _dropout", "none of its siblings"),
+    ("nn/_mlp.py", "if TYPE_CHECKING:\n    from ._dropout import Dropout", "none of its siblings"),
+    ("nn/_mlp.py", "from eqxlike.nn import Dropout", "none of its siblings"),
+    ("_module/_field.py", "def f():\n    from .._pytree import tree_at", "top of the file"),
+    ("_module/_field.py", "def f(): pass\nfrom .._pytree import tree_at", "top of the file"),
+    ("_module/_field.py", "def f():\n    import numpy", "top of the file"),
+    ("_module/_field.py", "class A:\n    import functools", "top of the file"),
+    ("_module/_field.py", "import functools\ndef f(): pass\nimport os", "top of the file"),
+    ("_module/_field.py", "import jax._src.core", "jax._src is for _compat.py alone"),
+    ("_module/_field.py", "from jax import _src", "private to JAX"),
+    ("_module/_field.py", "from jax.interpreters._x import y", "private to JAX"),
+    ("_module/_field.py", "import jax\njax.tree_util._registry", "private to JAX"),
+    ("_module/_field.py", "import jaxlib.xla_client", "jaxlib is for _compat.py alone"),
+    ("_cli/_demo.py", "import sklearn.datasets", "is an extra"),
+    ("_cli/_demo.py", "def f():\n    import equinox", "neither a core dependency nor an extra"),
+    ("_cli/_demo.py", "import torch", "neither a core dependency nor an extra"),
+    ("nn/__init__.py", "from ._linear import Linear", "re-exports alone"),
+    ("nn/__init__.py", "from ._linear import Linear as Linear\nx = 1", "re-exports alone"),
+    ("__init__.py", "from jax import jit as jit", "re-exports alone"),
+    ("ad/_choose.py", "x = 1\n" * 401, "401 lines"),
+]
+
+
+@pytest.mark.parametrize(("path", "source", "message"), BROKEN)
+def test_breach_is_found(path, source, message):
+    assert any(message in violation for violation in violations(path, source))
+
+
+KEPT = [
+    ("_compat.py", "import jaxlib\nfrom jax._src import core"),
+    ("_module/_field.py", "from .._pytree import tree_at\nfrom ._module import Module"),
+    ("_partition.py", "from ._module._flatten import flatten\nfrom . import _pytree"),
+    ("nn/_mlp.py", "from ._init import uniform\nfrom . import _linear\nfrom .._module import M"),
+    ("nn/__init__.py", '"""Layers."""\nfrom ._linear import Linear as Linear, MLP as MLP'),
+    ("__init__.py", "from . import nn as nn\nfrom ._version import __version__ as __version__"),
+    ("_cli/_demo.py", "from ..train import fit\ndef f():\n    from sklearn import datasets"),
+    ("__main__.py", "import sys\nfrom ._cli import main"),
+]
+
+
+@pytest.mark.parametrize(("path", "source"), KEPT)
+def test_sound_file_passes(path, source):
+    assert violations(path, source) == []

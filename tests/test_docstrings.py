@@ -1,0 +1,87 @@
+"""The examples in docstrings say what really happens.
+
+They are read off the source rather than the imported module, so that an example is found wherever
+it stands: on a method that a Module wraps, on a function that is decorated into something else.
+"""
+
+import ast
+import doctest
+import importlib
+import io
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parent.parent / "eqxlike"
+DOCUMENTABLE = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def examples_in(source: str, name: str, filename: str) -> Iterator[doctest.DocTest]:
+    """One DocTest, its namespace still empty, for each docstring of `source` that has examples."""
+
+    def visit(node: ast.AST, name: str) -> Iterator[doctest.DocTest]:
+        is_documentable = isinstance(node, DOCUMENTABLE)
+        if is_documentable and (docstring := ast.get_docstring(node, clean=False)):
+            line = node.body[0].lineno - 1
+            test = doctest.DocTestParser().get_doctest(docstring, {}, name, filename, line)
+            if test.examples:
+                yield test
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, f"{name}.{child.name}" if hasattr(child, "name") else name)
+
+    yield from visit(ast.parse(source), name)
+
+
+def failures_of(test: doctest.DocTest) -> str:
+    """Runs a test in its namespace; returns doctest's report, empty if all examples hold."""
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    report = io.StringIO()
+    doctest.DocTestRunner(verbose=False, optionflags=options).run(test, out=report.write)
+    return report.getvalue()
+
+
+def _all_examples() -> Iterator[tuple[str, doctest.DocTest]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        module = ".".join(parts).removesuffix(".__init__")
+        for test in examples_in(path.read_text(), module, str(path)):
+            yield module, test
+
+
+EXAMPLES = [pytest.param(module, test, id=test.name) for module, test in _all_examples()]
+
+
+@pytest.mark.parametrize(("module", "test"), EXAMPLES)
+def test_example_holds(module, test):
+    # As doctest does, an example sees the names of the module it stands in.
+    test.globs = dict(vars(importlib.import_module(module)))
+    if report := failures_of(test):
+        pytest.fail(report, pytrace=False)
+
+
+SOURCE = '''
+class Layer:
+    def method(self):
+        """Doubles.
+
+        >>> 2 * 2
+        {answer}
+        """
+'''
+
+
+def test_example_on_a_method_is_found_where_it_stands():
+    (test,) = examples_in(SOURCE.format(answer=4), "module", "module.py")
+    assert test.name == "module.Layer.method"
+    assert test.lineno + test.examples[0].lineno + 1 == 6
+
+
+def test_true_example_passes():
+    (test,) = examples_in(SOURCE.format(answer=4), "module", "module.py")
+    assert failures_of(test) == ""
+
+
+def test_false_example_fails():
+    (test,) = examples_in(SOURCE.format(answer=5), "module", "module.py")
+    assert "Expected:\n    5\nGot:\n    4" in failures_of(test)
