@@ -6,6 +6,7 @@ from ._rebuild import rebuilder as rebuilder
 from ._split import Rest as Rest
 from ._split import split as split
 from ._static_key import StaticKey as StaticKey
+from ._structure import ARRAY as ARRAY
 from ._structure import ArrayLeaf as ArrayLeaf
 from ._structure import DictNode as DictNode
 from ._structure import ListNode as ListNode

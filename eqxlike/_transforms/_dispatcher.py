@@ -11,9 +11,10 @@ import jax
 import jax.tree_util as jtu
 
 from .._checking import is_checking, when_switched_on
-from .._partition import Structure, concrete_array_types, flatten, rebuilder
+from .._partition import ARRAY, Structure, concrete_array_types, flatten, rebuilder
 from ._donation import Donate, check_donate, donated_places, is_silent
 from ._fast_path import MISS, FastPath, always_miss, make_fast_path
+from ._placement import shardings_of_arrays
 from ._spelling import Spelling
 
 _MAX_ENTRIES = 4096
@@ -50,6 +51,8 @@ class Entry:
         dispatcher: "Dispatcher",
         structures: tuple[Structure, ...],
         names: tuple[str, ...],
+        spelled: tuple[Any, ...],
+        arrays: list[Any],
     ):
         self.dispatcher = weakref.ref(dispatcher)
         self.structures = structures
@@ -58,6 +61,8 @@ class Entry:
         self.is_traced = False
         self.first_outcome: Structure | None = None
         self._fast_path: FastPath | None = None
+        self.out_shardings: Any = None
+        self.flat_out_shardings: Any = None
         self.restore_warnings: list[Callable[[], None]] = []
         self.is_silent = is_silent(dispatcher.donate)
         starts = [0]
@@ -67,10 +72,22 @@ class Entry:
         donated = donated_places(
             dispatcher.donate, dispatcher.spelling, dispatcher.num_bound, len(structures)
         )
+        options = dict(dispatcher.jit_options)
+        if options.get("in_shardings") is not None:
+            unplaced = [None] * starts[dispatcher.num_bound]
+            args = spelled[dispatcher.num_bound :]
+            placed = shardings_of_arrays("in_shardings", options["in_shardings"], args)
+            options["in_shardings"] = (*unplaced, *placed)
+        flat = self._make_flat_function(dispatcher)
+        if options.get("out_shardings") is not None:
+            # A prefix of an outcome that is known only once the function has been traced.
+            self.out_shardings = options.pop("out_shardings")
+            jax.jit(flat, **options).trace(*arrays)
+            options["out_shardings"] = self.flat_out_shardings
         self.jitted = jax.jit(
-            self._make_flat_function(dispatcher),
+            flat,
             donate_argnums=[i for at in donated for i in range(starts[at], starts[at + 1])],
-            **dispatcher.jit_options,
+            **options,
         )
 
     def _make_flat_function(self, dispatcher: "Dispatcher") -> Callable[..., Any]:
@@ -100,16 +117,19 @@ class Entry:
 
     def _pack(self, outcome: Any) -> Any:
         arrays, structure = flatten(outcome)
+        if self.out_shardings is not None:
+            shardings = shardings_of_arrays("out_shardings", self.out_shardings, outcome)
+            self.flat_out_shardings = shardings[0] if structure is ARRAY else tuple(shardings)
         if self.is_silent:
             self._ignore_unused_donations()
         with self.trace_lock:
             if self.first_outcome is None:
                 self.first_outcome = structure
-        # A plain tuple says that the outcome is of the first Structure: JAX builds a tuple without
-        # calling Python, about 0.2 us less than a node.
-        if structure is self.first_outcome:
-            return tuple(arrays)
-        return _Outcome(structure, tuple(arrays))
+        # A plain tuple, or a bare array, says that the outcome is of the first Structure: JAX
+        # builds these without calling Python, about 0.2 us less than a node.
+        if structure is not self.first_outcome:
+            return _Outcome(structure, tuple(arrays))
+        return arrays[0] if structure is ARRAY else tuple(arrays)
 
     def _ignore_unused_donations(self) -> None:
         """Until the call that is being traced ends: JAX warns when it lowers, after the trace."""
@@ -128,7 +148,7 @@ class Entry:
 
         A thread that is tracing never waits for another, so two cannot wait for each other.
         """
-        if self.is_traced or getattr(_tracing, "depth", 0):
+        if self.is_traced or getattr(_tracing, "depth", 0) or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
             return
         with self.trace_lock:
             if self.is_traced:
@@ -158,10 +178,12 @@ class Entry:
         """The outcome of the user's function, from what the jitted function returned."""
         if self.restore_warnings:
             self.restore_warnings.pop()()
-        if type(result) is tuple:
-            structure, arrays = self.first_outcome, result
-        else:
+        if type(result) is _Outcome:
             structure, arrays = result.structure, result.arrays
+        else:
+            structure, arrays = self.first_outcome, result
+        if structure is ARRAY:
+            return result
         assert structure is not None
         is_concrete = all(type(array) in concrete_array_types for array in arrays)
         if not is_concrete:
@@ -235,12 +257,12 @@ class Dispatcher:
         key = (names, *structures)
         entry = self.entries.get(key)
         if entry is None:
+            # Made outside the lock, since that may trace; of two made at once one is used.
+            made = Entry(self, tuple(structures), names, spelled, arrays)
             with self.lock:
-                entry = self.entries.get(key)
-                if entry is None:
-                    entry = self.entries[key] = Entry(self, tuple(structures), names)
-                    if len(self.entries) > _MAX_ENTRIES:
-                        self.entries.popitem(last=False)
+                entry = self.entries.setdefault(key, made)
+                if len(self.entries) > _MAX_ENTRIES:
+                    self.entries.popitem(last=False)
         return arrays, entry
 
     def _remember(self, fast_path: FastPath, names: tuple[str, ...]) -> None:

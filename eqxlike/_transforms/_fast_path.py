@@ -9,6 +9,7 @@ from typing import Any
 
 from .._codegen import compile_function
 from .._partition import (
+    ARRAY,
     ArrayLeaf,
     DictNode,
     ListNode,
@@ -52,7 +53,7 @@ def make_fast_path(
     - `structures`: the Structure of each argument.
     - `examples`: arguments that have these Structures, from which the types of arrays are taken.
     - `jitted`: called with the arrays of all arguments, in order.
-    - `outcome`: what to build where `jitted` returns a plain tuple.
+    - `outcome`: what to build where `jitted` returns a plain tuple, or a bare array.
     - `finish`: called with the result of `jitted` in all other cases.
     - `restore_warnings`: what to call, if it is not empty, once `jitted` has returned; `None` where
         it always is empty.
@@ -101,13 +102,14 @@ class _Generator:
         ]
         if self.namespace["restore_warnings"] is not None:
             lines.append("    if restore_warnings: restore_warnings.pop()()")
-        if self.outcome.num_arrays:
-            # Inside another transformation, concrete arguments may give tracers.
+        # Inside another transformation, concrete arguments may give tracers: `finish` sees to them.
+        if self.outcome is ARRAY:
+            lines.append("    if type(result) in array_types: return result")
+        elif self.outcome.num_arrays:
             lines.append("    if type(result) is tuple and type(result[0]) in array_types:")
+            lines.append("        return rebuild(result)")
         else:
-            lines.append("    if type(result) is tuple:")
-        is_array = isinstance(self.outcome, ArrayLeaf)
-        lines.append("        return result[0]" if is_array else "        return rebuild(result)")
+            lines.append("    if type(result) is tuple: return rebuild(result)")
         lines.append("    return finish(result)")
         return compile_function(lines, self.namespace, "fast path")
 

@@ -7,11 +7,14 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, overload
 
 import jax
+import jax.tree_util as jtu
 
+from .._compat import PjitFunction
 from .._module import BoundMethod, Module, Wrapper, bind, field
 from ._dispatcher import Dispatcher, Entry, clear_dispatchers
 from ._donation import Donate
 from ._fast_path import MISS
+from ._traceback import hide_our_frames
 
 _REFUSED = {
     "static_argnums": "what is no array is static already",
@@ -22,6 +25,21 @@ _REFUSED = {
 }
 
 
+class _Options:
+    """Keyword arguments, hashable although their values may be dicts or lists; not mutated."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: dict[str, Any]):
+        self.values = values
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Options and self.values == other.values
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.values))
+
+
 class JitFunction(Wrapper):
     """What `filter_jit` returns. A pytree: the arrays of what it wraps are its leaves."""
 
@@ -29,7 +47,7 @@ class JitFunction(Wrapper):
 
     _function: Any
     _donate: Any = field(static=True)
-    _jit_options: tuple[tuple[str, Any], ...] = field(static=True)
+    _jit_options: _Options = field(static=True)
 
     @property
     def __wrapped__(self) -> Any:
@@ -44,11 +62,16 @@ class JitFunction(Wrapper):
             args = bound + args
         if bound_kwargs:
             kwargs = {**bound_kwargs, **kwargs}
-        if not kwargs:
-            outcome = dispatcher.fast_path(args)
-            if outcome is not MISS:
-                return outcome
-        return dispatcher.call(args, kwargs)
+        try:
+            if not kwargs:
+                outcome = dispatcher.fast_path(args)
+                if outcome is not MISS:
+                    return outcome
+            return dispatcher.call(args, kwargs)
+        except Exception as error:
+            __tracebackhide__ = True
+            hide_our_frames(error)
+            raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else bind(self, instance)
@@ -142,19 +165,34 @@ def _attach(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str
 _set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__
 
 
-def _unbind(function: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """A callable as a function, and the arguments that are bound to it: these go into `jit` like
-    the others, so that none of their arrays becomes a constant.
+# Callables that are themselves the function: compared by identity, and not changed in place.
+_FUNCTIONS = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    PjitFunction,
+    jax.custom_jvp,
+    jax.custom_vjp,
+)
+
+
+def _unbind(callable_: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """A callable as a function, and the arguments that are bound to it.
+
+    These go into `jit` like the others, so that none of their arrays becomes a constant and no
+    change of their state is missed.
     """
-    if isinstance(function, BoundMethod | types.MethodType):
-        inner, bound, kwargs = _unbind(function.__func__)
-        return inner, (*bound, function.__self__), kwargs
-    if isinstance(function, functools.partial):
-        inner, bound, kwargs = _unbind(function.func)
-        return inner, (*bound, *function.args), {**kwargs, **function.keywords}
-    if isinstance(function, Module):
-        return type(function).__call__, (function,), {}
-    return function, (), {}
+    if isinstance(callable_, _FUNCTIONS):
+        return callable_, (), {}
+    if isinstance(callable_, BoundMethod | types.MethodType):
+        function, bound, kwargs = _unbind(callable_.__func__)
+        return function, (*bound, callable_.__self__), kwargs
+    if isinstance(callable_, functools.partial):
+        function, bound, kwargs = _unbind(callable_.func)
+        return function, (*bound, *callable_.args), {**kwargs, **callable_.keywords}
+    call = type(callable_).__call__
+    function, bound, kwargs = _unbind(call) if isinstance(call, Module) else (call, (), {})
+    return function, (*bound, callable_), kwargs
 
 
 # For each function the dispatchers of its wrappers, so that `filter_jit(f)` written in a loop does
@@ -165,21 +203,18 @@ _dispatchers: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
 
 
 def _dispatcher_for(
-    function: Callable[..., Any],
-    num_bound: int,
-    donate: Any,
-    jit_options: tuple[tuple[str, Any], ...],
+    function: Callable[..., Any], num_bound: int, donate: Any, options: _Options
 ) -> Dispatcher:
-    key = (num_bound, donate, jit_options)
     try:
         of_function = _dispatchers.setdefault(function, {})
-        found = of_function.get(key)
     except TypeError:
-        # A function that cannot be weakly referenced, or options that cannot be hashed.
-        return Dispatcher(function, num_bound, donate, dict(jit_options))
+        # Not weakly referenced, as the `__call__` of a class in C: each wrapper has its own.
+        return Dispatcher(function, num_bound, donate, options.values)
+    key = (num_bound, donate, options)
+    found = of_function.get(key)
     if found is None:
-        found = Dispatcher(function, num_bound, donate, dict(jit_options))
-        found = of_function.setdefault(key, found)
+        made = Dispatcher(function, num_bound, donate, options.values)
+        found = of_function.setdefault(key, made)
     return found
 
 
@@ -233,7 +268,10 @@ def filter_jit(
         if name in jitkwargs:
             raise ValueError(f"`filter_jit` does not take `{name}`: {instead}.")
     donate = donate if isinstance(donate, str) else tuple(donate)
-    wrapper = JitFunction(fun, donate, tuple(sorted(jitkwargs.items())))
+    if type(fun) is functools.partial:
+        # The same, and a pytree: the arrays bound to it are leaves of the wrapper.
+        fun = jtu.Partial(fun.func, *fun.args, **fun.keywords)
+    wrapper = JitFunction(fun, donate, _Options(jitkwargs))
     _attach(wrapper)
     return wrapper
 
