@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._codegen import compile_function
+from .._module import is_incomplete
 from .._partition import (
     ARRAY,
     ArrayLeaf,
@@ -15,6 +16,7 @@ from .._partition import (
     ListNode,
     ModuleNode,
     NamedTupleNode,
+    StaticKey,
     StaticLeaf,
     Structure,
     TupleNode,
@@ -60,6 +62,19 @@ def make_fast_path(
     """
     generator = _Generator(jitted, outcome, finish, restore_warnings)
     return generator.generate(structures, examples)
+
+
+_COMPARED = (int, str, bytes, float)
+
+
+def _is_one_comparison(value: Any) -> bool:
+    """Whether one comparison tells `value` from all other static values.
+
+    Not so for `0.0` and `nan`, nor for what may change in place.
+    """
+    if type(value) is float:
+        return value == value and value != 0.0
+    return type(value) in _COMPARED or StaticKey(value).is_immutable
 
 
 class _Generator:
@@ -119,13 +134,15 @@ class _Generator:
                 kind = self._constant(type(example))
                 self._guard(f"type({name}) is not {kind} and type({name}) not in array_types")
                 self.arrays.append(name)
-            case StaticLeaf() if (differs := self._static_differs(name, structure)) is not None:
-                self._guard(differs)
+            case StaticLeaf() if _is_one_comparison(structure.meta):
+                self._guard(self._static_differs(name, structure.meta))
             case ModuleNode() if structure.is_keepable:
                 kept, dynamic = self._name("kept"), self._name("dynamic")
                 self.guards.append(f"{dynamic}, {kept} = {name}._eqxlike_kept")
                 self._guard(f"{kept} is not {self._constant(structure)}")
                 self._arrays_of(dynamic, structure)
+            case ModuleNode() if depth < _MAX_DEPTH and self._can_read_fields(structure):
+                self._fields(name, structure, example, depth)
             case TupleNode() | NamedTupleNode() | ListNode() if depth < _MAX_DEPTH:
                 self._children(name, structure, example, depth)
             case DictNode() if depth < _MAX_DEPTH and all(type(k) is str for k in structure.meta):
@@ -136,24 +153,29 @@ class _Generator:
                 self._guard(f"{spec} is not {self._constant(structure)}")
                 self._arrays_of(dynamic, structure)
 
-    def _static_differs(self, name: str, structure: Structure) -> str | None:
-        """The condition under which `name` is another static leaf; `None` if that is no matter of
-        one comparison.
-        """
-        value = structure.meta
+    def _static_differs(self, name: str, value: Any) -> str:
+        """The condition under which `name` is another static value than `value`."""
         if value is None or value is True or value is False:
             return f"{name} is not {value!r}"
-        if type(value) in (int, str, bytes):
+        if type(value) in _COMPARED:
             kind = self._constant(type(value))
             return f"type({name}) is not {kind} or {name} != {self._constant(value)}"
-        if type(value) is float and value == value and value != 0.0:
-            return (
-                f"type({name}) is not {self._constant(float)} or {name} != {self._constant(value)}"
-            )
-        if structure.is_keepable:
-            # The same immutable object. An equal one of another identity goes the long way.
-            return f"{name} is not {self._constant(value)}"
-        return None
+        # An equal object of another identity goes the long way.
+        return f"{name} is not {self._constant(value)}"
+
+    def _can_read_fields(self, structure: Structure) -> bool:
+        return not is_incomplete(structure.meta) and all(map(_is_one_comparison, structure.meta))
+
+    def _fields(self, name: str, structure: Structure, example: Any, depth: int) -> None:
+        """A Module that keeps nothing, since a list or a dict stands in it."""
+        codec = structure.kind._eqxlike_codec  # pyright: ignore[reportAttributeAccessIssue]
+        self._guard(f"type({name}) is not {self._constant(structure.kind)}")
+        for field, value in zip(codec.static_names, structure.meta, strict=True):
+            self._guard(self._static_differs(f"{name}.{field}", value))
+        for field, child in zip(codec.dynamic_names, structure.children, strict=True):
+            child_name = self._name("x")
+            self.guards.append(f"{child_name} = {name}.{field}")
+            self._argument(child_name, child, getattr(example, field), depth + 1)
 
     def _children(self, name: str, structure: Structure, example: Any, depth: int) -> None:
         kind, count = self._constant(structure.kind), len(structure.children)
