@@ -1,7 +1,8 @@
 """How the instances of one Module class are taken apart and put together, as generated code.
 
 Raw `jax.jit` flattens each argument in each call, through functions in Python. Reading the fields
-by name in generated code, rather than in a loop over them, is what makes that cheap.
+by name in generated code, rather than in a loop over them, is what makes that cheap. They are read
+from the instance's `__dict__`: attributes of a class with a `__getattr__` are slow to read.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ import jax.tree_util as jtu
 
 from .._codegen import compile_function
 from ._field import is_static
+from ._kept import stored_fields
 
 _new = object.__new__
 
@@ -50,22 +52,24 @@ def make_codec(cls: type) -> Codec:
         "cls": cls,
         "new": _new,
         "incomplete_type": _Incomplete,
-        "flatten_incomplete": _make_flatten_incomplete(dynamic, static),
+        "stored_fields": stored_fields,
+        "flatten_by_name": _make_flatten_by_name(dynamic, static),
         "unflatten_incomplete": _make_unflatten_incomplete(cls),
     }
     for index, name in enumerate(dynamic):
         namespace[f"key{index}"] = jtu.GetAttrKey(name)
-    children = [f"self.{name}" for name in dynamic]
+    children = [f"fields[{name!r}]" for name in dynamic]
     keyed = [f"(key{index}, {child})" for index, child in enumerate(children)]
-    statics = _tuple_of(f"self.{name}" for name in static)
+    statics = _tuple_of(f"fields[{name!r}]" for name in static)
 
     def flatten_source(function: str, parts: list[str], with_keys: bool) -> list[str]:
         return [
             f"def {function}(self):",
+            "    fields = stored_fields(self)",
             "    try:",
             f"        return {_tuple_of(parts)}, {statics}",
-            "    except AttributeError:",
-            f"        return flatten_incomplete(self, {with_keys})",
+            "    except KeyError:",
+            f"        return flatten_by_name(self, {with_keys})",
         ]
 
     unflatten_source = [
@@ -73,7 +77,7 @@ def make_codec(cls: type) -> Codec:
         "    if type(statics) is incomplete_type:",
         "        return unflatten_incomplete(statics, children)",
         "    self = new(cls)",
-        "    fields = self.__dict__",
+        "    fields = stored_fields(self)",
     ]
     if dynamic:
         targets = "".join(f"fields[{name!r}], " for name in dynamic)
@@ -99,24 +103,31 @@ def _tuple_of(parts: Any) -> str:
     return "(" + "".join(f"{part}, " for part in parts) + ")"
 
 
-def _make_flatten_incomplete(dynamic: tuple[str, ...], static: tuple[str, ...]):
-    def flatten_incomplete(self: Any, with_keys: bool):
+def _make_flatten_by_name(dynamic: tuple[str, ...], static: tuple[str, ...]):
+    """For an instance whose `__dict__` lacks fields: it is unread, has class attributes in their
+    place, or is in the middle of its `__init__`.
+    """
+
+    def flatten_by_name(self: Any, with_keys: bool):
         present = tuple(name for name in dynamic if hasattr(self, name))
         children = tuple(getattr(self, name) for name in present)
         if with_keys:
             children = tuple(zip(map(jtu.GetAttrKey, present), children, strict=True))
-        statics = tuple((name, getattr(self, name)) for name in static if hasattr(self, name))
-        return children, _Incomplete((present, statics))
+        named_statics = tuple((name, getattr(self, name)) for name in static if hasattr(self, name))
+        if len(present) == len(dynamic) and len(named_statics) == len(static):
+            return children, tuple(value for _, value in named_statics)
+        return children, _Incomplete((present, named_statics))
 
-    return flatten_incomplete
+    return flatten_by_name
 
 
 def _make_unflatten_incomplete(cls: type):
     def unflatten_incomplete(statics: _Incomplete, children: Any):
         present, named_statics = statics
         self = _new(cls)
-        self.__dict__.update(zip(present, children, strict=True))
-        self.__dict__.update(named_statics)
+        fields = stored_fields(self)
+        fields.update(zip(present, children, strict=True))
+        fields.update(named_statics)
         return self
 
     return unflatten_incomplete

@@ -12,7 +12,14 @@ import jax.tree_util as jtu
 from .._pytree import tree_equal, tree_pformat
 from ._codec import Codec, make_codec
 from ._field import check_static, converter_of, field
-from ._kept import INITIALISING, KeepsPartition, drop_kept, set_kept
+from ._kept import (
+    INITIALISING,
+    KeepsPartition,
+    drop_kept,
+    has_default,
+    set_kept,
+    stored_fields,
+)
 
 
 # Not `frozen_default=True`: a type checker would refuse the assignments of a custom `__init__`.
@@ -22,6 +29,7 @@ class ModuleMeta(abc.ABCMeta):
 
     _eqxlike_codec: Codec
     _eqxlike_converters: tuple[tuple[str, Callable[[Any], Any]], ...]
+    _eqxlike_defaults: tuple[tuple[str, Any], ...]
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], /, **kwargs):
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
@@ -38,11 +46,16 @@ class ModuleMeta(abc.ABCMeta):
             setattr(cls.__init__, _IS_GENERATED, True)
         # `dataclass` refuses assignment always; `KeepsPartition` allows it in `__init__`.
         del cls.__setattr__, cls.__delattr__
+        _take_defaults_off(cls)
         codec = make_codec(cls)
         cls._eqxlike_codec = codec
+        fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+        cls._eqxlike_defaults = tuple(
+            (each.name, each.default) for each in fields if each.default is not dataclasses.MISSING
+        )
         cls._eqxlike_converters = tuple(
             (each.name, converter)
-            for each in dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+            for each in fields
             if (converter := converter_of(each)) is not None
         )
         jtu.register_pytree_with_keys(cls, codec.flatten_with_keys, codec.unflatten, codec.flatten)
@@ -55,6 +68,9 @@ class ModuleMeta(abc.ABCMeta):
         set_kept(self, INITIALISING)
         try:
             self.__init__(*args, **kwargs)
+            for name, default in cls._eqxlike_defaults:
+                if name not in stored_fields(self):
+                    object.__setattr__(self, name, default)
             for name, converter in cls._eqxlike_converters:
                 object.__setattr__(self, name, converter(getattr(self, name)))
         finally:
@@ -65,6 +81,12 @@ class ModuleMeta(abc.ABCMeta):
                 base.__dict__["__check_init__"](self)
         return self
 
+    def __getattr__(cls, name: str) -> Any:
+        # `Class.field` is the default of the field, as for any dataclass.
+        if not name.startswith("__") and has_default(cls, name):
+            return cls.__dataclass_fields__[name].default
+        raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+
     @property
     def __signature__(cls) -> inspect.Signature:
         # Without this `inspect` would show the `*args, **kwargs` of `__call__` above.
@@ -73,6 +95,18 @@ class ModuleMeta(abc.ABCMeta):
 
 
 _IS_GENERATED = "_eqxlike_is_generated"
+
+
+def _take_defaults_off(cls: Any) -> None:
+    """Takes the defaults of fields out of the class, where instances would find them.
+
+    An unread Module has no fields in its `__dict__` yet: reading one must reach `__getattr__`.
+    """
+    for name in cls.__dataclass_fields__:
+        value = cls.__dict__.get(name)
+        is_data_descriptor = hasattr(type(value), "__set__")
+        if name in cls.__dict__ and has_default(cls, name) and not is_data_descriptor:
+            delattr(cls, name)
 
 
 class Method:

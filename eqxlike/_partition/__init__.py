@@ -2,7 +2,6 @@
 
 from ._flatten import concrete_array_types as concrete_array_types
 from ._flatten import flatten as flatten
-from ._rebuild import rebuilder as rebuilder
 from ._split import Rest as Rest
 from ._split import split as split
 from ._static_key import StaticKey as StaticKey

@@ -7,9 +7,11 @@ its children, down to `ARRAY` and to static leaves.
 
 import threading
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
+from .._module import can_stay_unread, is_incomplete, stored_fields
+from ._rebuild import RebuildWriter, tuple_of
 from ._static_key import StaticKey
 
 
@@ -50,9 +52,43 @@ class Structure:
         )
         self.generated: dict[Hashable, Any] = {}
 
+    @property
+    def is_keepable_module(self) -> bool:
+        return False
+
+    @property
+    def can_stay_unread(self) -> bool:
+        """Whether a Module of this Structure may be built without its fields."""
+        return False
+
+    def rebuilder(self, *, keep: bool) -> Callable[[tuple[Any, ...]], Any]:
+        """The function from a tuple of `num_arrays` arrays to a tree of this Structure.
+
+        **Arguments:**
+
+        - `keep`: whether the outermost Modules built keep their partition, and stay unread where
+            they can. Only for arrays that are concrete: a tracer must not be kept.
+        """
+        rebuild = self.generated.get(keep)
+        if rebuild is None:
+            rebuild = self.generated[keep] = RebuildWriter(keep).write(self)
+        return rebuild
+
+    def write(self, writer: RebuildWriter, parts: list[str]) -> str:
+        """Writes how to build a node of this sort, and returns the expression for it.
+
+        **Arguments:**
+
+        - `parts`: the expressions of the children.
+        """
+        raise NotImplementedError
+
 
 class ArrayLeaf(Structure):
     __slots__ = ()
+
+    def write(self, writer: RebuildWriter, parts: list[str]) -> str:
+        return writer.array()
 
 
 class StaticLeaf(Structure):
@@ -60,24 +96,67 @@ class StaticLeaf(Structure):
 
     __slots__ = ()
 
+    def write(self, writer: RebuildWriter, parts: list[str]) -> str:
+        return writer.constant(self.meta)
+
 
 class ModuleNode(Structure):
     """`kind` is the class and `meta` the values of its static fields."""
 
     __slots__ = ()
 
+    @property
+    def is_keepable_module(self) -> bool:
+        return self.is_keepable
+
+    @property
+    def can_stay_unread(self) -> bool:
+        return self.is_keepable and can_stay_unread(self.kind)
+
+    @property
+    def num_fields(self) -> int:
+        """How many fields an instance has."""
+        return len(self.children) + len(self.meta)
+
+    def fields(self, dynamic: tuple[Any, ...]) -> dict[str, Any]:
+        """The fields of an instance with these arrays, by name."""
+        return stored_fields(self.rebuilder(keep=False)(dynamic))
+
+    def write(self, writer: RebuildWriter, parts: list[str]) -> str:
+        codec = self.kind._eqxlike_codec  # pyright: ignore[reportAttributeAccessIssue]
+        if is_incomplete(self.meta):
+            unflatten, statics = writer.constant(codec.unflatten), writer.constant(self.meta)
+            return writer.assign(f"{unflatten}({statics}, {tuple_of(parts)})")
+        module = writer.assign(f"new({writer.constant(self.kind)})")
+        names = (*codec.dynamic_names, *codec.static_names)
+        values = (*parts, *map(writer.constant, self.meta))
+        if names:
+            writer.line(f"fields = stored_fields({module})")
+        for name, value in zip(names, values, strict=True):
+            writer.line(f"fields[{name!r}] = {value}")
+        return module
+
 
 class TupleNode(Structure):
     __slots__ = ()
+
+    def write(self, writer: RebuildWriter, parts: list[str]) -> str:
+        return writer.assign(tuple_of(parts))
 
 
 class NamedTupleNode(Structure):
     __slots__ = ()
 
+    def write(self, writer: RebuildWriter, parts: list[str]) -> str:
+        return writer.assign(f"new_tuple({writer.constant(self.kind)}, {tuple_of(parts)})")
+
 
 class ListNode(Structure):
     __slots__ = ()
     is_fixed = False
+
+    def write(self, writer: RebuildWriter, parts: list[str]) -> str:
+        return writer.assign(f"[{', '.join(parts)}]")
 
 
 class DictNode(Structure):
@@ -86,12 +165,20 @@ class DictNode(Structure):
     __slots__ = ()
     is_fixed = False
 
+    def write(self, writer: RebuildWriter, parts: list[str]) -> str:
+        keys = map(writer.constant, self.meta)
+        items = (f"{key}: {part}" for key, part in zip(keys, parts, strict=True))
+        return writer.assign(f"{{{', '.join(items)}}}")
+
 
 class ForeignNode(Structure):
     """Any other type registered with JAX; `meta` is the treedef of this one level."""
 
     __slots__ = ()
     is_fixed = False
+
+    def write(self, writer: RebuildWriter, parts: list[str]) -> str:
+        return writer.assign(f"{writer.constant(self.meta.unflatten)}({tuple_of(parts)})")
 
 
 _interned: weakref.WeakValueDictionary[Hashable, Structure] = weakref.WeakValueDictionary()

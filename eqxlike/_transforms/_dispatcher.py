@@ -11,7 +11,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._checking import is_checking, when_switched_on
-from .._partition import ARRAY, Structure, concrete_array_types, flatten, rebuilder
+from .._partition import ARRAY, Structure, concrete_array_types, flatten
 from ._donation import Donate, check_donate, donated_places, is_silent
 from ._fast_path import MISS, FastPath, always_miss, make_fast_path
 from ._placement import shardings_of_arrays
@@ -95,7 +95,7 @@ class Entry:
         get_function = dispatcher.get_function
         num_by_place = len(self.structures) - len(self.names)
         parts = [
-            (rebuilder(structure, keep=False), start, stop)
+            (structure.rebuilder(keep=False), start, stop)
             for structure, start, stop in zip(
                 self.structures, self.starts[:-1], self.starts[1:], strict=True
             )
@@ -190,7 +190,7 @@ class Entry:
             # Types of arrays not met before are found out here, by the general walk.
             flatten(arrays)
             is_concrete = all(type(array) in concrete_array_types for array in arrays)
-        return rebuilder(structure, keep=is_concrete)(arrays)
+        return structure.rebuilder(keep=is_concrete)(arrays)
 
 
 class Dispatcher:

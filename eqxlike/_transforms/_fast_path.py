@@ -22,7 +22,6 @@ from .._partition import (
     TupleNode,
     concrete_array_types,
     flatten,
-    rebuilder,
 )
 
 MISS = object()
@@ -93,7 +92,7 @@ class _Generator:
             "flatten": flatten,
             "array_types": concrete_array_types,
             "jitted": jitted,
-            "rebuild": rebuilder(outcome, keep=True),
+            "rebuild": outcome.rebuilder(keep=True),
             "finish": finish,
             "restore_warnings": restore_warnings,
         }
