@@ -45,7 +45,11 @@ def is_incomplete(statics: tuple[Any, ...]) -> bool:
 
 def make_codec(cls: type) -> Codec:
     """The codec for the dataclass `cls`."""
-    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    fields = [
+        field
+        for field in dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+        if not _is_property(cls, field.name)
+    ]
     dynamic = tuple(field.name for field in fields if not is_static(field))
     static = tuple(field.name for field in fields if is_static(field))
     namespace: dict[str, Any] = {
@@ -97,6 +101,12 @@ def make_codec(cls: type) -> Codec:
         ),
         unflatten=compile_function(unflatten_source, namespace, origin),
     )
+
+
+def _is_property(cls: type, name: str) -> bool:
+    """Whether a subclass has put a property in the place of a field: then there is no value."""
+    found = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+    return hasattr(type(found), "__set__")
 
 
 def _tuple_of(parts: Any) -> str:

@@ -6,8 +6,9 @@ from typing import Any
 
 from .._pytree import is_array
 
-_STATIC = "eqxlike.static"
-_CONVERTER = "eqxlike.converter"
+# The names that Equinox uses too: other libraries read and write them.
+_STATIC = "static"
+_CONVERTER = "converter"
 
 
 def field(
@@ -36,7 +37,7 @@ def field(
     metadata = dict(kwargs.pop("metadata", None) or {})
     for name, value in ((_STATIC, static or None), (_CONVERTER, converter)):
         if name in metadata:
-            raise ValueError(f"Cannot use metadata with the name {name!r}: it is reserved.")
+            raise ValueError(f"Cannot use metadata with name {name!r}: `field` takes `{name}=`.")
         if value is not None:
             metadata[name] = value
     return dataclasses.field(metadata=metadata, **kwargs)

@@ -6,11 +6,12 @@ assigned; the pair `(dynamic, structure)` of `eqxlike._partition`, replaced as a
 a thread sees the old pair or the new.
 
 What a filtered function returns may be *unread*: it has the pair and no fields yet. They are built
-from the pair, and stay, when somebody asks for the first of them. A training loop never does: it
+from the pair, and stay, when somebody asks for one of them. A training loop never does: it
 hands the pair to the next call, and is spared the building of some hundred objects.
 """
 
 import dataclasses
+import threading
 from typing import Any
 
 
@@ -45,38 +46,60 @@ def get_kept(module: "KeepsPartition") -> Any:
         return None
 
 
+_reading = threading.Lock()
+
+
 def read_fields(module: "KeepsPartition") -> dict[str, Any]:
     """The `__dict__` of a Module, with its fields in it."""
     fields = stored_fields(module)
-    kept = get_kept(module)
-    if kept is not None and kept is not INITIALISING:
-        dynamic, structure = kept
-        if len(fields) < structure.num_fields:
-            # Of two threads that come at once the first to set a field wins, for both.
-            for name, value in structure.fields(dynamic).items():
-                fields.setdefault(name, value)
+    if not fields:
+        kept = get_kept(module)
+        if kept is not None and kept is not INITIALISING:
+            dynamic, structure = kept
+            built = structure.fields(dynamic)
+            with _reading:
+                # Of two threads that come at once, both get what the first has built.
+                if not fields:
+                    fields.update(built)
     return fields
 
 
-def has_default(cls: Any, name: str) -> bool:
-    """Whether `name` is a field of the dataclass `cls` with a default."""
-    field = cls.__dataclass_fields__.get(name)
-    return field is not None and field.default is not dataclasses.MISSING
+class Field:
+    """Stands in the class under the name of each field.
+
+    An instance that has the field never asks for it, since this is no data descriptor. One that
+    has not is unread, or in its `__init__`. The class itself has the default, as any dataclass.
+    """
+
+    __slots__ = ("default", "name")
+
+    def __init__(self, name: str, default: Any):
+        self.name = name
+        self.default = default
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is not None:
+            fields = read_fields(instance)
+            if self.name in fields:
+                return fields[self.name]
+        if self.default is not dataclasses.MISSING:
+            return self.default
+        what = (
+            f"type object {owner.__name__!r}" if instance is None else f"{owner.__name__!r} object"
+        )
+        raise AttributeError(
+            f"{what} has no attribute {self.name!r}", name=self.name, obj=instance or owner
+        )
 
 
 def can_stay_unread(cls: type) -> bool:
-    """Whether nobody could tell an unread instance of `cls` by reading its attributes.
+    """Whether reading any field of an unread instance of `cls` reaches its `Field`.
 
-    Not so where reading an attribute runs a user's code, nor where a class attribute would be
-    found in place of a missing field.
+    Not so where a class above has a method or a property of the same name.
     """
-    names = cls.__dataclass_fields__  # pyright: ignore[reportAttributeAccessIssue]
-    return (
-        cls.__getattr__ is KeepsPartition.__getattr__  # pyright: ignore[reportAttributeAccessIssue]
-        and cls.__getattribute__ is object.__getattribute__
-        and not any(name in base.__dict__ for base in cls.__mro__ for name in names)
-        and not any("__dict__" in base.__dict__ for base in cls.__mro__ if base not in _BASES)
-    )
+    names = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
+    found = [next(vars(base)[n] for base in cls.__mro__ if n in vars(base)) for n in names]
+    return bool(names) and all(type(each) is Field for each in found)
 
 
 class KeepsPartition(_Storage):
@@ -88,21 +111,8 @@ class KeepsPartition(_Storage):
     def __dict__(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return read_fields(self)
 
-    def __getattr__(self, name: str) -> Any:
-        # Only asked for what is not found otherwise: the fields of an unread Module, and slips.
-        fields = read_fields(self)
-        if name in fields:
-            return fields[name]
-        if has_default(type(self), name):
-            # In an `__init__` that has not set it; elsewhere all fields are there.
-            return type(self).__dataclass_fields__[name].default  # pyright: ignore
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-        )
-
     def __setattr__(self, name: str, value: Any) -> None:
-        is_field = name in type(self).__dataclass_fields__  # pyright: ignore[reportAttributeAccessIssue]
-        if get_kept(self) is INITIALISING and is_field:
+        if get_kept(self) is INITIALISING and is_field(type(self), name):
             object.__setattr__(self, name, value)
         else:
             raise dataclasses.FrozenInstanceError(_explain_frozen(self, name))
@@ -117,7 +127,10 @@ class KeepsPartition(_Storage):
         return self.__dict__
 
 
-_BASES = (_Storage, KeepsPartition)
+def is_field(cls: Any, name: str) -> bool:
+    """Whether `name` is a field of the dataclass `cls`, not a `ClassVar` nor an `InitVar`."""
+    field = cls.__dataclass_fields__.get(name)
+    return field is not None and field._field_type is dataclasses._FIELD  # pyright: ignore
 
 
 def _explain_frozen(module: KeepsPartition, name: str) -> str:

@@ -2,21 +2,24 @@
 
 import abc
 import dataclasses
+import functools
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any, dataclass_transform
+from typing import Any, ClassVar, dataclass_transform
 
 import jax.tree_util as jtu
 
 from .._pytree import tree_equal, tree_pformat
+from ._checks import check_all_set, check_values, input_annotation, warn_of_post_init
 from ._codec import Codec, make_codec
-from ._field import check_static, converter_of, field
+from ._field import converter_of, field
 from ._kept import (
     INITIALISING,
+    Field,
     KeepsPartition,
     drop_kept,
-    has_default,
+    get_kept,
     set_kept,
     stored_fields,
 )
@@ -30,26 +33,30 @@ class ModuleMeta(abc.ABCMeta):
     _eqxlike_codec: Codec
     _eqxlike_converters: tuple[tuple[str, Callable[[Any], Any]], ...]
     _eqxlike_defaults: tuple[tuple[str, Any], ...]
+    _eqxlike_makes_init: bool
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], /, **kwargs):
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         for key, value in namespace.items():
-            if inspect.isfunction(value) and not (key.startswith("__") and key.endswith("__")):
+            if _is_method(key, value):
                 setattr(cls, key, Method(value))
-        # As everywhere in Python, a subclass inherits an `__init__` that somebody wrote.
-        makes_init = cls.__init__ is object.__init__ or (
-            "__init__" not in namespace and hasattr(cls.__init__, _IS_GENERATED)
-        )
+        _install_mixin_methods(cls)
+        # A subclass inherits an `__init__` that somebody wrote, also one that was put in the place
+        # of a generated one; a generated one is generated anew, for the fields that were added.
+        owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+        makes_init = owner is object or (owner is not cls and vars(owner).get(_MAKES_INIT, False))
+        setattr(cls, _MAKES_INIT, makes_init)
         dataclasses.dataclass(init=makes_init, repr=False, eq=False, frozen=True)(cls)
         if makes_init:
-            # On the function, not in a table: `functools.wraps` carries it to a patched one.
-            setattr(cls.__init__, _IS_GENERATED, True)
+            cls.__init__ = _once(cls.__init__)
+        elif hasattr(cls, "__post_init__"):
+            warn_of_post_init(cls)
         # `dataclass` refuses assignment always; `KeepsPartition` allows it in `__init__`.
         del cls.__setattr__, cls.__delattr__
-        _take_defaults_off(cls)
-        codec = make_codec(cls)
-        cls._eqxlike_codec = codec
         fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+        for each in fields:
+            _install_field(cls, each)
+        cls._eqxlike_codec = codec = make_codec(cls)
         cls._eqxlike_defaults = tuple(
             (each.name, each.default) for each in fields if each.default is not dataclasses.MISSING
         )
@@ -71,54 +78,127 @@ class ModuleMeta(abc.ABCMeta):
             for name, default in cls._eqxlike_defaults:
                 if name not in stored_fields(self):
                     object.__setattr__(self, name, default)
+            check_all_set(self)
             for name, converter in cls._eqxlike_converters:
                 object.__setattr__(self, name, converter(getattr(self, name)))
         finally:
             drop_kept(self)
-        _check_fields(self)
+        check_values(self)
         for base in cls.__mro__:
             if "__check_init__" in base.__dict__:
                 base.__dict__["__check_init__"](self)
         return self
 
-    def __getattr__(cls, name: str) -> Any:
-        # `Class.field` is the default of the field, as for any dataclass.
-        if not name.startswith("__") and has_default(cls, name):
-            return cls.__dataclass_fields__[name].default
-        raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if _is_method(name, value):
+            value = Method(value)
+        if type(_found(cls, name)) is Field and not hasattr(type(value), "__set__"):
+            # What is set under the name of a field must not hide that of unread instances.
+            value = Field(name, value)
+        super().__setattr__(name, value)
 
     @property
     def __signature__(cls) -> inspect.Signature:
         # Without this `inspect` would show the `*args, **kwargs` of `__call__` above.
-        signature = inspect.signature(cls.__init__)
-        return signature.replace(parameters=list(signature.parameters.values())[1:])
+        first, *parameters = inspect.signature(cls.__init__).parameters.values()
+        del first
+        if cls._eqxlike_makes_init:
+            converters = dict(cls._eqxlike_converters)
+            parameters = [
+                each.replace(annotation=input_annotation(converters[each.name], each.annotation))
+                if each.name in converters
+                else each
+                for each in parameters
+            ]
+        return inspect.signature(cls.__init__).replace(parameters=parameters)
 
 
-_IS_GENERATED = "_eqxlike_is_generated"
+_MAKES_INIT = "_eqxlike_makes_init"
 
 
-def _take_defaults_off(cls: Any) -> None:
-    """Takes the defaults of fields out of the class, where instances would find them.
+def _found(cls: type, name: str) -> Any:
+    """What stands in the class, or one above it, under `name`; no descriptor is asked."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
-    An unread Module has no fields in its `__dict__` yet: reading one must reach `__getattr__`.
+
+def _is_method(name: str, value: Any) -> bool:
+    is_magic = name.startswith("__") and name.endswith("__")
+    return inspect.isfunction(value) and not is_magic
+
+
+def _once(init: Callable[..., None]) -> Callable[..., None]:
+    """The `__init__` of a dataclass assigns past `__setattr__`: a second call must be stopped."""
+
+    @functools.wraps(init)
+    def __init__(self: Any, /, *args: Any, **kwargs: Any) -> None:
+        if get_kept(self) is not INITIALISING:
+            raise dataclasses.FrozenInstanceError(
+                f"cannot call `__init__` of a {type(self).__name__} again: a Module is frozen."
+            )
+        init(self, *args, **kwargs)
+
+    return __init__
+
+
+def _install_field(cls: Any, each: dataclasses.Field) -> None:
+    """Puts a `Field` in the class, in the place of the default, unless a base has a method or a
+    property of that name: that goes on to stand there, as for any dataclass.
     """
-    for name in cls.__dataclass_fields__:
-        value = cls.__dict__.get(name)
-        is_data_descriptor = hasattr(type(value), "__set__")
-        if name in cls.__dict__ and has_default(cls, name) and not is_data_descriptor:
-            delattr(cls, name)
+    found = _found(cls, each.name)
+    is_default = each.name in vars(cls) and not hasattr(type(found), "__set__")
+    if found is None or is_default or type(found) is Field:
+        type.__setattr__(cls, each.name, Field(each.name, each.default))
 
 
 class Method:
-    """A function in the body of a Module: accessed on an instance it gives a `BoundMethod`."""
+    """A function in a Module class: accessed on an instance it gives a `BoundMethod`."""
 
     def __init__(self, function: Callable[..., Any]):
         self.__wrapped__ = function
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return self.__wrapped__
-        return bind(self.__wrapped__, instance)
+    @property
+    def __isabstractmethod__(self) -> bool:
+        return getattr(self.__wrapped__, "__isabstractmethod__", False)
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self.__wrapped__ if instance is None else bind(self.__wrapped__, instance)
+
+
+class MixinMethod:
+    """Stands in a Module class for the function of that name in a plain class above it.
+
+    Which one is found at each access, in the classes that come after in the order of the
+    instance's class: with several bases, another class may have come in between.
+    """
+
+    def __init__(self, cls: type, name: str):
+        self.cls = cls
+        self.name = name
+
+    @property
+    def __isabstractmethod__(self) -> bool:
+        return getattr(self._find(self.cls), "__isabstractmethod__", False)
+
+    def _find(self, owner: type) -> Any:
+        mro = owner.__mro__
+        later = mro[mro.index(self.cls) + 1 :]
+        return next(vars(base)[self.name] for base in later if self.name in vars(base))
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        found = self._find(owner)
+        if instance is not None and inspect.isfunction(found):
+            return bind(found, instance)
+        return found.__get__(instance, owner) if hasattr(found, "__get__") else found
+
+
+def _install_mixin_methods(cls: Any) -> None:
+    for base in cls.__mro__[1:]:
+        if isinstance(base, ModuleMeta) or base in KeepsPartition.__mro__:
+            continue
+        for name, value in vars(base).items():
+            first = next(each for each in cls.__mro__ if name in vars(each))
+            if _is_method(name, value) and first is base:
+                setattr(cls, name, MixinMethod(cls, name))
 
 
 class Module(KeepsPartition, metaclass=ModuleMeta):
@@ -171,13 +251,14 @@ class Wrapper(Module):
     def __wrapped__(self) -> Any:
         raise AttributeError("__wrapped__")
 
-    @property
-    def __name__(self) -> str:
-        return self.__wrapped__.__name__
+    def __getattribute__(self, name: str) -> Any:
+        # Not properties: Python keeps these names in a class for what they say of the class.
+        if name in METADATA:
+            return getattr(object.__getattribute__(self, "__wrapped__"), name)
+        return object.__getattribute__(self, name)
 
-    @property
-    def __doc__(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.__wrapped__.__doc__
+
+METADATA = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__annotations__"})
 
 
 class BoundMethod(Wrapper):
@@ -186,6 +267,8 @@ class BoundMethod(Wrapper):
     So it may be passed to a transformation, which then sees the arrays of the instance. Two are
     equal if function and instance are.
     """
+
+    _eqxlike_is_bound_method: ClassVar[bool] = True
 
     __func__: Callable[..., Any]
     __self__: Module
@@ -202,8 +285,7 @@ class BoundMethod(Wrapper):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        signature = inspect.signature(self.__func__)
-        return signature.replace(parameters=list(signature.parameters.values())[1:])
+        return inspect.signature(types.MethodType(self.__func__, self.__self__))
 
 
 def bind(function: Callable[..., Any], instance: Any) -> Any:
@@ -212,27 +294,3 @@ def bind(function: Callable[..., Any], instance: Any) -> Any:
         # Without the metaclass's checks, which are for what users write.
         return BoundMethod._eqxlike_codec.unflatten((), (function, instance))
     return types.MethodType(function, instance)
-
-
-def _check_fields(module: Module) -> None:
-    cls = type(module)
-    missing = [
-        name
-        for name in (*cls._eqxlike_codec.dynamic_names, *cls._eqxlike_codec.static_names)
-        if not hasattr(module, name)
-    ]
-    if missing:
-        names = ", ".join(map(repr, missing))
-        plural = "s" if len(missing) > 1 else ""
-        raise TypeError(f"Field{plural} {names} of {cls.__name__} not initialized by `__init__`.")
-    for name in cls._eqxlike_codec.static_names:
-        check_static(cls, name, getattr(module, name))
-    for name in cls._eqxlike_codec.dynamic_names:
-        value = getattr(module, name)
-        if type(value) is BoundMethod and value.__self__ is module:
-            raise ValueError(
-                f"{cls.__name__}.{name} was given a method of the same instance in `__init__`. "
-                "The method would hold its own copy of the instance, which later updates leave "
-                f"behind. Write a method named {name!r} that calls "
-                f"`self.{value.__name__}(...)` instead."
-            )

@@ -56,10 +56,19 @@ class _Frame:
 
     def close(self) -> Structure:
         sort, meta, meta_key, _ = self.node
-        try:
-            return intern(sort, type(self.value), meta, meta_key, tuple(self.specs))
-        except TypeError as error:
-            raise _Unhashable(self.value, error) from None
+        return intern(sort, type(self.value), meta, meta_key, tuple(self.specs))
+
+    def key_of_child(self) -> str:
+        """Of the child under way, as it stands in a path."""
+        index = len(self.specs)
+        sort, meta, _, _ = self.node
+        if sort is ModuleNode and not is_incomplete(meta):
+            return f".{type(self.value)._eqxlike_codec.dynamic_names[index]}"
+        if sort is NamedTupleNode:
+            return f".{type(self.value)._fields[index]}"
+        if sort is DictNode:
+            return f"[{meta[index]!r}]"
+        return f"[{index}]"
 
 
 def flatten(tree: Any, *, with_abstract: bool = False) -> tuple[list[Any], Structure]:
@@ -72,6 +81,7 @@ def flatten(tree: Any, *, with_abstract: bool = False) -> tuple[list[Any], Struc
 
     - `tree`: any pytree.
     - `with_abstract`: count each `jax.ShapeDtypeStruct` as an array, for ahead-of-time lowering.
+        Nothing is kept then.
 
     **Returns:** `(arrays, structure)`.
 
@@ -79,19 +89,13 @@ def flatten(tree: Any, *, with_abstract: bool = False) -> tuple[list[Any], Struc
     `RecursionError` if the tree is too deep or has a cycle; under `checking_partitions`,
     `PartitionError` if a Module was changed.
     """
-    try:
-        return _flatten(tree, with_abstract)
-    except _Unhashable as unhashable:
-        raise TypeError(_explain(unhashable, tree)) from None
-
-
-def _flatten(tree: Any, with_abstract: bool) -> tuple[list[Any], Structure]:
     arrays: list[Any] = []
     # Modules that may keep their partition, each with the range of its arrays. One that stands
     # inside another gives way to it.
     candidates: list[tuple[Module, int, int, Structure]] = []
     frames: list[_Frame] = []
     frame = _Frame(None, _Node(TupleNode, None, None, (tree,)), 0, 0)
+    takes_kept = not with_abstract and not is_checking()
     while True:
         specs = frame.specs
         for value in frame.children:
@@ -101,15 +105,13 @@ def _flatten(tree: Any, with_abstract: bool) -> tuple[list[Any], Structure]:
                 specs.append(ARRAY)
                 continue
             if isinstance(kind, ModuleMeta):
-                kept = get_kept(value)
+                kept = get_kept(value) if takes_kept else None
                 if kept is not None and kept is not INITIALISING:
-                    if is_checking():
-                        _check(value, kept)
                     arrays += kept[0]
                     specs.append(kept[1])
                     continue
             elif kind in ATOMS:
-                specs.append(_static_leaf(value))
+                specs.append(_static_leaf(value, frames, frame))
                 continue
             node = _open(value, kind)
             if node is None:
@@ -117,7 +119,7 @@ def _flatten(tree: Any, with_abstract: bool) -> tuple[list[Any], Structure]:
                     arrays.append(value)
                     specs.append(ARRAY)
                 else:
-                    specs.append(_static_leaf(value))
+                    specs.append(_static_leaf(value, frames, frame))
                 continue
             if len(frames) >= _MAX_DEPTH:
                 raise RecursionError(
@@ -128,14 +130,21 @@ def _flatten(tree: Any, with_abstract: bool) -> tuple[list[Any], Structure]:
             break
         else:
             if not frames:
-                _keep(candidates, arrays)
+                if not with_abstract:
+                    _keep(candidates, arrays)
                 return arrays, specs[0]
             closed = frame
-            spec = closed.close()
             frame = frames.pop()
+            try:
+                spec = closed.close()
+            except TypeError as error:
+                raise TypeError(_explain(closed.value, error, frames, frame)) from None
             frame.specs.append(spec)
-            if closed.node.sort is ModuleNode and spec.is_keepable:
-                if get_kept(closed.value) is not INITIALISING:
+            if closed.node.sort is ModuleNode:
+                kept = get_kept(closed.value)
+                if is_checking() and kept is not None and kept is not INITIALISING:
+                    _check(closed.value, kept, arrays[closed.first_array :], spec)
+                if spec.is_keepable and kept is not INITIALISING:
                     del candidates[closed.num_candidates :]
                     candidates.append((closed.value, closed.first_array, len(arrays), spec))
 
@@ -154,17 +163,23 @@ def _open(value: Any, kind: type) -> _Node | None:
         return _Node(TupleNode, None, None, value)
     if kind is list:
         return _Node(ListNode, None, None, value)
-    # One level through JAX, which knows what is registered. It refuses keys that do not sort.
-    children, treedef = jtu.tree_flatten(value, is_leaf=lambda node: node is not value)
+    if kind is dict:
+        try:
+            keys = tuple(sorted(value))
+        except TypeError as error:
+            raise TypeError(f"the keys of a dict in a pytree must be sortable: {error}") from None
+        return _Node(DictNode, keys, keys, [value[key] for key in keys])
+    # One level through JAX, which knows what is registered. The first node asked about is `value`
+    # itself; not asked by identity, since it may contain itself.
+    is_child = iter((False,))
+    children, treedef = jtu.tree_flatten(value, is_leaf=lambda _: next(is_child, True))
     if len(children) == 1 and children[0] is value:
         return None
-    if kind is dict:
-        keys = tuple(sorted(value))
-        return _Node(DictNode, keys, keys, children)
     node_data = treedef.node_data()
     # JAX says of a namedtuple what it says of a class registered by somebody: look at what it did.
-    if isinstance(value, tuple) and [*map(id, children)] == [*map(id, value)]:
-        return _Node(NamedTupleNode, None, None, children)
+    if isinstance(value, tuple) and node_data is not None and node_data[1] is None:
+        if [*map(id, children)] == [*map(id, value)]:
+            return _Node(NamedTupleNode, None, None, children)
     return _Node(ForeignNode, treedef, (treedef, node_data), children)
 
 
@@ -175,19 +190,12 @@ def _keep(candidates: list[tuple[Module, int, int, Structure]], arrays: list[Any
             set_kept(module, (dynamic, spec))
 
 
-def _check(module: Module, kept: tuple[tuple[Any, ...], Structure]) -> None:
-    """Compares what is kept on `module` with a fresh flattening, by identity."""
-    children, statics = type(module)._eqxlike_codec.flatten(module)
-    arrays: list[Any] = []
-    specs: list[Structure] = []
-    for child in children:
-        child_arrays, spec = _flatten(child, False)
-        arrays += child_arrays
-        specs.append(spec)
-    meta_key = (not is_incomplete(statics), *statics)
-    structure = intern(ModuleNode, type(module), statics, meta_key, tuple(specs))
-    kept_arrays, kept_structure = kept
-    if structure is not kept_structure or [*map(id, arrays)] != [*map(id, kept_arrays)]:
+def _check(
+    module: Module, kept: tuple[tuple[Any, ...], Structure], arrays: list[Any], spec: Structure
+) -> None:
+    """Compares what is kept on `module` with what it holds now, by identity."""
+    kept_arrays, kept_spec = kept
+    if spec is not kept_spec or [*map(id, arrays)] != [*map(id, kept_arrays)]:
         raise PartitionError(
             f"a {type(module).__name__} was changed after its partition was kept: {module!r}. "
             "A Module is frozen; do not write to its `__dict__`, nor by `object.__setattr__`. "
@@ -195,25 +203,17 @@ def _check(module: Module, kept: tuple[tuple[Any, ...], Structure]) -> None:
         )
 
 
-class _Unhashable(Exception):
-    def __init__(self, value: Any, error: TypeError):
-        self.value = value
-        self.error = error
-
-
-def _static_leaf(value: Any) -> Structure:
+def _static_leaf(value: Any, frames: list[_Frame], frame: _Frame) -> Structure:
     try:
         return static_leaf(value)
     except TypeError as error:
-        raise _Unhashable(value, error) from None
+        raise TypeError(_explain(value, error, frames, frame)) from None
 
 
-def _explain(unhashable: _Unhashable, tree: Any) -> str:
-    value = unhashable.value
-    nodes = jtu.tree_leaves_with_path(tree, is_leaf=lambda node: node is value)
-    path = jtu.keystr(next((path for path, node in nodes if node is value), ()))
+def _explain(value: Any, error: TypeError, frames: list[_Frame], frame: _Frame) -> str:
+    path = "".join(each.key_of_child() for each in [*frames, frame][1:])
     return (
         f"the static part of tree{path}, of type {type(value).__name__}, is not hashable "
-        f"({unhashable.error}). What is no array is static: it is part of the key under which a "
-        "compiled function is found, so it must be hashable."
+        f"({error}). What is no array is static: it is part of the key under which a compiled "
+        "function is found, so it must be hashable."
     )

@@ -4,7 +4,11 @@ Python's `==` is not enough: `1 == 1.0 == True` and `0.0 == -0.0`, with equal ha
 not equal itself. Nor is identity: an object that hashes by identity may be changed in place.
 """
 
+import array
+import collections
 import dataclasses
+import datetime
+import decimal
 import enum
 import functools
 import types
@@ -26,7 +30,6 @@ _BY_VALUE = frozenset(
 _BY_IDENTITY = (
     type,
     types.FunctionType,
-    types.BuiltinFunctionType,
     types.ModuleType,
     PjitFunction,
     jax.custom_jvp,
@@ -51,29 +54,31 @@ class StaticKey:
     **Raises:** `TypeError` if the value is not hashable.
     """
 
-    __slots__ = ("held", "is_immutable", "key")
+    __slots__ = ("_inside", "held", "is_immutable", "key")
 
     def __init__(self, value: Any):
         self.held: list[Any] = []
         self.is_immutable = True
+        self._inside: set[int] = set()
         self.key = self._of(value)
 
     def _of(self, value: Any) -> Hashable:
         kind = type(value)
         if kind in _BY_VALUE:
             return kind, value
-        if kind is float:
-            return kind, value.hex()
-        if kind is complex:
-            return kind, value.real.hex(), value.imag.hex()
         if isinstance(value, _BY_IDENTITY):
             return self._identity(value)
         if isinstance(value, tuple):
-            return kind, tuple(map(self._of, value))
-        if kind is frozenset:
-            return kind, frozenset(map(self._of, value))
+            return kind, tuple(map(self._of, value)), self._of_attributes(value)
+        if isinstance(value, frozenset):
+            return kind, frozenset(map(self._of, value)), self._of_attributes(value)
+        for base, told_apart_by in _TOLD_APART_BY.items():
+            if isinstance(value, base):
+                return kind, told_apart_by(value), self._of_attributes(value)
         if kind in _PARTS:
-            # Not all of these are hashable, but JAX only ever sees the key.
+            # Not all parts are hashable, but JAX only ever sees the key. The dict of keywords of
+            # a partial may be written to.
+            self.is_immutable = self.is_immutable and kind is not functools.partial
             return kind, tuple(map(self._of_contents, _PARTS[kind](value)))
         if isinstance(value, Module) or _compares_by_fields(kind):
             names = [field.name for field in dataclasses.fields(value) if field.compare]
@@ -91,14 +96,21 @@ class StaticKey:
 
     def _of_state(self, value: Any) -> Hashable:
         """For what hashes by identity: the object, and what its attributes are now."""
-        names = [name for base in type(value).__mro__ for name in _slots(base)]
-        if not names and not hasattr(value, "__dict__"):
-            return self._identity(value)
+        return self._identity(value), self._of_attributes(value)
+
+    def _of_attributes(self, value: Any) -> Hashable:
+        if type(value) in _WITHOUT_ATTRIBUTES or id(value) in self._inside:
+            return None
+        slots = [slot for base in type(value).__mro__ for slot in _slots(base)]
+        if not slots and not hasattr(value, "__dict__"):
+            return None
         self.is_immutable = False
+        self._inside.add(id(value))
         state = dict(getattr(value, "__dict__", {}))
-        state.update((name, getattr(value, name)) for name in names if hasattr(value, name))
-        attributes = tuple((name, self._of_attribute(each)) for name, each in state.items())
-        return self._identity(value), attributes
+        state.update((slot, getattr(value, slot)) for slot in slots if hasattr(value, slot))
+        key = tuple((name, self._of_attribute(each)) for name, each in state.items())
+        self._inside.discard(id(value))
+        return key
 
     def _of_attribute(self, value: Any) -> Hashable:
         """Containers are looked into; further objects that hash by identity are not."""
@@ -116,32 +128,77 @@ class StaticKey:
         if kind.__hash__ is not None:
             return self._of(value)
         self.is_immutable = False
-        if isinstance(value, np.ndarray):
-            return kind, value.shape, value.dtype, value.tobytes()
-        if kind is list:
-            return kind, tuple(map(self._of_contents, value))
-        if kind is dict:
-            return kind, tuple(map(self._of_contents, value.items()))
-        if kind is set:
-            return kind, frozenset(map(self._of, value))
-        return self._of_state(value)
+        base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
+        if base is None:
+            return self._of_state(value)
+        # The container too: another may have the same elements now, and others later.
+        identity = self._identity(value)
+        if id(value) in self._inside:
+            return identity
+        self._inside.add(id(value))
+        key = identity, tuple(map(self._of_contents, _ELEMENTS[base](value)))
+        self._inside.discard(id(value))
+        return *key, self._of_attributes(value)
+
+
+_ELEMENTS: dict[type, Callable[[Any], Iterable[Any]]] = {
+    np.ndarray: lambda a: (a.shape, a.dtype, a.tobytes()),
+    list: iter,
+    dict: lambda d: d.items(),
+    set: lambda s: (frozenset(s),),
+    collections.deque: lambda d: (d.maxlen, *d),
+    bytearray: lambda b: (bytes(b),),
+    array.array: lambda a: (a.typecode, a.tobytes()),
+}
+"""What to look at in containers that are not hashable, subclasses included."""
+
+_TOLD_APART_BY: dict[type, Callable[[Any], Hashable]] = {
+    # Subclasses too: a subclass of `float` compares as one.
+    np.generic: lambda scalar: (str(scalar.dtype), _bits(scalar)),
+    float: lambda number: _bits(np.float64(number)),
+    complex: lambda number: (_bits(np.float64(number.real)), _bits(np.float64(number.imag))),
+    decimal.Decimal: decimal.Decimal.as_tuple,
+    datetime.datetime: lambda time: (time.isoformat(), time.fold, str(time.tzinfo)),
+    datetime.time: lambda time: (time.isoformat(), time.fold, str(time.tzinfo)),
+}
+
+
+def _bits(scalar: np.generic) -> Hashable:
+    # All `nan`s of one sign are one; but `0.0` and `-0.0` are two.
+    if isinstance(scalar, np.floating) and np.isnan(scalar):
+        return "nan", bool(np.signbit(scalar))
+    return scalar.tobytes()
 
 
 _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     functools.partial: lambda partial: (partial.func, partial.args, *partial.keywords.items()),
     types.MethodType: lambda method: (method.__func__, method.__self__),
+    types.BuiltinMethodType: lambda method: (method.__name__, method.__self__),
     slice: lambda s: (s.start, s.stop, s.step),
     range: lambda r: (r.start, r.stop, r.step),
 }
 
+_WITHOUT_ATTRIBUTES = frozenset(
+    {tuple, frozenset, float, complex, list, dict, set, bytearray, np.ndarray}
+    | {collections.deque, array.array, decimal.Decimal, datetime.datetime, datetime.time}
+)
+
 
 def _compares_by_fields(kind: type) -> bool:
-    """Whether `kind` is a frozen dataclass with generated equality, so that `C(1) == C(1.0)`."""
-    parameters = kind.__dict__.get("__dataclass_params__")
+    """Whether `kind` is a frozen dataclass, or a subclass of one, whose generated equality it has:
+    then `C(1) == C(1.0)`.
+    """
+    owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
+    parameters = vars(owner).get("__dataclass_params__")
     return parameters is not None and parameters.frozen and parameters.eq
 
 
 def _slots(base: type) -> list[str]:
-    slots = base.__dict__.get("__slots__", ())
+    slots = vars(base).get("__slots__", ())
     slots = (slots,) if isinstance(slots, str) else slots
-    return [name for name in slots if name not in ("__dict__", "__weakref__")]
+    prefix = f"_{base.__name__.lstrip('_')}"
+    return [
+        f"{prefix}{slot}" if slot.startswith("__") and not slot.endswith("__") else slot
+        for slot in slots
+        if slot not in ("__dict__", "__weakref__")
+    ]

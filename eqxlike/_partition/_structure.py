@@ -5,6 +5,7 @@ call "is it the same structure?" is one comparison of identities. It is made of 
 its children, down to `ARRAY` and to static leaves.
 """
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Hashable
@@ -217,7 +218,11 @@ ARRAY.num_arrays = 1
 
 def static_leaf(value: Any) -> Structure:
     """The Structure of a static leaf. Raises `TypeError` if `value` is not hashable."""
-    return intern(StaticLeaf, type(value), value, (value,), ())
+    meta = value
+    if type(value) is functools.partial:
+        # Its dict of keywords may be written to, and one of equal parts shares this Structure.
+        meta = functools.partial(value.func, *value.args, **value.keywords)
+    return intern(StaticLeaf, type(value), meta, (value,), ())
 
 
 def num_interned() -> int:

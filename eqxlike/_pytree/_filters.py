@@ -28,9 +28,8 @@ def is_array_like(element: Any) -> bool:
     >>> is_array_like(1.0), is_array_like("1.0")
     (True, False)
     """
-    return isinstance(
-        element, jax.Array | np.ndarray | np.generic | bool | int | float | complex
-    ) or hasattr(element, "__jax_array__")
+    is_number = isinstance(element, bool | int | float | complex)
+    return is_array(element) or is_number or _has_jax_array(element)
 
 
 def is_inexact_array(element: Any) -> bool:
@@ -43,13 +42,18 @@ def is_inexact_array(element: Any) -> bool:
     return is_array(element) and bool(jnp.issubdtype(element.dtype, jnp.inexact))
 
 
+def _has_jax_array(element: Any) -> bool:
+    # A tracer has the attribute too, as `None`.
+    return getattr(element, "__jax_array__", None) is not None
+
+
 def is_inexact_array_like(element: Any) -> bool:
     """`True` for what is array-like (see `is_array_like`) and floating-point or complex.
 
     >>> is_inexact_array_like(1.0), is_inexact_array_like(1), is_inexact_array_like(1j)
     (True, False, True)
     """
-    if hasattr(element, "__jax_array__"):
+    if not is_array(element) and _has_jax_array(element):
         element = element.__jax_array__()
     return is_inexact_array(element) or isinstance(element, float | complex)
 

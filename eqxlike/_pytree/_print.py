@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.tree_util as jtu
 import numpy as np
 import wadler_lindig as wl
 from jaxtyping import PyTree
@@ -38,15 +39,29 @@ def tree_pformat(
     def custom(node: Any) -> wl.AbstractDoc | None:
         if truncate_leaf(node):
             return wl.TextDoc(f"{type(node).__name__}(...)")
-        if isinstance(node, jax.ShapeDtypeStruct) and struct_as_array:
-            return wl.array_summary(node.shape, _dtype_name(node.dtype), kind=None)
-        if isinstance(node, jax.Array) and short_arrays:
-            # wadler-lindig prints typed PRNG keys and NumPy arrays on its own terms.
+        is_struct = isinstance(node, jax.ShapeDtypeStruct) and struct_as_array
+        if is_struct or (isinstance(node, jax.Array) and short_arrays):
             weak = "weak_" if getattr(node, "weak_type", False) else ""
             return wl.array_summary(node.shape, weak + _dtype_name(node.dtype), kind=None)
+        if isinstance(node, jax.custom_jvp | jax.custom_vjp):
+            # Its own text is an address in memory.
+            return wl.pdoc(node.__wrapped__, **options)
+        if isinstance(node, jtu.Partial):
+            parts = {"func": node.func, "args": node.args, "keywords": node.keywords}
+            return wl.bracketed(
+                begin=wl.TextDoc("Partial("),
+                docs=[
+                    wl.TextDoc(f"{name}=") + wl.pdoc(part, **options)
+                    for name, part in parts.items()
+                ],
+                sep=wl.comma,
+                end=wl.TextDoc(")"),
+                indent=indent,
+            )
         return None
 
-    return wl.pformat(pytree, width=width, indent=indent, short_arrays=short_arrays, custom=custom)
+    options = {"indent": indent, "short_arrays": short_arrays, "custom": custom}
+    return wl.pformat(pytree, width=width, **options)
 
 
 def _dtype_name(dtype: Any) -> str:

@@ -99,10 +99,15 @@ def tree_at(
     for node in nodes:
         _check_unique(node, occurrences[id(node)])
 
+    def without_placeholders(node: Any) -> Any:
+        return jtu.tree_map(_value, node, is_leaf=is_leaf_or_empty)
+
+    old = [without_placeholders(node) for node in nodes]
+    chosen_by_value = where(pytree)
+    _check_independent(old, [chosen_by_value] if nodes[:1] == [chosen] else chosen_by_value)
+
     if replace is _missing:
-        replacements = [
-            replace_fn(jtu.tree_map(_value, node, is_leaf=is_leaf_or_empty)) for node in nodes
-        ]
+        replacements = [replace_fn(node) for node in old]
     new = {id(node): value for node, value in zip(nodes, replacements, strict=True)}
     leaves, treedef = jtu.tree_flatten(tree, is_leaf=lambda node: id(node) in new)
     return treedef.unflatten(
@@ -137,9 +142,26 @@ def _replacements(replace: Any, num_nodes: int) -> list[Any]:
     return replacements
 
 
+def _check_independent(old: list[Any], chosen_by_value: Any) -> None:
+    """Raises if `where` chose other nodes in the tree itself than among placeholders."""
+    leaves, treedef = jtu.tree_flatten(old)
+    leaves_by_value, treedef_by_value = jtu.tree_flatten(list(chosen_by_value))
+    is_same = treedef == treedef_by_value and [*map(id, leaves)] == [*map(id, leaves_by_value)]
+    if not is_same:
+        raise ValueError(
+            "`where` must not depend on the leaves of the pytree: not on their value, nor on "
+            "their type. It chose other nodes when called with the leaves themselves."
+        )
+
+
 def _check_unique(node: Any, count: int) -> None:
     if count == 1:
         return
+    if count == 0 and not isinstance(node, _Placeholder) and jtu.all_leaves([node]):
+        raise TypeError(
+            f"`where` returned {node!r} of type {type(node).__name__}, which is not a node of the "
+            "pytree. It should return a node, or a tuple or list of nodes."
+        )
     if count == 0:
         raise ValueError(
             f"`where` does not specify an element or elements of `pytree`: it returned {node!r} "

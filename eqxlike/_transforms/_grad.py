@@ -56,12 +56,13 @@ class _GradFunction(Wrapper):
     def _value_and_aux(self, outcome: Any) -> tuple[Any, Any]:
         if not self._has_aux:
             return outcome, None
-        if not isinstance(outcome, tuple) or len(outcome) != 2:
+        if not isinstance(outcome, tuple | list) or len(outcome) != 2:
             raise TypeError(
                 f"With `has_aux=True`, {getattr(self, '__name__', 'the function')} must return a "
                 f"pair (value, aux); it returned an object of type {type(outcome).__name__}."
             )
-        return outcome
+        value, aux = outcome
+        return value, aux
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else bind(self, instance)

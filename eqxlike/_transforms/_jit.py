@@ -10,7 +10,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._compat import PjitFunction
-from .._module import BoundMethod, Module, Wrapper, bind, field
+from .._module import METADATA, BoundMethod, Module, Wrapper, bind, field, stored_fields
 from ._dispatcher import Dispatcher, Entry, clear_dispatchers
 from ._donation import Donate
 from ._fast_path import MISS
@@ -48,6 +48,10 @@ class JitFunction(Wrapper):
     _function: Any
     _donate: Any = field(static=True)
     _jit_options: _Options = field(static=True)
+
+    # Not the one of `Wrapper`, which would be in the way of every call; `filter_jit` puts the
+    # metadata in the `__dict__`.
+    __getattribute__ = object.__getattribute__  # pyright: ignore[reportAssignmentType]
 
     @property
     def __wrapped__(self) -> Any:
@@ -273,6 +277,10 @@ def filter_jit(
         fun = jtu.Partial(fun.func, *fun.args, **fun.keywords)
     wrapper = JitFunction(fun, donate, _Options(jitkwargs))
     _attach(wrapper)
+    fields = stored_fields(wrapper)
+    for name in METADATA:
+        if hasattr(fun, name):
+            fields[name] = getattr(fun, name)
     return wrapper
 
 

@@ -63,9 +63,10 @@ class _VmapFunction(Wrapper):
                 leaf if axis is None else next(source)
                 for leaf, axis in zip(leaves, in_axes, strict=True)
             ]
-            outcome = _Outcome(self._function(*treedef.unflatten(filled)), self._out_axes)
+            returned = self._function(*treedef.unflatten(filled))
+            outcome, stacked, single = _take_apart(returned, self._out_axes)
             outcome_of_trace[:] = [outcome]
-            return outcome.stacked, outcome.single
+            return stacked, single
 
         mapped = [leaf for leaf, axis in zip(leaves, in_axes, strict=True) if axis is not None]
         mapped_axes = [axis for axis in in_axes if axis is not None]
@@ -92,29 +93,47 @@ class _VmapFunction(Wrapper):
 
 
 class _Outcome:
-    """What a mapped function returned: leaves to stack, single arrays, and the rest.
+    """The form of what a mapped function returned; of its leaves only those that are no arrays.
 
     The axes are known only once the function has run, while `jax.vmap` asks for them before: so
     all leaves are stacked along axis 0, and the axis moved afterwards.
     """
 
-    def __init__(self, outcome: PyTree, out_axes: PyTree[AxisSpec]):
-        self.axes = _axis_of_each_leaf("out_axes", out_axes, outcome)
-        self.leaves, self.treedef = jtu.tree_flatten(outcome)
-        leaves_and_axes = list(zip(self.leaves, self.axes, strict=True))
-        self.stacked = [leaf for leaf, axis in leaves_and_axes if axis is not None]
-        self.single = [leaf for leaf, axis in leaves_and_axes if axis is None and is_array(leaf)]
+    def __init__(self, treedef: Any, axes: list[int | None], static: list[Any]):
+        self.treedef = treedef
+        self.axes = axes
+        self.static = static
 
     def tree(self, stacked: list[Any], single: list[Any]) -> PyTree:
         next_stacked, next_single = iter(stacked), iter(single)
         leaves = []
-        for leaf, axis in zip(self.leaves, self.axes, strict=True):
+        for static, axis in zip(self.static, self.axes, strict=True):
             if axis is not None:
                 array = next(next_stacked)
                 leaves.append(array if axis == 0 else jnp.moveaxis(array, 0, axis))
             else:
-                leaves.append(next(next_single) if is_array(leaf) else leaf)
+                leaves.append(next(next_single) if static is _array else static)
         return self.treedef.unflatten(leaves)
+
+
+_array = object()
+
+
+def _take_apart(
+    outcome: PyTree, out_axes: PyTree[AxisSpec]
+) -> tuple[_Outcome, list[Any], list[Any]]:
+    """The form of `outcome`, its leaves to stack, and its arrays that are the same for all."""
+    axes = _axis_of_each_leaf("out_axes", out_axes, outcome)
+    leaves, treedef = jtu.tree_flatten(outcome)
+    stacked = [leaf for leaf, axis in zip(leaves, axes, strict=True) if axis is not None]
+    single = [
+        leaf for leaf, axis in zip(leaves, axes, strict=True) if axis is None and is_array(leaf)
+    ]
+    static = [
+        _array if is_array(leaf) or axis is not None else leaf
+        for leaf, axis in zip(leaves, axes, strict=True)
+    ]
+    return _Outcome(treedef, axes, static), stacked, single
 
 
 def _axis_of_each_leaf(name: str, spec: PyTree[AxisSpec], tree: PyTree) -> list[int | None]:

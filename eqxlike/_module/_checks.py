@@ -1,0 +1,86 @@
+"""What is checked of a Module once it was made, and of a class: the known mistakes."""
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from .._compat import PjitFunction
+from ._codec import Codec
+from ._field import check_static
+from ._kept import stored_fields
+
+
+def check_all_set(module: Any) -> None:
+    """Raises `TypeError` if a field was not set."""
+    codec: Codec = type(module)._eqxlike_codec
+    fields = stored_fields(module)
+    missing = [
+        name
+        for name in (*codec.dynamic_names, *codec.static_names)
+        if name not in fields and not hasattr(module, name)
+    ]
+    if missing:
+        names = ", ".join(map(repr, missing))
+        plural = "s" if len(missing) > 1 else ""
+        raise TypeError(
+            f"Field{plural} {names} of {type(module).__name__} not initialized by `__init__`."
+        )
+
+
+def check_values(module: Any) -> None:
+    """Raises for a value that a field should not have; warns of one that is likely a slip."""
+    cls = type(module)
+    codec: Codec = cls._eqxlike_codec
+    for name in codec.static_names:
+        check_static(cls, name, getattr(module, name))
+    for name in codec.dynamic_names:
+        value = getattr(module, name)
+        if getattr(type(value), "_eqxlike_is_bound_method", False) and value.__self__ is module:
+            raise ValueError(
+                f"{cls.__name__}.{name} was given a method of the same instance in `__init__`. "
+                "The method would hold its own copy of the instance, which later updates leave "
+                f"behind. Write a method named {name!r} that calls "
+                f"`self.{value.__name__}(...)` instead."
+            )
+        if _hides_arrays(value):
+            warnings.warn(
+                f"{cls.__name__}.{name} was given a JAX-transformed callable around a Module. Its "
+                "arrays are out of sight there: they are no leaves, and become constants. Apply "
+                "`eqxlike.filter_jit` and its kin, or transform where it is called.",
+                stacklevel=3,
+            )
+
+
+def _hides_arrays(value: Any) -> bool:
+    # `jax.vmap` and `jax.grad` return functions, `jax.jit` and custom rules objects of their own.
+    if not (inspect.isfunction(value) or isinstance(value, _TRANSFORMED)):
+        return False
+    wrapped = getattr(value, "__wrapped__", None)
+    return hasattr(type(wrapped), "_eqxlike_codec") and bool(jax.tree_util.tree_leaves(wrapped))
+
+
+_TRANSFORMED = (PjitFunction, jax.custom_jvp, jax.custom_vjp)
+
+
+def warn_of_post_init(cls: type) -> None:
+    """For a class with an `__init__` of its own: nothing would call its `__post_init__`."""
+    warnings.warn(
+        f"{cls.__module__}.{cls.__qualname__} has both an `__init__` method and a `__post_init__` "
+        "method. Only the `__init__` that a dataclass generates calls `__post_init__`: this one "
+        "will not be called.",
+        stacklevel=3,
+    )
+
+
+def input_annotation(converter: Callable[[Any], Any], default: Any) -> Any:
+    """What a converter says it takes; `default` if it says nothing."""
+    try:
+        parameters = list(inspect.signature(converter).parameters.values())
+    except (TypeError, ValueError):
+        return default
+    if not parameters or parameters[0].annotation is inspect.Parameter.empty:
+        return default
+    return parameters[0].annotation

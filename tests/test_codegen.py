@@ -1,0 +1,74 @@
+import gc
+import inspect
+import linecache
+import traceback
+
+import pytest
+
+from eqxlike._codegen import compile_function
+
+ADD = ["def add(x, y=2):", "    return x + y + offset"]
+
+
+def test_returns_the_function_that_the_lines_define():
+    add = compile_function(ADD, {"offset": 10}, "test")
+    assert (add.__name__, add(1)) == ("add", 13)
+
+
+def test_lines_may_come_from_a_generator():
+    assert compile_function((line for line in ADD), {"offset": 0}, "test")(1, 1) == 2
+
+
+def test_the_namespace_is_copied():
+    namespace = {"offset": 10}
+    add = compile_function(ADD, namespace, "test")
+    namespace["offset"] = 20
+    assert add(1) == 13
+
+
+def test_the_namespace_is_not_written_to():
+    namespace = {"offset": 10}
+    compile_function(ADD, namespace, "test")
+    assert namespace == {"offset": 10}
+
+
+def test_the_file_name_says_what_it_was_generated_for():
+    add = compile_function(ADD, {}, "pytree of a.b.C")
+    assert add.__code__.co_filename.startswith("<eqxlike pytree of a.b.C")
+
+
+def test_two_functions_of_one_origin_have_different_file_names():
+    one, other = (compile_function(ADD, {}, "test") for _ in range(2))
+    assert one.__code__.co_filename != other.__code__.co_filename
+
+
+def test_inspect_finds_the_source():
+    assert inspect.getsource(compile_function(ADD, {}, "test")) == "\n".join(ADD) + "\n"
+
+
+def test_a_traceback_shows_the_line_that_raised():
+    add = compile_function(ADD, {"offset": "text"}, "test")
+    with pytest.raises(TypeError) as caught:
+        add(1)
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].line == "return x + y + offset"
+
+
+def test_the_source_survives_a_check_of_the_line_cache():
+    add = compile_function(ADD, {}, "test")
+    linecache.checkcache()
+    assert linecache.getline(add.__code__.co_filename, 1) == ADD[0] + "\n"
+
+
+def test_the_source_goes_with_the_function():
+    add = compile_function(ADD, {}, "test")
+    filename = add.__code__.co_filename
+    assert filename in linecache.cache
+    del add
+    gc.collect()
+    assert filename not in linecache.cache
+
+
+def test_code_that_does_not_compile_raises_with_the_file_name():
+    with pytest.raises(SyntaxError) as caught:
+        compile_function(["def add(:"], {}, "test")
+    assert caught.value.filename.startswith("<eqxlike test")

@@ -1,0 +1,504 @@
+"""Where a test takes `eqx`, the same program holds on Equinox, whose behaviour is the measure."""
+
+import inspect
+from typing import Any
+
+import equinox
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import eqxlike
+from eqxlike import filter_vmap, if_array
+
+both = pytest.mark.parametrize(
+    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
+)
+
+MATRIX = jnp.arange(6.0).reshape(2, 3)
+
+
+# --- signatures and what is wrapped -------------------------------------------------------------
+
+
+def test_has_the_parameters_of_equinox():
+    def parameters(library):
+        signature = inspect.signature(library.filter_vmap)
+        return [
+            (p.name, p.kind, repr(p.default))
+            for p in signature.parameters.values()
+            if p.name != "fun"
+        ]
+
+    assert parameters(eqxlike) == parameters(equinox)
+
+
+def test_if_array_has_the_parameters_of_equinox():
+    one, other = (list(inspect.signature(eqx.if_array).parameters) for eqx in (eqxlike, equinox))
+    assert one == other
+
+
+@pytest.mark.parametrize("attribute", ["__name__", "__doc__", "__qualname__", "__module__"])
+@both
+def test_shows_the_metadata_of_the_function(eqx, attribute):
+    def function(x):
+        """Does."""
+
+    assert getattr(eqx.filter_vmap(function), attribute) == getattr(function, attribute)
+
+
+@both
+def test_shows_the_signature_of_the_function(eqx):
+    def function(x, y: int = 3):
+        return x
+
+    assert inspect.signature(eqx.filter_vmap(function)) == inspect.signature(function)
+
+
+@both
+def test_keeps_the_function(eqx):
+    def function(x):
+        return x
+
+    assert eqx.filter_vmap(function).__wrapped__ is function
+
+
+@both
+def test_is_a_decorator_with_arguments(eqx):
+    @eqx.filter_vmap(in_axes=1)
+    def total(x):
+        return x.sum()
+
+    assert total(MATRIX).tolist() == [3, 5, 7]
+
+
+# --- laws ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def arrays_and_axes(draw):
+    """Two arrays, the second mapped or not, and the axes; few shapes, since each is compiled."""
+    size = draw(st.sampled_from([1, 3]))
+    arrays, axes = [], []
+    for _ in range(2):
+        shape = draw(st.sampled_from([(), (2,)]))
+        axis = draw(st.integers(0, len(shape))) if not arrays or draw(st.booleans()) else None
+        if axis is not None:
+            shape = (*shape[:axis], size, *shape[axis:])
+            axis -= draw(st.sampled_from([0, len(shape)]))
+        offset = draw(st.integers(-2, 2))
+        arrays.append(offset + jnp.arange(float(np.prod(shape))).reshape(shape))
+        axes.append(axis)
+    return size, tuple(arrays), tuple(axes)
+
+
+def totals(x, y):
+    return {"x": x.sum(), "both": [x.sum() * y, y]}
+
+
+@settings(max_examples=30)
+@given(arrays_and_axes())
+def test_is_a_loop_over_the_axis(case):
+    size, arrays, axes = case
+    mapped = filter_vmap(totals, in_axes=axes)(*arrays)
+    slices = [
+        totals(
+            *(
+                x if axis is None else np.take(x, index, axis)
+                for x, axis in zip(map(np.asarray, arrays), axes, strict=True)
+            )
+        )
+        for index in range(size)
+    ]
+    stacked = jtu.tree_map(lambda *xs: np.stack(xs), *slices)
+    jtu.tree_map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), mapped, stacked)
+
+
+@settings(max_examples=30)
+@given(arrays_and_axes(), st.sampled_from([0, -1]), st.sampled_from([0, -1]))
+def test_agrees_with_jax_vmap_on_arrays(case, x_axis, y_axis):
+    _, arrays, in_axes = case
+    axes = {"in_axes": in_axes, "out_axes": {"x": x_axis, "both": y_axis}}
+    outcomes = [vmap(totals, **axes)(*arrays) for vmap in (filter_vmap, jax.vmap)]
+    assert eqxlike.tree_equal(*outcomes)
+
+
+@given(st.integers(-3, 2))
+def test_an_out_axis_is_where_the_axis_of_jax_vmap_is(axis):
+    x = jnp.arange(24.0).reshape(2, 3, 4)
+    one = filter_vmap(lambda x: x, out_axes=axis)(x)
+    assert eqxlike.tree_equal(one, jax.vmap(lambda x: x, out_axes=axis)(x))
+
+
+@given(st.integers(-3, 2))
+def test_the_identity_from_an_axis_to_the_same_axis_is_the_identity(axis):
+    x = jnp.arange(24.0).reshape(2, 3, 4)
+    assert eqxlike.tree_equal(filter_vmap(lambda x: x, in_axes=axis, out_axes=axis)(x), x)
+
+
+# --- in_axes ------------------------------------------------------------------------------------
+
+
+@both
+def test_by_default_arrays_are_mapped_and_all_else_is_not(eqx):
+    total, text = eqx.filter_vmap(lambda x, number, text: (x.sum() * number, text))(
+        MATRIX, 2.0, "t"
+    )
+    assert (total.tolist(), text) == ([6, 24], "t")
+
+
+@both
+@pytest.mark.parametrize(
+    "x", [np.arange(3.0), jnp.arange(3.0), jax.random.split(jax.random.key(0), 3)], ids=type
+)
+def test_every_kind_of_array_is_mapped(eqx, x):
+    assert eqx.filter_vmap(lambda x: jnp.ones(x.shape))(x).shape == (3,)
+
+
+@both
+@pytest.mark.parametrize(
+    "in_axes",
+    [
+        ({"x": 0, "y": None},),
+        (lambda leaf: 0 if leaf.ndim else None),
+        ({"x": lambda leaf: 0, "y": lambda leaf: None},),
+    ],
+    ids=["prefix", "function", "prefix of functions"],
+)
+def test_axes_may_be(eqx, in_axes):
+    added = eqx.filter_vmap(lambda tree: tree["x"] + tree["y"], in_axes=in_axes)(
+        {"x": jnp.arange(3), "y": jnp.array(1)}
+    )
+    assert added.tolist() == [1, 2, 3]
+
+
+@both
+def test_one_axis_serves_all_arguments(eqx):
+    added = eqx.filter_vmap(lambda x, y: x.sum() + y.sum(), in_axes=1)(MATRIX, MATRIX)
+    assert added.tolist() == [6, 10, 14]
+
+
+@both
+def test_an_axis_may_count_from_the_end(eqx):
+    assert eqx.filter_vmap(lambda x: x.sum(), in_axes=-1)(MATRIX).tolist() == [3, 5, 7]
+
+
+@both
+def test_if_array_maps_arrays_alone(eqx):
+    total, text = eqx.filter_vmap(lambda tree: (tree[0].sum(), tree[1]), in_axes=eqx.if_array(1))(
+        [MATRIX, "t"]
+    )
+    assert (total.tolist(), text) == ([3, 5, 7], "t")
+
+
+@both
+def test_if_array_is_a_function_of_a_leaf(eqx):
+    assert [eqx.if_array(2)(leaf) for leaf in (MATRIX, np.ones(2), 1.0, "a")] == [2, 2, None, None]
+
+
+@both
+def test_a_module_may_be_mapped(eqx):
+    class Model(eqx.Module):
+        weight: Any
+        name: str = eqx.field(static=True)
+
+        def __call__(self, x):
+            return self.weight * x
+
+    models = Model(jnp.arange(3.0), "m")
+    scaled = eqx.filter_vmap(lambda model, x: model(x), in_axes=(eqx.if_array(0), None))(
+        models, jnp.array(2.0)
+    )
+    assert scaled.tolist() == [0, 2, 4]
+
+
+@both
+def test_the_arrays_of_the_function_itself_are_not_mapped(eqx):
+    class Model(eqx.Module):
+        weight: Any
+
+        def __call__(self, x):
+            return self.weight.sum() * x
+
+    assert eqx.filter_vmap(Model(jnp.ones(5)))(jnp.arange(2.0)).tolist() == [0, 5]
+
+
+@both
+def test_a_default_argument_is_not_mapped(eqx):
+    factors = jnp.array([2, 3])
+    scaled = eqx.filter_vmap(lambda x, factors=factors: x * factors.sum())(jnp.arange(3))
+    assert scaled.tolist() == [0, 5, 10]
+
+
+@both
+def test_axes_may_name_the_given_arguments_alone(eqx):
+    scaled = eqx.filter_vmap(lambda x, factor=2: x * factor, in_axes=(0,))(jnp.arange(3))
+    assert scaled.tolist() == [0, 2, 4]
+
+
+@both
+def test_a_none_argument_is_passed_on(eqx):
+    assert eqx.filter_vmap(lambda x, y: x if y is None else 0)(jnp.arange(2), None).tolist() == [
+        0,
+        1,
+    ]
+
+
+@both
+def test_a_boolean_argument_stays_a_boolean(eqx):
+    kept = eqx.filter_vmap(lambda x, flag: x if flag else -x)(jnp.arange(2), True)
+    assert kept.tolist() == [0, 1]
+
+
+@both
+def test_an_axis_of_size_zero_is_mapped(eqx):
+    assert eqx.filter_vmap(lambda x: x.sum())(jnp.ones((0, 3))).shape == (0,)
+
+
+# --- out_axes -----------------------------------------------------------------------------------
+
+
+@both
+def test_by_default_what_is_no_array_is_returned_as_it_is(eqx):
+    outcome = eqx.filter_vmap(lambda x: (3, "s", None, 2.5, True, jnp.sin))(MATRIX)
+    assert outcome == (3, "s", None, 2.5, True, jnp.sin)
+
+
+@both
+def test_a_number_with_an_axis_is_stacked(eqx):
+    assert eqx.filter_vmap(lambda x: 3, out_axes=0)(MATRIX).tolist() == [3, 3]
+
+
+@both
+def test_an_array_that_does_not_depend_on_the_axis_is_stacked(eqx):
+    assert eqx.filter_vmap(lambda x: jnp.ones(1))(MATRIX).tolist() == [[1], [1]]
+
+
+@both
+def test_an_array_without_axis_is_returned_once(eqx):
+    assert eqx.filter_vmap(lambda x: jnp.ones(1), out_axes=None)(MATRIX).tolist() == [1]
+
+
+@both
+def test_a_numpy_array_is_stacked_too(eqx):
+    assert eqx.filter_vmap(lambda x: np.ones(1, np.float32))(MATRIX).tolist() == [[1], [1]]
+
+
+@both
+@pytest.mark.parametrize(
+    "out_axes",
+    [{"a": 1, "b": (0, None)}, {"a": lambda leaf: 1, "b": (lambda leaf: 0, None)}],
+    ids=["axes", "functions"],
+)
+def test_out_axes_may_be_a_prefix(eqx, out_axes):
+    outcome = eqx.filter_vmap(lambda x: {"a": (x, [x]), "b": (x, jnp.ones(1))}, out_axes=out_axes)(
+        MATRIX
+    )
+    shapes = jtu.tree_map(jnp.shape, outcome)
+    assert shapes == {"a": ((3, 2), [(3, 2)]), "b": ((2, 3), (1,))}
+
+
+@both
+def test_making_modules_gives_an_ensemble(eqx):
+    class Model(eqx.Module):
+        weight: Any
+        size: int
+        name: str = eqx.field(static=True)
+
+        def __init__(self, key):
+            self.weight = jax.random.normal(key, (2,))
+            self.size = 3
+            self.name = "n"
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    models = eqx.filter_vmap(Model)(keys)
+    assert (type(models), models.weight.shape, models.size, models.name) == (Model, (4, 2), 3, "n")
+    assert models.weight[2].tolist() == Model(keys[2]).weight.tolist()
+
+
+# --- axis_name, axis_size -----------------------------------------------------------------------
+
+
+@both
+def test_collectives_run_over_the_named_axis(eqx):
+    outcome = eqx.filter_vmap(
+        lambda x: (jax.lax.psum(x, "i"), jax.lax.axis_index("i")), axis_name="i"
+    )(jnp.arange(3))
+    assert [x.tolist() for x in outcome] == [[3, 3, 3], [0, 1, 2]]
+
+
+@both
+def test_a_mean_over_the_named_axis_needs_no_out_axis(eqx):
+    mean = eqx.filter_vmap(lambda x: jax.lax.pmean(x, "i"), axis_name="i", out_axes=None)
+    assert mean(jnp.arange(3.0)) == 1
+
+
+@both
+@pytest.mark.parametrize("in_axes", [None, lambda leaf: None], ids=["None", "function"])
+def test_axis_size_stacks_where_nothing_is_mapped(eqx, in_axes):
+    stacked = eqx.filter_vmap(lambda x: x, in_axes=in_axes, axis_size=3)(jnp.array(2.0))
+    assert stacked.tolist() == [2, 2, 2]
+
+
+@both
+def test_axis_size_serves_a_function_of_no_arguments(eqx):
+    assert eqx.filter_vmap(lambda: jnp.array(1.0), axis_size=3)().tolist() == [1, 1, 1]
+
+
+@both
+def test_where_nothing_is_mapped_and_nothing_stacked_the_function_is_called(eqx):
+    assert eqx.filter_vmap(lambda x: x + 1, in_axes=None, out_axes=None)(jnp.array(1)) == 2
+
+
+@both
+def test_where_nothing_is_mapped_and_nothing_is_an_array_the_function_is_called(eqx):
+    assert eqx.filter_vmap(lambda text: text * 2)("ab") == "abab"
+
+
+@both
+def test_other_options_are_passed_on(eqx):
+    assert eqx.filter_vmap(lambda x: x, spmd_axis_name="b")(jnp.arange(2)).tolist() == [0, 1]
+
+
+# --- composition --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transform", [jax.jit, eqxlike.filter_jit], ids=["jax", "filter_jit"])
+def test_under_jit_the_outcome_is_the_same(transform):
+    function = filter_vmap(lambda x, y: (x * y, jnp.sin(x)), in_axes=(0, None), out_axes=(0, 1))
+    arguments = (MATRIX, jnp.ones(3))
+    assert eqxlike.tree_equal(transform(function)(*arguments), function(*arguments), rtol=1e-6)
+
+
+@both
+def test_static_arguments_stay_static_under_filter_jit(eqx):
+    outcome = eqx.filter_jit(lambda x, s: eqx.filter_vmap(lambda x, s: (x, s))(x, s))(MATRIX, "s")
+    assert (outcome[0].shape, outcome[1]) == ((2, 3), "s")
+
+
+@both
+def test_a_gradient_flows_through(eqx):
+    gradient = jax.grad(lambda x: eqx.filter_vmap(lambda x: x**2)(x).sum())(jnp.arange(3.0))
+    assert gradient.tolist() == [0, 2, 4]
+
+
+@both
+def test_may_be_nested(eqx):
+    outer = eqx.filter_vmap(
+        eqx.filter_vmap(lambda x, y: x * y, in_axes=(None, 0)), in_axes=(0, None)
+    )
+    assert outer(jnp.arange(2), jnp.arange(3)).tolist() == [[0, 0, 0], [0, 1, 2]]
+
+
+@both
+@pytest.mark.parametrize("under", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_leaks_no_tracers(eqx, under):
+    with jax.checking_leaks():
+        doubled = under(lambda x: eqx.filter_vmap(lambda x: (2 * x, "s"))(x)[0])(jnp.arange(3))
+    assert doubled.tolist() == [0, 2, 4]
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+@both
+def test_keyword_arguments_are_refused(eqx):
+    with pytest.raises(RuntimeError, match="keyword arguments cannot be used"):
+        eqx.filter_vmap(lambda x, y: x)(MATRIX, y=MATRIX)
+
+
+@both
+@pytest.mark.parametrize("axis", ["a", 0.0, np.int64(0)], ids=repr)
+def test_an_axis_of_another_kind_is_an_error(eqx, axis):
+    with pytest.raises(ValueError, match="must consist of None, ints, and callables only"):
+        eqx.filter_vmap(lambda x: x, in_axes=axis)(MATRIX)
+
+
+@pytest.mark.parametrize("axis", [True, lambda leaf: "a", "a"], ids=["bool", "function", "str"])
+@pytest.mark.parametrize("name", ["in_axes", "out_axes"])
+def test_the_error_of_a_wrong_axis_names_the_argument_and_what_came(name, axis):
+    expected = f"`{name}` has (True of type bool|'a' of type str)"
+    with pytest.raises(ValueError, match=expected):
+        filter_vmap(lambda x: x, **{name: axis})(MATRIX)
+
+
+@both
+@pytest.mark.parametrize("name", ["in_axes", "out_axes"])
+def test_axes_that_are_no_prefix_are_an_error(eqx, name):
+    with pytest.raises(ValueError, match="structure error"):
+        eqx.filter_vmap(lambda x, y: (x, y), **{name: (0,)})(MATRIX, MATRIX)
+
+
+@both
+def test_different_sizes_are_an_error_that_names_both(eqx):
+    with pytest.raises(ValueError, match=r"(?s)inconsistent sizes.*size 2.*size 3"):
+        eqx.filter_vmap(lambda x, y: x)(jnp.ones(2), jnp.ones(3))
+
+
+@both
+def test_an_axis_size_that_differs_from_the_arrays_is_an_error(eqx):
+    with pytest.raises(ValueError, match=r"(?s)`axis_size` argument was 5.*size 2"):
+        eqx.filter_vmap(lambda x: x, axis_size=5)(jnp.ones(2))
+
+
+@both
+@pytest.mark.parametrize(("x", "axis"), [(jnp.ones(()), 0), (MATRIX, 2)], ids=["scalar", "matrix"])
+def test_mapping_an_axis_that_an_array_lacks_is_an_error(eqx, x, axis):
+    with pytest.raises(ValueError, match=f"along axis {axis}, which implies that its rank"):
+        eqx.filter_vmap(lambda x: x, in_axes=axis)(x)
+
+
+@both
+@pytest.mark.parametrize("axis", [2, -3])
+def test_an_out_axis_out_of_bounds_is_an_error(eqx, axis):
+    with pytest.raises(ValueError, match=f"axis {axis} is out of bounds"):
+        eqx.filter_vmap(lambda x: x, out_axes=axis)(MATRIX)
+
+
+@both
+def test_a_mapped_array_without_out_axis_is_an_error(eqx):
+    with pytest.raises(ValueError, match="axis spec None but output was batched"):
+        eqx.filter_vmap(lambda x: x, out_axes=None)(MATRIX)
+
+
+@both
+def test_stacking_without_any_size_is_an_error(eqx):
+    with pytest.raises(ValueError, match="Cannot resolve batch dimension"):
+        eqx.filter_vmap(lambda x: x, in_axes=None)(MATRIX)
+
+
+@both
+def test_mapping_what_is_no_array_is_an_error(eqx):
+    with pytest.raises(TypeError, match="'s' of type <class 'str'> is not a valid JAX type"):
+        eqx.filter_vmap(lambda tree: tree[0], in_axes=0)([jnp.ones(2), "s"])
+
+
+@both
+def test_stacking_what_is_no_array_is_an_error(eqx):
+    with pytest.raises(TypeError, match="<class 'str'> is not a valid JAX type"):
+        eqx.filter_vmap(lambda x: "s", out_axes=0)(jnp.ones(2))
+
+
+@both
+def test_a_missing_argument_is_an_error_that_names_it(eqx):
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
+        eqx.filter_vmap(lambda x, y: x)(MATRIX)
+
+
+@both
+def test_an_unknown_option_is_an_error_that_names_it(eqx):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
+        eqx.filter_vmap(lambda x: x, foo=True)(MATRIX)
+
+
+def test_what_is_no_function_is_an_error():
+    with pytest.raises(TypeError, match="3 is not a callable object"):
+        filter_vmap(3)
+
+
+def test_if_array_takes_any_axis():
+    assert if_array(-1)(jnp.ones(2)) == -1
