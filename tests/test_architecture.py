@@ -17,6 +17,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / "eqxlike"
 LAYERS = {
     "_checking": 0,
     "_codegen": 0,
+    "_traceback": 1,
     "_compat": 0,
     "_version": 0,
     "_pytree": 1,

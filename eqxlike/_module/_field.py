@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from .._pytree import is_array
 
 # The names that Equinox uses too: other libraries read and write them.
@@ -53,7 +55,8 @@ def converter_of(field: dataclasses.Field) -> Callable[[Any], Any] | None:
 
 def check_static(owner: type, name: str, value: Any) -> None:
     """Raises `TypeError` if `value` cannot stand in the static field `name` of `owner`."""
-    if is_array(value):
+    # A NumPy scalar is as immutable and hashable as a Python number.
+    if is_array(value) and not isinstance(value, np.generic):
         raise TypeError(
             f"{owner.__name__}.{name} is a static field and was given an array of shape "
             f"{value.shape} and dtype {value.dtype}. A static field is part of the tree's "

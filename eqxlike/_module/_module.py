@@ -11,6 +11,7 @@ from typing import Any, ClassVar, dataclass_transform
 import jax.tree_util as jtu
 
 from .._pytree import tree_equal, tree_pformat
+from .._traceback import hide_our_frames
 from ._checks import check_all_set, check_values, input_annotation, warn_of_post_init
 from ._codec import Codec, make_codec
 from ._field import converter_of, field
@@ -274,7 +275,11 @@ class BoundMethod(Wrapper):
     __self__: Module
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__(self.__self__, *args, **kwargs)
+        try:
+            return self.__func__(self.__self__, *args, **kwargs)
+        except Exception as error:
+            hide_our_frames(error)
+            raise
 
     def __repr__(self) -> str:
         return f"<bound method {type(self.__self__).__name__}.{self.__name__} of {self.__self__!r}>"

@@ -11,9 +11,10 @@ from .._checking import PartitionError, is_checking
 from .._compat import Tracer
 from .._module import INITIALISING, Module, ModuleMeta, get_kept, is_incomplete, set_kept
 from .._pytree import is_array
-from ._static_key import ATOMS
+from ._static_key import ATOMS, StaticKey
 from ._structure import (
     ARRAY,
+    NO_META,
     DictNode,
     ForeignNode,
     ListNode,
@@ -22,13 +23,14 @@ from ._structure import (
     Structure,
     TupleNode,
     intern,
+    opaque_leaf,
     static_leaf,
 )
 
 _MAX_DEPTH = 20_000
 """Deeper trees, and cycles, raise RecursionError. The walk itself takes no Python stack."""
 
-concrete_array_types: set[type] = {np.ndarray}
+concrete_array_types: set[type] = {np.ndarray, jax.Ref}
 """Types whose instances are known to be arrays and no tracers; filled as they are met."""
 
 
@@ -56,7 +58,8 @@ class _Frame:
 
     def close(self) -> Structure:
         sort, meta, meta_key, _ = self.node
-        return intern(sort, type(self.value), meta, meta_key, tuple(self.specs))
+        static = NO_META if meta_key is None else StaticKey(meta_key)
+        return intern(sort, type(self.value), meta, static, tuple(self.specs))
 
     def key_of_child(self) -> str:
         """Of the child under way, as it stands in a path."""
@@ -71,7 +74,9 @@ class _Frame:
         return f"[{index}]"
 
 
-def flatten(tree: Any, *, with_abstract: bool = False) -> tuple[list[Any], Structure]:
+def flatten(
+    tree: Any, *, with_abstract: bool = False, is_outcome: bool = False
+) -> tuple[list[Any], Structure]:
     """The arrays of `tree`, in tree order, and its Structure.
 
     The outermost Modules that nothing can change behind their back keep their part, so that the
@@ -82,6 +87,8 @@ def flatten(tree: Any, *, with_abstract: bool = False) -> tuple[list[Any], Struc
     - `tree`: any pytree.
     - `with_abstract`: count each `jax.ShapeDtypeStruct` as an array, for ahead-of-time lowering.
         Nothing is kept then.
+    - `is_outcome`: take a static leaf that is not hashable as it is. What a function returns is no
+        part of a key.
 
     **Returns:** `(arrays, structure)`.
 
@@ -111,7 +118,7 @@ def flatten(tree: Any, *, with_abstract: bool = False) -> tuple[list[Any], Struc
                     specs.append(kept[1])
                     continue
             elif kind in ATOMS:
-                specs.append(_static_leaf(value, frames, frame))
+                specs.append(_static_leaf(value, frames, frame, is_outcome))
                 continue
             node = _open(value, kind)
             if node is None:
@@ -119,7 +126,7 @@ def flatten(tree: Any, *, with_abstract: bool = False) -> tuple[list[Any], Struc
                     arrays.append(value)
                     specs.append(ARRAY)
                 else:
-                    specs.append(_static_leaf(value, frames, frame))
+                    specs.append(_static_leaf(value, frames, frame, is_outcome))
                 continue
             if len(frames) >= _MAX_DEPTH:
                 raise RecursionError(
@@ -203,10 +210,12 @@ def _check(
         )
 
 
-def _static_leaf(value: Any, frames: list[_Frame], frame: _Frame) -> Structure:
+def _static_leaf(value: Any, frames: list[_Frame], frame: _Frame, is_outcome: bool) -> Structure:
     try:
         return static_leaf(value)
     except TypeError as error:
+        if is_outcome:
+            return opaque_leaf(value)
         raise TypeError(_explain(value, error, frames, frame)) from None
 
 

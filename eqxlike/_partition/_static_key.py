@@ -48,17 +48,19 @@ class StaticKey:
 
     - `key`: hashable; values with equal keys are interchangeable in a trace at this moment.
     - `is_immutable`: whether that will stay so; if not, the key must be made anew each time.
+    - `holds_mutable`: whether a list, dict or the like is inside; its identity is in the key then.
     - `held`: objects that the key names by their `id`. Whoever keeps the key keeps these alive
         too, but not the other way round: a table of keys alone holds none of them.
 
     **Raises:** `TypeError` if the value is not hashable.
     """
 
-    __slots__ = ("_inside", "held", "is_immutable", "key")
+    __slots__ = ("_inside", "held", "holds_mutable", "is_immutable", "key")
 
     def __init__(self, value: Any):
         self.held: list[Any] = []
         self.is_immutable = True
+        self.holds_mutable = False
         self._inside: set[int] = set()
         self.key = self._of(value)
 
@@ -128,6 +130,7 @@ class StaticKey:
         if kind.__hash__ is not None:
             return self._of(value)
         self.is_immutable = False
+        self.holds_mutable = True
         base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
         if base is None:
             return self._of_state(value)

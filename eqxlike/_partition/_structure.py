@@ -187,18 +187,14 @@ _lock = threading.Lock()
 
 
 def intern(
-    sort: type[Structure], kind: type, meta: Any, meta_key: Any, children: tuple[Structure, ...]
+    sort: type[Structure],
+    kind: type,
+    meta: Any,
+    meta_key: StaticKey,
+    children: tuple[Structure, ...],
 ) -> Structure:
-    """The one Structure with these parts.
-
-    **Arguments:**
-
-    - `meta_key`: what tells this meta from others, a static value.
-
-    **Raises:** `TypeError` if `meta_key` is not hashable.
-    """
-    static = _NO_META if meta_key is None else StaticKey(meta_key)
-    key = (sort, kind, static.key, children)
+    """The one Structure with these parts; `meta_key` tells its meta from others."""
+    key = (sort, kind, meta_key.key, children)
     found = _interned.get(key)
     if found is None:
         with _lock:
@@ -206,23 +202,36 @@ def intern(
             if found is None:
                 # The table holds `id`s; the Structure holds what they are the `id`s of, and
                 # its entry goes when it does.
-                found = _interned[key] = sort(kind, meta, static, children)
+                found = _interned[key] = sort(kind, meta, meta_key, children)
     return found
 
 
-_NO_META = StaticKey(None)
+NO_META = StaticKey(None)
 
-ARRAY = ArrayLeaf(object, None, _NO_META, ())
+ARRAY = ArrayLeaf(object, None, NO_META, ())
 ARRAY.num_arrays = 1
 
 
 def static_leaf(value: Any) -> Structure:
     """The Structure of a static leaf. Raises `TypeError` if `value` is not hashable."""
+    key = StaticKey((value,))
     meta = value
-    if type(value) is functools.partial:
+    if type(value) is functools.partial and not key.holds_mutable:
         # Its dict of keywords may be written to, and one of equal parts shares this Structure.
         meta = functools.partial(value.func, *value.args, **value.keywords)
-    return intern(StaticLeaf, type(value), meta, (value,), ())
+    return intern(StaticLeaf, type(value), meta, key, ())
+
+
+def opaque_leaf(value: Any) -> Structure:
+    """The Structure of a static leaf that is not hashable, shared with nothing."""
+    return intern(StaticLeaf, type(value), value, StaticKey((_Opaque(value),)), ())
+
+
+class _Opaque:
+    """Hashes by identity, and may change."""
+
+    def __init__(self, value: Any):
+        self.value = id(value)
 
 
 def num_interned() -> int:

@@ -25,7 +25,7 @@ def check_donate(donate: Donate | Iterable[str], spelling: Spelling) -> Donate:
         donate_names = tuple(donate)
     parameters = [parameter.name for parameter in spelling.parameters]
     for name in donate_names:
-        if spelling.is_variadic or name not in parameters:
+        if name not in parameters:
             words = ", ".join(map(repr, _WORDS))
             raise ValueError(
                 f"`filter_jit(..., donate=...)` must be one of {words}, or names of parameters of "
@@ -41,7 +41,7 @@ def is_silent(donate: Donate) -> bool:
 
 
 def donated_places(
-    donate: Donate, spelling: Spelling, num_bound: int, num_args: int
+    donate: Donate, spelling: Spelling, num_bound: int, names: tuple[str, ...], num_args: int
 ) -> tuple[int, ...]:
     """The places in a spelled call whose arrays are donated.
 
@@ -49,11 +49,10 @@ def donated_places(
 
     - `num_bound`: how many places at the front belong to what was wrapped, such as a Module that
         is called. As in Equinox, "first" means the first argument after these.
-    - `num_args`: the number of places.
+    - `names`, `num_args`: of the spelled call.
     """
     if isinstance(donate, tuple):
-        places = (spelling.places(name) for name in donate)
-        return tuple(place for place in places if place is not None)
+        return tuple(place for name in donate for place in spelling.places(name, names, num_args))
     if donate == "none":
         return ()
     spared = num_bound if donate.endswith("-except-first") else None

@@ -1,6 +1,7 @@
 """`filter_jit`: `jax.jit` in which every array is traced and everything else is static."""
 
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable
@@ -11,10 +12,12 @@ import jax.tree_util as jtu
 
 from .._compat import PjitFunction
 from .._module import METADATA, BoundMethod, Module, Wrapper, bind, field, stored_fields
-from ._dispatcher import Dispatcher, Entry, clear_dispatchers
+from .._traceback import hide_our_frames, name_tracers
+from ._dispatcher import Dispatcher, clear_dispatchers
 from ._donation import Donate
+from ._entry import Entry
 from ._fast_path import MISS
-from ._traceback import hide_our_frames
+from ._spelling import Spelling, signature_of
 
 _REFUSED = {
     "static_argnums": "what is no array is static already",
@@ -23,6 +26,9 @@ _REFUSED = {
     "donate_argnames": "use `donate`",
     "abstracted_axes": "it is not supported",
 }
+
+
+_JIT_KEYWORDS = frozenset(inspect.signature(jax.jit).parameters) - {"fun", *_REFUSED}
 
 
 class _Options:
@@ -73,7 +79,8 @@ class JitFunction(Wrapper):
                     return outcome
             return dispatcher.call(args, kwargs)
         except Exception as error:
-            __tracebackhide__ = True
+            if isinstance(error, jax.errors.UnexpectedTracerError):
+                name_tracers(error, args, kwargs)
             hide_our_frames(error)
             raise
 
@@ -89,9 +96,17 @@ class JitFunction(Wrapper):
         A `jax.ShapeDtypeStruct` stands for an array.
         """
         dispatcher, bound, bound_kwargs = _attach(self)
-        spelled, names = dispatcher.spelling.spell(bound + args, {**bound_kwargs, **kwargs})
-        arrays, entry = dispatcher.find(spelled, names, with_abstract=True)
-        return Lowered(entry.jitted.lower(*arrays), dispatcher, entry, bound, bound_kwargs)
+        try:
+            spelled, names = dispatcher.spelling.spell(bound + args, {**bound_kwargs, **kwargs})
+            arrays, entry = dispatcher.find(spelled, names, with_abstract=True)
+            try:
+                lowered = entry.jitted(arrays).lower(*arrays)
+            finally:
+                entry.restore_warnings()
+        except Exception as error:
+            hide_our_frames(error)
+            raise
+        return Lowered(lowered, dispatcher, entry, bound, bound_kwargs)
 
 
 class Lowered:
@@ -140,12 +155,13 @@ class Compiled:
             self._bound + args, {**self._bound_kwargs, **kwargs}
         )
         arrays, entry = self._dispatcher.find(spelled, names)
-        if entry is not self._entry:
+        # By its parts: the entry itself may have been forgotten since.
+        if (entry.structures, entry.names) != (self._entry.structures, self._entry.names):
             raise TypeError(
                 f"{self._dispatcher.spelling.function_name} was compiled for arguments of another "
                 "structure, or with other static values: compile it again for these."
             )
-        return entry.finish(self._compiled(*arrays))
+        return self._entry.finish(self._compiled(*arrays))
 
     def as_text(self) -> str | None:
         return self._compiled.as_text()
@@ -160,14 +176,13 @@ class Compiled:
 def _attach(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str, Any]]:
     """Finds the dispatcher for a wrapper and puts it in its slot."""
     function, bound, bound_kwargs = _unbind(wrapper._function)
-    dispatcher = _dispatcher_for(function, len(bound), wrapper._donate, wrapper._jit_options)
+    dispatcher = _dispatcher_for(function, bound, wrapper._donate, wrapper._jit_options)
     dispatch = (dispatcher, bound, bound_kwargs)
     _set_dispatch(wrapper, dispatch)
     return dispatch
 
 
 _set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__
-
 
 # Callables that are themselves the function: compared by identity, and not changed in place.
 _FUNCTIONS = (
@@ -199,6 +214,29 @@ def _unbind(callable_: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[s
     return function, (*bound, callable_), kwargs
 
 
+def _describe(
+    function: Callable[..., Any], bound: tuple[Any, ...]
+) -> tuple[Callable[..., Any], str, inspect.Signature | None]:
+    """The function that a user would name, what its name is, and how `function` is called.
+
+    Of one of our wrappers that is what it wraps, after the wrapper itself.
+    """
+    if not (bound and isinstance(bound[0], Wrapper) and function is type(bound[0]).__call__):
+        name = getattr(function, "__name__", type(function).__name__)
+        return function, name, signature_of(function)
+    inner, inner_bound, inner_kwargs = _unbind(bound[0].__wrapped__)
+    anchor, name, signature = _describe(inner, inner_bound)
+    if signature is None or inner_kwargs:
+        return anchor, name, signature_of(function)
+    parameters = list(signature.parameters.values())[len(inner_bound) :]
+    if len(signature.parameters) < len(inner_bound) or any(
+        each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters
+    ):
+        return anchor, name, signature_of(function)
+    itself = inspect.Parameter("_eqxlike_wrapper", inspect.Parameter.POSITIONAL_ONLY)
+    return anchor, name, signature.replace(parameters=[itself, *parameters])
+
+
 # For each function the dispatchers of its wrappers, so that `filter_jit(f)` written in a loop does
 # not compile in each turn. Weak: a function that goes takes its dispatchers along.
 _dispatchers: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
@@ -207,19 +245,23 @@ _dispatchers: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
 
 
 def _dispatcher_for(
-    function: Callable[..., Any], num_bound: int, donate: Any, options: _Options
+    function: Callable[..., Any], bound: tuple[Any, ...], donate: Any, options: _Options
 ) -> Dispatcher:
+    anchor, name, signature = _describe(function, bound)
+
+    def make() -> Dispatcher:
+        spelling = Spelling(name, signature)
+        return Dispatcher(function, len(bound), spelling, donate, options.values)
+
     try:
-        of_function = _dispatchers.setdefault(function, {})
+        of_function = _dispatchers.setdefault(anchor, {})
     except TypeError:
         # Not weakly referenced, as the `__call__` of a class in C: each wrapper has its own.
-        return Dispatcher(function, num_bound, donate, options.values)
-    key = (num_bound, donate, options)
+        return make()
+    kinds = tuple(type(each) for each in bound if isinstance(each, Wrapper))
+    key = (kinds, len(bound), donate, options)
     found = of_function.get(key)
-    if found is None:
-        made = Dispatcher(function, num_bound, donate, options.values)
-        found = of_function.setdefault(key, made)
-    return found
+    return of_function.setdefault(key, make()) if found is None else found
 
 
 _missing: Any = object()
@@ -271,6 +313,13 @@ def filter_jit(
     for name, instead in _REFUSED.items():
         if name in jitkwargs:
             raise ValueError(f"`filter_jit` does not take `{name}`: {instead}.")
+    for name in jitkwargs:
+        if name not in _JIT_KEYWORDS:
+            known = ", ".join(sorted(_JIT_KEYWORDS))
+            raise TypeError(
+                f"`filter_jit` got an unexpected keyword argument {name!r}; it takes `donate`, and "
+                f"of `jax.jit`'s {known}."
+            )
     donate = donate if isinstance(donate, str) else tuple(donate)
     if type(fun) is functools.partial:
         # The same, and a pytree: the arrays bound to it are leaves of the wrapper.

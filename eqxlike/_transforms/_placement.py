@@ -14,6 +14,9 @@ def shardings_of_arrays(name: str, prefix: PyTree, tree: PyTree) -> list[Any]:
 
     **Raises:** `ValueError` if `prefix` is not one.
     """
+    if isinstance(prefix, tuple) and isinstance(tree, tuple) and name == "in_shardings":
+        # Arguments that a call left out, their defaults filled in, stand where they like.
+        prefix = (*prefix, *[None] * (len(tree) - len(prefix)))
     shardings: list[Any] = []
 
     def spread(sharding: Any, subtree: PyTree) -> None:

@@ -4,6 +4,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
+from .._compat import PjitFunction
+
 Spelled = tuple[tuple[Any, ...], tuple[str, ...]]
 """`(args, names)`: the last `len(names)` of `args` are passed by these names, the rest by place."""
 
@@ -11,22 +15,36 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature with which `function` is called, or `None` if it tells none.
+
+    Not that of its `__wrapped__`, as `functools.wraps` would have it: a decorator may take other
+    arguments and have other defaults. For what `jax.jit` returns, to fill in a default is not the
+    same as to leave it out.
+    """
+    if isinstance(function, PjitFunction | jax.custom_jvp | jax.custom_vjp):
+        return None
+    try:
+        return inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return None
+
+
 class Spelling:
     """How calls of one function are brought to one spelling.
 
     Arguments are in the order of the signature, defaults filled in; keyword-only ones come last.
+
+    **Arguments:**
+
+    - `name`: of the function, for messages.
+    - `signature`: `None` for a function that tells none; calls are taken as they are spelled then.
     """
 
-    def __init__(self, function: Callable[..., Any]):
-        self.function_name = getattr(function, "__name__", type(function).__name__)
-        try:
-            self.signature = inspect.signature(function)
-        except (TypeError, ValueError):
-            # Some built-in functions tell nothing; their calls are taken as they are spelled.
-            self.signature = None
-            self.parameters: list[inspect.Parameter] = []
-        else:
-            self.parameters = list(self.signature.parameters.values())
+    def __init__(self, name: str, signature: inspect.Signature | None):
+        self.function_name = name
+        self.signature = signature
+        self.parameters = [] if signature is None else list(signature.parameters.values())
         self.is_variadic = self.signature is None or any(
             parameter.kind in _VARIADIC for parameter in self.parameters
         )
@@ -86,7 +104,23 @@ class Spelling:
         except TypeError as error:
             raise TypeError(f"{self.function_name}() {error}") from None
 
-    def places(self, name: str) -> int | None:
-        """The place of the parameter `name` in a spelled call; not for variadic functions."""
-        names = [parameter.name for parameter in self.parameters]
-        return names.index(name) if name in names else None
+    def places(self, name: str, names: tuple[str, ...], num_args: int) -> tuple[int, ...]:
+        """The places in a spelled call that belong to the parameter `name`.
+
+        **Arguments:**
+
+        - `names`, `num_args`: of the spelled call.
+        """
+        parameter = next(each for each in self.parameters if each.name == name)
+        first_named = num_args - len(names)
+        if parameter.kind in _BY_PLACE:
+            place = self.parameters.index(parameter)
+            return (place,) if place < first_named else ()
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            return tuple(range(self.num_by_place, first_named))
+        is_extra = parameter.kind is inspect.Parameter.VAR_KEYWORD
+        return tuple(
+            first_named + index
+            for index, each in enumerate(names)
+            if each == name or (is_extra and each not in self.keyword_only)
+        )

@@ -1,4 +1,4 @@
-"""Structures are interned: equal ones are one object as long as it lives, and hold nothing after."""
+"""Structures are interned: equal ones are one object while it lives, and hold nothing after."""
 
 import collections
 import functools

@@ -1,12 +1,15 @@
-"""Tracebacks in which the user's lines stand without ours between them."""
+"""What we do to an exception that passes: our frames out of its way, and a path where one helps."""
 
 import os
 import types
+from typing import Any
 
 import jax
+import jax.tree_util as jtu
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-_PACKAGE = os.path.dirname(_HERE)
+from ._compat import Tracer
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _OURS = (
     "<eqxlike ",  # Generated code.
     *(os.path.join(_PACKAGE, name, "") for name in ("_module", "_partition", "_transforms")),
@@ -30,3 +33,17 @@ def hide_our_frames(error: BaseException) -> None:
     for entry in reversed(entries):
         kept = types.TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     error.__traceback__ = kept
+
+
+def name_tracers(error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Adds to `error`, which is of JAX and says that a tracer has leaked, where tracers stand."""
+    paths = [
+        f"args{jtu.keystr(path)}"
+        for path, leaf in jtu.tree_leaves_with_path((*args, kwargs) if kwargs else args)
+        if isinstance(leaf, Tracer)
+    ]
+    if paths:
+        error.add_note(
+            f"Tracers among the arguments: {', '.join(paths)}. One that an earlier trace left in a "
+            "Module, or anywhere outside its function, cannot be used again."
+        )

@@ -1,0 +1,188 @@
+"""The statistics and the bookkeeping of a measurement. No test looks at a clock."""
+
+import collections
+import contextlib
+import gc
+import json
+import statistics
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eqxlike._timing import (
+    BURST,
+    Quartiles,
+    Samples,
+    calls_for,
+    dispatch_us,
+    frozen_heap,
+    machine_info,
+    measure,
+    quartiles,
+    ratios,
+    round_orders,
+    summarise,
+    warmed_up,
+)
+
+positive = st.floats(1e-3, 1e6)
+
+
+def test_ratio_is_the_median_of_ratios_and_not_the_ratio_of_medians():
+    slow_rounds = Samples(dispatch_us=(1, 10, 100), completion_us=(2, 20, 200), calls=1)
+    base = Samples(dispatch_us=(2, 5, 400), completion_us=(1, 40, 50), calls=1)
+    measured = summarise({"base": base, "other": slow_rounds}, baseline="base")
+    other = measured.columns["other"]
+    assert other.dispatch_us == 10
+    assert other.completion_us == 20
+    assert other.dispatch_ratio.median == statistics.median([1 / 2, 10 / 5, 100 / 400])
+    assert other.completion_ratio.median == statistics.median([2 / 1, 20 / 40, 200 / 50])
+
+
+@given(st.lists(st.tuples(positive, positive), min_size=1))
+def test_baseline_is_once_itself_in_every_round(rounds):
+    dispatch, completion = zip(*rounds, strict=True)
+    base = Samples(dispatch, completion, calls=1)
+    column = summarise({"base": base}, baseline="base").columns["base"]
+    assert column.dispatch_ratio == column.completion_ratio == Quartiles(1.0, 1.0, 1.0)
+    assert column.samples is base
+
+
+@given(st.lists(st.tuples(positive, positive, positive), min_size=1))
+def test_what_slows_a_whole_round_leaves_its_ratio(rounds):
+    ours, base, load = zip(*rounds, strict=True)
+    loaded_ours = [number * factor for number, factor in zip(ours, load, strict=True)]
+    loaded_base = [number * factor for number, factor in zip(base, load, strict=True)]
+    assert ratios(loaded_ours, loaded_base) == pytest.approx(ratios(ours, base))
+
+
+def test_ratios_need_as_many_rounds_of_both():
+    with pytest.raises(ValueError, match="shorter"):
+        ratios([1.0, 2.0], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [([7], (7, 7, 7)), ([1, 2, 3, 4, 5], (2, 3, 4)), ([4, 1], (1.75, 2.5, 3.25))],
+)
+def test_quartiles_of_known_numbers(numbers, expected):
+    assert quartiles(numbers) == Quartiles(*expected)
+
+
+@given(st.lists(positive, min_size=1))
+def test_quartiles_are_ordered_and_within_the_data(numbers):
+    found = quartiles(numbers)
+    ordered = [min(numbers), found.lower, found.median, found.upper, max(numbers)]
+    assert ordered == pytest.approx(sorted(ordered))
+
+
+@given(st.floats(1e-6, 1), st.floats(1e-9, 10))
+def test_calls_fill_the_target_in_whole_bursts(target_s, call_s):
+    count = calls_for(target_s, call_s)
+    assert count >= 1
+    assert count < BURST or count % BURST == 0
+    assert count * call_s <= target_s + BURST * call_s
+
+
+@given(st.integers(1, 7), st.integers(0, 5), st.integers(0, 3))
+def test_each_column_stands_once_in_each_place_of_a_block(columns, blocks, seed):
+    names = [f"column {number}" for number in range(columns)]
+    orders = list(round_orders(names, columns * blocks, seed))
+    assert len(orders) == columns * blocks
+    for block in range(blocks):
+        for place in zip(*orders[columns * block : columns * (block + 1)], strict=True):
+            assert sorted(place) == names
+
+
+def test_orders_change_between_blocks_and_repeat_with_the_seed():
+    names = list("abcdefgh")
+    orders = list(round_orders(names, 80, seed=0))
+    assert orders == list(round_orders(names, 80, seed=0))
+    neighbours = {(order[i], order[i + 1]) for order in orders for i in range(7)}
+    assert len(neighbours) > 40  # Rotations of one order alone would show 8.
+
+
+def test_measure_gives_every_column_as_many_rounds():
+    x = jnp.ones(3)
+    calls = {"first": lambda: x + 1, "second": lambda: (x * 2, {"tree": x})}
+    measured = measure(calls, baseline="second", rounds=4, target_s=1e-5)
+    assert measured.baseline == "second"
+    assert list(measured.columns) == ["first", "second"]
+    for name, column in measured.columns.items():
+        assert column.name == name
+        assert len(column.samples.dispatch_us) == len(column.samples.completion_us) == 4
+        assert min(column.samples.dispatch_us + column.samples.completion_us) > 0
+        assert column.samples.calls >= 1
+
+
+def test_measure_carries_state_forward():
+    step = jax.jit(lambda count: (count + 1, count))
+    count = jnp.zeros((), jnp.int32)
+    calls = 0
+
+    def call():
+        nonlocal count, calls
+        calls += 1
+        count, seen = step(count)
+        return seen
+
+    measure({"step": call}, baseline="step", rounds=2, target_s=1e-5)
+    assert int(count) == calls > 5
+
+
+def test_every_result_of_a_burst_is_waited_for():
+    results = []
+    waits = collections.Counter()
+
+    def call():
+        results.append(object())
+        return results[-1]
+
+    dispatch_us(call, lambda result: waits.update([id(result)]), 2 * BURST + 1)
+    assert len(results) == 3 * BURST
+    assert all(waits[id(result)] == 1 for result in results)
+
+
+def test_warming_up_calls_and_returns_a_wait_for_such_results():
+    calls = []
+
+    def call():
+        calls.append(None)
+        return jnp.ones(2)
+
+    wait = warmed_up(call, 3)
+    assert len(calls) == 3
+    assert wait(jnp.ones(2)).shape == (2,)
+    assert warmed_up(lambda: {"a": jnp.ones(2)}, 1)({"a": jnp.ones(2)}) is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"baseline": "none"}, "baseline 'none' is not among the callables: call"),
+        ({"rounds": 0}, "rounds and warm_up must be 1 or more"),
+        ({"warm_up": 0}, "rounds and warm_up must be 1 or more"),
+    ],
+)
+def test_wrong_arguments_are_named(change, message):
+    arguments = {"baseline": "call", "rounds": 1} | change
+    with pytest.raises(ValueError, match=message):
+        measure({"call": lambda: jnp.ones(())}, **arguments)
+
+
+def test_heap_is_frozen_meanwhile_and_thawed_after_an_exception():
+    with contextlib.suppress(KeyboardInterrupt), frozen_heap():
+        assert gc.get_freeze_count() > 0
+        raise KeyboardInterrupt
+    assert gc.get_freeze_count() == 0
+
+
+def test_machine_is_described_in_plain_data():
+    machine = json.loads(json.dumps(machine_info()))
+    assert machine["jax"] == jax.__version__
+    assert machine["cores"] >= 1
+    for name in ("date", "jaxlib", "numpy", "python", "platform", "cpu", "backend", "device"):
+        assert machine[name]

@@ -1,0 +1,83 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eqxlike.train import minibatches
+
+SIZES = st.integers(1, 30).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
+
+
+@given(SIZES, st.integers(0, 1000))
+def test_each_epoch_holds_no_example_twice_and_as_many_as_fit(sizes, seed):
+    length, batch_size = sizes
+    batches = minibatches(np.arange(length), batch_size, seed=seed)
+    per_epoch = length // batch_size
+    for _ in range(3):
+        epoch = np.concatenate(list(itertools.islice(batches, per_epoch)))
+        assert len(set(epoch.tolist())) == len(epoch) == per_epoch * batch_size
+
+
+@given(SIZES)
+def test_shapes_and_dtypes_never_change(sizes):
+    length, batch_size = sizes
+    arrays = {"x": np.zeros((length, 2), np.float32), "y": np.zeros(length, np.int8)}
+    for batch in itertools.islice(minibatches(arrays, batch_size, seed=0), 10):
+        assert batch["x"].shape == (batch_size, 2)
+        assert batch["x"].dtype == np.float32
+        assert batch["y"].shape == (batch_size,)
+        assert batch["y"].dtype == np.int8
+
+
+def test_rows_stay_together():
+    x = np.arange(20).reshape(10, 2)
+    for batch_x, batch_y in itertools.islice(minibatches((x, x[:, 0]), 3, seed=1), 9):
+        np.testing.assert_array_equal(batch_x[:, 0], batch_y)
+
+
+def test_seed_decides_the_order():
+    def order(seed):
+        return [b.tolist() for b in itertools.islice(minibatches(np.arange(50), 10, seed=seed), 10)]
+
+    assert order(0) == order(0) != order(1)
+
+
+def test_epochs_are_shuffled_anew():
+    batches = minibatches(np.arange(50), 50, seed=0)
+    first, second = next(batches).tolist(), next(batches).tolist()
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 6])
+def test_batch_size_that_does_not_fit_is_refused_at_once(batch_size):
+    with pytest.raises(ValueError, match=f"in 1 to 5, the number of examples, got {batch_size}"):
+        minibatches(np.arange(5), batch_size, seed=0)
+
+
+def test_lengths_that_differ_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"one length, got \['x'\] 5, \['y'\] 4"):
+        minibatches({"x": np.zeros(5), "y": np.zeros(4)}, 2, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"), [((), "at least one"), ((np.float32(1),), "leading axis")]
+)
+def test_data_without_examples_is_refused(arrays, message):
+    with pytest.raises(ValueError, match=message):
+        minibatches(arrays, 1, seed=0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_data_that_is_not_finite_is_refused_with_its_place(bad):
+    x = np.zeros((5, 2), np.float32)
+    x[3, 1] = x[4, 0] = bad
+    with pytest.raises(ValueError, match=r"2 NaN or infinite values in \[1\], .* index \(3, 1\)"):
+        minibatches((np.arange(5), x), 2, seed=0)
+
+
+def test_data_that_is_not_finite_is_taken_on_request():
+    batches = minibatches(np.full(4, np.nan), 2, seed=0, check_finite=False)
+    assert np.isnan(next(batches)).all()

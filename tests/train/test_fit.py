@@ -1,0 +1,265 @@
+import itertools
+import math
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from eqxlike import is_array, nn, tree_equal
+from eqxlike.train import TrainState, _fit, fit, make_step
+
+OPTIMISER = optax.adam(0.1)
+GOOD = np.ones((4, 2), np.float32)
+
+
+@pytest.fixture(scope="module")
+def step():
+    """The loss is the mean square of the output, NaN or infinite where the batch is."""
+    return make_step(lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2), OPTIMISER)
+
+
+@pytest.fixture
+def state(getkey):
+    return TrainState.create(nn.Linear(2, 1, key=getkey()), OPTIMISER, key=getkey())
+
+
+@pytest.fixture
+def ctrl_c():
+    """Sends this process what Ctrl-C sends, to Python's own handler."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+def batches(*, bad_at=None, value=np.nan):
+    bad = GOOD.copy()
+    bad[:, 0] = value
+    for number in itertools.count(1):
+        yield bad if number == bad_at else GOOD
+
+
+def test_makes_the_steps_that_a_loop_would(state, step):
+    result = fit(state, step, batches(), num_steps=7)
+    history = []
+    for _ in range(7):
+        state, loss = step(state, GOOD)
+        history.append(float(loss))
+    assert result.stopped == "finished"
+    assert result.message == "Made 7 of 7 steps."
+    assert result.history == tuple(history)
+    assert all(type(loss) is float for loss in result.history)
+    assert tree_equal(result.state, state)
+
+
+def test_state_it_was_given_stays_usable(state, step):
+    first = fit(state, step, batches(), num_steps=3)
+    second = fit(state, step, batches(), num_steps=3)
+    assert first.history == second.history
+
+
+def test_goes_on_where_another_run_stopped(state, step):
+    whole = fit(state, step, batches(), num_steps=6)
+    half = fit(state, step, batches(), num_steps=3)
+    rest = fit(half.state, step, batches(), num_steps=3)
+    assert tree_equal(rest.state, whole.state)
+    assert half.history + rest.history == whole.history
+
+
+@pytest.mark.parametrize("check_every", [1, 3, 5, 100])
+@pytest.mark.parametrize("bad_at", [1, 5, 12])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_divergence_returns_the_exact_last_good_state(check_every, bad_at, value, state, step):
+    data = batches(bad_at=bad_at, value=value)
+    result = fit(state, step, data, num_steps=12, check_every=check_every)
+    loss = "nan" if math.isnan(value) else "inf"
+    assert result.stopped == "diverged"
+    assert result.message == (
+        f"The loss was {loss} in step {bad_at}; the state is that after step {bad_at - 1}."
+    )
+    assert len(result.history) == bad_at - 1
+    if bad_at > 1:
+        expected = fit(state, step, batches(), num_steps=bad_at - 1)
+        assert tree_equal(result.state, expected.state)
+        assert result.history == expected.history
+    else:
+        assert tree_equal(result.state, state)
+
+
+def test_divergence_names_the_step_of_the_whole_training(state, step):
+    state = fit(state, step, batches(), num_steps=10).state
+    result = fit(state, step, batches(bad_at=3), num_steps=10)
+    assert "in step 13;" in result.message
+    assert result.state.step == 12
+
+
+def test_training_goes_on_after_a_divergence(state, step):
+    diverged = fit(state, step, batches(bad_at=3), num_steps=5)
+    assert not diverged.state.is_halted
+    rest = fit(diverged.state, step, batches(), num_steps=3)
+    assert tree_equal(rest.state, fit(state, step, batches(), num_steps=5).state)
+
+
+def test_parameter_that_is_not_finite_is_a_divergence_at_a_finite_loss(state):
+    # At 0 the root is finite and its gradient is not.
+    step = make_step(
+        lambda model, x, key: jnp.sqrt(jnp.sum((model.weight * x[:1, :1]) ** 2)), OPTIMISER
+    )
+    result = fit(state, step, batches(bad_at=4, value=0.0), num_steps=8)
+    assert result.stopped == "diverged"
+    assert result.message == (
+        "A parameter became NaN or infinite in step 4, at a loss of 0; "
+        "the state is that after step 3."
+    )
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(result.state.model))
+
+
+def test_step_of_ones_own_that_keeps_no_good_state_is_told_so(state, step):
+    def own(state, batch):
+        new_state, loss = step(state, jnp.where(jnp.isfinite(batch), batch, 0))
+        return new_state, jnp.where(jnp.isfinite(batch).all(), loss, jnp.nan)
+
+    result = fit(state, own, batches(bad_at=4), num_steps=8)
+    assert result.stopped == "diverged"
+    assert "nan in step 4. The step did not keep its last good state" in result.message
+    assert len(result.history) == 3
+
+
+def test_step_may_return_more(state):
+    step = make_step(
+        lambda model, x, key: (jnp.mean(model(x[0]) ** 2), "aux"), OPTIMISER, has_aux=True
+    )
+    assert len(fit(state, step, batches(), num_steps=3).history) == 3
+
+
+def test_losses_are_read_every_so_many_steps_and_no_sooner(state, step, monkeypatch):
+    reads = []
+    device_get = jax.device_get
+    monkeypatch.setattr(
+        _fit.jax, "device_get", lambda losses: reads.append(len(losses)) or device_get(losses)
+    )
+    fit(state, step, batches(), num_steps=11, check_every=4)
+    assert reads == [4, 4, 3]
+
+
+def test_log_gets_the_steps_made_and_the_mean_loss_since(state, step):
+    log = []
+    result = fit(
+        state,
+        step,
+        batches(),
+        num_steps=7,
+        log_every=3,
+        check_every=2,
+        on_log=lambda step, loss: log.append((step, loss)),
+    )
+    history = result.history
+    expected = [(3, np.mean(history[:3])), (6, np.mean(history[3:6])), (7, history[6])]
+    np.testing.assert_allclose(log, expected, rtol=1e-6)
+
+
+def test_batches_that_end_end_the_training(state, step):
+    result = fit(state, step, [GOOD] * 3, num_steps=10)
+    assert result.stopped == "finished"
+    assert result.message == "Made 3 of 10 steps; the batches ended."
+    assert len(result.history) == result.state.step == 3
+
+
+def test_no_batch_is_drawn_that_is_not_used(state, step):
+    data = iter([GOOD] * 5)
+    fit(state, step, data, num_steps=3)
+    assert len(list(data)) == 2
+
+
+def interrupted_at(number, ctrl_c):
+    for count in itertools.count(1):
+        if count == number:
+            ctrl_c()
+        yield GOOD
+
+
+def test_ctrl_c_ends_after_the_step_under_way(state, step, ctrl_c):
+    result = fit(state, step, interrupted_at(4, ctrl_c), num_steps=10)
+    assert result.stopped == "interrupted"
+    assert result.message == "Interrupted after 4 of 10 steps."
+    assert tree_equal(result.state, fit(state, step, batches(), num_steps=4).state)
+
+
+def test_ctrl_c_inside_a_step_loses_nothing(state, step, ctrl_c):
+    def interrupting(state, batch):
+        outputs = step(state, batch)
+        ctrl_c()
+        return outputs
+
+    result = fit(state, interrupting, batches(), num_steps=10)
+    assert result.stopped == "interrupted"
+    assert len(result.history) == result.state.step == 1
+
+
+@pytest.mark.parametrize("where", ["batches", "on_log"])
+def test_keyboard_interrupt_raised_by_others_ends_cleanly(where, state, step):
+    def raising(*_):
+        raise KeyboardInterrupt
+
+    data = itertools.chain([GOOD] * 4, map(raising, [0])) if where == "batches" else batches()
+    on_log = raising if where == "on_log" else None
+    result = fit(state, step, data, num_steps=10, log_every=4, on_log=on_log)
+    assert result.stopped == "interrupted"
+    assert tree_equal(result.state, fit(state, step, batches(), num_steps=4).state)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(result.state) if is_array(leaf))
+
+
+def test_keyboard_interrupt_that_takes_the_state_with_it_is_passed_on(state, step):
+    def raising(state, batch):
+        step(state, batch)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(state, raising, batches(), num_steps=10)
+    assert len(fit(state, step, batches(), num_steps=2).history) == 2
+
+
+def test_divergence_seen_at_an_interrupt_is_reported(state, step, ctrl_c):
+    def data():
+        yield GOOD
+        yield np.full_like(GOOD, np.nan)
+        ctrl_c()
+        yield GOOD
+
+    assert fit(state, step, data(), num_steps=10).stopped == "diverged"
+
+
+def test_somebody_elses_handler_is_left_alone(state, step):
+    seen = []
+    handler = lambda *_: seen.append(None)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        result = fit(
+            state,
+            step,
+            interrupted_at(2, lambda: signal.raise_signal(signal.SIGINT)),
+            num_steps=4,
+        )
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.stopped == "finished"
+    assert len(seen) == 1
+
+
+def test_other_errors_pass(state, step):
+    def data():
+        yield GOOD
+        raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        fit(state, step, data(), num_steps=4)
+
+
+@pytest.mark.parametrize("name", ["num_steps", "log_every", "check_every"])
+def test_count_below_one_is_refused_by_name(name, state, step):
+    with pytest.raises(ValueError, match=f"{name} of at least 1, got 0"):
+        fit(state, step, batches(), **{"num_steps": 1, name: 0})
