@@ -1,0 +1,1 @@
+"""Measurements of eqxlike side by side with raw JAX and with its peers."""

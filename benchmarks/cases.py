@@ -1,0 +1,188 @@
+"""The cases that benchmarks and profiling share: one row of the table each.
+
+A case names its columns and builds each of them only when asked, so that a peer that is not
+installed costs a note and nothing else. To add a row, write a function that returns a `Case` and
+name it in `CASES`; its columns need not be those of its neighbours.
+"""
+
+import dataclasses
+import functools
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+import eqxlike
+from benchmarks import bayesian, columns, networks
+from benchmarks.columns import Work
+from eqxlike._timing import Call
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One piece of work in all the ways that are compared.
+
+    Attributes:
+        name: of the row.
+        builders: for each column, in the order of the table, a function that makes its call;
+            raises ImportError where the column needs what is not installed.
+        baseline: the column that ratios are taken to.
+    """
+
+    name: str
+    builders: Mapping[str, Callable[[], Call]]
+    baseline: str = columns.MODULE
+
+    @property
+    def slug(self) -> str:
+        """The name as part of a file name."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+
+
+def compare(name: str, work: Callable[[Any], Work], nnx: Callable[[Any], Call]) -> Case:
+    """Return the case that calls one piece of work in every way.
+
+    Args:
+        name: of the row.
+        work: makes the work of Modules of the library it is given: eqxlike or Equinox.
+        nnx: makes the call of the same work with NNX, given `benchmarks.nnx_networks`.
+    """
+
+    def equinox() -> Work:
+        return work(importlib.import_module("equinox"))
+
+    return Case(
+        name,
+        {
+            columns.FLAT: lambda: columns.on_flat_list(work(eqxlike)),
+            columns.MODULE: lambda: columns.on_module(work(eqxlike)),
+            columns.OURS: lambda: columns.filtered(work(eqxlike)),
+            columns.EQUINOX_MODULE: lambda: columns.on_module(equinox()),
+            columns.EQUINOX: lambda: columns.filtered(equinox()),
+            columns.NNX: lambda: nnx(importlib.import_module("benchmarks.nnx_networks")),
+        },
+    )
+
+
+def identity() -> Case:
+    """A model without arrays that returns its input: the price of a call and nothing else."""
+    x = functools.partial(networks.normal, 1, 1, seed=1)
+
+    def work(library: Any) -> Work:
+        return Work(library, networks.forward, (library.nn.Identity(),), (x(),), False)
+
+    return compare("Identity, (1, 1)", work, lambda peer: peer.forward(peer.Identity(), x()))
+
+
+def mlp_forward(depth: int, width: int, batch: int | None = None) -> Case:
+    """An MLP applied to one example, or to a batch through vmap."""
+    function = networks.forward if batch is None else networks.forward_batch
+    shape = (width,) if batch is None else (batch, width)
+    x = functools.partial(networks.normal, *shape, seed=1)
+
+    def work(library: Any) -> Work:
+        return Work(library, function, (networks.mlp(library, width, depth),), (x(),), False)
+
+    name = f"MLP forward, depth {depth}, width {width}"
+    return compare(
+        name if batch is None else f"{name}, batch {batch}",
+        work,
+        lambda peer: peer.forward(peer.mlp(width, depth), x()),
+    )
+
+
+def adam_step(depth: int, width: int, batch: int = 32) -> Case:
+    """One step of Adam on the mean squared error of an MLP, state fed back."""
+
+    def data() -> tuple[jax.Array, jax.Array]:
+        return networks.normal(batch, width, seed=1), networks.normal(batch, width, seed=2)
+
+    def work(library: Any) -> Work:
+        state = networks.training_state(library, networks.mlp(library, width, depth))
+        step = networks.training_step(library, networks.mean_squared_error)
+        return Work(library, step, state, data(), True)
+
+    return compare(
+        f"Adam step, depth {depth}, width {width}, batch {batch}",
+        work,
+        lambda peer: peer.training_step(peer.mlp(width, depth), peer.mean_squared_error, data()),
+    )
+
+
+def elbo_step(batch: int = 64) -> Case:
+    """One step of Adam on the minibatch ELBO of a Bayesian network, state and key fed back."""
+    key = functools.partial(jax.random.key, 0)
+
+    def work(library: Any) -> Work:
+        model = bayesian.network() if library is eqxlike else bayesian.equinox_network(library)
+        state = (*networks.training_state(library, model), key())
+        return Work(library, bayesian.elbo_step(library), state, bayesian.data(batch), True)
+
+    sizes = f"{bayesian.FEATURES}-{bayesian.WIDTH}-{bayesian.CLASSES}"
+    return compare(
+        f"ELBO step, {sizes}, batch {batch}",
+        work,
+        lambda peer: peer.elbo_step(key(), bayesian.data(batch)),
+    )
+
+
+CASES: tuple[Case, ...] = (
+    identity(),
+    *(mlp_forward(2, 2**power) for power in (5, 6, 7, 8)),
+    *(mlp_forward(2, 2**power, batch=1000) for power in (5, 6, 7, 8)),
+    mlp_forward(2, 8),
+    mlp_forward(8, 32),
+    mlp_forward(64, 8),
+    adam_step(2, 8),
+    adam_step(8, 32),
+    adam_step(64, 8),
+    elbo_step(),
+)
+
+
+def select(pattern: str) -> tuple[Case, ...]:
+    """Return the cases whose name the regular expression finds, in any case of letters.
+
+    Raises:
+        ValueError: no case is found, or the pattern is no regular expression.
+    """
+    try:
+        found = tuple(case for case in CASES if re.search(pattern, case.name, re.IGNORECASE))
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+    if not found:
+        names = "\n  ".join(case.name for case in CASES)
+        raise ValueError(f"no case matches {pattern!r}; there are\n  {names}")
+    return found
+
+
+def build(case: Case) -> tuple[dict[str, Call], list[str]]:
+    """Build the columns of a case.
+
+    Returns:
+        The calls by column, and a note for each column that was left out.
+    """
+    calls, notes = {}, []
+    for column, builder in case.builders.items():
+        try:
+            calls[column] = builder()
+        except ImportError as error:
+            notes.append(f"{column} is left out: {error}")
+    return calls, notes
+
+
+def check_agreement(calls: Mapping[str, Call], times: int = 3) -> None:
+    """Raise unless all columns return the same numbers, over several calls where state feeds back.
+
+    Raises:
+        AssertionError: names the column that differs from the first one, the call, and the numbers.
+    """
+    results = {column: [np.asarray(call()) for _ in range(times)] for column, call in calls.items()}
+    (first, expected), *others = results.items()
+    for column, actual in others:
+        for number, (one, other) in enumerate(zip(actual, expected, strict=True), start=1):
+            message = f"{column!r} differs from {first!r} at call {number}"
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5, err_msg=message)

@@ -1,0 +1,102 @@
+"""The columns of a table: the same work called in each of the ways that are compared.
+
+A `Work` is a plain function over the Modules of one library. Here it is turned into functions of no
+arguments, one per way of compiling and calling it. All of them trace the same operations, so what
+differs between columns is what a call costs around the compiled program.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from eqxlike._timing import Call
+
+FLAT = "jax.jit, flat list"
+MODULE = "jax.jit, module"
+OURS = "filter_jit"
+EQUINOX_MODULE = "jax.jit, Equinox module"
+EQUINOX = "Equinox filter_jit"
+NNX = "nnx.jit"
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A function and its arguments, made of the Modules of one library.
+
+    Attributes:
+        library: `eqxlike`, or a module with the same public names.
+        function: takes `*state, *data`. Returns an array; where the state is fed back, returns
+            `(*state, array)`.
+        state: Modules, and pytrees of Modules.
+        data: arrays.
+        feeds_back: whether each call takes the state that the last one returned.
+    """
+
+    library: Any
+    function: Callable[..., Any]
+    state: tuple[Any, ...]
+    data: tuple[jax.Array, ...]
+    feeds_back: bool
+
+
+def filtered(work: Work) -> Call:
+    """The library's own `filter_jit` on the Modules as they are."""
+    return _calls(work, work.library.filter_jit(work.function), work.state)
+
+
+def on_module(work: Work) -> Call:
+    """`jax.jit` on the Modules with their arrays alone, partitioned once and outside.
+
+    This is what one writes who keeps the Modules and wants raw JAX's dispatch: the static parts
+    never reach the call.
+    """
+    arrays, static = work.library.partition(work.state, work.library.is_array)
+
+    @jax.jit
+    def function(*arguments: Any) -> Any:
+        state, data = _split(arguments, len(static))
+        result = work.function(*work.library.combine(state, static), *data)
+        if not work.feeds_back:
+            return result
+        state, output = _split(result, len(static))
+        return (*work.library.filter(state, work.library.is_array), *output)
+
+    return _calls(work, function, arrays)
+
+
+def on_flat_list(work: Work) -> Call:
+    """`jax.jit` on one list with all arrays of the state, and one such list back: the floor."""
+    arrays, static = work.library.partition(work.state, work.library.is_array)
+    leaves, treedef = jax.tree_util.tree_flatten(arrays)
+
+    @jax.jit
+    def function(leaves: list[jax.Array], *data: jax.Array) -> Any:
+        state = work.library.combine(jax.tree_util.tree_unflatten(treedef, leaves), static)
+        result = work.function(*state, *data)
+        if not work.feeds_back:
+            return result
+        state, output = _split(result, len(static))
+        return jax.tree_util.tree_leaves(work.library.filter(state, work.library.is_array)), *output
+
+    return _calls(work, function, (leaves,))
+
+
+def _calls(work: Work, function: Callable[..., Any], state: Sequence[Any]) -> Call:
+    """Bind `function` to its arguments, or to a state that each call replaces."""
+    if not work.feeds_back:
+        return functools.partial(function, *state, *work.data)
+
+    def step() -> Any:
+        nonlocal state
+        *state, output = function(*state, *work.data)
+        return output
+
+    return step
+
+
+def _split(arguments: Sequence[Any], count: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Part the first `count` arguments from the others."""
+    return tuple(arguments[:count]), tuple(arguments[count:])

@@ -1,0 +1,97 @@
+"""The networks and losses of the cases, for eqxlike and for any library with the same names.
+
+All of them take their weights from NumPy, in tree order, so that every column computes with the
+same numbers whatever a library draws at initialisation.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+#: Small, so that the weights stay near where they began however many steps a column makes: no
+#: column drifts into denormal numbers, which some processors add slowly.
+LEARNING_RATE = 1e-4
+
+
+def weights(sizes: Sequence[int], seed: int = 0) -> list[np.ndarray]:
+    """Return weight and bias of each layer, in tree order, as He et al. (2015) draw the weights.
+
+    Args:
+        sizes: features before the first layer, between layers, and after the last.
+        seed: of the draws.
+
+    Returns:
+        For each layer an array of shape (features after, features before) and one of shape
+        (features after,), float32. Signals keep their size through any number of ReLU layers, so
+        that outputs that agree do so on more than the last bias.
+    """
+    generator = np.random.default_rng(seed)
+    arrays = []
+    for before, after in itertools.pairwise(sizes):
+        arrays.append(generator.normal(0, np.sqrt(2 / before), (after, before)))
+        arrays.append(generator.normal(0, 0.1, (after,)))
+    return [array.astype(np.float32) for array in arrays]
+
+
+def normal(*shape: int, seed: int) -> jax.Array:
+    """Return standard normal data."""
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+
+
+def mlp(library: Any, width: int, depth: int) -> Any:
+    """Return the library's MLP with `depth` hidden layers, `width` features everywhere."""
+    model = library.nn.MLP(width, width, width, depth, key=jax.random.key(0))
+    return with_arrays(library, model, weights([width] * (depth + 2)))
+
+
+def with_arrays(library: Any, model: Any, arrays: Sequence[Any]) -> Any:
+    """Return `model` with `arrays` for its own, in tree order."""
+    own, static = library.partition(model, library.is_array)
+    leaves, treedef = jax.tree_util.tree_flatten(own)
+    for place, (leaf, array) in enumerate(zip(leaves, arrays, strict=True)):
+        if leaf.shape != array.shape:
+            raise ValueError(f"array {place}: expected shape {leaf.shape}, got {array.shape}")
+    new = jax.tree_util.tree_unflatten(treedef, [jnp.asarray(array) for array in arrays])
+    return library.combine(new, static)
+
+
+def forward(model: Any, x: jax.Array) -> jax.Array:
+    """Apply a model to one example."""
+    return model(x)
+
+
+def forward_batch(model: Any, x: jax.Array) -> jax.Array:
+    """Apply a model to a batch."""
+    return jax.vmap(model)(x)
+
+
+def mean_squared_error(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Return the mean squared error of a model of one example over a batch."""
+    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+
+def optimiser() -> optax.GradientTransformation:
+    """Return the optimiser of every training step."""
+    return optax.adam(LEARNING_RATE)
+
+
+def training_step(library: Any, loss: Any) -> Any:
+    """Return the step `(model, opt_state, *data) -> (model, opt_state, loss)`."""
+    adam = optimiser()
+
+    def step(model: Any, opt_state: Any, *data: jax.Array) -> tuple[Any, Any, jax.Array]:
+        value, gradients = library.filter_value_and_grad(loss)(model, *data)
+        updates, opt_state = adam.update(gradients, opt_state)
+        return library.apply_updates(model, updates), opt_state, value
+
+    return step
+
+
+def training_state(library: Any, model: Any) -> tuple[Any, Any]:
+    """Return the model and the optimiser's state for it."""
+    return model, optimiser().init(library.filter(model, library.is_inexact_array))

@@ -1,0 +1,81 @@
+"""The models of a data set side by side: trained, and evaluated on the test part."""
+
+import dataclasses
+import sys
+
+from .._timing import Measurement
+from ._baselines import baseline_name, evaluate_baseline
+from ._data import Data
+from ._evaluate import Evaluation, evaluate
+from ._settings import Settings
+from ._train import Training, train_bayesian, train_plain
+
+BAYESIAN = "bayesian"
+PLAIN = "plain"
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What was reached for one data set.
+
+    Attributes:
+        data: that was trained on.
+        settings: what was trained, and how.
+        bayesian: the training of the Bayesian network.
+        plain: that of the plain one; None if it was not come to.
+        evaluations: by name of the model, for those that were come to.
+        dispatch: the dispatch table, by row; empty if it was not come to.
+        seconds: how long all of it took.
+    """
+
+    data: Data
+    settings: Settings
+    bayesian: Training
+    plain: Training | None = None
+    evaluations: dict[str, Evaluation] = dataclasses.field(default_factory=dict)
+    dispatch: dict[str, Measurement] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def trainings(self) -> dict[str, Training]:
+        """The trainings that were come to, by name of the model."""
+        pairs = ((BAYESIAN, self.bayesian), (PLAIN, self.plain))
+        return {name: training for name, training in pairs if training is not None}
+
+
+def compare(data: Data, settings: Settings, *, seed: int, outcomes: dict[str, Outcome]) -> Outcome:
+    """Train a Bayesian and a plain network and the baseline, and evaluate them.
+
+    A training that did not finish is told of on standard error, and what it reached is evaluated.
+
+    Args:
+        data: to train on and to evaluate with.
+        settings: what to train, and how.
+        seed: of weights and noise.
+        outcomes: gets the outcome under the name of the data set as soon as there is something in
+            it, so that it is there when Ctrl-C ends the rest.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came, in a training or elsewhere.
+    """
+    bayesian = train_bayesian(data, settings, seed=seed)
+    outcome = outcomes[data.name] = Outcome(data, settings, bayesian)
+    _evaluate(outcome, BAYESIAN, bayesian, seed, num_samples=settings.num_samples)
+    outcome.plain = train_plain(data, settings, seed=seed)
+    _evaluate(outcome, PLAIN, outcome.plain, seed, num_samples=1)
+    outcome.evaluations[baseline_name(data)] = evaluate_baseline(data)
+    return outcome
+
+
+def _evaluate(
+    outcome: Outcome, name: str, training: Training, seed: int, *, num_samples: int
+) -> None:
+    data, result = outcome.data, training.result
+    if result.stopped != "finished":
+        print(f"{data.name}, {name}: {result.message}", file=sys.stderr, flush=True)
+    outcome.evaluations[name] = evaluate(data, training.model, seed=seed, num_samples=num_samples)
+    if result.stopped == "interrupted":
+        raise KeyboardInterrupt

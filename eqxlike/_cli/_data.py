@@ -1,0 +1,146 @@
+"""Real data for the demo: scikit-learn's bundled diabetes and digits, split and standardised.
+
+`N` is the number of examples, `D` the number of features.
+"""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from ._errors import CommandError
+
+TEST_FRACTION = 0.3
+#: Of the training part. The plain network and the baselines choose by it how far to train and how
+#: much to regularise, and are then trained on the whole training part.
+VALIDATION_FRACTION = 0.25
+
+Name = Literal["diabetes", "digits"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Examples: `x` of shape (N, D), `y` of shape (N,), floats or class labels."""
+
+    x: Shaped[np.ndarray, "N D"]
+    y: Shaped[np.ndarray, " N"]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: slice) -> "Part":
+        return Part(self.x[index], self.y[index])
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """The affine map that gives the training part mean 0 and unit scale."""
+
+    mean: Float[np.ndarray, "*D"]
+    scale: Float[np.ndarray, "*D"]
+
+    def __call__(self, values: Shaped[np.ndarray, "N *D"]) -> Float[np.ndarray, "N *D"]:
+        return ((values - self.mean) / self.scale).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """A data set, ready to train on: standardised, in 32 bits.
+
+    Attributes:
+        name: of the data set.
+        train: the training part.
+        test: held out: nothing is fitted to it or chosen by it.
+        x_scaling: what was done to the features.
+        y_scaling: what was done to the target; None for class labels.
+    """
+
+    name: Name
+    train: Part
+    test: Part
+    x_scaling: Scaling
+    y_scaling: Scaling | None
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the target is a number rather than a class."""
+        return self.y_scaling is not None
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return int(self.train.y.max()) + 1
+
+    def validation_split(self) -> tuple[Part, Part]:
+        """Return the training part in two: to fit to, and to choose by."""
+        size = round(VALIDATION_FRACTION * len(self.train))
+        return self.train[size:], self.train[:size]
+
+
+def load(name: Name) -> Part:
+    """Return a data set as scikit-learn has it, in its own units."""
+    from sklearn import datasets
+
+    if name == "diabetes":
+        x, y = datasets.load_diabetes(return_X_y=True, scaled=False)
+    else:
+        x, y = datasets.load_digits(return_X_y=True)
+    return Part(np.asarray(x), np.asarray(y))
+
+
+def prepare(name: Name, whole: Part, *, seed: int) -> Data:
+    """Check, split and standardise a data set.
+
+    Both the shuffle and so the split are those of `seed`. Means and scales are those of the
+    training part alone. The pixels of the digits share a unit and so one scale: pixels at the rim,
+    which are hardly ever inked, are not blown up to the size of the others.
+
+    Raises:
+        CommandError: a value is NaN or infinite, or a feature has no spread in the training part.
+    """
+    check_finite(name, whole)
+    order = np.random.default_rng(seed).permutation(len(whole))
+    size = round(TEST_FRACTION * len(whole))
+    test, train = (Part(whole.x[part], whole.y[part]) for part in (order[:size], order[size:]))
+    is_regression = name == "diabetes"
+    x_scaling = standardisation(train.x, is_shared=not is_regression)
+    y_scaling = standardisation(train.y, is_shared=False) if is_regression else None
+
+    def scaled(part: Part) -> Part:
+        y = part.y.astype(np.int32) if y_scaling is None else y_scaling(part.y)
+        return Part(x_scaling(part.x), y)
+
+    return Data(name, scaled(train), scaled(test), x_scaling, y_scaling)
+
+
+def standardisation(values: Shaped[np.ndarray, "N *D"], *, is_shared: bool) -> Scaling:
+    """Return the scaling that standardises `values`.
+
+    Args:
+        values: examples along the first axis.
+        is_shared: whether all features are divided by one number, their root mean variance, rather
+            than each by its own standard deviation.
+
+    Raises:
+        CommandError: a feature has no spread to divide by.
+    """
+    variance = np.var(values, axis=0)
+    if is_shared:
+        variance = np.full_like(variance, np.mean(variance))
+    if not np.all(variance > 0):
+        raise CommandError("the data cannot be standardised: a column of it is constant")
+    return Scaling(np.mean(values, axis=0), np.sqrt(variance))
+
+
+def check_finite(name: str, part: Part) -> None:
+    """Raise `CommandError` with the first place of a value that is NaN or infinite."""
+    for label, values in (("features", part.x), ("target", part.y)):
+        is_bad = ~np.isfinite(values)
+        if is_bad.any():
+            row, *column = (int(index) for index in np.argwhere(is_bad)[0])
+            where = f"row {row}" + (f", column {column[0]}" if column else "")
+            raise CommandError(
+                f"the {name} data holds {int(is_bad.sum())} NaN or infinite value(s) in its "
+                f"{label}, the first in {where}"
+            )

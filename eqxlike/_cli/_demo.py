@@ -1,0 +1,132 @@
+"""`demo`: Bayesian networks trained on real data, with what `filter_jit` costs beside them."""
+
+import argparse
+import importlib.util
+import pathlib
+import sys
+import time
+from typing import Any
+
+from . import _data, _pictures, _report, _tables
+from ._compare import Outcome, compare
+from ._data import Data
+from ._device import CHOICES, choose_device
+from ._dispatch import measure_dispatch
+from ._errors import CommandError
+from ._settings import SETTINGS, Settings, settings_for
+
+#: Import names of what the demo extra brings.
+NEEDED = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
+#: Seeds end where NumPy's and JAX's do in 32 bits.
+MOST_SEED = 2**31 - 1
+#: The exit status for each way of stopping.
+STATUSES = {"finished": 0, "diverged": 1, "interrupted": 130}
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the subcommand to the command line."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "demo", help="Bayesian networks on real data", description=__doc__
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--data", choices=[*SETTINGS, "both"], default="both", help="which data set (both)"
+    )
+    parser.add_argument(
+        "--steps", type=_steps, metavar="N", help="training steps instead of each data set's own"
+    )
+    parser.add_argument(
+        "--seed", type=_seed, default=0, metavar="N", help="of split, weights and noise (0)"
+    )
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=pathlib.Path("demo-results"),
+        metavar="DIR",
+        help="where pictures and results go (demo-results)",
+    )
+    parser.add_argument("--quick", action="store_true", help="a look in seconds, not for quoting")
+    parser.add_argument(
+        "--device", choices=CHOICES, default="auto", help="auto: a GPU where JAX sees one (auto)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demo; return the exit status.
+
+    Raises:
+        CommandError: what was asked for cannot be done.
+    """
+    _require_extras()
+    folder = _report.writable_folder(options.out)
+    names = list(SETTINGS) if options.data == "both" else [options.data]
+    datasets = [_data.prepare(name, _data.load(name), seed=options.seed) for name in names]
+    device = choose_device(options.device)
+    print(f"device: {device}", flush=True)
+    outcomes: dict[str, Outcome] = {}
+    is_interrupted = False
+    try:
+        for data in datasets:
+            settings = settings_for(data.name, steps=options.steps, is_quick=options.quick)
+            _run_one(data, settings, options.seed, outcomes)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    stopped = "interrupted" if is_interrupted else _how_it_ended(outcomes)
+    for outcome in outcomes.values():
+        _tables.print_metrics(outcome)
+    _tables.print_dispatch(outcomes)
+    contents = _report.report(
+        outcomes, stopped=stopped, seed=options.seed, is_quick=options.quick, device=device
+    )
+    try:
+        _report.write(contents, folder / "results.json")
+        files = [folder / "results.json", *_pictures.draw(outcomes, folder)]
+    except OSError as error:
+        raise CommandError(f"cannot write the results: {error}") from None
+    print("\nwritten: " + ", ".join(map(str, files)), flush=True)
+    if is_interrupted:
+        print("interrupted: the results are those of what was reached", file=sys.stderr)
+    return STATUSES[stopped]
+
+
+def _run_one(data: Data, settings: Settings, seed: int, outcomes: dict[str, Outcome]) -> None:
+    """Train and evaluate on one data set; keep in `outcomes` what is reached as it is reached.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came, in a training or elsewhere.
+    """
+    start_s = time.perf_counter()
+    outcome = compare(data, settings, seed=seed, outcomes=outcomes)
+    outcome.dispatch = measure_dispatch(data, outcome.bayesian, settings)
+    outcome.seconds = time.perf_counter() - start_s
+
+
+def _how_it_ended(outcomes: dict[str, Outcome]) -> str:
+    trainings = [each for outcome in outcomes.values() for each in outcome.trainings.values()]
+    is_diverged = any(training.result.stopped == "diverged" for training in trainings)
+    return "diverged" if is_diverged else "finished"
+
+
+def _require_extras() -> None:
+    missing = [name for module, name in NEEDED.items() if not importlib.util.find_spec(module)]
+    if missing:
+        raise CommandError(f"the demo needs {' and '.join(missing)}: pip install 'eqxlike[demo]'")
+
+
+def _steps(text: str) -> int:
+    return _integer(text, 1, None)
+
+
+def _seed(text: str) -> int:
+    return _integer(text, 0, MOST_SEED)
+
+
+def _integer(text: str, least: int, most: int | None) -> int:
+    wanted = f"a whole number of {least} or more" + ("" if most is None else f", at most {most}")
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}") from None
+    if number < least or (most is not None and number > most):
+        raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
+    return number

@@ -1,0 +1,118 @@
+"""What predictions on held-out data are worth: metrics, and what pictures are drawn from.
+
+`S` is the number of networks drawn, `N` the number of test examples, `C` the number of classes.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .. import bayes
+from ._data import Data
+from ._models import Classifier, Model, Regressor, network_outputs
+
+LEVEL = 0.9
+NUM_BINS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Intervals:
+    """Predictions of numbers, in the units of the target.
+
+    Attributes:
+        metrics: by name.
+        mean: of the predictive distribution, shape (N,).
+        lower: end of its central interval of probability `LEVEL`, shape (N,).
+        upper: the other end, shape (N,).
+    """
+
+    metrics: dict[str, float]
+    mean: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Probabilities:
+    """Predictions of classes.
+
+    Attributes:
+        metrics: by name.
+        bins: the predictions by their confidence, the fields of a `bayes.CalibrationBins`.
+    """
+
+    metrics: dict[str, float]
+    bins: dict[str, np.ndarray]
+
+
+Evaluation = Intervals | Probabilities
+
+
+def evaluate(data: Data, model: Model, *, seed: int, num_samples: int) -> Evaluation:
+    """Evaluate a model on the test part.
+
+    Args:
+        data: whose test part is predicted.
+        model: Bayesian or plain.
+        seed: of the draws.
+        num_samples: S; 1 for a plain model, whose network is its own only draw.
+    """
+    key = jax.random.key(seed)
+    outputs = network_outputs(model.network, jnp.asarray(data.test.x), key, num_samples)
+    if isinstance(model, Regressor):
+        return evaluate_regression(data, outputs, jnp.exp(model.log_noise))
+    assert isinstance(model, Classifier)
+    return evaluate_classification(data, bayes.categorical_mixture_log_probabilities(outputs))
+
+
+def evaluate_regression(
+    data: Data, means: Float[Array, "S N"], noise: Float[Array, ""]
+) -> Intervals:
+    """Evaluate an equal mixture of Gaussians against the target, both in its own units.
+
+    Args:
+        data: whose test part is predicted.
+        means: of the Gaussians, for the standardised target.
+        noise: their standard deviation, likewise.
+
+    Returns:
+        `rmse` in units of the target; `nll` in nats for an example, of the density in those units;
+        `coverage` of the intervals of probability `LEVEL`, and their mean `width`; `noise`.
+    """
+    assert data.y_scaling is not None
+    centre, scale = float(data.y_scaling.mean), float(data.y_scaling.scale)
+    y = jnp.asarray(data.test.y) * scale + centre
+    means, noise = means * scale + centre, noise * scale
+    mean = jnp.mean(means, axis=0)
+    lower, upper = bayes.gaussian_mixture_interval(means, noise, level=LEVEL)
+    metrics = {
+        "rmse": bayes.root_mean_squared_error(y, mean),
+        "nll": -jnp.mean(bayes.gaussian_mixture_log_density(y, means, noise)),
+        "coverage": bayes.interval_coverage(y, lower, upper),
+        "width": jnp.mean(upper - lower),
+        "noise": noise,
+    }
+    return Intervals(_floats(metrics), np.asarray(mean), np.asarray(lower), np.asarray(upper))
+
+
+def evaluate_classification(data: Data, log_probabilities: Float[Array, "N C"]) -> Probabilities:
+    """Evaluate log probabilities of classes.
+
+    Returns:
+        `accuracy`; `nll` in nats for an example; `ece`, the expected calibration error.
+    """
+    y, probabilities = jnp.asarray(data.test.y), jnp.exp(log_probabilities)
+    metrics = {
+        "accuracy": bayes.accuracy(log_probabilities, y),
+        "nll": bayes.categorical_nll(log_probabilities, y),
+        "ece": bayes.expected_calibration_error(probabilities, y, NUM_BINS),
+    }
+    bins = bayes.calibration_bins(probabilities, y, NUM_BINS)._asdict()
+    return Probabilities(_floats(metrics), {name: np.asarray(each) for name, each in bins.items()})
+
+
+def _floats(metrics: dict[str, Array]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}

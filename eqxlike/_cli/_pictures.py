@@ -1,0 +1,246 @@
+"""The demo's four pictures, as matplotlib Figures: no window system, no global state."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ._compare import BAYESIAN, PLAIN, Outcome
+from ._dispatch import FILTERED, FLAT, MODULE
+from ._evaluate import LEVEL, Intervals, Probabilities
+from ._tables import TITLES
+
+BLUE, ORANGE, GREEN, RED, GREY = "#2b6cb0", "#dd8a2b", "#3a9a5c", "#c53030", "#777777"
+COLOURS = {BAYESIAN: BLUE, PLAIN: ORANGE, "ridge": GREEN, "logistic": GREEN}
+COLUMN_COLOURS = {FLAT: "#b8c4d0", MODULE: "#7f95ab", FILTERED: BLUE}
+DPI = 150
+
+
+def draw(outcomes: Mapping[str, Outcome], folder: pathlib.Path) -> list[pathlib.Path]:
+    """Draw whatever there are numbers for.
+
+    Args:
+        outcomes: by name of the data set.
+        folder: where the pictures go.
+
+    Returns:
+        The files written.
+    """
+    written = []
+    for file, draw_figure in (
+        ("diabetes_intervals.png", _draw_intervals),
+        ("digits_reliability.png", _draw_reliability),
+        ("elbo.png", _draw_elbo),
+        ("dispatch.png", _draw_dispatch),
+    ):
+        figure = draw_figure(outcomes)
+        if figure is not None:
+            figure.savefig(folder / file, dpi=DPI)
+            written.append(folder / file)
+    return written
+
+
+def _new_figure(width: float, height: float, title: str) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=12, fontweight="bold")
+    return figure
+
+
+def _tidy(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def _draw_intervals(outcomes: Mapping[str, Outcome]) -> Any:
+    """Each held-out patient's interval with the truth, ordered by prediction, a panel a model."""
+    if "diabetes" not in outcomes or not outcomes["diabetes"].evaluations:
+        return None
+    outcome = outcomes["diabetes"]
+    names = [name for name in (BAYESIAN, PLAIN) if name in outcome.evaluations]
+    scaling = outcome.data.y_scaling
+    assert scaling is not None
+    truth = outcome.data.test.y * scaling.scale + scaling.mean
+    figure = _new_figure(5.6 * len(names), 4.6, "Diabetes: predictive intervals against truth")
+    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    for axes, name in zip(panels, names, strict=True):
+        predicted = outcome.evaluations[name]
+        assert isinstance(predicted, Intervals)
+        order = np.argsort(predicted.mean)
+        place = np.arange(len(order))
+        mean, lower, upper, y = (
+            values[order] for values in (predicted.mean, predicted.lower, predicted.upper, truth)
+        )
+        is_inside = (lower <= y) & (y <= upper)
+        colour = COLOURS[name]
+        axes.vlines(
+            place, lower, upper, color=colour, alpha=0.3, linewidth=2, label=f"{LEVEL:.0%} interval"
+        )
+        axes.plot(place, mean, color=colour, linewidth=1.8, label="predictive mean")
+        axes.plot(place[is_inside], y[is_inside], "o", color="#333333", ms=3.2, label="truth")
+        axes.plot(
+            place[~is_inside], y[~is_inside], "X", color=RED, ms=6, label="truth outside interval"
+        )
+        metrics = predicted.metrics
+        axes.set_title(
+            f"{TITLES[name]}: {metrics['coverage']:.1%} inside, RMSE {metrics['rmse']:.1f}",
+            fontsize=10,
+        )
+        axes.set_xlabel("held-out patients, ordered by predictive mean")
+        _tidy(axes)
+    panels[0].set_ylabel("disease progression after one year (score)")
+    panels[0].legend(loc="upper left", fontsize=8, framealpha=0.9)
+    return figure
+
+
+def _draw_reliability(outcomes: Mapping[str, Outcome]) -> Any:
+    """Accuracy over confidence, and below how many predictions are that sure, a panel a model."""
+    if "digits" not in outcomes or not outcomes["digits"].evaluations:
+        return None
+    evaluations = outcomes["digits"].evaluations
+    figure = _new_figure(
+        1.2 + 3.5 * len(evaluations), 5.0, "Digits: is a prediction right as often as it claims?"
+    )
+    panels = figure.subplots(
+        2, len(evaluations), sharex=True, sharey="row", squeeze=False, height_ratios=[3.2, 1]
+    )
+    for axes, counts, (name, predicted) in zip(*panels, evaluations.items(), strict=True):
+        assert isinstance(predicted, Probabilities)
+        is_filled = predicted.bins["count"] > 0
+        count, confidence, accuracy = (
+            predicted.bins[field][is_filled] for field in ("count", "confidence", "accuracy")
+        )
+        lower, upper = _wilson_interval(accuracy, count)
+        edges, colour = predicted.bins["edges"], COLOURS[name]
+        width = edges[1] - edges[0]
+        left = edges[:-1][is_filled]
+        axes.bar(left, accuracy, width, align="edge", color=colour, alpha=0.3, edgecolor="white")
+        axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="as claimed")
+        axes.errorbar(
+            confidence,
+            accuracy,
+            yerr=(accuracy - lower, upper - accuracy),
+            fmt="o",
+            markersize=5,
+            color=colour,
+            elinewidth=1.2,
+            capsize=2.5,
+            label="accuracy, 90% interval",
+        )
+        counts.bar(left, count, width, align="edge", color=colour, alpha=0.7, edgecolor="white")
+        for place, number in zip(left, count, strict=True):
+            counts.text(place + width / 2, number * 1.25, str(number), ha="center", fontsize=7)
+        metrics = predicted.metrics
+        axes.set_title(
+            f"{TITLES[name]}\nECE {metrics['ece']:.3f}, NLL {metrics['nll']:.3f} nats", fontsize=10
+        )
+        counts.set_xlabel("confidence (predicted probability)")
+        _tidy(axes)
+        _tidy(counts)
+    axes, counts = panels[0, 0], panels[1, 0]
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.02)
+    axes.set_ylabel("accuracy in the bin")
+    axes.legend(loc="upper left", fontsize=8)
+    counts.set_yscale("log")
+    counts.set_ylim(0.7, 4 * len(outcomes["digits"].data.test))
+    counts.set_ylabel("predictions")
+    return figure
+
+
+def _wilson_interval(fraction: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The 90% score interval of a fraction of `count` (Wilson 1927); sound at 0, at 1, for few."""
+    z = 1.645
+    middle = (fraction + z**2 / (2 * count)) / (1 + z**2 / count)
+    spread = np.sqrt(fraction * (1 - fraction) / count + z**2 / (4 * count**2))
+    half = z / (1 + z**2 / count) * spread
+    return np.minimum(middle - half, fraction), np.maximum(middle + half, fraction)
+
+
+def _draw_elbo(outcomes: Mapping[str, Outcome]) -> Any:
+    """The ELBO of each step, and its running mean."""
+    shown = {
+        name: np.array(outcome.bayesian.result.history)
+        for name, outcome in outcomes.items()
+        if outcome.bayesian.result.history
+    }
+    if not shown:
+        return None
+    figure = _new_figure(5.6 * len(shown), 4.2, "Evidence lower bound in training")
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, (name, losses) in zip(panels, shown.items(), strict=True):
+        elbo, steps = -losses, np.arange(1, len(losses) + 1)
+        window = max(1, len(elbo) // 50)
+        running = np.convolve(elbo, np.ones(window) / window, mode="valid")
+        axes.plot(steps, elbo, color=BLUE, alpha=0.25, linewidth=0.7, label="minibatch estimate")
+        axes.plot(
+            steps[window - 1 :], running, color=BLUE, linewidth=1.8, label=f"mean of {window} steps"
+        )
+        # The first steps lie far below the rest and would flatten it.
+        low, high = np.quantile(elbo, 0.1), elbo.max()
+        axes.set_ylim(low - 0.5 * (high - low), high + 0.1 * (high - low))
+        weight = outcomes[name].settings.kl_weight
+        axes.set_title(name if weight == 1 else f"{name} (KL weight {weight:g})", fontsize=10)
+        axes.set_xlabel("training step")
+        axes.set_ylabel("ELBO (nats per example)")
+        axes.legend(loc="lower right", fontsize=8)
+        _tidy(axes)
+    return figure
+
+
+def _draw_dispatch(outcomes: Mapping[str, Outcome]) -> Any:
+    """What a call costs, as a ratio to `jax.jit` on the module; one panel each for the two times.
+
+    Times differ a hundredfold between rows and mean little on a shared machine; they are written
+    beside the bars.
+    """
+    rows = {
+        f"{name}\n{row}": measured
+        for name, outcome in outcomes.items()
+        for row, measured in outcome.dispatch.items()
+    }
+    if not rows:
+        return None
+    figure = _new_figure(11.2, 1.9 + 0.9 * len(rows), "What a call costs in the demo")
+    panels = figure.subplots(1, 2, sharey=True)
+    height = 0.27
+    for axes, kind, title in (
+        (panels[0], "dispatch", "dispatch: until the call returns"),
+        (panels[1], "completion", "completion: until the result is ready"),
+    ):
+        most = 0.0
+        for index, column in enumerate((FLAT, MODULE, FILTERED)):
+            cells = [measured.columns[column] for measured in rows.values()]
+            quartiles = [getattr(cell, f"{kind}_ratio") for cell in cells]
+            ratios = np.array([each.median for each in quartiles])
+            whiskers = np.array([[each.lower, each.upper] for each in quartiles]).T
+            most = max(most, whiskers.max())
+            bars = axes.barh(
+                np.arange(len(rows)) + (index - 1) * height,
+                ratios,
+                height * 0.92,
+                xerr=abs(whiskers - ratios),
+                error_kw={"elinewidth": 0.8, "capsize": 1.5, "ecolor": "#333333"},
+                color=COLUMN_COLOURS[column],
+                label=column,
+            )
+            labels = [
+                f"{ratio:.2f}   {getattr(cell, f'{kind}_us'):,.0f} \N{MICRO SIGN}s"
+                for ratio, cell in zip(ratios, cells, strict=True)
+            ]
+            axes.bar_label(bars, labels, padding=4, fontsize=8)
+        axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
+        axes.set_xlim(0, 1.3 * most)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel(f"ratio to {MODULE}: median and quartiles of the rounds")
+        axes.set_yticks(range(len(rows)), list(rows))
+        _tidy(axes)
+        axes.grid(axis="y", visible=False)
+    panels[0].invert_yaxis()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure

@@ -1,0 +1,311 @@
+"""Side by side timing of callables in one process: the method behind every number we quote.
+
+Absolute times on a shared machine mean little, a ratio taken within one run means much. So all
+columns run interleaved, in an order that changes from round to round, each round gives one ratio
+per column, and the median of those ratios is what is quoted. Many short rounds beat few long ones:
+beside four other busy processes on two cores, 25 rounds of 10 ms put a column at 0.72 to 1.06 of
+itself, 200 rounds of 1.25 ms at 0.99 to 1.00. A window shorter than the scheduler's time slice is
+mostly not interrupted at all.
+
+Two times are taken of each call:
+
+- *Dispatch*: calls are made in bursts, the clock runs until the last call of a burst returns, and
+  the wait for its results lies outside the clock. This is what the Python thread pays before it is
+  free again. A burst is short (`BURST`) because the runtime lets only about thirty computations be
+  in flight on a CPU device: a longer run of calls would wait inside the call, and the clock would
+  show the device's speed under the name of dispatch. A program that the runtime finds cheap runs
+  on the calling thread; its execution is then part of its dispatch, in every column alike.
+- *Completion*: each call is followed by a wait for what it returned. This is what a loop pays that
+  looks at every result.
+
+A training step carries state: the callable keeps it in a closure, feeds it back, and returns one
+array of the step, such as the loss. That is enough to wait for the whole step, since the outputs
+of one executable become ready together, and it keeps the flattening of the new state out of every
+clock: a wait for the state itself would charge the columns whose state is a Python object for a
+flattening that a training loop never does. The next step needs this one's state, so completion is
+the latency of one step, dispatch and execution one after the other. A loop that reads no loss
+overlaps them and pays the longer of the two.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import gc
+import importlib.metadata
+import itertools
+import math
+import os
+import pathlib
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+Call = Callable[[], Any]
+
+#: Calls in one burst of a dispatch measurement. XLA's CPU client holds about 30 computations in
+#: flight and makes the next call wait (measured for a program that takes 20 ms: 5 us a call up to
+#: the 31st, 20 ms from there on).
+BURST = 16
+
+#: Calls at the start of a column's turn, outside the clock: the first ones find the caches that the
+#: column before left behind.
+UNTIMED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Quartiles:
+    """The three quartiles of some numbers."""
+
+    lower: float
+    median: float
+    upper: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """What the clock said of one column: one number per round (`R` rounds), in microseconds a call.
+
+    Attributes:
+        dispatch_us: `R` times until a call returned.
+        completion_us: `R` times until what a call returned was ready.
+        calls: how many calls each of those numbers is the mean of.
+    """
+
+    dispatch_us: tuple[float, ...]
+    completion_us: tuple[float, ...]
+    calls: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One callable beside its baseline.
+
+    Attributes:
+        dispatch_us: median over the rounds of the time until a call returns.
+        completion_us: median over the rounds of the time until its result is ready.
+        dispatch_ratio: quartiles of the per-round ratios of `dispatch_us` to the baseline's.
+        completion_ratio: quartiles of the per-round ratios of `completion_us` to the baseline's.
+        samples: the rounds that all of this was computed from.
+    """
+
+    name: str
+    dispatch_us: float
+    completion_us: float
+    dispatch_ratio: Quartiles
+    completion_ratio: Quartiles
+    samples: Samples
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """Columns measured side by side, by name, and the name of the one that the ratios are to."""
+
+    baseline: str
+    columns: Mapping[str, Column]
+
+
+def measure(
+    calls: Mapping[str, Call],
+    *,
+    baseline: str,
+    rounds: int = 200,
+    target_s: float = 0.00125,
+    warm_up: int = 5,
+    seed: int = 0,
+) -> Measurement:
+    """Measure callables side by side.
+
+    Args:
+        calls: by name, functions of no arguments that return what to wait for: an array, or a
+            pytree of arrays. What one call returned must not be donated by the next. State may be
+            carried in a closure.
+        baseline: the name of the column that ratios are taken to.
+        rounds: how often each callable is measured; never quote from fewer than 15.
+        target_s: about how long, in seconds, each of the two measurements of a callable lasts in
+            a round.
+        warm_up: calls made and waited for before any clock runs; compilation happens here.
+        seed: of the order of the callables.
+
+    Returns:
+        A `Measurement` with one `Column` per callable, in the order given.
+
+    Raises:
+        ValueError: `baseline` names no callable, or `rounds` or `warm_up` is below 1.
+    """
+    if baseline not in calls:
+        raise ValueError(f"baseline {baseline!r} is not among the callables: {', '.join(calls)}")
+    if rounds < 1 or warm_up < 1:
+        raise ValueError(f"rounds and warm_up must be 1 or more, got {rounds} and {warm_up}")
+    waits = {name: warmed_up(call, warm_up) for name, call in calls.items()}
+    counts = {
+        name: calls_for(target_s, _estimate_s(call, waits[name])) for name, call in calls.items()
+    }
+    dispatch: dict[str, list[float]] = {name: [] for name in calls}
+    completion: dict[str, list[float]] = {name: [] for name in calls}
+    with frozen_heap():
+        for order in round_orders(tuple(calls), rounds, seed):
+            for name in order:
+                timed = calls[name], waits[name], counts[name]
+                completion_us(calls[name], waits[name], UNTIMED)
+                dispatch[name].append(dispatch_us(*timed))
+                completion[name].append(completion_us(*timed))
+    samples = {
+        name: Samples(tuple(dispatch[name]), tuple(completion[name]), counts[name])
+        for name in calls
+    }
+    return summarise(samples, baseline)
+
+
+def summarise(samples: Mapping[str, Samples], baseline: str) -> Measurement:
+    """Reduce rounds to a median per column, and to ratios to `baseline` taken round by round."""
+    base = samples[baseline]
+    columns = {
+        name: Column(
+            name=name,
+            dispatch_us=statistics.median(own.dispatch_us),
+            completion_us=statistics.median(own.completion_us),
+            dispatch_ratio=quartiles(ratios(own.dispatch_us, base.dispatch_us)),
+            completion_ratio=quartiles(ratios(own.completion_us, base.completion_us)),
+            samples=own,
+        )
+        for name, own in samples.items()
+    }
+    return Measurement(baseline, columns)
+
+
+def ratios(numbers: Sequence[float], to: Sequence[float]) -> list[float]:
+    """Divide round by round: what disturbs a whole round cancels."""
+    return [number / base for number, base in zip(numbers, to, strict=True)]
+
+
+def quartiles(numbers: Sequence[float]) -> Quartiles:
+    """Return the quartiles, interpolated within the data; of one number, that number thrice."""
+    if len(numbers) == 1:
+        return Quartiles(numbers[0], numbers[0], numbers[0])
+    return Quartiles(*statistics.quantiles(numbers, n=4, method="inclusive"))
+
+
+def calls_for(target_s: float, call_s: float) -> int:
+    """Return how many calls of `call_s` seconds fill `target_s`: one or more, in whole bursts."""
+    count = max(1, round(target_s / max(call_s, 1e-9)))
+    return count if count < BURST else BURST * math.ceil(count / BURST)
+
+
+def round_orders(names: Sequence[str], rounds: int, seed: int) -> Iterator[tuple[str, ...]]:
+    """Yield the order of the columns in each round.
+
+    The rounds come in blocks of `len(names)`: a block shuffles the columns and goes through the
+    rotations of that order. Over a block each column stands once in each place, and over blocks
+    its neighbours change, so that no column always runs on the caches that the same other one
+    left behind.
+    """
+    generator = random.Random(seed)
+    order: list[str] = []
+    for number in range(rounds):
+        turn = number % len(names)
+        if turn == 0:
+            order = generator.sample(list(names), len(names))
+        yield (*order[turn:], *order[:turn])
+
+
+def warmed_up(call: Call, times: int) -> Callable[[Any], Any]:
+    """Call and wait `times` times; return the cheapest function that waits for such a result."""
+    results = [jax.block_until_ready(call()) for _ in range(times)]
+    # A call of Identity costs 4 us; waiting by the array's own method costs 0.4, and by
+    # jax.block_until_ready, which takes any pytree, 0.8.
+    if isinstance(results[-1], jax.Array):
+        return type(results[-1]).block_until_ready
+    return jax.block_until_ready
+
+
+def dispatch_us(call: Call, wait: Callable[[Any], Any], count: int) -> float:
+    """Return the microseconds until a call returns: `count` calls in bursts, waits not counted.
+
+    A result is kept until the same place in the next burst, so that waiting covers all of a burst,
+    and results are dropped inside the clock, as in a loop that rebinds a name.
+    """
+    results: list[Any] = [None] * min(BURST, count)
+    bursts = math.ceil(count / len(results))
+    elapsed_s = 0.0
+    for _ in range(bursts):
+        start_s = time.perf_counter()
+        for place in range(len(results)):
+            results[place] = call()
+        elapsed_s += time.perf_counter() - start_s
+        for result in results:
+            wait(result)
+    return 1e6 * elapsed_s / (bursts * len(results))
+
+
+def completion_us(call: Call, wait: Callable[[Any], Any], count: int) -> float:
+    """Return the microseconds until a result is ready: `count` calls, each waited for."""
+    start_s = time.perf_counter()
+    for _ in itertools.repeat(None, count):
+        wait(call())
+    return 1e6 * (time.perf_counter() - start_s) / count
+
+
+@contextlib.contextmanager
+def frozen_heap() -> Iterator[None]:
+    """Keep the objects that exist now out of garbage collection meanwhile.
+
+    Collection itself stays on: a column that makes garbage pays for it, but no column pays for the
+    size of the heap that the imports and the other columns built up.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def machine_info() -> dict[str, Any]:
+    """Return the versions and the machine that a measurement belongs to, ready for JSON."""
+    device = jax.devices()[0]
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "eqxlike": installed_version("eqxlike"),
+        "jax": jax.__version__,
+        "jaxlib": installed_version("jaxlib"),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "backend": device.platform,
+        "device": device.device_kind,
+        "devices": jax.device_count(),
+    }
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed distribution, or None."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _estimate_s(call: Call, wait: Callable[[Any], Any]) -> float:
+    """Return about how long an undisturbed call takes until its result is ready."""
+    count = 1
+    while completion_us(call, wait, count) * count < 1e3:
+        count *= 2
+    return 1e-6 * min(completion_us(call, wait, count) for _ in range(3))
+
+
+def _cpu_model() -> str:
+    """Return the name of the processor, as far as the system tells."""
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()

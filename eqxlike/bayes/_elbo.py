@@ -1,0 +1,99 @@
+"""The evidence lower bound on a minibatch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
+
+from ..nn import kl_divergence
+
+
+def _batch_size(batch: PyTree[Shaped[Array, "B ..."]]) -> int:
+    sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
+    if len(sizes) != 1 or sizes == {()}:
+        found = sorted(jnp.shape(leaf) for leaf in jax.tree_util.tree_leaves(batch))
+        raise ValueError(
+            f"negative_elbo expects a batch of arrays with one leading length, got shapes {found}."
+        )
+    ((size,),) = sizes
+    return size
+
+
+def negative_elbo(
+    model: PyTree,
+    log_likelihood: Callable[[Any, Any, PRNGKeyArray], Float[Array, ""]],
+    batch: PyTree[Shaped[Array, "B ..."]],
+    *,
+    num_data: int,
+    key: PRNGKeyArray,
+    kl_weight: float | Float[Array, ""] = 1.0,
+    num_samples: int = 1,
+    per_example: bool = False,
+) -> Float[Array, ""]:
+    """An unbiased estimate of the negative evidence lower bound, from a minibatch.
+
+    For data of N examples, of which the batch holds B, and S draws for each example:
+
+        -ELBO ~ kl_weight * KL(q || p) - N / (B S) sum_{b, s} log p(y_b | x_b, w_bs),   w_bs ~ q
+
+    Graves (2011), "Practical Variational Inference for Neural Networks"; Blundell, Cornebise,
+    Kavukcuoglu & Wierstra (2015), "Weight Uncertainty in Neural Networks". The factor N / B makes
+    the batch stand for the data set, so that the KL counts once for N examples. Examples get keys
+    of their own, so that their noise is independent and its average over the batch small (Kingma,
+    Salimans & Welling 2015).
+
+    **Arguments:**
+
+    - `model`: any pytree; the KL is that of the `nn.BayesianLinear` layers in it.
+    - `log_likelihood`: `log_likelihood(model, example, key)`, the log density of one example, shape
+      `()`; `example` is the batch without its leading axis, `key` what `model(x, key=key)` needs.
+    - `batch`: arrays with leading axis B.
+    - `num_data`: N, the number of examples in the training data.
+    - `key`: for the draws.
+    - `kl_weight`: below 1 for a tempered posterior or while warming up. Only 1 gives a bound on the
+      evidence.
+    - `num_samples`: S.
+    - `per_example`: divide by N, so that the size of the loss does not depend on that of the data.
+
+    **Returns:** shape `()`.
+
+    **Raises:** `ValueError` if leading lengths differ, if the log likelihood of an example is not
+    of shape `()`, or if `num_data` or `num_samples` is not positive.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from eqxlike import nn
+    >>> model = nn.BayesianMLP(2, "scalar", width_size=8, depth=1, key=jax.random.key(0))
+    >>> def log_likelihood(model, example, key):
+    ...     x, y = example
+    ...     return jax.scipy.stats.norm.logpdf(y, model(x, key=key))
+    >>> batch = (jnp.ones((5, 2)), jnp.zeros(5))
+    >>> negative_elbo(model, log_likelihood, batch, num_data=50, key=jax.random.key(1)).shape
+    ()
+    """
+    if num_data <= 0 or num_samples <= 0:
+        raise ValueError(
+            "negative_elbo expects positive num_data and num_samples, got "
+            f"num_data={num_data} and num_samples={num_samples}."
+        )
+    batch_size = _batch_size(batch)
+
+    def one(example: Any, keys: PRNGKeyArray) -> Array:
+        terms = jax.vmap(lambda key: log_likelihood(model, example, key))(keys)
+        if jnp.shape(terms) != (num_samples,):
+            raise ValueError(
+                "log_likelihood must return shape () for one example, got shape "
+                f"{jnp.shape(terms)[1:]}."
+            )
+        return terms
+
+    keys = jr.split(key, (batch_size, num_samples))
+    log_likelihoods = jax.vmap(one)(batch, keys)
+    kl = kl_divergence(model)
+    # In the wider dtype of the two, without asking for promotion, which may be strict.
+    dtype = max(kl.dtype, log_likelihoods.dtype, key=lambda dtype: dtype.itemsize)
+    expected = jnp.mean(log_likelihoods.astype(dtype))
+    kl = kl.astype(dtype) * jnp.asarray(kl_weight, dtype)
+    return kl / num_data - expected if per_example else kl - num_data * expected

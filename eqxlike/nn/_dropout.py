@@ -1,0 +1,102 @@
+"""Dropout."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, PRNGKeyArray, Shaped
+
+from .._module import Module
+
+
+def _warn_deterministic() -> None:
+    warnings.warn(
+        "Dropout's `deterministic=` is the old name of `inference=`; write `inference=`.",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+
+
+class Dropout(Module):
+    """Sets each entry to zero with probability `p` and divides the others by `1 - p`.
+
+    Srivastava, Hinton, Krizhevsky, Sutskever & Salakhutdinov (2014), "Dropout: A simple way to
+    prevent neural networks from overfitting". In inference mode it returns its input;
+    `inference_mode` switches a whole model.
+
+    >>> import jax, jax.numpy as jnp
+    >>> layer = Dropout(p=0.5)
+    >>> kept = layer(jnp.ones(1000), key=jax.random.key(0)) > 0
+    >>> bool(400 < kept.sum() < 600)
+    True
+    >>> layer(jnp.ones(2), inference=True).tolist()
+    [1.0, 1.0]
+    """
+
+    p: float
+    inference: bool
+
+    def __init__(
+        self, p: float = 0.5, inference: bool = False, *, deterministic: bool | None = None
+    ):
+        """**Arguments:**
+
+        - `p`: probability of dropping an entry, in [0, 1]; a Python float or an array of shape
+          `()`.
+        - `inference`: whether to leave inputs alone.
+        - `deterministic`: the old name of `inference`.
+
+        **Raises:** `ValueError` if `p` is a number outside [0, 1].
+        """
+        if deterministic is not None:
+            _warn_deterministic()
+            inference = deterministic
+        if isinstance(p, (int, float)) and not 0 <= p <= 1:
+            raise ValueError(f"Dropout expects a probability p in [0, 1], got {p!r}.")
+        self.p = p
+        self.inference = inference
+
+    def __call__(
+        self,
+        x: Shaped[Array, "*shape"],
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+        deterministic: bool | None = None,
+    ) -> Shaped[Array, "*shape"]:
+        """**Arguments:**
+
+        - `x`: any shape.
+        - `key`: says which entries fall; needed unless in inference mode or `p` is the number 0.
+        - `inference`: overrides the layer's own flag for this call.
+        - `deterministic`: the old name of `inference`.
+
+        **Returns:** the shape of `x`, and its dtype if that is floating or complex.
+
+        **Raises:** `RuntimeError` if a key is needed and none came.
+        """
+        if deterministic is not None:
+            _warn_deterministic()
+            inference = deterministic
+        if inference is None:
+            inference = self.inference
+        p = self.p
+        if inference or (isinstance(p, (int, float)) and p == 0):
+            return x
+        if key is None:
+            raise RuntimeError(
+                "Dropout needs a key outside inference mode: write `layer(x, key=key)`, or switch "
+                "the model with `nn.inference_mode(model)`."
+            )
+        if isinstance(p, (int, float)):
+            if p == 1:
+                # x / (1 - p) below would be a division by zero, whose gradient is NaN.
+                return jnp.zeros_like(x)
+            keep = 1 - p
+        else:
+            keep = 1 - jax.lax.stop_gradient(p)
+        mask = jr.bernoulli(key, keep, jnp.shape(x))
+        if not isinstance(keep, (int, float)) and jnp.issubdtype(jnp.result_type(x), jnp.inexact):
+            keep = jnp.asarray(keep, jnp.result_type(x))
+        return jnp.where(mask, x / keep, 0)

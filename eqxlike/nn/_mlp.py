@@ -1,0 +1,160 @@
+"""The multi-layer perceptron."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, PRNGKeyArray, Shaped
+
+from .._module import Module, field
+from .._pytree import combine, is_array, partition
+from .._transforms import filter_vmap
+from ._init import check_depth, feature_count
+from ._linear import Linear
+
+
+def _identity(x: Any) -> Any:
+    return x
+
+
+def _one_per_unit(activation: Callable, shape: tuple[int, ...]) -> Callable:
+    """`activation` with its arrays, if it has any, repeated so that each unit owns a copy."""
+
+    def repeat(leaf: Any) -> Any:
+        return jnp.broadcast_to(leaf, shape + jnp.shape(leaf)) if is_array(leaf) else leaf
+
+    return jax.tree_util.tree_map(repeat, activation)
+
+
+def _at_layer(activation: Callable, index: Any) -> Callable:
+    return jax.tree_util.tree_map(lambda leaf: leaf[index] if is_array(leaf) else leaf, activation)
+
+
+def _apply_per_unit(activation: Callable, x: Shaped[Array, " units"]) -> Shaped[Array, " units"]:
+    return filter_vmap(lambda unit, value: unit(value))(activation, x)
+
+
+class MLP(Module):
+    """A multi-layer perceptron, also called a feed-forward network.
+
+    An activation acts on each unit by itself. If it is a Module with arrays, every unit of every
+    layer owns a copy of them: an activation with one learnt slope gets `depth * width_size` slopes.
+
+    >>> import jax, jax.numpy as jnp
+    >>> model = MLP(in_size=2, out_size="scalar", width_size=8, depth=2, key=jax.random.key(0))
+    >>> [layer.weight.shape for layer in model.layers]
+    [(8, 2), (8, 8), (1, 8)]
+    >>> model(jnp.ones(2)).shape
+    ()
+    """
+
+    layers: tuple[Linear, ...]
+    activation: Callable
+    final_activation: Callable
+    use_bias: bool = field(static=True)
+    use_final_bias: bool = field(static=True)
+    in_size: int | Literal["scalar"] = field(static=True)
+    out_size: int | Literal["scalar"] = field(static=True)
+    width_size: int = field(static=True)
+    depth: int = field(static=True)
+    scan: bool = field(static=True, default=False)
+
+    def __init__(
+        self,
+        in_size: int | Literal["scalar"],
+        out_size: int | Literal["scalar"],
+        width_size: int,
+        depth: int,
+        activation: Callable = jax.nn.relu,
+        final_activation: Callable = _identity,
+        use_bias: bool = True,
+        use_final_bias: bool = True,
+        dtype: Any = None,
+        *,
+        scan: bool = False,
+        key: PRNGKeyArray,
+    ):
+        """**Arguments:**
+
+        - `in_size`: length of the input; `"scalar"` for an input of shape `()`.
+        - `out_size`: length of the output; `"scalar"` for an output of shape `()`.
+        - `width_size`: units in each hidden layer.
+        - `depth`: number of hidden layers; 0 leaves one `Linear(in_size, out_size)`.
+        - `activation`: after each hidden layer, unit by unit.
+        - `final_activation`: after the last layer, unit by unit.
+        - `use_bias`, `use_final_bias`: whether hidden layers, and the last one, add a bias.
+        - `dtype`: of all weights and biases; JAX's default float if `None`.
+        - `scan`: store the `depth - 1` layers between hidden ones stacked, as one `Linear` whose
+          arrays have a leading axis, and apply them by `jax.lax.scan`: compile time does not grow
+          with depth.
+        - `key`: for the initial weights; the same key gives the same network with `scan` as
+          without.
+
+        **Raises:** `ValueError` for a negative or non-integer size or depth.
+        """
+        feature_count(width_size, "width_size")
+        check_depth(depth)
+        keys = jr.split(key, depth + 1)
+        if depth == 0:
+            layers = [Linear(in_size, out_size, use_final_bias, dtype, key=keys[0])]
+        else:
+
+            def hidden(key: PRNGKeyArray) -> Linear:
+                return Linear(width_size, width_size, use_bias, dtype, key=key)
+
+            layers = [Linear(in_size, width_size, use_bias, dtype, key=keys[0])]
+            layers += [filter_vmap(hidden)(keys[1:-1])] if scan else map(hidden, keys[1:-1])
+            layers += [Linear(width_size, out_size, use_final_bias, dtype, key=keys[-1])]
+        self.layers = tuple(layers)
+        self.activation = _one_per_unit(activation, (depth, width_size))
+        self.final_activation = (
+            final_activation
+            if out_size == "scalar"
+            else _one_per_unit(final_activation, (out_size,))
+        )
+        self.use_bias = use_bias
+        self.use_final_bias = use_final_bias
+        self.in_size = in_size
+        self.out_size = out_size
+        self.width_size = width_size
+        self.depth = depth
+        self.scan = scan
+
+    def __call__(
+        self, x: Shaped[Array, " in_size"], *, key: PRNGKeyArray | None = None
+    ) -> Shaped[Array, " out_size"]:
+        """**Arguments:**
+
+        - `x`: shape `(in_size,)`, or `()` if `in_size="scalar"`.
+        - `key`: ignored; layers share one signature.
+
+        **Returns:** shape `(out_size,)`, or `()` if `out_size="scalar"`.
+
+        **Raises:** `ValueError` if `x` has another shape.
+        """
+        del key
+        if self.depth > 0:
+            x = _apply_per_unit(_at_layer(self.activation, 0), self.layers[0](x))
+        if self.scan and self.depth > 1:
+            x = self._scan_hidden(x)
+        else:
+            for index in range(1, self.depth):
+                x = _apply_per_unit(_at_layer(self.activation, index), self.layers[index](x))
+        x = self.layers[-1](x)
+        if self.out_size == "scalar":
+            return self.final_activation(x)
+        return _apply_per_unit(self.final_activation, x)
+
+    def _scan_hidden(self, x: Shaped[Array, " width"]) -> Shaped[Array, " width"]:
+        later = jax.tree_util.tree_map(
+            lambda leaf: leaf[1:] if is_array(leaf) else leaf, self.activation
+        )
+        arrays, static = partition((self.layers[1], later), is_array)
+
+        def body(x: Array, arrays: Any) -> tuple[Array, None]:
+            layer, activation = combine(arrays, static)
+            return _apply_per_unit(activation, layer(x)), None
+
+        return jax.lax.scan(body, x, arrays)[0]

@@ -1,0 +1,84 @@
+"""Layers one after another, and functions as layers."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+import jax.random as jr
+from jaxtyping import PRNGKeyArray
+
+from .._module import Module
+
+
+class Sequential(Module):
+    """Layers applied in order; indexes, slices, iterates and measures like a tuple of them.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from eqxlike import nn
+    >>> key1, key2 = jax.random.split(jax.random.key(0))
+    >>> model = nn.Sequential(
+    ...     [nn.Linear(3, 8, key=key1), nn.Lambda(jax.nn.relu), nn.Linear(8, 2, key=key2)]
+    ... )
+    >>> model(jnp.ones(3)).shape, model[:1](jnp.ones(3)).shape, len(model)
+    ((2,), (8,), 3)
+    """
+
+    layers: tuple[Callable, ...]
+
+    def __init__(self, layers: Sequence[Callable]):
+        """**Arguments:**
+
+        - `layers`: callables `layer(x, *, key)`; wrap a plain function in `Lambda`.
+        """
+        self.layers = tuple(layers)
+
+    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
+        """**Arguments:**
+
+        - `x`: the input of the first layer.
+        - `key`: split into one key a layer; every layer gets `key=None` without it.
+
+        **Returns:** the output of the last layer.
+        """
+        keys = [None] * len(self.layers) if key is None else jr.split(key, len(self.layers))
+        for layer, layer_key in zip(self.layers, keys, strict=True):
+            x = layer(x, key=layer_key)
+        return x
+
+    @overload
+    def __getitem__(self, index: int) -> Callable: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Sequential": ...
+
+    def __getitem__(self, index: int | slice) -> "Callable | Sequential":
+        """The layer at an integer, a `Sequential` of the layers in a slice."""
+        if isinstance(index, slice):
+            return Sequential(self.layers[index])
+        if isinstance(index, int):
+            return self.layers[index]
+        raise TypeError(
+            f"Sequential is indexed by an integer or a slice, got {type(index).__name__}."
+        )
+
+    def __iter__(self) -> Iterator[Callable]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+
+class Lambda(Module):
+    """A function as a layer: `fn(x)`, with the `key` that layers take and functions do not.
+
+    `fn` is a leaf or a subtree of the model, so that a Module with arrays of its own is trained.
+
+    >>> Lambda(abs)(-3, key=None)
+    3
+    """
+
+    fn: Callable[[Any], Any]
+
+    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
+        """**Returns:** `fn(x)`. `key` is ignored."""
+        del key
+        return self.fn(x)

@@ -1,0 +1,202 @@
+"""The training loop."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from .._pytree import is_array, tree_at
+from ._interrupt import Interrupt, delayed_interrupt
+from ._state import TrainState, copy_arrays
+
+Step = Callable[[TrainState, Any], tuple]
+
+
+class FitResult(NamedTuple):
+    """Where training ended.
+
+    - `state`: after the last good step, ready to go on from.
+    - `history`: the loss of every step that was made, as Python floats.
+    - `stopped`: why: all steps were made, Ctrl-C, or a loss or parameter that was not finite.
+    - `message`: the same in a sentence, with the step and, for a divergence, the loss.
+    """
+
+    state: TrainState
+    history: tuple[float, ...]
+    stopped: Literal["finished", "interrupted", "diverged"]
+    message: str
+
+
+class _Run:
+    """The newest state, the losses read so far, and those still on the device."""
+
+    def __init__(self, state: TrainState):
+        self.state = state
+        self.first_step = int(state.step)
+        self.history: list[float] = []
+        self.pending: list[Array] = []
+        self.divergence: str | None = None
+
+    @property
+    def count(self) -> int:
+        """Calls of the step so far."""
+        return len(self.history) + len(self.pending)
+
+    def advance(self, step: Step, batch: Any) -> None:
+        # One statement: whatever interrupts it, `state` is one that no call has been given.
+        self.state, loss, *_ = step(self.state, batch)
+        self.pending.append(loss)
+
+    def read(self) -> None:
+        """Waits for the losses on the device; says in `divergence` if a step of theirs was bad."""
+        if not self.pending:
+            return
+        losses = [float(loss) for loss in jax.device_get(self.pending)]
+        self.pending = []
+        if bool(self.state.is_halted):
+            num_good = int(self.state.step) - self.first_step - len(self.history)
+            self.history += losses[:num_good]
+            self.divergence = self._describe(losses[num_good])
+            return
+        for loss in losses:
+            if not math.isfinite(loss):
+                self.divergence = (
+                    f"The loss was {loss} in step {self._failed_step}. The step did not keep its "
+                    "last good state: make it with `make_step(..., check_finite=True)`, or call "
+                    "`keep_if_finite` in it."
+                )
+                return
+            self.history.append(loss)
+
+    @property
+    def _failed_step(self) -> int:
+        return self.first_step + len(self.history) + 1
+
+    def _describe(self, loss: float) -> str:
+        failed = self._failed_step
+        if math.isfinite(loss):
+            what = f"A parameter became NaN or infinite in step {failed}, at a loss of {loss:.6g}"
+        else:
+            what = f"The loss was {loss} in step {failed}"
+        return f"{what}; the state is that after step {failed - 1}."
+
+
+def fit(
+    state: TrainState,
+    step: Step,
+    batches: Iterable[Any],
+    *,
+    num_steps: int,
+    log_every: int = 100,
+    on_log: Callable[[int, float], None] | None = None,
+    check_every: int = 25,
+) -> FitResult:
+    """Runs a training step over batches.
+
+    Steps are dispatched without waiting for their results. The host reads losses every
+    `check_every` steps; a step that was not finite is found then, and since `make_step` refuses
+    such an update on the device, the state is that before it, however many steps were dispatched
+    after.
+
+    The first Ctrl-C ends training after the step under way; a second one raises
+    `KeyboardInterrupt`.
+
+    **Arguments:**
+
+    - `state`: where to start. It is copied, and stays usable.
+    - `step`: `step(state, batch)` which gives `(state, loss, ...)`; see `make_step`.
+    - `batches`: for example `minibatches(...)`. If they end early, so does training.
+    - `num_steps`: how many steps to make, at least 1.
+    - `log_every`: steps between calls of `on_log`.
+    - `on_log`: `on_log(step, loss)` with the steps made in this call and the mean loss since the
+      last log; see `progress`.
+    - `check_every`: steps between looks at the losses. The device idles for a moment at each.
+
+    **Returns:** a `FitResult`.
+
+    **Raises:** `ValueError` if a count is less than 1; whatever `step`, `batches` and `on_log`
+    raise, except that `KeyboardInterrupt` from the last two ends training.
+
+    >>> import jax, jax.numpy as jnp, optax
+    >>> from eqxlike import nn, train
+    >>> optimiser = optax.sgd(0.1)
+    >>> state = train.TrainState.create(
+    ...     nn.Linear(2, 1, key=jax.random.key(0)), optimiser, key=jax.random.key(1)
+    ... )
+    >>> step = train.make_step(lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2), optimiser)
+    >>> result = fit(state, step, [jnp.ones((4, 2))] * 10, num_steps=10)
+    >>> result.stopped, len(result.history), result.history[-1] < result.history[0]
+    ('finished', 10, True)
+    """
+    for name, count in (
+        ("num_steps", num_steps),
+        ("log_every", log_every),
+        ("check_every", check_every),
+    ):
+        if count < 1:
+            raise ValueError(f"fit expects {name} of at least 1, got {count}.")
+    run = _Run(_unhalted(copy_arrays(state)))
+    with delayed_interrupt() as interrupt:
+        try:
+            _loop(run, step, batches, num_steps, log_every, on_log, check_every, interrupt)
+        except KeyboardInterrupt:
+            if _is_deleted(run.state):
+                # It came inside the step, after the state was given away: nothing to return.
+                raise
+            interrupt.is_requested = True
+        run.read()
+    return _result(run, interrupt, num_steps)
+
+
+def _loop(
+    run: _Run,
+    step: Step,
+    batches: Iterable[Any],
+    num_steps: int,
+    log_every: int,
+    on_log: Callable[[int, float], None] | None,
+    check_every: int,
+    interrupt: Interrupt,
+) -> None:
+    logged = 0
+    for batch in batches:
+        run.advance(step, batch)
+        is_last = run.count == num_steps
+        is_log = on_log is not None and (is_last or run.count % log_every == 0)
+        if is_log or is_last or interrupt.is_requested or run.count % check_every == 0:
+            run.read()
+            if run.divergence is not None or interrupt.is_requested:
+                return
+            if on_log is not None and is_log:
+                recent = run.history[logged:]
+                logged = len(run.history)
+                on_log(run.count, math.fsum(recent) / len(recent))
+        if is_last:
+            return
+
+
+def _unhalted(state: TrainState) -> TrainState:
+    return tree_at(lambda state: state.is_halted, state, jnp.zeros((), bool))
+
+
+def _is_deleted(state: TrainState) -> bool:
+    leaves = jax.tree_util.tree_leaves(state)
+    return any(
+        leaf.is_deleted() for leaf in leaves if is_array(leaf) and isinstance(leaf, jax.Array)
+    )
+
+
+def _result(run: _Run, interrupt: Interrupt, num_steps: int) -> FitResult:
+    state, made = _unhalted(run.state), len(run.history)
+    if run.divergence is not None:
+        return FitResult(state, tuple(run.history), "diverged", run.divergence)
+    if interrupt.is_requested and made < num_steps:
+        message = f"Interrupted after {made} of {num_steps} steps."
+        return FitResult(state, tuple(run.history), "interrupted", message)
+    message = f"Made {made} of {num_steps} steps" + (
+        "." if made == num_steps else "; the batches ended."
+    )
+    return FitResult(state, tuple(run.history), "finished", message)

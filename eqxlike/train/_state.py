@@ -1,0 +1,68 @@
+"""What a training step reads and replaces."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Int32, PRNGKeyArray, PyTree
+
+from .._module import Module
+from .._pytree import filter, is_array, is_inexact_array
+
+
+def copy_arrays(pytree: PyTree) -> PyTree:
+    """The same tree with every array in a new buffer of its own.
+
+    Donation deletes the buffers it is given and refuses one that is given twice; neither may reach
+    arrays that somebody else holds. Weak types go as well: a step would return strong ones, and be
+    traced a second time for them.
+    """
+
+    def copy(leaf: Any) -> Any:
+        return jnp.array(leaf, dtype=leaf.dtype, copy=True) if is_array(leaf) else leaf
+
+    return jax.tree_util.tree_map(copy, pytree)
+
+
+class TrainState(Module):
+    """A model in training: one pytree that a step takes, and returns changed.
+
+    - `model`: the model.
+    - `optimiser_state`: the Optax state for the model's floating-point and complex arrays.
+    - `step`: how many updates were made.
+    - `key`: split by each step; the next step's randomness depends on nothing else.
+    - `is_halted`: whether an update was refused because it was not finite. Steps leave a halted
+      state as it is, so that it stays the last good one until somebody looks.
+
+    >>> import jax, optax
+    >>> from eqxlike import nn
+    >>> model = nn.Linear(2, 1, key=jax.random.key(0))
+    >>> state = TrainState.create(model, optax.adam(1e-3), key=jax.random.key(1))
+    >>> int(state.step), bool(state.is_halted)
+    (0, False)
+    """
+
+    model: Any
+    optimiser_state: optax.OptState
+    step: Int32[Array, ""]
+    key: PRNGKeyArray
+    is_halted: Bool[Array, ""]
+
+    @classmethod
+    def create(
+        cls, model: PyTree, optimiser: optax.GradientTransformation, *, key: PRNGKeyArray
+    ) -> "TrainState":
+        """The state before the first step.
+
+        **Arguments:**
+
+        - `model`: any pytree. Its arrays are copied: a step donates those of its state, and `model`
+          stays usable.
+        - `optimiser`: initialised with the model's floating-point and complex arrays.
+        - `key`: the source of all randomness in training; copied too.
+        """
+        model = copy_arrays(model)
+        optimiser_state = copy_arrays(optimiser.init(filter(model, is_inexact_array)))
+        step = jnp.zeros((), jnp.int32)
+        return cls(model, optimiser_state, step, copy_arrays(key), jnp.zeros((), bool))

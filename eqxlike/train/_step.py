@@ -1,0 +1,110 @@
+"""A training step made from a loss and an optimiser."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import optax
+from jaxtyping import Array, Bool, Float
+
+from .._pytree import apply_updates, filter, is_array, is_inexact_array, tree_at
+from .._transforms import filter_jit, filter_value_and_grad
+from ._state import TrainState
+
+
+def _is_finite(model: Any) -> Bool[Array, ""]:
+    """Whether all floating-point and complex arrays of a model are finite."""
+    # A NaN makes the maximum NaN. The maxima are stacked before `isfinite`: on a CPU the Adam step
+    # of a 64x8 MLP takes 1.2 times as long with this, 2.4 with `isfinite(leaf).all()` on each leaf.
+    maxima: dict[Any, list[Array]] = {}
+    for leaf in jax.tree_util.tree_leaves(filter(model, is_inexact_array)):
+        maximum = jnp.max(jnp.abs(leaf), initial=0)
+        maxima.setdefault(maximum.dtype, []).append(maximum)
+    is_finite = jnp.ones((), bool)
+    for stacked in map(jnp.stack, maxima.values()):
+        is_finite = is_finite & jnp.isfinite(stacked).all()
+    return is_finite
+
+
+def keep_if_finite(old: TrainState, new: TrainState, loss: Float[Array, ""]) -> TrainState:
+    """`new`, or `old` marked as halted if the loss or a parameter of `new` is NaN or infinite.
+
+    It runs inside the jitted step, so that the last good state is exact however late the host
+    looks. Call it in a step of your own for `fit` to find that state.
+
+    **Arguments:**
+
+    - `old`: the state that the step got. If it is halted it is returned.
+    - `new`: the state after the update.
+    - `loss`: shape `()`.
+    """
+    is_good = ~old.is_halted & jnp.isfinite(loss) & _is_finite(new.model)
+
+    def choose(new_leaf: Any, old_leaf: Any) -> Any:
+        return jnp.where(is_good, new_leaf, old_leaf) if is_array(old_leaf) else new_leaf
+
+    chosen = jax.tree_util.tree_map(choose, new, old)
+    return tree_at(lambda state: state.is_halted, chosen, ~is_good)
+
+
+def make_step(
+    loss: Callable[..., Any],
+    optimiser: optax.GradientTransformation,
+    *,
+    has_aux: bool = False,
+    check_finite: bool = True,
+) -> Callable[..., tuple]:
+    """A jitted training step.
+
+    **Arguments:**
+
+    - `loss`: `loss(model, batch, key)` of shape `()`, or `(loss, aux)` if `has_aux`. The key is
+      fresh in each step.
+    - `optimiser`: the one that `TrainState.create` got. It sees the model's floating-point and
+      complex arrays, and the loss as the extra argument `value`.
+    - `has_aux`: whether the loss returns something beside.
+    - `check_finite`: refuse an update that would make the loss or a parameter NaN or infinite; see
+      `TrainState.is_halted`. It goes over the state once more, which shows where a step does little
+      else. Without it `fit` still stops at a loss that is not finite, but has no good state left.
+
+    **Returns:** `step(state, batch)` which gives `(state, loss)`, or `(state, loss, aux)`. The
+    state that it gets is donated: use the one it returns.
+
+    >>> import jax, jax.numpy as jnp, optax
+    >>> from eqxlike import nn
+    >>> optimiser = optax.sgd(0.1)
+    >>> state = TrainState.create(
+    ...     nn.Linear(2, 1, key=jax.random.key(0)), optimiser, key=jax.random.key(1)
+    ... )
+    >>> step = make_step(lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2), optimiser)
+    >>> for _ in range(3):
+    ...     state, loss = step(state, jnp.ones((4, 2)))
+    >>> int(state.step), loss.shape
+    (3, ())
+    """
+    extended = optax.with_extra_args_support(optimiser)
+
+    def loss_with_aux(model: Any, batch: Any, key: Array) -> tuple[Any, Any]:
+        return loss(model, batch, key) if has_aux else (loss(model, batch, key), None)
+
+    def step(state: TrainState, batch: Any) -> tuple:
+        next_key, loss_key = jr.split(state.key)
+        (value, aux), gradients = filter_value_and_grad(loss_with_aux, has_aux=True)(
+            state.model, batch, loss_key
+        )
+        parameters = filter(state.model, is_inexact_array)
+        # Optax counts on promotion (Adam raises a float to an integer count), also where the user
+        # wants the model's own arithmetic strict.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, optimiser_state = extended.update(
+                gradients, state.optimiser_state, parameters, value=value
+            )
+        model = apply_updates(state.model, updates)
+        updated = TrainState(model, optimiser_state, state.step + 1, next_key, state.is_halted)
+        if check_finite:
+            updated = keep_if_finite(state, updated, value)
+        return (updated, value, aux) if has_aux else (updated, value)
+
+    return filter_jit(step, donate=("state",))

@@ -1,0 +1,181 @@
+"""Split the time of warm `filter_jit` calls into ours, JAX's and the rest, and show where ours is.
+
+For each case this measures `filter_jit` and flat `jax.jit` side by side, without a profiler, then
+samples thousands of calls of `filter_jit` with pyinstrument, and writes a text tree, an HTML page
+and the session file. How to read them: profiling/README.md.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+
+from benchmarks import cases, columns
+from benchmarks.table import text_table
+from eqxlike._timing import Column, measure, ratios
+from profiling import sessions
+
+#: The default cases: one of each kind, the smallest, where overhead counts most, and the deepest.
+DEFAULT = r"Identity|forward, depth (2|64), width 8$|Adam step, depth (2|64)|ELBO"
+OUT = pathlib.Path("profiling-results")
+CALLS = 5000
+ROUNDS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The time of one call, in microseconds; the three parts add up to its completion.
+
+    Attributes:
+        ours_us: what `filter_jit` needs beyond flat `jax.jit` until the call returns.
+        jax_us: what flat `jax.jit` needs until the call returns: C++ dispatch, and execution where
+            the runtime runs a cheap program on the calling thread.
+        rest_us: from the return of the call until the result is ready. Near 0, of either sign,
+            where execution was part of dispatch.
+    """
+
+    ours_us: float
+    jax_us: float
+    rest_us: float
+
+    @property
+    def total_us(self) -> float:
+        """Until the result is ready."""
+        return self.ours_us + self.jax_us + self.rest_us
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What was found about one case.
+
+    Attributes:
+        case: its name.
+        split: of the time of a call, measured without a profiler.
+        times: seconds of the samples in each function.
+        files: what was written.
+    """
+
+    case: str
+    split: Split
+    times: Mapping[sessions.Frame, float]
+    files: Sequence[pathlib.Path]
+
+
+def split(ours: Column) -> Split:
+    """Split the time of a call.
+
+    Args:
+        ours: the column of `filter_jit`, measured with flat `jax.jit` as its baseline.
+    """
+    jax_us = ours.dispatch_us / ours.dispatch_ratio.median
+    waiting = statistics.median(ratios(ours.samples.completion_us, ours.samples.dispatch_us)) - 1
+    return Split(ours.dispatch_us - jax_us, jax_us, ours.dispatch_us * waiting)
+
+
+def profile(case: cases.Case, out: pathlib.Path, calls: int, rounds: int = ROUNDS) -> Profile:
+    """Measure and sample one case, and write its files into `out`."""
+    pair = {name: case.builders[name]() for name in (columns.FLAT, columns.OURS)}
+    measured = measure(pair, baseline=columns.FLAT, rounds=rounds)
+    session = sessions.sample(pair[columns.OURS], calls)
+    files = sessions.write(session, out / case.slug)
+    times = sessions.self_times(session)
+    return Profile(case.name, split(measured.columns[columns.OURS]), times, files)
+
+
+def split_table(profiles: Sequence[Profile]) -> str:
+    """Return the split of each case, and whose functions the samples fell into."""
+    heading = ["microseconds a call", "total", "ours", "jax.jit", "rest", "ours/jax.jit"]
+    rows = [[*heading, "sampled: eqxlike", "jax Python", "other"]]
+    for one in profiles:
+        parts = one.split
+        times_us = (parts.total_us, parts.ours_us, parts.jax_us, parts.rest_us)
+        shares = sessions.shares(one.times)
+        rows.append(
+            [
+                one.case,
+                *(f"{time_us:.1f}" for time_us in times_us),
+                f"{parts.ours_us / parts.jax_us:.2f}",
+                *(f"{shares[who]:.0%}" for who in (sessions.OURS, sessions.JAX, sessions.OTHER)),
+            ]
+        )
+    return text_table(rows)
+
+
+def hot_frames(profile: Profile, count: int = 6) -> str:
+    """Return the functions of ours and of JAX's Python that most of the samples fell into."""
+    total = sum(profile.times.values()) or 1.0
+    found = {
+        frame: seconds for frame, seconds in profile.times.items() if frame.owner != sessions.OTHER
+    }
+    lines = [
+        f"  {seconds / total:4.0%}  {frame.function}  {_short(frame.file)}:{frame.line}"
+        for frame, seconds in sorted(found.items(), key=lambda item: -item[1])[:count]
+    ]
+    return "\n".join([profile.case, *lines])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Profile and print; return the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    try:
+        selected = cases.select(options.case)
+        options.out.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        print(f"profiling.jit_dispatch: {error}", file=sys.stderr)
+        return 2
+    profiles: list[Profile] = []
+    status = 0
+    try:
+        for case in selected:
+            profiles.append(profile(case, options.out, options.calls))
+            print(f"{case.name}: {', '.join(map(str, profiles[-1].files))}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted; these cases are finished:", file=sys.stderr)
+        status = 130
+    print(split_table(profiles))
+    for one in profiles:
+        print(f"\n{hot_frames(one)}")
+    return status
+
+
+def _short(file: str) -> str:
+    """Return the last parts of a path, from the package on."""
+    parts = pathlib.Path(file).parts
+    for package in ("eqxlike", "jax", "jaxlib"):
+        if package in parts:
+            return "/".join(parts[len(parts) - 1 - parts[::-1].index(package) :])
+    return file
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m profiling.jit_dispatch",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--case",
+        default=DEFAULT,
+        metavar="NAME",
+        help="only cases whose name this regular expression finds (default: a handful)",
+    )
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=OUT, metavar="DIR", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--calls", type=_positive, default=CALLS, metavar="N", help="default: %(default)s"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {number}")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

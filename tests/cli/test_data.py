@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+
+from eqxlike._cli import _data
+from eqxlike._cli._data import Part
+from eqxlike._cli._errors import CommandError
+
+
+@pytest.fixture(scope="module", params=["diabetes", "digits"])
+def prepared(request):
+    whole = _data.load(request.param)
+    return whole, _data.prepare(request.param, whole, seed=3)
+
+
+def test_data_sets_are_the_real_ones():
+    assert _data.load("diabetes").x.shape == (442, 10)
+    assert _data.load("digits").x.shape == (1797, 64)
+
+
+def test_parts_are_disjoint_and_hold_every_example(prepared):
+    whole, data = prepared
+    held = np.concatenate([data.train.x, data.test.x]) * data.x_scaling.scale + data.x_scaling.mean
+    assert len(held) == len(whole)
+    np.testing.assert_allclose(np.sort(held, axis=0), np.sort(whole.x, axis=0), atol=1e-3)
+
+
+def test_training_part_is_standardised(prepared):
+    _, data = prepared
+    np.testing.assert_allclose(data.train.x.mean(axis=0), 0, atol=1e-4)
+    np.testing.assert_allclose(np.mean(data.train.x**2), 1, rtol=1e-4)
+
+
+def test_each_feature_of_diabetes_has_a_scale_of_its_own():
+    data = _data.prepare("diabetes", _data.load("diabetes"), seed=0)
+    np.testing.assert_allclose(data.train.x.std(axis=0), 1, rtol=1e-4)
+    np.testing.assert_allclose(data.train.y.std(), 1, rtol=1e-4)
+
+
+def test_scaling_ignores_the_test_part(prepared):
+    whole, data = prepared
+    order = np.random.default_rng(3).permutation(len(whole))
+    is_test = np.zeros(len(whole), bool)
+    is_test[order[: len(data.test)]] = True
+    x = np.where(is_test[:, None], 1e6, whole.x)
+    changed = _data.prepare(data.name, Part(x, whole.y), seed=3)
+    np.testing.assert_array_equal(changed.train.x, data.train.x)
+    np.testing.assert_array_equal(changed.x_scaling.scale, data.x_scaling.scale)
+    assert not np.any(changed.test.x == data.test.x)
+
+
+def test_seed_decides_the_split(prepared):
+    whole, data = prepared
+    again = _data.prepare(data.name, whole, seed=3)
+    other = _data.prepare(data.name, whole, seed=4)
+    np.testing.assert_array_equal(again.train.x, data.train.x)
+    assert not np.array_equal(other.train.y, data.train.y)
+
+
+def test_validation_part_comes_from_the_training_part(prepared):
+    _, data = prepared
+    fit_part, validation = data.validation_split()
+    joined = np.concatenate([validation.x, fit_part.x])
+    np.testing.assert_array_equal(joined, data.train.x)
+    assert 0.2 < len(validation) / len(data.train) < 0.3
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_feature_that_is_not_finite_is_named_by_its_place(value):
+    whole = _data.load("digits")
+    whole.x[5, 7] = value
+    with pytest.raises(CommandError, match=r"digits data holds 1 .* in row 5, column 7"):
+        _data.prepare("digits", whole, seed=0)
+
+
+def test_target_that_is_not_finite_is_named_by_its_place():
+    whole = _data.load("diabetes")
+    whole.y[[3, 9]] = np.nan
+    with pytest.raises(CommandError, match=r"holds 2 .* in its target, the first in row 3$"):
+        _data.prepare("diabetes", whole, seed=0)
+
+
+def test_constant_column_is_refused():
+    whole = _data.load("diabetes")
+    whole.x[:, 4] = 1.5
+    with pytest.raises(CommandError, match="constant"):
+        _data.prepare("diabetes", whole, seed=0)

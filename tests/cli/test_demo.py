@@ -1,0 +1,182 @@
+"""The demo in its short form, end to end."""
+
+import contextlib
+import io
+import json
+import signal
+import subprocess
+import sys
+import types
+
+import jax.numpy as jnp
+import matplotlib.image
+import optax
+import pytest
+
+from eqxlike._cli import _demo, _dispatch, _settings, main
+
+COLUMNS = {"jax.jit, flat list", "jax.jit, module", "filter_jit"}
+PICTURES = {"diabetes_intervals.png", "digits_reliability.png", "elbo.png", "dispatch.png"}
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """One run over both data sets; compiling the dispatch table of one of them is enough."""
+
+    def measure_dispatch(data, *arguments):
+        return _dispatch.measure_dispatch(data, *arguments) if data.name == "digits" else {}
+
+    folder = tmp_path_factory.mktemp("demo") / "results"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+        patch.setattr(_demo, "measure_dispatch", measure_dispatch)
+        status = main(["demo", "--quick", "--seed", "1", "--out", str(folder)])
+    results = json.loads((folder / "results.json").read_text())
+    return types.SimpleNamespace(
+        status=status, folder=folder, out=out.getvalue(), err=err.getvalue(), results=results
+    )
+
+
+def test_it_succeeds(quick):
+    assert quick.status == 0
+    assert quick.results["stopped"] == "finished"
+
+
+def test_pictures_are_drawn(quick):
+    assert {path.name for path in quick.folder.iterdir()} == PICTURES | {"results.json"}
+    for name in PICTURES:
+        height, width, _ = matplotlib.image.imread(quick.folder / name).shape
+        assert min(height, width) > 400
+
+
+def test_files_are_named_in_the_output(quick):
+    for name in PICTURES | {"results.json"}:
+        assert str(quick.folder / name) in quick.out
+
+
+def test_device_is_said_first(quick):
+    assert quick.out.startswith(f"device: {quick.results['device']}\n")
+
+
+def test_progress_is_lines_where_there_is_no_terminal(quick):
+    steps = _settings.QUICK_STEPS
+    assert f"digits, Bayesian: step {steps}/{steps}, loss" in quick.err
+
+
+def test_report_says_what_was_run(quick):
+    results = quick.results
+    assert (results["seed"], results["quick"]) == (1, True)
+    assert {"jax", "eqxlike", "python", "optax", "scikit-learn"} <= set(results["machine"])
+    for data in results["data"].values():
+        assert data["trainings"]["bayesian"]["steps"] == _settings.QUICK_STEPS
+        assert len(data["elbo"]) == _settings.QUICK_STEPS
+        assert data["settings"]["steps"] == _settings.QUICK_STEPS
+        assert data["examples"]["test"] < data["examples"]["train"]
+
+
+def test_elbo_rises(quick):
+    for data in quick.results["data"].values():
+        assert sum(data["elbo"][-20:]) > sum(data["elbo"][:20])
+
+
+def test_regression_metrics_are_sane(quick):
+    metrics = quick.results["data"]["diabetes"]["metrics"]
+    assert set(metrics) == {"bayesian", "plain", "ridge"}
+    for model in metrics.values():
+        # The target has a standard deviation of 77; the linear model's error is about 55.
+        assert 40 < model["rmse"] < 70
+        assert 5 < model["nll"] < 6
+        assert 0.75 < model["coverage"] <= 1
+        assert 100 < model["width"] < 300
+
+
+def test_classification_metrics_are_sane(quick):
+    metrics = quick.results["data"]["digits"]["metrics"]
+    assert set(metrics) == {"bayesian", "plain", "logistic"}
+    for model in metrics.values():
+        assert 0.9 < model["accuracy"] <= 1
+        assert 0 < model["nll"] < 0.4
+        assert 0 <= model["ece"] < 0.1
+
+
+def test_reliability_counts_every_prediction(quick):
+    digits = quick.results["data"]["digits"]
+    for bins in digits["reliability"].values():
+        assert sum(bins["count"]) == digits["examples"]["test"]
+
+
+def test_dispatch_table_is_complete(quick):
+    table = quick.results["data"]["digits"]["dispatch"]
+    assert set(table) == {"training step", "prediction"}
+    for measured in table.values():
+        assert set(measured["columns"]) == COLUMNS
+        for column in measured["columns"].values():
+            assert column["dispatch_us"] > 0
+            assert column["completion_us"] > 0
+
+
+def test_tables_are_printed(quick):
+    for words in ("Bayesian MLP", "plain MLP", "ridge regression", "logistic regression", "RMSE"):
+        assert words in quick.out
+    for column in COLUMNS:
+        assert column in quick.out
+
+
+def test_diverged_training_is_said_in_one_line_and_its_last_good_state_evaluated(
+    tmp_path, capsys, monkeypatch
+):
+    def broken_after_three_steps(rate, steps):
+        return lambda count: jnp.where(count < 3, rate, jnp.nan)
+
+    monkeypatch.setattr(optax, "cosine_decay_schedule", broken_after_three_steps)
+    monkeypatch.setattr(_demo, "measure_dispatch", lambda *arguments: {})
+    arguments = ["demo", "--data", "diabetes", "--quick", "--steps", "5", "--out", str(tmp_path)]
+    assert main(arguments) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if ": step " not in line]
+    (line,) = said
+    assert line.startswith("diabetes, bayesian: A parameter became NaN or infinite in step 4")
+    results = json.loads((tmp_path / "results.json").read_text())
+    data = results["data"]["diabetes"]
+    assert results["stopped"] == "diverged"
+    assert data["trainings"]["bayesian"]["stopped"] == "diverged"
+    assert data["trainings"]["bayesian"]["steps"] == 3
+    assert data["metrics"]["bayesian"]["rmse"] < 100
+
+
+# The parent may have been started with SIGINT ignored, as shells do in the background.
+COMMAND = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from eqxlike._cli import main
+sys.exit(main())
+"""
+
+
+def test_interrupt_ends_cleanly_with_what_was_reached(tmp_path):
+    arguments = ["demo", "--data", "diabetes", "--steps", "20000", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *arguments, "--device", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("diabetes, Bayesian: step 4000/20000, loss")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1] == "interrupted: the results are those of what was reached"
+    assert "device: cpu\n" in out
+    assert str(tmp_path / "results.json") in out
+    results = json.loads((tmp_path / "results.json").read_text())
+    training = results["data"]["diabetes"]["trainings"]["bayesian"]
+    assert results["stopped"] == training["stopped"] == "interrupted"
+    assert 4000 <= training["steps"] < 20000
+    assert results["data"]["diabetes"]["metrics"]["bayesian"]["rmse"] < 100

@@ -1,0 +1,103 @@
+"""Wrong use ends in one line on standard error and status 2."""
+
+import importlib.util
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from eqxlike import __version__
+from eqxlike._cli import _data, main
+
+
+@pytest.fixture
+def one_line_error(capsys):
+    """Runs the command line, which must refuse; returns the one line that it says."""
+
+    def run(*arguments):
+        assert main(arguments) == 2
+        err = capsys.readouterr().err
+        assert "\n" not in err.removesuffix("\n")
+        assert err.endswith("\n")
+        return err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--data", "iris"], "argument --data: invalid choice: 'iris'"),
+        (["--steps", "0"], "argument --steps: must be a whole number of 1 or more, got '0'"),
+        (["--steps", "-3"], "argument --steps: must be a whole number of 1 or more, got '-3'"),
+        (["--steps", "1.5"], "argument --steps: must be a whole number of 1 or more, got '1.5'"),
+        (["--steps", "many"], "argument --steps: must be a whole number of 1 or more, got 'many'"),
+        (["--seed", "-1"], "argument --seed: must be a whole number of 0 or more, at most 2147"),
+        (["--seed", "2147483648"], "argument --seed: must be a whole number of 0 or more"),
+        (["--seed", "x"], "argument --seed: must be a whole number of 0 or more"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+    ],
+)
+def test_wrong_argument(one_line_error, arguments, said):
+    assert said in one_line_error("demo", *arguments)
+
+
+def test_unknown_command(one_line_error):
+    assert "invalid choice: 'train'" in one_line_error("train")
+
+
+def test_no_command(one_line_error):
+    assert "required: command" in one_line_error()
+
+
+@pytest.mark.parametrize("below", [(), ("results",)])
+def test_out_that_is_a_file_or_lies_in_one(one_line_error, tmp_path, below):
+    (tmp_path / "file").write_text("in the way")
+    out = tmp_path.joinpath("file", *below)
+    assert f"argument --out: cannot write to '{out}'" in one_line_error("demo", "--out", str(out))
+
+
+def test_nan_in_the_data(one_line_error, tmp_path, monkeypatch):
+    whole = _data.load("diabetes")
+    whole.x[17, 2] = np.nan
+    monkeypatch.setattr(_data, "load", lambda name: whole)
+    said = one_line_error("demo", "--data", "diabetes", "--out", str(tmp_path))
+    assert "the diabetes data holds 1 NaN or infinite value(s)" in said
+    assert "row 17, column 2" in said
+
+
+def test_missing_extra_names_what_to_install(one_line_error, tmp_path, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "sklearn" else find_spec(name)
+    )
+    said = one_line_error("demo", "--out", str(tmp_path / "results"))
+    assert said.endswith("the demo needs scikit-learn: pip install 'eqxlike[demo]'\n")
+
+
+def test_device_that_is_not_there(one_line_error, tmp_path, monkeypatch):
+    device = types.SimpleNamespace(platform="cpu", device_kind="cpu")
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    said = one_line_error("demo", "--device", "gpu", "--out", str(tmp_path))
+    assert "argument --device: JAX runs on cpu here, not on gpu" in said
+
+
+def test_no_device_at_all(one_line_error, tmp_path, monkeypatch):
+    def devices():
+        raise RuntimeError("Unable to initialize backend 'tpu':\nno such thing")
+
+    monkeypatch.setattr(jax, "devices", devices)
+    said = one_line_error("demo", "--out", str(tmp_path))
+    assert "JAX finds no device: Unable to initialize backend 'tpu': no such thing" in said
+
+
+def test_help_lists_the_demo(capsys):
+    assert main(["--help"]) == 0
+    assert "demo" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
