@@ -130,6 +130,8 @@ def _draw_reliability(outcomes: Mapping[str, Outcome]) -> Any:
             color=colour,
             elinewidth=1.2,
             capsize=2.5,
+            clip_on=False,
+            zorder=3,
             label="accuracy, 90% interval",
         )
         counts.bar(left, count, width, align="edge", color=colour, alpha=0.7, edgecolor="white")
@@ -144,7 +146,8 @@ def _draw_reliability(outcomes: Mapping[str, Outcome]) -> Any:
         _tidy(counts)
     axes, counts = panels[0, 0], panels[1, 0]
     axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.02)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
+    axes.set_ylim(0, 1)
     axes.set_ylabel("accuracy in the bin")
     axes.legend(loc="upper left", fontsize=8)
     counts.set_yscale("log")
@@ -171,7 +174,7 @@ def _draw_elbo(outcomes: Mapping[str, Outcome]) -> Any:
     }
     if not shown:
         return None
-    figure = _new_figure(5.6 * len(shown), 4.2, "Evidence lower bound in training")
+    figure = _new_figure(5.6 * len(shown), 4.2, "The evidence lower bound (ELBO) over training")
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for axes, (name, losses) in zip(panels, shown.items(), strict=True):
         elbo, steps = -losses, np.arange(1, len(losses) + 1)
@@ -183,11 +186,12 @@ def _draw_elbo(outcomes: Mapping[str, Outcome]) -> Any:
         )
         # The first steps lie far below the rest and would flatten it.
         low, high = np.quantile(elbo, 0.1), elbo.max()
-        axes.set_ylim(low - 0.5 * (high - low), high + 0.1 * (high - low))
+        if high > low:
+            axes.set_ylim(low - 0.5 * (high - low), high + 0.1 * (high - low))
         weight = outcomes[name].settings.kl_weight
-        axes.set_title(name if weight == 1 else f"{name} (KL weight {weight:g})", fontsize=10)
+        axes.set_title(name if weight == 1 else f"{name}, tempered: KL weight {weight:g}")
         axes.set_xlabel("training step")
-        axes.set_ylabel("ELBO (nats per example)")
+        axes.set_ylabel(f"{'ELBO' if weight == 1 else 'tempered ELBO'} (nats per example)")
         axes.legend(loc="lower right", fontsize=8)
         _tidy(axes)
     return figure
@@ -213,29 +217,41 @@ def _draw_dispatch(outcomes: Mapping[str, Outcome]) -> Any:
         (panels[0], "dispatch", "dispatch: until the call returns"),
         (panels[1], "completion", "completion: until the result is ready"),
     ):
-        most = 0.0
-        for index, column in enumerate((FLAT, MODULE, FILTERED)):
-            cells = [measured.columns[column] for measured in rows.values()]
-            quartiles = [getattr(cell, f"{kind}_ratio") for cell in cells]
-            ratios = np.array([each.median for each in quartiles])
-            whiskers = np.array([[each.lower, each.upper] for each in quartiles]).T
-            most = max(most, whiskers.max())
-            bars = axes.barh(
-                np.arange(len(rows)) + (index - 1) * height,
-                ratios,
+        cells = {
+            column: [
+                getattr(measured.columns[column], f"{kind}_ratio") for measured in rows.values()
+            ]
+            for column in COLUMN_COLOURS
+        }
+        # Quartiles that the machine's other work threw far out are cut off at the edge.
+        most = 1.6 * max(ratio.median for column in cells.values() for ratio in column)
+        for index, (column, ratios) in enumerate(cells.items()):
+            places = np.arange(len(rows)) + (index - 1) * height
+            medians = np.array([ratio.median for ratio in ratios])
+            quartiles = np.array([[ratio.lower, ratio.upper] for ratio in ratios]).T
+            axes.barh(
+                places,
+                medians,
                 height * 0.92,
-                xerr=abs(whiskers - ratios),
+                xerr=abs(quartiles - medians),
                 error_kw={"elinewidth": 0.8, "capsize": 1.5, "ecolor": "#333333"},
                 color=COLUMN_COLOURS[column],
                 label=column,
             )
-            labels = [
-                f"{ratio:.2f}   {getattr(cell, f'{kind}_us'):,.0f} \N{MICRO SIGN}s"
-                for ratio, cell in zip(ratios, cells, strict=True)
-            ]
-            axes.bar_label(bars, labels, padding=4, fontsize=8)
+            for place, median, measured in zip(places, medians, rows.values(), strict=True):
+                time_us = getattr(measured.columns[column], f"{kind}_us")
+                axes.text(
+                    0.99 * most,
+                    place,
+                    f"{median:.2f}  {time_us:>7,.0f} \N{MICRO SIGN}s",
+                    ha="right",
+                    va="center",
+                    fontsize=8,
+                    family="monospace",
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
+                )
         axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
-        axes.set_xlim(0, 1.3 * most)
+        axes.set_xlim(0, most)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel(f"ratio to {MODULE}: median and quartiles of the rounds")
         axes.set_yticks(range(len(rows)), list(rows))

@@ -48,6 +48,8 @@ def print_metrics(outcome: Outcome) -> None:
     ]
     title = f"{outcome.data.name}: {len(outcome.data.test)} held-out examples"
     print_table(title, ["", *(METRICS[metric][0] for metric in shown)], rows)
+    if (weight := outcome.settings.kl_weight) != 1:
+        print(f"  ({TITLES[BAYESIAN]}: KL weight {weight:g}, a tempered posterior)")
 
 
 def print_dispatch(outcomes: Mapping[str, Outcome]) -> None:

@@ -7,6 +7,7 @@ its children, down to `ARRAY` and to static leaves.
 
 import functools
 import threading
+import types
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -25,11 +26,13 @@ class Structure:
     - `num_arrays`: how many arrays the subtree holds.
     - `is_keepable`: whether nothing inside can change behind the back of who holds the arrays:
         no list, no dict, no foreign node, no mutable static value.
+    - `anchor`: a function somewhere inside that was made in another, and may not live for long.
     - `generated`: functions generated for this Structure, made on first use.
     """
 
     __slots__ = (
         "__weakref__",
+        "anchor",
         "children",
         "generated",
         "held",
@@ -51,6 +54,9 @@ class Structure:
         self.is_keepable = (
             self.is_fixed and key.is_immutable and all(child.is_keepable for child in children)
         )
+        own = (each for each in key.held if _is_short_lived(each))
+        inner = (child.anchor for child in children if child.anchor is not None)
+        self.anchor: types.FunctionType | None = next(own, None) or next(inner, None)
         self.generated: dict[Hashable, Any] = {}
 
     @property
@@ -83,6 +89,12 @@ class Structure:
         - `parts`: the expressions of the children.
         """
         raise NotImplementedError
+
+
+def _is_short_lived(value: Any) -> bool:
+    if not isinstance(value, types.FunctionType):
+        return False
+    return "<locals>" in value.__qualname__ or value.__name__ == "<lambda>"
 
 
 class ArrayLeaf(Structure):
@@ -194,14 +206,14 @@ def intern(
     children: tuple[Structure, ...],
 ) -> Structure:
     """The one Structure with these parts; `meta_key` tells its meta from others."""
-    key = (sort, kind, meta_key.key, children)
+    # By their `id`s: a child may hold a closure, and that a compiled function for this Structure.
+    key = (sort, kind, meta_key.key, tuple(map(id, children)))
     found = _interned.get(key)
     if found is None:
         with _lock:
             found = _interned.get(key)
             if found is None:
-                # The table holds `id`s; the Structure holds what they are the `id`s of, and
-                # its entry goes when it does.
+                # The Structure holds what the `id`s are of, and its entry goes when it does.
                 found = _interned[key] = sort(kind, meta, meta_key, children)
     return found
 

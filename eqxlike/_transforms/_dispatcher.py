@@ -1,20 +1,18 @@
 """From a call to the compiled function for it: one dispatcher for each function and its options."""
 
-import collections
+import itertools
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._checking import is_checking, when_switched_on
 from .._partition import Structure, concrete_array_types, flatten
 from ._donation import Donate, check_donate
+from ._entries import Entries
 from ._entry import Entry
 from ._fast_path import MISS, FastPath, always_miss
 from ._spelling import Spelling
-
-_MAX_ENTRIES = 4096
-"""Entries kept for one function; the oldest go first."""
 
 _MAX_RECENT = 4
 """Fast paths tried before the long way: for functions called in turn with different statics."""
@@ -50,22 +48,22 @@ class Dispatcher:
         self.donate = check_donate(donate, self.spelling)
         self.jit_options = jit_options
         self.lock = threading.Lock()
-        self.entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
+        self.entries = Entries()
         # The fast path of the entry called last, for calls that pass nothing by name; and the
-        # last few for each set of names.
+        # last few, with the names that they are for.
         self.fast_path: FastPath = always_miss
-        self.recent: dict[tuple[str, ...], tuple[FastPath, ...]] = {}
+        self.recent: tuple[tuple[tuple[str, ...], FastPath], ...] = ()
         _dispatchers.add(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call on its long way: the fast path, if any, was not made for it."""
         spelled, names = self.spelling.spell(args, kwargs)
-        for fast_path in self.recent.get(names, ()):
-            outcome = fast_path(spelled)
-            if outcome is not MISS:
-                if not names:
-                    self.fast_path = fast_path
-                return outcome
+        for recent_names, fast_path in self.recent:
+            if recent_names == names:
+                outcome = fast_path(spelled)
+                if outcome is not MISS:
+                    self._remember(fast_path, names)
+                    return outcome
         arrays, entry = self.find(spelled, names)
         outcome = entry.call(arrays)
         if all(type(array) in concrete_array_types for array in arrays) and not is_checking():
@@ -85,30 +83,26 @@ class Dispatcher:
             arrays += arg_arrays
             structures.append(structure)
         key = (names, *structures)
-        entry = self.entries.get(key)
+        entry = self.entries.get(key, tuple(structures))
         if entry is None:
             with self.lock:
                 made = Entry(self, tuple(structures), names, spelled)
                 entry = self.entries.setdefault(key, made)
-                if len(self.entries) > _MAX_ENTRIES:
-                    self.entries.popitem(last=False)
         return arrays, entry
 
     def _remember(self, fast_path: FastPath, names: tuple[str, ...]) -> None:
-        recent = self.recent.get(names, ())
-        others = tuple(each for each in recent if each is not fast_path)
-        self.recent[names] = (fast_path, *others[: _MAX_RECENT - 1])
+        others = (each for each in self.recent if each[1] is not fast_path)
+        self.recent = ((names, fast_path), *itertools.islice(others, _MAX_RECENT - 1))
         if not names:
             self.fast_path = fast_path
 
     def forget_fast_paths(self) -> None:
-        self.recent = {}
+        self.recent = ()
         self.fast_path = always_miss
 
     def drop(self, entry: Entry) -> None:
         with self.lock:
-            for key in [key for key, each in self.entries.items() if each is entry]:
-                del self.entries[key]
+            self.entries.remove(entry)
         self.forget_fast_paths()
 
     def clear(self) -> None:

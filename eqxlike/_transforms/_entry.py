@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 
 from .._partition import ARRAY, Structure, concrete_array_types, flatten
 from ._donation import Donate, donated_places, is_silent
-from ._fast_path import FastPath, make_fast_path
+from ._fast_path import MISS, FastPath, make_fast_path
 from ._placement import shardings_of_arrays
 from ._spelling import Spelling
 
@@ -71,6 +71,7 @@ class Entry:
         self._is_traced = False
         self._first_outcome: Structure | None = None
         self._fast_path: FastPath | None = None
+        self._shown_fast_path: FastPath | None = None
         self._restore_warnings: list[Callable[[], None]] = []
         self._is_silent = is_silent(function.donate)
         starts = [0]
@@ -196,7 +197,10 @@ class Entry:
                 self.finish,
                 self._restore_warnings if self._is_silent else None,
             )
-        return self._fast_path
+            self._shown_fast_path = self._fast_path
+            if any(structure.anchor is not None for structure in self.structures):
+                self._shown_fast_path = _weak_fast_path(self)
+        return self._shown_fast_path
 
     def finish(self, result: Any) -> Any:
         """The outcome of the user's function, from what the jitted function returned."""
@@ -225,3 +229,15 @@ def _weak_drop(function: Function, entry: Entry) -> Callable[[], None]:
             function.drop(entry)
 
     return drop
+
+
+def _weak_fast_path(entry: Entry) -> FastPath:
+    """The fast path of an entry that goes with a short-lived function: does not hold it."""
+    weak_entry = weakref.ref(entry)
+
+    def call(args: tuple[Any, ...]) -> Any:
+        entry = weak_entry()
+        fast_path = None if entry is None else entry._fast_path
+        return MISS if fast_path is None else fast_path(args)
+
+    return call

@@ -13,6 +13,7 @@ import jax.tree_util as jtu
 from .._compat import PjitFunction
 from .._module import METADATA, BoundMethod, Module, Wrapper, bind, field, stored_fields
 from .._traceback import hide_our_frames, name_tracers
+from ._attached import attached
 from ._dispatcher import Dispatcher, clear_dispatchers
 from ._donation import Donate
 from ._entry import Entry
@@ -237,8 +238,9 @@ def _describe(
     return anchor, name, signature.replace(parameters=[itself, *parameters])
 
 
-# For each function the dispatchers of its wrappers, so that `filter_jit(f)` written in a loop does
-# not compile in each turn. Weak: a function that goes takes its dispatchers along.
+# The dispatchers of the wrappers of each function, so that `filter_jit(f)` in a loop does not
+# compile in each turn. They live with the function: in it, or here for what has no `__dict__`.
+_NAME = "__eqxlike_dispatchers__"
 _dispatchers: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
     weakref.WeakKeyDictionary()
 )
@@ -254,7 +256,10 @@ def _dispatcher_for(
         return Dispatcher(function, len(bound), spelling, donate, options.values)
 
     try:
-        of_function = _dispatchers.setdefault(anchor, {})
+        if isinstance(anchor, types.FunctionType):
+            of_function = attached(anchor, _NAME, dict)
+        else:
+            of_function = _dispatchers.setdefault(anchor, {})
     except TypeError:
         # Not weakly referenced, as the `__call__` of a class in C: each wrapper has its own.
         return make()
