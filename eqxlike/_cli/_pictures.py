@@ -15,6 +15,8 @@ BLUE, ORANGE, GREEN, RED, GREY = "#2b6cb0", "#dd8a2b", "#3a9a5c", "#c53030", "#7
 COLOURS = {BAYESIAN: BLUE, PLAIN: ORANGE, "ridge": GREEN, "logistic": GREEN}
 COLUMN_COLOURS = {FLAT: "#b8c4d0", MODULE: "#7f95ab", FILTERED: BLUE}
 DPI = 150
+#: Fewer predictions than this in a bin say little about it.
+FEW = 5
 
 
 def draw(outcomes: Mapping[str, Outcome], folder: pathlib.Path) -> list[pathlib.Path]:
@@ -104,7 +106,7 @@ def _draw_reliability(outcomes: Mapping[str, Outcome]) -> Any:
         return None
     evaluations = outcomes["digits"].evaluations
     figure = _new_figure(
-        1.2 + 3.5 * len(evaluations), 5.0, "Digits: is a prediction right as often as it claims?"
+        1.2 + 3.5 * len(evaluations), 5.3, "Digits: is a prediction right as often as it claims?"
     )
     panels = figure.subplots(
         2, len(evaluations), sharex=True, sharey="row", squeeze=False, height_ratios=[3.2, 1]
@@ -119,7 +121,10 @@ def _draw_reliability(outcomes: Mapping[str, Outcome]) -> Any:
         edges, colour = predicted.bins["edges"], COLOURS[name]
         width = edges[1] - edges[0]
         left = edges[:-1][is_filled]
-        axes.bar(left, accuracy, width, align="edge", color=colour, alpha=0.3, edgecolor="white")
+        # A bar that stands for a handful of predictions is fainter.
+        for place, height, number in zip(left, accuracy, count, strict=True):
+            alpha = 0.35 if number >= FEW else 0.12
+            axes.bar(place, height, width, align="edge", color=colour, alpha=alpha, edgecolor="w")
         axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="as claimed")
         axes.errorbar(
             confidence,
@@ -149,7 +154,7 @@ def _draw_reliability(outcomes: Mapping[str, Outcome]) -> Any:
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
     axes.set_ylim(0, 1)
     axes.set_ylabel("accuracy in the bin")
-    axes.legend(loc="upper left", fontsize=8)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     counts.set_yscale("log")
     counts.set_ylim(0.7, 4 * len(outcomes["digits"].data.test))
     counts.set_ylabel("predictions")
@@ -189,7 +194,9 @@ def _draw_elbo(outcomes: Mapping[str, Outcome]) -> Any:
         if high > low:
             axes.set_ylim(low - 0.5 * (high - low), high + 0.1 * (high - low))
         weight = outcomes[name].settings.kl_weight
-        axes.set_title(name if weight == 1 else f"{name}, tempered: KL weight {weight:g}")
+        axes.set_title(
+            name if weight == 1 else f"{name}, tempered: KL weight {weight:g}", fontsize=10
+        )
         axes.set_xlabel("training step")
         axes.set_ylabel(f"{'ELBO' if weight == 1 else 'tempered ELBO'} (nats per example)")
         axes.legend(loc="lower right", fontsize=8)
@@ -243,7 +250,7 @@ def _draw_dispatch(outcomes: Mapping[str, Outcome]) -> Any:
                 axes.text(
                     0.99 * most,
                     place,
-                    f"{median:.2f}  {time_us:>7,.0f} \N{MICRO SIGN}s",
+                    f"{median:.2f} {time_us:>6,.0f} \N{MICRO SIGN}s",
                     ha="right",
                     va="center",
                     fontsize=8,

@@ -1,0 +1,51 @@
+"""The script behind the claim over five seeds, in a short form."""
+
+import importlib.util
+import pathlib
+import re
+
+import pytest
+
+PATH = pathlib.Path(__file__).parents[2] / "examples" / "bnn_coverage.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("bnn_coverage", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def with_metrics(script, monkeypatch):
+    """Sets what the networks reach, without training them."""
+
+    def set_metrics(coverage, nll):
+        diabetes = {name: {"coverage": 0.9} for name in ("bayesian", "plain", "ridge")}
+        digits = {name: {"nll": 0.07} for name in ("bayesian", "plain", "logistic")}
+        diabetes["bayesian"] = {"coverage": coverage}
+        digits["bayesian"] = {"nll": nll}
+        found = {"diabetes": diabetes, "digits": digits}
+        monkeypatch.setattr(script, "metrics", lambda name, seed, steps: found[name])
+
+    return set_metrics
+
+
+def test_table_has_a_line_for_each_seed_and_their_mean(script, capsys):
+    assert script.main(["--seeds", "1", "--steps", "30"]) in (0, 1)
+    lines = capsys.readouterr().out.splitlines()
+    for label in ("0", "mean"):
+        (line,) = [line for line in lines if line.split()[0] == label]
+        assert len(re.findall(r"\d\.\d{4}", line)) == 6
+
+
+@pytest.mark.parametrize(
+    ("coverage", "nll", "status"),
+    [(0.9, 0.06, 0), (0.9, 0.07, 0), (0.84, 0.06, 1), (0.96, 0.06, 1), (0.9, 0.08, 1)],
+)
+def test_status_says_whether_the_claims_hold(script, with_metrics, coverage, nll, status):
+    with_metrics(coverage, nll)
+    assert script.main(["--seeds", "2"]) == status
