@@ -1,0 +1,25 @@
+"""Cuts can be taken back one by one, and come back."""
+
+import pytest
+
+from benchmarks import columns
+from profiling import cuts
+
+
+@pytest.mark.parametrize("cut", cuts.CUTS, ids=lambda cut: cut.attribute)
+def test_a_cut_that_was_taken_back_is_there_again(cut):
+    before = getattr(cut.target, cut.attribute)
+    with cut.taken_back():
+        assert getattr(cut.target, cut.attribute) is cut.replacement
+    assert getattr(cut.target, cut.attribute) is before
+
+
+@pytest.mark.parametrize("cut", cuts.CUTS[:2], ids=lambda cut: cut.attribute)
+def test_a_call_of_before_gives_what_it_gives_now(cut):
+    build = cut.cases[0].builders[columns.OURS]
+    assert (cuts.before(cut, build)() == build()()).all()
+
+
+def test_a_row_has_a_cell_for_each_heading():
+    cut = cuts.CUTS[0]
+    assert len(cuts.measured(cut, cut.cases[0], rounds=2)) == len(cuts.HEADINGS)
