@@ -167,6 +167,34 @@ def partition_bytes(depth: int, copies: int = 100) -> float:
     return (after - before) / copies
 
 
+def long_work(model: Layer, x: jax.Array, steps: int) -> jax.Array:
+    """Apply a layer again and again: work for the device and none for Python."""
+    return jax.lax.fori_loop(0, steps, lambda _, x: model(x), x)
+
+
+def asynchrony(target_s: float = 1.0) -> tuple[float, float]:
+    """Return the seconds until a call of `filter_jit` on about `target_s` of work returns, and until
+    its result is ready; medians of five.
+    """
+    (model,) = layers(1, 256)
+    x = networks.normal(256, seed=1)
+    call = eqxlike.filter_jit(long_work)
+    steps = jnp.asarray(1000)
+    start_s = time.perf_counter()
+    for _ in range(2):  # The second time it is compiled.
+        start_s = time.perf_counter()
+        jax.block_until_ready(call(model, x, steps))
+    steps = jnp.asarray(int(1000 * target_s / (time.perf_counter() - start_s)))
+    returned, ready = [], []
+    for _ in range(5):
+        start_s = time.perf_counter()
+        result = call(model, x, steps)
+        returned.append(time.perf_counter() - start_s)
+        jax.block_until_ready(result)
+        ready.append(time.perf_counter() - start_s)
+    return statistics.median(returned), statistics.median(ready)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.jit_edges", description=__doc__)
@@ -192,6 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "ratio": ratio,
         }
         result["partition_bytes"][str(depth)] = partition_bytes(depth)
+    returned_s, ready_s = asynchrony()
+    result["asynchrony"] = {"returned_s": returned_s, "ready_s": ready_s}
     if options.json is not None:
         report.write(result, options.json)
     print(table.render(result, markdown=False))
@@ -203,6 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for depth, size in result["partition_bytes"].items()
     ]
     print(table.text_table([["", "bytes"], *sizes]))
+    print(f"\nA call on {ready_s:.3f} s of work returned after {1e3 * returned_s:.3f} ms")
     return 0
 
 

@@ -41,3 +41,8 @@ def test_a_kept_partition_of_more_arrays_takes_more_memory():
 def test_the_table_of_first_calls_has_a_row_for_each_depth():
     numbers = {"jax.jit": 1.0, "filter_jit": 1.1, "ratio": 1.1}
     assert jit_edges.first_call_rows({"2": numbers})[1:] == [["depth 2", "1.000", "1.100", "1.100"]]
+
+
+def test_the_time_until_a_call_returns_is_part_of_that_until_its_result_is_ready():
+    returned_s, ready_s = jit_edges.asynchrony(target_s=0.001)
+    assert 0 < returned_s <= ready_s

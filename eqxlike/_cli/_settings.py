@@ -91,7 +91,7 @@ def settings_for(name: Name, *, steps: int | None, is_quick: bool) -> Settings:
     """
     settings = SETTINGS[name]
     if is_quick:
-        settings = dataclasses.replace(settings, steps=QUICK_STEPS, num_samples=50, rounds=5)
+        settings = dataclasses.replace(settings, steps=QUICK_STEPS, rounds=5)
     if steps is not None:
         settings = dataclasses.replace(settings, steps=steps)
     return settings
