@@ -2,23 +2,19 @@
 
 import functools
 import inspect
-import types
-import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, overload
 
 import jax
 import jax.tree_util as jtu
 
-from .._compat import PjitFunction
-from .._module import METADATA, BoundMethod, Module, Wrapper, bind, field, stored_fields
+from .._module import METADATA, Wrapper, bind, field, stored_fields
 from .._traceback import hide_our_frames, name_tracers
-from ._attached import attached
+from ._binding import Options, dispatcher_for, unbind
 from ._dispatcher import Dispatcher, clear_dispatchers
 from ._donation import Donate
-from ._entry import Entry
 from ._fast_path import MISS
-from ._spelling import Spelling, signature_of
+from ._lowered import Lowered
 
 _REFUSED = {
     "static_argnums": "what is no array is static already",
@@ -32,21 +28,6 @@ _REFUSED = {
 _JIT_KEYWORDS = frozenset(inspect.signature(jax.jit).parameters) - {"fun", *_REFUSED}
 
 
-class _Options:
-    """Keyword arguments, hashable although their values may be dicts or lists; not mutated."""
-
-    __slots__ = ("values",)
-
-    def __init__(self, values: dict[str, Any]):
-        self.values = values
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Options and self.values == other.values
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self.values))
-
-
 class JitFunction(Wrapper):
     """What `filter_jit` returns. A pytree: the arrays of what it wraps are its leaves."""
 
@@ -54,7 +35,7 @@ class JitFunction(Wrapper):
 
     _function: Any
     _donate: Any = field(static=True)
-    _jit_options: _Options = field(static=True)
+    _jit_options: Options = field(static=True)
 
     # Not the one of `Wrapper`, which would be in the way of every call; `filter_jit` puts the
     # metadata in the `__dict__`.
@@ -91,7 +72,7 @@ class JitFunction(Wrapper):
     def __repr__(self) -> str:
         return f"filter_jit({self._function!r})"
 
-    def lower(self, /, *args: Any, **kwargs: Any) -> "Lowered":
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Traces and lowers the function for these arguments, without compiling or running it.
 
         A `jax.ShapeDtypeStruct` stands for an array.
@@ -110,164 +91,16 @@ class JitFunction(Wrapper):
         return Lowered(lowered, dispatcher, entry, bound, bound_kwargs)
 
 
-class Lowered:
-    """A lowered function, as `jax.stages.Lowered`."""
-
-    def __init__(
-        self,
-        lowered: jax.stages.Lowered,
-        dispatcher: Dispatcher,
-        entry: Entry,
-        bound: tuple[Any, ...],
-        bound_kwargs: dict[str, Any],
-    ):
-        self._lowered = lowered
-        self._call = (dispatcher, entry, bound, bound_kwargs)
-
-    def compile(self, compiler_options: dict[str, Any] | None = None) -> "Compiled":
-        return Compiled(self._lowered.compile(compiler_options), *self._call)
-
-    def as_text(self, dialect: str | None = None, **kwargs: Any) -> str:
-        return self._lowered.as_text(dialect, **kwargs)
-
-    def cost_analysis(self) -> Any:
-        return self._lowered.cost_analysis()
-
-
-class Compiled:
-    """A compiled function, as `jax.stages.Compiled`: for arguments like those lowered for."""
-
-    def __init__(
-        self,
-        compiled: jax.stages.Compiled,
-        dispatcher: Dispatcher,
-        entry: Entry,
-        bound: tuple[Any, ...],
-        bound_kwargs: dict[str, Any],
-    ):
-        self._compiled = compiled
-        self._dispatcher = dispatcher
-        self._entry = entry
-        self._bound = bound
-        self._bound_kwargs = bound_kwargs
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        spelled, names = self._dispatcher.spelling.spell(
-            self._bound + args, {**self._bound_kwargs, **kwargs}
-        )
-        arrays, entry = self._dispatcher.find(spelled, names)
-        # By its parts: the entry itself may have been forgotten since.
-        if (entry.structures, entry.names) != (self._entry.structures, self._entry.names):
-            raise TypeError(
-                f"{self._dispatcher.spelling.function_name} was compiled for arguments of another "
-                "structure, or with other static values: compile it again for these."
-            )
-        return self._entry.finish(self._compiled(*arrays))
-
-    def as_text(self) -> str | None:
-        return self._compiled.as_text()
-
-    def cost_analysis(self) -> Any:
-        return self._compiled.cost_analysis()
-
-    def memory_analysis(self) -> Any:
-        return self._compiled.memory_analysis()
-
-
 def _attach(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str, Any]]:
     """Finds the dispatcher for a wrapper and puts it in its slot."""
-    function, bound, bound_kwargs = _unbind(wrapper._function)
-    dispatcher = _dispatcher_for(function, bound, wrapper._donate, wrapper._jit_options)
+    function, bound, bound_kwargs = unbind(wrapper._function)
+    dispatcher = dispatcher_for(function, bound, wrapper._donate, wrapper._jit_options)
     dispatch = (dispatcher, bound, bound_kwargs)
     _set_dispatch(wrapper, dispatch)
     return dispatch
 
 
 _set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__
-
-# Callables that are themselves the function: compared by identity, and not changed in place.
-_FUNCTIONS = (
-    type,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    PjitFunction,
-    jax.custom_jvp,
-    jax.custom_vjp,
-)
-
-
-def _unbind(callable_: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """A callable as a function, and the arguments that are bound to it.
-
-    These go into `jit` like the others, so that none of their arrays becomes a constant and no
-    change of their state is missed.
-    """
-    if isinstance(callable_, _FUNCTIONS):
-        return callable_, (), {}
-    if isinstance(callable_, BoundMethod | types.MethodType):
-        function, bound, kwargs = _unbind(callable_.__func__)
-        return function, (*bound, callable_.__self__), kwargs
-    if isinstance(callable_, functools.partial):
-        function, bound, kwargs = _unbind(callable_.func)
-        return function, (*bound, *callable_.args), {**kwargs, **callable_.keywords}
-    call = type(callable_).__call__
-    function, bound, kwargs = _unbind(call) if isinstance(call, Module) else (call, (), {})
-    return function, (*bound, callable_), kwargs
-
-
-def _describe(
-    function: Callable[..., Any], bound: tuple[Any, ...]
-) -> tuple[Callable[..., Any], str, inspect.Signature | None]:
-    """The function that a user would name, what its name is, and how `function` is called.
-
-    Of one of our wrappers that is what it wraps, after the wrapper itself.
-    """
-    if not (bound and isinstance(bound[0], Wrapper) and function is type(bound[0]).__call__):
-        name = getattr(function, "__name__", type(function).__name__)
-        return function, name, signature_of(function)
-    inner, inner_bound, inner_kwargs = _unbind(bound[0].__wrapped__)
-    anchor, name, signature = _describe(inner, inner_bound)
-    if signature is None or inner_kwargs:
-        return anchor, name, signature_of(function)
-    parameters = list(signature.parameters.values())[len(inner_bound) :]
-    if len(signature.parameters) < len(inner_bound) or any(
-        each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters
-    ):
-        return anchor, name, signature_of(function)
-    itself = inspect.Parameter("_eqxlike_wrapper", inspect.Parameter.POSITIONAL_ONLY)
-    return anchor, name, signature.replace(parameters=[itself, *parameters])
-
-
-# The dispatchers of the wrappers of each function, so that `filter_jit(f)` in a loop does not
-# compile in each turn. They live with the function: in it, or here for what has no `__dict__`.
-_NAME = "__eqxlike_dispatchers__"
-_dispatchers: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def _dispatcher_for(
-    function: Callable[..., Any], bound: tuple[Any, ...], donate: Any, options: _Options
-) -> Dispatcher:
-    anchor, name, signature = _describe(function, bound)
-
-    def make() -> Dispatcher:
-        spelling = Spelling(name, signature)
-        return Dispatcher(function, len(bound), spelling, donate, options.values)
-
-    try:
-        if isinstance(anchor, types.FunctionType):
-            of_function = attached(anchor, _NAME, dict)
-        else:
-            of_function = _dispatchers.setdefault(anchor, {})
-    except TypeError:
-        # Not weakly referenced, as the `__call__` of a class in C: each wrapper has its own.
-        return make()
-    kinds = tuple(type(each) for each in bound if isinstance(each, Wrapper))
-    key = (kinds, len(bound), donate, options)
-    found = of_function.get(key)
-    return of_function.setdefault(key, make()) if found is None else found
-
 
 _missing: Any = object()
 
@@ -329,7 +162,7 @@ def filter_jit(
     if type(fun) is functools.partial:
         # The same, and a pytree: the arrays bound to it are leaves of the wrapper.
         fun = jtu.Partial(fun.func, *fun.args, **fun.keywords)
-    wrapper = JitFunction(fun, donate, _Options(jitkwargs))
+    wrapper = JitFunction(fun, donate, Options(jitkwargs))
     _attach(wrapper)
     fields = stored_fields(wrapper)
     for name in METADATA:
