@@ -1,6 +1,7 @@
 """Training of the demo's two networks."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -20,8 +21,8 @@ Step = Callable[[train.TrainState, Example], tuple[train.TrainState, Array]]
 
 #: Looks of a plain network at the validation part.
 VALIDATIONS = 40
-#: Lines of text about a training, where there is no terminal for a progress bar.
-LINES = 5
+#: Reports of a training: moves of a progress bar on a terminal, lines of text elsewhere.
+MOVES, LINES = 50, 5
 
 
 class Training(NamedTuple):
@@ -100,8 +101,12 @@ def _fit(
 ) -> train.FitResult:
     with train.progress(steps, label=label) as on_log:
         return train.fit(
-            state, step, batches, num_steps=steps, log_every=max(1, steps // LINES), on_log=on_log
+            state, step, batches, num_steps=steps, log_every=_log_every(steps), on_log=on_log
         )
+
+
+def _log_every(steps: int) -> int:
+    return max(1, steps // (MOVES if sys.stderr.isatty() else LINES))
 
 
 def _choose_steps(
@@ -127,7 +132,7 @@ def _choose_steps(
             nll = float(_validation_nll(state.model, held_out, state.key))
             if nll < least:
                 best, least = made, nll
-            if made % max(1, steps // LINES) < every:
+            if made % _log_every(steps) < every:
                 on_log(made, nll)
             if made == steps:
                 return result._replace(history=history), best

@@ -149,7 +149,8 @@ def flatten(
             frame.specs.append(spec)
             if closed.node.sort is ModuleNode:
                 kept = get_kept(closed.value)
-                if is_checking() and kept is not None and kept is not INITIALISING:
+                is_checked = is_checking() and not with_abstract
+                if is_checked and kept is not None and kept is not INITIALISING:
                     _check(closed.value, kept, arrays[closed.first_array :], spec)
                 if spec.is_keepable and kept is not INITIALISING:
                     del candidates[closed.num_candidates :]
