@@ -165,6 +165,7 @@ class _Generator:
                 spec, dynamic = self._name("spec"), self._name("dynamic")
                 self.guards.append(f"{dynamic}, {spec} = flatten({name})")
                 self._guard(f"{spec} is not {self._constant(structure)}")
+                self.guards.append(f"{dynamic} = tuple({dynamic})")
                 self._arrays_of(dynamic, structure)
 
     def _static_differs(self, name: str, value: Any) -> str:
