@@ -1,5 +1,6 @@
 """Errors: what the user sees, and that a function that failed once is as good as any after."""
 
+import gc
 import os
 import sys
 import traceback
@@ -64,11 +65,14 @@ def frames_of_warm_call(function, *args):
             frames.append((frame.f_code.co_filename.split("#")[0], frame.f_code.co_name))
 
     before = sys.getprofile()
+    # The collector may come at any moment, and those who listen to it are Python.
+    gc.disable()
     sys.setprofile(note)
     try:
         function(*args)
     finally:
         sys.setprofile(before)
+        gc.enable()
     return frames
 
 

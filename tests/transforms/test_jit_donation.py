@@ -1,0 +1,186 @@
+"""Donation: by a word as in Equinox, and by the names of arguments."""
+
+import warnings
+
+import equinox
+import jax.numpy as jnp
+import pytest
+
+from eqxlike import Module, filter_jit, filter_value_and_grad
+from tests.transforms.jit_models import Affine, scaled
+
+
+def donated(jit, donate, call):
+    """Which of the arrays in a call are gone afterwards."""
+    model = Affine(jnp.ones(3), jnp.ones(3))
+    x, y = jnp.ones(3), jnp.ones(3)
+
+    def function(model, x, y):
+        return model.scale + 1, model.shift + 1, x + 1, y + 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        call(jit(function, donate=donate), model, x, y)
+    return [array.is_deleted() for array in (model.scale, model.shift, x, y)]
+
+
+BY_PLACE = lambda f, model, x, y: f(model, x, y)
+BY_NAME = lambda f, model, x, y: f(y=y, x=x, model=model)
+MIXED = lambda f, model, x, y: f(model, y=y, x=x)
+
+WORDS = ["all", "all-except-first", "warn", "warn-except-first", "none"]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_word_donates_what_it_donates_in_equinox(word):
+    assert donated(filter_jit, word, BY_PLACE) == donated(equinox.filter_jit, word, BY_PLACE)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_word_donates_the_arrays_of_a_wrapped_module_as_in_equinox(word):
+    class Theirs(equinox.Module):
+        weight: object
+
+        def __call__(self, x, y):
+            return self.weight + 1, x + 1, y + 1
+
+    class Ours(Module):
+        weight: object
+
+        def __call__(self, x, y):
+            return self.weight + 1, x + 1, y + 1
+
+    def gone(kind, jit):
+        weight, x, y = jnp.ones(3), jnp.ones(3), jnp.ones(3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            jit(kind(weight), donate=word)(x, y)
+        return [array.is_deleted() for array in (weight, x, y)]
+
+    assert gone(Ours, filter_jit) == gone(Theirs, equinox.filter_jit)
+
+
+@pytest.mark.parametrize("call", [BY_PLACE, BY_NAME, MIXED])
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("model",), [True, True, False, False]),
+        (("x",), [False, False, True, False]),
+        (("model", "y"), [True, True, False, True]),
+        (("y", "x"), [False, False, True, True]),
+        ((), [False, False, False, False]),
+        ("x", [False, False, True, False]),
+        (["x"], [False, False, True, False]),
+    ],
+)
+def test_names_donate_their_arguments_however_the_call_is_spelled(names, expected, call):
+    assert donated(filter_jit, names, call) == expected
+
+
+def test_name_of_a_keyword_only_argument_donates_it():
+    x, y = jnp.ones(3), jnp.ones(3)
+    filter_jit(lambda x, *, y: (x + 1, y + 1), donate="y")(x, y=y)
+    assert [x.is_deleted(), y.is_deleted()] == [False, True]
+
+
+def test_name_of_an_argument_of_a_method_donates_it():
+    class Trainer(Module):
+        rate: object
+
+        @filter_jit(donate="state")
+        def step(self, state):
+            return self.rate * state
+
+    trainer, state = Trainer(jnp.ones(3)), jnp.ones(3)
+    trainer.step(state)
+    assert [trainer.rate.is_deleted(), state.is_deleted()] == [False, True]
+
+
+def test_name_of_self_donates_the_instance():
+    class Counter(Module):
+        count: object
+
+        @filter_jit(donate="self")
+        def step(self):
+            return Counter(self.count + 1)
+
+    counter = Counter(jnp.ones(3))
+    counter.step()
+    assert counter.count.is_deleted()
+
+
+def test_name_of_an_argument_of_a_wrapped_module_donates_it():
+    model, x = Affine(jnp.ones(3)), jnp.ones(3)
+    filter_jit(model, donate="x")(x)
+    assert [model.scale.is_deleted(), x.is_deleted()] == [False, True]
+
+
+def test_name_of_an_argument_of_a_function_with_variadic_ones_donates_it():
+    state, x = jnp.ones(3), jnp.ones(3)
+    filter_jit(lambda state, *rest: (state + 1, *rest), donate="state")(state, x)
+    assert [state.is_deleted(), x.is_deleted()] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("transform", "reduce"), [(filter_value_and_grad, jnp.sum), (filter_jit, jnp.negative)]
+)
+def test_name_of_an_argument_of_a_transformed_function_donates_it(transform, reduce):
+    def loss(model, x):
+        return reduce(model * x)
+
+    model, x = jnp.ones(3), jnp.ones(3)
+    filter_jit(transform(loss), donate="x")(model, x)
+    assert [model.is_deleted(), x.is_deleted()] == [False, True]
+
+
+@pytest.mark.parametrize("donate", ["unknown", ("x", "unknown"), "al", "ALL", ("all",), ("none",)])
+def test_unknown_name_or_word_is_an_error_at_decoration(donate):
+    with pytest.raises(ValueError, match="donate"):
+        filter_jit(scaled, donate=donate)
+
+
+def test_error_for_an_unknown_name_lists_the_names_there_are():
+    with pytest.raises(ValueError, match=r"'unknown'.*'x', 'scale'"):
+        filter_jit(scaled, donate="unknown")
+
+
+def test_unknown_name_is_an_error_of_the_decorator_with_arguments():
+    with pytest.raises(ValueError, match="'unknown'"):
+        filter_jit(donate=("unknown",))(scaled)
+
+
+@pytest.mark.parametrize("word", ["warn", "warn-except-first"])
+def test_buffer_that_was_not_usable_is_warned_of(word):
+    with pytest.warns(UserWarning, match="donated buffers were not usable"):
+        filter_jit(lambda x, y: y.sum(), donate=word)(1, jnp.ones(3))
+
+
+@pytest.mark.parametrize("word", ["all", "all-except-first"])
+def test_buffer_that_was_not_usable_is_passed_over_in_silence(word):
+    assert filter_jit(lambda x, y: y.sum(), donate=word)(1, jnp.ones(3)) == 3
+
+
+@pytest.mark.parametrize("stage", ["call", "warm-call", "lower", "compile", "failure", "new-shape"])
+def test_filters_of_warnings_are_as_before(stage):
+    def function(x):
+        if x.shape == (4,):
+            raise ValueError("boom")
+        return x.sum()
+
+    jitted = filter_jit(function, donate="all")
+    if stage in ("warm-call", "new-shape"):
+        jitted(jnp.ones(3))
+    before = list(warnings.filters)
+    match stage:
+        case "call" | "warm-call":
+            jitted(jnp.ones(3))
+        case "new-shape":
+            jitted(jnp.ones(5))
+        case "lower":
+            jitted.lower(jnp.ones(3))
+        case "compile":
+            jitted.lower(jnp.ones(3)).compile()
+        case "failure":
+            with pytest.raises(ValueError, match="boom"):
+                jitted(jnp.ones(4))
+    assert list(warnings.filters) == before

@@ -1,0 +1,94 @@
+"""Static values that are equal and not the same are told apart."""
+
+import functools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqxlike import Module, filter_jit, is_array
+from tests.transforms.jit_values import (
+    Colour,
+    Config,
+    InheritedConfig,
+    Pair,
+    Point,
+    Rank,
+    describe,
+    describe_all,
+)
+
+ROWS = {
+    "numbers": [1, 1.0, True, 1 + 0j],
+    "zeros": [0, 0.0, -0.0, False, complex(0.0, -0.0)],
+    "not-numbers": [float("nan"), float("inf"), float("-inf")],
+    "text": ["1", b"1", 1],
+    "enums": [Colour.RED, Colour.GREEN, Rank.FIRST, 1],
+    "tuples": [(1,), (1.0,), (True,), ((1,),)],
+    "zeros-in-tuples": [(0.0,), (-0.0,), (0,)],
+    "namedtuples": [Point(1, 0.0), Point(1, -0.0), Point(True, 0.0)],
+    "dataclasses": [Config(1), Config(1.0), Config(True)],
+    "subclasses-of-dataclasses": [InheritedConfig(1), InheritedConfig(1.0), Config(1)],
+    "partials": [functools.partial(max, 1), functools.partial(max, 1.0)],
+    "empty": [None, (), False, 0, ""],
+}
+WAYS = {
+    "argument": lambda jitted, value: jitted(value),
+    "keyword": lambda jitted, value: jitted(value=value),
+    "field": lambda jitted, value: jitted(Pair(1, value)),
+    "static-field": lambda jitted, value: jitted(Pair(1, mode=value)),
+    "list": lambda jitted, value: jitted([value]),
+    "dict": lambda jitted, value: jitted({"a": value}),
+    "tuple-of-static-field": lambda jitted, value: jitted(Pair(1, mode=(value,))),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("row", ROWS)
+def test_equal_statics_are_told_apart(row, way):
+    def plain(value):
+        return describe_all(value)
+
+    jitted = filter_jit(plain)
+    for value in ROWS[row] * 2:
+        assert WAYS[way](jitted, value) == WAYS[way](plain, value)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_equal_statics_bound_by_partial_are_told_apart(row):
+    for value in ROWS[row] * 2:
+        assert filter_jit(functools.partial(describe, value))() == describe(value)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_equal_statics_of_a_wrapped_module_are_told_apart(row):
+    class Describes(Module):
+        value: object
+
+        def __call__(self):
+            return describe(self.value)
+
+    for value in ROWS[row] * 2:
+        assert filter_jit(Describes(value))() == describe(value)
+
+
+def test_numpy_zeros_in_a_static_tuple_are_told_apart():
+    jitted = filter_jit(lambda module: math.copysign(1.0, module.mode[0]))
+    signs = [jitted(Pair(1, mode=(np.float64(zero),))) for zero in (0.0, -0.0)]
+    assert signs == [1.0, -1.0]
+
+
+def test_dict_keys_that_are_equal_are_told_apart():
+    jitted = filter_jit(lambda tree: [type(key).__name__ for key in tree])
+    assert [jitted({key: "a"}) for key in (1, True, 1.0)] == [["int"], ["bool"], ["float"]]
+
+
+def test_static_leaf_in_place_of_an_array_is_told_apart():
+    jitted = filter_jit(lambda module: is_array(module.left))
+    assert [jitted(Pair(value)) for value in (1.0, jnp.array(1.0), np.float32(1), 1.0)] == [
+        False,
+        True,
+        True,
+        False,
+    ]

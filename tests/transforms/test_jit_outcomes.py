@@ -1,0 +1,80 @@
+"""What a function that `filter_jit` wraps may return."""
+
+import sys
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+
+from eqxlike import filter_jit, is_array
+from tests.transforms.jit_models import Affine, X, double, equal
+
+OUTCOMES = {
+    "array": lambda x: x + 1,
+    "nothing": lambda x: None,
+    "static": lambda x: "text",
+    "tuple": lambda x: (x, "text", None),
+    "empty-tuple": lambda x: (),
+    "list": lambda x: [x, [x + 1]],
+    "dict": lambda x: {"a": x, "b": 1.5},
+    "module": lambda x: Affine(x, "b"),
+    "class": lambda x: Affine,
+    "function": lambda x: (double, x),
+    "number": lambda x: 3,
+    "numpy": lambda x: np.ones(2, np.float32),
+    "method": lambda x: Affine(x).apply,
+}
+
+
+def is_same(first, second):
+    if type(first) is type(second) is float:
+        # A float may be an equal object: that of a structure which is alive, from any other test.
+        return first == second
+    return equal(first, second) if is_array(first) else first is second
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_outcome_is_that_of_the_plain_function(name):
+    function = OUTCOMES[name]
+    expected = function(jnp.asarray(X))
+    jitted = filter_jit(function)
+    for _ in range(3):
+        outcome = jitted(jnp.asarray(X))
+        assert jtu.tree_structure(outcome) == jtu.tree_structure(expected)
+        assert all(map(is_same, jtu.tree_leaves(outcome), jtu.tree_leaves(expected)))
+
+
+def test_static_outcome_that_is_not_hashable_comes_back():
+    assert filter_jit(lambda x: (x, {1, 2}))(X)[1] == {1, 2}
+
+
+def test_static_outcome_may_depend_on_the_shape():
+    jitted = filter_jit(lambda x: (x, f"{x.shape}", [x] * x.shape[0]))
+    for size in (1, 2, 3, 1, 2, 3):
+        _, text, copies = jitted(jnp.ones(size))
+        assert (text, len(copies)) == (f"({size},)", size)
+
+
+def functions_called(function):
+    """The names of the functions, in Python and in C, that `function` calls."""
+    names = []
+
+    def note(frame, event, called):
+        if event in ("call", "c_call"):
+            names.append(frame.f_code.co_name if event == "call" else called.__name__)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return names
+
+
+def test_call_does_not_wait_for_its_result():
+    jitted = filter_jit(lambda x: Affine(x + 1))
+    names = [name for _ in range(3) for name in functions_called(lambda: jitted(X))]
+    assert names
+    assert not [name for name in names if "block_until_ready" in name or name == "__array__"]

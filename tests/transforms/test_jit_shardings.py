@@ -1,0 +1,159 @@
+"""Shardings of arguments and outcomes."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from eqxlike import filter_jit
+from tests.transforms.jit_models import Affine
+
+
+def mesh():
+    return jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def split():
+    return jax.sharding.NamedSharding(mesh(), jax.P("x"))
+
+
+def whole():
+    return jax.sharding.NamedSharding(mesh(), jax.P())
+
+
+def is_split(array):
+    return not array.sharding.is_fully_replicated and len(array.sharding.device_set) == 2
+
+
+def is_whole(array):
+    return array.sharding.is_fully_replicated and len(array.sharding.device_set) == 2
+
+
+def test_one_in_sharding_is_for_all_arguments():
+    x, y = filter_jit(lambda x, y: (x, y), in_shardings=split())(jnp.ones(4), jnp.ones(4))
+    assert is_split(x)
+    assert is_split(y)
+
+
+def test_in_shardings_are_given_for_each_argument():
+    jitted = filter_jit(lambda x, y: (x + 1, y + 1), in_shardings=(split(), whole()))
+    x, y = jitted(jnp.ones(4), jnp.ones(4))
+    assert is_split(x)
+    assert is_whole(y)
+
+
+def test_in_sharding_is_for_all_arrays_of_a_module():
+    jitted = filter_jit(lambda model: model, in_shardings=(split(),))
+    model = jitted(Affine(jnp.ones(4), jnp.ones((2, 3)), "mode"))
+    assert is_split(model.scale)
+    assert is_split(model.shift)
+
+
+def test_in_shardings_are_a_prefix_that_reaches_into_an_argument():
+    jitted = filter_jit(lambda tree: tree, in_shardings=({"a": split(), "b": whole()},))
+    tree = jitted({"a": (jnp.ones(4), "text", jnp.ones(2)), "b": jnp.ones(4)})
+    assert is_split(tree["a"][0])
+    assert is_split(tree["a"][2])
+    assert is_whole(tree["b"])
+
+
+def test_in_shardings_reach_into_a_module():
+    prefix = Affine(split(), whole())
+    jitted = filter_jit(lambda model: model, in_shardings=(prefix,))
+    model = jitted(Affine(jnp.ones(4), jnp.ones(4)))
+    assert is_split(model.scale)
+    assert is_whole(model.shift)
+
+
+def test_in_sharding_of_an_argument_that_is_no_array_is_passed_over():
+    jitted = filter_jit(lambda x, how: (x, how), in_shardings=split())
+    x, how = jitted(jnp.ones(4), "text")
+    assert is_split(x)
+    assert how == "text"
+
+
+def test_in_sharding_none_leaves_an_array_where_it_is():
+    jitted = filter_jit(lambda x, y: (x, y), in_shardings=(split(), None))
+    x, y = jitted(jnp.ones(4), jax.device_put(jnp.ones(4), whole()))
+    assert is_split(x)
+    assert is_whole(y)
+
+
+def test_in_shardings_need_none_for_a_default_left_out():
+    jitted = filter_jit(lambda x, how="text": (x, how), in_shardings=(split(),))
+    assert is_split(jitted(jnp.ones(4))[0])
+
+
+def test_in_shardings_hold_for_calls_by_keyword():
+    jitted = filter_jit(lambda x, y: (x, y), in_shardings=(split(), whole()))
+    x, y = jitted(y=jnp.ones(4), x=jnp.ones(4))
+    assert is_split(x)
+    assert is_whole(y)
+
+
+def test_in_shardings_that_are_no_prefix_are_an_error():
+    jitted = filter_jit(lambda x, y: x, in_shardings=({"a": split()}, None))
+    with pytest.raises(ValueError, match="in_shardings"):
+        jitted(jnp.ones(4), jnp.ones(4))
+
+
+def test_in_sharding_against_a_committed_array_is_the_error_of_jax():
+    x = jax.device_put(jnp.ones(4), jax.devices()[1])
+    with pytest.raises(ValueError, match="does not match the sharding on the respective arg"):
+        filter_jit(lambda x: x + 1, in_shardings=split())(x)
+
+
+def test_one_out_sharding_is_for_all_of_the_outcome():
+    jitted = filter_jit(lambda x: {"a": x, "b": (x + 1, "text")}, out_shardings=split())
+    outcome = jitted(jnp.ones(4))
+    assert is_split(outcome["a"])
+    assert is_split(outcome["b"][0])
+    assert outcome["b"][1] == "text"
+
+
+def test_out_shardings_are_given_for_each_part_of_the_outcome():
+    jitted = filter_jit(lambda x: (x, x + 1), out_shardings=(split(), whole()))
+    first, second = jitted(jnp.ones(4))
+    assert is_split(first)
+    assert is_whole(second)
+
+
+def test_out_shardings_reach_into_a_module():
+    jitted = filter_jit(lambda x: Affine(x, x), out_shardings=Affine(split(), whole()))
+    model = jitted(jnp.ones(4))
+    assert is_split(model.scale)
+    assert is_whole(model.shift)
+
+
+def test_out_sharding_none_leaves_the_choice_to_the_compiler():
+    x = jax.device_put(jnp.ones(4), split())
+    first, second = filter_jit(lambda x: (x, x + 1), out_shardings=(whole(), None))(x)
+    assert is_whole(first)
+    assert is_split(second)
+
+
+def test_out_sharding_holds_for_an_outcome_whose_length_depends_on_the_shape():
+    jitted = filter_jit(lambda x: [x] * x.shape[0], out_shardings=split())
+    for size in (2, 4, 2):
+        assert all(map(is_split, jitted(jnp.ones(size))))
+
+
+def test_out_shardings_that_are_no_prefix_are_an_error():
+    jitted = filter_jit(lambda x: (x, x), out_shardings={"a": split()})
+    with pytest.raises(ValueError, match="out_shardings"):
+        jitted(jnp.ones(4))
+
+
+def test_in_shardings_hold_for_what_is_lowered():
+    jitted = filter_jit(lambda x: x + 1, in_shardings=split())
+    compiled = jitted.lower(jax.ShapeDtypeStruct((4,), jnp.float32)).compile()
+    assert is_split(compiled(jax.device_put(jnp.ones(4), split())))
+
+
+def test_shardings_hold_for_warm_calls():
+    jitted = filter_jit(lambda x: x + 1, in_shardings=split(), out_shardings=whole())
+    assert all(is_whole(jitted(jnp.ones(4))) for _ in range(3))
+
+
+def test_in_shardings_of_a_module_are_for_the_arguments_of_its_call():
+    jitted = filter_jit(Affine(jnp.ones(4)), in_shardings=(split(),))
+    assert is_split(jitted(jnp.ones(4)))

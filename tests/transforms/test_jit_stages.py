@@ -1,0 +1,146 @@
+"""Lowering and compiling ahead of a call, with JAX's own stages."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from eqxlike import clear_caches, filter_eval_shape, filter_jit
+from tests.transforms.jit_models import Affine, X, double, equal
+
+
+def test_lowered_is_compiled_and_called():
+    compiled = filter_jit(double).lower(X).compile()
+    assert equal(compiled(X), 2 * X)
+
+
+def test_lowered_is_not_called():
+    runs = []
+
+    def function(x):
+        jax.debug.callback(lambda: runs.append(1))
+        return x
+
+    filter_jit(function).lower(X)
+    jax.effects_barrier()
+    assert runs == []
+
+
+def test_compiled_takes_the_same_arguments_in_another_spelling():
+    def function(x, y=2, *, z=3):
+        return x * y * z
+
+    compiled = filter_jit(function).lower(X, 2).compile()
+    assert equal(compiled(x=X, z=3), 6 * X)
+
+
+def test_compiled_module_takes_the_arguments_of_its_call():
+    compiled = filter_jit(Affine(jnp.ones(3))).lower(X).compile()
+    assert equal(compiled(X), X)
+
+
+def test_compiled_method_takes_the_arguments_of_its_call():
+    compiled = Affine(jnp.ones(3)).jitted.__func__.lower(Affine(jnp.ones(3)), X).compile()
+    assert equal(compiled(Affine(2 * jnp.ones(3)), X), 2 * X)
+
+
+def test_compiled_returns_the_same_tree():
+    compiled = filter_jit(lambda x: Affine(x, "b")).lower(X).compile()
+    assert compiled(X).shift == "b"
+
+
+def test_compiled_with_another_static_is_an_error():
+    compiled = filter_jit(double).lower(X, "a").compile()
+    with pytest.raises(TypeError, match="compiled for"):
+        compiled(X, "b")
+
+
+def test_compiled_with_another_shape_is_an_error():
+    compiled = filter_jit(double).lower(X).compile()
+    with pytest.raises(TypeError, match="compiled"):
+        compiled(X[:2])
+
+
+def test_compiled_outlives_clear_caches():
+    compiled = filter_jit(double).lower(X).compile()
+    clear_caches()
+    assert equal(compiled(X), 2 * X)
+
+
+def test_compiled_outlives_the_function():
+    compiled = filter_jit(lambda x: 2 * x).lower(X).compile()
+    assert equal(compiled(X), 2 * X)
+
+
+def test_compiled_runs_after_the_function_failed_for_other_arguments():
+    def function(x):
+        if x.shape == (2,):
+            raise ValueError("boom")
+        return 2 * x
+
+    jitted = filter_jit(function)
+    compiled = jitted.lower(X).compile()
+    with pytest.raises(ValueError, match="boom"):
+        jitted(X[:2])
+    assert equal(compiled(X), 2 * X)
+
+
+def test_lowered_from_shapes_is_compiled_and_called():
+    lowered = filter_jit(double).lower(jax.ShapeDtypeStruct((3,), jnp.float32))
+    assert equal(lowered.compile()(X), 2 * X)
+
+
+def test_lowered_from_the_shape_of_a_module_is_compiled_and_called():
+    shape = filter_eval_shape(lambda: Affine(jnp.ones(3)))
+    compiled = filter_jit(lambda model, x: model(x)).lower(shape, X).compile()
+    assert equal(compiled(Affine(jnp.ones(3)), X), X)
+
+
+def test_lowered_from_a_shape_that_was_a_static_argument_before():
+    shape = Affine(jax.ShapeDtypeStruct((3,), jnp.float32))
+    assert filter_jit(lambda shape: shape.scale.shape)(shape) == (3,)
+    lowered = filter_jit(lambda model: 2 * model.scale).lower(shape)
+    assert equal(lowered.compile()(Affine(X)), 2 * X)
+
+
+def test_shape_is_a_static_argument_of_a_call():
+    shape = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    assert filter_jit(lambda shape: jnp.zeros(shape.shape))(shape).shape == (2, 3)
+
+
+def test_text_of_lowered_is_that_of_jax():
+    def function(x):
+        return jnp.sin(x) + 1
+
+    text = filter_jit(function).lower(jnp.asarray(X)).as_text()
+    assert "stablehlo.sine" in text
+
+
+def test_cost_of_lowered_is_that_of_jax():
+    function = lambda x: x @ x
+    x = jnp.ones((4, 4))
+    ours, jax_own = filter_jit(function).lower(x), jax.jit(function).lower(x)
+    assert ours.cost_analysis() == jax_own.cost_analysis()
+
+
+def test_cost_of_compiled_is_that_of_jax():
+    function = lambda x: x @ x
+    x = jnp.ones((4, 4))
+    ours, jax_own = (jit(function).lower(x).compile() for jit in (filter_jit, jax.jit))
+    assert ours.cost_analysis()["flops"] == jax_own.cost_analysis()["flops"]
+
+
+def test_memory_of_compiled_is_that_of_jax():
+    function = lambda x: x @ x
+    x = jnp.ones((4, 4))
+    ours, jax_own = (jit(function).lower(x).compile() for jit in (filter_jit, jax.jit))
+    sizes = [it.memory_analysis().argument_size_in_bytes for it in (ours, jax_own)]
+    assert sizes[0] == sizes[1] == 64
+
+
+def test_text_of_compiled_is_hlo():
+    assert "HloModule" in filter_jit(double).lower(X).compile().as_text()
+
+
+def test_compiler_options_reach_the_compiler():
+    with pytest.raises(Exception, match="no_such_option"):
+        filter_jit(double).lower(X).compile({"no_such_option": 1})
