@@ -82,13 +82,6 @@ CUTS = (
         no,
         (cases.adam_step(2, 8), cases.adam_step(8, 32), cases.adam_step(64, 8)),
     ),
-    Cut(
-        "one tuple of arrays is joined to the others, not copied by way of a list",
-        _fast_path,
-        "_joined",
-        ", ".join,
-        (cases.mlp_forward(8, 32), cases.mlp_forward(64, 8)),
-    ),
 )
 
 

@@ -76,21 +76,6 @@ def _is_one_comparison(value: Any) -> bool:
     return type(value) in _COMPARED or StaticKey(value).is_immutable
 
 
-def _joined(arrays: list[str]) -> str:
-    """The source of the arguments for `jitted`.
-
-    Beside one tuple of arrays others are joined to it as tuples: Python would build a list of all,
-    and of that the tuple.
-    """
-    starred = [place for place, source in enumerate(arrays) if source.startswith("*")]
-    if len(starred) != 1 or len(arrays) == 1:
-        return ", ".join(arrays)
-    (place,) = starred
-    parts = [arrays[:place], arrays[place + 1 :]]
-    before, after = (f"({', '.join(part)},)" if part else "" for part in parts)
-    return "*(" + " + ".join(filter(None, (before, arrays[place][1:], after))) + ")"
-
-
 class _Generator:
     def __init__(
         self,
@@ -127,7 +112,7 @@ class _Generator:
             # An argument of another kind may lack what the guards ask it for.
             "    except Exception:",
             "        return MISS",
-            f"    result = jitted({_joined(self.arrays)})",
+            f"    result = jitted({', '.join(self.arrays)})",
         ]
         if self.namespace["restore_warnings"] is not None:
             lines.append("    if restore_warnings: restore_warnings.pop()()")
@@ -165,7 +150,6 @@ class _Generator:
                 spec, dynamic = self._name("spec"), self._name("dynamic")
                 self.guards.append(f"{dynamic}, {spec} = flatten({name})")
                 self._guard(f"{spec} is not {self._constant(structure)}")
-                self.guards.append(f"{dynamic} = tuple({dynamic})")
                 self._arrays_of(dynamic, structure)
 
     def _static_differs(self, name: str, value: Any) -> str:
