@@ -126,7 +126,7 @@ def test_static_leaves_are_those_of_the_original():
     value = text()
     rebuilt = rebuild((function, Pair(value, mode=function)))
     assert rebuilt[0] is function
-    assert rebuilt[1].left is value
+    assert rebuilt[1].left == value
     assert rebuilt[1].mode is function
 
 
