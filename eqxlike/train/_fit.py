@@ -193,7 +193,7 @@ def _result(run: _Run, interrupt: Interrupt, num_steps: int) -> FitResult:
     state, made = _unhalted(run.state), len(run.history)
     if run.divergence is not None:
         return FitResult(state, tuple(run.history), "diverged", run.divergence)
-    if interrupt.is_requested and made < num_steps:
+    if interrupt.is_requested:
         message = f"Interrupted after {made} of {num_steps} steps."
         return FitResult(state, tuple(run.history), "interrupted", message)
     message = f"Made {made} of {num_steps} steps" + (
