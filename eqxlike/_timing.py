@@ -3,9 +3,7 @@
 Absolute times on a shared machine mean little, a ratio taken within one run means much. So all
 columns run interleaved, in an order that changes from round to round, each round gives one ratio
 per column, and the median of those ratios is what is quoted. Many short rounds beat few long ones:
-beside four other busy processes on two cores, 25 rounds of 10 ms put a column at 0.72 to 1.06 of
-itself, 200 rounds of 1.25 ms at 0.99 to 1.00. A window shorter than the scheduler's time slice is
-mostly not interrupted at all.
+a window shorter than the scheduler's time slice is mostly not interrupted at all.
 
 Two times are taken of each call:
 

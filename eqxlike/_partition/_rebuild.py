@@ -1,6 +1,6 @@
 """Putting a tree together again from its arrays, by a function generated for its Structure.
 
-Generated code is about three times faster here than `treedef.unflatten` over nodes in Python.
+Generated code, since `treedef.unflatten` would call a Python function for each Module.
 """
 
 from collections.abc import Callable

@@ -148,11 +148,29 @@ def test_diverged_training_is_said_in_one_line_and_its_last_good_state_evaluated
 
 # The parent may have been started with SIGINT ignored, as shells do in the background.
 COMMAND = """
-import signal, sys
+import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from eqxlike._cli import main
-sys.exit(main())
+runpy.run_module("eqxlike", run_name="__main__")
 """
+
+
+def test_interrupt_after_training_ends_with_its_status(tmp_path):
+    # What comes next is compiled: JAX crashes Python at its end if that is broken off.
+    arguments = ["demo", "--data", "diabetes", "--steps", "5", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *arguments, "--device", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        assert any("Bayesian: step 5/5" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
 
 
 def test_interrupt_ends_cleanly_with_what_was_reached(tmp_path):

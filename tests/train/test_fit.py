@@ -181,6 +181,10 @@ def interrupted_at(number, ctrl_c):
         yield GOOD
 
 
+def test_ctrl_c_at_the_last_step_is_not_lost(state, step, ctrl_c):
+    assert fit(state, step, interrupted_at(10, ctrl_c), num_steps=10).stopped == "interrupted"
+
+
 def test_ctrl_c_ends_after_the_step_under_way(state, step, ctrl_c):
     result = fit(state, step, interrupted_at(4, ctrl_c), num_steps=10)
     assert result.stopped == "interrupted"
