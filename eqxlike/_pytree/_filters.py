@@ -9,6 +9,9 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
+from ._frozen import Frozen, flag_frozen
+from ._prefix import map_prefix
+
 AxisSpec = bool | Callable[[Any], bool]
 
 
@@ -58,6 +61,26 @@ def is_inexact_array_like(element: Any) -> bool:
     return is_inexact_array(element) or isinstance(element, float | complex)
 
 
+_ASK_WHAT_IS_TRAINED = (is_inexact_array, is_inexact_array_like)
+
+
+def flag_leaves(
+    tree: PyTree,
+    leaves: list[Any],
+    predicate: Callable[[Any], Any],
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> list[bool]:
+    """What `predicate` says of each of `leaves`, those of `tree`.
+
+    Who asks for the floating-point arrays wants what is trained: those that are frozen are not.
+    """
+    flags = [bool(predicate(leaf)) for leaf in leaves]
+    if Frozen.exist and predicate in _ASK_WHAT_IS_TRAINED:
+        frozen = flag_frozen(tree, is_leaf)
+        flags = [flag and not is_frozen for flag, is_frozen in zip(flags, frozen, strict=True)]
+    return flags
+
+
 def _mask(
     filter_spec: PyTree[AxisSpec], pytree: PyTree, is_leaf: Callable[[Any], bool] | None
 ) -> PyTree[bool]:
@@ -67,13 +90,22 @@ def _mask(
         if isinstance(spec, bool):
             return jtu.tree_map(lambda _: spec, subtree, is_leaf=is_leaf)
         if callable(spec):
-            return jtu.tree_map(lambda leaf: bool(spec(leaf)), subtree, is_leaf=is_leaf)
+            leaves, treedef = jtu.tree_flatten(subtree, is_leaf=is_leaf)
+            return treedef.unflatten(flag_leaves(subtree, leaves, spec, is_leaf))
+        path = next(path for path, leaf in jtu.tree_leaves_with_path(filter_spec) if leaf is spec)
         raise ValueError(
             "`filter_spec` must consist of booleans and callables only; it has a leaf "
-            f"{spec!r} of type {type(spec).__name__}."
+            f"{spec!r} of type {type(spec).__name__} at filter_spec{jtu.keystr(path)}."
         )
 
-    return jtu.tree_map(spread, filter_spec, pytree)
+    advice = (
+        "`filter_spec` must be a prefix of `pytree`: the same nodes, down to a `True`, a `False` "
+        "or a function for all that lies below."
+    )
+    if callable(filter_spec):
+        advice += " A callable that is itself a pytree counts as a node: wrap it in a lambda."
+    names = ("filter_spec", "pytree")
+    return map_prefix(spread, filter_spec, pytree, names=names, advice=advice)
 
 
 def filter(
@@ -133,11 +165,13 @@ def combine(*pytrees: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> P
     - `*pytrees`: pytrees of the same structure, `None` standing for a missing leaf.
     - `is_leaf`: as in `jax.tree_util.tree_map`; `None` is a leaf in any case.
 
-    **Raises:** `ValueError` if the structures differ.
+    **Raises:** `ValueError` if the structures differ, `TypeError` without any pytree.
 
     >>> combine((1, None), (None, "a"))
     (1, 'a')
     """
+    if not pytrees:
+        raise TypeError("`combine` expects at least one pytree, and was called with none.")
     if is_leaf is None:
         is_missing = _is_none
     else:
@@ -145,7 +179,13 @@ def combine(*pytrees: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> P
         def is_missing(node: Any) -> bool:
             return node is None or is_leaf(node)
 
-    return jtu.tree_map(_first_present, *pytrees, is_leaf=is_missing)
+    return map_prefix(
+        _first_present,
+        *pytrees,
+        names=[f"pytrees[{index}]" for index in range(len(pytrees))],
+        advice="`combine` joins pytrees of one structure, with `None` for what is missing.",
+        is_leaf=is_missing,
+    )
 
 
 def _is_none(node: Any) -> bool:

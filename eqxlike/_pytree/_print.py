@@ -27,7 +27,7 @@ def tree_pformat(
     - `width`: columns to fit into where possible.
     - `indent`: spaces for each level.
     - `short_arrays`: print arrays as `f32[3,4]` instead of their values.
-    - `struct_as_array`: print a `jax.ShapeDtypeStruct` as if it were an array.
+    - `struct_as_array`: print a `jax.ShapeDtypeStruct` as `short_arrays` does an array.
     - `truncate_leaf`: a function from node to `bool`; where it says `True`, only the type's name
         is printed, as in `MLP(...)`.
 
@@ -40,7 +40,7 @@ def tree_pformat(
         if truncate_leaf(node):
             return wl.TextDoc(f"{type(node).__name__}(...)")
         is_struct = isinstance(node, jax.ShapeDtypeStruct) and struct_as_array
-        if is_struct or (isinstance(node, jax.Array) and short_arrays):
+        if short_arrays and (is_struct or isinstance(node, jax.Array)):
             weak = "weak_" if getattr(node, "weak_type", False) else ""
             return wl.array_summary(node.shape, weak + _dtype_name(node.dtype), kind=None)
         if isinstance(node, jax.custom_jvp | jax.custom_vjp):
@@ -62,6 +62,35 @@ def tree_pformat(
 
     options = {"indent": indent, "short_arrays": short_arrays, "custom": custom}
     return wl.pformat(pytree, width=width, **options)
+
+
+def tree_pprint(
+    pytree: PyTree,
+    *,
+    width: int = 80,
+    indent: int = 2,
+    short_arrays: bool = True,
+    struct_as_array: bool = False,
+    truncate_leaf: Callable[[Any], bool] = lambda node: False,
+) -> None:
+    """Prints a pytree as readable text: the arguments are those of `tree_pformat`.
+
+    >>> import jax.numpy as jnp
+    >>> tree_pprint({"weight": jnp.ones((2, 3)), "size": 3}, width=20)
+    {
+      'weight': f32[2,3],
+      'size': 3
+    }
+    """
+    text = tree_pformat(
+        pytree,
+        width=width,
+        indent=indent,
+        short_arrays=short_arrays,
+        struct_as_array=struct_as_array,
+        truncate_leaf=truncate_leaf,
+    )
+    print(text)
 
 
 def _dtype_name(dtype: Any) -> str:

@@ -1,10 +1,13 @@
 """Out-of-place updates of a pytree."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.tree_util as jtu
 from jaxtyping import PyTree
+
+from ._levels import walk
 
 _missing: Any = object()
 
@@ -35,12 +38,19 @@ class _EmptyPlaceholder(tuple):
 
 
 def _hold_place(path: tuple, leaf: Any) -> Any:
-    is_empty_tuple = type(leaf) is tuple and not leaf
-    return _EmptyPlaceholder() if is_empty_tuple else _Placeholder(jtu.keystr(path), leaf)
+    return _EmptyPlaceholder() if _is_empty(leaf) else _Placeholder(jtu.keystr(path), leaf)
+
+
+def _is_placeholder(node: Any) -> bool:
+    return type(node) in (_Placeholder, _EmptyPlaceholder)
 
 
 def _value(node: Any) -> Any:
-    return node.value if type(node) in (_Placeholder, _EmptyPlaceholder) else node
+    return node.value if _is_placeholder(node) else node
+
+
+def _is_empty(node: Any) -> bool:
+    return type(node) is tuple and not node
 
 
 def tree_at(
@@ -56,17 +66,19 @@ def tree_at(
 
     - `where`: a function from a pytree to the node to replace, or to a tuple or list of nodes. It
         is called on a tree in which unique placeholders stand for the leaves: it may index and
-        take attributes, not calculate.
+        take attributes, not calculate, and not change the tree.
     - `pytree`: any pytree.
-    - `replace`: what to put there; a sequence of the same length if `where` returned one.
+    - `replace`: what to put there; a sequence of the same length if `where` returned one. Of a
+        node that was returned twice, the last counts.
     - `replace_fn`: instead of `replace`, a function from the old node to the new.
     - `is_leaf`: as in `jax.tree_util.tree_flatten`; needed to tell one `None` from another.
 
     **Returns:** a pytree with the replacements; everything else is shared with `pytree`.
 
-    **Raises:** `ValueError` if `where` returns what is not one node of the tree, if the lengths
-    differ, or if not precisely one of `replace` and `replace_fn` is given; `TypeError` if `where`
-    returns what is no node at all.
+    **Raises:** `ValueError` if `where` returns what is not one node of the tree, changes the tree
+    or depends on its leaves, if the lengths differ, or if not precisely one of `replace` and
+    `replace_fn` is given; `TypeError` if `where` returns what is no node at all, such as the value
+    of a static field.
 
     >>> tree_at(lambda tree: tree["a"][0], {"a": [1, 2], "b": 3}, 10)
     {'a': [10, 2], 'b': 3}
@@ -77,42 +89,65 @@ def tree_at(
         raise ValueError("Precisely one of `replace` and `replace_fn` must be specified.")
 
     def is_leaf_or_empty(node: Any) -> bool:
-        return (type(node) is tuple and not node) or (is_leaf is not None and is_leaf(node))
+        return _is_empty(node) or (is_leaf is not None and is_leaf(node))
 
     paths_and_leaves, treedef = jtu.tree_flatten_with_path(pytree, is_leaf=is_leaf_or_empty)
-    placeholders = [_hold_place(path, leaf) for path, leaf in paths_and_leaves]
-    tree = treedef.unflatten(placeholders)
-    chosen = where(tree)
+    tree = treedef.unflatten([_hold_place(path, leaf) for path, leaf in paths_and_leaves])
+    chosen = _choose(where, tree)
 
     occurrences = _count_occurrences(tree, [chosen])
-    if occurrences[id(chosen)]:
-        nodes, replacements = [chosen], [replace]
-    elif isinstance(chosen, tuple | list):
-        nodes = list(chosen)
+    is_single = occurrences[id(chosen)] > 0 or not isinstance(chosen, tuple | list)
+    nodes = [chosen] if is_single else list(chosen)
+    if not is_single:
         occurrences = _count_occurrences(tree, nodes)
-        replacements = _replacements(replace, len(nodes))
-    else:
-        raise TypeError(
-            f"`where` returned {chosen!r} of type {type(chosen).__name__}, which is not a node of "
-            "the pytree. It should return a node, or a tuple or list of nodes."
-        )
     for node in nodes:
-        _check_unique(node, occurrences[id(node)])
+        if occurrences[id(node)] != 1:
+            raise _not_one_node(tree, chosen, node, occurrences[id(node)])
 
     def without_placeholders(node: Any) -> Any:
         return jtu.tree_map(_value, node, is_leaf=is_leaf_or_empty)
 
     old = [without_placeholders(node) for node in nodes]
-    chosen_by_value = where(pytree)
-    _check_independent(old, [chosen_by_value] if nodes[:1] == [chosen] else chosen_by_value)
+    # On a copy: what `where` does to it is no business of the user's tree.
+    copy = treedef.unflatten([leaf for _, leaf in paths_and_leaves])
+    _check_independent(where, copy, old, is_single)
 
-    if replace is _missing:
+    if replace_fn is not _missing:
         replacements = [replace_fn(node) for node in old]
+    else:
+        replacements = [replace] if is_single else _one_for_each(replace, len(nodes))
     new = {id(node): value for node, value in zip(nodes, replacements, strict=True)}
     leaves, treedef = jtu.tree_flatten(tree, is_leaf=lambda node: id(node) in new)
     return treedef.unflatten(
         [new[id(leaf)] if id(leaf) in new else _value(leaf) for leaf in leaves]
     )
+
+
+def _choose(where: Callable[[PyTree], Any], tree: PyTree) -> Any:
+    """`where(tree)`, of a tree of placeholders."""
+    before = _identity(tree)
+    try:
+        chosen = where(tree)
+    except TypeError as error:
+        if _Placeholder.__name__ in str(error):
+            error.add_note(
+                f"In `tree_at`, `where` is called on a tree in which a {_Placeholder.__name__} "
+                "stands for each leaf: it may walk down to a node, but not calculate with a leaf, "
+                "index or call it."
+            )
+        raise
+    if _identity(tree) != before:
+        raise ValueError(
+            "`where` must not change the pytree it is called on, and did: it should only return "
+            "the node to replace, or a tuple or list of nodes. What to put there is for `replace`."
+        )
+    return chosen
+
+
+def _identity(tree: PyTree) -> tuple[int, list[int]]:
+    """Of a tree of placeholders: differs once something was put in, taken out or moved."""
+    leaves, treedef = jtu.tree_flatten(tree)
+    return treedef.num_nodes, [id(leaf) for leaf in leaves if _is_placeholder(leaf)]
 
 
 def _count_occurrences(tree: PyTree, nodes: list[Any]) -> dict[int, int]:
@@ -124,13 +159,82 @@ def _count_occurrences(tree: PyTree, nodes: list[Any]) -> dict[int, int]:
     return counts
 
 
-def _replacements(replace: Any, num_nodes: int) -> list[Any]:
-    if replace is _missing:
-        return []
+def _not_one_node(tree: PyTree, chosen: Any, node: Any, count: int) -> Exception:
+    """The error for a `node` that `where` returned, as `chosen` or in it, if not just one is it."""
+    paths = [jtu.keystr(path) for path, each in walk(tree) if each is node]
+    if count > 1:
+        way_out = "is_leaf=lambda node: node is None" if node is None else "is_leaf"
+        return ValueError(
+            f"`where` does not uniquely identify a single element of `pytree`: {node!r} stands in "
+            f"it {count} times, at tree{' and tree'.join(paths)}. Pass `{way_out}` to have each "
+            "of them a leaf of its own."
+        )
+    if paths:
+        return ValueError(
+            "`where` does not specify an element or elements of `pytree`, each beside the others: "
+            f"the node at tree{paths[0]} lies inside another one that it returned."
+        )
+    for value in (chosen, node):
+        if owner := _owner_of_static(tree, value):
+            return TypeError(
+                f"`where` returned {value!r}, the value of {owner}. A static field is part of the "
+                "tree's structure and no node, so `tree_at` cannot replace it; make a new Module, "
+                "as `dataclasses.replace` does."
+            )
+    # Not of a leaf: JAX warns of those that are iterators.
+    leaves = [] if jtu.all_leaves([node]) else jtu.tree_leaves(node)
+    if leaves and all(map(_is_placeholder, leaves)):
+        return ValueError(
+            f"`where` does not specify an element or elements of `pytree`: it returned {node!r} "
+            f"of type {type(node).__name__}, which is made of nodes of the tree and none itself. "
+            "It should return a node, or a tuple or list of nodes."
+        )
+    return TypeError(
+        f"`where` returned {node!r} of type {type(node).__name__}, which is not a node of the "
+        "pytree. It should return a node, or a tuple or list of nodes: not what it made itself, "
+        "nor what stands in a static field."
+    )
+
+
+def _owner_of_static(tree: PyTree, value: Any) -> str | None:
+    """Says which static field holds `value`, if there is one."""
+    for path, node in walk(tree):
+        for field in dataclasses.fields(node) if dataclasses.is_dataclass(node) else ():
+            held = getattr(node, field.name, _missing)
+            if field.metadata.get("static") and held is value:
+                owner = type(node).__name__
+                return f"the static field `{field.name}` of the {owner} at tree{jtu.keystr(path)}"
+    return None
+
+
+def _check_independent(
+    where: Callable[[PyTree], Any], pytree: PyTree, old: list[Any], is_single: bool
+) -> None:
+    """Raises if `where` chooses other nodes in the pytree itself than among placeholders."""
+    try:
+        chosen = where(pytree)
+    except Exception as error:
+        error.add_note(
+            "`tree_at` calls `where` a second time, on the leaves themselves, to see that it does "
+            "not depend on them; the first call, on placeholders, was without error."
+        )
+        raise
+    # A tuple of nodes in one call and a list in the other are the same choice.
+    chosen = [chosen] if is_single else list(chosen) if isinstance(chosen, tuple) else chosen
+    leaves, treedef = jtu.tree_flatten(old)
+    leaves_by_value, treedef_by_value = jtu.tree_flatten(chosen)
+    if treedef != treedef_by_value or [*map(id, leaves)] != [*map(id, leaves_by_value)]:
+        raise ValueError(
+            "`where` must not depend on the leaves of the pytree: not on their value, nor on "
+            "their type. It chose other nodes when called with the leaves themselves."
+        )
+
+
+def _one_for_each(replace: Any, num_nodes: int) -> list[Any]:
     try:
         replacements = list(replace)
     except TypeError:
-        raise ValueError(
+        raise TypeError(
             f"`where` returned {num_nodes} nodes, so `replace` must be a sequence of as many; it "
             f"is of type {type(replace).__name__}."
         ) from None
@@ -140,35 +244,3 @@ def _replacements(replace: Any, num_nodes: int) -> list[Any]:
             f"returned {num_nodes}, and `replace` has {len(replacements)}."
         )
     return replacements
-
-
-def _check_independent(old: list[Any], chosen_by_value: Any) -> None:
-    """Raises if `where` chose other nodes in the tree itself than among placeholders."""
-    leaves, treedef = jtu.tree_flatten(old)
-    leaves_by_value, treedef_by_value = jtu.tree_flatten(list(chosen_by_value))
-    is_same = treedef == treedef_by_value and [*map(id, leaves)] == [*map(id, leaves_by_value)]
-    if not is_same:
-        raise ValueError(
-            "`where` must not depend on the leaves of the pytree: not on their value, nor on "
-            "their type. It chose other nodes when called with the leaves themselves."
-        )
-
-
-def _check_unique(node: Any, count: int) -> None:
-    if count == 1:
-        return
-    if count == 0 and not isinstance(node, _Placeholder) and jtu.all_leaves([node]):
-        raise TypeError(
-            f"`where` returned {node!r} of type {type(node).__name__}, which is not a node of the "
-            "pytree. It should return a node, or a tuple or list of nodes."
-        )
-    if count == 0:
-        raise ValueError(
-            f"`where` does not specify an element or elements of `pytree`: it returned {node!r} "
-            f"of type {type(node).__name__}, which is not in the tree, or is inside another node "
-            "that it returned."
-        )
-    raise ValueError(
-        f"`where` does not uniquely identify a single element of `pytree`: {node!r} stands in it "
-        f"{count} times. For `None`, pass `is_leaf=lambda node: node is None`."
-    )

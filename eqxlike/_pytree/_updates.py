@@ -2,8 +2,11 @@
 
 from typing import Any
 
-import jax.tree_util as jtu
+from jax.tree_util import keystr
 from jaxtyping import PyTree
+
+from ._levels import walk
+from ._prefix import map_prefix
 
 
 def apply_updates(model: PyTree, updates: PyTree) -> PyTree:
@@ -16,11 +19,27 @@ def apply_updates(model: PyTree, updates: PyTree) -> PyTree:
 
     **Returns:** the new model. An update is not cast: it must promote with its parameter.
 
+    **Raises:** `ValueError` if the structures differ.
+
     >>> apply_updates((1.0, "static"), (0.5, None))
     (1.5, 'static')
     """
-    return jtu.tree_map(_add, updates, model, is_leaf=lambda node: node is None)
 
+    def add(update: Any, parameter: Any) -> Any:
+        if update is None:
+            return parameter
+        try:
+            return parameter + update
+        except Exception as error:
+            path = next(path for path, node in walk(model) if node is parameter)
+            error.add_note(f"The update that could not be added is that of model{keystr(path)}.")
+            raise
 
-def _add(update: Any, parameter: Any) -> Any:
-    return parameter if update is None else parameter + update
+    return map_prefix(
+        add,
+        updates,
+        model,
+        names=("updates", "model"),
+        advice="`updates` must have the structure of `model`, or `None` for a part that stays.",
+        is_leaf=lambda node: node is None,
+    )

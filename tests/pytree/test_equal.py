@@ -233,3 +233,69 @@ def test_maps_over_a_batch(eqx):
 def test_of_concrete_trees_is_a_bool():
     kinds = [type(tree_equal(x, x)) for x in (1, np.ones(2), jnp.ones(2), Pair(1, jnp.ones(2)))]
     assert kinds == [bool] * 4
+
+
+# --- kinds of leaves under transformations --------------------------------------------------------
+
+KEYS = jax.random.split(jax.random.key(0), 2)
+
+TRACED = {
+    "keys": (KEYS, KEYS[::-1]),
+    "integers": (jnp.arange(2), jnp.array([0, 5])),
+    "booleans": (jnp.array([True, False]), jnp.array([True, True])),
+    "bfloat16": (jnp.ones(2, jnp.bfloat16), jnp.array([1, 2], jnp.bfloat16)),
+    "NaN": (jnp.array([1.0, math.nan]), jnp.array([1.0, math.nan])),
+}
+
+
+@both
+@pytest.mark.parametrize("kind", TRACED)
+def test_compares_what_is_traced(eqx, kind):
+    one, other = TRACED[kind]
+    same = jax.jit(lambda one, other: (eqx.tree_equal(one, one), eqx.tree_equal(one, other)))
+    assert [bool(answer) for answer in same(one, other)] == [kind != "NaN", False]
+
+
+@both
+@pytest.mark.parametrize("kind", TRACED)
+def test_maps_over_a_batch_of(eqx, kind):
+    one, other = TRACED[kind]
+    expected = [bool(eqx.tree_equal(a, b)) for a, b in zip(one, other, strict=True)]
+    assert jax.vmap(eqx.tree_equal)(one, other).tolist() == expected
+
+
+@both
+def test_traced_leaves_of_several_trees_all_count(eqx):
+    same = jax.jit(lambda x, y: eqx.tree_equal([x, "a"], [x, "a"], [y, "a"]))
+    assert [bool(same(1, other)) for other in (1, 2)] == [True, False]
+
+
+@both
+def test_a_traced_answer_is_not_true_while_tracing(eqx):
+    answers = []
+    jax.jit(lambda x: answers.append(eqx.tree_equal(x, x) is True))(1.0)
+    assert answers == [False]
+
+
+# --- where Equinox answers otherwise --------------------------------------------------------------
+
+
+def test_of_concrete_arrays_is_a_bool_where_equinox_gives_an_array():
+    answers = [eqx.tree_equal(jnp.ones(2), jnp.ones(2)) for eqx in (eqxlike, equinox)]
+    assert [isinstance(answer, bool) for answer in answers] == [True, False]
+    assert [bool(answer) for answer in answers] == [True, True]
+
+
+def test_a_tracer_has_the_type_of_a_jax_array_and_on_equinox_another():
+    concrete = jnp.ones(2)
+    answers = [
+        bool(jax.jit(lambda x, eqx=eqx: eqx.tree_equal(x, concrete, typematch=True))(concrete))
+        for eqx in (eqxlike, equinox)
+    ]
+    assert answers == [True, False]
+
+
+def test_no_trees_are_equal():
+    assert tree_equal() is True
+    with pytest.raises(IndexError):
+        equinox.tree_equal()

@@ -149,6 +149,24 @@ def test_a_predicate_says_of_a_tracer_what_it_says_of_its_array(name, dtype):
     assert answers == [predicate(jnp.ones(2, dtype))]
 
 
+# What Equinox says no of, as NumPy itself does: JAX takes gradients with respect to all of these.
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e4m3fn], ids=["bfloat16", "float8"])
+@pytest.mark.parametrize("name", ["is_inexact_array", "is_inexact_array_like"])
+def test_numpy_arrays_of_the_floating_point_types_of_jax_are_inexact(name, dtype):
+    arrays = [np.ones(2, dtype), np.ones((), dtype)[()]]
+    assert [getattr(eqxlike, name)(array) for array in arrays] == [True, True]
+    assert [getattr(equinox, name)(array) for array in arrays] == [False, False]
+
+
+# For Equinox it is array-like, and an error to ask if it is inexact.
+def test_what_opts_out_of_being_an_array_is_not_array_like():
+    class NoArray:
+        __jax_array__ = None
+
+    assert (eqxlike.is_array_like(NoArray()), equinox.is_array_like(NoArray())) == (False, True)
+    assert eqxlike.is_inexact_array_like(NoArray()) is False
+
+
 # --- laws ---------------------------------------------------------------------------------------
 
 
@@ -250,6 +268,12 @@ def test_a_predicate_may_answer_with_what_has_a_truth_value(eqx, answer):
     assert eqx.filter([1, 0], lambda leaf: answer(leaf)) == [1, None]
 
 
+def test_a_predicate_that_answers_none_says_no():
+    assert eqxlike.filter([1, 2], lambda leaf: None) == [None, None]
+    with pytest.raises(ValueError, match="structure error"):
+        equinox.filter([1, 2], lambda leaf: None)
+
+
 @both
 def test_is_leaf_makes_a_node_one_leaf(eqx):
     assert eqx.filter([(1, 2), 3], is_tuple, is_leaf=is_tuple) == [(1, 2), None]
@@ -284,8 +308,11 @@ def test_a_spec_of_other_leaves_is_an_error(eqx, spec):
 
 
 @pytest.mark.parametrize("function", [eqxlike.filter, eqxlike.partition])
-def test_the_error_of_a_wrong_spec_says_what_is_allowed_and_what_came(function):
-    expected = "must consist of booleans and callables only; it has a leaf 'a' of type str"
+def test_the_error_of_a_wrong_spec_says_what_is_allowed_and_what_came_where(function):
+    expected = (
+        "must consist of booleans and callables only; it has a leaf 'a' of type str "
+        r"at filter_spec\[1\]"
+    )
     with pytest.raises(ValueError, match=expected):
         function([1, 2], [True, "a"])
 
@@ -347,3 +374,8 @@ def test_combine_of_different_structures_is_an_error(eqx, trees):
 def test_combine_of_nothing_is_an_error(eqx):
     with pytest.raises(TypeError):
         eqx.combine()
+
+
+def test_the_error_of_combine_of_nothing_says_what_is_needed():
+    with pytest.raises(TypeError, match="`combine` expects at least one pytree"):
+        eqxlike.combine()

@@ -117,3 +117,15 @@ def test_an_update_is_not_cast(eqx):
 def test_updates_of_another_structure_are_an_error(eqx, model, updates):
     with pytest.raises(ValueError, match="structure error"):
         eqx.apply_updates(model, updates)
+
+
+def test_an_update_that_cannot_be_added_is_named_with_its_place():
+    model = {"a": [jnp.ones(2), jnp.ones(3)], "b": jnp.ones(2)}
+    updates = {"a": [jnp.ones(2), jnp.ones(2)], "b": None}
+    with pytest.raises(TypeError, match=r"is that of model\['a'\]\[1\]"):
+        apply_updates(model, updates)
+
+
+def test_a_number_for_a_whole_list_is_named_with_its_place():
+    with pytest.raises(TypeError, match=r"is that of model\[1\]"):
+        apply_updates([1, [2, 3]], [1, 5])

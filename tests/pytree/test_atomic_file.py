@@ -1,0 +1,172 @@
+"""What holds is what `open(path, "wb")` does, but that the file is replaced as a whole."""
+
+import os
+import stat
+import threading
+
+import pytest
+
+from eqxlike._pytree._atomic_file import open_to_replace
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "file"
+
+
+def write(path, data=b"new"):
+    with open_to_replace(path) as file:
+        file.write(data)
+
+
+def permissions(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("old", [None, b"old and longer"], ids=["new", "existing"])
+def test_the_content_is_what_was_written(path, old):
+    if old is not None:
+        path.write_bytes(old)
+    write(path)
+    assert path.read_bytes() == b"new"
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_the_old_content_stays_until_the_end(path):
+    path.write_bytes(b"old")
+    with open_to_replace(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("old", [[], ["file"]], ids=["new", "existing"])
+def test_an_exception_leaves_everything_as_it_was(path, old, error):
+    for name in old:
+        (path.parent / name).write_bytes(b"old")
+
+    def write_and_raise():
+        with open_to_replace(path) as file:
+            file.write(b"new")
+            raise error
+
+    with pytest.raises(error):
+        write_and_raise()
+    assert os.listdir(path.parent) == old
+    assert not old or path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+def test_a_failure_at_the_end_leaves_everything_as_it_was(path, function, monkeypatch):
+    def fail(*args):
+        raise OSError("no space")
+
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, function, fail)
+    with pytest.raises(OSError, match="no space"):
+        write(path)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_the_content_is_on_the_disk_before_it_gets_the_name(path, monkeypatch):
+    events = []
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(descriptor):
+        events.append(("fsync", os.fstat(descriptor).st_size))
+        fsync(descriptor)
+
+    def recorded_replace(source, target):
+        events.append(("replace", os.stat(source).st_size))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    write(path)
+    assert events == [("fsync", 3), ("replace", 3)]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_a_new_file_gets_the_permissions_of_the_process(path, mask):
+    before = os.umask(mask)
+    try:
+        write(path)
+    finally:
+        os.umask(before)
+    assert permissions(path) == 0o666 & ~mask
+
+
+def test_an_existing_file_keeps_its_permissions(path):
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    write(path)
+    assert permissions(path) == 0o640
+
+
+@pytest.mark.parametrize("target", ["other", "missing"])
+def test_a_symbolic_link_is_followed(path, target):
+    (path.parent / "other").write_bytes(b"old")
+    path.symlink_to(target)
+    write(path)
+    assert path.is_symlink()
+    assert (path.parent / target).read_bytes() == b"new"
+
+
+def test_links_in_a_circle_are_an_error(path):
+    path.symlink_to(path.name)
+    with pytest.raises(OSError, match="symbolic links"):
+        write(path)
+
+
+def test_a_pipe_is_written_straight(path):
+    os.mkfifo(path)
+    received = []
+    reader = threading.Thread(target=lambda: received.append(path.read_bytes()), daemon=True)
+    reader.start()
+    write(path)
+    reader.join()
+    assert received == [b"new"]
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_a_directory_is_an_error(path):
+    path.mkdir()
+    with pytest.raises(IsADirectoryError, match="file"):
+        write(path)
+
+
+def test_a_file_that_may_not_be_written_is_an_error(path, monkeypatch):
+    path.write_bytes(b"old")
+    path.chmod(0o444)
+    # Root may write any file: what it may is asked for, and answered as for anybody else.
+    monkeypatch.setattr(os, "access", lambda *args: False)
+    opened = []
+
+    def refuse(name, *args):
+        opened.append(name)
+        raise PermissionError(name)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(PermissionError):
+        write(path)
+    assert opened == [path]
+
+
+def test_a_missing_directory_is_an_error_that_names_the_file(path):
+    with pytest.raises(FileNotFoundError) as caught:
+        write(path / "below")
+    assert caught.value.filename == str(path / "below")
+
+
+def test_the_name_may_be_as_long_as_the_file_system_allows(path):
+    name = "é" * 127
+    write(path.with_name(name))
+    assert os.listdir(path.parent) == [name]
+
+
+def test_a_relative_path_is_relative_to_where_the_process_is(path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    write(type(path)("file"))
+    assert os.listdir(path.parent) == ["file"]
