@@ -1,15 +1,22 @@
 """What a Module is."""
 
+from ._abstract import AbstractClassVar as AbstractClassVar
+from ._abstract import AbstractVar as AbstractVar
 from ._codec import is_incomplete as is_incomplete
 from ._field import field as field
+from ._field import static_field as static_field
+from ._freeze import freeze_where as freeze_where
 from ._kept import INITIALISING as INITIALISING
 from ._kept import can_stay_unread as can_stay_unread
 from ._kept import get_kept as get_kept
 from ._kept import set_kept as set_kept
 from ._kept import stored_fields as stored_fields
-from ._module import METADATA as METADATA
+from ._metadata import METADATA as METADATA
 from ._module import BoundMethod as BoundMethod
 from ._module import Module as Module
 from ._module import ModuleMeta as ModuleMeta
 from ._module import Wrapper as Wrapper
 from ._module import bind as bind
+from ._partial import Partial as Partial
+from ._strict import StrictConfig as StrictConfig
+from ._wrap import module_update_wrapper as module_update_wrapper

@@ -2,7 +2,6 @@
 
 import inspect
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -36,22 +35,36 @@ def check_values(module: Any) -> None:
     codec: Codec = cls._eqxlike_codec
     for name in codec.static_names:
         check_static(cls, name, getattr(module, name))
-    for name in codec.dynamic_names:
+    for name in (*codec.dynamic_names, *codec.static_names):
         value = getattr(module, name)
-        if getattr(type(value), "_eqxlike_is_bound_method", False) and value.__self__ is module:
-            raise ValueError(
-                f"{cls.__name__}.{name} was given a method of the same instance in `__init__`. "
-                "The method would hold its own copy of the instance, which later updates leave "
-                f"behind. Write a method named {name!r} that calls "
-                f"`self.{value.__name__}(...)` instead."
-            )
-        if _hides_arrays(value):
+        if callable(value):
+            _refuse_own_method(module, name, value)
+            hides_arrays = _hides_arrays(value)
+        elif type(value) in _CONTAINERS:
+            elements = value.values() if type(value) is dict else value
+            hides_arrays = any(callable(each) and _hides_arrays(each) for each in elements)
+        else:
+            continue
+        if hides_arrays:
             warnings.warn(
                 f"{cls.__name__}.{name} was given a JAX-transformed callable around a Module. Its "
                 "arrays are out of sight there: they are no leaves, and become constants. Apply "
                 "`eqxlike.filter_jit` and its kin, or transform where it is called.",
                 stacklevel=3,
             )
+
+
+_CONTAINERS = frozenset({list, tuple, dict})
+
+
+def _refuse_own_method(module: Any, name: str, value: Any) -> None:
+    if getattr(type(value), "_eqxlike_is_bound_method", False) and value.__self__ is module:
+        raise ValueError(
+            f"{type(module).__name__}.{name} was given a method of the same instance in "
+            "`__init__`. The method would hold its own copy of the instance, which later updates "
+            f"leave behind. Write a method named {name!r} that calls "
+            f"`self.{value.__name__}(...)` instead."
+        )
 
 
 def _hides_arrays(value: Any) -> bool:
@@ -73,14 +86,3 @@ def warn_of_post_init(cls: type) -> None:
         "will not be called.",
         stacklevel=3,
     )
-
-
-def input_annotation(converter: Callable[[Any], Any], default: Any) -> Any:
-    """What a converter says it takes; `default` if it says nothing."""
-    try:
-        parameters = list(inspect.signature(converter).parameters.values())
-    except (TypeError, ValueError):
-        return default
-    if not parameters or parameters[0].annotation is inspect.Parameter.empty:
-        return default
-    return parameters[0].annotation

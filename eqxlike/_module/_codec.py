@@ -14,12 +14,15 @@ import jax.tree_util as jtu
 from .._codegen import compile_function
 from ._field import is_static
 from ._kept import stored_fields
+from ._metadata import carries_metadata, has_metadata, read_metadata, write_metadata
 
 _new = object.__new__
 
 
 class _Incomplete(tuple):
-    """Stands for the static values of an instance that lacks fields, as one does in `__init__`."""
+    """Stands for the static values of an instance that lacks fields, as one does in `__init__`, or
+    has metadata beside them.
+    """
 
     __slots__ = ()
 
@@ -39,7 +42,7 @@ class Codec:
 
 
 def is_incomplete(statics: tuple[Any, ...]) -> bool:
-    """Whether `statics` came from an instance of which some fields were not set."""
+    """Whether `statics` says more than the values of the static fields: `unflatten` is needed."""
     return type(statics) is _Incomplete
 
 
@@ -55,6 +58,7 @@ def make_codec(cls: type) -> Codec:
     namespace: dict[str, Any] = {
         "cls": cls,
         "new": _new,
+        "has_metadata": has_metadata,
         "incomplete_type": _Incomplete,
         "stored_fields": stored_fields,
         "flatten_by_name": _make_flatten_by_name(dynamic, static),
@@ -65,15 +69,19 @@ def make_codec(cls: type) -> Codec:
     children = [f"fields[{name!r}]" for name in dynamic]
     keyed = [f"(key{index}, {child})" for index, child in enumerate(children)]
     statics = _tuple_of(f"fields[{name!r}]" for name in static)
+    # Of most classes no instance has any, and they have no question to answer.
+    asks_for_metadata = carries_metadata(cls)
 
     def flatten_source(function: str, parts: list[str], with_keys: bool) -> list[str]:
+        by_name = f"return flatten_by_name(self, {with_keys})"
         return [
             f"def {function}(self):",
             "    fields = stored_fields(self)",
+            *([f"    if has_metadata(fields): {by_name}"] if asks_for_metadata else []),
             "    try:",
             f"        return {_tuple_of(parts)}, {statics}",
             "    except KeyError:",
-            f"        return flatten_by_name(self, {with_keys})",
+            f"        {by_name}",
         ]
 
     unflatten_source = [
@@ -115,7 +123,7 @@ def _tuple_of(parts: Any) -> str:
 
 def _make_flatten_by_name(dynamic: tuple[str, ...], static: tuple[str, ...]):
     """For an instance whose `__dict__` lacks fields: it is unread, has class attributes in their
-    place, or is in the middle of its `__init__`.
+    place, or is in the middle of its `__init__`; or has metadata beside them.
     """
 
     def flatten_by_name(self: Any, with_keys: bool):
@@ -124,20 +132,23 @@ def _make_flatten_by_name(dynamic: tuple[str, ...], static: tuple[str, ...]):
         if with_keys:
             children = tuple(zip(map(jtu.GetAttrKey, present), children, strict=True))
         named_statics = tuple((name, getattr(self, name)) for name in static if hasattr(self, name))
-        if len(present) == len(dynamic) and len(named_statics) == len(static):
+        metadata = read_metadata(stored_fields(self))
+        is_complete = len(present) == len(dynamic) and len(named_statics) == len(static)
+        if is_complete and metadata is None:
             return children, tuple(value for _, value in named_statics)
-        return children, _Incomplete((present, named_statics))
+        return children, _Incomplete((present, named_statics, metadata))
 
     return flatten_by_name
 
 
 def _make_unflatten_incomplete(cls: type):
     def unflatten_incomplete(statics: _Incomplete, children: Any):
-        present, named_statics = statics
+        present, named_statics, metadata = statics
         self = _new(cls)
         fields = stored_fields(self)
         fields.update(zip(present, children, strict=True))
         fields.update(named_statics)
+        write_metadata(metadata, fields)
         return self
 
     return unflatten_incomplete

@@ -1,9 +1,11 @@
 """The fields of a Module and what may be said about each."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from .._pytree import is_array
@@ -45,6 +47,21 @@ def field(
     return dataclasses.field(metadata=metadata, **kwargs)
 
 
+def static_field(**kwargs: Any) -> Any:
+    """The old name of `field(static=True)`, which Equinox has too. Warns.
+
+    **Arguments:**
+
+    - `**kwargs`: as for `field`.
+
+    **Returns:** as `field`.
+    """
+    warnings.warn(
+        "`eqxlike.static_field` is deprecated: write `eqxlike.field(static=True)`.", stacklevel=2
+    )
+    return field(static=True, **kwargs)
+
+
 def is_static(field: dataclasses.Field) -> bool:
     return field.metadata.get(_STATIC, False)
 
@@ -66,6 +83,14 @@ def check_static(owner: type, name: str, value: Any) -> None:
     try:
         hash(value)
     except TypeError as error:
+        arrays = [leaf for leaf in jax.tree_util.tree_leaves(value) if is_array(leaf)]
+        if arrays:
+            raise TypeError(
+                f"{owner.__name__}.{name} is a static field and was given a value of type "
+                f"{type(value).__name__} that holds an array of shape {arrays[0].shape} and dtype "
+                f"{arrays[0].dtype}. A static field is part of the tree's structure and holds no "
+                "arrays; make the field an ordinary one."
+            ) from None
         raise TypeError(
             f"{owner.__name__}.{name} is a static field and was given a value of type "
             f"{type(value).__name__}, which is not hashable ({error}). A static field is part of "

@@ -14,6 +14,8 @@ import dataclasses
 import threading
 from typing import Any
 
+from ._metadata import carries_metadata
+
 
 class _Storage:
     __slots__ = ("__dict__", "__weakref__", "_eqxlike_kept")
@@ -95,8 +97,11 @@ class Field:
 def can_stay_unread(cls: type) -> bool:
     """Whether reading any field of an unread instance of `cls` reaches its `Field`.
 
-    Not so where a class above has a method or a property of the same name.
+    Not so where a class above has a method or a property of the same name, nor of metadata, which
+    stands beside the fields.
     """
+    if carries_metadata(cls):
+        return False
     names = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
     found = [next(vars(base)[n] for base in cls.__mro__ if n in vars(base)) for n in names]
     return bool(names) and all(type(each) is Field for each in found)

@@ -2,28 +2,24 @@
 
 import abc
 import dataclasses
-import functools
 import inspect
+import reprlib
 import types
 from collections.abc import Callable
-from typing import Any, ClassVar, dataclass_transform
+from typing import Any, ClassVar, NoReturn, dataclass_transform
 
 import jax.tree_util as jtu
 
 from .._pytree import tree_equal, tree_pformat
 from .._traceback import hide_our_frames
-from ._checks import check_all_set, check_values, input_annotation, warn_of_post_init
+from ._abstract import IS_FORCED, abstract_names, explain_abstract
+from ._checks import check_all_set, check_values, warn_of_post_init
 from ._codec import Codec, make_codec
+from ._dataclass import amend, found_in_class, make_dataclass
 from ._field import converter_of, field
-from ._kept import (
-    INITIALISING,
-    Field,
-    KeepsPartition,
-    drop_kept,
-    get_kept,
-    set_kept,
-    stored_fields,
-)
+from ._kept import INITIALISING, Field, KeepsPartition, drop_kept, set_kept, stored_fields
+from ._metadata import METADATA, is_found_by_name
+from ._strict import STRICTNESS, check_strict, read_strict
 
 
 # Not `frozen_default=True`: a type checker would refuse the assignments of a custom `__init__`.
@@ -36,7 +32,17 @@ class ModuleMeta(abc.ABCMeta):
     _eqxlike_defaults: tuple[tuple[str, Any], ...]
     _eqxlike_makes_init: bool
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], /, **kwargs):
+    def __new__(
+        mcs,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        /,
+        *,
+        is_abstract: bool = False,
+        strict: Any = False,
+        **kwargs: Any,
+    ):
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         for key, value in namespace.items():
             if _is_method(key, value):
@@ -47,16 +53,15 @@ class ModuleMeta(abc.ABCMeta):
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
         makes_init = owner is object or (owner is not cls and vars(owner).get(_MAKES_INIT, False))
         setattr(cls, _MAKES_INIT, makes_init)
-        dataclasses.dataclass(init=makes_init, repr=False, eq=False, frozen=True)(cls)
-        if makes_init:
-            cls.__init__ = _once(cls.__init__)
-        elif hasattr(cls, "__post_init__"):
+        strictness = read_strict(strict)
+        is_forced = is_abstract or strict is None or (strictness and strictness.force_abstract)
+        setattr(cls, IS_FORCED, bool(is_forced))
+        fields = make_dataclass(cls, makes_init)
+        if not makes_init and hasattr(cls, "__post_init__"):
             warn_of_post_init(cls)
-        # `dataclass` refuses assignment always; `KeepsPartition` allows it in `__init__`.
-        del cls.__setattr__, cls.__delattr__
-        fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
-        for each in fields:
-            _install_field(cls, each)
+        if strictness is not None:
+            check_strict(cls, strictness, namespace, None if makes_init else owner)
+        setattr(cls, STRICTNESS, strictness)
         cls._eqxlike_codec = codec = make_codec(cls)
         cls._eqxlike_defaults = tuple(
             (each.name, each.default) for each in fields if each.default is not dataclasses.MISSING
@@ -66,16 +71,23 @@ class ModuleMeta(abc.ABCMeta):
             for each in fields
             if (converter := converter_of(each)) is not None
         )
-        jtu.register_pytree_with_keys(cls, codec.flatten_with_keys, codec.unflatten, codec.flatten)
+        own: Any = namespace[FLATTENING](codec) if FLATTENING in namespace else codec
+        jtu.register_pytree_with_keys(cls, own.flatten_with_keys, own.unflatten, own.flatten)
         return cls
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        self: Any = cls.__new__(cls, *args, **kwargs)  # pyright: ignore[reportArgumentType]
+        try:
+            self: Any = cls.__new__(cls, *args, **kwargs)  # pyright: ignore[reportArgumentType]
+        except TypeError:
+            if abstract_names(cls):
+                raise TypeError(explain_abstract(cls)) from None
+            raise
         if not isinstance(self, cls):
             return self
         set_kept(self, INITIALISING)
         try:
-            self.__init__(*args, **kwargs)
+            if self.__init__(*args, **kwargs) is not None:
+                raise TypeError(f"{cls.__name__}.__init__() should assign fields and return None.")
             for name, default in cls._eqxlike_defaults:
                 if name not in stored_fields(self):
                     object.__setattr__(self, name, default)
@@ -85,70 +97,42 @@ class ModuleMeta(abc.ABCMeta):
         finally:
             drop_kept(self)
         check_values(self)
-        for base in cls.__mro__:
-            if "__check_init__" in base.__dict__:
-                base.__dict__["__check_init__"](self)
+        if hasattr(cls, "__check_init__"):
+            for base in cls.__mro__:
+                if "__check_init__" in base.__dict__:
+                    base.__dict__["__check_init__"](self)
         return self
 
     def __setattr__(cls, name: str, value: Any) -> None:
         if _is_method(name, value):
             value = Method(value)
-        if type(_found(cls, name)) is Field and not hasattr(type(value), "__set__"):
+        if type(found_in_class(cls, name)) is Field and not hasattr(type(value), "__set__"):
             # What is set under the name of a field must not hide that of unread instances.
             value = Field(name, value)
-        super().__setattr__(name, value)
+        super().__setattr__(name, amend(cls, name, value))
+
+    def register(cls, subclass: type) -> NoReturn:
+        raise ValueError(
+            f"cannot register {subclass.__name__} as a virtual subclass of {cls.__name__}: an "
+            f"instance of a Module is a pytree. Write `class {subclass.__name__}({cls.__name__})`."
+        )
 
     @property
     def __signature__(cls) -> inspect.Signature:
         # Without this `inspect` would show the `*args, **kwargs` of `__call__` above.
-        first, *parameters = inspect.signature(cls.__init__).parameters.values()
-        del first
-        if cls._eqxlike_makes_init:
-            converters = dict(cls._eqxlike_converters)
-            parameters = [
-                each.replace(annotation=input_annotation(converters[each.name], each.annotation))
-                if each.name in converters
-                else each
-                for each in parameters
-            ]
-        return inspect.signature(cls.__init__).replace(parameters=parameters)
+        signature = inspect.signature(cls.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 _MAKES_INIT = "_eqxlike_makes_init"
 
-
-def _found(cls: type, name: str) -> Any:
-    """What stands in the class, or one above it, under `name`; no descriptor is asked."""
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+FLATTENING = "_eqxlike_flattening"
+"""The name in the body of a class of what makes, of its codec, how JAX is to flatten it."""
 
 
 def _is_method(name: str, value: Any) -> bool:
     is_magic = name.startswith("__") and name.endswith("__")
     return inspect.isfunction(value) and not is_magic
-
-
-def _once(init: Callable[..., None]) -> Callable[..., None]:
-    """The `__init__` of a dataclass assigns past `__setattr__`: a second call must be stopped."""
-
-    @functools.wraps(init)
-    def __init__(self: Any, /, *args: Any, **kwargs: Any) -> None:
-        if get_kept(self) is not INITIALISING:
-            raise dataclasses.FrozenInstanceError(
-                f"cannot call `__init__` of a {type(self).__name__} again: a Module is frozen."
-            )
-        init(self, *args, **kwargs)
-
-    return __init__
-
-
-def _install_field(cls: Any, each: dataclasses.Field) -> None:
-    """Puts a `Field` in the class, in the place of the default, unless a base has a method or a
-    property of that name: that goes on to stand there, as for any dataclass.
-    """
-    found = _found(cls, each.name)
-    is_default = each.name in vars(cls) and not hasattr(type(found), "__set__")
-    if found is None or is_default or type(found) is Field:
-        type.__setattr__(cls, each.name, Field(each.name, each.default))
 
 
 class Method:
@@ -207,9 +191,13 @@ class Module(KeepsPartition, metaclass=ModuleMeta):
 
     A subclass is a frozen dataclass and a pytree whose children are its fields, in the order of
     their declaration; those marked `field(static=True)` are part of the structure instead.
-    `__init__` is made by `dataclasses` unless the class, or one above it, has its own; a custom
-    one assigns each declared field once. `__check_init__`, if there, runs after `__init__` for
-    each class of the hierarchy and may raise. Methods accessed on an instance are pytrees.
+    `__init__` is made as for any dataclass unless the class, or one above it, has its own; a
+    custom one assigns each declared field once. `__check_init__`, if there, runs after `__init__`
+    for each class of the hierarchy and may raise. Methods accessed on an instance are pytrees.
+
+    `abc.abstractmethod`, `AbstractVar` and `AbstractClassVar` say what subclasses must have, and
+    `class Model(eqxlike.Module, strict=True)` that classes are abstract or final: `StrictConfig`
+    lists the rules.
 
     Two Modules are equal if `tree_equal` says so; the hash is that of the leaves, so that a
     Module with arrays in it has none.
@@ -238,6 +226,8 @@ class Module(KeepsPartition, metaclass=ModuleMeta):
     def __hash__(self) -> int:
         return hash(tuple(jtu.tree_leaves(self)))
 
+    # A method of self, kept in a field, shows self.
+    @reprlib.recursive_repr("<recursive>")
     def __repr__(self) -> str:
         return tree_pformat(self)
 
@@ -248,6 +238,8 @@ class Wrapper(Module):
     The metadata is read from what is wrapped, not stored: so it is no part of the tree.
     """
 
+    _eqxlike_is_wrapper: ClassVar[bool] = True
+
     @property
     def __wrapped__(self) -> Any:
         raise AttributeError("__wrapped__")
@@ -255,11 +247,18 @@ class Wrapper(Module):
     def __getattribute__(self, name: str) -> Any:
         # Not properties: Python keeps these names in a class for what they say of the class.
         if name in METADATA:
+            # `module_update_wrapper` may have put something else in the instance.
+            if name in (fields := stored_fields(self)):
+                return fields[name]
             return getattr(object.__getattribute__(self, "__wrapped__"), name)
         return object.__getattribute__(self, name)
 
-
-METADATA = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__annotations__"})
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A decorated function is pickled by its name, as functions are. By its parts it could not:
+        # under the name of what it wraps stands the wrapper.
+        if is_found_by_name(self):
+            return self.__qualname__
+        return super().__reduce_ex__(protocol)
 
 
 class BoundMethod(Wrapper):

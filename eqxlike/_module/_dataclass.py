@@ -1,0 +1,62 @@
+"""The dataclass that a Module class is."""
+
+import abc
+import dataclasses
+import inspect
+from typing import Any
+
+from ._abstract import abstract_names, take_abstract
+from ._init import make_init
+from ._kept import Field
+
+
+def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
+    """Makes `cls` a dataclass, with an `__init__` if `makes_init`, and returns its fields.
+
+    Not a frozen one to `dataclasses`, which would refuse a `@dataclass` that somebody writes above
+    the class; that instances are frozen is their own `__setattr__`.
+    """
+    annotations = inspect.get_annotations(cls)
+    concrete = take_abstract(cls)
+    if concrete is not None:
+        cls.__annotations__ = concrete
+    dataclasses.dataclass(init=makes_init, repr=False, eq=False)(cls)
+    if concrete is not None:
+        cls.__annotations__ = annotations
+    if makes_init:
+        cls.__init__ = make_init(cls, cls.__init__)
+    fields = dataclasses.fields(cls)
+    for each in fields:
+        _install_field(cls, each)
+    # A field overrides what is abstract above, now that it stands in the class.
+    abc.update_abstractmethods(cls)
+    return fields
+
+
+def _install_field(cls: Any, each: dataclasses.Field) -> None:
+    """Puts a `Field` in the class, in the place of the default, unless a base has a method or a
+    property of that name: that goes on to stand there, as for any dataclass.
+    """
+    found = found_in_class(cls, each.name)
+    is_default = each.name in vars(cls) and not hasattr(type(found), "__set__")
+    if found is None or is_default or type(found) is Field:
+        type.__setattr__(cls, each.name, Field(each.name, each.default))
+
+
+def amend(cls: Any, name: str, value: Any) -> Any:
+    """What is to be set in a class, with what `abc` and `dataclasses` do not know of it.
+
+    They set these when the class is made, and again when a decorator above it asks them to.
+    """
+    if name == "__abstractmethods__":
+        # Python then refuses to make instances, and making one needs no look at the class.
+        return value | abstract_names(cls)
+    if name == "__dataclass_fields__":
+        # What `field` said is no longer there to be read the second time.
+        return {**value, **vars(cls).get(name, {})}
+    return value
+
+
+def found_in_class(cls: type, name: str) -> Any:
+    """What stands in the class, or one above it, under `name`; no descriptor is asked."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)

@@ -1,0 +1,160 @@
+"""Modules of which some arrays are frozen.
+
+Whether an array is trained is no property of the array, and no field says it. It is one of the
+class: a frozen Module is of a subclass, made here, that flattens a `Frozen` node around what is
+frozen and takes it away when it unflattens. So its methods find plain arrays in its fields, and
+`jax.jit` sees arrays, while whoever walks over the tree sees which of them are frozen.
+"""
+
+import copyreg
+import functools
+import threading
+from typing import Any
+
+import jax.tree_util as jtu
+
+from .._pytree import Frozen, is_frozen
+from ._codec import Codec, is_incomplete
+from ._module import FLATTENING, Module, ModuleMeta
+
+Frozens = tuple[tuple[str, tuple[bool, ...]], ...]
+"""For each field in which something is frozen, which of its leaves; Modules inside count as one,
+and `None` as one.
+"""
+
+_UNFROZEN = "_eqxlike_unfrozen"
+
+
+def _is_part(node: Any) -> bool:
+    return node is None or isinstance(node, Module)
+
+
+def freeze_where(tree: Any, mask: Any) -> Any:
+    """`tree` with the arrays frozen at which `mask`, of the same structure, is `True`.
+
+    Those at which it is `False` are no longer frozen.
+    """
+    if isinstance(tree, Module):
+        return _freeze_module(tree, mask)
+    parts, treedef = jtu.tree_flatten(tree, is_leaf=_is_part)
+    masks = jtu.tree_leaves(mask, is_leaf=_is_part)
+    return treedef.unflatten(
+        [
+            freeze_where(part, part_mask) if isinstance(part, Module) else part
+            for part, part_mask in zip(parts, masks, strict=True)
+        ]
+    )
+
+
+def _freeze_module(module: Module, mask: Module) -> Module:
+    cls: Any = type(module)
+    codec: Codec = getattr(cls, _UNFROZEN, cls)._eqxlike_codec
+    children, statics = codec.flatten(module)
+    masks, _ = codec.flatten(mask)
+    frozens = []
+    for name, child_mask in zip(codec.dynamic_names, masks, strict=True):
+        flags = tuple(part is True for part in jtu.tree_leaves(child_mask, is_leaf=_is_part))
+        if any(flags):
+            frozens.append((name, flags))
+    new = tuple(freeze_where(child, each) for child, each in zip(children, masks, strict=True))
+    new_cls: Any = _frozen_class(getattr(cls, _UNFROZEN, cls), tuple(frozens))
+    return new_cls._eqxlike_codec.unflatten(statics, new)
+
+
+class _Quiet:
+    """Before a class in the order of its bases: nobody's `__init_subclass__` hears of it."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        pass
+
+
+_lock = threading.RLock()
+
+
+def _frozen_class(cls: type, frozens: Frozens) -> type:
+    """The subclass of `cls` with these leaves frozen; the same one each time."""
+    if not frozens:
+        return cls
+    with _lock:
+        made = vars(cls).get(_MADE)
+        if made is None:
+            made = {}
+            type.__setattr__(cls, _MADE, made)
+        if frozens not in made:
+            made[frozens] = _make_frozen_class(cls, frozens)
+        return made[frozens]
+
+
+_MADE = "_eqxlike_frozen_classes"
+
+
+def _make_frozen_class(cls: Any, frozens: Frozens) -> type:
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        reduced = super(frozen, self).__reduce_ex__(protocol)
+        if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__:  # pyright: ignore
+            return (_new_frozen, (cls, frozens), *reduced[2:])
+        return reduced
+
+    namespace = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "__reduce_ex__": __reduce_ex__,
+        _UNFROZEN: cls,
+        FLATTENING: functools.partial(_Flattening, dict(frozens)),
+        _MADE: None,
+    }
+    frozen: Any = ModuleMeta(cls.__name__, (_Quiet, cls), namespace)
+    return frozen
+
+
+def _new_frozen(cls: type, frozens: Frozens) -> Any:
+    return object.__new__(_frozen_class(cls, frozens))
+
+
+class _Flattening:
+    """How JAX is to flatten a frozen Module: the codec of its class, with `Frozen` nodes."""
+
+    def __init__(self, frozens: dict[str, tuple[bool, ...]], codec: Codec):
+        self.codec = codec
+        self.frozens = frozens
+
+    def flatten(self, module: Any) -> tuple[tuple[Any, ...], Any]:
+        children, statics = self.codec.flatten(module)
+        named = zip(self._names(statics), children, strict=True)
+        return tuple(self._wrap(name, child) for name, child in named), statics
+
+    def flatten_with_keys(self, module: Any) -> tuple[tuple[Any, ...], Any]:
+        children, statics = self.flatten(module)
+        return tuple(zip(map(jtu.GetAttrKey, self._names(statics)), children, strict=True)), statics
+
+    def unflatten(self, statics: Any, children: Any) -> Any:
+        named = zip(self._names(statics), children, strict=True)
+        return self.codec.unflatten(statics, tuple(self._unwrap(*each) for each in named))
+
+    def _names(self, statics: Any) -> tuple[str, ...]:
+        # In the middle of an `__init__` some fields are not there.
+        return statics[0] if is_incomplete(statics) else self.codec.dynamic_names
+
+    def _wrap(self, name: str, child: Any) -> Any:
+        flags = self.frozens.get(name)
+        if flags is None:
+            return child
+        parts, treedef = jtu.tree_flatten(child, is_leaf=_is_part)
+        if len(parts) != len(flags):
+            # Something else was put there, as by a map that returns trees.
+            return child
+        return treedef.unflatten(
+            [Frozen(part) if flag else part for flag, part in zip(flags, parts, strict=True)]
+        )
+
+    def _unwrap(self, name: str, child: Any) -> Any:
+        if name not in self.frozens:
+            return child
+        return jtu.tree_map(
+            lambda part: part.value if is_frozen(part) else part,
+            child,
+            is_leaf=lambda node: is_frozen(node) or _is_part(node),
+        )

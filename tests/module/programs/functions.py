@@ -1,0 +1,25 @@
+"""Functions that several of the programs take."""
+
+
+def double(value: int) -> int:
+    return 2 * value
+
+
+def affine(scale: int, x: int, *, shift: int = 0) -> int:
+    """Scales and shifts."""
+    return scale * x + shift
+
+
+def everything(*args, **kwargs):
+    return args, kwargs
+
+
+def tried(make, *arguments):
+    """What `make` gives for each of the arguments, or the name of what it raises."""
+    outcomes = []
+    for args in arguments:
+        try:
+            outcomes.append(make(*args).x)
+        except (TypeError, AttributeError) as error:
+            outcomes.append(type(error).__name__)
+    return outcomes
