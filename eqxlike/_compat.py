@@ -12,3 +12,33 @@ Tracer = jax.core.Tracer
 # jax 0.10.2 to 0.12.0.1: what `jax.jit` returns is a class of its C++ extension that has no public
 # name, so it is taken from an instance. Making one compiles nothing and starts no backend.
 PjitFunction = type(jax.jit(lambda: None))
+
+# jax 0.10.2 to 0.12.0.1: has no public name. `jax.debug.breakpoint` stops in the innermost frame
+# that is not of JAX or of a file registered here: without it, in one of ours, not in the user's.
+try:
+    from jax._src.traceback_util import register_exclusion as register_exclusion
+except ImportError:
+
+    def register_exclusion(path: str) -> None:
+        """There is nothing to register with in this JAX."""
+
+
+# jax 0.10.2 to 0.12.0.1: the names under which JAX logs the traceback of each callback that raises.
+# In a version that uses others, a failed check of `error_if` is logged as well as raised.
+CALLBACK_LOGGERS = ("jax._src.callback", "jax._src.debugging")
+
+# jax 0.10.2: once a run has failed, `jax.effects_barrier` raises for it at each call, and Python as
+# it exits, with pages of text. jax 0.12.0.1 forgets the run when it has raised for it once.
+try:
+    from jax._src.dispatch import runtime_tokens as _runtime_tokens
+except ImportError:
+    _runtime_tokens = None
+
+
+def forget_failed_run() -> None:
+    """Keeps JAX from raising once more for a run whose error has been raised."""
+    try:
+        jax.effects_barrier()
+    except (jax.errors.JaxRuntimeError, ValueError):
+        if _runtime_tokens is not None:
+            _runtime_tokens.clear()

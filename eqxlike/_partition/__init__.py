@@ -4,6 +4,7 @@ from ._flatten import concrete_array_types as concrete_array_types
 from ._flatten import flatten as flatten
 from ._split import Rest as Rest
 from ._split import split as split
+from ._split import split_leaves as split_leaves
 from ._static_key import StaticKey as StaticKey
 from ._structure import ARRAY as ARRAY
 from ._structure import ArrayLeaf as ArrayLeaf

@@ -1,40 +1,57 @@
 """The dynamic/static split of transformations that keep nothing from one call to the next."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._pytree import is_array
+from .._pytree import flag_leaves, is_array
 
 
 class Rest:
-    """A tree from which leaves were taken: it can take others in their places."""
+    """A tree from which leaves were taken: it can take others in their places.
 
-    __slots__ = ("_is_dynamic", "_leaves", "_treedef")
+    - `treedef`: that of the whole tree.
+    """
+
+    __slots__ = ("_is_dynamic", "_leaves", "treedef")
 
     def __init__(self, leaves: list[Any], is_dynamic: list[bool], treedef: Any):
         self._leaves = leaves
         self._is_dynamic = is_dynamic
-        self._treedef = treedef
+        self.treedef = treedef
 
-    def merge(self, dynamic: Any) -> PyTree:
+    def __repr__(self) -> str:
+        return f"Rest({self.treedef})"
+
+    def leaves(self, dynamic: Iterable[Any]) -> list[Any]:
+        """All leaves, with `dynamic`, in order, in the places of those taken."""
+        dynamic = iter(dynamic)
+        return [
+            next(dynamic) if taken else leaf
+            for taken, leaf in zip(self._is_dynamic, self._leaves, strict=True)
+        ]
+
+    def leaves_into(self, other: Any, dynamic: Iterable[Any]) -> list[Any]:
+        """The same, with `other` for every leaf that was not taken."""
+        dynamic = iter(dynamic)
+        return [next(dynamic) if taken else other for taken in self._is_dynamic]
+
+    def merge(self, dynamic: Iterable[Any]) -> PyTree:
         """The tree with `dynamic`, in order, in the places of the leaves taken."""
-        dynamic = iter(dynamic)
-        return self._treedef.unflatten(
-            [
-                next(dynamic) if taken else leaf
-                for taken, leaf in zip(self._is_dynamic, self._leaves, strict=True)
-            ]
-        )
+        return self.treedef.unflatten(self.leaves(dynamic))
 
-    def merge_into_none(self, dynamic: Any) -> PyTree:
-        """The same, with `None` for every other leaf: the tree of a gradient."""
-        dynamic = iter(dynamic)
-        return self._treedef.unflatten(
-            [next(dynamic) if taken else None for taken in self._is_dynamic]
-        )
+    def merge_into(self, other: Any, dynamic: Iterable[Any]) -> PyTree:
+        """The same, with `other` for every leaf that was not taken.
+
+        With `None` this is the tree of a gradient.
+        """
+        return self.treedef.unflatten(self.leaves_into(other, dynamic))
+
+    def take(self, leaves: Iterable[Any]) -> list[Any]:
+        """Of one value for each leaf, those in the places of the leaves taken."""
+        return [leaf for taken, leaf in zip(self._is_dynamic, leaves, strict=True) if taken]
 
 
 def split(tree: PyTree, is_dynamic: Callable[[Any], bool] = is_array) -> tuple[list[Any], Rest]:
@@ -43,7 +60,11 @@ def split(tree: PyTree, is_dynamic: Callable[[Any], bool] = is_array) -> tuple[l
     **Returns:** `(dynamic, rest)`, with `rest.merge(dynamic)` being the tree again.
     """
     leaves, treedef = jtu.tree_flatten(tree)
-    mask = [is_dynamic(leaf) for leaf in leaves]
-    dynamic = [leaf for leaf, taken in zip(leaves, mask, strict=True) if taken]
-    static = [None if taken else leaf for leaf, taken in zip(leaves, mask, strict=True)]
-    return dynamic, Rest(static, mask, treedef)
+    return split_leaves(leaves, treedef, flag_leaves(tree, leaves, is_dynamic))
+
+
+def split_leaves(leaves: list[Any], treedef: Any, is_dynamic: list[bool]) -> tuple[list[Any], Rest]:
+    """`split` of the tree with these leaves, by one `bool` for each."""
+    dynamic = [leaf for leaf, taken in zip(leaves, is_dynamic, strict=True) if taken]
+    static = [None if taken else leaf for leaf, taken in zip(leaves, is_dynamic, strict=True)]
+    return dynamic, Rest(static, is_dynamic, treedef)

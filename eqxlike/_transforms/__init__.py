@@ -1,9 +1,29 @@
 """Filtered transformations."""
 
+from ._axes import if_array as if_array
+from ._callback import filter_pure_callback as filter_pure_callback
+from ._checkpoint import filter_checkpoint as filter_checkpoint
+from ._closure_convert import filter_closure_convert as filter_closure_convert
+from ._custom_jvp import filter_custom_jvp as filter_custom_jvp
+from ._custom_vjp import filter_custom_vjp as filter_custom_vjp
+from ._enumeration import Enumeration as Enumeration
+from ._errors import branched_error_if as branched_error_if
+from ._errors import error_if as error_if
 from ._grad import filter_grad as filter_grad
 from ._grad import filter_value_and_grad as filter_value_and_grad
+from ._jacobian import filter_hessian as filter_hessian
+from ._jacobian import filter_jacfwd as filter_jacfwd
+from ._jacobian import filter_jacrev as filter_jacrev
 from ._jit import clear_caches as clear_caches
 from ._jit import filter_jit as filter_jit
+from ._jvp import filter_jvp as filter_jvp
+from ._pmap import filter_pmap as filter_pmap
+from ._runtime_errors import EquinoxRuntimeError as EquinoxRuntimeError
+from ._runtime_errors import EquinoxTracetimeError as EquinoxTracetimeError
+from ._runtime_errors import EqxlikeRuntimeError as EqxlikeRuntimeError
+from ._runtime_errors import EqxlikeTracetimeError as EqxlikeTracetimeError
+from ._shard import filter_shard as filter_shard
 from ._trace import filter_eval_shape as filter_eval_shape
+from ._trace import filter_make_jaxpr as filter_make_jaxpr
+from ._vjp import filter_vjp as filter_vjp
 from ._vmap import filter_vmap as filter_vmap
-from ._vmap import if_array as if_array

@@ -98,7 +98,9 @@ def dispatcher_for(
     anchor, name, signature = _describe(function, bound)
 
     def make() -> Dispatcher:
-        spelling = Spelling(name, signature)
+        # A default that is left out is not mapped, and one that is filled in would be.
+        is_mapping = any(getattr(type(each), "maps_arguments", False) for each in bound[:1])
+        spelling = Spelling(name, signature, fills_defaults=not is_mapping)
         return Dispatcher(function, len(bound), spelling, donate, options.values)
 
     try:

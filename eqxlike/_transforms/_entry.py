@@ -9,30 +9,38 @@ from typing import Any, Protocol
 import jax
 import jax.tree_util as jtu
 
+from .._compat import Tracer
 from .._partition import ARRAY, Structure, concrete_array_types, flatten
+from ._checks import holds_check, mesh_of
 from ._donation import Donate, donated_places, is_silent
 from ._fast_path import MISS, FastPath, make_fast_path
 from ._placement import shardings_of_arrays
 from ._spelling import Spelling
+from ._traced_checks import TracedProgram, note_check
 
 _tracing = threading.local()
 
 
 class _Outcome:
-    """What a traced function returns to JAX if its static part is not that of its first trace.
+    """What a traced function returns to JAX if there is more to say than with plain arrays.
 
-    JAX's fast path asks that unflattening gives back plain arrays in a node that it can flatten
-    again, so this holds arrays, and the tree is built outside.
+    That is if its static part is not that of its first trace, or if it holds a check of `error_if`,
+    for which the call waits. JAX's fast path asks that unflattening gives back plain arrays in a
+    node that it can flatten again, so this holds arrays, and the tree is built outside.
     """
 
-    __slots__ = ("arrays", "structure")
+    __slots__ = ("arrays", "holds_check", "structure")
 
-    def __init__(self, structure: Structure, arrays: tuple[Any, ...]):
-        self.structure = structure
+    def __init__(self, static: tuple[Structure, bool], arrays: tuple[Any, ...]):
+        self.structure, self.holds_check = static
         self.arrays = arrays
 
 
-jtu.register_pytree_node(_Outcome, lambda outcome: (outcome.arrays, outcome.structure), _Outcome)
+jtu.register_pytree_node(
+    _Outcome,
+    lambda outcome: (outcome.arrays, (outcome.structure, outcome.holds_check)),
+    _Outcome,
+)
 
 
 class Function(Protocol):
@@ -70,6 +78,8 @@ class Entry:
         self._trace_lock = threading.RLock()
         self._is_traced = False
         self._first_outcome: Structure | None = None
+        # Whether there may be a check that what the jitted function returns does not tell of.
+        self._always_waits = False
         self._fast_path: FastPath | None = None
         self._shown_fast_path: FastPath | None = None
         self._restore_warnings: list[Callable[[], None]] = []
@@ -90,6 +100,9 @@ class Entry:
             args = spelled[function.num_bound :]
             placed = shardings_of_arrays("in_shardings", options["in_shardings"], args)
             options["in_shardings"] = (*unplaced, *placed)
+        self._has_shardings = _is_for_several_devices(
+            (options.get("in_shardings"), options.get("out_shardings"))
+        )
         # One sharding for all is a prefix of any outcome. A tree of them must wait until the
         # function has been traced.
         self._out_shardings: Any = None
@@ -115,7 +128,9 @@ class Entry:
             try:
                 args = [rebuild(arrays[start:stop]) for rebuild, start, stop in parts]
                 kwargs = dict(zip(self.names, args[num_by_place:], strict=True))
-                return self._pack(get_function()(*args[:num_by_place], **kwargs))
+                with TracedProgram(self._has_shardings or mesh_of(arrays) is not None) as program:
+                    outcome = get_function()(*args[:num_by_place], **kwargs)
+                return self._pack(outcome, program.holds_check)
             except BaseException:
                 # JAX takes its slow path for good where a trace has failed.
                 self._drop()
@@ -124,11 +139,14 @@ class Entry:
         flat.__name__ = flat.__qualname__ = function.spelling.function_name
         return flat
 
-    def _pack(self, outcome: Any) -> Any:
+    def _pack(self, outcome: Any, holds_check: bool) -> Any:
         arrays, structure = flatten(outcome, is_outcome=True)
         if self._out_shardings is not None:
             shardings = shardings_of_arrays("out_shardings", self._out_shardings, outcome)
             self._flat_out_shardings = shardings[0] if structure is ARRAY else tuple(shardings)
+            # They are for plain arrays.
+            self._always_waits |= holds_check
+            holds_check = False
         if self._is_silent:
             self._ignore_unused_donations()
         with self._trace_lock:
@@ -136,8 +154,8 @@ class Entry:
                 self._first_outcome = structure
         # A plain tuple, or a bare array, says that the outcome is of the first Structure: JAX
         # builds these without calling Python, which it must for a node.
-        if structure is not self._first_outcome:
-            return _Outcome(structure, tuple(arrays))
+        if structure is not self._first_outcome or holds_check:
+            return _Outcome((structure, holds_check), tuple(arrays))
         return arrays[0] if structure is ARRAY else tuple(arrays)
 
     def _ignore_unused_donations(self) -> None:
@@ -170,13 +188,17 @@ class Entry:
         _tracing.depth = getattr(_tracing, "depth", 0) + 1
         try:
             if self._jitted is None:
-                jax.jit(self._flat, **self._options).trace(*arrays)
+                traced = jax.jit(self._flat, **self._options).trace(*arrays)
                 self._options["out_shardings"] = self._flat_out_shardings
                 self._jitted = jax.jit(self._flat, **self._options)
             else:
-                self._jitted.trace(*arrays)
+                traced = self._jitted.trace(*arrays)
         finally:
             _tracing.depth -= 1
+        outcome = traced.out_info
+        if type(outcome) is not _Outcome or not outcome.holds_check:
+            # The trace takes no note of checks in functions that JAX has traced before.
+            self._always_waits |= holds_check(traced.jaxpr.jaxpr)
         self._is_traced = True
 
     def call(self, arrays: list[Any]) -> Any:
@@ -192,7 +214,7 @@ class Entry:
             self._fast_path = make_fast_path(
                 self.structures,
                 examples,
-                self._jitted,
+                self._call_for_outcome if self._always_waits else self._jitted,
                 self._first_outcome,
                 self.finish,
                 self._restore_warnings if self._is_silent else None,
@@ -202,21 +224,45 @@ class Entry:
                 self._shown_fast_path = _weak_fast_path(self)
         return self._shown_fast_path
 
+    def _as_outcome(self, result: Any) -> _Outcome:
+        """What the jitted function returned, and what it says by plain arrays."""
+        if type(result) is _Outcome:
+            return result
+        structure = self._first_outcome
+        assert structure is not None
+        arrays = (result,) if structure is ARRAY else result
+        return _Outcome((structure, self._always_waits), arrays)
+
+    def _call_for_outcome(self, *arrays: Any) -> _Outcome:
+        """As the jitted function, but never plain arrays: these need no `finish`."""
+        assert self._jitted is not None
+        return self._as_outcome(self._jitted(*arrays))
+
     def finish(self, result: Any) -> Any:
         """The outcome of the user's function, from what the jitted function returned."""
-        if type(result) is _Outcome:
-            structure, arrays = result.structure, result.arrays
-        else:
-            structure, arrays = self._first_outcome, result
+        outcome = self._as_outcome(result)
+        structure, arrays = outcome.structure, outcome.arrays
+        if outcome.holds_check:
+            if any(isinstance(array, Tracer) for array in arrays):
+                # Whoever is tracing has this check in its program too.
+                note_check()
+            else:
+                jax.block_until_ready(arrays)
         if structure is ARRAY:
-            return arrays if type(result) is not _Outcome else arrays[0]
-        assert structure is not None
+            return arrays[0]
         is_concrete = all(type(array) in concrete_array_types for array in arrays)
         if not is_concrete:
             # Types of arrays not met before are found out here, by the general walk.
             flatten(arrays)
             is_concrete = all(type(array) in concrete_array_types for array in arrays)
         return structure.rebuilder(keep=is_concrete)(arrays)
+
+
+def _is_for_several_devices(shardings: Any) -> bool:
+    return any(
+        isinstance(leaf, jax.sharding.Sharding) and leaf.num_devices > 1
+        for leaf in jtu.tree_leaves(shardings)
+    )
 
 
 def _weak_drop(function: Function, entry: Entry) -> Callable[[], None]:

@@ -112,10 +112,13 @@ class _Generator:
             # An argument of another kind may lack what the guards ask it for.
             "    except Exception:",
             "        return MISS",
-            f"    result = jitted({', '.join(self.arrays)})",
         ]
-        if self.namespace["restore_warnings"] is not None:
-            lines.append("    if restore_warnings: restore_warnings.pop()()")
+        call = f"result = jitted({', '.join(self.arrays)})"
+        if self.namespace["restore_warnings"] is None:
+            lines.append(f"    {call}")
+        else:
+            lines += ["    try:", f"        {call}", "    finally:"]
+            lines.append("        if restore_warnings: restore_warnings.pop()()")
         # Inside another transformation, concrete arguments may give tracers: `finish` sees to them.
         if self.outcome is ARRAY:
             lines.append("    if type(result) in array_types: return result")

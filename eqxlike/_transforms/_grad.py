@@ -6,66 +6,46 @@ from typing import Any
 
 import jax
 
-from .._module import Wrapper, bind, field
+from .._module import field
 from .._partition import Rest, split
 from .._pytree import is_inexact_array
+from ._wrapping import (
+    MISSING,
+    TransformedFunction,
+    check_callable,
+    differentiated_and_others,
+    value_and_aux,
+)
 
-_missing: Any = object()
 
-
-class _GradFunction(Wrapper):
+class _GradFunction(TransformedFunction):
     """What `filter_value_and_grad` and `filter_grad` return."""
 
-    _function: Any
     _has_aux: bool = field(static=True)
     _returns_value: bool = field(static=True)
     _grad_options: tuple[tuple[str, Any], ...] = field(static=True)
 
-    @property
-    def __wrapped__(self) -> Any:
-        return self._function
-
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if not args:
-            raise TypeError(
-                "Functions wrapped with `eqxlike.filter_{grad, value_and_grad}` must have their "
-                "first argument passed by position, not keyword. (This is the argument that is "
-                "differentiated.)"
-            )
-        differentiated, *others = args
+        differentiated, others = differentiated_and_others(args, "filter_{grad, value_and_grad}")
         arrays, rest = split(differentiated, is_inexact_array)
         # What is no array in the auxiliary output cannot pass through JAX.
-        aux_rest: Rest = _missing
+        aux_rest: Rest = MISSING
 
         def of_arrays(arrays: list[Any]) -> Any:
             nonlocal aux_rest
             outcome = self._function(rest.merge(arrays), *others, **kwargs)
-            value, aux = self._value_and_aux(outcome)
+            value, aux = value_and_aux(outcome, self._has_aux, self)
             aux_arrays, aux_rest = split(aux)
             return value, aux_arrays
 
         (value, aux_arrays), gradients = jax.value_and_grad(
             of_arrays, has_aux=True, **dict(self._grad_options)
         )(arrays)
-        gradient = rest.merge_into_none(gradients)
+        gradient = rest.merge_into(None, gradients)
         aux = aux_rest.merge(aux_arrays)
         if self._returns_value:
             return ((value, aux), gradient) if self._has_aux else (value, gradient)
         return (gradient, aux) if self._has_aux else gradient
-
-    def _value_and_aux(self, outcome: Any) -> tuple[Any, Any]:
-        if not self._has_aux:
-            return outcome, None
-        if not isinstance(outcome, tuple | list) or len(outcome) != 2:
-            raise TypeError(
-                f"With `has_aux=True`, {getattr(self, '__name__', 'the function')} must return a "
-                f"pair (value, aux); it returned an object of type {type(outcome).__name__}."
-            )
-        value, aux = outcome
-        return value, aux
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else bind(self, instance)
 
 
 def _make(fun: Any, has_aux: bool, returns_value: bool, gradkwargs: dict[str, Any]) -> Any:
@@ -74,17 +54,16 @@ def _make(fun: Any, has_aux: bool, returns_value: bool, gradkwargs: dict[str, An
             "`argnums` should not be passed. If you need to differentiate multiple objects then "
             "collect them into a tuple and pass that as the first argument."
         )
-    if fun is _missing:
+    if fun is MISSING:
         return functools.partial(
             _make, has_aux=has_aux, returns_value=returns_value, gradkwargs=gradkwargs
         )
-    if not callable(fun):
-        raise TypeError(f"{fun!r} is not a callable object: a function is expected.")
+    check_callable(fun, "filter_value_and_grad" if returns_value else "filter_grad")
     return _GradFunction(fun, has_aux, returns_value, tuple(sorted(gradkwargs.items())))
 
 
 def filter_value_and_grad(
-    fun: Any = _missing, *, has_aux: bool = False, **gradkwargs: Any
+    fun: Any = MISSING, *, has_aux: bool = False, **gradkwargs: Any
 ) -> Callable[..., Any]:
     """The value of a function and its gradient in the floating-point arrays of its first argument.
 
@@ -115,7 +94,7 @@ def filter_value_and_grad(
     return _make(fun, has_aux, True, gradkwargs)
 
 
-def filter_grad(fun: Any = _missing, *, has_aux: bool = False, **gradkwargs: Any) -> Any:
+def filter_grad(fun: Any = MISSING, *, has_aux: bool = False, **gradkwargs: Any) -> Any:
     """As `filter_value_and_grad`, returning the gradient alone, or `(gradient, aux)`.
 
     !!! example

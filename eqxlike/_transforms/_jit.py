@@ -15,6 +15,7 @@ from ._dispatcher import Dispatcher, clear_dispatchers
 from ._donation import Donate
 from ._fast_path import MISS
 from ._lowered import Lowered
+from ._runtime_errors import EqxlikeRuntimeError, claim_failure, name_donated
 
 _REFUSED = {
     "static_argnums": "what is no array is static already",
@@ -61,9 +62,18 @@ class JitFunction(Wrapper):
                     return outcome
             return dispatcher.call(args, kwargs)
         except Exception as error:
-            if isinstance(error, jax.errors.UnexpectedTracerError):
-                name_tracers(error, args, kwargs)
-            hide_our_frames(error)
+            failure = claim_failure(error)
+            if failure is None:
+                if isinstance(error, jax.errors.UnexpectedTracerError):
+                    name_tracers(error, args, kwargs)
+                hide_our_frames(error)
+                raise
+        # Outside of the handler, so that JAX's pages are not in its context.
+        name_donated(failure, args, kwargs)
+        try:
+            raise failure
+        except EqxlikeRuntimeError:
+            hide_our_frames(failure)
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

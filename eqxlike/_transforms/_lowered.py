@@ -6,6 +6,7 @@ import jax
 
 from ._dispatcher import Dispatcher
 from ._entry import Entry
+from ._runtime_errors import ERRORS_OF_JAX, claim_failure
 
 
 class Lowered:
@@ -60,7 +61,13 @@ class Compiled:
                 f"{self._dispatcher.spelling.function_name} was compiled for arguments of another "
                 "structure, or with other static values: compile it again for these."
             )
-        return self._entry.finish(self._compiled(*arrays))
+        try:
+            return self._entry.finish(self._compiled(*arrays))
+        except ERRORS_OF_JAX as error:
+            failure = claim_failure(error)
+            if failure is None:
+                raise
+        raise failure
 
     def as_text(self) -> str | None:
         return self._compiled.as_text()

@@ -39,14 +39,20 @@ class Spelling:
 
     - `name`: of the function, for messages.
     - `signature`: `None` for a function that tells none; calls are taken as they are spelled then.
+    - `fills_defaults`: whether to fill in a default is the same as to leave it out.
     """
 
-    def __init__(self, name: str, signature: inspect.Signature | None):
+    def __init__(
+        self, name: str, signature: inspect.Signature | None, *, fills_defaults: bool = True
+    ):
         self.function_name = name
         self.signature = signature
+        self.fills_defaults = fills_defaults
         self.parameters = [] if signature is None else list(signature.parameters.values())
-        self.is_variadic = self.signature is None or any(
-            parameter.kind in _VARIADIC for parameter in self.parameters
+        self.is_variadic = (
+            self.signature is None
+            or not fills_defaults
+            or any(parameter.kind in _VARIADIC for parameter in self.parameters)
         )
         self.num_by_place = sum(parameter.kind in _BY_PLACE for parameter in self.parameters)
         self.keyword_only = tuple(
@@ -91,10 +97,11 @@ class Spelling:
 
     def _spell_variadic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelled:
         bound = self._bind(args, kwargs)
-        bound.apply_defaults()
+        if self.fills_defaults:
+            bound.apply_defaults()
         named = dict(bound.kwargs)
         extra = sorted(name for name in named if name not in self.keyword_only)
-        names = (*self.keyword_only, *extra)
+        names = (*(name for name in self.keyword_only if name in named), *extra)
         return (*bound.args, *(named[name] for name in names)), names
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:

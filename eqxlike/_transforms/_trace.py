@@ -1,5 +1,6 @@
 """Running a function on shapes alone."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ from jaxtyping import PyTree
 
 from .._partition import Rest, split
 from .._pytree import is_array
+from ._wrapping import TransformedFunction, check_callable
 
 
 def filter_eval_shape(
@@ -29,18 +31,80 @@ def filter_eval_shape(
         >>> eqx.filter_eval_shape(lambda x, name: (x.sum(), name), jnp.ones((2, 3)), "total")
         (ShapeDtypeStruct(shape=(), dtype=float32), 'total')
     """
-    arrays, call_rest = split((fun, args, kwargs), _is_array_or_struct)
-    outcome_rest: list[Rest] = []
+    arrays, rest = split((fun, args, kwargs), is_array_or_struct)
 
-    def of_arrays(arrays: list[Any]) -> list[Any]:
-        fun, args, kwargs = call_rest.merge(arrays)
-        outcome_arrays, rest = split(fun(*args, **kwargs), is_array)
-        outcome_rest[:] = [rest]
-        return outcome_arrays
+    def of_arrays(arrays: list[Any]) -> Any:
+        fun, args, kwargs = rest.merge(arrays)
+        return fun(*args, **kwargs)
 
-    structs = jax.eval_shape(of_arrays, arrays)
-    return outcome_rest[0].merge(structs)
+    flat = _FlatOutcome(of_arrays)
+    structs = jax.eval_shape(flat, arrays)
+    return flat.rest.merge(structs)
 
 
-def _is_array_or_struct(leaf: Any) -> bool:
+class _JaxprFunction(TransformedFunction):
+    """What `filter_make_jaxpr` returns."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> tuple[Any, PyTree, PyTree]:
+        arrays, rest = split((args, kwargs), is_array_or_struct)
+
+        def of_arrays(arrays: list[Any]) -> Any:
+            args, kwargs = rest.merge(arrays)
+            return self._function(*args, **kwargs)
+
+        flat = _FlatOutcome(of_arrays)
+        jaxpr, structs = jax.make_jaxpr(flat, return_shape=True)(arrays)
+        return jaxpr, flat.rest.merge_into(None, structs), flat.rest.merge(itertools.repeat(None))
+
+
+def filter_make_jaxpr(fun: Callable[..., Any]) -> Any:
+    """The jaxpr of a function of any arguments, as `jax.make_jaxpr`.
+
+    **Arguments:**
+
+    - `fun`: any callable. Arrays that it holds are constants of the jaxpr.
+
+    **Returns:** a function of the same arguments that returns `(jaxpr, structs, static)`. A
+    `jax.ShapeDtypeStruct` may stand for an array. The inputs and outputs of `jaxpr` are the arrays
+    alone, in tree order; `structs` is what `fun` returns with a `jax.ShapeDtypeStruct` for each
+    array and `None` for all else, and `static` is what it returns with `None` for each array.
+
+    **Raises:** `TypeError` if `fun` is not callable.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> make_jaxpr = eqx.filter_make_jaxpr(lambda x, n: (n * x, n))
+        >>> jaxpr, structs, static = make_jaxpr(jnp.ones(2), 3.0)
+        >>> jaxpr
+        { lambda ; a:f32[2]. let b:f32[2] = mul 3.0:f32[] a in (b,) }
+        >>> structs, static
+        ((ShapeDtypeStruct(shape=(2,), dtype=float32), None), (None, 3.0))
+    """
+    check_callable(fun, "filter_make_jaxpr")
+    return _JaxprFunction(fun)
+
+
+class _FlatOutcome:
+    """A function with what is no array taken out of its outcome, where JAX does not let it pass.
+
+    - `rest`: what was taken out, once the function has been called.
+    """
+
+    rest: Rest
+
+    def __init__(self, function: Callable[[list[Any]], Any]):
+        self._function = function
+
+    def __call__(self, arrays: list[Any]) -> list[Any]:
+        outcome, self.rest = split(self._function(arrays))
+        return outcome
+
+
+def is_array_or_struct(leaf: Any) -> bool:
+    """`True` for an array (see `is_array`), and for a `jax.ShapeDtypeStruct` in its place.
+
+    >>> is_array_or_struct(jax.ShapeDtypeStruct((2,), "float32")), is_array_or_struct(1.0)
+    (True, False)
+    """
     return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)

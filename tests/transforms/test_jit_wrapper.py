@@ -4,6 +4,7 @@ import copy
 import functools
 import inspect
 import pickle
+import types
 
 import jax
 import jax.numpy as jnp
@@ -125,3 +126,13 @@ def test_wrapper_refuses_arguments_that_the_function_does_not_take():
 def test_wrapper_refuses_too_few_arguments():
     with pytest.raises(TypeError, match=r"double\(\).*x"):
         filter_jit(double)()
+
+
+def test_function_that_is_pickled_by_value_leaves_what_was_compiled_behind():
+    def twice(x):
+        return 2 * x
+
+    filter_jit(twice)(jnp.ones(2))
+    loaded = types.FunctionType(twice.__code__, globals())
+    loaded.__dict__.update(pickle.loads(pickle.dumps(vars(twice))))
+    assert equal(filter_jit(loaded)(jnp.ones(2)), jnp.full(2, 2.0))

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.extend.core import jaxpr_as_fun
 
 import eqxlike
-from eqxlike import filter_eval_shape
+from eqxlike import filter_eval_shape, filter_make_jaxpr
 
 both = pytest.mark.parametrize(
     "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
@@ -222,3 +223,54 @@ def test_what_the_function_raises_passes_through(eqx):
 def test_reading_a_value_is_the_error_of_jax(eqx):
     with pytest.raises(jax.errors.ConcretizationTypeError):
         eqx.filter_eval_shape(lambda x: float(x.sum()), MATRIX)
+
+
+# --- filter_make_jaxpr --------------------------------------------------------------------------
+
+
+def test_make_jaxpr_has_the_parameters_of_equinox():
+    one, other = (inspect.signature(eqx.filter_make_jaxpr) for eqx in (eqxlike, equinox))
+    assert list(one.parameters) == list(other.parameters)
+
+
+def test_jaxpr_is_that_of_jax_for_the_arrays_alone():
+    def function(tree, how):
+        return {"out": jnp.sin(tree["x"]) @ tree["y"] if how == "product" else None, "how": how}
+
+    def flat(x, y):
+        return jnp.sin(x) @ y
+
+    vector = jnp.ones(3)
+    jaxpr, _, _ = filter_make_jaxpr(function)({"x": MATRIX, "y": vector, "z": 1}, "product")
+    assert str(jaxpr) == str(jax.make_jaxpr(flat)(MATRIX, vector))
+
+
+def test_jaxpr_is_evaluated_by_jax():
+    jaxpr, _, static = filter_make_jaxpr(lambda x, n: (n * x, n))(MATRIX, 2.0)
+    (doubled,) = jaxpr_as_fun(jaxpr)(MATRIX)
+    assert (doubled.tolist(), static) == ((2 * MATRIX).tolist(), (None, 2.0))
+
+
+def test_structs_and_statics_make_the_outcome():
+    def function(x):
+        return {"x": x, "n": [3, None]}
+
+    _, structs, static = filter_make_jaxpr(function)(MATRIX)
+    assert describe(eqxlike.combine(structs, static)) == describe(function(MATRIX))
+
+
+def test_method_is_bound_before_its_jaxpr_is_made():
+    class Model(eqxlike.Module):
+        weight: Any
+
+        @filter_make_jaxpr
+        def scale(self, x):
+            return self.weight * x
+
+    jaxpr, struct, _ = Model(MATRIX).scale(jnp.ones((2, 3)))
+    assert (len(jaxpr.in_avals), struct.shape) == (2, (2, 3))
+
+
+def test_jaxpr_of_what_is_no_function_is_an_error():
+    with pytest.raises(TypeError, match="3 is not a callable object"):
+        filter_make_jaxpr(3)

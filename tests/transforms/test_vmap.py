@@ -214,6 +214,22 @@ def test_different_sizes_are_an_error_that_names_both(eqx):
         eqx.filter_vmap(lambda x, y: x)(jnp.ones(2), jnp.ones(3))
 
 
+def test_error_of_different_sizes_names_the_paths_of_the_arguments():
+    tree = {"a": [jnp.ones(2), jnp.ones((2, 3))], "b": "text"}
+    with pytest.raises(ValueError, match="inconsistent sizes") as caught:
+        filter_vmap(lambda tree, x: x, in_axes=({"a": 0, "b": None}, 1))(tree, MATRIX)
+    lines = str(caught.value).splitlines()[1:3]
+    assert lines == [
+        "  * size 2: axis 0 of args[0]['a'][0], f32[2]; axis 0 of args[0]['a'][1], f32[2,3].",
+        "  * size 3: axis 1 of args[1], f32[2,3].",
+    ]
+
+
+def test_error_of_different_sizes_is_short_for_many_arrays():
+    with pytest.raises(ValueError, match=r"args\[0\]\[2\], f32\[2\]; 5 more\.\n"):
+        filter_vmap(lambda xs, y: y)([jnp.ones(2)] * 8, jnp.ones(3))
+
+
 @both
 def test_an_axis_size_that_differs_from_the_arrays_is_an_error(eqx):
     with pytest.raises(ValueError, match=r"(?s)`axis_size` argument was 5.*size 2"):
@@ -227,6 +243,13 @@ def test_mapping_an_axis_that_an_array_lacks_is_an_error(eqx, x, axis):
         eqx.filter_vmap(lambda x: x, in_axes=axis)(x)
 
 
+@pytest.mark.parametrize(("axis", "rank"), [(2, 3), (-3, 3), (5, 6)])
+def test_error_of_an_axis_that_an_array_lacks_names_the_path(axis, rank):
+    message = rf"args\[0\]\['a'\] along axis {axis}, which implies .* at least {rank}, .* only 2"
+    with pytest.raises(ValueError, match=message):
+        filter_vmap(lambda tree: tree, in_axes=axis)({"a": MATRIX})
+
+
 @both
 @pytest.mark.parametrize("axis", [2, -3])
 def test_an_out_axis_out_of_bounds_is_an_error(eqx, axis):
@@ -238,6 +261,25 @@ def test_an_out_axis_out_of_bounds_is_an_error(eqx, axis):
 def test_a_mapped_array_without_out_axis_is_an_error(eqx):
     with pytest.raises(ValueError, match="axis spec None but output was batched"):
         eqx.filter_vmap(lambda x: x, out_axes=None)(MATRIX)
+
+
+@pytest.mark.parametrize("out_axes", [{"a": 0, "b": None}, None], ids=["some", "all"])
+def test_error_of_a_mapped_array_without_out_axis_names_its_path(out_axes):
+    def function(x):
+        return {"a": jnp.ones(1), "b": [jnp.ones(2), x, x]}
+
+    with pytest.raises(ValueError, match=r"^outcome\['b'\]\[1\] has no axis in `out_axes`.*pmean"):
+        filter_vmap(function, out_axes=out_axes)(MATRIX)
+
+
+def test_what_the_function_raises_passes_through_as_it_is():
+    def fail(x):
+        raise error
+
+    error = ValueError("axis spec None")
+    with pytest.raises(ValueError, match="axis spec None") as caught:
+        filter_vmap(fail, out_axes=None)(MATRIX)
+    assert caught.value is error
 
 
 @both
@@ -256,6 +298,29 @@ def test_mapping_what_is_no_array_is_an_error(eqx):
 def test_stacking_what_is_no_array_is_an_error(eqx):
     with pytest.raises(TypeError, match="<class 'str'> is not a valid JAX type"):
         eqx.filter_vmap(lambda x: "s", out_axes=0)(jnp.ones(2))
+
+
+def test_error_of_mapping_what_is_no_array_names_its_path():
+    with pytest.raises(TypeError, match=r"args\[0\]\[1\] = 's' of type <class 'str'>.*axis 0"):
+        filter_vmap(lambda tree: tree[0], in_axes=0)([jnp.ones(2), "s"])
+
+
+def test_error_of_stacking_what_is_no_array_names_its_path():
+    with pytest.raises(TypeError, match=r"outcome\['a'\] = 's' of type <class 'str'>.*axis 1"):
+        filter_vmap(lambda x: {"a": "s"}, out_axes=1)(jnp.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("z", r"\('z',\).* are 'x', 'others'\."), ("y", r"\('y',\).* are 'x', 'others'\.")],
+    ids=["unknown", "left out"],
+)
+def test_error_of_a_name_without_argument_lists_the_arguments(name, message):
+    def function(x, *others, y=1):
+        return x
+
+    with pytest.raises(ValueError, match=f"did not correspond to any argument: {message}"):
+        filter_vmap(function, in_axes={name: None})(MATRIX, MATRIX)
 
 
 @both

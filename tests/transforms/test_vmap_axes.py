@@ -137,6 +137,15 @@ def test_an_axis_of_size_zero_is_mapped(eqx):
     assert eqx.filter_vmap(lambda x: x.sum())(jnp.ones((0, 3))).shape == (0,)
 
 
+@pytest.mark.parametrize(
+    ("axes", "expected"), [(None, [7, 8]), ((0, None), [4, 6])], ids=["one", "each"]
+)
+def test_the_axes_of_variadic_arguments_are_given_by_one_name(axes, expected):
+    added = eqxlike.filter_vmap(lambda x, *others: x + sum(others), in_axes={"others": axes})
+    x, y = jnp.arange(2), jnp.array(3) if axes is None else jnp.arange(2)
+    assert added(x, y, jnp.array(4)).tolist() == expected
+
+
 # --- out_axes -----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,155 @@
+"""Python functions of any arguments, called from compiled code."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.dtypes import canonicalize_dtype
+from jaxtyping import PyTree
+
+from .._compat import Tracer
+from .._partition import split
+from .._pytree import is_array, tree_pformat
+from ._trace import is_array_or_struct
+from ._wrapping import check_callable
+
+
+def filter_pure_callback(
+    callback: Callable[..., Any],
+    *args: Any,
+    result_shape_dtypes: PyTree[jax.ShapeDtypeStruct | Any],
+    sharding: jax.sharding.Sharding | None = None,
+    vmap_method: str | None = None,
+    vectorized: bool | None = None,
+    **kwargs: Any,
+) -> PyTree:
+    """Calls a Python function of any arguments from compiled code, as `jax.pure_callback`.
+
+    **Arguments:**
+
+    - `callback`: a pure function, called with `*args` and `**kwargs`, any number of times. It
+        receives arrays as JAX arrays, typed keys as their data, and what is no array as it is.
+    - `*args`, `**kwargs`: any pytrees.
+    - `result_shape_dtypes`: the form of the result: a pytree with a `jax.ShapeDtypeStruct`, or an
+        array like it, for each array, and each other leaf as the callback returns it.
+    - `sharding`: on which device the callback is called, as in `jax.pure_callback`.
+    - `vmap_method`: what `jax.vmap` does, as in `jax.pure_callback`: `"sequential"` calls the
+        callback once for each index; `"expand_dims"` and `"broadcast_all"` call it with batches,
+        and the arrays that it returns must be batches too.
+    - `vectorized`: the older form of `vmap_method`: `True` for `"legacy_vectorized"`, `False` for
+        `"sequential"`.
+
+    **Returns:** a pytree of the form `result_shape_dtypes`.
+
+    **Raises:** `ValueError` if both `vmap_method` and `vectorized` are given, and for an unknown
+    `vmap_method`; where it is differentiated, `ValueError`: wrap it in `jax.custom_jvp` or
+    `filter_custom_vjp`. When called, `jax.errors.JaxRuntimeError` with the traceback of what the
+    callback raised, or with the path in its result at which another structure, shape, dtype or
+    static value came than was expected.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp, numpy as np
+        >>> @eqx.filter_jit
+        ... def sort(x, order):
+        ...     return eqx.filter_pure_callback(
+        ...         lambda x, order: np.sort(x)[:: 1 if order == "up" else -1], x, order,
+        ...         result_shape_dtypes=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        ...     )
+        >>> print(sort(jnp.array([2, 3, 1]), "down"))
+        [3 2 1]
+    """
+    check_callable(callback, "filter_pure_callback")
+    if vectorized is not None:
+        if vmap_method is not None:
+            raise ValueError(
+                "`filter_pure_callback` takes `vmap_method` or its older form `vectorized`, not "
+                f"both; it got {vmap_method!r} and {vectorized!r}."
+            )
+        vmap_method = "legacy_vectorized" if vectorized else "sequential"
+    arrays, call_rest = split((args, kwargs))
+    # Under `jax.vmap`, what is passed gets further axes: arrays that the callback holds are passed
+    # only if there is no other way.
+    traced, callback_rest = split(callback, lambda leaf: isinstance(leaf, Tracer))
+    operands = [_without_key_dtype(array) for array in (*traced, *arrays)]
+    ranks = [operand.ndim for operand in operands]
+    # Held for as long as the compiled function: nothing in it may be a tracer.
+    expected = jtu.tree_map(_as_struct, result_shape_dtypes)
+    structs, result_rest = split(expected, is_array_or_struct)
+
+    def of_arrays(*operands: Any) -> list[np.ndarray]:
+        args, kwargs = call_rest.merge(operands[len(traced) :])
+        returned = callback_rest.merge(operands[: len(traced)])(*args, **kwargs)
+        mapped = (
+            operand.shape[: operand.ndim - rank]
+            for operand, rank in zip(operands, ranks, strict=True)
+        )
+        return _checked(returned, expected, np.broadcast_shapes(*mapped))
+
+    options = {} if sharding is None else {"sharding": sharding}
+    results = jax.pure_callback(of_arrays, structs, *operands, vmap_method=vmap_method, **options)
+    return result_rest.merge(results)
+
+
+def _without_key_dtype(array: Any) -> Any:
+    """A typed key as its data, which is what a callback would get in any case."""
+    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(array) if is_key else array
+
+
+def _as_struct(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array(leaf) else leaf
+
+
+def _checked(returned: PyTree, expected: PyTree, mapped: tuple[int, ...]) -> list[np.ndarray]:
+    """The arrays of what a callback returned.
+
+    **Arguments:**
+
+    - `mapped`: the sizes of the axes that each array has in front of those expected.
+
+    **Raises:** `ValueError` if what was returned is not as expected.
+    """
+    if jtu.tree_structure(returned) != jtu.tree_structure(expected):
+        raise ValueError(_describe_structures(returned, expected))
+    arrays: list[np.ndarray] = []
+    leaves = jtu.tree_leaves(returned)
+    for leaf, (path, wanted) in zip(leaves, jtu.tree_leaves_with_path(expected), strict=True):
+        if isinstance(wanted, jax.ShapeDtypeStruct):
+            wanted = jax.ShapeDtypeStruct((*mapped, *wanted.shape), wanted.dtype)
+            is_as_expected = _is_like(leaf, wanted)
+            arrays.append(np.asarray(leaf))
+        else:
+            is_as_expected = leaf is wanted or (type(leaf) is type(wanted) and leaf == wanted)
+        if not is_as_expected:
+            raise ValueError(
+                f"The callback returned {tree_pformat(leaf)} as result{jtu.keystr(path)}; expected "
+                f"was {tree_pformat(wanted, struct_as_array=True)}, as `result_shape_dtypes` says."
+            )
+    return arrays
+
+
+def _is_like(leaf: Any, struct: jax.ShapeDtypeStruct) -> bool:
+    """Whether JAX takes `leaf` for such an array: it makes `float32` of `float64` itself."""
+    if not is_array(leaf) and not isinstance(leaf, bool | int | float | complex):
+        return False
+    array = np.asarray(leaf)
+    return array.shape == struct.shape and canonicalize_dtype(array.dtype) == struct.dtype
+
+
+def _describe_structures(returned: PyTree, expected: PyTree) -> str:
+    came, wanted = (
+        {jtu.keystr(path) for path, _ in jtu.tree_leaves_with_path(tree)}
+        for tree in (returned, expected)
+    )
+    message = (
+        "The callback returned another structure than `result_shape_dtypes` says. Expected was "
+        f"{tree_pformat(expected, struct_as_array=True)}; it returned {tree_pformat(returned)}."
+    )
+    for what, paths in (("Missing", wanted - came), ("Not expected", came - wanted)):
+        if paths:
+            message += f" {what}: {', '.join(f'result{path}' for path in sorted(paths))}."
+    return message

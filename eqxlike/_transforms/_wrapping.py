@@ -1,0 +1,63 @@
+"""What transformed functions have in common."""
+
+from typing import Any, NamedTuple
+
+from .._module import Wrapper, bind
+
+MISSING: Any = object()
+"""In the place of a function: what was called is a decorator with arguments."""
+
+
+class TransformedFunction(Wrapper):
+    """Base of what a transformation returns for a function: a pytree with the function inside.
+
+    It shows the metadata of the function, and in the body of a class it becomes a method.
+    """
+
+    _function: Any
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._function
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else bind(self, instance)  # pyright: ignore
+
+
+class Call(NamedTuple):
+    """The arguments of a call as one tree, in which paths are those that users know."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def check_callable(fun: Any, transform: str) -> None:
+    """Raises `TypeError` unless `fun` can be called."""
+    if not callable(fun):
+        raise TypeError(f"{fun!r} is not a callable object: `{transform}` expects a function.")
+
+
+def differentiated_and_others(args: tuple[Any, ...], transform: str) -> tuple[Any, tuple[Any, ...]]:
+    """The first argument and the others; `TypeError` if there is none."""
+    if not args:
+        raise TypeError(
+            f"Functions wrapped with `eqxlike.{transform}` must have their first argument passed "
+            "by position, not keyword. (This is the argument that is differentiated.)"
+        )
+    return args[0], args[1:]
+
+
+def value_and_aux(outcome: Any, has_aux: bool, function: Any) -> tuple[Any, Any]:
+    """What `function` returned, apart into what is differentiated and the auxiliary output."""
+    if not has_aux:
+        return outcome, None
+    name = getattr(function, "__name__", "the function")
+    return pair(outcome, f"With `has_aux=True`, {name} must return a pair (value, aux)")
+
+
+def pair(returned: Any, expectation: str) -> tuple[Any, Any]:
+    """`returned` if it is a pair; else `TypeError`, with a message that begins by `expectation`."""
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        raise TypeError(f"{expectation}; it returned an object of type {type(returned).__name__}.")
+    first, second = returned
+    return first, second
