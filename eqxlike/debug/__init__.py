@@ -1,0 +1,9 @@
+"""Looking at a program while JAX transforms and runs it."""
+
+from ._announce import announce_transform as announce_transform
+from ._breakpoint import breakpoint_if as breakpoint_if
+from ._dce import inspect_dce as inspect_dce
+from ._dce import store_dce as store_dce
+from ._nan import backward_nan as backward_nan
+from ._traces import assert_max_traces as assert_max_traces
+from ._traces import get_num_traces as get_num_traces

@@ -1,0 +1,229 @@
+"""NaN that only the backward pass meets: where in it they are first seen."""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array, PyTree
+
+from .._partition import Rest, split
+from .._pytree import tree_pformat
+from .._transforms import branched_error_if
+
+Cotangents = list[Array | None]
+Check = Callable[[list[Array], Cotangents], Cotangents]
+
+# The identity of tangents, `operands[num_primals:]`. Transposed it calls `check` with the primals
+# and the cotangents, and returns the latter. As `jax.custom_vjp`, but forward mode works too.
+_carry_p = Primitive("backward_nan")
+_carry_p.multiple_results = True
+
+
+@_carry_p.def_impl
+@_carry_p.def_abstract_eval
+def _tangents(*operands: Any, num_primals: int, check: Check) -> list[Any]:
+    return list(operands[num_primals:])
+
+
+def _lower(_: Any, *operands: Any, num_primals: int, check: Check) -> list[Any]:
+    return list(operands[num_primals:])
+
+
+def _push_forward(
+    operands: Any, tangents: Any, *, num_primals: int, check: Check
+) -> tuple[list[Any], list[Any]]:
+    options = {"num_primals": num_primals, "check": check}
+    primals = operands[:num_primals]
+    second = map(ad.instantiate_zeros, tangents[num_primals:])
+    return _carry_p.bind(*operands, **options), _carry_p.bind(*primals, *second, **options)
+
+
+def _pull_back(
+    cotangents: Any, *operands: Any, num_primals: int, check: Check
+) -> list[Array | None]:
+    # Where JAX knows that it is zero, there is no cotangent to look at.
+    nonzero = [None if type(each) is ad.Zero else each for each in cotangents]
+    checked = check([*operands[:num_primals]], nonzero)
+    return [None] * num_primals + checked
+
+
+def _batch(
+    operands: Any, axes: Any, *, num_primals: int, check: Check
+) -> tuple[list[Array], list[int]]:
+    size = next(
+        operand.shape[axis]
+        for operand, axis in zip(operands, axes, strict=True)
+        if axis is not None
+    )
+    # All of them: which cotangents will be batched is not known yet.
+    batched = [
+        jnp.broadcast_to(operand, (size, *operand.shape))
+        if axis is None
+        else jnp.moveaxis(operand, axis, 0)
+        for operand, axis in zip(operands, axes, strict=True)
+    ]
+    tangents = _carry_p.bind(*batched, num_primals=num_primals, check=jax.vmap(check))
+    return tangents, [0] * len(tangents)
+
+
+ad.primitive_jvps[_carry_p] = _push_forward
+ad.primitive_transposes[_carry_p] = _pull_back
+batching.primitive_batchers[_carry_p] = _batch
+mlir.register_lowering(_carry_p, _lower)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Watch:
+    """One call of `backward_nan`, and one pass over it.
+
+    - `called_at`: where in the user's program.
+    - `rest`: what is no array in the tree.
+    - `num_arrays`: how many arrays there are, and `differentiated`: which of them have a cotangent.
+    """
+
+    name: Any
+    called_at: str
+    terminate: bool
+    rest: Rest
+    num_arrays: int
+    differentiated: list[int]
+
+    def check(self, primals: list[Array], cotangents: Cotangents) -> Cotangents:
+        # Callbacks have no derivatives; without these the cotangents keep theirs.
+        shown = jax.lax.stop_gradient((primals, cotangents))
+        if not self.terminate:
+            jax.debug.callback(self._print, *shown)
+            return cotangents
+        # The error depends on the printing, which so comes first.
+        place = jax.ShapeDtypeStruct((), jnp.int32)
+        first = jax.pure_callback(self._print_and_find, place, *shown, vmap_method="sequential")
+        return branched_error_if(cotangents, first >= 0, jnp.maximum(first, 0), self._messages())
+
+    def _print_and_find(self, primals: list[Any], cotangents: list[Any]) -> np.ndarray:
+        """The place of the first cotangent with NaN, or -1."""
+        self._print(primals, cotangents)
+        has_nan = [_has_nan(cotangent) for cotangent in cotangents]
+        return np.array(has_nan.index(True) if any(has_nan) else -1, np.int32)
+
+    def _print(self, primals: list[Any], cotangents: list[Any]) -> None:
+        of_all: list[Any] = [None] * self.num_arrays
+        for number, cotangent in zip(self.differentiated, cotangents, strict=True):
+            of_all[number] = cotangent
+        lines = [
+            f"   primals={_show(self.rest.merge(primals))}",
+            f"cotangents={_show(self.rest.merge_into(None, of_all))}",
+            *(
+                f"       NaN in cotangents{path}{_locate_nan(cotangent)}"
+                for path, cotangent in zip(self._paths(), cotangents, strict=True)
+                if _has_nan(cotangent)
+            ),
+        ]
+        if self.name is not None:
+            lines.insert(0, f"{self.name}:")
+        print("\n".join(lines))
+
+    def _messages(self) -> list[str]:
+        """What to say of NaN in each of the cotangents."""
+        name = "x" if self.name is None else self.name
+        return [
+            f"`backward_nan` met NaN in the cotangent of {name}{path}, which is printed above. It "
+            f"was called at {self.called_at}. The NaN comes from the derivative of something that "
+            f"is calculated from {name}: another `backward_nan` further on comes closer to it."
+            for path in self._paths()
+        ]
+
+    def _paths(self) -> list[str]:
+        """The paths of the arrays that have a cotangent."""
+        paths = jtu.tree_leaves_with_path(self.rest.merge_into(None, range(self.num_arrays)))
+        return [jtu.keystr(paths[number][0]) for number in self.differentiated]
+
+
+def _has_nan(array: Any) -> bool:
+    return array is not None and bool(np.isnan(np.asarray(array)).any())
+
+
+def _locate_nan(array: Any) -> str:
+    is_nan = np.isnan(np.asarray(array))
+    if is_nan.ndim == 0:
+        return ""
+    first = [int(index) for index in np.argwhere(is_nan)[0]]
+    return f": {is_nan.sum()} of {is_nan.size} elements, the first at {first}"
+
+
+def _show(tree: PyTree) -> str:
+    return tree_pformat(tree, short_arrays=False)
+
+
+def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
+    """The identity; prints the cotangents of `x` in the backward pass, and stops at NaN in them.
+
+    Printed with them are the primals, the values of `x`; under `jax.vmap` once for each member of
+    the batch. Forward passes print nothing.
+
+    **Arguments:**
+
+    - `x`: any pytree. Cotangents of what is not differentiated are printed as `None`.
+    - `name`: if not `None`, is printed above.
+    - `terminate`: whether to raise an error, as `eqxlike.error_if` does, if a cotangent has NaN.
+
+    **Returns:** `x`.
+
+    **Raises:** during the backward pass what `eqxlike.error_if` raises, naming the path in `x` of
+    the first leaf whose cotangent has NaN.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> def norm(x):
+        ...     square = eqx.debug.backward_nan(jnp.sum(x**2), name="square", terminate=False)
+        ...     return jnp.where(square > 0, jnp.sqrt(square), 0.0)
+        >>> gradient = jax.grad(norm)(jnp.zeros(2))
+        square:
+           primals=Array(0., dtype=float32)
+        cotangents=Array(nan, dtype=float32)
+               NaN in cotangents
+    """
+    arrays, rest = split(x)
+    code, line = sys._getframe(1).f_code, sys._getframe(1).f_lineno
+    called_at = f"{code.co_filename}:{line} in {code.co_qualname}"
+
+    @jax.custom_jvp
+    def identity(arrays: list[Array]) -> list[Array]:
+        return arrays
+
+    def push_forward(primals: Any, tangents: Any) -> tuple[list[Array], list[Any]]:
+        ((arrays,), (tangents,)) = primals, tangents
+        tangents = list(tangents)
+        differentiated = [n for n, tangent in enumerate(tangents) if _is_nonzero(tangent)]
+        shown = [_without_key_dtype(array) for array in arrays]
+        watch = _Watch(name, called_at, terminate, rest, len(arrays), differentiated)
+        watched = _carry_p.bind(
+            *shown,
+            *(tangents[number] for number in differentiated),
+            num_primals=len(shown),
+            check=watch.check,
+        )
+        for number, tangent in zip(differentiated, watched, strict=True):
+            tangents[number] = tangent
+        return identity(arrays), tangents
+
+    identity.defjvp(push_forward, symbolic_zeros=True)
+    return rest.merge(identity(arrays))
+
+
+def _is_nonzero(tangent: Any) -> bool:
+    """Whether JAX does not know it to be zero; those of integers it always does."""
+    return type(tangent) is not SymbolicZero and tangent.dtype != jax.dtypes.float0
+
+
+def _without_key_dtype(array: Array) -> Array:
+    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(array) if is_key else array

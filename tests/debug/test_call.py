@@ -1,0 +1,160 @@
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import optax
+import pytest
+
+import eqxlike
+from eqxlike.debug._call import describe_call, describe_changes
+
+
+def call(function, *args, **kwargs):
+    return describe_call(function, args, kwargs)
+
+
+def take(x, *args, key=None, **kwargs):
+    return x
+
+
+def changes(before, after):
+    """What differs between two values of the parameter `x`."""
+    return describe_changes(call(take, before), call(take, after))
+
+
+class Model(eqxlike.Module):
+    weight: jax.Array
+    bias: jax.Array | None
+    size: int = eqxlike.field(static=True)
+
+    def apply(self, x):
+        return x
+
+
+@jtu.register_pytree_node_class
+@dataclasses.dataclass
+class Foreign:
+    child: int
+    note: str
+
+    def tree_flatten(self):
+        return (self.child,), self.note
+
+    @classmethod
+    def tree_unflatten(cls, note, children):
+        return cls(*children, note)
+
+
+def model(size=2):
+    return Model(jnp.ones(size), None, size)
+
+
+def test_arguments_go_by_the_names_of_their_parameters():
+    described = call(take, 1, 2, key=3, other=4)
+    assert described == {
+        "x": "1",
+        "args": "tuple",
+        "args[0]": "2",
+        "key": "3",
+        "kwargs": "dict",
+        "kwargs['other']": "4",
+    }
+
+
+def test_how_a_call_is_spelled_makes_no_difference():
+    def function(x, y):
+        return x
+
+    assert call(function, 1, 2) == call(function, y=2, x=1)
+
+
+@pytest.mark.parametrize("function", [max, lambda: None], ids=["no-signature", "other-signature"])
+def test_arguments_that_have_no_names_go_by_their_places(function):
+    described = call(function, "a", b=3)
+    assert (described["args[0]"], described["kwargs['b']"]) == ("'a'", "3")
+
+
+@pytest.mark.parametrize("bound", [lambda: model().apply, lambda: model()], ids=["method", "call"])
+def test_what_the_function_holds_goes_by_self(bound):
+    described = call(bound(), 1)
+    assert described["self"] == "Model"
+    assert (described["self.weight"], described["self.size"]) == ("f32[2]", "2")
+
+
+def test_arguments_bound_by_a_partial_are_described():
+    assert call(functools.partial(take, 1, key=3), 2)["args[0]"] == "2"
+
+
+LEAVES = {
+    "shape": (jnp.ones(2), jnp.ones((2, 3)), "f32[2] then f32[2,3]"),
+    "dtype": (jnp.ones(2), jnp.ones(2, jnp.bfloat16), "f32[2] then bf16[2]"),
+    "weak-type": (jnp.array(1.0), jnp.float32(1), "weak_f32[] then f32[]"),
+    "numpy": (np.ones(2, np.int32), jnp.ones(2, int), "i32[2](numpy) then i32[2]"),
+    "key": (jax.random.key(0), jnp.ones(()), "key<fry>[] then f32[]"),
+    "number": (1, 2, "1 then 2"),
+    "type-of-number": (1, 1.0, "1 then 1.0"),
+    "text": ("a", None, "'a' then None"),
+    "leaf-to-node": (1, (1,), "1 then tuple"),
+    "nodes": ([], {}, "list then dict"),
+    "named-tuple": (optax.EmptyState(), (), "EmptyState then tuple"),
+    "other-node": (Foreign(1, "a"), Foreign(1, "b"), "Foreign with 'a' then Foreign with 'b'"),
+}
+
+
+@pytest.mark.parametrize("case", LEAVES)
+def test_a_change_is_said_at_its_path(case):
+    before, after, message = LEAVES[case]
+    assert changes(before, after)[0] == f"x: {message}"
+
+
+def test_values_of_arrays_make_no_difference():
+    assert changes(jnp.ones(2), jnp.zeros(2)) == []
+
+
+def test_two_functions_of_one_name_are_told_apart():
+    (line,) = changes(*(eval("lambda: None") for _ in range(2)))
+    assert line.count("<function <lambda> at 0x") == 2
+
+
+def test_the_path_leads_through_the_tree():
+    before = {"models": [model()], "step": 3}
+    after = {"models": [model()], "step": 4}
+    assert changes(before, after) == ["x['step']: 3 then 4"]
+
+
+def test_static_fields_and_leaves_of_modules_have_paths():
+    assert changes([model(2)], [model(3)]) == [
+        "x[0].size: 2 then 3",
+        "x[0].weight: f32[2] then f32[3]",
+    ]
+
+
+def test_what_is_there_in_one_call_alone_is_absent_in_the_other():
+    assert changes({"a": 1}, {"b": 2}) == ["x['a']: 1 then absent", "x['b']: absent then 2"]
+
+
+def test_text_is_cut_to_a_length():
+    (line,) = changes("a" * 1000, "b")
+    assert line.endswith("aaa... then 'b'")
+    assert len(line) < 300
+
+
+def test_a_sharding_that_is_part_of_the_type_is_said():
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+    sharded = jax.device_put(jnp.ones(2), jax.NamedSharding(mesh, jax.P("i")))
+    assert changes(jnp.ones(2), sharded) == ["x: f32[2] then f32[2] sharded over i"]
+
+
+def test_tracers_are_described_as_what_they_stand_for():
+    described = []
+
+    @jax.jit
+    def function(x):
+        described.append(call(take, x))
+        return x
+
+    function(jnp.ones(2))
+    assert described == [{"x": "f32[2]"}]

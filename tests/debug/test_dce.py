@@ -1,0 +1,241 @@
+"""Where a test takes `eqx`, the same program holds on Equinox, whose behaviour is the measure."""
+
+import gc
+import threading
+import weakref
+
+import equinox
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxlike
+from eqxlike.debug import inspect_dce, store_dce
+
+both = pytest.mark.parametrize(
+    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
+)
+
+X = jnp.arange(3.0)
+N = jnp.arange(3)
+
+
+def over(store, then):
+    """A function that stores two arrays, of which `then` uses what it likes."""
+    return lambda x: then(store((x, x + 1)))
+
+
+def first(stored):
+    return stored[0]
+
+
+# From the storing identity to a function of one array, and the array.
+PROGRAMS = {
+    "one-used": (lambda store: over(store, first), X),
+    "both-used": (lambda store: over(store, lambda stored: stored[0] * stored[1]), X),
+    "none-used": (lambda store: lambda x: (store((x, x + 1)), x)[1], X),
+    "times-zero": (lambda store: over(store, lambda stored: 0 * stored[0] + stored[1]), N),
+    "where-true": (lambda store: over(store, lambda stored: jnp.where(True, *stored)), X),
+    "booleans": (lambda store: lambda x: store((x > 0, x < 0))[1], X),
+    "vmap": (lambda store: jax.vmap(over(store, first)), X),
+    "scan": (
+        lambda store: (
+            lambda x: jax.lax.scan(lambda carry, y: (carry + store((y, y + 1))[0], None), 0.0, x)
+        ),
+        X,
+    ),
+    "dead-scan": (
+        lambda store: (
+            lambda x: (
+                jax.lax.scan(lambda carry, y: (carry + store((y, y + 1))[0], None), 0.0, x),
+                x,
+            )[1]
+        ),
+        X,
+    ),
+    "while": (
+        lambda store: (
+            lambda x: jax.lax.while_loop(lambda y: y < 3, over(store, lambda s: s[1]), x - 1)
+        ),
+        jnp.array(1),
+    ),
+    "cond": (lambda store: lambda x: jax.lax.cond(x[0] == 0, over(store, first), jnp.sin, x), X),
+    "tree": (
+        lambda store: lambda x: store({"a": [x, None], "b": "text", "c": 3, "d": x - 1})["d"],
+        X,
+    ),
+    "no-array": (lambda store: lambda x: (store("text"), x)[1], X),
+}
+
+
+def printed(capsys, library, name):
+    library.debug.inspect_dce(name)
+    return capsys.readouterr().out.replace("equinox.", "eqxlike.")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_prints_what_equinox_prints(capsys, program):
+    make, x = PROGRAMS[program]
+    texts, outcomes = [], []
+    for library in (eqxlike, equinox):
+        function = make(lambda tree, library=library: library.debug.store_dce(tree, program))
+        outcomes.append(jax.block_until_ready(jax.jit(function)(x)))
+        texts.append(printed(capsys, library, program))
+    assert texts[0] == texts[1]
+    assert eqxlike.tree_equal(*outcomes)
+
+
+@both
+def test_prints_modules(capsys, eqx):
+    class Pair(eqx.Module):
+        used: jax.Array
+        unused: jax.Array
+        name: str
+
+    jax.block_until_ready(
+        eqx.filter_jit(lambda pair: eqx.debug.store_dce(pair, "module").used)(Pair(X, X, "s"))
+    )
+    text = printed(capsys, eqx, "module")
+    assert text.endswith("Pair(used=f32[3], unused=<DCE'd>, name='s')\n")
+
+
+@both
+def test_a_name_that_was_not_stored_has_no_entries(capsys, eqx):
+    text = printed(capsys, eqx, "nobody")
+    assert text == "Found 0 calls to `eqxlike.debug.store_dce`.\n"
+
+
+@both
+def test_the_name_may_be_left_out(capsys, eqx):
+    jax.block_until_ready(jax.jit(lambda x: eqx.debug.store_dce(x))(X))
+    assert "f32[3]" in printed(capsys, eqx, None)
+
+
+@both
+def test_outside_of_a_jit_nothing_can_be_stored(eqx):
+    with pytest.raises(RuntimeError, match="should be used inside of"):
+        eqx.debug.store_dce(X)
+    with pytest.raises(RuntimeError, match="should be used inside of"):
+        jax.vmap(eqx.debug.store_dce)(X)
+
+
+@both
+def test_inside_of_a_jit_nothing_can_be_printed(eqx):
+    with pytest.raises(RuntimeError, match="should be used outside of"):
+        jax.jit(lambda x: (eqx.debug.inspect_dce(), x)[1])(X)
+
+
+@both
+def test_a_name_must_be_hashable(eqx):
+    with pytest.raises(TypeError, match="unhashable type: 'list'"):
+        jax.jit(lambda x: eqx.debug.store_dce(x, ["name"]))(X)
+    with pytest.raises(TypeError, match="unhashable type: 'list'"):
+        eqx.debug.inspect_dce(["name"])
+
+
+# --- beyond Equinox -----------------------------------------------------------------------------
+
+
+def entries_of(capsys, name):
+    inspect_dce(name)
+    return [each.split(":\n", 1)[1] for each in capsys.readouterr().out.split("Entry ")[1:]]
+
+
+def test_each_trace_is_an_entry(capsys):
+    function = jax.jit(over(lambda tree: store_dce(tree, "traces"), first))
+    for size in (2, 2, 3):
+        function(jnp.ones(size))
+    assert entries_of(capsys, "traces") == ["(f32[2], <DCE'd>)\n", "(f32[3], <DCE'd>)\n"]
+
+
+def test_two_calls_in_one_program_are_two_entries(capsys):
+    def function(x):
+        one = store_dce((x, x + 1), "twice")
+        return store_dce((one[0], x + 2), "twice")[1]
+
+    jax.jit(function)(X)
+    assert entries_of(capsys, "twice") == ["(<DCE'd>, <DCE'd>)\n", "(<DCE'd>, f32[3])\n"]
+
+
+def test_what_has_not_run_says_so(capsys):
+    store = lambda tree: store_dce(tree, "not run")
+    jax.jit(over(store, first)).lower(X)
+    jax.jit(lambda x: jax.lax.cond(x[0] > 0, over(store, first), jnp.sin, x))(X)
+    assert entries_of(capsys, "not run") == ["<not run>\n", "<not run>\n"]
+
+
+def test_inspect_waits_for_a_program_that_is_still_running(capsys):
+    begin = threading.Event()
+
+    def wait(x):
+        begin.wait(timeout=60)
+        return x
+
+    def function(x):
+        x = jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return store_dce((x, x + 1), "waits")[0]
+
+    jax.jit(function)(X)
+    threading.Timer(0.1, begin.set).start()
+    assert entries_of(capsys, "waits") == ["(f32[3], <DCE'd>)\n"]
+
+
+def test_gradients_pass(capsys):
+    function = over(lambda tree: store_dce(tree, "gradient"), lambda stored: (stored[0] ** 2).sum())
+    gradient = jax.jit(jax.grad(function))(X)
+    assert gradient.tolist() == [0, 2, 4]
+    assert entries_of(capsys, "gradient") == ["(f32[3], <DCE'd>)\n"]
+
+
+def test_what_a_gradient_does_not_need_is_removed(capsys):
+    jax.jit(jax.grad(lambda x: store_dce(3 * x, "linear")))(2.0)
+    assert entries_of(capsys, "linear") == ["<DCE'd>\n"]
+
+
+def test_keys_and_numpy_arrays_are_arrays(capsys):
+    tree = {"key": jax.random.key(0), "numpy": np.ones(2)}
+    jax.jit(lambda x: store_dce(tree, "kinds")["key"])(X)
+    assert entries_of(capsys, "kinds") == ["{'key': key<fry>[], 'numpy': <DCE'd>}\n"]
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_constant_that_is_used_is_not_taken_for_removed(value, capsys):
+    name = f"constant {value}"
+    jax.jit(lambda x: store_dce((jnp.full(3, value), x), name)[0])(X)
+    assert entries_of(capsys, name) == ["(i32[3], <DCE'd>)\n"]
+
+
+def test_weak_types_stay():
+    assert jax.jit(store_dce)(1.0).weak_type
+
+
+def test_sharded_arrays_stay_where_they_are():
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jax.device_put(jnp.arange(4), jax.NamedSharding(mesh, jax.P("x")))
+    stored = jax.jit(store_dce)(x)
+    assert stored.tolist() == [0, 1, 2, 3]
+    assert stored.sharding.is_equivalent_to(x.sharding, 1)
+
+
+def test_leaves_are_not_kept_alive():
+    class Leaf:
+        pass
+
+    leaf = Leaf()
+    reference = weakref.ref(leaf)
+
+    def run(leaf):
+        jax.jit(lambda x: store_dce((x, leaf), "alive")[0])(X).block_until_ready()
+
+    run(leaf)
+    del leaf
+    jax.effects_barrier()
+    gc.collect()
+    assert reference() is None
+
+
+def test_leaks_no_tracers(capsys):
+    with jax.checking_leaks():
+        jax.jit(over(lambda tree: store_dce(tree, "leak"), first))(X)
+    assert entries_of(capsys, "leak") == ["(f32[3], <DCE'd>)\n"]
