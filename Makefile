@@ -10,11 +10,12 @@ python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench profile lint format types clean
+.PHONY: help demo test test-pytorch bench profile lint format types clean
 
 help:
 	@echo "make demo      the Bayesian networks on real data, with what filter_jit costs beside them"
 	@echo "make test      the whole test suite"
+	@echo "make test-pytorch  the layers beside PyTorch's"
 	@echo "make bench     filter_jit side by side with jax.jit, Equinox and NNX"
 	@echo "make profile   where the time of a call goes"
 	@echo "make lint      ruff, format and rules (make format applies them)"
@@ -29,6 +30,10 @@ demo:
 test:
 	@.ci/setup test dev
 	@$(python) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+
+test-pytorch:
+	@.ci/setup pytorch
+	@$(python) -m pytest -n auto --maxprocesses 4 tests/pytorch $(ARGS)
 
 bench:
 	@.ci/setup peers test dev

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pathlib
 import zlib
 from collections.abc import Callable
 
@@ -23,6 +24,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # same examples, so that a failure belongs to the change at hand.
 hypothesis.settings.register_profile("eqxlike", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("eqxlike")
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """Leaves out `tests/pytorch`, which needs an extra of its own, unless it is asked for."""
+    is_asked_for = any("pytorch" in arg for arg in config.args)
+    return True if collection_path.name == "pytorch" and not is_asked_for else None
 
 
 @pytest.fixture
