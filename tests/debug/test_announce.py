@@ -60,8 +60,11 @@ def lines_of(library, program, name, intermediates):
     return lines, outcome
 
 
-@pytest.mark.parametrize("intermediates", [False, True], ids=["ends", "intermediates"])
-@pytest.mark.parametrize("program", PROGRAMS)
+CASES = [(program, True) for program in PROGRAMS]
+CASES += [(program, False) for program in ("eager", "jit-vmap-vmap", "jvp", "jit-hessian")]
+
+
+@pytest.mark.parametrize(("program", "intermediates"), CASES)
 def test_announces_what_equinox_announces(program, intermediates):
     # A name of its own: Equinox says nothing of what JAX has remembered from another program.
     name = f"{program}-{intermediates}"
