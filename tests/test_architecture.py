@@ -44,9 +44,15 @@ LAYERS = {
 FORBIDDEN = {"train": {"nn", "bayes"}}
 
 # A family of layers imports none of its siblings, but for what all share: helpers, in which no
-# layer is defined, and `Linear` and `Dropout`, which networks are made of.
-HELPERS_OF_NN = {"_init", "_inputs", "_paths", "_windows"}
-SHARED_IN_NN = HELPERS_OF_NN | {"_dropout", "_linear"}
+# layer is defined; `Linear` and `Dropout`, which networks are made of; freezing, which a layer does
+# to what it is made of; and the base of layers with random weights.
+HELPERS_OF_NN = {"_gaussian", "_init", "_inputs", "_paths", "_replace", "_table", "_windows"}
+SHARED_IN_NN = HELPERS_OF_NN | {"_dropout", "_freeze", "_linear", "_posterior"}
+# What makes one layer out of another knows both.
+MADE_FROM = {
+    "nn/_bayesian_conv.py": {"_conv"},
+    "nn/_to_bayesian.py": {"_bayesian", "_bayesian_conv", "_conv"},
+}
 
 CORE = {"jax", "jaxlib", "jaxtyping", "numpy", "optax", "wadler_lindig"}
 # Imported inside the function that needs them: without them the rest of the package works.
@@ -143,7 +149,8 @@ def _sibling_family(path: str, imported: Import) -> str | None:
     if path == "nn/__init__.py":
         return None
     siblings = imported.module[2:3] or imported.names
-    return next((name for name in siblings if name not in SHARED_IN_NN), None)
+    known = SHARED_IN_NN | MADE_FROM.get(path, set())
+    return next((name for name in siblings if name not in known), None)
 
 
 def _outer_problems(path: str, imported: Import) -> Iterator[str]:

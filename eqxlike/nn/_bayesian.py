@@ -2,33 +2,42 @@
 
 import functools
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._module import Module, field
 from .._pytree import tree_at
 from .._transforms import filter_eval_shape
+from ._gaussian import (
+    check_key,
+    check_real_floating,
+    draw_gaussian,
+    draw_noise,
+    gaussian_kl,
+    rho_for,
+)
 from ._init import (
+    Parameter,
     check_depth,
-    check_input,
     check_scale,
+    draw,
     fan_in_limit,
     feature_count,
-    log_softplus,
+    feature_shape,
     parameter_dtype,
-    uniform,
-    wider,
+    split_key,
 )
+from ._inputs import check_input
 from ._linear import Linear
+from ._posterior import BayesianLayer
 
 
-class BayesianLinear(Module):
+class BayesianLinear(BayesianLayer):
     """An affine map with independent Gaussian weights: a mean-field variational layer.
 
     Posterior: each weight is N(m, s^2) with `s = softplus(rho)`. Prior: weights N(0, prior_scale^2
@@ -95,26 +104,59 @@ class BayesianLinear(Module):
         in_size = feature_count(in_features, "in_features")
         out_size = feature_count(out_features, "out_features")
         dtype = parameter_dtype(dtype)
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(f"BayesianLinear needs a real floating dtype, got {dtype}.")
+        check_real_floating(dtype, "BayesianLinear")
         check_scale("prior_scale", prior_scale)
         check_scale("posterior_scale", posterior_scale)
         limit = fan_in_limit(in_size)
-
-        def rho(shape: tuple[int, ...], scale: float) -> Array:
-            return jnp.full(shape, scale + math.log(-math.expm1(-scale)), dtype)
-
-        weight_key, bias_key = jr.split(key)
         weight_shape, bias_shape = (out_size, in_size), (out_size,)
-        self.weight_mean = uniform(weight_key, weight_shape, dtype, limit)
-        self.weight_rho = rho(weight_shape, posterior_scale * limit)
-        self.bias_mean = uniform(bias_key, bias_shape, dtype, limit) if use_bias else None
-        self.bias_rho = rho(bias_shape, posterior_scale) if use_bias else None
+        self.weight_mean, self.bias_mean = draw(
+            key,
+            Parameter(weight_shape, dtype, limit),
+            Parameter(bias_shape, dtype, limit) if use_bias else None,
+        )
+        self.weight_rho = rho_for(posterior_scale * limit, weight_shape, dtype)
+        self.bias_rho = rho_for(posterior_scale, bias_shape, dtype) if use_bias else None
         self.prior_scale = prior_scale
         self.inference = inference
         self.in_features = in_features
         self.out_features = out_features
         self.use_bias = use_bias
+
+    @classmethod
+    def around(
+        cls,
+        linear: Linear,
+        *,
+        prior_scale: float | Float[Array, ""] = 1.0,
+        posterior_scale: float = 0.1,
+        inference: bool = False,
+    ) -> "BayesianLinear":
+        """**Returns:** the layer whose means are the weights of `linear`; scales as above."""
+        # The form of a layer without its initial values, which nobody would read.
+        layer = filter_eval_shape(
+            cls,
+            linear.in_features,
+            linear.out_features,
+            linear.bias is not None,
+            linear.weight.dtype,
+            prior_scale=prior_scale,
+            posterior_scale=posterior_scale,
+            inference=inference,
+            key=jr.key(0),
+        )
+        weight, bias = linear.weight, linear.bias
+        limit = fan_in_limit(feature_count(linear.in_features, "in_features"))
+        values = {
+            "prior_scale": prior_scale,
+            "weight_mean": weight,
+            "weight_rho": rho_for(posterior_scale * limit, weight.shape, weight.dtype),
+        }
+        if bias is not None:
+            values["bias_mean"] = bias
+            values["bias_rho"] = rho_for(posterior_scale, bias.shape, bias.dtype)
+        return tree_at(
+            lambda layer: [getattr(layer, name) for name in values], layer, list(values.values())
+        )
 
     @property
     def weight_prior_scale(self) -> Float[Array, ""]:
@@ -141,7 +183,7 @@ class BayesianLinear(Module):
         **Raises:** `ValueError` if `x` has another shape, `RuntimeError` if a key is needed and
         none came.
         """
-        check_input("BayesianLinear", x, self.in_features)
+        check_input(self, x, feature_shape(self.in_features))
         if self.in_features == "scalar":
             x = jnp.reshape(x, (1,))
         y = self.weight_mean @ x
@@ -152,19 +194,11 @@ class BayesianLinear(Module):
         return jnp.squeeze(y) if self.out_features == "scalar" else y
 
     def _noise(self, x: Float[Array, " in_size"], key: PRNGKeyArray | None) -> Array:
-        if key is None:
-            raise RuntimeError(
-                "BayesianLinear needs a key outside inference mode: write `layer(x, key=key)`, use "
-                "the posterior mean with `nn.inference_mode(model)`, or draw a network with "
-                "`nn.sample_posterior(model, key)`."
-            )
+        key = check_key(key, "BayesianLinear")
         variance = jax.nn.softplus(self.weight_rho) ** 2 @ x**2
         if self.bias_rho is not None:
             variance = variance + jax.nn.softplus(self.bias_rho) ** 2
-        # A layer without bias has variance 0 at x = 0, where the gradient of the root is infinite.
-        is_positive = variance > 0
-        scale = jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, variance, 1)), 0)
-        return scale * jr.normal(key, scale.shape, scale.dtype)
+        return draw_noise(key, variance)
 
     def kl(self) -> Float[Array, ""]:
         """KL(posterior || prior), summed over weights and biases, in closed form.
@@ -173,13 +207,6 @@ class BayesianLinear(Module):
 
         **Returns:** shape `()`, at least float32: a sum over many weights loses digits in less.
         """
-        dtype = wider(self.weight_mean.dtype, jnp.dtype(jnp.float32))
-
-        def gaussian_kl(mean: Array, rho: Array, prior: Array) -> Array:
-            mean, rho, prior = mean.astype(dtype), rho.astype(dtype), prior.astype(dtype)
-            ratio = (jax.nn.softplus(rho) / prior) ** 2 + (mean / prior) ** 2
-            return jnp.sum(jnp.log(prior) - log_softplus(rho) + (ratio - 1) / 2)
-
         kl = gaussian_kl(self.weight_mean, self.weight_rho, self.weight_prior_scale)
         if self.bias_mean is not None and self.bias_rho is not None:
             kl = kl + gaussian_kl(self.bias_mean, self.bias_rho, self.bias_prior_scale)
@@ -188,62 +215,15 @@ class BayesianLinear(Module):
     def sample(self, key: PRNGKeyArray) -> Linear:
         """**Returns:** a `Linear` with weights and biases drawn from the posterior."""
         weight_key, bias_key = jr.split(key)
-
-        def draw(key: PRNGKeyArray, mean: Array, rho: Array) -> Array:
-            return mean + jax.nn.softplus(rho) * jr.normal(key, mean.shape, mean.dtype)
-
         # The form of a layer without its initial values, which nobody would read.
         layer = filter_eval_shape(
             Linear, self.in_features, self.out_features, self.use_bias, key=key
         )
-        weight = draw(weight_key, self.weight_mean, self.weight_rho)
+        weight = draw_gaussian(weight_key, self.weight_mean, self.weight_rho)
         if self.bias_mean is None or self.bias_rho is None:
             return tree_at(lambda layer: layer.weight, layer, weight)
-        bias = draw(bias_key, self.bias_mean, self.bias_rho)
+        bias = draw_gaussian(bias_key, self.bias_mean, self.bias_rho)
         return tree_at(lambda layer: (layer.weight, layer.bias), layer, (weight, bias))
-
-
-def _is_bayesian(node: Any) -> bool:
-    return isinstance(node, BayesianLinear)
-
-
-def kl_divergence(model: PyTree) -> Float[Array, ""]:
-    """KL(posterior || prior) summed over every `BayesianLinear` in a pytree.
-
-    **Returns:** shape `()`; zero if there is none.
-
-    >>> import jax
-    >>> float(kl_divergence({"plain": Linear(2, 2, key=jax.random.key(0))}))
-    0.0
-    """
-    nodes = jax.tree_util.tree_leaves(model, is_leaf=_is_bayesian)
-    total = jnp.zeros((), jnp.float32)
-    for term in (node.kl() for node in nodes if _is_bayesian(node)):
-        dtype = wider(total.dtype, term.dtype)
-        total = total.astype(dtype) + term.astype(dtype)
-    return total
-
-
-def sample_posterior(model: PyTree, key: PRNGKeyArray) -> PyTree:
-    """Draws a network: every `BayesianLinear` in a pytree becomes a `Linear` with weights drawn
-    from it.
-
-    **Arguments:**
-
-    - `model`: any pytree; what is not a `BayesianLinear` stays.
-    - `key`: split into one key for each `BayesianLinear`.
-
-    **Returns:** a model that gives the same output whenever it gets the same input.
-
-    >>> import jax
-    >>> model = BayesianMLP(2, 1, width_size=8, depth=1, key=jax.random.key(0))
-    >>> type(sample_posterior(model, jax.random.key(1)).layers[0]).__name__
-    'Linear'
-    """
-    nodes, treedef = jax.tree_util.tree_flatten(model, is_leaf=_is_bayesian)
-    keys = iter(jr.split(key, max(1, sum(map(_is_bayesian, nodes)))))
-    drawn = [node.sample(next(keys)) if _is_bayesian(node) else node for node in nodes]
-    return jax.tree_util.tree_unflatten(treedef, drawn)
 
 
 class BayesianMLP(Module):
@@ -285,7 +265,7 @@ class BayesianMLP(Module):
             inference=inference,
         )
         sizes = itertools.pairwise((in_size, *[width_size] * depth, out_size))
-        keys = jr.split(key, depth + 1)
+        keys = split_key(key, depth + 1)
         self.layers = tuple(
             make(*pair, key=layer_key) for pair, layer_key in zip(sizes, keys, strict=True)
         )

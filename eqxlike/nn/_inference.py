@@ -42,6 +42,9 @@ def inference_mode(pytree: PyTree, value: bool = True) -> PyTree:
 
     **Returns:** a copy with the flags set.
 
+    **Raises:** what `tree_at` does if an `inference` is no field that it could replace: a property,
+    a method, a class attribute or a static field.
+
     >>> from eqxlike import nn
     >>> model = nn.Sequential([nn.Dropout(), nn.Identity()])
     >>> inference_mode(model)[0].inference
@@ -52,4 +55,14 @@ def inference_mode(pytree: PyTree, value: bool = True) -> PyTree:
     count = len(_flags(pytree))
     if count == 0:
         return pytree
-    return tree_at(_flags, pytree, [value] * count, is_leaf=lambda x: x is None)
+    try:
+        return tree_at(_flags, pytree, [value] * count, is_leaf=lambda x: x is None)
+    except (TypeError, ValueError) as error:
+        error.add_note(
+            "`inference_mode` replaces what stands under the name `inference` in every node that "
+            "has one: it must be an ordinary field, neither static nor a method."
+        )
+        raise
+
+
+tree_inference = inference_mode

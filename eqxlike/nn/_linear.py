@@ -3,11 +3,19 @@
 from typing import Any, Literal, TypeVar
 
 import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
-from ._init import check_input, fan_in_limit, feature_count, parameter_dtype, uniform
+from ._init import (
+    Initializer,
+    Parameter,
+    draw,
+    fan_in_limit,
+    feature_count,
+    feature_shape,
+    parameter_dtype,
+)
+from ._inputs import check_input
 
 T = TypeVar("T")
 
@@ -40,6 +48,8 @@ class Linear(Module):
         use_bias: bool = True,
         dtype: Any = None,
         *,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         key: PRNGKeyArray,
     ):
         """**Arguments:**
@@ -48,6 +58,9 @@ class Linear(Module):
         - `out_features`: length of the output; `"scalar"` for an output of shape `()`.
         - `use_bias`: whether to add a bias.
         - `dtype`: of weight and bias, floating or complex; JAX's default float if `None`.
+        - `weight_init`, `bias_init`: instead of the uniform draw, one of `jax.nn.initializers` or a
+          function of your own, `init(key, shape, dtype)`. For the weight it is called with the
+          shape `(in_size, out_size)`, on which JAX's initializers count their fan-in.
         - `key`: for the initial weight and bias.
 
         **Raises:** `ValueError` for a negative or non-integer size, `TypeError` for an integer
@@ -57,9 +70,11 @@ class Linear(Module):
         out_size = feature_count(out_features, "out_features")
         dtype = parameter_dtype(dtype)
         limit = fan_in_limit(in_size)
-        weight_key, bias_key = jr.split(key)
-        self.weight = uniform(weight_key, (out_size, in_size), dtype, limit)
-        self.bias = uniform(bias_key, (out_size,), dtype, limit) if use_bias else None
+        self.weight, self.bias = draw(
+            key,
+            Parameter((out_size, in_size), dtype, limit, weight_init, inputs_last=True),
+            Parameter((out_size,), dtype, limit, bias_init) if use_bias else None,
+        )
         self.in_features = in_features
         self.out_features = out_features
         self.use_bias = use_bias
@@ -77,7 +92,7 @@ class Linear(Module):
         **Raises:** `ValueError` if `x` has another shape.
         """
         del key
-        check_input("Linear", x, self.in_features)
+        check_input(self, x, feature_shape(self.in_features))
         if self.in_features == "scalar":
             x = jnp.reshape(x, (1,))
         y = self.weight @ x

@@ -1,5 +1,6 @@
 """The multi-layer perceptron."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 from .._module import Module, field
 from .._pytree import combine, is_array, partition
 from .._transforms import filter_vmap
-from ._init import check_depth, feature_count
+from ._init import Initializer, check_depth, feature_count, split_key
 from ._linear import Linear
 
 
@@ -74,6 +75,8 @@ class MLP(Module):
         dtype: Any = None,
         *,
         scan: bool = False,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         key: PRNGKeyArray,
     ):
         """**Arguments:**
@@ -89,6 +92,7 @@ class MLP(Module):
         - `scan`: store the `depth - 1` layers between hidden ones stacked, as one `Linear` whose
           arrays have a leading axis, and apply them by `jax.lax.scan`: compile time does not grow
           with depth.
+        - `weight_init`, `bias_init`: as for `Linear`, for each layer.
         - `key`: for the initial weights; the same key gives the same network with `scan` as
           without.
 
@@ -96,17 +100,23 @@ class MLP(Module):
         """
         feature_count(width_size, "width_size")
         check_depth(depth)
-        keys = jr.split(key, depth + 1)
+
+        def make(in_size: Any, out_size: Any, use_bias: bool, key: PRNGKeyArray) -> Linear:
+            options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
+            return Linear(in_size, out_size, use_bias, dtype, **options)
+
+        first, *others = split_key(key, depth + 1)
         if depth == 0:
-            layers = [Linear(in_size, out_size, use_final_bias, dtype, key=keys[0])]
+            layers = [make(in_size, out_size, use_final_bias, first)]
         else:
-
-            def hidden(key: PRNGKeyArray) -> Linear:
-                return Linear(width_size, width_size, use_bias, dtype, key=key)
-
-            layers = [Linear(in_size, width_size, use_bias, dtype, key=keys[0])]
-            layers += [filter_vmap(hidden)(keys[1:-1])] if scan else map(hidden, keys[1:-1])
-            layers += [Linear(width_size, out_size, use_final_bias, dtype, key=keys[-1])]
+            *between, last = others
+            hidden = functools.partial(make, width_size, width_size, use_bias)
+            layers = [make(in_size, width_size, use_bias, first)]
+            if scan:
+                layers.append(filter_vmap(hidden)(jr.split(key, depth + 1)[1:-1]))
+            else:
+                layers += map(hidden, between)
+            layers += [make(width_size, out_size, use_final_bias, last)]
         self.layers = tuple(layers)
         self.activation = _one_per_unit(activation, (depth, width_size))
         self.final_activation = (

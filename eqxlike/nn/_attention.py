@@ -1,0 +1,232 @@
+"""Multihead attention."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from .._module import Module, field
+from ._dropout import Dropout
+from ._init import Initializer, feature_count, split_key, wider
+from ._inputs import check_input
+from ._linear import Linear
+
+Heads = Float[Array, "seq_length num_heads size"]
+
+
+def _attend(
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    mask: Bool[Array, "#num_heads q_seq kv_seq"] | None,
+    drop: Callable[[Array], Array],
+) -> Heads:
+    """What `jax.nn.dot_product_attention` computes, with dropout, and values of any size."""
+    dtype = wider(query.dtype, jnp.dtype(jnp.float32))
+    logits = jnp.einsum("qhd,khd->hqk", query, key, preferred_element_type=dtype)
+    logits = logits / math.sqrt(query.shape[-1])
+    if mask is not None:
+        logits = jnp.where(mask, logits, jnp.finfo(dtype).min)
+    weights = jax.nn.softmax(logits, axis=-1).astype(value.dtype)
+    return jnp.einsum("hqk,khd->qhd", drop(weights), value)
+
+
+class MultiheadAttention(Module):
+    """Attention of several heads, each with its own projections of query, key and value.
+
+    Vaswani, Shazeer, Parmar, Uszkoreit, Jones, Gomez, Kaiser & Polosukhin (2017), "Attention Is All
+    You Need". Each head computes `softmax(Q K^T / sqrt(qk_size)) V`; the heads, side by side, go
+    through one last projection. The softmax is computed in at least float32.
+
+    >>> import jax, jax.numpy as jnp
+    >>> attention = MultiheadAttention(num_heads=2, query_size=8, key=jax.random.key(0))
+    >>> x = jnp.ones((5, 8))
+    >>> causal = jnp.tril(jnp.ones((5, 5), bool))
+    >>> attention(x, x, x, mask=causal).shape
+    (5, 8)
+    """
+
+    query_proj: Linear
+    key_proj: Linear
+    value_proj: Linear
+    output_proj: Linear
+    dropout: Dropout
+    num_heads: int = field(static=True)
+    query_size: int = field(static=True)
+    key_size: int = field(static=True)
+    value_size: int = field(static=True)
+    output_size: int = field(static=True)
+    qk_size: int = field(static=True)
+    vo_size: int = field(static=True)
+    use_query_bias: bool = field(static=True)
+    use_key_bias: bool = field(static=True)
+    use_value_bias: bool = field(static=True)
+    use_output_bias: bool = field(static=True)
+
+    def __init__(
+        self,
+        num_heads: int,
+        query_size: int,
+        key_size: int | None = None,
+        value_size: int | None = None,
+        output_size: int | None = None,
+        qk_size: int | None = None,
+        vo_size: int | None = None,
+        use_query_bias: bool = False,
+        use_key_bias: bool = False,
+        use_value_bias: bool = False,
+        use_output_bias: bool = False,
+        dropout_p: float = 0.0,
+        inference: bool = False,
+        dtype: Any = None,
+        *,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        key: PRNGKeyArray,
+    ):
+        """**Arguments:**
+
+        - `num_heads`: number of heads.
+        - `query_size`, `key_size`, `value_size`: features of query, key and value; `query_size` if
+          `None`.
+        - `output_size`: features of the output; `query_size` if `None`.
+        - `qk_size`: features, in each head, over which queries and keys are compared; `query_size
+          // num_heads` if `None`.
+        - `vo_size`: features of the values in each head; `query_size // num_heads` if `None`.
+        - `use_query_bias`, `use_key_bias`, `use_value_bias`, `use_output_bias`: whether the
+          projections add a bias.
+        - `dropout_p`: probability with which an attention weight is dropped.
+        - `inference`: whether to leave dropout out.
+        - `dtype`: of all weights and biases; JAX's default float if `None`.
+        - `weight_init`, `bias_init`: as for `Linear`, for each of the four projections.
+        - `key`: for the initial weights.
+
+        **Raises:** `ValueError` for a size that is not a non-negative integer, or no heads.
+        """
+        if feature_count(num_heads, "num_heads") == 0:
+            raise ValueError("num_heads must be at least 1, got 0.")
+        feature_count(query_size, "query_size")
+        key_size = query_size if key_size is None else key_size
+        value_size = query_size if value_size is None else value_size
+        output_size = query_size if output_size is None else output_size
+        qk_size = query_size // num_heads if qk_size is None else qk_size
+        vo_size = query_size // num_heads if vo_size is None else vo_size
+        keys = split_key(key, 4)
+
+        def project(index: int, in_size: int, out_size: int, use_bias: bool) -> Linear:
+            return Linear(
+                in_size,
+                out_size,
+                use_bias,
+                dtype,
+                weight_init=weight_init,
+                bias_init=bias_init,
+                key=keys[index],
+            )
+
+        self.query_proj = project(0, query_size, num_heads * qk_size, use_query_bias)
+        self.key_proj = project(1, key_size, num_heads * qk_size, use_key_bias)
+        self.value_proj = project(2, value_size, num_heads * vo_size, use_value_bias)
+        self.output_proj = project(3, num_heads * vo_size, output_size, use_output_bias)
+        self.dropout = Dropout(dropout_p, inference)
+        self.num_heads = num_heads
+        self.query_size = query_size
+        self.key_size = key_size
+        self.value_size = value_size
+        self.output_size = output_size
+        self.qk_size = qk_size
+        self.vo_size = vo_size
+        self.use_query_bias = use_query_bias
+        self.use_key_bias = use_key_bias
+        self.use_value_bias = use_value_bias
+        self.use_output_bias = use_output_bias
+
+    def __call__(
+        self,
+        query: Float[Array, "q_seq query_size"],
+        key_: Float[Array, "kv_seq key_size"],
+        value: Float[Array, "kv_seq value_size"],
+        mask: Bool[Array, "q_seq kv_seq"] | Bool[Array, "num_heads q_seq kv_seq"] | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+        deterministic: bool | None = None,
+        process_heads: Callable[[Heads, Heads, Heads], tuple[Heads, Heads, Heads]] | None = None,
+    ) -> Float[Array, "q_seq output_size"]:
+        """**Arguments:**
+
+        - `query`: shape `(q_seq, query_size)`.
+        - `key_`: shape `(kv_seq, key_size)`.
+        - `value`: shape `(kv_seq, value_size)`.
+        - `mask`: `False` where a query must not attend to a key: shape `(q_seq, kv_seq)`, or
+          `(num_heads, q_seq, kv_seq)` for one of its own in each head.
+        - `key`: for dropout; needed unless `dropout_p` is 0 or in inference mode.
+        - `inference`: overrides the flag of the dropout for this call.
+        - `deterministic`: the old name of `inference`.
+        - `process_heads`: a function of the projected query, key and value, each of shape `(seq,
+          num_heads, size)`, that returns three arrays of the same shapes; for rotary embeddings,
+          say.
+
+        **Returns:** shape `(q_seq, output_size)`.
+
+        **Raises:** `ValueError` if something has another shape; `RuntimeError` if dropout needs a
+        key and none came.
+        """
+        check_input(self, query, ("q_seq", self.query_size), "query")
+        check_input(self, key_, ("kv_seq", self.key_size), "key_")
+        check_input(self, value, (key_.shape[0], self.value_size), "value")
+        if mask is not None:
+            lengths = (query.shape[0], key_.shape[0])
+            per_head = jnp.ndim(mask) == 3
+            check_input(self, mask, (self.num_heads, *lengths) if per_head else lengths, "mask")
+            mask = (mask if mask.dtype == bool else mask != 0).reshape(-1, *lengths)
+
+        def heads_of(projection: Linear, x: Array) -> Heads:
+            return jax.vmap(projection)(x).reshape(x.shape[0], self.num_heads, -1)
+
+        heads = (
+            heads_of(self.query_proj, query),
+            heads_of(self.key_proj, key_),
+            heads_of(self.value_proj, value),
+        )
+        if process_heads is not None:
+            heads = _processed(heads, process_heads)
+        fits_jax = self.qk_size == self.vo_size and not self._drops(inference, deterministic)
+        # JAX computes the logits of float64 arrays in float32.
+        if fits_jax and query.dtype.itemsize <= 4:
+            # It promotes float16 to float32 itself, which strict promotion would refuse.
+            with jax.numpy_dtype_promotion("standard"):
+                attended = jax.nn.dot_product_attention(*heads, mask=mask)
+        else:
+
+            def drop(weights: Array) -> Array:
+                return self.dropout(
+                    weights, key=key, inference=inference, deterministic=deterministic
+                )
+
+            attended = _attend(*heads, mask, drop)
+        return jax.vmap(self.output_proj)(attended.reshape(query.shape[0], -1))
+
+    def _drops(self, inference: bool | None, deterministic: bool | None) -> bool:
+        if inference is None and deterministic is None:
+            inference = self.dropout.inference
+        p = self.dropout.p
+        return not (inference or deterministic or (isinstance(p, int | float) and p == 0))
+
+
+def _processed(
+    heads: tuple[Heads, Heads, Heads], process_heads: Callable
+) -> tuple[Heads, Heads, Heads]:
+    """The heads after `process_heads`. Raises `ValueError` if their shapes are others."""
+    processed = process_heads(*heads)
+    before = [head.shape for head in heads]
+    after = [jnp.shape(head) for head in processed]
+    if after != before:
+        raise ValueError(
+            "`process_heads` must return query, key and value heads of the shapes that it got: "
+            f"expected {before}, got {after}."
+        )
+    return processed

@@ -1,0 +1,309 @@
+"""Normalisation of one example over its own features."""
+
+import abc
+import warnings
+from collections.abc import Sequence
+from typing import Any, overload
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from .._module import Module, field
+from ._init import Initializer, Parameter, draw, feature_count, parameter_dtype, wider
+from ._inputs import check_input
+
+_missing: Any = object()
+
+
+def _draw_affine(
+    shape: tuple[int, ...],
+    use_weight: bool,
+    use_bias: bool,
+    dtype: Any,
+    weight_init: Initializer | None,
+    bias_init: Initializer | None,
+    key: PRNGKeyArray | None,
+) -> tuple[Array | None, Array | None]:
+    """Weight and bias: ones and zeros, unless there are initializers."""
+    dtype = parameter_dtype(dtype)
+    weight = Parameter(shape, dtype, initializer=weight_init or jax.nn.initializers.ones)
+    bias = Parameter(shape, dtype, initializer=bias_init or jax.nn.initializers.zeros)
+    key = jr.key(0) if key is None else key
+    return draw(key, weight if use_weight else None, bias if use_bias else None)
+
+
+def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
+    if weight is not None:
+        x = x * weight.astype(x.dtype)
+    if bias is not None:
+        x = x + bias.astype(x.dtype)
+    return x
+
+
+def _accumulation_dtype(x: Array) -> jnp.dtype:
+    """Sums of squares leave the range of float16 early, and bfloat16 has eight bits for them."""
+    return wider(x.dtype, jnp.dtype(jnp.float32))
+
+
+def _shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    for size in sizes:
+        feature_count(size, "each size of shape")
+    return sizes
+
+
+class _ShapeNorm(Module):
+    """What `LayerNorm` and `RMSNorm` share: a shape, and a scale and shift for each entry."""
+
+    shape: tuple[int, ...] = field(static=True)
+    eps: float = field(static=True)
+    use_weight: bool = field(static=True)
+    use_bias: bool = field(static=True)
+    weight: Float[Array, "*shape"] | None
+    bias: Float[Array, "*shape"] | None
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        eps: float = 1e-5,
+        use_weight: bool = True,
+        use_bias: bool = True,
+        dtype: Any = None,
+        *,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        key: PRNGKeyArray | None = None,
+    ):
+        """**Arguments:**
+
+        - `shape`: of the input; an integer stands for one axis.
+        - `eps`: added to the mean square, so that there is no division by zero.
+        - `use_weight`, `use_bias`: whether to scale, and to shift, each entry.
+        - `dtype`: of weight and bias; JAX's default float if `None`.
+        - `weight_init`, `bias_init`: one of `jax.nn.initializers`, instead of ones and zeros.
+        - `key`: for initializers that are random.
+
+        **Raises:** `ValueError` for a size that is not a non-negative integer.
+        """
+        self.shape = _shape_of(shape)
+        self.eps = eps
+        self.use_weight = use_weight
+        self.use_bias = use_bias
+        self.weight, self.bias = _draw_affine(
+            self.shape, use_weight, use_bias, dtype, weight_init, bias_init, key
+        )
+
+    @abc.abstractmethod
+    def _normalise(self, x: Array) -> Array:
+        """`x`, of the dtype to compute in, scaled as the layer does."""
+
+    @overload
+    def __call__(
+        self, x: Float[Array, "*shape"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "*shape"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*shape"], state: Any, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, "*shape"], Any]: ...
+    def __call__(
+        self, x: Float[Array, "*shape"], state: Any = _missing, *, key: PRNGKeyArray | None = None
+    ) -> Any:
+        """**Arguments:**
+
+        - `x`: of shape `self.shape`.
+        - `state`: returned as it came, so that the layer can stand in for `BatchNorm`.
+        - `key`: ignored; layers share one signature.
+
+        **Returns:** the shape and dtype of `x`; the pair of that and `state` if there is a `state`.
+
+        **Raises:** `ValueError` if `x` has another shape.
+        """
+        del key
+        check_input(self, x, self.shape)
+        normalised = self._normalise(x.astype(_accumulation_dtype(x)))
+        out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
+        return out if state is _missing else (out, state)
+
+
+class LayerNorm(_ShapeNorm):
+    """Moves an example to mean 0 and scales it to variance 1, then scales and shifts each entry.
+
+    Ba, Kiros & Hinton (2016), "Layer Normalization": `(x - mean) / sqrt(variance + eps) * weight +
+    bias`, over all axes. Computed in at least float32.
+
+    >>> import jax.numpy as jnp
+    >>> print(LayerNorm(4)(jnp.array([1.0, 1.0, 3.0, 3.0])).round(2))
+    [-1. -1.  1.  1.]
+    """
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        eps: float = 1e-5,
+        use_weight: bool = True,
+        use_bias: bool = True,
+        dtype: Any = None,
+        *,
+        elementwise_affine: bool | None = None,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        key: PRNGKeyArray | None = None,
+    ):
+        """**Arguments:**
+
+        - `shape`: of the input; an integer stands for one axis.
+        - `eps`: added to the variance, so that there is no division by zero.
+        - `use_weight`, `use_bias`: whether to scale, and to shift, each entry.
+        - `dtype`: of weight and bias; JAX's default float if `None`.
+        - `elementwise_affine`: the old name of `use_weight` and `use_bias` together.
+        - `weight_init`, `bias_init`: one of `jax.nn.initializers`, instead of ones and zeros.
+        - `key`: for initializers that are random.
+
+        **Raises:** `ValueError` for a size that is not a non-negative integer.
+        """
+        if elementwise_affine is not None:
+            warnings.warn(
+                "LayerNorm's `elementwise_affine=` is the old name of `use_weight=` and "
+                "`use_bias=`; write these.",
+                stacklevel=2,
+            )
+            use_weight = use_bias = elementwise_affine
+        options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
+        super().__init__(shape, eps, use_weight, use_bias, dtype, **options)
+
+    def _normalise(self, x: Array) -> Array:
+        centred = x - jnp.mean(x)
+        return centred * jax.lax.rsqrt(jnp.mean(centred**2) + self.eps)
+
+
+class RMSNorm(_ShapeNorm):
+    """Scales an example to mean square 1, then scales and shifts each entry.
+
+    Zhang & Sennrich (2019), "Root Mean Square Layer Normalization": `x / sqrt(mean(x**2) + eps) *
+    weight + bias`, over all axes. Computed in at least float32.
+
+    >>> import jax.numpy as jnp
+    >>> print(RMSNorm(2)(jnp.array([3.0, 3.0])).round(2))
+    [1. 1.]
+    """
+
+    def _normalise(self, x: Array) -> Array:
+        return x * jax.lax.rsqrt(jnp.mean(x**2) + self.eps)
+
+
+class GroupNorm(Module):
+    """Normalises each group of channels by itself, then scales and shifts each channel.
+
+    Wu & He (2018), "Group Normalization". One group for each channel is instance normalisation,
+    one group for all is layer normalisation with a scale for each channel. Computed in at least
+    float32.
+
+    >>> import jax.numpy as jnp
+    >>> layer = GroupNorm(groups=2, channels=4)
+    >>> layer(jnp.ones((4, 8, 8))).shape
+    (4, 8, 8)
+    """
+
+    groups: int = field(static=True)
+    channels: int | None = field(static=True)
+    eps: float = field(static=True)
+    channelwise_affine: bool = field(static=True)
+    weight: Float[Array, " channels"] | None
+    bias: Float[Array, " channels"] | None
+
+    def __init__(
+        self,
+        groups: int,
+        channels: int | None = None,
+        eps: float = 1e-5,
+        channelwise_affine: bool = True,
+        dtype: Any = None,
+        *,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        key: PRNGKeyArray | None = None,
+    ):
+        """**Arguments:**
+
+        - `groups`: number of groups; divides the number of channels.
+        - `channels`: length of the first axis of the input; may be `None` if
+            `channelwise_affine=False`.
+        - `eps`: added to the variance, so that there is no division by zero.
+        - `channelwise_affine`: whether to scale and shift each channel.
+        - `dtype`: of weight and bias; JAX's default float if `None`.
+        - `weight_init`, `bias_init`: one of `jax.nn.initializers`, instead of ones and zeros.
+        - `key`: for initializers that are random.
+
+        **Raises:** `ValueError` if `channels` is missing, or `groups` does not divide it.
+        """
+        if feature_count(groups, "groups") == 0:
+            raise ValueError("groups must be at least 1, got 0.")
+        if channels is not None and feature_count(channels, "channels") % groups != 0:
+            raise ValueError(
+                f"The number of groups must divide the number of channels: got groups={groups} and "
+                f"channels={channels}."
+            )
+        if channels is None and channelwise_affine:
+            raise ValueError("GroupNorm needs `channels` unless `channelwise_affine=False`.")
+        self.groups = groups
+        self.channels = channels
+        self.eps = eps
+        self.channelwise_affine = channelwise_affine
+        self.weight, self.bias = _draw_affine(
+            (channels or 0,),
+            channelwise_affine,
+            channelwise_affine,
+            dtype,
+            weight_init,
+            bias_init,
+            key,
+        )
+
+    @overload
+    def __call__(
+        self, x: Float[Array, "channels *space"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "channels *space"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "channels *space"], state: Any, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, "channels *space"], Any]: ...
+    def __call__(
+        self,
+        x: Float[Array, "channels *space"],
+        state: Any = _missing,
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> Any:
+        """**Arguments:**
+
+        - `x`: shape `(channels, ...)`.
+        - `state`: returned as it came, so that the layer can stand in for `BatchNorm`.
+        - `key`: ignored; layers share one signature.
+
+        **Returns:** the shape and dtype of `x`; the pair of that and `state` if there is a `state`.
+
+        **Raises:** `ValueError` if `x` has another number of channels, or one that `groups` does
+        not divide.
+        """
+        del key
+        check_input(self, x, ("channels" if self.channels is None else self.channels, "..."))
+        if x.shape[0] % self.groups != 0:
+            raise ValueError(
+                f"GroupNorm expected x with a number of channels that groups={self.groups} "
+                f"divides, got shape {x.shape}."
+            )
+        grouped = x.astype(_accumulation_dtype(x)).reshape(self.groups, -1)
+        centred = grouped - jnp.mean(grouped, axis=1, keepdims=True)
+        variance = jnp.mean(centred**2, axis=1, keepdims=True)
+        normalised = (centred * jax.lax.rsqrt(variance + self.eps)).reshape(x.shape)
+        per_channel = (-1,) + (1,) * (x.ndim - 1)
+        weight = None if self.weight is None else self.weight.reshape(per_channel)
+        bias = None if self.bias is None else self.bias.reshape(per_channel)
+        if weight is not None:
+            weight = jnp.broadcast_to(weight, x.shape)
+        if bias is not None:
+            bias = jnp.broadcast_to(bias, x.shape)
+        out = _affine(normalised, weight, bias).astype(x.dtype)
+        return out if state is _missing else (out, state)

@@ -1,0 +1,312 @@
+"""Pooling over a sliding window."""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray, Shaped
+
+from .._module import Module, field
+from ._init import wider
+from ._inputs import check_input, describe
+from ._windows import (
+    Padding,
+    Pads,
+    Sizes,
+    axis_names,
+    check_window_fits,
+    padding_by_axis,
+    pads_for,
+    reduce_windows,
+    sizes_by_axis,
+    whole_number,
+)
+
+
+class Pool(Module):
+    """Reduces each window of an input, in each channel by itself.
+
+    >>> import jax, jax.numpy as jnp
+    >>> layer = Pool(0, jax.lax.add, num_spatial_dims=1, kernel_size=2)
+    >>> layer(jnp.array([[1.0, 2.0, 3.0, 4.0]])).tolist()
+    [[3.0, 5.0, 7.0]]
+    """
+
+    init: int | float | Array
+    operation: Callable[[Array, Array], Array]
+    num_spatial_dims: int = field(static=True)
+    kernel_size: tuple[int, ...] = field(static=True)
+    stride: tuple[int, ...] = field(static=True)
+    padding: str | Pads = field(static=True)
+    use_ceil: bool = field(static=True)
+
+    def __init__(
+        self,
+        init: int | float | Array,
+        operation: Callable[[Array, Array], Array],
+        num_spatial_dims: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Padding = 0,
+        use_ceil: bool = False,
+    ):
+        """What is given for each spatial axis may be one integer, which then holds for all.
+
+        **Arguments:**
+
+        - `init`: what the reduction of each window starts at; the padding consists of it too. It
+          should change nothing, `operation(init, x) == x`, as 0 does in a sum.
+        - `operation`: takes what is reduced so far and the entries that come next, two arrays of
+          one shape, entry by entry. Its derivative is that of the layer.
+        - `num_spatial_dims`: number of spatial axes, 2 for images.
+        - `kernel_size`: number of entries of a window along each spatial axis.
+        - `stride`: how far apart two windows begin. It is 1 if it is not given, not `kernel_size`
+          as in PyTorch.
+        - `padding`: how many entries are added at both ends of each spatial axis; or pairs
+          `(before, after)`, one for each axis; or `"VALID"` for none; or `"SAME"` for an output of
+          `ceil(size / stride)` entries, with an odd one added at the end, with `"SAME_LOWER"` at
+          the beginning.
+        - `use_ceil`: whether entries at the end that fill no window have a window of their own,
+          which reaches beyond the padding. As in PyTorch, there is none that would begin there.
+
+        **Raises:** `ValueError`, naming the argument, for a size that is not a positive integer, a
+        sequence of another length than `num_spatial_dims`, and an unknown word.
+        """
+        self.init = init
+        self.operation = operation
+        num_spatial_dims = whole_number(num_spatial_dims, "num_spatial_dims")
+        self.num_spatial_dims = num_spatial_dims
+        self.kernel_size = sizes_by_axis(kernel_size, num_spatial_dims, "kernel_size")
+        self.stride = sizes_by_axis(stride, num_spatial_dims, "stride")
+        self.padding = padding_by_axis(padding, num_spatial_dims)
+        self.use_ceil = use_ceil
+
+    def __call__(
+        self, x: Shaped[Array, "channels *sizes"], *, key: PRNGKeyArray | None = None
+    ) -> Shaped[Array, "channels *new_sizes"]:
+        """**Arguments:**
+
+        - `x`: shape `(channels, dim_1, ..., dim_N)` with `N = num_spatial_dims`.
+        - `key`: ignored; layers share one signature.
+
+        **Returns:** shape `(channels, new_dim_1, ..., new_dim_N)`.
+
+        **Raises:** `ValueError` if `x` has another number of axes or is smaller than a window;
+        `RuntimeError` if the padding is longer than a window.
+        """
+        del key
+        return self._reduce(x, self._pads(x))
+
+    def _pads(self, x: Array) -> Pads:
+        check_input(self, x, ("channels", *axis_names(self.num_spatial_dims)))
+        sizes = x.shape[1:]
+        pads = pads_for(self.padding, sizes, self.kernel_size, self.stride)
+        if any(max(pad) > extent for pad, extent in zip(pads, self.kernel_size, strict=True)):
+            raise RuntimeError(
+                f"{describe(self)} expected padding that is no longer than its window, so that "
+                f"each window meets the input; got padding={pads} and "
+                f"kernel_size={self.kernel_size}."
+            )
+        if self.use_ceil:
+            pads = tuple(map(_pad_for_last_window, pads, sizes, self.kernel_size, self.stride))
+        check_window_fits(self, x, pads, self.kernel_size)
+        return pads
+
+    def _reduce(self, x: Array, pads: Pads) -> Array:
+        return reduce_windows(x, self.init, self.operation, self.kernel_size, self.stride, pads)
+
+
+def _pad_for_last_window(
+    pad: tuple[int, int], size: int, extent: int, step: int
+) -> tuple[int, int]:
+    """`pad`, with more at the end if entries there fill no window."""
+    before, after = pad
+    room = before + size + after - extent
+    left_over = room % step
+    start = room - left_over + step
+    return (before, after + step - left_over) if left_over and start < before + size else pad
+
+
+class _MaxPool(Pool):
+    """What the layers that take the maximum share."""
+
+    def __init__(
+        self, num_spatial_dims: int, kernel_size: Sizes, stride: Sizes, padding: Padding, ceil: bool
+    ):
+        super().__init__(
+            -math.inf, jax.lax.max, num_spatial_dims, kernel_size, stride, padding, ceil
+        )
+
+
+class _AvgPool(Pool):
+    """What the layers that take the average share."""
+
+    count_include_pad: bool = field(static=True)
+
+    def __init__(
+        self,
+        num_spatial_dims: int,
+        kernel_size: Sizes,
+        stride: Sizes,
+        padding: Padding,
+        use_ceil: bool,
+        count_include_pad: bool,
+    ):
+        super().__init__(0, jax.lax.add, num_spatial_dims, kernel_size, stride, padding, use_ceil)
+        self.count_include_pad = count_include_pad
+
+    def __call__(
+        self, x: Shaped[Array, "channels *sizes"], *, key: PRNGKeyArray | None = None
+    ) -> Shaped[Array, "channels *new_sizes"]:
+        """**Arguments:**
+
+        - `x`: shape `(channels, dim_1, ..., dim_N)` with `N = num_spatial_dims`.
+        - `key`: ignored; layers share one signature.
+
+        **Returns:** shape `(channels, new_dim_1, ..., new_dim_N)`; the dtype of `x` if that is
+        floating or complex, else that of `jnp.mean(x)`. The sum is taken in at least float32.
+
+        **Raises:** `ValueError` if `x` has another number of axes or is smaller than a window;
+        `RuntimeError` if the padding is longer than a window.
+        """
+        del key
+        pads = self._pads(x)
+        is_inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+        dtype = x.dtype if is_inexact else jax.eval_shape(jnp.mean, x).dtype
+        total = self._reduce(jnp.asarray(x, wider(dtype, jnp.dtype(jnp.float32))), pads)
+        if self.count_include_pad:
+            return (total / math.prod(self.kernel_size)).astype(dtype)
+        counts = map(_num_inside, pads, x.shape[1:], self.kernel_size, self.stride)
+        count = functools.reduce(np.multiply.outer, counts, np.ones(1))
+        return (total / count.astype(total.dtype)).astype(dtype)
+
+
+def _num_inside(pad: tuple[int, int], size: int, extent: int, step: int) -> np.ndarray:
+    """Of each window along one axis, how many of its entries are none of the padding."""
+    starts = np.arange(-pad[0], size + pad[1] - extent + 1, step)
+    count = np.clip(starts + extent, 0, size) - np.clip(starts, 0, size)
+    # A window of padding alone has the sum 0, of which 0 should be the average.
+    return np.maximum(count, 1)
+
+
+class AvgPool1d(_AvgPool):
+    """The average of each window over one spatial axis.
+
+    >>> import jax.numpy as jnp
+    >>> AvgPool1d(kernel_size=2, stride=2)(jnp.ones((3, 8))).shape
+    (3, 4)
+    """
+
+    def __init__(
+        self,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Padding = 0,
+        use_ceil: bool = False,
+        *,
+        count_include_pad: bool = True,
+    ):
+        """**Arguments:** those of `Pool`, with `num_spatial_dims=1`, and
+
+        - `count_include_pad`: whether the sum of a window is divided by the number of all its
+          entries; if not, by the number of those that are in the input.
+        """
+        super().__init__(1, kernel_size, stride, padding, use_ceil, count_include_pad)
+
+
+class AvgPool2d(_AvgPool):
+    """The average of each window over two spatial axes.
+
+    >>> import jax.numpy as jnp
+    >>> AvgPool2d(kernel_size=2, stride=2)(jnp.ones((3, 8, 8))).shape
+    (3, 4, 4)
+    """
+
+    def __init__(
+        self,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Padding = 0,
+        use_ceil: bool = False,
+        *,
+        count_include_pad: bool = True,
+    ):
+        """**Arguments:** those of `Pool`, with `num_spatial_dims=2`, and
+
+        - `count_include_pad`: whether the sum of a window is divided by the number of all its
+          entries; if not, by the number of those that are in the input.
+        """
+        super().__init__(2, kernel_size, stride, padding, use_ceil, count_include_pad)
+
+
+class AvgPool3d(_AvgPool):
+    """The average of each window over three spatial axes.
+
+    >>> import jax.numpy as jnp
+    >>> AvgPool3d(kernel_size=2, stride=2)(jnp.ones((3, 8, 8, 8))).shape
+    (3, 4, 4, 4)
+    """
+
+    def __init__(
+        self,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Padding = 0,
+        use_ceil: bool = False,
+        *,
+        count_include_pad: bool = True,
+    ):
+        """**Arguments:** those of `Pool`, with `num_spatial_dims=3`, and
+
+        - `count_include_pad`: whether the sum of a window is divided by the number of all its
+          entries; if not, by the number of those that are in the input.
+        """
+        super().__init__(3, kernel_size, stride, padding, use_ceil, count_include_pad)
+
+
+class MaxPool1d(_MaxPool):
+    """The maximum of each window over one spatial axis.
+
+    >>> import jax.numpy as jnp
+    >>> MaxPool1d(kernel_size=2, stride=2)(jnp.ones((3, 8))).shape
+    (3, 4)
+    """
+
+    def __init__(
+        self, kernel_size: Sizes, stride: Sizes = 1, padding: Padding = 0, use_ceil: bool = False
+    ):
+        """**Arguments:** those of `Pool`, with `num_spatial_dims=1`."""
+        super().__init__(1, kernel_size, stride, padding, use_ceil)
+
+
+class MaxPool2d(_MaxPool):
+    """The maximum of each window over two spatial axes.
+
+    >>> import jax.numpy as jnp
+    >>> MaxPool2d(kernel_size=2, stride=2)(jnp.ones((3, 8, 8))).shape
+    (3, 4, 4)
+    """
+
+    def __init__(
+        self, kernel_size: Sizes, stride: Sizes = 1, padding: Padding = 0, use_ceil: bool = False
+    ):
+        """**Arguments:** those of `Pool`, with `num_spatial_dims=2`."""
+        super().__init__(2, kernel_size, stride, padding, use_ceil)
+
+
+class MaxPool3d(_MaxPool):
+    """The maximum of each window over three spatial axes.
+
+    >>> import jax.numpy as jnp
+    >>> MaxPool3d(kernel_size=2, stride=2)(jnp.ones((3, 8, 8, 8))).shape
+    (3, 4, 4, 4)
+    """
+
+    def __init__(
+        self, kernel_size: Sizes, stride: Sizes = 1, padding: Padding = 0, use_ceil: bool = False
+    ):
+        """**Arguments:** those of `Pool`, with `num_spatial_dims=3`."""
+        super().__init__(3, kernel_size, stride, padding, use_ceil)

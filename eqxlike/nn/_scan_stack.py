@@ -1,0 +1,145 @@
+"""Repeated layers, stored stacked and applied in a loop."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+from jaxtyping import PRNGKeyArray
+
+from .._module import Module, field
+from .._pytree import combine, is_array, partition, tree_at, tree_pformat
+from .._transforms import filter_checkpoint, filter_vmap
+from ._init import check_depth
+
+
+class ScanStack(Module):
+    """`depth` layers of the same form, one after another, compiled once.
+
+    Each array of `layers` has a leading axis of length `depth`, and `jax.lax.scan` walks along it:
+    however deep the stack, one layer is traced and compiled. All layers have the same structure,
+    and return what has the shapes and dtypes of what they got.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from eqxlike import nn
+    >>> stack = ScanStack(lambda key: nn.Linear(8, 8, key=key), depth=16, key=jax.random.key(0))
+    >>> stack.layers.weight.shape, stack(jnp.ones(8)).shape
+    ((16, 8, 8), (8,))
+    >>> len(stack.unstack())
+    16
+    """
+
+    layers: Any
+    depth: int = field(static=True)
+    remat: bool = field(static=True)
+    unroll: int = field(static=True)
+
+    def __init__(
+        self,
+        make_layer: Callable[[PRNGKeyArray], Callable],
+        depth: int,
+        *,
+        remat: bool = False,
+        unroll: int = 1,
+        key: PRNGKeyArray,
+    ):
+        """**Arguments:**
+
+        - `make_layer`: a function from a key to a layer.
+        - `depth`: number of layers.
+        - `remat`: whether the backward pass computes the inside of each layer again, rather than
+          keeping it: memory then grows with the sizes of the layers' inputs alone.
+        - `unroll`: how many layers to compile side by side in one turn of the loop.
+        - `key`: split into one key a layer, so that the layers are those of `[make_layer(key) for
+          key in jax.random.split(key, depth)]`.
+
+        **Raises:** `ValueError` if `depth` is not a positive integer.
+        """
+        check_depth(depth)
+        if depth == 0:
+            raise ValueError("depth must be at least 1: without a layer there is none to repeat.")
+        self.layers = filter_vmap(make_layer)(jr.split(key, depth))
+        self.depth = depth
+        self.remat = remat
+        self.unroll = unroll
+
+    @classmethod
+    def stack(
+        cls, layers: Sequence[Callable], *, remat: bool = False, unroll: int = 1
+    ) -> "ScanStack":
+        """The stack of layers that are there already: the inverse of `unstack`.
+
+        **Raises:** `ValueError` if there is none, or if they differ in more than the values of
+        their arrays.
+        """
+        if not layers:
+            raise ValueError("ScanStack.stack needs at least one layer.")
+        forms = [_form(layer) for layer in layers]
+        for index, form in enumerate(forms):
+            if form != forms[0]:
+                raise ValueError(
+                    f"ScanStack.stack needs layers of the same form: expected layers[{index}] to "
+                    f"be as layers[0], {forms[0]}, got {form}."
+                )
+        arrays, statics = zip(*(partition(layer, is_array) for layer in layers), strict=True)
+        stacked = jtu.tree_map(lambda *each: jnp.stack(each), *arrays)
+        options = {"remat": remat, "unroll": unroll, "key": jr.key(0)}
+        shell = cls(lambda key: jnp.zeros(()), len(layers), **options)
+        return tree_at(lambda stack: stack.layers, shell, combine(stacked, statics[0]))
+
+    def unstack(self) -> tuple[Any, ...]:
+        """**Returns:** the layers by themselves, as a tuple."""
+        return tuple(self[index] for index in range(self.depth))
+
+    def __getitem__(self, index: int) -> Any:
+        """One layer by itself. Raises `IndexError` past either end."""
+        if not -self.depth <= index < self.depth:
+            raise IndexError(f"ScanStack of depth {self.depth} has no layer {index}.")
+        return jtu.tree_map(lambda leaf: leaf[index] if is_array(leaf) else leaf, self.layers)
+
+    def __len__(self) -> int:
+        return self.depth
+
+    def __call__(self, x: Any, *args: Any, key: PRNGKeyArray | None = None) -> Any:
+        """**Arguments:**
+
+        - `x`: the input of the first layer: an array, or a pytree of arrays.
+        - `*args`: passed to every layer as they are, a mask say.
+        - `key`: split into one key a layer; every layer gets `key=None` without it.
+
+        **Returns:** the output of the last layer.
+
+        **Raises:** `TypeError` if a layer returns other shapes or dtypes than it got.
+        """
+        arrays, static = partition(self.layers, is_array)
+        keys = None if key is None else jr.split(key, self.depth)
+
+        def apply(x: Any, arrays: Any, key: Any) -> Any:
+            return combine(arrays, static)(x, *args, key=key)
+
+        if self.remat:
+            # Inside a loop nothing can be merged with the pass before, so nothing need be fenced.
+            apply = filter_checkpoint(apply, prevent_cse=False)
+
+        def step(x: Any, arrays_and_key: Any) -> tuple[Any, None]:
+            out = apply(x, *arrays_and_key)
+            _check_same_form(x, out)
+            return out, None
+
+        x = jtu.tree_map(jnp.asarray, x)
+        return jax.lax.scan(step, x, (arrays, keys), self.depth, unroll=self.unroll)[0]
+
+
+def _form(tree: Any) -> str:
+    return tree_pformat(tree, width=10_000)
+
+
+def _check_same_form(x: Any, out: Any) -> None:
+    before, after = _form(x), _form(out)
+    if before != after:
+        raise TypeError(
+            "A layer of a ScanStack must return what the next one can take: it got "
+            f"{before}, and returned {after}."
+        )

@@ -1,0 +1,266 @@
+"""What a model is made of: its layers, with shapes, sizes and costs."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from .._module import Module, observe_calls
+from .._partition import split
+from .._pytree import flag_leaves, is_array, is_inexact_array, tree_pformat
+from .._transforms import filter_eval_shape
+from ._table import align, grouped, rich_table
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerSummary:
+    """One row of a `Summary`. What lies inside a layer counts for it too.
+
+    - `path`: where the layer stands in the model; the first place if at several.
+    - `type_name`: the name of its class.
+    - `outputs`: what each of its calls returned, a `jax.ShapeDtypeStruct` for each array. In a
+      `vmap` shapes are those of one example.
+    - `num_parameters`: entries of its floating and complex arrays.
+    - `num_trainable`: those of them that are not frozen.
+    - `num_bytes`: of all its arrays.
+    - `flops`: floating-point operations of all calls, as XLA counts them before it optimises, with
+      the body of a loop once; `None` where it does not say.
+    """
+
+    path: str
+    type_name: str
+    outputs: tuple[PyTree, ...]
+    num_parameters: int
+    num_trainable: int
+    num_bytes: int
+    flops: float | None
+
+    @property
+    def num_calls(self) -> int:
+        return len(self.outputs)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row as text."""
+        forms = dict.fromkeys(tree_pformat(output, width=10_000, struct_as_array=True) for output in self.outputs)
+        return (
+            self.path or "(model)",
+            self.type_name,
+            grouped(self.num_calls or None),
+            ", ".join(forms) or "-",
+            grouped(self.num_parameters),
+            grouped(self.num_bytes),
+            grouped(self.flops),
+            _trained(self.num_parameters, self.num_trainable),
+        )
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Summary:
+    """What `summary` returns; `str` and `repr` show it as a table, and `rich.print` as one of rich.
+
+    - `rows`: of each Module in the model, those around others first.
+    - `num_parameters`, `num_trainable`, `num_bytes`: of the whole model, in which an array that
+      two layers share counts once.
+    - `flops`: of the call of the whole model; `None` where XLA does not say.
+    """
+
+    rows: tuple[LayerSummary, ...]
+    num_parameters: int
+    num_trainable: int
+    num_bytes: int
+    flops: float | None
+
+    def __str__(self) -> str:
+        return align(HEADER, [row.cells for row in self.rows]) + f"\n{self.totals}"
+
+    __repr__ = __str__
+
+    def __rich__(self) -> Any:
+        return rich_table(HEADER, [row.cells for row in self.rows], self.totals)
+
+    @property
+    def totals(self) -> str:
+        """The last line of the table."""
+        return (
+            f"{self.num_parameters:,} parameters, {self.num_trainable:,} of them trained; "
+            f"{self.num_bytes:,} bytes; {grouped(self.flops)} FLOPs"
+        )
+
+
+HEADER = ("Path", "Type", "Calls", "Output", "Parameters", "Bytes", "FLOPs", "Trained")
+
+
+def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
+    """The layers of a model with their paths, types, outputs, sizes and costs.
+
+    Nothing is computed: `model(*example_args, **kwargs)` is traced with shapes in the place of
+    arrays, and each call of a Module in it recorded. A call that is traced counts: the body of
+    `jax.lax.scan`, and what is under `jax.vmap`, is traced once, for one step and one example. For
+    layers that need a batch, wrap the model: `summary(eqxlike.filter_vmap(model,
+    axis_name="batch"), xs)`.
+
+    **Arguments:**
+
+    - `model`: a callable pytree; any pytree if there are no further arguments: then nothing is
+        called.
+    - `*example_args`, `**kwargs`: what to call it with. A `jax.ShapeDtypeStruct` may stand for an
+        array.
+
+    **Returns:** a `Summary`: rows as data, and a table as text. A layer that was not called has a
+    dash, as has one whose cost XLA does not tell.
+
+    **Raises:** `TypeError` if there are arguments and `model` cannot be called; and whatever the
+    call raises.
+
+    !!! example
+
+        >>> import jax, jax.numpy as jnp
+        >>> from eqxlike import nn
+        >>> key1, key2 = jax.random.split(jax.random.key(0))
+        >>> model = nn.Sequential([nn.Linear(8, 16, key=key1), nn.Linear(16, 2, key=key2)])
+        >>> print(nn.summary(model, jnp.ones(8)))
+        Path        Type        Calls  Output   Parameters  Bytes  FLOPs  Trained
+        (model)     Sequential      1  f32[2]          178    712    594  all
+        .layers[0]  Linear          1  f32[16]         144    576    272  all
+        .layers[1]  Linear          1  f32[2]           34    136     66  all
+        178 parameters, 178 of them trained; 712 bytes; 594 FLOPs
+    """
+    recorder = _Recorder()
+    observed = observe_calls(model, recorder.add)
+    root = None
+    if example_args or kwargs:
+        if not callable(model):
+            raise TypeError(
+                f"summary was given arguments to call the model with, and a {type(model).__name__} "
+                "cannot be called. Without them it lists the layers alone."
+            )
+        root = _Record((), model)
+        recorder.is_on = True
+        outcome = filter_eval_shape(observed, *example_args, **kwargs)
+        recorder.is_on = False
+        root.report(observed, example_args, kwargs, outcome)
+    trainable = _trainable_ids(model)
+    num_parameters, num_trainable, num_bytes = _sizes(model, trainable)
+    return Summary(
+        rows=tuple(record.row(trainable) for record in recorder.records),
+        num_parameters=num_parameters,
+        num_trainable=num_trainable,
+        num_bytes=num_bytes,
+        flops=None if root is None else root.flops(),
+    )
+
+
+class _Recorder:
+    """The records of all Modules of a model; what is called while it is off is not recorded."""
+
+    def __init__(self):
+        self.records: list[_Record] = []
+        self.is_on = False
+
+    def add(self, path: tuple[Any, ...], module: Module) -> Any:
+        record = _Record(path, module)
+        self.records.append(record)
+
+        def report(*call: Any) -> None:
+            if self.is_on:
+                record.report(*call)
+
+        return report
+
+
+class _Record:
+    """The calls of one Module, with shapes in the place of arrays."""
+
+    def __init__(self, path: tuple[Any, ...], module: PyTree):
+        self.path = path
+        self.module = module
+        self.calls: list[tuple[list[Any], Any]] = []
+        self.outputs: list[PyTree] = []
+
+    def report(self, module: PyTree, args: tuple, kwargs: dict[str, Any], outcome: Any) -> None:
+        # Of the Module that was called, not of that in the tree: a loop calls slices of it.
+        arrays, rest = split((module, args, kwargs), _has_shape)
+        self.calls.append(([_struct(array) for array in arrays], rest))
+        self.outputs.append(
+            jtu.tree_map(lambda leaf: _struct(leaf) if _has_shape(leaf) else leaf, outcome)
+        )
+
+    def row(self, trainable: set[int]) -> LayerSummary:
+        num_parameters, num_trainable, num_bytes = _sizes(self.module, trainable)
+        return LayerSummary(
+            path=jtu.keystr(self.path),
+            type_name=type(self.module).__name__,
+            outputs=tuple(self.outputs),
+            num_parameters=num_parameters,
+            num_trainable=num_trainable,
+            num_bytes=num_bytes,
+            flops=self.flops(),
+        )
+
+    def flops(self) -> float | None:
+        """Of all calls; `None` if there was none, or XLA does not say of one."""
+        counts: dict[str, float | None] = {}
+        total = 0.0
+        for structs, rest in self.calls:
+            form = f"{structs}{rest}"
+            if form not in counts:
+                counts[form] = _flops(structs, rest)
+            count = counts[form]
+            if count is None:
+                return None
+            total += count
+        return total if self.calls else None
+
+
+def _flops(structs: list[Any], rest: Any) -> float | None:
+    def call(arrays: list[Any]) -> list[Any]:
+        layer, args, kwargs = rest.merge(arrays)
+        return split(layer(*args, **kwargs))[0]
+
+    try:
+        analysis = jax.jit(call).lower(structs).cost_analysis()
+    # The call was sound where it was made. By itself it need not be: it may use an axis of a `vmap`
+    # around it, or a value of the trace that it was part of; nor has every platform an analysis.
+    except Exception:
+        return None
+    flops = analysis.get("flops") if isinstance(analysis, dict) else None
+    return None if flops is None or flops < 0 else float(flops)
+
+
+def _has_shape(leaf: Any) -> bool:
+    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _struct(array: Any) -> jax.ShapeDtypeStruct:
+    is_weak = getattr(array, "weak_type", False)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=is_weak)
+
+
+def _trainable_ids(model: PyTree) -> set[int]:
+    """Which arrays of a model are trained: floating or complex, and not frozen."""
+    leaves = jtu.tree_leaves(model)
+    flags = flag_leaves(model, leaves, is_inexact_array)
+    return {id(leaf) for leaf, is_trainable in zip(leaves, flags, strict=True) if is_trainable}
+
+
+def _sizes(node: PyTree, trainable: set[int]) -> tuple[int, int, int]:
+    """Parameters, those of them that are trained, and bytes; each array counts once."""
+    arrays = {id(leaf): leaf for leaf in jtu.tree_leaves(node) if is_array(leaf)}
+    sizes = {name: math.prod(array.shape) for name, array in arrays.items()}
+    return (
+        sum(sizes[name] for name, array in arrays.items() if is_inexact_array(array)),
+        sum(sizes[name] for name in arrays if name in trainable),
+        sum(sizes[name] * array.dtype.itemsize for name, array in arrays.items()),
+    )
+
+
+def _trained(num_parameters: int, num_trainable: int) -> str:
+    if num_parameters == 0:
+        return "-"
+    if num_trainable == num_parameters:
+        return "all"
+    return "part" if num_trainable else "frozen"

@@ -1,0 +1,47 @@
+"""Tables of text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def grouped(number: float | None) -> str:
+    """A number with its digits in groups; a dash for none."""
+    return "-" if number is None else f"{number:,.0f}"
+
+
+def align(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The rows below the header as plain text: numbers to the right, words to the left."""
+    lines = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    to_the_right = [_is_numeric(column) for column in zip(*rows, strict=True)] or [False] * len(
+        header
+    )
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, to_the_right, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Any:
+    """The same as a table of rich, which asks for it and so is there."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(caption=caption)
+    to_the_right = [_is_numeric(column) for column in zip(*rows, strict=True)] or [False] * len(
+        header
+    )
+    for name, right in zip(header, to_the_right, strict=True):
+        table.add_column(name, justify="right" if right else "left")
+    for row in rows:
+        # As text: in a string rich would take the brackets of a path for markup.
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _is_numeric(column: Sequence[str]) -> bool:
+    digits = [cell.replace(",", "") for cell in column if cell != "-"]
+    return bool(digits) and all(cell.isdigit() for cell in digits)

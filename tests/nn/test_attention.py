@@ -1,0 +1,124 @@
+import equinox
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn
+
+SIZES = [
+    {},
+    {"key_size": 6, "value_size": 5, "output_size": 3},
+    {"qk_size": 3, "vo_size": 7},
+    {
+        "use_query_bias": True,
+        "use_key_bias": True,
+        "use_value_bias": True,
+        "use_output_bias": True,
+    },
+]
+
+
+def both(getkey, **options):
+    key = getkey()
+    return (
+        nn.MultiheadAttention(2, 8, **options, key=key),
+        equinox.nn.MultiheadAttention(2, 8, **options, key=key),
+    )
+
+
+def inputs(getkey, key_size=8, value_size=8, **options):
+    shapes = ((4, 8), (5, key_size), (5, value_size))
+    return [jr.normal(getkey(), shape) for shape in shapes]
+
+
+@pytest.mark.parametrize("options", SIZES)
+@pytest.mark.parametrize("mask_shape", [None, (4, 5), (2, 4, 5)])
+def test_output_is_that_of_equinox(options, mask_shape, getkey):
+    ours, theirs = both(getkey, **options)
+    mask = None if mask_shape is None else jr.bernoulli(getkey(), 0.7, mask_shape)
+    arguments = (*inputs(getkey, **options), mask)
+    np.testing.assert_allclose(ours(*arguments), theirs(*arguments), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_and_their_order_are_those_of_equinox(getkey):
+    ours, theirs = both(getkey, use_key_bias=True, dropout_p=0.1)
+    leaves = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    assert all(np.array_equal(own, their) for own, their in leaves)
+
+
+def test_heads_are_processed_as_by_equinox(getkey):
+    ours, theirs = both(getkey)
+    rope = nn.RotaryPositionalEmbedding(4)
+
+    def turn(query, key, value):
+        turned = [jax.vmap(rope, 1, 1)(each) for each in (query, key)]
+        return (*turned, value)
+
+    arguments = inputs(getkey)
+    np.testing.assert_allclose(
+        ours(*arguments, process_heads=turn),
+        theirs(*arguments, process_heads=turn),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_dropped_weights_are_right_on_average(getkey):
+    attention = nn.MultiheadAttention(2, 8, dropout_p=0.5, key=getkey())
+    arguments = inputs(getkey)
+    draws = jax.vmap(lambda key: attention(*arguments, key=key))(jr.split(getkey(), 4000))
+    mean, error = draws.mean(0), draws.std(0) / 4000**0.5
+    expected = attention(*arguments, inference=True)
+    assert float(jnp.max(jnp.abs(mean - expected) / error)) < 5
+
+
+def test_query_that_may_attend_to_nothing_has_no_nan(getkey):
+    attention = nn.MultiheadAttention(2, 8, key=getkey())
+    gradient = eqx.filter_grad(
+        lambda attention, *inputs: attention(*inputs, jnp.zeros((4, 5), bool)).sum()
+    )(attention, *inputs(getkey))
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
+
+
+def test_softmax_of_low_precision_is_computed_in_float32(getkey):
+    attention = nn.MultiheadAttention(1, 2, dtype=jnp.float16, key=getkey())
+    for projection in ("query_proj", "key_proj", "value_proj", "output_proj"):
+        attention = eqx.tree_at(
+            lambda a, name=projection: getattr(a, name).weight,
+            attention,
+            jnp.eye(2, dtype=jnp.float16),
+        )
+    x = jnp.full((300, 2), 300, jnp.float16)  # The logits, 2 * 300^2, are past float16's range.
+    np.testing.assert_allclose(attention(x, x, x), 300)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "mask_shape", "message"),
+    [
+        (((4, 7), (5, 8), (5, 8)), None, r"expected query of shape \(q_seq, 8\), got .*\(4, 7\)"),
+        (((4, 8), (5, 8), (6, 8)), None, r"expected value of shape \(5, 8\), got shape \(6, 8\)"),
+        (((4, 8), (5, 8), (5, 8)), (5, 4), r"expected mask of shape \(4, 5\), got shape \(5, 4\)"),
+        (((4, 8), (5, 8), (5, 8)), (3, 4, 5), r"mask of shape \(2, 4, 5\), got shape \(3, 4, 5\)"),
+        (((2, 4, 8), (2, 5, 8), (2, 5, 8)), None, r"jax\.vmap"),
+    ],
+)
+def test_wrong_shapes_are_named(shapes, mask_shape, message, getkey):
+    attention = nn.MultiheadAttention(2, 8, key=getkey())
+    mask = None if mask_shape is None else jnp.ones(mask_shape, bool)
+    with pytest.raises(ValueError, match=message):
+        attention(*map(jnp.ones, shapes), mask)
+
+
+def test_heads_of_another_shape_are_refused(getkey):
+    attention = nn.MultiheadAttention(2, 8, key=getkey())
+    with pytest.raises(ValueError, match=r"expected \[\(4, 2, 4\), .* got \[\(4, 2, 1\)"):
+        attention(*inputs(getkey), process_heads=lambda q, k, v: (q[..., :1], k, v))
+
+
+def test_dropout_without_key_is_refused(getkey):
+    attention = nn.MultiheadAttention(2, 8, dropout_p=0.5, key=getkey())
+    with pytest.raises(RuntimeError, match="needs a key"):
+        attention(*inputs(getkey))

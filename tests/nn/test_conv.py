@@ -1,0 +1,197 @@
+import dataclasses
+import io
+
+import equinox
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn
+
+# Class, channels, options. PyTorch knows no `SAME` with a stride, no `SAME_LOWER` and no pairs.
+LAYERS = {
+    "Conv1d-lower": ("Conv1d", (2, 3, 4), {"stride": 3, "padding": "same_lower"}),
+    "Conv1d-negative": ("Conv1d", (2, 3, 2), {"padding": [-1], "use_bias": False}),
+    "Conv2d": ("Conv2d", (2, 3, 3), {}),
+    "Conv2d-by-axis": (
+        "Conv2d",
+        (2, 4, [2, 3]),
+        {"stride": [1, 2], "padding": [[0, 1], [2, 0]], "dilation": (2, 1), "groups": 2},
+    ),
+    "Conv2d-same": ("Conv2d", (2, 3, (2, 3)), {"stride": 2, "padding": "SAME", "dilation": 2}),
+    "Conv2d-reflect": ("Conv2d", (2, 3, 4), {"padding": "SAME", "padding_mode": "reflect"}),
+    "Conv2d-replicate": ("Conv2d", (2, 3, 1), {"padding": 3, "padding_mode": "REPLICATE"}),
+    "Conv2d-circular": (
+        "Conv2d",
+        (2, 3, 3),
+        {"padding": ((0, 9), (2, 1)), "stride": 2, "padding_mode": "CIRCULAR"},
+    ),
+    "Conv3d": ("Conv3d", (2, 3, 2), {"padding": (0, 1, 2)}),
+    "Conv-in-4d": ("Conv", (4, 1, 2, 2), {"padding": "VALID"}),
+}
+SIZES = (5, 6, 4, 3)
+
+
+def build(module, name, key, **more):
+    layer, sizes, options = LAYERS[name]
+    return getattr(module, layer)(*sizes, **options, **more, key=key)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_same_key_gives_equinox_layer_and_outputs(name, getkey):
+    key = getkey()
+    ours, theirs = (build(module, name, key) for module in (nn, equinox.nn))
+    x = jr.normal(getkey(), (ours.in_channels, *SIZES[: ours.num_spatial_dims]))
+    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "Conv2d-by-axis"])
+def test_fields_are_those_of_equinox(name, getkey):
+    key = getkey()
+    ours, theirs = (build(module, name, key) for module in (nn, equinox.nn))
+    for own, their in zip(dataclasses.fields(ours), dataclasses.fields(theirs), strict=True):
+        assert own.name == their.name
+        value = getattr(ours, own.name)
+        if eqx.is_array(value):
+            np.testing.assert_array_equal(value, getattr(theirs, own.name))
+        else:
+            assert (type(value), value) == (type(value), getattr(theirs, own.name))
+
+
+def test_lists_become_tuples_so_that_the_fields_are_hashable(getkey):
+    layer = build(nn, "Conv2d-by-axis", getkey())
+    assert (layer.kernel_size, layer.stride, layer.dilation) == ((2, 3), (1, 2), (2, 1))
+    assert layer.padding == ((0, 1), (2, 0))
+    assert build(nn, "Conv1d-lower", getkey()).padding == "SAME_LOWER"
+    assert nn.Conv2d(1, 1, 1, padding=(3, (1, 2)), key=getkey()).padding == ((3, 3), (1, 2))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.bfloat16, jnp.complex64])
+def test_same_key_gives_equinox_weights_in_every_dtype(dtype, getkey):
+    key = getkey()
+    with jax.enable_x64():
+        ours, theirs = (build(module, "Conv2d", key, dtype=dtype) for module in (nn, equinox.nn))
+        for own, their in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+            assert own.dtype == dtype
+            np.testing.assert_array_equal(own, their)
+
+
+def test_complex_layer_computes_what_equinox_does(getkey):
+    key = getkey()
+    x = jr.normal(getkey(), (2, *SIZES[:2]), jnp.complex64)
+    ours, theirs = (
+        build(module, "Conv2d", key, dtype=jnp.complex64)(x) for module in (nn, equinox.nn)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Conv2d", "Conv1d-negative"])
+def test_file_is_read_by_equinox_and_back(name, getkey):
+    there, here = build(equinox.nn, name, getkey()), build(nn, name, getkey())
+    file = io.BytesIO()
+    equinox.tree_serialise_leaves(file, there)
+    file.seek(0)
+    here = eqx.tree_deserialise_leaves(file, here)
+    back = io.BytesIO()
+    eqx.tree_serialise_leaves(back, here)
+    assert back.getvalue() == file.getvalue()
+    for own, their in zip(jax.tree.leaves(here), jax.tree.leaves(there), strict=True):
+        np.testing.assert_array_equal(own, their)
+
+
+def test_jaxpr_is_one_convolution_and_the_bias(getkey):
+    layer = nn.Conv2d(2, 4, 3, 2, padding="SAME", key=getkey())
+    jaxpr = jax.make_jaxpr(lambda layer, x: layer(x))(layer, jnp.ones((2, 6, 6)))
+    names = [equation.primitive.name for equation in jaxpr.eqns]
+    # The first and the third add and take away a batch axis of length one.
+    assert names == ["broadcast_in_dim", "conv_general_dilated", "squeeze", "add"]
+
+
+def test_empty_batch_gives_an_empty_batch(getkey):
+    layer = nn.Conv2d(2, 4, 3, key=getkey())
+    assert jax.vmap(layer)(jnp.ones((0, 2, 6, 5))).shape == (0, 4, 4, 3)
+
+
+def test_no_channels_give_the_bias(getkey):
+    layer = nn.Conv1d(0, 2, 3, key=getkey())
+    np.testing.assert_array_equal(
+        layer(jnp.ones((0, 5))), jnp.broadcast_to(layer.bias, (2, 3)), strict=True
+    )
+
+
+def test_numpy_integers_are_sizes(getkey):
+    layer = nn.Conv1d(np.int64(1), np.int32(2), np.int64(3), key=getkey())
+    assert (layer.weight.shape, type(layer.kernel_size[0])) == ((2, 1, 3), int)
+
+
+def test_initializer_counts_the_fan_in_of_the_kernel(getkey):
+    layer = nn.Conv2d(50, 60, 3, weight_init=jax.nn.initializers.he_normal(), key=getkey())
+    assert layer.weight.shape == (60, 50, 3, 3)
+    np.testing.assert_allclose(layer.weight.std(), (2 / (50 * 9)) ** 0.5, rtol=0.02)
+
+
+def test_initializer_of_the_bias_sees_its_shape(getkey):
+    layer = nn.Conv2d(1, 2, 1, bias_init=jax.nn.initializers.constant(0.5), key=getkey())
+    assert layer.bias.tolist() == [[[0.5]], [[0.5]]]
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 6), (2, 6), (5, 2, 6, 6)])
+def test_wrong_shape_is_named(shape, getkey):
+    layer = nn.Conv2d(2, 4, 3, key=getkey())
+    with pytest.raises(ValueError, match=r"Conv2d expected x of shape \(2, height, width\), got"):
+        layer(jnp.ones(shape))
+
+
+def test_small_input_is_named_with_the_path_of_the_layer(getkey):
+    class Encoder(eqx.Module):
+        layers: list
+
+        def encode(self, x):
+            return self.layers[0](x)
+
+    model = Encoder([nn.Conv2d(2, 4, 3, padding=(0, 1), dilation=2, key=getkey())])
+    with pytest.raises(
+        ValueError,
+        match=r"Conv2d at Encoder\.layers\[0\] .* than its window, \(5, 5\); got x of shape "
+        r"\(2, 4, 6\), whose spatial axes have sizes \(4, 8\) with the padding",
+    ):
+        model.encode(jnp.ones((2, 4, 6)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"in_channels": -1}, "in_channels must be an integer of at least 0, got -1"),
+        ({"out_channels": True}, "out_channels must be an integer of at least 0, got True"),
+        ({"groups": 0}, "groups must be an integer of at least 1, got 0"),
+        ({"groups": 4}, "in_channels must be divisible by groups, got in_channels=2 and groups=4"),
+        ({"groups": 2}, "out_channels must be divisible by groups, got out_channels=3"),
+        ({"kernel_size": (3, 3, 3)}, r"kernel_size must .* of 2 such, .* got \(3, 3, 3\)"),
+        ({"kernel_size": 2.0}, r"kernel_size must .* got 2\.0"),
+        ({"kernel_size": 0}, "kernel_size must be an integer of at least 1, .* got 0"),
+        ({"stride": (1, 0)}, r"stride must be an integer of at least 1, .* got \(1, 0\)"),
+        ({"dilation": "two"}, "dilation must be an integer of at least 1, .* got 'two'"),
+        ({"padding": "LARGE"}, "padding must be .* 'VALID', 'SAME', 'SAME_LOWER'; got 'LARGE'"),
+        ({"padding": (1,)}, r"padding must be .* a sequence of 2 integers .* got \(1,\)"),
+        ({"padding": ((1, 2, 3), 1)}, "padding must be .* pairs of integers"),
+        ({"padding": None}, "padding must be .* got None"),
+        ({"padding_mode": "MIRROR"}, "padding_mode must be one of 'ZEROS', .* got 'MIRROR'"),
+        ({"padding_mode": 3}, "padding_mode must be one of 'ZEROS', .* got 3"),
+        (
+            {"padding": -1, "padding_mode": "REFLECT"},
+            "padding must not be negative for padding_mode='REFLECT'",
+        ),
+    ],
+)
+def test_bad_argument_is_named(options, message, getkey):
+    sizes = {"in_channels": 2, "out_channels": 3, "kernel_size": 3}
+    with pytest.raises(ValueError, match=message):
+        nn.Conv2d(**(sizes | options), key=getkey())
+
+
+def test_integer_dtype_is_refused(getkey):
+    with pytest.raises(TypeError, match="floating or complex dtype, got int32"):
+        nn.Conv1d(1, 1, 1, dtype=jnp.int32, key=getkey())

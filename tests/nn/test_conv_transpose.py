@@ -1,0 +1,143 @@
+import dataclasses
+import io
+
+import equinox
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import eqxlike as eqx
+from eqxlike import nn
+
+LAYERS = {
+    "ConvTranspose1d-lower": (
+        "ConvTranspose1d",
+        (2, 3, 4),
+        {"stride": 3, "padding": "SAME_LOWER", "output_padding": 1},
+    ),
+    "ConvTranspose1d-wide-stride": ("ConvTranspose1d", (2, 3, 2), {"stride": 4, "padding": "SAME"}),
+    "ConvTranspose2d": ("ConvTranspose2d", (2, 3, 3), {"use_bias": False}),
+    "ConvTranspose2d-by-axis": (
+        "ConvTranspose2d",
+        (2, 4, (2, 3)),
+        {
+            "stride": (3, 2),
+            "padding": ((0, 1), (2, -1)),
+            "output_padding": (2, 0),
+            "dilation": (1, 2),
+            "groups": 2,
+        },
+    ),
+    "ConvTranspose2d-circular": (
+        "ConvTranspose2d",
+        (2, 3, 4),
+        {"stride": (2, 1), "padding": "SAME", "dilation": (1, 2), "padding_mode": "circular"},
+    ),
+    "ConvTranspose3d": ("ConvTranspose3d", (2, 3, 2), {"padding": "VALID", "stride": (1, 2, 1)}),
+    "ConvTranspose-by-position": ("ConvTranspose", (1, 2, 3, 4, 2, 1, 0), {}),
+    "ConvTranspose1d-by-position": ("ConvTranspose1d", (2, 3, 4, 2, 1, 0), {}),
+}
+SIZES = (4, 5, 3)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_same_key_gives_equinox_layer_and_outputs(name, getkey):
+    layer, sizes, options = LAYERS[name]
+    key = getkey()
+    ours, theirs = (
+        getattr(module, layer)(*sizes, **options, key=key) for module in (nn, equinox.nn)
+    )
+    for own, their in zip(dataclasses.fields(ours), dataclasses.fields(theirs), strict=True):
+        assert own.name == their.name
+        np.testing.assert_array_equal(getattr(ours, own.name), getattr(theirs, own.name))
+    x = jr.normal(getkey(), (2, *SIZES[: ours.num_spatial_dims]))
+    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "padding"),
+    [("ZEROS", (1, 2)), ("REFLECT", (1, 2)), ("REPLICATE", "SAME"), ("CIRCULAR", "SAME_LOWER")],
+)
+def test_it_is_the_transpose_of_a_convolution_in_every_padding_mode(mode, padding, getkey):
+    options = {
+        "kernel_size": (3, 2),
+        "stride": (2, 3),
+        "padding": padding,
+        "padding_mode": mode,
+        "dilation": (1, 2),
+        "use_bias": False,
+        "key": getkey(),
+    }
+    # Of sizes that are no multiples of the stride.
+    x = jnp.zeros((2, 5, 7))
+    there = nn.Conv2d(2, 3, **options)
+    y = jr.normal(getkey(), there(x).shape)
+    (expected,) = jax.linear_transpose(there, x)(y)
+    smaller = nn.ConvTranspose2d(3, 2, **options)(y).shape
+    more = tuple(abs(size - base) for size, base in zip(x.shape[1:], smaller[1:], strict=True))
+    back = nn.ConvTranspose2d(3, 2, output_padding=more, **options)
+    kernel = jnp.flip(there.weight, axis=(2, 3)).swapaxes(0, 1)
+    back = eqx.tree_at(lambda layer: layer.weight, back, kernel)
+    np.testing.assert_allclose(back(y), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_folded_padding_has_a_gradient_that_differences_confirm(getkey):
+    layer = nn.ConvTranspose1d(2, 3, 3, 2, padding=1, padding_mode="REFLECT", key=getkey())
+    check_grads(
+        lambda x: jnp.sin(layer(x)), (jr.normal(getkey(), (2, 4)),), order=1, rtol=1e-2, atol=1e-2
+    )
+
+
+def test_file_is_read_by_equinox_and_back(getkey):
+    key = getkey()
+    there, here = (module.ConvTranspose1d(2, 3, 4, key=key) for module in (equinox.nn, nn))
+    written, back = io.BytesIO(), io.BytesIO()
+    equinox.tree_serialise_leaves(written, there)
+    written.seek(0)
+    blank = nn.ConvTranspose1d(2, 3, 4, key=getkey())
+    here = eqx.tree_deserialise_leaves(written, blank)
+    eqx.tree_serialise_leaves(back, here)
+    assert back.getvalue() == written.getvalue()
+    np.testing.assert_array_equal(here.weight, there.weight)
+
+
+def test_jaxpr_is_one_convolution_and_the_bias(getkey):
+    layer = nn.ConvTranspose2d(2, 4, 3, 2, padding="SAME", key=getkey())
+    jaxpr = jax.make_jaxpr(lambda layer, x: layer(x))(layer, jnp.ones((2, 6, 6)))
+    names = [equation.primitive.name for equation in jaxpr.eqns]
+    # The first and the third add and take away a batch axis of length one.
+    assert names == ["broadcast_in_dim", "conv_general_dilated", "squeeze", "add"]
+
+
+def test_empty_batch_gives_an_empty_batch(getkey):
+    layer = nn.ConvTranspose2d(2, 4, 3, key=getkey())
+    assert jax.vmap(layer)(jnp.ones((0, 2, 6, 5))).shape == (0, 4, 8, 7)
+
+
+def test_wrong_shape_is_named(getkey):
+    layer = nn.ConvTranspose1d(2, 4, 3, key=getkey())
+    with pytest.raises(ValueError, match=r"ConvTranspose1d expected x of shape \(2, length\), got"):
+        layer(jnp.ones((3, 5)))
+
+
+def test_padding_that_leaves_no_output_is_named(getkey):
+    layer = nn.ConvTranspose1d(2, 4, 3, padding=4, key=getkey())
+    with pytest.raises(ValueError, match=r"ConvTranspose1d .* an output of sizes \(0,\)"):
+        layer(jnp.ones((2, 6)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output_padding": 2}, r"output_padding=\(2, 2\) and stride=\(2, 2\)"),
+        ({"output_padding": -1}, "output_padding must be an integer of at least 0, .* got -1"),
+        ({"groups": 2}, "out_channels must be divisible by groups"),
+        ({"padding_mode": "MIRROR"}, "padding_mode must be one of 'ZEROS'"),
+    ],
+)
+def test_bad_argument_is_named(options, message, getkey):
+    with pytest.raises(ValueError, match=message):
+        nn.ConvTranspose2d(2, 3, 3, stride=2, **options, key=getkey())

@@ -1,0 +1,186 @@
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn
+
+
+def moved(layer, key):
+    """A layer whose correction is not zero."""
+    up = jr.normal(key, layer.up.shape, layer.up.dtype)
+    return eqx.tree_at(lambda layer: layer.up, layer, up)
+
+
+@pytest.fixture
+def layer(getkey):
+    linear = nn.Linear(5, 4, key=getkey())
+    return moved(nn.LoRALinear(linear, 2, alpha=3.0, key=getkey()), getkey())
+
+
+def adapted(model, key, **options):
+    def make(layer, key):
+        return nn.LoRALinear(layer, 2, **options, key=key)
+
+    return nn.replace_layers(model, nn.Linear, make, key=key)
+
+
+def test_output_is_that_of_the_formula(layer, getkey):
+    x = np.asarray(jr.normal(getkey(), (5,)), np.float64)
+    base, down, up = (
+        np.asarray(each, np.float64) for each in (layer.linear.weight, layer.down, layer.up)
+    )
+    expected = base @ x + np.asarray(layer.linear.bias) + 3.0 / 2 * up @ (down @ x)
+    np.testing.assert_allclose(layer(jnp.asarray(x, jnp.float32)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_new_layer_computes_what_the_base_does(getkey):
+    linear, x = nn.Linear(5, 4, key=getkey()), jr.normal(getkey(), (5,))
+    np.testing.assert_array_equal(nn.LoRALinear(linear, 2, key=getkey())(x), linear(x))
+
+
+def test_alpha_is_the_rank_by_default(getkey):
+    layer = nn.LoRALinear(nn.Linear(5, 4, key=getkey()), 2, key=getkey())
+    ones = eqx.tree_at(lambda layer: layer.up, layer, jnp.ones((4, 2)))
+    np.testing.assert_allclose(ones.weight - layer.weight, jnp.ones((4, 2)) @ layer.down, rtol=1e-4)
+
+
+def test_base_gets_no_gradient_and_the_correction_does(layer):
+    gradient = eqx.filter_grad(lambda layer: layer(jnp.ones(5)).sum())(layer)
+    assert gradient.linear.weight is None
+    assert gradient.linear.bias is None
+    assert gradient.up.any()
+    assert gradient.down.any()
+
+
+def test_gradient_by_jax_of_all_arrays_is_zero_for_the_base(layer):
+    arrays, static = eqx.partition(layer, eqx.is_array)
+    gradient = jax.grad(lambda arrays: eqx.combine(arrays, static)(jnp.ones(5)).sum())(arrays)
+    assert not gradient.linear.weight.any()
+    assert gradient.up.any()
+
+
+def test_input_gets_the_gradient_of_the_whole_weight(layer):
+    gradient = jax.grad(lambda x: layer(x).sum())(jnp.ones(5))
+    np.testing.assert_allclose(gradient, layer.weight.sum(0), rtol=1e-5)
+
+
+def test_base_is_trained_if_asked_for(getkey):
+    linear = nn.Linear(5, 4, key=getkey())
+    layer = nn.LoRALinear(linear, 2, train_base=True, key=getkey())
+    gradient = eqx.filter_grad(lambda layer: layer(jnp.ones(5)).sum())(layer)
+    np.testing.assert_array_equal(gradient.linear.weight, jnp.ones((4, 5)))
+
+
+def test_weight_decay_leaves_the_base(getkey):
+    model = adapted(nn.MLP(2, 1, 4, 1, key=getkey()), getkey())
+    optimiser = optax.adamw(0.1, weight_decay=0.5)
+
+    @eqx.filter_jit
+    def step(model):
+        gradient = eqx.filter_grad(lambda model: model(jnp.ones(2)).sum())(model)
+        trained = eqx.filter(model, eqx.is_inexact_array)
+        with jax.numpy_dtype_promotion("standard"):  # Optax is not written for the strict one.
+            updates, _ = optimiser.update(gradient, optimiser.init(trained), trained)
+        return eqx.apply_updates(model, updates)
+
+    trained = step(model)
+    assert eqx.tree_equal(trained.layers[0].linear, model.layers[0].linear)
+    assert jnp.any(trained.layers[0].up != model.layers[0].up)
+
+
+def test_merged_layer_computes_the_same(layer, getkey):
+    merged, x = layer.merge(), jr.normal(getkey(), (5,))
+    assert type(merged) is nn.Linear
+    np.testing.assert_allclose(merged(x), layer(x), rtol=1e-5, atol=1e-6)
+    assert len(jax.tree.leaves(eqx.filter(merged, eqx.is_inexact_array))) == 2
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_unmerging_gives_back_every_bit(dtype, getkey):
+    linear = nn.Linear(30, 30, dtype=dtype, key=getkey())
+    layer = moved(nn.LoRALinear(linear, 4, alpha=1e3, key=getkey()), getkey())
+    merged = layer.merge(keep_parts=True)
+    assert isinstance(merged, nn.Linear)
+    np.testing.assert_array_equal(merged.weight, layer.merge().weight)
+    again = merged.unmerge()
+    assert eqx.tree_equal(again, layer)
+    assert again.linear.weight.tobytes() == linear.weight.tobytes()
+    # Which subtraction does not.
+    assert jnp.any(merged.weight - (layer.weight - linear.weight) != linear.weight)
+
+
+def test_merged_and_unmerged_go_through_jit(layer):
+    merged = eqx.filter_jit(lambda layer: layer.merge(keep_parts=True))(layer)
+    assert eqx.tree_equal(eqx.filter_jit(lambda merged: merged.unmerge())(merged), layer)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_mlp_with_adapted_layers_computes_the_same_and_merges(scan, getkey):
+    model, x = nn.MLP(3, 2, 4, 3, scan=scan, key=getkey()), jnp.ones(3)
+    lora = adapted(model, getkey())
+    np.testing.assert_allclose(lora(x), model(x), rtol=1e-6)
+    lora = nn.replace_layers(lora, nn.LoRALinear, lambda layer: moved(layer, getkey()))
+    merged = nn.replace_layers(lora, nn.LoRALinear, lambda layer: layer.merge())
+    assert eqx.tree_equal(jax.tree.structure(merged), jax.tree.structure(model))
+    np.testing.assert_allclose(merged(x), lora(x), rtol=1e-4)
+    assert not jnp.allclose(merged(x), model(x))
+
+
+def test_attention_with_adapted_projections_computes_the_same(getkey):
+    attention, x = nn.MultiheadAttention(2, 4, key=getkey()), jr.normal(getkey(), (3, 4))
+    lora = adapted(attention, getkey())
+    np.testing.assert_allclose(lora(x, x, x), attention(x, x, x), rtol=1e-6)
+    assert isinstance(lora.query_proj, nn.LoRALinear)
+
+
+def test_stacked_layers_get_corrections_of_their_own(getkey):
+    lora = adapted(nn.MLP(3, 2, 4, 3, scan=True, key=getkey()), getkey())
+    stacked = lora.layers[1]
+    assert stacked.down.shape == (2, 2, 4)
+    assert stacked.up.shape == (2, 4, 2)
+    assert not jnp.any(stacked.down[0] == stacked.down[1])
+
+
+def test_initializer_is_asked_for_a_map_from_input_to_rank(getkey):
+    seen = []
+
+    def initializer(key, shape, dtype):
+        seen.append((shape, dtype))
+        return jnp.zeros(shape, dtype)
+
+    linear = nn.Linear(5, 4, key=getkey())
+    layer = nn.LoRALinear(linear, 2, weight_init=initializer, key=getkey())
+    assert seen == [((5, 2), jnp.float32)]
+    assert layer.down.shape == (2, 5)
+
+
+def test_layer_shows_the_properties_of_a_linear(layer):
+    assert (layer.in_features, layer.out_features, layer.use_bias) == (5, 4, True)
+    np.testing.assert_array_equal(layer.bias, layer.linear.bias)
+    np.testing.assert_array_equal(layer.weight, layer.merge().weight)
+
+
+@pytest.mark.parametrize("rank", [0, -1, 2.0, True])
+def test_wrong_rank_is_refused(rank, getkey):
+    with pytest.raises(ValueError, match=f"rank must be a positive integer, got {rank}"):
+        nn.LoRALinear(nn.Linear(2, 2, key=getkey()), rank, key=getkey())
+
+
+@pytest.mark.parametrize("alpha", [0.0, float("nan")])
+def test_wrong_alpha_is_refused(alpha, getkey):
+    with pytest.raises(ValueError, match="alpha must be positive and finite"):
+        nn.LoRALinear(nn.Linear(2, 2, key=getkey()), 1, alpha=alpha, key=getkey())
+
+
+def test_base_that_is_no_linear_is_refused(getkey):
+    with pytest.raises(TypeError, match=r"linear must be an nn\.Linear, got a Identity"):
+        nn.LoRALinear(nn.Identity(), 1, key=getkey())
+
+
+def test_wrong_shape_names_the_layer(layer):
+    with pytest.raises(ValueError, match=r"LoRALinear expected x of shape \(5,\), got .*\(3,\)"):
+        layer(jnp.ones(3))

@@ -1,0 +1,65 @@
+import equinox
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn
+
+CELLS = ["GRUCell", "LSTMCell"]
+
+
+def hidden_for(name, size=4):
+    return (jnp.ones(size), jnp.ones(size)) if name == "LSTMCell" else jnp.ones(size)
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("name", CELLS)
+def test_same_key_gives_equinox_weights_and_outputs(name, use_bias, getkey):
+    key = getkey()
+    ours = getattr(nn, name)(3, 4, use_bias, key=key)
+    theirs = getattr(equinox.nn, name)(3, 4, use_bias, key=key)
+    for own, their in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(own, their)
+    x, hidden = jr.normal(getkey(), (3,)), hidden_for(name)
+    for own, their in zip(
+        jax.tree.leaves(ours(x, hidden)), jax.tree.leaves(theirs(x, hidden)), strict=True
+    ):
+        np.testing.assert_allclose(own, their, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_initializers_draw_the_parameters(name, getkey):
+    cell = getattr(nn, name)(
+        3,
+        4,
+        weight_init=jax.nn.initializers.orthogonal(),
+        bias_init=jax.nn.initializers.zeros,
+        key=getkey(),
+    )
+    weight = cell.weight_hh
+    np.testing.assert_allclose(weight.T @ weight, jnp.eye(4), atol=1e-5)
+    assert not jnp.any(cell.bias)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_wrong_shapes_are_named(name, getkey):
+    cell = getattr(nn, name)(3, 4, key=getkey())
+    with pytest.raises(ValueError, match=rf"{name} expected input of shape \(3,\), got .*\(5,\)"):
+        cell(jnp.ones(5), hidden_for(name))
+    with pytest.raises(ValueError, match=rf"{name} expected hidden.* of shape \(4,\), got"):
+        cell(jnp.ones(3), hidden_for(name, 2))
+
+
+def test_error_says_where_in_the_model_the_cell_stands(getkey):
+    class Encoder(eqx.Module):
+        cells: list
+
+        def __call__(self, x):
+            return self.cells[1](x, jnp.zeros(4))
+
+    model = Encoder([nn.GRUCell(3, 4, key=getkey()), nn.GRUCell(3, 4, key=getkey())])
+    with pytest.raises(ValueError, match=r"GRUCell at Encoder\.cells\[1\] expected input"):
+        eqx.filter_jit(model)(jnp.ones(2))

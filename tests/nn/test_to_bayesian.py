@@ -1,0 +1,110 @@
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import bayes, nn
+
+
+class Doubled(nn.Linear):
+    def __call__(self, x, *, key=None):
+        return 2 * super().__call__(x)
+
+
+@pytest.fixture
+def model(getkey):
+    """Of an image of 2 x 4 x 4, with one channel without bias."""
+    return nn.Sequential(
+        [
+            nn.Conv2d(2, 3, 3, use_bias=False, key=getkey()),
+            nn.Lambda(jnp.ravel),
+            nn.Linear(12, 2, key=getkey()),
+        ]
+    )
+
+
+def test_inference_mode_computes_what_an_mlp_did(getkey):
+    # Between its first layer and its last, two that are stored stacked.
+    model, x = nn.MLP(2, "scalar", 3, 3, scan=True, key=getkey()), jnp.ones(2)
+    bayesian = nn.to_bayesian(model)
+    assert {type(layer) for layer in bayesian.layers} == {nn.BayesianLinear}
+    np.testing.assert_allclose(nn.inference_mode(bayesian)(x), model(x), rtol=1e-6)
+    drawn = nn.sample_posterior(bayesian, getkey())
+    assert jax.tree.structure(drawn) == jax.tree.structure(model)
+    assert drawn(x) != model(x)
+
+
+def test_attention_becomes_bayesian(getkey):
+    attention, x = nn.MultiheadAttention(2, 4, key=getkey()), jr.normal(getkey(), (3, 4))
+    bayesian = nn.inference_mode(nn.to_bayesian(attention))
+    np.testing.assert_allclose(bayesian(x, x, x), attention(x, x, x), rtol=1e-6)
+    assert nn.kl_divergence(bayesian) > 0
+
+
+def test_convolutions_become_bayesian_too(model, getkey):
+    x = jr.normal(getkey(), (2, 4, 4))
+    bayesian = nn.to_bayesian(model, prior_scale=2.0, posterior_scale=0.3)
+    assert [type(bayesian[i]) for i in (0, 2)] == [nn.BayesianConv, nn.BayesianLinear]
+    np.testing.assert_allclose(nn.inference_mode(bayesian)(x), model(x), rtol=1e-6)
+    for layer, fan_in in ((bayesian[0], 18), (bayesian[2], 12)):
+        spread = jax.nn.softplus(layer.weight_rho)
+        np.testing.assert_allclose(spread, 0.3 / np.sqrt(fan_in), rtol=1e-4)
+        np.testing.assert_allclose(layer.weight_prior_scale, 2 / np.sqrt(fan_in), rtol=1e-6)
+
+
+def test_elbo_has_a_gradient_in_every_array(model, getkey):
+    bayesian = nn.to_bayesian(model)
+
+    def log_likelihood(model, example, key):
+        return -jnp.sum(model(example, key=key) ** 2)
+
+    batch = jr.normal(getkey(), (3, 2, 4, 4))
+    loss = eqx.filter_grad(bayes.negative_elbo)
+    gradient = eqx.filter_jit(loss)(bayesian, log_likelihood, batch, num_data=3, key=getkey())
+    leaves = jax.tree.leaves(gradient)
+    assert len(leaves) == 2 + 4
+    assert all(leaf.any() for leaf in leaves)
+
+
+def test_where_picks_layers_and_subtrees(model):
+    bayesian = nn.to_bayesian(model, lambda model: model[2])
+    assert [type(layer) for layer in bayesian.layers] == [nn.Conv2d, nn.Lambda, nn.BayesianLinear]
+    both = nn.to_bayesian([model, model], lambda models: (models[1].layers[0:3][0], models[0]))
+    assert type(both[1][0]) is nn.BayesianConv
+    assert type(both[1][2]) is nn.Linear
+    assert type(both[0][2]) is nn.BayesianLinear
+
+
+def test_means_of_frozen_layers_are_trained(model):
+    bayesian = nn.to_bayesian(nn.freeze(model))
+    trained = eqx.filter(bayesian, eqx.is_inexact_array)
+    assert len(jax.tree.leaves(trained)) == 2 + 4
+
+
+def test_learnt_prior_scale_is_kept_as_an_array(model):
+    bayesian = nn.to_bayesian(model, prior_scale=jnp.array(2.0))
+    gradient = eqx.filter_grad(nn.kl_divergence)(bayesian)
+    assert gradient[0].prior_scale.shape == gradient[2].prior_scale.shape == ()
+
+
+def test_dtype_is_kept(getkey):
+    bayesian = nn.to_bayesian(nn.Linear(2, 2, dtype=jnp.bfloat16, key=getkey()))
+    assert {leaf.dtype for leaf in jax.tree.leaves(bayesian)[:4]} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_subclass_that_is_called_in_its_own_way_stays(getkey):
+    model = [Doubled(2, 2, key=getkey()), nn.Linear(2, 2, key=getkey())]
+    bayesian = nn.to_bayesian(model)
+    assert [type(layer) for layer in bayesian] == [Doubled, nn.BayesianLinear]
+
+
+def test_model_without_such_layers_is_refused():
+    with pytest.raises(ValueError, match=r"No node of the model matches .*Lambda"):
+        nn.to_bayesian(nn.Lambda(jnp.tanh))
+
+
+def test_complex_layer_is_refused(getkey):
+    with pytest.raises(TypeError, match="needs a real floating dtype"):
+        nn.to_bayesian(nn.Linear(2, 2, dtype=jnp.complex64, key=getkey()))
