@@ -17,6 +17,7 @@ from ._module import Module as Module
 from ._module import ModuleMeta as ModuleMeta
 from ._module import Wrapper as Wrapper
 from ._module import bind as bind
+from ._observe import observe_calls as observe_calls
 from ._partial import Partial as Partial
 from ._strict import StrictConfig as StrictConfig
 from ._wrap import module_update_wrapper as module_update_wrapper

@@ -61,7 +61,7 @@ def _freeze_module(module: Module, mask: Module) -> Module:
     return new_cls._eqxlike_codec.unflatten(statics, new)
 
 
-class _Quiet:
+class Quiet:
     """Before a class in the order of its bases: nobody's `__init_subclass__` hears of it."""
 
     __slots__ = ()
@@ -106,7 +106,7 @@ def _make_frozen_class(cls: Any, frozens: Frozens) -> type:
         FLATTENING: functools.partial(_Flattening, dict(frozens)),
         _MADE: None,
     }
-    frozen: Any = ModuleMeta(cls.__name__, (_Quiet, cls), namespace)
+    frozen: Any = ModuleMeta(cls.__name__, (Quiet, cls), namespace)
     return frozen
 
 

@@ -45,7 +45,9 @@ class LayerSummary:
     @property
     def cells(self) -> tuple[str, ...]:
         """The row as text."""
-        forms = dict.fromkeys(tree_pformat(output, width=10_000, struct_as_array=True) for output in self.outputs)
+        forms = dict.fromkeys(
+            tree_pformat(output, width=10_000, struct_as_array=True) for output in self.outputs
+        )
         return (
             self.path or "(model)",
             self.type_name,
@@ -124,52 +126,63 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
         >>> model = nn.Sequential([nn.Linear(8, 16, key=key1), nn.Linear(16, 2, key=key2)])
         >>> print(nn.summary(model, jnp.ones(8)))
         Path        Type        Calls  Output   Parameters  Bytes  FLOPs  Trained
-        (model)     Sequential      1  f32[2]          178    712    594  all
+        (model)     Sequential      1  f32[2]          178    712    338  all
         .layers[0]  Linear          1  f32[16]         144    576    272  all
         .layers[1]  Linear          1  f32[2]           34    136     66  all
-        178 parameters, 178 of them trained; 712 bytes; 594 FLOPs
+        178 parameters, 178 of them trained; 712 bytes; 338 FLOPs
     """
     recorder = _Recorder()
     observed = observe_calls(model, recorder.add)
-    root = None
+    whole = _Record((), model)
     if example_args or kwargs:
         if not callable(model):
             raise TypeError(
                 f"summary was given arguments to call the model with, and a {type(model).__name__} "
                 "cannot be called. Without them it lists the layers alone."
             )
-        root = _Record((), model)
-        recorder.is_on = True
-        outcome = filter_eval_shape(observed, *example_args, **kwargs)
-        recorder.is_on = False
-        root.report(observed, example_args, kwargs, outcome)
+        with recorder:
+            outcome = filter_eval_shape(observed, *example_args, **kwargs)
+        whole.report(observed, example_args, kwargs, outcome)
     trainable = _trainable_ids(model)
     num_parameters, num_trainable, num_bytes = _sizes(model, trainable)
     return Summary(
-        rows=tuple(record.row(trainable) for record in recorder.records),
+        rows=tuple(record.row(trainable) for record in recorder.take()),
         num_parameters=num_parameters,
         num_trainable=num_trainable,
         num_bytes=num_bytes,
-        flops=None if root is None else root.flops(),
+        flops=whole.flops(),
     )
 
 
 class _Recorder:
-    """The records of all Modules of a model; what is called while it is off is not recorded."""
+    """The records of all Modules of a model; what is called outside its `with` is not recorded."""
 
     def __init__(self):
-        self.records: list[_Record] = []
-        self.is_on = False
+        self._records: list[_Record] = []
+        self._is_on = False
+
+    def __enter__(self) -> None:
+        self._is_on = True
+
+    def __exit__(self, *exception: Any) -> None:
+        self._is_on = False
 
     def add(self, path: tuple[Any, ...], module: Module) -> Any:
-        record = _Record(path, module)
-        self.records.append(record)
+        index = len(self._records)
+        self._records.append(_Record(path, module))
 
         def report(*call: Any) -> None:
-            if self.is_on:
-                record.report(*call)
+            if self._is_on:
+                self._records[index].report(*call)
 
         return report
+
+    def take(self) -> list["_Record"]:
+        """All records, once. JAX may keep the Modules that report here in a cache: they are not to
+        keep the arrays of the model alive.
+        """
+        records, self._records = self._records, []
+        return records
 
 
 class _Record:
@@ -206,7 +219,7 @@ class _Record:
         counts: dict[str, float | None] = {}
         total = 0.0
         for structs, rest in self.calls:
-            form = f"{structs}{rest}"
+            form = f"{rest.treedef}{rest.leaves(structs)}"
             if form not in counts:
                 counts[form] = _flops(structs, rest)
             count = counts[form]

@@ -13,9 +13,7 @@ def align(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The rows below the header as plain text: numbers to the right, words to the left."""
     lines = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    to_the_right = [_is_numeric(column) for column in zip(*rows, strict=True)] or [False] * len(
-        header
-    )
+    to_the_right = _numeric_columns(header, rows)
     return "\n".join(
         "  ".join(
             cell.rjust(width) if right else cell.ljust(width)
@@ -31,9 +29,7 @@ def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: st
     from rich.text import Text
 
     table = Table(caption=caption)
-    to_the_right = [_is_numeric(column) for column in zip(*rows, strict=True)] or [False] * len(
-        header
-    )
+    to_the_right = _numeric_columns(header, rows)
     for name, right in zip(header, to_the_right, strict=True):
         table.add_column(name, justify="right" if right else "left")
     for row in rows:
@@ -42,6 +38,10 @@ def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: st
     return table
 
 
-def _is_numeric(column: Sequence[str]) -> bool:
-    digits = [cell.replace(",", "") for cell in column if cell != "-"]
-    return bool(digits) and all(cell.isdigit() for cell in digits)
+def _numeric_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
+    return [_is_numeric(cells) for _, *cells in zip(header, *rows, strict=True)]
+
+
+def _is_numeric(cells: Sequence[str]) -> bool:
+    numbers = [cell.replace(",", "") for cell in cells if cell != "-"]
+    return bool(numbers) and all(number.isdigit() for number in numbers)

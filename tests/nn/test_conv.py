@@ -11,28 +11,28 @@ import pytest
 import eqxlike as eqx
 from eqxlike import nn
 
-# Class, channels, options. PyTorch knows no `SAME` with a stride, no `SAME_LOWER` and no pairs.
+# Class, sizes, options. Most have weights of one shape: one compiled function then draws them.
 LAYERS = {
-    "Conv1d-lower": ("Conv1d", (2, 3, 4), {"stride": 3, "padding": "same_lower"}),
-    "Conv1d-negative": ("Conv1d", (2, 3, 2), {"padding": [-1], "use_bias": False}),
-    "Conv2d": ("Conv2d", (2, 3, 3), {}),
+    "Conv1d-lower": ("Conv1d", (2, 4, 3), {"stride": 2, "padding": "same_lower"}),
+    "Conv1d-negative": ("Conv1d", (2, 4, 3), {"padding": (-1,), "use_bias": False}),
+    "Conv2d": ("Conv2d", (2, 4, 3), {}),
     "Conv2d-by-axis": (
         "Conv2d",
-        (2, 4, [2, 3]),
-        {"stride": [1, 2], "padding": [[0, 1], [2, 0]], "dilation": (2, 1), "groups": 2},
+        (4, 4, (3, 3)),
+        {"stride": (1, 2), "padding": ((0, 1), (2, 0)), "dilation": (2, 1), "groups": 2},
     ),
-    "Conv2d-same": ("Conv2d", (2, 3, (2, 3)), {"stride": 2, "padding": "SAME", "dilation": 2}),
-    "Conv2d-reflect": ("Conv2d", (2, 3, 4), {"padding": "SAME", "padding_mode": "reflect"}),
-    "Conv2d-replicate": ("Conv2d", (2, 3, 1), {"padding": 3, "padding_mode": "REPLICATE"}),
+    "Conv2d-same": ("Conv2d", (2, 4, 3), {"stride": 3, "padding": "SAME", "dilation": 2}),
+    "Conv2d-reflect": ("Conv2d", (2, 4, 3), {"padding": "SAME", "padding_mode": "reflect"}),
+    "Conv2d-replicate": ("Conv2d", (2, 4, 3), {"padding": 3, "padding_mode": "REPLICATE"}),
     "Conv2d-circular": (
         "Conv2d",
-        (2, 3, 3),
+        (2, 4, 3),
         {"padding": ((0, 9), (2, 1)), "stride": 2, "padding_mode": "CIRCULAR"},
     ),
-    "Conv3d": ("Conv3d", (2, 3, 2), {"padding": (0, 1, 2)}),
-    "Conv-in-4d": ("Conv", (4, 1, 2, 2), {"padding": "VALID"}),
+    "Conv3d": ("Conv3d", (1, 2, 2), {"padding": (0, 1, 2)}),
+    "Conv": ("Conv", (1, 2, 4, 3), {"padding": "VALID"}),
 }
-SIZES = (5, 6, 4, 3)
+SIZES = (5, 6, 4)
 
 
 def build(module, name, key, **more):
@@ -41,51 +41,39 @@ def build(module, name, key, **more):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_same_key_gives_equinox_layer_and_outputs(name, getkey):
-    key = getkey()
-    ours, theirs = (build(module, name, key) for module in (nn, equinox.nn))
-    x = jr.normal(getkey(), (ours.in_channels, *SIZES[: ours.num_spatial_dims]))
-    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", [name for name in LAYERS if name != "Conv2d-by-axis"])
-def test_fields_are_those_of_equinox(name, getkey):
+def test_same_key_gives_equinox_fields_and_outputs(name, getkey):
     key = getkey()
     ours, theirs = (build(module, name, key) for module in (nn, equinox.nn))
     for own, their in zip(dataclasses.fields(ours), dataclasses.fields(theirs), strict=True):
         assert own.name == their.name
-        value = getattr(ours, own.name)
-        if eqx.is_array(value):
-            np.testing.assert_array_equal(value, getattr(theirs, own.name))
-        else:
-            assert (type(value), value) == (type(value), getattr(theirs, own.name))
+        values = getattr(ours, own.name), getattr(theirs, own.name)
+        assert equinox.tree_equal(*values), own.name
+    x = jr.normal(getkey(), (ours.in_channels, *SIZES[: ours.num_spatial_dims]))
+    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
 
 
 def test_lists_become_tuples_so_that_the_fields_are_hashable(getkey):
-    layer = build(nn, "Conv2d-by-axis", getkey())
-    assert (layer.kernel_size, layer.stride, layer.dilation) == ((2, 3), (1, 2), (2, 1))
-    assert layer.padding == ((0, 1), (2, 0))
-    assert build(nn, "Conv1d-lower", getkey()).padding == "SAME_LOWER"
-    assert nn.Conv2d(1, 1, 1, padding=(3, (1, 2)), key=getkey()).padding == ((3, 3), (1, 2))
+    layer = nn.Conv2d(2, 4, [3, 3], [1, 2], [[0, 1], 2], [2, 1], key=getkey())
+    assert (layer.kernel_size, layer.stride, layer.dilation) == ((3, 3), (1, 2), (2, 1))
+    assert layer.padding == ((0, 1), (2, 2))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float64, jnp.bfloat16, jnp.complex64])
-def test_same_key_gives_equinox_weights_in_every_dtype(dtype, getkey):
+def test_same_key_gives_equinox_weights_in_64_bits(getkey):
     key = getkey()
     with jax.enable_x64():
-        ours, theirs = (build(module, "Conv2d", key, dtype=dtype) for module in (nn, equinox.nn))
-        for own, their in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-            assert own.dtype == dtype
-            np.testing.assert_array_equal(own, their)
+        ours, theirs = (build(module, "Conv2d", key) for module in (nn, equinox.nn))
+    assert ours.weight.dtype == jnp.float64
+    assert equinox.tree_equal(jax.tree.leaves(ours), jax.tree.leaves(theirs))
 
 
-def test_complex_layer_computes_what_equinox_does(getkey):
+def test_complex_layer_is_that_of_equinox(getkey):
     key = getkey()
-    x = jr.normal(getkey(), (2, *SIZES[:2]), jnp.complex64)
+    x = jr.normal(getkey(), (2, 5, 6), jnp.complex64)
     ours, theirs = (
-        build(module, "Conv2d", key, dtype=jnp.complex64)(x) for module in (nn, equinox.nn)
+        build(module, "Conv2d", key, dtype=jnp.complex64) for module in (nn, equinox.nn)
     )
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert equinox.tree_equal(jax.tree.leaves(ours), jax.tree.leaves(theirs))
+    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["Conv2d", "Conv1d-negative"])
@@ -116,15 +104,16 @@ def test_empty_batch_gives_an_empty_batch(getkey):
 
 
 def test_no_channels_give_the_bias(getkey):
-    layer = nn.Conv1d(0, 2, 3, key=getkey())
+    layer = nn.Conv1d(0, 4, 3, key=getkey())
     np.testing.assert_array_equal(
-        layer(jnp.ones((0, 5))), jnp.broadcast_to(layer.bias, (2, 3)), strict=True
+        layer(jnp.ones((0, 5))), jnp.broadcast_to(layer.bias, (4, 3)), strict=True
     )
 
 
 def test_numpy_integers_are_sizes(getkey):
-    layer = nn.Conv1d(np.int64(1), np.int32(2), np.int64(3), key=getkey())
-    assert (layer.weight.shape, type(layer.kernel_size[0])) == ((2, 1, 3), int)
+    layer = nn.Conv1d(np.int64(2), np.int32(4), np.int64(3), key=getkey())
+    assert layer.weight.shape == (4, 2, 3)
+    assert type(layer.kernel_size[0]) is int
 
 
 def test_initializer_counts_the_fan_in_of_the_kernel(getkey):
@@ -134,8 +123,8 @@ def test_initializer_counts_the_fan_in_of_the_kernel(getkey):
 
 
 def test_initializer_of_the_bias_sees_its_shape(getkey):
-    layer = nn.Conv2d(1, 2, 1, bias_init=jax.nn.initializers.constant(0.5), key=getkey())
-    assert layer.bias.tolist() == [[[0.5]], [[0.5]]]
+    layer = nn.Conv2d(2, 4, 3, bias_init=jax.nn.initializers.constant(0.5), key=getkey())
+    assert layer.bias.tolist() == [[[0.5]]] * 4
 
 
 @pytest.mark.parametrize("shape", [(3, 6, 6), (2, 6), (5, 2, 6, 6)])

@@ -1,0 +1,109 @@
+"""Modules that tell when they are called.
+
+A copy of a tree in which each Module that can be called is of a subclass, made here, of its class:
+the fields and the methods are the same, and `__call__` reports before it returns. Who is told is
+kept in a static field, and so goes wherever the Module does: through flattening, into loops and
+transformations.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax.tree_util as jtu
+
+from ._field import field
+from ._freeze import Quiet
+from ._kept import stored_fields
+from ._module import FLATTENING, Module, ModuleMeta, Wrapper
+
+Report = Callable[[Module, tuple[Any, ...], dict[str, Any], Any], None]
+"""Called with a Module, the arguments and keyword arguments of a call, and the outcome."""
+
+
+def observe_calls(tree: Any, reporter: Callable[[tuple[Any, ...], Module], Report]) -> Any:
+    """`tree` with every Module in it observed.
+
+    `reporter(path, module)` is asked once for each Module, those around others first, and returns
+    who is told of its calls. A Module that stands at several places is one, with its first path.
+    Wrappers are looked through: their path is that of the function, and it alone is observed.
+    """
+    observed: dict[int, Any] = {}
+
+    def visit(node: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(node, Wrapper):
+            wrapped = (node.__wrapped__, getattr(node, "__self__", None))
+            return _map_modules(
+                lambda key, part: visit(part, path) if _is_in(part, wrapped) else part, node
+            )
+        if not isinstance(node, Module):
+            return _map_modules(lambda key, part: visit(part, path + key), node)
+        if id(node) not in observed:
+            report = reporter(path, node)
+            rebuilt = _map_modules(lambda key, part: visit(part, path + key), node)
+            observed[id(node)] = _observed(rebuilt, report)
+        return observed[id(node)]
+
+    return visit(tree, ())
+
+
+def _map_modules(function: Callable[[tuple[Any, ...], Module], Any], node: Any) -> Any:
+    """`node` with `function(path, module)` for the outermost Modules inside it."""
+    parts, treedef = jtu.tree_flatten_with_path(
+        node, is_leaf=lambda part: isinstance(part, Module) and part is not node
+    )
+    return treedef.unflatten(
+        [function(key, part) if isinstance(part, Module) else part for key, part in parts]
+    )
+
+
+def _is_in(node: Any, nodes: tuple[Any, ...]) -> bool:
+    return any(node is each for each in nodes)
+
+
+def _observed(module: Module, report: Report) -> Module:
+    if not callable(module):
+        return module
+    new = object.__new__(_observed_class(type(module)))
+    stored_fields(new).update(stored_fields(module), **{_REPORT: report})
+    return new
+
+
+_REPORT = "_eqxlike_report"
+_MADE = "_eqxlike_observed_class"
+_lock = threading.RLock()
+
+
+def _observed_class(cls: Any) -> Any:
+    """The subclass of `cls` that reports; the same one each time."""
+    with _lock:
+        made = vars(cls).get(_MADE)
+        if made is None:
+            made = _make_observed_class(cls)
+            type.__setattr__(cls, _MADE, made)
+    return made
+
+
+def _make_observed_class(cls: Any) -> Any:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outcome = super(observed, self).__call__(*args, **kwargs)
+        report = getattr(self, _REPORT)
+        # One that the model makes of its own class, while it runs, has none.
+        if report is not None:
+            report(self, args, kwargs, outcome)
+        return outcome
+
+    namespace = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "__annotations__": {_REPORT: Any},
+        "__call__": __call__,
+        _REPORT: field(static=True, default=None),
+    }
+    if FLATTENING in vars(cls):
+        namespace[FLATTENING] = vars(cls)[FLATTENING]
+    # The class of a frozen Module is quiet already.
+    bases = (cls,) if issubclass(cls, Quiet) else (Quiet, cls)
+    observed: Any = ModuleMeta(cls.__name__, bases, namespace)
+    return observed
