@@ -99,9 +99,8 @@ def test_merged_layer_computes_the_same(layer, getkey):
     assert len(jax.tree.leaves(eqx.filter(merged, eqx.is_inexact_array))) == 2
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_unmerging_gives_back_every_bit(dtype, getkey):
-    linear = nn.Linear(30, 30, dtype=dtype, key=getkey())
+def test_unmerging_gives_back_every_bit(getkey):
+    linear = nn.Linear(30, 30, key=getkey())
     layer = moved(nn.LoRALinear(linear, 4, alpha=1e3, key=getkey()), getkey())
     merged = layer.merge(keep_parts=True)
     assert isinstance(merged, nn.Linear)
@@ -118,9 +117,9 @@ def test_merged_and_unmerged_go_through_jit(layer):
     assert eqx.tree_equal(eqx.filter_jit(lambda merged: merged.unmerge())(merged), layer)
 
 
-@pytest.mark.parametrize("scan", [False, True])
-def test_mlp_with_adapted_layers_computes_the_same_and_merges(scan, getkey):
-    model, x = nn.MLP(3, 2, 4, 3, scan=scan, key=getkey()), jnp.ones(3)
+def test_mlp_with_adapted_layers_computes_the_same_and_merges(getkey):
+    # Between its first layer and its last, two that are stored stacked.
+    model, x = nn.MLP(3, 2, 4, 3, scan=True, key=getkey()), jnp.ones(3)
     lora = adapted(model, getkey())
     np.testing.assert_allclose(lora(x), model(x), rtol=1e-6)
     lora = nn.replace_layers(lora, nn.LoRALinear, lambda layer: moved(layer, getkey()))

@@ -6,80 +6,70 @@ from eqxlike import nn
 from tests.pytorch.compare import Counterpart, assert_computes_the_same
 
 SIZES = (9, 7, 6)
-MODES = {"ZEROS": "zeros", "REFLECT": "reflect", "REPLICATE": "replicate", "CIRCULAR": "circular"}
 
 
-def bias_in_our_layout(num_axes):
+def in_their_words(options):
+    named = {"bias" if name == "use_bias" else name: value for name, value in options.items()}
+    return {
+        name: value.lower() if isinstance(value, str) else value for name, value in named.items()
+    }
+
+
+def add_axes(num_axes):
     return lambda bias: bias.reshape(-1, *[1] * num_axes)
 
 
-def conv(num_axes, theirs_options=None, **options):
-    ours = getattr(nn, f"Conv{num_axes}d")
-    theirs = getattr(torch.nn, f"Conv{num_axes}d")
-    their_options = options | (theirs_options or {})
-    use_bias = options.pop("bias", True)
-    parameters = {"weight": "weight"}
-    if use_bias:
-        parameters["bias"] = ("bias", bias_in_our_layout(num_axes))
-    mode = (
-        {"padding_mode": their_options["padding_mode"].upper()}
-        if "padding_mode" in their_options
-        else {}
-    )
+def conv(num_axes, **options):
+    return counterpart("Conv", num_axes, options, "weight")
+
+
+def conv_transpose(num_axes, **options):
+    """PyTorch keeps the kernel of the convolution that it transposes: `(in, out / groups, ...)`."""
+
+    def to_ours(kernel):
+        parts = np.split(kernel, options.get("groups", 1), axis=0)
+        swapped = np.concatenate([part.swapaxes(0, 1) for part in parts], axis=0)
+        return np.flip(swapped, axis=range(2, kernel.ndim))
+
+    return counterpart("ConvTranspose", num_axes, options, ("weight", to_ours))
+
+
+def counterpart(name, num_axes, options, weight):
+    ours, theirs = (getattr(module, f"{name}{num_axes}d") for module in (nn, torch.nn))
+    parameters = {"weight": weight}
+    if options.get("use_bias", True):
+        parameters["bias"] = ("bias", add_axes(num_axes))
     return Counterpart(
-        lambda **more: ours(4, 6, use_bias=use_bias, **(options | mode), **more),
-        lambda: theirs(4, 6, **their_options),
+        lambda **more: ours(4, 6, **options, **more),
+        lambda: theirs(4, 6, **in_their_words(options)),
         ((4, *SIZES[:num_axes]),),
         parameters,
         call_theirs=lambda layer, x: layer(x[None])[0],
     )
 
 
-def transposed_kernel(groups):
-    """PyTorch's kernel is that of the convolution: ours is flipped, with the channels swapped."""
-
-    def to_ours(kernel):
-        num_axes = kernel.ndim - 2
-        parts = np.split(kernel, groups, axis=0)
-        swapped = np.concatenate([part.swapaxes(0, 1) for part in parts], axis=0)
-        return np.flip(swapped, axis=range(2, 2 + num_axes))
-
-    return to_ours
-
-
-def transpose(num_axes, **options):
-    ours = getattr(nn, f"ConvTranspose{num_axes}d")
-    theirs = getattr(torch.nn, f"ConvTranspose{num_axes}d")
-    return Counterpart(
-        lambda **more: ours(4, 6, **options, **more),
-        lambda: theirs(4, 6, **options),
-        ((4, *SIZES[:num_axes]),),
-        {
-            "weight": ("weight", transposed_kernel(options.get("groups", 1))),
-            "bias": ("bias", bias_in_our_layout(num_axes)),
-        },
-        call_theirs=lambda layer, x: layer(x[None])[0],
-    )
-
-
 COUNTERPARTS = {
     "Conv1d": conv(1, kernel_size=3),
-    "Conv1d-no-bias-stride": conv(1, kernel_size=4, stride=3, bias=False),
+    "Conv1d-no-bias": conv(1, kernel_size=4, stride=3, use_bias=False),
     "Conv2d": conv(2, kernel_size=3, stride=2, padding=1),
     "Conv2d-by-axis": conv(2, kernel_size=(2, 3), stride=(1, 2), padding=(0, 2), dilation=(2, 1)),
     "Conv2d-groups": conv(2, kernel_size=3, groups=2, dilation=2),
-    "Conv2d-same": conv(2, {"padding": "same"}, kernel_size=3, padding="SAME"),
-    "Conv2d-valid": conv(2, {"padding": "valid"}, kernel_size=2, padding="VALID"),
+    "Conv2d-same": conv(2, kernel_size=4, padding="SAME", dilation=(1, 2)),
+    "Conv2d-valid": conv(2, kernel_size=2, padding="VALID"),
+    "Conv2d-reflect": conv(2, kernel_size=3, padding=(1, 2), padding_mode="REFLECT"),
+    "Conv2d-replicate": conv(2, kernel_size=3, padding=(1, 2), padding_mode="REPLICATE"),
+    "Conv2d-circular": conv(2, kernel_size=3, padding=(1, 2), padding_mode="CIRCULAR"),
+    "Conv1d-same-circular": conv(1, kernel_size=4, padding="SAME", padding_mode="CIRCULAR"),
     "Conv3d": conv(3, kernel_size=(1, 2, 3), padding=1),
-    **{
-        f"Conv2d-{ours}": conv(2, {"padding_mode": theirs}, kernel_size=3, padding=(1, 2))
-        for ours, theirs in MODES.items()
-    },
-    "ConvTranspose1d": transpose(1, kernel_size=3),
-    "ConvTranspose1d-stride": transpose(1, kernel_size=4, stride=3, padding=2, output_padding=1),
-    "ConvTranspose2d": transpose(2, kernel_size=(2, 3), stride=(2, 1), padding=(1, 0)),
-    "ConvTranspose2d-groups": transpose(2, kernel_size=3, groups=2, dilation=2, stride=2),
-    "ConvTranspose3d": transpose(3, kernel_size=2, stride=2),
+    "ConvTranspose1d": conv_transpose(1, kernel_size=3),
+    "ConvTranspose1d-more": conv_transpose(
+        1, kernel_size=4, stride=3, padding=2, output_padding=1, use_bias=False
+    ),
+    "ConvTranspose2d": conv_transpose(
+        2, kernel_size=(2, 3), stride=(2, 1), padding=(1, 0), output_padding=(1, 0)
+    ),
+    "ConvTranspose2d-groups": conv_transpose(2, kernel_size=3, groups=2, dilation=2, stride=2),
+    "ConvTranspose3d": conv_transpose(3, kernel_size=2, stride=2),
 }
 
 
