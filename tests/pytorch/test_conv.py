@@ -54,7 +54,7 @@ COUNTERPARTS = {
     "Conv2d": conv(2, kernel_size=3, stride=2, padding=1),
     "Conv2d-by-axis": conv(2, kernel_size=(2, 3), stride=(1, 2), padding=(0, 2), dilation=(2, 1)),
     "Conv2d-groups": conv(2, kernel_size=3, groups=2, dilation=2),
-    "Conv2d-same": conv(2, kernel_size=4, padding="SAME", dilation=(1, 2)),
+    "Conv2d-same": conv(2, kernel_size=(3, 4), padding="SAME", dilation=(1, 2)),
     "Conv2d-valid": conv(2, kernel_size=2, padding="VALID"),
     "Conv2d-reflect": conv(2, kernel_size=3, padding=(1, 2), padding_mode="REFLECT"),
     "Conv2d-replicate": conv(2, kernel_size=3, padding=(1, 2), padding_mode="REPLICATE"),
