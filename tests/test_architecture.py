@@ -47,7 +47,7 @@ FORBIDDEN = {"train": {"nn", "bayes"}}
 # layer is defined; `Linear` and `Dropout`, which networks are made of; freezing, which a layer does
 # to what it is made of; and the base of layers with random weights.
 HELPERS_OF_NN = {"_gaussian", "_init", "_inputs", "_paths", "_replace", "_table", "_windows"}
-SHARED_IN_NN = HELPERS_OF_NN | {"_dropout", "_freeze", "_linear", "_posterior"}
+SHARED_IN_NN = HELPERS_OF_NN | {"_dropout", "_freeze", "_linear", "_posterior", "_stateful"}
 # What makes one layer out of another knows both.
 MADE_FROM = {
     "nn/_bayesian_conv.py": {"_conv"},

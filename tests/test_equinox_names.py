@@ -6,13 +6,22 @@ from typing import Any
 
 import equinox
 import equinox.debug
+import equinox.nn
 import pytest
 
 import eqxlike
 import eqxlike.debug
+import eqxlike.nn
 
 PLAIN = (bool, int, float, str, types.NoneType)
-PLACES = {"equinox": (equinox, eqxlike), "equinox.debug": (equinox.debug, eqxlike.debug)}
+PLACES = {
+    "equinox": (equinox, eqxlike),
+    "equinox.debug": (equinox.debug, eqxlike.debug),
+    "equinox.nn": (equinox.nn, eqxlike.nn),
+}
+
+# What a layer must be given in Equinox, and may be here.
+REQUIRED_THERE = {"BatchNorm": "axis_name"}
 
 NAMES = [
     (place, name)
@@ -37,6 +46,25 @@ def _default(parameter: inspect.Parameter) -> Any:
     return "some object"
 
 
+def _shared_parameters(place: str, name: str, ours: Any, theirs: Any) -> Any:
+    """Our parameters, less those that the layers have beside Equinox's: all by keyword, with a
+    default.
+    """
+    own, their = _parameters(ours), _parameters(theirs)
+    if place != "equinox.nn" or own is None or their is None:
+        return own
+    known = {each.name for each in inspect.signature(theirs).parameters.values()}
+    added = [each for each in inspect.signature(ours).parameters.values() if each.name not in known]
+    assert all(each.kind is each.KEYWORD_ONLY for each in added)
+    assert not any(each.default is each.empty for each in added)
+    required = REQUIRED_THERE.get(name)
+    return [
+        (each, kind, inspect.Parameter.empty if each == required else default)
+        for each, kind, default in own
+        if each in known
+    ]
+
+
 def test_names_are_found():
     assert len(NAMES) > 50
 
@@ -44,7 +72,22 @@ def test_names_are_found():
 @pytest.mark.parametrize(("place", "name"), NAMES)
 def test_name_is_here_with_the_same_parameters(place, name):
     theirs, ours = (getattr(module, name) for module in PLACES[place])
-    assert _parameters(ours) == _parameters(theirs)
+    assert _shared_parameters(place, name, ours, theirs) == _parameters(theirs)
+
+
+LAYER_METHODS = [
+    (name, method)
+    for place, name in NAMES
+    if place == "equinox.nn" and isinstance(getattr(equinox.nn, name), type)
+    for method in ("__call__", "get", "set", "substate", "update", "is_stateful")
+    if callable(getattr(getattr(equinox.nn, name), method, None))
+]
+
+
+@pytest.mark.parametrize(("name", "method"), LAYER_METHODS)
+def test_layer_is_called_with_the_same_parameters(name, method):
+    theirs, ours = (getattr(getattr(module, name), method) for module in PLACES["equinox.nn"])
+    assert _shared_parameters("equinox.nn", name, ours, theirs) == _parameters(theirs)
 
 
 @pytest.mark.parametrize(("place", "name"), NAMES)

@@ -220,6 +220,9 @@ class Module(KeepsPartition, metaclass=ModuleMeta):
         6.0
     """
 
+    # Whether instances stay as they are built. If not, no partition of them is kept.
+    _eqxlike_is_fixed: ClassVar[bool] = True
+
     def __eq__(self, other: object) -> Any:
         return tree_equal(self, other)
 

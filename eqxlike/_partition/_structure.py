@@ -42,7 +42,7 @@ class Structure:
         "num_arrays",
     )
 
-    is_fixed = True
+    is_fixed: bool = True
     """Whether nodes of this sort are immutable themselves."""
 
     def __init__(self, kind: type, meta: Any, key: StaticKey, children: tuple["Structure", ...]):
@@ -117,6 +117,10 @@ class ModuleNode(Structure):
     """`kind` is the class and `meta` the values of its static fields."""
 
     __slots__ = ()
+
+    @property
+    def is_fixed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.kind._eqxlike_is_fixed  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def is_keepable_module(self) -> bool:

@@ -8,6 +8,7 @@ from ._adaptive_pool import AdaptiveMaxPool2d as AdaptiveMaxPool2d
 from ._adaptive_pool import AdaptiveMaxPool3d as AdaptiveMaxPool3d
 from ._adaptive_pool import AdaptivePool as AdaptivePool
 from ._attention import MultiheadAttention as MultiheadAttention
+from ._batch_norm import BatchNorm as BatchNorm
 from ._bayesian import BayesianLinear as BayesianLinear
 from ._bayesian import BayesianMLP as BayesianMLP
 from ._bayesian_conv import BayesianConv as BayesianConv
@@ -52,7 +53,15 @@ from ._rnn import LSTMCell as LSTMCell
 from ._scan_stack import ScanStack as ScanStack
 from ._sequential import Lambda as Lambda
 from ._sequential import Sequential as Sequential
+from ._shared import Shared as Shared
+from ._spectral_norm import SpectralNorm as SpectralNorm
+from ._stateful import State as State
+from ._stateful import StatefulLayer as StatefulLayer
+from ._stateful import StateIndex as StateIndex
+from ._stateful import delete_init_state as delete_init_state
+from ._stateful import make_with_state as make_with_state
 from ._summary import LayerSummary as LayerSummary
 from ._summary import Summary as Summary
 from ._summary import summary as summary
 from ._to_bayesian import to_bayesian as to_bayesian
+from ._weight_norm import WeightNorm as WeightNorm

@@ -3,7 +3,7 @@
 import abc
 import warnings
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from .._module import Module, field
 from ._init import Initializer, Parameter, draw, feature_count, parameter_dtype, wider
 from ._inputs import check_input
-
-_missing: Any = object()
+from ._stateful import NO_STATE
 
 
 def _draw_affine(
@@ -57,6 +56,7 @@ def _shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
 class _ShapeNorm(Module):
     """What `LayerNorm` and `RMSNorm` share: a shape, and a scale and shift for each entry."""
 
+    keeps_precision: ClassVar[bool] = True
     shape: tuple[int, ...] = field(static=True)
     eps: float = field(static=True)
     use_weight: bool = field(static=True)
@@ -108,7 +108,7 @@ class _ShapeNorm(Module):
         self, x: Float[Array, "*shape"], state: Any, *, key: PRNGKeyArray | None = None
     ) -> tuple[Float[Array, "*shape"], Any]: ...
     def __call__(
-        self, x: Float[Array, "*shape"], state: Any = _missing, *, key: PRNGKeyArray | None = None
+        self, x: Float[Array, "*shape"], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
     ) -> Any:
         """**Arguments:**
 
@@ -124,7 +124,7 @@ class _ShapeNorm(Module):
         check_input(self, x, self.shape)
         normalised = self._normalise(x.astype(_accumulation_dtype(x)))
         out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
-        return out if state is _missing else (out, state)
+        return out if state is NO_STATE else (out, state)
 
 
 class LayerNorm(_ShapeNorm):
@@ -206,6 +206,7 @@ class GroupNorm(Module):
     (4, 8, 8)
     """
 
+    keeps_precision: ClassVar[bool] = True
     groups: int = field(static=True)
     channels: int | None = field(static=True)
     eps: float = field(static=True)
@@ -272,7 +273,7 @@ class GroupNorm(Module):
     def __call__(
         self,
         x: Float[Array, "channels *space"],
-        state: Any = _missing,
+        state: Any = NO_STATE,
         *,
         key: PRNGKeyArray | None = None,
     ) -> Any:
@@ -306,4 +307,4 @@ class GroupNorm(Module):
         if bias is not None:
             bias = jnp.broadcast_to(bias, x.shape)
         out = _affine(normalised, weight, bias).astype(x.dtype)
-        return out if state is _missing else (out, state)
+        return out if state is NO_STATE else (out, state)

@@ -9,18 +9,23 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
 
-from .._module import Module, field
+from .._module import field
 from .._pytree import combine, is_array, partition, tree_at, tree_pformat
 from .._transforms import filter_checkpoint, filter_vmap
 from ._init import check_depth
+from ._inputs import describe
+from ._stateful import NO_STATE, State, StatefulLayer, is_stateful
 
 
-class ScanStack(Module):
+class ScanStack(StatefulLayer):
     """`depth` layers of the same form, one after another, compiled once.
 
     Each array of `layers` has a leading axis of length `depth`, and `jax.lax.scan` walks along it:
     however deep the stack, one layer is traced and compiled. All layers have the same structure,
     and return what has the shapes and dtypes of what they got.
+
+    Layers may be stateful. In the `State` of the model their values stand stacked as well: that of
+    one layer is `jax.tree.map(lambda value: value[index], state.substate(stack.layers))`.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -102,34 +107,63 @@ class ScanStack(Module):
     def __len__(self) -> int:
         return self.depth
 
-    def __call__(self, x: Any, *args: Any, key: PRNGKeyArray | None = None) -> Any:
+    def is_stateful(self) -> bool:
+        """**Returns:** whether the layers are stateful."""
+        return is_stateful(self.layers)
+
+    def __call__(
+        self, x: Any, *args: Any, state: Any = NO_STATE, key: PRNGKeyArray | None = None
+    ) -> Any:
         """**Arguments:**
 
         - `x`: the input of the first layer: an array, or a pytree of arrays.
         - `*args`: passed to every layer as they are, a mask say.
+        - `state`: needed if the layers are stateful; may then be given as the first of `args`.
         - `key`: split into one key a layer; every layer gets `key=None` without it.
 
-        **Returns:** the output of the last layer.
+        **Returns:** the output of the last layer; the pair of that and the state if there is a
+        `state`.
 
-        **Raises:** `TypeError` if a layer returns other shapes or dtypes than it got.
+        **Raises:** `TypeError` if a layer returns other shapes or dtypes than it got, or if the
+        layers need the state and there is none.
         """
+        if not self.is_stateful():
+            out = self._scan(x, args, None, key)[0]
+            return out if state is NO_STATE else (out, state)
+        if state is NO_STATE and args:
+            state, args = args[0], args[1:]
+        if not isinstance(state, State):
+            raise TypeError(
+                f"{describe(self)} needs the state, since its layers, of type "
+                f"{type(self.layers).__name__}, are stateful: write `x, state = stack(x, state)`."
+            )
+        out, substate = self._scan(x, args, state.substate(self.layers), key)
+        return out, state.update(substate)
+
+    def _scan(
+        self, x: Any, args: tuple[Any, ...], state: State | None, key: PRNGKeyArray | None
+    ) -> tuple[Any, Any]:
+        """The output of the last layer, and the states of all layers, stacked, if there are any."""
         arrays, static = partition(self.layers, is_array)
         keys = None if key is None else jr.split(key, self.depth)
 
-        def apply(x: Any, arrays: Any, key: Any) -> Any:
-            return combine(arrays, static)(x, *args, key=key)
+        def apply(x: Any, arrays: Any, state: State | None, key: Any) -> tuple[Any, State | None]:
+            layer = combine(arrays, static)
+            if state is None:
+                return layer(x, *args, key=key), None
+            return layer(x, *args, state=state, key=key)
 
         if self.remat:
             # Inside a loop nothing can be merged with the pass before, so nothing need be fenced.
             apply = filter_checkpoint(apply, prevent_cse=False)
 
-        def step(x: Any, arrays_and_key: Any) -> tuple[Any, None]:
-            out = apply(x, *arrays_and_key)
+        def step(x: Any, turn: Any) -> tuple[Any, State | None]:
+            out, state = apply(x, *turn)
             _check_same_form(x, out)
-            return out, None
+            return out, state
 
         x = jtu.tree_map(jnp.asarray, x)
-        return jax.lax.scan(step, x, (arrays, keys), self.depth, unroll=self.unroll)[0]
+        return jax.lax.scan(step, x, (arrays, state, keys), self.depth, unroll=self.unroll)
 
 
 def _form(tree: Any) -> str:

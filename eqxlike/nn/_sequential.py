@@ -7,9 +7,11 @@ import jax.random as jr
 from jaxtyping import PRNGKeyArray
 
 from .._module import Module
+from ._inputs import describe
+from ._stateful import NO_STATE, State, StatefulLayer, is_stateful
 
 
-class Sequential(Module):
+class Sequential(StatefulLayer):
     """Layers applied in order; indexes, slices, iterates and measures like a tuple of them.
 
     >>> import jax, jax.numpy as jnp
@@ -27,22 +29,46 @@ class Sequential(Module):
     def __init__(self, layers: Sequence[Callable]):
         """**Arguments:**
 
-        - `layers`: callables `layer(x, *, key)`; wrap a plain function in `Lambda`.
+        - `layers`: callables `layer(x, *, key)`, or `layer(x, state, *, key)` for those that are
+          stateful; wrap a plain function in `Lambda`.
         """
         self.layers = tuple(layers)
 
-    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
+    def is_stateful(self) -> bool:
+        """**Returns:** whether one of the layers is stateful."""
+        return any(map(is_stateful, self.layers))
+
+    @overload
+    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any: ...
+    @overload
+    def __call__(
+        self, x: Any, state: State, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Any, State]: ...
+    def __call__(self, x: Any, state: Any = NO_STATE, *, key: PRNGKeyArray | None = None) -> Any:
         """**Arguments:**
 
         - `x`: the input of the first layer.
+        - `state`: passed through every layer that is a `StatefulLayer` and says that it is
+          stateful; needed if there is one.
         - `key`: split into one key a layer; every layer gets `key=None` without it.
 
-        **Returns:** the output of the last layer.
+        **Returns:** the output of the last layer; the pair of that and the state if there is a
+        `state`.
+
+        **Raises:** `TypeError` if a layer needs the state and there is none.
         """
         keys = [None] * len(self.layers) if key is None else jr.split(key, len(self.layers))
-        for layer, layer_key in zip(self.layers, keys, strict=True):
-            x = layer(x, key=layer_key)
-        return x
+        for index, (layer, layer_key) in enumerate(zip(self.layers, keys, strict=True)):
+            if not is_stateful(layer):
+                x = layer(x, key=layer_key)
+            elif state is NO_STATE:
+                raise TypeError(
+                    f"{describe(self)} needs the state, since layers[{index}], of type "
+                    f"{type(layer).__name__}, is stateful: write `x, state = model(x, state)`."
+                )
+            else:
+                x, state = layer(x, state=state, key=layer_key)
+        return x if state is NO_STATE else (x, state)
 
     @overload
     def __getitem__(self, index: int) -> Callable: ...

@@ -115,3 +115,52 @@ def test_layer_that_changes_the_shape_is_named(getkey):
     stack = nn.ScanStack(lambda key: nn.Linear(3, 4, key=key), 2, key=getkey())
     with pytest.raises(TypeError, match=r"it got f32\[3\], and returned f32\[4\]"):
         stack(jnp.ones(3))
+
+
+class Normalised(nn.StatefulLayer):
+    linear: nn.Linear
+    norm: nn.BatchNorm
+
+    def __init__(self, key):
+        self.linear = nn.Linear(4, 4, key=key)
+        self.norm = nn.BatchNorm(4, mode="batch", batched=True)
+
+    def __call__(self, x, shift, state, *, key=None):
+        out, state = self.norm(jax.vmap(self.linear)(x) + shift, state)
+        return jnp.tanh(out), state
+
+
+@pytest.mark.parametrize("options", [{}, {"remat": True}])
+def test_stateful_layers_compute_what_a_loop_does(options, getkey):
+    stack, state = nn.make_with_state(nn.ScanStack)(Normalised, 3, **options, key=getkey())
+    x, shift = jr.normal(getkey(), (5, 4)), jnp.array(0.5)
+    layers = stack.unstack()
+    substates = [jax.tree.map(lambda leaf: leaf[index], state) for index in range(3)]  # noqa: B023
+    out, state = stack(x, shift, state=state)
+    for index, (layer, substate) in enumerate(zip(layers, substates, strict=True)):
+        x, substates[index] = layer(x, shift, substate)
+    np.testing.assert_allclose(out, x, rtol=1e-5, atol=1e-6)
+    expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), *substates)
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_state_of_the_stack_alone_may_be_given_by_position(getkey):
+    def make(key):
+        return nn.Sequential([nn.Lambda(jnp.sin), nn.BatchNorm(4, mode="batch", batched=True)])
+
+    stack, state = nn.make_with_state(nn.ScanStack)(make, 2, key=getkey())
+    out, state = stack(jr.normal(getkey(), (5, 4)), state)
+    assert out.shape == (5, 4)
+    assert state.get(stack.layers[1].batch_counter).tolist() == [1, 1]
+
+
+def test_missing_state_is_an_error_that_says_so(getkey):
+    stack, _ = nn.make_with_state(nn.ScanStack)(Normalised, 2, key=getkey())
+    with pytest.raises(TypeError, match=r"ScanStack needs the state, .* of type Normalised"):
+        stack(jnp.ones((5, 4)), jnp.array(0.5))
+
+
+def test_stack_without_stateful_layers_returns_the_state_that_it_got(getkey):
+    stack, state = nn.ScanStack(Block, 2, key=getkey()), object()
+    assert stack(jnp.ones(4), state=state, key=getkey())[1] is state

@@ -76,3 +76,59 @@ def test_lambda_over_a_module_is_trained(getkey):
 
 def test_lambda_ignores_its_key(getkey):
     assert nn.Lambda(jax.nn.relu)(jnp.array(-1.0), key=getkey()) == 0
+
+
+class Count(nn.StatefulLayer):
+    """Adds how often it was called, and shows which key it got."""
+
+    index: nn.StateIndex
+
+    def __init__(self):
+        self.index = nn.StateIndex(jnp.array(0))
+
+    def __call__(self, x, state, *, key=None):
+        count = state.get(self.index) + 1
+        return x + count, state.set(self.index, count)
+
+
+def make_counting():
+    inner = nn.Sequential([Count(), Add(100)])
+    return nn.make_with_state(lambda: nn.Sequential([Count(), Add(10), inner]))()
+
+
+def test_state_passes_through_the_layers_that_have_one():
+    model, state = make_counting()
+    assert model.is_stateful()
+    x, state = model(0, state)
+    assert x == 112
+    x, state = model(0, state=state)
+    assert x == 114
+    assert [leaf.tolist() for leaf in jax.tree.leaves(state)] == [2, 2]
+
+
+def test_sequential_without_stateful_layers_returns_the_state_that_it_got():
+    model = nn.Sequential([Add(1), nn.Sequential([Add(2)])])
+    assert not model.is_stateful()
+    state = object()
+    assert model(0, state) == (3, state)
+    assert model(0) == 3
+
+
+def test_layer_can_say_that_it_is_not_stateful():
+    class Sometimes(Count):
+        def is_stateful(self):
+            return False
+
+        def __call__(self, x, *, key=None):
+            return x
+
+    assert nn.Sequential([Sometimes()])(3) == 3
+
+
+def test_missing_state_is_an_error_that_names_the_layer():
+    model, _ = make_counting()
+    with pytest.raises(TypeError, match=r"Sequential needs the state, since layers\[0\].* Count"):
+        model(0)
+    outer = nn.Sequential([nn.Lambda(model[1:])])
+    with pytest.raises(TypeError, match=r"Sequential at .*layers\[0\].fn needs .* layers\[1\]"):
+        outer(0)

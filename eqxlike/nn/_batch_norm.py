@@ -1,0 +1,240 @@
+"""Normalisation of each channel over a batch."""
+
+import warnings
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from .._module import field
+from ._init import Initializer, Parameter, draw, feature_count, parameter_dtype, wider
+from ._inputs import check_input, describe
+from ._stateful import State, StatefulLayer, StateIndex
+
+Statistics = tuple[Float[Array, " input_size"], Float[Array, " input_size"]]
+"""Mean and variance of each channel."""
+
+_FLOAT32 = jnp.dtype(jnp.float32)
+
+
+class BatchNorm(StatefulLayer):
+    """Moves each channel to mean 0 and scales it to variance 1, over the batch and all axes but
+    that of the channels; then scales and shifts it.
+
+    Ioffe & Szegedy (2015), "Batch Normalization: Accelerating Deep Network Training by Reducing
+    Internal Covariate Shift": `(x - mean) / sqrt(variance + eps) * weight + bias`. Statistics are
+    computed and kept in at least float32.
+
+    With `mode="batch"` training uses the statistics of the batch at hand, as PyTorch does, and
+    inference their running averages `r <- momentum * r + (1 - momentum) * batch`. After `n` batches
+    these are divided by `1 - momentum**n`. With `mode="ema"` both use the running averages, which
+    start as the statistics of the first batch.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from eqxlike import nn
+    >>> norm, state = nn.make_with_state(nn.BatchNorm)(2, axis_name="batch", mode="batch")
+    >>> batched = jax.vmap(norm, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
+    >>> y, state = batched(jnp.array([[1.0, 2.0], [3.0, 6.0]]), state)
+    >>> print(y.round(2))
+    [[-1. -1.]
+     [ 1.  1.]]
+    """
+
+    keeps_precision: ClassVar[bool] = True
+    weight: Float[Array, " input_size"] | None
+    bias: Float[Array, " input_size"] | None
+    ema_first_time_index: StateIndex[Bool[Array, ""]] | None
+    ema_state_index: StateIndex[Statistics] | None
+    batch_counter: StateIndex[Int[Array, ""]] | None
+    batch_state_index: StateIndex[Statistics] | None
+    axis_name: Hashable | tuple[Hashable, ...] | None
+    inference: bool
+    input_size: int = field(static=True)
+    eps: float = field(static=True)
+    channelwise_affine: bool = field(static=True)
+    momentum: float = field(static=True)
+    mode: Literal["ema", "batch"] = field(static=True)
+    batched: bool = field(static=True)
+
+    def __init__(
+        self,
+        input_size: int,
+        axis_name: Hashable | Sequence[Hashable] | None = None,
+        eps: float = 1e-5,
+        channelwise_affine: bool = True,
+        momentum: float = 0.99,
+        inference: bool = False,
+        dtype: Any = None,
+        mode: Literal["ema", "batch", "legacy"] = "legacy",
+        *,
+        batched: bool = False,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        key: PRNGKeyArray | None = None,
+    ):
+        """**Arguments:**
+
+        - `input_size`: number of channels.
+        - `axis_name`: of the axis of the batch, as in `jax.vmap(..., axis_name=...)`; or a sequence
+          of such, for statistics over several, as over the devices of a `pmap`.
+        - `eps`: added to the variance, so that there is no division by zero.
+        - `channelwise_affine`: whether to scale and shift each channel.
+        - `momentum`: the share of the old running averages in the new ones. PyTorch counts the
+          other way round: its `momentum=0.1` is 0.9 here.
+        - `inference`: whether to normalise with the running averages and leave them alone.
+        - `dtype`: of weight and bias; JAX's default float if `None`. That of the running averages
+          is the same, or float32 if that is wider.
+        - `mode`: `"batch"` or `"ema"`; `"legacy"` is `"ema"`, with a warning.
+        - `batched`: whether the layer is called on a whole batch, `(batch, input_size, ...)`,
+          without a `vmap`. Needs no `axis_name`; with one, statistics are over both.
+        - `weight_init`, `bias_init`: one of `jax.nn.initializers`, instead of ones and zeros.
+        - `key`: for initializers that are random.
+
+        **Raises:** `ValueError` for another mode, for a size that is not a non-negative integer,
+        and if there is neither an `axis_name` nor `batched=True`.
+        """
+        if mode not in ("ema", "batch", "legacy"):
+            raise ValueError(f"mode must be 'batch' or 'ema', got {mode!r}.")
+        if mode == "legacy":
+            warnings.warn(
+                "BatchNorm was given no `mode=`, and takes 'ema' as it always did. Write "
+                "`mode='ema'` to keep that; 'batch' is what other libraries do, and faster.",
+                stacklevel=2,
+            )
+            mode = "ema"
+        if axis_name is None and not batched:
+            raise ValueError(
+                "BatchNorm needs to know what the batch is. Give `axis_name=`, the name of the "
+                "axis of a `jax.vmap` around the layer; or `batched=True`, to call it on arrays of "
+                "shape (batch, channels, ...)."
+            )
+        shape = (feature_count(input_size, "input_size"),)
+        dtype = parameter_dtype(dtype)
+        initializers = jax.nn.initializers
+        weight = Parameter(shape, dtype, initializer=weight_init or initializers.ones)
+        bias = Parameter(shape, dtype, initializer=bias_init or initializers.zeros)
+        self.weight, self.bias = draw(
+            jr.key(0) if key is None else key,
+            weight if channelwise_affine else None,
+            bias if channelwise_affine else None,
+        )
+        zeros, ones = (make(shape, wider(dtype, _FLOAT32)) for make in (jnp.zeros, jnp.ones))
+        is_ema = mode == "ema"
+        self.ema_first_time_index = StateIndex(jnp.array(True)) if is_ema else None
+        self.ema_state_index = StateIndex((zeros, zeros)) if is_ema else None
+        self.batch_counter = None if is_ema else StateIndex(jnp.array(0))
+        self.batch_state_index = None if is_ema else StateIndex((zeros, ones))
+        self.axis_name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
+        self.inference = inference
+        self.input_size = input_size
+        self.eps = eps
+        self.channelwise_affine = channelwise_affine
+        self.momentum = momentum
+        self.mode = mode
+        self.batched = batched
+
+    def __call__(
+        self,
+        x: Float[Array, "..."],
+        state: State,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+    ) -> tuple[Float[Array, "..."], State]:
+        """**Arguments:**
+
+        - `x`: shape `(input_size, ...)`, inside of a `vmap` with that `axis_name` unless in
+          inference mode; or `(batch, input_size, ...)` for a layer with `batched=True`.
+        - `state`: holds the running averages.
+        - `key`: ignored; layers share one signature.
+        - `inference`: overrides the layer's own flag for this call.
+
+        **Returns:** the shape and dtype of `x`, and the new state.
+
+        **Raises:** `ValueError` if `x` has another shape; `NameError` if there is no axis of that
+        name around the call.
+        """
+        del key
+        channels = (self.input_size, "...")
+        check_input(self, x, ("batch", *channels) if self.batched else channels)
+        inference = self.inference if inference is None else inference
+        values = x.astype(wider(x.dtype, _FLOAT32))
+        if self.mode == "ema":
+            statistics, state = self._moving(values, state, inference)
+        else:
+            statistics, state = self._of_batch(values, state, inference)
+        mean, variance = (self._beside(each, values) for each in statistics)
+        out = (values - mean) * jax.lax.rsqrt(variance + self.eps)
+        if self.weight is not None:
+            out = out * self._beside(self.weight, values)
+        if self.bias is not None:
+            out = out + self._beside(self.bias, values)
+        return out.astype(x.dtype), state
+
+    def _moving(self, x: Array, state: State, inference: bool) -> tuple[Statistics, State]:
+        assert self.ema_first_time_index is not None
+        assert self.ema_state_index is not None
+        running = state.get(self.ema_state_index)
+        if inference:
+            return running, state
+        batch, moved = self._moved(running, self._measure(x))
+        is_first = state.get(self.ema_first_time_index)
+        mean, variance = (jnp.where(is_first, *pair) for pair in zip(batch, moved, strict=True))
+        state = state.set(self.ema_first_time_index, jnp.zeros_like(is_first))
+        return (mean, variance), state.set(self.ema_state_index, (mean, variance))
+
+    def _of_batch(self, x: Array, state: State, inference: bool) -> tuple[Statistics, State]:
+        assert self.batch_counter is not None
+        assert self.batch_state_index is not None
+        count = state.get(self.batch_counter)
+        running = state.get(self.batch_state_index)
+        if inference:
+            share = 1 - self.momentum ** count.astype(running[0].dtype)
+            share = jnp.where(count == 0, jnp.ones_like(share), share)
+            mean, variance = running
+            return (mean / share, variance / share), state
+        measured = self._measure(x)
+        _, moved = self._moved(running, measured)
+        state = state.set(self.batch_counter, count + 1)
+        return measured, state.set(self.batch_state_index, moved)
+
+    def _moved(self, running: Statistics, batch: Statistics) -> tuple[Statistics, Statistics]:
+        """The statistics of a batch in the dtype of the running averages, and these, moved."""
+        mean, variance = (each.astype(running[0].dtype) for each in batch)
+        moved_mean, moved_variance = (
+            self.momentum * old + (1 - self.momentum) * new
+            for old, new in zip(running, (mean, variance), strict=True)
+        )
+        return (mean, variance), (moved_mean, moved_variance)
+
+    def _measure(self, x: Array) -> Statistics:
+        axes = tuple(axis for axis in range(x.ndim) if axis != self._channel_axis)
+        mean = self._over_batch(jnp.mean(x, axes))
+        # In two passes: the difference of two large sums would have no digits left.
+        variance = jnp.mean((x - self._beside(mean, x)) ** 2, axes)
+        return mean, self._over_batch(variance)
+
+    def _over_batch(self, mean: Array) -> Array:
+        if self.axis_name is None:
+            return mean
+        try:
+            return jax.lax.pmean(mean, self.axis_name)
+        except NameError as error:
+            raise NameError(
+                f"{describe(self)} computes statistics over the axis {self.axis_name!r}, and there "
+                f"is no axis of that name around the call ({error}). Write `jax.vmap(model, "
+                f"in_axes=(0, None), out_axes=(0, None), axis_name={self.axis_name!r})(x, state)`, "
+                "or make the layer with `batched=True` to call it on a whole batch."
+            ) from None
+
+    @property
+    def _channel_axis(self) -> int:
+        return 1 if self.batched else 0
+
+    def _beside(self, per_channel: Array, x: Array) -> Array:
+        """One number for each channel, in the shape and dtype of `x`."""
+        array = per_channel.astype(x.dtype)
+        return jax.lax.broadcast_in_dim(array, x.shape, (self._channel_axis,))

@@ -1,0 +1,51 @@
+import copy
+
+from eqxlike import nn
+from tests.nn.case import Case
+
+
+def with_state(make):
+    return lambda **options: nn.make_with_state(make)(**options)
+
+
+def call(layer_and_state, x, *, key):
+    layer, state = layer_and_state
+    return layer(x, copy.copy(state), key=key)[0]
+
+
+def call_on_a_batch(layer_and_state, x, *, key):
+    return call(layer_and_state, x[None], key=key)[0]
+
+
+def norm(**options):
+    def make(key, dtype):
+        return nn.BatchNorm(3, dtype=dtype, **options)
+
+    return with_state(make)
+
+
+def spectral(key, dtype):
+    return nn.SpectralNorm(nn.Linear(3, 4, key=key, dtype=dtype), "weight", key=key)
+
+
+def repeated(key, dtype):
+    def make_layer(key):
+        return nn.Sequential([nn.Linear(3, 3, key=key, dtype=dtype), make_norm(dtype)])
+
+    return nn.ScanStack(make_layer, 2, key=key)
+
+
+def make_norm(dtype):
+    return nn.BatchNorm(3, "batch", mode="batch", dtype=dtype)
+
+
+CASES = {
+    "BatchNorm": Case(
+        norm(axis_name="batch", mode="batch"), ((3, 4),), (3, 4), call, batch_axis="batch"
+    ),
+    "BatchNorm-ema": Case(norm(axis_name="batch", mode="ema"), ((3,),), (3,), call, "batch"),
+    "BatchNorm-batched": Case(norm(batched=True, mode="batch"), ((3, 4),), (3, 4), call_on_a_batch),
+    "SpectralNorm": Case(with_state(spectral), ((3,),), (4,), call),
+    "WeightNorm": Case(lambda **options: nn.WeightNorm(nn.Linear(3, 4, **options)), ((3,),), (4,)),
+    "ScanStack-stateful": Case(with_state(repeated), ((3,),), (3,), call, "batch"),
+}

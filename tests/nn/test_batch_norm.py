@@ -1,0 +1,229 @@
+import dataclasses
+import warnings
+
+import equinox
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn
+
+
+def over_batch(norm, axis_name="batch", **options):
+    def call(x, state):
+        return norm(x, state, **options)
+
+    return jax.vmap(call, in_axes=(0, None), out_axes=(0, None), axis_name=axis_name)
+
+
+def run(library, shape, **options):
+    """Outputs of three steps of training and of one of inference, and the state after that."""
+    norm, state = library.nn.make_with_state(library.nn.BatchNorm)(3, "batch", **options)
+    outputs = []
+    for seed in range(3):
+        x = 3 * jr.normal(jr.key(seed), (4, *shape)) + jnp.full((), 2.0)
+        y, state = over_batch(norm)(x, state)
+        outputs.append(y)
+    y, state = over_batch(norm, inference=True)(x, state)
+    return [*outputs, y, *jax.tree.leaves(state)]
+
+
+@pytest.mark.parametrize("mode", ["ema", "batch"])
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((3,), {}),
+        ((3, 2, 2), {"momentum": 0.5, "eps": 0.1}),
+        ((3,), {"channelwise_affine": False}),
+        ((3,), {"inference": True}),
+    ],
+)
+def test_training_and_inference_compute_what_they_do_in_equinox(mode, shape, options):
+    ours, theirs = (run(library, shape, mode=mode, **options) for library in (eqx, equinox))
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_fields_are_those_of_equinox_and_batched():
+    ours, theirs = (
+        [field.name for field in dataclasses.fields(library.nn.BatchNorm)]
+        for library in (eqx, equinox)
+    )
+    assert ours == [*theirs, "batched"]
+
+
+def test_without_a_mode_it_is_ema_and_warns_as_in_equinox():
+    for library in (equinox, eqx):
+        with pytest.warns(UserWarning, match="mode"):
+            assert library.nn.BatchNorm(3, "batch").mode == "ema"
+
+
+def test_with_a_mode_it_does_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nn.BatchNorm(3, "batch", mode="ema")
+
+
+@pytest.mark.parametrize("mode", ["ema", "batch"])
+def test_whole_batch_at_once_computes_what_vmap_does(mode, getkey):
+    x = 3 * jr.normal(getkey(), (4, 3, 2)) + 2.0
+    make = nn.make_with_state(nn.BatchNorm)
+    one_by_one, state = make(3, "batch", mode=mode)
+    at_once, same_state = make(3, mode=mode, batched=True)
+
+    def loss(norm, x, state):
+        y, state = norm(x, state)
+        return jnp.sum(jnp.sin(y)), (y, state)
+
+    gradient = jax.value_and_grad(loss, argnums=1, has_aux=True)
+    (_, expected), expected_gradient = gradient(over_batch(one_by_one), x, state)
+    (_, out), out_gradient = gradient(at_once, x, same_state)
+    for ours, theirs in zip(
+        jax.tree.leaves((out, out_gradient)),
+        jax.tree.leaves((expected, expected_gradient)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_over_two_axes_are_those_of_the_batch_as_a_whole(getkey):
+    x = jr.normal(getkey(), (2, 4, 3))
+    make = nn.make_with_state(nn.BatchNorm)
+    norm, state = make(3, ["device", "batch"], mode="batch")
+    out, state = over_batch(over_batch(norm), "device")(x, state)
+    flat, flat_state = over_batch(make(3, "batch", mode="batch")[0])(
+        x.reshape(8, 3), make(3, "batch", mode="batch")[1]
+    )
+    np.testing.assert_allclose(out.reshape(8, 3), flat, rtol=1e-5, atol=1e-6)
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(flat_state), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_batches_of_several_devices_are_one_batch(getkey):
+    x = jr.normal(getkey(), (2, 4, 3))
+    norm, state = nn.make_with_state(nn.BatchNorm)(3, "device", mode="batch", batched=True)
+    replicated = eqx.filter_pmap(
+        lambda x, state: norm(x, state), in_axes=(0, None), out_axes=(0, None), axis_name="device"
+    )
+    out, _ = replicated(x, state)
+    flat = x.reshape(8, 3)
+    expected = (flat - flat.mean(0)[None]) / jnp.sqrt(flat.var(0) + 1e-5)[None]
+    np.testing.assert_allclose(out.reshape(8, 3), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_inference_leaves_the_state_alone(getkey):
+    norm, state = nn.make_with_state(nn.BatchNorm)(3, "batch", mode="batch", inference=True)
+    before = jax.tree.leaves(state)
+    _, state = norm(jr.normal(getkey(), (3,)), state)
+    for one, other in zip(jax.tree.leaves(state), before, strict=True):
+        assert one is other
+
+
+def test_inference_before_any_training_is_a_scaling_by_one():
+    norm, state = nn.make_with_state(nn.BatchNorm)(3, "batch", mode="batch", inference=True)
+    x = jnp.array([1.0, -2.0, 3.0])
+    np.testing.assert_allclose(norm(x, state)[0], x, rtol=1e-5)
+
+
+def test_batch_of_constants_has_a_finite_gradient():
+    norm, state = nn.make_with_state(nn.BatchNorm)(3, batched=True, mode="batch")
+    gradient = jax.grad(lambda x: jnp.sum(norm(x, state)[0] ** 2))(jnp.ones((4, 3)))
+    assert bool(jnp.isfinite(gradient).all())
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_statistics_of_half_precision_are_those_of_float32(dtype, getkey):
+    # In bfloat16 the running mean would stand still: a step of 1% is less than its last digit.
+    x = (100 + jr.normal(getkey(), (64, 3))).astype(dtype)
+    norm, state = nn.make_with_state(nn.BatchNorm)(3, batched=True, mode="batch", dtype=dtype)
+    out, state = norm(x, state)
+    mean, variance = state.get(norm.batch_state_index)
+    exact = np.asarray(x, np.float64)
+    assert (out.dtype, mean.dtype) == (dtype, jnp.float32)
+    np.testing.assert_allclose(mean, 0.01 * exact.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(variance, 0.99 + 0.01 * exact.var(0), rtol=1e-4)
+
+
+def test_initializers_draw_weight_and_bias(getkey):
+    initializers = jax.nn.initializers
+    norm = nn.BatchNorm(
+        8,
+        "batch",
+        mode="batch",
+        weight_init=initializers.normal(),
+        bias_init=initializers.ones,
+        key=getkey(),
+    )
+    assert len(np.unique(norm.weight)) == 8
+    assert bool(jnp.all(norm.bias == 1))
+
+
+def test_training_a_sequential_through_jit_and_loops_is_traced_once(getkey):
+    traces = []
+
+    def make(key):
+        return nn.Sequential(
+            [nn.Linear(2, 3, key=key), nn.BatchNorm(3, "batch", mode="batch"), nn.Lambda(jnp.tanh)]
+        )
+
+    @eqx.filter_jit
+    def step(model, state, x):
+        traces.append(None)
+
+        def loss(model, state):
+            y, state = over_batch(model)(x, state)
+            return jnp.mean(y**2), state
+
+        gradient, state = eqx.filter_grad(loss, has_aux=True)(model, state)
+        return eqx.apply_updates(model, jax.tree.map(jnp.negative, gradient)), state
+
+    model, state = nn.make_with_state(make)(getkey())
+    x = jr.normal(getkey(), (8, 2))
+    for _ in range(3):
+        model, state = step(model, state, x)
+    assert state.get(model[1].batch_counter) == 3
+    assert len(traces) == 1
+
+
+def call_with(x, inference=False, **options):
+    norm, state = nn.make_with_state(nn.BatchNorm)(3, mode="batch", inference=inference, **options)
+    return norm(x, state)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: nn.BatchNorm(3, "batch", mode="mean"), ValueError, "'batch' or 'ema', got 'mean'"),
+        (lambda: nn.BatchNorm(3, mode="ema"), ValueError, "Give `axis_name=`.*`batched=True`"),
+        (lambda: nn.BatchNorm(-1, "batch", mode="ema"), ValueError, "input_size must .* got -1"),
+        (
+            lambda: call_with(jnp.ones(4), axis_name="batch", inference=True),
+            ValueError,
+            r"BatchNorm expected x of shape \(3, \.\.\.\), got shape \(4,\)",
+        ),
+        (
+            lambda: call_with(jnp.ones(3), batched=True),
+            ValueError,
+            r"BatchNorm expected x of shape \(batch, 3, \.\.\.\), got shape \(3,\)",
+        ),
+        (
+            lambda: call_with(jnp.ones(3), axis_name="batch"),
+            NameError,
+            r"BatchNorm computes .* axis 'batch'.*in_axes=\(0, None\).*batched=True",
+        ),
+    ],
+)
+def test_errors_name_what_was_expected_and_what_came(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_missing_axis_is_an_error_that_names_the_layer(getkey):
+    make = nn.make_with_state(lambda: nn.Sequential([nn.BatchNorm(3, "batch", mode="batch")]))
+    model, state = make()
+    with pytest.raises(NameError, match=r"BatchNorm at Sequential.layers\[0\] computes"):
+        model(jnp.ones(3), state)
