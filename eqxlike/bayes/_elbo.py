@@ -47,7 +47,7 @@ def negative_elbo(
 
     **Arguments:**
 
-    - `model`: any pytree; the KL is that of the `nn.BayesianLinear` layers in it.
+    - `model`: any pytree; the KL is that of the `nn.BayesianLayer`s in it.
     - `log_likelihood`: `log_likelihood(model, example, key)`, the log density of one example, shape
       `()`; `example` is the batch without its leading axis, `key` what `model(x, key=key)` needs.
     - `batch`: arrays with leading axis B.

@@ -27,7 +27,7 @@ def predict_samples(
 
     **Arguments:**
 
-    - `model`: called as `network(input)` on one example, after every `nn.BayesianLinear` in it has
+    - `model`: called as `network(input)` on one example, after every `nn.BayesianLayer` in it has
       been replaced by a draw. Put other random layers in inference mode.
     - `inputs`: arrays with leading axis B.
     - `key`: for the draws.

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from .._module import Module, field
@@ -163,7 +164,8 @@ class MultiheadAttention(Module):
         - `value`: shape `(kv_seq, value_size)`.
         - `mask`: `False` where a query must not attend to a key: shape `(q_seq, kv_seq)`, or
           `(num_heads, q_seq, kv_seq)` for one of its own in each head.
-        - `key`: for dropout; needed unless `dropout_p` is 0 or in inference mode.
+        - `key`: for dropout; needed unless `dropout_p` is 0 or in inference mode. Projections get
+          a part of it for each row, for layers that were put in their place, by `to_bayesian` say.
         - `inference`: overrides the flag of the dropout for this call.
         - `deterministic`: the old name of `inference`.
         - `process_heads`: a function of the projected query, key and value, each of shape `(seq,
@@ -184,13 +186,15 @@ class MultiheadAttention(Module):
             check_input(self, mask, (self.num_heads, *lengths) if per_head else lengths, "mask")
             mask = (mask if mask.dtype == bool else mask != 0).reshape(-1, *lengths)
 
-        def heads_of(projection: Linear, x: Array) -> Heads:
-            return jax.vmap(projection)(x).reshape(x.shape[0], self.num_heads, -1)
+        keys = (None,) * 4 if key is None else split_key(key, 4)
+
+        def heads_of(projection: Linear, x: Array, key: PRNGKeyArray | None) -> Heads:
+            return _project(projection, x, key).reshape(x.shape[0], self.num_heads, -1)
 
         heads = (
-            heads_of(self.query_proj, query),
-            heads_of(self.key_proj, key_),
-            heads_of(self.value_proj, value),
+            heads_of(self.query_proj, query, keys[0]),
+            heads_of(self.key_proj, key_, keys[1]),
+            heads_of(self.value_proj, value, keys[2]),
         )
         if process_heads is not None:
             heads = _processed(heads, process_heads)
@@ -208,13 +212,21 @@ class MultiheadAttention(Module):
                 )
 
             attended = _attend(*heads, mask, drop)
-        return jax.vmap(self.output_proj)(attended.reshape(query.shape[0], -1))
+        return _project(self.output_proj, attended.reshape(query.shape[0], -1), keys[3])
 
     def _drops(self, inference: bool | None, deterministic: bool | None) -> bool:
         if inference is None and deterministic is None:
             inference = self.dropout.inference
         p = self.dropout.p
         return not (inference or deterministic or (isinstance(p, int | float) and p == 0))
+
+
+def _project(projection: Linear, x: Array, key: PRNGKeyArray | None) -> Array:
+    """Each row of `x` through the layer, with a key of its own."""
+    if key is None:
+        return jax.vmap(projection)(x)
+    keys = jr.split(key, x.shape[0])
+    return jax.vmap(lambda row, key: projection(row, key=key))(x, keys)
 
 
 def _processed(

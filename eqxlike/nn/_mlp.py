@@ -138,33 +138,41 @@ class MLP(Module):
         """**Arguments:**
 
         - `x`: shape `(in_size,)`, or `()` if `in_size="scalar"`.
-        - `key`: ignored; layers share one signature.
+        - `key`: split into one key a layer. A `Linear` ignores its own; a layer that was put in the
+          place of one, by `to_bayesian` say, may need it.
 
         **Returns:** shape `(out_size,)`, or `()` if `out_size="scalar"`.
 
         **Raises:** `ValueError` if `x` has another shape.
         """
-        del key
+        keys = None if key is None else jr.split(key, self.depth + 1)
         if self.depth > 0:
-            x = _apply_per_unit(_at_layer(self.activation, 0), self.layers[0](x))
+            x = self._apply_hidden(0, x, keys)
         if self.scan and self.depth > 1:
-            x = self._scan_hidden(x)
+            x = self._scan_hidden(x, None if keys is None else keys[1:-1])
         else:
             for index in range(1, self.depth):
-                x = _apply_per_unit(_at_layer(self.activation, index), self.layers[index](x))
-        x = self.layers[-1](x)
+                x = self._apply_hidden(index, x, keys)
+        x = self.layers[-1](x, key=None if keys is None else keys[-1])
         if self.out_size == "scalar":
             return self.final_activation(x)
         return _apply_per_unit(self.final_activation, x)
 
-    def _scan_hidden(self, x: Shaped[Array, " width"]) -> Shaped[Array, " width"]:
+    def _apply_hidden(self, index: int, x: Array, keys: PRNGKeyArray | None) -> Array:
+        x = self.layers[index](x, key=None if keys is None else keys[index])
+        return _apply_per_unit(_at_layer(self.activation, index), x)
+
+    def _scan_hidden(
+        self, x: Shaped[Array, " width"], keys: PRNGKeyArray | None
+    ) -> Shaped[Array, " width"]:
         later = jax.tree_util.tree_map(
             lambda leaf: leaf[1:] if is_array(leaf) else leaf, self.activation
         )
         arrays, static = partition((self.layers[1], later), is_array)
 
-        def body(x: Array, arrays: Any) -> tuple[Array, None]:
+        def body(x: Array, arrays_and_key: Any) -> tuple[Array, None]:
+            arrays, key = arrays_and_key
             layer, activation = combine(arrays, static)
-            return _apply_per_unit(activation, layer(x)), None
+            return _apply_per_unit(activation, layer(x, key=key)), None
 
-        return jax.lax.scan(body, x, arrays)[0]
+        return jax.lax.scan(body, x, (arrays, keys))[0]

@@ -107,7 +107,9 @@ class State(Module):
     >>> from eqxlike import nn
     >>> norm, state = nn.make_with_state(nn.BatchNorm)(3, axis_name="batch", mode="batch")
     >>> state
-    State(BatchNorm.batch_counter=i32[], BatchNorm.batch_state_index=(f32[3], f32[3]))
+    State(
+      BatchNorm.batch_counter=i32[], BatchNorm.batch_state_index=(f32[3], f32[3])
+    )
     >>> x = jnp.ones((8, 3))
     >>> batched = eqx.filter_vmap(norm, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
     >>> y, state = batched(x, state)

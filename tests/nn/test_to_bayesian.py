@@ -1,3 +1,5 @@
+import operator
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -41,6 +43,37 @@ def test_attention_becomes_bayesian(getkey):
     bayesian = nn.inference_mode(nn.to_bayesian(attention))
     np.testing.assert_allclose(bayesian(x, x, x), attention(x, x, x), rtol=1e-6)
     assert nn.kl_divergence(bayesian) > 0
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_each_layer_of_an_mlp_draws_by_a_key_of_its_own(scan, getkey):
+    model = nn.MLP(2, 2, 2, 3, activation=jnp.tanh, scan=scan, key=getkey())
+    bayesian, key, x = nn.to_bayesian(model), getkey(), jnp.ones(2)
+    layers = [*bayesian.layers]
+    if scan:
+        arrays, static = eqx.partition(layers[1], eqx.is_array)
+        taken = [jax.tree.map(operator.itemgetter(index), arrays) for index in range(2)]
+        layers[1:2] = [eqx.combine(each, static) for each in taken]
+    keys = jr.split(key, 4)
+    expected = x
+    for index in range(4):
+        layer = layers[index]
+        expected = layer(expected, key=keys[index])
+        expected = jnp.tanh(expected) if index < 3 else expected
+    np.testing.assert_allclose(bayesian(x, key=key), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_projection_of_attention_draws_by_a_key_for_each_row(getkey):
+    attention, x = nn.MultiheadAttention(2, 4, key=getkey()), jr.normal(getkey(), (3, 4))
+    bayesian = nn.to_bayesian(attention, lambda attention: attention.output_proj)
+    attended = eqx.tree_at(lambda attention: attention.output_proj, attention, nn.Identity())
+    key = getkey()
+    rows = zip(attended(x, x, x), jr.split(jr.split(key, 4)[3], 3), strict=True)
+    expected = [bayesian.output_proj(row, key=row_key) for row, row_key in rows]
+    out = bayesian(x, x, x, key=key)
+    np.testing.assert_allclose(out, jnp.stack(expected), rtol=1e-5, atol=1e-6)
+    with pytest.raises(RuntimeError, match="BayesianLinear needs a key"):
+        bayesian(x, x, x)
 
 
 def test_convolutions_become_bayesian_too(model, getkey):
