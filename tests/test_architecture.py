@@ -46,7 +46,16 @@ FORBIDDEN = {"train": {"nn", "bayes"}}
 # A family of layers imports none of its siblings, but for what all share: helpers, in which no
 # layer is defined; `Linear` and `Dropout`, which networks are made of; freezing, which a layer does
 # to what it is made of; and the base of layers with random weights.
-HELPERS_OF_NN = {"_gaussian", "_init", "_inputs", "_paths", "_replace", "_table", "_windows"}
+HELPERS_OF_NN = {
+    "_calls",
+    "_gaussian",
+    "_init",
+    "_inputs",
+    "_paths",
+    "_replace",
+    "_table",
+    "_windows",
+}
 SHARED_IN_NN = HELPERS_OF_NN | {"_dropout", "_freeze", "_linear", "_posterior", "_stateful"}
 # What makes one layer out of another knows both.
 MADE_FROM = {

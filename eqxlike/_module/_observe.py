@@ -1,9 +1,9 @@
 """Modules that tell when they are called.
 
 A copy of a tree in which each Module that can be called is of a subclass, made here, of its class:
-the fields and the methods are the same, and `__call__` reports before it returns. Who is told is
-kept in a static field, and so goes wherever the Module does: through flattening, into loops and
-transformations.
+the fields and the methods are the same, and `__call__` reports as it begins and as it returns. Who
+is told is kept in a static field, and so goes wherever the Module does: through flattening, into
+loops and transformations.
 """
 
 import threading
@@ -17,8 +17,10 @@ from ._freeze import Quiet
 from ._kept import stored_fields
 from ._module import FLATTENING, Module, ModuleMeta, Wrapper
 
-Report = Callable[[Module, tuple[Any, ...], dict[str, Any], Any], None]
-"""Called with a Module, the arguments and keyword arguments of a call, and the outcome."""
+Report = Callable[[Module, tuple[Any, ...], dict[str, Any]], Callable[[Any], None]]
+"""Called with a Module, and the arguments and keyword arguments of a call that begins: afterwards
+they may be used up. Returns what is called with the outcome.
+"""
 
 
 def observe_calls(tree: Any, reporter: Callable[[tuple[Any, ...], Module], Report]) -> Any:
@@ -86,11 +88,12 @@ def _observed_class(cls: Any) -> Any:
 
 def _make_observed_class(cls: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outcome = super(observed, self).__call__(*args, **kwargs)
         report = getattr(self, _REPORT)
         # One that the model makes of its own class, while it runs, has none.
-        if report is not None:
-            report(self, args, kwargs, outcome)
+        done = None if report is None else report(self, args, kwargs)
+        outcome = super(observed, self).__call__(*args, **kwargs)
+        if done is not None:
+            done(outcome)
         return outcome
 
     namespace = {

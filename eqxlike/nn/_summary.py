@@ -4,14 +4,14 @@ import dataclasses
 import math
 from typing import Any
 
-import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._module import Module, observe_calls
-from .._partition import split
 from .._pytree import flag_leaves, is_array, is_inexact_array, tree_pformat
 from .._transforms import filter_eval_shape
+from ._calls import Record, Recorder
+from ._stateful import State
 from ._table import align, grouped, rich_table
 
 
@@ -45,9 +45,7 @@ class LayerSummary:
     @property
     def cells(self) -> tuple[str, ...]:
         """The row as text."""
-        forms = dict.fromkeys(
-            tree_pformat(output, width=10_000, struct_as_array=True) for output in self.outputs
-        )
+        forms = dict.fromkeys(map(_form, self.outputs))
         return (
             self.path or "(model)",
             self.type_name,
@@ -64,7 +62,8 @@ class LayerSummary:
 class Summary:
     """What `summary` returns; `str` and `repr` show it as a table, and `rich.print` as one of rich.
 
-    - `rows`: of each Module in the model, those around others first.
+    - `rows`: of each Module in the model that can be called or has arrays, those around others
+      first.
     - `num_parameters`, `num_trainable`, `num_bytes`: of the whole model, in which an array that
       two layers share counts once.
     - `flops`: of the call of the whole model; `None` where XLA does not say.
@@ -102,8 +101,8 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     Nothing is computed: `model(*example_args, **kwargs)` is traced with shapes in the place of
     arrays, and each call of a Module in it recorded. A call that is traced counts: the body of
     `jax.lax.scan`, and what is under `jax.vmap`, is traced once, for one step and one example. For
-    layers that need a batch, wrap the model: `summary(eqxlike.filter_vmap(model,
-    axis_name="batch"), xs)`.
+    layers that need a batch, wrap the model: `summary(eqxlike.filter_vmap(model, in_axes=(0, None),
+    out_axes=(0, None), axis_name="batch"), xs, state)`.
 
     **Arguments:**
 
@@ -131,9 +130,9 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
         .layers[1]  Linear          1  f32[2]           34    136     66  all
         178 parameters, 178 of them trained; 712 bytes; 338 FLOPs
     """
-    recorder = _Recorder()
+    recorder = Recorder()
     observed = observe_calls(model, recorder.add)
-    whole = _Record((), model)
+    whole = Record((), model)
     if example_args or kwargs:
         if not callable(model):
             raise TypeError(
@@ -142,11 +141,11 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
             )
         with recorder:
             outcome = filter_eval_shape(observed, *example_args, **kwargs)
-        whole.report(observed, example_args, kwargs, outcome)
+        whole.report(observed, example_args, kwargs)(outcome)
     trainable = _trainable_ids(model)
     num_parameters, num_trainable, num_bytes = _sizes(model, trainable)
     return Summary(
-        rows=tuple(record.row(trainable) for record in recorder.take()),
+        rows=tuple(_row(each, trainable) for each in recorder.take() if _is_layer(each.module)),
         num_parameters=num_parameters,
         num_trainable=num_trainable,
         num_bytes=num_bytes,
@@ -154,103 +153,37 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     )
 
 
-class _Recorder:
-    """The records of all Modules of a model; what is called outside its `with` is not recorded."""
-
-    def __init__(self):
-        self._records: list[_Record] = []
-        self._is_on = False
-
-    def __enter__(self) -> None:
-        self._is_on = True
-
-    def __exit__(self, *exception: Any) -> None:
-        self._is_on = False
-
-    def add(self, path: tuple[Any, ...], module: Module) -> Any:
-        index = len(self._records)
-        self._records.append(_Record(path, module))
-
-        def report(*call: Any) -> None:
-            if self._is_on:
-                self._records[index].report(*call)
-
-        return report
-
-    def take(self) -> list["_Record"]:
-        """All records, once. JAX may keep the Modules that report here in a cache: they are not to
-        keep the arrays of the model alive.
-        """
-        records, self._records = self._records, []
-        return records
+def _is_layer(module: Module) -> bool:
+    return callable(module) or any(map(is_array, jtu.tree_leaves(module)))
 
 
-class _Record:
-    """The calls of one Module, with shapes in the place of arrays."""
-
-    def __init__(self, path: tuple[Any, ...], module: PyTree):
-        self.path = path
-        self.module = module
-        self.calls: list[tuple[list[Any], Any]] = []
-        self.outputs: list[PyTree] = []
-
-    def report(self, module: PyTree, args: tuple, kwargs: dict[str, Any], outcome: Any) -> None:
-        # Of the Module that was called, not of that in the tree: a loop calls slices of it.
-        arrays, rest = split((module, args, kwargs), _has_shape)
-        self.calls.append(([_struct(array) for array in arrays], rest))
-        self.outputs.append(
-            jtu.tree_map(lambda leaf: _struct(leaf) if _has_shape(leaf) else leaf, outcome)
-        )
-
-    def row(self, trainable: set[int]) -> LayerSummary:
-        num_parameters, num_trainable, num_bytes = _sizes(self.module, trainable)
-        return LayerSummary(
-            path=jtu.keystr(self.path),
-            type_name=type(self.module).__name__,
-            outputs=tuple(self.outputs),
-            num_parameters=num_parameters,
-            num_trainable=num_trainable,
-            num_bytes=num_bytes,
-            flops=self.flops(),
-        )
-
-    def flops(self) -> float | None:
-        """Of all calls; `None` if there was none, or XLA does not say of one."""
-        counts: dict[str, float | None] = {}
-        total = 0.0
-        for structs, rest in self.calls:
-            form = f"{rest.treedef}{rest.leaves(structs)}"
-            if form not in counts:
-                counts[form] = _flops(structs, rest)
-            count = counts[form]
-            if count is None:
-                return None
-            total += count
-        return total if self.calls else None
+def _row(record: Record, trainable: set[int]) -> LayerSummary:
+    num_parameters, num_trainable, num_bytes = _sizes(record.module, trainable)
+    return LayerSummary(
+        path=jtu.keystr(record.path),
+        type_name=type(record.module).__name__,
+        outputs=tuple(record.outputs),
+        num_parameters=num_parameters,
+        num_trainable=num_trainable,
+        num_bytes=num_bytes,
+        flops=record.flops(),
+    )
 
 
-def _flops(structs: list[Any], rest: Any) -> float | None:
-    def call(arrays: list[Any]) -> list[Any]:
-        layer, args, kwargs = rest.merge(arrays)
-        return split(layer(*args, **kwargs))[0]
+class _SomeState:
+    """Stands for a `State` in what a call returned: it is that of the whole model."""
 
-    try:
-        analysis = jax.jit(call).lower(structs).cost_analysis()
-    # The call was sound where it was made. By itself it need not be: it may use an axis of a `vmap`
-    # around it, or a value of the trace that it was part of; nor has every platform an analysis.
-    except Exception:
-        return None
-    flops = analysis.get("flops") if isinstance(analysis, dict) else None
-    return None if flops is None or flops < 0 else float(flops)
+    def __repr__(self) -> str:
+        return "State"
 
 
-def _has_shape(leaf: Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-
-
-def _struct(array: Any) -> jax.ShapeDtypeStruct:
-    is_weak = getattr(array, "weak_type", False)
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=is_weak)
+def _form(output: PyTree) -> str:
+    shown = jtu.tree_map(
+        lambda node: _SomeState() if isinstance(node, State) else node,
+        output,
+        is_leaf=lambda node: isinstance(node, State),
+    )
+    return tree_pformat(shown, width=10_000, struct_as_array=True)
 
 
 def _trainable_ids(model: PyTree) -> set[int]:

@@ -12,7 +12,10 @@ def observed(tree):
     calls = []
 
     def reporter(path, module):
-        return lambda *call: calls.append((jax.tree_util.keystr(path), *call))
+        def report(*call):
+            return lambda outcome: calls.append((jax.tree_util.keystr(path), *call, outcome))
+
+        return report
 
     return observe_calls(tree, reporter), calls
 

@@ -207,3 +207,29 @@ def test_rich_shows_the_same_cells(getkey):
 def test_keys_and_counters_are_bytes_and_no_parameters(getkey):
     summary = nn.summary({"key": getkey(), "count": jnp.arange(3), "weight": jnp.ones(2)})
     assert (summary.num_parameters, summary.num_bytes) == (2, 8 + 12 + 8)
+
+
+def make_stateful(key):
+    norm = nn.BatchNorm(4, "batch", mode="batch")
+    return nn.Sequential([nn.Linear(3, 4, key=key), norm, nn.Lambda(jnp.tanh)])
+
+
+def test_state_that_a_layer_uses_up_is_shown_by_its_name(getkey):
+    model, state = nn.make_with_state(make_stateful)(getkey())
+    table = nn.summary(nn.inference_mode(model), jnp.ones(3), state)
+    assert [row.type_name for row in table.rows] == ["Sequential", "Linear", "BatchNorm", "Lambda"]
+    assert "(f32[4], State)" in str(table)
+    assert table.rows[2].flops > 0
+    assert table.rows[2].outputs[0][1].get(model[1].batch_counter).shape == ()
+
+
+def test_layer_that_needs_a_batch_is_summed_up_inside_of_a_vmap(getkey):
+    model, state = nn.make_with_state(make_stateful)(getkey())
+    batched = eqx.filter_vmap(model, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
+    table = nn.summary(batched, jnp.ones((2, 3)), state)
+    rows = {row.type_name: row for row in table.rows}
+    assert rows["BatchNorm"].outputs[0][0].shape == (4,)
+    assert rows["BatchNorm"].flops is None
+    assert table.flops > 0
+    # Nothing was computed: the state is as it was.
+    assert state.get(model[1].batch_counter) == 0
