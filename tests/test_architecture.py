@@ -56,7 +56,8 @@ HELPERS_OF_NN = {
     "_table",
     "_windows",
 }
-SHARED_IN_NN = HELPERS_OF_NN | {"_dropout", "_freeze", "_linear", "_posterior", "_stateful"}
+STATE_OF_NN = {"_state", "_state_index", "_stateful"}
+SHARED_IN_NN = HELPERS_OF_NN | {"_dropout", "_freeze", "_linear", "_posterior", *STATE_OF_NN}
 # What makes one layer out of another knows both.
 MADE_FROM = {
     "nn/_bayesian_conv.py": {"_conv"},

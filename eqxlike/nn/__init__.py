@@ -55,11 +55,11 @@ from ._sequential import Lambda as Lambda
 from ._sequential import Sequential as Sequential
 from ._shared import Shared as Shared
 from ._spectral_norm import SpectralNorm as SpectralNorm
-from ._stateful import State as State
+from ._state import State as State
+from ._state import make_with_state as make_with_state
+from ._state_index import StateIndex as StateIndex
+from ._state_index import delete_init_state as delete_init_state
 from ._stateful import StatefulLayer as StatefulLayer
-from ._stateful import StateIndex as StateIndex
-from ._stateful import delete_init_state as delete_init_state
-from ._stateful import make_with_state as make_with_state
 from ._summary import LayerSummary as LayerSummary
 from ._summary import Summary as Summary
 from ._summary import summary as summary

@@ -12,7 +12,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from .._module import field
 from ._init import Initializer, Parameter, draw, feature_count, parameter_dtype, wider
 from ._inputs import check_input, describe
-from ._stateful import State, StatefulLayer, StateIndex
+from ._state import State
+from ._state_index import StateIndex
+from ._stateful import StatefulLayer
 
 Statistics = tuple[Float[Array, " input_size"], Float[Array, " input_size"]]
 """Mean and variance of each channel."""

@@ -14,7 +14,8 @@ from .._pytree import combine, is_array, partition, tree_at, tree_pformat
 from .._transforms import filter_checkpoint, filter_vmap
 from ._init import check_depth
 from ._inputs import describe
-from ._stateful import NO_STATE, State, StatefulLayer, is_stateful
+from ._state import State
+from ._stateful import NO_STATE, StatefulLayer, is_stateful
 
 
 class ScanStack(StatefulLayer):

@@ -8,7 +8,8 @@ from jaxtyping import PRNGKeyArray
 
 from .._module import Module
 from ._inputs import describe
-from ._stateful import NO_STATE, State, StatefulLayer, is_stateful
+from ._state import State
+from ._stateful import NO_STATE, StatefulLayer, is_stateful
 
 
 class Sequential(StatefulLayer):

@@ -11,7 +11,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from .._module import field
 from .._pytree import is_array, tree_at
 from ._init import wider
-from ._stateful import State, StatefulLayer, StateIndex
+from ._state import State
+from ._state_index import StateIndex
+from ._stateful import StatefulLayer
 from ._windows import whole_number
 
 Layer = TypeVar("Layer", bound=Callable[..., Any])

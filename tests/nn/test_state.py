@@ -99,7 +99,7 @@ def test_each_place_in_a_model_has_a_value_of_its_own():
 def test_state_and_index_name_the_path_in_the_model():
     model, state = pair()
     assert repr(state) == "State(Pair.first.index=i32[], Pair.second.index=i32[])"
-    assert repr(model.first.index) == "StateIndex(marker='Pair.first.index', init=_Deleted())"
+    assert repr(model.first.index) == "StateIndex(marker='Pair.first.index', init=DeletedValue())"
 
 
 def test_model_has_no_arrays_of_state_in_it():
