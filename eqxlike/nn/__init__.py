@@ -45,6 +45,8 @@ from ._pool import Pool as Pool
 from ._posterior import BayesianLayer as BayesianLayer
 from ._posterior import kl_divergence as kl_divergence
 from ._posterior import sample_posterior as sample_posterior
+from ._precision import MixedPrecision as MixedPrecision
+from ._precision import Policy as Policy
 from ._prelu import PReLU as PReLU
 from ._reinitialise import reinitialise as reinitialise
 from ._replace import replace_layers as replace_layers

@@ -199,9 +199,10 @@ class MultiheadAttention(Module):
         if process_heads is not None:
             heads = _processed(heads, process_heads)
         fits_jax = self.qk_size == self.vo_size and not self._drops(inference, deterministic)
-        # JAX computes the logits of float64 arrays in float32.
-        if fits_jax and query.dtype.itemsize <= 4:
-            # It promotes float16 to float32 itself, which strict promotion would refuse.
+        # JAX computes the logits of float64 arrays in float32, and those of float16 arrays by a
+        # product that XLA has not on every platform.
+        if fits_jax and query.dtype in (jnp.float32, jnp.bfloat16):
+            # It promotes bfloat16 to float32 itself, which strict promotion would refuse.
             with jax.numpy_dtype_promotion("standard"):
                 attended = jax.nn.dot_product_attention(*heads, mask=mask)
         else:

@@ -31,9 +31,10 @@ class BatchNorm(StatefulLayer):
     computed and kept in at least float32.
 
     With `mode="batch"` training uses the statistics of the batch at hand, as PyTorch does, and
-    inference their running averages `r <- momentum * r + (1 - momentum) * batch`. After `n` batches
-    these are divided by `1 - momentum**n`. With `mode="ema"` both use the running averages, which
-    start as the statistics of the first batch.
+    inference their running averages `r <- momentum * r + (1 - momentum) * batch`. These begin with
+    mean 0 and variance 1, of which after `n` batches the share `momentum**n` is left: it is taken
+    out before they are used. With `mode="ema"` both use the running averages, which start as the
+    statistics of the first batch.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -194,14 +195,24 @@ class BatchNorm(StatefulLayer):
         count = state.get(self.batch_counter)
         running = state.get(self.batch_state_index)
         if inference:
-            share = 1 - self.momentum ** count.astype(running[0].dtype)
-            share = jnp.where(count == 0, jnp.ones_like(share), share)
-            mean, variance = running
-            return (mean / share, variance / share), state
+            return self._averaged(running, count), state
         measured = self._measure(x)
         _, moved = self._moved(running, measured)
         state = state.set(self.batch_counter, count + 1)
         return measured, state.set(self.batch_state_index, moved)
+
+    def _averaged(self, running: Statistics, count: Array) -> Statistics:
+        """The average over the batches there were: without what the running averages began with,
+        which is 0 and 1.
+        """
+        mean, variance = running
+        from_start = jnp.asarray(self.momentum, mean.dtype) ** count.astype(mean.dtype)
+        share = 1 - from_start
+        is_new = count == 0
+        share = jnp.where(is_new, jnp.ones_like(share), share)
+        # Rounding may bring a variance of 0 below it.
+        averaged = jnp.maximum((variance - from_start) / share, 0)
+        return mean / share, jnp.where(is_new, variance, averaged)
 
     def _moved(self, running: Statistics, batch: Statistics) -> tuple[Statistics, Statistics]:
         """The statistics of a batch in the dtype of the running averages, and these, moved."""

@@ -1,6 +1,6 @@
 """Where in the state of a model a layer finds what is its own."""
 
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax.tree_util as jtu
 from jaxtyping import PyTree
@@ -46,6 +46,7 @@ class StateIndex(Module, Generic[Value]):
     13 3
     """
 
+    keeps_precision: ClassVar[bool] = True
     marker: Any = field(static=True)
     init: Value | DeletedValue
 

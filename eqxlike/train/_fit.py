@@ -78,7 +78,10 @@ class _Run:
     def _describe(self, loss: float) -> str:
         failed = self._failed_step
         if math.isfinite(loss):
-            what = f"A parameter became NaN or infinite in step {failed}, at a loss of {loss:.6g}"
+            array = "parameter"
+            if self.state.loss_scale is not None:
+                array = "gradient at the smallest loss scale, or a parameter,"
+            what = f"A {array} became NaN or infinite in step {failed}, at a loss of {loss:.6g}"
         else:
             what = f"The loss was {loss} in step {failed}"
         return f"{what}; the state is that after step {failed - 1}."

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Int32, PRNGKeyArray, PyTree
 
 from .._module import Module
 from .._pytree import filter, is_array, is_inexact_array
+from ._loss_scale import DynamicLossScale
 
 
 def copy_arrays(pytree: PyTree) -> PyTree:
@@ -30,10 +31,11 @@ class TrainState(Module):
 
     - `model`: the model.
     - `optimiser_state`: the Optax state for the model's floating-point and complex arrays.
-    - `step`: how many updates were made.
+    - `step`: how many updates were made, with those that a loss scale skipped.
     - `key`: split by each step; the next step's randomness depends on nothing else.
     - `is_halted`: whether an update was refused because it was not finite. Steps leave a halted
       state as it is, so that it stays the last good one until somebody looks.
+    - `loss_scale`: for gradients in float16; `None` where the loss is not scaled.
 
     >>> import jax, optax
     >>> from eqxlike import nn
@@ -48,10 +50,16 @@ class TrainState(Module):
     step: Int32[Array, ""]
     key: PRNGKeyArray
     is_halted: Bool[Array, ""]
+    loss_scale: DynamicLossScale | None = None
 
     @classmethod
     def create(
-        cls, model: PyTree, optimiser: optax.GradientTransformation, *, key: PRNGKeyArray
+        cls,
+        model: PyTree,
+        optimiser: optax.GradientTransformation,
+        *,
+        key: PRNGKeyArray,
+        loss_scale: DynamicLossScale | None = None,
     ) -> "TrainState":
         """The state before the first step.
 
@@ -61,8 +69,23 @@ class TrainState(Module):
           stays usable.
         - `optimiser`: initialised with the model's floating-point and complex arrays.
         - `key`: the source of all randomness in training; copied too.
+        - `loss_scale`: for a model that computes in float16; copied too.
+
+        **Raises:** `TypeError` if `loss_scale` is something else.
         """
+        if not isinstance(loss_scale, DynamicLossScale | None):
+            raise TypeError(
+                "TrainState.create expected a train.DynamicLossScale as loss_scale, or None; got "
+                f"{loss_scale!r}."
+            )
         model = copy_arrays(model)
         optimiser_state = copy_arrays(optimiser.init(filter(model, is_inexact_array)))
         step = jnp.zeros((), jnp.int32)
-        return cls(model, optimiser_state, step, copy_arrays(key), jnp.zeros((), bool))
+        return cls(
+            model,
+            optimiser_state,
+            step,
+            copy_arrays(key),
+            jnp.zeros((), bool),
+            copy_arrays(loss_scale),
+        )

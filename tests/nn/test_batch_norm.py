@@ -19,11 +19,11 @@ def over_batch(norm, axis_name="batch", **options):
     return jax.vmap(call, in_axes=(0, None), out_axes=(0, None), axis_name=axis_name)
 
 
-def run(library, shape, **options):
-    """Outputs of three steps of training and of one of inference, and the state after that."""
+def run(library, shape, num_steps=3, **options):
+    """Outputs of the steps of training and of one of inference, and the state after that."""
     norm, state = library.nn.make_with_state(library.nn.BatchNorm)(3, "batch", **options)
     outputs = []
-    for seed in range(3):
+    for seed in range(num_steps):
         x = 3 * jr.normal(jr.key(seed), (4, *shape)) + jnp.full((), 2.0)
         y, state = over_batch(norm)(x, state)
         outputs.append(y)
@@ -35,9 +35,9 @@ def run(library, shape, **options):
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
-        ((3,), {}),
-        ((3, 2, 2), {"momentum": 0.5, "eps": 0.1}),
-        ((3,), {"channelwise_affine": False}),
+        ((3,), {"momentum": 0.1, "num_steps": 10}),
+        ((3, 2, 2), {"momentum": 0.1, "num_steps": 10, "eps": 0.1}),
+        ((3,), {"momentum": 0.1, "num_steps": 10, "channelwise_affine": False}),
         ((3,), {"inference": True}),
     ],
 )
@@ -121,6 +121,32 @@ def test_inference_leaves_the_state_alone(getkey):
     _, state = norm(jr.normal(getkey(), (3,)), state)
     for one, other in zip(jax.tree.leaves(state), before, strict=True):
         assert one is other
+
+
+@pytest.mark.parametrize("momentum", [0.99, 0.5])
+def test_inference_takes_the_average_over_the_batches_there_were(momentum, getkey):
+    norm, state = nn.make_with_state(nn.BatchNorm)(
+        3, mode="batch", momentum=momentum, batched=True, eps=0.0
+    )
+    batches = 5 * jr.normal(getkey(), (3, 8, 3)) + 2.0
+    for batch in batches:
+        _, state = norm(batch, state)
+    weights = np.array([momentum**2, momentum, 1.0])
+    mean, variance = (
+        np.average(each(np.asarray(batches, np.float64), axis=1), axis=0, weights=weights)
+        for each in (np.mean, np.var)
+    )
+    out, _ = norm(batches[0], state, inference=True)
+    expected = (batches[0] - mean[None]) / np.sqrt(variance)[None]
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_inference_after_constant_batches_is_finite():
+    norm, state = nn.make_with_state(nn.BatchNorm)(3, mode="batch", batched=True)
+    for _ in range(3):
+        _, state = norm(jnp.full((4, 3), 2.0), state)
+    out, _ = norm(jnp.full((4, 3), 2.0), state, inference=True)
+    np.testing.assert_allclose(out, jnp.zeros((4, 3)), atol=0.01)
 
 
 def test_inference_before_any_training_is_a_scaling_by_one():

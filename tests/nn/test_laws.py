@@ -106,6 +106,14 @@ def test_dtype_is_kept(case, dtype, getkey):
     assert {leaf.dtype for leaf in floating(without_state(layer))} <= {jnp.dtype(dtype)}
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_can_be_compiled(case, dtype, getkey):
+    compute = eqx.filter_jit(functools.partial(call, case))
+    out = compute(build(case, dtype), inputs(case, dtype=dtype), getkey())
+    assert out.dtype == dtype
+    assert bool(jnp.isfinite(out).all())
+
+
 def test_gradient_is_finite_at_zero_and_elsewhere(case, getkey):
     layer, key = build(case), getkey()
 

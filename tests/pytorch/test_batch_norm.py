@@ -75,8 +75,8 @@ def test_inference_computes_what_pytorch_does(dtype):
         norm, state = nn.make_with_state(nn.BatchNorm)(
             3, "batch", mode="batch", momentum=0.5, inference=True, dtype=dtype
         )
-        # What stands there is not yet divided by the share that was averaged, which is 1 - 0.5.
-        running = tuple(jnp.asarray(0.5 * each, dtype) for each in (MEAN, VARIANCE))
+        # After one batch half of what stands there is still a mean of 0 and a variance of 1.
+        running = jnp.asarray(0.5 * MEAN, dtype), jnp.asarray(0.5 * VARIANCE + 0.5, dtype)
         return norm, state.set(norm.batch_state_index, running).set(norm.batch_counter, 1)
 
     counterpart = Counterpart(ours, pytorch, ((5, 3),), AFFINE, call_ours=one_by_one)

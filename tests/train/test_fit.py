@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from eqxlike import is_array, nn, tree_equal
-from eqxlike.train import TrainState, _fit, fit, make_step
+from eqxlike.train import DynamicLossScale, TrainState, _fit, fit, make_step
 
 OPTIMISER = optax.adam(0.1)
 GOOD = np.ones((4, 2), np.float32)
@@ -115,6 +115,28 @@ def test_parameter_that_is_not_finite_is_a_divergence_at_a_finite_loss(state):
         "the state is that after step 3."
     )
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(result.state.model))
+
+
+@pytest.mark.parametrize("bad_at", [4, 8])
+def test_step_that_a_loss_scale_skips_is_no_divergence(bad_at, getkey):
+    # At 0 the root is finite and its gradient is not.
+    step = make_step(
+        lambda model, x, key: jnp.sqrt(jnp.sum((model.weight * x[:1, :1]) ** 2)), OPTIMISER
+    )
+    state = TrainState.create(
+        nn.Linear(2, 1, key=getkey()), OPTIMISER, key=getkey(), loss_scale=DynamicLossScale()
+    )
+    result = fit(state, step, batches(bad_at=bad_at, value=0.0), num_steps=8, check_every=3)
+    assert result.stopped == "finished"
+    assert result.state.step == len(result.history) == 8
+    assert result.history[bad_at - 1] == 0
+    zeros = fit(state, step, [0 * GOOD] * 20, num_steps=20, check_every=7)
+    assert zeros.stopped == "diverged"
+    assert zeros.message == (
+        "A gradient at the smallest loss scale, or a parameter, became NaN or infinite in step 16, "
+        "at a loss of 0; the state is that after step 15."
+    )
+    assert tree_equal(zeros.state.model, state.model)
 
 
 def test_step_of_ones_own_that_keeps_no_good_state_is_told_so(state, step):

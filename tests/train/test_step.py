@@ -114,6 +114,24 @@ def test_every_step_has_a_key_of_its_own_and_the_state_says_which(model, batch, 
     assert keys(snapshot(start)) == first
 
 
+def test_model_in_mixed_precision_is_trained_in_float32(model, batch, getkey):
+    mixed = nn.MixedPrecision(model, "params=float32,compute=bfloat16,output=float32")
+    optimiser = optax.adam(0.1)
+    step = make_step(squared_error, optimiser)
+    first = TrainState.create(mixed, optimiser, key=getkey())
+    moments = snapshot(first).optimiser_state[0]
+    state, exact = first, TrainState.create(model, optimiser, key=getkey())
+    for _ in range(10):
+        state, loss = step(state, batch)
+        exact, exact_loss = step(exact, batch)
+    arrays = jax.tree.leaves((state.model, state.optimiser_state[0].mu, loss))
+    assert {leaf.dtype.name for leaf in arrays if is_array(leaf)} == {"float32"}
+    assert jax.tree.structure(state.optimiser_state[0]) == jax.tree.structure(moments)
+    assert first.model.model.layers[0].weight.is_deleted()
+    assert first.optimiser_state[0].mu.model.layers[0].weight.is_deleted()
+    np.testing.assert_allclose(loss, exact_loss, rtol=0.05)
+
+
 def test_optimiser_gets_the_loss_as_its_value(model, batch, getkey):
     optimiser = optax.polyak_sgd(max_learning_rate=0.1)
     state = TrainState.create(model, optimiser, key=getkey())
