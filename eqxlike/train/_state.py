@@ -36,6 +36,8 @@ class TrainState(Module):
     - `is_halted`: whether an update was refused because it was not finite. Steps leave a halted
       state as it is, so that it stays the last good one until somebody looks.
     - `loss_scale`: for gradients in float16; `None` where the loss is not scaled.
+    - `model_state`: what the model changes as it is called, such as a `nn.State`; `None` where it
+      changes nothing.
 
     >>> import jax, optax
     >>> from eqxlike import nn
@@ -51,6 +53,7 @@ class TrainState(Module):
     key: PRNGKeyArray
     is_halted: Bool[Array, ""]
     loss_scale: DynamicLossScale | None = None
+    model_state: Any = None
 
     @classmethod
     def create(
@@ -60,6 +63,7 @@ class TrainState(Module):
         *,
         key: PRNGKeyArray,
         loss_scale: DynamicLossScale | None = None,
+        model_state: PyTree = None,
     ) -> "TrainState":
         """The state before the first step.
 
@@ -70,6 +74,7 @@ class TrainState(Module):
         - `optimiser`: initialised with the model's floating-point and complex arrays.
         - `key`: the source of all randomness in training; copied too.
         - `loss_scale`: for a model that computes in float16; copied too.
+        - `model_state`: for a model with state, what `nn.make_with_state` made with it; copied too.
 
         **Raises:** `TypeError` if `loss_scale` is something else.
         """
@@ -88,4 +93,5 @@ class TrainState(Module):
             copy_arrays(key),
             jnp.zeros((), bool),
             copy_arrays(loss_scale),
+            copy_arrays(model_state),
         )

@@ -9,14 +9,15 @@ import jax.random as jr
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from .._pytree import apply_updates, filter, is_inexact_array, tree_at
+from .._pytree import apply_updates, filter, is_inexact_array, tree_at, tree_pformat
 from .._transforms import filter_jit, filter_value_and_grad
 from ._finite import all_finite, tree_where
 from ._state import TrainState
 
 
 def keep_if_finite(old: TrainState, new: TrainState, loss: Float[Array, ""]) -> TrainState:
-    """`new`, or `old` marked as halted if the loss or a parameter of `new` is NaN or infinite.
+    """`new`, or `old` marked as halted if the loss, or an array of the model of `new` or of its
+    state, is NaN or infinite.
 
     It runs inside the jitted step, so that the last good state is exact however late the host
     looks. Call it in a step of your own for `fit` to find that state.
@@ -27,7 +28,7 @@ def keep_if_finite(old: TrainState, new: TrainState, loss: Float[Array, ""]) -> 
     - `new`: the state after the update.
     - `loss`: shape `()`.
     """
-    is_good = ~old.is_halted & jnp.isfinite(loss) & all_finite(new.model)
+    is_good = ~old.is_halted & jnp.isfinite(loss) & all_finite((new.model, new.model_state))
     chosen = tree_where(is_good, new, old)
     return tree_at(lambda state: state.is_halted, chosen, ~is_good)
 
@@ -44,7 +45,8 @@ def make_step(
     **Arguments:**
 
     - `loss`: `loss(model, batch, key)` of shape `()`, or `(loss, aux)` if `has_aux`. The key is
-      fresh in each step.
+      fresh in each step. For a `TrainState` with a `model_state` it is `loss(model, model_state,
+      batch, key)`, and returns `(loss, model_state)`, or `(loss, (model_state, aux))`.
     - `optimiser`: the one that `TrainState.create` got. It sees the model's floating-point and
       complex arrays, and the loss as the extra argument `value`.
     - `has_aux`: whether the loss returns something beside.
@@ -75,30 +77,35 @@ def make_step(
     """
     extended = optax.with_extra_args_support(optimiser)
 
-    def loss_with_aux(model: Any, batch: Any, key: Array) -> tuple[Any, Any]:
-        return loss(model, batch, key) if has_aux else (loss(model, batch, key), None)
+    def evaluate(model: Any, model_state: Any, batch: Any, key: Array) -> tuple[Any, Any]:
+        """The loss, and beside it the new state of the model and what else it returns."""
+        if model_state is None:
+            value, aux = loss(model, batch, key) if has_aux else (loss(model, batch, key), None)
+            return value, (None, aux)
+        # A copy: a `nn.State` that is set is used up, and the old one may be needed again.
+        copied = jax.tree_util.tree_map(lambda leaf: leaf, model_state)
+        return _with_model_state(loss(model, copied, batch, key), model_state, has_aux)
 
     def differentiate(state: TrainState, batch: Any, key: PRNGKeyArray) -> tuple[Any, Any, Any]:
-        """The loss, what it returns beside, and its gradients."""
+        """The loss, what comes beside it, and its gradients."""
+        arguments = state.model, state.model_state, batch, key
         loss_scale = state.loss_scale
         if loss_scale is None:
-            (value, aux), gradients = filter_value_and_grad(loss_with_aux, has_aux=True)(
-                state.model, batch, key
-            )
-            return value, aux, gradients
+            (value, beside), gradients = filter_value_and_grad(evaluate, has_aux=True)(*arguments)
+            return value, beside, gradients
 
-        def scaled_loss(model: Any, batch: Any, key: Array) -> tuple[Any, Any]:
-            value, aux = loss_with_aux(model, batch, key)
-            return loss_scale.scale_loss(value), (value, aux)
+        def scaled_loss(*arguments: Any) -> tuple[Any, Any]:
+            value, beside = evaluate(*arguments)
+            return loss_scale.scale_loss(value), (value, beside)
 
-        (_, (value, aux)), gradients = filter_value_and_grad(scaled_loss, has_aux=True)(
-            state.model, batch, key
+        (_, (value, beside)), gradients = filter_value_and_grad(scaled_loss, has_aux=True)(
+            *arguments
         )
-        return value, aux, loss_scale.unscale(gradients)
+        return value, beside, loss_scale.unscale(gradients)
 
     def step(state: TrainState, batch: Any) -> tuple:
         next_key, loss_key = jr.split(state.key)
-        value, aux, gradients = differentiate(state, batch, loss_key)
+        value, (model_state, aux), gradients = differentiate(state, batch, loss_key)
         parameters = filter(state.model, is_inexact_array)
         # Optax counts on promotion (Adam raises a float to an integer count), also where the user
         # wants the model's own arithmetic strict.
@@ -110,17 +117,44 @@ def make_step(
         checked = value
         if loss_scale is not None:
             is_finite = all_finite(gradients)
-            model, optimiser_state = tree_where(
-                is_finite, (model, optimiser_state), (state.model, state.optimiser_state)
+            model, optimiser_state, model_state = tree_where(
+                is_finite,
+                (model, optimiser_state, model_state),
+                (state.model, state.optimiser_state, state.model_state),
             )
             # What no scale makes finite is as bad as a loss that is not.
             checked = jnp.where(is_finite | ~loss_scale.is_smallest, value, jnp.nan)
             loss_scale = loss_scale.adjust(is_finite)
         updated = TrainState(
-            model, optimiser_state, state.step + 1, next_key, state.is_halted, loss_scale
+            model,
+            optimiser_state,
+            state.step + 1,
+            next_key,
+            state.is_halted,
+            loss_scale,
+            model_state,
         )
         if check_finite:
             updated = keep_if_finite(state, updated, checked)
         return (updated, value, aux) if has_aux else (updated, value)
 
     return filter_jit(step, donate=("state",))
+
+
+def _with_model_state(returned: Any, old: Any, has_aux: bool) -> tuple[Any, tuple[Any, Any]]:
+    """What a loss returned, as `(loss, (model_state, aux))`. Raises `TypeError` for anything else,
+    and for a state of another form than the model had before.
+    """
+    form = "(loss, (model_state, aux))" if has_aux else "(loss, model_state)"
+    expected = f"The TrainState has a model_state: the loss is to return {form}"
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(f"{expected}, got {tree_pformat(returned)}.")
+    value, beside = returned
+    if has_aux and (not isinstance(beside, tuple) or len(beside) != 2):
+        raise TypeError(f"{expected}, got {tree_pformat(returned)}.")
+    new, aux = beside if has_aux else (beside, None)
+    if tree_pformat(new) != tree_pformat(old):
+        raise TypeError(
+            f"{expected}, of the form that it got, {tree_pformat(old)}; got {tree_pformat(new)}."
+        )
+    return value, (new, aux)
