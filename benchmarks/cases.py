@@ -9,8 +9,8 @@ import dataclasses
 import functools
 import importlib
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -40,6 +40,18 @@ class Case:
     def slug(self) -> str:
         """The name as part of a file name."""
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+
+
+class Named(Protocol):
+    """A row of a benchmark, to be selected by its name."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        ...
+
+
+NamedT = TypeVar("NamedT", bound=Named)
 
 
 def compare(name: str, work: Callable[[Any], Work], nnx: Callable[[Any], Call]) -> Case:
@@ -144,17 +156,22 @@ CASES: tuple[Case, ...] = (
 
 
 def select(pattern: str) -> tuple[Case, ...]:
-    """Return the cases whose name the regular expression finds, in any case of letters.
+    """Return the cases of `CASES` that `find` finds."""
+    return find(pattern, CASES)
+
+
+def find(pattern: str, among: Sequence[NamedT]) -> tuple[NamedT, ...]:
+    """Return the rows whose name the regular expression finds, in any case of letters.
 
     Raises:
-        ValueError: no case is found, or the pattern is no regular expression.
+        ValueError: no row is found, or the pattern is no regular expression.
     """
     try:
-        found = tuple(case for case in CASES if re.search(pattern, case.name, re.IGNORECASE))
+        found = tuple(row for row in among if re.search(pattern, row.name, re.IGNORECASE))
     except re.error as error:
         raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
     if not found:
-        names = "\n  ".join(case.name for case in CASES)
+        names = "\n  ".join(row.name for row in among)
         raise ValueError(f"no case matches {pattern!r}; there are\n  {names}")
     return found
 

@@ -12,26 +12,38 @@ from eqxlike._timing import Column
 
 Rows = Sequence[Sequence[str]]
 
+CLOCKS = {"completion": "until the result is ready", "dispatch": "until the call returns"}
+UNITS_US = {"microseconds": 1.0, "milliseconds": 1e3}
+
+#: What the rows of a report stand in that names no tables.
+ONLY_TABLE = {"title": "", "clocks": tuple(CLOCKS), "unit": "microseconds"}
+
 
 def render(report: Mapping[str, Any], *, markdown: bool, baseline: str | None = None) -> str:
-    """Return both tables of a report, what they were measured on, and the notes.
+    """Return the tables of a report, what they were measured on, and the notes.
 
     Args:
         report: as `benchmarks.report` makes it.
         markdown: whether to write Markdown rather than plain aligned text.
-        baseline: the column that ratios are taken to; each row's own where None.
+        baseline: the column that ratios are taken to; each row's own where None, and in a table
+            without that column.
     """
     if not report["rows"]:
         return "no rows were measured"
     draw = markdown_table if markdown else text_table
-    to = baseline or report["rows"][0]["baseline"]
     parts = []
-    for kind, words in (
-        ("completion", "until the result is ready"),
-        ("dispatch", "until the call returns"),
-    ):
-        title = f"{kind.capitalize()}, microseconds a call {words} (ratio to {to})"
-        parts.append(f"{title}\n\n{draw(cells(report, kind, baseline))}")
+    exists = baseline in _column_names(report["rows"], "columns")
+    for table in report.get("tables", (ONLY_TABLE,)):
+        rows = [row for row in report["rows"] if row.get("table", "") == table["title"]]
+        is_elsewhere = exists and baseline not in _column_names(rows, "columns")
+        to = None if is_elsewhere else baseline
+        for kind in table["clocks"] if rows else ():
+            heading = f"{table['title']}: {kind}" if table["title"] else kind.capitalize()
+            ratios = f"ratio to {to or rows[0]['baseline']}"
+            title = f"{heading}, {table['unit']} a call {CLOCKS[kind]} ({ratios})"
+            parts.append(f"{title}\n\n{draw(cells({'rows': rows}, kind, to, table['unit']))}")
+        if any("lines" in row for row in rows):
+            parts.append(f"Lines of the lowered program\n\n{draw(line_cells(rows))}")
     parts.append(describe(report))
     notes = sorted({note for row in report["rows"] for note in row["notes"]})
     if notes:
@@ -39,25 +51,40 @@ def render(report: Mapping[str, Any], *, markdown: bool, baseline: str | None = 
     return "\n\n".join(parts)
 
 
-def cells(report: Mapping[str, Any], kind: str, baseline: str | None = None) -> Rows:
+def cells(
+    report: Mapping[str, Any],
+    kind: str,
+    baseline: str | None = None,
+    unit: str = ONLY_TABLE["unit"],
+) -> Rows:
     """Return the cells of one table, headings first.
 
     Args:
         report: as `benchmarks.report` makes it.
         kind: "dispatch" or "completion".
         baseline: the column that ratios are taken to; each row's own where None.
+        unit: of the times, one of `UNITS_US`.
     """
-    names = list(dict.fromkeys(name for row in report["rows"] for name in row["columns"]))
+    names = _column_names(report["rows"], "columns")
     table = [["", *names]]
     for row in report["rows"]:
         columns = reports.measurement(row, baseline).columns
         table.append(
             [
                 row["name"],
-                *(_cell(columns[name], kind) if name in columns else "" for name in names),
+                *(_cell(columns[name], kind, unit) if name in columns else "" for name in names),
             ]
         )
     return table
+
+
+def line_cells(rows: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return the cells of the table of program sizes, headings first."""
+    names = _column_names(rows, "lines")
+    return [
+        ["", *names],
+        *([row["name"], *(str(row["lines"][name]) for name in names)] for row in rows),
+    ]
 
 
 def text_table(rows: Rows) -> str:
@@ -81,16 +108,30 @@ def describe(report: Mapping[str, Any]) -> str:
     machine, method = report["machine"], report["method"]
     names = ("eqxlike", "jax", "jaxlib", "numpy", "equinox", "flax", "python")
     versions = ", ".join(f"{name} {machine[name] or 'not installed'}" for name in names)
+    first = (
+        f"; {method['first_rounds']} of first calls and compilations"
+        if "first_rounds" in method
+        else ""
+    )
     return (
         f"{versions}\n{machine['device']} ({machine['cpu']}, {machine['cores']} cores), "
-        f"{machine['date']}; {method['rounds']} interleaved rounds, median of per-round ratios"
+        f"{machine['date']}; {method['rounds']} interleaved rounds, median of per-round "
+        f"ratios{first}"
     )
 
 
-def _cell(column: Column, kind: str) -> str:
-    time_us = getattr(column, f"{kind}_us")
+def _column_names(rows: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
+    """Return the columns that any of the rows has, in order."""
+    return list(dict.fromkeys(name for row in rows for name in row[kind]))
+
+
+def _cell(column: Column, kind: str, unit: str) -> str:
+    time = getattr(column, f"{kind}_us") / UNITS_US[unit]
     ratio = getattr(column, f"{kind}_ratio").median
-    return f"{time_us:.{1 if time_us < 100 else 0}f} ({ratio:.2f})"
+    # A tenth of a microsecond is noise, a tenth of a millisecond may be all that a row costs.
+    most = 1 if unit == "microseconds" else 3
+    digits = min(most, sum(time < power for power in (100, 10, 1)))
+    return f"{time:.{digits}f} ({ratio:.2f})"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,190 @@
+"""The networks of the layer benchmark in each library, with what that library does to them.
+
+A `Network` says what to compute, and an `Implementation` how one library is asked to compute it:
+ours and Equinox take one example, compile by their `filter_jit` and get their batch from
+`jax.vmap`; NNX takes a batch. All of them hold the same weights: those that ours draws.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import eqxlike
+from benchmarks import layer_models, networks
+
+OURS = "eqxlike"
+EQUINOX = "Equinox"
+NNX = "NNX"
+
+#: Gradients are sums over a batch, and over steps: libraries add in different orders.
+TOLERANCE = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A network and the batch that it is applied to.
+
+    Attributes:
+        name: of its row in each table.
+        kind: the name of the function that makes it, in `layer_models` and `nnx_layer_models`.
+        sizes: what that function takes.
+        batch_shape: of the input; channels come first.
+    """
+
+    name: str
+    kind: str
+    sizes: Any
+    batch_shape: tuple[int, ...]
+
+    def batch(self) -> jax.Array:
+        """Return the input, with channels first."""
+        return networks.normal(*self.batch_shape, seed=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Implementation:
+    """One network in one library.
+
+    Attributes:
+        make: returns a new model, from a key.
+        load: returns the model with other parameters; takes those of ours, in tree order.
+        arrays: returns the arrays of a model or of its gradient.
+        apply: returns the output of a model for a batch.
+        jit: compiles a function of a model and a batch.
+        value_and_grad: differentiates a function of a model and a batch by the model.
+        batch: the input, as the library wants it.
+    """
+
+    make: Callable[[jax.Array], Any]
+    load: Callable[[Any, Sequence[jax.Array]], Any]
+    arrays: Callable[[Any], list[jax.Array]]
+    apply: Callable[[Any, jax.Array], jax.Array]
+    jit: Callable[..., Any]
+    value_and_grad: Callable[..., Any]
+    batch: jax.Array
+
+    def holding(self, arrays: Sequence[jax.Array]) -> Any:
+        """Return a new model with these parameters, which stand in the order of ours."""
+        return self.load(self.make(jax.random.key(0)), arrays)
+
+    def differentiated(self) -> Callable[[Any, jax.Array], tuple[jax.Array, Any]]:
+        """Return a new compiled function that returns the mean of squares and its gradient."""
+
+        def loss(model: Any, batch: jax.Array) -> jax.Array:
+            return jnp.mean(self.apply(model, batch) ** 2)
+
+        return self.jit(self.value_and_grad(loss))
+
+
+def of_modules(library: Any, network: Network) -> Implementation:
+    """Return the network in eqxlike, or in a library with the same public names."""
+    make = getattr(layer_models, network.kind)
+    return Implementation(
+        make=lambda key: make(library, network.sizes, key),
+        load=lambda model, arrays: networks.with_arrays(library, model, arrays),
+        arrays=lambda tree: jax.tree_util.tree_leaves(library.filter(tree, library.is_array)),
+        apply=networks.forward_batch,
+        jit=library.filter_jit,
+        value_and_grad=library.filter_value_and_grad,
+        batch=network.batch(),
+    )
+
+
+def of_nnx(network: Network) -> Implementation:
+    """Return the network in NNX. Raises ImportError without flax."""
+    nnx = importlib.import_module("flax.nnx")
+    make = getattr(importlib.import_module("benchmarks.nnx_layer_models"), network.kind)
+
+    def load(model: Any, arrays: Sequence[jax.Array]) -> Any:
+        model.load(iter(arrays))
+        return model
+
+    batch = network.batch()
+    return Implementation(
+        make=lambda key: make(network.sizes, key),
+        load=load,
+        arrays=jax.tree_util.tree_leaves,
+        apply=networks.forward,
+        jit=nnx.jit,
+        value_and_grad=nnx.value_and_grad,
+        batch=jnp.moveaxis(batch, 1, -1) if network.kind == "cnn" else batch,
+    )
+
+
+#: By column, functions from a network to its implementation; raise ImportError where the library
+#: is not installed.
+IMPLEMENTATIONS: dict[str, Callable[[Network], Implementation]] = {
+    OURS: lambda network: of_modules(eqxlike, network),
+    EQUINOX: lambda network: of_modules(importlib.import_module("equinox"), network),
+    NNX: of_nnx,
+}
+
+
+def weights(network: Network) -> list[jax.Array]:
+    """Return the parameters that ours draws, in tree order."""
+    ours = IMPLEMENTATIONS[OURS](network)
+    return ours.arrays(ours.make(jax.random.key(0)))
+
+
+def check_gradients(network: Network, columns: Sequence[str]) -> None:
+    """Raise unless the libraries of these columns compute the loss and gradient that ours computes.
+
+    Raises:
+        AssertionError: names the column that differs, and the numbers; or says that a gradient is
+            zero, with which too much agrees.
+    """
+    parameters = weights(network)
+    ours = IMPLEMENTATIONS[OURS](network)
+    loss, gradient = ours.differentiated()(ours.holding(parameters), ours.batch)
+    gradient = ours.arrays(gradient)
+    if not all(np.any(array) for array in gradient):
+        raise AssertionError(f"the gradient of a parameter of {network.name!r} is zero")
+    for column in columns:
+        if column == OURS:
+            continue
+        other = IMPLEMENTATIONS[column](network)
+        result = other.differentiated()(other.holding(parameters), other.batch)
+        # A library that stores a parameter transposed has the transposed gradient, so that the
+        # gradient of ours is copied as parameters are.
+        expected = [loss, *other.arrays(other.holding(gradient))]
+        for one, another in zip([result[0], *other.arrays(result[1])], expected, strict=True):
+            np.testing.assert_allclose(
+                one,
+                another,
+                rtol=0,
+                atol=TOLERANCE * float(np.max(np.abs(another))),
+                err_msg=f"the loss or gradient of {column!r} differs from that of {OURS!r}",
+            )
+
+
+NETWORKS: tuple[Network, ...] = (
+    Network(
+        "MLP 784-512-512-10, batch 64",
+        "mlp",
+        layer_models.MLPSizes(features=784, width=512, depth=2, classes=10),
+        (64, 784),
+    ),
+    Network(
+        "CNN 3-32-64-64 on 32 x 32, batch 32",
+        "cnn",
+        layer_models.CNNSizes(side=32, channels=(3, 32, 64, 64), classes=10),
+        (32, 3, 32, 32),
+    ),
+    Network(
+        "LSTM 32-64, 128 steps, batch 16",
+        "lstm",
+        layer_models.LSTMSizes(features=32, hidden=64),
+        (16, 128, 32),
+    ),
+    Network(
+        "Transformer of 6, width 128, 64 tokens, batch 4",
+        "transformer",
+        layer_models.TransformerSizes(width=128, heads=4, depth=6),
+        (4, 64, 128),
+    ),
+)

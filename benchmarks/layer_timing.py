@@ -1,0 +1,54 @@
+"""Side by side timing of what can be done once: the first call of a function, a compilation.
+
+`eqxlike._timing.measure` calls again and again, so it cannot time these. Here each round prepares
+every column anew, outside the clock, and times one call of it; the rest is as there, interleaved
+rounds and ratios that are taken round by round.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+import jax
+
+from eqxlike._timing import Call, Measurement, Samples, frozen_heap, round_orders, summarise
+
+Prepare = Callable[[], Call]
+
+
+def measure_first_calls(
+    preparations: Mapping[str, Prepare], *, baseline: str, rounds: int, seed: int = 0
+) -> Measurement:
+    """Measure the first calls of new functions side by side.
+
+    Args:
+        preparations: by name, functions that return a new call each time. One round of them is
+            made outside the clock: it pays for what JAX sets up once.
+        baseline: the name of the column that ratios are taken to.
+        rounds: how often each is prepared and called.
+        seed: of the order of the columns.
+
+    Returns:
+        A `Measurement` with one `Column` for each, in the order given.
+    """
+    for prepare in preparations.values():
+        timed_us(prepare())
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in preparations}
+    with frozen_heap():
+        for order in round_orders(tuple(preparations), rounds, seed):
+            for name in order:
+                times[name].append(timed_us(preparations[name]()))
+    samples = {}
+    for name, pairs in times.items():
+        dispatch_us, completion_us = zip(*pairs, strict=True)
+        samples[name] = Samples(dispatch_us, completion_us, calls=1)
+    return summarise(samples, baseline)
+
+
+def timed_us(call: Call) -> tuple[float, float]:
+    """Return the microseconds until a call returns, and until its result is ready."""
+    start_s = time.perf_counter()
+    result = call()
+    returned_s = time.perf_counter()
+    jax.block_until_ready(result)
+    ready_s = time.perf_counter()
+    return 1e6 * (returned_s - start_s), 1e6 * (ready_s - start_s)
