@@ -254,9 +254,17 @@ def reduce_windows(
     if isinstance(init, (int, float)) and any(
         operation is known and init == identity for known, identity in DIFFERENTIABLE.items()
     ):
-        return jax.lax.reduce_window(
-            x, init, operation, (1, *kernel_size), (1, *stride), ((0, 0), *pads)
+        # With the channels last, side by side in memory: between two convolutions on a CPU XLA then
+        # keeps the layout that it likes for them.
+        reduced = jax.lax.reduce_window(
+            jnp.moveaxis(x, 0, -1),
+            init,
+            operation,
+            (*kernel_size, 1),
+            (*stride, 1),
+            (*pads, (0, 0)),
         )
+        return jnp.moveaxis(reduced, -1, 0)
     # JAX has no derivative of another reduction. So all windows are reduced side by side, from
     # their first entries to their last.
     start = jnp.asarray(init).astype(x.dtype)
