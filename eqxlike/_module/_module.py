@@ -221,7 +221,7 @@ class Module(KeepsPartition, metaclass=ModuleMeta):
     """
 
     # Whether instances stay as they are built. If not, no partition of them is kept.
-    _eqxlike_is_fixed: ClassVar[bool] = True
+    _eqxlike_is_fixed = True
 
     def __eq__(self, other: object) -> Any:
         return tree_equal(self, other)

@@ -1,6 +1,6 @@
 """Taking a tree apart into its arrays and its Structure, and keeping the result on Modules."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +22,7 @@ from ._structure import (
     NamedTupleNode,
     Structure,
     TupleNode,
+    held_leaf,
     intern,
     opaque_leaf,
     static_leaf,
@@ -75,7 +76,7 @@ class _Frame:
 
 
 def flatten(
-    tree: Any, *, with_abstract: bool = False, is_outcome: bool = False
+    tree: Any, *, with_abstract: bool = False, is_outcome: bool = False, is_bound: bool = False
 ) -> tuple[list[Any], Structure]:
     """The arrays of `tree`, in tree order, and its Structure.
 
@@ -89,6 +90,8 @@ def flatten(
         Nothing is kept then.
     - `is_outcome`: take a static leaf that is not hashable as it is. What a function returns is no
         part of a key.
+    - `is_bound`: tell a static leaf that is not hashable from others by its identity and by what it
+        holds. A bound method is hashable whatever it is bound to.
 
     **Returns:** `(arrays, structure)`.
 
@@ -102,6 +105,7 @@ def flatten(
     candidates: list[tuple[Module, int, int, Structure]] = []
     frames: list[_Frame] = []
     frame = _Frame(None, _Node(TupleNode, None, None, (tree,)), 0, 0)
+    make_unhashable = opaque_leaf if is_outcome else held_leaf if is_bound else None
     takes_kept = not with_abstract and not is_checking()
     while True:
         specs = frame.specs
@@ -118,7 +122,7 @@ def flatten(
                     specs.append(kept[1])
                     continue
             elif kind in ATOMS:
-                specs.append(_static_leaf(value, frames, frame, is_outcome))
+                specs.append(_static_leaf(value, frames, frame, make_unhashable))
                 continue
             node = _open(value, kind)
             if node is None:
@@ -126,7 +130,7 @@ def flatten(
                     arrays.append(value)
                     specs.append(ARRAY)
                 else:
-                    specs.append(_static_leaf(value, frames, frame, is_outcome))
+                    specs.append(_static_leaf(value, frames, frame, make_unhashable))
                 continue
             if len(frames) >= _MAX_DEPTH:
                 raise RecursionError(
@@ -211,12 +215,17 @@ def _check(
         )
 
 
-def _static_leaf(value: Any, frames: list[_Frame], frame: _Frame, is_outcome: bool) -> Structure:
+def _static_leaf(
+    value: Any,
+    frames: list[_Frame],
+    frame: _Frame,
+    make_unhashable: Callable[[Any], Structure] | None,
+) -> Structure:
     try:
         return static_leaf(value)
     except TypeError as error:
-        if is_outcome:
-            return opaque_leaf(value)
+        if make_unhashable is not None:
+            return make_unhashable(value)
         raise TypeError(_explain(value, error, frames, frame)) from None
 
 

@@ -52,17 +52,19 @@ class StaticKey:
     - `held`: objects that the key names by their `id`. Whoever keeps the key keeps these alive
         too, but not the other way round: a table of keys alone holds none of them.
 
-    **Raises:** `TypeError` if the value is not hashable.
+    With `by_contents` the value need not be hashable: it is then the object, and what it holds now.
+
+    **Raises:** `TypeError` if the value is not hashable and is to be.
     """
 
     __slots__ = ("_inside", "held", "holds_mutable", "is_immutable", "key")
 
-    def __init__(self, value: Any):
+    def __init__(self, value: Any, *, by_contents: bool = False):
         self.held: list[Any] = []
         self.is_immutable = True
         self.holds_mutable = False
         self._inside: set[int] = set()
-        self.key = self._of(value)
+        self.key = self._of_contents(value) if by_contents else self._of(value)
 
     def _of(self, value: Any) -> Hashable:
         kind = type(value)
@@ -127,7 +129,7 @@ class StaticKey:
             return self._identity(value)
         if kind is tuple:
             return kind, tuple(map(self._of_contents, value))
-        if kind.__hash__ is not None:
+        if _is_hashable(value):
             return self._of(value)
         self.is_immutable = False
         self.holds_mutable = True
@@ -164,6 +166,15 @@ _TOLD_APART_BY: dict[type, Callable[[Any], Hashable]] = {
     datetime.datetime: lambda time: (time.isoformat(), time.fold, str(time.tzinfo)),
     datetime.time: lambda time: (time.isoformat(), time.fold, str(time.tzinfo)),
 }
+
+
+def _is_hashable(value: Any) -> bool:
+    # The class alone does not say: a frozen dataclass is as hashable as its fields.
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _bits(scalar: np.generic) -> Hashable:

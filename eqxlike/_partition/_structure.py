@@ -238,6 +238,11 @@ def static_leaf(value: Any) -> Structure:
     return intern(StaticLeaf, type(value), meta, key, ())
 
 
+def held_leaf(value: Any) -> Structure:
+    """The Structure of a static leaf that is not hashable, for as long as it holds what it does."""
+    return intern(StaticLeaf, type(value), value, StaticKey(value, by_contents=True), ())
+
+
 def opaque_leaf(value: Any) -> Structure:
     """The Structure of a static leaf that is not hashable, shared with nothing."""
     return intern(StaticLeaf, type(value), value, StaticKey((_Opaque(value),)), ())

@@ -78,8 +78,10 @@ class Dispatcher:
         """The arrays of a spelled call, and the entry for it, new or old."""
         arrays: list[Any] = []
         structures: list[Structure] = []
-        for arg in spelled:
-            arg_arrays, structure = flatten(arg, with_abstract=with_abstract)
+        for index, arg in enumerate(spelled):
+            arg_arrays, structure = flatten(
+                arg, with_abstract=with_abstract, is_bound=index < self.num_bound
+            )
             arrays += arg_arrays
             structures.append(structure)
         key = (names, *structures)

@@ -73,7 +73,7 @@ def _is_one_comparison(value: Any) -> bool:
     """
     if type(value) is float:
         return value == value and value != 0.0
-    return type(value) in _COMPARED or StaticKey(value).is_immutable
+    return type(value) in _COMPARED or StaticKey(value, by_contents=True).is_immutable
 
 
 class _Generator:

@@ -54,7 +54,7 @@ class State(Module):
     """
 
     keeps_precision: ClassVar[bool] = True
-    _eqxlike_is_fixed: ClassVar[bool] = False
+    _eqxlike_is_fixed = False
     _markers: tuple[Any, ...] = field(static=True)
     _values: tuple[PyTree[Array], ...]
 

@@ -115,13 +115,14 @@ def test_a_number_takes_the_dtype_of_the_input():
 
 
 @pytest.mark.parametrize("name", ["AvgPool2d", "MaxPool2d"])
-def test_jaxpr_is_one_reduction_in_the_layout_that_came(name):
+def test_jaxpr_is_one_reduction_with_the_channels_last(name):
     jaxpr = jax.make_jaxpr(getattr(nn, name)(3, 2, 1))(jnp.ones((2, 6, 6)))
-    names = [equation.primitive.name for equation in jaxpr.eqns]
-    assert (
-        names
-        == {"AvgPool2d": ["reduce_window_sum", "div"], "MaxPool2d": ["reduce_window_max"]}[name]
-    )
+    equations = {each.primitive.name: each for each in jaxpr.eqns}
+    average = ["transpose", "reduce_window_sum", "transpose", "div"]
+    maximum = ["transpose", "reduce_window_max", "transpose"]
+    expected = {"AvgPool2d": average, "MaxPool2d": maximum}[name]
+    assert [each.primitive.name for each in jaxpr.eqns] == expected
+    assert equations[expected[1]].params["window_dimensions"] == (3, 3, 1)
 
 
 def test_empty_batch_gives_an_empty_batch():
