@@ -44,25 +44,14 @@ LAYERS = {
 FORBIDDEN = {"train": {"nn", "bayes"}}
 
 # A family of layers imports none of its siblings, but for what all share: helpers, in which no
-# layer is defined; `Linear` and `Dropout`, which networks are made of; freezing, which a layer does
-# to what it is made of; and the base of layers with random weights.
-HELPERS_OF_NN = {
-    "_calls",
-    "_gaussian",
-    "_init",
-    "_inputs",
-    "_paths",
-    "_replace",
-    "_table",
-    "_windows",
-}
+# layer is defined; `Linear` and `Dropout`, which networks are made of; the state of a model; and
+# the base of layers with random weights. What one does to a model as a whole stands above them.
+HELPERS_OF_NN = {"_gaussian", "_init", "_inputs", "_windows"}
 STATE_OF_NN = {"_state", "_state_index", "_stateful"}
-SHARED_IN_NN = HELPERS_OF_NN | {"_dropout", "_freeze", "_linear", "_posterior", *STATE_OF_NN}
+SHARED_IN_NN = HELPERS_OF_NN | {"_dropout", "_linear", "_posterior", *STATE_OF_NN}
+ABOVE_THE_LAYERS = ("nn/__init__.py", "nn/_models/")
 # What makes one layer out of another knows both.
-MADE_FROM = {
-    "nn/_bayesian_conv.py": {"_conv"},
-    "nn/_to_bayesian.py": {"_bayesian", "_bayesian_conv", "_conv"},
-}
+MADE_FROM = {"nn/_bayesian_conv.py": {"_conv"}}
 
 CORE = {"jax", "jaxlib", "jaxtyping", "numpy", "optax", "wadler_lindig"}
 # Imported inside the function that needs them: without them the rest of the package works.
@@ -156,7 +145,7 @@ def _inner_problems(path: str, own: str, imported: Import) -> Iterator[str]:
 
 def _sibling_family(path: str, imported: Import) -> str | None:
     """The sibling that a file of nn imports against the rule."""
-    if path == "nn/__init__.py":
+    if path.startswith(ABOVE_THE_LAYERS):
         return None
     siblings = imported.module[2:3] or imported.names
     known = SHARED_IN_NN | MADE_FROM.get(path, set())
@@ -262,6 +251,7 @@ BROKEN = [
     ("nn/_mlp.py", "from . import _init, _sequential", "none of its siblings"),
     ("nn/_mlp.py", "if TYPE_CHECKING:\n    from ._conv import Conv", "none of its siblings"),
     ("nn/_mlp.py", "from eqxlike.nn import Dropout", "none of its siblings"),
+    ("nn/_mlp.py", "from ._models import freeze", "none of its siblings"),
     ("_module/_field.py", "def f():\n    from .._pytree import tree_at", "top of the file"),
     ("_module/_field.py", "def f(): pass\nfrom .._pytree import tree_at", "top of the file"),
     ("_module/_field.py", "def f():\n    import numpy", "top of the file"),

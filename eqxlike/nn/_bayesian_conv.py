@@ -9,7 +9,6 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._pytree import tree_at
 from ._conv import Conv
-from ._freeze import unfreeze
 from ._gaussian import (
     check_key,
     check_real_floating,
@@ -78,7 +77,7 @@ class BayesianConv(BayesianLayer):
         check_real_floating(dtype, "BayesianConv")
         check_scale("prior_scale", prior_scale)
         check_scale("posterior_scale", posterior_scale)
-        self.mean = unfreeze(mean)
+        self.mean = mean
         limit = _weight_limit(mean)
         self.weight_rho = rho_for(posterior_scale * limit, mean.weight.shape, dtype)
         bias = mean.bias

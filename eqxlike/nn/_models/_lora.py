@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
-from .._module import Module, field
-from .._pytree import tree_at
+from ..._module import Module, field
+from ..._pytree import tree_at
+from .._init import Initializer, Parameter, check_scale, draw, fan_in_limit, feature_shape
+from .._inputs import check_input
+from .._linear import Linear
 from ._freeze import freeze, unfreeze
-from ._init import Initializer, Parameter, check_scale, draw, fan_in_limit, feature_shape
-from ._inputs import check_input
-from ._linear import Linear
 
 
 class LoRALinear(Module):

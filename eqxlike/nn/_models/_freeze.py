@@ -6,8 +6,8 @@ from typing import Any
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._module import freeze_where
-from .._pytree import flag_frozen, is_array, tree_at
+from ..._module import freeze_where
+from ..._pytree import flag_frozen, is_array, tree_at
 
 Where = Callable[[Any], Any | Sequence[Any]]
 

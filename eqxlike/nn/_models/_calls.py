@@ -7,9 +7,9 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._module import Module
-from .._partition import split
-from .._pytree import is_array
+from ..._module import Module
+from ..._partition import split
+from ..._pytree import is_array
 
 
 class Recorder:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._module import Module, field
-from .._pytree import is_array, is_frozen
-from ._stateful import StatefulLayer, is_stateful
+from ..._module import Module, field
+from ..._pytree import is_array, is_frozen
+from .._stateful import StatefulLayer, is_stateful
 
 Keep = type | types.UnionType | tuple[type, ...] | Callable[[Any], Any]
 

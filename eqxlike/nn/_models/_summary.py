@@ -7,11 +7,11 @@ from typing import Any
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._module import Module, observe_calls
-from .._pytree import flag_leaves, is_array, is_inexact_array, tree_pformat
-from .._transforms import filter_eval_shape
+from ..._module import Module, observe_calls
+from ..._pytree import flag_leaves, is_array, is_inexact_array, tree_pformat
+from ..._transforms import filter_eval_shape
+from .._state import State
 from ._calls import Record, Recorder
-from ._state import State
 from ._table import align, grouped, rich_table
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray, PyTree
 
-from .._module import Module
-from .._pytree import is_frozen
+from ..._module import Module
+from ..._pytree import is_frozen
 from ._paths import key_at
 
 Match = type | types.UnionType | tuple[type, ...] | Callable[[Any], Any]

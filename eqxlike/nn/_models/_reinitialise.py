@@ -6,8 +6,8 @@ from typing import Any
 import jax.tree_util as jtu
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from .._pytree import is_inexact_array
-from ._init import Initializer, Parameter, draw
+from ..._pytree import is_inexact_array
+from .._init import Initializer, Parameter, draw
 from ._paths import key_at
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from .._pytree import tree_at
+from ..._pytree import tree_at
 
 
 def _has_flag(node: Any) -> bool:

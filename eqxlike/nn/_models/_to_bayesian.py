@@ -5,12 +5,13 @@ from typing import Any
 
 from jaxtyping import Array, Float, PyTree
 
-from .._pytree import tree_at
-from ._bayesian import BayesianLinear
-from ._bayesian_conv import BayesianConv
-from ._conv import Conv
-from ._linear import Linear
-from ._posterior import BayesianLayer
+from ..._pytree import tree_at
+from .._bayesian import BayesianLinear
+from .._bayesian_conv import BayesianConv
+from .._conv import Conv
+from .._linear import Linear
+from .._posterior import BayesianLayer
+from ._freeze import unfreeze
 from ._replace import replace_layers
 
 
@@ -27,9 +28,9 @@ def to_bayesian(
     the layer as posterior means: so in inference mode the result computes what the model did.
     `kl_divergence`, `sample_posterior` and `bayes.negative_elbo` take it from there.
 
-    Outside inference mode a Bayesian layer needs a key. `Sequential` passes the one that it is
-    called with on to its layers; a model which does not, such as an `MLP`, is called with weights
-    drawn: `sample_posterior(model, key)(x)`.
+    Outside inference mode a Bayesian layer needs a key. `Sequential`, `MLP` and
+    `MultiheadAttention` pass the one that they are called with on to their layers; a model which
+    does not is called with weights drawn: `sample_posterior(model, key)(x)`.
 
     **Arguments:**
 
@@ -55,7 +56,7 @@ def to_bayesian(
         ['Linear', 'BayesianLinear']
         >>> bool(jnp.allclose(nn.inference_mode(bayesian)(jnp.ones(2)), model(jnp.ones(2))))
         True
-        >>> nn.sample_posterior(bayesian, jax.random.key(1))(jnp.ones(2)).shape
+        >>> bayesian(jnp.ones(2), key=jax.random.key(1)).shape
         (1,)
     """
     scales: Any = {"prior_scale": prior_scale, "posterior_scale": posterior_scale}
@@ -63,7 +64,8 @@ def to_bayesian(
     def make(layer: Any) -> BayesianLayer:
         if isinstance(layer, Linear):
             return BayesianLinear.around(layer, **scales)
-        return BayesianConv(layer, **scales)
+        # The means are trained, also those of a layer that was not.
+        return BayesianConv(unfreeze(layer), **scales)
 
     def turn(node: PyTree) -> PyTree:
         return replace_layers(node, _is_plain, make)
