@@ -6,8 +6,8 @@ from ._inference import inference_mode as inference_mode
 from ._inference import tree_inference as tree_inference
 from ._lora import LoRALinear as LoRALinear
 from ._lora import MergedLinear as MergedLinear
+from ._policy import Policy as Policy
 from ._precision import MixedPrecision as MixedPrecision
-from ._precision import Policy as Policy
 from ._reinitialise import reinitialise as reinitialise
 from ._replace import replace_layers as replace_layers
 from ._summary import LayerSummary as LayerSummary
