@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from .._module import Module, field
 from ._dropout import Dropout
-from ._init import Initializer, feature_count, split_key, wider
+from ._init import Initializer, at_least_float32, feature_count, split_key
 from ._inputs import check_input
 from ._linear import Linear
 
@@ -26,7 +26,7 @@ def _attend(
     drop: Callable[[Array], Array],
 ) -> Heads:
     """What `jax.nn.dot_product_attention` computes, with dropout, and values of any size."""
-    dtype = wider(query.dtype, jnp.dtype(jnp.float32))
+    dtype = at_least_float32(query.dtype)
     logits = jnp.einsum("qhd,khd->hqk", query, key, preferred_element_type=dtype)
     logits = logits / math.sqrt(query.shape[-1])
     if mask is not None:

@@ -10,7 +10,7 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from .._module import field
-from ._init import Initializer, Parameter, draw, feature_count, parameter_dtype, wider
+from ._init import Initializer, Parameter, at_least_float32, draw, feature_count, parameter_dtype
 from ._inputs import check_input, describe
 from ._state import State
 from ._state_index import StateIndex
@@ -18,8 +18,6 @@ from ._stateful import StatefulLayer
 
 Statistics = tuple[Float[Array, " input_size"], Float[Array, " input_size"]]
 """Mean and variance of each channel."""
-
-_FLOAT32 = jnp.dtype(jnp.float32)
 
 
 class BatchNorm(StatefulLayer):
@@ -124,7 +122,7 @@ class BatchNorm(StatefulLayer):
             weight if channelwise_affine else None,
             bias if channelwise_affine else None,
         )
-        zeros, ones = (make(shape, wider(dtype, _FLOAT32)) for make in (jnp.zeros, jnp.ones))
+        zeros, ones = (make(shape, at_least_float32(dtype)) for make in (jnp.zeros, jnp.ones))
         is_ema = mode == "ema"
         self.ema_first_time_index = StateIndex(jnp.array(True)) if is_ema else None
         self.ema_state_index = StateIndex((zeros, zeros)) if is_ema else None
@@ -164,7 +162,7 @@ class BatchNorm(StatefulLayer):
         channels = (self.input_size, "...")
         check_input(self, x, ("batch", *channels) if self.batched else channels)
         inference = self.inference if inference is None else inference
-        values = x.astype(wider(x.dtype, _FLOAT32))
+        values = x.astype(at_least_float32(x.dtype))
         if self.mode == "ema":
             statistics, state = self._moving(values, state, inference)
         else:

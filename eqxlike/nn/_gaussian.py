@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ._init import log_softplus, wider
+from ._init import at_least_float32, log_softplus
 
 
 def rho_for(scale: float, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, "*shape"]:
@@ -38,7 +38,7 @@ def gaussian_kl(
     With `s = softplus(rho)` each entry gives `log(p / s) + (s^2 + m^2) / (2 p^2) - 1/2`. A sum over
     many weights loses digits in less than float32.
     """
-    dtype = wider(mean.dtype, jnp.dtype(jnp.float32))
+    dtype = at_least_float32(mean.dtype)
     mean, rho, prior = mean.astype(dtype), rho.astype(dtype), prior_scale.astype(dtype)
     ratio = (jax.nn.softplus(rho) / prior) ** 2 + (mean / prior) ** 2
     return jnp.sum(jnp.log(prior) - log_softplus(rho) + (ratio - 1) / 2)

@@ -159,3 +159,8 @@ def log_softplus(rho: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 def wider(one: jnp.dtype, other: jnp.dtype) -> jnp.dtype:
     """The dtype of more bytes; `jnp.promote_types` refuses where promotion is to be strict."""
     return max(one, other, key=lambda dtype: dtype.itemsize)
+
+
+def at_least_float32(dtype: jnp.dtype) -> jnp.dtype:
+    """`dtype`, or float32 if that is wider: for sums, norms and softmax of half precision."""
+    return wider(dtype, _FLOAT32)

@@ -11,7 +11,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._module import Module, field
-from ._init import Initializer, Parameter, draw, feature_count, parameter_dtype, wider
+from ._init import Initializer, Parameter, at_least_float32, draw, feature_count, parameter_dtype
 from ._inputs import check_input
 from ._stateful import NO_STATE
 
@@ -43,7 +43,7 @@ def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
 
 def _accumulation_dtype(x: Array) -> jnp.dtype:
     """Sums of squares leave the range of float16 early, and bfloat16 has eight bits for them."""
-    return wider(x.dtype, jnp.dtype(jnp.float32))
+    return at_least_float32(x.dtype)
 
 
 def _shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
-from ._init import wider
+from ._init import at_least_float32
 from ._inputs import check_input, describe
 from ._windows import (
     Padding,
@@ -176,7 +176,7 @@ class _AvgPool(Pool):
         pads = self._pads(x)
         is_inexact = jnp.issubdtype(x.dtype, jnp.inexact)
         dtype = x.dtype if is_inexact else jax.eval_shape(jnp.mean, x).dtype
-        total = self._reduce(jnp.asarray(x, wider(dtype, jnp.dtype(jnp.float32))), pads)
+        total = self._reduce(jnp.asarray(x, at_least_float32(dtype)), pads)
         if self.count_include_pad:
             return (total / math.prod(self.kernel_size)).astype(dtype)
         counts = map(_num_inside, pads, x.shape[1:], self.kernel_size, self.stride)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._module import field
 from .._pytree import is_array, tree_at
-from ._init import wider
+from ._init import at_least_float32
 from ._state import State
 from ._state_index import StateIndex
 from ._stateful import StatefulLayer
@@ -131,4 +131,4 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
 
 
 def _as_matrix(weight: Array) -> Array:
-    return weight.reshape(weight.shape[0], -1).astype(wider(weight.dtype, jnp.dtype(jnp.float32)))
+    return weight.reshape(weight.shape[0], -1).astype(at_least_float32(weight.dtype))

@@ -8,7 +8,7 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
 from .._pytree import is_array, tree_at
-from ._init import wider
+from ._init import at_least_float32
 
 Layer = TypeVar("Layer", bound=Callable[..., Any])
 
@@ -85,5 +85,5 @@ class WeightNorm(Module, Generic[Layer]):
 def _norm(weight: Array, axis: int | None) -> Array:
     kept = None if axis is None else axis % weight.ndim
     over = tuple(each for each in range(weight.ndim) if each != kept)
-    wide = weight.astype(wider(weight.dtype, jnp.dtype(jnp.float32)))
+    wide = weight.astype(at_least_float32(weight.dtype))
     return jnp.sqrt(jnp.sum(jnp.abs(wide) ** 2, over, keepdims=True))
