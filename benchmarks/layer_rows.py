@@ -24,11 +24,13 @@ class Table:
         clocks: which of "completion" and "dispatch" to print.
         is_first_call: whether each call is of a new function; the builders of a row's columns then
             make a `Prepare`.
+        unit: of the times, one of `benchmarks.table.UNITS_US`.
     """
 
     title: str
     clocks: tuple[str, ...] = ("completion",)
     is_first_call: bool = False
+    unit: str = "milliseconds"
 
 
 @dataclasses.dataclass(frozen=True)

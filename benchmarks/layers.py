@@ -63,7 +63,7 @@ def new_report(rows: Sequence[Row], rounds: int, first_rounds: int) -> dict[str,
     """Return a report without rows, which knows the tables that these rows stand in."""
     result = report.new_report({"rounds": rounds, "first_rounds": first_rounds})
     result["tables"] = [
-        {"title": table.title, "clocks": list(table.clocks), "unit": "milliseconds"}
+        {"title": table.title, "clocks": list(table.clocks), "unit": table.unit}
         for table in dict.fromkeys(row.table for row in rows)
     ]
     return result

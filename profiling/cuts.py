@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import eqxlike
-from benchmarks import cases, columns, jit_edges
+from benchmarks import cases, columns, edge_models
 from benchmarks.cases import Case
 from benchmarks.table import markdown_table
 from eqxlike._partition import _structure
@@ -70,9 +70,9 @@ CUTS = (
         "_can_read_fields",
         no,
         tuple(
-            case
-            for case in jit_edges.warm_cases()
-            if "list of 2" in case.name or "dict" in case.name
+            row.case
+            for row in edge_models.rows()
+            if "list of 2" in row.case.name or "dict" in row.case.name
         ),
     ),
     Cut(

@@ -1,0 +1,117 @@
+"""First calls, from a new function to its result: an Adam step, and arguments and results of many
+leaves.
+
+No two rounds call with the same leaves, so that nothing kept from a round before helps.
+"""
+
+import functools
+import importlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+import eqxlike
+from benchmarks import columns, networks
+from benchmarks.cases import Case
+from benchmarks.edge_models import Chain, layers
+from benchmarks.layer_rows import Row, Table, check_first_calls
+from benchmarks.layer_timing import Prepare
+from eqxlike._timing import Call
+
+STEPS = Table("First call of a training step", is_first_call=True)
+MANY_LEAVES = Table("First call with many leaves", is_first_call=True)
+
+JAX = "jax.jit"
+
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def compare(table: Table, name: str, prepare: Callable[[Wrap], Call], jit: Wrap | None) -> Row:
+    """Return the row of a first call in all ways.
+
+    Args:
+        table: where it stands.
+        name: of the row.
+        prepare: takes what compiles a function; returns the call of a new function, with new
+            arguments, which returns one array.
+        jit: `jax.jit` as this function needs it; None where it cannot do the same.
+    """
+
+    def preparing(wrap: Wrap) -> Prepare:
+        return lambda: prepare(wrap)
+
+    builders: dict[str, Callable[[], Prepare]] = {
+        columns.OURS: lambda: preparing(eqxlike.filter_jit),
+        columns.EQUINOX: lambda: preparing(importlib.import_module("equinox").filter_jit),
+    }
+    if jit is not None:
+        builders = {JAX: lambda: preparing(jit), **builders}
+    baseline = columns.EQUINOX if table is MANY_LEAVES else JAX
+    return Row(table, Case(name, builders, baseline), check_first_calls)
+
+
+def adam_step(depth: int) -> Row:
+    """The first call of an Adam step of a chain of `depth` layers."""
+    state = networks.training_state(eqxlike, Chain(tuple(layers(depth, 8))))
+    data = networks.normal(32, 8, seed=1), networks.normal(32, 8, seed=2)
+
+    def prepare(wrap: Wrap) -> Call:
+        def step(*arguments: Any) -> Any:
+            return networks.training_step(eqxlike, networks.mean_squared_error)(*arguments)
+
+        # Nothing of an earlier round may be kept on the model.
+        fresh = jax.tree_util.tree_map(lambda leaf: leaf, state)
+        return lambda: wrap(step)(*fresh, *data)[-1]
+
+    return compare(STEPS, f"Adam step, depth {depth}", prepare, jax.jit)
+
+
+def static_leaves_in(count: int) -> Row:
+    """The first call of a function that takes a tuple of `count` static integers."""
+    starts = itertools.count(step=count)
+
+    def prepare(wrap: Wrap) -> Call:
+        start = next(starts)
+        statics, x = tuple(range(start, start + count)), networks.normal(8, seed=1)
+        return lambda: wrap(lambda statics, x: x * len(statics))(statics, x)
+
+    jit = functools.partial(jax.jit, static_argnums=0)
+    return compare(MANY_LEAVES, f"{count} static leaves in", prepare, jit)
+
+
+def static_leaves_out(count: int) -> Row:
+    """The first call of a function that returns a tuple of `count` static integers."""
+    starts = itertools.count(step=count)
+
+    def prepare(wrap: Wrap) -> Call:
+        start, x = next(starts), networks.normal(8, seed=1)
+        return lambda: wrap(lambda x: (x + 1.0, tuple(range(start, start + count))))(x)[0]
+
+    return compare(MANY_LEAVES, f"{count} static leaves out", prepare, None)
+
+
+def dict_of_arrays(count: int) -> Row:
+    """The first call of a function that takes a dict of `count` arrays and uses two of them."""
+    arrays = [networks.normal(8, seed=1 + index) for index in range(count)]
+
+    def prepare(wrap: Wrap) -> Call:
+        given = {f"array{index}": array for index, array in enumerate(arrays)}
+
+        def ends(given: dict[str, jax.Array]) -> jax.Array:
+            return given["array0"] + given[f"array{count - 1}"]
+
+        return lambda: wrap(ends)(given)
+
+    return compare(MANY_LEAVES, f"dict of {count} arrays", prepare, jax.jit)
+
+
+def rows() -> list[Row]:
+    """Return the rows of first calls."""
+    return [
+        *map(adam_step, (2, 8, 64)),
+        static_leaves_in(100_000),
+        dict_of_arrays(5_000),
+        static_leaves_out(20_000),
+    ]
