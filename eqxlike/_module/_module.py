@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import inspect
 import reprlib
 import types
@@ -44,7 +45,10 @@ class ModuleMeta(abc.ABCMeta):
         **kwargs: Any,
     ):
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
-        for key, value in namespace.items():
+        # Not `namespace`: an `__init_subclass__` or a `__set_name__` may have put something else
+        # in the place of what stands in the body.
+        own = dict(vars(cls))
+        for key, value in own.items():
             if _is_method(key, value):
                 setattr(cls, key, Method(value))
         _install_mixin_methods(cls)
@@ -60,7 +64,7 @@ class ModuleMeta(abc.ABCMeta):
         if not makes_init and hasattr(cls, "__post_init__"):
             warn_of_post_init(cls)
         if strictness is not None:
-            check_strict(cls, strictness, namespace, None if makes_init else owner)
+            check_strict(cls, strictness, own, None if makes_init else owner)
         setattr(cls, STRICTNESS, strictness)
         cls._eqxlike_codec = codec = make_codec(cls)
         cls._eqxlike_defaults = tuple(
@@ -71,8 +75,8 @@ class ModuleMeta(abc.ABCMeta):
             for each in fields
             if (converter := converter_of(each)) is not None
         )
-        own: Any = namespace[FLATTENING](codec) if FLATTENING in namespace else codec
-        jtu.register_pytree_with_keys(cls, own.flatten_with_keys, own.unflatten, own.flatten)
+        flat: Any = own[FLATTENING](codec) if FLATTENING in own else codec
+        jtu.register_pytree_with_keys(cls, flat.flatten_with_keys, flat.unflatten, flat.flatten)
         return cls
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -106,10 +110,21 @@ class ModuleMeta(abc.ABCMeta):
     def __setattr__(cls, name: str, value: Any) -> None:
         if _is_method(name, value):
             value = Method(value)
-        if type(found_in_class(cls, name)) is Field and not hasattr(type(value), "__set__"):
+        is_for_field = type(found_in_class(cls, name)) is Field and type(value) is not Field
+        if is_for_field and not hasattr(type(value), "__set__"):
             # What is set under the name of a field must not hide that of unread instances.
             value = Field(name, value)
         super().__setattr__(name, amend(cls, name, value))
+
+    def __delattr__(cls, name: str) -> None:
+        found = vars(cls).get(name)
+        if type(found) is not Field:
+            super().__delattr__(name)
+        elif found.default is dataclasses.MISSING:
+            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+        else:
+            # The default goes. What unread instances ask for their field stays.
+            super().__setattr__(name, Field(name, dataclasses.MISSING))
 
     def register(cls, subclass: type) -> NoReturn:
         raise ValueError(
@@ -136,10 +151,18 @@ def _is_method(name: str, value: Any) -> bool:
 
 
 class Method:
-    """A function in a Module class: accessed on an instance it gives a `BoundMethod`."""
+    """A function in a Module class: accessed on an instance it gives a `BoundMethod`.
+
+    Called as it is found in `vars` of the class, it is that function.
+    """
+
+    __wrapped__: Callable[..., Any]
 
     def __init__(self, function: Callable[..., Any]):
-        self.__wrapped__ = function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
 
     @property
     def __isabstractmethod__(self) -> bool:

@@ -79,19 +79,19 @@ def read_strict(strict: Any) -> Strictness | None:
 
 
 def check_strict(
-    cls: Any, strictness: Strictness, namespace: Iterable[str], written_init: type | None
+    cls: Any, strictness: Strictness, own: Iterable[str], written_init: type | None
 ) -> None:
     """Raises `TypeError` if `cls` breaks a rule.
 
     **Arguments:**
 
-    - `namespace`: the names in the body of the class.
+    - `own`: the names that the class has of its own, before anything was generated for it.
     - `written_init`: the class whose `__init__` makes the instances, if somebody wrote it.
     """
     _check_bases(cls)
     _check_name(cls, strictness)
     if not strictness.allow_method_override:
-        _check_overrides(cls, namespace)
+        _check_overrides(cls, own)
     if written_init is not None:
         _check_fields(cls, written_init)
 
@@ -132,8 +132,8 @@ def _check_name(cls: Any, strictness: Strictness) -> None:
         )
 
 
-def _check_overrides(cls: Any, namespace: Iterable[str]) -> None:
-    for name in {*namespace, *inspect.get_annotations(cls)}:
+def _check_overrides(cls: Any, own: Iterable[str]) -> None:
+    for name in {*own, *inspect.get_annotations(cls)}:
         if name.startswith("__") and name != "__call__":
             continue
         for base in cls.__mro__[1:]:

@@ -16,6 +16,7 @@ from tests.module.programs import (  # noqa: F401  They fill the registry.
     methods,
     mistakes,
     partial,
+    replaced,
     sources,
     strict,
     trees,

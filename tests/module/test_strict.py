@@ -172,6 +172,21 @@ def test_other_special_methods_may_be_overridden():
     assert (len(Model()), repr(Model())) == (2, "Model")
 
 
+def test_a_method_that_init_subclass_adds_may_not_override_one_either():
+    class AbstractAdding(AbstractLayer, strict=True):
+        def __init_subclass__(cls, **kwargs):
+            super().__init_subclass__(**kwargs)
+            cls.twice = lambda self, x: x
+
+    with pytest.raises(TypeError, match=r"Model\.twice overrides a method of AbstractLayer"):
+
+        class Model(AbstractAdding, strict=True):
+            size: int
+
+            def apply(self, x):
+                return x
+
+
 def test_a_class_may_be_allowed_to_override():
     class Model(AbstractLayer, strict=StrictConfig(allow_method_override=True)):
         size: int
