@@ -167,11 +167,11 @@ def pairs(kind: Callable[[jax.Array, jax.Array], Any], count: int) -> list[Any]:
     return [kind(scale, shift) for scale, shift in zip(arrays[::2], arrays[1::2], strict=True)]
 
 
-def nested_dict(depth: int) -> dict[str, Any]:
-    """Return a dict that holds an array and the next dict, `depth` deep."""
+def nested_dict(depth: int, arrays: int) -> dict[str, Any]:
+    """Return a dict that holds the next dict, `depth` deep, the innermost ones with an array."""
     tree: dict[str, Any] = {}
-    for array in vectors(depth):
-        tree = {"array": array, "inner": tree}
+    for array in [*vectors(arrays), *[None] * (depth - arrays)]:
+        tree = {"inner": tree} if array is None else {"array": array, "inner": tree}
     return tree
 
 
@@ -297,7 +297,8 @@ def plain_rows() -> list[Row]:
     holder = functools.partial(scale_and_shift, *vectors(2))
     return [
         row("list of 100 registered dataclasses", of_tree(lambda: pairs(Registered, MANY))),
-        row("dict 100 deep", of_tree(lambda: nested_dict(MANY))),
+        row("dict 100 deep, 1 array", of_tree(lambda: nested_dict(MANY, 1))),
+        row("dict 100 deep, 100 arrays", of_tree(lambda: nested_dict(MANY, MANY))),
         row("OrderedDict of 16 arrays", of_tree(ordered_dict)),
         row("jax.tree_util.Partial of 2 arrays", partial_of_arrays),
         row("functools.partial, static", static(call_with, halve)),

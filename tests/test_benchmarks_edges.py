@@ -1,48 +1,95 @@
-"""The benchmark of first calls, large models and memory measures what it says."""
+"""The benchmark of large models, arguments of other kinds and first calls measures what it says."""
+
+import json
 
 import jax
 import pytest
 
-from benchmarks import jit_edges
-from benchmarks.cases import build, check_agreement
+import eqxlike
+from benchmarks import (
+    cases,
+    edge_arguments,
+    edge_first_calls,
+    edge_models,
+    edge_resources,
+    jit_edges,
+)
+from benchmarks.columns import EQUINOX, FLAT, OURS
 
-CASES = {case.name: case for case in jit_edges.warm_cases()}
+pytest.importorskip("equinox")
+pytest.importorskip("flax")
+
+WARM = {row.name: row for row in (*edge_models.rows(), *edge_arguments.rows())}
+FIRST_CALLS = {
+    row.case.name: row
+    for row in (
+        edge_first_calls.adam_step(1),
+        edge_first_calls.static_leaves_in(10),
+        edge_first_calls.dict_of_arrays(10),
+        edge_first_calls.static_leaves_out(10),
+    )
+}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_all_columns_of_a_row_agree(name):
-    calls, notes = build(CASES[name])
-    assert notes == []
-    check_agreement(calls)
-
-
-def test_a_first_call_gives_two_times_and_their_ratio():
+@pytest.fixture
+def standard_promotion():
+    """What Optax's Adam needs: it raises a float to the power of an integer array."""
     with jax.numpy_dtype_promotion("standard"):
-        plain_s, filtered_s, ratio = jit_edges.first_calls(1, rounds=1)
-    assert ratio == pytest.approx(filtered_s / plain_s)
+        yield
 
 
-def test_each_first_call_is_of_a_new_function():
-    wrapped = []
+@pytest.mark.parametrize("name", WARM)
+def test_all_columns_of_a_row_agree(name):
+    calls, notes = cases.build(WARM[name].case)
+    assert notes == []
+    WARM[name].check(calls)
 
-    def wrap(function):
-        wrapped.append(function)
-        return lambda x: x
 
+@pytest.mark.parametrize("row", edge_arguments.rows(), ids=lambda row: row.case.slug)
+def test_arguments_of_other_kinds_stand_beside_jax_and_equinox(row):
+    assert list(row.case.builders) == [FLAT, edge_arguments.TREE, OURS, EQUINOX]
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("name", FIRST_CALLS)
+def test_all_columns_of_a_first_call_agree(name):
+    calls, notes = cases.build(FIRST_CALLS[name].case)
+    assert notes == []
+    FIRST_CALLS[name].check(calls)
+
+
+def test_each_first_call_is_of_a_new_function_and_new_leaves(monkeypatch):
+    functions, leaves = [], []
+
+    def filter_jit(function):
+        functions.append(function)
+        return lambda statics, x: leaves.extend(statics)
+
+    monkeypatch.setattr(eqxlike, "filter_jit", filter_jit)
+    prepare = edge_first_calls.static_leaves_in(3).case.builders[OURS]()
     for _ in range(2):
-        jit_edges.first_call_s(wrap, (jax.numpy.ones(2),))
-    assert wrapped[0] is not wrapped[1]
+        prepare()()
+    assert functions[0] is not functions[1]
+    assert leaves == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_report_has_the_chosen_rows_and_their_tables(tmp_path, capsys):
+    path = tmp_path / "report.json"
+    chosen = ["--rows", "one flax struct|dict of 8", "--rounds", "1", "--json", str(path)]
+    assert jit_edges.main(chosen) == 0
+    written = json.loads(path.read_text())
+    assert [row["name"] for row in written["rows"]] == ["dict of 8 layers", "one flax struct"]
+    assert written["is_complete"]
+    out = capsys.readouterr().out
+    assert "Our Modules: dispatch, microseconds a call" in out
+    assert "Arguments of other kinds: completion, microseconds a call" in out
+    assert "Memory" not in out
 
 
 def test_a_kept_partition_of_more_arrays_takes_more_memory():
-    assert 0 < jit_edges.partition_bytes(2) < jit_edges.partition_bytes(64)
-
-
-def test_the_table_of_first_calls_has_a_row_for_each_depth():
-    numbers = {"jax.jit": 1.0, "filter_jit": 1.1, "ratio": 1.1}
-    assert jit_edges.first_call_rows({"2": numbers})[1:] == [["depth 2", "1.000", "1.100", "1.100"]]
+    assert 0 < edge_resources.partition_bytes(2) < edge_resources.partition_bytes(64)
 
 
 def test_the_time_until_a_call_returns_is_part_of_that_until_its_result_is_ready():
-    returned_s, ready_s = jit_edges.asynchrony(target_s=0.001)
+    returned_s, ready_s = edge_resources.asynchrony(target_s=0.001)
     assert 0 < returned_s <= ready_s
