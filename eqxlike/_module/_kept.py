@@ -7,7 +7,9 @@ a thread sees the old pair or the new.
 
 What a filtered function returns may be *unread*: it has the pair and no fields yet. They are built
 from the pair, and stay, when somebody asks for one of them. A training loop never does: it
-hands the pair to the next call, and is spared the building of some hundred objects.
+hands the pair to the next call, and is spared the building of some hundred objects. The pair of an
+unread Module is a list. What is in its `__dict__` does not tell: `object.__setattr__` writes there
+and asks nobody.
 """
 
 import dataclasses
@@ -54,15 +56,15 @@ _reading = threading.Lock()
 def read_fields(module: "KeepsPartition") -> dict[str, Any]:
     """The `__dict__` of a Module, with its fields in it."""
     fields = stored_fields(module)
-    if not fields:
-        kept = get_kept(module)
-        if kept is not None and kept is not INITIALISING:
-            dynamic, structure = kept
-            built = structure.fields(dynamic)
-            with _reading:
-                # Of two threads that come at once, both get what the first has built.
-                if not fields:
-                    fields.update(built)
+    kept = get_kept(module)
+    if type(kept) is list:
+        built = kept[1].fields(kept[0])
+        with _reading:
+            # Of two threads that come at once, both get what the first has built.
+            if get_kept(module) is kept:
+                for name, value in built.items():
+                    fields.setdefault(name, value)
+                set_kept(module, tuple(kept))
     return fields
 
 

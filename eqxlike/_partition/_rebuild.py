@@ -63,7 +63,9 @@ class RebuildWriter:
             if is_kept and not is_inside:
                 # The slice of a whole tuple is that tuple: no copy where there is one Module.
                 dynamic = f"arrays[{first_array}:{self.num_arrays}]"
-                self.line(f"set_kept({expression}, ({dynamic}, {self.constant(structure)}))")
+                pair = f"{dynamic}, {self.constant(structure)}"
+                pair = f"[{pair}]" if structure.can_stay_unread else f"({pair})"
+                self.line(f"set_kept({expression}, {pair})")
             frames.pop()
             if not frames:
                 return self._compile(root, expression)

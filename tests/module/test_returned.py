@@ -5,7 +5,9 @@ import dataclasses
 import functools
 import inspect
 import pickle
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -14,7 +16,7 @@ import jax.tree_util as jtu
 import pytest
 
 import eqxlike
-from tests.module.models import HasWeight, Inner
+from tests.module.models import HasWeight, Inner, both
 
 # Each reads a module in its own way, as the first to do so.
 READINGS = {
@@ -91,3 +93,86 @@ def test_an_absent_attribute_of_what_filter_jit_returned_is_named():
     module = eqxlike.filter_jit(lambda x: Inner(2 * x))(jnp.ones(2))
     with pytest.raises(AttributeError, match=r"'Inner' object has no attribute 'absent'"):
         _ = module.absent
+
+
+# --- written to before it was read ----------------------------------------------------------------
+
+
+def make_written(eqx, write):
+    """What a method has written to, and nobody has read."""
+
+    class Model(eqx.Module):
+        weight: Any
+        shift: Any = 0.0
+        name: str = eqx.field(static=True, default="default")
+
+        def written(self):
+            write(self)
+            return self
+
+    @eqx.filter_jit
+    def pass_on(x):
+        return Model(2 * x, 3 * x, "given")
+
+    pass_on(jnp.array(1.0))
+    return pass_on(jnp.array(1.0)).written()
+
+
+WRITINGS = {
+    "object.__setattr__": lambda module: object.__setattr__(module, "_cache", 1),
+    "vars": lambda module: vars(module).update(_cache=1),
+    "dict": lambda module: module.__dict__.update(_cache=1),
+    "object.__delattr__": lambda module: [
+        object.__setattr__(module, "_cache", 1),
+        object.__setattr__(module, "_other", 1),
+        object.__delattr__(module, "_other"),
+    ],
+}
+
+READINGS_OF_WRITTEN = {
+    "attributes": lambda eqx, it: (it.weight, it.shift, it.name),
+    "vars": lambda eqx, it: sorted(vars(it)),
+    "leaves": lambda eqx, it: [float(leaf) for leaf in jtu.tree_leaves(it)],
+    "repr": lambda eqx, it: repr(it),
+    "copy": lambda eqx, it: vars(copy.copy(it)),
+    "next call": lambda eqx, it: eqx.filter_jit(lambda it: (it.weight, it.shift, it.name))(it),
+}
+
+
+@both
+@pytest.mark.parametrize("how", WRITINGS)
+@pytest.mark.parametrize("reading", READINGS_OF_WRITTEN)
+def test_a_returned_module_that_is_written_to_unread_keeps_its_fields(eqx, how, reading):
+    expected = {
+        "attributes": (2.0, 3.0, "given"),
+        "vars": ["_cache", "name", "shift", "weight"],
+        "leaves": [2.0, 3.0],
+        "repr": "make_written.<locals>.Model(weight=weak_f32[], shift=weak_f32[], name='given')",
+        "copy": {"_cache": 1, "weight": 2.0, "shift": 3.0, "name": "given"},
+        "next call": (2.0, 3.0, "given"),
+    }
+    found = READINGS_OF_WRITTEN[reading](eqx, make_written(eqx, WRITINGS[how]))
+    if reading == "repr":
+        found = "".join(found.split()).replace(",", ", ")
+    assert found == expected[reading]
+
+
+@both
+def test_a_field_written_unread_by_object_leaves_the_others(eqx):
+    module = make_written(eqx, lambda module: object.__setattr__(module, "shift", 7.0))
+    assert (module.weight, module.shift, module.name) == (2, 7, "given")
+
+
+def test_threads_that_write_to_and_read_a_returned_module_get_the_same_objects():
+    for _ in range(20):
+        module = make_written(eqxlike, lambda module: None)
+        start = threading.Barrier(8, timeout=60)
+
+        def visit(number, module=module, start=start):
+            start.wait()
+            object.__setattr__(module, f"_cache{number}", number)
+            return id(module.weight), id(module.shift), id(vars(module)), module.name
+
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(pool.map(visit, range(8)))) == 1
+        assert len(vars(module)) == 3 + 8
