@@ -2,7 +2,9 @@
 
 The record says shape and dtype of a number or an array; of which type it was in Python, and which
 implementation a PRNG key was for, says `like` at reading. As Equinox does it, so that either
-library reads the files of the other.
+library reads the files of the other. Of a dtype that a package has registered with NumPy, such as
+int4, NumPy writes the number of bytes alone: two are a bfloat16, and for the others a record here
+is an array of one field with the name of the dtype.
 """
 
 from typing import Any, Protocol
@@ -63,10 +65,7 @@ def default_serialise_filter_spec(f: Writable, x: Any) -> None:
             f"NumPy would pickle this {type(x).__name__}, and whoever reads pickles runs the code "
             "in them: only numbers of up to 64 bits and arrays of numbers can be written"
         )
-    if record.dtype.isbuiltin == _ADDED_TO_NUMPY and record.dtype.kind != "V":
-        # NumPy would write a description of the dtype that it does not understand at reading.
-        record = record.view(f"V{record.itemsize}")
-    np.save(f, record, allow_pickle=False)
+    np.save(f, _with_named_dtype(record), allow_pickle=False)
 
 
 def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
@@ -78,13 +77,13 @@ def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
     - `x`: a leaf of the type to return; in the place of a JAX array a `jax.ShapeDtypeStruct` will
         do. Leaves of types that are not written are returned as they are.
 
-    **Returns:** the leaf. An array has shape and dtype of the file, whatever those of `x`; but a
-    64-bit number becomes a JAX array of 32 bits unless `jax_enable_x64` is set. It lies where `x`
-    was put, if `x` was put somewhere on purpose.
+    **Returns:** the leaf. An array has shape and dtype of the file, whatever those of `x`. It lies
+    where `x` was put, if `x` was put somewhere on purpose.
 
     **Raises:** `EOFError` if the file has no further record; `ValueError` if what follows is no
-    record, is cut off, holds pickled objects, or has a value that the type of `x` cannot have;
-    `TypeError` if the file is not open in binary mode.
+    record, is cut off, holds pickled objects, or has numbers that the type of `x` cannot have, such
+    as those of 64 bits for a JAX array unless `jax_enable_x64` is set; `TypeError` if the file is
+    not open in binary mode.
 
     !!! example
 
@@ -108,22 +107,23 @@ def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
         return _with_added_dtype(_read_record(f), x.dtype)
     if isinstance(x, np.generic):
         return _with_added_dtype(_read_record(f), x.dtype)[()]
-    for kind, dtype in _PYTHON_NUMBERS.items():
+    for kind, codes in _PYTHON_NUMBERS.items():
         if isinstance(x, kind):
-            return _as_python_number(_read_record(f), type(x), dtype)
+            return _as_python_number(_read_record(f), type(x), codes)
     return x
 
 
 _SAVED = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
-_PYTHON_NUMBERS: dict[type, Any] = {
-    bool: np.bool_,
-    int: np.int64,
-    float: np.float64,
-    complex: np.complex128,
+# As NumPy calls the dtypes whose numbers are such numbers of Python to the bit.
+_PYTHON_NUMBERS: dict[type, str] = {
+    bool: "?",
+    int: np.typecodes["AllInteger"],
+    float: "efd",
+    complex: "FD",
 }
 
-# What `dtype.isbuiltin` says of a dtype that a package has registered with NumPy, such as bfloat16.
+# What `dtype.isbuiltin` says of a dtype that a package has registered with NumPy.
 _ADDED_TO_NUMPY = 2
 
 
@@ -148,32 +148,52 @@ def _read_record(f: Readable) -> np.ndarray:
     return np.lib.format.read_array(_Resumed(first, f), allow_pickle=False)  # pyright: ignore
 
 
-def _with_added_dtype(record: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The numbers in `record` if they are of a dtype like bfloat16, of which NumPy writes no more
-    than the number of bytes.
-    """
-    is_raw = record.dtype.kind == "V" and record.dtype.names is None
-    if is_raw and dtype.isbuiltin == _ADDED_TO_NUMPY and dtype.itemsize == record.itemsize:
-        return record.view(dtype)
-    return record
+def _with_named_dtype(record: np.ndarray) -> np.ndarray:
+    """`record` with a dtype that NumPy can describe in a file."""
+    dtype = record.dtype
+    if dtype.isbuiltin != _ADDED_TO_NUMPY or dtype == jnp.bfloat16:
+        return record
+    return record.view([(dtype.name, f"V{dtype.itemsize}")])
+
+
+def _with_added_dtype(record: np.ndarray, like: np.dtype) -> np.ndarray:
+    """What `_with_named_dtype` was given, to be read as `like` if the file names no dtype."""
+    dtype = record.dtype
+    if dtype.kind != "V" or dtype == like:
+        return record
+    if dtype.names is not None:
+        added = _added_dtype(dtype.names[0]) if len(dtype.names) == 1 else None
+    elif dtype.itemsize == jnp.dtype(jnp.bfloat16).itemsize:
+        added = jnp.dtype(jnp.bfloat16)
+    else:
+        # Files of Equinox's do not say which dtype of one byte this was.
+        added = like if like.isbuiltin == _ADDED_TO_NUMPY else None
+    if added is None or added.itemsize != dtype.itemsize:
+        return record
+    return record.view(added)
+
+
+def _added_dtype(name: str) -> np.dtype | None:
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        return None
+    return dtype if dtype.isbuiltin == _ADDED_TO_NUMPY else None
 
 
 def _as_jax_array(record: np.ndarray, dtype: np.dtype) -> jax.Array:
-    # If the dtypes differ, whoever called may want to cast: two bytes are most likely a bfloat16.
     record = _with_added_dtype(record, dtype)
-    record = _with_added_dtype(record, jnp.dtype(jnp.bfloat16))
     if not jnp.issubdtype(record.dtype, np.number) and record.dtype != np.bool_:
         raise ValueError(f"the file has values of dtype {record.dtype}, which no JAX array holds")
     record = record.astype(record.dtype.newbyteorder("="), copy=False)
-    array = jnp.asarray(record)
-    if record.dtype.kind in "iu" and array.dtype != record.dtype:
-        # Without `jax_enable_x64`, JAX takes the lower 32 bits.
-        if not np.array_equal(array, record):
-            raise ValueError(
-                f"the file has {record.dtype} numbers that {array.dtype} does not hold: set "
-                "`jax.config.update('jax_enable_x64', True)`"
-            )
-    return array
+    canonical = jax.dtypes.canonicalize_dtype(record.dtype)
+    if canonical != record.dtype:
+        raise ValueError(
+            f"the file has numbers of dtype {record.dtype}, of which JAX would make {canonical}: "
+            "set `jax.config.update('jax_enable_x64', True)`, or pass a `filter_spec` that reads "
+            "them into a NumPy array and casts that"
+        )
+    return jnp.asarray(record)
 
 
 def _is_key(x: jax.Array | jax.ShapeDtypeStruct) -> bool:
@@ -184,7 +204,8 @@ def _as_key(record: np.ndarray, like: Any) -> jax.Array:
     # A `jax.ShapeDtypeStruct` is not asked directly: the implementation is known of arrays alone.
     implementations = []
     jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), like)
-    return jax.random.wrap_key_data(jnp.asarray(record), impl=implementations[0])
+    data = _as_jax_array(record, np.dtype(np.uint32))
+    return jax.random.wrap_key_data(data, impl=implementations[0])
 
 
 def _sharding_on_purpose(like: Any) -> Any:
@@ -193,10 +214,10 @@ def _sharding_on_purpose(like: Any) -> Any:
     return like.sharding if not isinstance(like, Tracer) and like.committed else None
 
 
-def _as_python_number(record: np.ndarray, kind: type, dtype: Any) -> Any:
-    if record.shape != () or not np.can_cast(record.dtype, dtype, "same_kind"):
+def _as_python_number(record: np.ndarray, kind: type, codes: str) -> Any:
+    if record.shape != () or record.dtype.char not in codes:
         raise ValueError(
             f"the file has an array of shape {record.shape} and dtype {record.dtype}, and not one "
-            f"number that a Python {kind.__name__} can hold"
+            f"number that is a Python {kind.__name__}"
         )
     return kind(record.item())
