@@ -55,7 +55,7 @@ def default_serialise_filter_spec(f: Writable, x: Any) -> None:
         >>> len(file.getvalue())
         136
     """
-    if isinstance(x, jax.Array) and _is_key(x):
+    if isinstance(x, jax.Array) and is_key(x):
         x = jax.random.key_data(x)
     if not isinstance(x, _SAVED):
         return
@@ -100,7 +100,7 @@ def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
     """
     if isinstance(x, jax.Array | jax.ShapeDtypeStruct):
         record = _read_record(f)
-        array = _as_key(record, x) if _is_key(x) else _as_jax_array(record, x.dtype)
+        array = _as_key(record, x) if is_key(x) else _as_jax_array(record, x.dtype)
         sharding = _sharding_on_purpose(x)
         return array if sharding is None else jax.device_put(array, sharding)
     if isinstance(x, np.ndarray):
@@ -111,6 +111,11 @@ def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
         if isinstance(x, kind):
             return _as_python_number(_read_record(f), type(x), codes)
     return x
+
+
+def has_record(like: Any) -> bool:
+    """Whether `default_deserialise_filter_spec` reads a record in the place of `like`."""
+    return isinstance(like, (*_SAVED, jax.ShapeDtypeStruct))
 
 
 _SAVED = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
@@ -196,7 +201,7 @@ def _as_jax_array(record: np.ndarray, dtype: np.dtype) -> jax.Array:
     return jnp.asarray(record)
 
 
-def _is_key(x: jax.Array | jax.ShapeDtypeStruct) -> bool:
+def is_key(x: jax.Array | jax.ShapeDtypeStruct) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ._atomic_file import open_to_replace
+from ._file_structure import explain_structure
 from ._leaf_format import (
     Readable,
     Writable,
@@ -88,8 +89,9 @@ def tree_deserialise_leaves(
 
     **Raises:** `RuntimeError`, naming the path of the leaf, if one cannot be read or its type,
     shape or dtype differs from that in `like`; also if a file named by its path goes on after the
-    last leaf. `OSError` if the file cannot be opened; `TypeError` if an argument is of another
-    type; `ValueError` if `filter_spec` is not a prefix of `like`.
+    last leaf. It says first, as far as shapes tell, if the file is of another structure. `OSError`
+    if the file cannot be opened; `TypeError` if an argument is of another type; `ValueError` if
+    `filter_spec` is not a prefix of `like`.
 
     !!! example
 
@@ -107,17 +109,20 @@ def tree_deserialise_leaves(
     """
     leaves, treedef = _with_functions(filter_spec, like, "like", is_leaf)
     found = []
-    with _opened(path_or_file, "read") as file:
+    is_whole = _is_path(path_or_file)
+    with (
+        _opened(path_or_file, "read") as file,
+        _explaining_structure(file, [leaf for _, leaf in leaves], is_whole),
+    ):
         for path, leaf in leaves:
             with _naming(path, f"could not be read as {_expected(leaf.value)}"):
                 value = leaf.function(file, leaf.value)
             _check_alike(path, leaf.value, value)
             found.append(value)
-        if _is_path(path_or_file) and file.read(1):
+        if is_whole and file.read(1):
             raise RuntimeError(
-                f"{path_or_file} goes on after the last leaf of `like`: it was written from a tree "
-                "of more leaves. To read the first of several trees in one file, open the file "
-                "and pass that."
+                f"{path_or_file} goes on after the last leaf of `like`. To read the first of "
+                "several trees in one file, open the file and pass that."
             )
     return treedef.unflatten(found)
 
@@ -184,6 +189,23 @@ def _naming(path: str, what_failed: str) -> Iterator[None]:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise RuntimeError(f"The leaf at {path} {what_failed}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _explaining_structure(file: Any, leaves: list[_Leaf], is_whole: bool) -> Iterator[None]:
+    """Says first in what is raised if the whole file does not fit, and not one leaf alone."""
+    # Of what functions of the user read, only they know how much belongs to a leaf.
+    is_known = all(leaf.function is default_deserialise_filter_spec for leaf in leaves)
+    can_seek = is_known and hasattr(file, "seekable") and file.seekable()
+    start = file.tell() if can_seek else 0
+    try:
+        yield
+    except RuntimeError as error:
+        likes = [leaf.value for leaf in leaves]
+        sentence = explain_structure(file, start, likes, is_whole) if can_seek else ""
+        if not sentence:
+            raise
+        raise RuntimeError(f"{sentence}{error}") from error.__cause__
 
 
 def _check_alike(path: str, like: Any, value: Any) -> None:

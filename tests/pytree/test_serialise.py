@@ -5,6 +5,8 @@ import inspect
 import io
 import os
 import pathlib
+import re
+import types
 
 import equinox
 import jax
@@ -423,6 +425,64 @@ def test_a_path_to_a_file_that_goes_on_after_the_last_leaf_is_an_error(more, tmp
     path.write_bytes(WHOLE + more)
     with pytest.raises(RuntimeError, match=r"model\.eqx goes on after the last leaf of `like`"):
         tree_deserialise_leaves(path, BLANK)
+
+
+def mlp(width_size, depth):
+    return eqxlike.nn.MLP(2, 1, width_size, depth, key=jax.random.key(0))
+
+
+OTHER = "written from a tree of another structure than `like`: "
+
+
+@pytest.mark.parametrize("is_path", [True, False], ids=["path", "file"])
+@pytest.mark.parametrize(
+    ("tree", "like", "expected"),
+    [
+        (mlp(4, 2), mlp(4, 3), f"The file was {OTHER}it has 6 arrays and numbers, and `like` has"),
+        (mlp(4, 2), mlp(5, 2), f"The file seems to have been {OTHER}5 of its 6 arrays and numbers"),
+        ([PAIR], [PAIR] * 2, f"The file was cut off, or {OTHER}it has 1 array or number, and `l"),
+    ],
+    ids=["depth", "width", "end"],
+)
+def test_the_error_says_first_that_the_file_is_of_another_structure(
+    tree, like, expected, is_path, tmp_path
+):
+    path = tmp_path / "model.eqx"
+    tree_serialise_leaves(path, tree)
+    with pytest.raises(RuntimeError) as caught:
+        tree_deserialise_leaves(path if is_path else io.BytesIO(path.read_bytes()), like)
+    assert str(caught.value).startswith(expected)
+    assert "The leaf at tree" in str(caught.value)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_of_a_path_the_error_counts_leaves_that_like_does_not_have(depth, tmp_path):
+    path = tmp_path / "model.eqx"
+    tree_serialise_leaves(path, mlp(4, 3))
+    count = f"it has 8 arrays and numbers, and `like` has {2 * depth + 2}. The leaf at tree.layers"
+    with pytest.raises(RuntimeError, match=re.escape(OTHER + count)):
+        tree_deserialise_leaves(path, mlp(4, depth))
+
+
+def test_of_an_open_file_it_does_not_since_another_tree_may_follow():
+    expected = re.escape(f"seems to have been {OTHER}2 of its 6 arrays and numbers have another")
+    with pytest.raises(RuntimeError, match=expected):
+        read(eqxlike, written(eqxlike, mlp(4, 3)), mlp(4, 2))
+
+
+def test_of_one_leaf_that_differs_nothing_is_said_of_the_structure(tmp_path):
+    path = tmp_path / "model.eqx"
+    tree_serialise_leaves(path, [PAIR, PAIR, jax.random.key(0)])
+    for like in ([PAIR, jnp.ones(3)], [PAIR.astype(int), PAIR.astype(int)]):
+        with pytest.raises(RuntimeError, match=r"^The leaf at tree\["):
+            tree_deserialise_leaves(path, [*like, jax.random.key(0)])
+
+
+def test_of_another_structure_nothing_is_said_if_the_file_cannot_be_read_twice():
+    data = io.BytesIO(written(eqxlike, [PAIR] * 2))
+    stream = types.SimpleNamespace(read=data.read)
+    with pytest.raises(RuntimeError, match=r"^The leaf at tree\[2\] .*the file ends"):
+        tree_deserialise_leaves(stream, [PAIR] * 3)
 
 
 def test_of_a_file_that_goes_on_the_first_tree_is_read_once_it_is_open(tmp_path):
