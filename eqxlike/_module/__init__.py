@@ -12,6 +12,8 @@ from ._kept import get_kept as get_kept
 from ._kept import set_kept as set_kept
 from ._kept import stored_fields as stored_fields
 from ._metadata import METADATA as METADATA
+from ._metadata import carries_metadata as carries_metadata
+from ._metadata import has_metadata as has_metadata
 from ._module import BoundMethod as BoundMethod
 from ._module import Module as Module
 from ._module import ModuleMeta as ModuleMeta

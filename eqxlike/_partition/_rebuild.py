@@ -13,7 +13,7 @@ from .._module import set_kept, stored_fields
 class Node(Protocol):
     """What can be written: a Structure."""
 
-    kind: type
+    node_type: type
     num_arrays: int
 
     @property
@@ -22,7 +22,7 @@ class Node(Protocol):
     def is_keepable_module(self) -> bool: ...
     @property
     def can_stay_unread(self) -> bool: ...
-    def write(self, writer: "RebuildWriter", parts: list[str]) -> str: ...
+    def write_build(self, writer: "RebuildWriter", parts: list[str]) -> str: ...
 
 
 class RebuildWriter:
@@ -52,14 +52,14 @@ class RebuildWriter:
             structure, parts, first_array, is_inside = frames[-1]
             is_kept = self.keep and structure.is_keepable_module
             if is_kept and not is_inside and structure.can_stay_unread:
-                expression = self.assign(f"new({self.constant(structure.kind)})")
+                expression = self.assign(f"new({self.constant(structure.node_type)})")
                 self.num_arrays += structure.num_arrays
             elif len(parts) < len(structure.children):
                 child = structure.children[len(parts)]
                 frames.append((child, [], self.num_arrays, is_inside or is_kept))
                 continue
             else:
-                expression = structure.write(self, parts)
+                expression = structure.write_build(self, parts)
             if is_kept and not is_inside:
                 # The slice of a whole tuple is that tuple: no copy where there is one Module.
                 dynamic = f"arrays[{first_array}:{self.num_arrays}]"
@@ -73,12 +73,17 @@ class RebuildWriter:
 
     def _compile(self, root: Node, expression: str) -> Callable[[tuple[Any, ...]], Any]:
         lines = ["def rebuild(arrays):", *self.lines, f"    return {expression}"]
-        return compile_function(lines, self.namespace, f"rebuild {root.kind.__name__}")
+        return compile_function(lines, self.namespace, f"rebuild {root.node_type.__name__}")
 
     def array(self) -> str:
         """The next array."""
         self.num_arrays += 1
         return f"arrays[{self.num_arrays - 1}]"
+
+    def arrays(self, count: int) -> str:
+        """A tuple of the next arrays."""
+        self.num_arrays += count
+        return f"arrays[{self.num_arrays - count}:{self.num_arrays}]"
 
     def assign(self, expression: str) -> str:
         """A name for what `expression` gives."""

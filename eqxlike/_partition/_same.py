@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ._static_key import StaticKey
+from ._static_key import StaticKey, is_hashable
 
 
 def is_same_static(first: Any, second: Any) -> bool:
@@ -20,5 +20,5 @@ def is_same_static(first: Any, second: Any) -> bool:
     if first is second:
         return True
     # Both are held while their keys are compared: those name objects by their `id`.
-    keys = StaticKey(first, by_contents=True), StaticKey(second, by_contents=True)
+    keys = [StaticKey(each, by_identity=not is_hashable(each)) for each in (first, second)]
     return keys[0].key == keys[1].key

@@ -1,7 +1,13 @@
 """Keys for static values: two values share a trace only if no program could tell them apart.
 
 Python's `==` is not enough: `1 == 1.0 == True` and `0.0 == -0.0`, with equal hashes, and `nan` does
-not equal itself. Nor is identity: an object that hashes by identity may be changed in place.
+not equal itself. The rule, for a value of each kind:
+
+- what hashes by identity is itself and nothing else, as for `jax.jit`, whatever it holds;
+- numbers, strings and tuples are compared by value and type, dataclasses by their fields, partial
+  functions and methods by their parts;
+- what has a `__hash__` of its own is compared by its own `==`, and by the types of the numbers
+  among its attributes.
 """
 
 import array
@@ -12,7 +18,7 @@ import decimal
 import enum
 import functools
 import types
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -20,13 +26,13 @@ import numpy as np
 
 from .._compat import PjitFunction
 from .._module import Module
+from .._pytree import is_array
 
 # Compared by type and value: immutable, and equal values of one type are interchangeable.
 _BY_VALUE = frozenset(
     {bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented), np.dtype}
 )
-# Compared by identity and taken to be immutable, as `jax.jit` takes them: what a function closes
-# over is part of the function.
+# Compared by identity, though some of them have a `__hash__` of their own.
 _BY_IDENTITY = (
     type,
     types.FunctionType,
@@ -48,29 +54,32 @@ class StaticKey:
 
     - `key`: hashable; values with equal keys are interchangeable in a trace at this moment.
     - `is_immutable`: whether that will stay so; if not, the key must be made anew each time.
-    - `holds_mutable`: whether a list, dict or the like is inside; its identity is in the key then.
     - `held`: objects that the key names by their `id`. Whoever keeps the key keeps these alive
         too, but not the other way round: a table of keys alone holds none of them.
 
-    With `by_contents` the value need not be hashable: it is then the object, and what it holds now.
+    With `by_identity`, a value that is not hashable is itself and nothing else.
 
     **Raises:** `TypeError` if the value is not hashable and is to be.
     """
 
-    __slots__ = ("_inside", "held", "holds_mutable", "is_immutable", "key")
+    __slots__ = ("_inside", "_value", "held", "is_immutable", "key")
 
-    def __init__(self, value: Any, *, by_contents: bool = False):
+    def __init__(self, value: Any, *, by_identity: bool = False):
         self.held: list[Any] = []
         self.is_immutable = True
-        self.holds_mutable = False
+        self._value = value
         self._inside: set[int] = set()
-        self.key = self._of_contents(value) if by_contents else self._of(value)
+        self.key = self._identity(value) if by_identity else self._of(value)
+
+    def is_current(self) -> bool:
+        """Whether the value still has this key."""
+        return self.is_immutable or StaticKey(self._value).key == self.key
 
     def _of(self, value: Any) -> Hashable:
         kind = type(value)
         if kind in _BY_VALUE:
             return kind, value
-        if isinstance(value, _BY_IDENTITY):
+        if is_by_identity(value):
             return self._identity(value)
         if isinstance(value, tuple):
             return kind, tuple(map(self._of, value)), self._of_attributes(value)
@@ -83,71 +92,57 @@ class StaticKey:
             # Not all parts are hashable, but JAX only ever sees the key. The dict of keywords of
             # a partial may be written to.
             self.is_immutable = self.is_immutable and kind is not functools.partial
-            return kind, tuple(map(self._of_contents, _PARTS[kind](value)))
-        if isinstance(value, Module) or _compares_by_fields(kind):
-            names = [field.name for field in dataclasses.fields(value) if field.compare]
+            return kind, tuple(map(self._of_part, _PARTS[kind](value)))
+        if kind.__hash__ is None:
+            raise TypeError(f"unhashable type: {kind.__name__!r}")
+        names = fields_compared(value)
+        if names is not None and all(is_hashable(getattr(value, name, None)) for name in names):
+            self.is_immutable = self.is_immutable and is_frozen_by_class(kind)
             return kind, tuple(self._of(getattr(value, name, None)) for name in names)
-        is_trusted = kind.__module__.partition(".")[0] in _TRUSTED_PACKAGES
-        if kind.__hash__ is not object.__hash__:
-            hash(value)  # Raises if it cannot be.
-            self.is_immutable = self.is_immutable and is_trusted
+        hash(value)  # Raises if it cannot be.
+        if _is_trusted(kind):
             return kind, value
-        return self._identity(value) if is_trusted else self._of_state(value)
+        self.is_immutable = False
+        return kind, value, types_of_numbers(value)
 
     def _identity(self, value: Any) -> Hashable:
         self.held.append(value)
         return "is", id(value)
 
-    def _of_state(self, value: Any) -> Hashable:
-        """For what hashes by identity: the object, and what its attributes are now."""
-        return self._identity(value), self._of_attributes(value)
-
     def _of_attributes(self, value: Any) -> Hashable:
+        """Of a value of a class derived from one of Python's own: they are no part of its `==`."""
         if type(value) in _WITHOUT_ATTRIBUTES or id(value) in self._inside:
             return None
-        slots = [slot for base in type(value).__mro__ for slot in _slots(base)]
-        if not slots and not hasattr(value, "__dict__"):
+        if not hasattr(value, "__dict__") and not any(map(_slots, type(value).__mro__)):
             return None
         self.is_immutable = False
         self._inside.add(id(value))
-        state = dict(getattr(value, "__dict__", {}))
-        state.update((slot, getattr(value, slot)) for slot in slots if hasattr(value, slot))
-        key = tuple((name, self._of_attribute(each)) for name, each in state.items())
+        key = tuple((name, self._of_part(each)) for name, each in _attributes(value))
         self._inside.discard(id(value))
         return key
 
-    def _of_attribute(self, value: Any) -> Hashable:
-        """Containers are looked into; further objects that hash by identity are not."""
-        if type(value).__hash__ is object.__hash__ and not isinstance(value, jax.Array):
-            return self._identity(value)
-        return self._of_contents(value)
-
-    def _of_contents(self, value: Any) -> Hashable:
-        """For what a static value holds, which need not be hashable itself."""
+    def _of_part(self, value: Any) -> Hashable:
+        """For what a partial or a method holds, which need not be hashable itself."""
         kind = type(value)
-        if isinstance(value, jax.Array):
-            return self._identity(value)
         if kind is tuple:
-            return kind, tuple(map(self._of_contents, value))
-        if _is_hashable(value):
+            return kind, tuple(map(self._of_part, value))
+        if not is_array(value) and is_hashable(value):
             return self._of(value)
-        self.is_immutable = False
-        self.holds_mutable = True
         base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
-        if base is None:
-            return self._of_state(value)
-        # The container too: another may have the same elements now, and others later.
+        # A container too is itself: another may have the same elements now, and others later.
         identity = self._identity(value)
+        if base is None:
+            return identity
+        self.is_immutable = False
         if id(value) in self._inside:
             return identity
         self._inside.add(id(value))
-        key = identity, tuple(map(self._of_contents, _ELEMENTS[base](value)))
+        key = identity, tuple(map(self._of_part, _ELEMENTS[base](value)))
         self._inside.discard(id(value))
         return *key, self._of_attributes(value)
 
 
 _ELEMENTS: dict[type, Callable[[Any], Iterable[Any]]] = {
-    np.ndarray: lambda a: (a.shape, a.dtype, a.tobytes()),
     list: iter,
     dict: lambda d: d.items(),
     set: lambda s: (frozenset(s),),
@@ -168,7 +163,15 @@ _TOLD_APART_BY: dict[type, Callable[[Any], Hashable]] = {
 }
 
 
-def _is_hashable(value: Any) -> bool:
+def is_by_identity(value: Any) -> bool:
+    """Whether `value` is itself and nothing else."""
+    if isinstance(value, _BY_IDENTITY):
+        return True
+    kind = type(value)
+    return kind.__hash__ is object.__hash__ and kind not in _PARTS
+
+
+def is_hashable(value: Any) -> bool:
     # The class alone does not say: a frozen dataclass is as hashable as its fields.
     try:
         hash(value)
@@ -193,18 +196,65 @@ _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
 }
 
 _WITHOUT_ATTRIBUTES = frozenset(
-    {tuple, frozenset, float, complex, list, dict, set, bytearray, np.ndarray}
+    {tuple, frozenset, float, complex, list, dict, set, bytearray}
     | {collections.deque, array.array, decimal.Decimal, datetime.datetime, datetime.time}
 )
 
 
-def _compares_by_fields(kind: type) -> bool:
-    """Whether `kind` is a frozen dataclass, or a subclass of one, whose generated equality it has:
-    then `C(1) == C(1.0)`.
+def fields_compared(value: Any) -> list[str] | None:
+    """The fields by which two of the class of `value` are equal; `None` if it says otherwise.
+
+    They are known of a Module, and of a dataclass, or a class below one, whose generated equality
+    it has: then `C(1) == C(1.0)`.
     """
+    kind = type(value)
+    if not isinstance(value, Module):
+        parameters = _dataclass_parameters(kind)
+        if parameters is None or not parameters.eq:
+            return None
+    return [field.name for field in dataclasses.fields(value) if field.compare]
+
+
+def is_frozen_by_class(kind: type) -> bool:
+    """Whether `kind`, of which the fields compared are known, lets nobody assign to them."""
+    parameters = _dataclass_parameters(kind)
+    return issubclass(kind, Module) or (parameters is not None and parameters.frozen)
+
+
+def _dataclass_parameters(kind: type) -> Any:
     owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
-    parameters = vars(owner).get("__dataclass_params__")
-    return parameters is not None and parameters.frozen and parameters.eq
+    return vars(owner).get("__dataclass_params__")
+
+
+def _is_trusted(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _TRUSTED_PACKAGES
+
+
+_NUMBERS = frozenset({bool, int, float, complex})
+
+
+def types_of_numbers(value: Any) -> Hashable:
+    """Of the attributes of `value` that are numbers, or tuples that hold some, the types."""
+    return tuple(
+        (name, types)
+        for name, each in _attributes(value)
+        if (types := _number_types(each)) is not None
+    )
+
+
+def _number_types(value: Any) -> Hashable:
+    if type(value) is tuple:
+        inner = tuple(map(_number_types, value))
+        return inner if any(each is not None for each in inner) else None
+    return type(value) if type(value) in _NUMBERS else None
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(value, "__dict__", {}).items()
+    for base in type(value).__mro__:
+        for slot in _slots(base):
+            if hasattr(value, slot):
+                yield slot, getattr(value, slot)
 
 
 def _slots(base: type) -> list[str]:

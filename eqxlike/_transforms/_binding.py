@@ -5,7 +5,7 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -31,6 +31,14 @@ class Options:
         return hash(frozenset(self.values))
 
 
+class Unbound(NamedTuple):
+    """A callable, apart: a function, and the arguments at the front and by name bound to it."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 # Callables that are themselves the function: compared by identity, and not changed in place.
 _FUNCTIONS = (
     type,
@@ -42,46 +50,77 @@ _FUNCTIONS = (
 )
 
 
-def unbind(callable_: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def unbind(callable_: Any) -> Unbound:
     """A callable as a function, and the arguments that are bound to it.
 
     These go into `jit` like the others, so that none of their arrays becomes a constant and no
-    change of their state is missed.
+    other instance is taken for this one.
     """
     if isinstance(callable_, _FUNCTIONS):
-        return callable_, (), {}
+        return Unbound(callable_, (), {})
     if isinstance(callable_, BoundMethod | types.MethodType):
-        function, bound, kwargs = unbind(callable_.__func__)
-        return function, (*bound, callable_.__self__), kwargs
+        inner = unbind(callable_.__func__)
+        return inner._replace(args=(*inner.args, callable_.__self__))
     if isinstance(callable_, functools.partial):
-        function, bound, kwargs = unbind(callable_.func)
-        return function, (*bound, *callable_.args), {**kwargs, **callable_.keywords}
-    call = type(callable_).__call__
-    function, bound, kwargs = unbind(call) if isinstance(call, Module) else (call, (), {})
-    return function, (*bound, callable_), kwargs
+        inner = unbind(callable_.func)
+        args = (*inner.args, *callable_.args)
+        return Unbound(inner.function, args, {**inner.kwargs, **callable_.keywords})
+    inner = unbind(_call_of(type(callable_)))
+    return inner._replace(args=(*inner.args, callable_))
 
 
-def _describe(
-    function: Callable[..., Any], bound: tuple[Any, ...]
-) -> tuple[Callable[..., Any], str, inspect.Signature | None]:
-    """The function that a user would name, what its name is, and how `function` is called.
+def _call_of(kind: Any) -> Any:
+    """What is called with an instance of `kind` before the arguments when it is called itself."""
+    found = inspect.getattr_static(kind, "__call__", None)
+    if isinstance(found, types.FunctionType | Module):
+        return found
+    # Any other descriptor is left to Python: what it gives may depend on the instance.
+    return _call
 
-    Of one of our wrappers that is what it wraps, after the wrapper itself.
+
+def _call(callable_: Any, /, *args: Any, **kwargs: Any) -> Any:
+    return callable_(*args, **kwargs)
+
+
+class _Description(NamedTuple):
+    """A function to compile, as a user sees it.
+
+    - `anchor`: the function that the user would name: of one of our wrappers what it wraps, after
+        the wrapper itself.
+    - `name`: that of the anchor.
+    - `signature`: how the function is called; `None` if it does not tell.
+    - `path`: from the function to the anchor, for each step what is called, and how many arguments
+        and which names are bound to it. The signature is made of nothing else.
     """
+
+    anchor: Callable[..., Any]
+    name: str
+    signature: inspect.Signature | None
+    path: tuple[Hashable, ...]
+
+
+def _describe(unbound: Unbound) -> _Description:
+    function, bound, bound_kwargs = unbound
+    counts = (len(bound), tuple(bound_kwargs))
     if not (bound and isinstance(bound[0], Wrapper) and function is type(bound[0]).__call__):
-        name = getattr(function, "__name__", type(function).__name__)
-        return function, name, signature_of(function)
-    inner, inner_bound, inner_kwargs = unbind(bound[0].__wrapped__)
-    anchor, name, signature = _describe(inner, inner_bound)
-    if signature is None or inner_kwargs:
-        return anchor, name, signature_of(function)
-    parameters = list(signature.parameters.values())[len(inner_bound) :]
-    if len(signature.parameters) < len(inner_bound) or any(
+        anchor = type(bound[0]) if function is _call else function
+        name = getattr(anchor, "__name__", type(anchor).__name__)
+        # Not the anchor itself, since what is kept with it must not hold it.
+        path = ((function is _call, *counts),)
+        return _Description(anchor, name, signature_of(function), path)
+    inner = unbind(bound[0].__wrapped__)
+    described = _describe(inner)
+    described = described._replace(path=((function, *counts), *described.path))
+    signature = described.signature
+    if signature is None or inner.kwargs:
+        return described._replace(signature=signature_of(function))
+    parameters = list(signature.parameters.values())[len(inner.args) :]
+    if len(signature.parameters) < len(inner.args) or any(
         each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters
     ):
-        return anchor, name, signature_of(function)
+        return described._replace(signature=signature_of(function))
     itself = inspect.Parameter("_eqxlike_wrapper", inspect.Parameter.POSITIONAL_ONLY)
-    return anchor, name, signature.replace(parameters=[itself, *parameters])
+    return described._replace(signature=signature.replace(parameters=[itself, *parameters]))
 
 
 # The dispatchers of the wrappers of each function, so that `filter_jit(f)` in a loop does not
@@ -92,17 +131,20 @@ _dispatchers: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
 )
 
 
-def dispatcher_for(
-    function: Callable[..., Any], bound: tuple[Any, ...], donate: Any, options: Options
-) -> Dispatcher:
-    anchor, name, signature = _describe(function, bound)
+def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatcher:
+    """The dispatcher of what was unbound: the same one for the same function, however often it is
+    wrapped, and another one for whatever would be called otherwise.
+    """
+    function, bound, _ = unbound
+    described = _describe(unbound)
 
     def make() -> Dispatcher:
         # A default that is left out is not mapped, and one that is filled in would be.
         is_mapping = any(getattr(type(each), "maps_arguments", False) for each in bound[:1])
-        spelling = Spelling(name, signature, fills_defaults=not is_mapping)
+        spelling = Spelling(described.name, described.signature, fills_defaults=not is_mapping)
         return Dispatcher(function, len(bound), spelling, donate, options.values)
 
+    anchor = described.anchor
     try:
         if isinstance(anchor, types.FunctionType):
             of_function = attached(anchor, _NAME, dict)
@@ -112,6 +154,6 @@ def dispatcher_for(
         # Not weakly referenced, as the `__call__` of a class in C: each wrapper has its own.
         return make()
     kinds = tuple(type(each) for each in bound if isinstance(each, Wrapper))
-    key = (kinds, len(bound), donate, options)
+    key = (described.path, kinds, donate, options)
     found = of_function.get(key)
     return of_function.setdefault(key, make()) if found is None else found

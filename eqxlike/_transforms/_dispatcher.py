@@ -65,9 +65,10 @@ class Dispatcher:
                     self._remember(fast_path, names)
                     return outcome
         arrays, entry = self.find(spelled, names)
+        entry.watched.warn_of_changes()
         outcome = entry.call(arrays)
         if all(type(array) in concrete_array_types for array in arrays) and not is_checking():
-            fast_path = entry.fast_path(spelled)
+            fast_path = entry.fast_path(arrays)
             if fast_path is not None:
                 self._remember(fast_path, names)
         return outcome

@@ -10,13 +10,14 @@ import jax
 import jax.tree_util as jtu
 
 from .._compat import Tracer
-from .._partition import ARRAY, Structure, concrete_array_types, flatten
+from .._partition import ARRAY, StaticLeaf, Structure, concrete_array_types, flatten
 from ._checks import holds_check, mesh_of
 from ._donation import Donate, donated_places, is_silent
 from ._fast_path import MISS, FastPath, make_fast_path
 from ._placement import shardings_of_arrays
 from ._spelling import Spelling
 from ._traced_checks import TracedProgram, note_check
+from ._watched import WatchedArrays
 
 _tracing = threading.local()
 
@@ -88,6 +89,13 @@ class Entry:
         for structure in structures:
             starts.append(starts[-1] + structure.num_arrays)
         self._starts = starts
+        num_bound = function.num_bound
+        objects = (
+            each
+            for each, structure in zip(spelled[:num_bound], structures[:num_bound], strict=True)
+            if isinstance(structure, StaticLeaf)
+        )
+        self.watched = WatchedArrays(function.spelling.function_name, tuple(objects))
         options = dict(function.jit_options)
         places = donated_places(
             function.donate, function.spelling, function.num_bound, names, len(structures)
@@ -208,16 +216,22 @@ class Entry:
         finally:
             self.restore_warnings()
 
-    def fast_path(self, examples: tuple[Any, ...]) -> FastPath | None:
-        """The fast path to this entry; `None` while it has not been traced."""
+    def fast_path(self, arrays: list[Any]) -> FastPath | None:
+        """The fast path to this entry; `None` while it has not been traced.
+
+        **Arguments:**
+
+        - `arrays`: those of a call, as examples of their types.
+        """
         if self._fast_path is None and self._first_outcome is not None and self._jitted is not None:
             self._fast_path = make_fast_path(
                 self.structures,
-                examples,
+                arrays,
                 self._call_for_outcome if self._always_waits else self._jitted,
                 self._first_outcome,
                 self.finish,
                 self._restore_warnings if self._is_silent else None,
+                self.watched.are_current if self.watched else None,
             )
             self._shown_fast_path = self._fast_path
             if any(structure.anchor is not None for structure in self.structures):

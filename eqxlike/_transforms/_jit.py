@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
@@ -60,6 +61,8 @@ class JitFunction(Wrapper):
                 outcome = dispatcher.fast_path(args)
                 if outcome is not MISS:
                     return outcome
+            if type(self._function) is not types.FunctionType:
+                dispatcher = _current_dispatcher(self, dispatcher)
             return dispatcher.call(args, kwargs)
         except Exception as error:
             failure = claim_failure(error)
@@ -103,11 +106,18 @@ class JitFunction(Wrapper):
 
 def _attach(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str, Any]]:
     """Finds the dispatcher for a wrapper and puts it in its slot."""
-    function, bound, bound_kwargs = unbind(wrapper._function)
-    dispatcher = dispatcher_for(function, bound, wrapper._donate, wrapper._jit_options)
-    dispatch = (dispatcher, bound, bound_kwargs)
+    unbound = unbind(wrapper._function)
+    dispatcher = dispatcher_for(unbound, wrapper._donate, wrapper._jit_options)
+    dispatch = (dispatcher, unbound.args, unbound.kwargs)
     _set_dispatch(wrapper, dispatch)
     return dispatch
+
+
+def _current_dispatcher(wrapper: JitFunction, dispatcher: Dispatcher) -> Dispatcher:
+    """Another one than `dispatcher` if a `__call__` was replaced in its class meanwhile."""
+    if unbind(wrapper._function).function is dispatcher.get_function():
+        return dispatcher
+    return _attach(wrapper)[0]
 
 
 _set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__

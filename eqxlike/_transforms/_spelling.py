@@ -1,7 +1,7 @@
 """One spelling for each call: keywords and defaults put in the places of the signature."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +30,23 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
+_Plan = tuple[list[tuple[int, tuple[Any] | None]], tuple[str, ...]]
+"""For each argument of the spelled call its place among those given, or a default in brackets; and
+the names of the last ones.
+"""
+
+_MAX_PLANS = 1024
+
+
+class _Place:
+    """Stands for the argument at this place of a call."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int):
+        self.index = index
+
+
 class Spelling:
     """How calls of one function are brought to one spelling.
 
@@ -49,62 +66,56 @@ class Spelling:
         self.signature = signature
         self.fills_defaults = fills_defaults
         self.parameters = [] if signature is None else list(signature.parameters.values())
-        self.is_variadic = (
-            self.signature is None
-            or not fills_defaults
-            or any(parameter.kind in _VARIADIC for parameter in self.parameters)
-        )
         self.num_by_place = sum(parameter.kind in _BY_PLACE for parameter in self.parameters)
         self.keyword_only = tuple(
             parameter.name
             for parameter in self.parameters
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY
         )
+        self.is_spelled_otherwise = (
+            signature is None
+            or bool(self.keyword_only)
+            or any(parameter.kind in _VARIADIC for parameter in self.parameters)
+        )
         # Which argument of a call goes where, for each way in which the function was called:
         # binding by `inspect` takes longer than the call itself.
-        self._plans: dict[tuple[int, tuple[str, ...]], list[tuple[bool, Any]]] = {}
+        self._plans: dict[tuple[int, tuple[str, ...]], _Plan] = {}
 
     def spell(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelled:
         """The one spelling of this call. Raises `TypeError` if the function takes no such call."""
-        if self.signature is None:
-            return (*args, *kwargs.values()), tuple(kwargs)
-        if self.is_variadic:
-            return self._spell_variadic(args, kwargs)
-        if not kwargs and len(args) == self.num_by_place and not self.keyword_only:
+        if not kwargs and len(args) == self.num_by_place and not self.is_spelled_otherwise:
             return args, ()
-        shape = (len(args), tuple(kwargs))
-        plan = self._plans.get(shape)
+        form = (len(args), tuple(kwargs))
+        plan = self._plans.get(form)
         if plan is None:
-            plan = self._plans[shape] = self._plan(args, kwargs)
-        spelled = tuple(
-            source if is_default else args[source] if type(source) is int else kwargs[source]
-            for is_default, source in plan
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[form] = self._plan(*form)
+        given = (*args, *kwargs.values())
+        return tuple(
+            [given[place] if default is None else default[0] for place, default in plan[0]]
+        ), plan[1]
+
+    def _plan(self, num_args: int, given_names: tuple[str, ...]) -> "_Plan":
+        """How calls are spelled that give so many arguments by place and these by name."""
+        if self.signature is None:
+            count = num_args + len(given_names)
+            return [(place, None) for place in range(count)], given_names
+        # Each argument stands for itself by its place in the call.
+        places = [_Place(place) for place in range(num_args + len(given_names))]
+        bound = self._bind(
+            places[:num_args], dict(zip(given_names, places[num_args:], strict=True))
         )
-        return spelled, self.keyword_only
-
-    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[bool, Any]]:
-        """For each parameter `(True, default)`, or `(False, where to find it in the call)`."""
-        self._bind(args, kwargs)
-        plan: list[tuple[bool, Any]] = []
-        for place, parameter in enumerate(self.parameters):
-            if place < len(args) and parameter.kind in _BY_PLACE:
-                plan.append((False, place))
-            elif parameter.name in kwargs:
-                plan.append((False, parameter.name))
-            else:
-                plan.append((True, parameter.default))
-        return plan
-
-    def _spell_variadic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelled:
-        bound = self._bind(args, kwargs)
         if self.fills_defaults:
             bound.apply_defaults()
-        named = dict(bound.kwargs)
+        named = bound.kwargs
         extra = sorted(name for name in named if name not in self.keyword_only)
         names = (*(name for name in self.keyword_only if name in named), *extra)
-        return (*bound.args, *(named[name] for name in names)), names
+        values = (*bound.args, *(named[name] for name in names))
+        plan = [(value.index, None) if type(value) is _Place else (0, (value,)) for value in values]
+        return plan, names
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    def _bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         assert self.signature is not None
         try:
             return self.signature.bind(*args, **kwargs)

@@ -1,0 +1,114 @@
+"""Asking whether a tree has a Structure, and taking its arrays, in one generated function.
+
+A plain writer: what is asked of a node stands with its kind.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ._static_guard import write_static_guard
+
+_MAX_GUARDS = 4_000
+"""A tree of more nodes is flattened by the general walk in each call: to compile so long a function
+takes longer than many such walks.
+"""
+
+
+class Node(Protocol):
+    """What can be asked for: a Structure."""
+
+    num_arrays: int
+
+    @property
+    def children(self) -> tuple[Any, ...]: ...
+    def write_guard(self, writer: "GuardWriter", name: str) -> Sequence[str]: ...
+
+
+class GuardWriter:
+    """Writes the guards of trees: lines that return `MISS` for another tree.
+
+    - `lines`: written so far.
+    - `arrays`: source of the arrays of the trees, to stand between brackets.
+    - `namespace`: what the lines refer to.
+
+    **Arguments:**
+
+    - `flatten`: the general walk.
+    - `arrays`: those of the example for which this is written, in order. Their types are asked for
+        first.
+    - `miss`: what the function returns for another tree.
+    """
+
+    def __init__(self, flatten: Any, arrays: Sequence[Any], miss: Any):
+        self.lines: list[str] = []
+        self.arrays: list[str] = []
+        self.namespace: dict[str, Any] = {"MISS": miss, "flatten": flatten}
+        self._examples = arrays
+        self._num_arrays = 0
+        self._num_names = 0
+        self._constants: dict[int, str] = {}
+
+    def write(self, root: Node, name: str) -> None:
+        """Writes the guards of one tree, the value of `name`."""
+        # With a stack of its own, so that deep trees need no deep recursion.
+        nodes: list[tuple[Node, str]] = [(root, name)]
+        while nodes:
+            node, name = nodes.pop()
+            if len(self.lines) > _MAX_GUARDS:
+                self.compare_by_walk(node, name)
+                continue
+            names = node.write_guard(self, name)
+            nodes += zip(reversed(node.children[: len(names)]), reversed(names), strict=True)
+
+    def compare_by_walk(self, structure: Node, name: str) -> None:
+        """Has the value flattened in each call."""
+        dynamic, found = self.name("dynamic"), self.name("structure")
+        self.line(f"{dynamic}, {found} = flatten({name})")
+        self.miss_if(f"{found} is not {self.constant(structure)}")
+        self.take_all(dynamic, structure.num_arrays)
+
+    def take(self, name: str) -> Any:
+        """The value `name` is the next array; returns that of the example."""
+        self.arrays.append(name)
+        self._num_arrays += 1
+        return self._examples[self._num_arrays - 1]
+
+    def take_all(self, name: str, num_arrays: int) -> None:
+        """The values of the sequence `name` are the next arrays."""
+        if num_arrays:
+            self.arrays.append(f"*{name}")
+            self._num_arrays += num_arrays
+
+    def miss_if(self, condition: str) -> None:
+        self.line(f"if {condition}: return MISS")
+
+    def miss_if_static_differs(self, name: str, value: Any) -> None:
+        """Asks whether the value `name` could stand for `value` in a trace."""
+        write_static_guard(self, name, value)
+
+    def unpack(self, source: str, count: int) -> list[str]:
+        """Gives names to the values of `source`; another number of them is an exception."""
+        names = [self.name("x") for _ in range(count)]
+        self.line(f"[{', '.join(names)}] = {source}")
+        return names
+
+    def assign(self, source: str) -> str:
+        """A name for the value of `source`."""
+        name = self.name("x")
+        self.line(f"{name} = {source}")
+        return name
+
+    def line(self, source: str) -> None:
+        self.lines.append(source)
+
+    def name(self, stem: str) -> str:
+        self._num_names += 1
+        return f"{stem}{self._num_names}"
+
+    def constant(self, value: Any) -> str:
+        """A name for `value`."""
+        name = self._constants.get(id(value))
+        if name is None:
+            name = self._constants[id(value)] = self.name("c")
+            self.namespace[name] = value
+        return name

@@ -1,0 +1,28 @@
+"""An array: what is traced."""
+
+import jax
+import numpy as np
+
+from .._guard import GuardWriter
+from .._rebuild import RebuildWriter
+from .._structure import NOTHING, Structure
+
+concrete_array_types: set[type] = {np.ndarray, jax.Ref}
+"""Types whose instances are known to be arrays and no tracers; filled as they are met."""
+
+
+class ArrayLeaf(Structure):
+    __slots__ = ()
+
+    def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
+        return writer.array()
+
+    def write_guard(self, writer: GuardWriter, name: str) -> tuple[()]:
+        example = writer.constant(type(writer.take(name)))
+        known = writer.constant(concrete_array_types)
+        writer.miss_if(f"type({name}) is not {example} and type({name}) not in {known}")
+        return ()
+
+
+ARRAY = ArrayLeaf(object, None, NOTHING, ())
+ARRAY.num_arrays = 1

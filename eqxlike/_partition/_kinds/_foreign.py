@@ -1,0 +1,49 @@
+"""A node of any other type that is registered with JAX. Its `meta` is the treedef of this level."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.tree_util as jtu
+
+from .._guard import GuardWriter
+from .._rebuild import RebuildWriter, tuple_of
+from .._structure import Opened, Structure
+
+flatten_one_level = jtu.default_registry.flatten_one_level
+
+
+class ForeignNode(Structure):
+    __slots__ = ()
+
+    is_fixed = False
+    takes_row = True
+
+    @staticmethod
+    def open(value: Any, children: Sequence[Any], data: Any) -> Opened:
+        """`children` and `data` are what the node was flattened to by its own function."""
+        return Opened(ForeignNode, lambda: _Meta(value, data), data, (*children,), "[{}]".format)
+
+    def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
+        children = parts[0] if self.has_row else tuple_of(parts)
+        return writer.assign(f"{writer.constant(self.meta.treedef.unflatten)}({children})")
+
+    def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
+        writer.miss_if(f"type({name}) is not {writer.constant(self.node_type)}")
+        children, data = writer.unpack(f"{writer.constant(flatten_one_level)}({name})", 2)
+        writer.miss_if_static_differs(data, self.meta.data)
+        if self.has_row:
+            return [writer.assign(f"(*{children},)")]
+        return writer.unpack(children, len(self.children))
+
+
+class _Meta:
+    """How a node is built again, and what its own function said of it beside its children."""
+
+    __slots__ = ("data", "treedef")
+
+    def __init__(self, value: Any, data: Any):
+        self.data = data
+        # JAX asks of the node itself first; not asked by identity, since it may contain itself.
+        is_child = itertools.chain((False,), itertools.repeat(True))
+        self.treedef = jtu.tree_structure(value, is_leaf=lambda _: next(is_child))

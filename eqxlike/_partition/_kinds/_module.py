@@ -1,0 +1,91 @@
+"""A Module. Its `meta` is the values of its static fields."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..._module import (
+    Module,
+    can_stay_unread,
+    carries_metadata,
+    get_kept,
+    has_metadata,
+    is_incomplete,
+    stored_fields,
+)
+from .._guard import GuardWriter
+from .._rebuild import RebuildWriter, tuple_of
+from .._structure import Opened, Structure
+
+
+class ModuleNode(Structure):
+    __slots__ = ()
+
+    @staticmethod
+    def open(value: Module) -> Opened:
+        codec = type(value)._eqxlike_codec
+        children, statics = codec.flatten(value)
+        is_complete = not is_incomplete(statics)
+        # In the middle of an `__init__` some fields are not there.
+        names = codec.dynamic_names if is_complete else statics[0]
+        static = (is_complete, *statics)
+        return Opened(ModuleNode, lambda: statics, static, children, lambda i: f".{names[i]}")
+
+    @property
+    def is_fixed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.node_type._eqxlike_is_fixed  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def is_keepable_module(self) -> bool:
+        return self.is_keepable
+
+    @property
+    def can_stay_unread(self) -> bool:
+        return self.is_keepable and can_stay_unread(self.node_type)
+
+    def fields(self, dynamic: tuple[Any, ...]) -> dict[str, Any]:
+        """The fields of an instance with these arrays, by name."""
+        return stored_fields(self.rebuilder(keep=False)(dynamic))
+
+    def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
+        codec = self.node_type._eqxlike_codec  # pyright: ignore[reportAttributeAccessIssue]
+        if is_incomplete(self.meta):
+            unflatten, statics = writer.constant(codec.unflatten), writer.constant(self.meta)
+            return writer.assign(f"{unflatten}({statics}, {tuple_of(parts)})")
+        module = writer.assign(f"new({writer.constant(self.node_type)})")
+        names = (*codec.dynamic_names, *codec.static_names)
+        values = (*parts, *map(writer.constant, self.meta))
+        if names:
+            writer.line(f"fields = stored_fields({module})")
+        for name, value in zip(names, values, strict=True):
+            writer.line(f"fields[{name!r}] = {value}")
+        return module
+
+    def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
+        if self.is_keepable:
+            return self._guard_kept(writer, name)
+        if is_incomplete(self.meta):
+            writer.compare_by_walk(self, name)
+            return []
+        return self._guard_fields(writer, name)
+
+    def _guard_kept(self, writer: GuardWriter, name: str) -> Sequence[str]:
+        kept = f"{name}._eqxlike_kept"
+        if self.node_type.__getattribute__ is not object.__getattribute__:
+            kept = f"{writer.constant(get_kept)}({name})"
+        dynamic, structure = writer.unpack(kept, 2)
+        writer.miss_if(f"{structure} is not {writer.constant(self)}")
+        writer.take_all(dynamic, self.num_arrays)
+        return []
+
+    def _guard_fields(self, writer: GuardWriter, name: str) -> Sequence[str]:
+        """Of a Module that keeps nothing, since a list or a dict stands in it."""
+        codec = self.node_type._eqxlike_codec  # pyright: ignore[reportAttributeAccessIssue]
+        writer.miss_if(f"type({name}) is not {writer.constant(self.node_type)}")
+        # From where it is flattened and rebuilt, whatever a user's property or `__getattribute__`
+        # would say. A field that is missing there is an exception, and the walk sees to it.
+        fields = writer.assign(f"{writer.constant(stored_fields)}({name})")
+        if carries_metadata(self.node_type):
+            writer.miss_if(f"{writer.constant(has_metadata)}({fields})")
+        for field, value in zip(codec.static_names, self.meta, strict=True):
+            writer.miss_if_static_differs(writer.assign(f"{fields}[{field!r}]"), value)
+        return [writer.assign(f"{fields}[{field!r}]") for field in codec.dynamic_names]

@@ -1,0 +1,43 @@
+"""A namedtuple, of a class that nobody has registered with JAX: the tuple that it is."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from .._guard import GuardWriter
+from .._rebuild import RebuildWriter, tuple_of
+from .._structure import Opened, Structure, no_meta
+
+as_tuple = tuple.__getitem__
+"""With a slice: of a class with an `__iter__` of its own, what JAX takes for its children."""
+
+
+class NamedTupleNode(Structure):
+    __slots__ = ()
+
+    @staticmethod
+    def open(value: Any) -> Opened:
+        names = type(value)._fields
+        children = as_tuple(value, slice(None))
+        return Opened(NamedTupleNode, no_meta, None, children, lambda index: f".{names[index]}")
+
+    def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
+        kind = writer.constant(self.node_type)
+        if _is_built_as_generated(self.node_type):
+            return writer.assign(f"new_tuple({kind}, {tuple_of(parts)})")
+        return writer.assign(f"{kind}({', '.join(parts)})")
+
+    def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
+        writer.miss_if(f"type({name}) is not {writer.constant(self.node_type)}")
+        if self.node_type.__iter__ is not tuple.__iter__:  # pyright: ignore
+            name = f"{writer.constant(as_tuple)}({name}, {writer.constant(slice(None))})"
+        return writer.unpack(name, len(self.children))
+
+
+def _is_built_as_generated(kind: Any) -> bool:
+    """Whether to call the class, as JAX does, only makes a tuple of it."""
+    new, init = kind.__new__, kind.__init__
+    is_generated = getattr(new, "__module__", "") == f"namedtuple_{kind.__name__}"
+    inherits = any(
+        getattr(new, "__module__", "") == f"namedtuple_{base.__name__}" for base in kind.__mro__
+    )
+    return (is_generated or inherits) and init is object.__init__

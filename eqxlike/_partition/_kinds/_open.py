@@ -1,0 +1,41 @@
+"""Which kind of node a value is."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..._compat import Tracer
+from ..._module import Module
+from .._structure import Opened
+from ._array import concrete_array_types
+from ._dict import DictNode
+from ._foreign import ForeignNode, flatten_one_level
+from ._list import ListNode
+from ._module import ModuleNode
+from ._namedtuple import NamedTupleNode
+from ._tuple import TupleNode
+
+_OF_PYTHON = {tuple: TupleNode, list: ListNode, dict: DictNode}
+
+
+def open_node(value: Any) -> Opened | None:
+    """The node that `value` is, or `None` if it is a leaf. `None` itself counts as a leaf here."""
+    node_type = type(value)
+    kind = _OF_PYTHON.get(node_type)
+    if kind is not None:
+        return kind.open(value)
+    if isinstance(value, jax.Array | np.generic):
+        if not isinstance(value, Tracer):
+            concrete_array_types.add(node_type)
+        return None
+    if isinstance(value, Module):
+        return ModuleNode.open(value)
+    flattened = flatten_one_level(value)
+    if flattened is None:
+        return None
+    children, data = flattened
+    # Of a namedtuple that nobody has registered JAX gives the class.
+    if data is node_type and isinstance(value, tuple):
+        return NamedTupleNode.open(value)
+    return ForeignNode.open(value, children, data)

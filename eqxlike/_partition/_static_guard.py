@@ -1,0 +1,94 @@
+"""Asking, in generated code, whether a value has the key of a static value.
+
+What most static values are is asked in line; of the rest the key is made again. An object that may
+change in place must be the same one too: what was compiled holds that object.
+"""
+
+import functools
+import math
+import types
+from typing import Any, Protocol
+
+from .._pytree import is_array
+from ._static_key import StaticKey, fields_compared, is_by_identity, is_hashable
+
+
+class Writer(Protocol):
+    """What writes the questions down: a `GuardWriter`."""
+
+    def miss_if(self, condition: str) -> None: ...
+    def assign(self, source: str) -> str: ...
+    def unpack(self, source: str, count: int) -> list[str]: ...
+    def constant(self, value: Any) -> str: ...
+
+
+_COMPARED = (int, str, bytes)
+
+
+def write_static_guard(writer: Writer, name: str, value: Any) -> None:
+    """Writes the questions whether the value of `name` could stand for `value` in a trace."""
+    kind = type(value)
+    if value is None or value is True or value is False:
+        writer.miss_if(f"{name} is not {value!r}")
+    elif kind in _COMPARED:
+        _is_of_type(writer, name, kind)
+        writer.miss_if(f"{name} != {writer.constant(value)}")
+    elif kind is float:
+        _is_of_type(writer, name, float)
+        _is_same_float(writer, name, value)
+    elif kind is tuple and is_hashable(value):
+        _is_of_type(writer, name, tuple)
+        for part, each in zip(writer.unpack(name, len(value)), value, strict=True):
+            write_static_guard(writer, part, each)
+    elif is_by_identity(value) or not is_hashable(value):
+        writer.miss_if(f"{name} is not {writer.constant(value)}")
+    elif kind is types.MethodType:
+        # Made anew at each access to the attribute.
+        _is_of_type(writer, name, types.MethodType)
+        write_static_guard(writer, writer.assign(f"{name}.__func__"), value.__func__)
+        write_static_guard(writer, writer.assign(f"{name}.__self__"), value.__self__)
+    elif StaticKey(value).is_immutable:
+        source, key = writer.constant(key_of), writer.constant(StaticKey(value).key)
+        writer.miss_if(f"{name} is not {writer.constant(value)} and {source}({name}) != {key}")
+    else:
+        _is_unchanged(writer, name, value)
+
+
+def _is_of_type(writer: Writer, name: str, kind: type) -> None:
+    writer.miss_if(f"type({name}) is not {writer.constant(kind)}")
+
+
+def _is_same_float(writer: Writer, name: str, value: float) -> None:
+    if math.isnan(value):
+        writer.miss_if(f"{name} == {name}")
+    else:
+        writer.miss_if(f"{name} != {writer.constant(value)}")
+    if math.isnan(value) or value == 0.0:
+        sign = writer.constant(math.copysign(1.0, value))
+        writer.miss_if(f"{writer.constant(math.copysign)}(1.0, {name}) != {sign}")
+
+
+def _is_unchanged(writer: Writer, name: str, value: Any) -> None:
+    """The same object, holding what it held."""
+    writer.miss_if(f"{name} is not {writer.constant(value)}")
+    fields = fields_compared(value)
+    if type(value) is functools.partial and all(map(_stays, (value.func, *value.args))):
+        keywords = writer.assign(f"{name}.keywords")
+        writer.miss_if(f"len({keywords}) != {len(value.keywords)}")
+        for key, each in value.keywords.items():
+            write_static_guard(writer, writer.assign(f"{keywords}[{key!r}]"), each)
+    elif fields is not None and all(is_hashable(getattr(value, each)) for each in fields):
+        for field in fields:
+            write_static_guard(writer, writer.assign(f"{name}.{field}"), getattr(value, field))
+    else:
+        source, key = writer.constant(key_of), writer.constant(StaticKey(value).key)
+        writer.miss_if(f"{source}({name}) != {key}")
+
+
+def _stays(part: Any) -> bool:
+    """Whether a part of a partial can change neither itself nor its key."""
+    return is_array(part) or (is_hashable(part) and StaticKey(part).is_immutable)
+
+
+def key_of(value: Any) -> Any:
+    return StaticKey(value).key
