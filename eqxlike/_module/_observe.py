@@ -8,6 +8,7 @@ loops and transformations.
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax.tree_util as jtu
@@ -17,9 +18,12 @@ from ._freeze import Quiet
 from ._kept import stored_fields
 from ._module import FLATTENING, Module, ModuleMeta, Wrapper
 
-Report = Callable[[Module, tuple[Any, ...], dict[str, Any]], Callable[[Any], None]]
+Report = Callable[
+    [Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Callable[[Any], None]]
+]
 """Called with a Module, and the arguments and keyword arguments of a call that begins: afterwards
-they may be used up. Returns what is called with the outcome.
+they may be used up. Returns a context for the call to run in, which gives what is called with the
+outcome.
 """
 
 
@@ -90,11 +94,12 @@ def _make_observed_class(cls: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         report = getattr(self, _REPORT)
         # One that the model makes of its own class, while it runs, has none.
-        done = None if report is None else report(self, args, kwargs)
-        outcome = super(observed, self).__call__(*args, **kwargs)
-        if done is not None:
-            done(outcome)
-        return outcome
+        if report is None:
+            return super(observed, self).__call__(*args, **kwargs)
+        with report(self, args, kwargs) as returned:
+            outcome = super(observed, self).__call__(*args, **kwargs)
+            returned(outcome)
+            return outcome
 
     namespace = {
         "__module__": cls.__module__,

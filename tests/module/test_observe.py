@@ -1,3 +1,5 @@
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +14,9 @@ def observed(tree):
     calls = []
 
     def reporter(path, module):
+        @contextlib.contextmanager
         def report(*call):
-            return lambda outcome: calls.append((jax.tree_util.keystr(path), *call, outcome))
+            yield lambda outcome: calls.append((jax.tree_util.keystr(path), *call, outcome))
 
         return report
 

@@ -1,6 +1,8 @@
-"""The calls of the Modules in a model as they are traced, and what each costs."""
+"""The calls of the Modules in a model as they are traced."""
 
-from collections.abc import Callable
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -8,33 +10,91 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from ..._module import Module
-from ..._partition import split
 from ..._pytree import is_array
+from ._costs import Cost, scope_of
+
+
+@dataclasses.dataclass
+class Call:
+    """One call of a Module, as it was traced.
+
+    - `number`: that of its scope in the program.
+    - `around`: the call inside of which it was made.
+    - `output`: what it returned, with shapes in the place of arrays.
+    - `does_nothing`: whether that is made of what it was given.
+    """
+
+    number: int
+    around: "Call | None"
+    output: PyTree = None
+    does_nothing: bool = False
+
+    def times_in(self, cost: Cost) -> int:
+        """How often the program runs it: not at all where JAX traced it and made no use of that."""
+        if self.number not in cost.times_of and self.does_nothing:
+            return 1 if self.around is None else self.around.times_in(cost)
+        return cost.times_of.get(self.number, 0)
+
+
+@dataclasses.dataclass
+class Record:
+    """One Module of a model, and its calls."""
+
+    path: tuple[Any, ...]
+    module: Module
+    calls: list[Call] = dataclasses.field(default_factory=list)
+
+    def flops_in(self, cost: Cost) -> float | None:
+        """Of all calls; `None` if there is none. One inside of another is part of that."""
+        own = {call.number for call in self.calls}
+        outermost = [call for call in self.calls if not any(map(own.__contains__, _outside(call)))]
+        flops = [cost.flops_of.get(call.number, 0.0) for call in outermost if call.times_in(cost)]
+        return sum(flops) if flops else None
+
+
+def _outside(call: Call) -> Iterator[int]:
+    """The numbers of the calls around one."""
+    while call.around is not None:
+        call = call.around
+        yield call.number
 
 
 class Recorder:
-    """The records of all Modules of a model; what is called outside its `with` is not recorded."""
+    """The records of all Modules of a model."""
 
     def __init__(self):
         self._records: list[Record] = []
-        self._is_on = False
+        self._running: list[Call] = []
+        self._num_calls = 0
 
-    def __enter__(self) -> None:
-        self._is_on = True
+    def add(self, path: tuple[Any, ...], module: Module) -> Callable[..., Any]:
+        """Who is told of the calls of `module`, as `observe_calls` asks."""
+        record = Record(path, module)
+        self._records.append(record)
+        calls = record.calls
 
-    def __exit__(self, *exception: Any) -> None:
-        self._is_on = False
+        @contextlib.contextmanager
+        def report(*arguments: Any) -> Iterator[Callable[[Any], None]]:
+            call = Call(self._num_calls, self._running[-1] if self._running else None)
+            self._num_calls += 1
+            given = jtu.tree_leaves(arguments)
 
-    def add(self, path: tuple[Any, ...], module: Module) -> Any:
-        index = len(self._records)
-        self._records.append(Record(path, module))
+            def returned(outcome: PyTree) -> None:
+                arrays = filter(_has_shape, jtu.tree_leaves(outcome))
+                call.does_nothing = set(map(id, arrays)) <= set(map(id, given))
+                call.output = jtu.tree_map(_shown, outcome)
+                calls.append(call)
 
-        def report(*call: Any) -> Callable[[Any], None]:
-            return self._records[index].report(*call) if self._is_on else lambda outcome: None
+            self._running.append(call)
+            try:
+                with scope_of(call.number):
+                    yield returned
+            finally:
+                self._running.pop()
 
         return report
 
-    def take(self) -> list["Record"]:
+    def take(self) -> list[Record]:
         """All records, once. JAX may keep the Modules that report here in a cache: they are not to
         keep the arrays of the model alive.
         """
@@ -42,62 +102,12 @@ class Recorder:
         return records
 
 
-class Record:
-    """The calls of one Module, with shapes in the place of arrays."""
-
-    def __init__(self, path: tuple[Any, ...], module: PyTree):
-        self.path = path
-        self.module = module
-        self.calls: list[tuple[list[Any], Any]] = []
-        self.outputs: list[PyTree] = []
-
-    def report(self, module: PyTree, args: tuple, kwargs: dict[str, Any]) -> Callable[[Any], None]:
-        # Of the Module that was called, not of that in the tree: a loop calls slices of it.
-        arrays, rest = split((module, args, kwargs), _has_shape)
-        call = [_struct(array) for array in arrays], rest
-
-        def done(outcome: Any) -> None:
-            self.calls.append(call)
-            self.outputs.append(
-                jtu.tree_map(lambda leaf: _struct(leaf) if _has_shape(leaf) else leaf, outcome)
-            )
-
-        return done
-
-    def flops(self) -> float | None:
-        """Of all calls; `None` if there was none, or XLA does not say of one."""
-        counts: dict[str, float | None] = {}
-        total = 0.0
-        for structs, rest in self.calls:
-            form = f"{rest.treedef}{rest.leaves(structs)}"
-            if form not in counts:
-                counts[form] = _flops(structs, rest)
-            count = counts[form]
-            if count is None:
-                return None
-            total += count
-        return total if self.calls else None
-
-
-def _flops(structs: list[Any], rest: Any) -> float | None:
-    def call(arrays: list[Any]) -> list[Any]:
-        layer, args, kwargs = rest.merge(arrays)
-        return split(layer(*args, **kwargs))[0]
-
-    try:
-        analysis = jax.jit(call).lower(structs).cost_analysis()
-    # The call was sound where it was made. By itself it need not be: it may use an axis of a `vmap`
-    # around it, or a value of the trace that it was part of; nor has every platform an analysis.
-    except Exception:
-        return None
-    flops = analysis.get("flops") if isinstance(analysis, dict) else None
-    return None if flops is None or flops < 0 else float(flops)
-
-
 def _has_shape(leaf: Any) -> bool:
     return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
-def _struct(array: Any) -> jax.ShapeDtypeStruct:
-    is_weak = getattr(array, "weak_type", False)
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=is_weak)
+def _shown(leaf: Any) -> Any:
+    if not _has_shape(leaf):
+        return leaf
+    is_weak = getattr(leaf, "weak_type", False)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=is_weak)

@@ -9,9 +9,10 @@ from jaxtyping import PyTree
 
 from ..._module import Module, observe_calls
 from ..._pytree import flag_leaves, is_array, is_inexact_array, tree_pformat
-from ..._transforms import filter_eval_shape
+from ..._transforms import filter_make_jaxpr
 from .._state import State
 from ._calls import Record, Recorder
+from ._costs import Cost, cost_of
 from ._table import align, grouped, rich_table
 
 
@@ -21,26 +22,25 @@ class LayerSummary:
 
     - `path`: where the layer stands in the model; the first place if at several.
     - `type_name`: the name of its class.
-    - `outputs`: what each of its calls returned, a `jax.ShapeDtypeStruct` for each array. In a
-      `vmap` shapes are those of one example.
+    - `num_calls`: how often the program calls it: in each turn of a `scan`, and for a batch under
+      `vmap` once.
+    - `outputs`: what it returned wherever it is called, a `jax.ShapeDtypeStruct` for each array.
+      Under a `vmap` shapes are those of one example.
     - `num_parameters`: entries of its floating and complex arrays.
     - `num_trainable`: those of them that are not frozen.
     - `num_bytes`: of all its arrays.
-    - `flops`: floating-point operations of all calls, as XLA counts them before it optimises, with
-      the body of a loop once; `None` where it does not say.
+    - `flops`: floating-point operations of all calls, for the whole batch of a `vmap`; see
+      `summary`. `None` if there is no call, or where XLA does not say.
     """
 
     path: str
     type_name: str
+    num_calls: int
     outputs: tuple[PyTree, ...]
     num_parameters: int
     num_trainable: int
     num_bytes: int
     flops: float | None
-
-    @property
-    def num_calls(self) -> int:
-        return len(self.outputs)
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -66,7 +66,8 @@ class Summary:
       first.
     - `num_parameters`, `num_trainable`, `num_bytes`: of the whole model, in which an array that
       two layers share counts once.
-    - `flops`: of the call of the whole model; `None` where XLA does not say.
+    - `flops`: of the program that the call of the model runs; `None` if it was not called, or where
+      XLA does not say.
     """
 
     rows: tuple[LayerSummary, ...]
@@ -99,10 +100,14 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     """The layers of a model with their paths, types, outputs, sizes and costs.
 
     Nothing is computed: `model(*example_args, **kwargs)` is traced with shapes in the place of
-    arrays, and each call of a Module in it recorded. A call that is traced counts: the body of
-    `jax.lax.scan`, and what is under `jax.vmap`, is traced once, for one step and one example. For
-    layers that need a batch, wrap the model: `summary(eqxlike.filter_vmap(model, in_axes=(0, None),
-    out_axes=(0, None), axis_name="batch"), xs, state)`.
+    arrays, each call of a Module in it recorded, and the program that comes of it costed. FLOPs are
+    those that the program runs, in each row as in the total: all turns of a `scan` count, such as
+    that over the layers of `ScanStack`, and all examples of a `vmap`, and a gradient that a layer
+    takes counts for that layer. Each operation counts as XLA counts it before it optimises; of the
+    branches of a `cond` the largest, of a `while_loop` one turn.
+
+    For layers that need a batch, wrap the model: `summary(eqxlike.filter_vmap(model, in_axes=(0,
+    None), out_axes=(0, None), axis_name="batch"), xs, state)`.
 
     **Arguments:**
 
@@ -132,41 +137,54 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     """
     recorder = Recorder()
     observed = observe_calls(model, recorder.add)
-    whole = Record((), model)
+    cost = None
     if example_args or kwargs:
         if not callable(model):
             raise TypeError(
                 f"summary was given arguments to call the model with, and a {type(model).__name__} "
                 "cannot be called. Without them it lists the layers alone."
             )
-        with recorder:
-            outcome = filter_eval_shape(observed, *example_args, **kwargs)
-        whole.report(observed, example_args, kwargs)(outcome)
+        program, _, _ = filter_make_jaxpr(_call)(observed, example_args, kwargs)
+        cost = cost_of(program.jaxpr)
     trainable = _trainable_ids(model)
     num_parameters, num_trainable, num_bytes = _sizes(model, trainable)
     return Summary(
-        rows=tuple(_row(each, trainable) for each in recorder.take() if _is_layer(each.module)),
+        rows=tuple(
+            _row(each, trainable, cost or Cost())
+            for each in recorder.take()
+            if _is_layer(each.module)
+        ),
         num_parameters=num_parameters,
         num_trainable=num_trainable,
         num_bytes=num_bytes,
-        flops=whole.flops(),
+        flops=None if cost is None else _known(cost.flops),
     )
+
+
+def _call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return model(*args, **kwargs)
+
+
+def _known(flops: float | None) -> float | None:
+    return None if flops is None or math.isnan(flops) else flops
 
 
 def _is_layer(module: Module) -> bool:
     return callable(module) or any(map(is_array, jtu.tree_leaves(module)))
 
 
-def _row(record: Record, trainable: set[int]) -> LayerSummary:
+def _row(record: Record, trainable: set[int], cost: Cost) -> LayerSummary:
+    times = [call.times_in(cost) for call in record.calls]
     num_parameters, num_trainable, num_bytes = _sizes(record.module, trainable)
     return LayerSummary(
         path=jtu.keystr(record.path),
         type_name=type(record.module).__name__,
-        outputs=tuple(record.outputs),
+        num_calls=sum(times),
+        outputs=tuple(call.output for call, n in zip(record.calls, times, strict=True) if n),
         num_parameters=num_parameters,
         num_trainable=num_trainable,
         num_bytes=num_bytes,
-        flops=record.flops(),
+        flops=_known(record.flops_in(cost)),
     )
 
 

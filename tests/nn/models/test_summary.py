@@ -125,30 +125,31 @@ def test_arguments_for_what_cannot_be_called_are_refused(getkey):
         nn.summary({"a": linear(getkey())}, jnp.ones(3))
 
 
-def test_layer_in_a_scan_shows_one_step_of_one_layer(getkey):
+def test_layer_in_a_scan_counts_for_each_turn(getkey):
     stack = nn.ScanStack(linear, depth=5, key=getkey())
-    row = by_path(nn.summary(stack, jnp.ones(3)))[".layers"]
-    assert row.num_calls == 1
+    summary = nn.summary(stack, jnp.ones(3))
+    row = by_path(summary)[".layers"]
+    assert row.num_calls == 5
     assert row.outputs[0].shape == (3,)
-    assert row.flops == 2 * 3 * 3 + 3
-    assert row.num_parameters == 5 * 12
+    assert row.flops == summary.flops == 5 * (2 * 3 * 3 + 3)
+    assert row.num_parameters == summary.num_parameters == 5 * 12
 
 
-def test_call_under_vmap_shows_one_example_and_the_total_all(getkey):
+def test_call_under_vmap_counts_for_all_examples(getkey):
     x = jnp.ones((4, 3))
     summary = nn.summary(eqx.filter_vmap(linear(getkey())), x)
     (row,) = summary.rows
-    assert (row.path, row.outputs[0].shape, row.flops) == ("", (3,), 21)
-    assert summary.flops == 4 * 21
+    assert (row.path, row.num_calls, row.outputs[0].shape) == ("", 1, (3,))
+    assert row.flops == summary.flops == 4 * 21
 
 
-def test_layer_that_needs_an_axis_has_a_dash_for_its_cost(getkey):
+def test_layer_that_needs_an_axis_has_its_cost(getkey):
     model = eqx.filter_vmap(Mean(linear(getkey())), axis_name="batch")
     rows = by_path(nn.summary(model, jnp.ones((4, 3))))
     assert rows[""].outputs[0].shape == (3,)
-    assert rows[""].flops is None
-    assert rows[""].cells[6] == "-"
-    assert rows[".layer"].flops == 21
+    assert rows[".layer"].flops == 4 * 21
+    # The sums over the batch, and a division of each.
+    assert rows[""].flops == 4 * 21 + 3 * 3 + 3
 
 
 def test_layers_in_a_compiled_function_are_seen_each_time(getkey):
@@ -229,7 +230,7 @@ def test_layer_that_needs_a_batch_is_summed_up_inside_of_a_vmap(getkey):
     table = nn.summary(batched, jnp.ones((2, 3)), state)
     rows = {row.type_name: row for row in table.rows}
     assert rows["BatchNorm"].outputs[0][0].shape == (4,)
-    assert rows["BatchNorm"].flops is None
-    assert table.flops > 0
+    assert rows["BatchNorm"].flops > 0
+    assert table.flops == rows["Linear"].flops + rows["BatchNorm"].flops
     # Nothing was computed: the state is as it was.
     assert state.get(model[1].batch_counter) == 0
