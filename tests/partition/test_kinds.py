@@ -1,0 +1,85 @@
+"""The law of all kinds of nodes and leaves: no call of a jitted function differs from a plain one.
+
+Values that are alike are passed in turn, so that each finds what the others left behind; and what
+can be changed in place is changed between the calls.
+"""
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+
+from eqxlike import filter_jit, is_array
+from tests.partition.kinds.arrays import ARRAYS
+from tests.partition.kinds.containers import CONTAINERS
+from tests.partition.kinds.foreign import FOREIGN, EquinoxBox, Foreign
+from tests.partition.kinds.modules import MODULES, Box
+from tests.partition.kinds.statics import STATICS
+from tests.partition.kinds.tuples import TUPLES, Point
+
+KINDS = {**MODULES, **TUPLES, **CONTAINERS, **FOREIGN, **STATICS, **ARRAYS}
+
+# Where a value stands, and the way back to it.
+PLACES = {
+    "bare": (lambda value: value, lambda tree: tree),
+    "list": (lambda value: [value, 1], lambda tree: tree[0]),
+    "namedtuple": (lambda value: Point(1, value), lambda tree: tree.y),
+    "module": (Box, lambda tree: tree.content),
+    "list-in-module": (lambda value: Box([value]), lambda tree: tree.content[0]),
+    "foreign-in-module-in-foreign": (
+        lambda value: Foreign(Box(Foreign(value))),
+        lambda tree: tree.content.content.content,
+    ),
+    "equinox-module": (EquinoxBox, lambda tree: tree.content),
+}
+
+
+def assert_same(outcome, expected):
+    """The arrays are equal, and so are the texts."""
+    ours, plain = map(jtu.tree_leaves, (outcome, expected))
+    assert jtu.tree_structure(outcome) == jtu.tree_structure(expected)
+    for one, other in zip(ours, plain, strict=True):
+        if not is_array(other):
+            assert one == other
+            continue
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        if jnp.issubdtype(other.dtype, jax.dtypes.prng_key):
+            one, other = map(jax.random.key_data, (one, other))
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def check(name, place):
+    """Calls functions that return what they read in a value, and the value if they may."""
+    kind, (put, take) = KINDS[name], PLACES[place]
+
+    def function(tree):
+        return kind.read(take(tree)), tree if kind.is_returned else None
+
+    jitted = filter_jit(function)
+    trees = [put(value) for value in kind.make()]
+    for calls in range(3):
+        for tree in trees:
+            expected = kind.read(take(tree))
+            # The last time, of a function that has not been called before.
+            outcome, returned = (
+                jitted(tree) if calls < 2 else filter_jit(lambda it: function(it))(tree)
+            )
+            assert_same(outcome, expected)
+            if kind.is_returned:
+                assert_same(kind.read(take(returned)), expected)
+            if kind.mutate is not None:
+                kind.mutate(take(tree))
+
+
+@pytest.mark.parametrize("place", ["bare", "list-in-module"])
+@pytest.mark.parametrize("name", KINDS)
+def test_each_call_gives_what_the_plain_function_gives(name, place):
+    check(name, place)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", KINDS)
+def test_each_call_gives_what_the_plain_function_gives_where_nothing_is_compiled(name, place):
+    with jax.disable_jit():
+        check(name, place)
