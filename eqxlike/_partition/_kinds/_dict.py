@@ -1,8 +1,8 @@
-"""A plain dict. Its `meta` is the tuple of keys, sorted as JAX sorts them."""
+"""A plain dict."""
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.tree_util import default_registry
 
@@ -10,6 +10,13 @@ from .._guard import GuardWriter
 from .._rebuild import RebuildWriter
 from .._static_key import StaticKey
 from .._structure import Opened, Structure
+
+
+class _Meta(NamedTuple):
+    """The keys as JAX sorts them, and in the order in which the first dict had them."""
+
+    keys: tuple[Any, ...]
+    as_inserted: tuple[Any, ...]
 
 
 class DictNode(Structure):
@@ -27,32 +34,37 @@ class DictNode(Structure):
                 "the keys of a dict in a pytree must be sortable: those of this one, of types "
                 f"{', '.join(sorted({type(key).__name__ for key in value}))}, are not"
             ) from error
-        return Opened(DictNode, lambda: keys, keys, children, lambda index: f"[{keys[index]!r}]")
+
+        def make_meta() -> _Meta:
+            return _Meta(keys, tuple(value))
+
+        return Opened(DictNode, make_meta, keys, children, lambda index: f"[{keys[index]!r}]")
 
     def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
+        keys = self.meta.keys
         if self.has_row:
-            return writer.assign(f"dict(zip({writer.constant(self.meta)}, {parts[0]}))")
-        keys = map(writer.constant, self.meta)
-        items = (f"{key}: {part}" for key, part in zip(keys, parts, strict=True))
+            return writer.assign(f"dict(zip({writer.constant(keys)}, {parts[0]}))")
+        items = (f"{writer.constant(key)}: {part}" for key, part in zip(keys, parts, strict=True))
         return writer.assign(f"{{{', '.join(items)}}}")
 
     def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
         writer.miss_if(f"type({name}) is not dict")
-        keys, key = self.meta, self.static.key
-        have_key = f"{writer.constant(_have_key)}({name}, {writer.constant(key)})"
+        keys = self.meta.keys
+        if all(type(key) is str for key in keys):
+            # That each of them is there is seen when its value is taken.
+            differ = f"{{*map(type, {name})}} != {writer.constant({str})}"
+        else:
+            key = writer.constant(self.static.key)
+            differ = f"not {writer.constant(_have_key)}({name}, {key})"
         if self.has_row:
-            is_text = all(type(each) is str for each in keys)
-            types = writer.constant({str})
-            differ = f"{{*map(type, {name})}} != {types}" if is_text else f"not {have_key}"
             writer.miss_if(f"len({name}) != {len(keys)} or {differ}")
             return [writer.assign(f"{writer.constant(operator.itemgetter(*keys))}({name})")]
-        # Mostly the very same keys in the very same order, and so of the same types.
         found = writer.unpack(name, len(keys))
-        constants = [writer.constant(each) for each in keys]
         if keys:
-            same = (f"{x} is not {c}" for x, c in zip(found, constants, strict=True))
-            writer.miss_if(f"({' or '.join(same)}) and not {have_key}")
-        return [writer.assign(f"{name}[{constant}]") for constant in constants]
+            # Mostly the very same keys, and so of the same types, in the order of the first dict.
+            pairs = zip(found, map(writer.constant, self.meta.as_inserted), strict=True)
+            writer.miss_if(f"({' or '.join(f'{x} is not {c}' for x, c in pairs)}) and {differ}")
+        return [writer.assign(f"{name}[{writer.constant(key)}]") for key in keys]
 
 
 def _have_key(value: dict[Any, Any], key: Any) -> bool:
