@@ -1,11 +1,10 @@
 """The public names of eqxlike."""
 
-from . import bayes as bayes
-from . import debug as debug
-from . import nn as nn
-from . import train as train
+import typing as _typing
+
 from ._checking import PartitionError as PartitionError
 from ._checking import checking_partitions as checking_partitions
+from ._first_use import on_first_use as _on_first_use
 from ._module import AbstractClassVar as AbstractClassVar
 from ._module import AbstractVar as AbstractVar
 from ._module import Module as Module
@@ -60,4 +59,15 @@ from ._transforms import filter_vjp as filter_vjp
 from ._transforms import filter_vmap as filter_vmap
 from ._transforms import if_array as if_array
 from ._version import __version__ as __version__
-from .nn import tree_inference as tree_inference
+
+if _typing.TYPE_CHECKING:
+    from . import bayes as bayes
+    from . import debug as debug
+    from . import nn as nn
+    from . import train as train
+    from .nn import tree_inference as tree_inference
+else:
+    # What not every program uses, and is a third of what the import would cost.
+    __getattr__, __dir__, __all__ = _on_first_use(
+        __name__, "bayes", "debug", "nn", "train", tree_inference="nn"
+    )

@@ -22,6 +22,7 @@ LAYERS = {
     "_codegen": 0,
     "_traceback": 1,
     "_compat": 0,
+    "_first_use": 0,
     "_version": 0,
     "_pytree": 1,
     "_timing": 1,
@@ -189,21 +190,52 @@ def _is_private(name: str) -> bool:
 
 
 def _beside_reexports(path: str, tree: ast.Module) -> Iterator[str]:
-    """What an `__init__.py` holds beside its docstring and `from ._x import y as y`."""
+    """What an `__init__.py` holds beside its docstring and `from ._x import y as y`, and beside the
+    names that wait for their first use.
+    """
     for number, node in enumerate(tree.body):
         is_docstring = (
             number == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         )
-        is_reexport = (
-            isinstance(node, ast.ImportFrom)
-            and node.level > 0
-            and all(alias.name == alias.asname for alias in node.names)
-        )
-        if not (is_docstring or is_reexport):
+        if is_docstring or _is_reexport(node) or ast.unparse(node) in HOW_NAMES_WAIT:
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "_typing.TYPE_CHECKING":
+            yield from _waiting_problems(path, node)
+        else:
             yield (
                 f"{path}:{node.lineno}: an __init__.py holds re-exports alone, "
                 "written `from ._x import y as y`"
             )
+
+
+HOW_NAMES_WAIT = (
+    "import typing as _typing",
+    "from ._first_use import on_first_use as _on_first_use",
+)
+
+
+def _is_reexport(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.ImportFrom)
+        and node.level > 0
+        and all(alias.name == alias.asname for alias in node.names)
+    )
+
+
+def _waiting_problems(path: str, branches: ast.If) -> Iterator[str]:
+    """What is wrong with names that a type checker finds imported, and Python on first use."""
+    imported = [node for node in branches.body if isinstance(node, ast.ImportFrom)]
+    modules = [each.name for node in imported if not node.module for each in node.names]
+    homes = {each.name: node.module for node in imported if node.module for each in node.names}
+    call = ast.Call(
+        ast.Name("_on_first_use"),
+        [ast.Name("__name__"), *map(ast.Constant, modules)],
+        [ast.keyword(name, ast.Constant(home)) for name, home in homes.items()],
+    )
+    expected = f"__getattr__, __dir__, __all__ = {ast.unparse(call)}"
+    found = "\n".join(map(ast.unparse, branches.orelse))
+    if not all(map(_is_reexport, branches.body)) or found != expected:
+        yield f"{path}:{branches.lineno}: a type checker sees other names than Python: {expected}"
 
 
 FILES = {
@@ -233,6 +265,18 @@ def test_helpers_of_nn_define_no_layer():
         ]
         assert not [each for each in own if isinstance(each, type) and issubclass(each, Module)]
 
+
+WAITING = """
+import typing as _typing
+from ._first_use import on_first_use as _on_first_use
+if _typing.TYPE_CHECKING:
+    from . import nn as nn, train as train
+    from .nn import tree_inference as tree_inference
+else:
+    __getattr__, __dir__, __all__ = _on_first_use(
+        __name__, "nn", "train", tree_inference="nn"
+    )
+"""
 
 BROKEN = [
     ("new.py", "", "`new` has no layer"),
@@ -268,6 +312,10 @@ BROKEN = [
     ("nn/__init__.py", "from ._linear import Linear", "re-exports alone"),
     ("nn/__init__.py", "from ._linear import Linear as Linear\nx = 1", "re-exports alone"),
     ("__init__.py", "from jax import jit as jit", "re-exports alone"),
+    ("__init__.py", WAITING.replace('"nn", ', ""), "sees other names than Python"),
+    ("__init__.py", WAITING.replace('="nn"', '="train"'), "sees other names than Python"),
+    ("__init__.py", WAITING.replace("import nn as nn", "import nn"), "sees other names"),
+    ("__init__.py", WAITING + "    x = 1", "sees other names than Python"),
     ("ad/_choose.py", "x = 1\n" * 401, "401 lines"),
 ]
 
@@ -283,6 +331,7 @@ KEPT = [
     ("_partition.py", "from ._module._flatten import flatten\nfrom . import _pytree"),
     ("nn/_mlp.py", "from ._init import uniform\nfrom . import _linear\nfrom .._module import M"),
     ("nn/__init__.py", '"""Layers."""\nfrom ._linear import Linear as Linear, MLP as MLP'),
+    ("__init__.py", WAITING),
     ("__init__.py", "from . import nn as nn\nfrom ._version import __version__ as __version__"),
     ("_cli/_demo.py", "from ..train import fit\ndef f():\n    from sklearn import datasets"),
     ("__main__.py", "import sys\nfrom ._cli import main"),

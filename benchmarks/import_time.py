@@ -1,0 +1,129 @@
+"""What `import eqxlike` costs beside the imports of Equinox and NNX, and of JAX, part of them all.
+
+Each import runs in a fresh process, which times it itself: how long Python takes to start and to
+end is in no column. What it compiled of the sources is there beforehand, as after `pip install`,
+whatever the environment says of writing it. The processes of a round follow one another, in an
+order that changes; ratios are taken round by round. Ctrl-C prints the rows that are finished.
+"""
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+from benchmarks import cases, command, report
+from benchmarks.cases import Case
+from eqxlike._timing import Call, Measurement, Samples, round_orders, summarise
+
+NAME = "benchmarks.import_time"
+ROUNDS, QUICK_ROUNDS = 30, 5
+
+JAX = "jax alone"
+OURS = "eqxlike"
+EQUINOX = "Equinox"
+NNX = "NNX"
+
+TITLE = "Import in a fresh process"
+
+TIMED = """
+import time
+start_s = time.perf_counter()
+{}
+print(time.perf_counter() - start_s)
+"""
+
+
+def row(name: str, statements: Mapping[str, str]) -> Case:
+    """Return the row that times one statement a column; the second word of each is a module."""
+
+    def build(statement: str) -> Call:
+        module = statement.split()[1]
+        if importlib.util.find_spec(module) is None:
+            raise ImportError(f"No module named {module!r}")
+        return functools.partial(import_s, statement)
+
+    builders = {
+        column: functools.partial(build, statement) for column, statement in statements.items()
+    }
+    return Case(name, builders, baseline=EQUINOX)
+
+
+def import_s(statement: str) -> float:
+    """Return the seconds that a statement takes as the first of a fresh process."""
+    process = subprocess.run(
+        [sys.executable, "-c", TIMED.format(statement)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return float(process.stdout)
+
+
+ROWS: tuple[Case, ...] = (
+    row(
+        "the package",
+        {
+            JAX: "import jax",
+            OURS: "import eqxlike",
+            EQUINOX: "import equinox",
+            NNX: "from flax import nnx",
+        },
+    ),
+    row(
+        "the package and its layers",
+        {
+            JAX: "import jax",
+            OURS: "import eqxlike.nn",
+            EQUINOX: "import equinox.nn",
+            NNX: "from flax import nnx",
+        },
+    ),
+)
+
+
+def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) -> int:
+    """Measure and print; return the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    parser = command.parser(NAME, __doc__, ROUNDS, f"{QUICK_ROUNDS} rounds")
+    options = parser.parse_args(arguments)
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+
+    def begin() -> tuple[Sequence[Case], dict[str, Any]]:
+        result = report.new_report({"rounds": rounds})
+        result["tables"] = [{"title": TITLE, "clocks": ["completion"], "unit": "milliseconds"}]
+        return cases.find(options.rows, rows), result
+
+    def measured(case: Case) -> dict[str, Any]:
+        calls, notes = cases.build(case)
+        return report.row(case.name, measure(calls, rounds), notes) | {"table": TITLE}
+
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):
+        os.environ["PYTHONPYCACHEPREFIX"] = folder
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        return command.execute(NAME, options, begin, measured)
+
+
+def measure(calls: Mapping[str, Call], rounds: int, seed: int = 0) -> Measurement:
+    """Measure imports side by side; one round outside the clock leaves what Python compiled.
+
+    Args:
+        calls: by column, functions that return the seconds of one import.
+        rounds: how often each is imported.
+        seed: of the order of the columns.
+    """
+    for call in calls.values():
+        call()
+    times: dict[str, list[float]] = {column: [] for column in calls}
+    for order in round_orders(tuple(calls), rounds, seed):
+        for column in order:
+            times[column].append(1e6 * calls[column]())
+    samples = {column: Samples(tuple(us), tuple(us), calls=1) for column, us in times.items()}
+    return summarise(samples, EQUINOX if EQUINOX in calls else OURS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""What a package imports only when somebody first asks for it."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def on_first_use(
+    package: str, *modules: str, **homes: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """The `__getattr__`, `__dir__` and `__all__` (PEP 562) of a package some of whose names wait.
+
+    A type checker cannot see what they do: the package also imports the names where only it looks.
+
+    **Arguments:**
+
+    - `package`: the `__name__` of the package, which has imported its other names already.
+    - `modules`: names of submodules, each found under its own name.
+    - `homes`: by name, the submodule that has what is found under that name.
+    """
+    homes |= {name: name for name in modules}
+    namespace = vars(sys.modules[package])
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            message = f"module {package!r} has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=sys.modules[package])
+        module = importlib.import_module(f"{package}.{homes[name]}")
+        # Python does not ask again for what it finds here.
+        namespace[name] = module if name in modules else getattr(module, name)
+        return namespace[name]
+
+    def names() -> list[str]:
+        return sorted({*namespace, *homes})
+
+    return get, names, [name for name in names() if not name.startswith("_")]
