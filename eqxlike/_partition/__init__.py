@@ -13,6 +13,8 @@ from ._kinds import Row as Row
 from ._kinds import StaticLeaf as StaticLeaf
 from ._kinds import TupleNode as TupleNode
 from ._kinds import concrete_array_types as concrete_array_types
+from ._same import Difference as Difference
+from ._same import find_static_difference as find_static_difference
 from ._same import is_same_static as is_same_static
 from ._split import Rest as Rest
 from ._split import split as split

@@ -1,7 +1,11 @@
-"""Whether two static values are one to a trace."""
+"""Whether what is static is one to a trace, and where in two trees it is not."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from jaxtyping import PyTree
+
+from .._pytree import children_with_keys
+from ._flatten import flatten
 from ._static_key import StaticKey, is_hashable
 
 
@@ -22,3 +26,34 @@ def is_same_static(first: Any, second: Any) -> bool:
     # Both are held while their keys are compared: those name objects by their `id`.
     keys = [StaticKey(each, by_identity=not is_hashable(each)) for each in (first, second)]
     return keys[0].key == keys[1].key
+
+
+class Difference(NamedTuple):
+    """Where two trees differ, and what stands there in each."""
+
+    path: tuple[Any, ...]
+    first: PyTree
+    second: PyTree
+
+
+def find_static_difference(first: PyTree, second: PyTree) -> Difference | None:
+    """The first place at which two trees differ in more than their arrays, whatever these are.
+
+    What stands there is a static leaf; or a node that is of another type, has other children or
+    other static fields. `None` if one trace serves for both trees.
+
+    >>> import jax
+    >>> from jax.tree_util import keystr
+    >>> found = find_static_difference({"a": 1.0, "b": (2, 3)}, {"a": 1.0, "b": (2, True)})
+    >>> keystr(found.path), found.first, found.second
+    ("['b'][1]", 3, True)
+    """
+    structures = [flatten(tree, is_bound=True)[1] for tree in (first, second)]
+    if structures[0] is structures[1]:
+        return None
+    children, others = children_with_keys(first), children_with_keys(second)
+    if type(first) is type(second) and [key for key, _ in children] == [key for key, _ in others]:
+        for (key, child), (_, other) in zip(children, others, strict=True):
+            if found := find_static_difference(child, other):
+                return found._replace(path=(key, *found.path))
+    return Difference((), first, second)

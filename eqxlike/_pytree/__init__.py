@@ -15,6 +15,7 @@ from ._frozen import flag_frozen as flag_frozen
 from ._frozen import is_frozen as is_frozen
 from ._leaf_format import default_deserialise_filter_spec as default_deserialise_filter_spec
 from ._leaf_format import default_serialise_filter_spec as default_serialise_filter_spec
+from ._levels import children_with_keys as children_with_keys
 from ._levels import tree_flatten_one_level as tree_flatten_one_level
 from ._print import tree_pformat as tree_pformat
 from ._print import tree_pprint as tree_pprint

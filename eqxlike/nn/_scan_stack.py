@@ -1,5 +1,6 @@
 """Repeated layers, stored stacked and applied in a loop."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,12 +10,14 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
 
-from .._module import field
-from .._pytree import combine, is_array, partition, tree_at, tree_pformat
+from .._module import Module, field
+from .._partition import find_static_difference, is_same_static
+from .._pytree import combine, flag_frozen, is_array, partition, tree_at, tree_pformat
 from .._transforms import filter_checkpoint, filter_vmap
 from ._init import check_depth
 from ._inputs import describe
 from ._state import State
+from ._state_index import StateIndex, find_indices, is_named, map_indices
 from ._stateful import NO_STATE, StatefulLayer, is_stateful
 
 
@@ -66,7 +69,9 @@ class ScanStack(StatefulLayer):
         check_depth(depth)
         if depth == 0:
             raise ValueError("depth must be at least 1: without a layer there is none to repeat.")
-        self.layers = filter_vmap(make_layer)(jr.split(key, depth))
+        self.layers = filter_vmap(lambda key: _with_array_states(make_layer(key)))(
+            jr.split(key, depth)
+        )
         self.depth = depth
         self.remat = remat
         self.unroll = unroll
@@ -77,17 +82,17 @@ class ScanStack(StatefulLayer):
     ) -> "ScanStack":
         """The stack of layers that are there already: the inverse of `unstack`.
 
-        **Raises:** `ValueError` if there is none, or if they differ in more than the values of
-        their arrays.
+        **Raises:** `ValueError` that names the place if they differ in more than the values of
+        their arrays: in an activation, in what is frozen; and if there is no layer.
         """
         if not layers:
             raise ValueError("ScanStack.stack needs at least one layer.")
-        forms = [_form(layer) for layer in layers]
-        for index, form in enumerate(forms):
-            if form != forms[0]:
+        layers = [_with_array_states(layer, layers[0]) for layer in layers]
+        for index, layer in enumerate(layers):
+            if difference := _explain_difference(layers[0], layer, index):
                 raise ValueError(
-                    f"ScanStack.stack needs layers of the same form: expected layers[{index}] to "
-                    f"be as layers[0], {forms[0]}, got {form}."
+                    "ScanStack.stack needs layers that differ in the values of their arrays alone: "
+                    f"{difference}"
                 )
         arrays, statics = zip(*(partition(layer, is_array) for layer in layers), strict=True)
         stacked = jtu.tree_map(lambda *each: jnp.stack(each), *arrays)
@@ -167,14 +172,81 @@ class ScanStack(StatefulLayer):
         return jax.lax.scan(step, x, (arrays, state, keys), self.depth, unroll=self.unroll)
 
 
+def _with_array_states(layer: Any, first: Any = None) -> Any:
+    """`layer` with an array for each number that a state begins with, so that it can be stacked.
+
+    A state index that has no name yet is, in the stack, that of `first`.
+    """
+    markers = {jtu.keystr(path): index.marker for path, index in find_indices(first)}
+
+    def visit(path: str, index: StateIndex) -> StateIndex:
+        marker = index.marker if is_named(index) else markers.get(path, index.marker)
+        return StateIndex(jtu.tree_map(jnp.asarray, index.init), marker=marker)
+
+    return map_indices(visit, layer)
+
+
+def _explain_difference(first: Any, layer: Any, index: int) -> str | None:
+    """Where `layer`, at `index`, is not as the first is; `None` if the two can be stacked."""
+    is_frozen = _frozen_by_path(first)
+    for path, flag in _frozen_by_path(layer).items():
+        if is_frozen.get(path, flag) != flag:
+            came, expected = ("frozen", "trained") if flag else ("trained", "frozen")
+            return (
+                f"layers[{index}]{path} is {came}, and layers[0]{path} is {expected}. Freeze the "
+                "same of every layer, by `nn.freeze` and `nn.unfreeze`; or freeze the stack."
+            )
+    if found := find_static_difference(first, layer):
+        path, came, expected = jtu.keystr(found.path), found.second, found.first
+        return (
+            f"layers[{index}]{path} is {_show(came, expected)}, and layers[0]{path} is "
+            f"{_show(expected, came)}."
+        )
+    leaves = zip(jtu.tree_leaves_with_path(first), jtu.tree_leaves(layer), strict=True)
+    for (path, expected), came in leaves:
+        if is_array(came) and _shape_and_dtype(came) != _shape_and_dtype(expected):
+            place = jtu.keystr(path)
+            return (
+                f"layers[{index}]{place} is {_form(came)}, and layers[0]{place} is "
+                f"{_form(expected)}."
+            )
+    return None
+
+
+def _frozen_by_path(layer: Any) -> dict[str, bool]:
+    paths = (jtu.keystr(path) for path, _ in jtu.tree_leaves_with_path(layer))
+    return dict(zip(paths, flag_frozen(layer), strict=True))
+
+
+def _show(node: Any, other: Any) -> str:
+    """`node`, as it differs from `other`."""
+    if isinstance(node, Module) and type(node) is type(other):
+        names = [
+            each.name
+            for each in dataclasses.fields(node)
+            if each.metadata.get("static")
+            and not is_same_static(getattr(node, each.name), getattr(other, each.name))
+        ]
+        values = ", ".join(f"{name}={getattr(node, name)!r}" for name in names)
+        return f"a {type(node).__name__} with {values}"
+    # Two functions may be of one name, and differ in their address.
+    return repr(node) if callable(node) and not isinstance(node, Module) else _form(node)
+
+
 def _form(tree: Any) -> str:
     return tree_pformat(tree, width=10_000)
 
 
+def _shape_and_dtype(leaf: Any) -> tuple[Any, Any]:
+    return getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+
+
 def _check_same_form(x: Any, out: Any) -> None:
-    before, after = _form(x), _form(out)
-    if before != after:
+    (before, before_def), (after, after_def) = map(jtu.tree_flatten, (x, out))
+    if before_def != after_def or [*map(_shape_and_dtype, before)] != [
+        *map(_shape_and_dtype, after)
+    ]:
         raise TypeError(
             "A layer of a ScanStack must return what the next one can take: it got "
-            f"{before}, and returned {after}."
+            f"{_form(x)}, and returned {_form(out)}."
         )

@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 
 from .._module import Module, field, stored_fields
 from .._pytree import is_array_like, tree_pformat
-from ._state_index import DeletedValue, StateIndex, delete_init_state, find_indices, is_index
+from ._state_index import DeletedValue, StateIndex, delete_init_state, find_indices, map_indices
 
 Params = ParamSpec("Params")
 Model = TypeVar("Model")
@@ -275,13 +275,9 @@ def make_with_state(
     def make(*args: Params.args, **kwargs: Params.kwargs) -> tuple[Model, State]:
         model = make_model(*args, **kwargs)
         root = type(model).__name__
-
-        def name(path: Any, node: Any) -> Any:
-            if not is_index(node):
-                return node
-            return StateIndex(node.init, marker=f"{root}{jtu.keystr(path)}")
-
-        model = jtu.tree_map_with_path(name, model, is_leaf=is_index)
+        model = map_indices(
+            lambda path, index: StateIndex(index.init, marker=f"{root}{path}"), model
+        )
         return delete_init_state(model), State(model)
 
     return make

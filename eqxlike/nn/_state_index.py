@@ -1,5 +1,6 @@
 """Where in the state of a model a layer finds what is its own."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
 import jax.tree_util as jtu
@@ -65,10 +66,24 @@ def is_index(node: Any) -> bool:
     return isinstance(node, StateIndex)
 
 
+def is_named(index: StateIndex) -> bool:
+    """Whether an index has a path, or a marker that somebody gave it."""
+    return not isinstance(index.marker, _Marker)
+
+
 def find_indices(model: PyTree) -> list[tuple[Any, StateIndex]]:
     """The indices in a tree, each with its path."""
     nodes = jtu.tree_leaves_with_path(model, is_leaf=is_index)
     return [(path, node) for path, node in nodes if is_index(node)]
+
+
+def map_indices(function: Callable[[str, StateIndex], StateIndex], model: PyTree) -> PyTree:
+    """`model` with `function(path, index)` in the place of each index."""
+
+    def visit(path: tuple[Any, ...], node: Any) -> Any:
+        return function(jtu.keystr(path), node) if is_index(node) else node
+
+    return jtu.tree_map_with_path(visit, model, is_leaf=is_index)
 
 
 def delete_init_state(model: PyTree) -> PyTree:
@@ -89,8 +104,4 @@ def delete_init_state(model: PyTree) -> PyTree:
     >>> delete_init_state(index)
     StateIndex(marker='mean', init=DeletedValue())
     """
-
-    def delete(node: Any) -> Any:
-        return StateIndex(DeletedValue(), marker=node.marker) if is_index(node) else node
-
-    return jtu.tree_map(delete, model, is_leaf=is_index)
+    return map_indices(lambda _, index: StateIndex(DeletedValue(), marker=index.marker), model)

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -90,12 +92,121 @@ def test_stack_and_unstack_are_inverse(getkey):
     assert eqx.tree_equal(nn.ScanStack.stack(layers).unstack(), layers)
 
 
-def test_layers_of_other_forms_do_not_stack(getkey):
-    layers = [nn.Linear(3, 3, key=getkey()), nn.Linear(3, 3, False, key=getkey())]
-    with pytest.raises(ValueError, match=r"expected layers\[1\] to be as layers\[0\].*bias=None"):
-        nn.ScanStack.stack(layers)
+def negate(x):
+    return -x
+
+
+class Activated(eqx.Module):
+    weight: jax.Array
+    activation: object
+    options: object = eqx.field(static=True, default=None)
+
+    def __call__(self, x, *, key=None):
+        return self.activation(self.weight * x)
+
+
+def activated(activation, options=None):
+    return Activated(jnp.ones(3), activation, options)
+
+
+def adding(number):
+    return lambda x: x + number
+
+
+DIFFERENT = {
+    "function": (activated(jnp.tanh), activated(negate), ".activation is <function negate at"),
+    "closure": (activated(adding(1)), activated(adding(2)), r".activation is <function adding\."),
+    "partial": (
+        activated(functools.partial(adding(1), number=1)),
+        activated(functools.partial(adding(1), number=2)),
+        r".activation is functools\.partial",
+    ),
+    "number": (
+        nn.Dropout(0.5),
+        nn.Dropout(0.1),
+        r".p is 0\.1, and layers\[0\].layers\[1\].p is 0\.5",
+    ),
+    "type of number": (
+        nn.Dropout(1),
+        nn.Dropout(1.0),
+        r".p is 1\.0, and layers\[0\].layers\[1\].p is 1",
+    ),
+    "static field": (
+        activated(jnp.tanh, 1),
+        activated(jnp.tanh, True),
+        r" is a Activated with options=True, and .* is a Activated with options=1\.",
+    ),
+    "missing array": (
+        nn.LayerNorm(3),
+        nn.LayerNorm(3, use_bias=False),
+        r".bias is None, and layers\[0\].layers\[1\].bias is f32\[3\]",
+    ),
+    "shape": (nn.LayerNorm(3), nn.LayerNorm(4), r" is a LayerNorm with shape=\(4,\)"),
+    "shape of an array": (
+        nn.PReLU(jnp.ones(3)),
+        nn.PReLU(jnp.ones(4)),
+        r".negative_slope is f32\[4\], and layers\[0\].layers\[1\].negative_slope is f32\[3\]",
+    ),
+    "dtype": (
+        nn.PReLU(jnp.ones(3)),
+        nn.PReLU(jnp.ones(3, jnp.bfloat16)),
+        r".negative_slope is bf16\[3\], and layers\[0\].layers\[1\].negative_slope is f32\[3\]",
+    ),
+    "class": (
+        nn.LayerNorm(3),
+        nn.RMSNorm(3),
+        r" is RMSNorm\(.*, and layers\[0\].layers\[1\] is LayerNorm",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_layers_that_differ_in_more_than_arrays_are_refused_by_path(name):
+    first, second, message = DIFFERENT[name]
+    nested = [nn.Sequential([nn.Identity(), layer]) for layer in (first, first, second)]
+    match = r"values of their arrays alone: layers\[2\].layers\[1\]" + message
+    with pytest.raises(ValueError, match=match):
+        nn.ScanStack.stack(nested)
+
+
+def test_nothing_does_not_stack():
     with pytest.raises(ValueError, match="at least one layer"):
         nn.ScanStack.stack([])
+
+
+def test_layers_whose_static_parts_are_equal_stack():
+    def layer():
+        return activated(functools.partial(jax.nn.leaky_relu, negative_slope=0.5), (1, "a"))
+
+    stack = nn.ScanStack.stack([layer(), layer()])
+    assert stack(jnp.array([-1.0, 0.0, 1.0])).tolist() == [-0.25, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("is_first", "message"),
+    [
+        (True, r"layers\[1\].linear.weight is trained, and layers\[0\].linear.weight is frozen"),
+        (False, r"layers\[1\].linear.weight is frozen, and layers\[0\].linear.weight is trained"),
+    ],
+)
+def test_frozen_beside_trained_layers_are_refused_with_the_way_out(is_first, message, getkey):
+    frozen, trained = nn.freeze(Block(getkey())), Block(getkey())
+    with pytest.raises(ValueError, match=message + r".*`nn.freeze` .*or freeze the stack"):
+        nn.ScanStack.stack([frozen, trained] if is_first else [trained, frozen])
+
+
+def test_layers_of_which_the_same_is_frozen_stack(getkey):
+    layers = [
+        nn.freeze(Block(key), lambda block: block.linear.bias) for key in jr.split(getkey(), 2)
+    ]
+    trained = eqx.filter(nn.ScanStack.stack(layers), eqx.is_inexact_array)
+    assert trained.layers.linear.bias is None
+    assert trained.layers.linear.weight.shape == (2, 4, 4)
+
+
+def test_weak_input_is_taken(getkey):
+    stack = nn.ScanStack(lambda key: nn.Linear("scalar", "scalar", key=key), 2, key=getkey())
+    np.testing.assert_allclose(stack(1.0), stack(jnp.ones(())))
 
 
 def test_index_past_the_end_is_refused(getkey):
@@ -153,6 +264,50 @@ def test_state_of_the_stack_alone_may_be_given_by_position(getkey):
     out, state = stack(jr.normal(getkey(), (5, 4)), state)
     assert out.shape == (5, 4)
     assert state.get(stack.layers[1].batch_counter).tolist() == [1, 1]
+
+
+def test_stateful_layers_stack_before_their_state_is_made(getkey):
+    keys = jr.split(getkey(), 3)
+    stack, state = nn.make_with_state(lambda: nn.ScanStack.stack([*map(Normalised, keys)]))()
+    same, same_state = nn.make_with_state(nn.ScanStack)(Normalised, 3, key=jr.key(0))
+    same = eqx.tree_at(lambda s: s.layers.linear, same, stack.layers.linear)
+    x, shift = jr.normal(getkey(), (5, 4)), jnp.array(0.5)
+    np.testing.assert_array_equal(
+        stack(x, shift, state=state)[0], same(x, shift, state=same_state)[0]
+    )
+
+
+def test_layers_with_places_in_a_state_of_their_own_are_refused(getkey):
+    def make(key):
+        return nn.Sequential([*map(Normalised, jr.split(key))])
+
+    model, _ = nn.make_with_state(make)(getkey())
+    with pytest.raises(ValueError, match=r"layers\[1\].norm.batch_counter is a StateIndex with"):
+        nn.ScanStack.stack(model.layers)
+
+
+class Counter(nn.StatefulLayer):
+    index: nn.StateIndex
+
+    def __init__(self, key):
+        self.index = nn.StateIndex(0)
+
+    def __call__(self, x, state, *, key=None):
+        count = state.get(self.index) + 1
+        return x + count, state.set(self.index, count)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda key: nn.ScanStack(Counter, 3, key=key),
+        lambda key: nn.ScanStack.stack([Counter(key) for _ in range(3)]),
+    ],
+)
+def test_each_layer_has_a_state_that_begins_with_a_number(make, getkey):
+    stack, state = nn.make_with_state(make)(getkey())
+    x, state = stack(jnp.array(0), state)
+    assert (x, state.get(stack.layers.index).tolist()) == (3, [1, 1, 1])
 
 
 def test_missing_state_is_an_error_that_says_so(getkey):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import eqxlike as eqx
-from eqxlike._partition._same import is_same_static
+from eqxlike import nn
+from eqxlike._partition import find_static_difference, is_same_static
 
 
 class Unhashable:
@@ -68,3 +69,36 @@ def test_equal_partials_are_the_same():
 def test_what_is_not_hashable_is_told_apart_by_identity():
     assert is_same_static(UNHASHABLE, UNHASHABLE)
     assert not is_same_static(UNHASHABLE, Unhashable(1))
+
+
+def model(activation=jax.nn.relu, size=3, scale=1.0):
+    keys = jax.random.split(jax.random.key(size), 2)
+    layers = [nn.Linear(size, size, key=keys[0]), {"activation": activation, "scale": scale}]
+    return nn.Sequential(layers)
+
+
+def test_trees_that_differ_in_arrays_alone_have_no_difference():
+    other = jax.tree.map(lambda leaf: leaf + 1 if eqx.is_array(leaf) else leaf, model())
+    assert find_static_difference(model(), other) is None
+    assert find_static_difference(model(), nn.freeze(model())) is not None
+
+
+@pytest.mark.parametrize(
+    ("other", "path", "first", "second"),
+    [
+        (model(jax.nn.tanh), ".layers[1]['activation']", jax.nn.relu, jax.nn.tanh),
+        (model(scale=1), ".layers[1]['scale']", 1.0, 1),
+        (nn.Sequential([]), ".layers", model().layers, ()),
+        ("leaf", "", model(), "leaf"),
+    ],
+)
+def test_difference_is_found_where_it_stands(other, path, first, second):
+    found = find_static_difference(model(), other)
+    assert jax.tree_util.keystr(found.path) == path
+    assert eqx.tree_equal((found.first, found.second), (first, second), typematch=True)
+
+
+def test_difference_in_static_fields_is_one_of_the_module():
+    found = find_static_difference(model(), model(size=4))
+    assert jax.tree_util.keystr(found.path) == ".layers[0]"
+    assert (found.first.in_features, found.second.in_features) == (3, 4)
