@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from ._frozen import Frozen, flag_frozen
+from ._frozen import flag_frozen, frozen_mask, past_marks
 from ._prefix import map_prefix
 
 AxisSpec = bool | Callable[[Any], bool]
@@ -61,37 +61,71 @@ def is_inexact_array_like(element: Any) -> bool:
     return is_inexact_array(element) or isinstance(element, float | complex)
 
 
-_ASK_WHAT_IS_TRAINED = (is_inexact_array, is_inexact_array_like)
-
-
 def flag_leaves(
     tree: PyTree,
     leaves: list[Any],
     predicate: Callable[[Any], Any],
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> list[bool]:
-    """What `predicate` says of each of `leaves`, those of `tree`.
+    """What `predicate` says of each of `leaves`, of `tree`; see `filter` for what is frozen."""
+    return _flag(leaves, flag_frozen(tree, is_leaf), predicate)
 
-    Who asks for the floating-point arrays wants what is trained: those that are frozen are not.
-    """
+
+def _flag(leaves: list[Any], frozen: list[Any], predicate: Callable[[Any], Any]) -> list[bool]:
+    """What `predicate` says of `leaves`, of which those beside a `True` in `frozen` are frozen."""
     flags = [bool(predicate(leaf)) for leaf in leaves]
-    if Frozen.exist and predicate in _ASK_WHAT_IS_TRAINED:
-        frozen = flag_frozen(tree, is_leaf)
-        flags = [flag and not is_frozen for flag, is_frozen in zip(flags, frozen, strict=True)]
+    asked = [
+        place
+        for place, is_frozen in enumerate(frozen)
+        if is_frozen is True and flags[place] and is_inexact_array(leaves[place])
+    ]
+    if asked:
+        answers = _ask_of_integers(predicate, [leaves[place] for place in asked])
+        for place, answer in zip(asked, answers, strict=True):
+            flags[place] = answer
     return flags
+
+
+def _ask_of_integers(predicate: Callable[[Any], Any], arrays: list[Any]) -> list[bool]:
+    """What `predicate` says of arrays of integers, of the kinds and shapes of `arrays`."""
+    answers: list[bool] = []
+
+    def ask(*traced: Any) -> tuple[()]:
+        for array, integers in zip(arrays, traced, strict=True):
+            if not isinstance(array, jax.Array):
+                # One number in all places, which takes no memory.
+                integers = np.broadcast_to(np.int32(0), array.shape)
+                integers = integers if isinstance(array, np.ndarray) else integers[()]
+            answers.append(bool(predicate(integers)))
+        return ()
+
+    # Tracers are JAX arrays to whoever asks, and nothing is computed or kept.
+    structs = [jax.ShapeDtypeStruct(array.shape, np.int32) for array in arrays]
+    try:
+        jax.eval_shape(ask, *structs)
+    except Exception as error:
+        error.add_note(
+            "`filter_spec` is asked of an array of integers in the place of a frozen array, to "
+            "see whether it chooses what is trained: it may look at its type, shape and dtype, "
+            "not at its values."
+        )
+        raise
+    return answers
 
 
 def _mask(
     filter_spec: PyTree[AxisSpec], pytree: PyTree, is_leaf: Callable[[Any], bool] | None
 ) -> PyTree[bool]:
     """Spreads the prefix `filter_spec` over `pytree`: one `bool` for each leaf."""
+    is_leaf = past_marks(is_leaf)
 
-    def spread(spec: AxisSpec, subtree: PyTree) -> PyTree[bool]:
+    def spread(spec: AxisSpec, subtree: PyTree, frozen: PyTree[bool] = None) -> PyTree[bool]:
         if isinstance(spec, bool):
             return jtu.tree_map(lambda _: spec, subtree, is_leaf=is_leaf)
         if callable(spec):
             leaves, treedef = jtu.tree_flatten(subtree, is_leaf=is_leaf)
-            return treedef.unflatten(flag_leaves(subtree, leaves, spec, is_leaf))
+            are_frozen = [] if frozen is None else treedef.flatten_up_to(frozen)
+            return treedef.unflatten(_flag(leaves, are_frozen, spec))
         path = next(path for path, leaf in jtu.tree_leaves_with_path(filter_spec) if leaf is spec)
         raise ValueError(
             "`filter_spec` must consist of booleans and callables only; it has a leaf "
@@ -104,8 +138,10 @@ def _mask(
     )
     if callable(filter_spec):
         advice += " A callable that is itself a pytree counts as a node: wrap it in a lambda."
-    names = ("filter_spec", "pytree")
-    return map_prefix(spread, filter_spec, pytree, names=names, advice=advice)
+    frozen = frozen_mask(pytree)
+    pytrees = (pytree,) if frozen is None else (pytree, frozen)
+    names = ("filter_spec", *("pytree" for _ in pytrees))
+    return map_prefix(spread, filter_spec, *pytrees, names=names, advice=advice)
 
 
 def filter(
@@ -121,7 +157,10 @@ def filter(
 
     - `pytree`: any pytree.
     - `filter_spec`: a prefix of `pytree` whose leaves are `True` (keep all below), `False` (keep
-        none) or a function from leaf to `bool`.
+        none) or a function from leaf to `bool`. A floating-point array that `nn.freeze` froze is
+        kept if the function says yes of it and of an array of integers in its place: so what
+        chooses the arrays that are trained leaves it out, however it is written, and what chooses
+        all arrays keeps it. `True` keeps it as well.
     - `inverse`: keep what would be replaced, and the other way round.
     - `replace`: what stands where a leaf was taken away.
     - `is_leaf`: as in `jax.tree_util.tree_map`, for `pytree`.
@@ -146,7 +185,7 @@ def partition(
 ) -> tuple[PyTree, PyTree]:
     """`filter` and its inverse in one: `combine` joins the two again.
 
-    Arguments and errors are those of `filter`.
+    Arguments and errors are those of `filter`, and so is what it makes of frozen arrays.
 
     >>> partition((1, "a"), lambda leaf: isinstance(leaf, int))
     ((1, None), (None, 'a'))

@@ -5,12 +5,15 @@ from typing import Any
 from jax.tree_util import keystr
 from jaxtyping import PyTree
 
+from ._frozen import frozen_mask
 from ._levels import walk
 from ._prefix import map_prefix
 
 
 def apply_updates(model: PyTree, updates: PyTree) -> PyTree:
     """Adds `updates` to `model`, leaf by leaf; where an update is `None` the leaf stays.
+
+    What `nn.freeze` froze stays too, whatever its update.
 
     **Arguments:**
 
@@ -25,8 +28,8 @@ def apply_updates(model: PyTree, updates: PyTree) -> PyTree:
     (1.5, 'static')
     """
 
-    def add(update: Any, parameter: Any) -> Any:
-        if update is None:
+    def add(update: Any, parameter: Any, frozen: PyTree[bool] = None) -> Any:
+        if update is None or frozen is True:
             return parameter
         try:
             return parameter + update
@@ -35,11 +38,13 @@ def apply_updates(model: PyTree, updates: PyTree) -> PyTree:
             error.add_note(f"The update that could not be added is that of model{keystr(path)}.")
             raise
 
+    frozen = frozen_mask(model)
+    models = (model,) if frozen is None else (model, frozen)
     return map_prefix(
         add,
         updates,
-        model,
-        names=("updates", "model"),
+        *models,
+        names=("updates", *("model" for _ in models)),
         advice="`updates` must have the structure of `model`, or `None` for a part that stays.",
         is_leaf=lambda node: node is None,
     )

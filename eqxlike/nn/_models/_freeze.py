@@ -15,11 +15,13 @@ Where = Callable[[Any], Any | Sequence[Any]]
 def freeze(model: PyTree, where: Where | None = None) -> PyTree:
     """Marks arrays of a model as not to be trained.
 
-    What is frozen gets no gradient from `filter_grad` and its kin, and `filter(model,
-    is_inexact_array)` leaves it out, so that an optimiser keeps no moments for it; `apply_updates`
-    leaves it as it is. It is still an array among the others: `filter_jit` traces it, methods
-    compute with it, files hold it. It is part of the structure of the tree: a frozen Module is of a
-    subclass of its class, of the same name.
+    What is frozen gets no gradient from `filter_grad` and its kin. `filter` and `partition` leave
+    it out by any function that chooses floating-point arrays and no integers, `is_inexact_array`
+    or one of your own, so that an optimiser keeps no moments for it; `apply_updates` leaves it as
+    it is whatever the update. It is still an array among the others: `is_array` takes it in,
+    `filter_jit` traces it, methods compute with it, files hold it; `jax.grad` of the whole model
+    and `optax.apply_updates` know nothing of it. It is part of the structure of the tree: a frozen
+    Module is of a subclass of its class, of the same name.
 
     **Arguments:**
 
