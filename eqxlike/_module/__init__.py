@@ -14,6 +14,7 @@ from ._kept import stored_fields as stored_fields
 from ._metadata import METADATA as METADATA
 from ._metadata import carries_metadata as carries_metadata
 from ._metadata import has_metadata as has_metadata
+from ._metadata import shown_by as shown_by
 from ._module import BoundMethod as BoundMethod
 from ._module import Module as Module
 from ._module import ModuleMeta as ModuleMeta

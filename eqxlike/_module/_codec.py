@@ -31,7 +31,9 @@ class _Incomplete(tuple):
 class Codec:
     """For one class: which fields are children and which static, and the functions JAX calls.
 
-    `flatten` returns `(children, statics)`, both tuples in the order of the names.
+    `flatten` returns `(children, statics)`, both tuples in the order of the names. They tell all
+    that `unflatten` puts into an instance: `complete`, if there is one, is called with its
+    `__dict__` and adds what follows from the fields.
     """
 
     dynamic_names: tuple[str, ...]
@@ -39,6 +41,7 @@ class Codec:
     flatten: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
     flatten_with_keys: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
     unflatten: Callable[[tuple[Any, ...], Any], Any]
+    complete: Callable[[dict[str, Any]], None] | None
 
 
 def is_incomplete(statics: tuple[Any, ...]) -> bool:
@@ -55,6 +58,7 @@ def make_codec(cls: type) -> Codec:
     ]
     dynamic = tuple(field.name for field in fields if not is_static(field))
     static = tuple(field.name for field in fields if is_static(field))
+    complete = getattr(cls, "_eqxlike_complete", None)
     namespace: dict[str, Any] = {
         "cls": cls,
         "new": _new,
@@ -62,7 +66,8 @@ def make_codec(cls: type) -> Codec:
         "incomplete_type": _Incomplete,
         "stored_fields": stored_fields,
         "flatten_by_name": _make_flatten_by_name(dynamic, static),
-        "unflatten_incomplete": _make_unflatten_incomplete(cls),
+        "unflatten_incomplete": _make_unflatten_incomplete(cls, complete),
+        "complete": complete,
     }
     for index, name in enumerate(dynamic):
         namespace[f"key{index}"] = jtu.GetAttrKey(name)
@@ -97,6 +102,8 @@ def make_codec(cls: type) -> Codec:
     if static:
         targets = "".join(f"fields[{name!r}], " for name in static)
         unflatten_source.append(f"    ({targets}) = statics")
+    if complete is not None:
+        unflatten_source.append("    complete(fields)")
     unflatten_source.append("    return self")
 
     origin = f"pytree of {cls.__module__}.{cls.__qualname__}"
@@ -108,6 +115,7 @@ def make_codec(cls: type) -> Codec:
             flatten_source("flatten_with_keys", keyed, True), namespace, origin
         ),
         unflatten=compile_function(unflatten_source, namespace, origin),
+        complete=complete,
     )
 
 
@@ -141,13 +149,15 @@ def _make_flatten_by_name(dynamic: tuple[str, ...], static: tuple[str, ...]):
     return flatten_by_name
 
 
-def _make_unflatten_incomplete(cls: type):
+def _make_unflatten_incomplete(cls: type, complete: Callable[[dict[str, Any]], None] | None):
     def unflatten_incomplete(statics: _Incomplete, children: Any):
         present, named_statics, metadata = statics
         self = _new(cls)
         fields = stored_fields(self)
         fields.update(zip(present, children, strict=True))
         fields.update(named_statics)
+        if complete is not None:
+            complete(fields)
         write_metadata(metadata, fields)
         return self
 

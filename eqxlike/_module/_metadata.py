@@ -7,42 +7,86 @@ from typing import Any
 METADATA = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__annotations__"})
 
 
+_ANNOTATIONS = "__annotations__"
+
+
+_OWN = "_eqxlike_metadata"
+"""Under this name, in the `__dict__` of an instance, is the metadata that it has of its own."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Metadata:
-    """What stands under these names in the `__dict__` of an instance.
+    """What an instance was told to say of itself.
 
-    It is part of the structure of the tree, and so hashable. Annotations need not be; functions
-    that differ in these alone are rare, and may stand for each other.
+    It is part of the structure of the tree, and so hashable: the annotations are pairs, and a value
+    that is not hashable is itself and nothing else.
     """
 
     named: tuple[tuple[str, Any], ...]
-    annotations: tuple[dict[str, Any], ...] = dataclasses.field(compare=False)
+    annotations: tuple[tuple[str, Any], ...] | None
+
+
+class _Itself:
+    """Stands for a value that is not hashable, and is equal to what stands for the same one."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Itself and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _hashable(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return _Itself(value)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    return value.value if type(value) is _Itself else value
 
 
 def has_metadata(fields: dict[str, Any]) -> bool:
-    return not METADATA.isdisjoint(fields)
+    """Whether the instance with these `fields`, its `__dict__`, has metadata of its own."""
+    return _OWN in fields
+
+
+def shown_by(described: Any) -> dict[str, Any]:
+    """What a callable says of itself, by name."""
+    return {name: getattr(described, name) for name in METADATA if hasattr(described, name)}
+
+
+def make_metadata(shown: dict[str, Any]) -> Metadata:
+    """What is `shown`, so that it may be part of a structure."""
+    annotations = shown.get(_ANNOTATIONS)
+    if annotations is not None:
+        annotations = tuple((name, _hashable(value)) for name, value in annotations.items())
+    names = sorted(shown.keys() - {_ANNOTATIONS})
+    return Metadata(tuple((name, _hashable(shown[name])) for name in names), annotations)
 
 
 def read_metadata(fields: dict[str, Any]) -> Metadata | None:
-    """What of it is among `fields`, the `__dict__` of an instance."""
-    names = METADATA.intersection(fields)
-    if not names:
-        return None
-    named = tuple((name, fields[name]) for name in sorted(names - {"__annotations__"}))
-    return Metadata(named, tuple(fields[name] for name in names & {"__annotations__"}))
+    return fields.get(_OWN)
 
 
 def write_metadata(metadata: Metadata | None, fields: dict[str, Any]) -> None:
     if metadata is not None:
-        fields.update(metadata.named)
-        fields.update(("__annotations__", each) for each in metadata.annotations)
+        fields[_OWN] = metadata
+        fields.update((name, _plain(value)) for name, value in metadata.named)
+        if metadata.annotations is not None:
+            fields[_ANNOTATIONS] = {name: _plain(value) for name, value in metadata.annotations}
 
 
 def carries_metadata(cls: Any) -> bool:
-    """Whether instances of `cls` may have metadata of their own, and should keep it in a map."""
-    return isinstance(getattr(cls, "__wrapped__", None), property) and not getattr(
-        cls, "_eqxlike_is_wrapper", False
-    )
+    """Whether instances of `cls` may have metadata of their own, and keep it in a map."""
+    return isinstance(getattr(cls, "__wrapped__", None), property)
 
 
 def is_found_by_name(described: Any) -> bool:

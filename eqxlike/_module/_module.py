@@ -261,10 +261,9 @@ class Module(KeepsPartition, metaclass=ModuleMeta):
 class Wrapper(Module):
     """Base of Modules that stand for a callable, their `__wrapped__`, and show its metadata.
 
-    The metadata is read from what is wrapped, not stored: so it is no part of the tree.
+    The metadata is read from what is wrapped, not stored: so it is no part of the tree, unless
+    `module_update_wrapper` has put there what to show.
     """
-
-    _eqxlike_is_wrapper: ClassVar[bool] = True
 
     @property
     def __wrapped__(self) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from ._dataclass import found_in_class
 from ._kept import stored_fields
-from ._metadata import METADATA
+from ._metadata import make_metadata, shown_by, write_metadata
 from ._module import Module
 
 _P = ParamSpec("_P")
@@ -57,9 +57,11 @@ def module_update_wrapper(
         )
     described: Any = wrapper.__wrapped__ if wrapped is None else wrapped  # pyright: ignore
     copied: Any = copy.copy(wrapper)
-    fields = stored_fields(copied)
-    for name in METADATA:
-        # A property of the class has the first word, and would hide what is put here.
-        if hasattr(described, name) and not hasattr(found_in_class(cls, name), "__set__"):
-            fields[name] = getattr(described, name)
+    # A property of the class has the first word, and would hide what is put here.
+    shown = {
+        name: value
+        for name, value in shown_by(described).items()
+        if not hasattr(found_in_class(cls, name), "__set__")
+    }
+    write_metadata(make_metadata(shown), stored_fields(copied))
     return copied

@@ -9,7 +9,7 @@ from typing import Any, overload
 import jax
 import jax.tree_util as jtu
 
-from .._module import METADATA, Wrapper, bind, field, stored_fields
+from .._module import METADATA, Wrapper, bind, field, shown_by, stored_fields
 from .._traceback import hide_our_frames, name_tracers
 from ._binding import Options, dispatcher_for, unbind
 from ._dispatcher import Dispatcher, clear_dispatchers
@@ -39,9 +39,13 @@ class JitFunction(Wrapper):
     _donate: Any = field(static=True)
     _jit_options: Options = field(static=True)
 
-    # Not the one of `Wrapper`, which would be in the way of every call; `filter_jit` puts the
-    # metadata in the `__dict__`.
+    # Not the one of `Wrapper`, which would be in the way of every call: the metadata of the
+    # function is put in the `__dict__`.
     __getattribute__ = object.__getattribute__  # pyright: ignore[reportAssignmentType]
+
+    @staticmethod
+    def _eqxlike_complete(fields: dict[str, Any]) -> None:
+        fields.update(shown_by(fields["_function"]))
 
     @property
     def __wrapped__(self) -> Any:
@@ -81,6 +85,18 @@ class JitFunction(Wrapper):
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else bind(self, instance)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what the function says of itself: not all annotations can be pickled.
+        shown = shown_by(self._function)
+        return {
+            name: value
+            for name, value in stored_fields(self).items()
+            if name not in METADATA or value is not shown.get(name)
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        stored_fields(self).update({**shown_by(state["_function"]), **state})
 
     def __repr__(self) -> str:
         return f"filter_jit({self._function!r})"
@@ -184,10 +200,7 @@ def filter_jit(
         fun = jtu.Partial(fun.func, *fun.args, **fun.keywords)
     wrapper = JitFunction(fun, donate, Options(jitkwargs))
     _attach(wrapper)
-    fields = stored_fields(wrapper)
-    for name in METADATA:
-        if hasattr(fun, name):
-            fields[name] = getattr(fun, name)
+    wrapper._eqxlike_complete(stored_fields(wrapper))
     return wrapper
 
 

@@ -56,6 +56,59 @@ def test_metadata_are_part_of_the_structure():
     assert hash(structures[0]) == hash(structures[1])
 
 
+def described(**changed):
+    """A function that differs from the others only in what it says of itself."""
+
+    def function(x: int) -> int:
+        return x
+
+    for name, value in changed.items():
+        setattr(function, f"__{name}__", value)
+    return function
+
+
+UNHASHABLE: list[Any] = [[], []]
+
+DESCRIBED = {
+    "as it is": described(),
+    "name": described(name="other"),
+    "qualified name": described(qualname="other"),
+    "documentation": described(doc="Other."),
+    "no documentation": described(doc=None),
+    "module": described(module="other"),
+    "annotations": described(annotations={"x": float, "return": int}),
+    "order of annotations": described(annotations={"return": int, "x": int}),
+    "no annotations": described(annotations={}),
+    "unhashable annotation": described(annotations={"x": UNHASHABLE[0]}),
+    "another unhashable annotation": described(annotations={"x": UNHASHABLE[1]}),
+}
+
+
+def shown(wrapper):
+    names = ("__name__", "__qualname__", "__doc__", "__module__")
+    annotations = {name: id(each) for name, each in wrapper.__annotations__.items()}
+    return [getattr(wrapper, name) for name in names], list(annotations.items())
+
+
+@pytest.mark.parametrize("first", DESCRIBED)
+@pytest.mark.parametrize("second", DESCRIBED)
+def test_wrappers_have_one_structure_if_they_say_the_same_of_themselves(first, second):
+    wrappers = [module_update_wrapper(Logged(None), DESCRIBED[name]) for name in (first, second)]
+    structures = [*map(jtu.tree_structure, wrappers)]
+    assert (structures[0] == structures[1]) is (shown(wrappers[0]) == shown(wrappers[1]))
+
+
+# A list keeps the partition from being kept.
+@pytest.mark.parametrize("held", [None, 1.0, [1.0]], ids=["nothing", "a number", "a list"])
+@pytest.mark.parametrize("jit", [jax.jit, filter_jit])
+def test_each_wrapper_comes_back_with_its_own_metadata(held, jit):
+    pass_on = jit(lambda wrapper: wrapper)
+    wrappers = [module_update_wrapper(Logged(None, held), each) for each in DESCRIBED.values()]
+    for _ in range(3):
+        for wrapper in wrappers:
+            assert shown(pass_on(wrapper)) == shown(wrapper)
+
+
 def test_a_wrapper_passes_through_raw_jit():
     updated = module_update_wrapper(Logged(jnp.ones(2)), double)
     assert jax.jit(lambda wrapper: wrapper)(updated).__name__ == "double"
@@ -103,8 +156,27 @@ def test_fields_of_an_updated_wrapper_that_were_not_set_stay_so():
     assert Wrapper().other == ["double"]
 
 
-def test_one_of_our_wrappers_shows_what_it_is_told_to():
-    updated = module_update_wrapper(filter_grad(double), triple)
+WAYS_ON = {
+    "as it is": lambda wrapper: wrapper,
+    "tree_map": lambda wrapper: jtu.tree_map(lambda leaf: leaf, wrapper),
+    "filter_jit": lambda wrapper: filter_jit(lambda wrapper: wrapper)(wrapper),
+    "inside a Module": lambda wrapper: filter_jit(lambda it: it)(Holder(wrapper)).function,
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("way", WAYS_ON)
+@pytest.mark.parametrize("transform", [filter_jit, filter_grad, eqxlike.filter_vmap])
+def test_one_of_our_wrappers_shows_what_it_wraps(way, transform):
+    wrapper = WAYS_ON[way](transform(double))
+    assert (wrapper.__name__, wrapper.__doc__) == ("double", "Doubles.")
+
+
+@pytest.mark.parametrize("way", WAYS_ON)
+@pytest.mark.parametrize("transform", [filter_jit, filter_grad, eqxlike.filter_vmap])
+def test_one_of_our_wrappers_shows_what_it_is_told_to(way, transform):
+    updated = WAYS_ON[way](module_update_wrapper(transform(double), triple))
     assert (updated.__name__, updated.__doc__) == ("triple", "Triples.")
 
 

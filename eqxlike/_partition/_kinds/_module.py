@@ -58,6 +58,8 @@ class ModuleNode(Structure):
             writer.line(f"fields = stored_fields({module})")
         for name, value in zip(names, values, strict=True):
             writer.line(f"fields[{name!r}] = {value}")
+        if codec.complete is not None:
+            writer.line(f"{writer.constant(codec.complete)}(fields)")
         return module
 
     def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
