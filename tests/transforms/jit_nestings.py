@@ -2,6 +2,7 @@
 
 import collections
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -125,8 +126,8 @@ NAMES = sorted(name for name in vars(Wrappers) if not name.startswith("_") and n
 
 def make_model(library):
     class Model(library.base_class):
-        inner: object
-        weight: object
+        inner: Any
+        weight: Any
 
         def __init__(self, inner, weight):
             self.inner = inner
