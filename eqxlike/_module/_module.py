@@ -169,7 +169,7 @@ class Method:
         return getattr(self.__wrapped__, "__isabstractmethod__", False)
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self.__wrapped__ if instance is None else bind(self.__wrapped__, instance)
+        return self.__wrapped__ if instance is None else _bind_static(self.__wrapped__, instance)
 
 
 class MixinMethod:
@@ -195,7 +195,7 @@ class MixinMethod:
     def __get__(self, instance: Any, owner: type) -> Any:
         found = self._find(owner)
         if instance is not None and inspect.isfunction(found):
-            return bind(found, instance)
+            return _bind_static(found, instance)
         return found.__get__(instance, owner) if hasattr(found, "__get__") else found
 
 
@@ -295,7 +295,7 @@ class BoundMethod(Wrapper):
 
     _eqxlike_is_bound_method: ClassVar[bool] = True
 
-    __func__: Callable[..., Any]
+    __func__: Callable[..., Any] = field(static=True)
     __self__: Module
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -317,9 +317,22 @@ class BoundMethod(Wrapper):
         return inspect.signature(types.MethodType(self.__func__, self.__self__))
 
 
-def bind(function: Callable[..., Any], instance: Any) -> Any:
+class BoundWrapper(BoundMethod):
+    """A method whose function is a Module too, as one that `filter_jit` returned is: a child."""
+
+    __func__: Callable[..., Any] = field()
+
+
+def bind(function: Any, instance: Any) -> Any:
     """`function` as a method of `instance`: a pytree if the instance is a Module."""
+    if isinstance(function, Module) and isinstance(instance, Module):
+        return BoundWrapper._eqxlike_codec.unflatten((), (function, instance))
+    return _bind_static(function, instance)
+
+
+def _bind_static(function: Callable[..., Any], instance: Any) -> Any:
+    """`bind` for what is no Module."""
     if isinstance(instance, Module):
         # Without the metaclass's checks, which are for what users write.
-        return BoundMethod._eqxlike_codec.unflatten((), (function, instance))
+        return BoundMethod._eqxlike_codec.unflatten((function,), (instance,))
     return types.MethodType(function, instance)

@@ -11,6 +11,7 @@ import equinox
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import optax
 import pytest
 
 import eqxlike
@@ -65,14 +66,34 @@ def test_knows_instance_and_function(eqx):
     assert method.__func__ is Model.scale
 
 
-def test_has_function_and_instance_as_children():
-    Model = make(eqxlike)
-    assert jtu.tree_leaves(Model(3).scale) == [Model.scale, 3]
+@both
+def test_has_the_instance_as_its_only_child(eqx):
+    model = make(eqx)(3)
+    children, _ = eqx.tree_flatten_one_level(model.scale)
+    assert (len(children), children[0] is model, jtu.tree_leaves(model.scale)) == (1, True, [3])
 
 
-def test_key_paths_lead_through_the_instance():
-    paths = [jtu.keystr(path) for path, _ in jtu.tree_leaves_with_path(make(eqxlike)(3).scale)]
-    assert paths == [".__func__", ".__self__.weight"]
+@both
+def test_key_paths_lead_through_the_instance(eqx):
+    paths = [jtu.keystr(path) for path, _ in jtu.tree_leaves_with_path(make(eqx)(3).scale)]
+    assert paths == [".__self__.weight"]
+
+
+@both
+def test_function_is_part_of_the_structure(eqx):
+    Model = make(eqx)
+    structures = [*map(jtu.tree_structure, (Model(3).scale, Model(4).scale, Model(3).other))]
+    assert structures[0] == structures[1] != structures[2]
+
+
+def test_of_a_transformed_function_has_it_and_the_instance_as_children():
+    class Model(eqxlike.Module):
+        weight: Any
+        method = eqxlike.filter_jit(eqxlike.Partial(lambda array, self: array, jnp.ones(2)))
+
+    model = Model(3)
+    children, _ = eqxlike.tree_flatten_one_level(model.method)
+    assert children == [Model.method, model]
 
 
 @both
@@ -195,6 +216,38 @@ def test_may_be_transformed_like_a_function(eqx, transform):
     outcome = TRANSFORMED[transform](eqx, method)
     expected = TRANSFORMED[transform](eqx, lambda x: 2.0 * x)
     assert outcome.tolist() == expected.tolist()
+
+
+ARGUMENT_OF = {
+    "jit": lambda f: jax.jit(lambda f: f(3.0))(f),
+    "returned by jit": lambda f: jax.jit(lambda f: f)(f)(3.0),
+    "grad": lambda f: jax.grad(lambda f: f(3.0))(f).__self__.weight,
+    "vmap": lambda f: jax.vmap(lambda f: f(3.0))(jtu.tree_map(lambda leaf: leaf[None], f)),
+    "scan": lambda f: jax.lax.scan(lambda f, x: (f, f(x)), f, jnp.arange(3.0))[1],
+    "while_loop": lambda f: jax.lax.while_loop(
+        lambda f: f(1.0) < 9, lambda f: jtu.tree_map(lambda leaf: leaf + 1, f), f
+    )(1.0),
+    "cond": lambda f: jax.lax.cond(True, lambda f: f, lambda f: f, f)(3.0),
+    "eval_shape": lambda f: jnp.ones(jax.eval_shape(lambda f: f(3.0), f).shape),
+    "tree_map": lambda f: jtu.tree_map(lambda leaf: 2 * leaf, f)(3.0),
+    "optax": lambda f: optax.apply_updates(f, f)(3.0),
+}
+
+
+@both
+@pytest.mark.parametrize("name", ARGUMENT_OF)
+def test_may_be_an_argument_of_what_knows_no_modules(eqx, name):
+    model = make(eqx)(jnp.array(2.0))
+    expected = {
+        "grad": 3.0,
+        "vmap": [6.0],
+        "scan": [0.0, 2.0, 4.0],
+        "while_loop": 9.0,
+        "eval_shape": 1.0,
+        "tree_map": 12.0,
+        "optax": 12.0,
+    }
+    assert ARGUMENT_OF[name](model.scale).tolist() == expected.get(name, 6.0)
 
 
 @both
