@@ -105,15 +105,15 @@ class MLP(Module):
             options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
             return Linear(in_size, out_size, use_bias, dtype, **options)
 
-        first, *others = split_key(key, depth + 1)
+        keys = jr.split(key, depth + 1) if scan else split_key(key, depth + 1)
+        first, between, last = keys[0], keys[1:-1], keys[-1]
         if depth == 0:
             layers = [make(in_size, out_size, use_final_bias, first)]
         else:
-            *between, last = others
             hidden = functools.partial(make, width_size, width_size, use_bias)
             layers = [make(in_size, width_size, use_bias, first)]
             if scan:
-                layers.append(filter_vmap(hidden)(jr.split(key, depth + 1)[1:-1]))
+                layers.append(filter_vmap(hidden)(between))
             else:
                 layers += map(hidden, between)
             layers += [make(width_size, out_size, use_final_bias, last)]
