@@ -12,6 +12,7 @@ import jax.tree_util as jtu
 from .._module import METADATA, Wrapper, bind, field, shown_by, stored_fields
 from .._traceback import hide_our_frames, name_tracers
 from ._binding import Options, dispatcher_for, unbind
+from ._deleted import name_deleted
 from ._dispatcher import Dispatcher, clear_dispatchers
 from ._donation import Donate
 from ._fast_path import MISS
@@ -73,6 +74,7 @@ class JitFunction(Wrapper):
             if failure is None:
                 if isinstance(error, jax.errors.UnexpectedTracerError):
                     name_tracers(error, args, kwargs)
+                name_deleted(error, dispatcher.spelling, args, kwargs)
                 hide_our_frames(error)
                 raise
         # Outside of the handler, so that JAX's pages are not in its context.

@@ -122,6 +122,17 @@ class Spelling:
         except TypeError as error:
             raise TypeError(f"{self.function_name}() {error}") from None
 
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+        """The arguments of a call by the names of their parameters, as a message shows them."""
+        try:
+            bound = None if self.signature is None else self.signature.bind(*args, **kwargs)
+        except TypeError:
+            bound = None
+        if bound is None:
+            by_place = [(f"args[{place}]", argument) for place, argument in enumerate(args)]
+            return by_place + list(kwargs.items())
+        return list(bound.arguments.items())
+
     def places(self, name: str, names: tuple[str, ...], num_args: int) -> tuple[int, ...]:
         """The places in a spelled call that belong to the parameter `name`.
 

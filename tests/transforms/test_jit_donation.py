@@ -184,3 +184,46 @@ def test_filters_of_warnings_are_as_before(stage):
             with pytest.raises(ValueError, match="boom"):
                 jitted(jnp.ones(4))
     assert list(warnings.filters) == before
+
+
+def used_up():
+    """A model that a call has used up, and that call's function."""
+    model = Affine(jnp.ones(3), jnp.ones(3))
+    jitted = filter_jit(lambda model: Affine(2 * model.scale, model.shift), donate="all")
+    jitted(model)
+    return model, jitted
+
+
+def notes_of(call):
+    # The class is that of JAX, which is another one where it finds the array before it runs.
+    with pytest.raises((RuntimeError, ValueError), match="deleted") as caught:
+        call()
+    return "\n".join(caught.value.__notes__)
+
+
+def test_error_of_a_donated_model_used_again_names_argument_and_path():
+    model, jitted = used_up()
+    expected = "donated to a call: model.scale, model.shift. Go on with what that call returned"
+    assert expected in notes_of(lambda: jitted(model))
+    assert expected in notes_of(lambda: jitted(model=model))
+
+    def other(x, *args, **kwargs):
+        return args, kwargs
+
+    shown = notes_of(lambda: filter_jit(other)(1, model, last=[model.scale]))
+    assert "args[0].scale, args[0].shift, kwargs['last'][0]. Go on" in shown
+
+
+def test_of_many_arrays_that_are_gone_the_first_are_named():
+    arrays = [jnp.ones(2) + number for number in range(20)]
+    filter_jit(lambda arrays: [2 * array for array in arrays], donate="all")(arrays)
+    shown = notes_of(lambda: filter_jit(lambda tree: tree[0] + 1)([arrays[0], arrays]))
+    assert "tree[0], tree[1][0], tree[1][1]" in shown
+    assert "and 13 more. Go on" in shown
+
+
+def test_deleted_array_that_is_no_argument_is_not_blamed_on_one():
+    model, _ = used_up()
+    with pytest.raises((RuntimeError, ValueError), match="deleted") as caught:
+        filter_jit(lambda x: x + model.scale)(jnp.ones(3))
+    assert "donated to a call" not in "".join(getattr(caught.value, "__notes__", []))
