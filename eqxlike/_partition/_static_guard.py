@@ -7,6 +7,7 @@ change in place must be the same one too: what was compiled holds that object.
 import functools
 import math
 import types
+from collections.abc import Hashable
 from typing import Any, Protocol
 
 from .._pytree import is_array
@@ -36,11 +37,11 @@ def write_static_guard(writer: Writer, name: str, value: Any) -> None:
     elif kind is float:
         _is_of_type(writer, name, float)
         _is_same_float(writer, name, value)
-    elif kind is tuple and is_hashable(value):
+    elif kind is tuple and _has_key(value):
         _is_of_type(writer, name, tuple)
         for part, each in zip(writer.unpack(name, len(value)), value, strict=True):
             write_static_guard(writer, part, each)
-    elif is_by_identity(value) or not is_hashable(value):
+    elif is_by_identity(value) or not _has_key(value):
         writer.miss_if(f"{name} is not {writer.constant(value)}")
     elif kind is types.MethodType:
         # Made anew at each access to the attribute.
@@ -48,8 +49,8 @@ def write_static_guard(writer: Writer, name: str, value: Any) -> None:
         write_static_guard(writer, writer.assign(f"{name}.__func__"), value.__func__)
         write_static_guard(writer, writer.assign(f"{name}.__self__"), value.__self__)
     elif StaticKey(value).is_immutable:
-        source, key = writer.constant(key_of), writer.constant(StaticKey(value).key)
-        writer.miss_if(f"{name} is not {writer.constant(value)} and {source}({name}) != {key}")
+        differs = f"{writer.constant(_key)}({name}) != {writer.constant(_key(value))}"
+        writer.miss_if(f"{name} is not {writer.constant(value)} and {differs}")
     else:
         _is_unchanged(writer, name, value)
 
@@ -72,17 +73,30 @@ def _is_unchanged(writer: Writer, name: str, value: Any) -> None:
     """The same object, holding what it held."""
     writer.miss_if(f"{name} is not {writer.constant(value)}")
     fields = fields_compared(value)
-    if type(value) is functools.partial and all(map(_stays, (value.func, *value.args))):
+    if type(value) is functools.partial and _stays_but_for_keywords(value):
         keywords = writer.assign(f"{name}.keywords")
-        writer.miss_if(f"len({keywords}) != {len(value.keywords)}")
+        writer.miss_if(f"{name}.__dict__ or len({keywords}) != {len(value.keywords)}")
         for key, each in value.keywords.items():
-            write_static_guard(writer, writer.assign(f"{keywords}[{key!r}]"), each)
-    elif fields is not None and all(is_hashable(getattr(value, each)) for each in fields):
+            keyword = writer.assign(f"{keywords}[{key!r}]")
+            if is_array(each):
+                writer.miss_if(f"{keyword} is not {writer.constant(each)}")
+            else:
+                write_static_guard(writer, keyword, each)
+    elif fields is not None and all(hasattr(value, field) for field in fields):
         for field in fields:
-            write_static_guard(writer, writer.assign(f"{name}.{field}"), getattr(value, field))
+            each, part = getattr(value, field), writer.assign(f"{name}.{field}")
+            if is_hashable(each):
+                write_static_guard(writer, part, each)
+            else:
+                key = writer.constant(_key_by_elements(each))
+                writer.miss_if(f"{writer.constant(_key_by_elements)}({part}) != {key}")
     else:
-        source, key = writer.constant(key_of), writer.constant(StaticKey(value).key)
-        writer.miss_if(f"{source}({name}) != {key}")
+        writer.miss_if(f"{writer.constant(_key)}({name}) != {writer.constant(_key(value))}")
+
+
+def _stays_but_for_keywords(partial: functools.partial) -> bool:
+    parts = (partial.func, *partial.args, *partial.keywords.values())
+    return not vars(partial) and all(map(_stays, parts))
 
 
 def _stays(part: Any) -> bool:
@@ -90,5 +104,18 @@ def _stays(part: Any) -> bool:
     return is_array(part) or (is_hashable(part) and StaticKey(part).is_immutable)
 
 
-def key_of(value: Any) -> Any:
+def _has_key(value: Any) -> bool:
+    """Whether it is more than itself; if not, a method is bound to it."""
+    try:
+        StaticKey(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _key(value: Any) -> Hashable:
     return StaticKey(value).key
+
+
+def _key_by_elements(value: Any) -> Hashable:
+    return StaticKey(value, by_elements=True).key

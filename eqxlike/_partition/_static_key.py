@@ -5,9 +5,9 @@ not equal itself. The rule, for a value of each kind:
 
 - what hashes by identity is itself and nothing else, as for `jax.jit`, whatever it holds;
 - numbers, strings and tuples are compared by value and type, dataclasses by their fields, partial
-  functions and methods by their parts;
-- what has a `__hash__` of its own is compared by its own `==`, and by the types of the numbers
-  among its attributes.
+  functions and methods by their parts; what a method is bound to and is not hashable is itself;
+- what has a `__hash__` of its own is compared by that and its own `==`, and by the types of the
+  numbers among its attributes.
 """
 
 import array
@@ -31,6 +31,8 @@ from .._pytree import is_array
 # Compared by type and value: immutable, and equal values of one type are interchangeable.
 _BY_VALUE = frozenset(
     {bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented), np.dtype}
+    # Of a method in C: by the identity of what it is bound to.
+    | {types.BuiltinFunctionType}
 )
 # Compared by identity, though some of them have a `__hash__` of their own.
 _BY_IDENTITY = (
@@ -43,9 +45,10 @@ _BY_IDENTITY = (
     np.ufunc,
     enum.Enum,
 )
-_TRUSTED_PACKAGES = ("jax", "jaxlib", "numpy", "ml_dtypes")
+# Of what is hashable there, nothing changes.
+_TRUSTED_PACKAGES = ("jax", "jaxlib", "numpy", "ml_dtypes", "datetime", "fractions", "pathlib")
 
-ATOMS = _BY_VALUE | {float, complex, types.FunctionType, types.BuiltinFunctionType, PjitFunction}
+ATOMS = _BY_VALUE | {float, complex, types.FunctionType, PjitFunction}
 """Types of which every instance is a leaf of any pytree (or `None`), and immutable."""
 
 
@@ -57,19 +60,21 @@ class StaticKey:
     - `held`: objects that the key names by their `id`. Whoever keeps the key keeps these alive
         too, but not the other way round: a table of keys alone holds none of them.
 
-    With `by_identity`, a value that is not hashable is itself and nothing else.
+    With `by_identity`, a value that is not hashable is itself and nothing else; with `by_elements`,
+    it is a field of a dataclass that has a hash all the same.
 
     **Raises:** `TypeError` if the value is not hashable and is to be.
     """
 
     __slots__ = ("_inside", "_value", "held", "is_immutable", "key")
 
-    def __init__(self, value: Any, *, by_identity: bool = False):
+    def __init__(self, value: Any, *, by_identity: bool = False, by_elements: bool = False):
         self.held: list[Any] = []
         self.is_immutable = True
         self._value = value
         self._inside: set[int] = set()
-        self.key = self._identity(value) if by_identity else self._of(value)
+        make_key = self._identity if by_identity else self._of_elements if by_elements else self._of
+        self.key = make_key(value)
 
     def is_current(self) -> bool:
         """Whether the value still has this key."""
@@ -88,22 +93,34 @@ class StaticKey:
         for base, told_apart_by in _TOLD_APART_BY.items():
             if isinstance(value, base):
                 return kind, told_apart_by(value), self._of_attributes(value)
+        if kind is types.MethodType:
+            # Made anew at each access to the attribute.
+            return kind, self._of_bound(value.__func__), self._of_bound(value.__self__)
+        if kind is functools.partial:
+            # Its dict of keywords may be written to.
+            self.is_immutable = False
+            keywords = tuple(value.keywords.items())
+            parts = tuple(map(self._of_part, (value.func, value.args, keywords)))
+            return kind, parts, self._of_attributes(value)
         if kind in _PARTS:
-            # Not all parts are hashable, but JAX only ever sees the key. The dict of keywords of
-            # a partial may be written to.
-            self.is_immutable = self.is_immutable and kind is not functools.partial
             return kind, tuple(map(self._of_part, _PARTS[kind](value)))
         if kind.__hash__ is None:
             raise TypeError(f"unhashable type: {kind.__name__!r}")
         names = fields_compared(value)
-        if names is not None and all(is_hashable(getattr(value, name, None)) for name in names):
+        fields = None if names is None else [getattr(value, name, None) for name in names]
+        if fields is not None and (_is_generated(kind.__hash__) or all(map(is_hashable, fields))):
             self.is_immutable = self.is_immutable and is_frozen_by_class(kind)
-            return kind, tuple(self._of(getattr(value, name, None)) for name in names)
+            return kind, tuple(map(self._of, fields))
         hash(value)  # Raises if it cannot be.
+        if fields is not None:
+            # A hash of its own passes over fields that have none.
+            self.is_immutable = self.is_immutable and is_frozen_by_class(kind)
+            return kind, tuple(map(self._of_elements, fields))
         if _is_trusted(kind):
             return kind, value
         self.is_immutable = False
-        return kind, value, types_of_numbers(value)
+        # The hash tells of a change in place: any object is equal to itself.
+        return kind, value, hash(value), types_of_numbers(value)
 
     def _identity(self, value: Any) -> Hashable:
         self.held.append(value)
@@ -121,8 +138,12 @@ class StaticKey:
         self._inside.discard(id(value))
         return key
 
+    def _of_bound(self, value: Any) -> Hashable:
+        """Of a part of what is immutable: itself, if it is not hashable."""
+        return self._of(value) if is_hashable(value) else self._identity(value)
+
     def _of_part(self, value: Any) -> Hashable:
-        """For what a partial or a method holds, which need not be hashable itself."""
+        """For what a partial holds, which need not be hashable itself."""
         kind = type(value)
         if kind is tuple:
             return kind, tuple(map(self._of_part, value))
@@ -141,10 +162,33 @@ class StaticKey:
         self._inside.discard(id(value))
         return *key, self._of_attributes(value)
 
+    def _of_elements(self, value: Any) -> Hashable:
+        """Of a container by its elements, as the equality of a dataclass that holds it has it.
+
+        By these and their types, no deeper: `nnx.GraphDef` describes a whole model in two lists.
+        """
+        base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
+        if base is None:
+            return self._of_bound(value)
+        self.is_immutable = False
+        return type(value), _Elements(
+            self._of(each) if type(each) in ATOMS else (type(each), each)
+            for each in _ELEMENTS[base](value)
+        )
+
+
+class _Elements(tuple):
+    """Hashable whatever is inside."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return len(self)
+
 
 _ELEMENTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     list: iter,
-    dict: lambda d: d.items(),
+    dict: lambda d: (*d, *d.values()),
     set: lambda s: (frozenset(s),),
     collections.deque: lambda d: (d.maxlen, *d),
     bytearray: lambda b: (bytes(b),),
@@ -168,7 +212,7 @@ def is_by_identity(value: Any) -> bool:
     if isinstance(value, _BY_IDENTITY):
         return True
     kind = type(value)
-    return kind.__hash__ is object.__hash__ and kind not in _PARTS
+    return kind.__hash__ is object.__hash__ and kind is not functools.partial
 
 
 def is_hashable(value: Any) -> bool:
@@ -188,9 +232,6 @@ def _bits(scalar: np.generic) -> Hashable:
 
 
 _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
-    functools.partial: lambda partial: (partial.func, partial.args, *partial.keywords.items()),
-    types.MethodType: lambda method: (method.__func__, method.__self__),
-    types.BuiltinMethodType: lambda method: (method.__name__, method.__self__),
     slice: lambda s: (s.start, s.stop, s.step),
     range: lambda r: (r.start, r.stop, r.step),
 }
@@ -207,11 +248,8 @@ def fields_compared(value: Any) -> list[str] | None:
     They are known of a Module, and of a dataclass, or a class below one, whose generated equality
     it has: then `C(1) == C(1.0)`.
     """
-    kind = type(value)
-    if not isinstance(value, Module):
-        parameters = _dataclass_parameters(kind)
-        if parameters is None or not parameters.eq:
-            return None
+    if not isinstance(value, Module) and _dataclass_parameters(type(value)) is None:
+        return None
     return [field.name for field in dataclasses.fields(value) if field.compare]
 
 
@@ -222,8 +260,15 @@ def is_frozen_by_class(kind: type) -> bool:
 
 
 def _dataclass_parameters(kind: type) -> Any:
+    """Of the dataclass by whose generated equality two of `kind` are equal; or `None`."""
     owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
-    return vars(owner).get("__dataclass_params__")
+    return vars(owner).get("__dataclass_params__") if _is_generated(owner.__eq__) else None
+
+
+def _is_generated(method: Any) -> bool:
+    """Whether `dataclass` wrote this; one in the body of a class it leaves as it is."""
+    code = getattr(method, "__code__", None)
+    return code is not None and code.co_qualname.startswith("__create_fn__.")
 
 
 def _is_trusted(kind: type) -> bool:
@@ -246,7 +291,7 @@ def _number_types(value: Any) -> Hashable:
     if type(value) is tuple:
         inner = tuple(map(_number_types, value))
         return inner if any(each is not None for each in inner) else None
-    return type(value) if type(value) in _NUMBERS else None
+    return type(value) if type(value) in _NUMBERS or isinstance(value, np.generic) else None
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 import collections
 import copy
 import dataclasses
+import functools
 import pickle
 import threading
 
@@ -16,15 +17,11 @@ from eqxlike import Module, filter_eval_shape, filter_jit, tree_at
 from eqxlike._module import get_kept
 from eqxlike._partition import flatten
 from tests.partition.models import Pair, Point, flatten_kept
+from tests.partition.statics import Holder, Named
 
 
 class Empty(Module):
     pass
-
-
-class Holder:
-    def __init__(self, value):
-        self.value = value
 
 
 def is_kept(module):
@@ -53,6 +50,8 @@ KEPT = {
     "namedtuple": lambda: Pair(Point(jnp.ones(2), 1)),
     "module": lambda: Pair(Pair(jnp.ones(2)), Pair(Pair(None))),
     "static-field": lambda: Pair(jnp.ones(2), mode=("a", 1)),
+    "object": lambda: Pair(Holder([1]), mode=Holder([1])),
+    "method-of-an-object": lambda: Pair(Holder([1]).get),
     "bound-method": lambda: Pair(Calls(jnp.ones(2)).call),
 }
 NOT_KEPT = {
@@ -63,9 +62,10 @@ NOT_KEPT = {
     "default-dict": lambda: Pair(collections.defaultdict(int, a=jnp.ones(2))),
     "list-in-tuple": lambda: Pair((1, Point([], 1))),
     "list-in-module": lambda: Pair(Pair(jnp.ones(2)), Pair([])),
-    "object": lambda: Pair(Holder(1)),
-    "object-in-static-field": lambda: Pair(1, mode=Holder(1)),
-    "object-in-tuple-in-static-field": lambda: Pair(1, mode=(Holder(1),)),
+    "partial": lambda: Pair(functools.partial(max, 1)),
+    "own-hash": lambda: Pair(Named("a")),
+    "own-hash-in-static-field": lambda: Pair(1, mode=Named("a")),
+    "own-hash-in-tuple-in-static-field": lambda: Pair(1, mode=(Named("a"),)),
 }
 
 

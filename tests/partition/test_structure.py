@@ -12,12 +12,8 @@ import pytest
 
 from eqxlike import Module, field
 from eqxlike._partition import ArrayLeaf, StaticLeaf, TupleNode, flatten, num_interned
-
-
-class Pair(Module):
-    left: object
-    right: object = None
-    mode: object = field(static=True, default="a")
+from tests.partition.models import Pair
+from tests.partition.statics import Holder, Named
 
 
 class OtherPair(Module):
@@ -28,11 +24,6 @@ class OtherPair(Module):
 
 Point = collections.namedtuple("Point", ["x", "y"])
 OtherPoint = collections.namedtuple("OtherPoint", ["x", "y"])
-
-
-class Holder:
-    def __init__(self, value):
-        self.value = value
 
 
 def structure_of(tree):
@@ -127,19 +118,13 @@ def test_static_leaves_of_equal_value_and_different_identity_that_can_change_are
     assert structure_of(first) is not structure_of(second)
 
 
-def test_object_changed_and_changed_back_has_the_structure_it_had():
-    holder = Holder([1])
-    before = structure_of(holder)
-    holder.value.append(2)
-    holder.value.pop()
-    assert structure_of(holder) is before
-
-
-def test_object_changed_in_place_has_another_structure():
-    holder = Holder([1])
-    before = structure_of(holder)
-    holder.value.append(2)
-    assert structure_of(holder) is not before
+def test_partial_changed_in_place_has_another_structure_until_it_is_changed_back():
+    partial = functools.partial(max, [1])
+    before = structure_of(partial)
+    partial.args[0].append(2)
+    assert structure_of(partial) is not before
+    partial.args[0].pop()
+    assert structure_of(partial) is before
 
 
 def test_structures_die_with_who_uses_them():
@@ -153,44 +138,13 @@ def test_structures_die_with_who_uses_them():
     assert num_interned() == before
 
 
-def test_table_of_structures_holds_no_function():
-    def function():
-        pass
-
-    reference = weakref.ref(function)
-    structure = structure_of((function, Pair(function)))
+@pytest.mark.parametrize("make", [lambda: lambda: 1, lambda: Holder([1]), lambda: Named("a")])
+def test_table_of_structures_holds_no_value(make):
+    value = make()
+    reference = weakref.ref(value)
+    structure = structure_of((value, Pair(value)))
     assert structure.num_arrays == 0
-    del function, structure
-    gc.collect()
-    assert reference() is None
-
-
-def test_table_of_structures_holds_no_object_that_hashes_by_identity():
-    holder = Holder([1])
-    reference = weakref.ref(holder)
-    structure = structure_of((holder,))
-    assert structure.num_arrays == 0
-    del holder, structure
-    gc.collect()
-    assert reference() is None
-
-
-def test_table_of_structures_holds_no_object_with_a_hash_of_its_own():
-    class Named:
-        def __init__(self, name):
-            self.name = name
-
-        def __hash__(self):
-            return hash(self.name)
-
-        def __eq__(self, other):
-            return isinstance(other, Named) and self.name == other.name
-
-    named = Named("a")
-    reference = weakref.ref(named)
-    structure = structure_of((named,))
-    assert structure.num_arrays == 0
-    del named, structure
+    del value, structure
     gc.collect()
     assert reference() is None
 
@@ -221,6 +175,7 @@ KEEPABLE = {
     "number": lambda: 1.5,
     "string": lambda: "a",
     "function": lambda: jnp.sin,
+    "object": lambda: Holder([1]),
     "tuple": lambda: (jnp.ones(2), None),
     "namedtuple": lambda: Point(jnp.ones(2), "a"),
     "module": lambda: Pair(Pair(jnp.ones(2)), mode=("a", 1)),
@@ -230,8 +185,8 @@ NOT_KEEPABLE = {
     "dict": lambda: {"a": jnp.ones(2)},
     "ordered-dict": lambda: collections.OrderedDict(a=jnp.ones(2)),
     "empty-list": list,
-    "object": lambda: Holder(1),
-    "static-field-that-can-change": lambda: Pair(1, mode=Holder(1)),
+    "partial": lambda: functools.partial(max, 1),
+    "static-field-that-can-change": lambda: Pair(1, mode=Named("a")),
     "deep-list": lambda: Pair((1, Point(1, Pair([])))),
 }
 
