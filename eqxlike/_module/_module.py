@@ -330,7 +330,7 @@ def bind(function: Any, instance: Any) -> Any:
     return _bind_static(function, instance)
 
 
-def _bind_static(function: Callable[..., Any], instance: Any) -> Any:
+def _bind_static(function: Any, instance: Any) -> Any:
     """`bind` for what is no Module."""
     if isinstance(instance, Module):
         # Without the metaclass's checks, which are for what users write.

@@ -186,6 +186,17 @@ def holds_check(jaxpr: Jaxpr) -> bool:
     return has_any_check_been_traced() and _holds_check(jaxpr, set())
 
 
+def run_and_look_for_checks(function: Callable[..., list[Any]], arrays: Iterable[Any]) -> list[Any]:
+    """What `function`, of tracers, returns; notes the checks in functions inlined from a cache too.
+
+    JAX does not call what it has traced before: such a check is found in the jaxpr alone.
+    """
+    inlined = jax.jit(function, inline=True)
+    if holds_check(inlined.trace(*arrays).jaxpr.jaxpr):
+        note_check()
+    return inlined(*arrays)
+
+
 def _holds_check(jaxpr: Jaxpr, seen: set[Jaxpr]) -> bool:
     if jaxpr in seen:
         return False

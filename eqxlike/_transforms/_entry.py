@@ -11,12 +11,12 @@ import jax.tree_util as jtu
 
 from .._compat import Tracer
 from .._partition import ARRAY, StaticLeaf, Structure, concrete_array_types, flatten
-from ._checks import holds_check, mesh_of
+from ._checks import holds_check, mesh_of, run_and_look_for_checks
 from ._donation import Donate, donated_places, is_silent
 from ._fast_path import MISS, FastPath, make_fast_path
 from ._placement import shardings_of_arrays
 from ._spelling import Spelling
-from ._traced_checks import TracedProgram, note_check
+from ._traced_checks import TracedProgram, has_any_check_been_traced, note_check
 from ._watched import WatchedArrays
 
 _tracing = threading.local()
@@ -133,12 +133,25 @@ class Entry:
         ]
 
         def flat(*arrays: Any) -> Any:
-            try:
+            structures: list[Structure] = []
+
+            def run(*arrays: Any) -> list[Any]:
                 args = [rebuild(arrays[start:stop]) for rebuild, start, stop in parts]
                 kwargs = dict(zip(self.names, args[num_by_place:], strict=True))
+                outcome = get_function()(*args[:num_by_place], **kwargs)
+                outcome_arrays, structure = self._take_apart(outcome)
+                structures.append(structure)
+                return outcome_arrays
+
+            try:
                 with TracedProgram(self._has_shardings or mesh_of(arrays) is not None) as program:
-                    outcome = get_function()(*args[:num_by_place], **kwargs)
-                return self._pack(outcome, program.holds_check)
+                    is_later = self._is_traced and not jax.config.jax_disable_jit  # pyright: ignore
+                    if is_later and has_any_check_been_traced():
+                        outcome_arrays = run_and_look_for_checks(run, arrays)
+                    else:
+                        # `_trace_first` looks through the jaxpr of the first trace.
+                        outcome_arrays = run(*arrays)
+                return self._pack(outcome_arrays, structures[0], program.holds_check)
             except BaseException:
                 # JAX takes its slow path for good where a trace has failed.
                 self._drop()
@@ -147,11 +160,15 @@ class Entry:
         flat.__name__ = flat.__qualname__ = function.spelling.function_name
         return flat
 
-    def _pack(self, outcome: Any, holds_check: bool) -> Any:
+    def _take_apart(self, outcome: Any) -> tuple[list[Any], Structure]:
         arrays, structure = flatten(outcome, is_outcome=True)
         if self._out_shardings is not None:
             shardings = shardings_of_arrays("out_shardings", self._out_shardings, outcome)
             self._flat_out_shardings = shardings[0] if structure is ARRAY else tuple(shardings)
+        return arrays, structure
+
+    def _pack(self, arrays: list[Any], structure: Structure, holds_check: bool) -> Any:
+        if self._out_shardings is not None:
             # They are for plain arrays.
             self._always_waits |= holds_check
             holds_check = False
@@ -224,10 +241,11 @@ class Entry:
         - `arrays`: those of a call, as examples of their types.
         """
         if self._fast_path is None and self._first_outcome is not None and self._jitted is not None:
+            may_wait = self._always_waits or self._out_shardings is not None
             self._fast_path = make_fast_path(
                 self.structures,
                 arrays,
-                self._call_for_outcome if self._always_waits else self._jitted,
+                self._call_for_outcome if may_wait else self._jitted,
                 self._first_outcome,
                 self.finish,
                 self._restore_warnings if self._is_silent else None,

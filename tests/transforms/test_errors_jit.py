@@ -8,7 +8,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from eqxlike import EqxlikeRuntimeError, Module, clear_caches, error_if, filter_grad, filter_jit
 
@@ -200,6 +200,72 @@ def test_function_that_returns_what_one_that_jax_has_traced_returns_waits(waits)
     for _ in range(2):
         assert outer(X).tolist() == [0, 1, 2]
     assert len(waits) == 2
+
+
+# What calls `inner`, which JAX has traced before, only for arrays of the longer shape.
+MET_LATER = {
+    "function": lambda inner: filter_jit(lambda x: inner(x) if len(x) == 5 else x),
+    "with a static outcome": lambda inner: filter_jit(
+        lambda x: (inner(x), "longer") if len(x) == 5 else (x, "shorter")
+    ),
+    "in a loop": lambda inner: filter_jit(
+        lambda x: jax.lax.fori_loop(0, 2, lambda _, x: inner(x) if len(x) == 5 else x, x)
+    ),
+    "mapped over": lambda inner: filter_jit(
+        lambda x: jax.vmap(inner)(x[None]) if len(x) == 5 else x
+    ),
+    "differentiated": lambda inner: filter_jit(
+        filter_grad(lambda x: (inner(x) if len(x) == 5 else x).sum())
+    ),
+    "in another function": lambda inner: filter_jit(
+        filter_jit(lambda x: inner(x) if len(x) == 5 else x)
+    ),
+    "with shardings of its outcome": lambda inner: filter_jit(
+        lambda x: {"outcome": inner(x) if len(x) == 5 else x},
+        out_shardings={"outcome": SingleDeviceSharding(jax.devices()[0])},
+    ),
+    "that donates": lambda inner: filter_jit(
+        lambda x: (inner(x) if len(x) == 5 else x).sum(), donate="all"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MET_LATER)
+def test_function_that_jax_has_traced_and_that_a_later_trace_meets_makes_it_wait(waits, name):
+    inner = jax.jit(checked)
+    jax.grad(lambda x: jax.vmap(inner)(x[None]).sum())(jnp.arange(5.0)), inner(jnp.arange(5.0))
+    outer = MET_LATER[name](inner)
+    for _ in range(2):
+        outer(jnp.arange(3.0))
+    before = len(waits)
+    for _ in range(3):
+        outer(jnp.arange(5.0))
+    assert (before, len(waits) - before) == (0, 3)
+    assert fails(outer, jnp.arange(5.0) + 10)
+
+
+def test_function_compiled_ahead_of_time_for_a_later_shape_waits(waits):
+    inner = jax.jit(checked)
+    inner(jnp.arange(5.0))
+    outer = filter_jit(lambda x: inner(x) if len(x) == 5 else x)
+    outer(jnp.arange(3.0))
+    outer.lower(jnp.arange(5.0)).compile()(jnp.arange(5.0))
+    assert len(waits) == 1
+
+
+def test_function_that_looks_for_checks_is_traced_once_for_each_shape():
+    inner = jax.jit(checked)
+    inner(X)
+    shapes = []
+
+    @filter_jit
+    def outer(x):
+        shapes.append(x.shape)
+        return inner(x)
+
+    for size in (3, 4, 5, 3, 4, 5):
+        outer(jnp.arange(float(size)))
+    assert shapes == [(3,), (4,), (5,)]
 
 
 def test_function_with_shardings_of_its_outcome_waits(waits):
