@@ -4,7 +4,7 @@ import itertools
 import os
 import pathlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 # Before JAX starts a backend. Set in the environment, so that processes which a test starts see two
 # devices too.
@@ -30,6 +30,13 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
     """Leaves out `tests/pytorch`, which needs an extra of its own, unless it is asked for."""
     is_asked_for = any("pytorch" in arg for arg in config.args)
     return True if collection_path.name == "pytorch" and not is_asked_for else None
+
+
+@pytest.fixture
+def plain_dispatch() -> Iterator[None]:
+    """Calls go through JAX as those of users do; where reuse of keys is watched, another way."""
+    with jax.debug_key_reuse(False):
+        yield
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def both(getkey, **options):
     key = getkey()
     return (
         nn.MultiheadAttention(2, 8, **options, key=key),
-        equinox.nn.MultiheadAttention(2, 8, **options, key=key),
+        equinox.nn.MultiheadAttention(2, 8, **options, key=jr.clone(key)),
     )
 
 

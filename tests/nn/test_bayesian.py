@@ -91,7 +91,7 @@ def test_noise_has_the_moments_of_drawn_weights(use_bias, getkey):
     layer = perturbed(nn.BayesianLinear(3, 2, use_bias, key=getkey()), getkey())
     x, keys = jr.normal(getkey(), (3,)), jr.split(getkey(), 20_000)
     local = jax.jit(jax.vmap(lambda key: layer(x, key=key)))(keys)
-    drawn = jax.jit(jax.vmap(lambda key: layer.sample(key)(x)))(keys)
+    drawn = jax.jit(jax.vmap(lambda key: layer.sample(key)(x)))(jr.clone(keys))
     mean = nn.inference_mode(layer)(x)
     tolerance = 5 * np.asarray(drawn.std(0)) / math.sqrt(len(keys))
     assert (abs(local.mean(0) - mean) < tolerance).all()
@@ -109,7 +109,7 @@ def test_outputs_of_one_call_are_independent_given_the_input(getkey):
 def test_posterior_means_are_a_linear_of_the_same_key(getkey):
     key, x = getkey(), jr.normal(getkey(), (3,))
     layer = nn.BayesianLinear(3, 4, inference=True, key=key)
-    np.testing.assert_array_equal(layer(x), nn.Linear(3, 4, key=key)(x))
+    np.testing.assert_array_equal(layer(x), nn.Linear(3, 4, key=jr.clone(key))(x))
 
 
 @pytest.mark.parametrize("scale", [1e-3, 0.1, 3.0])

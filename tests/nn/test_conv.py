@@ -37,7 +37,7 @@ SIZES = (5, 6, 4)
 
 def build(module, name, key, **more):
     layer, sizes, options = LAYERS[name]
-    return getattr(module, layer)(*sizes, **options, **more, key=key)
+    return getattr(module, layer)(*sizes, **options, **more, key=jr.clone(key))
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -44,10 +44,9 @@ def test_same_key_gives_equinox_network(in_size, out_size, depth, bias, scan):
         "use_bias": bias[0],
         "use_final_bias": bias[1],
         "scan": scan,
-        "key": jr.key(depth),
     }
-    ours = nn.MLP(in_size, out_size, **options)
-    theirs = equinox.nn.MLP(in_size, out_size, **options)
+    ours = nn.MLP(in_size, out_size, **options, key=jr.key(depth))
+    theirs = equinox.nn.MLP(in_size, out_size, **options, key=jr.key(depth))
     assert len(arrays(ours)) == len(arrays(theirs))
     for our, their in zip(arrays(ours), arrays(theirs), strict=True):
         np.testing.assert_array_equal(our, their)
@@ -59,7 +58,7 @@ def test_same_key_gives_equinox_network(in_size, out_size, depth, bias, scan):
 def test_gradient_is_that_of_equinox(getkey):
     key, x = getkey(), jr.normal(getkey(), (2,))
     ours = nn.MLP(2, 3, 5, 3, activation=jnp.tanh, key=key)
-    theirs = equinox.nn.MLP(2, 3, 5, 3, activation=jnp.tanh, key=key)
+    theirs = equinox.nn.MLP(2, 3, 5, 3, activation=jnp.tanh, key=jr.clone(key))
     our_gradient = filter_grad(lambda model: jnp.sum(model(x) ** 2))(ours)
     their_gradient = equinox.filter_grad(lambda model: jnp.sum(model(x) ** 2))(theirs)
     for our, their in zip(arrays(our_gradient), arrays(their_gradient), strict=True):
@@ -71,7 +70,7 @@ def test_activation_with_arrays_is_owned_by_each_unit(scan, getkey):
     key, x, slope = getkey(), jr.normal(getkey(), (2,)), jnp.array(0.1)
     ours = nn.MLP(2, 3, 5, 4, Slope(slope), Slope(slope), scan=scan, key=key)
     theirs = equinox.nn.MLP(
-        2, 3, 5, 4, EquinoxSlope(slope), EquinoxSlope(slope), scan=scan, key=key
+        2, 3, 5, 4, EquinoxSlope(slope), EquinoxSlope(slope), scan=scan, key=jr.clone(key)
     )
     assert ours.activation.slope.shape == theirs.activation.slope.shape == (4, 5)
     assert ours.final_activation.slope.shape == theirs.final_activation.slope.shape == (3,)
@@ -90,7 +89,7 @@ def test_activation_of_a_scalar_output_is_left_as_it_is(getkey):
 def test_scan_computes_what_the_loop_does(depth, getkey):
     key, x = getkey(), jr.normal(getkey(), (2,))
     looped = nn.MLP(2, 3, 5, depth, key=key)
-    scanned = nn.MLP(2, 3, 5, depth, scan=True, key=key)
+    scanned = nn.MLP(2, 3, 5, depth, scan=True, key=jr.clone(key))
     np.testing.assert_allclose(looped(x), scanned(x), rtol=1e-6, atol=1e-6)
 
 

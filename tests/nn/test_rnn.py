@@ -20,7 +20,7 @@ def hidden_for(name, size=4):
 def test_same_key_gives_equinox_weights_and_outputs(name, use_bias, getkey):
     key = getkey()
     ours = getattr(nn, name)(3, 4, use_bias, key=key)
-    theirs = getattr(equinox.nn, name)(3, 4, use_bias, key=key)
+    theirs = getattr(equinox.nn, name)(3, 4, use_bias, key=jr.clone(key))
     for own, their in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_array_equal(own, their)
     x, hidden = jr.normal(getkey(), (3,)), hidden_for(name)

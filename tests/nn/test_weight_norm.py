@@ -13,7 +13,7 @@ def test_output_and_gradient_are_those_of_equinox(axis, getkey):
     key, x = getkey(), jr.normal(getkey(), (3,))
     results = []
     for library in (eqx, equinox):
-        norm = library.nn.WeightNorm(library.nn.Linear(3, 4, key=key), axis=axis)
+        norm = library.nn.WeightNorm(library.nn.Linear(3, 4, key=jr.clone(key)), axis=axis)
         norm = eqx.tree_at(lambda norm: norm.g, norm, replace_fn=lambda g: 2 * g + 1)
 
         def loss(norm):

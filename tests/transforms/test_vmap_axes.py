@@ -202,7 +202,7 @@ def test_making_modules_gives_an_ensemble(eqx):
             self.name = "n"
 
     keys = jax.random.split(jax.random.key(0), 4)
-    models = eqx.filter_vmap(Model)(keys)
+    models = eqx.filter_vmap(Model)(jax.random.clone(keys))
     assert (type(models), models.weight.shape, models.size, models.name) == (Model, (4, 2), 3, "n")
     assert models.weight[2].tolist() == Model(keys[2]).weight.tolist()
 

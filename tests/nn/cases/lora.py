@@ -9,8 +9,10 @@ from tests.nn.case import Case
 
 def make(*sizes, key, dtype):
     """With a correction that is not zero, as it is at first."""
-    layer = nn.LoRALinear(nn.Linear(*sizes, dtype, key=key), 2, alpha=3.0, key=key)
-    up = jax.nn.initializers.normal(1.0)(jr.fold_in(key, 1), layer.up.shape, dtype)
+    linear_key, layer_key, up_key = jr.split(key, 3)
+    linear = nn.Linear(*sizes, dtype, key=linear_key)
+    layer = nn.LoRALinear(linear, 2, alpha=3.0, key=layer_key)
+    up = jax.nn.initializers.normal(1.0)(up_key, layer.up.shape, dtype)
     return tree_at(lambda layer: layer.up, layer, up)
 
 

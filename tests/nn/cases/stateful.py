@@ -1,5 +1,7 @@
 import copy
 
+import jax.random as jr
+
 from eqxlike import nn
 from tests.nn.case import Case
 
@@ -11,6 +13,11 @@ def with_state(make):
 def call(layer_and_state, x, *, key):
     layer, state = layer_and_state
     return layer(x, copy.copy(state), key=key)[0]
+
+
+def call_without_key(layer_and_state, x, *, key):
+    """For a stack: `jax_debug_key_reuse` takes keys for used that `vmap` brings into a `scan`."""
+    return call(layer_and_state, x, key=None)
 
 
 def call_on_a_batch(layer_and_state, x, *, key):
@@ -25,7 +32,8 @@ def norm(**options):
 
 
 def spectral(key, dtype):
-    return nn.SpectralNorm(nn.Linear(3, 4, key=key, dtype=dtype), "weight", key=key)
+    linear_key, norm_key = jr.split(key)
+    return nn.SpectralNorm(nn.Linear(3, 4, key=linear_key, dtype=dtype), "weight", key=norm_key)
 
 
 def repeated(key, dtype):
@@ -47,5 +55,5 @@ CASES = {
     "BatchNorm-batched": Case(norm(batched=True, mode="batch"), ((3, 4),), (3, 4), call_on_a_batch),
     "SpectralNorm": Case(with_state(spectral), ((3,),), (4,), call),
     "WeightNorm": Case(lambda **options: nn.WeightNorm(nn.Linear(3, 4, **options)), ((3,),), (4,)),
-    "ScanStack-stateful": Case(with_state(repeated), ((3,),), (3,), call, "batch"),
+    "ScanStack-stateful": Case(with_state(repeated), ((3,),), (3,), call_without_key, "batch"),
 }

@@ -90,9 +90,9 @@ def test_members_of_an_ensemble_get_values_of_their_own(getkey):
     keys = jr.split(getkey(), 3)
     models = eqx.filter_vmap(lambda key: nn.Linear(2, 4, key=key))(keys)
     renew = eqx.filter_vmap(lambda model, key: nn.reinitialise(model, weights, key=key))
-    new = renew(models, keys)
+    new = renew(models, jr.clone(keys))
     one = jax.tree.map(lambda leaf: leaf[1] if eqx.is_array(leaf) else leaf, models)
-    expected = nn.reinitialise(one, weights, key=keys[1])
+    expected = nn.reinitialise(one, weights, key=jr.clone(keys)[1])
     np.testing.assert_allclose(new.weight[1], expected.weight, rtol=1e-6)
     assert len(set(new.weight.ravel().tolist())) == 3 * 4 * 2
 

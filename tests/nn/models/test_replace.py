@@ -73,7 +73,7 @@ def test_shared_layer_is_replaced_once_and_stays_shared(getkey):
 
 def test_equal_layers_that_are_two_stay_two(getkey):
     key = getkey()
-    model = Twice(nn.Linear(2, 2, key=key), {"a": nn.Linear(2, 2, key=key)})
+    model = Twice(nn.Linear(2, 2, key=key), {"a": nn.Linear(2, 2, key=jr.clone(key))})
     replaced = nn.replace_layers(model, nn.Linear, Wrapped)
     assert replaced.first is not replaced.second["a"]
 

@@ -21,8 +21,8 @@ class Tied(eqx.Module):
     num_calls: int = eqx.field(static=True, default=2)
 
     def __call__(self, x, state, *, key):
-        for _ in range(self.num_calls):
-            x = self.first(x) * jr.normal(key)
+        for call_key in jr.split(key, self.num_calls):
+            x = self.first(x) * jr.normal(call_key)
         return self.second(x), state + 1
 
 
