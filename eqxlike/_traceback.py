@@ -1,6 +1,7 @@
-"""What we do to an exception that passes: our frames out of its way, and a path where one helps."""
+"""Our frames out of the way of the user: of an exception that passes, and of a warning."""
 
 import os
+import sys
 import types
 from typing import Any
 
@@ -13,6 +14,11 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _OURS = (
     "<eqxlike ",  # Generated code.
     *(os.path.join(_PACKAGE, name, "") for name in ("_module", "_partition", "_transforms")),
+)
+_NOT_OF_USER = (
+    "<eqxlike ",
+    os.path.join(_PACKAGE, ""),
+    os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), ""),
 )
 
 
@@ -33,6 +39,14 @@ def hide_our_frames(error: BaseException) -> None:
     for entry in reversed(entries):
         kept = types.TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     error.__traceback__ = kept
+
+
+def stacklevel_of_user() -> int:
+    """The `stacklevel` by which a warning of the caller shows the line in the user's code."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_OF_USER):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def name_tracers(error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

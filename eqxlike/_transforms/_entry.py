@@ -89,13 +89,12 @@ class Entry:
         for structure in structures:
             starts.append(starts[-1] + structure.num_arrays)
         self._starts = starts
-        num_bound = function.num_bound
-        objects = (
+        static = (
             each
-            for each, structure in zip(spelled[:num_bound], structures[:num_bound], strict=True)
+            for each, structure in zip(spelled, structures, strict=True)
             if isinstance(structure, StaticLeaf)
         )
-        self.watched = WatchedArrays(function.spelling.function_name, tuple(objects))
+        self.watched = WatchedArrays(function.spelling.function_name, static)
         options = dict(function.jit_options)
         places = donated_places(
             function.donate, function.spelling, function.num_bound, names, len(structures)

@@ -10,6 +10,7 @@ import fractions
 import functools
 import math
 import pathlib
+import types
 
 import jax
 import jax.numpy as jnp
@@ -300,8 +301,7 @@ BY_IDENTITY = {
     "slot": (lambda: Slotted(1), lambda it: set_value(it, 2)),
     "list": (lambda: Holder([1]), lambda it: it.value.append(2)),
     "numpy": (lambda: Holder(np.zeros(2)), lambda it: it.value.fill(1)),
-    "jax-array": (lambda: Holder(jnp.zeros(2)), lambda it: set_value(it, jnp.ones(2))),
-    "equal-to-others": (lambda: EqualHolder(1), lambda it: set_value(it, 2)),
+    "jax-array": (lambda: Holder((jnp.zeros(2),)), lambda it: set_value(it, (jnp.ones(2),))),
     "function": (lambda: lambda: 1, lambda it: labelled(it, "a")),
     "method": (lambda: Holder(1).get, lambda it: set_value(it.__self__, 2)),
     "method-of-unhashable": (lambda: Unhashable([1]).get, lambda it: set_value(it.__self__, 2)),
@@ -429,3 +429,20 @@ def describe(value):
     if isinstance(value, float):
         return type(value), repr(value)
     return type(value), str(value)
+
+
+def show(value):
+    """A text of what a program can read in a value, but for the identity of objects."""
+    if isinstance(value, types.MethodType):
+        return f"method of {show(value.__self__)}"
+    attributes = getattr(value, "__dict__", {})
+    if isinstance(value, functools.partial):
+        content = show((value.args, value.keywords))
+    elif isinstance(value, dict):
+        content = [(key, show(each)) for key, each in value.items()]
+    elif isinstance(value, tuple | list | set | collections.deque):
+        content = [*map(show, value)]
+    else:
+        content = "" if attributes else repr(value)
+    shown = [(name, show(each)) for name, each in attributes.items()]
+    return f"{type(value).__name__} {content} {shown}"

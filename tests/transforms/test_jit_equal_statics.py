@@ -3,11 +3,13 @@
 import functools
 import math
 
+import equinox
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from eqxlike import Module, filter_jit, is_array
+from tests.partition.statics import Named
 from tests.transforms.jit_values import (
     Colour,
     Config,
@@ -92,3 +94,12 @@ def test_static_leaf_in_place_of_an_array_is_told_apart():
         True,
         False,
     ]
+
+
+def test_own_equality_tells_numbers_among_attributes_by_type_no_deeper():
+    jitted = filter_jit(lambda named: describe(named.name))
+    assert [jitted(Named(number)) for number in (1, True)] == ["int 1", "bool True"]
+    # In an object further in `True` is taken for the equal 1, as everywhere in Equinox.
+    assert [jitted(Named(Config(number))) for number in (1, True)] == ["Config(int 1)"] * 2
+    theirs = equinox.filter_jit(lambda named: describe(named.name))
+    assert [theirs(Named(number)) for number in (1, True)] == ["int 1"] * 2

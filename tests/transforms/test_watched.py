@@ -1,0 +1,191 @@
+"""A call warns where a static object's arrays are no longer those with which it was traced."""
+
+import dataclasses
+import functools
+import linecache
+import warnings
+
+import equinox
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import filter_jit
+
+
+class Plain:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def loss(self, x):
+        return jnp.sum(x * self.scale)
+
+    def __call__(self, x):
+        return self.loss(x)
+
+    @filter_jit
+    def compiled(self, x):
+        return self.loss(x)
+
+    @filter_jit(donate="none")
+    def compiled_with_options(self, x):
+        return self.loss(x)
+
+
+@dataclasses.dataclass
+class Compared:
+    """Its equality gives an array."""
+
+    scale: jax.Array
+
+    def loss(self, other, x):
+        return jnp.sum(x * self.scale * other.scale)
+
+
+def array(number):
+    return jnp.full(3, number, jnp.float32)
+
+
+X = jnp.ones(3)
+CALLS = {
+    "method": lambda it: filter_jit(it.loss)(X),  # the call
+    "by-keyword": lambda it: filter_jit(it.loss)(x=X),  # the call
+    "callable": lambda it: filter_jit(it)(X),  # the call
+    "partial": lambda it: filter_jit(functools.partial(it.loss))(X),  # the call
+    "decorated": lambda it: it.compiled(X),  # the call
+    "decorated-by-keyword": lambda it: it.compiled(x=X),  # the call
+    "decorated-with-options": lambda it: it.compiled_with_options(X),  # the call
+    "gradient-of-jax": lambda it: jax.grad(filter_jit(it.loss))(X),  # the call
+    "under-jax-jit": lambda it: jax.jit(lambda x: it.compiled(x))(X),  # the call
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_call_warns_once_at_the_line_of_the_user(name):
+    call, instance = CALLS[name], Plain(array(2))
+    for _ in range(3):
+        call(instance)
+    instance.scale = array(3)
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        for _ in range(3):
+            call(instance)
+    [warned] = caught
+    assert linecache.getline(warned.filename, warned.lineno).rstrip().endswith("# the call")
+
+
+def test_what_was_compiled_has_the_array_that_it_was_traced_with_as_in_equinox():
+    def outcomes(library):
+        instance = Plain(array(2))
+        jitted = library.filter_jit(instance.loss)
+        yield jitted(X)
+        instance.scale = array(3)
+        yield jitted(X)
+
+    with pytest.warns(UserWarning, match="scale` held an array"):
+        assert [*outcomes(eqx)] == [*outcomes(equinox)] == [6, 6]
+
+
+def test_the_warning_says_what_was_assigned_and_the_way_out():
+    instance = Plain(array(2))
+    jitted = filter_jit(instance.loss)
+    jitted(X)
+    instance.scale = array(3)
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        jitted(X)
+    assert str(caught[0].message) == (
+        "`Plain.scale` held an array when `loss` was traced, and has been assigned since. A Plain "
+        "is no Module: it is static, by identity, and what was compiled still has the old array. "
+        "Make it an `eqxlike.Module`, or pass the array as an argument."
+    )
+
+
+CHANGES = {
+    "assigned": lambda it: setattr(it, "scale", array(3)),
+    "equal-array": lambda it: setattr(it, "scale", array(2)),
+    "no-array-any-more": lambda it: setattr(it, "scale", 2.0),
+    "deleted": lambda it: delattr(it, "scale"),
+}
+
+
+@pytest.mark.parametrize("kind", [array, lambda number: np.full(3, number, np.float32)])
+@pytest.mark.parametrize("name", CHANGES)
+def test_call_warns_of(name, kind):
+    instance = Plain(kind(2))
+    instance.compiled(X)
+    CHANGES[name](instance)
+    with pytest.warns(UserWarning, match="scale` held an array"):
+        instance.compiled(X)
+
+
+def assign_and_back(instance):
+    before, instance.scale = instance.scale, array(3)
+    instance.scale = before
+
+
+NO_CHANGES = {
+    "nothing": lambda it: None,
+    "assigned-and-back": lambda it: assign_and_back(it),
+    "new-attribute": lambda it: setattr(it, "other", array(3)),
+    "attribute-that-held-no-array": lambda it: setattr(it, "label", array(3)),
+    "another-object": lambda it: setattr(Plain(array(2)), "scale", array(3)),
+}
+
+
+# Warnings are errors.
+@pytest.mark.parametrize("name", NO_CHANGES)
+def test_call_does_not_warn_of(name):
+    instance = Plain(array(2))
+    instance.label = "a"
+    for _ in range(3):
+        instance.compiled(X)
+    NO_CHANGES[name](instance)
+    instance.compiled(X)
+
+
+def test_call_warns_again_of_another_array():
+    instance = Plain(array(2))
+    instance.other = array(2)
+    instance.compiled(X)
+    for name in ("scale", "other"):
+        setattr(instance, name, array(3))
+        with pytest.warns(UserWarning, match=f"{name}` held an array"):
+            instance.compiled(X)
+
+
+def test_a_static_argument_is_watched_too():
+    instance = Plain(array(2))
+    jitted = filter_jit(lambda x, plain: plain.loss(x))
+    jitted(X, instance)
+    instance.scale = array(3)
+    with pytest.warns(UserWarning, match="held an array when `<lambda>` was traced"):
+        jitted(X, plain=instance)
+
+
+def test_objects_whose_equality_gives_an_array_are_told_apart():
+    first, second = Compared(array(2)), Compared(array(2))
+    jitted = filter_jit(functools.partial(first.loss, second))
+    jitted(X)
+    second.scale = array(3)
+    with pytest.warns(UserWarning, match="scale` held an array") as caught:
+        jitted(X)
+    assert len(caught) == 1
+
+
+def test_warning_that_is_an_error_comes_once():
+    instance = Plain(array(2))
+    before = instance.compiled(X)
+    instance.scale = array(3)
+    with pytest.raises(UserWarning, match="scale` held an array"):
+        instance.compiled(X)
+    assert instance.compiled(X) == before
+
+
+def test_a_trace_for_another_shape_has_the_array_of_its_time():
+    instance = Plain(jnp.float32(2))
+    instance.compiled(X)
+    instance.scale = jnp.float32(3)
+    with pytest.warns(UserWarning, match="scale` held an array"):
+        assert instance.compiled(jnp.ones(2)) == 6
+    assert instance.compiled(X) == 6
