@@ -13,7 +13,7 @@ from .._compat import PjitFunction
 from .._module import BoundMethod, Module, Wrapper
 from ._attached import attached
 from ._dispatcher import Dispatcher
-from ._spelling import Spelling, signature_of
+from ._spelling import WRAPPER, Spelling, signature_of
 
 
 class Options:
@@ -119,7 +119,7 @@ def _describe(unbound: Unbound) -> _Description:
         each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters
     ):
         return described._replace(signature=signature_of(function))
-    itself = inspect.Parameter("_eqxlike_wrapper", inspect.Parameter.POSITIONAL_ONLY)
+    itself = inspect.Parameter(WRAPPER, inspect.Parameter.POSITIONAL_ONLY)
     return described._replace(signature=signature.replace(parameters=[itself, *parameters]))
 
 
@@ -135,14 +135,15 @@ def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatche
     """The dispatcher of what was unbound: the same one for the same function, however often it is
     wrapped, and another one for whatever would be called otherwise.
     """
-    function, bound, _ = unbound
+    function, bound, bound_kwargs = unbound
     described = _describe(unbound)
 
     def make() -> Dispatcher:
         # A default that is left out is not mapped, and one that is filled in would be.
         is_mapping = any(getattr(type(each), "maps_arguments", False) for each in bound[:1])
         spelling = Spelling(described.name, described.signature, fills_defaults=not is_mapping)
-        return Dispatcher(function, len(bound), spelling, donate, options.values)
+        names = tuple(bound_kwargs)
+        return Dispatcher(function, len(bound), names, spelling, donate, options.values)
 
     anchor = described.anchor
     try:

@@ -12,6 +12,7 @@ from ._donation import Donate, check_donate
 from ._entries import Entries
 from ._entry import Entry
 from ._fast_path import MISS, FastPath, always_miss
+from ._placement import check_in_shardings
 from ._spelling import Spelling
 
 _MAX_RECENT = 4
@@ -26,6 +27,7 @@ class Dispatcher:
     - `function`: held weakly where that is possible; who calls holds it.
     - `num_bound`: how many arguments at the front belong to what the user wrapped: the Module
         that is called, the instance of a bound method.
+    - `bound_names`: which arguments by name do: those of a partial function.
     - `spelling`: how its calls are spelled.
     - `donate`: see `check_donate`.
     - `jit_options`: further keyword arguments of `jax.jit`.
@@ -35,6 +37,7 @@ class Dispatcher:
         self,
         function: Callable[..., Any],
         num_bound: int,
+        bound_names: tuple[str, ...],
         spelling: Spelling,
         donate: Donate | Iterable[str],
         jit_options: dict[str, Any],
@@ -44,8 +47,10 @@ class Dispatcher:
         except TypeError:
             self.get_function = lambda: function
         self.num_bound = num_bound
+        self.bound_names = bound_names
         self.spelling = spelling
         self.donate = check_donate(donate, self.spelling)
+        check_in_shardings(jit_options.get("in_shardings"), self.spelling)
         self.jit_options = jit_options
         self.lock = threading.Lock()
         self.entries = Entries()

@@ -23,7 +23,7 @@ def check_donate(donate: Donate | Iterable[str], spelling: Spelling) -> Donate:
         donate_names: tuple[str, ...] = (donate,)
     else:
         donate_names = tuple(donate)
-    parameters = [parameter.name for parameter in spelling.parameters]
+    parameters = spelling.parameter_names()
     for name in donate_names:
         if name not in parameters:
             words = ", ".join(map(repr, _WORDS))

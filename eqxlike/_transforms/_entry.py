@@ -14,7 +14,7 @@ from .._partition import ARRAY, StaticLeaf, Structure, concrete_array_types, fla
 from ._checks import holds_check, mesh_of, run_and_look_for_checks
 from ._donation import Donate, donated_places, is_silent
 from ._fast_path import MISS, FastPath, make_fast_path
-from ._placement import shardings_of_arrays
+from ._placement import shardings_of_arguments, shardings_of_arrays
 from ._spelling import Spelling
 from ._traced_checks import TracedProgram, has_any_check_been_traced, note_check
 from ._watched import WatchedArrays
@@ -49,6 +49,7 @@ class Function(Protocol):
 
     get_function: Callable[[], Any]
     num_bound: int
+    bound_names: tuple[str, ...]
     spelling: Spelling
     donate: Donate
     jit_options: dict[str, Any]
@@ -103,10 +104,16 @@ class Entry:
             index for place in places for index in range(starts[place], starts[place + 1])
         ]
         if options.get("in_shardings") is not None:
-            unplaced = [None] * starts[function.num_bound]
-            args = spelled[function.num_bound :]
-            placed = shardings_of_arrays("in_shardings", options["in_shardings"], args)
-            options["in_shardings"] = (*unplaced, *placed)
+            options["in_shardings"] = tuple(
+                shardings_of_arguments(
+                    options["in_shardings"],
+                    function.spelling,
+                    function.num_bound,
+                    function.bound_names,
+                    spelled,
+                    names,
+                )
+            )
         self._has_shardings = _is_for_several_devices(
             (options.get("in_shardings"), options.get("out_shardings"))
         )

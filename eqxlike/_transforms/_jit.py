@@ -165,13 +165,16 @@ def filter_jit(
         same with a warning where a buffer could not be reused (`"warn"`, `"warn-except-first"`),
         `"none"`, or names of parameters as in `("model", "opt_state")`.
     - `**jitkwargs`: passed to `jax.jit`. Those that name static or donated arguments are refused.
+        `in_shardings` has one for each argument, in the order of the signature and however they are
+        passed, or is a dictionary from names of parameters; each is a prefix of its argument.
 
     **Returns:** a callable with the signature of `fun`. It is asynchronous like `jax.jit`, traces
     once for each structure of its arguments and each shape and dtype of their arrays, however the
     call is spelled, and returns what is no array as it was when traced. It also has `.lower`.
 
     **Raises:** `TypeError` if `fun` is not callable; `ValueError` for an unknown word or name in
-    `donate`; when called, `TypeError` naming the path of a static leaf that is not hashable.
+    `donate` or `in_shardings`; when called, `ValueError` if there are fewer `in_shardings` than
+    arguments, and `TypeError` naming the path of a static leaf that is not hashable.
 
     !!! example
 

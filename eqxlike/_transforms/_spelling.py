@@ -37,6 +37,9 @@ the names of the last ones.
 
 _MAX_PLANS = 1024
 
+WRAPPER = "_eqxlike_wrapper"
+"""The first parameter of a function that is called with one of our wrappers."""
+
 
 class _Place:
     """Stands for the argument at this place of a call."""
@@ -132,6 +135,10 @@ class Spelling:
             by_place = [(f"args[{place}]", argument) for place, argument in enumerate(args)]
             return by_place + list(kwargs.items())
         return list(bound.arguments.items())
+
+    def parameter_names(self) -> list[str]:
+        """What an option may name."""
+        return [each.name for each in self.parameters if each.name != WRAPPER]
 
     def places(self, name: str, names: tuple[str, ...], num_args: int) -> tuple[int, ...]:
         """The places in a spelled call that belong to the parameter `name`.

@@ -1,10 +1,13 @@
 """Shardings of arguments and outcomes."""
 
+import functools
+import types
+
 import jax
 import jax.numpy as jnp
 import pytest
 
-from eqxlike import filter_jit
+from eqxlike import Module, filter_jit, filter_vmap
 from tests.transforms.jit_models import Affine
 
 
@@ -81,6 +84,133 @@ def test_in_sharding_none_leaves_an_array_where_it_is():
 def test_in_shardings_need_none_for_a_default_left_out():
     jitted = filter_jit(lambda x, how="text": (x, how), in_shardings=(split(),))
     assert is_split(jitted(jnp.ones(4))[0])
+
+
+def test_in_shardings_are_a_list_too():
+    x, y = filter_jit(lambda x, y: (x, y), in_shardings=[split(), None])(jnp.ones(4), jnp.ones(4))
+    assert is_split(x)
+    assert not is_split(y)
+
+
+def scale(x, y, factor=1.0, *, shift=None):
+    return x * factor, y
+
+
+class Scale(Module):
+    factor: jax.Array
+
+    def __call__(self, x, y):
+        return self.factor * x, y
+
+    method = __call__
+
+
+CALLED = {
+    "function": scale,
+    "method": Scale(jnp.ones(4)).method,
+    "Module": Scale(jnp.ones(4)),
+    "transformed": filter_vmap(scale),
+    "transformed Module": filter_vmap(Scale(jnp.array(1.0))),
+    "transformed method": filter_vmap(Scale(jnp.array(1.0)).method),
+    "partial": functools.partial(scale, factor=jnp.ones(4)),
+}
+
+
+@pytest.mark.parametrize("called", CALLED)
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_fewer_in_shardings_than_arguments_are_an_error(called, is_warm):
+    jitted = filter_jit(CALLED[called], in_shardings=(split(),))
+    for _ in range(1 + is_warm):
+        with pytest.raises(
+            ValueError,
+            match=r"has 1 entries, and this call of \w+ has 2 arguments to place: x, y\. Expected",
+        ):
+            jitted(jnp.ones(4), jnp.ones(4))
+
+
+@pytest.mark.parametrize("called", CALLED)
+def test_more_in_shardings_than_arguments_are_an_error(called):
+    jitted = filter_jit(CALLED[called], in_shardings=(split(),) * 5)
+    with pytest.raises(ValueError, match=r"has 5 entries, .* 2 arguments to place: x, y\."):
+        jitted(jnp.ones(4), jnp.ones(4))
+
+
+def test_in_shardings_of_variadic_arguments_are_one_for_each():
+    jitted = filter_jit(lambda x, *more: (x, *more), in_shardings=(split(), None))
+    with pytest.raises(ValueError, match=r"has 3 arguments to place: x, more\[0\], more\[1\]\."):
+        jitted(jnp.ones(4), jnp.ones(4), jnp.ones(4))
+
+
+def test_in_sharding_is_needed_for_a_default_that_was_given():
+    jitted = filter_jit(lambda x, y=None: (x, y), in_shardings=(split(),))
+    jitted(jnp.ones(4))
+    with pytest.raises(ValueError, match=r"has 2 arguments to place: x, y\."):
+        jitted(jnp.ones(4), jnp.ones(4))
+
+
+def test_in_sharding_of_a_default_that_was_given_as_it_is_may_be_left_out():
+    jitted = filter_jit(lambda x, how="text": x, in_shardings=(split(),))
+    assert is_split(jitted(jnp.ones(4), "text"))
+
+
+@pytest.mark.parametrize("called", CALLED)
+def test_in_shardings_are_given_by_name(called):
+    jitted = filter_jit(CALLED[called], in_shardings={"y": split()})
+    for _ in range(2):
+        x, y = jitted(jnp.ones(4), jnp.ones(4))
+        assert is_split(y)
+        assert len(x.sharding.device_set) == 2
+
+
+@pytest.mark.parametrize("called", CALLED)
+def test_in_shardings_by_name_hold_for_calls_by_keyword(called):
+    _, y = filter_jit(CALLED[called], in_shardings={"y": split()})(y=jnp.ones(4), x=jnp.ones(4))
+    assert is_split(y)
+
+
+def test_in_shardings_by_name_place_the_instance_of_a_method_too():
+    def method(self, x):
+        return self
+
+    bound = types.MethodType(method, Affine(jnp.ones(4), jnp.ones(4)))
+    model = filter_jit(bound, in_shardings={"self": Affine(split(), whole())})(jnp.ones(4))
+    assert is_split(model.scale)
+    assert is_whole(model.shift)
+
+
+def test_in_shardings_by_name_reach_into_variadic_arguments():
+    jitted = filter_jit(
+        lambda *args, key, **options: (args, key, options),
+        in_shardings={
+            "args": (None, split()),
+            "key": split(),
+            "options": {"a": whole(), "b": None},
+        },
+    )
+    x = jnp.ones(4)
+    args, key, options = jitted(x, x, b=x, key=x, a=x)
+    assert is_split(args[1])
+    assert is_split(key)
+    assert is_whole(options["a"])
+
+
+def test_an_unknown_name_in_in_shardings_is_an_error_that_lists_the_parameters():
+    with pytest.raises(
+        ValueError,
+        match=r"scale has no parameter named 'z'; it has 'x', 'y', 'factor', 'shift'\.",
+    ):
+        filter_jit(scale, in_shardings={"z": split()})
+
+
+def test_an_unknown_name_for_a_transformed_function_lists_the_parameters_of_the_function():
+    with pytest.raises(ValueError, match="scale has no parameter named 'z'; it has 'x', 'y', "):
+        filter_jit(filter_vmap(scale), in_shardings={"z": split()})
+
+
+def test_in_shardings_by_name_that_are_no_prefix_are_an_error_with_the_name():
+    jitted = filter_jit(lambda x: x, in_shardings={"x": {"a": split()}})
+    with pytest.raises(ValueError, match=r"`in_shardings\['x'\]` is not a prefix"):
+        jitted(jnp.ones(4))
 
 
 def test_in_shardings_hold_for_calls_by_keyword():
