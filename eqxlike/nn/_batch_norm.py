@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from .._module import field
@@ -114,15 +113,16 @@ class BatchNorm(StatefulLayer):
             )
         shape = (feature_count(input_size, "input_size"),)
         dtype = parameter_dtype(dtype)
-        initializers = jax.nn.initializers
-        weight = Parameter(shape, dtype, initializer=weight_init or initializers.ones)
-        bias = Parameter(shape, dtype, initializer=bias_init or initializers.zeros)
+        one, zero = Parameter(shape, dtype, fill=1), Parameter(shape, dtype, fill=0)
+        weight = one._replace(initializer=weight_init)
+        bias = zero._replace(initializer=bias_init)
         self.weight, self.bias = draw(
-            jr.key(0) if key is None else key,
+            key,
             weight if channelwise_affine else None,
             bias if channelwise_affine else None,
         )
-        zeros, ones = (make(shape, at_least_float32(dtype)) for make in (jnp.zeros, jnp.ones))
+        wide = at_least_float32(dtype)
+        ones, zeros = draw(None, one._replace(dtype=wide), zero._replace(dtype=wide))
         is_ema = mode == "ema"
         self.ema_first_time_index = StateIndex(jnp.array(True)) if is_ema else None
         self.ema_state_index = StateIndex((zeros, zeros)) if is_ema else None

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, overload
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._module import Module, field
@@ -27,9 +26,8 @@ def _draw_affine(
 ) -> tuple[Array | None, Array | None]:
     """Weight and bias: ones and zeros, unless there are initializers."""
     dtype = parameter_dtype(dtype)
-    weight = Parameter(shape, dtype, initializer=weight_init or jax.nn.initializers.ones)
-    bias = Parameter(shape, dtype, initializer=bias_init or jax.nn.initializers.zeros)
-    key = jr.key(0) if key is None else key
+    weight = Parameter(shape, dtype, initializer=weight_init, fill=1)
+    bias = Parameter(shape, dtype, initializer=bias_init, fill=0)
     return draw(key, weight if use_weight else None, bias if use_bias else None)
 
 
