@@ -63,10 +63,10 @@ def flatten(
     - `tree`: any pytree.
     - `with_abstract`: count each `jax.ShapeDtypeStruct` as an array, for ahead-of-time lowering.
         Nothing is kept then.
-    - `is_outcome`: take a static leaf that is not hashable as it is. What a function returns is no
-        part of a key.
-    - `is_bound`: take a static leaf that is not hashable by identity. It is what a method is
-        bound to, and a bound method is hashable whatever that is.
+    - `is_outcome`: take a static leaf that is not hashable, or cannot be compared, as it is. What a
+        function returns is no part of a key.
+    - `is_bound`: take such a leaf by identity. It is what a method is bound to, and a bound method
+        is hashable whatever that is.
 
     **Returns:** `(arrays, structure)`.
 
@@ -131,7 +131,8 @@ def flatten(
             try:
                 structure = closed.close()
             except Exception as error:
-                raise TypeError(_explain(closed.value, error, frames, frame)) from error
+                static = closed.node.static
+                raise TypeError(_explain(closed.value, static, error, frames, frame)) from error
             frame.structures.append(structure)
             if closed.node.kind is ModuleNode:
                 kept = get_kept(closed.value)
@@ -172,14 +173,18 @@ def _static_leaf(
     try:
         return static_leaf(value)
     except Exception as error:
-        if make_unhashable is not None and isinstance(error, TypeError):
+        if make_unhashable is not None:
             return make_unhashable(value)
-        raise TypeError(_explain(value, error, frames, frame)) from error
+        raise TypeError(_explain(value, value, error, frames, frame)) from error
 
 
-def _explain(value: Any, error: Exception, frames: list[_Frame], frame: _Frame) -> str:
+def _explain(value: Any, static: Any, error: Exception, frames: list[_Frame], frame: _Frame) -> str:
     path = "".join(each.name_of_child() for each in [*frames, frame])
-    what = "not hashable" if isinstance(error, TypeError) else "not comparable"
+    try:
+        StaticKey(static)
+        what = "not comparable"
+    except Exception:
+        what = "not hashable"
     return (
         f"the static part of {path}, of type {type(value).__name__}, is {what} ({error}). What is "
         "no array is static: it is part of the key under which a compiled function is found, so it "

@@ -261,20 +261,86 @@ def test_100_000_kept_leaves_take_no_more_calls_than_one(monkeypatch):
 
 # Errors name the path.
 
-UNHASHABLE = {
-    "root": (lambda: {1}, r"tree,"),
-    "in-a-tuple": (lambda: (1, {1}), r"tree\[1\],"),
-    "in-a-dict": (lambda: {"a": {1}}, r"tree\['a'\],"),
-    "in-a-module": (lambda: Pair(1, {1}), r"tree\.right,"),
-    "deep": (lambda: Pair([1, {"b": Pair({1})}]), r"tree\.left\[1\]\['b'\]\.left,"),
+PATHS = {
+    "root": (lambda leaf: leaf, r"tree,"),
+    "in-a-tuple": (lambda leaf: (1, leaf), r"tree\[1\],"),
+    "in-a-dict": (lambda leaf: {"a": leaf}, r"tree\['a'\],"),
+    "in-a-module": (lambda leaf: Pair(1, leaf), r"tree\.right,"),
+    "deep": (lambda leaf: Pair([1, {"b": Pair(leaf)}]), r"tree\.left\[1\]\['b'\]\.left,"),
 }
 
 
-@pytest.mark.parametrize("name", UNHASHABLE)
-def test_error_for_an_unhashable_leaf_names_its_path(name):
-    make, path = UNHASHABLE[name]
+@pytest.mark.parametrize("place", PATHS)
+def test_error_for_an_unhashable_leaf_names_its_path(place):
+    put, path = PATHS[place]
     with pytest.raises(TypeError, match=path + " of type set, is not hashable"):
-        flatten(make())
+        flatten(put({1}))
+
+
+class Compared:
+    """Its `==` gives an array, or raises."""
+
+    def __init__(self, equal):
+        self.equal = equal
+
+    def __eq__(self, other):
+        return self.equal()
+
+    def __hash__(self):
+        return 1
+
+
+def raise_type_error():
+    raise TypeError("cannot compare")
+
+
+NOT_COMPARABLE = {
+    "array": (lambda: jnp.ones(2), "The truth value of an array"),
+    "numpy-array": (lambda: np.ones(2), "The truth value of an array"),
+    "error": (raise_type_error, "cannot compare"),
+}
+
+
+@pytest.mark.parametrize("place", PATHS)
+@pytest.mark.parametrize("name", NOT_COMPARABLE)
+def test_error_for_a_leaf_that_cannot_be_compared_names_its_path(name, place):
+    equal, reason = NOT_COMPARABLE[name]
+    put, path = PATHS[place]
+    # Two that meet: the first is held, so that it is still known.
+    first = flatten(put(Compared(equal)))
+    with pytest.raises(TypeError, match=rf"{path} of type Compared, is not comparable \({reason}"):
+        flatten(put(Compared(equal)))
+    assert first[0] == []
+
+
+def test_error_for_a_static_field_that_cannot_be_compared_names_the_module():
+    first = flatten((Pair(1, mode=Compared(lambda: np.ones(2))),))
+    with pytest.raises(TypeError, match=r"tree\[0\], of type Pair, is not comparable"):
+        flatten((Pair(1, mode=Compared(lambda: np.ones(2))),))
+    assert first[0] == []
+
+
+def test_leaf_that_cannot_be_compared_is_itself_all_the_same():
+    leaf = Compared(lambda: np.ones(2))
+    structure = flatten(leaf)[1]
+    assert flatten(leaf)[1] is structure
+
+
+@pytest.mark.parametrize("way", ["is_outcome", "is_bound"])
+def test_leaf_that_cannot_be_compared_is_taken_where_it_is_no_part_of_a_key(way):
+    first, second = Compared(lambda: np.ones(2)), Compared(lambda: np.ones(2))
+    structures = [flatten((leaf,), **{way: True})[1] for leaf in (first, second)]
+    assert structures[0].children[0].meta is first
+    assert structures[1].children[0].meta is second
+
+
+def test_error_for_a_hash_that_raises_says_so():
+    class Broken:
+        def __hash__(self):
+            raise ValueError("no hash today")
+
+    with pytest.raises(TypeError, match=r"of type Broken, is not hashable \(no hash today\)"):
+        flatten(Broken())
 
 
 def test_error_for_a_static_field_that_became_unhashable_names_its_path():

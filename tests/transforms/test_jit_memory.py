@@ -1,6 +1,7 @@
 """What is used once is not held: closures, models and wrappers die, and tables stay bounded."""
 
 import collections
+import functools
 import gc
 import linecache
 import weakref
@@ -222,18 +223,14 @@ def test_10_000_wrapped_models_leave_nothing():
     assert growth(lambda: filter_jit(Calls(x, jnp.sum))(x)) < 100
 
 
-def test_states_of_one_object_are_bounded(monkeypatch):
+def test_states_of_one_partial_are_bounded(monkeypatch):
     monkeypatch.setattr("eqxlike._transforms._entries._MAX_ENTRIES", 8)
-
-    class Holder:
-        value = 0
-
-    holder = Holder()
-    function = filter_jit(lambda holder: holder.value)
+    partial = functools.partial(max, key=0)
+    function = filter_jit(lambda partial: partial.keywords["key"])
 
     def step():
-        holder.value += 1
-        assert function(holder) == holder.value
+        partial.keywords["key"] += 1
+        assert function(partial) == partial.keywords["key"]
 
     with jax.disable_jit():
         assert growth(step, 500) < 2_000
@@ -374,6 +371,21 @@ def test_clear_caches_empties_all():
     clear_caches()
     collect()
     assert reference() is None
+
+
+def test_objects_of_compiled_methods_die_after_clear_caches():
+    class Trainer:
+        def loss(self, x):
+            return 2 * x
+
+    trainers = [Trainer() for _ in range(2)]
+    references = [weakref.ref(trainer) for trainer in trainers]
+    for trainer in trainers:
+        filter_jit(trainer.loss)(jnp.ones(2))
+    del trainers, trainer
+    clear_caches()
+    collect()
+    assert [reference() for reference in references] == [None] * 2
 
 
 def test_tables_hold_no_class_of_objects_that_were_used_once():
