@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
+from ._init import whole_number
 from ._inputs import check_input, describe
-from ._windows import axis_names, sizes_by_axis, whole_number
+from ._windows import axis_names, sizes_by_axis
 
 
 class AdaptivePool(Module):

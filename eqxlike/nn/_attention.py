@@ -11,11 +11,16 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from .._module import Module, field
 from ._dropout import Dropout
-from ._init import Initializer, at_least_float32, feature_count, split_key
-from ._inputs import check_input
+from ._init import Initializer, at_least_float32, split_key, whole_number
+from ._inputs import check_input, describe
 from ._linear import Linear
 
 Heads = Float[Array, "seq_length num_heads size"]
+
+_PROJECTIONS = 2**32 - 1
+"""What is folded into a key for the projections. `jax.random.split(key, n)` may give the keys that
+folding in 0, 1, ..., n - 1 does, and those belong to the heads.
+"""
 
 
 def _attend(
@@ -105,16 +110,25 @@ class MultiheadAttention(Module):
         - `weight_init`, `bias_init`: as for `Linear`, for each of the four projections.
         - `key`: for the initial weights.
 
-        **Raises:** `ValueError` for a size that is not a non-negative integer, or no heads.
+        **Raises:** `ValueError` for a size that is not a non-negative integer, if there are no
+        heads, or more heads than `query_size` and no `qk_size`.
         """
-        if feature_count(num_heads, "num_heads") == 0:
-            raise ValueError("num_heads must be at least 1, got 0.")
-        feature_count(query_size, "query_size")
-        key_size = query_size if key_size is None else key_size
-        value_size = query_size if value_size is None else value_size
-        output_size = query_size if output_size is None else output_size
-        qk_size = query_size // num_heads if qk_size is None else qk_size
-        vo_size = query_size // num_heads if vo_size is None else vo_size
+        num_heads = whole_number(num_heads, "num_heads")
+        query_size = whole_number(query_size, "query_size", least=0)
+
+        def size_or(default: int, size: int | None, name: str) -> int:
+            return default if size is None else whole_number(size, name, least=0)
+
+        key_size = size_or(query_size, key_size, "key_size")
+        value_size = size_or(query_size, value_size, "value_size")
+        output_size = size_or(query_size, output_size, "output_size")
+        qk_size = size_or(query_size // num_heads, qk_size, "qk_size")
+        vo_size = size_or(query_size // num_heads, vo_size, "vo_size")
+        if qk_size == 0:
+            raise ValueError(
+                "qk_size must be at least 1, the number of features by which a head compares "
+                f"queries and keys; got 0, with query_size={query_size} and num_heads={num_heads}."
+            )
         keys = split_key(key, 4)
 
         def project(index: int, in_size: int, out_size: int, use_bias: bool) -> Linear:
@@ -164,8 +178,9 @@ class MultiheadAttention(Module):
         - `value`: shape `(kv_seq, value_size)`.
         - `mask`: `False` where a query must not attend to a key: shape `(q_seq, kv_seq)`, or
           `(num_heads, q_seq, kv_seq)` for one of its own in each head.
-        - `key`: for dropout; needed unless `dropout_p` is 0 or in inference mode. Projections get
-          a part of it for each row, for layers that were put in their place, by `to_bayesian` say.
+        - `key`: for dropout, split into one key a head; needed unless `dropout_p` is 0 or in
+          inference mode. Projections get another part of it for each row, for layers that were put
+          in their place, by `to_bayesian` say.
         - `inference`: overrides the flag of the dropout for this call.
         - `deterministic`: the old name of `inference`.
         - `process_heads`: a function of the projected query, key and value, each of shape `(seq,
@@ -174,27 +189,33 @@ class MultiheadAttention(Module):
 
         **Returns:** shape `(q_seq, output_size)`.
 
-        **Raises:** `ValueError` if something has another shape; `RuntimeError` if dropout needs a
-        key and none came.
+        **Raises:** `ValueError` if something has another shape, or there is no row to attend to;
+        `RuntimeError` if dropout needs a key and none came.
         """
         check_input(self, query, ("q_seq", self.query_size), "query")
         check_input(self, key_, ("kv_seq", self.key_size), "key_")
         check_input(self, value, (key_.shape[0], self.value_size), "value")
+        if key_.shape[0] == 0:
+            raise ValueError(
+                f"{describe(self)} expected at least one row of key_ and value to attend to, got "
+                f"key_ of shape {key_.shape}: the softmax over none is not defined. Rows that are "
+                "not to be attended to are those for which `mask` is False."
+            )
         if mask is not None:
             lengths = (query.shape[0], key_.shape[0])
             per_head = jnp.ndim(mask) == 3
             check_input(self, mask, (self.num_heads, *lengths) if per_head else lengths, "mask")
             mask = (mask if mask.dtype == bool else mask != 0).reshape(-1, *lengths)
 
-        keys = (None,) * 4 if key is None else split_key(key, 4)
+        keys = (None,) * 4 if key is None else split_key(jr.fold_in(key, _PROJECTIONS), 4)
 
-        def heads_of(projection: Linear, x: Array, key: PRNGKeyArray | None) -> Heads:
-            return _project(projection, x, key).reshape(x.shape[0], self.num_heads, -1)
+        def heads_of(projection: Linear, x: Array, size: int, key: PRNGKeyArray | None) -> Heads:
+            return _project(projection, x, key).reshape(x.shape[0], self.num_heads, size)
 
         heads = (
-            heads_of(self.query_proj, query, keys[0]),
-            heads_of(self.key_proj, key_, keys[1]),
-            heads_of(self.value_proj, value, keys[2]),
+            heads_of(self.query_proj, query, self.qk_size, keys[0]),
+            heads_of(self.key_proj, key_, self.qk_size, keys[1]),
+            heads_of(self.value_proj, value, self.vo_size, keys[2]),
         )
         if process_heads is not None:
             heads = _processed(heads, process_heads)
@@ -208,12 +229,18 @@ class MultiheadAttention(Module):
         else:
 
             def drop(weights: Array) -> Array:
-                return self.dropout(
-                    weights, key=key, inference=inference, deterministic=deterministic
+                options: Any = {"inference": inference, "deterministic": deterministic}
+                if key is None:
+                    return self.dropout(weights, **options)
+                # One key a head, as in Equinox: so the same key drops the same weights.
+                keys = jr.split(key, self.num_heads)
+                return jax.vmap(lambda each, key: self.dropout(each, key=key, **options))(
+                    weights, keys
                 )
 
             attended = _attend(*heads, mask, drop)
-        return _project(self.output_proj, attended.reshape(query.shape[0], -1), keys[3])
+        attended = attended.reshape(query.shape[0], self.num_heads * self.vo_size)
+        return _project(self.output_proj, attended, keys[3])
 
     def _drops(self, inference: bool | None, deterministic: bool | None) -> bool:
         if inference is None and deterministic is None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from .._module import field
-from ._init import Initializer, Parameter, at_least_float32, draw, feature_count, parameter_dtype
+from ._init import Initializer, Parameter, at_least_float32, draw, parameter_dtype, whole_number
 from ._inputs import check_input, describe
 from ._state import State
 from ._state_index import StateIndex
@@ -111,7 +111,8 @@ class BatchNorm(StatefulLayer):
                 "axis of a `jax.vmap` around the layer; or `batched=True`, to call it on arrays of "
                 "shape (batch, channels, ...)."
             )
-        shape = (feature_count(input_size, "input_size"),)
+        input_size = whole_number(input_size, "input_size", least=0)
+        shape = (input_size,)
         dtype = parameter_dtype(dtype)
         one, zero = Parameter(shape, dtype, fill=1), Parameter(shape, dtype, fill=0)
         weight = one._replace(initializer=weight_init)
@@ -131,9 +132,9 @@ class BatchNorm(StatefulLayer):
         self.axis_name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
         self.inference = inference
         self.input_size = input_size
-        self.eps = eps
+        self.eps = float(eps)
         self.channelwise_affine = channelwise_affine
-        self.momentum = momentum
+        self.momentum = float(momentum)
         self.mode = mode
         self.batched = batched
 

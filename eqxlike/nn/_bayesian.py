@@ -20,17 +20,19 @@ from ._gaussian import (
     draw_noise,
     gaussian_kl,
     rho_for,
+    scale_of_each,
 )
 from ._init import (
     Parameter,
-    check_depth,
     check_scale,
     draw,
     fan_in_limit,
     feature_count,
     feature_shape,
+    number_of_features,
     parameter_dtype,
     split_key,
+    whole_number,
 )
 from ._inputs import check_input
 from ._linear import Linear
@@ -101,8 +103,9 @@ class BayesianLinear(BayesianLayer):
         **Raises:** `ValueError` for a wrong size or a scale that is not positive, `TypeError` for a
         dtype that is not real floating.
         """
-        in_size = feature_count(in_features, "in_features")
-        out_size = feature_count(out_features, "out_features")
+        in_features = number_of_features(in_features, "in_features")
+        out_features = number_of_features(out_features, "out_features")
+        in_size, out_size = feature_count(in_features), feature_count(out_features)
         dtype = parameter_dtype(dtype)
         check_real_floating(dtype, "BayesianLinear")
         check_scale("prior_scale", prior_scale)
@@ -131,7 +134,10 @@ class BayesianLinear(BayesianLayer):
         posterior_scale: float = 0.1,
         inference: bool = False,
     ) -> "BayesianLinear":
-        """**Returns:** the layer whose means are the weights of `linear`; scales as above."""
+        """**Returns:** the layer whose means are the weights of `linear`; scales as above. If these
+        have leading axes, as those of layers that are stored stacked, each layer has a
+        `prior_scale` of its own where that is an array.
+        """
         # The form of a layer without its initial values, which nobody would read.
         layer = filter_eval_shape(
             cls,
@@ -145,9 +151,9 @@ class BayesianLinear(BayesianLayer):
             key=jr.key(0),
         )
         weight, bias = linear.weight, linear.bias
-        limit = fan_in_limit(feature_count(linear.in_features, "in_features"))
+        limit = fan_in_limit(feature_count(linear.in_features))
         values = {
-            "prior_scale": prior_scale,
+            "prior_scale": scale_of_each(prior_scale, weight.shape[:-2]),
             "weight_mean": weight,
             "weight_rho": rho_for(posterior_scale * limit, weight.shape, weight.dtype),
         }
@@ -161,7 +167,7 @@ class BayesianLinear(BayesianLayer):
     @property
     def weight_prior_scale(self) -> Float[Array, ""]:
         """Prior standard deviation of each weight, in the dtype of the weights."""
-        in_size = feature_count(self.in_features, "in_features")
+        in_size = feature_count(self.in_features)
         return jnp.asarray(self.prior_scale, self.weight_mean.dtype) * fan_in_limit(in_size)
 
     @property
@@ -217,7 +223,7 @@ class BayesianLinear(BayesianLayer):
         weight_key, bias_key = jr.split(key)
         # The form of a layer without its initial values, which nobody would read.
         layer = filter_eval_shape(
-            Linear, self.in_features, self.out_features, self.use_bias, key=key
+            Linear, self.in_features, self.out_features, self.use_bias, key=jr.key(0)
         )
         weight = draw_gaussian(weight_key, self.weight_mean, self.weight_rho)
         if self.bias_mean is None or self.bias_rho is None:
@@ -256,7 +262,10 @@ class BayesianMLP(Module):
 
         **Raises:** `ValueError` for a negative or non-integer size or depth.
         """
-        check_depth(depth)
+        in_size = number_of_features(in_size, "in_size")
+        out_size = number_of_features(out_size, "out_size")
+        width_size = whole_number(width_size, "width_size", least=0)
+        depth = whole_number(depth, "depth", least=0)
         make = functools.partial(
             BayesianLinear,
             dtype=dtype,

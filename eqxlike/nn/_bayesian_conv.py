@@ -16,6 +16,7 @@ from ._gaussian import (
     draw_noise,
     gaussian_kl,
     rho_for,
+    scale_of_each,
 )
 from ._init import check_scale, fan_in_limit
 from ._posterior import BayesianLayer
@@ -82,7 +83,9 @@ class BayesianConv(BayesianLayer):
         self.weight_rho = rho_for(posterior_scale * limit, mean.weight.shape, dtype)
         bias = mean.bias
         self.bias_rho = None if bias is None else rho_for(posterior_scale, bias.shape, dtype)
-        self.prior_scale = prior_scale
+        # Those of layers that are stored stacked have axes before their own.
+        stacked = mean.weight.shape[: -(mean.num_spatial_dims + 2)]
+        self.prior_scale = scale_of_each(prior_scale, stacked)
         self.inference = inference
 
     @property

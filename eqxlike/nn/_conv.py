@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
-from ._init import Initializer
+from ._init import Initializer, whole_number
 from ._inputs import check_input
 from ._windows import (
     Padding,
@@ -21,7 +21,6 @@ from ._windows import (
     padding_by_axis,
     pads_for,
     sizes_by_axis,
-    whole_number,
     window_extents,
 )
 

@@ -8,7 +8,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from .._module import Module, field
-from ._init import Initializer, feature_count, parameter_dtype
+from ._init import Initializer, parameter_dtype, whole_number
 from ._inputs import check_input
 
 
@@ -45,17 +45,19 @@ class Embedding(Module):
         - `weight_init`: what draws it; standard normal by default, as in PyTorch.
         - `key`: for the draw.
 
-        **Raises:** `ValueError` if there is neither a `weight` nor both sizes and a key, or if
-        `weight` has another shape than the sizes say.
+        **Raises:** `ValueError` for a size that is not a non-negative integer, if there is neither
+        a `weight` nor both sizes and a key, or if `weight` has another shape than the sizes say.
         """
+        if num_embeddings is not None:
+            num_embeddings = whole_number(num_embeddings, "num_embeddings", least=0)
+        if embedding_size is not None:
+            embedding_size = whole_number(embedding_size, "embedding_size", least=0)
         if weight is None:
             if num_embeddings is None or embedding_size is None or key is None:
                 raise ValueError(
                     "Embedding needs either `weight`, or `num_embeddings`, `embedding_size` and "
                     "`key` to draw one."
                 )
-            feature_count(num_embeddings, "num_embeddings")
-            feature_count(embedding_size, "embedding_size")
             draw: Callable[..., Array] = jr.normal if weight_init is None else weight_init
             weight = draw(key, (num_embeddings, embedding_size), parameter_dtype(dtype))
         elif weight.ndim != 2:
@@ -91,6 +93,10 @@ class Embedding(Module):
         return self.weight[x]
 
 
+def _embedding_size(size: int) -> int:
+    return whole_number(size, "embedding_size", least=0)
+
+
 class RotaryPositionalEmbedding(Module):
     """Turns pairs of features by an angle that grows with the position in the sequence.
 
@@ -108,12 +114,11 @@ class RotaryPositionalEmbedding(Module):
     (5, 2, 8)
     """
 
-    embedding_size: int = field(static=True)
-    theta: float = field(static=True, default=10_000.0)
+    embedding_size: int = field(static=True, converter=_embedding_size)
+    theta: float = field(static=True, default=10_000.0, converter=float)
     dtype: Any = field(static=True, default_factory=lambda: parameter_dtype(None).type)
 
     def __check_init__(self) -> None:
-        feature_count(self.embedding_size, "embedding_size")
         if self.embedding_size % 2 != 0:
             raise ValueError(
                 f"embedding_size must be even, since features turn in pairs; got "

@@ -1,12 +1,14 @@
 """What layers with random weights share: independent Gaussians N(mean, softplus(rho)^2)."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from .._pytree import is_array
 from ._init import at_least_float32, log_softplus
 
 
@@ -30,16 +32,27 @@ def draw_noise(key: PRNGKeyArray, variance: Float[Array, "*shape"]) -> Float[Arr
     return scale * jr.normal(key, scale.shape, scale.dtype)
 
 
+def scale_of_each(scale: Any, stacked: tuple[int, ...]) -> Any:
+    """A prior scale for each of layers that are stored stacked, so that an array of shape `()` is
+    one among theirs; a number is a constant of all.
+    """
+    return jnp.broadcast_to(scale, stacked) if is_array(scale) and stacked else scale
+
+
 def gaussian_kl(
-    mean: Float[Array, "*shape"], rho: Float[Array, "*shape"], prior_scale: Float[Array, ""]
+    mean: Float[Array, "*shape"],
+    rho: Float[Array, "*shape"],
+    prior_scale: Float[Array, "*stacked"],
 ) -> Float[Array, ""]:
     """KL(N(mean, softplus(rho)^2) || N(0, prior_scale^2)), summed, in at least float32.
 
     With `s = softplus(rho)` each entry gives `log(p / s) + (s^2 + m^2) / (2 p^2) - 1/2`. A sum over
-    many weights loses digits in less than float32.
+    many weights loses digits in less than float32. `prior_scale` is of shape `()`, or has the
+    leading axes of layers that are stored stacked.
     """
     dtype = at_least_float32(mean.dtype)
     mean, rho, prior = mean.astype(dtype), rho.astype(dtype), prior_scale.astype(dtype)
+    prior = jnp.expand_dims(prior, range(prior.ndim, mean.ndim))
     ratio = (jax.nn.softplus(rho) / prior) ** 2 + (mean / prior) ** 2
     return jnp.sum(jnp.log(prior) - log_softplus(rho) + (ratio - 1) / 2)
 

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -27,20 +28,46 @@ def parameter_dtype(dtype: Any) -> jnp.dtype:
 _FLOAT32, _FLOAT64 = jnp.dtype(jnp.float32), jnp.dtype(jnp.float64)
 
 
-def feature_count(features: Features, name: str) -> int:
+def integer(value: Any) -> int | None:
+    """`value` as an `int` of Python, so that a layer is the same whoever's integer it was given;
+    `None` if it is none.
+    """
+    # A bool is an int to Python, never a size to anyone.
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def whole_number(value: Any, name: str, least: int = 1) -> int:
+    """`value` as an `int`.
+
+    **Raises:** `ValueError` unless it is an integer of at least `least`.
+    """
+    number = integer(value)
+    if number is None or number < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+    return number
+
+
+def number_of_features(value: Any, name: str) -> Features:
+    """`value` as an `int`, or `"scalar"`.
+
+    **Raises:** `ValueError` unless it is an integer of at least 0, or that word.
+    """
+    if isinstance(value, str) and value == "scalar":
+        return "scalar"
+    number = integer(value)
+    if number is None or number < 0:
+        raise ValueError(f"{name} must be an integer of at least 0 or 'scalar', got {value!r}.")
+    return number
+
+
+def feature_count(features: Features) -> int:
     """The length of the vector that stands for `features`: 1 for `"scalar"`."""
-    if features == "scalar":
-        return 1
-    # A bool is an int to Python, never a number of features to anyone.
-    if isinstance(features, bool) or not isinstance(features, int) or features < 0:
-        raise ValueError(f"{name} must be a non-negative integer or 'scalar', got {features!r}.")
-    return features
-
-
-def check_depth(depth: int) -> None:
-    """Raises `ValueError` unless `depth` is a number of hidden layers."""
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
-        raise ValueError(f"depth must be a non-negative integer, got {depth!r}.")
+    return 1 if features == "scalar" else features
 
 
 def check_scale(name: str, scale: Any) -> None:
@@ -112,6 +139,18 @@ def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, 
 def split_key(key: PRNGKeyArray, num: int) -> tuple[PRNGKeyArray, ...]:
     """`jax.random.split` as a tuple: one dispatch, where to take a key off an array is one each."""
     return tuple(jr.split(key, num))
+
+
+def as_data(keys: PRNGKeyArray | None) -> tuple[Any, Callable[[Any], Any]]:
+    """Keys as the numbers that they are made of, and the function that makes keys of them again.
+
+    For what a `scan` walks along: of keys that a `vmap` around it has moved into place, JAX's check
+    for keys that are used twice says that they are used up.
+    """
+    if keys is None or not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
+        return keys, lambda data: data
+    implementation = jr.key_impl(keys)
+    return jr.key_data(keys), lambda data: jr.wrap_key_data(data, impl=implementation)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -13,6 +13,7 @@ from ._init import (
     fan_in_limit,
     feature_count,
     feature_shape,
+    number_of_features,
     parameter_dtype,
 )
 from ._inputs import check_input
@@ -66,8 +67,9 @@ class Linear(Module):
         **Raises:** `ValueError` for a negative or non-integer size, `TypeError` for an integer
         dtype.
         """
-        in_size = feature_count(in_features, "in_features")
-        out_size = feature_count(out_features, "out_features")
+        in_features = number_of_features(in_features, "in_features")
+        out_features = number_of_features(out_features, "out_features")
+        in_size, out_size = feature_count(in_features), feature_count(out_features)
         dtype = parameter_dtype(dtype)
         limit = fan_in_limit(in_size)
         self.weight, self.bias = draw(

@@ -12,7 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 from .._module import Module, field
 from .._pytree import combine, is_array, partition
 from .._transforms import filter_vmap
-from ._init import Initializer, check_depth, feature_count, split_key
+from ._init import Initializer, as_data, number_of_features, split_key, whole_number
 from ._linear import Linear
 
 
@@ -98,8 +98,10 @@ class MLP(Module):
 
         **Raises:** `ValueError` for a negative or non-integer size or depth.
         """
-        feature_count(width_size, "width_size")
-        check_depth(depth)
+        in_size = number_of_features(in_size, "in_size")
+        out_size = number_of_features(out_size, "out_size")
+        width_size = whole_number(width_size, "width_size", least=0)
+        depth = whole_number(depth, "depth", least=0)
 
         def make(in_size: Any, out_size: Any, use_bias: bool, key: PRNGKeyArray) -> Linear:
             options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
@@ -169,10 +171,11 @@ class MLP(Module):
             lambda leaf: leaf[1:] if is_array(leaf) else leaf, self.activation
         )
         arrays, static = partition((self.layers[1], later), is_array)
+        key_data, key_of = as_data(keys)
 
-        def body(x: Array, arrays_and_key: Any) -> tuple[Array, None]:
-            arrays, key = arrays_and_key
+        def body(x: Array, turn: Any) -> tuple[Array, None]:
+            arrays, data = turn
             layer, activation = combine(arrays, static)
-            return _apply_per_unit(activation, layer(x, key=key)), None
+            return _apply_per_unit(activation, layer(x, key=key_of(data))), None
 
-        return jax.lax.scan(body, x, (arrays, keys))[0]
+        return jax.lax.scan(body, x, (arrays, key_data))[0]

@@ -2,7 +2,7 @@
 
 import abc
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, overload
 
 import jax
@@ -10,7 +10,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._module import Module, field
-from ._init import Initializer, Parameter, at_least_float32, draw, feature_count, parameter_dtype
+from ._init import (
+    Initializer,
+    Parameter,
+    at_least_float32,
+    draw,
+    integer,
+    parameter_dtype,
+    whole_number,
+)
 from ._inputs import check_input
 from ._stateful import NO_STATE
 
@@ -44,11 +52,11 @@ def _accumulation_dtype(x: Array) -> jnp.dtype:
     return at_least_float32(x.dtype)
 
 
-def _shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    for size in sizes:
-        feature_count(size, "each size of shape")
-    return sizes
+def _shape_of(shape: Any) -> tuple[int, ...]:
+    # An array of shape `()` is an integer, and says that it is iterable.
+    is_one = integer(shape) is not None or not isinstance(shape, Iterable)
+    sizes = (shape,) if is_one else tuple(shape)
+    return tuple(whole_number(size, "each size of shape", least=0) for size in sizes)
 
 
 class _ShapeNorm(Module):
@@ -86,7 +94,7 @@ class _ShapeNorm(Module):
         **Raises:** `ValueError` for a size that is not a non-negative integer.
         """
         self.shape = _shape_of(shape)
-        self.eps = eps
+        self.eps = float(eps)
         self.use_weight = use_weight
         self.use_bias = use_bias
         self.weight, self.bias = _draw_affine(
@@ -237,9 +245,9 @@ class GroupNorm(Module):
 
         **Raises:** `ValueError` if `channels` is missing, or `groups` does not divide it.
         """
-        if feature_count(groups, "groups") == 0:
-            raise ValueError("groups must be at least 1, got 0.")
-        if channels is not None and feature_count(channels, "channels") % groups != 0:
+        groups = whole_number(groups, "groups")
+        channels = None if channels is None else whole_number(channels, "channels", least=0)
+        if channels is not None and channels % groups != 0:
             raise ValueError(
                 f"The number of groups must divide the number of channels: got groups={groups} and "
                 f"channels={channels}."
@@ -248,7 +256,7 @@ class GroupNorm(Module):
             raise ValueError("GroupNorm needs `channels` unless `channelwise_affine=False`.")
         self.groups = groups
         self.channels = channels
-        self.eps = eps
+        self.eps = float(eps)
         self.channelwise_affine = channelwise_affine
         self.weight, self.bias = _draw_affine(
             (channels or 0,),

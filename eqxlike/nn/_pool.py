@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
-from ._init import at_least_float32
+from ._init import at_least_float32, whole_number
 from ._inputs import check_input, describe
 from ._windows import (
     Padding,
@@ -22,7 +22,6 @@ from ._windows import (
     pads_for,
     reduce_windows,
     sizes_by_axis,
-    whole_number,
 )
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._module import Module, field
-from ._init import Initializer, Parameter, draw, fan_in_limit, feature_count, parameter_dtype
+from ._init import Initializer, Parameter, draw, fan_in_limit, parameter_dtype, whole_number
 from ._inputs import check_input
 
 
@@ -21,11 +21,10 @@ def _parameters(
     bias_init: Initializer | None,
 ) -> tuple[Parameter | None, ...]:
     """Input weight, hidden weight and bias of all gates, one below the other."""
-    rows = num_gates * feature_count(hidden_size, "hidden_size")
-    columns = feature_count(input_size, "input_size")
+    rows = num_gates * hidden_size
     dtype, limit = parameter_dtype(dtype), fan_in_limit(hidden_size)
     return (
-        Parameter((rows, columns), dtype, limit, weight_init, inputs_last=True),
+        Parameter((rows, input_size), dtype, limit, weight_init, inputs_last=True),
         Parameter((rows, hidden_size), dtype, limit, weight_init, inputs_last=True),
         Parameter((rows,), dtype, limit, bias_init) if use_bias else None,
     )
@@ -87,6 +86,8 @@ class GRUCell(Module):
 
         **Raises:** `ValueError` for a size that is not a non-negative integer.
         """
+        input_size = whole_number(input_size, "input_size", least=0)
+        hidden_size = whole_number(hidden_size, "hidden_size", least=0)
         weights_and_bias = _parameters(
             3, input_size, hidden_size, use_bias, dtype, weight_init, bias_init
         )
@@ -186,6 +187,8 @@ class LSTMCell(Module):
 
         **Raises:** `ValueError` for a size that is not a non-negative integer.
         """
+        input_size = whole_number(input_size, "input_size", least=0)
+        hidden_size = whole_number(hidden_size, "hidden_size", least=0)
         self.weight_ih, self.weight_hh, self.bias = draw(
             key,
             *_parameters(4, input_size, hidden_size, use_bias, dtype, weight_init, bias_init),

@@ -14,7 +14,7 @@ from .._module import Module, field
 from .._partition import find_static_difference, is_same_static
 from .._pytree import combine, flag_frozen, is_array, partition, tree_at, tree_pformat
 from .._transforms import filter_checkpoint, filter_vmap
-from ._init import check_depth
+from ._init import as_data, whole_number
 from ._inputs import describe
 from ._state import State
 from ._state_index import StateIndex, find_indices, is_named, map_indices
@@ -64,17 +64,15 @@ class ScanStack(StatefulLayer):
         - `key`: split into one key a layer, so that the layers are those of `[make_layer(key) for
           key in jax.random.split(key, depth)]`.
 
-        **Raises:** `ValueError` if `depth` is not a positive integer.
+        **Raises:** `ValueError` if `depth` or `unroll` is not a positive integer.
         """
-        check_depth(depth)
-        if depth == 0:
-            raise ValueError("depth must be at least 1: without a layer there is none to repeat.")
+        depth = whole_number(depth, "depth")
         self.layers = filter_vmap(lambda key: _with_array_states(make_layer(key)))(
             jr.split(key, depth)
         )
         self.depth = depth
         self.remat = remat
-        self.unroll = unroll
+        self.unroll = whole_number(unroll, "unroll")
 
     @classmethod
     def stack(
@@ -151,10 +149,10 @@ class ScanStack(StatefulLayer):
     ) -> tuple[Any, Any]:
         """The output of the last layer, and the states of all layers, stacked, if there are any."""
         arrays, static = partition(self.layers, is_array)
-        keys = None if key is None else jr.split(key, self.depth)
+        key_data, key_of = as_data(None if key is None else jr.split(key, self.depth))
 
-        def apply(x: Any, arrays: Any, state: State | None, key: Any) -> tuple[Any, State | None]:
-            layer = combine(arrays, static)
+        def apply(x: Any, arrays: Any, state: State | None, data: Any) -> tuple[Any, State | None]:
+            layer, key = combine(arrays, static), key_of(data)
             if state is None:
                 return layer(x, *args, key=key), None
             return layer(x, *args, state=state, key=key)
@@ -169,7 +167,7 @@ class ScanStack(StatefulLayer):
             return out, state
 
         x = jtu.tree_map(jnp.asarray, x)
-        return jax.lax.scan(step, x, (arrays, state, keys), self.depth, unroll=self.unroll)
+        return jax.lax.scan(step, x, (arrays, state, key_data), self.depth, unroll=self.unroll)
 
 
 def _with_array_states(layer: Any, first: Any = None) -> Any:

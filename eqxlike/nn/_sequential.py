@@ -7,6 +7,7 @@ import jax.random as jr
 from jaxtyping import PRNGKeyArray
 
 from .._module import Module
+from ._init import integer
 from ._inputs import describe
 from ._state import State
 from ._stateful import NO_STATE, StatefulLayer, is_stateful
@@ -81,8 +82,8 @@ class Sequential(StatefulLayer):
         """The layer at an integer, a `Sequential` of the layers in a slice."""
         if isinstance(index, slice):
             return Sequential(self.layers[index])
-        if isinstance(index, int):
-            return self.layers[index]
+        if (number := integer(index)) is not None:
+            return self.layers[number]
         raise TypeError(
             f"Sequential is indexed by an integer or a slice, got {type(index).__name__}."
         )

@@ -10,11 +10,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._module import field
 from .._pytree import is_array, tree_at
-from ._init import at_least_float32
+from ._init import at_least_float32, whole_number
 from ._state import State
 from ._state_index import StateIndex
 from ._stateful import StatefulLayer
-from ._windows import whole_number
 
 Layer = TypeVar("Layer", bound=Callable[..., Any])
 
@@ -80,7 +79,7 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
         self.layer = layer
         self.weight_name = weight_name
         self.num_power_iterations = whole_number(num_power_iterations, "num_power_iterations", 0)
-        self.eps = eps
+        self.eps = float(eps)
         self.inference = inference
         matrix = _as_matrix(weight)
         u_key, v_key = jr.split(key)

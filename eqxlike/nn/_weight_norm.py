@@ -8,7 +8,7 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
 from .._pytree import is_array, tree_at
-from ._init import at_least_float32
+from ._init import at_least_float32, integer
 
 Layer = TypeVar("Layer", bound=Callable[..., Any])
 
@@ -52,14 +52,15 @@ class WeightNorm(Module, Generic[Layer]):
             raise ValueError(
                 f"WeightNorm expected {name} to be an array, got {type(weight).__name__}."
             )
-        if axis is not None and not -weight.ndim <= axis < weight.ndim:
+        number = integer(axis)
+        if axis is not None and (number is None or not -weight.ndim <= number < weight.ndim):
             raise ValueError(
                 f"axis must be None or an axis of {name}, which has shape {weight.shape}; got "
                 f"{axis!r}."
             )
         self.layer = layer
         self.weight_name = weight_name
-        self.axis = axis
+        self.axis = number
         self.g = _norm(weight, axis).astype(weight.dtype)
 
     def __call__(self, x: Array, *, key: PRNGKeyArray | None = None) -> Array:

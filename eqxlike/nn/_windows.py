@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,7 +11,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module
-from ._init import Initializer, Parameter, draw, fan_in_limit, parameter_dtype
+from ._init import (
+    Initializer,
+    Parameter,
+    draw,
+    fan_in_limit,
+    integer,
+    parameter_dtype,
+    whole_number,
+)
 from ._inputs import describe
 
 Sizes = int | Sequence[int]
@@ -39,33 +46,12 @@ PADDING_MODES = {
 DIFFERENTIABLE = {jax.lax.add: 0, jax.lax.max: -math.inf, jax.lax.min: math.inf}
 
 
-def whole_number(value: Any, name: str, least: int = 1) -> int:
-    """`value` as an `int`.
-
-    **Raises:** `ValueError` unless it is an integer of at least `least`.
-    """
-    number = _integer(value)
-    if number is None or number < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-    return number
-
-
-def _integer(value: Any) -> int | None:
-    # A bool is an int to Python, never a size to anyone.
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
-
-
 def sizes_by_axis(value: Any, num_axes: int, name: str, least: int = 1) -> tuple[int, ...]:
     """One size for each spatial axis.
 
     **Raises:** `ValueError` unless `value` is an integer of at least `least`, or `num_axes` such.
     """
-    numbers = [_integer(each) for each in _spread(value, num_axes)]
+    numbers = [integer(each) for each in _spread(value, num_axes)]
     sizes = tuple(number for number in numbers if number is not None and number >= least)
     if len(numbers) != num_axes or len(sizes) != num_axes:
         raise ValueError(
@@ -76,8 +62,9 @@ def sizes_by_axis(value: Any, num_axes: int, name: str, least: int = 1) -> tuple
 
 
 def _spread(value: Any, num_axes: int) -> list[Any]:
-    is_sequence = isinstance(value, Iterable) and not isinstance(value, str)
-    return list(value) if is_sequence else [value] * num_axes
+    # An array of shape `()` is an integer, and says that it is iterable.
+    is_one = integer(value) is not None or not isinstance(value, Iterable) or isinstance(value, str)
+    return [value] * num_axes if is_one else list(value)
 
 
 def padding_by_axis(padding: Padding, num_axes: int) -> str | Pads:
@@ -99,7 +86,7 @@ def padding_by_axis(padding: Padding, num_axes: int) -> str | Pads:
 
 
 def _pair(entry: Any) -> tuple[int, int] | None:
-    sides = [_integer(side) for side in _spread(entry, 2)]
+    sides = [integer(side) for side in _spread(entry, 2)]
     if len(sides) != 2 or sides[0] is None or sides[1] is None:
         return None
     return sides[0], sides[1]

@@ -66,6 +66,37 @@ def test_heads_are_processed_as_by_equinox(getkey):
     )
 
 
+@pytest.mark.parametrize("options", SIZES)
+def test_same_key_drops_what_equinox_drops(options, getkey):
+    ours, theirs = both(getkey, dropout_p=0.4, **options)
+    options = {name: options[name] for name in ("key_size", "value_size") if name in options}
+    arguments, key = inputs(getkey, **options), getkey()
+    np.testing.assert_allclose(
+        ours(*arguments, key=key), theirs(*arguments, key=jr.clone(key)), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_projection_that_needs_a_key_shares_none_with_the_dropout(getkey):
+    attention = nn.to_bayesian(nn.MultiheadAttention(2, 8, dropout_p=0.5, key=getkey()))
+    with jax.debug_key_reuse(True):
+        attention(*inputs(getkey), key=getkey())
+    key = getkey()
+    seen = []
+
+    class Seen(eqx.Module):
+        layer: nn.BayesianLinear
+
+        def __call__(self, x, *, key):
+            jax.debug.callback(lambda data: seen.append(tuple(data.tolist())), jr.key_data(key))
+            return self.layer(x, key=key)
+
+    nn.replace_layers(attention, nn.BayesianLinear, Seen)(*inputs(getkey), key=key)
+    jax.effects_barrier()
+    heads = {tuple(data.tolist()) for data in jr.key_data(jr.split(jr.clone(key), 2))}
+    assert len(set(seen)) == 4 + 5 + 5 + 4
+    assert heads.isdisjoint(seen)
+
+
 def test_dropped_weights_are_right_on_average(getkey):
     attention = nn.MultiheadAttention(2, 8, dropout_p=0.5, key=getkey())
     arguments = inputs(getkey)

@@ -216,5 +216,5 @@ def test_mlp_of_depth_zero_is_one_layer(getkey):
 
 
 def test_mlp_refuses_a_wrong_depth(getkey):
-    with pytest.raises(ValueError, match="depth must be a non-negative integer"):
+    with pytest.raises(ValueError, match="depth must be an integer of at least 0"):
         nn.BayesianMLP(2, 2, 2, -1, key=getkey())

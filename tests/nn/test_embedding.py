@@ -81,7 +81,7 @@ def test_product_of_rotated_vectors_hangs_on_their_distance_alone(getkey):
             np.testing.assert_allclose(diagonal, diagonal[0], rtol=1e-10)
 
 
-@pytest.mark.parametrize(("size", "message"), [(3, "must be even"), (-2, "non-negative")])
+@pytest.mark.parametrize(("size", "message"), [(3, "must be even"), (-2, "integer of at least 0")])
 def test_unfit_size_of_a_rotation_is_refused(size, message):
     with pytest.raises(ValueError, match=message):
         nn.RotaryPositionalEmbedding(size)

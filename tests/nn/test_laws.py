@@ -128,6 +128,13 @@ def test_gradient_is_finite_at_zero_and_elsewhere(case, getkey):
         assert all(bool(jnp.isfinite(leaf).all()) for leaf in leaves)
 
 
+def test_no_key_is_used_twice(case, getkey):
+    with jax.debug_key_reuse(True):
+        layer, xs = build(case), inputs(case, (2,))
+        call_on_batch(case, layer, xs, jr.split(getkey(), 2))
+        call(case, layer, inputs(case), getkey())
+
+
 def test_same_key_builds_the_same_layer(case):
     assert eqx.tree_equal(build(case), build(case))
 

@@ -109,7 +109,7 @@ def test_scan_keeps_the_program_as_small_at_any_depth(getkey):
 
 @pytest.mark.parametrize("bad", [-1, 1.0, True])
 def test_wrong_depth_is_refused(bad, getkey):
-    with pytest.raises(ValueError, match="depth must be a non-negative integer"):
+    with pytest.raises(ValueError, match="depth must be an integer of at least 0"):
         nn.MLP(2, 2, 2, bad, key=getkey())
 
 

@@ -72,7 +72,7 @@ def test_elementwise_affine_is_the_old_name_of_both_flags():
     [
         ((2, 5), "must divide the number of channels: got groups=2 and channels=5"),
         ((2,), "needs `channels`"),
-        ((0, 4), "groups must be at least 1"),
+        ((0, 4), "groups must be an integer of at least 1, got 0"),
     ],
 )
 def test_unfit_groups_are_refused(arguments, message):

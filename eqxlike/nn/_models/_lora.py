@@ -11,7 +11,15 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from ..._module import Module, field
 from ..._pytree import tree_at
-from .._init import Initializer, Parameter, check_scale, draw, fan_in_limit, feature_shape
+from .._init import (
+    Initializer,
+    Parameter,
+    check_scale,
+    draw,
+    fan_in_limit,
+    feature_shape,
+    whole_number,
+)
 from .._inputs import check_input
 from .._linear import Linear
 from ._freeze import freeze, unfreeze
@@ -74,8 +82,7 @@ class LoRALinear(Module):
         """
         if not isinstance(linear, Linear):
             raise TypeError(f"linear must be an nn.Linear, got a {type(linear).__name__}.")
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise ValueError(f"rank must be a positive integer, got {rank!r}.")
+        rank = whole_number(rank, "rank")
         alpha = rank if alpha is None else alpha
         check_scale("alpha", alpha)
         *stacked, out_size, in_size = linear.weight.shape
@@ -87,7 +94,7 @@ class LoRALinear(Module):
         self.down = _draw_stacked(key, tuple(stacked), parameter)
         self.up = jnp.zeros((*stacked, out_size, rank), dtype)
         self.rank = rank
-        self.alpha = alpha
+        self.alpha = float(alpha)
         self.train_base = train_base
 
     @property

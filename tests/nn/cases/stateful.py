@@ -15,11 +15,6 @@ def call(layer_and_state, x, *, key):
     return layer(x, copy.copy(state), key=key)[0]
 
 
-def call_without_key(layer_and_state, x, *, key):
-    """For a stack: `jax_debug_key_reuse` takes keys for used that `vmap` brings into a `scan`."""
-    return call(layer_and_state, x, key=None)
-
-
 def call_on_a_batch(layer_and_state, x, *, key):
     return call(layer_and_state, x[None], key=key)[0]
 
@@ -55,5 +50,5 @@ CASES = {
     "BatchNorm-batched": Case(norm(batched=True, mode="batch"), ((3, 4),), (3, 4), call_on_a_batch),
     "SpectralNorm": Case(with_state(spectral), ((3,),), (4,), call),
     "WeightNorm": Case(lambda **options: nn.WeightNorm(nn.Linear(3, 4, **options)), ((3,),), (4,)),
-    "ScanStack-stateful": Case(with_state(repeated), ((3,),), (3,), call_without_key, "batch"),
+    "ScanStack-stateful": Case(with_state(repeated), ((3,),), (3,), call, "batch"),
 }

@@ -165,7 +165,7 @@ def test_layer_shows_the_properties_of_a_linear(layer):
 
 @pytest.mark.parametrize("rank", [0, -1, 2.0, True])
 def test_wrong_rank_is_refused(rank, getkey):
-    with pytest.raises(ValueError, match=f"rank must be a positive integer, got {rank}"):
+    with pytest.raises(ValueError, match=f"rank must be an integer of at least 1, got {rank}"):
         nn.LoRALinear(nn.Linear(2, 2, key=getkey()), rank, key=getkey())
 
 

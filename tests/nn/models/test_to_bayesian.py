@@ -68,7 +68,9 @@ def test_projection_of_attention_draws_by_a_key_for_each_row(getkey):
     bayesian = nn.to_bayesian(attention, lambda attention: attention.output_proj)
     attended = eqx.tree_at(lambda attention: attention.output_proj, attention, nn.Identity())
     key = getkey()
-    rows = zip(attended(x, x, x), jr.split(jr.split(key, 4)[3], 3), strict=True)
+    rows = zip(
+        attended(x, x, x), jr.split(jr.split(jr.fold_in(key, 2**32 - 1), 4)[3], 3), strict=True
+    )
     expected = [bayesian.output_proj(row, key=row_key) for row, row_key in rows]
     out = bayesian(x, x, x, key=jr.clone(key))
     np.testing.assert_allclose(out, jnp.stack(expected), rtol=1e-5, atol=1e-6)
@@ -141,3 +143,55 @@ def test_model_without_such_layers_is_refused():
 def test_complex_layer_is_refused(getkey):
     with pytest.raises(TypeError, match="needs a real floating dtype"):
         nn.to_bayesian(nn.Linear(2, 2, dtype=jnp.complex64, key=getkey()))
+
+
+STACKS = {
+    "linear": (lambda key: nn.Linear(4, 4, key=key), (4,)),
+    "linear without bias": (lambda key: nn.Linear(4, 4, False, key=key), (4,)),
+    "conv": (lambda key: nn.Conv1d(2, 2, 3, padding=1, key=key), (2, 5)),
+}
+
+
+@pytest.mark.parametrize("prior_scale", [0.5, jnp.array(0.5), np.array(0.5)], ids=type)
+@pytest.mark.parametrize("name", STACKS)
+def test_stack_is_as_bayesian_as_its_layers_one_by_one(name, prior_scale, getkey):
+    make, shape = STACKS[name]
+    stack = nn.ScanStack(make, 3, key=getkey())
+    bayesian = nn.to_bayesian(stack, prior_scale=prior_scale)
+    layers = [nn.to_bayesian(each, prior_scale=prior_scale) for each in stack.unstack()]
+    x, key = jr.normal(getkey(), shape), getkey()
+    out = x
+    for layer, layer_key in zip(layers, jr.split(jr.clone(key), 3), strict=True):
+        out = layer(out, key=layer_key)
+    np.testing.assert_allclose(bayesian(x, key=key), out, rtol=1e-5, atol=1e-6)
+    expected = sum(map(nn.kl_divergence, layers))
+    np.testing.assert_allclose(nn.kl_divergence(bayesian), expected, rtol=1e-5)
+    drawn = nn.sample_posterior(bayesian, getkey())
+    assert jax.tree.structure(drawn) == jax.tree.structure(stack)
+    assert drawn(x).shape == shape
+
+
+def test_each_layer_of_a_stack_learns_a_prior_scale_of_its_own(getkey):
+    def gradient(model):
+        return eqx.filter_grad(nn.kl_divergence)(model)
+
+    stack = nn.ScanStack(STACKS["linear"][0], 3, key=getkey())
+    bayesian = nn.to_bayesian(stack, prior_scale=jnp.array(0.5))
+    found = gradient(bayesian).layers.prior_scale
+    layers = [nn.to_bayesian(each, prior_scale=jnp.array(0.5)) for each in stack.unstack()]
+    expected = [gradient(layer).prior_scale for layer in layers]
+    np.testing.assert_allclose(found, jnp.stack(expected), rtol=1e-5)
+
+
+def test_members_of_an_ensemble_have_a_prior_scale_each(getkey):
+    members = eqx.filter_vmap(STACKS["linear"][0])(jr.split(getkey(), 2))
+    bayesian = nn.to_bayesian(members, prior_scale=jnp.array(0.5))
+    x, keys = jnp.ones(4), jr.split(getkey(), 2)
+    out = eqx.filter_vmap(lambda layer, key: layer(x, key=key))(bayesian, keys)
+    assert out.shape == (2, 4)
+    assert bayesian.prior_scale.shape == (2,)
+
+
+def test_drawing_a_network_uses_no_key_twice(model, getkey):
+    with jax.debug_key_reuse(True):
+        nn.sample_posterior(nn.to_bayesian(model), getkey())

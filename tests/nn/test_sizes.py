@@ -1,0 +1,156 @@
+"""Sizes: an integer of NumPy is as good as one of Python, and a bool is none."""
+
+import functools
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn
+from eqxlike._partition import find_static_difference
+
+CONV = {
+    "in_channels": 2,
+    "out_channels": 4,
+    "kernel_size": 3,
+    "stride": 2,
+    "padding": 1,
+    "dilation": 1,
+    "groups": 2,
+}
+POOL = {"kernel_size": 2, "stride": 1, "padding": 1}
+MAX = {"init": -jnp.inf, "operation": jax.lax.max}
+NORM = {"axis_name": "batch", "mode": "batch"}
+
+
+def linear():
+    return nn.Linear(3, 4, key=jr.key(1))
+
+
+# For each layer that takes integers: all of these, and what else it needs.
+SIZES = {
+    "AdaptivePool": ({"target_shape": 3, "num_spatial_dims": 2}, {"operation": jnp.mean}),
+    "BatchNorm": ({"input_size": 3}, NORM),
+    "BayesianLinear": ({"in_features": 3, "out_features": 4}, {}),
+    "BayesianMLP": ({"in_size": 3, "out_size": 4, "width_size": 5, "depth": 2}, {}),
+    "Conv": ({"num_spatial_dims": 2, **CONV}, {}),
+    "ConvTranspose": ({"num_spatial_dims": 2, **CONV, "output_padding": 1}, {}),
+    "Embedding": ({"num_embeddings": 5, "embedding_size": 3}, {}),
+    "GRUCell": ({"input_size": 3, "hidden_size": 4}, {}),
+    "GroupNorm": ({"groups": 2, "channels": 4}, {}),
+    "LSTMCell": ({"input_size": 3, "hidden_size": 4}, {}),
+    "LayerNorm": ({"shape": (2, 3)}, {}),
+    "Linear": ({"in_features": 3, "out_features": 4}, {}),
+    "LoRALinear": ({"rank": 2}, {"linear": linear()}),
+    "MLP": ({"in_size": 3, "out_size": 4, "width_size": 5, "depth": 2}, {}),
+    "MultiheadAttention": (
+        {
+            "num_heads": 2,
+            "query_size": 4,
+            "key_size": 6,
+            "value_size": 5,
+            "output_size": 3,
+            "qk_size": 2,
+            "vo_size": 3,
+        },
+        {},
+    ),
+    "Pool": ({"num_spatial_dims": 2, **POOL}, MAX),
+    "RMSNorm": ({"shape": 3}, {}),
+    "RotaryPositionalEmbedding": ({"embedding_size": 4}, {}),
+    "ScanStack": ({"depth": 3, "unroll": 2}, {"make_layer": lambda key: linear()}),
+    "SpectralNorm": (
+        {"num_power_iterations": 2},
+        {"layer": linear(), "weight_name": "weight"},
+    ),
+    "WeightNorm": ({"axis": 1}, {"layer": linear()}),
+}
+for dims in (1, 2, 3):
+    SIZES |= {
+        f"Conv{dims}d": (CONV, {}),
+        f"ConvTranspose{dims}d": ({**CONV, "output_padding": 1}, {}),
+        f"AdaptiveAvgPool{dims}d": ({"target_shape": 3}, {}),
+        f"AdaptiveMaxPool{dims}d": ({"target_shape": 3}, {}),
+        f"AvgPool{dims}d": (POOL, {}),
+        f"MaxPool{dims}d": (POOL, {}),
+    }
+
+
+def parameters(cls):
+    return inspect.signature(cls.__init__).parameters
+
+
+def build(name, sizes):
+    cls = getattr(nn, name)
+    options = {"key": jr.key(0)} if "key" in parameters(cls) else {}
+    made = nn.make_with_state(cls)(**sizes, **SIZES[name][1], **options)
+    return made
+
+
+def test_every_layer_that_takes_integers_is_here():
+    layers = [cls for cls in vars(nn).values() if isinstance(cls, type(eqx.Module))]
+    takes_integers = {
+        cls.__name__: {
+            name
+            for name, each in parameters(cls).items()
+            if re.search(r"\bint\b", str(each.annotation))
+            and not re.search("float|Callable", str(each.annotation))
+        }
+        for cls in layers
+    }
+    expected = {name: names for name, names in takes_integers.items() if names}
+    assert {name: set(sizes) for name, (sizes, _) in SIZES.items()} == expected
+
+
+@pytest.mark.parametrize("convert", [np.int64, np.uint8, functools.partial(np.array, dtype=int)])
+@pytest.mark.parametrize("name", SIZES)
+def test_integers_of_numpy_make_the_same_layer(name, convert):
+    sizes, _ = SIZES[name]
+    layer = build(name, sizes)
+    same = build(name, jax.tree.map(convert, sizes))
+    assert find_static_difference(layer, same) is None
+    assert eqx.tree_equal(layer, same)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [(name, size) for name in SIZES for size in SIZES[name][0]]
+)
+@pytest.mark.parametrize("value", [True, np.True_, 2.0, "2"])
+def test_what_is_no_integer_is_refused_by_name(name, size, value):
+    shown = "each size of shape" if size == "shape" else size
+    with pytest.raises(ValueError, match=rf"{shown} must be .*got {value!r}"):
+        build(name, {**SIZES[name][0], size: value})
+
+
+def test_sizes_by_axis_may_be_an_array():
+    sizes = {"kernel_size": np.array([3, 2]), "padding": np.array([[1, 0], [2, 1]])}
+    layer = nn.Conv2d(1, 1, **sizes, key=jr.key(0))
+    assert (layer.kernel_size, layer.padding) == ((3, 2), ((1, 0), (2, 1)))
+    assert find_static_difference(layer.padding, ((1, 0), (2, 1))) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "number"),
+    [
+        (lambda eps: nn.LayerNorm(3, eps), 0.5),
+        (lambda eps: nn.RMSNorm(3, eps), 0.5),
+        (lambda eps: nn.GroupNorm(1, 3, eps), 0.5),
+        (lambda eps: nn.BatchNorm(3, eps=eps, momentum=eps, **NORM), 0.5),
+        (lambda theta: nn.RotaryPositionalEmbedding(4, theta), 100.0),
+        (lambda alpha: nn.LoRALinear(linear(), 2, alpha=alpha, key=jr.key(0)), 2.0),
+    ],
+)
+def test_static_numbers_of_numpy_make_the_same_layer(make, number):
+    layers = [nn.make_with_state(make)(each) for each in (number, np.float32(number))]
+    assert find_static_difference(*layers) is None
+
+
+def test_layers_are_indexed_by_integers_of_numpy():
+    layers = [nn.Lambda(jnp.sin), nn.Lambda(jnp.cos)]
+    assert nn.Sequential(layers)[np.int64(1)] is layers[1]
+    assert nn.ScanStack(lambda key: linear(), 2, key=jr.key(0))[np.int64(1)] == linear()
