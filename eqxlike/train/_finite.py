@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
-from .._pytree import filter, is_array, is_inexact_array
+from .._pytree import is_array, is_inexact_array
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:
@@ -25,13 +25,23 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
     # A NaN makes the maximum NaN. The maxima are stacked before `isfinite`: on a CPU the Adam step
     # of a 64x8 MLP takes 1.2 times as long with this, 2.4 with `isfinite(leaf).all()` on each leaf.
     maxima: dict[Any, list[Array]] = {}
-    for leaf in jax.tree_util.tree_leaves(filter(tree, is_inexact_array)):
-        maximum = jnp.max(jnp.abs(leaf), initial=0)
+    for leaf in jax.tree_util.tree_leaves(tree):
+        if not is_inexact_array(leaf):
+            continue
+        maximum = jnp.max(_magnitude(leaf), initial=0)
         maxima.setdefault(maximum.dtype, []).append(maximum)
     is_finite = jnp.ones((), bool)
     for stacked in map(jnp.stack, maxima.values()):
         is_finite = is_finite & jnp.isfinite(stacked).all()
     return is_finite
+
+
+def _magnitude(array: Any) -> Array:
+    """Finite where `array` is, NaN where it is NaN, and not negative."""
+    if jnp.iscomplexobj(array):
+        # The absolute value of a large complex number overflows.
+        return jnp.maximum(jnp.abs(array.real), jnp.abs(array.imag))
+    return jnp.abs(array)
 
 
 def tree_where(condition: Bool[Array, ""], tree: PyTree, other: PyTree) -> PyTree:
@@ -42,7 +52,8 @@ def tree_where(condition: Bool[Array, ""], tree: PyTree, other: PyTree) -> PyTre
     - `condition`: shape `()`.
     - `tree`, `other`: of the same structure, shapes and dtypes, as a model before and after a step.
 
-    **Returns:** one of the two. Leaves that are no arrays are those of `tree`.
+    **Returns:** one of the two. Leaves that are no arrays are those of `tree`. Typed PRNG keys may
+    be chosen from `other` though they were used, as those of the state before a step are.
 
     **Raises:** `ValueError` for two structures.
 
@@ -52,6 +63,13 @@ def tree_where(condition: Bool[Array, ""], tree: PyTree, other: PyTree) -> PyTre
     """
 
     def choose(leaf: Any, other_leaf: Any) -> Any:
-        return jnp.where(condition, leaf, other_leaf) if is_array(other_leaf) else leaf
+        if not is_array(other_leaf):
+            return leaf
+        if jnp.issubdtype(other_leaf.dtype, jax.dtypes.prng_key):
+            # `jax.debug_key_reuse` takes a choice for use, and the other key may have been used
+            # already: it is kept to be used once more.
+            chosen = jnp.where(condition, leaf, jax.random.clone(other_leaf))
+            return jax.random.clone(chosen)
+        return jnp.where(condition, leaf, other_leaf)
 
     return jax.tree_util.tree_map(choose, tree, other)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._pytree import is_array, tree_at
+from .._pytree import tree_at
+from ._checks import check_not_deleted, check_state, deleted_paths
 from ._interrupt import Interrupt, delayed_interrupt
 from ._state import TrainState, copy_arrays
 
@@ -37,7 +38,10 @@ class _Run:
         self.state = state
         self.first_step = int(state.step)
         self.history: list[float] = []
-        self.pending: list[Array] = []
+        # With each loss, whether the state was halted then; not once it is known that the step adds
+        # one to `state.step`, which says by itself how many steps were good.
+        self.pending: list[tuple[Array, Array | None]] = []
+        self.counts_steps = False
         self.divergence: str | None = None
 
     @property
@@ -48,19 +52,24 @@ class _Run:
     def advance(self, step: Step, batch: Any) -> None:
         # One statement: whatever interrupts it, `state` is one that no call has been given.
         self.state, loss, *_ = step(self.state, batch)
-        self.pending.append(loss)
+        # A copy: the next step may donate it.
+        is_halted = None if self.counts_steps else jnp.copy(self.state.is_halted)
+        self.pending.append((loss, is_halted))
 
     def read(self) -> None:
         """Waits for the losses on the device; says in `divergence` if a step of theirs was bad."""
         if not self.pending:
             return
-        losses = [float(loss) for loss in jax.device_get(self.pending)]
-        self.pending = []
+        pending, self.pending = jax.device_get(self.pending), []
+        losses = [float(loss) for loss, _ in pending]
+        num_counted = int(self.state.step) - self.first_step - len(self.history)
         if bool(self.state.is_halted):
-            num_good = int(self.state.step) - self.first_step - len(self.history)
+            were_halted = [bool(is_halted) for _, is_halted in pending]
+            num_good = num_counted if self.counts_steps else were_halted.index(True)
             self.history += losses[:num_good]
             self.divergence = self._describe(losses[num_good])
             return
+        self.counts_steps = num_counted == len(losses)
         for loss in losses:
             if not math.isfinite(loss):
                 self.divergence = (
@@ -78,10 +87,10 @@ class _Run:
     def _describe(self, loss: float) -> str:
         failed = self._failed_step
         if math.isfinite(loss):
-            array = "parameter"
+            array = "A parameter, or what the optimiser or the model keeps,"
             if self.state.loss_scale is not None:
-                array = "gradient at the smallest loss scale, or a parameter,"
-            what = f"A {array} became NaN or infinite in step {failed}, at a loss of {loss:.6g}"
+                array = f"A gradient at the smallest loss scale, {array[0].lower()}{array[1:]}"
+            what = f"{array} became NaN or infinite in step {failed}, at a loss of {loss:.6g}"
         else:
             what = f"The loss was {loss} in step {failed}"
         return f"{what}; the state is that after step {failed - 1}."
@@ -120,8 +129,9 @@ def fit(
 
     **Returns:** a `FitResult`.
 
-    **Raises:** `ValueError` if a count is less than 1; whatever `step`, `batches` and `on_log`
-    raise, except that `KeyboardInterrupt` from the last two ends training.
+    **Raises:** `TypeError` if `state` is no `TrainState`; `RuntimeError` if its arrays were
+    donated; `ValueError` if a count is less than 1; whatever `step`, `batches` and `on_log` raise,
+    except that `KeyboardInterrupt` from the last two ends training.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -134,6 +144,8 @@ def fit(
     >>> result.stopped, len(result.history), result.history[-1] < result.history[0]
     ('finished', 10, True)
     """
+    check_state(state, TrainState, "fit")
+    check_not_deleted(state, "state", "fit")
     for name, count in (
         ("num_steps", num_steps),
         ("log_every", log_every),
@@ -146,7 +158,7 @@ def fit(
         try:
             _loop(run, step, batches, num_steps, log_every, on_log, check_every, interrupt)
         except KeyboardInterrupt:
-            if _is_deleted(run.state):
+            if deleted_paths(run.state):
                 # It came inside the step, after the state was given away: nothing to return.
                 raise
             interrupt.is_requested = True
@@ -183,13 +195,6 @@ def _loop(
 
 def _unhalted(state: TrainState) -> TrainState:
     return tree_at(lambda state: state.is_halted, state, jnp.zeros((), bool))
-
-
-def _is_deleted(state: TrainState) -> bool:
-    leaves = jax.tree_util.tree_leaves(state)
-    return any(
-        leaf.is_deleted() for leaf in leaves if is_array(leaf) and isinstance(leaf, jax.Array)
-    )
 
 
 def _result(run: _Run, interrupt: Interrupt, num_steps: int) -> FitResult:

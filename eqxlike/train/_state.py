@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Int32, PRNGKeyArray, PyTree
 
 from .._module import Module
 from .._pytree import filter, is_array, is_inexact_array
+from ._checks import check_model, check_not_deleted, check_optimiser
 from ._loss_scale import DynamicLossScale
 
 
@@ -17,11 +18,16 @@ def copy_arrays(pytree: PyTree) -> PyTree:
 
     Donation deletes the buffers it is given and refuses one that is given twice; neither may reach
     arrays that somebody else holds. Weak types go as well: a step would return strong ones, and be
-    traced a second time for them.
+    traced a second time for them. Of a key that is used once more on purpose
+    `jax.debug_key_reuse` is told.
     """
 
     def copy(leaf: Any) -> Any:
-        return jnp.array(leaf, dtype=leaf.dtype, copy=True) if is_array(leaf) else leaf
+        if not is_array(leaf):
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.clone(leaf)
+        return jnp.array(leaf, dtype=leaf.dtype, copy=True)
 
     return jax.tree_util.tree_map(copy, pytree)
 
@@ -76,13 +82,17 @@ class TrainState(Module):
         - `loss_scale`: for a model that computes in float16; copied too.
         - `model_state`: for a model with state, what `nn.make_with_state` made with it; copied too.
 
-        **Raises:** `TypeError` if `loss_scale` is something else.
+        **Raises:** `TypeError` if `model` is a class, `optimiser` no optimiser, or `loss_scale`
+        something else; `RuntimeError` if an array of the model was donated.
         """
+        check_model(model)
+        check_optimiser(optimiser, "TrainState.create")
         if not isinstance(loss_scale, DynamicLossScale | None):
             raise TypeError(
                 "TrainState.create expected a train.DynamicLossScale as loss_scale, or None; got "
                 f"{loss_scale!r}."
             )
+        check_not_deleted(model, "model", "TrainState.create")
         model = copy_arrays(model)
         optimiser_state = copy_arrays(optimiser.init(filter(model, is_inexact_array)))
         step = jnp.zeros((), jnp.int32)

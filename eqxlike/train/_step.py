@@ -6,21 +6,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import jax.tree_util as jtu
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from .._pytree import apply_updates, filter, is_inexact_array, tree_at, tree_pformat
+from .._partition import find_static_difference
+from .._pytree import apply_updates, filter, is_array, is_inexact_array, tree_at, tree_pformat
 from .._transforms import filter_jit, filter_value_and_grad
+from ._checks import check_optimiser, check_optimiser_state, check_state
 from ._finite import all_finite, tree_where
 from ._state import TrainState
 
 
 def keep_if_finite(old: TrainState, new: TrainState, loss: Float[Array, ""]) -> TrainState:
-    """`new`, or `old` marked as halted if the loss, or an array of the model of `new` or of its
-    state, is NaN or infinite.
+    """`new`, or `old` marked as halted if the loss, or an array of `new`, is NaN or infinite.
 
     It runs inside the jitted step, so that the last good state is exact however late the host
     looks. Call it in a step of your own for `fit` to find that state.
+
+    What counts are the arrays of the model that are not frozen, those of its state, and those of
+    the optimiser's state; single numbers of the last only in the place of a parameter: others are
+    infinite on purpose, such as the best loss before there was one.
 
     **Arguments:**
 
@@ -28,9 +34,22 @@ def keep_if_finite(old: TrainState, new: TrainState, loss: Float[Array, ""]) -> 
     - `new`: the state after the update.
     - `loss`: shape `()`.
     """
-    is_good = ~old.is_halted & jnp.isfinite(loss) & all_finite((new.model, new.model_state))
+    parameters = filter(new.model, is_inexact_array)
+    kept = parameters, new.model_state, _statistics(new.optimiser_state, parameters)
+    is_good = ~old.is_halted & jnp.isfinite(loss) & all_finite(kept)
     chosen = tree_where(is_good, new, old)
     return tree_at(lambda state: state.is_halted, chosen, ~is_good)
+
+
+def _statistics(optimiser_state: optax.OptState, parameters: PyTree) -> list[Any]:
+    """What an optimiser keeps of each parameter, such as its moments, and other arrays."""
+    structure = jtu.tree_structure(parameters)
+
+    def is_of_parameters(node: Any) -> bool:
+        return jtu.tree_structure(node) == structure
+
+    parts = jtu.tree_leaves(optimiser_state, is_leaf=is_of_parameters)
+    return [part for part in parts if not is_array(part) or part.ndim > 0]
 
 
 def make_step(
@@ -50,9 +69,10 @@ def make_step(
     - `optimiser`: the one that `TrainState.create` got. It sees the model's floating-point and
       complex arrays, and the loss as the extra argument `value`.
     - `has_aux`: whether the loss returns something beside.
-    - `check_finite`: refuse an update that would make the loss or a parameter NaN or infinite; see
-      `TrainState.is_halted`. It goes over the state once more, which shows where a step does little
-      else. Without it `fit` still stops at a loss that is not finite, but has no good state left.
+    - `check_finite`: refuse an update that would make the loss, a parameter, or what the model and
+      the optimiser keep NaN or infinite; see `keep_if_finite` and `TrainState.is_halted`. It goes
+      over the state once more, which shows where a step does little else. Without it `fit` still
+      stops at a loss that is not finite, but has no good state left.
 
     If the state has a loss scale, the loss is scaled for its gradients, which the optimiser sees
     unscaled. Where one of them is not finite the step leaves model and optimiser state exactly as
@@ -62,6 +82,10 @@ def make_step(
 
     **Returns:** `step(state, batch)` which gives `(state, loss)`, or `(state, loss, aux)`. The
     state that it gets is donated: use the one it returns.
+
+    **Raises:** `TypeError` if `optimiser` is none. When called, `TypeError` for what is no
+    `TrainState`, and for a loss that returns something else; `ValueError` if the state was made
+    with another optimiser.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn
@@ -75,6 +99,7 @@ def make_step(
     >>> int(state.step), loss.shape
     (3, ())
     """
+    check_optimiser(optimiser, "make_step")
     extended = optax.with_extra_args_support(optimiser)
 
     def evaluate(model: Any, model_state: Any, batch: Any, key: Array) -> tuple[Any, Any]:
@@ -83,7 +108,7 @@ def make_step(
             value, aux = loss(model, batch, key) if has_aux else (loss(model, batch, key), None)
             return value, (None, aux)
         # A copy: a `nn.State` that is set is used up, and the old one may be needed again.
-        copied = jax.tree_util.tree_map(lambda leaf: leaf, model_state)
+        copied = jtu.tree_map(lambda leaf: leaf, model_state)
         return _with_model_state(loss(model, copied, batch, key), model_state, has_aux)
 
     def differentiate(state: TrainState, batch: Any, key: PRNGKeyArray) -> tuple[Any, Any, Any]:
@@ -104,9 +129,11 @@ def make_step(
         return value, beside, loss_scale.unscale(gradients)
 
     def step(state: TrainState, batch: Any) -> tuple:
+        check_state(state, TrainState, "The step")
+        parameters = filter(state.model, is_inexact_array)
+        check_optimiser_state(optimiser, parameters, state.optimiser_state)
         next_key, loss_key = jr.split(state.key)
         value, (model_state, aux), gradients = differentiate(state, batch, loss_key)
-        parameters = filter(state.model, is_inexact_array)
         # Optax counts on promotion (Adam raises a float to an integer count), also where the user
         # wants the model's own arithmetic strict.
         with jax.numpy_dtype_promotion("standard"):
@@ -153,8 +180,28 @@ def _with_model_state(returned: Any, old: Any, has_aux: bool) -> tuple[Any, tupl
     if has_aux and (not isinstance(beside, tuple) or len(beside) != 2):
         raise TypeError(f"{expected}, got {tree_pformat(returned)}.")
     new, aux = beside if has_aux else (beside, None)
-    if tree_pformat(new) != tree_pformat(old):
+    if difference := _difference(old, new):
+        path, *differing = difference
+        shown = [tree_pformat(each) for each in differing]
+        before, after = shown if shown[0] != shown[1] else map(repr, differing)
         raise TypeError(
-            f"{expected}, of the form that it got, {tree_pformat(old)}; got {tree_pformat(new)}."
+            f"{expected}, of the form that it got, {tree_pformat(old)}; got {tree_pformat(new)}: "
+            f"at model_state{jtu.keystr(path)} {before} became {after}."
         )
     return value, (new, aux)
+
+
+def _difference(old: Any, new: Any) -> tuple[Any, Any, Any] | None:
+    """Where two states of a model differ in more than the numbers in their arrays."""
+    if found := find_static_difference(old, new):
+        return found
+    for (path, before), after in zip(
+        jtu.tree_leaves_with_path(old), jtu.tree_leaves(new), strict=True
+    ):
+        if is_array(before) and _type(before) != _type(after):
+            return path, before, after
+    return None
+
+
+def _type(array: Any) -> tuple[Any, Any]:
+    return array.shape, jnp.result_type(array)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from eqxlike import is_array, nn, tree_equal
+from eqxlike import is_array, nn, tree_at, tree_equal
 from eqxlike.train import DynamicLossScale, TrainState, _fit, fit, make_step
 
 OPTIMISER = optax.adam(0.1)
@@ -111,8 +111,8 @@ def test_parameter_that_is_not_finite_is_a_divergence_at_a_finite_loss(state):
     result = fit(state, step, batches(bad_at=4, value=0.0), num_steps=8)
     assert result.stopped == "diverged"
     assert result.message == (
-        "A parameter became NaN or infinite in step 4, at a loss of 0; "
-        "the state is that after step 3."
+        "A parameter, or what the optimiser or the model keeps, became NaN or infinite in step 4, "
+        "at a loss of 0; the state is that after step 3."
     )
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(result.state.model))
 
@@ -133,8 +133,8 @@ def test_step_that_a_loss_scale_skips_is_no_divergence(bad_at, getkey):
     zeros = fit(state, step, [0 * GOOD] * 20, num_steps=20, check_every=7)
     assert zeros.stopped == "diverged"
     assert zeros.message == (
-        "A gradient at the smallest loss scale, or a parameter, became NaN or infinite in step 16, "
-        "at a loss of 0; the state is that after step 15."
+        "A gradient at the smallest loss scale, a parameter, or what the optimiser or the model "
+        "keeps, became NaN or infinite in step 16, at a loss of 0; the state is that after step 15."
     )
     assert tree_equal(zeros.state.model, state.model)
 
@@ -148,6 +148,48 @@ def test_step_of_ones_own_that_keeps_no_good_state_is_told_so(state, step):
     assert result.stopped == "diverged"
     assert "nan in step 4. The step did not keep its last good state" in result.message
     assert len(result.history) == 3
+
+
+@pytest.mark.parametrize("check_every", [1, 3, 100])
+@pytest.mark.parametrize("bad_at", [1, 5, 12])
+@pytest.mark.parametrize("is_loss_finite", [False, True])
+def test_step_of_ones_own_that_does_not_count_is_named_by_its_calls(
+    check_every, bad_at, is_loss_finite, state, step
+):
+    def own(state, batch):
+        new, loss = step(state, batch)
+        loss = jnp.where(jnp.isfinite(loss), loss, 0.0) if is_loss_finite else loss
+        return tree_at(lambda state: state.step, new, jnp.zeros((), jnp.int32)), loss
+
+    result = fit(state, own, batches(bad_at=bad_at), num_steps=12, check_every=check_every)
+    assert result.stopped == "diverged"
+    assert f"in step {bad_at}" in result.message
+    assert result.message.endswith(f"the state is that after step {bad_at - 1}.")
+    expected = fit(state, step, batches(bad_at=bad_at), num_steps=12)
+    assert result.history == expected.history
+    assert tree_equal(result.state.model, expected.state.model)
+
+
+def test_state_that_was_donated_is_refused_with_the_paths(state, step):
+    newest, _ = step(state, GOOD)
+    expected = (
+        r"fit expected a state whose arrays are there; .* deleted: state\.model\.weight, "
+        r"state\.model\.bias, .* and \d+ more\. A training step donates the state that it gets"
+    )
+    with pytest.raises(RuntimeError, match=expected):
+        fit(state, step, batches(), num_steps=2)
+    assert len(fit(newest, step, batches(), num_steps=2).history) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [(nn.Identity(), "Identity"), (nn.Linear, "the class Linear")]
+)
+def test_what_is_no_state_is_refused_with_the_way_to_make_one(given, name, step):
+    expected = (
+        rf"fit expected a TrainState, and got {name}\. Make one .*TrainState\.create\(model, "
+    )
+    with pytest.raises(TypeError, match=expected):
+        fit(given, step, batches(), num_steps=2)
 
 
 def test_step_may_return_more(state):

@@ -166,10 +166,47 @@ def other_state(model, state, batch, key):
     [
         (lambda *args: squares(*args)[0], False, r"to return \(loss, model_state\), got f32\[\]"),
         (squares, True, r"to return \(loss, \(model_state, aux\)\), got \("),
-        (other_state, False, r"(?s)of the form that it got, State.*Sequential.*; got State\(\)"),
+        (
+            other_state,
+            False,
+            r"(?s)of the form that it got, State.*Sequential.*; got State\(\): at",
+        ),
     ],
 )
 def test_loss_that_returns_something_else_is_refused(loss, has_aux, message, batch, getkey):
     step = train.make_step(loss, OPTIMISER, has_aux=has_aux)
     with pytest.raises(TypeError, match=message):
         step(start(getkey), batch)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        (1, True, r"\['b'\] 1 became True"),
+        (1.0, 1, r"\['b'\] 1.0 became 1"),
+        (lambda: 0, lambda: 0, r"\['b'\] <function <lambda> at .* became <function <lambda> at "),
+        (jnp.ones(2), jnp.ones(3), r"\['b'\] f32\[2\] became f32\[3\]"),
+        (jnp.ones(2), jnp.ones(2, int), r"\['b'\] f32\[2\] became i32\[2\]"),
+        (jnp.ones(2), [jnp.ones(2)], r"\['b'\] f32\[2\] became \[f32\[2\]\]"),
+    ],
+    ids=["bool", "int", "function", "shape", "dtype", "node"],
+)
+def test_model_state_is_compared_by_what_it_is_and_not_by_how_it_prints(old, new, place, getkey):
+    def loss(model, model_state, batch, key):
+        return jnp.sum(model.weight), {"a": jnp.ones(2), "b": new}
+
+    model, model_state = nn.Linear(2, 1, key=getkey()), {"a": jnp.zeros(2), "b": old}
+    state = train.TrainState.create(model, OPTIMISER, key=getkey(), model_state=model_state)
+    with pytest.raises(TypeError, match=rf"at model_state{place}"):
+        train.make_step(loss, OPTIMISER)(state, None)
+
+
+def test_model_state_may_come_back_as_numpy_arrays(getkey):
+    def loss(model, model_state, batch, key):
+        return jnp.sum(model.weight), {"a": np.ones(2, np.float32)}
+
+    state = train.TrainState.create(
+        nn.Linear(2, 1, key=getkey()), OPTIMISER, key=getkey(), model_state={"a": jnp.zeros(2)}
+    )
+    state, _ = train.make_step(loss, OPTIMISER)(state, None)
+    assert state.model_state["a"].tolist() == [1, 1]

@@ -75,3 +75,24 @@ def test_old_style_keys_are_taken(getkey):
     key = jax.random.PRNGKey(0)
     state = TrainState.create(nn.Linear(2, 2, key=getkey()), optax.adam(0.1), key=key)
     assert (state.key == key).all()
+
+
+def test_class_in_the_place_of_a_model_is_refused(getkey):
+    with pytest.raises(TypeError, match=r"got the class Linear: make one first, with `Linear\("):
+        TrainState.create(nn.Linear, optax.adam(0.1), key=getkey())
+
+
+def test_what_is_no_optimiser_is_refused(model, getkey):
+    with pytest.raises(
+        TypeError, match=r"create expected an optax.GradientTransformation .* 0\.1\."
+    ):
+        TrainState.create(model, 0.1, key=getkey())
+
+
+def test_model_whose_arrays_were_donated_is_refused_with_their_paths(model, getkey):
+    model.count.delete()
+    expected = (
+        r"TrainState.create expected a model whose arrays are there; .* deleted: model\.count\."
+    )
+    with pytest.raises(RuntimeError, match=expected):
+        TrainState.create(model, optax.adam(0.1), key=getkey())

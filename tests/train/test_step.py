@@ -5,8 +5,17 @@ import numpy as np
 import optax
 import pytest
 
-from eqxlike import Module, is_array, nn, tree_at, tree_equal
-from eqxlike.train import TrainState, keep_if_finite, make_step
+from eqxlike import (
+    Module,
+    filter,
+    filter_jit,
+    is_array,
+    is_inexact_array,
+    nn,
+    tree_at,
+    tree_equal,
+)
+from eqxlike.train import DynamicLossScale, TrainState, fit, keep_if_finite, make_step
 
 
 def squared_error(model, batch, key):
@@ -196,16 +205,105 @@ def test_parameters_that_are_not_finite_leave_the_state_as_it_was(getkey):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.complex64])
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
 def test_any_parameter_that_is_not_finite_is_found(dtype, bad, getkey):
-    old = TrainState.create(
-        {"a": jnp.ones((3, 2)), "b": jnp.ones(4, dtype), "c": jnp.arange(2), "d": jnp.ones((0, 2))},
-        optax.sgd(0.1),
-        key=getkey(),
-    )
-    new = tree_at(lambda state: state.model["b"], old, old.model["b"].at[2].set(bad))
+    def state_with(last):
+        ones = {"a": jnp.ones((3, 2)), "c": jnp.arange(2), "d": jnp.ones((0, 2))}
+        return TrainState.create(ones | {"b": last}, optax.sgd(0.1), key=getkey())
+
+    good = jnp.ones(4, dtype)
+    old, new = state_with(good), state_with(good.at[2].set(bad))
     kept = keep_if_finite(old, new, jnp.array(0.0))
     assert kept.is_halted
     assert tree_equal(kept.model, old.model)
-    assert not keep_if_finite(new, old, jnp.array(0.0)).is_halted
+    # What was there before the step does not matter.
+    assert not keep_if_finite(state_with(good * bad), state_with(good), jnp.array(0.0)).is_halted
+
+
+@pytest.mark.parametrize("loss_scale", [None, DynamicLossScale()], ids=["plain", "scaled"])
+@pytest.mark.parametrize("check_finite", [False, True])
+def test_no_key_is_used_twice(check_finite, loss_scale, model, batch, getkey):
+    def loss(model, model_state, batch, key):
+        state_key, noise_key = jr.split(model_state["key"])
+        noise = jr.normal(key, ()) + jr.normal(noise_key, ())
+        return squared_error(model, batch, None) + noise, {"key": state_key}
+
+    with jax.debug_key_reuse(True):
+        step = make_step(loss, optax.sgd(0.1), check_finite=check_finite)
+        first = TrainState.create(
+            model,
+            optax.sgd(0.1),
+            key=getkey(),
+            loss_scale=loss_scale,
+            model_state={"key": getkey()},
+        )
+        runs = [fit(first, step, [batch] * 3, num_steps=3) for _ in range(2)]
+        state, expected = first, []
+        for _ in range(3):
+            state, value = step(state, batch)
+            expected.append(float(value))
+    assert len(set(expected)) == 3
+    assert list(runs[0].history) == list(runs[1].history) == expected
+
+
+def test_step_of_ones_own_that_keeps_its_key_is_found_by_jax(model, batch, getkey):
+    def step(state, batch):
+        noise = jr.normal(state.key, ())
+        return keep_if_finite(state, state, noise), noise
+
+    with jax.debug_key_reuse(True), pytest.raises(jax.errors.KeyReuseError):
+        filter_jit(step)(TrainState.create(model, optax.sgd(0.1), key=getkey()), batch)
+
+
+class Scales(Module):
+    """With parameters of one number and of several."""
+
+    slope: jax.Array
+    weight: jax.Array
+    constant: jax.Array
+
+    def __init__(self):
+        self.slope = jnp.array(1.0)
+        self.weight = jnp.ones(3)
+        self.constant = jnp.array([-jnp.inf, 0.0])
+
+
+@pytest.mark.parametrize("name", ["slope", "weight"])
+def test_infinite_moment_of_an_optimiser_leaves_the_state_as_it_was(name, getkey):
+    # The square of the gradient overflows, and the update is 0 from then on.
+    def loss(model, scale, key):
+        return scale * jnp.sum(getattr(model, name))
+
+    optimiser, model = optax.adam(0.1), nn.freeze(Scales(), lambda model: model.constant)
+    steep = jnp.array(1e30)
+    parameters = filter(model, is_inexact_array)
+    gradient = jax.tree.map(jnp.zeros_like, parameters)
+    gradient = tree_at(lambda model: getattr(model, name), gradient, replace_fn=lambda x: x + steep)
+    with jax.numpy_dtype_promotion("standard"):
+        updates, moments = optimiser.update(gradient, optimiser.init(parameters))
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(updates))
+    assert jnp.isinf(getattr(moments[0].nu, name)).all()
+
+    step = make_step(loss, optimiser)
+    state, _ = step(TrainState.create(model, optimiser, key=getkey()), jnp.array(1.0))
+    before = snapshot(state)
+    state, value = step(state, steep)
+    assert state.is_halted
+    assert jnp.isfinite(value)
+    assert tree_equal((state.model, state.optimiser_state), (before.model, before.optimiser_state))
+
+
+def test_numbers_that_are_infinite_on_purpose_do_not_halt(getkey):
+    # The best loss before there was one; and a frozen constant.
+    optimiser = optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau(patience=2))
+    model = nn.freeze(Scales(), lambda model: model.constant)
+    state = TrainState.create(model, optimiser, key=getkey())
+    assert jnp.isinf(state.optimiser_state[1].best_value)
+    step = make_step(lambda model, x, key: jnp.sum(model.weight * x) ** 2, optimiser)
+    new = keep_if_finite(snapshot(state), snapshot(state), jnp.array(0.0))
+    assert not new.is_halted
+    for _ in range(3):
+        state, _ = step(state, jnp.ones(3))
+    assert not state.is_halted
+    assert state.step == 3
 
 
 def test_model_without_parameters_is_finite(getkey):
@@ -229,3 +327,84 @@ def test_loss_of_another_shape_is_refused(model, batch, getkey):
     step = make_step(lambda model, batch, key: jax.vmap(model)(batch[0]), optax.sgd(0.1))
     with pytest.raises(TypeError, match="scalar"):
         step(TrainState.create(model, optax.sgd(0.1), key=getkey()), batch)
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "expected"),
+    [
+        (
+            optax.sgd(0.1),
+            r"state of its optimiser, \(EmptyState, EmptyState\), and got a TrainState",
+        ),
+        (
+            optax.identity(),
+            r"its optimiser, EmptyState, and .* with \(ScaleByAdamState, EmptyState\)",
+        ),
+        (
+            optax.sgd(0.1, momentum=0.9),
+            r"\(TraceState, EmptyState\), and .* with \(ScaleByAdamState, EmptyState\)\. Give",
+        ),
+        (
+            optax.adamw(0.1),
+            r"\(ScaleByAdamState, EmptyState, EmptyState\), and got a TrainState with",
+        ),
+    ],
+    ids=["sgd", "identity", "momentum", "adamw"],
+)
+def test_another_optimiser_than_the_state_was_made_with_is_refused(
+    optimiser, expected, model, batch, getkey
+):
+    state = TrainState.create(model, optax.adam(0.1), key=getkey())
+    with pytest.raises(ValueError, match=expected) as caught:
+        make_step(squared_error, optimiser)(state, batch)
+    assert "Give make_step the optimiser that TrainState.create got" in str(caught.value)
+
+
+def test_model_that_was_changed_under_its_optimiser_is_refused_with_the_place(model, batch, getkey):
+    state = TrainState.create(model, optax.adam(0.1), key=getkey())
+    wider = tree_at(lambda state: state.model.layers[0].weight, state, jnp.ones((5, 3)))
+    place = r"state\.optimiser_state\[0\]\.mu\.layers\[0\]\.weight it expected an array of shape "
+    with pytest.raises(ValueError, match=place + r"\(5, 3\), and got an array of shape \(4, 3\)"):
+        make_step(squared_error, optax.adam(0.1))(wider, batch)
+    frozen = tree_at(lambda state: state.model, state, nn.freeze(model))
+    with pytest.raises(ValueError, match=r"if the model was changed .* create the state anew"):
+        make_step(squared_error, optax.adam(0.1))(frozen, batch)
+
+
+def test_optimiser_with_another_rate_is_the_same(model, batch, getkey):
+    state = TrainState.create(model, optax.adam(0.1), key=getkey())
+    assert make_step(squared_error, optax.adam(0.01))(state, batch)[0].step == 1
+
+
+def test_optimiser_whose_beginning_hangs_on_numbers_is_taken(model, batch, getkey):
+    def init(parameters):
+        return max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(parameters))
+
+    plain = optax.sgd(0.1)
+    optimiser = optax.GradientTransformation(
+        init, lambda updates, state, params: (plain.update(updates, plain.init(params))[0], state)
+    )
+    state = TrainState.create(model, optimiser, key=getkey())
+    assert make_step(squared_error, optimiser)(state, batch)[0].step == 1
+
+
+def test_model_in_the_place_of_a_state_is_refused(model, batch):
+    step = make_step(squared_error, optax.adam(0.1))
+    with pytest.raises(TypeError, match=r"The step expected a TrainState, and got MLP\. Make one"):
+        step(model, batch)
+
+
+@pytest.mark.usefixtures("plain_dispatch")
+def test_state_that_a_step_used_up_is_named_by_path(model, batch, getkey):
+    step = make_step(squared_error, optax.adam(0.1))
+    state = TrainState.create(model, optax.adam(0.1), key=getkey())
+    step(state, batch)
+    with pytest.raises((RuntimeError, ValueError), match="deleted") as caught:
+        step(state, batch)
+    expected = "step, these are no longer there, since they were donated to a call: state.model.la"
+    assert expected in "".join(caught.value.__notes__)
+
+
+def test_function_that_makes_an_optimiser_is_refused():
+    with pytest.raises(TypeError, match=r"make_step expected an optax\.G.*: call adam to get one"):
+        make_step(squared_error, optax.adam)

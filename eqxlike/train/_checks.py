@@ -1,0 +1,111 @@
+"""What training was given, looked at where it comes in: each error says the way out."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import optax
+from jaxtyping import PyTree
+
+from .._compat import Tracer
+
+_MOST_PATHS = 4
+"""Of deleted arrays, named one by one."""
+
+
+def check_model(model: Any) -> None:
+    """Raises `TypeError` for a class in the place of a model."""
+    if isinstance(model, type):
+        name = model.__name__
+        raise TypeError(
+            f"TrainState.create expected a model, and got the class {name}: make one first, with "
+            f"`{name}(...)`."
+        )
+
+
+def check_optimiser(optimiser: Any, taker: str) -> None:
+    """Raises `TypeError` for what is no optimiser, such as the function that makes one."""
+    if not (callable(getattr(optimiser, "init", None)) and hasattr(optimiser, "update")):
+        hint = ""
+        if callable(optimiser):
+            name = getattr(optimiser, "__name__", "it")
+            hint = f": call {name} to get one, as in `optax.adam(1e-3)`"
+        raise TypeError(
+            f"{taker} expected an optax.GradientTransformation as optimiser, and got "
+            f"{optimiser!r}{hint}."
+        )
+
+
+def check_state(state: Any, kind: type, taker: str) -> None:
+    """Raises `TypeError` for what is no `TrainState`, such as a model."""
+    if not isinstance(state, kind):
+        got = f"the class {state.__name__}" if isinstance(state, type) else type(state).__name__
+        raise TypeError(
+            f"{taker} expected a TrainState, and got {got}. Make one of a model with "
+            "`TrainState.create(model, optimiser, key=key)`, and take the newest that a step, or "
+            "`fit`, returned."
+        )
+
+
+def check_not_deleted(tree: PyTree, name: str, taker: str) -> None:
+    """Raises `RuntimeError`, as JAX does later and elsewhere, if arrays of `tree` were donated."""
+    paths = [f"{name}{path}" for path in deleted_paths(tree)]
+    if paths:
+        more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
+        raise RuntimeError(
+            f"{taker} expected a {name} whose arrays are there; these were donated to a call and "
+            f"are deleted: {', '.join(paths[:_MOST_PATHS])}{more}. A training step donates the "
+            "state that it gets: go on with the one that it returned."
+        )
+
+
+def deleted_paths(tree: PyTree) -> list[str]:
+    """Where the arrays of `tree` stand whose buffers are gone."""
+    return [
+        jtu.keystr(path)
+        for path, leaf in jtu.tree_leaves_with_path(tree)
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
+    ]
+
+
+def check_optimiser_state(
+    optimiser: optax.GradientTransformation, parameters: PyTree, state: optax.OptState
+) -> None:
+    """Raises `ValueError` if `state` is not of the form that `optimiser` makes of `parameters`."""
+    try:
+        expected = jax.eval_shape(optimiser.init, parameters)
+    except TypeError:
+        # It looks at numbers, or keeps what is no array: the update itself has to say.
+        return
+    shapes, found = _shapes(expected), _shapes(state)
+    if shapes == found and jtu.tree_structure(expected) == jtu.tree_structure(state):
+        return
+    kinds, other_kinds = _kinds(expected), _kinds(state)
+    place = next((path for path in shapes | found if shapes.get(path) != found.get(path)), None)
+    where = ""
+    if kinds == other_kinds and place is not None:
+        where = (
+            f"; at state.optimiser_state{place} it expected {_describe(shapes.get(place))}, and "
+            f"got {_describe(found.get(place))}"
+        )
+    raise ValueError(
+        f"make_step expected the state of its optimiser, {kinds}, and got a TrainState with "
+        f"{other_kinds}{where}. Give make_step the optimiser that TrainState.create got; if the "
+        "model was changed after that, as by `nn.freeze`, create the state anew."
+    )
+
+
+def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
+    return {jtu.keystr(path): jnp.shape(leaf) for path, leaf in jtu.tree_leaves_with_path(tree)}
+
+
+def _describe(shape: tuple[int, ...] | None) -> str:
+    return "nothing" if shape is None else f"an array of shape {shape}"
+
+
+def _kinds(state: optax.OptState) -> str:
+    """The classes of which the state of an optimiser is made, as in `(ScaleByAdamState, ...)`."""
+    if type(state) is tuple:
+        return f"({', '.join(map(_kinds, state))})"
+    return type(state).__name__
