@@ -131,7 +131,7 @@ def test_each_draw_is_one_network_applied_to_all_inputs(getkey):
     outputs = filter_jit(bayes.predict_samples)(model, x, key=key, num_samples=3)
     assert outputs.shape == (3, 5, 3)
     np.testing.assert_allclose(outputs[:, :1] + jnp.zeros((3, 4, 3)), outputs[:, :4], rtol=1e-5)
-    network = nn.sample_posterior(model, jr.split(key, 3)[2])
+    network = nn.sample_posterior(model, jr.split(jr.clone(key), 3)[2])
     np.testing.assert_allclose(outputs[2, 0], network(x[0]), rtol=1e-5, atol=1e-6)
 
 
