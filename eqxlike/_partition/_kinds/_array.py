@@ -1,14 +1,26 @@
 """An array: what is traced."""
 
+from typing import Any
+
 import jax
 import numpy as np
 
+from ..._compat import Tracer
 from .._guard import GuardWriter
 from .._rebuild import RebuildWriter
 from .._structure import NOTHING, Structure
 
 concrete_array_types: set[type] = {np.ndarray, jax.Ref}
 """Types whose instances are known to be arrays and no tracers; filled as they are met."""
+
+
+def is_array_of_jax(value: Any) -> bool:
+    """Whether `value` is an array of JAX, tracers included, or a NumPy scalar; notes its type."""
+    if not isinstance(value, jax.Array | np.generic):
+        return False
+    if not isinstance(value, Tracer):
+        concrete_array_types.add(type(value))
+    return True
 
 
 class ArrayLeaf(Structure):

@@ -2,13 +2,9 @@
 
 from typing import Any
 
-import jax
-import numpy as np
-
-from ..._compat import Tracer
 from ..._module import Module
 from .._structure import Opened
-from ._array import concrete_array_types
+from ._array import is_array_of_jax
 from ._dict import DictNode
 from ._foreign import ForeignNode, flatten_one_level
 from ._list import ListNode
@@ -25,9 +21,7 @@ def open_node(value: Any) -> Opened | None:
     kind = _OF_PYTHON.get(node_type)
     if kind is not None:
         return kind.open(value)
-    if isinstance(value, jax.Array | np.generic):
-        if not isinstance(value, Tracer):
-            concrete_array_types.add(node_type)
+    if is_array_of_jax(value):
         return None
     if isinstance(value, Module):
         return ModuleNode.open(value)

@@ -12,7 +12,7 @@ from .._guard import GuardWriter
 from .._rebuild import RebuildWriter
 from .._static_key import StaticKey
 from .._structure import Structure, intern
-from ._array import concrete_array_types
+from ._array import concrete_array_types, is_array_of_jax
 
 MIN_ROW = 64
 """Fewer leaves than this have a Structure each: code for each is faster then."""
@@ -71,7 +71,8 @@ def make_row(children: Sequence[Any], *, with_abstract: bool) -> tuple[Row, tupl
     arrays = known & concrete_array_types
     for kind in known - arrays - _STATICS:
         is_abstract = with_abstract and kind is jax.ShapeDtypeStruct
-        if not is_abstract and not all(is_array(x) for x in children if type(x) is kind):
+        leaves = (x for x in children if type(x) is kind)
+        if not is_abstract and not all(is_array_of_jax(x) or is_array(x) for x in leaves):
             return None
         arrays.add(kind)
     count = len(types)

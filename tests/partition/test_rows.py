@@ -1,0 +1,212 @@
+"""Many leaves side by side, taken all at once, are taken as each of them would be alone."""
+
+import collections
+import enum
+import math
+import sys
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eqxlike import filter_jit, is_array
+from eqxlike._module import get_kept
+from eqxlike._partition import Row, concrete_array_types, flatten
+from tests.partition.models import Pair
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Foreign:
+    def __init__(self, children):
+        self.children = (*children,)
+
+
+jtu.register_pytree_node(Foreign, lambda it: (it.children, None), lambda _, ch: Foreign(ch))
+
+CONTAINERS = {
+    "list": list,
+    "tuple": tuple,
+    "dict": lambda leaves: {f"{i:02}": leaf for i, leaf in enumerate(leaves)},
+    "dict-of-numbers": lambda leaves: dict(enumerate(leaves)),
+    "ordered-dict": lambda leaves: collections.OrderedDict(enumerate(leaves)),
+    "foreign": Foreign,
+}
+containers = st.sampled_from([*CONTAINERS.values()])
+
+ARRAYS = [
+    *(jnp.ones(2), jnp.arange(3), jax.random.key(0)),
+    *(np.ones(2), np.float32(1), np.int64(1), np.bool_(True)),
+]
+NUMBERS = [0, 1, True, False, 0.0, -0.0, 1.0, math.nan, -math.nan, math.inf]
+KNOWN = [*ARRAYS, *NUMBERS, "a", "", b"a", None]
+# One of these, and each leaf is taken by itself.
+UNKNOWN = [Colour.RED, 1j, len, (), [1], Pair(1)]
+known = st.sampled_from(KNOWN)
+leaves = st.one_of(known, st.sampled_from(UNKNOWN))
+rows = st.lists(known, min_size=63, max_size=70) | st.lists(leaves, min_size=63, max_size=70)
+# Much is drawn for each.
+few = hypothesis.settings(
+    max_examples=30, suppress_health_check=[hypothesis.HealthCheck.too_slow], deadline=None
+)
+
+
+def describe_leaf(leaf):
+    sign = math.copysign(1, leaf) if isinstance(leaf, float) else None
+    return "array" if is_array(leaf) else (type(leaf), repr(leaf), sign)
+
+
+def describe(tree):
+    """What tells two trees apart."""
+    return jtu.tree_structure(tree), [*map(describe_leaf, jtu.tree_leaves(tree))]
+
+
+def structure_of(tree):
+    return flatten(tree)[1]
+
+
+def replaced(leaves, place, leaf):
+    return [*leaves[:place], leaf, *leaves[place + 1 :]]
+
+
+@few
+@given(rows, st.integers(0, 62), leaves, containers)
+def test_two_have_one_structure_just_where_types_and_values_are_the_same(row, place, leaf, put):
+    first, second = put(row), put(replaced(row, place, leaf))
+    is_same = describe(first) == describe(second)
+    assert (structure_of(first) is structure_of(second)) == is_same
+
+
+@few
+@given(rows, containers)
+def test_arrays_are_those_of_jax_in_their_order(row, put):
+    tree = put(row)
+    expected = [leaf for leaf in jtu.tree_leaves(tree) if is_array(leaf)]
+    assert [*map(id, flatten(tree)[0])] == [*map(id, expected)]
+
+
+@few
+@given(rows, containers, st.booleans())
+def test_rebuilt_tree_is_the_one_taken_apart(row, put, keep):
+    tree = put(row)
+    arrays, structure = flatten(tree)
+    rebuilt = structure.rebuilder(keep=keep)(tuple(arrays))
+    assert describe(rebuilt) == describe(tree)
+    assert [*map(id, flatten(rebuilt)[0])] == [*map(id, arrays)]
+
+
+@few
+@given(rows, st.integers(0, 62), leaves, containers)
+def test_each_call_gives_what_the_plain_function_gives_when_a_leaf_changes(row, place, leaf, put):
+    first, second = put(row), put(replaced(row, place, leaf))
+    jitted = filter_jit(lambda tree: (str(describe(tree)), tree))
+    with jax.disable_jit():
+        for tree in [first, first, second, second, first, second]:
+            shown, returned = jitted(tree)
+            assert shown == str(describe(tree))
+            assert describe(returned) == describe(tree)
+            ours, plain = (
+                [leaf for leaf in jtu.tree_leaves(each) if is_array(leaf)]
+                for each in (returned, tree)
+            )
+            assert [*map(id, ours)] == [*map(id, plain)]
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_64_leaves_of_known_types_are_one_row(name):
+    leaves = [KNOWN[index % len(KNOWN)] for index in range(64)]
+    [row] = structure_of(CONTAINERS[name](leaves)).children
+    assert isinstance(row, Row)
+
+
+@pytest.mark.parametrize("leaf", UNKNOWN, ids=repr)
+def test_one_leaf_of_another_type_is_no_row(leaf):
+    assert len(structure_of([*[1.0] * 63, leaf]).children) == 64
+
+
+def test_63_leaves_are_no_row():
+    assert len(structure_of([1.0] * 63).children) == 63
+
+
+@pytest.fixture
+def no_types_met():
+    """As in a process that has seen no array yet."""
+    known = {*concrete_array_types}
+    concrete_array_types.intersection_update({np.ndarray})
+    yield
+    concrete_array_types.update(known)
+
+
+MET_FIRST = {
+    "jax": lambda i: jnp.full(2, i, jnp.float32),
+    "numpy": lambda i: np.full(2, i, np.float32),
+    "numpy-scalars": np.float32,
+    "in-turn": lambda i: [jnp.float32, np.float32, np.array][i % 3](float(i)),
+}
+
+
+@pytest.mark.parametrize("name", MET_FIRST)
+def test_warm_call_takes_no_walk_though_its_arrays_were_first_met_in_a_row(name, no_types_met):
+    tree = [MET_FIRST[name](index) for index in range(70)]
+    jitted = filter_jit(lambda tree: None)
+    for _ in range(3):
+        jitted(tree)
+    called = []
+    sys.setprofile(lambda frame, event, _: event == "call" and called.append(frame.f_code.co_name))
+    try:
+        jitted(tree)
+    finally:
+        sys.setprofile(None)
+    assert "flatten" not in called
+
+
+@pytest.mark.parametrize("name", MET_FIRST)
+def test_returned_module_keeps_its_partition_though_its_arrays_were_first_met_in_a_row(
+    name, no_types_met
+):
+    tree = Pair(tuple(MET_FIRST[name](index) for index in range(70)))
+    flatten(tree)
+    assert isinstance(get_kept(tree), tuple)
+
+
+@pytest.mark.parametrize("num_statics", [0, 1, 69, 70])
+def test_row_for_shapes_of_arrays_is_that_for_arrays(num_statics):
+    statics = [index % 2 == 0 for index in range(num_statics)]
+    arrays = [jnp.ones(2)] * (70 - num_statics)
+    structs = [jax.ShapeDtypeStruct((2,), jnp.float32)] * (70 - num_statics)
+    found, structure = flatten([*statics, *structs], with_abstract=True)
+    assert structure is structure_of([*statics, *arrays])
+    assert found == structs
+    # As they are, they are static.
+    assert flatten([*statics, *structs])[0] == []
+
+
+@pytest.mark.parametrize("num_leaves", [63, 64])
+@pytest.mark.parametrize("name", ["list", "dict"])
+def test_traces_are_as_many_as_those_of_jax(name, num_leaves, no_types_met):
+    def count(jit):
+        traces = 0
+
+        def function(tree):
+            nonlocal traces
+            traces += 1
+            return jtu.tree_leaves(tree)[-1] + 1
+
+        jitted = jit(function)
+        make = CONTAINERS[name]
+        for kind in ("numpy-scalars", "in-turn", "numpy", "jax"):
+            tree = make(map(MET_FIRST[kind], range(num_leaves)))
+            for _ in range(2):
+                jitted(tree)
+            jax.jit(lambda tree: jitted(tree))(tree)
+            jax.vmap(lambda _, tree=tree: jitted(tree))(jnp.ones(2))
+        return traces
+
+    assert count(filter_jit) == count(jax.jit)
