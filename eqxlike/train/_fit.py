@@ -21,7 +21,7 @@ class FitResult(NamedTuple):
 
     - `state`: after the last good step, ready to go on from.
     - `history`: the loss of every step that was made, as Python floats.
-    - `stopped`: why: all steps were made, Ctrl-C, or a loss or parameter that was not finite.
+    - `stopped`: why: all steps were made, Ctrl-C, or a loss or state that was not finite.
     - `message`: the same in a sentence, with the step and, for a divergence, the loss.
     """
 
@@ -65,9 +65,11 @@ class _Run:
         num_counted = int(self.state.step) - self.first_step - len(self.history)
         if bool(self.state.is_halted):
             were_halted = [bool(is_halted) for _, is_halted in pending]
-            num_good = num_counted if self.counts_steps else were_halted.index(True)
+            num_good = num_counted if self.counts_steps else [*were_halted, True].index(True)
             self.history += losses[:num_good]
-            self.divergence = self._describe(losses[num_good])
+            # Of a step that was interrupted there may be no loss.
+            if num_good < len(losses):
+                self.divergence = self._describe(losses[num_good])
             return
         self.counts_steps = num_counted == len(losses)
         for loss in losses:

@@ -290,6 +290,18 @@ def test_keyboard_interrupt_that_takes_the_state_with_it_is_passed_on(state, ste
     assert len(fit(state, step, batches(), num_steps=2).history) == 2
 
 
+def test_bad_step_that_is_interrupted_leaves_the_last_good_state(state, step, monkeypatch):
+    def copy(array):
+        if array:
+            raise KeyboardInterrupt
+        return jnp.array(array, copy=True)
+
+    monkeypatch.setattr(_fit.jnp, "copy", copy)
+    result = fit(state, step, batches(bad_at=3), num_steps=10)
+    assert (result.stopped, len(result.history), result.state.step) == ("interrupted", 2, 2)
+    assert not result.state.is_halted
+
+
 def test_divergence_seen_at_an_interrupt_is_reported(state, step, ctrl_c):
     def data():
         yield GOOD

@@ -31,8 +31,8 @@ def freeze(model: PyTree, where: Where | None = None) -> PyTree:
 
     **Returns:** the model with these arrays frozen, beside those that were.
 
-    **Raises:** `ValueError` if there is no array there, or one that belongs to no Module; and what
-    `tree_at` raises for its `where`.
+    **Raises:** `TypeError` if `model` is a class; `ValueError` if there is no array there, or one
+    that belongs to no Module; and what `tree_at` raises for its `where`.
 
     !!! example
 
@@ -62,6 +62,11 @@ def unfreeze(model: PyTree, where: Where | None = None) -> PyTree:
 
 
 def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
+    if isinstance(model, type):
+        name = model.__name__
+        raise TypeError(
+            f"Expected a model, and got the class {name}: make one first, with `{name}(...)`."
+        )
     leaves, treedef = jtu.tree_flatten(model)
     mask = treedef.unflatten(flag_frozen(model))
     if where is None:
