@@ -75,7 +75,7 @@ def test_arrays_alone_have_the_shapes_and_limits_of_the_model_that_they_are_besi
     shapes = layer_models.linear_shapes(width=4, depth=3)
     model = layer_models.linears(eqxlike, 4, 3, key)
     assert [leaf.shape for leaf in jax.tree_util.tree_leaves(model)] == shapes
-    arrays = layer_models.uniform_arrays([(100, 4)], 0.5, key)
+    arrays = layer_models.uniform_arrays([(100, 4)], 0.5, jax.random.clone(key))
     assert 0.45 < jnp.max(jnp.abs(arrays[0])) <= 0.5
 
 
@@ -141,7 +141,9 @@ def written(tmp_path_factory):
     """The report of one round of small rows, as it was written."""
     path = tmp_path_factory.mktemp("folder") / "report.json"
     arguments = ["--quick", "--rounds", "1", "--first-rounds", "1", "--json", str(path)]
-    assert layers.main(arguments, ROWS) == 0
+    # Models are built of one key again and again.
+    with jax.debug_key_reuse(False):
+        assert layers.main(arguments, ROWS) == 0
     return path
 
 

@@ -38,9 +38,10 @@ class ConvTranspose(Module):
     `jnp.flip(conv.weight, axis=range(2, conv.weight.ndim)).swapaxes(0, 1)`.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
-    >>> options = {"kernel_size": 3, "stride": 2, "padding": 1, "key": jax.random.key(0)}
-    >>> there = eqx.nn.Conv(2, 3, 8, **options)
-    >>> back = eqx.nn.ConvTranspose(2, 8, 3, output_padding=1, **options)
+    >>> key1, key2 = jax.random.split(jax.random.key(0))
+    >>> options = {"kernel_size": 3, "stride": 2, "padding": 1}
+    >>> there = eqx.nn.Conv(2, 3, 8, **options, key=key1)
+    >>> back = eqx.nn.ConvTranspose(2, 8, 3, output_padding=1, **options, key=key2)
     >>> x = jnp.ones((3, 32, 32))
     >>> there(x).shape, back(there(x)).shape
     ((8, 16, 16), (3, 32, 32))
