@@ -27,7 +27,7 @@ def partition_bytes(depth: int, copies: int = 100) -> float:
     return (after - before) / copies
 
 
-def long_work(model: Layer, x: jax.Array, steps: int) -> jax.Array:
+def long_work(model: Layer, x: jax.Array, steps: jax.Array) -> jax.Array:
     """Apply a layer again and again: work for the device and none for Python."""
     return jax.lax.fori_loop(0, steps, lambda _, x: model(x), x)
 

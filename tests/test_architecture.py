@@ -23,6 +23,7 @@ LAYERS = {
     "_traceback": 1,
     "_compat": 0,
     "_first_use": 0,
+    "_missing": 0,
     "_version": 0,
     "_pytree": 1,
     "_timing": 1,

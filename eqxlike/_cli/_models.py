@@ -1,6 +1,6 @@
 """A network with the likelihood of its data: Gaussian for a number, categorical for a class."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +71,7 @@ def plain_model(data: Data, settings: Settings, *, key: PRNGKeyArray) -> Model:
     return _with_likelihood(data, MLP(*_sizes(data, settings), jax.nn.silu, key=key))
 
 
-def _sizes(data: Data, settings: Settings) -> tuple[Any, ...]:
+def _sizes(data: Data, settings: Settings) -> tuple[int, int | Literal["scalar"], int, int]:
     out_size = "scalar" if data.is_regression else data.num_classes
     return data.train.x.shape[1], out_size, settings.width_size, settings.depth
 

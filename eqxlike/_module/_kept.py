@@ -14,7 +14,7 @@ and asks nobody.
 
 import dataclasses
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._metadata import carries_metadata
 
@@ -118,16 +118,19 @@ class KeepsPartition(_Storage):
     def __dict__(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return read_fields(self)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if get_kept(self) is INITIALISING and is_field(type(self), name):
-            object.__setattr__(self, name, value)
-        else:
-            raise dataclasses.FrozenInstanceError(_explain_frozen(self, name))
+    # A type checker that saw these would let any name be assigned.
+    if not TYPE_CHECKING:
 
-    def __delattr__(self, name: str) -> None:
-        raise dataclasses.FrozenInstanceError(
-            f"cannot delete field {name!r} of a {type(self).__name__}: a Module is frozen."
-        )
+        def __setattr__(self, name: str, value: Any) -> None:
+            if get_kept(self) is INITIALISING and is_field(type(self), name):
+                object.__setattr__(self, name, value)
+            else:
+                raise dataclasses.FrozenInstanceError(_explain_frozen(self, name))
+
+        def __delattr__(self, name: str) -> None:
+            raise dataclasses.FrozenInstanceError(
+                f"cannot delete field {name!r} of a {type(self).__name__}: a Module is frozen."
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         # For `copy` and `pickle`: the fields, and nothing that is kept.

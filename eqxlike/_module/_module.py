@@ -7,7 +7,7 @@ import inspect
 import reprlib
 import types
 from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, dataclass_transform
 
 import jax.tree_util as jtu
 
@@ -79,52 +79,58 @@ class ModuleMeta(abc.ABCMeta):
         jtu.register_pytree_with_keys(cls, flat.flatten_with_keys, flat.unflatten, flat.flatten)
         return cls
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        try:
-            self: Any = cls.__new__(cls, *args, **kwargs)  # pyright: ignore[reportArgumentType]
-        except TypeError:
-            if abstract_names(cls):
-                raise TypeError(explain_abstract(cls)) from None
-            raise
-        if not isinstance(self, cls):
+    # A type checker that saw these would take every instance for what `__call__` returns, and let
+    # any name of a class be assigned.
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            try:
+                self: Any = cls.__new__(cls, *args, **kwargs)  # pyright: ignore[reportArgumentType]
+            except TypeError:
+                if abstract_names(cls):
+                    raise TypeError(explain_abstract(cls)) from None
+                raise
+            if not isinstance(self, cls):
+                return self
+            set_kept(self, INITIALISING)
+            try:
+                if self.__init__(*args, **kwargs) is not None:
+                    raise TypeError(
+                        f"{cls.__name__}.__init__() should assign fields and return None."
+                    )
+                for name, default in cls._eqxlike_defaults:
+                    if name not in stored_fields(self):
+                        object.__setattr__(self, name, default)
+                check_all_set(self)
+                for name, converter in cls._eqxlike_converters:
+                    object.__setattr__(self, name, converter(getattr(self, name)))
+            finally:
+                drop_kept(self)
+            check_values(self)
+            if hasattr(cls, "__check_init__"):
+                for base in cls.__mro__:
+                    if "__check_init__" in base.__dict__:
+                        base.__dict__["__check_init__"](self)
             return self
-        set_kept(self, INITIALISING)
-        try:
-            if self.__init__(*args, **kwargs) is not None:
-                raise TypeError(f"{cls.__name__}.__init__() should assign fields and return None.")
-            for name, default in cls._eqxlike_defaults:
-                if name not in stored_fields(self):
-                    object.__setattr__(self, name, default)
-            check_all_set(self)
-            for name, converter in cls._eqxlike_converters:
-                object.__setattr__(self, name, converter(getattr(self, name)))
-        finally:
-            drop_kept(self)
-        check_values(self)
-        if hasattr(cls, "__check_init__"):
-            for base in cls.__mro__:
-                if "__check_init__" in base.__dict__:
-                    base.__dict__["__check_init__"](self)
-        return self
 
-    def __setattr__(cls, name: str, value: Any) -> None:
-        if _is_method(name, value):
-            value = Method(value)
-        is_for_field = type(found_in_class(cls, name)) is Field and type(value) is not Field
-        if is_for_field and not hasattr(type(value), "__set__"):
-            # What is set under the name of a field must not hide that of unread instances.
-            value = Field(name, value)
-        super().__setattr__(name, amend(cls, name, value))
+        def __setattr__(cls, name: str, value: Any) -> None:
+            if _is_method(name, value):
+                value = Method(value)
+            is_for_field = type(found_in_class(cls, name)) is Field and type(value) is not Field
+            if is_for_field and not hasattr(type(value), "__set__"):
+                # What is set under the name of a field must not hide that of unread instances.
+                value = Field(name, value)
+            super().__setattr__(name, amend(cls, name, value))
 
-    def __delattr__(cls, name: str) -> None:
-        found = vars(cls).get(name)
-        if type(found) is not Field:
-            super().__delattr__(name)
-        elif found.default is dataclasses.MISSING:
-            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
-        else:
-            # The default goes. What unread instances ask for their field stays.
-            super().__setattr__(name, Field(name, dataclasses.MISSING))
+        def __delattr__(cls, name: str) -> None:
+            found = vars(cls).get(name)
+            if type(found) is not Field:
+                super().__delattr__(name)
+            elif found.default is dataclasses.MISSING:
+                raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+            else:
+                # The default goes. What unread instances ask for their field stays.
+                super().__setattr__(name, Field(name, dataclasses.MISSING))
 
     def register(cls, subclass: type) -> NoReturn:
         raise ValueError(

@@ -17,7 +17,7 @@ def tree_equal(
     typematch: bool = False,
     rtol: float | np.ndarray | np.number | Array = 0.0,
     atol: float | np.ndarray | np.number | Array = 0.0,
-) -> bool | np.bool_ | Bool[Array, ""]:
+) -> bool | Bool[Array, ""]:
     """Whether all `pytrees` have the same structure and equal leaves.
 
     **Arguments:**

@@ -1,7 +1,7 @@
 """Which leaves: predicates over leaves, and trees split and joined by them."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 from ._frozen import flag_frozen, frozen_mask, past_marks
 from ._prefix import map_prefix
 
+Tree = TypeVar("Tree", bound=Any)
 AxisSpec = bool | Callable[[Any], bool]
 
 
@@ -196,7 +197,7 @@ def partition(
     return chosen, rest
 
 
-def combine(*pytrees: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> PyTree:
+def combine(*pytrees: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Tree:
     """Joins pytrees of one structure: each leaf is the first that is not `None`.
 
     **Arguments:**

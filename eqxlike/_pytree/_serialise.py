@@ -5,7 +5,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.tree_util as jtu
@@ -21,6 +21,8 @@ from ._leaf_format import (
     default_serialise_filter_spec,
 )
 from ._prefix import map_prefix
+
+Tree = TypeVar("Tree")
 
 
 def tree_serialise_leaves(
@@ -67,10 +69,10 @@ def tree_serialise_leaves(
 
 def tree_deserialise_leaves(
     path_or_file: str | os.PathLike[str] | Readable,
-    like: PyTree,
+    like: Tree,
     filter_spec: PyTree[Callable[[Any, Any], Any]] = default_deserialise_filter_spec,
     is_leaf: Callable[[Any], bool] | None = None,
-) -> PyTree:
+) -> Tree:
     """Reads the leaves of a pytree from a file that `tree_serialise_leaves` has written.
 
     **Arguments:**

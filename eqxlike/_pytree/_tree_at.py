@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
+from .._missing import MISSING
 from ._levels import walk
 
-_missing: Any = object()
+Tree = TypeVar("Tree", bound=Any)
 
 
 class _Placeholder:
@@ -54,12 +55,12 @@ def _is_empty(node: Any) -> bool:
 
 
 def tree_at(
-    where: Callable[[PyTree], Any | Sequence[Any]],
-    pytree: PyTree,
-    replace: Any | Sequence[Any] = _missing,
-    replace_fn: Callable[[Any], Any] = _missing,
+    where: Callable[[Tree], Any | Sequence[Any]],
+    pytree: Tree,
+    replace: Any | Sequence[Any] = MISSING,
+    replace_fn: Callable[[Any], Any] = MISSING,
     is_leaf: Callable[[Any], bool] | None = None,
-) -> PyTree:
+) -> Tree:
     """A copy of `pytree` with one node, or several, replaced.
 
     **Arguments:**
@@ -85,7 +86,7 @@ def tree_at(
     >>> tree_at(lambda tree: (tree["a"], tree["b"]), {"a": 1, "b": 3}, replace_fn=str)
     {'a': '1', 'b': '3'}
     """
-    if (replace is _missing) == (replace_fn is _missing):
+    if (replace is MISSING) == (replace_fn is MISSING):
         raise ValueError("Precisely one of `replace` and `replace_fn` must be specified.")
 
     def is_leaf_or_empty(node: Any) -> bool:
@@ -112,7 +113,7 @@ def tree_at(
     copy = treedef.unflatten([leaf for _, leaf in paths_and_leaves])
     _check_independent(where, copy, old, is_single)
 
-    if replace_fn is not _missing:
+    if replace_fn is not MISSING:
         replacements = [replace_fn(node) for node in old]
     else:
         replacements = [replace] if is_single else _one_for_each(replace, len(nodes))
@@ -200,7 +201,7 @@ def _owner_of_static(tree: PyTree, value: Any) -> str | None:
     """Says which static field holds `value`, if there is one."""
     for path, node in walk(tree):
         for field in dataclasses.fields(node) if dataclasses.is_dataclass(node) else ():
-            held = getattr(node, field.name, _missing)
+            held = getattr(node, field.name, MISSING)
             if field.metadata.get("static") and held is value:
                 owner = type(node).__name__
                 return f"the static field `{field.name}` of the {owner} at tree{jtu.keystr(path)}"

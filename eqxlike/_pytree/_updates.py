@@ -1,6 +1,6 @@
 """Adding an optimiser's updates to a model."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 from jax.tree_util import keystr
 from jaxtyping import PyTree
@@ -9,8 +9,10 @@ from ._frozen import frozen_mask
 from ._levels import walk
 from ._prefix import map_prefix
 
+Model = TypeVar("Model")
 
-def apply_updates(model: PyTree, updates: PyTree) -> PyTree:
+
+def apply_updates(model: Model, updates: PyTree) -> Model:
     """Adds `updates` to `model`, leaf by leaf; where an update is `None` the leaf stays.
 
     What `nn.freeze` froze stays too, whatever its update.

@@ -2,7 +2,7 @@
 
 import textwrap
 import warnings
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -78,8 +78,6 @@ class Enumeration(metaclass=EnumerationMeta):
         ('the iteration diverged', False)
     """
 
-    _eqxlike_messages: ClassVar[dict[str, str]] = {}
-
     if TYPE_CHECKING:
 
         def __eq__(self, other: object) -> Bool[Array, "..."]: ...
@@ -87,6 +85,7 @@ class Enumeration(metaclass=EnumerationMeta):
         def is_traced(self) -> bool: ...
         def error_if(self, token: PyTree, pred: bool | Bool[Array, "..."]) -> PyTree: ...
     else:
+        _eqxlike_messages: ClassVar[dict[str, str]] = {}
 
         def __new__(cls) -> Any:
             raise TypeError(
@@ -111,7 +110,7 @@ class Enumeration(metaclass=EnumerationMeta):
             cls.__doc__ = _describe_items(messages)
 
     @classmethod
-    def promote(cls, item: Any) -> Any:
+    def promote(cls, item: Any) -> Self:
         """An item of an enumeration that this one extends, as an item of this one.
 
         **Arguments:**
@@ -141,12 +140,13 @@ class Enumeration(metaclass=EnumerationMeta):
             )
         places = [*cls._eqxlike_messages]
         indices = [places.index(name) for name in source._eqxlike_messages]
-        if indices == [*range(len(indices))]:
-            return EnumerationItem(item._value, cls)
-        return EnumerationItem(jnp.array(indices, jnp.int32)[item._value], cls)
+        is_prefix = indices == [*range(len(indices))]
+        index = item._value if is_prefix else jnp.array(indices, jnp.int32)[item._value]
+        promoted: Any = EnumerationItem(index, cls)
+        return promoted
 
     @classmethod
-    def where(cls, pred: bool | np.bool_ | Bool[Array, ""], a: Any, b: Any) -> Any:
+    def where(cls, pred: bool | np.bool_ | Bool[Array, ""], a: Self, b: Self) -> Self:
         """`a` where `pred` is true and `b` where it is not, as `jax.numpy.where`.
 
         **Arguments:**
@@ -182,7 +182,9 @@ class Enumeration(metaclass=EnumerationMeta):
                 )
         if a is b:
             return a
-        return EnumerationItem(jnp.where(pred, a._value, b._value), cls)
+        items: Any = (a, b)
+        chosen: Any = EnumerationItem(jnp.where(pred, *(item._value for item in items)), cls)
+        return chosen
 
 
 def _is_boolean_scalar(value: Any) -> bool:

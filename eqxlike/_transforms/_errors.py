@@ -5,7 +5,7 @@ import os
 import sys
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from ._failure_report import FailureReport
 from ._on_error import OnError, num_breakpoint_frames, resolve_on_error
 from ._runtime_errors import EqxlikeTracetimeError
 
+Tree = TypeVar("Tree")
 Predicate = Bool[Array, "..."] | Bool[np.ndarray, "..."] | np.bool_ | np.number | bool
 Index = Int[Array, "..."] | Int[np.ndarray, "..."] | np.number | int
 
@@ -28,7 +29,7 @@ Index = Int[Array, "..."] | Int[np.ndarray, "..."] | np.number | int
 register_exclusion(os.path.dirname(__file__))
 
 
-def error_if(x: PyTree, pred: Predicate, msg: str, *, on_error: OnError = "default") -> PyTree:
+def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default") -> Tree:
     """`x`; raises an error if `pred` is true, from within a compiled program too.
 
     The check stands in the program where `x` does: it is made once `x` is used. Where it passes it
@@ -87,13 +88,13 @@ def error_if(x: PyTree, pred: Predicate, msg: str, *, on_error: OnError = "defau
 
 
 def branched_error_if(
-    x: PyTree,
+    x: Tree,
     pred: Predicate,
     index: Index,
     msgs: Sequence[str],
     *,
     on_error: OnError = "default",
-) -> PyTree:
+) -> Tree:
     """As `error_if`, with one of several messages.
 
     **Arguments:**

@@ -1,7 +1,7 @@
 """Forward-mode derivatives of functions of any arguments."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +13,17 @@ from jaxtyping import PyTree
 from .._compat import Tracer
 from .._partition import Rest, split, split_leaves
 from .._pytree import is_inexact_array, is_inexact_array_like
+from ._signatures import Output
 from ._tangents import tangents_of
 from ._wrapping import MISSING, check_callable
 
-_Outcome = TypeVar("_Outcome")
-
 
 def filter_jvp(
-    fn: Callable[..., _Outcome],
+    fn: Callable[..., Output],
     primals: Sequence[PyTree],
     tangents: Sequence[PyTree],
     **kwargs: Any,
-) -> tuple[_Outcome, PyTree]:
+) -> tuple[Output, PyTree]:
     """The value of a function and its Jacobian-vector product, for arguments of any kind.
 
     **Arguments:**

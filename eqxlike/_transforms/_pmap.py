@@ -1,8 +1,8 @@
 """Functions of any arguments run on several devices at once."""
 
 import functools
-from collections.abc import Hashable
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Hashable
+from typing import Any, ClassVar, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,11 @@ from .._partition import split
 from .._pytree import is_array
 from ._axes import IF_ARRAY, AxisSpec, axes_of_arguments, size_of_axes
 from ._binding import Options
-from ._jit import JitFunction, filter_jit
+from ._jit import filter_jit
+from ._lowerable import AnyArguments, CompilingDecorator, Lowerable, Method
 from ._lowered import Lowered
 from ._outcome import MappedOutcome, take_apart
+from ._signatures import Output, Params, PmapOptions
 from ._wrapping import MISSING, check_callable
 
 _DONATE = ("all", "warn", "none")
@@ -102,7 +104,7 @@ class _PmapFunction(Wrapper):
     maps_arguments: ClassVar[bool] = True
     """So that a default filled in is another call than one left out."""
 
-    _jitted: JitFunction
+    _jitted: Any
 
     @property
     def __wrapped__(self) -> Any:
@@ -131,8 +133,20 @@ def _check_no_keywords(kwargs: dict[str, Any]) -> None:
         )
 
 
+@overload
+def filter_pmap(**options: Unpack[PmapOptions]) -> CompilingDecorator: ...
+@overload
 def filter_pmap(
-    fun: Any = MISSING,
+    fun: AnyArguments[Output], **options: Unpack[PmapOptions]
+) -> Lowerable[..., Output]: ...
+@overload
+def filter_pmap(fun: Method, **options: Unpack[PmapOptions]) -> Method: ...
+@overload
+def filter_pmap(
+    fun: Callable[Params, Output], **options: Unpack[PmapOptions]
+) -> Lowerable[Params, Output]: ...
+def filter_pmap(
+    fun: Callable[..., Any] = MISSING,
     *,
     in_axes: PyTree[AxisSpec] = IF_ARRAY,
     out_axes: PyTree[AxisSpec] = IF_ARRAY,

@@ -1,6 +1,6 @@
 """Where the arrays of a tree live, within compiled code and outside it."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.tree_util as jtu
@@ -11,8 +11,10 @@ from .._partition import split
 from .._pytree import is_array
 from ._placement import shardings_of_arrays
 
+Tree = TypeVar("Tree")
 
-def filter_shard(x: PyTree[Any], device_or_shardings: PyTree[Any]) -> PyTree[Any]:
+
+def filter_shard(x: Tree, device_or_shardings: PyTree[Any]) -> Tree:
     """Places the arrays of a tree on devices.
 
     Within compiled code this constrains how XLA lays them out, as

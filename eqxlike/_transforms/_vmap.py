@@ -1,8 +1,8 @@
 """Vectorisation of functions of any arguments."""
 
 import functools
-from collections.abc import Hashable
-from typing import Any, ClassVar
+from collections.abc import Callable, Hashable
+from typing import Any, ClassVar, Unpack, overload
 
 import jax
 import jax.tree_util as jtu
@@ -12,6 +12,7 @@ from .._module import field
 from .._partition import split_leaves
 from ._axes import IF_ARRAY, AxisSpec, axes_of_arguments, size_of_axes
 from ._outcome import MappedOutcome, take_apart
+from ._signatures import Output, Params, VmapOptions
 from ._wrapping import MISSING, TransformedFunction, check_callable
 
 
@@ -87,8 +88,27 @@ def _name_batched(error: ValueError, paths: list[str]) -> ValueError:
     )
 
 
+@overload
 def filter_vmap(
-    fun: Any = MISSING,
+    *,
+    in_axes: PyTree[AxisSpec] = IF_ARRAY,
+    out_axes: PyTree[AxisSpec] = IF_ARRAY,
+    axis_name: Hashable = None,
+    axis_size: int | None = None,
+    **vmapkwargs: Unpack[VmapOptions],
+) -> Callable[[Callable[Params, Output]], Callable[Params, Output]]: ...
+@overload
+def filter_vmap(
+    fun: Callable[Params, Output],
+    *,
+    in_axes: PyTree[AxisSpec] = IF_ARRAY,
+    out_axes: PyTree[AxisSpec] = IF_ARRAY,
+    axis_name: Hashable = None,
+    axis_size: int | None = None,
+    **vmapkwargs: Unpack[VmapOptions],
+) -> Callable[Params, Output]: ...
+def filter_vmap(
+    fun: Callable[..., Any] = MISSING,
     *,
     in_axes: PyTree[AxisSpec] = IF_ARRAY,
     out_axes: PyTree[AxisSpec] = IF_ARRAY,

@@ -2,10 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from .._missing import MISSING as MISSING
 from .._module import Wrapper, bind
-
-MISSING: Any = object()
-"""In the place of a function: what was called is a decorator with arguments."""
 
 
 class TransformedFunction(Wrapper):

@@ -6,12 +6,14 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
+from .._missing import MISSING
 from .._module import Wrapper, bind, field
 from ._call import Call, describe_call, describe_changes
 
-_missing: Any = object()
+Params = ParamSpec("Params")
+Output = TypeVar("Output")
 
 # A mistake that has a function traced anew does so at each call: the latest say all there is.
 _NUM_KEPT = 16
@@ -93,7 +95,15 @@ def _explain(earlier: list[tuple[int, Call]], call: Call) -> str:
     )
 
 
-def assert_max_traces(fn: Callable[..., Any] = _missing, *, max_traces: int | None) -> Any:
+@overload
+def assert_max_traces(
+    *, max_traces: int | None
+) -> Callable[[Callable[Params, Output]], Callable[Params, Output]]: ...
+@overload
+def assert_max_traces(
+    fn: Callable[Params, Output], *, max_traces: int | None
+) -> Callable[Params, Output]: ...
+def assert_max_traces(fn: Callable[..., Any] = MISSING, *, max_traces: int | None) -> Any:
     """Wraps a function so that tracing it more than `max_traces` times is an error.
 
     Each call of the wrapper counts. Inside a jit it is called once for each trace: to be placed
@@ -125,7 +135,7 @@ def assert_max_traces(fn: Callable[..., Any] = _missing, *, max_traces: int | No
           x: i32[3] then i32[4]
         ...
     """
-    if fn is _missing:
+    if fn is MISSING:
         return functools.partial(assert_max_traces, max_traces=max_traces)
     if not callable(fn):
         raise TypeError(f"{fn!r} is not a callable object: `assert_max_traces` expects a function.")

@@ -195,6 +195,23 @@ class RMSNorm(_ShapeNorm):
     [1. 1.]
     """
 
+    # To a type checker, a dataclass whose body has no `__init__` gets one made of its fields.
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        eps: float = 1e-5,
+        use_weight: bool = True,
+        use_bias: bool = True,
+        dtype: Any = None,
+        *,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        key: PRNGKeyArray | None = None,
+    ):
+        """Arguments and errors are those of `LayerNorm`."""
+        options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
+        super().__init__(shape, eps, use_weight, use_bias, dtype, **options)
+
     def _normalise(self, x: Array) -> Array:
         return x * jax.lax.rsqrt(jnp.mean(x**2) + self.eps)
 

@@ -95,7 +95,8 @@ class ScanStack(StatefulLayer):
         arrays, statics = zip(*(partition(layer, is_array) for layer in layers), strict=True)
         stacked = jtu.tree_map(lambda *each: jnp.stack(each), *arrays)
         options = {"remat": remat, "unroll": unroll, "key": jr.key(0)}
-        shell = cls(lambda key: jnp.zeros(()), len(layers), **options)
+        no_layer: Any = jnp.zeros(())
+        shell = cls(lambda key: no_layer, len(layers), **options)
         return tree_at(lambda stack: stack.layers, shell, combine(stacked, statics[0]))
 
     def unstack(self) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 import jax.random as jr
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module
 from ._init import integer
@@ -41,11 +41,11 @@ class Sequential(StatefulLayer):
         return any(map(is_stateful, self.layers))
 
     @overload
-    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any: ...
+    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Array: ...
     @overload
     def __call__(
         self, x: Any, state: State, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Any, State]: ...
+    ) -> tuple[Array, State]: ...
     def __call__(self, x: Any, state: Any = NO_STATE, *, key: PRNGKeyArray | None = None) -> Any:
         """**Arguments:**
 
@@ -106,7 +106,7 @@ class Lambda(Module):
 
     fn: Callable[[Any], Any]
 
-    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
+    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Array:
         """**Returns:** `fn(x)`. `key` is ignored."""
         del key
         return self.fn(x)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -169,10 +169,13 @@ class State(Module):
         stored_fields(self).clear()
         return new
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name in ("_markers", "_values"):
-            raise ValueError(_OLD)
-        raise AttributeError(f"'State' object has no attribute {name!r}", name=name, obj=self)
+    # A type checker that saw this would let any name be read.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in ("_markers", "_values"):
+                raise ValueError(_OLD)
+            raise AttributeError(f"'State' object has no attribute {name!r}", name=name, obj=self)
 
     def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
         try:

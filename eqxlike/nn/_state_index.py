@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 from .._module import Module, field
 
 Value = TypeVar("Value")
+Model = TypeVar("Model")
 
 
 class _Marker:
@@ -86,7 +87,7 @@ def map_indices(function: Callable[[str, StateIndex], StateIndex], model: PyTree
     return jtu.tree_map_with_path(visit, model, is_leaf=is_index)
 
 
-def delete_init_state(model: PyTree) -> PyTree:
+def delete_init_state(model: Model) -> Model:
     """Takes the initial values out of a model, of which a `State` has been made.
 
     `make_with_state` does it by itself.

@@ -1,7 +1,7 @@
 """Freezing part of a model, so that it is not trained."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.tree_util as jtu
 from jaxtyping import PyTree
@@ -9,10 +9,11 @@ from jaxtyping import PyTree
 from ..._module import freeze_where
 from ..._pytree import flag_frozen, is_array, tree_at
 
+Tree = TypeVar("Tree", bound=Any)
 Where = Callable[[Any], Any | Sequence[Any]]
 
 
-def freeze(model: PyTree, where: Where | None = None) -> PyTree:
+def freeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = None) -> Tree:
     """Marks arrays of a model as not to be trained.
 
     What is frozen gets no gradient from `filter_grad` and its kin. `filter` and `partition` leave
@@ -47,7 +48,7 @@ def freeze(model: PyTree, where: Where | None = None) -> PyTree:
     return _set_frozen(model, where, True)
 
 
-def unfreeze(model: PyTree, where: Where | None = None) -> PyTree:
+def unfreeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = None) -> Tree:
     """The inverse of `freeze`: the arrays there, or all of them, are trained again.
 
     Arguments and errors are those of `freeze`.

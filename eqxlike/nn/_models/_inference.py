@@ -1,11 +1,13 @@
 """Switching a whole model between training and inference."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jaxtyping import PyTree
 
 from ..._pytree import tree_at
+
+Tree = TypeVar("Tree")
 
 
 def _has_flag(node: Any) -> bool:
@@ -32,7 +34,7 @@ def _flags(pytree: PyTree) -> list[Any]:
     return flags
 
 
-def inference_mode(pytree: PyTree, value: bool = True) -> PyTree:
+def inference_mode(pytree: Tree, value: bool = True) -> Tree:
     """Sets every `inference` attribute in a pytree, those of your own Modules included.
 
     **Arguments:**
