@@ -11,15 +11,23 @@ import jax.tree_util as jtu
 
 from .._compat import Tracer
 from .._partition import ARRAY, StaticLeaf, Structure, concrete_array_types, flatten
+from .._pytree import is_array, is_reference
 from ._checks import holds_check, mesh_of, run_and_look_for_checks
 from ._donation import Donate, donated_places, is_silent
 from ._fast_path import MISS, FastPath, make_fast_path
 from ._placement import shardings_of_arguments, shardings_of_arrays
+from ._references import refuse_references
 from ._spelling import Spelling
 from ._traced_checks import TracedProgram, has_any_check_been_traced, note_check
 from ._watched import WatchedArrays
 
-_tracing = threading.local()
+
+class _Tracing(threading.local):
+    depth: int = 0
+    """How many first traces this thread is in the middle of."""
+
+
+_tracing = _Tracing()
 
 
 class _Outcome:
@@ -79,6 +87,8 @@ class Entry:
         self._drop = _weak_drop(function, self)
         self._trace_lock = threading.RLock()
         self._is_traced = False
+        # Whether it is traced by the first call itself, which nobody has looked at before.
+        self._is_unseen = False
         self._first_outcome: Structure | None = None
         # Whether there may be a check that what the jitted function returns does not tell of.
         self._always_waits = False
@@ -168,6 +178,8 @@ class Entry:
 
     def _take_apart(self, outcome: Any) -> tuple[list[Any], Structure]:
         arrays, structure = flatten(outcome, is_outcome=True)
+        if not all(map(is_array, arrays)):
+            refuse_references(outcome, self._flat.__name__, is_reference)
         if self._out_shardings is not None:
             shardings = shardings_of_arrays("out_shardings", self._out_shardings, outcome)
             self._flat_out_shardings = shardings[0] if structure is ARRAY else tuple(shardings)
@@ -207,16 +219,21 @@ class Entry:
         Traced once even if several threads come first: JAX by itself would trace in each. A thread
         that is tracing never waits for another, so that two cannot wait for each other.
         """
-        is_tracing = getattr(_tracing, "depth", 0) > 0
-        is_waiting = self._jitted is None or not (self._is_traced or is_tracing)
-        if is_waiting and not jax.config.jax_disable_jit:  # pyright: ignore
+        if self._must_wait():
             with self._trace_lock:
                 if self._jitted is None or not self._is_traced:
                     self._trace_first(arrays)
         return jax.jit(self._flat) if self._jitted is None else self._jitted
 
+    def _must_wait(self) -> bool:
+        """Whether this thread traces first, or waits for the one that does."""
+        if jax.config.jax_disable_jit:  # pyright: ignore
+            return False
+        is_traced = self._is_traced or (self._is_unseen and self._first_outcome is not None)
+        return self._jitted is None or not (is_traced or _tracing.depth > 0)
+
     def _trace_first(self, arrays: list[Any]) -> None:
-        _tracing.depth = getattr(_tracing, "depth", 0) + 1
+        _tracing.depth += 1
         try:
             if self._jitted is None:
                 traced = jax.jit(self._flat, **self._options).trace(*arrays)
@@ -235,9 +252,30 @@ class Entry:
     def call(self, arrays: list[Any]) -> Any:
         """The outcome of the user's function for these arrays."""
         try:
-            return self.finish(self.jitted(arrays)(*arrays))
+            return self.finish(self._run(arrays))
         finally:
             self.restore_warnings()
+
+    def _run(self, arrays: list[Any]) -> Any:
+        """What the jitted function returns."""
+        # To see the program before it runs means that JAX looks at each array twice: with 5,000 of
+        # them a fourth of the first call.
+        if self._jitted is not None and not has_any_check_been_traced() and self._must_wait():
+            with self._trace_lock:
+                if self._must_wait():
+                    return self._run_first(self._jitted, arrays)
+        return self.jitted(arrays)(*arrays)
+
+    def _run_first(self, jitted: Any, arrays: list[Any]) -> Any:
+        """Traces, compiles and runs, where no function can hide a check."""
+        self._is_unseen = True
+        _tracing.depth += 1
+        try:
+            result = jitted(*arrays)
+        finally:
+            _tracing.depth -= 1
+        self._is_traced = True
+        return result
 
     def fast_path(self, arrays: list[Any]) -> FastPath | None:
         """The fast path to this entry; `None` while it has not been traced.
