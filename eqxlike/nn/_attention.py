@@ -1,5 +1,6 @@
 """Multihead attention."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from .._module import Module, field
-from ._dropout import Dropout
+from ._dropout import Dropout, warn_deterministic
 from ._init import Initializer, at_least_float32, split_key, whole_number
 from ._inputs import check_input, describe
 from ._linear import Linear
@@ -192,6 +193,9 @@ class MultiheadAttention(Module):
         **Raises:** `ValueError` if something has another shape, or there is no row to attend to;
         `RuntimeError` if dropout needs a key and none came.
         """
+        if deterministic is not None:
+            warn_deterministic("MultiheadAttention")
+            inference = deterministic
         check_input(self, query, ("q_seq", self.query_size), "query")
         check_input(self, key_, ("kv_seq", self.key_size), "key_")
         check_input(self, value, (key_.shape[0], self.value_size), "value")
@@ -219,7 +223,7 @@ class MultiheadAttention(Module):
         )
         if process_heads is not None:
             heads = _processed(heads, process_heads)
-        fits_jax = self.qk_size == self.vo_size and not self._drops(inference, deterministic)
+        fits_jax = self.qk_size == self.vo_size and not self._drops(inference)
         # JAX computes the logits of float64 arrays in float32, and those of float16 arrays by a
         # product that XLA has not on every platform.
         if fits_jax and query.dtype in (jnp.float32, jnp.bfloat16):
@@ -229,24 +233,21 @@ class MultiheadAttention(Module):
         else:
 
             def drop(weights: Array) -> Array:
-                options: Any = {"inference": inference, "deterministic": deterministic}
+                dropout = functools.partial(self.dropout, inference=inference)
                 if key is None:
-                    return self.dropout(weights, **options)
+                    return dropout(weights)
                 # One key a head, as in Equinox: so the same key drops the same weights.
                 keys = jr.split(key, self.num_heads)
-                return jax.vmap(lambda each, key: self.dropout(each, key=key, **options))(
-                    weights, keys
-                )
+                return jax.vmap(lambda each, key: dropout(each, key=key))(weights, keys)
 
             attended = _attend(*heads, mask, drop)
         attended = attended.reshape(query.shape[0], self.num_heads * self.vo_size)
         return _project(self.output_proj, attended, keys[3])
 
-    def _drops(self, inference: bool | None, deterministic: bool | None) -> bool:
-        if inference is None and deterministic is None:
-            inference = self.dropout.inference
+    def _drops(self, inference: bool | None) -> bool:
+        inference = self.dropout.inference if inference is None else inference
         p = self.dropout.p
-        return not (inference or deterministic or (isinstance(p, int | float) and p == 0))
+        return not (inference or (isinstance(p, int | float) and p == 0))
 
 
 def _project(projection: Linear, x: Array, key: PRNGKeyArray | None) -> Array:

@@ -9,7 +9,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from .._module import field
-from ._init import Initializer, Parameter, at_least_float32, draw, parameter_dtype, whole_number
+from .._traceback import stacklevel_of_user
+from ._init import (
+    Initializer,
+    Parameter,
+    at_least_float32,
+    draw,
+    parameter_dtype,
+    real_number,
+    whole_number,
+)
 from ._inputs import check_input, describe
 from ._state import State
 from ._state_index import StateIndex
@@ -94,7 +103,8 @@ class BatchNorm(StatefulLayer):
         - `key`: for initializers that are random.
 
         **Raises:** `ValueError` for another mode, for a size that is not a non-negative integer,
-        and if there is neither an `axis_name` nor `batched=True`.
+        and if there is neither an `axis_name` nor `batched=True`; `TypeError` for an `eps` or
+        `momentum` that is no number.
         """
         if mode not in ("ema", "batch", "legacy"):
             raise ValueError(f"mode must be 'batch' or 'ema', got {mode!r}.")
@@ -102,7 +112,7 @@ class BatchNorm(StatefulLayer):
             warnings.warn(
                 "BatchNorm was given no `mode=`, and takes 'ema' as it always did. Write "
                 "`mode='ema'` to keep that; 'batch' is what other libraries do, and faster.",
-                stacklevel=2,
+                stacklevel=stacklevel_of_user(),
             )
             mode = "ema"
         if axis_name is None and not batched:
@@ -132,9 +142,9 @@ class BatchNorm(StatefulLayer):
         self.axis_name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
         self.inference = inference
         self.input_size = input_size
-        self.eps = float(eps)
+        self.eps = real_number(eps, "eps")
         self.channelwise_affine = channelwise_affine
-        self.momentum = float(momentum)
+        self.momentum = real_number(momentum, "momentum")
         self.mode = mode
         self.batched = batched
 

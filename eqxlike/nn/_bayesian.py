@@ -34,7 +34,7 @@ from ._init import (
     split_key,
     whole_number,
 )
-from ._inputs import check_input
+from ._inputs import check_input, check_instance
 from ._linear import Linear
 from ._posterior import BayesianLayer
 
@@ -138,6 +138,7 @@ class BayesianLinear(BayesianLayer):
         have leading axes, as those of layers that are stored stacked, each layer has a
         `prior_scale` of its own where that is an array.
         """
+        check_instance(linear, "BayesianLinear.around")
         # The form of a layer without its initial values, which nobody would read.
         layer = filter_eval_shape(
             cls,

@@ -19,6 +19,7 @@ from ._gaussian import (
     scale_of_each,
 )
 from ._init import check_scale, fan_in_limit
+from ._inputs import check_instance
 from ._posterior import BayesianLayer
 
 
@@ -72,6 +73,7 @@ class BayesianConv(BayesianLayer):
         **Raises:** `TypeError` if `mean` is no `Conv` or not of a real floating dtype, `ValueError`
         for a scale that is not positive.
         """
+        check_instance(mean, "BayesianConv")
         if not isinstance(mean, Conv):
             raise TypeError(f"mean must be an nn.Conv, got a {type(mean).__name__}.")
         dtype = mean.weight.dtype

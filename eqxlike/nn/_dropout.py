@@ -1,21 +1,39 @@
 """Dropout."""
 
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module
+from .._pytree import is_array
+from .._traceback import stacklevel_of_user
 
 
-def _warn_deterministic() -> None:
+def warn_deterministic(layer_name: str) -> None:
+    """Warns of the old name of `inference`, at the line in the user's code."""
     warnings.warn(
-        "Dropout's `deterministic=` is the old name of `inference=`; write `inference=`.",
+        f"{layer_name}'s `deterministic=` is the old name of `inference=`; write `inference=`.",
         DeprecationWarning,
-        stacklevel=3,
+        stacklevel=stacklevel_of_user(),
     )
+
+
+def _check_probability(p: Any) -> None:
+    is_floating = is_array(p) and jnp.issubdtype(p.dtype, jnp.floating)
+    is_number = isinstance(p, (int, float)) and not isinstance(p, bool)
+    if not (is_floating or is_number):
+        raise TypeError(
+            "Dropout expects a probability p in [0, 1], a number or a floating array; got "
+            f"{p!r}, of type {type(p).__name__}."
+        )
+    # The values of other arrays may not be known, or not here.
+    if isinstance(p, (int, float, np.floating)) and not 0 <= p <= 1:
+        raise ValueError(f"Dropout expects a probability p in [0, 1], got {p!r}.")
 
 
 class Dropout(Module):
@@ -42,18 +60,17 @@ class Dropout(Module):
     ):
         """**Arguments:**
 
-        - `p`: probability of dropping an entry, in [0, 1]; a Python float or an array of shape
+        - `p`: probability of dropping an entry, in [0, 1]; a number, or a floating array of shape
           `()`.
         - `inference`: whether to leave inputs alone.
         - `deterministic`: the old name of `inference`.
 
-        **Raises:** `ValueError` if `p` is a number outside [0, 1].
+        **Raises:** `ValueError` if `p` is a number outside [0, 1], `TypeError` if it is none.
         """
         if deterministic is not None:
-            _warn_deterministic()
+            warn_deterministic("Dropout")
             inference = deterministic
-        if isinstance(p, (int, float)) and not 0 <= p <= 1:
-            raise ValueError(f"Dropout expects a probability p in [0, 1], got {p!r}.")
+        _check_probability(p)
         self.p = p
         self.inference = inference
 
@@ -77,7 +94,7 @@ class Dropout(Module):
         **Raises:** `RuntimeError` if a key is needed and none came.
         """
         if deterministic is not None:
-            _warn_deterministic()
+            warn_deterministic("Dropout")
             inference = deterministic
         if inference is None:
             inference = self.inference

@@ -8,7 +8,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from .._module import Module, field
-from ._init import Initializer, parameter_dtype, whole_number
+from ._init import Initializer, parameter_dtype, real_number, whole_number
 from ._inputs import check_input
 
 
@@ -97,6 +97,10 @@ def _embedding_size(size: int) -> int:
     return whole_number(size, "embedding_size", least=0)
 
 
+def _theta(theta: float) -> float:
+    return real_number(theta, "theta")
+
+
 class RotaryPositionalEmbedding(Module):
     """Turns pairs of features by an angle that grows with the position in the sequence.
 
@@ -115,7 +119,7 @@ class RotaryPositionalEmbedding(Module):
     """
 
     embedding_size: int = field(static=True, converter=_embedding_size)
-    theta: float = field(static=True, default=10_000.0, converter=float)
+    theta: float = field(static=True, default=10_000.0, converter=_theta)
     dtype: Any = field(static=True, default_factory=lambda: parameter_dtype(None).type)
 
     def __check_init__(self) -> None:

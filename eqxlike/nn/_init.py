@@ -2,6 +2,7 @@
 
 import functools
 import math
+import numbers
 import operator
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -50,6 +51,16 @@ def whole_number(value: Any, name: str, least: int = 1) -> int:
     if number is None or number < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
     return number
+
+
+def real_number(value: Any, name: str) -> float:
+    """`value` as a `float` of Python.
+
+    **Raises:** `TypeError` unless it is a real number.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {value!r}.")
+    return float(value)
 
 
 def number_of_features(value: Any, name: str) -> Features:

@@ -13,6 +13,15 @@ Shape = tuple[int | str | None, ...]
 """Sizes by axis; a string names a size that may be any, and `"..."` any number of axes."""
 
 
+def check_instance(model: Any, what: str) -> None:
+    """Raises `TypeError` if `model`, which `what` takes, is a class."""
+    if isinstance(model, type):
+        name = model.__name__
+        raise TypeError(
+            f"{what} expected an instance, got the class {name}: call it, `{name}(...)`."
+        )
+
+
 def check_input(layer: Module, x: Any, expected: Shape, name: str = "x") -> None:
     """Raises `ValueError` unless `x` is one unbatched input of the shape that `layer` expects.
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._module import Module, field
+from .._traceback import stacklevel_of_user
 from ._init import (
     Initializer,
     Parameter,
@@ -17,6 +18,7 @@ from ._init import (
     draw,
     integer,
     parameter_dtype,
+    real_number,
     whole_number,
 )
 from ._inputs import check_input
@@ -94,7 +96,7 @@ class _ShapeNorm(Module):
         **Raises:** `ValueError` for a size that is not a non-negative integer.
         """
         self.shape = _shape_of(shape)
-        self.eps = float(eps)
+        self.eps = real_number(eps, "eps")
         self.use_weight = use_weight
         self.use_bias = use_bias
         self.weight, self.bias = _draw_affine(
@@ -173,7 +175,7 @@ class LayerNorm(_ShapeNorm):
             warnings.warn(
                 "LayerNorm's `elementwise_affine=` is the old name of `use_weight=` and "
                 "`use_bias=`; write these.",
-                stacklevel=2,
+                stacklevel=stacklevel_of_user(),
             )
             use_weight = use_bias = elementwise_affine
         options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
@@ -273,7 +275,7 @@ class GroupNorm(Module):
             raise ValueError("GroupNorm needs `channels` unless `channelwise_affine=False`.")
         self.groups = groups
         self.channels = channels
-        self.eps = float(eps)
+        self.eps = real_number(eps, "eps")
         self.channelwise_affine = channelwise_affine
         self.weight, self.bias = _draw_affine(
             (channels or 0,),

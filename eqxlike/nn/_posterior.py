@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from .._module import Module
 from ._init import wider
+from ._inputs import check_instance
 
 
 class BayesianLayer(Module):
@@ -51,11 +52,14 @@ def kl_divergence(model: PyTree) -> Float[Array, ""]:
 
     **Returns:** shape `()`; zero if there is none.
 
+    **Raises:** `TypeError` for a class.
+
     >>> import jax
     >>> from eqxlike import nn
     >>> float(kl_divergence({"plain": nn.Linear(2, 2, key=jax.random.key(0))}))
     0.0
     """
+    check_instance(model, "kl_divergence")
     nodes = jax.tree_util.tree_leaves(model, is_leaf=_is_bayesian)
     total = jnp.zeros((), jnp.float32)
     for term in (node.kl() for node in nodes if _is_bayesian(node)):
@@ -75,12 +79,15 @@ def sample_posterior(model: PyTree, key: PRNGKeyArray) -> PyTree:
 
     **Returns:** a model that gives the same output whenever it gets the same input.
 
+    **Raises:** `TypeError` for a class.
+
     >>> import jax
     >>> from eqxlike import nn
     >>> model = nn.BayesianMLP(2, 1, width_size=8, depth=1, key=jax.random.key(0))
     >>> type(sample_posterior(model, jax.random.key(1)).layers[0]).__name__
     'Linear'
     """
+    check_instance(model, "sample_posterior")
     nodes, treedef = jax.tree_util.tree_flatten(model, is_leaf=_is_bayesian)
     keys = iter(jr.split(key, max(1, sum(map(_is_bayesian, nodes)))))
     drawn = [node.sample(next(keys)) if _is_bayesian(node) else node for node in nodes]

@@ -15,7 +15,7 @@ from .._partition import find_static_difference, is_same_static
 from .._pytree import combine, flag_frozen, is_array, partition, tree_at, tree_pformat
 from .._transforms import filter_checkpoint, filter_vmap
 from ._init import as_data, whole_number
-from ._inputs import describe
+from ._inputs import check_instance, describe
 from ._state import State
 from ._state_index import StateIndex, find_indices, is_named, map_indices
 from ._stateful import NO_STATE, StatefulLayer, is_stateful
@@ -85,6 +85,8 @@ class ScanStack(StatefulLayer):
         """
         if not layers:
             raise ValueError("ScanStack.stack needs at least one layer.")
+        for index, layer in enumerate(layers):
+            check_instance(layer, f"ScanStack.stack: layers[{index}]")
         layers = [_with_array_states(layer, layers[0]) for layer in layers]
         for index, layer in enumerate(layers):
             if difference := _explain_difference(layers[0], layer, index):

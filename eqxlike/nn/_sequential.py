@@ -8,7 +8,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module
 from ._init import integer
-from ._inputs import describe
+from ._inputs import check_instance, describe
 from ._state import State
 from ._stateful import NO_STATE, StatefulLayer, is_stateful
 
@@ -35,6 +35,8 @@ class Sequential(StatefulLayer):
           stateful; wrap a plain function in `Lambda`.
         """
         self.layers = tuple(layers)
+        for index, layer in enumerate(self.layers):
+            check_instance(layer, f"Sequential: layers[{index}]")
 
     def is_stateful(self) -> bool:
         """**Returns:** whether one of the layers is stateful."""

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 from .._module import Module
 from .._pytree import tree_at, tree_pformat
 from .._transforms import filter_eval_shape
+from ._inputs import check_instance
 
 
 class _Placeholder(enum.Enum):
@@ -62,6 +63,7 @@ class Shared(Module):
         **Raises:** `ValueError` if what `get` returns is not of the structure, shapes and dtypes
         of what it stands for, or is itself taken out; and what `tree_at` does for its `where`.
         """
+        check_instance(pytree, "Shared")
         self.pytree = tree_at(where, pytree, replace_fn=lambda _: _Placeholder.SHARED)
         self.where = where
         self.get = get

@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._module import field
 from .._pytree import is_array, tree_at
-from ._init import at_least_float32, whole_number
+from ._init import at_least_float32, real_number, whole_number
+from ._inputs import check_instance
 from ._state import State
 from ._state_index import StateIndex
 from ._stateful import StatefulLayer
@@ -69,6 +70,7 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
         **Raises:** `AttributeError` if there is no such attribute; `ValueError` if it is not an
         array of at least two axes, or the number of iterations is negative.
         """
+        check_instance(layer, "SpectralNorm")
         weight = getattr(layer, weight_name)
         if not is_array(weight) or weight.ndim < 2:
             what = f"shape {weight.shape}" if is_array(weight) else type(weight).__name__
@@ -79,7 +81,7 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
         self.layer = layer
         self.weight_name = weight_name
         self.num_power_iterations = whole_number(num_power_iterations, "num_power_iterations", 0)
-        self.eps = float(eps)
+        self.eps = real_number(eps, "eps")
         self.inference = inference
         matrix = _as_matrix(weight)
         u_key, v_key = jr.split(key)

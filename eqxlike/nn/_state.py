@@ -12,6 +12,7 @@ from jaxtyping import Array, PyTree
 
 from .._module import Module, field, stored_fields
 from .._pytree import is_array_like, tree_pformat
+from ._inputs import check_instance
 from ._state_index import DeletedValue, StateIndex, delete_init_state, find_indices, map_indices
 
 Params = ParamSpec("Params")
@@ -66,6 +67,7 @@ class State(Module):
         **Raises:** `ValueError` for a model whose initial values were taken out; `TypeError` for
         an initial value that is not made of arrays.
         """
+        check_instance(model, "State")
         values: dict[Any, PyTree[Array]] = {}
         for path, index in find_indices(model):
             where = f"{type(model).__name__}{jtu.keystr(path)}"

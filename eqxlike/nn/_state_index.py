@@ -7,6 +7,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._module import Module, field
+from ._inputs import check_instance
 
 Value = TypeVar("Value")
 Model = TypeVar("Model")
@@ -105,4 +106,5 @@ def delete_init_state(model: Model) -> Model:
     >>> delete_init_state(index)
     StateIndex(marker='mean', init=DeletedValue())
     """
+    check_instance(model, "delete_init_state")
     return map_indices(lambda _, index: StateIndex(DeletedValue(), marker=index.marker), model)

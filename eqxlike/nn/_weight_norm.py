@@ -9,6 +9,7 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 from .._module import Module, field
 from .._pytree import is_array, tree_at
 from ._init import at_least_float32, integer
+from ._inputs import check_instance
 
 Layer = TypeVar("Layer", bound=Callable[..., Any])
 
@@ -46,6 +47,7 @@ class WeightNorm(Module, Generic[Layer]):
         **Raises:** `AttributeError` if there is no such attribute; `ValueError` if it is no array,
         or has no such axis.
         """
+        check_instance(layer, "WeightNorm")
         weight = getattr(layer, weight_name)
         name = f"{type(layer).__name__}.{weight_name}"
         if not is_array(weight):

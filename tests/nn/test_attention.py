@@ -143,6 +143,27 @@ def test_wrong_shapes_are_named(shapes, mask_shape, message, getkey):
         attention(*map(jnp.ones, shapes), mask)
 
 
+@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.5}, {"vo_size": 3}])
+def test_no_queries_give_no_rows(options, getkey):
+    attention = nn.MultiheadAttention(2, 8, output_size=3, **options, key=getkey())
+    none, keys = jnp.ones((0, 8)), jnp.ones((5, 8))
+    assert attention(none, keys, keys, key=getkey()).shape == (0, 3)
+
+
+def test_nothing_to_attend_to_is_refused(getkey):
+    model = nn.Sequential([nn.MultiheadAttention(2, 8, key=getkey())])
+    message = r"expected at least one row of key_ and value to attend to, got .* \(0, 8\)"
+    with pytest.raises(ValueError, match=message):
+        model[0](jnp.ones((4, 8)), jnp.ones((0, 8)), jnp.ones((0, 8)))
+
+
+def test_heads_without_features_are_refused(getkey):
+    with pytest.raises(
+        ValueError, match=r"qk_size must be at least 1.*query_size=4 and num_heads=8"
+    ):
+        nn.MultiheadAttention(8, 4, key=getkey())
+
+
 def test_heads_of_another_shape_are_refused(getkey):
     attention = nn.MultiheadAttention(2, 8, key=getkey())
     with pytest.raises(ValueError, match=r"expected \[\(4, 2, 4\), .* got \[\(4, 2, 1\)"):

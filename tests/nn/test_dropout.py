@@ -1,3 +1,5 @@
+import re
+
 import equinox
 import jax
 import jax.numpy as jnp
@@ -57,9 +59,15 @@ def test_array_probability_gets_no_gradient(getkey):
     assert gradient == 0
 
 
-@pytest.mark.parametrize("bad", [-0.1, 1.5, 2])
+@pytest.mark.parametrize("bad", [-0.1, 1.5, 2, float("nan"), np.float32(1.5), np.float64(-1)])
 def test_wrong_probability_is_refused(bad):
-    with pytest.raises(ValueError, match=r"probability p in \[0, 1\]"):
+    with pytest.raises(ValueError, match=rf"probability p in \[0, 1\], got {re.escape(repr(bad))}"):
+        nn.Dropout(bad)
+
+
+@pytest.mark.parametrize("bad", ["0.5", None, True, 0.5j, jnp.array(1), np.array(True), [0.5]])
+def test_what_is_no_probability_is_refused_with_its_type(bad):
+    with pytest.raises(TypeError, match=rf"a floating array; got .*of type {type(bad).__name__}"):
         nn.Dropout(bad)
 
 

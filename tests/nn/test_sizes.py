@@ -150,6 +150,14 @@ def test_static_numbers_of_numpy_make_the_same_layer(make, number):
     assert find_static_difference(*layers) is None
 
 
+@pytest.mark.parametrize("value", ["1e-5", True, None, jnp.array(0.1)])
+def test_what_is_no_number_is_refused_by_name(value):
+    with pytest.raises(TypeError, match="eps must be a number, got"):
+        nn.LayerNorm(3, eps=value)
+    with pytest.raises(TypeError, match="momentum must be a number, got"):
+        nn.BatchNorm(3, momentum=value, **NORM)
+
+
 def test_layers_are_indexed_by_integers_of_numpy():
     layers = [nn.Lambda(jnp.sin), nn.Lambda(jnp.cos)]
     assert nn.Sequential(layers)[np.int64(1)] is layers[1]

@@ -8,6 +8,7 @@ from jaxtyping import PyTree
 
 from ..._module import freeze_where
 from ..._pytree import flag_frozen, is_array, tree_at
+from .._inputs import check_instance
 
 Tree = TypeVar("Tree", bound=Any)
 Where = Callable[[Any], Any | Sequence[Any]]
@@ -45,6 +46,7 @@ def freeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = No
         >>> gradient.layers[0].weight is None, gradient.layers[-1].weight.shape
         (True, (1, 8))
     """
+    check_instance(model, "freeze")
     return _set_frozen(model, where, True)
 
 
@@ -59,15 +61,11 @@ def unfreeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = 
     >>> nn.unfreeze(nn.freeze(layer)) == layer
     True
     """
+    check_instance(model, "unfreeze")
     return _set_frozen(model, where, False)
 
 
 def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
-    if isinstance(model, type):
-        name = model.__name__
-        raise TypeError(
-            f"Expected a model, and got the class {name}: make one first, with `{name}(...)`."
-        )
     leaves, treedef = jtu.tree_flatten(model)
     mask = treedef.unflatten(flag_frozen(model))
     if where is None:

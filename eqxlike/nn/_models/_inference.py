@@ -6,6 +6,7 @@ import jax
 from jaxtyping import PyTree
 
 from ..._pytree import tree_at
+from .._inputs import check_instance
 
 Tree = TypeVar("Tree")
 
@@ -44,8 +45,8 @@ def inference_mode(pytree: Tree, value: bool = True) -> Tree:
 
     **Returns:** a copy with the flags set.
 
-    **Raises:** what `tree_at` does if an `inference` is no field that it could replace: a property,
-    a method, a class attribute or a static field.
+    **Raises:** `TypeError` for a class; and what `tree_at` does if an `inference` is no field that
+    it could replace: a property, a method, a class attribute or a static field.
 
     >>> from eqxlike import nn
     >>> model = nn.Sequential([nn.Dropout(), nn.Identity()])
@@ -54,6 +55,7 @@ def inference_mode(pytree: Tree, value: bool = True) -> Tree:
     >>> inference_mode(inference_mode(model), value=False)[0].inference
     False
     """
+    check_instance(pytree, "inference_mode")
     count = len(_flags(pytree))
     if count == 0:
         return pytree

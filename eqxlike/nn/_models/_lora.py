@@ -18,9 +18,10 @@ from .._init import (
     draw,
     fan_in_limit,
     feature_shape,
+    real_number,
     whole_number,
 )
-from .._inputs import check_input
+from .._inputs import check_input, check_instance
 from .._linear import Linear
 from ._freeze import freeze, unfreeze
 
@@ -80,6 +81,7 @@ class LoRALinear(Module):
         **Raises:** `ValueError` if `rank` is not a positive integer or `alpha` not positive;
         `TypeError` if `linear` is no `Linear`.
         """
+        check_instance(linear, "LoRALinear")
         if not isinstance(linear, Linear):
             raise TypeError(f"linear must be an nn.Linear, got a {type(linear).__name__}.")
         rank = whole_number(rank, "rank")
@@ -94,7 +96,7 @@ class LoRALinear(Module):
         self.down = _draw_stacked(key, tuple(stacked), parameter)
         self.up = jnp.zeros((*stacked, out_size, rank), dtype)
         self.rank = rank
-        self.alpha = float(alpha)
+        self.alpha = real_number(alpha, "alpha")
         self.train_base = train_base
 
     @property

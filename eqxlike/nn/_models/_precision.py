@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from jaxtyping import PyTree
 
 from ..._module import field
+from .._inputs import check_instance
 from .._stateful import StatefulLayer, is_stateful
 from ._policy import Keep, Policy
 
@@ -70,9 +71,10 @@ class MixedPrecision(StatefulLayer):
         - `keep`: what is not cast, beside the nodes whose class says `keeps_precision`: a type,
             several, or a function from a node of the tree to `bool`.
 
-        **Raises:** `TypeError` if `policy` is neither policy nor string, or `keep` neither type nor
-        function; `ValueError` for a string that is no policy.
+        **Raises:** `TypeError` if `policy` is neither policy nor string, `keep` neither type nor
+        function, or `model` a class; `ValueError` for a string that is no policy.
         """
+        check_instance(model, "MixedPrecision")
         if isinstance(policy, str):
             policy = Policy.parse(policy)
         if not isinstance(policy, Policy):

@@ -8,6 +8,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from ..._pytree import is_inexact_array
 from .._init import Initializer, Parameter, draw
+from .._inputs import check_instance
 from ._paths import key_at
 
 
@@ -36,8 +37,8 @@ def reinitialise(
     **Returns:** the model with the new arrays, of the shapes and dtypes of the old. An array that
     stands at two places gets two values, one for each path.
 
-    **Raises:** `TypeError` if `rule` returns what is no function; `ValueError` if an initializer
-    returns another shape or dtype than it was asked for.
+    **Raises:** `TypeError` if `rule` returns what is no function, or `model` is a class;
+    `ValueError` if an initializer returns another shape or dtype than it was asked for.
 
     !!! example
 
@@ -51,6 +52,7 @@ def reinitialise(
         >>> nn.reinitialise(model, rule, key=jax.random.key(1)).layers[-1].bias
         Array([0.], dtype=float32)
     """
+    check_instance(model, "reinitialise")
 
     def renew(path: tuple[Any, ...], leaf: Any) -> Any:
         if not is_inexact_array(leaf):

@@ -9,6 +9,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from ..._module import Module
 from ..._pytree import is_frozen
+from .._inputs import check_instance
 from ._paths import key_at
 
 Match = type | types.UnionType | tuple[type, ...] | Callable[[Any], Any]
@@ -41,7 +42,7 @@ def replace_layers(
     **Returns:** the new model. What was not replaced is shared with `model`.
 
     **Raises:** `ValueError` if nothing matches, `TypeError` if `match` is neither type nor
-    function.
+    function, or `model` is a class.
 
     !!! example
 
@@ -54,6 +55,7 @@ def replace_layers(
         >>> [type(layer).__name__ for layer in adapted.layers]
         ['LoRALinear', 'LoRALinear']
     """
+    check_instance(model, "replace_layers")
     predicate = _predicate(match)
     seen: dict[type, None] = {}
     chosen: set[int] = set()
@@ -93,11 +95,10 @@ def _predicate(match: Match) -> Callable[[Any], Any]:
 
 
 def _nothing_matches(match: Match, seen: dict[type, None]) -> str:
-    is_type = isinstance(match, type)
     names = [kind.__name__ for kind in seen if issubclass(kind, Module)]
     kinds = "Modules of type" if names else "no Module, but nodes of type"
     names = names or [kind.__name__ for kind in seen]
     return (
-        f"No node of the model matches {match.__name__ if is_type else repr(match)}. It has "
+        f"No node of the model matches {getattr(match, '__name__', repr(match))}. It has "
         f"{kinds} {', '.join(dict.fromkeys(names))}. Static fields are not searched."
     )

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 from ..._module import Module, observe_calls
 from ..._pytree import flag_leaves, is_array, is_inexact_array, tree_pformat
 from ..._transforms import filter_make_jaxpr
+from .._inputs import check_instance
 from .._state import State
 from ._calls import Record, Recorder
 from ._costs import Cost, cost_of
@@ -119,8 +120,8 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     **Returns:** a `Summary`: rows as data, and a table as text. A layer that was not called has a
     dash, as has one whose cost XLA does not tell.
 
-    **Raises:** `TypeError` if there are arguments and `model` cannot be called; and whatever the
-    call raises.
+    **Raises:** `TypeError` if `model` is a class, or cannot be called and there are arguments; and
+    whatever the call raises.
 
     !!! example
 
@@ -135,6 +136,7 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
         .layers[1]  Linear          1  f32[2]           34    136     66  all
         178 parameters, 178 of them trained; 712 bytes; 338 FLOPs
     """
+    check_instance(model, "summary")
     recorder = Recorder()
     observed = observe_calls(model, recorder.add)
     cost = None

@@ -9,6 +9,7 @@ from ..._pytree import tree_at
 from .._bayesian import BayesianLinear
 from .._bayesian_conv import BayesianConv
 from .._conv import Conv
+from .._inputs import check_instance
 from .._linear import Linear
 from .._posterior import BayesianLayer
 from ._freeze import unfreeze
@@ -45,7 +46,7 @@ def to_bayesian(
     called in their own way stay as they are, as do transposed convolutions.
 
     **Raises:** `ValueError` if there is no layer to turn, or a scale is not positive; `TypeError`
-    if a layer is not of a real floating dtype.
+    if a layer is not of a real floating dtype, or `model` is a class.
 
     !!! example
 
@@ -60,6 +61,7 @@ def to_bayesian(
         >>> bayesian(jnp.ones(2), key=jax.random.key(1)).shape
         (1,)
     """
+    check_instance(model, "to_bayesian")
     scales: Any = {"prior_scale": prior_scale, "posterior_scale": posterior_scale}
 
     def make(layer: Any) -> BayesianLayer:
@@ -69,11 +71,12 @@ def to_bayesian(
         return BayesianConv(unfreeze(layer), **scales)
 
     def turn(node: PyTree) -> PyTree:
-        return replace_layers(node, _is_plain, make)
+        return replace_layers(node, linear_or_conv, make)
 
     return turn(model) if where is None else tree_at(where, model, replace_fn=turn)
 
 
-def _is_plain(node: Any) -> bool:
+def linear_or_conv(node: Any) -> bool:
+    """Whether a node is a layer that can be turned; an error says its name if there is none."""
     # By what it does when it is called, which a subclass of a user's may have changed.
     return type(node).__call__ in (Linear.__call__, Conv.__call__)

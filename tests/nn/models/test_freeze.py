@@ -240,9 +240,3 @@ def test_where_without_an_array_is_refused(model):
 def test_array_of_no_module_is_refused():
     with pytest.raises(ValueError, match=r"model\['a'\] belongs to no Module"):
         nn.freeze({"a": jnp.ones(2)})
-
-
-@pytest.mark.parametrize("change", [nn.freeze, nn.unfreeze])
-def test_class_in_the_place_of_a_model_is_refused(change):
-    with pytest.raises(TypeError, match=r"got the class MLP: make one first, with `MLP\("):
-        change(nn.MLP)

@@ -195,3 +195,8 @@ def test_members_of_an_ensemble_have_a_prior_scale_each(getkey):
 def test_drawing_a_network_uses_no_key_twice(model, getkey):
     with jax.debug_key_reuse(True):
         nn.sample_posterior(nn.to_bayesian(model), getkey())
+
+
+def test_model_without_a_layer_to_turn_is_told_what_was_looked_for():
+    with pytest.raises(ValueError, match=r"No node of the model matches linear_or_conv\. It has"):
+        nn.to_bayesian(nn.Sequential([nn.LayerNorm(3)]))
