@@ -202,7 +202,7 @@ AGREE = {
     "an array of the tree by its value": lambda e: e.tree_at(lambda t: X, [X], 5),
     "a list that it made": lambda e: e.tree_at(lambda t: [[1]], [X], 5),
     "a comparison": lambda e: e.tree_at(lambda t: t[0] == t[1], [X, X], 5),
-    "a bound method": lambda e: e.tree_at(lambda t: t.get, model(e, 1), 5),
+    "bound methods": lambda e: e.tree_at(lambda t: [t.get], model(e, 1), [5]),
     "a deque of nodes": lambda e: e.tree_at(lambda t: collections.deque(t), [1, 2], (5, 6)),
     "a set of nodes": lambda e: e.tree_at(lambda t: set(t), [1, 2], (5, 6)),
     "a dict of nodes": lambda e: e.tree_at(lambda t: {"a": t[0]}, [1, 2], {"a": 5}),
@@ -308,10 +308,10 @@ DIFFER = {
         ("raised", ValueError),
         ("raised", TypeError),
     ),
-    "bound methods": (
-        lambda e: e.tree_at(lambda t: [t.get], model(e, 1), [5]),
-        ("raised", ValueError),
+    "a bound method": (
+        lambda e: e.tree_at(lambda t: t.get, model(e, 1), 5),
         ("raised", TypeError),
+        ("raised", ValueError),
     ),
     "values from a generator": (
         lambda e: e.tree_at(pair, [1, 2], (value for value in (5, 6))),
