@@ -1,7 +1,7 @@
 """The evidence lower bound on a minibatch."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,9 @@ import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
 from ..nn import kl_divergence
+
+Model = TypeVar("Model", bound=Any)
+Batch = TypeVar("Batch", bound=Any)
 
 
 def _batch_size(batch: PyTree[Shaped[Array, "B ..."]]) -> int:
@@ -23,9 +26,9 @@ def _batch_size(batch: PyTree[Shaped[Array, "B ..."]]) -> int:
 
 
 def negative_elbo(
-    model: PyTree,
-    log_likelihood: Callable[[Any, Any, PRNGKeyArray], Float[Array, ""]],
-    batch: PyTree[Shaped[Array, "B ..."]],
+    model: Model,
+    log_likelihood: Callable[[Model, Batch, PRNGKeyArray], Float[Array, ""]],
+    batch: Batch,
     *,
     num_data: int,
     key: PRNGKeyArray,

@@ -4,7 +4,8 @@
 weights, of what each predicts. `B` is the number of inputs, `C` the number of classes.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Concatenate, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +16,16 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
 from ..nn import sample_posterior
 
+Output = TypeVar("Output")
+
 
 def predict_samples(
-    model: Any,
+    model: Callable[Concatenate[Any, ...], Output],
     inputs: PyTree[Shaped[Array, "B ..."]],
     *,
     key: PRNGKeyArray,
     num_samples: int,
-) -> PyTree[Shaped[Array, "S B ..."]]:
+) -> Output:
     """Outputs of `S` networks drawn from the posterior, each applied to all inputs.
 
     **Arguments:**

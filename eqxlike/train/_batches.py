@@ -1,11 +1,13 @@
 """Shuffled minibatches of data in memory."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jaxtyping import PyTree, Shaped
+from jaxtyping import PyTree
+
+Arrays = TypeVar("Arrays")
 
 
 def _named_arrays(arrays: PyTree) -> list[tuple[str, np.ndarray]]:
@@ -41,12 +43,12 @@ def _check_finite(named: list[tuple[str, np.ndarray]]) -> None:
 
 
 def minibatches(
-    arrays: PyTree[Shaped[np.ndarray, "N ..."]],
+    arrays: Arrays,
     batch_size: int,
     *,
     seed: int,
     check_finite: bool = True,
-) -> Iterator[PyTree[Shaped[np.ndarray, "B ..."]]]:
+) -> Iterator[Arrays]:
     """Shuffled minibatches without end.
 
     Every epoch is a fresh permutation of the examples. All batches have the same shape, so that a

@@ -1,12 +1,14 @@
 """Whether numbers are finite, and what to keep if they are not."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from .._pytree import is_array, is_inexact_array
+
+Tree = TypeVar("Tree")
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:
@@ -44,7 +46,7 @@ def _magnitude(array: Any) -> Array:
     return jnp.abs(array)
 
 
-def tree_where(condition: Bool[Array, ""], tree: PyTree, other: PyTree) -> PyTree:
+def tree_where(condition: Bool[Array, ""], tree: Tree, other: Tree) -> Tree:
     """`tree` if `condition` holds, else `other`: `jnp.where` for each of their arrays.
 
     **Arguments:**

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,13 @@ from jaxtyping import Array
 from .._pytree import tree_at
 from ._checks import check_not_deleted, check_state, deleted_paths
 from ._interrupt import Interrupt, delayed_interrupt
-from ._state import TrainState, copy_arrays
+from ._state import Model, TrainState, copy_arrays
 
-Step = Callable[[TrainState, Any], tuple]
+Batch = TypeVar("Batch")
+Step = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], *tuple[Any, ...]]]
 
 
-class FitResult(NamedTuple):
+class FitResult(NamedTuple, Generic[Model]):
     """Where training ended.
 
     - `state`: after the last good step, ready to go on from.
@@ -25,7 +26,7 @@ class FitResult(NamedTuple):
     - `message`: the same in a sentence, with the step and, for a divergence, the loss.
     """
 
-    state: TrainState
+    state: TrainState[Model]
     history: tuple[float, ...]
     stopped: Literal["finished", "interrupted", "diverged"]
     message: str
@@ -99,15 +100,15 @@ class _Run:
 
 
 def fit(
-    state: TrainState,
-    step: Step,
-    batches: Iterable[Any],
+    state: TrainState[Model],
+    step: Step[Model, Batch],
+    batches: Iterable[Batch],
     *,
     num_steps: int,
     log_every: int = 100,
     on_log: Callable[[int, float], None] | None = None,
     check_every: int = 25,
-) -> FitResult:
+) -> FitResult[Model]:
     """Runs a training step over batches.
 
     Steps are dispatched without waiting for their results. The host reads losses every
@@ -195,7 +196,7 @@ def _loop(
             return
 
 
-def _unhalted(state: TrainState) -> TrainState:
+def _unhalted(state: TrainState[Model]) -> TrainState[Model]:
     return tree_at(lambda state: state.is_halted, state, jnp.zeros((), bool))
 
 

@@ -1,6 +1,6 @@
 """What a training step reads and replaces."""
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,11 @@ from .._pytree import filter, is_array, is_inexact_array
 from ._checks import check_model, check_not_deleted, check_optimiser
 from ._loss_scale import DynamicLossScale
 
+Tree = TypeVar("Tree")
+Model = TypeVar("Model", bound=Any)
 
-def copy_arrays(pytree: PyTree) -> PyTree:
+
+def copy_arrays(pytree: Tree) -> Tree:
     """The same tree with every array in a new buffer of its own.
 
     Donation deletes the buffers it is given and refuses one that is given twice; neither may reach
@@ -32,7 +35,7 @@ def copy_arrays(pytree: PyTree) -> PyTree:
     return jax.tree_util.tree_map(copy, pytree)
 
 
-class TrainState(Module):
+class TrainState(Module, Generic[Model]):
     """A model in training: one pytree that a step takes, and returns changed.
 
     - `model`: the model.
@@ -53,7 +56,7 @@ class TrainState(Module):
     (0, False)
     """
 
-    model: Any
+    model: Model
     optimiser_state: optax.OptState
     step: Int32[Array, ""]
     key: PRNGKeyArray
@@ -64,13 +67,13 @@ class TrainState(Module):
     @classmethod
     def create(
         cls,
-        model: PyTree,
+        model: Model,
         optimiser: optax.GradientTransformation,
         *,
         key: PRNGKeyArray,
         loss_scale: DynamicLossScale | None = None,
         model_state: PyTree = None,
-    ) -> "TrainState":
+    ) -> "TrainState[Model]":
         """The state before the first step.
 
         **Arguments:**

@@ -1,13 +1,14 @@
 """A training step made from a loss and an optimiser."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
 import optax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from .._partition import find_static_difference
@@ -15,10 +16,16 @@ from .._pytree import apply_updates, filter, is_array, is_inexact_array, tree_at
 from .._transforms import filter_jit, filter_value_and_grad
 from ._checks import check_optimiser, check_optimiser_state, check_state
 from ._finite import all_finite, tree_where
-from ._state import TrainState
+from ._state import Model, TrainState
+
+ModelState = TypeVar("ModelState", bound=Any)
+Batch = TypeVar("Batch", bound=Any)
+Aux = TypeVar("Aux")
 
 
-def keep_if_finite(old: TrainState, new: TrainState, loss: Float[Array, ""]) -> TrainState:
+def keep_if_finite(
+    old: TrainState[Model], new: TrainState[Model], loss: Float[Array, ""]
+) -> TrainState[Model]:
     """`new`, or `old` marked as halted if the loss, or an array of `new`, is NaN or infinite.
 
     It runs inside the jitted step, so that the last good state is exact however late the host
@@ -52,13 +59,47 @@ def _statistics(optimiser_state: optax.OptState, parameters: PyTree) -> list[Any
     return [part for part in parts if not is_array(part) or part.ndim > 0]
 
 
+@overload
+def make_step(
+    loss: Callable[[Model, Batch, PRNGKeyArray], ArrayLike],
+    optimiser: optax.GradientTransformation,
+    *,
+    has_aux: Literal[False] = False,
+    check_finite: bool = True,
+) -> Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""]]]: ...
+@overload
+def make_step(
+    loss: Callable[[Model, ModelState, Batch, PRNGKeyArray], tuple[ArrayLike, ModelState]],
+    optimiser: optax.GradientTransformation,
+    *,
+    has_aux: Literal[False] = False,
+    check_finite: bool = True,
+) -> Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""]]]: ...
+@overload
+def make_step(
+    loss: Callable[[Model, Batch, PRNGKeyArray], tuple[ArrayLike, Aux]],
+    optimiser: optax.GradientTransformation,
+    *,
+    has_aux: Literal[True],
+    check_finite: bool = True,
+) -> Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""], Aux]]: ...
+@overload
+def make_step(
+    loss: Callable[
+        [Model, ModelState, Batch, PRNGKeyArray], tuple[ArrayLike, tuple[ModelState, Aux]]
+    ],
+    optimiser: optax.GradientTransformation,
+    *,
+    has_aux: Literal[True],
+    check_finite: bool = True,
+) -> Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""], Aux]]: ...
 def make_step(
     loss: Callable[..., Any],
     optimiser: optax.GradientTransformation,
     *,
     has_aux: bool = False,
     check_finite: bool = True,
-) -> Callable[..., tuple]:
+) -> Any:
     """A jitted training step.
 
     **Arguments:**
