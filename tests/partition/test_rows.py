@@ -153,7 +153,10 @@ MET_FIRST = {
 
 
 @pytest.mark.parametrize("name", MET_FIRST)
-def test_warm_call_takes_no_walk_though_its_arrays_were_first_met_in_a_row(name, no_types_met):
+def test_warm_call_takes_no_walk_though_its_arrays_were_first_met_in_a_row(
+    name, no_types_met, monkeypatch
+):
+    monkeypatch.setattr("eqxlike._checking._depth", 0)
     tree = [MET_FIRST[name](index) for index in range(70)]
     jitted = filter_jit(lambda tree: None)
     for _ in range(3):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import given
 
 from eqxlike._partition import StaticKey
@@ -46,6 +47,14 @@ def test_equal_values_of_one_type_have_equal_keys(name):
     make = INTERCHANGEABLE[name]
     first, second = make(), make()
     assert key(first) == key(second)
+
+
+def test_graphs_of_nnx_made_anew_have_equal_keys():
+    first, second, other = (
+        nnx.split(nnx.Linear(2, size, rngs=nnx.Rngs(0)))[0] for size in (2, 2, 3)
+    )
+    assert key(first) == key(second)
+    assert key(first) != key(other)
 
 
 @given(nests, nests)

@@ -1,4 +1,4 @@
-"""Values that Python calls equal, or that change in place, and a text that tells them apart."""
+"""Values that Python calls equal, and a text that tells them apart."""
 
 import collections
 import dataclasses
@@ -35,55 +35,16 @@ class InheritedConfig(Config):
     pass
 
 
-class Holder:
-    """Hashes by identity, and changes in place."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def get(self):
-        return self.value
-
-    def __call__(self):
-        return describe(self.value)
-
-
-class Slotted:
-    __slots__ = ("value",)
-
-    def __init__(self, value):
-        self.value = value
-
-
-class PrivatelySlotted:
-    __slots__ = ("__value",)
-
-    def __init__(self, value):
-        self.__value = value
-
-    def set(self, value):
-        self.__value = value
-
-    def get(self):
-        return self.__value
-
-
 def describe(value):
     """A text that tells apart what Python can tell apart."""
     if isinstance(value, functools.partial):
         return f"partial({describe((value.func, value.args, value.keywords))})"
-    if isinstance(value, Holder | Slotted):
-        return f"{type(value).__name__}({describe(value.value)})"
-    if isinstance(value, PrivatelySlotted):
-        return f"PrivatelySlotted({describe(value.get())})"
     if isinstance(value, dict):
         return f"{type(value).__name__}{[(key, describe(each)) for key, each in value.items()]}"
-    if isinstance(value, tuple | list | collections.deque):
+    if isinstance(value, tuple | list):
         return f"{type(value).__name__}{[*map(describe, value)]}"
     if isinstance(value, Config):
         return f"{type(value).__name__}({describe(value.size)})"
-    if callable(value) and hasattr(value, "__self__") and not isinstance(value, type(len)):
-        return f"method of {describe(value.__self__)}"
     return f"{type(value).__name__} {value!r}"
 
 
