@@ -19,6 +19,9 @@ from ._levels import children_with_keys as children_with_keys
 from ._levels import tree_flatten_one_level as tree_flatten_one_level
 from ._print import tree_pformat as tree_pformat
 from ._print import tree_pprint as tree_pprint
+from ._references import is_array_or_traced_reference as is_array_or_traced_reference
+from ._references import is_reference as is_reference
+from ._references import is_traced_reference as is_traced_reference
 from ._serialise import tree_deserialise_leaves as tree_deserialise_leaves
 from ._serialise import tree_serialise_leaves as tree_serialise_leaves
 from ._tree_at import tree_at as tree_at

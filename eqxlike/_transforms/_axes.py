@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._module import Module
-from .._pytree import is_array, is_array_like, tree_pformat
+from .._pytree import is_array, is_array_like, is_reference, tree_pformat
 
 AxisSpec = int | None | Callable[[Any], int | None]
 
@@ -113,7 +113,7 @@ def size_of_axes(
     for place, (leaf, axis) in enumerate(zip(jtu.tree_leaves(args), axes, strict=True)):
         if axis is None:
             continue
-        if not is_array_like(leaf):
+        if not (is_array_like(leaf) or is_reference(leaf)):
             raise TypeError(
                 f"{_path(args, place)} = {leaf!r} of type {type(leaf)} is not a valid JAX type, "
                 f"but `in_axes` maps it along axis {axis}. Its axis should be None."

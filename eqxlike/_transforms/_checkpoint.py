@@ -8,6 +8,7 @@ import jax
 
 from .._module import field
 from .._partition import Rest, split
+from ._references import refuse_references
 from ._wrapping import MISSING, TransformedFunction, check_callable
 
 
@@ -24,7 +25,8 @@ class _CheckpointFunction(TransformedFunction):
         def of_arrays(arrays: list[Any]) -> list[Any]:
             nonlocal outcome_rest
             function, args, kwargs = call_rest.merge(arrays)
-            outcome_arrays, outcome_rest = split(function(*args, **kwargs))
+            outcome = refuse_references(function(*args, **kwargs), "a checkpointed function")
+            outcome_arrays, outcome_rest = split(outcome)
             return outcome_arrays
 
         checkpointed = jax.checkpoint(of_arrays, prevent_cse=self._prevent_cse, policy=self._policy)

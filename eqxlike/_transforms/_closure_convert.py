@@ -12,6 +12,7 @@ from jaxtyping import Array
 from .._module import Module, field
 from .._partition import Rest, split
 from .._pytree import is_array, tree_pformat
+from ._references import refuse_references
 from ._tangents import leaves_beside, path_of
 from ._trace import is_array_or_struct
 from ._wrapping import MISSING, Call, check_callable
@@ -89,7 +90,8 @@ def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) ->
     def of_arrays(arrays: list[Any]) -> list[Any]:
         nonlocal outcome
         args, kwargs = example.merge(arrays)
-        outcome_arrays, outcome = split(fn(*args, **kwargs))
+        returned = refuse_references(fn(*args, **kwargs), "a closure-converted function")
+        outcome_arrays, outcome = split(returned)
         return outcome_arrays
 
     closed = jax.make_jaxpr(of_arrays)(arrays)

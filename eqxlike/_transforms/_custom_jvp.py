@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 
 from .._partition import Rest, split
-from .._pytree import is_array, is_inexact_array_like
+from .._pytree import is_array_or_traced_reference, is_inexact_array_like
 from ._custom_function import CustomFunction
 from ._tangents import check_structure, is_symbolic_zero, tangents_of
 from ._wrapping import MISSING, Call, check_callable, pair
@@ -153,4 +153,4 @@ class _FlatCall:
 
 def _is_array_or_number(leaf: Any) -> bool:
     # An `int` or a `bool` has no tangent, and is of more use as it is.
-    return is_array(leaf) or isinstance(leaf, float | complex)
+    return is_array_or_traced_reference(leaf) or isinstance(leaf, float | complex)

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from .._module import Module, field
 from .._partition import Rest, split
-from .._pytree import is_inexact_array
+from .._pytree import is_array_or_traced_reference, is_inexact_array
 from ._custom_function import CustomFunction
 from ._tangents import check_structure, checked_tangents, is_symbolic_zero, leaves_beside
 from ._wrapping import MISSING, Call, check_callable, pair
@@ -157,7 +157,7 @@ class _FlatCall:
     def value(self, arrays: list[Any], others: list[Any]) -> list[Any]:
         args, kwargs = self.others_rest.merge(others)
         value = self.function(self.vjp_arg_rest.merge(arrays), *args, **kwargs)
-        value_arrays, self.value_rest = split(value)
+        value_arrays, self.value_rest = split(value, is_array_or_traced_reference)
         return value_arrays
 
     def forward(
@@ -175,7 +175,7 @@ class _FlatCall:
         if self.value_rest is not MISSING:
             # The function was traced before, and what it returned is in use.
             check_structure(self.value_rest.treedef, value, "value of the forward pass", "value")
-        value_arrays, self.value_rest = split(value)
+        value_arrays, self.value_rest = split(value, is_array_or_traced_reference)
         kept, rest = split((residuals, vjp_arg, args, kwargs))
         return value_arrays, _Residuals(kept, rest, self.value_rest, is_perturbed)
 

@@ -8,7 +8,7 @@ import jax
 
 from .._module import field
 from .._partition import Rest, split
-from .._pytree import is_inexact_array
+from .._pytree import is_array_or_traced_reference, is_inexact_array
 from ._wrapping import (
     MISSING,
     TransformedFunction,
@@ -35,7 +35,7 @@ class _GradFunction(TransformedFunction):
             nonlocal aux_rest
             outcome = self._function(rest.merge(arrays), *others, **kwargs)
             value, aux = value_and_aux(outcome, self._has_aux, self)
-            aux_arrays, aux_rest = split(aux)
+            aux_arrays, aux_rest = split(aux, is_array_or_traced_reference)
             return value, aux_arrays
 
         (value, aux_arrays), gradients = jax.value_and_grad(

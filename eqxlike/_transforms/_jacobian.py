@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 
 from .._module import field
 from .._partition import Rest, split
-from .._pytree import is_array_like, is_inexact_array
+from .._pytree import is_array_like, is_array_or_traced_reference, is_inexact_array
 from ._wrapping import (
     MISSING,
     TransformedFunction,
@@ -40,7 +40,7 @@ class _JacobianFunction(TransformedFunction):
             outcome = self._function(rest.merge(arrays), *others, **kwargs)
             value, aux = value_and_aux(outcome, self._has_aux, self)
             value_arrays, value_rest = split(value, is_array_like)
-            aux_arrays, aux_rest = split(aux)
+            aux_arrays, aux_rest = split(aux, is_array_or_traced_reference)
             return value_arrays, aux_arrays
 
         def tree_of(rows: list[Any], depth: int) -> PyTree:

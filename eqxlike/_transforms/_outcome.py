@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._pytree import is_array, is_array_like
+from .._pytree import is_array_like, is_array_or_traced_reference, is_reference
 from ._axes import AxisSpec, axis_of_each_leaf
 
 _array = object()
@@ -78,12 +78,18 @@ def take_apart(
     static: list[Any] = []
     form = MappedOutcome(treedef, axes, static)
     for place, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
-        is_single = axis is None and is_array(leaf)
+        is_single = axis is None and is_array_or_traced_reference(leaf)
         static.append(_array if is_single or axis is not None else leaf)
         if is_single:
             single.append(leaf)
         elif axis is not None:
-            if not is_array_like(leaf):
+            if is_reference(leaf):
+                if axis != 0:
+                    raise ValueError(
+                        f"{form.path(place)} is a mutable array reference, which `out_axes` stacks "
+                        f"along axis {axis}: references are stacked along axis 0 only."
+                    )
+            elif not is_array_like(leaf):
                 raise TypeError(
                     f"{form.path(place)} = {leaf!r} of type {type(leaf)} is not a valid JAX type, "
                     f"but `out_axes` stacks it along axis {axis}. Its axis should be None."

@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from .._partition import Rest, split
 from .._pytree import is_array
+from ._references import refuse_references
 from ._wrapping import TransformedFunction, check_callable
 
 
@@ -97,7 +98,8 @@ class _FlatOutcome:
         self._function = function
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
-        outcome, self.rest = split(self._function(arrays))
+        returned = refuse_references(self._function(arrays), "the function")
+        outcome, self.rest = split(returned)
         return outcome
 
 

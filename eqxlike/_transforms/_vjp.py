@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 
 from .._module import Module, field
 from .._partition import Rest, split
-from .._pytree import is_inexact_array
+from .._pytree import is_array_or_traced_reference, is_inexact_array
 from ._tangents import tangents_of
 from ._wrapping import MISSING, check_callable, value_and_aux
 
@@ -89,8 +89,8 @@ def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False)
     def of_arrays(arrays: list[Any]) -> tuple[list[Any], list[Any]]:
         nonlocal value_rest, aux_rest
         value, aux = value_and_aux(fun(*rest.merge(arrays)), has_aux, fun)
-        value_arrays, value_rest = split(value)
-        aux_arrays, aux_rest = split(aux)
+        value_arrays, value_rest = split(value, is_array_or_traced_reference)
+        aux_arrays, aux_rest = split(aux, is_array_or_traced_reference)
         return value_arrays, aux_arrays
 
     value_arrays, vjp, aux_arrays = jax.vjp(of_arrays, arrays, has_aux=True)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from ..._compat import Tracer
+from ..._pytree import is_traced_reference
 from .._guard import GuardWriter
 from .._rebuild import RebuildWriter
 from .._structure import NOTHING, Structure
@@ -15,9 +16,11 @@ concrete_array_types: set[type] = {np.ndarray, jax.Ref}
 
 
 def is_array_of_jax(value: Any) -> bool:
-    """Whether `value` is an array of JAX, tracers included, or a NumPy scalar; notes its type."""
+    """Whether `value` is an array of JAX, tracers and references included, or a NumPy scalar; notes
+    its type.
+    """
     if not isinstance(value, jax.Array | np.generic):
-        return False
+        return is_traced_reference(value)
     if not isinstance(value, Tracer):
         concrete_array_types.add(type(value))
     return True

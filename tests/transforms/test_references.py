@@ -1,0 +1,213 @@
+"""Mutable arrays, `jax.Ref`: traced as `jax.jit` traces them, and never returned."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import pytest
+
+import eqxlike
+from eqxlike import Module, error_if, filter_jit
+
+X = jnp.arange(3.0)
+
+
+def add_to(reference, x):
+    reference[...] += x
+    return 2 * reference[...]
+
+
+class Counter(Module):
+    total: Any
+    step: Any = 1.0
+
+    def __call__(self, x):
+        return add_to(self.total, self.step * x)
+
+
+# Each is a function of a reference and an array.
+PROGRAMS = {
+    "read and written": add_to,
+    "in a tree": lambda ref, x: add_to(*{"a": (ref, x)}["a"]),
+    "read in a gradient": lambda ref, x: jax.grad(lambda x: (ref[...] * x).sum())(x),
+    "written in a gradient": lambda ref, x: jax.grad(
+        lambda x, ref: (x * add_to(ref, jax.lax.stop_gradient(x))).sum()
+    )(x, ref),
+    "filter_grad": lambda ref, x: eqxlike.filter_grad(
+        lambda x, ref: (x * add_to(ref, jax.lax.stop_gradient(x))).sum()
+    )(x, ref),
+    "filter_vmap": lambda ref, x: eqxlike.filter_vmap(add_to, in_axes=0)(ref, x),
+    "closed over by filter_vmap": lambda ref, x: eqxlike.filter_vmap(lambda x: x + ref[...].sum())(
+        x
+    ),
+    "scan": lambda ref, x: jax.lax.scan(lambda carry, each: (carry, add_to(ref, each)), 0, x)[1],
+    "filter_checkpoint": lambda ref, x: eqxlike.filter_checkpoint(add_to)(ref, x),
+    "filter_jit": lambda ref, x: filter_jit(add_to)(ref, x),
+    "jax.jit": lambda ref, x: jax.jit(add_to)(ref, x),
+    "Module": lambda ref, x: filter_jit(Counter(ref))(x),
+    "list in a Module": lambda ref, x: filter_jit(lambda it, x: it.total[0](x))(
+        Counter([Counter(ref)]), x
+    ),
+    "made inside": lambda ref, x: add_to(jax.new_ref(x), ref[...]),
+    "checked": lambda ref, x: add_to(ref, error_if(x, x > 100, "large")),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_reference_is_read_and_written_as_with_jax_jit(name):
+    ends = []
+    for jit in (jax.jit, filter_jit):
+        jitted, ref = jit(PROGRAMS[name]), jax.new_ref(X)
+        outcomes = []
+        for _ in range(3):
+            outcomes.append(jitted(ref, X))
+            # What is in it changes between the calls too.
+            ref[...] *= 2
+        outcomes.append(jitted(jax.new_ref(jnp.ones(2)), jnp.ones(2)))
+        ends.append([each.tolist() for each in (*outcomes, ref[...])])
+    assert ends[0] == ends[1]
+
+
+def test_a_reference_is_read_and_written_in_a_function_that_jax_jit_calls():
+    ref = jax.new_ref(X)
+    for _ in range(2):
+        jax.jit(lambda ref, x: filter_jit(add_to)(ref, x))(ref, X)
+    assert ref[...].tolist() == (3 * X).tolist()
+
+
+def test_a_reference_closed_over_is_read_and_written():
+    ref = jax.new_ref(X)
+    jitted = filter_jit(lambda x: add_to(ref, x))
+    assert [float(jitted(X)[1]) for _ in range(3)] == [4, 6, 8]
+
+
+@pytest.mark.parametrize("held", [Counter, lambda ref: [Counter(ref)], lambda ref: {"a": ref}])
+def test_references_share_a_trace_and_are_each_their_own(held):
+    traces = []
+
+    @filter_jit
+    def add(tree, x):
+        traces.append(None)
+        add_to(jtu.tree_leaves(tree)[0], x)
+
+    refs = [jax.new_ref(value * X) for value in (1.0, 10.0)]
+    trees = [held(ref) for ref in refs]
+    for _ in range(3):
+        for tree in trees:
+            add(tree, X)
+    assert [float(ref[...][1]) for ref in refs] == [1 + 3, 10 + 3]
+    assert len(traces) == 1
+
+
+def test_an_array_and_a_reference_in_turn_are_two_traces():
+    traces = []
+
+    @filter_jit
+    def read(x):
+        traces.append(None)
+        return x[...]
+
+    for _ in range(2):
+        assert read(X).tolist() == read(jax.new_ref(X)).tolist() == X.tolist()
+    assert len(traces) == 2
+
+
+def test_a_reference_among_arguments_with_shardings_has_its_own():
+    on_two = jax.sharding.NamedSharding(
+        jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,)), jax.P("x")
+    )
+    ref = jax.new_ref(jax.device_put(jnp.ones(4), on_two))
+    jitted = filter_jit(lambda ref, x, y: (ref[...] + y, x), in_shardings=(on_two, None, on_two))
+    total, _ = jitted(ref, jnp.ones(3), jnp.ones(4))
+    assert total.sharding.is_equivalent_to(on_two, 1)
+
+
+# --- what is returned ---------------------------------------------------------------------------
+
+
+RETURNED = {
+    "argument": lambda ref: {"a": (ref, 1.0)},
+    "made inside": lambda ref: {"a": (jax.new_ref(ref[...]), 1.0)},
+    "closed over": lambda ref: {"a": (OUTER, 1.0)},
+}
+
+OUTER = jax.new_ref(X)
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_a_reference_that_is_returned_is_an_error_with_its_path(name):
+    function = RETURNED[name]
+    ref = jax.new_ref(X)
+    with pytest.raises(ValueError, match="returned a mutable array reference"):
+        jax.jit(function)(ref)
+    for _ in range(2):
+        with pytest.raises(
+            ValueError,
+            match=r"outcome\['a'\]\[0\], which <lambda> returns, is a mutable array reference of "
+            r"type Ref\{float32\[3\]\}\. .* return what it holds, `reference\[\.\.\.\]`",
+        ):
+            filter_jit(function)(ref)
+
+
+def test_a_module_that_holds_a_reference_is_not_returned():
+    with pytest.raises(ValueError, match=r"outcome\.total, which <lambda> returns, is a mutable"):
+        filter_jit(lambda module: module)(Counter(jax.new_ref(X)))
+
+
+TRACED = {
+    "filter_checkpoint": eqxlike.filter_checkpoint,
+    "filter_eval_shape": lambda f: lambda x: eqxlike.filter_eval_shape(f, x),
+    "filter_make_jaxpr": eqxlike.filter_make_jaxpr,
+    "filter_closure_convert": lambda f: lambda x: eqxlike.filter_closure_convert(f, x),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_a_reference_made_in_a_function_that_is_traced_is_not_returned(name):
+    with pytest.raises(
+        ValueError, match=r"outcome\[1\], which .* returns, is a mutable array refer"
+    ):
+        TRACED[name](lambda x: (x, jax.new_ref(x)))(X)
+
+
+AUXILIARY = {
+    "filter_grad": lambda f: eqxlike.filter_grad(f, has_aux=True)(X)[1],
+    "filter_value_and_grad": lambda f: eqxlike.filter_value_and_grad(f, has_aux=True)(X)[0][1],
+    "filter_vjp": lambda f: eqxlike.filter_vjp(f, X, has_aux=True)[2],
+    "filter_jacrev": lambda f: eqxlike.filter_jacrev(f, has_aux=True)(X)[1],
+    "filter_vmap": lambda f: eqxlike.filter_vmap(f, out_axes=0)(X)[1],
+}
+
+
+@pytest.mark.parametrize("name", AUXILIARY)
+def test_a_reference_made_in_a_function_that_is_not_compiled_is_returned_as_with_jax(name):
+    ref = AUXILIARY[name](lambda x: (x.sum(), jax.new_ref(2 * x)))
+    ref[0] += 1
+    assert (type(ref), ref[...].tolist()) == (jax.Ref, [1, 2, 4])
+
+
+def test_a_reference_that_filter_vmap_returns_without_an_axis_is_an_error_with_its_path():
+    with pytest.raises(ValueError, match=r"outcome\[1\] has no axis in `out_axes`"):
+        eqxlike.filter_vmap(lambda x: (x, jax.new_ref(x)))(X)
+
+
+def test_a_reference_that_filter_vmap_stacks_along_another_axis_is_an_error_with_its_path():
+    with pytest.raises(ValueError, match=r"outcome\[1\] is a mutable array reference, .* axis 1:"):
+        eqxlike.filter_vmap(lambda x: (x, jax.new_ref(x)), out_axes=(0, 1))(jnp.ones((2, 3)))
+
+
+# --- what is passed twice -----------------------------------------------------------------------
+
+
+def test_a_reference_that_is_passed_twice_is_named():
+    ref = jax.new_ref(X)
+    with pytest.raises(ValueError, match="only one reference") as caught:
+        filter_jit(lambda counter, x: x[0][...])(Counter(ref), [ref])
+    assert caught.value.__notes__[-1].endswith("arguments of <lambda>: counter.total = x[0].")
+
+
+def test_a_reference_that_is_passed_and_closed_over_is_named():
+    with pytest.raises(ValueError, match="both closed over and passed") as caught:
+        filter_jit(lambda counter: OUTER[...])(Counter(OUTER))
+    assert caught.value.__notes__[-1].endswith("arguments of <lambda>: counter.total.")
