@@ -166,6 +166,48 @@ def field_of_the_base_overridden_by_a_property(eqx):
 
 
 @program
+def field_under_a_property_that_stores_it(eqx):
+    class Base(eqx.Module):
+        size: Any
+
+    class Model(Base):
+        @property
+        def size(self):
+            return 10 * vars(self)["size"]
+
+        @size.setter
+        def size(self, value):
+            vars(self)["size"] = value
+
+        def __init__(self, size):
+            self.size = size
+
+    return Model(1.0).size, jtu.tree_leaves(Model(1.0)), jtu.tree_map(lambda x: x, Model(1.0)).size
+
+
+@program
+def field_under_a_property_that_stores_another(eqx):
+    class Base(eqx.Module):
+        size: Any
+
+    class Model(Base):
+        stored: Any
+
+        @property
+        def size(self):
+            return 10 * self.stored
+
+        @size.setter
+        def size(self, value):
+            self.stored = value
+
+        def __init__(self, size):
+            self.size = size
+
+    return Model(1.0).size, jtu.tree_leaves(Model(1.0)), jtu.tree_map(lambda x: x, Model(1.0)).size
+
+
+@program
 def property_of_the_base_overridden_by_a_field(eqx):
     class Base(eqx.Module):
         @property
