@@ -108,7 +108,7 @@ def _has_key(value: Any) -> bool:
     """Whether it is more than itself; if not, a method is bound to it."""
     try:
         StaticKey(value)
-    except TypeError:
+    except Exception:  # A `__hash__` may raise anything.
         return False
     return True
 

@@ -133,6 +133,16 @@ def test_two_instances_are_not_taken_for_each_other():
         assert results == [3, 6]
 
 
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_instance_whose_hash_raises_is_static_by_identity(error):
+    class Broken(Plain):
+        def __hash__(self):
+            raise error("no hash today")
+
+    jitted = eqx.filter_jit(Broken(jnp.full(3, 2.0)).loss)
+    assert [float(jitted(jnp.ones(3))) for _ in range(3)] == [6, 6, 6]
+
+
 def test_unhashable_argument_that_is_not_bound_is_refused_as_before():
     with pytest.raises(TypeError, match="of type Unhashable, is not hashable"):
         eqx.filter_jit(lambda instance: 0)(Unhashable(2.0))
