@@ -120,9 +120,12 @@ def make_codec(cls: type) -> Codec:
 
 
 def _is_property(cls: type, name: str) -> bool:
-    """Whether a subclass has put a property in the place of a field: then there is no value."""
+    """Whether a subclass has put a property in the place of a field: then there is no value.
+
+    One that can be set may store it, under its own name.
+    """
     found = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
-    return hasattr(type(found), "__set__")
+    return isinstance(found, property) and found.fset is None
 
 
 def _tuple_of(parts: Any) -> str:

@@ -7,7 +7,7 @@ import jax
 
 from .._checking import PartitionError, is_checking
 from .._module import INITIALISING, Module, ModuleMeta, get_kept, set_kept
-from .._pytree import is_array
+from .._pytree import is_array_or_traced_reference
 from ._kinds import (
     ARRAY,
     MIN_ROW,
@@ -21,7 +21,16 @@ from ._kinds import (
     static_leaf,
 )
 from ._static_key import ATOMS, StaticKey
-from ._structure import NOTHING, Opened, Structure, intern
+from ._structure import (
+    NOTHING,
+    Intern,
+    Opened,
+    Structure,
+    intern,
+    make_output,
+    make_private,
+    no_meta,
+)
 
 _MAX_DEPTH = 20_000
 """Deeper trees, and cycles, raise RecursionError. The walk itself takes no Python stack."""
@@ -40,10 +49,10 @@ class _Frame:
         self.first_array = first_array
         self.num_candidates = num_candidates
 
-    def close(self) -> Structure:
+    def close(self, make: Intern) -> Structure:
         kind, make_meta, static, _, _ = self.node
         key = NOTHING if static is None else StaticKey(static)
-        return intern(kind, type(self.value), make_meta, key, tuple(self.structures))
+        return make(kind, type(self.value), make_meta, key, tuple(self.structures))
 
     def name_of_child(self) -> str:
         """Of the child under way, as it stands in a path."""
@@ -51,7 +60,13 @@ class _Frame:
 
 
 def flatten(
-    tree: Any, *, with_abstract: bool = False, is_outcome: bool = False, is_bound: bool = False
+    tree: Any,
+    *,
+    with_abstract: bool = False,
+    is_outcome: bool = False,
+    is_bound: bool = False,
+    is_private: bool = False,
+    root: Callable[[], str] = lambda: "tree",
 ) -> tuple[list[Any], Structure]:
     """The arrays of `tree`, in tree order, and its Structure.
 
@@ -67,6 +82,9 @@ def flatten(
         function returns is no part of a key.
     - `is_bound`: take such a leaf by identity. It is what a method is bound to, and a bound method
         is hashable whatever that is.
+    - `is_private`: make a Structure of these very objects, even if there is one of equal ones; of
+        use for building them again. Nothing is kept.
+    - `root`: how to call the tree in a message.
 
     **Returns:** `(arrays, structure)`.
 
@@ -79,10 +97,11 @@ def flatten(
     # inside another gives way to it.
     candidates: list[tuple[Module, int, int, Structure]] = []
     frames: list[_Frame] = []
-    root = Opened(TupleNode, lambda: None, None, (tree,), lambda index: "tree")
-    frame = _Frame(None, root, 0, 0)
+    frame = _Frame(None, Opened(TupleNode, no_meta, None, (tree,), lambda index: root()), 0, 0)
     make_unhashable = opaque_leaf if is_outcome else identity_leaf if is_bound else None
-    takes_kept = not with_abstract and not is_checking()
+    make = make_private if is_private else make_output if is_outcome else intern
+    keeps = not with_abstract and not is_private
+    takes_kept = keeps and not is_checking()
     while True:
         structures = frame.structures
         for value in frame.children:
@@ -98,15 +117,16 @@ def flatten(
                     structures.append(kept[1])
                     continue
             elif node_type in ATOMS:
-                structures.append(_static_leaf(value, frames, frame, make_unhashable))
+                structures.append(_static_leaf(value, frames, frame, make, make_unhashable))
                 continue
             node = open_node(value)
             if node is None:
-                if is_array(value) or (with_abstract and isinstance(value, jax.ShapeDtypeStruct)):
+                is_abstract = with_abstract and isinstance(value, jax.ShapeDtypeStruct)
+                if is_abstract or is_array_or_traced_reference(value):
                     arrays.append(value)
                     structures.append(ARRAY)
                 else:
-                    structures.append(_static_leaf(value, frames, frame, make_unhashable))
+                    structures.append(_static_leaf(value, frames, frame, make, make_unhashable))
                 continue
             if len(frames) >= _MAX_DEPTH:
                 raise RecursionError(
@@ -123,20 +143,20 @@ def flatten(
             break
         else:
             if not frames:
-                if not with_abstract:
+                if keeps:
                     _keep(candidates, arrays)
                 return arrays, structures[0]
             closed = frame
             frame = frames.pop()
             try:
-                structure = closed.close()
+                structure = closed.close(make)
             except Exception as error:
                 static = closed.node.static
                 raise TypeError(_explain(closed.value, static, error, frames, frame)) from error
             frame.structures.append(structure)
             if closed.node.kind is ModuleNode:
                 kept = get_kept(closed.value)
-                is_checked = is_checking() and not with_abstract
+                is_checked = is_checking() and keeps
                 if is_checked and kept is not None and kept is not INITIALISING:
                     _check(closed.value, kept, arrays[closed.first_array :], structure)
                 if structure.is_keepable and kept is not INITIALISING:
@@ -168,10 +188,11 @@ def _static_leaf(
     value: Any,
     frames: list[_Frame],
     frame: _Frame,
+    make: Intern,
     make_unhashable: Callable[[Any], Structure] | None,
 ) -> Structure:
     try:
-        return static_leaf(value)
+        return static_leaf(value, make)
     except Exception as error:
         if make_unhashable is not None:
             return make_unhashable(value)

@@ -22,10 +22,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import jax
+import jax.tree_util as jtu
 import numpy as np
 
 from .._compat import PjitFunction
-from .._module import Module
+from .._module import Module, ModuleMeta
 from .._pytree import is_array
 
 # Compared by type and value: immutable, and equal values of one type are interchangeable.
@@ -57,6 +58,8 @@ class StaticKey:
 
     - `key`: hashable; values with equal keys are interchangeable in a trace at this moment.
     - `is_immutable`: whether that will stay so; if not, the key must be made anew each time.
+    - `is_exact`: whether the values with this key are interchangeable for good, and not just in
+        what their `==` looks at.
     - `held`: objects that the key names by their `id`. Whoever keeps the key keeps these alive
         too, but not the other way round: a table of keys alone holds none of them.
 
@@ -66,15 +69,20 @@ class StaticKey:
     **Raises:** `TypeError` if the value is not hashable and is to be.
     """
 
-    __slots__ = ("_inside", "_value", "held", "is_immutable", "key")
+    __slots__ = ("_compares_all", "_inside", "_value", "held", "is_immutable", "key")
 
     def __init__(self, value: Any, *, by_identity: bool = False, by_elements: bool = False):
         self.held: list[Any] = []
         self.is_immutable = True
+        self._compares_all = True
         self._value = value
         self._inside: set[int] = set()
         make_key = self._identity if by_identity else self._of_elements if by_elements else self._of
         self.key = make_key(value)
+
+    @property
+    def is_exact(self) -> bool:
+        return self._compares_all and self.is_immutable
 
     def is_current(self) -> bool:
         """Whether the value still has this key."""
@@ -87,9 +95,13 @@ class StaticKey:
         if is_by_identity(value):
             return self._identity(value)
         if isinstance(value, tuple):
-            return kind, tuple(map(self._of, value)), self._of_attributes(value)
+            return kind, tuple(map(self._of, tuple.__iter__(value))), self._of_attributes(value)
         if isinstance(value, frozenset):
-            return kind, frozenset(map(self._of, value)), self._of_attributes(value)
+            return (
+                kind,
+                frozenset(map(self._of, frozenset.__iter__(value))),
+                self._of_attributes(value),
+            )
         for base, told_apart_by in _TOLD_APART_BY.items():
             if isinstance(value, base):
                 return kind, told_apart_by(value), self._of_attributes(value)
@@ -108,6 +120,8 @@ class StaticKey:
             raise TypeError(f"unhashable type: {kind.__name__!r}")
         names = fields_compared(value)
         fields = None if names is None else [getattr(value, name, None) for name in names]
+        if names is not None and len(names) != len(dataclasses.fields(value)):
+            self._compares_all = False
         if fields is not None and (_is_generated(kind.__hash__) or all(map(is_hashable, fields))):
             self.is_immutable = self.is_immutable and is_frozen_by_class(kind)
             return kind, tuple(map(self._of, fields))
@@ -202,9 +216,19 @@ _TOLD_APART_BY: dict[type, Callable[[Any], Hashable]] = {
     float: lambda number: _bits(np.float64(number)),
     complex: lambda number: (_bits(np.float64(number.real)), _bits(np.float64(number.imag))),
     decimal.Decimal: decimal.Decimal.as_tuple,
-    datetime.datetime: lambda time: (time.isoformat(), time.fold, str(time.tzinfo)),
-    datetime.time: lambda time: (time.isoformat(), time.fold, str(time.tzinfo)),
+    datetime.datetime: lambda time: (time.isoformat(), time.fold, _zone(time)),
+    datetime.time: lambda time: (time.isoformat(), time.fold, _zone(time)),
+    # Of these only subclasses, whose attributes are no part of their `==`.
+    int: int.__index__,
+    str: str.__str__,
+    bytes: lambda text: bytes.__getitem__(text, slice(None)),
+    # Prints the types of what it compares without.
+    jtu.PyTreeDef: lambda treedef: (treedef, str(treedef)),
 }
+
+
+def _zone(time: datetime.datetime | datetime.time) -> Hashable:
+    return type(time.tzinfo), str(time.tzinfo)
 
 
 def is_by_identity(value: Any) -> bool:
@@ -248,7 +272,7 @@ def fields_compared(value: Any) -> list[str] | None:
     They are known of a Module, and of a dataclass, or a class below one, whose generated equality
     it has: then `C(1) == C(1.0)`.
     """
-    if not isinstance(value, Module) and _dataclass_parameters(type(value)) is None:
+    if not isinstance(type(value), ModuleMeta) and _dataclass_parameters(type(value)) is None:
         return None
     return [field.name for field in dataclasses.fields(value) if field.compare]
 

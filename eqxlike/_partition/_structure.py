@@ -27,6 +27,8 @@ class Structure:
     - `num_arrays`: how many arrays the subtree holds.
     - `is_keepable`: whether nothing inside can change behind the back of who holds the arrays:
         no list, no dict, no foreign node, no mutable static value.
+    - `is_exact`: whether nothing tells two trees of this Structure with the same arrays apart, not
+        even what is no part of their equality.
     - `anchor`: a function somewhere inside that was made in another, and may not live for long.
     - `generated`: functions generated for this Structure, made on first use.
     """
@@ -36,6 +38,7 @@ class Structure:
         "anchor",
         "children",
         "generated",
+        "is_exact",
         "is_keepable",
         "meta",
         "node_type",
@@ -62,6 +65,7 @@ class Structure:
         self.is_keepable = (
             self.is_fixed and static.is_immutable and all(child.is_keepable for child in children)
         )
+        self.is_exact = static.is_exact and all(child.is_exact for child in children)
         own = (each for each in static.held if _is_short_lived(each))
         inner = (child.anchor for child in children if child.anchor is not None)
         self.anchor: types.FunctionType | None = next(own, None) or next(inner, None)
@@ -136,7 +140,8 @@ def _is_short_lived(value: Any) -> bool:
 
 
 _interned: weakref.WeakValueDictionary[Hashable, Structure] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+# Taken again by what garbage collection runs in the thread that has it.
+_lock = threading.RLock()
 
 
 def intern(
@@ -147,17 +152,48 @@ def intern(
     children: tuple[Structure, ...],
 ) -> Structure:
     """The one Structure with these parts; `static` tells its meta from others."""
-    # By their `id`s: a child may hold a closure, and that a compiled function for this Structure.
-    key = (kind, node_type, static.key, tuple(map(id, children)))
+    # By their `id`s: a class or a child may hold a closure, and that a compiled function for this
+    # Structure. It holds what the `id`s are of, and its entry goes when it does.
+    key = (kind, id(node_type), static.key, tuple(map(id, children)))
     found = _interned.get(key)
     if found is None or not found.static.is_current():
+        made = kind(node_type, make_meta(), static, children)
         with _lock:
             found = _interned.get(key)
+            # One whose meta was changed in place meanwhile gives way.
             if found is None or not found.static.is_current():
-                # The Structure holds what the `id`s are of, and its entry goes when it does. One
-                # whose meta was changed in place meanwhile gives way.
-                found = _interned[key] = kind(node_type, make_meta(), static, children)
+                found = _interned[key] = made
     return found
+
+
+Intern = Callable[
+    [type[Structure], type, Callable[[], Any], StaticKey, tuple[Structure, ...]], Structure
+]
+
+
+def make_private(
+    kind: type[Structure],
+    node_type: type,
+    make_meta: Callable[[], Any],
+    static: StaticKey,
+    children: tuple[Structure, ...],
+) -> Structure:
+    """As `intern`, but a Structure of its own, with these very objects in it."""
+    made = kind(node_type, make_meta(), static, children)
+    made.is_keepable = False
+    return made
+
+
+def make_output(
+    kind: type[Structure],
+    node_type: type,
+    make_meta: Callable[[], Any],
+    static: StaticKey,
+    children: tuple[Structure, ...],
+) -> Structure:
+    """For what a function returns: no other object is given back for one that equals it."""
+    make = intern if static.is_exact else make_private
+    return make(kind, node_type, make_meta, static, children)
 
 
 NOTHING = StaticKey(None)

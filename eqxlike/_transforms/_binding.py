@@ -32,11 +32,18 @@ class Options:
 
 
 class Unbound(NamedTuple):
-    """A callable, apart: a function, and the arguments at the front and by name bound to it."""
+    """A callable, apart.
+
+    - `function`: what says how it is called.
+    - `args`, `kwargs`: the arguments at the front and by name that are bound to it.
+    - `is_call`: whether it is the `__call__` of a class, which somebody may replace: then the first
+        of `args` is called.
+    """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    is_call: bool = False
 
 
 # Callables that are themselves the function: compared by identity, and not changed in place.
@@ -61,11 +68,14 @@ def unbind(callable_: Any) -> Unbound:
     if isinstance(callable_, BoundMethod | types.MethodType):
         inner = unbind(callable_.__func__)
         return inner._replace(args=(*inner.args, callable_.__self__))
-    if isinstance(callable_, functools.partial):
+    if type(callable_).__call__ is functools.partial.__call__:
         inner = unbind(callable_.func)
         args = (*inner.args, *callable_.args)
-        return Unbound(inner.function, args, {**inner.kwargs, **callable_.keywords})
-    inner = unbind(_call_of(type(callable_)))
+        return inner._replace(args=args, kwargs={**inner.kwargs, **callable_.keywords})
+    call = _call_of(type(callable_))
+    if isinstance(call, types.FunctionType):
+        return Unbound(call, (callable_,), {}, is_call=call is not _call)
+    inner = unbind(call)
     return inner._replace(args=(*inner.args, callable_))
 
 
@@ -100,7 +110,7 @@ class _Description(NamedTuple):
 
 
 def _describe(unbound: Unbound) -> _Description:
-    function, bound, bound_kwargs = unbound
+    function, bound, bound_kwargs, _ = unbound
     counts = (len(bound), tuple(bound_kwargs))
     if not (bound and isinstance(bound[0], Wrapper) and function is type(bound[0]).__call__):
         anchor = type(bound[0]) if function is _call else function
@@ -135,7 +145,7 @@ def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatche
     """The dispatcher of what was unbound: the same one for the same function, however often it is
     wrapped, and another one for whatever would be called otherwise.
     """
-    function, bound, bound_kwargs = unbound
+    function, bound, bound_kwargs, _ = unbound
     described = _describe(unbound)
 
     def make() -> Dispatcher:
@@ -143,7 +153,8 @@ def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatche
         is_mapping = any(getattr(type(each), "maps_arguments", False) for each in bound[:1])
         spelling = Spelling(described.name, described.signature, fills_defaults=not is_mapping)
         names = tuple(bound_kwargs)
-        return Dispatcher(function, len(bound), names, spelling, donate, options.values)
+        called = _call if unbound.is_call else function
+        return Dispatcher(called, function, len(bound), names, spelling, donate, options.values)
 
     anchor = described.anchor
     try:

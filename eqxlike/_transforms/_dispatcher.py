@@ -15,7 +15,7 @@ from ._fast_path import MISS, FastPath, always_miss
 from ._placement import check_in_shardings
 from ._spelling import Spelling
 
-_MAX_RECENT = 4
+_MAX_RECENT = 16
 """Fast paths tried before the long way: for functions called in turn with different statics."""
 
 
@@ -25,6 +25,8 @@ class Dispatcher:
     **Arguments:**
 
     - `function`: held weakly where that is possible; who calls holds it.
+    - `described`: the function of which the others tell; it may be another one later, if
+        `function` only calls what is bound to it.
     - `num_bound`: how many arguments at the front belong to what the user wrapped: the Module
         that is called, the instance of a bound method.
     - `bound_names`: which arguments by name do: those of a partial function.
@@ -36,23 +38,22 @@ class Dispatcher:
     def __init__(
         self,
         function: Callable[..., Any],
+        described: Callable[..., Any],
         num_bound: int,
         bound_names: tuple[str, ...],
         spelling: Spelling,
         donate: Donate | Iterable[str],
         jit_options: dict[str, Any],
     ):
-        try:
-            self.get_function: Callable[[], Any] = weakref.ref(function)
-        except TypeError:
-            self.get_function = lambda: function
+        self.get_function = _reference(function)
+        self.get_described = _reference(described)
         self.num_bound = num_bound
         self.bound_names = bound_names
         self.spelling = spelling
         self.donate = check_donate(donate, self.spelling)
         check_in_shardings(jit_options.get("in_shardings"), self.spelling)
         self.jit_options = jit_options
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.entries = Entries()
         # The fast path of the entry called last, for calls that pass nothing by name; and the
         # last few, with the names that they are for.
@@ -67,7 +68,8 @@ class Dispatcher:
             if recent_names == names:
                 outcome = fast_path(spelled)
                 if outcome is not MISS:
-                    self._remember(fast_path, names)
+                    if fast_path is not self.recent[0][1]:
+                        self._remember(fast_path, names)
                     return outcome
         arrays, entry = self.find(spelled, names)
         entry.watched.warn_of_changes()
@@ -86,15 +88,18 @@ class Dispatcher:
         structures: list[Structure] = []
         for index, arg in enumerate(spelled):
             arg_arrays, structure = flatten(
-                arg, with_abstract=with_abstract, is_bound=index < self.num_bound
+                arg,
+                with_abstract=with_abstract,
+                is_bound=index < self.num_bound,
+                root=lambda index=index: self.spelling.labels(len(spelled), names)[index],
             )
             arrays += arg_arrays
             structures.append(structure)
         key = (names, *structures)
         entry = self.entries.get(key, tuple(structures))
         if entry is None:
+            made = Entry(self, tuple(structures), names, spelled)
             with self.lock:
-                made = Entry(self, tuple(structures), names, spelled)
                 entry = self.entries.setdefault(key, made)
         return arrays, entry
 
@@ -117,6 +122,13 @@ class Dispatcher:
         with self.lock:
             self.entries.clear()
         self.forget_fast_paths()
+
+
+def _reference(function: Callable[..., Any]) -> Callable[[], Any]:
+    try:
+        return weakref.ref(function)
+    except TypeError:
+        return lambda: function
 
 
 _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()

@@ -134,17 +134,19 @@ class Entry:
             self._out_shardings = options.pop("out_shardings")
         self._flat_out_shardings: Any = None
         self._options = options
-        self._flat = self._make_flat_function(function)
+        self._flat = self._make_flat_function(function, _as_passed(structures, spelled))
         self._jitted = None if self._out_shardings is not None else jax.jit(self._flat, **options)
 
-    def _make_flat_function(self, function: Function) -> Callable[..., Any]:
+    def _make_flat_function(
+        self, function: Function, structures: tuple[Structure, ...]
+    ) -> Callable[..., Any]:
         """The function that JAX traces: flat arrays in, flat arrays out."""
         get_function = function.get_function
         num_by_place = len(self.structures) - len(self.names)
         parts = [
             (structure.rebuilder(keep=False), start, stop)
             for structure, start, stop in zip(
-                self.structures, self._starts[:-1], self._starts[1:], strict=True
+                structures, self._starts[:-1], self._starts[1:], strict=True
             )
         ]
 
@@ -332,6 +334,18 @@ class Entry:
             flatten(arrays)
             is_concrete = all(type(array) in concrete_array_types for array in arrays)
         return structure.rebuilder(keep=is_concrete)(arrays)
+
+
+def _as_passed(
+    structures: tuple[Structure, ...], spelled: tuple[Any, ...]
+) -> tuple[Structure, ...]:
+    """The same Structures, with the very objects that were passed where equal ones will not do."""
+    return tuple(
+        structure
+        if structure.is_exact
+        else flatten(arg, with_abstract=True, is_bound=True, is_private=True)[1]
+        for structure, arg in zip(structures, spelled, strict=True)
+    )
 
 
 def _is_for_several_devices(shardings: Any) -> bool:

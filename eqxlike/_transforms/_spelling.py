@@ -6,7 +6,9 @@ from typing import Any
 
 import jax
 
+from .._codegen import compile_function
 from .._compat import PjitFunction
+from .._partition import ATOMS
 
 Spelled = tuple[tuple[Any, ...], tuple[str, ...]]
 """`(args, names)`: the last `len(names)` of `args` are passed by these names, the rest by place."""
@@ -30,10 +32,8 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-_Plan = tuple[list[tuple[int, tuple[Any] | None]], tuple[str, ...]]
-"""For each argument of the spelled call its place among those given, or a default in brackets; and
-the names of the last ones.
-"""
+_Plan = tuple[Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]], tuple[str, ...]]
+"""From what is given to the arguments of the spelled call, and the names of the last ones."""
 
 _MAX_PLANS = 1024
 
@@ -41,19 +41,27 @@ WRAPPER = "_eqxlike_wrapper"
 """The first parameter of a function that is called with one of our wrappers."""
 
 
-class _Place:
-    """Stands for the argument at this place of a call."""
+class _Given:
+    """Stands for an argument of a call: the source that takes it from `args` or `kwargs`."""
 
-    __slots__ = ("index",)
+    __slots__ = ("source",)
 
-    def __init__(self, index: int):
-        self.index = index
+    def __init__(self, source: str):
+        self.source = source
+
+
+def _is_constant(default: Any) -> bool:
+    """Whether to pass a default is the same as to leave it out: an array would be traced."""
+    if type(default) is tuple:
+        return all(map(_is_constant, default))
+    return type(default) in ATOMS
 
 
 class Spelling:
     """How calls of one function are brought to one spelling.
 
-    Arguments are in the order of the signature, defaults filled in; keyword-only ones come last.
+    Arguments are in the order of the signature; keyword-only ones come last. Defaults are filled in
+    but for arrays and the like, which would be traced, and objects that are not hashable.
 
     **Arguments:**
 
@@ -94,29 +102,46 @@ class Spelling:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[form] = self._plan(*form)
-        given = (*args, *kwargs.values())
-        return tuple(
-            [given[place] if default is None else default[0] for place, default in plan[0]]
-        ), plan[1]
+        return plan[0](args, kwargs), plan[1]
 
-    def _plan(self, num_args: int, given_names: tuple[str, ...]) -> "_Plan":
+    def _plan(self, num_args: int, given_names: tuple[str, ...]) -> _Plan:
         """How calls are spelled that give so many arguments by place and these by name."""
+        args = [_Given(f"args[{place}]") for place in range(num_args)]
+        kwargs = {name: _Given(f"kwargs[{name!r}]") for name in given_names}
         if self.signature is None:
-            count = num_args + len(given_names)
-            return [(place, None) for place in range(count)], given_names
-        # Each argument stands for itself by its place in the call.
-        places = [_Place(place) for place in range(num_args + len(given_names))]
-        bound = self._bind(
-            places[:num_args], dict(zip(given_names, places[num_args:], strict=True))
-        )
-        if self.fills_defaults:
-            bound.apply_defaults()
-        named = bound.kwargs
-        extra = sorted(name for name in named if name not in self.keyword_only)
-        names = (*(name for name in self.keyword_only if name in named), *extra)
-        values = (*bound.args, *(named[name] for name in names))
-        plan = [(value.index, None) if type(value) is _Place else (0, (value,)) for value in values]
-        return plan, names
+            values, names = [*args, *kwargs.values()], given_names
+        else:
+            bound = self._bind(args, kwargs)
+            self._fill_defaults(bound)
+            named = bound.kwargs
+            extra = sorted(name for name in named if name not in self.keyword_only)
+            names = (*(name for name in self.keyword_only if name in named), *extra)
+            values = [*bound.args, *(named[name] for name in names)]
+        namespace: dict[str, Any] = {}
+        parts = []
+        for value in values:
+            if type(value) is not _Given:
+                namespace[default := f"default{len(parts)}"] = value
+            parts.append(value.source if type(value) is _Given else default)
+        lines = ["def spell(args, kwargs):", f"    return ({''.join(f'{x}, ' for x in parts)})"]
+        return compile_function(lines, namespace, f"call of {self.function_name}"), names
+
+    def _fill_defaults(self, bound: inspect.BoundArguments) -> None:
+        given = bound.arguments
+        is_any_left_out = False
+        bound.arguments = {}
+        for parameter in self.parameters:
+            name, default = parameter.name, parameter.default
+            if name in given:
+                bound.arguments[name] = given[name]
+                continue
+            can_be_given = (
+                parameter.kind is not inspect.Parameter.POSITIONAL_ONLY or not is_any_left_out
+            )
+            if self.fills_defaults and can_be_given and _is_constant(default):
+                bound.arguments[name] = default
+            elif parameter.kind in _BY_PLACE:
+                is_any_left_out = True
 
     def _bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         assert self.signature is not None
@@ -136,6 +161,17 @@ class Spelling:
             return by_place + list(kwargs.items())
         return list(bound.arguments.items())
 
+    def labels(self, num_args: int, names: tuple[str, ...]) -> list[str]:
+        """What to call each argument of a spelled call of so many, the last of them by `names`."""
+        num_by_place = num_args - len(names)
+        declared = [each.name for each in self.parameters if each.kind in _BY_PLACE]
+        more = (
+            each.name for each in self.parameters if each.kind is inspect.Parameter.VAR_POSITIONAL
+        )
+        variadic = next(more, "args")
+        rest = [f"{variadic}[{index}]" for index in range(num_by_place - len(declared))]
+        return [*declared[:num_by_place], *rest, *names]
+
     def parameter_names(self) -> list[str]:
         """What an option may name."""
         return [each.name for each in self.parameters if each.name != WRAPPER]
@@ -151,6 +187,8 @@ class Spelling:
         first_named = num_args - len(names)
         if parameter.kind in _BY_PLACE:
             place = self.parameters.index(parameter)
+            if name in names:
+                return (first_named + names.index(name),)
             return (place,) if place < first_named else ()
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             return tuple(range(self.num_by_place, first_named))

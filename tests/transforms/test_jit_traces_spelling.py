@@ -3,6 +3,7 @@
 import functools
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from eqxlike import Module, filter_grad, filter_jit, filter_value_and_grad
@@ -102,10 +103,22 @@ def test_spelling_of_a_transformed_function_is_one_trace(transform):
     assert count == 1
 
 
-def test_array_default_left_out_is_one_trace():
+def test_default_that_would_be_traced_is_left_to_the_function():
+    traced = Traced(lambda x, y=np.int32(2), z=3: x[:y] * z)
+    for call in (lambda: traced(jnp.ones(4)), lambda: traced(jnp.ones(4), z=3)):
+        assert call().shape == (2,)
+    assert traced.count == 1
+
+
+def test_default_that_is_not_hashable_is_left_to_the_function():
+    default = []
+    traced = Traced(lambda x, y=default: x if y is default else 2 * x)
+    assert traced(jnp.ones(())) == 1
+
+
+def test_array_in_the_place_of_a_default_is_one_trace_however_it_is_passed():
     default = jnp.ones(2)
     traced = Traced(lambda x, y=default: x + y)
-    traced(jnp.ones(2))
     traced(jnp.ones(2), jnp.zeros(2))
     traced(jnp.ones(2), y=jnp.zeros(2))
     assert traced.count == 1

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..._module import Module
+from ..._module import ModuleMeta
 from .._structure import Opened
 from ._array import is_array_of_jax
 from ._dict import DictNode
@@ -23,7 +23,7 @@ def open_node(value: Any) -> Opened | None:
         return kind.open(value)
     if is_array_of_jax(value):
         return None
-    if isinstance(value, Module):
+    if isinstance(node_type, ModuleMeta):
         return ModuleNode.open(value)
     flattened = flatten_one_level(value)
     if flattened is None:

@@ -5,7 +5,7 @@ from typing import Any
 from .._guard import GuardWriter
 from .._rebuild import RebuildWriter
 from .._static_key import StaticKey
-from .._structure import Structure, intern
+from .._structure import Intern, Structure, intern
 
 
 class StaticLeaf(Structure):
@@ -19,9 +19,9 @@ class StaticLeaf(Structure):
         return ()
 
 
-def static_leaf(value: Any) -> Structure:
+def static_leaf(value: Any, make: Intern = intern) -> Structure:
     """The Structure of a static leaf. Raises `TypeError` if `value` is not hashable."""
-    return intern(StaticLeaf, type(value), lambda: value, StaticKey(value), ())
+    return make(StaticLeaf, type(value), lambda: value, StaticKey(value), ())
 
 
 def identity_leaf(value: Any) -> Structure:
