@@ -192,15 +192,22 @@ def test_printing_costs_nothing(getkey):
     assert layer_row(getkey, show)[1].flops == LINEAR
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: jax.pure_callback(np.sin, x, x),
-        lambda x: jnp.linalg.svd(jnp.outer(x, x))[1],
-    ],
-)
-def test_foreign_code_makes_a_dash_of_the_total_and_not_of_other_layers(function, getkey):
-    row, summary = layer_row(getkey, lambda layer, x: function(layer(x)))
+def test_checks_and_what_python_computes_cost_nothing(getkey):
+    def checked(layer, x):
+        x = eqx.error_if(layer(x), jnp.any(jnp.isnan(x)), "not a number")
+        return jax.pure_callback(np.sin, x, x)
+
+    row, summary = layer_row(getkey, checked)
+    assert row.flops == LINEAR
+    # To ask of three numbers.
+    assert LINEAR < summary.flops < LINEAR + 10
+
+
+def test_foreign_code_makes_a_dash_of_the_total_and_not_of_other_layers(getkey):
+    def decompose(layer, x):
+        return jnp.linalg.svd(jnp.outer(layer(x), x))[1]
+
+    row, summary = layer_row(getkey, decompose)
     assert row.flops == LINEAR
     assert summary.flops is None
     assert summary.rows[0].cells[6] == "-"
