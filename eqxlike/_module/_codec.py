@@ -12,8 +12,9 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .._codegen import compile_function
+from ._dataclass import found_in_class
 from ._field import is_static
-from ._kept import stored_fields
+from ._kept import read_fields, stored_fields
 from ._metadata import carries_metadata, has_metadata, read_metadata, write_metadata
 
 _new = object.__new__
@@ -65,7 +66,7 @@ def make_codec(cls: type) -> Codec:
         "has_metadata": has_metadata,
         "incomplete_type": _Incomplete,
         "stored_fields": stored_fields,
-        "flatten_by_name": _make_flatten_by_name(dynamic, static),
+        "flatten_by_name": _make_flatten_by_name(cls, dynamic, static),
         "unflatten_incomplete": _make_unflatten_incomplete(cls, complete),
         "complete": complete,
     }
@@ -124,7 +125,7 @@ def _is_property(cls: type, name: str) -> bool:
 
     One that can be set may store it, under its own name.
     """
-    found = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+    found = found_in_class(cls, name)
     return isinstance(found, property) and found.fset is None
 
 
@@ -132,22 +133,34 @@ def _tuple_of(parts: Any) -> str:
     return "(" + "".join(f"{part}, " for part in parts) + ")"
 
 
-def _make_flatten_by_name(dynamic: tuple[str, ...], static: tuple[str, ...]):
+def _make_flatten_by_name(cls: type, dynamic: tuple[str, ...], static: tuple[str, ...]):
     """For an instance whose `__dict__` lacks fields: it is unread, has class attributes in their
     place, or is in the middle of its `__init__`; or has metadata beside them.
     """
+    # What a property gives is no value of the field, and is another field's perhaps.
+    stored_or_nothing = {
+        name for name in (*dynamic, *static) if hasattr(type(found_in_class(cls, name)), "__set__")
+    }
 
     def flatten_by_name(self: Any, with_keys: bool):
-        present = tuple(name for name in dynamic if hasattr(self, name))
-        children = tuple(getattr(self, name) for name in present)
+        fields = read_fields(self)
+
+        def read(names: tuple[str, ...]) -> dict[str, Any]:
+            return {
+                name: fields[name] if name in fields else getattr(self, name)
+                for name in names
+                if name in fields or (name not in stored_or_nothing and hasattr(self, name))
+            }
+
+        named, named_statics = read(dynamic), read(static)
+        children = tuple(named.values())
         if with_keys:
-            children = tuple(zip(map(jtu.GetAttrKey, present), children, strict=True))
-        named_statics = tuple((name, getattr(self, name)) for name in static if hasattr(self, name))
-        metadata = read_metadata(stored_fields(self))
-        is_complete = len(present) == len(dynamic) and len(named_statics) == len(static)
+            children = tuple(zip(map(jtu.GetAttrKey, named), children, strict=True))
+        metadata = read_metadata(fields)
+        is_complete = len(named) == len(dynamic) and len(named_statics) == len(static)
         if is_complete and metadata is None:
-            return children, tuple(value for _, value in named_statics)
-        return children, _Incomplete((present, named_statics, metadata))
+            return children, tuple(named_statics.values())
+        return children, _Incomplete((tuple(named), tuple(named_statics.items()), metadata))
 
     return flatten_by_name
 
