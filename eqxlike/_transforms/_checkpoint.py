@@ -2,13 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import jax
 
 from .._module import field
 from .._partition import Rest, split
 from ._references import refuse_references
+from ._signatures import Output, Params
 from ._wrapping import MISSING, TransformedFunction, check_callable
 
 
@@ -34,8 +35,19 @@ class _CheckpointFunction(TransformedFunction):
         return outcome_rest.merge(outcome_arrays)
 
 
+@overload
 def filter_checkpoint(
-    fun: Any = MISSING,
+    *, prevent_cse: bool = True, policy: Callable[..., bool] | None = None
+) -> Callable[[Callable[Params, Output]], Callable[Params, Output]]: ...
+@overload
+def filter_checkpoint(
+    fun: Callable[Params, Output],
+    *,
+    prevent_cse: bool = True,
+    policy: Callable[..., bool] | None = None,
+) -> Callable[Params, Output]: ...
+def filter_checkpoint(
+    fun: Callable[..., Any] = MISSING,
     *,
     prevent_cse: bool = True,
     policy: Callable[..., bool] | None = None,

@@ -13,6 +13,7 @@ from .._module import Module, field
 from .._partition import Rest, split
 from .._pytree import is_array, tree_pformat
 from ._references import refuse_references
+from ._signatures import Output, Params
 from ._tangents import leaves_beside, path_of
 from ._trace import is_array_or_struct
 from ._wrapping import MISSING, Call, check_callable
@@ -56,7 +57,9 @@ def _is_alike(leaf: Any, expected: Any) -> bool:
     return leaf is expected or (type(leaf) is type(expected) and bool(leaf == expected))
 
 
-def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+def filter_closure_convert(
+    fn: Callable[Params, Output], *args: Any, **kwargs: Any
+) -> Callable[Params, Output]:
     """The same function, with the arrays that it closes over as leaves of a pytree.
 
     To carry tracers openly past a boundary that must know of them: a custom derivative, a
@@ -90,8 +93,8 @@ def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) ->
     def of_arrays(arrays: list[Any]) -> list[Any]:
         nonlocal outcome
         args, kwargs = example.merge(arrays)
-        returned = refuse_references(fn(*args, **kwargs), "a closure-converted function")
-        outcome_arrays, outcome = split(returned)
+        returned: Any = fn(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+        outcome_arrays, outcome = split(refuse_references(returned, "a closure-converted function"))
         return outcome_arrays
 
     closed = jax.make_jaxpr(of_arrays)(arrays)

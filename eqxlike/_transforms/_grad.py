@@ -2,13 +2,16 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import jax
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from .._module import field
 from .._partition import Rest, split
 from .._pytree import is_array_or_traced_reference, is_inexact_array
+from ._signatures import Aux, GradOptions, Params, Value
 from ._wrapping import (
     MISSING,
     TransformedFunction,
@@ -62,9 +65,41 @@ def _make(fun: Any, has_aux: bool, returns_value: bool, gradkwargs: dict[str, An
     return _GradFunction(fun, has_aux, returns_value, tuple(sorted(gradkwargs.items())))
 
 
+@overload
 def filter_value_and_grad(
-    fun: Any = MISSING, *, has_aux: bool = False, **gradkwargs: Any
-) -> Callable[..., Any]:
+    *, has_aux: Literal[False] = False, **gradkwargs: Unpack[GradOptions]
+) -> Callable[[Callable[Params, Value]], Callable[Params, tuple[Value, PyTree]]]: ...
+@overload
+def filter_value_and_grad(
+    *, has_aux: Literal[True], **gradkwargs: Unpack[GradOptions]
+) -> Callable[
+    [Callable[Params, tuple[Value, Aux]]], Callable[Params, tuple[tuple[Value, Aux], PyTree]]
+]: ...
+@overload
+def filter_value_and_grad(
+    *, has_aux: bool, **gradkwargs: Unpack[GradOptions]
+) -> Callable[[Callable[Params, Any]], Callable[Params, tuple[Any, PyTree]]]: ...
+@overload
+def filter_value_and_grad(
+    fun: Callable[Params, Value],
+    *,
+    has_aux: Literal[False] = False,
+    **gradkwargs: Unpack[GradOptions],
+) -> Callable[Params, tuple[Value, PyTree]]: ...
+@overload
+def filter_value_and_grad(
+    fun: Callable[Params, tuple[Value, Aux]],
+    *,
+    has_aux: Literal[True],
+    **gradkwargs: Unpack[GradOptions],
+) -> Callable[Params, tuple[tuple[Value, Aux], PyTree]]: ...
+@overload
+def filter_value_and_grad(
+    fun: Callable[Params, Any], *, has_aux: bool, **gradkwargs: Unpack[GradOptions]
+) -> Callable[Params, tuple[Any, PyTree]]: ...
+def filter_value_and_grad(
+    fun: Callable[..., Any] = MISSING, *, has_aux: bool = False, **gradkwargs: Any
+) -> Any:
     """The value of a function and its gradient in the floating-point arrays of its first argument.
 
     **Arguments:**
@@ -94,7 +129,39 @@ def filter_value_and_grad(
     return _make(fun, has_aux, True, gradkwargs)
 
 
-def filter_grad(fun: Any = MISSING, *, has_aux: bool = False, **gradkwargs: Any) -> Any:
+@overload
+def filter_grad(
+    *, has_aux: Literal[False] = False, **gradkwargs: Unpack[GradOptions]
+) -> Callable[[Callable[Params, ArrayLike]], Callable[Params, PyTree]]: ...
+@overload
+def filter_grad(
+    *, has_aux: Literal[True], **gradkwargs: Unpack[GradOptions]
+) -> Callable[[Callable[Params, tuple[ArrayLike, Aux]]], Callable[Params, tuple[PyTree, Aux]]]: ...
+@overload
+def filter_grad(
+    *, has_aux: bool, **gradkwargs: Unpack[GradOptions]
+) -> Callable[[Callable[Params, Any]], Callable[Params, Any]]: ...
+@overload
+def filter_grad(
+    fun: Callable[Params, ArrayLike],
+    *,
+    has_aux: Literal[False] = False,
+    **gradkwargs: Unpack[GradOptions],
+) -> Callable[Params, PyTree]: ...
+@overload
+def filter_grad(
+    fun: Callable[Params, tuple[ArrayLike, Aux]],
+    *,
+    has_aux: Literal[True],
+    **gradkwargs: Unpack[GradOptions],
+) -> Callable[Params, tuple[PyTree, Aux]]: ...
+@overload
+def filter_grad(
+    fun: Callable[Params, Any], *, has_aux: bool, **gradkwargs: Unpack[GradOptions]
+) -> Callable[Params, Any]: ...
+def filter_grad(
+    fun: Callable[..., Any] = MISSING, *, has_aux: bool = False, **gradkwargs: Any
+) -> Any:
     """As `filter_value_and_grad`, returning the gradient alone, or `(gradient, aux)`.
 
     !!! example

@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 from .._module import field
 from .._partition import Rest, split
 from .._pytree import is_array_like, is_array_or_traced_reference, is_inexact_array
+from ._signatures import Params
 from ._wrapping import (
     MISSING,
     TransformedFunction,
@@ -62,7 +63,7 @@ class _JacobianFunction(TransformedFunction):
         return (jacobian, aux_rest.merge(aux_arrays)) if self._has_aux else jacobian
 
 
-def filter_jacfwd(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., PyTree]:
+def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
     """The Jacobian of a function in the arrays of its first argument, by forward mode.
 
     One pass for each number among the inputs: for more outputs than inputs.
@@ -95,7 +96,7 @@ def filter_jacfwd(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..
     return _JacobianFunction(fun, has_aux, "filter_jacfwd", (jax.jacfwd,))
 
 
-def filter_jacrev(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., PyTree]:
+def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
     """As `filter_jacfwd`, by reverse mode: one pass for each number among the outputs.
 
     **Raises:** when called, `TypeError` if the first argument is passed by keyword, or an array of
@@ -111,7 +112,7 @@ def filter_jacrev(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..
     return _JacobianFunction(fun, has_aux, "filter_jacrev", (jax.jacrev,))
 
 
-def filter_hessian(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., PyTree]:
+def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
     """The second derivatives of a function in the arrays of its first argument.
 
     Forward mode over reverse mode. Arguments and errors are those of `filter_jacfwd`.

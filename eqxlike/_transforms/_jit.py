@@ -4,7 +4,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import jax
 import jax.tree_util as jtu
@@ -14,10 +14,12 @@ from .._traceback import hide_our_frames, name_tracers
 from ._binding import Options, dispatcher_for, unbind
 from ._deleted import name_deleted
 from ._dispatcher import Dispatcher, clear_dispatchers
-from ._donation import Donate
 from ._fast_path import MISS
+from ._lowerable import AnyArguments, CompilingDecorator, Lowerable, Method
 from ._lowered import Lowered
 from ._runtime_errors import EqxlikeRuntimeError, claim_failure, name_donated
+from ._signatures import DonateNames, DonateWord, JitOptions, Output, Params
+from ._wrapping import MISSING
 
 _REFUSED = {
     "static_argnums": "what is no array is static already",
@@ -140,19 +142,37 @@ def _current_dispatcher(wrapper: JitFunction, dispatcher: Dispatcher) -> Dispatc
 
 _set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__
 
-_missing: Any = object()
-
 
 @overload
 def filter_jit(
-    *, donate: Donate | Iterable[str] = "none", **jitkwargs: Any
-) -> Callable[[Callable[..., Any]], JitFunction]: ...
+    *, donate: DonateWord | DonateNames = "none", **jitkwargs: Unpack[JitOptions]
+) -> CompilingDecorator: ...
 @overload
 def filter_jit(
-    fun: Callable[..., Any], *, donate: Donate | Iterable[str] = "none", **jitkwargs: Any
-) -> JitFunction: ...
+    fun: AnyArguments[Output],
+    *,
+    donate: DonateWord | DonateNames = "none",
+    **jitkwargs: Unpack[JitOptions],
+) -> Lowerable[..., Output]: ...
+@overload
 def filter_jit(
-    fun: Any = _missing, *, donate: Donate | Iterable[str] = "none", **jitkwargs: Any
+    fun: Method,
+    *,
+    donate: DonateWord | DonateNames = "none",
+    **jitkwargs: Unpack[JitOptions],
+) -> Method: ...
+@overload
+def filter_jit(
+    fun: Callable[Params, Output],
+    *,
+    donate: DonateWord | DonateNames = "none",
+    **jitkwargs: Unpack[JitOptions],
+) -> Lowerable[Params, Output]: ...
+def filter_jit(
+    fun: Callable[..., Any] = MISSING,
+    *,
+    donate: DonateWord | Iterable[str] = "none",
+    **jitkwargs: Any,
 ) -> Any:
     """Compiles a function of any arguments: arrays are traced, everything else is static.
 
@@ -185,7 +205,7 @@ def filter_jit(
         >>> print(scale(jnp.array(3.0), "double"))
         6.0
     """
-    if fun is _missing:
+    if fun is MISSING:
         return functools.partial(filter_jit, donate=donate, **jitkwargs)
     if not callable(fun):
         raise TypeError(f"{fun!r} is not a callable object: `filter_jit` expects a function.")

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 from jaxtyping import PyTree
 
 from .._partition import Rest, split
 from .._pytree import is_array
 from ._references import refuse_references
+from ._signatures import Params
 from ._wrapping import TransformedFunction, check_callable
 
 
@@ -58,7 +60,9 @@ class _JaxprFunction(TransformedFunction):
         return jaxpr, flat.rest.merge_into(None, structs), flat.rest.merge(itertools.repeat(None))
 
 
-def filter_make_jaxpr(fun: Callable[..., Any]) -> Any:
+def filter_make_jaxpr(
+    fun: Callable[Params, Any],
+) -> Callable[Params, tuple[ClosedJaxpr, PyTree, PyTree]]:
     """The jaxpr of a function of any arguments, as `jax.make_jaxpr`.
 
     **Arguments:**

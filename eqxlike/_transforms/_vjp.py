@@ -1,7 +1,7 @@
 """Reverse-mode derivatives of functions of any arguments."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 from .._module import Module, field
 from .._partition import Rest, split
 from .._pytree import is_array_or_traced_reference, is_inexact_array
+from ._signatures import Aux, Output, Params
 from ._tangents import tangents_of
 from ._wrapping import MISSING, check_callable, value_and_aux
 
@@ -49,6 +50,18 @@ def _zero(kind: jax.ShapeDtypeStruct) -> Any:
     return np.zeros(kind.shape, jax.dtypes.float0)
 
 
+@overload
+def filter_vjp(
+    fun: Callable[Params, Output], *primals: Params.args, **no_keywords: Params.kwargs
+) -> tuple[Output, Pullback]: ...
+@overload
+def filter_vjp(
+    fun: Callable[..., Output], *primals: PyTree, has_aux: Literal[False]
+) -> tuple[Output, Pullback]: ...
+@overload
+def filter_vjp(
+    fun: Callable[..., tuple[Output, Aux]], *primals: PyTree, has_aux: Literal[True]
+) -> tuple[Output, Pullback, Aux]: ...
 def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> Any:
     """The value of a function and its vector-Jacobian product, for arguments of any kind.
 

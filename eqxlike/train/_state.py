@@ -13,7 +13,7 @@ from ._checks import check_model, check_not_deleted, check_optimiser
 from ._loss_scale import DynamicLossScale
 
 Tree = TypeVar("Tree")
-Model = TypeVar("Model", bound=Any)
+Model = TypeVar("Model")
 
 
 def copy_arrays(pytree: Tree) -> Tree:
@@ -67,13 +67,13 @@ class TrainState(Module, Generic[Model]):
     @classmethod
     def create(
         cls,
-        model: Model,
+        model: Tree,
         optimiser: optax.GradientTransformation,
         *,
         key: PRNGKeyArray,
         loss_scale: DynamicLossScale | None = None,
         model_state: PyTree = None,
-    ) -> "TrainState[Model]":
+    ) -> "TrainState[Tree]":
         """The state before the first step.
 
         **Arguments:**
@@ -99,7 +99,9 @@ class TrainState(Module, Generic[Model]):
         model = copy_arrays(model)
         optimiser_state = copy_arrays(optimiser.init(filter(model, is_inexact_array)))
         step = jnp.zeros((), jnp.int32)
-        return cls(
+        # To a type checker `cls` is a TrainState of some other model.
+        of_model: Any = cls
+        return of_model(
             model,
             optimiser_state,
             step,

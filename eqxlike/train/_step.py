@@ -16,8 +16,9 @@ from .._pytree import apply_updates, filter, is_array, is_inexact_array, tree_at
 from .._transforms import filter_jit, filter_value_and_grad
 from ._checks import check_optimiser, check_optimiser_state, check_state
 from ._finite import all_finite, tree_where
-from ._state import Model, TrainState
+from ._state import TrainState
 
+Model = TypeVar("Model", bound=Any)
 ModelState = TypeVar("ModelState", bound=Any)
 Batch = TypeVar("Batch", bound=Any)
 Aux = TypeVar("Aux")

@@ -1,0 +1,85 @@
+"""What pyright and mypy say of programs, line by line."""
+
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+
+_REVEALED = re.compile(r'(?:Type of ".*" is|Revealed type is) "(.*)"', re.DOTALL)
+
+
+@dataclasses.dataclass
+class Report:
+    """What a type checker says of one program, by the number of the line."""
+
+    errors: dict[int, list[str]] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(list)
+    )
+    types: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    def add(self, line: int, is_error: bool, message: str) -> None:
+        if is_error:
+            self.errors[line].append(message)
+        elif revealed := _REVEALED.fullmatch(message):
+            self.types[line] = revealed[1]
+
+
+Reports = dict[str, Report]
+
+
+def start_pyright(folder: pathlib.Path) -> subprocess.Popen[str]:
+    """Starts pyright, as users have it without settings, on the programs in `folder`."""
+    settings = {"include": ["."], "extraPaths": [str(REPOSITORY)]}
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    return _start(folder, "pyright", "--outputjson", "--pythonpath", sys.executable)
+
+
+def read_pyright(process: subprocess.Popen[str]) -> Reports:
+    reports: Reports = collections.defaultdict(Report)
+    for found in json.loads(_output(process))["generalDiagnostics"]:
+        line = found["range"]["start"]["line"] + 1
+        is_error = found["severity"] == "error"
+        reports[pathlib.Path(found["file"]).stem].add(line, is_error, found["message"])
+    return reports
+
+
+def start_mypy(folder: pathlib.Path) -> subprocess.Popen[str]:
+    """Starts mypy, as users have it without settings, on the programs in `folder`."""
+    # Optax tells it nothing, which is no mistake of a program.
+    settings = "[mypy]\n[mypy-optax.*]\nignore_missing_imports = True\n"
+    (folder / "mypy.ini").write_text(settings)
+    programs = [path.name for path in folder.glob("*.py")]
+    options = ["--output", "json", "--follow-imports", "silent", "--cache-dir", os.devnull]
+    return _start(folder, "mypy", *options, *programs)
+
+
+def read_mypy(process: subprocess.Popen[str]) -> Reports:
+    reports: Reports = collections.defaultdict(Report)
+    for found in map(json.loads, _output(process).splitlines()):
+        is_error = found["severity"] == "error"
+        reports[pathlib.Path(found["file"]).stem].add(found["line"], is_error, found["message"])
+    return reports
+
+
+def _start(folder: pathlib.Path, checker: str, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", checker, *options],
+        cwd=folder,
+        env={**os.environ, "MYPYPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _output(process: subprocess.Popen[str]) -> str:
+    output, errors = process.communicate()
+    # 1: mistakes were found.
+    assert process.returncode == 1, output + errors
+    return output
