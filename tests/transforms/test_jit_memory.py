@@ -328,34 +328,36 @@ def test_partition_kept_on_a_module_holds_only_its_own_arrays():
 
 def test_entries_are_bounded(monkeypatch):
     monkeypatch.setattr("eqxlike._transforms._entries._MAX_ENTRIES", 4)
+    monkeypatch.setattr("eqxlike._transforms._dispatcher._MAX_RECENT", 2)
 
     class Named:
         pass
 
     function = filter_jit(lambda name: None)
-    names = [Named() for _ in range(20)]
+    names = [Named() for _ in range(30)]
     references = [weakref.ref(name) for name in names]
     for name in names:
         function(name)
     del names, name
     collect()
-    assert sum(reference() is not None for reference in references) <= 4 + 4
+    assert sum(reference() is not None for reference in references) <= 4 + 2
 
 
 def test_entries_are_bounded_whatever_the_names_of_the_arguments(monkeypatch):
     monkeypatch.setattr("eqxlike._transforms._entries._MAX_ENTRIES", 4)
+    monkeypatch.setattr("eqxlike._transforms._dispatcher._MAX_RECENT", 2)
 
     class Named:
         pass
 
     function = filter_jit(lambda **named: None)
-    names = [Named() for _ in range(20)]
+    names = [Named() for _ in range(30)]
     references = [weakref.ref(name) for name in names]
     for index, name in enumerate(names):
         function(**{f"name{index}": name})
     del names, name
     collect()
-    assert sum(reference() is not None for reference in references) <= 4 + 4
+    assert sum(reference() is not None for reference in references) <= 4 + 2
 
 
 def test_clear_caches_empties_all():
