@@ -134,7 +134,7 @@ def flatten(
                 )
             frames.append(frame)
             frame = _Frame(value, node, len(arrays), len(candidates))
-            if len(node.children) >= MIN_ROW and node.kind.takes_row:
+            if len(node.children) >= MIN_ROW and node.kind.takes_sequence:
                 row = make_row(node.children, with_abstract=with_abstract)
                 if row is not None:
                     frame.structures.append(row[0])

@@ -3,7 +3,8 @@
 A plain writer: what is asked of a node stands with its kind.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from ._static_guard import write_static_guard
@@ -21,6 +22,8 @@ class Node(Protocol):
 
     @property
     def children(self) -> tuple[Any, ...]: ...
+    @property
+    def has_run(self) -> bool: ...
     def write_guard(self, writer: "GuardWriter", name: str) -> Sequence[str]: ...
 
 
@@ -46,6 +49,7 @@ class GuardWriter:
         self._examples = arrays
         self._num_arrays = 0
         self._num_names = 0
+        self._depth = 0
         self._constants: dict[int, str] = {}
 
     def write(self, root: Node, name: str) -> None:
@@ -58,7 +62,24 @@ class GuardWriter:
                 self.compare_by_walk(node, name)
                 continue
             names = node.write_guard(self, name)
+            if node.has_run:
+                self._write_run(node.children[0], names[0], len(node.children))
+                continue
             nodes += zip(reversed(node.children[: len(names)]), reversed(names), strict=True)
+
+    def _write_run(self, child: Node, sequence: str, count: int) -> None:
+        """Writes the guard of `count` nodes of one Structure, in a loop."""
+        arrays, element = self.name("arrays"), self.name("x")
+        before, self.arrays = self.arrays, []
+        num_before = self._num_arrays
+        self.miss_if(f"len({sequence}) != {count}")
+        self.line(f"{arrays} = []")
+        with self.block(f"for {element} in {sequence}:"):
+            self.write(child, element)
+            if child.num_arrays:
+                self.line(f"{arrays} += ({', '.join(self.arrays)},)")
+        self.arrays, self._num_arrays = before, num_before
+        self.take_all(arrays, count * child.num_arrays)
 
     def compare_by_walk(self, structure: Node, name: str) -> None:
         """Has the value flattened in each call."""
@@ -98,8 +119,16 @@ class GuardWriter:
         self.line(f"{name} = {source}")
         return name
 
+    @contextlib.contextmanager
+    def block(self, header: str) -> Iterator[None]:
+        """What is written inside stands below `header`."""
+        self.line(header)
+        self._depth += 1
+        yield
+        self._depth -= 1
+
     def line(self, source: str) -> None:
-        self.lines.append(source)
+        self.lines.append("    " * self._depth + source)
 
     def name(self, stem: str) -> str:
         self._num_names += 1

@@ -19,6 +19,9 @@ class Node(Protocol):
     @property
     def children(self) -> tuple[Any, ...]: ...
     @property
+    def has_run(self) -> bool: ...
+    def rebuilder(self, *, keep: bool) -> Callable[[tuple[Any, ...]], Any]: ...
+    @property
     def is_keepable_module(self) -> bool: ...
     @property
     def can_stay_unread(self) -> bool: ...
@@ -54,6 +57,9 @@ class RebuildWriter:
             if is_kept and not is_inside and structure.can_stay_unread:
                 expression = self.assign(f"new({self.constant(structure.node_type)})")
                 self.num_arrays += structure.num_arrays
+            elif structure.has_run:
+                run = self._run(structure.children, self.keep and not (is_inside or is_kept))
+                expression = structure.write_build(self, [run])
             elif len(parts) < len(structure.children):
                 child = structure.children[len(parts)]
                 frames.append((child, [], self.num_arrays, is_inside or is_kept))
@@ -70,6 +76,17 @@ class RebuildWriter:
             if not frames:
                 return self._compile(root, expression)
             frames[-1][1].append(expression)
+
+    def _run(self, nodes: tuple[Any, ...], keep: bool) -> str:
+        """A list of nodes of one Structure."""
+        count, each = len(nodes), nodes[0].num_arrays
+        build = self.constant(nodes[0].rebuilder(keep=keep))
+        if not each:
+            return self.assign(f"[{build}(()) for _ in range({count})]")
+        start = self.num_arrays
+        self.num_arrays += count * each
+        places = f"range({start}, {self.num_arrays}, {each})"
+        return self.assign(f"[{build}(arrays[i : i + {each}]) for i in {places}]")
 
     def _compile(self, root: Node, expression: str) -> Callable[[tuple[Any, ...]], Any]:
         lines = ["def rebuild(arrays):", *self.lines, f"    return {expression}"]

@@ -4,6 +4,7 @@ What most static values are is asked in line; of the rest the key is made again.
 change in place must be the same one too: what was compiled holds that object.
 """
 
+import contextlib
 import functools
 import math
 import types
@@ -11,7 +12,14 @@ from collections.abc import Hashable
 from typing import Any, Protocol
 
 from .._pytree import is_array
-from ._static_key import StaticKey, fields_compared, is_by_identity, is_hashable
+from ._static_key import (
+    StaticKey,
+    fields_compared,
+    is_by_identity,
+    is_by_own_equality,
+    is_hashable,
+    types_of_numbers,
+)
 
 
 class Writer(Protocol):
@@ -21,9 +29,13 @@ class Writer(Protocol):
     def assign(self, source: str) -> str: ...
     def unpack(self, source: str, count: int) -> list[str]: ...
     def constant(self, value: Any) -> str: ...
+    def block(self, header: str) -> contextlib.AbstractContextManager[None]: ...
 
 
 _COMPARED = (int, str, bytes)
+
+_MAX_UNPACKED = 31
+"""Of a longer tuple the key is made again."""
 
 
 def write_static_guard(writer: Writer, name: str, value: Any) -> None:
@@ -37,7 +49,7 @@ def write_static_guard(writer: Writer, name: str, value: Any) -> None:
     elif kind is float:
         _is_of_type(writer, name, float)
         _is_same_float(writer, name, value)
-    elif kind is tuple and _has_key(value):
+    elif kind is tuple and len(value) <= _MAX_UNPACKED and _has_key(value):
         _is_of_type(writer, name, tuple)
         for part, each in zip(writer.unpack(name, len(value)), value, strict=True):
             write_static_guard(writer, part, each)
@@ -70,28 +82,61 @@ def _is_same_float(writer: Writer, name: str, value: float) -> None:
 
 
 def _is_unchanged(writer: Writer, name: str, value: Any) -> None:
-    """The same object, holding what it held."""
-    writer.miss_if(f"{name} is not {writer.constant(value)}")
+    """An object that may change in place, holding what it held; or one that equals it, as long as
+    it has not changed itself: what was compiled holds that one.
+    """
+    same = writer.constant(value)
+    _is_of_type(writer, name, type(value))
     fields = fields_compared(value)
     if type(value) is functools.partial and _stays_but_for_keywords(value):
-        keywords = writer.assign(f"{name}.keywords")
-        writer.miss_if(f"{name}.__dict__ or len({keywords}) != {len(value.keywords)}")
-        for key, each in value.keywords.items():
-            keyword = writer.assign(f"{keywords}[{key!r}]")
-            if is_array(each):
-                writer.miss_if(f"{keyword} is not {writer.constant(each)}")
-            else:
-                write_static_guard(writer, keyword, each)
+        with writer.block(f"if {name} is not {same}:"):
+            _has_key_of(writer, name, value)
+            _has_key_of(writer, same, value)
+        _has_keywords(writer, name, value)
     elif fields is not None and all(hasattr(value, field) for field in fields):
-        for field in fields:
-            each, part = getattr(value, field), writer.assign(f"{name}.{field}")
-            if is_hashable(each):
-                write_static_guard(writer, part, each)
-            else:
-                key = writer.constant(_key_by_elements(each))
-                writer.miss_if(f"{writer.constant(_key_by_elements)}({part}) != {key}")
+        _has_fields(writer, name, value, fields)
+        with writer.block(f"if {name} is not {same}:"):
+            _has_fields(writer, same, value, fields)
+    elif is_by_own_equality(value):
+        _has_hash(writer, name, value)
+        with writer.block(f"if {name} is not {same}:"):
+            writer.miss_if(f"not ({name} == {same})")
+            _has_hash(writer, same, value)
     else:
-        writer.miss_if(f"{writer.constant(_key)}({name}) != {writer.constant(_key(value))}")
+        _has_key_of(writer, name, value)
+        with writer.block(f"if {name} is not {same}:"):
+            _has_key_of(writer, same, value)
+
+
+def _has_key_of(writer: Writer, name: str, value: Any) -> None:
+    writer.miss_if(f"{writer.constant(_key)}({name}) != {writer.constant(_key(value))}")
+
+
+def _has_keywords(writer: Writer, name: str, value: functools.partial) -> None:
+    keywords = writer.assign(f"{name}.keywords")
+    writer.miss_if(f"{name}.__dict__ or len({keywords}) != {len(value.keywords)}")
+    for key, each in value.keywords.items():
+        keyword = writer.assign(f"{keywords}[{key!r}]")
+        if is_array(each):
+            writer.miss_if(f"{keyword} is not {writer.constant(each)}")
+        else:
+            write_static_guard(writer, keyword, each)
+
+
+def _has_fields(writer: Writer, name: str, value: Any, fields: list[str]) -> None:
+    for field in fields:
+        each, part = getattr(value, field), writer.assign(f"{name}.{field}")
+        if is_hashable(each):
+            write_static_guard(writer, part, each)
+        else:
+            key = writer.constant(_key_by_elements(each))
+            writer.miss_if(f"{writer.constant(_key_by_elements)}({part}) != {key}")
+
+
+def _has_hash(writer: Writer, name: str, value: Any) -> None:
+    numbers = f"{writer.constant(types_of_numbers)}({name})"
+    writer.miss_if(f"hash({name}) != {hash(value)}")
+    writer.miss_if(f"{numbers} != {writer.constant(types_of_numbers(value))}")
 
 
 def _stays_but_for_keywords(partial: functools.partial) -> bool:

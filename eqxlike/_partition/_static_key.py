@@ -17,6 +17,7 @@ import datetime
 import decimal
 import enum
 import functools
+import struct
 import types
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
@@ -51,6 +52,22 @@ _TRUSTED_PACKAGES = ("jax", "jaxlib", "numpy", "ml_dtypes", "datetime", "fractio
 
 ATOMS = _BY_VALUE | {float, complex, types.FunctionType, PjitFunction}
 """Types of which every instance is a leaf of any pytree (or `None`), and immutable."""
+
+
+PLAIN_TYPES = frozenset({type(None), bool, int, str, bytes, float})
+"""Types of which many values have one key, made at the speed of C: see `plain_key`."""
+
+_MIN_PLAIN = 32
+
+
+def plain_key(values: tuple[Any, ...]) -> Hashable:
+    """Tells these values, all of types in `PLAIN_TYPES`, from others."""
+    types = (*map(type, values),)
+    if float not in types:
+        return types, values
+    floats = [value for value in values if type(value) is float]
+    others = (*(None if type(value) is float else value for value in values),)
+    return types, others, struct.pack(f"{len(floats)}d", *floats)
 
 
 class StaticKey:
@@ -94,6 +111,8 @@ class StaticKey:
             return kind, value
         if is_by_identity(value):
             return self._identity(value)
+        if kind is tuple and len(value) >= _MIN_PLAIN and PLAIN_TYPES.issuperset(map(type, value)):
+            return kind, plain_key(value)
         if isinstance(value, tuple):
             return kind, tuple(map(self._of, tuple.__iter__(value))), self._of_attributes(value)
         if isinstance(value, frozenset):
@@ -237,6 +256,12 @@ def is_by_identity(value: Any) -> bool:
         return True
     kind = type(value)
     return kind.__hash__ is object.__hash__ and kind is not functools.partial
+
+
+def is_by_own_equality(value: Any) -> bool:
+    """Whether `value`, which may change in place, is compared by what its class says alone."""
+    has_parts = (tuple, frozenset, *_TOLD_APART_BY, *_PARTS, functools.partial, types.MethodType)
+    return not isinstance(value, has_parts) and fields_compared(value) is None
 
 
 def is_hashable(value: Any) -> bool:

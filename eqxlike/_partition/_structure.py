@@ -16,6 +16,9 @@ from ._guard import GuardWriter
 from ._rebuild import RebuildWriter
 from ._static_key import StaticKey
 
+MIN_RUN = 16
+"""Fewer nodes side by side are asked for one by one: code without a loop is faster then."""
+
 
 class Structure:
     """Base of the kinds of node. Made by `intern` only; compared by identity.
@@ -49,9 +52,10 @@ class Structure:
     is_fixed: bool = True
     """Whether nodes of this kind are immutable themselves."""
 
-    takes_row: bool = False
-    """Whether many leaves below a node of this kind may be one `Row`."""
+    takes_sequence: bool = False
+    """Whether the children of a node of this kind may be taken as one sequence."""
 
+    is_leaf: bool = False
     is_row: bool = False
 
     def __init__(
@@ -77,6 +81,21 @@ class Structure:
         return len(self.children) == 1 and self.children[0].is_row
 
     @property
+    def has_run(self) -> bool:
+        """Whether the children are many nodes of one Structure, for which a loop is written."""
+        return (
+            self.takes_sequence
+            and len(self.children) >= MIN_RUN
+            and not self.children[0].is_leaf
+            and self.children.count(self.children[0]) == len(self.children)
+        )
+
+    @property
+    def has_sequence(self) -> bool:
+        """Whether the children are taken as one sequence."""
+        return self.has_row or self.has_run
+
+    @property
     def is_keepable_module(self) -> bool:
         return False
 
@@ -84,6 +103,12 @@ class Structure:
     def can_stay_unread(self) -> bool:
         """Whether a Module of this Structure may be built without its fields."""
         return False
+
+    def is_current(self) -> bool:
+        """Whether the static objects that it was made of hold what they held."""
+        if self.is_exact:
+            return True
+        return self.static.is_current() and all(child.is_current() for child in self.children)
 
     def rebuilder(self, *, keep: bool) -> Callable[[tuple[Any, ...]], Any]:
         """The function from a tuple of `num_arrays` arrays to a tree of this Structure.
@@ -103,7 +128,7 @@ class Structure:
 
         **Arguments:**
 
-        - `parts`: the expressions of the children; of a `Row`, one for the sequence of its leaves.
+        - `parts`: the expressions of the children; or one for the sequence of all.
         """
         raise NotImplementedError
 
@@ -111,7 +136,7 @@ class Structure:
         """Writes the questions whether the value `name` is a node of this Structure, its children
         left out.
 
-        **Returns:** the names of the children; of a `Row`, one name for the sequence of its leaves.
+        **Returns:** the names of the children; or one for the sequence of all.
         """
         raise NotImplementedError
 
@@ -178,7 +203,11 @@ def make_private(
     static: StaticKey,
     children: tuple[Structure, ...],
 ) -> Structure:
-    """As `intern`, but a Structure of its own, with these very objects in it."""
+    """As `intern`, but a Structure of its own, with these very objects in it, where another tree of
+    the same Structure might be told from this one.
+    """
+    if static.is_exact and all(child.is_exact for child in children):
+        return intern(kind, node_type, make_meta, static, children)
     made = kind(node_type, make_meta(), static, children)
     made.is_keepable = False
     return made

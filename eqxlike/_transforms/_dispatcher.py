@@ -97,6 +97,9 @@ class Dispatcher:
             structures.append(structure)
         key = (names, *structures)
         entry = self.entries.get(key, tuple(structures))
+        if entry is not None and not entry.is_current():
+            self.drop(entry)
+            entry = None
         if entry is None:
             made = Entry(self, tuple(structures), names, spelled)
             with self.lock:

@@ -1,7 +1,9 @@
 """Which arguments give their buffers away: five words, or names."""
 
+import threading
+import warnings
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from ._spelling import Spelling
 
@@ -33,6 +35,35 @@ def check_donate(donate: Donate | Iterable[str], spelling: Spelling) -> Donate:
                 f"{', '.join(map(repr, parameters)) or 'none'}."
             )
     return donate_names
+
+
+class _Silence:
+    """Keeps JAX from warning of donated buffers that it cannot use, as long as somebody asks.
+
+    One filter for all threads: `warnings.catch_warnings` in two of them, the one ending in the
+    middle of the other, would leave its filter behind for good.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._num_asking = 0
+        self._filter: Any = None
+
+    def begin(self) -> None:
+        with self._lock:
+            self._num_asking += 1
+            if self._num_asking == 1:
+                warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+                self._filter = warnings.filters[0]
+
+    def end(self) -> None:
+        with self._lock:
+            self._num_asking -= 1
+            if self._num_asking == 0 and self._filter in warnings.filters:
+                warnings.filters.remove(self._filter)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+silence = _Silence()
 
 
 def is_silent(donate: Donate) -> bool:

@@ -1,7 +1,6 @@
 """One compiled function, for one combination of Structures of the arguments."""
 
 import threading
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,7 +12,7 @@ from .._compat import Tracer
 from .._partition import ARRAY, StaticLeaf, Structure, concrete_array_types, flatten
 from .._pytree import is_array, is_reference
 from ._checks import holds_check, mesh_of, run_and_look_for_checks
-from ._donation import Donate, donated_places, is_silent
+from ._donation import Donate, donated_places, is_silent, silence
 from ._fast_path import MISS, FastPath, make_fast_path
 from ._placement import shardings_of_arguments, shardings_of_arrays
 from ._references import refuse_references
@@ -134,19 +133,23 @@ class Entry:
             self._out_shardings = options.pop("out_shardings")
         self._flat_out_shardings: Any = None
         self._options = options
-        self._flat = self._make_flat_function(function, _as_passed(structures, spelled))
+        # Of these very objects, as what is compiled is.
+        self._passed = _as_passed(structures, spelled)
+        self._flat = self._make_flat_function(function)
         self._jitted = None if self._out_shardings is not None else jax.jit(self._flat, **options)
 
-    def _make_flat_function(
-        self, function: Function, structures: tuple[Structure, ...]
-    ) -> Callable[..., Any]:
+    def is_current(self) -> bool:
+        """Whether the static objects that were passed hold what they held."""
+        return all(structure.is_current() for structure in self._passed)
+
+    def _make_flat_function(self, function: Function) -> Callable[..., Any]:
         """The function that JAX traces: flat arrays in, flat arrays out."""
         get_function = function.get_function
         num_by_place = len(self.structures) - len(self.names)
         parts = [
             (structure.rebuilder(keep=False), start, stop)
             for structure, start, stop in zip(
-                structures, self._starts[:-1], self._starts[1:], strict=True
+                self._passed, self._starts[:-1], self._starts[1:], strict=True
             )
         ]
 
@@ -205,10 +208,8 @@ class Entry:
 
     def _ignore_unused_donations(self) -> None:
         """Until the call that is being traced ends: JAX warns when it lowers, after the trace."""
-        context = warnings.catch_warnings()
-        context.__enter__()
-        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        self._restore_warnings.append(lambda: context.__exit__(None, None, None))
+        silence.begin()
+        self._restore_warnings.append(silence.end)
 
     def restore_warnings(self) -> None:
         """To be called when a call that may have traced has ended, well or not."""
@@ -289,7 +290,7 @@ class Entry:
         if self._fast_path is None and self._first_outcome is not None and self._jitted is not None:
             may_wait = self._always_waits or self._out_shardings is not None
             self._fast_path = make_fast_path(
-                self.structures,
+                self._passed,
                 arrays,
                 self._call_for_outcome if may_wait else self._jitted,
                 self._first_outcome,

@@ -29,6 +29,8 @@ def is_array_of_jax(value: Any) -> bool:
 class ArrayLeaf(Structure):
     __slots__ = ()
 
+    is_leaf = True
+
     def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
         return writer.array()
 

@@ -23,7 +23,7 @@ class DictNode(Structure):
     __slots__ = ()
 
     is_fixed = False
-    takes_row = True
+    takes_sequence = True
 
     @staticmethod
     def open(value: dict[Any, Any]) -> Opened:
@@ -42,7 +42,7 @@ class DictNode(Structure):
 
     def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
         keys = self.meta.keys
-        if self.has_row:
+        if self.has_sequence:
             return writer.assign(f"dict(zip({writer.constant(keys)}, {parts[0]}))")
         items = (f"{writer.constant(key)}: {part}" for key, part in zip(keys, parts, strict=True))
         return writer.assign(f"{{{', '.join(items)}}}")
@@ -56,7 +56,7 @@ class DictNode(Structure):
         else:
             key = writer.constant(self.static.key)
             differ = f"not {writer.constant(_have_key)}({name}, {key})"
-        if self.has_row:
+        if self.has_sequence:
             writer.miss_if(f"len({name}) != {len(keys)} or {differ}")
             return [writer.assign(f"{writer.constant(operator.itemgetter(*keys))}({name})")]
         found = writer.unpack(name, len(keys))

@@ -17,7 +17,7 @@ class ForeignNode(Structure):
     __slots__ = ()
 
     is_fixed = False
-    takes_row = True
+    takes_sequence = True
 
     @staticmethod
     def open(value: Any, children: Sequence[Any], data: Any) -> Opened:
@@ -25,14 +25,14 @@ class ForeignNode(Structure):
         return Opened(ForeignNode, lambda: _Meta(value, data), data, (*children,), "[{}]".format)
 
     def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
-        children = parts[0] if self.has_row else tuple_of(parts)
+        children = parts[0] if self.has_sequence else tuple_of(parts)
         return writer.assign(f"{writer.constant(self.meta.treedef.unflatten)}({children})")
 
     def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
         writer.miss_if(f"type({name}) is not {writer.constant(self.node_type)}")
         children, data = writer.unpack(f"{writer.constant(flatten_one_level)}({name})", 2)
         writer.miss_if_static_differs(data, self.meta.data)
-        if self.has_row:
+        if self.has_sequence:
             return [writer.assign(f"(*{children},)")]
         return writer.unpack(children, len(self.children))
 

@@ -1,7 +1,6 @@
 """Many leaves side by side below one node, taken all at once: no Structure and no code for each."""
 
 import operator
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,14 +9,12 @@ import jax
 from ..._pytree import is_array
 from .._guard import GuardWriter
 from .._rebuild import RebuildWriter
-from .._static_key import StaticKey
+from .._static_key import PLAIN_TYPES, StaticKey, plain_key
 from .._structure import Structure, intern
 from ._array import concrete_array_types, is_array_of_jax
 
 MIN_ROW = 64
 """Fewer leaves than this have a Structure each: code for each is faster then."""
-
-_STATICS = frozenset({type(None), bool, int, str, bytes, float})
 
 
 class _Meta(NamedTuple):
@@ -54,7 +51,7 @@ class Row(Structure):
         if meta.static_places:
             statics = writer.assign(f"{writer.constant(_getter(meta.static_places))}({name})")
             key = writer.constant(self.static.key)
-            writer.miss_if(f"{writer.constant(_key)}({statics}) != {key}[-1]")
+            writer.miss_if(f"{writer.constant(plain_key)}({statics}) != {key}[-1]")
             if meta.array_places:
                 arrays = writer.assign(f"{writer.constant(_getter(meta.array_places))}({name})")
         if meta.array_places:
@@ -69,7 +66,7 @@ def make_row(children: Sequence[Any], *, with_abstract: bool) -> tuple[Row, tupl
     types = [*map(type, children)]
     known = {*types}
     arrays = known & concrete_array_types
-    for kind in known - arrays - _STATICS:
+    for kind in known - arrays - PLAIN_TYPES:
         is_abstract = with_abstract and kind is jax.ShapeDtypeStruct
         leaves = (x for x in children if type(x) is kind)
         if not is_abstract and not all(is_array_of_jax(x) or is_array(x) for x in leaves):
@@ -92,20 +89,10 @@ def make_row(children: Sequence[Any], *, with_abstract: bool) -> tuple[Row, tupl
         return _Meta(tuple(leaves), array_places, static_places)
 
     static = StaticKey(None)
-    static.key = (count, array_places, _key(statics))
+    static.key = (count, array_places, plain_key(statics))
     row = intern(Row, object, make_meta, static, ())
     taken = tuple(children[place] for place in array_places)
     return row, taken  # pyright: ignore[reportReturnType]
-
-
-def _key(statics: tuple[Any, ...]) -> Any:
-    """Tells these leaves, all of types in `_STATICS`, from others."""
-    types = (*map(type, statics),)
-    if float not in types:
-        return types, statics
-    floats = [value for value in statics if type(value) is float]
-    others = (*(None if type(value) is float else value for value in statics),)
-    return types, others, struct.pack(f"{len(floats)}d", *floats)
 
 
 def _getter(places: tuple[int, ...]) -> Callable[[Any], tuple[Any, ...]]:

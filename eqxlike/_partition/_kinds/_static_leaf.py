@@ -11,6 +11,8 @@ from .._structure import Intern, Structure, intern
 class StaticLeaf(Structure):
     __slots__ = ()
 
+    is_leaf = True
+
     def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
         return writer.constant(self.meta)
 
