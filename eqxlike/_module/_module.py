@@ -311,6 +311,10 @@ class BoundMethod(Wrapper):
             hide_our_frames(error)
             raise
 
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        # As Python's own methods have: `help` knows by it that this is called.
+        return self
+
     def __repr__(self) -> str:
         return f"<bound method {type(self.__self__).__name__}.{self.__name__} of {self.__self__!r}>"
 
