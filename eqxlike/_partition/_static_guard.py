@@ -1,7 +1,7 @@
 """Asking, in generated code, whether a value has the key of a static value.
 
-What most static values are is asked in line; of the rest the key is made again. An object that may
-change in place must be the same one too: what was compiled holds that object.
+What most static values are is asked in line; of the rest the key is made again. Of an object that
+may change in place, and another that equals it, both are asked: what was compiled holds the first.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Many leaves side by side, taken all at once, are taken as each of them would be alone."""
+"""Many leaves or nodes side by side, taken all at once, are taken as each would be alone."""
 
 import collections
 import enum
@@ -51,10 +51,35 @@ KNOWN = [*ARRAYS, *NUMBERS, "a", "", b"a", None]
 UNKNOWN = [Colour.RED, 1j, len, (), [1], Pair(1)]
 known = st.sampled_from(KNOWN)
 leaves = st.one_of(known, st.sampled_from(UNKNOWN))
-rows = st.lists(known, min_size=63, max_size=70) | st.lists(leaves, min_size=63, max_size=70)
+NODES = {
+    "module": Pair,
+    "module-with-list": lambda leaf: Pair([leaf], mode=1),
+    "tuple": lambda leaf: (leaf, 1),
+    "list": lambda leaf: [leaf],
+    "dict": lambda leaf: {"a": leaf},
+    "foreign": lambda leaf: Foreign([leaf, 1]),
+    "in-module": lambda leaf: Pair(Pair(Foreign([leaf]))),
+}
+nodes = st.sampled_from([*NODES.values()])
+
+
+@st.composite
+def runs(draw):
+    """Nodes of one kind, mostly with the same kind of leaf."""
+    make, leaf, other = draw(nodes), draw(known), draw(known)
+    others = draw(st.lists(st.integers(0, 60), max_size=2))
+    count = draw(st.integers(15, 20))
+    return [make(other if place in others else leaf) for place in range(count)]
+
+
+rows = (
+    st.lists(known, min_size=63, max_size=70) | st.lists(leaves, min_size=63, max_size=70) | runs()
+)
+# What is put in the place of another.
+changes = leaves | st.builds(lambda make, leaf: make(leaf), nodes, known)
 # Much is drawn for each.
 few = hypothesis.settings(
-    max_examples=30, suppress_health_check=[hypothesis.HealthCheck.too_slow], deadline=None
+    max_examples=40, suppress_health_check=[hypothesis.HealthCheck.too_slow], deadline=None
 )
 
 
@@ -73,11 +98,12 @@ def structure_of(tree):
 
 
 def replaced(leaves, place, leaf):
+    place %= len(leaves)
     return [*leaves[:place], leaf, *leaves[place + 1 :]]
 
 
 @few
-@given(rows, st.integers(0, 62), leaves, containers)
+@given(rows, st.integers(0, 62), changes, containers)
 def test_two_have_one_structure_just_where_types_and_values_are_the_same(row, place, leaf, put):
     first, second = put(row), put(replaced(row, place, leaf))
     is_same = describe(first) == describe(second)
@@ -103,7 +129,7 @@ def test_rebuilt_tree_is_the_one_taken_apart(row, put, keep):
 
 
 @few
-@given(rows, st.integers(0, 62), leaves, containers)
+@given(rows, st.integers(0, 62), changes, containers)
 def test_each_call_gives_what_the_plain_function_gives_when_a_leaf_changes(row, place, leaf, put):
     first, second = put(row), put(replaced(row, place, leaf))
     jitted = filter_jit(lambda tree: (str(describe(tree)), tree))
@@ -129,6 +155,13 @@ def test_64_leaves_of_known_types_are_one_row(name):
 @pytest.mark.parametrize("leaf", UNKNOWN, ids=repr)
 def test_one_leaf_of_another_type_is_no_row(leaf):
     assert len(structure_of([*[1.0] * 63, leaf]).children) == 64
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_16_nodes_of_one_structure_are_one_run(name):
+    nodes = [NODES[name](jnp.ones(2)) for _ in range(16)]
+    assert structure_of(nodes).has_run
+    assert not structure_of([*nodes[:-1], NODES[name]("a")]).has_run
 
 
 def test_63_leaves_are_no_row():
