@@ -159,7 +159,7 @@ def flatten(
                 is_checked = is_checking() and keeps
                 if is_checked and kept is not None and kept is not INITIALISING:
                     _check(closed.value, kept, arrays[closed.first_array :], structure)
-                if structure.is_keepable and kept is not INITIALISING:
+                if structure.is_keepable_module and kept is not INITIALISING:
                     del candidates[closed.num_candidates :]
                     candidates.append((closed.value, closed.first_array, len(arrays), structure))
 

@@ -15,6 +15,7 @@ import optax
 import pytest
 
 import eqxlike
+from eqxlike._transforms._dispatcher import Dispatcher
 
 both = pytest.mark.parametrize(
     "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
@@ -274,6 +275,23 @@ def test_as_an_argument_of_filter_jit_is_traced_once_for_all_weights(eqx):
     Model = make(eqx)
     outcomes = [float(call(Model(jnp.array(weight)).scale)) for weight in (1.0, 2.0, 3.0)]
     assert (outcomes, len(traces)) == ([2.0, 4.0, 6.0], 1)
+
+
+def test_as_an_argument_of_filter_jit_takes_the_fast_path_though_it_is_made_anew(monkeypatch):
+    long_ways = []
+    find = Dispatcher.find
+    monkeypatch.setattr(
+        Dispatcher,
+        "find",
+        lambda *args, **kwargs: (long_ways.append(None), find(*args, **kwargs))[1],
+    )
+    call = eqxlike.filter_jit(lambda method, x: method(x))
+    Model = make(eqxlike)
+    models = [Model(jnp.array(weight)) for weight in (1.0, 2.0, 3.0)]
+    assert [float(call(model.scale, jnp.array(2.0))) for model in models * 2] == [2, 4, 6] * 2
+    # A model that is met for the first time has kept nothing either.
+    assert len(long_ways) == len(models)
+    assert float(call(models[0].other, jnp.array(2.0))) == 3
 
 
 @both

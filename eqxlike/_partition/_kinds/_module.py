@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..._module import (
+    BoundMethod,
     Module,
     can_stay_unread,
     carries_metadata,
@@ -36,7 +37,8 @@ class ModuleNode(Structure):
 
     @property
     def is_keepable_module(self) -> bool:
-        return self.is_keepable
+        # A method is bound anew at each access, and what it kept would be gone: its instance does.
+        return self.is_keepable and not issubclass(self.node_type, BoundMethod)
 
     @property
     def can_stay_unread(self) -> bool:
@@ -63,7 +65,7 @@ class ModuleNode(Structure):
         return module
 
     def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        if self.is_keepable:
+        if self.is_keepable_module:
             return self._guard_kept(writer, name)
         if is_incomplete(self.meta):
             writer.compare_by_walk(self, name)
@@ -80,7 +82,7 @@ class ModuleNode(Structure):
         return []
 
     def _guard_fields(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        """Of a Module that keeps nothing, since a list or a dict stands in it."""
+        """Of a Module that keeps nothing, as where a list or a dict stands in it."""
         codec = self.node_type._eqxlike_codec  # pyright: ignore[reportAttributeAccessIssue]
         writer.miss_if(f"type({name}) is not {writer.constant(self.node_type)}")
         # From where it is flattened and rebuilt, whatever a user's property or `__getattribute__`
