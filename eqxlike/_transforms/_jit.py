@@ -17,6 +17,7 @@ from ._dispatcher import Dispatcher, clear_dispatchers
 from ._fast_path import MISS
 from ._lowerable import AnyArguments, CompilingDecorator, Lowerable, Method
 from ._lowered import Lowered
+from ._references import name_references
 from ._runtime_errors import EqxlikeRuntimeError, claim_failure, name_donated
 from ._signatures import DonateNames, DonateWord, JitOptions, Output, Params
 from ._wrapping import MISSING
@@ -77,6 +78,7 @@ class JitFunction(Wrapper):
                 if isinstance(error, jax.errors.UnexpectedTracerError):
                     name_tracers(error, args, kwargs)
                 name_deleted(error, dispatcher.spelling, args, kwargs)
+                name_references(error, dispatcher.spelling, args, kwargs)
                 hide_our_frames(error)
                 raise
         # Outside of the handler, so that JAX's pages are not in its context.
@@ -135,7 +137,7 @@ def _attach(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str
 
 def _current_dispatcher(wrapper: JitFunction, dispatcher: Dispatcher) -> Dispatcher:
     """Another one than `dispatcher` if a `__call__` was replaced in its class meanwhile."""
-    if unbind(wrapper._function).function is dispatcher.get_function():
+    if unbind(wrapper._function).function is dispatcher.get_described():
         return dispatcher
     return _attach(wrapper)[0]
 

@@ -8,15 +8,20 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._partition import flatten
+from .._pytree import is_reference
 from ._spelling import Spelling
 from ._trace import is_array_or_struct
+
+
+def _is_traced(leaf: Any) -> bool:
+    return is_array_or_struct(leaf) or is_reference(leaf)
 
 
 def shardings_of_arrays(
     name: str,
     prefix: PyTree,
     tree: PyTree,
-    is_placed: Callable[[Any], bool] = is_array_or_struct,
+    is_placed: Callable[[Any], bool] = _is_traced,
 ) -> list[Any]:
     """The sharding, or `None`, for each array in `tree`, from a prefix of it.
 
@@ -86,7 +91,7 @@ def shardings_of_arguments(
     unplaced = shardings_of_arrays("in_shardings", None, spelled[:num_bound])
     args = spelled[num_bound:]
     if isinstance(in_shardings, tuple | list):
-        labels = _labels(spelling, num_by_place, names)[num_bound:]
+        labels = spelling.labels(len(spelled), names)[num_bound:]
         parameters = {parameter.name: parameter for parameter in spelling.parameters}
         needed = [
             label
@@ -104,21 +109,6 @@ def shardings_of_arguments(
             )
         in_shardings = (*in_shardings, *[None] * len(rest))
     return unplaced + shardings_of_arrays("in_shardings", in_shardings, args)
-
-
-def _labels(spelling: Spelling, num_by_place: int, names: tuple[str, ...]) -> list[str]:
-    """What to call each argument of a spelled call."""
-    kinds = inspect.Parameter
-    declared = [
-        each.name
-        for each in spelling.parameters
-        if each.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-    ]
-    more = next(
-        (each.name for each in spelling.parameters if each.kind is kinds.VAR_POSITIONAL), "args"
-    )
-    variadic = [f"{more}[{index}]" for index in range(num_by_place - len(declared))]
-    return [*declared[:num_by_place], *variadic, *names]
 
 
 def _is_default(argument: Any, parameter: inspect.Parameter | None) -> bool:
