@@ -1,7 +1,7 @@
 """Making the arrays that a function closes over part of a pytree."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from ._trace import is_array_or_struct
 from ._wrapping import MISSING, Call, check_callable
 
 
-class ClosureConverted(Module):
+class ClosureConverted(Module, Generic[Params, Output]):
     """What `filter_closure_convert` returns.
 
     - `consts`: the arrays that the function closes over.
@@ -31,7 +31,7 @@ class ClosureConverted(Module):
     _types: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
     _outcome: Rest = field(static=True)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Params.args, **kwargs: Params.kwargs) -> Output:
         treedef = self._example.treedef
         leaves = leaves_beside(treedef, Call(args, kwargs), "call", "example")
         for place, (leaf, expected) in enumerate(
@@ -59,7 +59,7 @@ def _is_alike(leaf: Any, expected: Any) -> bool:
 
 def filter_closure_convert(
     fn: Callable[Params, Output], *args: Any, **kwargs: Any
-) -> Callable[Params, Output]:
+) -> ClosureConverted[Params, Output]:
     """The same function, with the arrays that it closes over as leaves of a pytree.
 
     To carry tracers openly past a boundary that must know of them: a custom derivative, a

@@ -15,10 +15,10 @@ from .._pytree import is_array
 from ._axes import IF_ARRAY, AxisSpec, axes_of_arguments, size_of_axes
 from ._binding import Options
 from ._jit import filter_jit
-from ._lowerable import AnyArguments, CompilingDecorator, Lowerable, Method
+from ._lowerable import CompilingDecorator, Function, Lowerable, Method, Unspecific
 from ._lowered import Lowered
 from ._outcome import MappedOutcome, take_apart
-from ._signatures import Output, Params, PmapOptions
+from ._signatures import PmapOptions
 from ._wrapping import MISSING, check_callable
 
 _DONATE = ("all", "warn", "none")
@@ -136,15 +136,11 @@ def _check_no_keywords(kwargs: dict[str, Any]) -> None:
 @overload
 def filter_pmap(**options: Unpack[PmapOptions]) -> CompilingDecorator: ...
 @overload
-def filter_pmap(
-    fun: AnyArguments[Output], **options: Unpack[PmapOptions]
-) -> Lowerable[..., Output]: ...
+def filter_pmap(fun: Unspecific, **options: Unpack[PmapOptions]) -> Lowerable[Unspecific]: ...
 @overload
 def filter_pmap(fun: Method, **options: Unpack[PmapOptions]) -> Method: ...
 @overload
-def filter_pmap(
-    fun: Callable[Params, Output], **options: Unpack[PmapOptions]
-) -> Lowerable[Params, Output]: ...
+def filter_pmap(fun: Function, **options: Unpack[PmapOptions]) -> Lowerable[Function]: ...
 def filter_pmap(
     fun: Callable[..., Any] = MISSING,
     *,

@@ -35,19 +35,18 @@ def of_any_arguments(function: Callable[..., Array]) -> None:
     reveal_type(eqx.filter_jit(function)(1, 2))  # Array
 
 
-reveal_type(predict)  # Lowerable[(model: Linear, x: Array, steps: int = 1), Array]
+reveal_type(predict)  # Lowerable[(model: Linear, x: Array, steps: int = 1) -> Array]
 reveal_type(predict.lower(model, x))  # Lowered
 reveal_type(predict.lower(model, x).compile())  # Compiled
 reveal_type(eqx.filter_jit(model).lower(x))  # Lowered
 reveal_type(eqx.filter_pmap(model).lower(x))  # Lowered
-predict.lower(model)  # mistake
-predict.lower(model, x, "one")  # mistake
 
 
 # The signature stays where Equinox leaves `Any`.
 
 reveal_type(eqx.filter_jacrev(predict))  # (model: Linear, x: Array, steps: int = 1) -> Unknown
 reveal_type(eqx.filter_checkpoint(prevent_cse=False)(predict)(model, x))  # Array
+reveal_type(eqx.filter_closure_convert(predict, model, x).consts)  # list[Array]
 eqx.filter_hessian(predict)(model)  # mistake
 eqx.filter_jit(predict, inline=True, keep_unused=True)
 eqx.filter_jit(predict, donate=["model", "x"])

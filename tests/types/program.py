@@ -182,6 +182,8 @@ reveal_type(eqx.filter_jit(affine)(x))  # Array
 reveal_type(eqx.filter_jit(affine.repeated)(x, 1))  # list[Array]
 reveal_type(eqx.filter_jit(nn.Linear)(3, 3, key=key))  # Linear
 reveal_type(eqx.filter_jit(functools.partial(predict, affine))(x))  # tuple[Array, int]
+reveal_type(eqx.filter_jit(nn.LayerNorm(3))(x))  # Array
+reveal_type(eqx.filter_jit(nn.LayerNorm(3))(x, None)[0])  # Array
 reveal_type(eqx.filter_jit(lambda x: 2 * x)(x))  # Unknown
 wants_function(eqx.filter_jit(affine))
 eqx.filter_jit(predict)(affine)  # mistake
