@@ -278,6 +278,8 @@ def test_as_an_argument_of_filter_jit_is_traced_once_for_all_weights(eqx):
 
 
 def test_as_an_argument_of_filter_jit_takes_the_fast_path_though_it_is_made_anew(monkeypatch):
+    # The checking mode, in which every call goes the long way, is off for this test.
+    monkeypatch.setattr("eqxlike._checking._depth", 0)
     long_ways = []
     find = Dispatcher.find
     monkeypatch.setattr(
