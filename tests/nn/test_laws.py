@@ -129,10 +129,12 @@ def test_gradient_is_finite_at_zero_and_elsewhere(case, getkey):
 
 
 def test_no_key_is_used_twice(case, getkey):
+    @eqx.filter_jit
+    def call_both(layer, batch, keys, xs, key):
+        return call_on_batch(case, layer, batch, keys), call(case, layer, xs, key)
+
     with jax.debug_key_reuse(True):
-        layer, xs = build(case), inputs(case, (2,))
-        call_on_batch(case, layer, xs, jr.split(getkey(), 2))
-        call(case, layer, inputs(case), getkey())
+        call_both(build(case), inputs(case, (2,)), jr.split(getkey(), 2), inputs(case), getkey())
 
 
 def test_same_key_builds_the_same_layer(case):
