@@ -17,6 +17,7 @@ import datetime
 import decimal
 import enum
 import functools
+import re
 import struct
 import types
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -241,9 +242,12 @@ _TOLD_APART_BY: dict[type, Callable[[Any], Hashable]] = {
     int: int.__index__,
     str: str.__str__,
     bytes: lambda text: bytes.__getitem__(text, slice(None)),
-    # Prints the types of what it compares without.
-    jtu.PyTreeDef: lambda treedef: (treedef, str(treedef)),
+    # It compares `1` and `True` as equal, and prints them as they are; and addresses, of no matter.
+    jtu.PyTreeDef: lambda treedef: (treedef, _ADDRESS.sub("", str(treedef))),
 }
+
+
+_ADDRESS = re.compile("0x[0-9a-f]+")
 
 
 def _zone(time: datetime.datetime | datetime.time) -> Hashable:
