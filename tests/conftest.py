@@ -1,10 +1,12 @@
-"""The strict run: two CPU devices, no silent dtype or rank promotion, warnings are errors."""
+"""The strict run: two CPU devices, no silent dtype or rank promotion, no key used twice, warnings
+are errors.
+"""
 
 import itertools
 import os
 import pathlib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 # Before JAX starts a backend. Set in the environment, so that processes which a test starts see two
 # devices too.
@@ -19,6 +21,7 @@ import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_debug_key_reuse", True)
 
 # No deadline: the first example of a test compiles, the others do not. Under CI every run draws the
 # same examples, so that a failure belongs to the change at hand.
@@ -30,13 +33,6 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
     """Leaves out `tests/pytorch`, which needs an extra of its own, unless it is asked for."""
     is_asked_for = any("pytorch" in arg for arg in config.args)
     return True if collection_path.name == "pytorch" and not is_asked_for else None
-
-
-@pytest.fixture
-def plain_dispatch() -> Iterator[None]:
-    """Calls go through JAX as those of users do; where reuse of keys is watched, another way."""
-    with jax.debug_key_reuse(False):
-        yield
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """`WeightNorm` and `SpectralNorm`, which put another weight in the place of a layer's."""
 
+import jax.random as jr
 import pytest
 import torch
 
@@ -43,8 +44,9 @@ def test_spectral_norm_computes_what_pytorch_does(dtype):
         return linear.eval()
 
     def ours(key, dtype):
+        linear_key, norm_key = jr.split(key)
         return nn.make_with_state(nn.SpectralNorm)(
-            nn.Linear(3, 4, key=key, dtype=dtype), "weight", 50, key=key
+            nn.Linear(3, 4, key=linear_key, dtype=dtype), "weight", 50, key=norm_key
         )
 
     counterpart = Counterpart(

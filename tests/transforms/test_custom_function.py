@@ -240,7 +240,6 @@ def test_leaks_no_tracers(name):
 # --- errors -------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("plain_dispatch")
 @both
 @each
 def test_closing_over_what_is_differentiated_is_an_error(eqx, name):
@@ -251,7 +250,6 @@ def test_closing_over_what_is_differentiated_is_an_error(eqx, name):
         jax.grad(loss)(THREE)
 
 
-@pytest.mark.usefixtures("plain_dispatch")
 @each
 def test_the_error_of_a_closure_says_what_to_write_instead(name):
     def scale(x, function):

@@ -114,7 +114,6 @@ def test_warm_call_after_failure_takes_the_way_of_one_that_never_failed(name, ti
     assert frames_of_warm_call(failed, tree) == frames_of_warm_call(fine, tree)
 
 
-@pytest.mark.usefixtures("plain_dispatch")
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_warm_call_after_failure_enters_no_python_of_jax(name):
     tree = ARGUMENTS[name]()
@@ -408,19 +407,16 @@ def leaked():
     return kept[0]
 
 
-@pytest.mark.usefixtures("plain_dispatch")
 def test_tracer_that_leaked_into_a_module_is_an_error_of_jax():
     with pytest.raises(jax.errors.UnexpectedTracerError):
         filter_jit(lambda module: module.left)(leaked())
 
 
-@pytest.mark.usefixtures("plain_dispatch")
 def test_tracer_that_leaked_into_a_module_names_its_path():
     with pytest.raises(jax.errors.UnexpectedTracerError, match=r"\.left\['a'\]"):
         filter_jit(lambda module: module.left)(leaked())
 
 
-@pytest.mark.usefixtures("plain_dispatch")
 def test_tracer_that_leaked_into_a_module_names_its_path_in_a_warm_call():
     jitted = filter_jit(lambda module: module.left)
     for _ in range(3):
@@ -429,7 +425,6 @@ def test_tracer_that_leaked_into_a_module_names_its_path_in_a_warm_call():
         jitted(leaked())
 
 
-@pytest.mark.usefixtures("plain_dispatch")
 def test_good_call_after_one_with_a_leaked_tracer_is_right():
     jitted = filter_jit(lambda module: module.left)
     with pytest.raises(jax.errors.UnexpectedTracerError):
