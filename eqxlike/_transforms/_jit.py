@@ -15,11 +15,11 @@ from ._binding import Options, dispatcher_for, unbind
 from ._deleted import name_deleted
 from ._dispatcher import Dispatcher, clear_dispatchers
 from ._fast_path import MISS
-from ._lowerable import CompilingDecorator, Function, Lowerable, Method, Unspecific
+from ._lowerable import AnyArguments, CompilingDecorator, Function, Lowerable, Method
 from ._lowered import Lowered
 from ._references import name_references
 from ._runtime_errors import EqxlikeRuntimeError, claim_failure, name_donated
-from ._signatures import DonateNames, DonateWord, JitOptions
+from ._signatures import DonateNames, DonateWord, JitOptions, Output
 from ._wrapping import MISSING
 
 _REFUSED = {
@@ -151,11 +151,11 @@ def filter_jit(
 ) -> CompilingDecorator: ...
 @overload
 def filter_jit(
-    fun: Unspecific,
+    fun: AnyArguments[Output],
     *,
     donate: DonateWord | DonateNames = "none",
     **jitkwargs: Unpack[JitOptions],
-) -> Lowerable[Unspecific]: ...
+) -> Lowerable[Callable[..., Output]]: ...
 @overload
 def filter_jit(
     fun: Method,

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, overload
 
 from ._lowered import Lowered
+from ._signatures import Output
 
+Output_co = TypeVar("Output_co", covariant=True)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -36,22 +38,20 @@ Method = TypeVar("Method", bound=_NamesSelf | _NamesCls)
 """A function in the body of a class: a type checker tells it by the name of its first parameter."""
 
 
-class _AnyArguments(Protocol):
-    def __call__(self, *, _no_parameter_of_yours: "_AnyArguments") -> Any: ...
+class AnyArguments(Protocol[Output_co]):
+    """A function that takes any arguments, as far as a type checker knows: `Callable[..., T]`.
 
+    It would pass for a `Method`, and so is asked for first.
+    """
 
-Unspecific = TypeVar("Unspecific", bound=_AnyArguments)
-"""A function that takes any arguments, as far as a type checker knows: a `Callable[..., T]`.
-
-It would pass for a `Method`, and so is asked for first.
-"""
+    def __call__(self, *, _no_parameter_of_yours: "AnyArguments[Any]") -> Output_co: ...
 
 
 class CompilingDecorator(Protocol):
     """`filter_jit` or `filter_pmap` with arguments, and the function to come."""
 
     @overload
-    def __call__(self, fun: Unspecific, /) -> Lowerable[Unspecific]: ...
+    def __call__(self, fun: AnyArguments[Output], /) -> Lowerable[Callable[..., Output]]: ...
     @overload
     def __call__(self, fun: Method, /) -> Method: ...
     @overload

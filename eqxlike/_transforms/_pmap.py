@@ -15,10 +15,10 @@ from .._pytree import is_array
 from ._axes import IF_ARRAY, AxisSpec, axes_of_arguments, size_of_axes
 from ._binding import Options
 from ._jit import filter_jit
-from ._lowerable import CompilingDecorator, Function, Lowerable, Method, Unspecific
+from ._lowerable import AnyArguments, CompilingDecorator, Function, Lowerable, Method
 from ._lowered import Lowered
 from ._outcome import MappedOutcome, take_apart
-from ._signatures import PmapOptions
+from ._signatures import Output, PmapOptions
 from ._wrapping import MISSING, check_callable
 
 _DONATE = ("all", "warn", "none")
@@ -136,7 +136,9 @@ def _check_no_keywords(kwargs: dict[str, Any]) -> None:
 @overload
 def filter_pmap(**options: Unpack[PmapOptions]) -> CompilingDecorator: ...
 @overload
-def filter_pmap(fun: Unspecific, **options: Unpack[PmapOptions]) -> Lowerable[Unspecific]: ...
+def filter_pmap(
+    fun: AnyArguments[Output], **options: Unpack[PmapOptions]
+) -> Lowerable[Callable[..., Output]]: ...
 @overload
 def filter_pmap(fun: Method, **options: Unpack[PmapOptions]) -> Method: ...
 @overload

@@ -57,7 +57,7 @@ class TrainState(Module, Generic[Model]):
     """
 
     model: Model
-    optimiser_state: optax.OptState
+    optimiser_state: PyTree
     step: Int32[Array, ""]
     key: PRNGKeyArray
     is_halted: Bool[Array, ""]

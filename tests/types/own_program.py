@@ -30,9 +30,10 @@ def predict(model: nn.Linear, x: Array, steps: int = 1) -> Array:
     return model(x)
 
 
-def of_any_arguments(function: Callable[..., Array]) -> None:
-    reveal_type(eqx.filter_jit(function).lower(1, 2))  # Lowered
-    reveal_type(eqx.filter_jit(function)(1, 2))  # Array
+def transform(known: Callable[..., Array], unknown) -> None:
+    reveal_type(eqx.filter_jit(known).lower(1, 2))  # Lowered
+    reveal_type(eqx.filter_jit(eqx.filter_vmap(unknown)).lower(1, 2))  # Lowered
+    reveal_type(eqx.filter_jit(known)(1, 2))  # Array
 
 
 reveal_type(predict)  # Lowerable[(model: Linear, x: Array, steps: int = 1) -> Array]

@@ -257,6 +257,23 @@ reveal_type(eqx.debug.assert_max_traces(max_traces=1)(loss)(affine, x))  # Array
 eqx.filter_make_jaxpr(loss)(affine)  # mistake
 
 
+# Functions of which little is known.
+
+
+def transform(known: Callable[..., Array], unknown, x: Array) -> None:
+    eqx.filter_jit(known)(x)
+    eqx.filter_jit(unknown)(x)
+    eqx.filter_jit(donate="all")(known)(x)
+    eqx.filter_jit(eqx.filter_grad(known))(x)
+    eqx.filter_jit(eqx.filter_vmap(unknown))(x)
+    eqx.filter_vmap(eqx.filter_jit(eqx.filter_value_and_grad(unknown)))(x)
+    eqx.filter_vmap(in_axes=0)(eqx.filter_checkpoint(unknown))(x)
+    eqx.filter_jit(jax.vmap(lambda x: x.sum()))(x)
+    eqx.filter_jit(eqx.filter_vmap(lambda x: x.sum()))(x)
+    eqx.filter_vjp(known, *[x, x])
+    reveal_type(eqx.filter_jit(eqx.filter_vmap(known))(x))  # Array
+
+
 # Methods, decorated in the body of their class.
 
 
@@ -306,6 +323,16 @@ class Methods(eqx.Module):
     def computed(self) -> Array:
         return self.scale
 
+    @eqx.filter_jit
+    @eqx.filter_vmap
+    @eqx.filter_value_and_grad
+    def nested(self, x: Array) -> Array:
+        return x
+
+    @eqx.filter_jit
+    def untyped(self, *args, **kwargs):
+        return 3
+
 
 class Overriding(Methods):
     def jitted(self, x: Array, steps: int = 1) -> Array:
@@ -333,6 +360,8 @@ reveal_type(methods.checkpointed)  # (x: Array) -> Array
 reveal_type(methods.of_class)  # (x: Array) -> Array
 reveal_type(methods.static(x))  # Array
 reveal_type(methods.computed)  # Array
+reveal_type(methods.nested(x))  # tuple[Array, Unknown]
+methods.untyped(1, times=2)
 reveal_type(eqx.filter_jit(methods.jitted)(x))  # Array
 wants_function(methods.jitted)
 wants_function(methods.mapped)
