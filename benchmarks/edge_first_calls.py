@@ -54,7 +54,11 @@ def compare(table: Table, name: str, prepare: Callable[[Wrap], Call], jit: Wrap 
 
 def adam_step(depth: int) -> Row:
     """The first call of an Adam step of a chain of `depth` layers."""
-    state = networks.training_state(eqxlike, Chain(tuple(layers(depth, 8))))
+
+    @functools.cache
+    def state() -> tuple[Any, ...]:
+        return networks.training_state(eqxlike, Chain(tuple(layers(depth, 8))))
+
     data = networks.normal(32, 8, seed=1), networks.normal(32, 8, seed=2)
 
     def prepare(wrap: Wrap) -> Call:
@@ -62,7 +66,7 @@ def adam_step(depth: int) -> Row:
             return networks.training_step(eqxlike, networks.mean_squared_error)(*arguments)
 
         # Nothing of an earlier round may be kept on the model.
-        fresh = jax.tree_util.tree_map(lambda leaf: leaf, state)
+        fresh = jax.tree_util.tree_map(lambda leaf: leaf, state())
         return lambda: wrap(step)(*fresh, *data)[-1]
 
     return compare(STEPS, f"Adam step, depth {depth}", prepare, jax.jit)
@@ -94,10 +98,13 @@ def static_leaves_out(count: int) -> Row:
 
 def dict_of_arrays(count: int) -> Row:
     """The first call of a function that takes a dict of `count` arrays and uses two of them."""
-    arrays = [networks.normal(8, seed=1 + index) for index in range(count)]
+
+    @functools.cache
+    def arrays() -> list[jax.Array]:
+        return [networks.normal(8, seed=1 + index) for index in range(count)]
 
     def prepare(wrap: Wrap) -> Call:
-        given = {f"array{index}": array for index, array in enumerate(arrays)}
+        given = {f"array{index}": array for index, array in enumerate(arrays())}
 
         def ends(given: dict[str, jax.Array]) -> jax.Array:
             return given["array0"] + given[f"array{count - 1}"]

@@ -1,5 +1,6 @@
 """Warm calls that the main table leaves out: large models, lists and dicts inside, and no `jit`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -61,22 +62,32 @@ def layers(depth: int, width: int) -> list[Layer]:
     return [Layer(jnp.asarray(weight), jnp.asarray(bias)) for weight, bias in pairs]
 
 
-def warm(name: str, model: eqxlike.Module, width: int) -> Row:
-    """Return the row that calls `model`, which has no static leaves, on one example."""
-    work = Work(eqxlike, networks.forward, (model,), (networks.normal(width, seed=1),), False)
+def named_layers(depth: int, width: int) -> list[tuple[str, Layer]]:
+    """Return layers and names for them."""
+    return [(f"layer{index}", layer) for index, layer in enumerate(layers(depth, width))]
+
+
+def warm(name: str, make: Callable[[], eqxlike.Module], width: int) -> Row:
+    """Return the row that calls a model, which has no static leaves, on one example."""
+
+    @functools.cache
+    def work() -> Work:
+        example = networks.normal(width, seed=1)
+        return Work(eqxlike, networks.forward, (make(),), (example,), False)
+
     builders: dict[str, Callable[[], Call]] = {
-        columns.FLAT: lambda: columns.on_flat_list(work),
-        columns.MODULE: lambda: columns.on_module(work),
-        columns.OURS: lambda: columns.filtered(work),
+        columns.FLAT: lambda: columns.on_flat_list(work()),
+        columns.MODULE: lambda: columns.on_module(work()),
+        columns.OURS: lambda: columns.filtered(work()),
     }
     return Row(MODELS, Case(name, builders), check_agreement)
 
 
 def outside(name: str, plain: Callable[..., Any], filtered: Callable[..., Any]) -> Row:
     """Return the row that calls a transformed function outside `jit`."""
-    model, x = Chain(tuple(layers(2, 8))), networks.normal(8, seed=1)
 
     def call(function: Callable[..., Any]) -> Call:
+        model, x = Chain(tuple(layers(2, 8))), networks.normal(8, seed=1)
         return lambda: jax.tree_util.tree_leaves(function(model, x))[0]
 
     builders = {JAX: lambda: call(plain), OURS_OUTSIDE: lambda: call(filtered)}
@@ -95,12 +106,11 @@ def scaled(model: Chain, x: jax.Array) -> jax.Array:
 
 def rows() -> list[Row]:
     """Return the rows of warm calls."""
-    names = [f"layer{index}" for index in range(8)]
     return [
-        warm("1000 arrays", Wide(tuple(layers(500, 4))), 4),
-        warm("list of 2 layers", Chain(layers(2, 8)), 8),
-        warm("list of 64 layers", Chain(layers(64, 8)), 8),
-        warm("dict of 8 layers", Chain(dict(zip(names, layers(8, 8), strict=True))), 8),
+        warm("1000 arrays", lambda: Wide(tuple(layers(500, 4))), 4),
+        warm("list of 2 layers", lambda: Chain(layers(2, 8)), 8),
+        warm("list of 64 layers", lambda: Chain(layers(64, 8)), 8),
+        warm("dict of 8 layers", lambda: Chain(dict(named_layers(8, 8))), 8),
         outside("grad", jax.grad(total), eqxlike.filter_grad(total)),
         outside("value_and_grad", jax.value_and_grad(total), eqxlike.filter_value_and_grad(total)),
         outside("vmap", jax.vmap(scaled), eqxlike.filter_vmap(scaled)),
