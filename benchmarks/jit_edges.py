@@ -7,7 +7,7 @@ all rows are measured, memory and asynchrony follow. Ctrl-C prints the rows that
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from benchmarks import (
     edge_models,
     edge_resources,
     layers,
+    report,
     table,
 )
 from benchmarks.layer_rows import Row
@@ -48,28 +49,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     first_rounds = options.first_rounds or (QUICK_FIRST_ROUNDS if options.quick else FIRST_ROUNDS)
 
+    result: dict[str, Any] = {}
+
     def begin() -> tuple[Sequence[Row], dict[str, Any]]:
         rows = cases.find(options.rows, all_rows())
-        return rows, layers.new_report(rows, rounds, first_rounds)
+        result.update(layers.new_report(rows, rounds, first_rounds))
+        return rows, result
 
     def measured(row: Row) -> dict[str, Any]:
         return layers.measure_row(row, rounds, first_rounds)
 
     status = command.execute(NAME, options, begin, measured)
     if status == 0 and not options.rows:
-        print(describe_resources())
+        result.update(measure_resources())
+        if options.json is not None:
+            report.write(result, options.json)
+        print(describe_resources(result))
     return status
 
 
-def describe_resources() -> str:
-    """Measure the memory of kept partitions, and how soon a call returns; return both as text."""
-    sizes = [
-        [f"{2 * depth} arrays", f"{edge_resources.partition_bytes(depth):.0f}"]
-        for depth in (2, 8, 64)
-    ]
+def measure_resources() -> dict[str, Any]:
+    """Measure the memory of kept partitions, and how soon a call returns."""
     returned_s, ready_s = edge_resources.asynchrony()
+    return {
+        "partition_bytes": {
+            str(2 * depth): edge_resources.partition_bytes(depth) for depth in (2, 8, 64)
+        },
+        "asynchrony": {"returned_s": returned_s, "ready_s": ready_s},
+    }
+
+
+def describe_resources(measured: Mapping[str, Any]) -> str:
+    """Return what `measure_resources` found, as text."""
+    sizes = [
+        [f"{count} arrays", f"{size:.0f}"] for count, size in measured["partition_bytes"].items()
+    ]
+    ready_s, returned_s = (measured["asynchrony"][name] for name in ("ready_s", "returned_s"))
     return (
-        f"\nMemory that a kept partition adds to a model (bytes)\n\n"
+        f"\nMemory that a kept partition adds to a model\n\n"
         f"{table.text_table([['', 'bytes'], *sizes])}\n\n"
         f"A call on {ready_s:.3f} s of work returned after {1e3 * returned_s:.3f} ms"
     )

@@ -93,3 +93,13 @@ def test_a_kept_partition_of_more_arrays_takes_more_memory():
 def test_the_time_until_a_call_returns_is_part_of_that_until_its_result_is_ready():
     returned_s, ready_s = edge_resources.asynchrony(target_s=0.001)
     assert 0 < returned_s <= ready_s
+
+
+def test_memory_and_the_time_of_a_call_are_said():
+    measured = {
+        "partition_bytes": {"4": 628.4},
+        "asynchrony": {"returned_s": 0.0005, "ready_s": 1.25},
+    }
+    described = jit_edges.describe_resources(measured)
+    assert "4 arrays    628" in described
+    assert "A call on 1.250 s of work returned after 0.500 ms" in described
