@@ -30,6 +30,15 @@ def _parameters(
     )
 
 
+def _product(weight: Array, x: Array) -> Array:
+    """`weight @ x`, with the rows of a batch side by side in memory, as the gates are read.
+
+    Of `weight @ x` the batch is, and XLA turns it over in each step: a loop over a batch of 16 with
+    64 hidden units took 1.25 times the time.
+    """
+    return jnp.tensordot(x, weight, axes=(0, 1))
+
+
 class GRUCell(Module):
     """One step of a gated recurrent unit.
 
@@ -120,7 +129,7 @@ class GRUCell(Module):
         del key
         check_input(self, input, (self.input_size,), "input")
         check_input(self, hidden, (self.hidden_size,), "hidden")
-        of_input, of_hidden = self.weight_ih @ input, self.weight_hh @ hidden
+        of_input, of_hidden = _product(self.weight_ih, input), _product(self.weight_hh, hidden)
         if self.bias is not None:
             of_input = of_input + self.bias
         r_input, z_input, n_input = jnp.split(of_input, 3)
@@ -219,10 +228,7 @@ class LSTMCell(Module):
         check_input(self, input, (self.input_size,), "input")
         check_input(self, h, (self.hidden_size,), "hidden[0]")
         check_input(self, c, (self.hidden_size,), "hidden[1]")
-        # One product of the stacked weights took 0.89 to 0.98 of the time of two, and their sum,
-        # over 128 steps; inside a loop XLA stacks them once.
-        weight = jnp.concatenate([self.weight_ih, self.weight_hh], axis=1)
-        gates = weight @ jnp.concatenate([input, h])
+        gates = _product(self.weight_ih, input) + _product(self.weight_hh, h)
         if self.bias is not None:
             gates = gates + self.bias
         i, f, g, o = jnp.split(gates, 4)

@@ -63,3 +63,14 @@ def test_error_says_where_in_the_model_the_cell_stands(getkey):
     model = Encoder([nn.GRUCell(3, 4, key=getkey()), nn.GRUCell(3, 4, key=getkey())])
     with pytest.raises(ValueError, match=r"GRUCell at Encoder\.cells\[1\] expected input"):
         eqx.filter_jit(model)(jnp.ones(2))
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_step_of_a_batch_neither_stacks_weights_nor_turns_the_batch_over(name, getkey):
+    # Both cost time in each step, and kernels to compile.
+    cell = getattr(nn, name)(3, 4, key=getkey())
+    hidden = jax.tree.map(lambda each: jnp.ones((2, 4)), hidden_for(name))
+    program = str(jax.make_jaxpr(jax.vmap(cell))(jnp.ones((2, 3)), hidden))
+    assert "dot_general" in program
+    assert "concatenate" not in program
+    assert "transpose" not in program
