@@ -6,7 +6,7 @@ import itertools
 import os
 import pathlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 # Before JAX starts a backend. Set in the environment, so that processes which a test starts see two
 # devices too.
@@ -40,3 +40,10 @@ def getkey(request: pytest.FixtureRequest) -> Callable[[], jax.Array]:
     """A function that returns a fresh key at each call; the same ones each time a test runs."""
     seeds = itertools.count(zlib.crc32(request.node.nodeid.encode()))
     return lambda: jax.random.key(next(seeds))
+
+
+@pytest.fixture
+def plain_dispatch() -> Iterator[None]:
+    """Where JAX looks for keys that are used twice, it takes calls another way, in Python."""
+    with jax.debug_key_reuse(False):
+        yield

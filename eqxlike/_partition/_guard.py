@@ -40,12 +40,21 @@ class GuardWriter:
     - `arrays`: those of the example for which this is written, in order. Their types are asked for
         first.
     - `miss`: what the function returns for another tree.
+    - `reads_fields`: whether to read the fields of Modules that may keep their partition.
     """
 
-    def __init__(self, flatten: Any, arrays: Sequence[Any], miss: Any):
+    def __init__(
+        self,
+        flatten: Any,
+        arrays: Sequence[Any] | None,
+        miss: Any,
+        *,
+        reads_fields: bool = False,
+    ):
         self.lines: list[str] = []
         self.arrays: list[str] = []
         self.namespace: dict[str, Any] = {"MISS": miss, "flatten": flatten}
+        self.reads_fields = reads_fields
         self._examples = arrays
         self._num_arrays = 0
         self._num_names = 0
@@ -89,10 +98,10 @@ class GuardWriter:
         self.take_all(dynamic, structure.num_arrays)
 
     def take(self, name: str) -> Any:
-        """The value `name` is the next array; returns that of the example."""
+        """The value `name` is the next array; returns that of the example, or `None`."""
         self.arrays.append(name)
         self._num_arrays += 1
-        return self._examples[self._num_arrays - 1]
+        return None if self._examples is None else self._examples[self._num_arrays - 1]
 
     def take_all(self, name: str, num_arrays: int) -> None:
         """The values of the sequence `name` are the next arrays."""

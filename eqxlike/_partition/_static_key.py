@@ -49,7 +49,9 @@ _BY_IDENTITY = (
     enum.Enum,
 )
 # Of what is hashable there, nothing changes.
-_TRUSTED_PACKAGES = ("jax", "jaxlib", "numpy", "ml_dtypes", "datetime", "fractions", "pathlib")
+_TRUSTED_PACKAGES = frozenset(
+    {"jax", "jaxlib", "numpy", "ml_dtypes", "datetime", "fractions", "pathlib", "eqxlike"}
+)
 
 ATOMS = _BY_VALUE | {float, complex, types.FunctionType, PjitFunction}
 """Types of which every instance is a leaf of any pytree (or `None`), and immutable."""

@@ -13,9 +13,18 @@ import jax.tree_util as jtu
 import numpy as np
 import pytest
 
-from eqxlike import Module, filter_eval_shape, filter_jit, tree_at
+from eqxlike import (
+    Module,
+    checking_partitions,
+    field,
+    filter_eval_shape,
+    filter_jit,
+    tree_at,
+)
+from eqxlike._checking import is_checking
 from eqxlike._module import get_kept
 from eqxlike._partition import flatten
+from eqxlike._transforms import _dispatcher
 from tests.partition.models import Pair, Point, flatten_kept
 from tests.partition.statics import Holder, Named
 
@@ -294,3 +303,42 @@ def test_threads_that_flatten_at_once_keep_one_right_partition():
         for thread in threads:
             thread.join()
         assert_kept_is_fresh(module)
+
+
+class Anew(Module):
+    left: object
+    right: object = None
+    mode: str = field(static=True, default="a")
+
+
+def test_module_made_anew_for_each_call_takes_the_fast_path_and_is_told_apart(monkeypatch):
+    jitted = filter_jit(lambda module: (module.left * 2, module.mode))
+
+    def make(number, **kwargs):
+        inner = Anew(jnp.array(number), (jnp.array(1.0), "text"))
+        return Anew(jnp.array(number), inner, **kwargs)
+
+    jitted(make(0.0))
+    jitted(make(1.0, mode="b"))
+    walks = []
+    walk = _dispatcher.flatten
+    monkeypatch.setattr(_dispatcher, "flatten", lambda *a, **k: walks.append(a) or walk(*a, **k))
+    for number in (2.0, 3.0):
+        assert jitted(make(number)) == (2 * number, "a")
+        assert jitted(make(number, mode="b")) == (2 * number, "b")
+    assert bool(walks) is is_checking()
+    assert jitted(make(4.0, mode="c")) == (8, "c")
+    assert walks
+
+
+def test_partition_kept_by_the_fast_path_is_that_of_the_walk():
+    jitted = filter_jit(lambda module: module.left)
+    x = jnp.ones(2)
+    jitted(Anew(x, Anew(x)))
+    module = Anew(x, Anew(x))
+    jitted(module)
+    arrays, structure = get_kept(module)
+    with checking_partitions():
+        found, again = flatten(module)
+    assert structure is again
+    assert [*map(id, arrays)] == [*map(id, found)]

@@ -20,7 +20,6 @@ from eqxlike import (
     filter_vmap,
 )
 from eqxlike._partition import num_interned
-from eqxlike._transforms._dispatcher import _MAX_RECENT
 
 MANY = 10_000
 # Each compiles.

@@ -104,7 +104,8 @@ def test_spelling_of_a_transformed_function_is_one_trace(transform):
 
 
 def test_default_that_would_be_traced_is_left_to_the_function():
-    traced = Traced(lambda x, y=np.int32(2), z=3: x[:y] * z)
+    two = np.int32(2)
+    traced = Traced(lambda x, y=two, z=3: x[:y] * z)
     for call in (lambda: traced(jnp.ones(4)), lambda: traced(jnp.ones(4), z=3)):
         assert call().shape == (2,)
     assert traced.count == 1

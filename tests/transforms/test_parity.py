@@ -46,7 +46,7 @@ def count_traces(eqx, calls):
 def test_unhashable_static_leaf_is_a_type_error_that_names_its_path():
     with pytest.raises(ValueError, match="Non-hashable static arguments"):
         equinox.filter_jit(lambda x: x)({"a": [set()]})
-    with pytest.raises(TypeError, match=r"the static part of tree\['a'\]\[0\], of type set"):
+    with pytest.raises(TypeError, match=r"the static part of x\['a'\]\[0\], of type set"):
         eqxlike.filter_jit(lambda x: x)({"a": [set()]})
 
 

@@ -35,9 +35,11 @@ class ArrayLeaf(Structure):
         return writer.array()
 
     def write_guard(self, writer: GuardWriter, name: str) -> tuple[()]:
-        example = writer.constant(type(writer.take(name)))
-        known = writer.constant(concrete_array_types)
-        writer.miss_if(f"type({name}) is not {example} and type({name}) not in {known}")
+        example, known = writer.take(name), writer.constant(concrete_array_types)
+        unknown = f"type({name}) not in {known}"
+        if example is not None:
+            unknown = f"type({name}) is not {writer.constant(type(example))} and {unknown}"
+        writer.miss_if(unknown)
         return ()
 
 

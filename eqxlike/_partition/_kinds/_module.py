@@ -1,8 +1,9 @@
 """A Module. Its `meta` is the values of its static fields."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..._codegen import compile_function
 from ..._module import (
     BoundMethod,
     Module,
@@ -11,11 +12,14 @@ from ..._module import (
     get_kept,
     has_metadata,
     is_incomplete,
+    set_kept,
     stored_fields,
 )
 from .._guard import GuardWriter
 from .._rebuild import RebuildWriter, tuple_of
 from .._structure import Opened, Structure
+
+_TAKE = "take"
 
 
 class ModuleNode(Structure):
@@ -65,7 +69,7 @@ class ModuleNode(Structure):
         return module
 
     def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        if self.is_keepable_module:
+        if self.is_keepable_module and not writer.reads_fields:
             return self._guard_kept(writer, name)
         if is_incomplete(self.meta):
             writer.compare_by_walk(self, name)
@@ -73,13 +77,42 @@ class ModuleNode(Structure):
         return self._guard_fields(writer, name)
 
     def _guard_kept(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        kept = f"{name}._eqxlike_kept"
-        if self.node_type.__getattribute__ is not object.__getattribute__:
+        kept = f"getattr({name}, '_eqxlike_kept', None)"
+        is_plain = self.node_type.__getattribute__ is object.__getattribute__
+        if not is_plain or hasattr(self.node_type, "__getattr__"):
             kept = f"{writer.constant(get_kept)}({name})"
-        dynamic, structure = writer.unpack(kept, 2)
+        dynamic, structure = writer.unpack(f"{kept} or {writer.constant(self.keep)}({name})", 2)
         writer.miss_if(f"{structure} is not {writer.constant(self)}")
         writer.take_all(dynamic, self.num_arrays)
         return []
+
+    def keep(self, module: Any) -> tuple[tuple[Any, ...], Structure] | None:
+        """Keeps the partition of an instance that has none yet, as one made outside of a filtered
+        function; `None` if it is not of this Structure.
+        """
+        take = self.generated.get(_TAKE)
+        if take is None:
+            take = self.generated[_TAKE] = self._make_take()
+        arrays = take(module)
+        if arrays is None:
+            return None
+        kept = (arrays, self)
+        set_kept(module, kept)
+        return kept
+
+    def _make_take(self) -> Callable[[Any], tuple[Any, ...] | None]:
+        """The function from a Module of this Structure to its arrays, and to `None` from others."""
+        writer = GuardWriter(None, None, None, reads_fields=True)
+        writer.write(self, "module")
+        lines = [
+            "def take(module):",
+            "    try:",
+            *(f"        {line}" for line in writer.lines),
+            "    except Exception:",
+            "        return MISS",
+            f"    return {tuple_of(writer.arrays)}",
+        ]
+        return compile_function(lines, writer.namespace, f"arrays of {self.node_type.__name__}")
 
     def _guard_fields(self, writer: GuardWriter, name: str) -> Sequence[str]:
         """Of a Module that keeps nothing, as where a list or a dict stands in it."""
