@@ -2,9 +2,12 @@
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from benchmarks import layer_models
 from benchmarks.cases import Case, check_agreement
 from benchmarks.layer_networks import (
     EQUINOX,
@@ -17,8 +20,12 @@ from benchmarks.layer_rows import Row, Table, check_first_calls, check_sizes
 from benchmarks.layer_timing import Prepare
 from eqxlike._timing import Call
 
+REORDER = "order of arrays alone"
+
 CONSTRUCT = Table("Construct a model from a key, its initialisers compiled before")
+FIRST_CONSTRUCT = Table("Construct a model for the first time in a process", is_first_call=True)
 FIRST_CALL = Table("First call of the forward pass (trace, compile, run)", is_first_call=True)
+COMPILE = Table("Compile the forward pass, lowered before", is_first_call=True)
 FORWARD = Table("Forward pass of a batch", clocks=("completion", "dispatch"))
 GRADIENT = Table(
     "Value and gradient of the mean of squares over a batch", clocks=("completion", "dispatch")
@@ -34,6 +41,25 @@ def construct(network: Network) -> Row:
     return Row(CONSTRUCT, _case(network, build), check_sizes)
 
 
+def first_construct(network: Network) -> Row:
+    """Return the row that builds a network when JAX has compiled nothing yet."""
+
+    def build(column: str) -> Prepare:
+        make = IMPLEMENTATIONS[column](network).make
+
+        def prepare() -> Call:
+            jax.clear_caches()
+            # The key is there, as it is for whoever builds a second model.
+            return functools.partial(make, jax.block_until_ready(jax.random.key(0)))
+
+        return prepare
+
+    def check(preparations: Mapping[str, Prepare]) -> None:
+        check_sizes({column: prepare() for column, prepare in preparations.items()})
+
+    return Row(FIRST_CONSTRUCT, _case(network, build), check)
+
+
 def first_call(network: Network) -> Row:
     """Return the row that applies a new model for the first time, by a new compiled function."""
 
@@ -42,6 +68,29 @@ def first_call(network: Network) -> Row:
         return functools.partial(_compiled, network, column)
 
     return Row(FIRST_CALL, _case(network, build), check_first_calls)
+
+
+def compilation(network: Network) -> Row:
+    """Return the row that compiles the program of the first call.
+
+    In that of a CNN one column more compiles nothing of it but what puts arrays into another order.
+    """
+
+    def build(column: str) -> Prepare:
+        IMPLEMENTATIONS[column](network)
+
+        def prepare() -> Call:
+            call = _compiled(network, column)
+            return call.func.lower(*call.args).compile
+
+        return prepare
+
+    case = _case(network, build)
+    if network.kind == "cnn":
+        reorder = {REORDER: lambda: lambda: _reordering(network).compile}
+        case = Case(case.name, {**case.builders, **reorder}, case.baseline)
+    # Its first calls are compared in a row of their own.
+    return Row(COMPILE, case, lambda preparations: None)
 
 
 def forward(network: Network) -> Row:
@@ -66,7 +115,23 @@ def gradient(network: Network) -> Row:
     return Row(GRADIENT, _case(network, build), check)
 
 
-def _compiled(network: Network, column: str) -> Call:
+def _reordering(network: Network) -> Any:
+    """Return the lowered program that puts the arrays of a CNN into the order that XLA's CPU
+    convolutions take, and its last features back into that of ours: what NNX stores so already.
+    """
+    kernels = [array for array in weights(network) if array.ndim == 4]
+    images = network.batch()
+    channels, *sides = layer_models.flat_shape(network.sizes)
+    features = jnp.zeros((len(images), *sides, channels))
+
+    def reorder(images: jax.Array, kernels: list[jax.Array], features: jax.Array) -> Any:
+        last = [jnp.transpose(kernel, (2, 3, 1, 0)) for kernel in kernels]
+        return jnp.moveaxis(images, 1, -1), last, jnp.moveaxis(features, -1, 1)
+
+    return jax.jit(reorder).lower(images, kernels, features)
+
+
+def _compiled(network: Network, column: str) -> functools.partial:
     """Return a call of a new compiled function on a new model."""
     implementation = IMPLEMENTATIONS[column](network)
     # A new lambda, since libraries find a compiled function again by the function it is of.

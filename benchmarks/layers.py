@@ -27,7 +27,9 @@ FIRST_ROUNDS, QUICK_FIRST_ROUNDS = 15, 2
 
 ROWS: tuple[Row, ...] = (
     *map(layer_cases.construct, NETWORKS),
+    *map(layer_cases.first_construct, NETWORKS),
     *map(layer_cases.first_call, NETWORKS),
+    *map(layer_cases.compilation, NETWORKS),
     *map(layer_cases.forward, NETWORKS),
     *map(layer_cases.gradient, NETWORKS),
     layer_depth.sequential(depth=100, width=64),

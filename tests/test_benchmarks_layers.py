@@ -60,6 +60,31 @@ def test_libraries_build_models_of_the_same_size(network):
     assert checked(layer_cases.construct(network)) == [OURS, EQUINOX, NNX]
 
 
+def test_a_model_is_built_for_the_first_time_where_nothing_is_compiled(monkeypatch):
+    cleared = []
+    monkeypatch.setattr(jax, "clear_caches", lambda: cleared.append(1))
+    assert checked(layer_cases.first_construct(MLP)) == [OURS, EQUINOX, NNX]
+    assert len(cleared) == 3
+
+
+def test_each_library_compiles_its_forward_pass_and_nothing_else():
+    for network in NETWORKS[:2]:
+        calls, notes = cases.build(layer_cases.compilation(network).case)
+        assert notes == []
+        reorder = [layer_cases.REORDER] if network.kind == "cnn" else []
+        assert list(calls) == [OURS, EQUINOX, NNX, *reorder]
+        for prepare in calls.values():
+            assert "Compiled" in type(prepare()()).__name__
+
+
+def test_order_of_arrays_alone_is_that_of_the_images_each_kernel_and_the_features():
+    network = Network("CNN", "cnn", layer_models.CNNSizes(8, (3, 4, 5), 2), (2, 3, 8, 8))
+    images, kernels, features = layer_cases._reordering(network).out_info
+    assert images.shape == (2, 8, 8, 3)
+    assert [kernel.shape for kernel in kernels] == [(3, 3, 3, 4), (3, 3, 4, 5)]
+    assert features.shape == (2, 5, 2, 2)
+
+
 def test_first_calls_compute_the_same():
     assert checked(layer_cases.first_call(MLP)) == [OURS, EQUINOX, NNX]
 
