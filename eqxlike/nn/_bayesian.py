@@ -201,7 +201,7 @@ class BayesianLinear(BayesianLayer):
         return jnp.squeeze(y) if self.out_features == "scalar" else y
 
     def _noise(self, x: Float[Array, " in_size"], key: PRNGKeyArray | None) -> Array:
-        key = check_key(key, "BayesianLinear")
+        key = check_key(key, self)
         variance = jax.nn.softplus(self.weight_rho) ** 2 @ x**2
         if self.bias_rho is not None:
             variance = variance + jax.nn.softplus(self.bias_rho) ** 2

@@ -117,7 +117,7 @@ class BayesianConv(BayesianLayer):
         y = self.mean(x)
         if self.inference:
             return y
-        key = check_key(key, "BayesianConv")
+        key = check_key(key, self)
         variance = self._with_weights(
             jax.nn.softplus(self.weight_rho) ** 2,
             None if self.bias_rho is None else jax.nn.softplus(self.bias_rho) ** 2,

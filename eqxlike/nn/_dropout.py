@@ -12,6 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 from .._module import Module
 from .._pytree import is_array
 from .._traceback import stacklevel_of_user
+from ._inputs import describe
 
 
 def warn_deterministic(layer_name: str) -> None:
@@ -103,8 +104,8 @@ class Dropout(Module):
             return x
         if key is None:
             raise RuntimeError(
-                "Dropout needs a key outside inference mode: write `layer(x, key=key)`, or switch "
-                "the model with `nn.inference_mode(model)`."
+                f"{describe(self)} needs a key outside inference mode: write `layer(x, key=key)`, "
+                "or switch the model with `nn.inference_mode(model)`."
             )
         if isinstance(p, (int, float)):
             if p == 1:

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from .._module import Module
 from .._pytree import is_array
 from ._init import at_least_float32, log_softplus
+from ._inputs import describe
 
 
 def rho_for(scale: float, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, "*shape"]:
@@ -57,11 +59,11 @@ def gaussian_kl(
     return jnp.sum(jnp.log(prior) - log_softplus(rho) + (ratio - 1) / 2)
 
 
-def check_key(key: PRNGKeyArray | None, layer_name: str) -> PRNGKeyArray:
+def check_key(key: PRNGKeyArray | None, layer: Module) -> PRNGKeyArray:
     """`key`. Raises `RuntimeError`, with the ways out, if there is none."""
     if key is None:
         raise RuntimeError(
-            f"{layer_name} needs a key outside inference mode: write `layer(x, key=key)`, use "
+            f"{describe(layer)} needs a key outside inference mode: write `layer(x, key=key)`, use "
             "the posterior mean with `nn.inference_mode(model)`, or draw a network with "
             "`nn.sample_posterior(model, key)`."
         )

@@ -77,3 +77,9 @@ def test_old_name_of_inference_warns_and_works():
     assert layer.inference
     with pytest.warns(DeprecationWarning, match="write `inference=`"):
         assert nn.Dropout(0.5)(jnp.ones(1), deterministic=True).tolist() == [1]
+
+
+def test_missing_key_is_an_error_that_names_the_layer_in_its_model():
+    model = nn.Sequential([nn.Identity(), nn.Sequential([nn.Dropout(0.5)])])
+    with pytest.raises(RuntimeError, match=r"^Dropout at Sequential.layers\[1\].layers\[0\] needs"):
+        model(jnp.ones(3))

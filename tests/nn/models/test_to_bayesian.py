@@ -74,7 +74,7 @@ def test_projection_of_attention_draws_by_a_key_for_each_row(getkey):
     expected = [bayesian.output_proj(row, key=row_key) for row, row_key in rows]
     out = bayesian(x, x, x, key=jr.clone(key))
     np.testing.assert_allclose(out, jnp.stack(expected), rtol=1e-5, atol=1e-6)
-    with pytest.raises(RuntimeError, match="BayesianLinear needs a key"):
+    with pytest.raises(RuntimeError, match=r"BayesianLinear at .*output_proj needs a key"):
         bayesian(x, x, x)
 
 
