@@ -230,10 +230,10 @@ class Entry:
 
     def _must_wait(self) -> bool:
         """Whether this thread traces first, or waits for the one that does."""
-        if jax.config.jax_disable_jit:  # pyright: ignore
-            return False
         is_traced = self._is_traced or (self._is_unseen and self._first_outcome is not None)
-        return self._jitted is None or not (is_traced or _tracing.depth > 0)
+        if self._jitted is not None and (is_traced or _tracing.depth > 0):
+            return False
+        return not jax.config.jax_disable_jit  # pyright: ignore
 
     def _trace_first(self, arrays: list[Any]) -> None:
         _tracing.depth += 1
