@@ -1,5 +1,6 @@
 """Turning generated source into functions that tracebacks and profilers can show."""
 
+import collections
 import itertools
 import linecache
 import weakref
@@ -7,6 +8,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 _serial = itertools.count()
+_gone: collections.deque[str] = collections.deque()
+"""File names of functions that are no longer there.
+
+Garbage collection comes at any moment, also while `linecache` walks over its table: whoever takes
+an entry out then has it raise a KeyError.
+"""
+
+
+def forget_sources() -> None:
+    """Takes the sources of functions that are no longer there out of `linecache`."""
+    while _gone:
+        linecache.cache.pop(_gone.popleft(), None)
 
 
 def compile_function(lines: Iterable[str], namespace: dict[str, Any], origin: str) -> Callable:
@@ -18,8 +31,9 @@ def compile_function(lines: Iterable[str], namespace: dict[str, Any], origin: st
     - `namespace`: the globals of the function; copied.
     - `origin`: what it was generated for. It is shown as the file name `<eqxlike ORIGIN>`.
 
-    The source is in `linecache` for as long as the function lives.
+    The source is in `linecache` for as long as the function lives, and until another is compiled.
     """
+    forget_sources()
     source = "\n".join(lines) + "\n"
     filename = f"<eqxlike {origin} #{next(_serial)}>"
     scope = dict(namespace)
@@ -27,5 +41,5 @@ def compile_function(lines: Iterable[str], namespace: dict[str, Any], origin: st
     name = source[len("def ") : source.index("(")]
     function = scope.pop(name)
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    weakref.finalize(function, linecache.cache.pop, filename, None)
+    weakref.finalize(function, _gone.append, filename)
     return function

@@ -65,6 +65,7 @@ def test_the_source_goes_with_the_function():
     assert filename in linecache.cache
     del add
     gc.collect()
+    compile_function(ADD, {}, "another")
     assert filename not in linecache.cache
 
 
@@ -72,3 +73,13 @@ def test_code_that_does_not_compile_raises_with_the_file_name():
     with pytest.raises(SyntaxError) as caught:
         compile_function(["def add(:"], {}, "test")
     assert caught.value.filename.startswith("<eqxlike test")
+
+
+def test_garbage_collection_takes_nothing_from_under_a_walk_over_the_line_cache():
+    add = compile_function(ADD, {}, "test")
+    before = len(linecache.cache)
+    for _ in linecache.cache:
+        del add
+        gc.collect()
+        break
+    assert len(linecache.cache) == before

