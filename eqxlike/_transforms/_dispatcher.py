@@ -12,7 +12,7 @@ from ._donation import Donate, check_donate
 from ._entries import Entries
 from ._entry import Entry
 from ._fast_path import MISS, FastPath, always_miss
-from ._placement import check_in_shardings
+from ._in_shardings import check_in_shardings
 from ._spelling import Spelling
 
 _MAX_RECENT = 16

@@ -14,7 +14,8 @@ from .._pytree import is_array, is_reference
 from ._checks import holds_check, mesh_of, run_and_look_for_checks
 from ._donation import Donate, donated_places, is_silent, silence
 from ._fast_path import MISS, FastPath, make_fast_path
-from ._placement import shardings_of_arguments, shardings_of_arrays
+from ._in_shardings import shardings_of_arguments
+from ._placement import shardings_of_arrays
 from ._references import refuse_references
 from ._spelling import Spelling
 from ._traced_checks import TracedProgram, has_any_check_been_traced, note_check

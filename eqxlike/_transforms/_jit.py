@@ -12,12 +12,11 @@ import jax.tree_util as jtu
 from .._module import METADATA, Wrapper, bind, field, shown_by, stored_fields
 from .._traceback import hide_our_frames, name_tracers
 from ._binding import Options, dispatcher_for, unbind
-from ._deleted import name_deleted
+from ._error_notes import name_deleted, name_references
 from ._dispatcher import Dispatcher, clear_dispatchers
 from ._fast_path import MISS
 from ._lowerable import AnyArguments, CompilingDecorator, Function, Lowerable, Method
 from ._lowered import Lowered
-from ._references import name_references
 from ._runtime_errors import EqxlikeRuntimeError, claim_failure, name_donated
 from ._signatures import DonateNames, DonateWord, JitOptions, Output
 from ._wrapping import MISSING

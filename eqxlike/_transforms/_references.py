@@ -1,4 +1,4 @@
-"""Mutable arrays, `jax.Ref`: arguments of traced functions, and never their outcome."""
+"""Mutable arrays, `jax.Ref`: what a traced function may take and never returns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,26 +7,7 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._pytree import is_reference, is_traced_reference
-from ._spelling import Spelling
-
-
-def name_references(
-    error: Exception, spelling: Spelling, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Adds to `error`, if it is what JAX says of a reference that is passed twice, where it stands.
-
-    JAX knows the arguments of a function that is compiled by their numbers.
-    """
-    if "only one reference" not in str(error) and "both closed over and passed" not in str(error):
-        return
-    paths: dict[int, list[str]] = {}
-    for name, argument in spelling.named(args, kwargs):
-        for path, leaf in jtu.tree_leaves_with_path(argument):
-            if is_reference(leaf):
-                paths.setdefault(id(leaf), []).append(f"{name}{jtu.keystr(path)}")
-    listed = ", ".join(" = ".join(each) for each in paths.values())
-    error.add_note(f"The references among the arguments of {spelling.function_name}: {listed}.")
+from .._pytree import is_traced_reference
 
 
 def refuse_references(
