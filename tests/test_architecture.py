@@ -30,10 +30,7 @@ LAYERS = {
     "_module": 2,
     "_partition": 3,
     "_transforms": 4,
-    "ad": 5,
     "debug": 5,
-    "graph": 5,
-    "loops": 5,
     "nn": 5,
     "bayes": 6,
     "train": 7,
@@ -45,15 +42,22 @@ LAYERS = {
 # Receives models and losses, and so has no need to know any.
 FORBIDDEN = {"train": {"nn", "bayes"}}
 
-# A family of layers imports none of its siblings, but for what all share: helpers, in which no
-# layer is defined; `Linear` and `Dropout`, which networks are made of; the state of a model; and
-# the base of layers with random weights. What one does to a model as a whole stands above them.
-HELPERS_OF_NN = {"_gaussian", "_init", "_inputs", "_windows"}
-STATE_OF_NN = {"_state", "_state_index", "_stateful"}
-SHARED_IN_NN = HELPERS_OF_NN | {"_dropout", "_linear", "_posterior", *STATE_OF_NN}
-ABOVE_THE_LAYERS = ("nn/__init__.py", "nn/_models/")
-# What makes one layer out of another knows both.
-MADE_FROM = {"nn/_bayesian_conv.py": {"_conv"}}
+# The rooms of a part, lowest first. A file imports from its own room and from those below.
+LAYERS_OF_NN = "a layer"
+ROOMS = {
+    "_transforms": (
+        {"_signatures", "_wrapping", "_references"},
+        {"_trace"},
+        {"_callback"},
+        {"_checks", "_derivatives", "_sharding"},
+        {"_enumeration", "_jit"},
+        {"_mapping"},
+    ),
+    "nn": ({"_common"}, {"_stateful"}, {LAYERS_OF_NN}, {"_bayesian"}, {"_surgery"}),
+}
+# A family of layers imports none of its siblings, but for `Linear` and `Dropout`, which networks
+# are made of.
+SHARED_LAYERS = {"_dropout", "_linear"}
 
 CORE = {"jax", "jaxlib", "jaxtyping", "numpy", "optax", "wadler_lindig"}
 # Imported inside the function that needs them: without them the rest of the package works.
@@ -134,8 +138,7 @@ def _inner_problems(path: str, own: str, imported: Import) -> Iterator[str]:
         if part not in LAYERS:
             yield f"imports `{part}` from the root of the package, which lies above all layers"
         elif part == own:
-            if own == "nn" and (sibling := _sibling_family(path, imported)):
-                yield f"a family of layers imports none of its siblings, and this is `{sibling}`"
+            yield from _room_problems(path, own, imported)
         elif LAYERS[part] >= LAYERS[own]:
             yield (
                 f"`{own}` (layer {LAYERS[own]}) imports `{part}` (layer {LAYERS[part]}), "
@@ -145,13 +148,33 @@ def _inner_problems(path: str, own: str, imported: Import) -> Iterator[str]:
             yield f"`{own}` imports neither of {sorted(FORBIDDEN[own])}"
 
 
-def _sibling_family(path: str, imported: Import) -> str | None:
-    """The sibling that a file of nn imports against the rule."""
-    if path.startswith(ABOVE_THE_LAYERS):
-        return None
-    siblings = imported.module[2:3] or imported.names
-    known = SHARED_IN_NN | MADE_FROM.get(path, set())
-    return next((name for name in siblings if name not in known), None)
+def _room_problems(path: str, own: str, imported: Import) -> Iterator[str]:
+    """What is wrong with an import from another room of the same part, or from a sibling."""
+    if own not in ROOMS or path == f"{own}/__init__.py":
+        return
+    _, *parts = path.split("/")
+    here = parts[0].removesuffix(".py")
+    for there in imported.module[2:3] or imported.names:
+        if there == here:
+            continue
+        own_rank, rank = _rank_of_room(own, here, len(parts) > 1), _rank_of_room(own, there)
+        if rank is None or own_rank is None:
+            unplaced = there if rank is None else here
+            yield f"`{own}/{unplaced}` has no room: add it to ROOMS"
+        elif own == "nn" and own_rank == rank:
+            if there not in SHARED_LAYERS:
+                yield f"a family of layers imports none of its siblings, and this is `{there}`"
+        elif rank >= own_rank:
+            yield f"`{here}` imports `{there}`, which is not below it"
+
+
+def _rank_of_room(own: str, name: str, is_folder: bool = False) -> int | None:
+    """How high the file or folder `name` of the part `own` stands in it; `None` if nobody said."""
+    ranks = {each: rank for rank, names in enumerate(ROOMS[own]) for each in names}
+    is_folder = is_folder or (PACKAGE / own / name).is_dir()
+    if own == "nn" and not is_folder:
+        return ranks[LAYERS_OF_NN]
+    return ranks.get(name)
 
 
 def _outer_problems(path: str, imported: Import) -> Iterator[str]:
@@ -251,14 +274,23 @@ def test_file_keeps_the_rules(path):
     assert violations(path, FILES[path].read_text()) == []
 
 
-def test_package_holds_nothing_without_a_layer():
+def test_map_holds_what_the_package_holds():
     names = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
-    assert names - {"__pycache__", "py.typed"} <= set(LAYERS)
+    assert names - {"__pycache__", "py.typed"} == set(LAYERS)
+
+
+@pytest.mark.parametrize("part", ROOMS)
+def test_map_of_rooms_holds_what_the_part_holds(part):
+    names = {path.name.removesuffix(".py") for path in (PACKAGE / part).iterdir()}
+    mapped = set().union(*ROOMS[part]) - {LAYERS_OF_NN}
+    assert mapped <= names
+    if part != "nn":
+        assert names - mapped == {"__pycache__", "__init__"}
 
 
 def test_helpers_of_nn_define_no_layer():
-    for name in HELPERS_OF_NN:
-        helper = importlib.import_module(f"eqxlike.nn.{name}")
+    for path in (PACKAGE / "nn" / "_common").glob("*.py"):
+        helper = importlib.import_module(f"eqxlike.nn._common.{path.stem}")
         own = [
             each
             for each in vars(helper).values()
@@ -282,21 +314,31 @@ else:
 BROKEN = [
     ("new.py", "", "`new` has no layer"),
     ("_module/_field.py", "from .._transforms import filter_jit", "not below it"),
-    ("_module/_field.py", "from eqxlike._transforms._jit import filter_jit", "not below it"),
+    (
+        "_module/_field.py",
+        "from eqxlike._transforms._jit._filter_jit import filter_jit",
+        "not below it",
+    ),
     ("_module/_field.py", "import eqxlike._transforms", "not below it"),
     ("_module/_field.py", "from .. import nn", "not below it"),
     ("_module/_field.py", "from .. import Module", "above all layers"),
     ("_module/_field.py", "import eqxlike as eqx", "not below it"),
     ("_module/a/_field.py", "from ..._partition import partition_of", "not below it"),
-    ("loops/_scan.py", "from ..nn import Linear", "not below it"),
+    ("debug/_scan.py", "from ..nn import Linear", "not below it"),
     ("_version.py", "from ._compat import Tracer", "not below it"),
     ("train/_fit.py", "from ..nn import MLP", "imports neither of"),
     ("train/_fit.py", "from .. import bayes", "imports neither of"),
     ("nn/_mlp.py", "from ._sequential import Lambda", "none of its siblings"),
-    ("nn/_mlp.py", "from . import _init, _sequential", "none of its siblings"),
+    ("nn/_mlp.py", "from . import _common, _sequential", "none of its siblings"),
     ("nn/_mlp.py", "if TYPE_CHECKING:\n    from ._conv import Conv", "none of its siblings"),
     ("nn/_mlp.py", "from eqxlike.nn import Dropout", "none of its siblings"),
-    ("nn/_mlp.py", "from ._models import freeze", "none of its siblings"),
+    ("nn/_mlp.py", "from ._surgery import freeze", "`_mlp` imports `_surgery`, which is not below"),
+    ("nn/_stateful/_state.py", "from .._linear import Linear", "not below it"),
+    ("nn/_other/_state.py", "from .._common import draw", "`nn/_other` has no room"),
+    ("_transforms/_jit/_cache.py", "from .._mapping import filter_vmap", "not below it"),
+    ("_transforms/_jit/_cache.py", "from ..._transforms import _mapping", "not below it"),
+    ("_transforms/_checks/_check.py", "from .._derivatives import filter_grad", "not below it"),
+    ("_transforms/_trace.py", "from ._new import x", "`_transforms/_new` has no room"),
     ("_module/_field.py", "def f():\n    from .._pytree import tree_at", "top of the file"),
     ("_module/_field.py", "def f(): pass\nfrom .._pytree import tree_at", "top of the file"),
     ("_module/_field.py", "def f():\n    import numpy", "top of the file"),
@@ -317,7 +359,7 @@ BROKEN = [
     ("__init__.py", WAITING.replace('="nn"', '="train"'), "sees other names than Python"),
     ("__init__.py", WAITING.replace("import nn as nn", "import nn"), "sees other names"),
     ("__init__.py", WAITING + "    x = 1", "sees other names than Python"),
-    ("ad/_choose.py", "x = 1\n" * 401, "401 lines"),
+    ("nn/_choose.py", "x = 1\n" * 401, "401 lines"),
 ]
 
 
@@ -330,7 +372,7 @@ KEPT = [
     ("_compat.py", "import jaxlib\nfrom jax._src import core"),
     ("_module/_field.py", "from .._pytree import tree_at\nfrom ._module import Module"),
     ("_partition.py", "from ._module._flatten import flatten\nfrom . import _pytree"),
-    ("nn/_mlp.py", "from ._init import uniform\nfrom . import _linear\nfrom .._module import M"),
+    ("nn/_mlp.py", "from ._common import draw\nfrom . import _linear\nfrom .._module import M"),
     ("nn/__init__.py", '"""Layers."""\nfrom ._linear import Linear as Linear, MLP as MLP'),
     ("__init__.py", WAITING),
     ("__init__.py", "from . import nn as nn\nfrom ._version import __version__ as __version__"),

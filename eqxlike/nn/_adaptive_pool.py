@@ -7,9 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
-from ._init import whole_number
-from ._inputs import check_input, describe
-from ._windows import axis_names, sizes_by_axis
+from ._common import axis_names, check_input, describe, sizes_by_axis, whole_number
 
 
 class AdaptivePool(Module):

@@ -11,9 +11,8 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from .._module import Module, field
+from ._common import Initializer, at_least_float32, check_input, describe, split_key, whole_number
 from ._dropout import Dropout, warn_deterministic
-from ._init import Initializer, at_least_float32, split_key, whole_number
-from ._inputs import check_input, describe
 from ._linear import Linear
 
 Heads = Float[Array, "seq_length num_heads size"]

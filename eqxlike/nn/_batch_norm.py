@@ -10,19 +10,18 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from .._module import field
 from .._traceback import stacklevel_of_user
-from ._init import (
+from ._common import (
     Initializer,
     Parameter,
     at_least_float32,
+    check_input,
+    describe,
     draw,
     parameter_dtype,
     real_number,
     whole_number,
 )
-from ._inputs import check_input, describe
-from ._state import State
-from ._state_index import StateIndex
-from ._stateful import StatefulLayer
+from ._stateful import State, StatefulLayer, StateIndex
 
 Statistics = tuple[Float[Array, " input_size"], Float[Array, " input_size"]]
 """Mean and variance of each channel."""

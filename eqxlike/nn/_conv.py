@@ -5,14 +5,14 @@ from typing import Any
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
-from ._init import Initializer, whole_number
-from ._inputs import check_input
-from ._windows import (
+from ._common import (
+    Initializer,
     Padding,
     Pads,
     Sizes,
     axis_names,
     check_groups,
+    check_input,
     check_padding_mode,
     check_window_fits,
     correlate,
@@ -21,6 +21,7 @@ from ._windows import (
     padding_by_axis,
     pads_for,
     sizes_by_axis,
+    whole_number,
     window_extents,
 )
 

@@ -5,21 +5,23 @@ from typing import Any
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
-from ._init import Initializer, whole_number
-from ._inputs import check_input, describe
-from ._windows import (
+from ._common import (
+    Initializer,
     Padding,
     Pads,
     Sizes,
     axis_names,
     check_groups,
+    check_input,
     check_padding_mode,
     correlate,
+    describe,
     draw_kernel,
     fold,
     padding_by_axis,
     pads_for,
     sizes_by_axis,
+    whole_number,
     window_extents,
 )
 

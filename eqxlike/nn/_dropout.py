@@ -12,7 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 from .._module import Module
 from .._pytree import is_array
 from .._traceback import stacklevel_of_user
-from ._inputs import describe
+from ._common import describe
 
 
 def warn_deterministic(layer_name: str) -> None:

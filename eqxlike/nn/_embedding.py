@@ -8,8 +8,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from .._module import Module, field
-from ._init import Initializer, parameter_dtype, real_number, whole_number
-from ._inputs import check_input
+from ._common import Initializer, check_input, parameter_dtype, real_number, whole_number
 
 
 class Embedding(Module):

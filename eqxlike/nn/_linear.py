@@ -6,9 +6,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
-from ._init import (
+from ._common import (
     Initializer,
     Parameter,
+    check_input,
     draw,
     fan_in_limit,
     feature_count,
@@ -16,7 +17,6 @@ from ._init import (
     number_of_features,
     parameter_dtype,
 )
-from ._inputs import check_input
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 from .._module import Module, field
 from .._pytree import combine, is_array, partition
 from .._transforms import filter_vmap
-from ._init import Initializer, as_data, number_of_features, split_key, whole_number
+from ._common import Initializer, as_data, number_of_features, split_key, whole_number
 from ._linear import Linear
 
 

@@ -11,17 +11,17 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._module import Module, field
 from .._traceback import stacklevel_of_user
-from ._init import (
+from ._common import (
     Initializer,
     Parameter,
     at_least_float32,
+    check_input,
     draw,
     integer,
     parameter_dtype,
     real_number,
     whole_number,
 )
-from ._inputs import check_input
 from ._stateful import NO_STATE
 
 

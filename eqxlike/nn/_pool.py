@@ -10,18 +10,20 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
-from ._init import at_least_float32, whole_number
-from ._inputs import check_input, describe
-from ._windows import (
+from ._common import (
     Padding,
     Pads,
     Sizes,
+    at_least_float32,
     axis_names,
+    check_input,
     check_window_fits,
+    describe,
     padding_by_axis,
     pads_for,
     reduce_windows,
     sizes_by_axis,
+    whole_number,
 )
 
 

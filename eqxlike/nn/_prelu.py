@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module
-from ._inputs import check_input
+from ._common import check_input
 
 
 class PReLU(Module):

@@ -7,8 +7,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._module import Module, field
-from ._init import Initializer, Parameter, draw, fan_in_limit, parameter_dtype, whole_number
-from ._inputs import check_input
+from ._common import (
+    Initializer,
+    Parameter,
+    check_input,
+    draw,
+    fan_in_limit,
+    parameter_dtype,
+    whole_number,
+)
 
 
 def _parameters(

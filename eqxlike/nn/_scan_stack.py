@@ -14,11 +14,17 @@ from .._module import Module, field
 from .._partition import find_static_difference, is_same_static
 from .._pytree import combine, flag_frozen, is_array, partition, tree_at, tree_pformat
 from .._transforms import filter_checkpoint, filter_vmap
-from ._init import as_data, whole_number
-from ._inputs import check_instance, describe
-from ._state import State
-from ._state_index import StateIndex, find_indices, is_named, map_indices
-from ._stateful import NO_STATE, StatefulLayer, is_stateful
+from ._common import as_data, check_instance, describe, whole_number
+from ._stateful import (
+    NO_STATE,
+    State,
+    StatefulLayer,
+    StateIndex,
+    find_indices,
+    is_named,
+    is_stateful,
+    map_indices,
+)
 
 
 class ScanStack(StatefulLayer):

@@ -7,10 +7,8 @@ import jax.random as jr
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module
-from ._init import integer
-from ._inputs import check_instance, describe
-from ._state import State
-from ._stateful import NO_STATE, StatefulLayer, is_stateful
+from ._common import check_instance, describe, integer
+from ._stateful import NO_STATE, State, StatefulLayer, is_stateful
 
 
 class Sequential(StatefulLayer):

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from .._module import Module
 from .._pytree import tree_at, tree_pformat
 from .._transforms import filter_eval_shape
-from ._inputs import check_instance
+from ._common import check_instance
 
 
 class _Placeholder(enum.Enum):

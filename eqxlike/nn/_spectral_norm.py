@@ -10,11 +10,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._module import field
 from .._pytree import is_array, tree_at
-from ._init import at_least_float32, real_number, whole_number
-from ._inputs import check_instance
-from ._state import State
-from ._state_index import StateIndex
-from ._stateful import StatefulLayer
+from ._common import at_least_float32, check_instance, real_number, whole_number
+from ._stateful import State, StatefulLayer, StateIndex
 
 Layer = TypeVar("Layer", bound=Callable[..., Any])
 

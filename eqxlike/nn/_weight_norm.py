@@ -8,8 +8,7 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
 from .._pytree import is_array, tree_at
-from ._init import at_least_float32, integer
-from ._inputs import check_instance
+from ._common import at_least_float32, check_instance, integer
 
 Layer = TypeVar("Layer", bound=Callable[..., Any])
 

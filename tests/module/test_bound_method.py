@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import eqxlike
-from eqxlike._transforms._dispatcher import Dispatcher
+from eqxlike._transforms._jit._dispatcher import Dispatcher
 
 both = pytest.mark.parametrize(
     "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]

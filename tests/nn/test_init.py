@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from eqxlike import nn
 from eqxlike.nn import _init
-from eqxlike.nn._init import Parameter, draw
+from eqxlike.nn._common._init import Parameter, draw
 
 FLOAT32 = jnp.dtype("float32")
 SHAPES = ((), (2, 3, 5))

@@ -211,7 +211,7 @@ def test_only_the_reduced_predicate_goes_to_the_callback():
 
 def test_check_is_not_entered_where_it_passes(monkeypatch):
     entered = []
-    monkeypatch.setattr("eqxlike._transforms._checks.Check._on_failure", entered.append)
+    monkeypatch.setattr("eqxlike._transforms._checks._check.Check._on_failure", entered.append)
     jax.block_until_ready(jax.jit(jax.vmap(checked))(X))
     assert entered == []
 

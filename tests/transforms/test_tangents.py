@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import eqxlike
-from eqxlike._transforms._tangents import check_structure, leaves_beside, tangents_of
+from eqxlike._transforms._derivatives._tangents import check_structure, leaves_beside, tangents_of
 
 F32 = jnp.float32(1)
 Pair = collections.namedtuple("Pair", ["first", "second"])

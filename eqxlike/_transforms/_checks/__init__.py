@@ -1,0 +1,29 @@
+"""Checks in compiled programs, which raise from the call that they fail in.
+
+How a check reaches the user:
+
+1. `error_if` makes a `Check` and puts it into the program (`_check`): a callback, entered only on
+   failure. `_on_error` says what else than raising may be done there: print, or stop in a debugger.
+2. The trace notes that it met one (`_traced_checks`). A compiled function hands that on as a flag,
+   and a call waits for its result only where the flag is set.
+3. On failure the callback keeps its report (`_failure_report`) and makes the run fail
+   (`_runtime_errors.raise_in_callback`).
+4. The call finds the report behind what JAX raises, and raises it as `EqxlikeRuntimeError` with the
+   pages of JAX taken off (`_runtime_errors.claim_failure`).
+"""
+
+from ._check import holds_check as holds_check
+from ._check import mesh_of as mesh_of
+from ._check import run_and_look_for_checks as run_and_look_for_checks
+from ._error_if import branched_error_if as branched_error_if
+from ._error_if import error_if as error_if
+from ._runtime_errors import ERRORS_OF_JAX as ERRORS_OF_JAX
+from ._runtime_errors import EquinoxRuntimeError as EquinoxRuntimeError
+from ._runtime_errors import EquinoxTracetimeError as EquinoxTracetimeError
+from ._runtime_errors import EqxlikeRuntimeError as EqxlikeRuntimeError
+from ._runtime_errors import EqxlikeTracetimeError as EqxlikeTracetimeError
+from ._runtime_errors import claim_failure as claim_failure
+from ._runtime_errors import name_donated as name_donated
+from ._traced_checks import TracedProgram as TracedProgram
+from ._traced_checks import has_any_check_been_traced as has_any_check_been_traced
+from ._traced_checks import note_check as note_check

@@ -1,0 +1,228 @@
+"""Errors that depend on the values of arrays, raised from compiled programs too."""
+
+import functools
+import os
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, PyTree
+
+from ..._compat import Tracer, register_exclusion
+from ..._partition import split
+from ..._pytree import is_array, is_array_like
+from ..._traceback import hide_our_frames
+from ._check import Check, mesh_of
+from ._failure_report import FailureReport
+from ._on_error import OnError, num_breakpoint_frames, resolve_on_error
+from ._runtime_errors import EqxlikeTracetimeError
+
+Tree = TypeVar("Tree")
+Predicate = Bool[Array, "..."] | Bool[np.ndarray, "..."] | np.bool_ | np.number | bool
+Index = Int[Array, "..."] | Int[np.ndarray, "..."] | np.number | int
+
+# The debugger opens in the frame of whoever called the check, and shows those who called that one.
+register_exclusion(os.path.dirname(__file__))
+
+
+def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default") -> Tree:
+    """`x`; raises an error if `pred` is true, from within a compiled program too.
+
+    The check stands in the program where `x` does: it is made once `x` is used. Where it passes it
+    costs next to nothing: `x` is neither copied nor sent anywhere. Gradients are as without it.
+
+    A program on several devices fails on all of them. Inside `jax.shard_map` each device makes the
+    check for itself, and where only one of them fails, others may wait for it without end: give all
+    of them the same `pred`, by `jax.lax.pmax` for example.
+
+    **Arguments:**
+
+    - `x`: any pytree with at least one array.
+    - `pred`: a boolean, or an array of which one element must be true. Under `jax.vmap` it fails
+        if it fails for one member of the batch; the message says for which.
+    - `msg`: what the error says, beside where the check stands.
+    - `on_error`: what happens on failure:
+        - `"raise"`: an exception. A function wrapped in `filter_jit` raises it before it returns,
+          and to that end waits for its result; one wrapped in `jax.jit` raises JAX's own, whose
+          text has the message in it.
+        - `"nan"`: `x` becomes NaN, the largest number of an integer dtype, `True`; under
+          `jax.vmap` for those members of the batch that fail.
+        - `"breakpoint"`: the message is printed, `jax.debug.breakpoint` opens, and the program
+          goes on with NaN.
+        - `"off"`: nothing; there is no check.
+        - `"default"`: what the environment variable `EQXLIKE_ON_ERROR` says, or else
+          `EQX_ON_ERROR`; without them `"raise"`. How many frames the debugger shows is in
+          `EQXLIKE_ON_ERROR_BREAKPOINT_FRAMES`, or else `EQX_ON_ERROR_BREAKPOINT_FRAMES`.
+
+    **Returns:** `x`. Use it: a check whose `x` nobody uses is left out of a compiled program, as
+    all that is not used, unless a later one in the same function is used: of those that fail, the
+    first one is raised.
+
+    **Raises:** `EqxlikeRuntimeError` if the check fails, and `EqxlikeTracetimeError` if it does
+    for a `pred` that is a number of Python; `ValueError` if `x` has no array; `TypeError` if `pred`
+    is no boolean; `RuntimeError` if `on_error` is none of the words.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> @eqx.filter_jit
+        ... def log(x):
+        ...     x = eqx.error_if(x, x <= 0, "the logarithm needs a positive number")
+        ...     return jnp.log(x)
+        >>> print(log(jnp.array(1.0)))
+        0.0
+        >>> log(jnp.array(-1.0))
+        Traceback (most recent call last):
+        eqxlike.EqxlikeRuntimeError: the logarithm needs a positive number
+        ...
+    """
+    try:
+        return _checked(x, pred, 0, [msg], on_error, sys._getframe(1))
+    except Exception as error:
+        hide_our_frames(error)
+        raise
+
+
+def branched_error_if(
+    x: Tree,
+    pred: Predicate,
+    index: Index,
+    msgs: Sequence[str],
+    *,
+    on_error: OnError = "default",
+) -> Tree:
+    """As `error_if`, with one of several messages.
+
+    **Arguments:**
+
+    - `x`, `pred`, `on_error`: as for `error_if`.
+    - `index`: which message, a number or an array of them, of which the largest counts. Under
+        `jax.vmap` it is the largest of those members of the batch that fail.
+    - `msgs`: the messages.
+
+    **Returns:** `x`, to be used.
+
+    **Raises:** as `error_if`; `ValueError` if `msgs` is empty, and `TypeError` if `index` is no
+    integer.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> @eqx.filter_jit
+        ... def solve(x, status):
+        ...     return eqx.branched_error_if(x, status > 0, status - 1, ["too slow", "diverged"])
+        >>> solve(jnp.array(1.0), jnp.array(2))
+        Traceback (most recent call last):
+        eqxlike.EqxlikeRuntimeError: diverged
+        ...
+    """
+    try:
+        return _checked(x, pred, index, msgs, on_error, sys._getframe(1))
+    except Exception as error:
+        hide_our_frames(error)
+        raise
+
+
+def _checked(
+    x: PyTree,
+    pred: Any,
+    index: Any,
+    messages: Sequence[str],
+    on_error: str,
+    caller: types.FrameType,
+) -> PyTree:
+    on_error = resolve_on_error(on_error)
+    if not messages:
+        raise ValueError("`msgs` is empty; expected is at least one message.")
+    place = f"{caller.f_code.co_filename}:{caller.f_lineno} in {caller.f_code.co_qualname}"
+    report = FailureReport(tuple(messages), place)
+    arrays, rest = split(x, _is_checkable)
+    arrays = [_as_jax_array(array) for array in arrays]
+    if type(index) is int:
+        report, index = report.only(index), None
+        if isinstance(pred, bool | int | float):
+            if not pred:
+                return rest.merge(arrays)
+            if on_error == "raise":
+                raise EqxlikeTracetimeError(report.text(np.array(True), None))
+    if not arrays:
+        raise ValueError(
+            "`x` has no array in it. Expected is at least one: the check is made where the arrays "
+            "of `x` are used. Pass what the next step of the computation needs."
+        )
+    pred = _array_of(pred, "pred", "a boolean or an array of booleans")
+    index = None if index is None else _index_of(index)
+    if on_error != "off":
+        arrays = _HANDLERS[on_error](arrays, jnp.any(pred), index, report)
+    return rest.merge(arrays)
+
+
+def _is_checkable(leaf: Any) -> bool:
+    return is_array(leaf) and leaf.dtype != jax.dtypes.float0
+
+
+def _as_jax_array(array: Any) -> Array:
+    return array if isinstance(array, jax.Array) else jnp.asarray(array)
+
+
+def _array_of(value: Any, name: str, expected: str) -> Array:
+    if not is_array_like(value):
+        raise TypeError(
+            f"`{name}` is an object of type {type(value).__name__}; expected is {expected}."
+        )
+    return _as_jax_array(value)
+
+
+def _index_of(index: Any) -> Array:
+    expected = "an integer or an array of integers"
+    array = _array_of(index, "index", expected)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"`index` is of dtype {array.dtype}; expected is {expected}.")
+    return jnp.max(array)
+
+
+def _or_raise(
+    arrays: list[Array], failed: Array, index: Array | None, report: FailureReport
+) -> list[Array]:
+    mesh = mesh_of([failed, *arrays]) if isinstance(failed, Tracer) else None
+    passes = Check(report, does_raise=True, mesh=mesh).passes(failed, index)
+    if not isinstance(passes, Tracer):
+        return arrays
+    # Never the zeros: this is how the program comes to need the check. The compiler puts it into
+    # what computes or uses the array, and its derivatives need the check too.
+    return [jax.lax.select(passes, array, jnp.zeros_like(array)) for array in arrays]
+
+
+def _or_break(
+    arrays: list[Array], failed: Array, index: Array | None, report: FailureReport
+) -> list[Array]:
+    passes = Check(report, does_raise=False, mesh=None).passes(failed, index)
+    debug = functools.partial(jax.debug.breakpoint, num_frames=num_breakpoint_frames())
+    jax.lax.cond(passes, lambda: None, debug)
+    return _or_nan(arrays, failed, index, report)
+
+
+def _or_nan(
+    arrays: list[Array], failed: Array, index: Array | None, report: FailureReport
+) -> list[Array]:
+    if not isinstance(failed, Tracer) and not failed:
+        return arrays
+    return [jax.lax.select(failed, _invalid(array), array) for array in arrays]
+
+
+def _invalid(array: Array) -> Array:
+    if jnp.issubdtype(array.dtype, jnp.inexact):
+        # A sum, through which gradients pass as they do where the check does not fail.
+        return array + jnp.nan
+    if array.dtype == jnp.bool_:
+        return jnp.ones_like(array)
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        return jnp.full_like(array, jnp.iinfo(array.dtype).max)
+    return array
+
+
+_HANDLERS = {"raise": _or_raise, "breakpoint": _or_break, "nan": _or_nan}

@@ -1,0 +1,105 @@
+"""The exceptions of `error_if`, and how one comes out of a compiled program.
+
+A callback raises in the middle of the program; what JAX raises for it where the result is waited
+for is another exception, with pages of text. In that text stands a number, by which the message is
+found again: it says for certain which failure this was, whatever other threads do.
+"""
+
+import collections
+import itertools
+import logging
+import re
+import threading
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+
+from ..._compat import CALLBACK_LOGGERS, Tracer, forget_failed_run
+
+ERRORS_OF_JAX = (jax.errors.JaxRuntimeError, ValueError)
+"""What JAX raises for a callback that raises: the second if it calls the program without Python."""
+
+_MAX_RECENT = 1000
+"""Of failures whose exception nobody has asked for, since they went to `jax.jit`."""
+
+
+_MOST_PATHS = 8
+"""Of donated arguments, named one by one."""
+
+
+class EqxlikeRuntimeError(RuntimeError):
+    """A check of `error_if` or `branched_error_if` has failed."""
+
+    __module__ = "eqxlike"
+
+
+class EqxlikeTracetimeError(RuntimeError):
+    """A check of `error_if` or `branched_error_if` fails whatever the values of arrays are.
+
+    Raised if the predicate is a `bool`, `int` or `float` of Python: the error comes where the
+    check is called, before the program runs.
+    """
+
+    __module__ = "eqxlike"
+
+
+# For code that was written for Equinox.
+EquinoxRuntimeError = EqxlikeRuntimeError
+EquinoxTracetimeError = EqxlikeTracetimeError
+
+_serial = itertools.count(1)
+_lock = threading.Lock()
+_recent: collections.OrderedDict[int, str] = collections.OrderedDict()
+
+
+def raise_in_callback(message: str) -> None:
+    """Raises, in a callback, such that `claim_failure` knows the message again."""
+    number = next(_serial)
+    with _lock:
+        _recent[number] = message
+        if len(_recent) > _MAX_RECENT:
+            _recent.popitem(last=False)
+    raise EqxlikeRuntimeError(f"{message}\n[eqxlike failure {number}]")
+
+
+def claim_failure(error: BaseException) -> EqxlikeRuntimeError | None:
+    """Our exception, with the message alone, if that is what `error` of JAX is about.
+
+    To be raised: JAX will say no more of it.
+    """
+    if not isinstance(error, ERRORS_OF_JAX):
+        return None
+    # The last one: a message may quote another.
+    found = re.findall(r"\[eqxlike failure (\d+)\]", str(error))
+    message = _recent.get(int(found[-1])) if found else None
+    if message is None:
+        return None
+    forget_failed_run()
+    return EqxlikeRuntimeError(message)
+
+
+def name_donated(
+    failure: EqxlikeRuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Adds to `failure` which arguments its call has used up."""
+    paths = [
+        f"args{jtu.keystr(path)}"
+        for path, leaf in jtu.tree_leaves_with_path((*args, kwargs) if kwargs else args)
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
+    ]
+    if paths:
+        more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
+        failure.add_note(
+            f"Donated to the call that failed, and so no longer there: "
+            f"{', '.join(paths[:_MOST_PATHS])}{more}."
+        )
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a record says more than the exception, which reaches the user in any case."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], EqxlikeRuntimeError)
+
+
+for _name in CALLBACK_LOGGERS:
+    logging.getLogger(_name).addFilter(_is_news)

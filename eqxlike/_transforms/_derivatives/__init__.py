@@ -1,0 +1,13 @@
+"""Differentiation: of a function, at a point, by a rule of one's own, and with less memory."""
+
+from ._checkpoint import filter_checkpoint as filter_checkpoint
+from ._closure_convert import filter_closure_convert as filter_closure_convert
+from ._custom_jvp import filter_custom_jvp as filter_custom_jvp
+from ._custom_vjp import filter_custom_vjp as filter_custom_vjp
+from ._grad import filter_grad as filter_grad
+from ._grad import filter_value_and_grad as filter_value_and_grad
+from ._jacobian import filter_hessian as filter_hessian
+from ._jacobian import filter_jacfwd as filter_jacfwd
+from ._jacobian import filter_jacrev as filter_jacrev
+from ._jvp import filter_jvp as filter_jvp
+from ._vjp import filter_vjp as filter_vjp

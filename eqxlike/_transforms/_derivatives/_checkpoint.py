@@ -1,0 +1,82 @@
+"""Recomputing on the backward pass what the forward pass does not keep."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, overload
+
+import jax
+
+from ..._module import field
+from ..._partition import Rest, split
+from .._references import refuse_references
+from .._signatures import Output, Params
+from .._wrapping import MISSING, TransformedFunction, check_callable
+
+
+class _CheckpointFunction(TransformedFunction):
+    """What `filter_checkpoint` returns."""
+
+    _prevent_cse: bool = field(static=True)
+    _policy: Callable[..., bool] | None = field(static=True)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        arrays, call_rest = split((self._function, args, kwargs))
+        outcome_rest: Rest = MISSING
+
+        def of_arrays(arrays: list[Any]) -> list[Any]:
+            nonlocal outcome_rest
+            function, args, kwargs = call_rest.merge(arrays)
+            outcome = refuse_references(function(*args, **kwargs), "a checkpointed function")
+            outcome_arrays, outcome_rest = split(outcome)
+            return outcome_arrays
+
+        checkpointed = jax.checkpoint(of_arrays, prevent_cse=self._prevent_cse, policy=self._policy)
+        outcome_arrays = checkpointed(arrays)
+        return outcome_rest.merge(outcome_arrays)
+
+
+@overload
+def filter_checkpoint(
+    *, prevent_cse: bool = True, policy: Callable[..., bool] | None = None
+) -> Callable[[Callable[Params, Output]], Callable[Params, Output]]: ...
+@overload
+def filter_checkpoint(
+    fun: Callable[Params, Output],
+    *,
+    prevent_cse: bool = True,
+    policy: Callable[..., bool] | None = None,
+) -> Callable[Params, Output]: ...
+def filter_checkpoint(
+    fun: Callable[..., Any] = MISSING,
+    *,
+    prevent_cse: bool = True,
+    policy: Callable[..., bool] | None = None,
+) -> Any:
+    """Keeps nothing of what a function calculates: the backward pass calculates it again.
+
+    That saves memory and costs time. As `jax.checkpoint`, for functions of any arguments: arrays
+    are traced, everything else is passed as it is.
+
+    **Arguments:**
+
+    - `fun`: a function of any arguments that returns any pytree. Left out, this is a decorator
+        with arguments.
+    - `prevent_cse`: whether to keep the compiler from undoing it all, by merging what is calculated
+        twice. Not needed inside `jax.lax.scan`.
+    - `policy`: what to keep after all: one of `jax.checkpoint_policies`.
+
+    **Returns:** a function of the same arguments with the same outcome.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> @eqx.filter_checkpoint
+        ... def layer(x, activation):
+        ...     return activation(activation(x))
+        >>> print(eqx.filter_grad(layer)(jnp.array(0.0), jnp.sin))
+        1.0
+    """
+    if fun is MISSING:
+        return functools.partial(filter_checkpoint, prevent_cse=prevent_cse, policy=policy)
+    check_callable(fun, "filter_checkpoint")
+    return _CheckpointFunction(fun, prevent_cse, policy)

@@ -1,0 +1,102 @@
+"""Making the arrays that a function closes over part of a pytree."""
+
+from collections.abc import Callable
+from typing import Any, Generic
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jaxtyping import Array
+
+from ..._module import Module, field
+from ..._partition import Rest, split
+from ..._pytree import is_array, tree_pformat
+from .._references import refuse_references
+from .._signatures import Output, Params
+from .._trace import is_array_or_struct
+from .._wrapping import MISSING, Call, check_callable
+from ._tangents import leaves_beside, path_of
+
+
+class ClosureConverted(Module, Generic[Params, Output]):
+    """What `filter_closure_convert` returns.
+
+    - `consts`: the arrays that the function closes over.
+    """
+
+    consts: list[Array]
+    _jaxpr: Jaxpr = field(static=True)
+    _example: Rest = field(static=True)
+    _types: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
+    _outcome: Rest = field(static=True)
+
+    def __call__(self, /, *args: Params.args, **kwargs: Params.kwargs) -> Output:
+        treedef = self._example.treedef
+        leaves = leaves_beside(treedef, Call(args, kwargs), "call", "example")
+        for place, (leaf, expected) in enumerate(
+            zip(leaves, self._example.leaves(self._types), strict=True)
+        ):
+            if not _is_alike(leaf, expected):
+                path = jtu.keystr(path_of(place, treedef))
+                raise ValueError(
+                    "A closure-converted function must be called with arrays of the same shapes "
+                    "and dtypes, and otherwise equal arguments, as the example that it was "
+                    f"converted with: example{path} is {tree_pformat(expected)}, and call{path} "
+                    f"is {tree_pformat(leaf)}."
+                )
+        arrays = self._example.take(leaves)
+        outcome_arrays = jaxpr_as_fun(ClosedJaxpr(self._jaxpr, self.consts))(*arrays)
+        return self._outcome.merge(outcome_arrays)
+
+
+def _is_alike(leaf: Any, expected: Any) -> bool:
+    if isinstance(expected, jax.ShapeDtypeStruct):
+        is_alike = is_array(leaf) and leaf.shape == expected.shape
+        return is_alike and jnp.result_type(leaf) == jnp.result_type(expected)
+    return leaf is expected or (type(leaf) is type(expected) and bool(leaf == expected))
+
+
+def filter_closure_convert(
+    fn: Callable[Params, Output], *args: Any, **kwargs: Any
+) -> ClosureConverted[Params, Output]:
+    """The same function, with the arrays that it closes over as leaves of a pytree.
+
+    To carry tracers openly past a boundary that must know of them: a custom derivative, a
+    transformation. As `jax.closure_convert`, for functions of any arguments and all arrays.
+
+    **Arguments:**
+
+    - `fn`: a function of any arguments that returns any pytree. Traced once, here.
+    - `*args`, `**kwargs`: an example of its arguments; a `jax.ShapeDtypeStruct` stands for an
+        array. The values of arrays do not matter.
+
+    **Returns:** a Module to be called with arguments like those of the example: arrays of the same
+    shapes and dtypes, and everything else equal. Its field `consts` is the list of arrays that `fn`
+    closes over.
+
+    **Raises:** when called, `ValueError` naming the path where an argument is not like the example.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> def scaling_by(factor):
+        ...     return lambda x: factor * x
+        >>> converted = eqx.filter_closure_convert(scaling_by(jnp.array(3.0)), jnp.array(1.0))
+        >>> print(converted.consts, converted(jnp.array(2.0)))
+        [Array(3., dtype=float32, weak_type=True)] 6.0
+    """
+    check_callable(fn, "filter_closure_convert")
+    arrays, example = split(Call(args, kwargs), is_array_or_struct)
+    outcome: Rest = MISSING
+
+    def of_arrays(arrays: list[Any]) -> list[Any]:
+        nonlocal outcome
+        args, kwargs = example.merge(arrays)
+        returned: Any = fn(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+        outcome_arrays, outcome = split(refuse_references(returned, "a closure-converted function"))
+        return outcome_arrays
+
+    closed = jax.make_jaxpr(of_arrays)(arrays)
+    types = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays)
+    return ClosureConverted(list(closed.consts), closed.jaxpr, example, types, outcome)

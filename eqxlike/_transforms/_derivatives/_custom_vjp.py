@@ -1,0 +1,220 @@
+"""Functions with a reverse-mode derivative of their own."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.custom_derivatives import CustomVJPPrimal
+from jaxtyping import PyTree
+
+from ..._module import Module, field
+from ..._partition import Rest, split
+from ..._pytree import is_array_or_traced_reference, is_inexact_array
+from .._wrapping import MISSING, Call, check_callable, pair
+from ._custom_function import CustomFunction
+from ._tangents import check_structure, checked_tangents, is_symbolic_zero, leaves_beside
+
+_Forward = Callable[..., tuple[Any, Any]]
+_Backward = Callable[..., Any]
+
+
+class filter_custom_vjp(CustomFunction):
+    """Gives a function a reverse-mode derivative of its own, whatever its arguments are.
+
+    As `jax.custom_vjp`, with a plainer interface: only the first argument is differentiated, and
+    all arguments are passed to the backward pass too.
+
+    **Arguments:**
+
+    - `fn`: a function `fn(vjp_arg, *args, **kwargs)` of any arguments that returns any pytree.
+
+    **Returns:** a function of the same arguments, with two methods that take its derivative:
+
+    - `def_fwd` takes `forward(perturbed, vjp_arg, *args, **kwargs)`, which returns
+        `(value, residuals)`. `perturbed` has the structure of `vjp_arg`, with `True` for each leaf
+        that is being differentiated and `False` for all others. `residuals` may be any pytree.
+    - `def_bwd` takes `backward(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs)`, which
+        returns the gradient in `vjp_arg`. `cotangent` has the structure of the value, with `None`
+        where it is zero or there is none. The gradient has the structure of `vjp_arg`, with
+        `None` for zero; what it has for leaves that are not perturbed is not used.
+
+    **Raises:** when called, `RuntimeError` if the derivative was not given; when differentiated:
+    `RuntimeError` if another argument than the first is differentiated; naming the path,
+    `ValueError` if a structure or shape of the gradient differs, and `TypeError` for another dtype.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> @eqx.filter_custom_vjp
+        ... def identity(x, bound):
+        ...     return x
+        >>> @identity.def_fwd
+        ... def identity_forward(perturbed, x, bound):
+        ...     return x, None
+        >>> @identity.def_bwd
+        ... def identity_backward(residuals, cotangent, perturbed, x, bound):
+        ...     return jnp.clip(cotangent, -bound, bound)  # Gradients are clipped.
+        >>> print(eqx.filter_grad(lambda x: identity(x, 0.5) ** 2)(jnp.array(3.0)))
+        0.5
+    """
+
+    def __init__(self, fn: Callable[..., Any]):
+        super().__init__(fn)
+        self._forward: _Forward | None = None
+        self._backward: _Backward | None = None
+        self._wants_zeros = False
+
+    def def_fwd(self, fn_fwd: _Forward) -> _Forward:
+        """Sets the forward pass, and returns it."""
+        check_callable(fn_fwd, "filter_custom_vjp.def_fwd")
+        self._forward, self._wants_zeros = fn_fwd, False
+        return fn_fwd
+
+    def def_bwd(self, fn_bwd: _Backward) -> _Backward:
+        """Sets the backward pass, and returns it."""
+        check_callable(fn_bwd, "filter_custom_vjp.def_bwd")
+        self._backward, self._wants_zeros = fn_bwd, False
+        return fn_bwd
+
+    def defvjp(self, fn_fwd: _Forward, fn_bwd: _Backward) -> None:
+        """Deprecated. As `def_fwd` and `def_bwd`, for functions without the argument `perturbed`,
+        and to which zeros are passed in the place of `None` where there could be a cotangent.
+        """
+        warnings.warn(
+            "`filter_custom_vjp.defvjp` is deprecated: use `def_fwd` and `def_bwd`, whose "
+            "functions are told by `perturbed` what is being differentiated, and to which `None` "
+            "is passed, not zeros, as the cotangent of an array that has none.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        check_callable(fn_fwd, "filter_custom_vjp.defvjp")
+        check_callable(fn_bwd, "filter_custom_vjp.defvjp")
+
+        def forward(perturbed: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            return fn_fwd(*args, **kwargs)
+
+        def backward(residuals: Any, cotangent: Any, perturbed: Any, *args: Any, **kwargs: Any):
+            return fn_bwd(residuals, cotangent, *args, **kwargs)
+
+        self._forward, self._backward, self._wants_zeros = forward, backward, True
+
+    def __call__(self, vjp_arg: PyTree, /, *args: Any, **kwargs: Any) -> Any:
+        if self._forward is None or self._backward is None:
+            raise RuntimeError(
+                f"{self._label} has no derivative of its own yet: decorate its forward pass with "
+                f"`@{self._label}.def_fwd` and its backward pass with `@{self._label}.def_bwd`."
+            )
+        arrays, vjp_arg_rest = split(vjp_arg)
+        others, others_rest = split(Call(args, kwargs))
+        call = _FlatCall(
+            self.__wrapped__,
+            self._forward,
+            self._backward,
+            self._wants_zeros,
+            self._label,
+            vjp_arg_rest,
+            others_rest,
+        )
+        of_arrays = jax.custom_vjp(call.value)
+        of_arrays.defvjp(call.forward, call.backward, symbolic_zeros=True)
+        try:
+            value_arrays = of_arrays(arrays, others)
+        except jax.errors.UnexpectedTracerError as error:
+            self._explain(error)
+            raise
+        return call.value_rest.merge(value_arrays)
+
+
+class _Residuals(Module):
+    """What the forward pass leaves for the backward pass.
+
+    - `arrays`: of the tree `(residuals, vjp_arg, args, kwargs)`, of which `rest` is the rest.
+    """
+
+    arrays: list[Any]
+    rest: Rest = field(static=True)
+    value_rest: Rest = field(static=True)
+    is_perturbed: tuple[bool, ...] = field(static=True)
+
+
+@dataclasses.dataclass
+class _FlatCall:
+    """One call: the function and its derivative as functions of arrays alone."""
+
+    function: Callable[..., Any]
+    user_forward: _Forward
+    user_backward: _Backward
+    wants_zeros: bool
+    label: str
+    vjp_arg_rest: Rest
+    others_rest: Rest
+    value_rest: Rest = MISSING
+
+    def value(self, arrays: list[Any], others: list[Any]) -> list[Any]:
+        args, kwargs = self.others_rest.merge(others)
+        value = self.function(self.vjp_arg_rest.merge(arrays), *args, **kwargs)
+        value_arrays, self.value_rest = split(value, is_array_or_traced_reference)
+        return value_arrays
+
+    def forward(
+        self, arrays: list[CustomVJPPrimal], others: list[CustomVJPPrimal]
+    ) -> tuple[list[Any], _Residuals]:
+        self._check_not_perturbed(others)
+        vjp_arg = self.vjp_arg_rest.merge(each.value for each in arrays)
+        args, kwargs = self.others_rest.merge(each.value for each in others)
+        is_perturbed = tuple(map(_is_perturbed, arrays))
+        perturbed = self.vjp_arg_rest.merge_into(False, is_perturbed)
+        value, residuals = pair(
+            self.user_forward(perturbed, vjp_arg, *args, **kwargs),
+            f"The forward pass of {self.label} must return a pair (value, residuals)",
+        )
+        if self.value_rest is not MISSING:
+            # The function was traced before, and what it returned is in use.
+            check_structure(self.value_rest.treedef, value, "value of the forward pass", "value")
+        value_arrays, self.value_rest = split(value, is_array_or_traced_reference)
+        kept, rest = split((residuals, vjp_arg, args, kwargs))
+        return value_arrays, _Residuals(kept, rest, self.value_rest, is_perturbed)
+
+    def backward(self, kept: _Residuals, cotangents: list[Any]) -> tuple[list[Any], None]:
+        residuals, vjp_arg, args, kwargs = kept.rest.merge(kept.arrays)
+        cotangent = kept.value_rest.merge_into(None, map(self._as_passed, cotangents))
+        perturbed = self.vjp_arg_rest.merge_into(False, kept.is_perturbed)
+        gradient = self.user_backward(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs)
+        treedef = self.vjp_arg_rest.treedef
+        found = leaves_beside(treedef, gradient, "gradient", "vjp_arg")
+        wanted = self.vjp_arg_rest.leaves_into(False, kept.is_perturbed)
+        types = [
+            leaf if is_wanted else None
+            for leaf, is_wanted in zip(jtu.tree_leaves(vjp_arg), wanted, strict=True)
+        ]
+        # What stands beside the others is of no use, and may be anything.
+        found = [leaf if is_wanted else None for leaf, is_wanted in zip(found, wanted, strict=True)]
+        gradients = checked_tangents(found, types, treedef, "gradient", "vjp_arg")
+        return self.vjp_arg_rest.take(gradients), None
+
+    def _check_not_perturbed(self, others: list[CustomVJPPrimal]) -> None:
+        perturbed = self.others_rest.merge_into(
+            None, (_is_perturbed(each) or None for each in others)
+        )
+        paths = [jtu.keystr(path)[1:] for path, _ in jtu.tree_leaves_with_path(perturbed)]
+        if paths:
+            raise RuntimeError(
+                f"{self.label} was differentiated in {', '.join(paths)}. The derivative given to "
+                "`filter_custom_vjp` is that in the first argument alone: collect what is to be "
+                "differentiated in a tuple and pass that first, or `jax.lax.stop_gradient` of it."
+            )
+
+    def _as_passed(self, cotangent: Any) -> Any:
+        """A cotangent of JAX as the backward pass expects it."""
+        if is_symbolic_zero(cotangent):
+            is_wanted = self.wants_zeros and cotangent.dtype != jax.dtypes.float0
+            return jnp.zeros_like(cotangent) if is_wanted else None
+        return None if cotangent.dtype == jax.dtypes.float0 else cotangent
+
+
+def _is_perturbed(primal: CustomVJPPrimal) -> bool:
+    return primal.perturbed and is_inexact_array(primal.value)

@@ -1,0 +1,173 @@
+"""Gradients with respect to the floating-point arrays of the first argument."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, Unpack, overload
+
+import jax
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
+
+from ..._module import field
+from ..._partition import Rest, split
+from ..._pytree import is_array_or_traced_reference, is_inexact_array
+from .._signatures import Aux, GradOptions, Params, Value
+from .._wrapping import (
+    MISSING,
+    TransformedFunction,
+    check_callable,
+    differentiated_and_others,
+    value_and_aux,
+)
+
+
+class _GradFunction(TransformedFunction):
+    """What `filter_value_and_grad` and `filter_grad` return."""
+
+    _has_aux: bool = field(static=True)
+    _returns_value: bool = field(static=True)
+    _grad_options: tuple[tuple[str, Any], ...] = field(static=True)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        differentiated, others = differentiated_and_others(args, "filter_{grad, value_and_grad}")
+        arrays, rest = split(differentiated, is_inexact_array)
+        # What is no array in the auxiliary output cannot pass through JAX.
+        aux_rest: Rest = MISSING
+
+        def of_arrays(arrays: list[Any]) -> Any:
+            nonlocal aux_rest
+            outcome = self._function(rest.merge(arrays), *others, **kwargs)
+            value, aux = value_and_aux(outcome, self._has_aux, self)
+            aux_arrays, aux_rest = split(aux, is_array_or_traced_reference)
+            return value, aux_arrays
+
+        (value, aux_arrays), gradients = jax.value_and_grad(
+            of_arrays, has_aux=True, **dict(self._grad_options)
+        )(arrays)
+        gradient = rest.merge_into(None, gradients)
+        aux = aux_rest.merge(aux_arrays)
+        if self._returns_value:
+            return ((value, aux), gradient) if self._has_aux else (value, gradient)
+        return (gradient, aux) if self._has_aux else gradient
+
+
+def _make(fun: Any, has_aux: bool, returns_value: bool, gradkwargs: dict[str, Any]) -> Any:
+    if "argnums" in gradkwargs:
+        raise ValueError(
+            "`argnums` should not be passed. If you need to differentiate multiple objects then "
+            "collect them into a tuple and pass that as the first argument."
+        )
+    if fun is MISSING:
+        return functools.partial(
+            _make, has_aux=has_aux, returns_value=returns_value, gradkwargs=gradkwargs
+        )
+    check_callable(fun, "filter_value_and_grad" if returns_value else "filter_grad")
+    return _GradFunction(fun, has_aux, returns_value, tuple(sorted(gradkwargs.items())))
+
+
+@overload
+def filter_value_and_grad(
+    *, has_aux: Literal[False] = False, **gradkwargs: Unpack[GradOptions]
+) -> Callable[[Callable[Params, Value]], Callable[Params, tuple[Value, PyTree]]]: ...
+@overload
+def filter_value_and_grad(
+    *, has_aux: Literal[True], **gradkwargs: Unpack[GradOptions]
+) -> Callable[
+    [Callable[Params, tuple[Value, Aux]]], Callable[Params, tuple[tuple[Value, Aux], PyTree]]
+]: ...
+@overload
+def filter_value_and_grad(
+    *, has_aux: bool, **gradkwargs: Unpack[GradOptions]
+) -> Callable[[Callable[Params, Any]], Callable[Params, tuple[Any, PyTree]]]: ...
+@overload
+def filter_value_and_grad(
+    fun: Callable[Params, Value],
+    *,
+    has_aux: Literal[False] = False,
+    **gradkwargs: Unpack[GradOptions],
+) -> Callable[Params, tuple[Value, PyTree]]: ...
+@overload
+def filter_value_and_grad(
+    fun: Callable[Params, tuple[Value, Aux]],
+    *,
+    has_aux: Literal[True],
+    **gradkwargs: Unpack[GradOptions],
+) -> Callable[Params, tuple[tuple[Value, Aux], PyTree]]: ...
+@overload
+def filter_value_and_grad(
+    fun: Callable[Params, Any], *, has_aux: bool, **gradkwargs: Unpack[GradOptions]
+) -> Callable[Params, tuple[Any, PyTree]]: ...
+def filter_value_and_grad(
+    fun: Callable[..., Any] = MISSING, *, has_aux: bool = False, **gradkwargs: Any
+) -> Any:
+    """The value of a function and its gradient in the floating-point arrays of its first argument.
+
+    **Arguments:**
+
+    - `fun`: a function from any arguments to a floating-point scalar. Left out, this is a
+        decorator with arguments.
+    - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree.
+    - `**gradkwargs`: `holomorphic`, `allow_int` as in `jax.value_and_grad`.
+
+    **Returns:** a function of the same arguments that returns `(value, gradient)`, or
+    `((value, aux), gradient)`. The gradient has the structure of the first argument, with `None`
+    for every leaf that is not a floating-point or complex array.
+
+    **Raises:** `ValueError` if `argnums` is given; when called, `TypeError` if the first argument
+    is passed by keyword or the value is no floating-point scalar.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> @eqx.filter_value_and_grad
+        ... def loss(parameters, x):
+        ...     return (parameters["scale"] * x).sum() ** parameters["power"]
+        >>> value, gradient = loss({"scale": jnp.array(3.0), "power": 2}, jnp.ones(2))
+        >>> print(value, gradient["scale"], gradient["power"])
+        36.0 24.0 None
+    """
+    return _make(fun, has_aux, True, gradkwargs)
+
+
+@overload
+def filter_grad(
+    *, has_aux: Literal[False] = False, **gradkwargs: Unpack[GradOptions]
+) -> Callable[[Callable[Params, ArrayLike]], Callable[Params, PyTree]]: ...
+@overload
+def filter_grad(
+    *, has_aux: Literal[True], **gradkwargs: Unpack[GradOptions]
+) -> Callable[[Callable[Params, tuple[ArrayLike, Aux]]], Callable[Params, tuple[PyTree, Aux]]]: ...
+@overload
+def filter_grad(
+    *, has_aux: bool, **gradkwargs: Unpack[GradOptions]
+) -> Callable[[Callable[Params, Any]], Callable[Params, Any]]: ...
+@overload
+def filter_grad(
+    fun: Callable[Params, ArrayLike],
+    *,
+    has_aux: Literal[False] = False,
+    **gradkwargs: Unpack[GradOptions],
+) -> Callable[Params, PyTree]: ...
+@overload
+def filter_grad(
+    fun: Callable[Params, tuple[ArrayLike, Aux]],
+    *,
+    has_aux: Literal[True],
+    **gradkwargs: Unpack[GradOptions],
+) -> Callable[Params, tuple[PyTree, Aux]]: ...
+@overload
+def filter_grad(
+    fun: Callable[Params, Any], *, has_aux: bool, **gradkwargs: Unpack[GradOptions]
+) -> Callable[Params, Any]: ...
+def filter_grad(
+    fun: Callable[..., Any] = MISSING, *, has_aux: bool = False, **gradkwargs: Any
+) -> Any:
+    """As `filter_value_and_grad`, returning the gradient alone, or `(gradient, aux)`.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> print(eqx.filter_grad(lambda x: x**2)(jnp.array(3.0)))
+        6.0
+    """
+    return _make(fun, has_aux, False, gradkwargs)

@@ -1,0 +1,133 @@
+"""Jacobians and Hessians in the floating-point arrays of the first argument."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from ..._module import field
+from ..._partition import Rest, split
+from ..._pytree import is_array_like, is_array_or_traced_reference, is_inexact_array
+from .._signatures import Params
+from .._wrapping import (
+    MISSING,
+    TransformedFunction,
+    check_callable,
+    differentiated_and_others,
+    value_and_aux,
+)
+
+
+class _JacobianFunction(TransformedFunction):
+    """What `filter_jacfwd`, `filter_jacrev` and `filter_hessian` return.
+
+    - `_modes`: the transformations of JAX to apply, the innermost first.
+    """
+
+    _has_aux: bool = field(static=True)
+    _name: str = field(static=True)
+    _modes: tuple[Callable[..., Any], ...] = field(static=True)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        differentiated, others = differentiated_and_others(args, self._name)
+        arrays, rest = split(differentiated, is_inexact_array)
+        # What is no array cannot pass through JAX.
+        value_rest: Rest = MISSING
+        aux_rest: Rest = MISSING
+
+        def of_arrays(arrays: list[Any]) -> tuple[list[Any], list[Any]]:
+            nonlocal value_rest, aux_rest
+            outcome = self._function(rest.merge(arrays), *others, **kwargs)
+            value, aux = value_and_aux(outcome, self._has_aux, self)
+            value_arrays, value_rest = split(value, is_array_like)
+            aux_arrays, aux_rest = split(aux, is_array_or_traced_reference)
+            return value_arrays, aux_arrays
+
+        def tree_of(rows: list[Any], depth: int) -> PyTree:
+            """From lists in lists, one for each mode, to trees in trees."""
+            subtrees = [tree_of(row, depth - 1) for row in rows] if depth else rows
+            return rest.merge_into(None, subtrees)
+
+        transformed: Callable[..., Any] = of_arrays
+        if arrays:
+            for mode in self._modes:
+                transformed = mode(transformed, has_aux=True)
+            rows_of_outputs, aux_arrays = transformed(arrays)
+        else:
+            # JAX asks for at least one array.
+            value_arrays, aux_arrays = of_arrays(arrays)
+            rows_of_outputs = [[] for _ in value_arrays]
+        depth = len(self._modes) - 1
+        jacobian = value_rest.merge_into(None, [tree_of(rows, depth) for rows in rows_of_outputs])
+        return (jacobian, aux_rest.merge(aux_arrays)) if self._has_aux else jacobian
+
+
+def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
+    """The Jacobian of a function in the arrays of its first argument, by forward mode.
+
+    One pass for each number among the inputs: for more outputs than inputs.
+
+    **Arguments:**
+
+    - `fun`: a function of any arguments that returns any pytree.
+    - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
+        differentiated.
+
+    **Returns:** a function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
+    The Jacobian has the structure of the value; for each array of it, of shape `(*out)`, stands a
+    tree with the structure of the first argument, in which for each floating-point array, of shape
+    `(*in)`, stands an array of shape `(*out, *in)`, and `None` for everything else. `None` stands
+    for what in the value is no array or number.
+
+    **Raises:** when called, `TypeError` if the first argument is passed by keyword, or an array in
+    it is complex.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> def scale(parameters, x):
+        ...     return parameters["scale"] ** parameters["power"] * x
+        >>> jacobian = eqx.filter_jacfwd(scale)({"scale": jnp.array(3.0), "power": 2}, jnp.ones(2))
+        >>> print(jacobian["scale"], jacobian["power"])
+        [6. 6.] None
+    """
+    check_callable(fun, "filter_jacfwd")
+    return _JacobianFunction(fun, has_aux, "filter_jacfwd", (jax.jacfwd,))
+
+
+def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
+    """As `filter_jacfwd`, by reverse mode: one pass for each number among the outputs.
+
+    **Raises:** when called, `TypeError` if the first argument is passed by keyword, or an array of
+    the value is not real.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> print(eqx.filter_jacrev(lambda x: x.sum())(jnp.ones(3)))
+        [1. 1. 1.]
+    """
+    check_callable(fun, "filter_jacrev")
+    return _JacobianFunction(fun, has_aux, "filter_jacrev", (jax.jacrev,))
+
+
+def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
+    """The second derivatives of a function in the arrays of its first argument.
+
+    Forward mode over reverse mode. Arguments and errors are those of `filter_jacfwd`.
+
+    **Returns:** a function of the same arguments that returns the Hessian, or `(hessian, aux)`: as
+    the Jacobian, with a tree of the structure of the first argument once more in the place of each
+    array, of shape `(*out, *in, *in)`.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> hessian = eqx.filter_hessian(lambda p: p["a"] ** 2 * p["b"])
+        >>> second = hessian({"a": jnp.array(3.0), "b": jnp.array(5.0)})
+        >>> print(second["a"]["a"], second["a"]["b"], second["b"]["b"])
+        10.0 6.0 0.0
+    """
+    check_callable(fun, "filter_hessian")
+    return _JacobianFunction(fun, has_aux, "filter_hessian", (jax.jacrev, jax.jacfwd))

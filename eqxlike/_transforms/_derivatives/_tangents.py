@@ -1,0 +1,153 @@
+"""Tangents, cotangents and gradients: trees that stand beside the tree they belong to.
+
+Such a tree has the same structure, with `None` for zero: in the place of one leaf, or of all that
+is below a node.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import PyTree
+
+from ..._pytree import is_array, is_array_like
+
+
+def tangents_of(types: list[Any], treedef: Any, tangents: PyTree, name: str, of: str) -> list[Any]:
+    """The tangent of each leaf of a tree, or `None` where it is zero.
+
+    **Arguments:**
+
+    - `types`: for each leaf what has its shape and dtype (the leaf itself, say), or `None` if it
+        is not differentiable.
+    - `treedef`: the structure of the tree.
+    - `name`, `of`: what to call `tangents` and the tree in messages.
+
+    **Raises:** naming the path: `ValueError` if the structures or the shapes differ; `TypeError`
+    for another dtype, or a tangent of what is not differentiable.
+    """
+    found = leaves_beside(treedef, tangents, name, of)
+    return checked_tangents(found, types, treedef, name, of)
+
+
+def leaves_beside(treedef: Any, tree: PyTree, name: str, of: str) -> list[Any]:
+    """What `tree` has for each leaf of `treedef`: `None` for all below where it has `None`.
+
+    **Raises:** `ValueError` naming the path where the structures differ.
+    """
+    try:
+        return treedef.flatten_up_to(tree)
+    except (TypeError, ValueError):
+        # Either `None` stands for a whole subtree, which JAX does not know, or there is an error.
+        found: list[Any] = []
+        _collect(treedef.unflatten([_LEAF] * treedef.num_leaves), tree, (), found, name, of)
+        return found
+
+
+def check_structure(treedef: Any, tree: PyTree, name: str, of: str) -> None:
+    """Raises `ValueError`, naming a path, if the structure of `tree` is not `treedef`."""
+    if jtu.tree_structure(tree) != treedef:
+        leaves_beside(treedef, tree, name, of)
+        raise ValueError(f"{name} must have the structure of {of}, and has None in it.")
+
+
+_LEAF = object()
+
+
+def _collect(
+    whole: PyTree, beside: PyTree, path: tuple[Any, ...], found: list[Any], name: str, of: str
+) -> None:
+    """Walks down both trees at once."""
+    if beside is None:
+        found += [None] * len(jtu.tree_leaves(whole))
+        return
+    if whole is _LEAF:
+        found.append(beside)
+        return
+    children, treedef = _one_level(whole)
+    children_beside, treedef_beside = _one_level(beside)
+    if treedef != treedef_beside:
+        expected, came = _describe(whole), _describe(beside)
+        if expected == came:
+            came += " with other static fields"
+        raise ValueError(
+            f"{name} must have the structure of {of}: {of}{jtu.keystr(path)} is {expected}, and "
+            f"{name}{jtu.keystr(path)} is {came}."
+        )
+    for (key, child), (_, child_beside) in zip(children, children_beside, strict=True):
+        _collect(child, child_beside, (*path, *key), found, name, of)
+
+
+def _one_level(node: PyTree) -> tuple[list[tuple[Any, Any]], Any]:
+    # JAX asks of the node first, then of its children. Not by identity: it may contain itself.
+    is_child = iter((False,))
+    return jtu.tree_flatten_with_path(node, is_leaf=lambda _: next(is_child, True))
+
+
+def _describe(node: PyTree) -> str:
+    if node is None:
+        return "None"
+    if isinstance(node, tuple | list):
+        return f"a {type(node).__name__} of length {len(node)}"
+    if isinstance(node, dict):
+        return f"a dict with the keys {list(node)}"
+    if is_array(node):
+        return f"an array of shape {node.shape} and dtype {node.dtype}"
+    return f"an object of type {type(node).__name__}"
+
+
+def checked_tangents(
+    tangents: list[Any], types: list[Any], treedef: Any, name: str, of: str
+) -> list[Any]:
+    """`tangents` as arrays that JAX accepts, or `None`; arguments and errors as `tangents_of`."""
+    return [
+        None if tangent is None else _checked(tangent, kind, place, treedef, name, of)
+        for place, (tangent, kind) in enumerate(zip(tangents, types, strict=True))
+    ]
+
+
+def _checked(tangent: Any, kind: Any, place: int, treedef: Any, name: str, of: str) -> Any:
+    dtype = getattr(tangent, "dtype", None)
+    if dtype is not None and dtype == getattr(kind, "dtype", None) and tangent.shape == kind.shape:
+        return tangent
+    if kind is None and dtype == jax.dtypes.float0:
+        return None
+    path = jtu.keystr(path_of(place, treedef))
+    if kind is None:
+        raise TypeError(
+            f"{name}{path} must be None, since {of}{path} is not differentiable; it is "
+            f"{_describe(tangent)}."
+        )
+    expected_dtype = jnp.result_type(kind)
+    if isinstance(tangent, float) or (
+        isinstance(tangent, complex) and jnp.issubdtype(expected_dtype, jnp.complexfloating)
+    ):
+        # A Python number is weakly typed.
+        tangent = jnp.asarray(tangent, expected_dtype)
+    if not is_array_like(tangent):
+        raise TypeError(
+            f"{name}{path} must be an array like {of}{path}, or None; it is {_describe(tangent)}."
+        )
+    if jnp.shape(tangent) != jnp.shape(kind):
+        raise ValueError(
+            f"{name}{path} must have the shape of {of}{path}, which is {jnp.shape(kind)}; it has "
+            f"shape {jnp.shape(tangent)}."
+        )
+    if jnp.result_type(tangent) != expected_dtype:
+        raise TypeError(
+            f"{name}{path} must have the dtype of {of}{path}, which is {expected_dtype}; it has "
+            f"dtype {jnp.result_type(tangent)}."
+        )
+    return tangent
+
+
+def is_symbolic_zero(tangent: Any) -> bool:
+    """Whether JAX says that there is no tangent."""
+    return isinstance(tangent, SymbolicZero)
+
+
+def path_of(place: int, treedef: Any) -> tuple[Any, ...]:
+    """Where the leaf at `place` stands."""
+    return jtu.tree_leaves_with_path(treedef.unflatten(range(treedef.num_leaves)))[place][0]

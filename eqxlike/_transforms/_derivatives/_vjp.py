@@ -1,0 +1,116 @@
+"""Reverse-mode derivatives of functions of any arguments."""
+
+from collections.abc import Callable
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from ..._module import Module, field
+from ..._partition import Rest, split
+from ..._pytree import is_array_or_traced_reference, is_inexact_array
+from .._signatures import Aux, Output, Params
+from .._wrapping import MISSING, check_callable, value_and_aux
+from ._tangents import tangents_of
+
+
+class Pullback(Module):
+    """What `filter_vjp` returns: from a cotangent of the outcome to those of the arguments.
+
+    A pytree: its leaves are what the forward pass left for the backward pass.
+    """
+
+    _vjp: Callable[[list[Any]], tuple[list[Any]]]
+    _primals: Rest = field(static=True)
+    _outcome: Rest = field(static=True)
+    _types: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
+
+    def __call__(self, cotangent: PyTree, /) -> tuple[PyTree, ...]:
+        differentiable = (each if _is_inexact(each) else None for each in self._types)
+        types = self._outcome.leaves_into(None, differentiable)
+        found = tangents_of(types, self._outcome.treedef, cotangent, "cotangent", "outcome")
+        cotangents = [
+            _zero(kind) if each is None else each
+            for each, kind in zip(self._outcome.take(found), self._types, strict=True)
+        ]
+        (gradients,) = self._vjp(cotangents)
+        return self._primals.merge_into(None, gradients)
+
+
+def _is_inexact(kind: jax.ShapeDtypeStruct) -> bool:
+    return jnp.issubdtype(kind.dtype, jnp.inexact)
+
+
+def _zero(kind: jax.ShapeDtypeStruct) -> Any:
+    """The cotangent that JAX asks for where there is none."""
+    if _is_inexact(kind):
+        return jnp.zeros(kind.shape, kind.dtype)
+    return np.zeros(kind.shape, jax.dtypes.float0)
+
+
+@overload
+def filter_vjp(
+    fun: Callable[Params, Output], *primals: Params.args, **no_keywords: Params.kwargs
+) -> tuple[Output, Pullback]: ...
+@overload
+def filter_vjp(
+    fun: Callable[..., Output], *primals: PyTree, has_aux: Literal[False]
+) -> tuple[Output, Pullback]: ...
+@overload
+def filter_vjp(
+    fun: Callable[..., tuple[Output, Aux]], *primals: PyTree, has_aux: Literal[True]
+) -> tuple[Output, Pullback, Aux]: ...
+def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> Any:
+    """The value of a function and its vector-Jacobian product, for arguments of any kind.
+
+    **Arguments:**
+
+    - `fun`: a function of any arguments that returns any pytree.
+    - `*primals`: its arguments. Differentiated in their floating-point and complex arrays.
+    - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
+        differentiated.
+
+    **Returns:** `(value, pullback)`, or `(value, pullback, aux)`. `pullback` takes a cotangent: a
+    tree with the structure of the value, beside each floating-point or complex array one of that
+    shape and dtype, or `None` for a zero, and beside everything else `None`. It returns the tuple
+    of the gradients in the arguments, with `None` for every leaf that is not a floating-point or
+    complex array. It is a pytree, and may be passed into and out of transformations.
+
+    **Raises:** `TypeError` if `has_aux` and no pair is returned. `pullback` raises, naming the
+    path: `ValueError` if the structure or a shape differs; `TypeError` for another dtype, or a
+    cotangent beside what is not differentiable.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> def scale(x, factor, label):
+        ...     return factor * x, label
+        >>> value, pullback = eqx.filter_vjp(scale, jnp.array(3.0), jnp.array(2.0), "doubled")
+        >>> print(*value)
+        6.0 doubled
+        >>> print(*pullback((jnp.array(1.0), None)))
+        2.0 3.0 None
+    """
+    check_callable(fun, "filter_vjp")
+    arrays, rest = split(primals, is_inexact_array)
+    # What is no array cannot pass through JAX.
+    value_rest: Rest = MISSING
+    aux_rest: Rest = MISSING
+
+    def of_arrays(arrays: list[Any]) -> tuple[list[Any], list[Any]]:
+        nonlocal value_rest, aux_rest
+        value, aux = value_and_aux(fun(*rest.merge(arrays)), has_aux, fun)
+        value_arrays, value_rest = split(value, is_array_or_traced_reference)
+        aux_arrays, aux_rest = split(aux, is_array_or_traced_reference)
+        return value_arrays, aux_arrays
+
+    value_arrays, vjp, aux_arrays = jax.vjp(of_arrays, arrays, has_aux=True)
+    types = tuple(
+        # A NumPy array may have a dtype that is none of JAX's.
+        jax.ShapeDtypeStruct(each.shape, jnp.result_type(each))
+        for each in value_arrays
+    )
+    value, pullback = value_rest.merge(value_arrays), Pullback(vjp, rest, value_rest, types)
+    return (value, pullback, aux_rest.merge(aux_arrays)) if has_aux else (value, pullback)

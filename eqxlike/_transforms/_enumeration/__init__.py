@@ -1,0 +1,3 @@
+"""Enumerations whose members are arrays."""
+
+from ._enumeration import Enumeration as Enumeration

@@ -1,0 +1,16 @@
+"""`filter_jit`: from a call to the function of flat arrays that is compiled for it.
+
+`_callables` finds what stands behind a wrapped callable, `_arguments` brings a call into one order,
+`_dispatcher` looks up what is compiled for it (`_cache`, `_compiled`), and `_fast_path` makes the
+generated function that tries before all of this.
+"""
+
+from ._callables import Options as Options
+from ._filter_jit import clear_caches as clear_caches
+from ._filter_jit import filter_jit as filter_jit
+from ._lowerable import AnyArguments as AnyArguments
+from ._lowerable import CompilingDecorator as CompilingDecorator
+from ._lowerable import Function as Function
+from ._lowerable import Lowerable as Lowerable
+from ._lowerable import Method as Method
+from ._lowered import Lowered as Lowered

@@ -1,0 +1,200 @@
+"""One spelling for each call: keywords and defaults put in the places of the signature."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ..._codegen import compile_function
+from ..._compat import PjitFunction
+from ..._partition import ATOMS
+
+Spelled = tuple[tuple[Any, ...], tuple[str, ...]]
+"""`(args, names)`: the last `len(names)` of `args` are passed by these names, the rest by place."""
+
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature with which `function` is called, or `None` if it tells none.
+
+    Not that of its `__wrapped__`, as `functools.wraps` would have it: a decorator may take other
+    arguments and have other defaults. For what `jax.jit` returns, to fill in a default is not the
+    same as to leave it out.
+    """
+    if isinstance(function, PjitFunction | jax.custom_jvp | jax.custom_vjp):
+        return None
+    try:
+        return inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return None
+
+
+_Plan = tuple[Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]], tuple[str, ...]]
+"""From what is given to the arguments of the spelled call, and the names of the last ones."""
+
+_MAX_PLANS = 1024
+
+WRAPPER = "_eqxlike_wrapper"
+"""The first parameter of a function that is called with one of our wrappers."""
+
+
+class _Given:
+    """Stands for an argument of a call: the source that takes it from `args` or `kwargs`."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: str):
+        self.source = source
+
+
+def _is_constant(default: Any) -> bool:
+    """Whether to pass a default is the same as to leave it out: an array would be traced."""
+    if type(default) is tuple:
+        return all(map(_is_constant, default))
+    return type(default) in ATOMS
+
+
+class Spelling:
+    """How calls of one function are brought to one spelling.
+
+    Arguments are in the order of the signature; keyword-only ones come last. Defaults are filled in
+    but for arrays and the like, which would be traced, and objects that are not hashable.
+
+    **Arguments:**
+
+    - `name`: of the function, for messages.
+    - `signature`: `None` for a function that tells none; calls are taken as they are spelled then.
+    - `fills_defaults`: whether to fill in a default is the same as to leave it out.
+    """
+
+    def __init__(
+        self, name: str, signature: inspect.Signature | None, *, fills_defaults: bool = True
+    ):
+        self.function_name = name
+        self.signature = signature
+        self.fills_defaults = fills_defaults
+        self.parameters = [] if signature is None else list(signature.parameters.values())
+        self.num_by_place = sum(parameter.kind in _BY_PLACE for parameter in self.parameters)
+        self.keyword_only = tuple(
+            parameter.name
+            for parameter in self.parameters
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        )
+        self.is_spelled_otherwise = (
+            signature is None
+            or bool(self.keyword_only)
+            or any(parameter.kind in _VARIADIC for parameter in self.parameters)
+        )
+        # Which argument of a call goes where, for each way in which the function was called:
+        # binding by `inspect` takes longer than the call itself.
+        self._plans: dict[tuple[int, tuple[str, ...]], _Plan] = {}
+
+    def spell(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelled:
+        """The one spelling of this call. Raises `TypeError` if the function takes no such call."""
+        if not kwargs and len(args) == self.num_by_place and not self.is_spelled_otherwise:
+            return args, ()
+        form = (len(args), tuple(kwargs))
+        plan = self._plans.get(form)
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[form] = self._plan(*form)
+        return plan[0](args, kwargs), plan[1]
+
+    def _plan(self, num_args: int, given_names: tuple[str, ...]) -> _Plan:
+        """How calls are spelled that give so many arguments by place and these by name."""
+        args = [_Given(f"args[{place}]") for place in range(num_args)]
+        kwargs = {name: _Given(f"kwargs[{name!r}]") for name in given_names}
+        if self.signature is None:
+            values, names = [*args, *kwargs.values()], given_names
+        else:
+            bound = self._bind(args, kwargs)
+            self._fill_defaults(bound)
+            named = bound.kwargs
+            extra = sorted(name for name in named if name not in self.keyword_only)
+            names = (*(name for name in self.keyword_only if name in named), *extra)
+            values = [*bound.args, *(named[name] for name in names)]
+        namespace: dict[str, Any] = {}
+        parts = []
+        for value in values:
+            if type(value) is not _Given:
+                namespace[default := f"default{len(parts)}"] = value
+            parts.append(value.source if type(value) is _Given else default)
+        lines = ["def spell(args, kwargs):", f"    return ({''.join(f'{x}, ' for x in parts)})"]
+        return compile_function(lines, namespace, f"call of {self.function_name}"), names
+
+    def _fill_defaults(self, bound: inspect.BoundArguments) -> None:
+        given = bound.arguments
+        is_any_left_out = False
+        bound.arguments = {}
+        for parameter in self.parameters:
+            name, default = parameter.name, parameter.default
+            if name in given:
+                bound.arguments[name] = given[name]
+                continue
+            can_be_given = (
+                parameter.kind is not inspect.Parameter.POSITIONAL_ONLY or not is_any_left_out
+            )
+            if self.fills_defaults and can_be_given and _is_constant(default):
+                bound.arguments[name] = default
+            elif parameter.kind in _BY_PLACE:
+                is_any_left_out = True
+
+    def _bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        assert self.signature is not None
+        try:
+            return self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.function_name}() {error}") from None
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+        """The arguments of a call by the names of their parameters, as a message shows them."""
+        try:
+            bound = None if self.signature is None else self.signature.bind(*args, **kwargs)
+        except TypeError:
+            bound = None
+        if bound is None:
+            by_place = [(f"args[{place}]", argument) for place, argument in enumerate(args)]
+            return by_place + list(kwargs.items())
+        return list(bound.arguments.items())
+
+    def labels(self, num_args: int, names: tuple[str, ...]) -> list[str]:
+        """What to call each argument of a spelled call of so many, the last of them by `names`."""
+        num_by_place = num_args - len(names)
+        declared = [each.name for each in self.parameters if each.kind in _BY_PLACE]
+        more = (
+            each.name for each in self.parameters if each.kind is inspect.Parameter.VAR_POSITIONAL
+        )
+        variadic = next(more, "args")
+        rest = [f"{variadic}[{index}]" for index in range(num_by_place - len(declared))]
+        return [*declared[:num_by_place], *rest, *names]
+
+    def parameter_names(self) -> list[str]:
+        """What an option may name."""
+        return [each.name for each in self.parameters if each.name != WRAPPER]
+
+    def places(self, name: str, names: tuple[str, ...], num_args: int) -> tuple[int, ...]:
+        """The places in a spelled call that belong to the parameter `name`.
+
+        **Arguments:**
+
+        - `names`, `num_args`: of the spelled call.
+        """
+        parameter = next(each for each in self.parameters if each.name == name)
+        first_named = num_args - len(names)
+        if parameter.kind in _BY_PLACE:
+            place = self.parameters.index(parameter)
+            if name in names:
+                return (first_named + names.index(name),)
+            return (place,) if place < first_named else ()
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            return tuple(range(self.num_by_place, first_named))
+        is_extra = parameter.kind is inspect.Parameter.VAR_KEYWORD
+        return tuple(
+            first_named + index
+            for index, each in enumerate(names)
+            if each == name or (is_extra and each not in self.keyword_only)
+        )

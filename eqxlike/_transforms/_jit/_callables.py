@@ -1,0 +1,171 @@
+"""From any callable to the function that is compiled, what is bound to it, and its dispatcher."""
+
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+
+from ..._compat import PjitFunction
+from ..._module import BoundMethod, Module, Wrapper
+from ._arguments import WRAPPER, Spelling, signature_of
+from ._attached import attached
+from ._dispatcher import Dispatcher
+
+
+class Options:
+    """Keyword arguments, hashable although their values may be dicts or lists; not mutated."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: dict[str, Any]):
+        self.values = values
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Options and self.values == other.values
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.values))
+
+
+class Unbound(NamedTuple):
+    """A callable, apart.
+
+    - `function`: what says how it is called.
+    - `args`, `kwargs`: the arguments at the front and by name that are bound to it.
+    - `is_call`: whether it is the `__call__` of a class, which somebody may replace: then the first
+        of `args` is called.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    is_call: bool = False
+
+
+# Callables that are themselves the function: compared by identity, and not changed in place.
+_FUNCTIONS = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    PjitFunction,
+    jax.custom_jvp,
+    jax.custom_vjp,
+)
+
+
+def unbind(callable_: Any) -> Unbound:
+    """A callable as a function, and the arguments that are bound to it.
+
+    These go into `jit` like the others, so that none of their arrays becomes a constant and no
+    other instance is taken for this one.
+    """
+    if isinstance(callable_, _FUNCTIONS):
+        return Unbound(callable_, (), {})
+    if isinstance(callable_, BoundMethod | types.MethodType):
+        inner = unbind(callable_.__func__)
+        return inner._replace(args=(*inner.args, callable_.__self__))
+    if type(callable_).__call__ is functools.partial.__call__:
+        inner = unbind(callable_.func)
+        args = (*inner.args, *callable_.args)
+        return inner._replace(args=args, kwargs={**inner.kwargs, **callable_.keywords})
+    call = _call_of(type(callable_))
+    if isinstance(call, types.FunctionType):
+        return Unbound(call, (callable_,), {}, is_call=call is not _call)
+    inner = unbind(call)
+    return inner._replace(args=(*inner.args, callable_))
+
+
+def _call_of(kind: Any) -> Any:
+    """What is called with an instance of `kind` before the arguments when it is called itself."""
+    found = inspect.getattr_static(kind, "__call__", None)
+    if isinstance(found, types.FunctionType | Module):
+        return found
+    # Any other descriptor is left to Python: what it gives may depend on the instance.
+    return _call
+
+
+def _call(callable_: Any, /, *args: Any, **kwargs: Any) -> Any:
+    return callable_(*args, **kwargs)
+
+
+class _Description(NamedTuple):
+    """A function to compile, as a user sees it.
+
+    - `anchor`: the function that the user would name: of one of our wrappers what it wraps, after
+        the wrapper itself.
+    - `name`: that of the anchor.
+    - `signature`: how the function is called; `None` if it does not tell.
+    - `path`: from the function to the anchor, for each step what is called, and how many arguments
+        and which names are bound to it. The signature is made of nothing else.
+    """
+
+    anchor: Callable[..., Any]
+    name: str
+    signature: inspect.Signature | None
+    path: tuple[Hashable, ...]
+
+
+def _describe(unbound: Unbound) -> _Description:
+    function, bound, bound_kwargs, _ = unbound
+    counts = (len(bound), tuple(bound_kwargs))
+    if not (bound and isinstance(bound[0], Wrapper) and function is type(bound[0]).__call__):
+        anchor = type(bound[0]) if function is _call else function
+        name = getattr(anchor, "__name__", type(anchor).__name__)
+        # Not the anchor itself, since what is kept with it must not hold it.
+        path = ((function is _call, *counts),)
+        return _Description(anchor, name, signature_of(function), path)
+    inner = unbind(bound[0].__wrapped__)
+    described = _describe(inner)
+    described = described._replace(path=((function, *counts), *described.path))
+    signature = described.signature
+    if signature is None or inner.kwargs:
+        return described._replace(signature=signature_of(function))
+    parameters = list(signature.parameters.values())[len(inner.args) :]
+    if len(signature.parameters) < len(inner.args) or any(
+        each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters
+    ):
+        return described._replace(signature=signature_of(function))
+    itself = inspect.Parameter(WRAPPER, inspect.Parameter.POSITIONAL_ONLY)
+    return described._replace(signature=signature.replace(parameters=[itself, *parameters]))
+
+
+# The dispatchers of the wrappers of each function, so that `filter_jit(f)` in a loop does not
+# compile in each turn. They live with the function: in it, or here for what has no `__dict__`.
+_NAME = "__eqxlike_dispatchers__"
+_dispatchers: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatcher:
+    """The dispatcher of what was unbound: the same one for the same function, however often it is
+    wrapped, and another one for whatever would be called otherwise.
+    """
+    function, bound, bound_kwargs, _ = unbound
+    described = _describe(unbound)
+
+    def make() -> Dispatcher:
+        # A default that is left out is not mapped, and one that is filled in would be.
+        is_mapping = any(getattr(type(each), "maps_arguments", False) for each in bound[:1])
+        spelling = Spelling(described.name, described.signature, fills_defaults=not is_mapping)
+        names = tuple(bound_kwargs)
+        called = _call if unbound.is_call else function
+        return Dispatcher(called, function, len(bound), names, spelling, donate, options.values)
+
+    anchor = described.anchor
+    try:
+        if isinstance(anchor, types.FunctionType):
+            of_function = attached(anchor, _NAME, dict)
+        else:
+            of_function = _dispatchers.setdefault(anchor, {})
+    except TypeError:
+        # Not weakly referenced, as the `__call__` of a class in C: each wrapper has its own.
+        return make()
+    kinds = tuple(type(each) for each in bound if isinstance(each, Wrapper))
+    key = (described.path, kinds, donate, options)
+    found = of_function.get(key)
+    return of_function.setdefault(key, make()) if found is None else found

@@ -1,0 +1,387 @@
+"""One compiled function, for one combination of Structures of the arguments."""
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.tree_util as jtu
+
+from ..._compat import Tracer
+from ..._partition import ARRAY, StaticLeaf, Structure, concrete_array_types, flatten
+from ..._pytree import is_array, is_reference
+from .._checks import (
+    TracedProgram,
+    has_any_check_been_traced,
+    holds_check,
+    mesh_of,
+    note_check,
+    run_and_look_for_checks,
+)
+from .._references import refuse_references
+from .._sharding import shardings_of_arrays
+from ._arguments import Spelling
+from ._donation import Donate, donated_places, is_silent, silence
+from ._fast_path import MISS, FastPath, make_fast_path
+from ._in_shardings import shardings_of_arguments
+from ._watched import WatchedArrays
+
+
+class _Tracing(threading.local):
+    depth: int = 0
+    """How many first traces this thread is in the middle of."""
+
+
+_tracing = _Tracing()
+
+
+class _Outcome:
+    """What a traced function returns to JAX if there is more to say than with plain arrays.
+
+    That is if its static part is not that of its first trace, or if it holds a check of `error_if`,
+    for which the call waits. JAX's fast path asks that unflattening gives back plain arrays in a
+    node that it can flatten again, so this holds arrays, and the tree is built outside.
+    """
+
+    __slots__ = ("arrays", "holds_check", "structure")
+
+    def __init__(self, static: tuple[Structure, bool], arrays: tuple[Any, ...]):
+        self.structure, self.holds_check = static
+        self.arrays = arrays
+
+
+jtu.register_pytree_node(
+    _Outcome,
+    lambda outcome: (outcome.arrays, (outcome.structure, outcome.holds_check)),
+    _Outcome,
+)
+
+
+class Function(Protocol):
+    """What an entry asks of the function that it compiles, a `Dispatcher`."""
+
+    get_function: Callable[[], Any]
+    num_bound: int
+    bound_names: tuple[str, ...]
+    spelling: Spelling
+    donate: Donate
+    jit_options: dict[str, Any]
+
+    def drop(self, entry: "Entry") -> None: ...
+
+
+class Entry:
+    """One compiled function.
+
+    **Arguments:**
+
+    - `function`: held weakly.
+    - `structures`, `names`: those of a spelled call.
+    - `spelled`: its arguments, as an example.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        structures: tuple[Structure, ...],
+        names: tuple[str, ...],
+        spelled: tuple[Any, ...],
+    ):
+        self.structures = structures
+        self.names = names
+        self._drop = _weak_drop(function, self)
+        self._trace_lock = threading.RLock()
+        self._is_traced = False
+        # Whether it is traced by the first call itself, which nobody has looked at before.
+        self._is_unseen = False
+        self._first_outcome: Structure | None = None
+        # Whether there may be a check that what the jitted function returns does not tell of.
+        self._always_waits = False
+        self._fast_path: FastPath | None = None
+        self._shown_fast_path: FastPath | None = None
+        self._restore_warnings: list[Callable[[], None]] = []
+        self._is_silent = is_silent(function.donate)
+        starts = [0]
+        for structure in structures:
+            starts.append(starts[-1] + structure.num_arrays)
+        self._starts = starts
+        static = (
+            each
+            for each, structure in zip(spelled, structures, strict=True)
+            if isinstance(structure, StaticLeaf)
+        )
+        self.watched = WatchedArrays(function.spelling.function_name, static)
+        options = dict(function.jit_options)
+        places = donated_places(
+            function.donate, function.spelling, function.num_bound, names, len(structures)
+        )
+        options["donate_argnums"] = [
+            index for place in places for index in range(starts[place], starts[place + 1])
+        ]
+        if options.get("in_shardings") is not None:
+            options["in_shardings"] = tuple(
+                shardings_of_arguments(
+                    options["in_shardings"],
+                    function.spelling,
+                    function.num_bound,
+                    function.bound_names,
+                    spelled,
+                    names,
+                )
+            )
+        self._has_shardings = _is_for_several_devices(
+            (options.get("in_shardings"), options.get("out_shardings"))
+        )
+        # One sharding for all is a prefix of any outcome. A tree of them must wait until the
+        # function has been traced.
+        self._out_shardings: Any = None
+        if not isinstance(options.get("out_shardings"), jax.sharding.Sharding | None):
+            self._out_shardings = options.pop("out_shardings")
+        self._flat_out_shardings: Any = None
+        self._options = options
+        # Of these very objects, as what is compiled is.
+        self._passed = _as_passed(structures, spelled)
+        self._flat = self._make_flat_function(function)
+        self._jitted = None if self._out_shardings is not None else jax.jit(self._flat, **options)
+
+    def is_current(self) -> bool:
+        """Whether the static objects that were passed hold what they held."""
+        return all(structure.is_current() for structure in self._passed)
+
+    def _make_flat_function(self, function: Function) -> Callable[..., Any]:
+        """The function that JAX traces: flat arrays in, flat arrays out."""
+        get_function = function.get_function
+        num_by_place = len(self.structures) - len(self.names)
+        parts = [
+            (structure.rebuilder(keep=False), start, stop)
+            for structure, start, stop in zip(
+                self._passed, self._starts[:-1], self._starts[1:], strict=True
+            )
+        ]
+
+        def flat(*arrays: Any) -> Any:
+            structures: list[Structure] = []
+
+            def run(*arrays: Any) -> list[Any]:
+                args = [rebuild(arrays[start:stop]) for rebuild, start, stop in parts]
+                kwargs = dict(zip(self.names, args[num_by_place:], strict=True))
+                outcome = get_function()(*args[:num_by_place], **kwargs)
+                outcome_arrays, structure = self._take_apart(outcome)
+                structures.append(structure)
+                return outcome_arrays
+
+            try:
+                with TracedProgram(self._has_shardings or mesh_of(arrays) is not None) as program:
+                    is_later = self._is_traced and not jax.config.jax_disable_jit  # pyright: ignore
+                    if is_later and has_any_check_been_traced():
+                        outcome_arrays = run_and_look_for_checks(run, arrays)
+                    else:
+                        # `_trace_first` looks through the jaxpr of the first trace.
+                        outcome_arrays = run(*arrays)
+                return self._pack(outcome_arrays, structures[0], program.holds_check)
+            except BaseException:
+                # JAX takes its slow path for good where a trace has failed.
+                self._drop()
+                raise
+
+        flat.__name__ = flat.__qualname__ = function.spelling.function_name
+        return flat
+
+    def _take_apart(self, outcome: Any) -> tuple[list[Any], Structure]:
+        arrays, structure = flatten(outcome, is_outcome=True)
+        if not all(map(is_array, arrays)):
+            refuse_references(outcome, self._flat.__name__, is_reference)
+        if self._out_shardings is not None:
+            shardings = shardings_of_arrays("out_shardings", self._out_shardings, outcome)
+            self._flat_out_shardings = shardings[0] if structure is ARRAY else tuple(shardings)
+        return arrays, structure
+
+    def _pack(self, arrays: list[Any], structure: Structure, holds_check: bool) -> Any:
+        if self._out_shardings is not None:
+            # They are for plain arrays.
+            self._always_waits |= holds_check
+            holds_check = False
+        if self._is_silent:
+            self._ignore_unused_donations()
+        with self._trace_lock:
+            if self._first_outcome is None:
+                self._first_outcome = structure
+        # A plain tuple, or a bare array, says that the outcome is of the first Structure: JAX
+        # builds these without calling Python, which it must for a node.
+        if structure is not self._first_outcome or holds_check:
+            return _Outcome((structure, holds_check), tuple(arrays))
+        return arrays[0] if structure is ARRAY else tuple(arrays)
+
+    def _ignore_unused_donations(self) -> None:
+        """Until the call that is being traced ends: JAX warns when it lowers, after the trace."""
+        silence.begin()
+        self._restore_warnings.append(silence.end)
+
+    def restore_warnings(self) -> None:
+        """To be called when a call that may have traced has ended, well or not."""
+        while self._restore_warnings:
+            self._restore_warnings.pop()()
+
+    def jitted(self, arrays: list[Any]) -> Any:
+        """The function of flat arrays that `jax.jit` made, traced at least once.
+
+        Traced once even if several threads come first: JAX by itself would trace in each. A thread
+        that is tracing never waits for another, so that two cannot wait for each other.
+        """
+        if self._must_wait():
+            with self._trace_lock:
+                if self._jitted is None or not self._is_traced:
+                    self._trace_first(arrays)
+        return jax.jit(self._flat) if self._jitted is None else self._jitted
+
+    def _must_wait(self) -> bool:
+        """Whether this thread traces first, or waits for the one that does."""
+        is_traced = self._is_traced or (self._is_unseen and self._first_outcome is not None)
+        if self._jitted is not None and (is_traced or _tracing.depth > 0):
+            return False
+        return not jax.config.jax_disable_jit  # pyright: ignore
+
+    def _trace_first(self, arrays: list[Any]) -> None:
+        _tracing.depth += 1
+        try:
+            if self._jitted is None:
+                traced = jax.jit(self._flat, **self._options).trace(*arrays)
+                self._options["out_shardings"] = self._flat_out_shardings
+                self._jitted = jax.jit(self._flat, **self._options)
+            else:
+                traced = self._jitted.trace(*arrays)
+        finally:
+            _tracing.depth -= 1
+        outcome = traced.out_info
+        if type(outcome) is not _Outcome or not outcome.holds_check:
+            # The trace takes no note of checks in functions that JAX has traced before.
+            self._always_waits |= holds_check(traced.jaxpr.jaxpr)
+        self._is_traced = True
+
+    def call(self, arrays: list[Any]) -> Any:
+        """The outcome of the user's function for these arrays."""
+        try:
+            return self.finish(self._run(arrays))
+        finally:
+            self.restore_warnings()
+
+    def _run(self, arrays: list[Any]) -> Any:
+        """What the jitted function returns."""
+        # To see the program before it runs means that JAX looks at each array twice: with 5,000 of
+        # them a fourth of the first call.
+        if self._jitted is not None and not has_any_check_been_traced() and self._must_wait():
+            with self._trace_lock:
+                if self._must_wait():
+                    return self._run_first(self._jitted, arrays)
+        return self.jitted(arrays)(*arrays)
+
+    def _run_first(self, jitted: Any, arrays: list[Any]) -> Any:
+        """Traces, compiles and runs, where no function can hide a check."""
+        self._is_unseen = True
+        _tracing.depth += 1
+        try:
+            result = jitted(*arrays)
+        finally:
+            _tracing.depth -= 1
+        self._is_traced = True
+        return result
+
+    def fast_path(self, arrays: list[Any]) -> FastPath | None:
+        """The fast path to this entry; `None` while it has not been traced.
+
+        **Arguments:**
+
+        - `arrays`: those of a call, as examples of their types.
+        """
+        if self._fast_path is None and self._first_outcome is not None and self._jitted is not None:
+            may_wait = self._always_waits or self._out_shardings is not None
+            self._fast_path = make_fast_path(
+                self._passed,
+                arrays,
+                self._call_for_outcome if may_wait else self._jitted,
+                self._first_outcome,
+                self.finish,
+                self._restore_warnings if self._is_silent else None,
+                self.watched.are_current if self.watched else None,
+            )
+            self._shown_fast_path = self._fast_path
+            if any(structure.anchor is not None for structure in self.structures):
+                self._shown_fast_path = _weak_fast_path(self)
+        return self._shown_fast_path
+
+    def _as_outcome(self, result: Any) -> _Outcome:
+        """What the jitted function returned, and what it says by plain arrays."""
+        if type(result) is _Outcome:
+            return result
+        structure = self._first_outcome
+        assert structure is not None
+        arrays = (result,) if structure is ARRAY else result
+        return _Outcome((structure, self._always_waits), arrays)
+
+    def _call_for_outcome(self, *arrays: Any) -> _Outcome:
+        """As the jitted function, but never plain arrays: these need no `finish`."""
+        assert self._jitted is not None
+        return self._as_outcome(self._jitted(*arrays))
+
+    def finish(self, result: Any) -> Any:
+        """The outcome of the user's function, from what the jitted function returned."""
+        outcome = self._as_outcome(result)
+        structure, arrays = outcome.structure, outcome.arrays
+        if outcome.holds_check:
+            if any(isinstance(array, Tracer) for array in arrays):
+                # Whoever is tracing has this check in its program too.
+                note_check()
+            else:
+                jax.block_until_ready(arrays)
+        if structure is ARRAY:
+            return arrays[0]
+        is_concrete = all(type(array) in concrete_array_types for array in arrays)
+        if not is_concrete:
+            # Types of arrays not met before are found out here, by the general walk.
+            flatten(arrays)
+            is_concrete = all(type(array) in concrete_array_types for array in arrays)
+        return structure.rebuilder(keep=is_concrete)(arrays)
+
+
+def _as_passed(
+    structures: tuple[Structure, ...], spelled: tuple[Any, ...]
+) -> tuple[Structure, ...]:
+    """The same Structures, with the very objects that were passed where equal ones will not do."""
+    return tuple(
+        structure
+        if structure.is_exact
+        else flatten(arg, with_abstract=True, is_bound=True, is_private=True)[1]
+        for structure, arg in zip(structures, spelled, strict=True)
+    )
+
+
+def _is_for_several_devices(shardings: Any) -> bool:
+    return any(
+        isinstance(leaf, jax.sharding.Sharding) and leaf.num_devices > 1
+        for leaf in jtu.tree_leaves(shardings)
+    )
+
+
+def _weak_drop(function: Function, entry: Entry) -> Callable[[], None]:
+    """What forgets `entry`; holds neither it nor the function."""
+    weak_function, weak_entry = weakref.ref(function), weakref.ref(entry)
+
+    def drop() -> None:
+        function, entry = weak_function(), weak_entry()
+        if function is not None and entry is not None:
+            function.drop(entry)
+
+    return drop
+
+
+def _weak_fast_path(entry: Entry) -> FastPath:
+    """The fast path of an entry that goes with a short-lived function: does not hold it."""
+    weak_entry = weakref.ref(entry)
+
+    def call(args: tuple[Any, ...]) -> Any:
+        entry = weak_entry()
+        fast_path = None if entry is None else entry._fast_path
+        return MISS if fast_path is None else fast_path(args)
+
+    return call

@@ -1,0 +1,150 @@
+"""From a call to the compiled function for it: one dispatcher for each function and its options."""
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..._checking import is_checking, when_switched_on
+from ..._partition import Structure, concrete_array_types, flatten
+from ._arguments import Spelling
+from ._cache import Entries
+from ._compiled import Entry
+from ._donation import Donate, check_donate
+from ._fast_path import MISS, FastPath, always_miss
+from ._in_shardings import check_in_shardings
+
+_MAX_RECENT = 16
+"""Fast paths tried before the long way: for functions called in turn with different statics."""
+
+
+class Dispatcher:
+    """Finds, for each call of one function, the entry, and the fast path to it.
+
+    **Arguments:**
+
+    - `function`: held weakly where that is possible; who calls holds it.
+    - `described`: the function of which the others tell; it may be another one later, if
+        `function` only calls what is bound to it.
+    - `num_bound`: how many arguments at the front belong to what the user wrapped: the Module
+        that is called, the instance of a bound method.
+    - `bound_names`: which arguments by name do: those of a partial function.
+    - `spelling`: how its calls are spelled.
+    - `donate`: see `check_donate`.
+    - `jit_options`: further keyword arguments of `jax.jit`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        described: Callable[..., Any],
+        num_bound: int,
+        bound_names: tuple[str, ...],
+        spelling: Spelling,
+        donate: Donate | Iterable[str],
+        jit_options: dict[str, Any],
+    ):
+        self.get_function = _reference(function)
+        self.get_described = _reference(described)
+        self.num_bound = num_bound
+        self.bound_names = bound_names
+        self.spelling = spelling
+        self.donate = check_donate(donate, self.spelling)
+        check_in_shardings(jit_options.get("in_shardings"), self.spelling)
+        self.jit_options = jit_options
+        self.lock = threading.RLock()
+        self.entries = Entries()
+        # The fast path of the entry called last, for calls that pass nothing by name; and the
+        # last few, with the names that they are for.
+        self.fast_path: FastPath = always_miss
+        self.recent: tuple[tuple[tuple[str, ...], FastPath], ...] = ()
+        _dispatchers.add(self)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call on its long way: the fast path, if any, was not made for it."""
+        spelled, names = self.spelling.spell(args, kwargs)
+        for recent_names, fast_path in self.recent:
+            if recent_names == names:
+                outcome = fast_path(spelled)
+                if outcome is not MISS:
+                    if fast_path is not self.recent[0][1]:
+                        self._remember(fast_path, names)
+                    return outcome
+        arrays, entry = self.find(spelled, names)
+        entry.watched.warn_of_changes()
+        outcome = entry.call(arrays)
+        if all(type(array) in concrete_array_types for array in arrays) and not is_checking():
+            fast_path = entry.fast_path(arrays)
+            if fast_path is not None:
+                self._remember(fast_path, names)
+        return outcome
+
+    def find(
+        self, spelled: tuple[Any, ...], names: tuple[str, ...], *, with_abstract: bool = False
+    ) -> tuple[list[Any], Entry]:
+        """The arrays of a spelled call, and the entry for it, new or old."""
+        arrays: list[Any] = []
+        structures: list[Structure] = []
+        for index, arg in enumerate(spelled):
+            arg_arrays, structure = flatten(
+                arg,
+                with_abstract=with_abstract,
+                is_bound=index < self.num_bound,
+                root=lambda index=index: self.spelling.labels(len(spelled), names)[index],
+            )
+            arrays += arg_arrays
+            structures.append(structure)
+        key = (names, *structures)
+        entry = self.entries.get(key, tuple(structures))
+        if entry is not None and not entry.is_current():
+            self.drop(entry)
+            entry = None
+        if entry is None:
+            made = Entry(self, tuple(structures), names, spelled)
+            with self.lock:
+                entry = self.entries.setdefault(key, made)
+        return arrays, entry
+
+    def _remember(self, fast_path: FastPath, names: tuple[str, ...]) -> None:
+        others = (each for each in self.recent if each[1] is not fast_path)
+        self.recent = ((names, fast_path), *itertools.islice(others, _MAX_RECENT - 1))
+        if not names:
+            self.fast_path = fast_path
+
+    def forget_fast_paths(self) -> None:
+        self.recent = ()
+        self.fast_path = always_miss
+
+    def drop(self, entry: Entry) -> None:
+        with self.lock:
+            self.entries.remove(entry)
+        self.forget_fast_paths()
+
+    def clear(self) -> None:
+        with self.lock:
+            self.entries.clear()
+        self.forget_fast_paths()
+
+
+def _reference(function: Callable[..., Any]) -> Callable[[], Any]:
+    try:
+        return weakref.ref(function)
+    except TypeError:
+        return lambda: function
+
+
+_dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+
+
+def clear_dispatchers() -> None:
+    for dispatcher in list(_dispatchers):
+        dispatcher.clear()
+
+
+def _forget_all_fast_paths() -> None:
+    for dispatcher in list(_dispatchers):
+        dispatcher.forget_fast_paths()
+
+
+when_switched_on(_forget_all_fast_paths)

@@ -1,0 +1,90 @@
+"""Which arguments give their buffers away: five words, or names."""
+
+import threading
+import warnings
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from ._arguments import Spelling
+
+Donate = (
+    Literal["all", "all-except-first", "warn", "warn-except-first", "none"] | str | tuple[str, ...]
+)
+
+_WORDS = ("all", "all-except-first", "warn", "warn-except-first", "none")
+
+
+def check_donate(donate: Donate | Iterable[str], spelling: Spelling) -> Donate:
+    """`donate` as a word or a tuple of names of parameters of the function.
+
+    **Raises:** `ValueError` for any other word, or a name that is no parameter.
+    """
+    if isinstance(donate, str):
+        if donate in _WORDS:
+            return donate
+        donate_names: tuple[str, ...] = (donate,)
+    else:
+        donate_names = tuple(donate)
+    parameters = spelling.parameter_names()
+    for name in donate_names:
+        if name not in parameters:
+            words = ", ".join(map(repr, _WORDS))
+            raise ValueError(
+                f"`filter_jit(..., donate=...)` must be one of {words}, or names of parameters of "
+                f"the function. {spelling.function_name} has no parameter named {name!r}; it has "
+                f"{', '.join(map(repr, parameters)) or 'none'}."
+            )
+    return donate_names
+
+
+class _Silence:
+    """Keeps JAX from warning of donated buffers that it cannot use, as long as somebody asks.
+
+    One filter for all threads: `warnings.catch_warnings` in two of them, the one ending in the
+    middle of the other, would leave its filter behind for good.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._num_asking = 0
+        self._filter: Any = None
+
+    def begin(self) -> None:
+        with self._lock:
+            self._num_asking += 1
+            if self._num_asking == 1:
+                warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+                self._filter = warnings.filters[0]
+
+    def end(self) -> None:
+        with self._lock:
+            self._num_asking -= 1
+            if self._num_asking == 0 and self._filter in warnings.filters:
+                warnings.filters.remove(self._filter)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+silence = _Silence()
+
+
+def is_silent(donate: Donate) -> bool:
+    """Whether buffers that could not be reused are none of the user's concern."""
+    return donate in ("all", "all-except-first")
+
+
+def donated_places(
+    donate: Donate, spelling: Spelling, num_bound: int, names: tuple[str, ...], num_args: int
+) -> tuple[int, ...]:
+    """The places in a spelled call whose arrays are donated.
+
+    **Arguments:**
+
+    - `num_bound`: how many places at the front belong to what was wrapped, such as a Module that
+        is called. As in Equinox, "first" means the first argument after these.
+    - `names`, `num_args`: of the spelled call.
+    """
+    if isinstance(donate, tuple):
+        return tuple(place for name in donate for place in spelling.places(name, names, num_args))
+    if donate == "none":
+        return ()
+    spared = num_bound if donate.endswith("-except-first") else None
+    return tuple(place for place in range(num_args) if place != spared)

@@ -1,0 +1,84 @@
+"""The warm call: a function generated for one combination of Structures.
+
+It looks whether the arguments are of these Structures and hands their arrays to JAX, with nothing
+looked up, hashed or allocated that the call does not need. Anything else gets `MISS`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..._codegen import compile_function
+from ..._partition import ARRAY, GuardWriter, Structure, concrete_array_types, flatten
+
+MISS = object()
+"""What a fast path returns for arguments that it was not made for."""
+
+
+def always_miss(args: tuple[Any, ...]) -> Any:
+    """The fast path of a function that has not been called yet."""
+    return MISS
+
+
+FastPath = Callable[[tuple[Any, ...]], Any]
+
+
+def make_fast_path(
+    structures: tuple[Structure, ...],
+    arrays: Sequence[Any],
+    jitted: Callable[..., Any],
+    outcome: Structure,
+    finish: Callable[[Any], Any],
+    restore_warnings: list[Callable[[], None]] | None,
+    is_current: Callable[[], bool] | None,
+) -> FastPath:
+    """The function from arguments of these Structures to the outcome of the user's function.
+
+    **Arguments:**
+
+    - `structures`: the Structure of each argument.
+    - `arrays`: those of arguments that have these Structures, as examples of their types.
+    - `jitted`: called with the arrays of all arguments, in order.
+    - `outcome`: what to build where `jitted` returns a plain tuple, or a bare array.
+    - `finish`: called with the result of `jitted` in all other cases.
+    - `restore_warnings`: what to call, if it is not empty, once `jitted` has returned; `None` where
+        it always is empty.
+    - `is_current`: whether to go on once the arguments are of these Structures; `None` for always.
+    """
+    writer = GuardWriter(flatten, arrays, MISS)
+    names = writer.unpack("args", len(structures))
+    for name, structure in zip(names, structures, strict=True):
+        writer.write(structure, name)
+    if is_current is not None:
+        writer.miss_if(f"not {writer.constant(is_current)}()")
+    lines = [
+        "def call(args):",
+        "    try:",
+        *(f"        {line}" for line in writer.lines),
+        # An argument of another kind may lack what the guards ask it for.
+        "    except Exception:",
+        "        return MISS",
+    ]
+    call = f"result = jitted({', '.join(writer.arrays)})"
+    if restore_warnings is None:
+        lines.append(f"    {call}")
+    else:
+        lines += ["    try:", f"        {call}", "    finally:"]
+        lines.append("        if restore_warnings: restore_warnings.pop()()")
+    # Inside another transformation, concrete arguments may give tracers: `finish` sees to them.
+    if outcome is ARRAY:
+        lines.append("    if type(result) in array_types: return result")
+    elif outcome.num_arrays:
+        lines.append("    if type(result) is tuple and type(result[0]) in array_types:")
+        lines.append("        return rebuild(result)")
+    else:
+        lines.append("    if type(result) is tuple: return rebuild(result)")
+    lines.append("    return finish(result)")
+    namespace = {
+        **writer.namespace,
+        "array_types": concrete_array_types,
+        "jitted": jitted,
+        "rebuild": outcome.rebuilder(keep=True),
+        "finish": finish,
+        "restore_warnings": restore_warnings,
+    }
+    return compile_function(lines, namespace, "fast path")

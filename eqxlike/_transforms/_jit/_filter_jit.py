@@ -1,0 +1,238 @@
+"""`filter_jit`: `jax.jit` in which every array is traced and everything else is static."""
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable
+from typing import Any, Unpack, overload
+
+import jax
+import jax.tree_util as jtu
+
+from ..._module import METADATA, Wrapper, bind, field, shown_by, stored_fields
+from ..._traceback import hide_our_frames, name_tracers
+from .._checks import EqxlikeRuntimeError, claim_failure, name_donated
+from .._signatures import DonateNames, DonateWord, JitOptions, Output
+from .._wrapping import MISSING
+from ._callables import Options, dispatcher_for, unbind
+from ._dispatcher import Dispatcher, clear_dispatchers
+from ._error_notes import name_deleted, name_references
+from ._fast_path import MISS
+from ._lowerable import AnyArguments, CompilingDecorator, Function, Lowerable, Method
+from ._lowered import Lowered
+
+_REFUSED = {
+    "static_argnums": "what is no array is static already",
+    "static_argnames": "what is no array is static already",
+    "donate_argnums": "use `donate`",
+    "donate_argnames": "use `donate`",
+    "abstracted_axes": "it is not supported",
+}
+
+
+_JIT_KEYWORDS = frozenset(inspect.signature(jax.jit).parameters) - {"fun", *_REFUSED}
+
+
+class JitFunction(Wrapper):
+    """What `filter_jit` returns. A pytree: the arrays of what it wraps are its leaves."""
+
+    __slots__ = ("_eqxlike_dispatch",)
+
+    _function: Any
+    _donate: Any = field(static=True)
+    _jit_options: Options = field(static=True)
+
+    # Not the one of `Wrapper`, which would be in the way of every call: the metadata of the
+    # function is put in the `__dict__`.
+    __getattribute__ = object.__getattribute__  # pyright: ignore[reportAssignmentType]
+
+    @staticmethod
+    def _eqxlike_complete(fields: dict[str, Any]) -> None:
+        fields.update(shown_by(fields["_function"]))
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._function
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            dispatcher, bound, bound_kwargs = self._eqxlike_dispatch
+        except AttributeError:
+            dispatcher, bound, bound_kwargs = _attach(self)
+        if bound:
+            args = bound + args
+        if bound_kwargs:
+            kwargs = {**bound_kwargs, **kwargs}
+        try:
+            if not kwargs:
+                outcome = dispatcher.fast_path(args)
+                if outcome is not MISS:
+                    return outcome
+            if type(self._function) is not types.FunctionType:
+                dispatcher = _current_dispatcher(self, dispatcher)
+            return dispatcher.call(args, kwargs)
+        except Exception as error:
+            failure = claim_failure(error)
+            if failure is None:
+                if isinstance(error, jax.errors.UnexpectedTracerError):
+                    name_tracers(error, args, kwargs)
+                name_deleted(error, dispatcher.spelling, args, kwargs)
+                name_references(error, dispatcher.spelling, args, kwargs)
+                hide_our_frames(error)
+                raise
+        # Outside of the handler, so that JAX's pages are not in its context.
+        name_donated(failure, args, kwargs)
+        try:
+            raise failure
+        except EqxlikeRuntimeError:
+            hide_our_frames(failure)
+            raise
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else bind(self, instance)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what the function says of itself: not all annotations can be pickled.
+        shown = shown_by(self._function)
+        return {
+            name: value
+            for name, value in stored_fields(self).items()
+            if name not in METADATA or value is not shown.get(name)
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        stored_fields(self).update({**shown_by(state["_function"]), **state})
+
+    def __repr__(self) -> str:
+        return f"filter_jit({self._function!r})"
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
+        """Traces and lowers the function for these arguments, without compiling or running it.
+
+        A `jax.ShapeDtypeStruct` stands for an array.
+        """
+        dispatcher, bound, bound_kwargs = _attach(self)
+        try:
+            spelled, names = dispatcher.spelling.spell(bound + args, {**bound_kwargs, **kwargs})
+            arrays, entry = dispatcher.find(spelled, names, with_abstract=True)
+            try:
+                lowered = entry.jitted(arrays).lower(*arrays)
+            finally:
+                entry.restore_warnings()
+        except Exception as error:
+            hide_our_frames(error)
+            raise
+        return Lowered(lowered, dispatcher, entry, bound, bound_kwargs)
+
+
+def _attach(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str, Any]]:
+    """Finds the dispatcher for a wrapper and puts it in its slot."""
+    unbound = unbind(wrapper._function)
+    dispatcher = dispatcher_for(unbound, wrapper._donate, wrapper._jit_options)
+    dispatch = (dispatcher, unbound.args, unbound.kwargs)
+    _set_dispatch(wrapper, dispatch)
+    return dispatch
+
+
+def _current_dispatcher(wrapper: JitFunction, dispatcher: Dispatcher) -> Dispatcher:
+    """Another one than `dispatcher` if a `__call__` was replaced in its class meanwhile."""
+    if unbind(wrapper._function).function is dispatcher.get_described():
+        return dispatcher
+    return _attach(wrapper)[0]
+
+
+_set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__
+
+
+@overload
+def filter_jit(
+    *, donate: DonateWord | DonateNames = "none", **jitkwargs: Unpack[JitOptions]
+) -> CompilingDecorator: ...
+@overload
+def filter_jit(
+    fun: AnyArguments[Output],
+    *,
+    donate: DonateWord | DonateNames = "none",
+    **jitkwargs: Unpack[JitOptions],
+) -> Lowerable[Callable[..., Output]]: ...
+@overload
+def filter_jit(
+    fun: Method,
+    *,
+    donate: DonateWord | DonateNames = "none",
+    **jitkwargs: Unpack[JitOptions],
+) -> Method: ...
+@overload
+def filter_jit(
+    fun: Function,
+    *,
+    donate: DonateWord | DonateNames = "none",
+    **jitkwargs: Unpack[JitOptions],
+) -> Lowerable[Function]: ...
+def filter_jit(
+    fun: Callable[..., Any] = MISSING,
+    *,
+    donate: DonateWord | Iterable[str] = "none",
+    **jitkwargs: Any,
+) -> Any:
+    """Compiles a function of any arguments: arrays are traced, everything else is static.
+
+    **Arguments:**
+
+    - `fun`: any callable: a function, a method, a Module, a `functools.partial`. Arrays in what
+        it is bound to are traced like those of its arguments. Left out, `filter_jit` is a decorator
+        with arguments.
+    - `donate`: whose buffers may be reused for the outcome: `"all"`, `"all-except-first"`, the
+        same with a warning where a buffer could not be reused (`"warn"`, `"warn-except-first"`),
+        `"none"`, or names of parameters as in `("model", "opt_state")`.
+    - `**jitkwargs`: passed to `jax.jit`. Those that name static or donated arguments are refused.
+        `in_shardings` has one for each argument, in the order of the signature and however they are
+        passed, or is a dictionary from names of parameters; each is a prefix of its argument.
+
+    **Returns:** a callable with the signature of `fun`. It is asynchronous like `jax.jit`, traces
+    once for each structure of its arguments and each shape and dtype of their arrays, however the
+    call is spelled, and returns what is no array as it was when traced. It also has `.lower`.
+
+    **Raises:** `TypeError` if `fun` is not callable; `ValueError` for an unknown word or name in
+    `donate` or `in_shardings`; when called, `ValueError` if there are fewer `in_shardings` than
+    arguments, and `TypeError` naming the path of a static leaf that is not hashable.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> @eqx.filter_jit
+        ... def scale(x, how):
+        ...     return 2 * x if how == "double" else x
+        >>> print(scale(jnp.array(3.0), "double"))
+        6.0
+    """
+    if fun is MISSING:
+        return functools.partial(filter_jit, donate=donate, **jitkwargs)
+    if not callable(fun):
+        raise TypeError(f"{fun!r} is not a callable object: `filter_jit` expects a function.")
+    for name, instead in _REFUSED.items():
+        if name in jitkwargs:
+            raise ValueError(f"`filter_jit` does not take `{name}`: {instead}.")
+    for name in jitkwargs:
+        if name not in _JIT_KEYWORDS:
+            known = ", ".join(sorted(_JIT_KEYWORDS))
+            raise TypeError(
+                f"`filter_jit` got an unexpected keyword argument {name!r}; it takes `donate`, and "
+                f"of `jax.jit`'s {known}."
+            )
+    donate = donate if isinstance(donate, str) else tuple(donate)
+    if type(fun) is functools.partial:
+        # The same, and a pytree: the arrays bound to it are leaves of the wrapper.
+        fun = jtu.Partial(fun.func, *fun.args, **fun.keywords)
+    wrapper = JitFunction(fun, donate, Options(jitkwargs))
+    _attach(wrapper)
+    wrapper._eqxlike_complete(stored_fields(wrapper))
+    return wrapper
+
+
+def clear_caches() -> None:
+    """Forgets everything that filtered functions have compiled; the next calls trace anew.
+
+    `jax.clear_caches` does the same for JAX's own.
+    """
+    clear_dispatchers()

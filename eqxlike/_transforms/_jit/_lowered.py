@@ -1,0 +1,79 @@
+"""Ahead of time: a filtered function lowered, and compiled, for arguments of one form."""
+
+from typing import Any
+
+import jax
+
+from .._checks import ERRORS_OF_JAX, claim_failure
+from ._compiled import Entry
+from ._dispatcher import Dispatcher
+
+
+class Lowered:
+    """A lowered function, as `jax.stages.Lowered`."""
+
+    def __init__(
+        self,
+        lowered: jax.stages.Lowered,
+        dispatcher: Dispatcher,
+        entry: Entry,
+        bound: tuple[Any, ...],
+        bound_kwargs: dict[str, Any],
+    ):
+        self._lowered = lowered
+        self._call = (dispatcher, entry, bound, bound_kwargs)
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> "Compiled":
+        return Compiled(self._lowered.compile(compiler_options), *self._call)
+
+    def as_text(self, dialect: str | None = None, **kwargs: Any) -> str:
+        return self._lowered.as_text(dialect, **kwargs)
+
+    def cost_analysis(self) -> Any:
+        return self._lowered.cost_analysis()
+
+
+class Compiled:
+    """A compiled function, as `jax.stages.Compiled`: for arguments like those lowered for."""
+
+    def __init__(
+        self,
+        compiled: jax.stages.Compiled,
+        dispatcher: Dispatcher,
+        entry: Entry,
+        bound: tuple[Any, ...],
+        bound_kwargs: dict[str, Any],
+    ):
+        self._compiled = compiled
+        self._dispatcher = dispatcher
+        self._entry = entry
+        self._bound = bound
+        self._bound_kwargs = bound_kwargs
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        spelled, names = self._dispatcher.spelling.spell(
+            self._bound + args, {**self._bound_kwargs, **kwargs}
+        )
+        arrays, entry = self._dispatcher.find(spelled, names)
+        # By its parts: the entry itself may have been forgotten since.
+        if (entry.structures, entry.names) != (self._entry.structures, self._entry.names):
+            raise TypeError(
+                f"{self._dispatcher.spelling.function_name} was compiled for arguments of another "
+                "structure, or with other static values: compile it again for these."
+            )
+        try:
+            return self._entry.finish(self._compiled(*arrays))
+        except ERRORS_OF_JAX as error:
+            failure = claim_failure(error)
+            if failure is None:
+                raise
+        raise failure
+
+    def as_text(self) -> str | None:
+        return self._compiled.as_text()
+
+    def cost_analysis(self) -> Any:
+        return self._compiled.cost_analysis()
+
+    def memory_analysis(self) -> Any:
+        return self._compiled.memory_analysis()

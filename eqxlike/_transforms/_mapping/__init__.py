@@ -1,0 +1,5 @@
+"""A function mapped over an axis of its arguments, on one device or on several."""
+
+from ._axes import if_array as if_array
+from ._pmap import filter_pmap as filter_pmap
+from ._vmap import filter_vmap as filter_vmap

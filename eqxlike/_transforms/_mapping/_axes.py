@@ -1,0 +1,161 @@
+"""Which axis of which array is mapped: prefixes of axes and functions, spread over leaves."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from ..._module import Module
+from ..._pytree import is_array, is_array_like, is_reference, tree_pformat
+
+AxisSpec = int | None | Callable[[Any], int | None]
+
+_MAX_SHOWN = 3
+"""How many arrays of one size a message names."""
+
+
+class if_array(Module):
+    """An axis specification: `axis` for arrays, `None` for everything else.
+
+    >>> import jax.numpy as jnp
+    >>> if_array(0)(jnp.ones(3)), if_array(0)("text")
+    (0, None)
+    """
+
+    axis: int
+
+    def __call__(self, leaf: Any) -> int | None:
+        return self.axis if is_array(leaf) else None
+
+
+IF_ARRAY = if_array(axis=0)
+
+
+def axes_of_arguments(
+    function: Callable[..., Any], in_axes: PyTree[AxisSpec], args: tuple[Any, ...]
+) -> list[int | None]:
+    """The axis of each leaf of `args`.
+
+    **Arguments:**
+
+    - `in_axes`: a prefix of `args`, or a dictionary from names of parameters of `function` to
+        prefixes of the arguments given for them; the other arguments have `if_array(0)` then.
+
+    **Raises:** `ValueError` as `axis_of_each_leaf`, and if a name belongs to no argument.
+    """
+    if not isinstance(in_axes, dict):
+        return axis_of_each_leaf("in_axes", in_axes, args)
+    # What is given for `*args` is one argument, a tuple: the leaves stay in their order.
+    arguments = inspect.signature(function).bind(*args).arguments
+    unknown = tuple(name for name in in_axes if name not in arguments)
+    if unknown:
+        given = ", ".join(map(repr, arguments)) or "none"
+        raise ValueError(
+            f"The following `in_axes` did not correspond to any argument: {unknown}. The "
+            f"arguments given by this call are {given}."
+        )
+    specs = tuple(in_axes.get(name, IF_ARRAY) for name in arguments)
+    return axis_of_each_leaf("in_axes", specs, tuple(arguments.values()))
+
+
+def axis_of_each_leaf(name: str, spec: PyTree[AxisSpec], tree: PyTree) -> list[int | None]:
+    """Spreads the prefix `spec` over `tree`.
+
+    **Arguments:**
+
+    - `name`: `"in_axes"` or `"out_axes"`, for messages.
+
+    **Raises:** `ValueError` if `spec` is no prefix of `tree`, or has an axis of another kind.
+    """
+    specs_and_subtrees: list[tuple[AxisSpec, PyTree]] = []
+    try:
+        jtu.tree_map(
+            lambda spec, subtree: specs_and_subtrees.append((spec, subtree)),
+            spec,
+            tree,
+            # A callable Module, such as `if_array`, is one specification and not a tree of them.
+            is_leaf=lambda node: node is None or callable(node),
+        )
+    except ValueError as error:
+        whole = "the tuple of arguments" if name == "in_axes" else "what the function returned"
+        raise ValueError(f"`{name}` is not a prefix of {whole}: {error}") from None
+    axes: list[int | None] = []
+    for spec, subtree in specs_and_subtrees:
+        for leaf in jtu.tree_leaves(subtree):
+            axis = spec(leaf) if callable(spec) else spec
+            # `True` is an `int` to Python and a slip to whoever wrote it.
+            if axis is not None and type(axis) is not int:
+                raise ValueError(
+                    "`in_axes` and `out_axes` must consist of None, ints, and callables only; "
+                    f"`{name}` has {axis!r} of type {type(axis).__name__}."
+                )
+            axes.append(axis)
+    return axes
+
+
+def size_of_axes(
+    transform: str, args: tuple[Any, ...], axes: list[int | None], axis_size: int | None
+) -> int | None:
+    """The one size of all mapped axes; `None` if there are none and `axis_size` is `None`.
+
+    **Arguments:**
+
+    - `transform`: the name of the transformation, for messages.
+    - `axes`: the axis of each leaf of `args`.
+    - `axis_size`: the size that the axes should have, if the user gave one.
+
+    **Raises:** `ValueError`, or `TypeError` for what is no array and has an axis, with the paths.
+    """
+    sizes: dict[int, list[tuple[int, int]]] = {} if axis_size is None else {axis_size: []}
+    for place, (leaf, axis) in enumerate(zip(jtu.tree_leaves(args), axes, strict=True)):
+        if axis is None:
+            continue
+        if not (is_array_like(leaf) or is_reference(leaf)):
+            raise TypeError(
+                f"{_path(args, place)} = {leaf!r} of type {type(leaf)} is not a valid JAX type, "
+                f"but `in_axes` maps it along axis {axis}. Its axis should be None."
+            )
+        shape = jnp.shape(leaf)
+        if not -len(shape) <= axis < len(shape):
+            rank = axis + 1 if axis >= 0 else -axis
+            raise ValueError(
+                f"`{transform}` was requested to map {_path(args, place)} along axis {axis}, which "
+                f"implies that its rank should be at least {rank}, but is only {len(shape)} (its "
+                f"shape is {shape}). To pass it on whole, its axis in `in_axes` should be None."
+            )
+        sizes.setdefault(shape[axis], []).append((place, axis))
+    if len(sizes) > 1:
+        raise ValueError(_describe_sizes(transform, args, sizes, axis_size))
+    return next(iter(sizes), None)
+
+
+def _describe_sizes(
+    transform: str,
+    args: tuple[Any, ...],
+    sizes: dict[int, list[tuple[int, int]]],
+    axis_size: int | None,
+) -> str:
+    leaves = jtu.tree_leaves(args)
+    lines = [f"`{transform}` got inconsistent sizes for array axes to be mapped:"]
+    if axis_size is not None:
+        lines.append(f"  * the `axis_size` argument was {axis_size};")
+    for size, arrays in sizes.items():
+        shown = [
+            f"axis {axis} of {_path(args, place)}, {tree_pformat(leaves[place])}"
+            for place, axis in arrays[:_MAX_SHOWN]
+        ]
+        if len(arrays) > _MAX_SHOWN:
+            shown.append(f"{len(arrays) - _MAX_SHOWN} more")
+        if shown:
+            lines.append(f"  * size {size}: {'; '.join(shown)}.")
+    lines.append("To pass an argument on whole, its axis in `in_axes` should be None.")
+    return "\n".join(lines)
+
+
+def _path(args: tuple[Any, ...], place: int) -> str:
+    """Where the leaf at `place` stands."""
+    path, _ = jtu.tree_leaves_with_path(args)[place]
+    return f"args{jtu.keystr(path)}"

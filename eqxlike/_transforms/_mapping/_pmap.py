@@ -1,0 +1,214 @@
+"""Functions of any arguments run on several devices at once."""
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any, ClassVar, Literal, Unpack, overload
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from ..._module import Module, Wrapper, bind, field
+from ..._partition import split
+from ..._pytree import is_array
+from .._jit import (
+    AnyArguments,
+    CompilingDecorator,
+    Function,
+    Lowerable,
+    Lowered,
+    Method,
+    Options,
+    filter_jit,
+)
+from .._signatures import Output, PmapOptions
+from .._wrapping import MISSING, check_callable
+from ._axes import IF_ARRAY, AxisSpec, axes_of_arguments, size_of_axes
+from ._output import MappedOutcome, take_apart
+
+_DONATE = ("all", "warn", "none")
+_REFUSED = ("static_broadcasted_argnums", "donate_argnums")
+
+
+class _Parallel(Module):
+    """A function and how it is mapped: what `filter_jit` compiles for `filter_pmap`.
+
+    So the caches, the fast path and the donation of a parallel function are those of `filter_jit`.
+    """
+
+    function: Any
+    in_axes: PyTree[AxisSpec]
+    out_axes: PyTree[AxisSpec]
+    axis_name: Hashable = field(static=True)
+    axis_size: int | None = field(static=True)
+    pmap_options: Options = field(static=True)
+
+    def pmap(self, /, *args: Any) -> Any:
+        """Traced, not run: takes the arguments apart and calls `jax.pmap`."""
+        arrays, rest = split((self.function, args))
+        axes = self._axes_of_leaves(args)
+        size = self._check_size(size_of_axes("filter_pmap", args, axes, self.axis_size))
+        # The arrays of the function go to all devices.
+        axes_of_function = [None] * len(jtu.tree_leaves(self.function))
+        array_axes = [
+            # `jax.pmap` takes an axis that is counted from the end for axis 0.
+            axis if axis is None else axis % array.ndim
+            for array, axis in zip(arrays, rest.take(axes_of_function + axes), strict=True)
+        ]
+        # JAX keeps what it maps until `jax.clear_caches`: nothing in that may be a tracer.
+        out_axes = self.out_axes
+        outcome_of_trace: list[MappedOutcome] = []
+
+        def of_arrays(_: jax.Array, arrays: list[Any]) -> tuple[list[Any], list[Any]]:
+            function, args = rest.merge(arrays)
+            outcome, stacked, single = take_apart(function(*args), out_axes)
+            outcome_of_trace[:] = [outcome]
+            return stacked, single
+
+        of_arrays.__name__ = getattr(self.function, "__name__", type(self.function).__name__)
+        stacked, single = jax.pmap(
+            of_arrays,
+            axis_name=self.axis_name,
+            in_axes=(0, array_axes),
+            out_axes=(0, None),
+            **self.pmap_options.values,
+        )(jnp.arange(size), arrays)  # `jax.pmap` wants at least one array with an axis.
+        return outcome_of_trace[0].tree(stacked, single)
+
+    def _axes_of_leaves(self, args: tuple[Any, ...]) -> list[int | None]:
+        """The axis of each leaf of `args`."""
+        axes = axes_of_arguments(self.function, self.in_axes, args)
+        return [
+            # What is no array is the same on all devices, whatever its axis.
+            axis if is_array(leaf) else None
+            for leaf, axis in zip(jtu.tree_leaves(args), axes, strict=True)
+        ]
+
+    def _check_size(self, size: int | None) -> int:
+        if size is None:
+            raise ValueError(
+                "`filter_pmap` maps none of these arguments, so that it cannot tell how many "
+                "devices to use: give an array an axis in `in_axes`, or pass `axis_size`."
+            )
+        options = self.pmap_options.values
+        devices = options.get("devices")
+        if devices is None:
+            devices = jax.local_devices(backend=options.get("backend"))
+        if size > len(devices):
+            raise ValueError(
+                f"`filter_pmap` maps axes of size {size}, one index to a device, and there are "
+                f"{len(devices)} devices. Split the axis in two, one of at most that size, and map "
+                "the other with `filter_vmap`."
+            )
+        return size
+
+
+class _PmapFunction(Wrapper):
+    """What `filter_pmap` returns."""
+
+    maps_arguments: ClassVar[bool] = True
+    """So that a default filled in is another call than one left out."""
+
+    _jitted: Any
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._jitted.__wrapped__.__self__.function
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        _check_no_keywords(kwargs)
+        return self._jitted(*args)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
+        """As `lower` of what `filter_jit` returns."""
+        _check_no_keywords(kwargs)
+        return self._jitted.lower(*args)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else bind(self, instance)
+
+    def __repr__(self) -> str:
+        return f"filter_pmap({self.__wrapped__!r})"
+
+
+def _check_no_keywords(kwargs: dict[str, Any]) -> None:
+    if kwargs:
+        raise RuntimeError(
+            "keyword arguments cannot be used with functions wrapped with `filter_pmap`"
+        )
+
+
+@overload
+def filter_pmap(**options: Unpack[PmapOptions]) -> CompilingDecorator: ...
+@overload
+def filter_pmap(
+    fun: AnyArguments[Output], **options: Unpack[PmapOptions]
+) -> Lowerable[Callable[..., Output]]: ...
+@overload
+def filter_pmap(fun: Method, **options: Unpack[PmapOptions]) -> Method: ...
+@overload
+def filter_pmap(fun: Function, **options: Unpack[PmapOptions]) -> Lowerable[Function]: ...
+def filter_pmap(
+    fun: Callable[..., Any] = MISSING,
+    *,
+    in_axes: PyTree[AxisSpec] = IF_ARRAY,
+    out_axes: PyTree[AxisSpec] = IF_ARRAY,
+    axis_name: Hashable = None,
+    axis_size: int | None = None,
+    donate: Literal["all", "warn", "none"] = "none",
+    **pmapkwargs: Any,
+) -> Any:
+    """Runs a function on several devices at once, each with its index of the mapped axes.
+
+    As `jax.pmap`. JAX recommends `jax.jit` of sharded arguments instead, and so do we: see
+    `filter_shard`. Compiled as by `filter_jit`: arrays are traced, everything else is static.
+
+    **Arguments:**
+
+    - `fun`, `in_axes`, `out_axes`, `axis_name`: as in `filter_vmap`. But what is no array is
+        passed on whatever its axis, and an outcome without axis is that of the first device.
+    - `axis_size`: the number of devices, needed if nothing is mapped.
+    - `donate`: whether the buffers of the arrays may be reused for the outcome: `"all"`, the same
+        with the warnings of JAX about buffers that could not be reused (`"warn"`), or `"none"`.
+    - `**pmapkwargs`: passed to `jax.pmap`, such as `devices`.
+
+    **Returns:** a function of the same arguments. It also has `.lower`, as that of `filter_jit`.
+
+    **Raises:** `TypeError` if `fun` is not callable; `ValueError` for another word in `donate`, and
+    for `static_broadcasted_argnums` and `donate_argnums`; when called, the same as `filter_vmap`,
+    and `ValueError` if the size exceeds the number of devices.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> @eqx.filter_pmap(axis_name="devices")
+        ... def share(x, label):
+        ...     return (x / jax.lax.psum(x, "devices")).sum(), label
+        >>> shares, label = share(jnp.ones((jax.device_count(), 1)), "of the sum")
+        >>> print(round(float(shares.sum())), label)
+        1 of the sum
+    """
+    options = {
+        "in_axes": in_axes,
+        "out_axes": out_axes,
+        "axis_name": axis_name,
+        "axis_size": axis_size,
+        "donate": donate,
+    }
+    if fun is MISSING:
+        return functools.partial(filter_pmap, **options, **pmapkwargs)
+    check_callable(fun, "filter_pmap")
+    if donate not in _DONATE:
+        words = ", ".join(map(repr, _DONATE))
+        raise ValueError(
+            f"`filter_pmap(..., donate=...)` must be one of {words}; it is {donate!r}."
+        )
+    for name in _REFUSED:
+        if name in pmapkwargs:
+            raise ValueError(
+                f"`filter_pmap` does not take `{name}`: what is no array is static already, and "
+                "`donate` says whether buffers are donated."
+            )
+    parallel = _Parallel(fun, in_axes, out_axes, axis_name, axis_size, Options(pmapkwargs))
+    return _PmapFunction(filter_jit(parallel.pmap, donate=donate))

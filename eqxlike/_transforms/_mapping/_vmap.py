@@ -1,0 +1,160 @@
+"""Vectorisation of functions of any arguments."""
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any, ClassVar, Unpack, overload
+
+import jax
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from ..._module import field
+from ..._partition import split_leaves
+from .._signatures import Output, Params, VmapOptions
+from .._wrapping import MISSING, TransformedFunction, check_callable
+from ._axes import IF_ARRAY, AxisSpec, axes_of_arguments, size_of_axes
+from ._output import MappedOutcome, take_apart
+
+
+class _VmapFunction(TransformedFunction):
+    """What `filter_vmap` returns."""
+
+    maps_arguments: ClassVar[bool] = True
+    """So that a default filled in is another call than one left out."""
+
+    _in_axes: PyTree[AxisSpec]
+    _out_axes: PyTree[AxisSpec]
+    _axis_name: Hashable = field(static=True)
+    _axis_size: int | None = field(static=True)
+    _vmap_options: tuple[tuple[str, Any], ...] = field(static=True)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            raise RuntimeError(
+                "keyword arguments cannot be used with functions wrapped with `filter_vmap`"
+            )
+        in_axes = axes_of_arguments(self._function, self._in_axes, args)
+        size = size_of_axes("filter_vmap", args, in_axes, self._axis_size)
+        leaves, treedef = jtu.tree_flatten(args)
+        mapped, rest = split_leaves(leaves, treedef, [axis is not None for axis in in_axes])
+        outcome_of_trace: list[MappedOutcome] = []
+
+        def of_mapped(mapped: list[Any]) -> tuple[list[Any], list[Any]]:
+            returned = self._function(*rest.merge(mapped))
+            outcome, stacked, single = take_apart(returned, self._out_axes)
+            outcome_of_trace[:] = [outcome]
+            return stacked, single
+
+        if size is None:
+            stacked, single = of_mapped([])
+            if stacked:
+                raise ValueError(
+                    "Cannot resolve batch dimension. Non-`None` `out_axes` requires either "
+                    "`in_axes` or `axis_size` to be not `None`."
+                )
+        else:
+            try:
+                stacked, single = jax.vmap(
+                    of_mapped,
+                    in_axes=(rest.take(in_axes),),
+                    out_axes=(0, None),
+                    axis_name=self._axis_name,
+                    axis_size=size,
+                    **dict(self._vmap_options),
+                )(mapped)
+            except ValueError as error:
+                paths = outcome_of_trace[0].paths_of_single() if outcome_of_trace else []
+                if not paths:
+                    raise
+                raise _name_batched(error, paths) from None
+        return outcome_of_trace[0].tree(stacked, single)
+
+
+def _name_batched(error: ValueError, paths: list[str]) -> ValueError:
+    """In place of the error of JAX that an array without out axis depends on what is mapped.
+
+    What JAX says is where the array stands among the flat outcomes that we return to it.
+
+    **Arguments:**
+
+    - `paths`: those of all arrays without out axis.
+    """
+    named = [path for place, path in enumerate(paths) if f"[1][{place}]," in str(error)]
+    return ValueError(
+        f"{' or '.join(named or paths)} has no axis in `out_axes` (axis spec None but output was "
+        "batched): it depends on what is mapped, so that there is another one for each index. Give "
+        "it an axis in `out_axes`, or make it the same for all with a collective operation such as "
+        "`jax.lax.pmean`, over the axis that `axis_name` names."
+    )
+
+
+@overload
+def filter_vmap(
+    *,
+    in_axes: PyTree[AxisSpec] = IF_ARRAY,
+    out_axes: PyTree[AxisSpec] = IF_ARRAY,
+    axis_name: Hashable = None,
+    axis_size: int | None = None,
+    **vmapkwargs: Unpack[VmapOptions],
+) -> Callable[[Callable[Params, Output]], Callable[Params, Output]]: ...
+@overload
+def filter_vmap(
+    fun: Callable[Params, Output],
+    *,
+    in_axes: PyTree[AxisSpec] = IF_ARRAY,
+    out_axes: PyTree[AxisSpec] = IF_ARRAY,
+    axis_name: Hashable = None,
+    axis_size: int | None = None,
+    **vmapkwargs: Unpack[VmapOptions],
+) -> Callable[Params, Output]: ...
+def filter_vmap(
+    fun: Callable[..., Any] = MISSING,
+    *,
+    in_axes: PyTree[AxisSpec] = IF_ARRAY,
+    out_axes: PyTree[AxisSpec] = IF_ARRAY,
+    axis_name: Hashable = None,
+    axis_size: int | None = None,
+    **vmapkwargs: Any,
+) -> Any:
+    """Vectorises a function over an axis of the arrays in its arguments.
+
+    **Arguments:**
+
+    - `fun`: a function of positional arguments, any pytrees. Left out, this is a decorator with
+        arguments. The arrays of `fun` itself are not mapped.
+    - `in_axes`: a prefix of the tuple of arguments, of which each leaf is an axis, `None` for
+        "not mapped", or a function from leaf to one of these. Or a dictionary from names of
+        parameters to such prefixes. By default axis 0 of each array.
+    - `out_axes`: a prefix of what `fun` returns, likewise. What has an axis is stacked; a Python
+        number is made an array first. Arrays without must not depend on mapped ones.
+    - `axis_name`: a name for collective operations over the axis.
+    - `axis_size`: the size of the axis, needed if nothing is mapped.
+    - `**vmapkwargs`: passed to `jax.vmap`.
+
+    **Returns:** a function of the same arguments.
+
+    **Raises:** when called: `RuntimeError` for keyword arguments; `ValueError` if an axis is of
+    another kind or out of bounds, a name in `in_axes` belongs to no argument, sizes differ, none
+    is known, or an array without axis in `out_axes` depends on mapped ones; `TypeError` if what is
+    no array has an axis.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> def scale(x, factor, label):
+        ...     return factor * x, label
+        >>> print(*eqx.filter_vmap(scale, in_axes=(0, None, None))(jnp.arange(3), 2, "doubled"))
+        [0 2 4] doubled
+    """
+    options = {
+        "in_axes": in_axes,
+        "out_axes": out_axes,
+        "axis_name": axis_name,
+        "axis_size": axis_size,
+    }
+    if fun is MISSING:
+        return functools.partial(filter_vmap, **options, **vmapkwargs)
+    check_callable(fun, "filter_vmap")
+    return _VmapFunction(
+        fun, in_axes, out_axes, axis_name, axis_size, tuple(sorted(vmapkwargs.items()))
+    )

@@ -1,0 +1,288 @@
+"""What the layers of a model change as they are called: passed in, and returned with the output."""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import wadler_lindig as wl
+from jaxtyping import Array, PyTree
+
+from ..._module import Module, field, stored_fields
+from ..._pytree import is_array_like, tree_pformat
+from .._common import check_instance
+from ._state_index import DeletedValue, StateIndex, delete_init_state, find_indices, map_indices
+
+Params = ParamSpec("Params")
+Model = TypeVar("Model")
+Value = TypeVar("Value")
+
+_OLD = (
+    "This State is out of date: `set` or `update` made a newer one of it. Most often a state was "
+    "passed on twice:\n"
+    "    x, state2 = layer1(x, state1)\n"
+    "    x, state3 = layer2(x, state1)  # state2 was meant\n"
+    "Use the state that came back last. To keep one on purpose, copy it beforehand, with "
+    "`copy.copy(state)`."
+)
+
+
+class State(Module):
+    """The values of all the `StateIndex`es of a model, such as the running statistics of its
+    `BatchNorm`s.
+
+    A layer gets it as an argument, and returns it with what has changed. Made by `make_with_state`.
+    It is a pytree of arrays, in the order of the indices in the model: it goes through
+    transformations and loops, and into files, as any other.
+
+    `set` and `update` return a new State and make the old one unusable, so that no change is lost
+    by passing on the wrong one.
+
+    >>> import eqxlike as eqx, jax, jax.numpy as jnp
+    >>> from eqxlike import nn
+    >>> norm, state = nn.make_with_state(nn.BatchNorm)(3, axis_name="batch", mode="batch")
+    >>> state
+    State(
+      BatchNorm.batch_counter=i32[], BatchNorm.batch_state_index=(f32[3], f32[3])
+    )
+    >>> x = jnp.ones((8, 3))
+    >>> batched = eqx.filter_vmap(norm, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
+    >>> y, state = batched(x, state)
+    >>> print(state.get(norm.batch_counter))
+    1
+    """
+
+    keeps_precision: ClassVar[bool] = True
+    _eqxlike_is_fixed = False
+    _markers: tuple[Any, ...] = field(static=True)
+    _values: tuple[PyTree[Array], ...]
+
+    def __init__(self, model: PyTree):
+        """**Arguments:**
+
+        - `model`: any pytree. It keeps its initial values: `delete_init_state` takes them out.
+
+        **Raises:** `ValueError` for a model whose initial values were taken out; `TypeError` for
+        an initial value that is not made of arrays.
+        """
+        check_instance(model, "State")
+        values: dict[Any, PyTree[Array]] = {}
+        for path, index in find_indices(model):
+            where = f"{type(model).__name__}{jtu.keystr(path)}"
+            if isinstance(index.init, DeletedValue):
+                raise ValueError(
+                    f"The StateIndex at {where} has no initial value: `make_with_state` or "
+                    "`delete_init_state` took it out. Use the State that came with the model. For "
+                    "a model made of parts call `make_with_state` once, on what makes all of it."
+                )
+            values[index.marker] = jtu.tree_map(functools.partial(_initial, where), index.init)
+        self._markers = tuple(values)
+        self._values = tuple(values.values())
+
+    def get(self, item: StateIndex[Value]) -> Value:
+        """**Arguments:**
+
+        - `item`: a `StateIndex` of the model.
+
+        **Returns:** the value that the index has now.
+
+        **Raises:** `KeyError` if this State does not have that index, `ValueError` for something
+        else than a `StateIndex`, and if this State is out of date.
+        """
+        return self._values[self._position(item)]
+
+    def set(self, item: StateIndex[Value], value: Value) -> "State":
+        """**Arguments:**
+
+        - `item`: a `StateIndex` of the model.
+        - `value`: of the structure, shapes and dtypes of the value that the index has. Python
+          numbers, and arrays weak in type, take on the dtype.
+
+        **Returns:** a State with that value. This one is out of date then.
+
+        **Raises:** `ValueError` for another structure, shape or dtype; and what `get` raises.
+        """
+        position = self._position(item)
+        new = _like(self._values[position], value, item.marker)
+        values = (*self._values[:position], new, *self._values[position + 1 :])
+        return self._replaced_by(_state(self._markers, values))
+
+    def substate(self, pytree: PyTree) -> "State":
+        """**Arguments:**
+
+        - `pytree`: part of the model.
+
+        **Returns:** a State of the indices in `pytree` alone. This one stays in use.
+
+        **Raises:** `KeyError` for an index in `pytree` that this State does not have.
+        """
+        indices = {index.marker: index for _, index in find_indices(pytree)}
+        positions = map(self._position, indices.values())
+        return _state(tuple(indices), tuple(self._values[position] for position in positions))
+
+    def update(self, substate: "State") -> "State":
+        """**Arguments:**
+
+        - `substate`: a State of some of these indices, as `substate` makes.
+
+        **Returns:** a State with the values of `substate` where it has one. This one is out of date
+        then.
+
+        **Raises:** `ValueError` if `substate` is no State, or has an index that this one does not
+        have, or a value of another structure, shape or dtype.
+        """
+        if not isinstance(substate, State):
+            raise ValueError(
+                f"State.update expected a State, as `state.substate(layer)` makes; got "
+                f"{type(substate).__name__}."
+            )
+        changed = dict(zip(substate._markers, substate._values, strict=True))
+        unknown = [marker for marker in changed if marker not in self._markers]
+        if unknown:
+            raise ValueError(
+                f"State.update expected a substate of this State, which has {_names(self)}; "
+                f"got one that has {', '.join(map(str, unknown))} too."
+            )
+        values = tuple(
+            _like(value, changed[marker], marker) if marker in changed else value
+            for marker, value in zip(self._markers, self._values, strict=True)
+        )
+        return self._replaced_by(_state(self._markers, values))
+
+    def _position(self, item: Any) -> int:
+        markers = self._markers
+        if not isinstance(item, StateIndex):
+            raise ValueError(
+                f"A State is read and written by a StateIndex, got {type(item).__name__}."
+            )
+        try:
+            return markers.index(item.marker)
+        except ValueError:
+            raise KeyError(
+                f"The StateIndex {item.marker} is not in this State, which has {_names(self)}. "
+                "Take the State and the model from the same call of `make_with_state`, and for a "
+                "substate the part of the model that is called."
+            ) from None
+
+    def _replaced_by(self, new: "State") -> "State":
+        # Whoever looks for a field that is gone, flattening included, comes to `__getattr__`.
+        stored_fields(self).clear()
+        return new
+
+    # A type checker that saw this would let any name be read.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in ("_markers", "_values"):
+                raise ValueError(_OLD)
+            raise AttributeError(f"'State' object has no attribute {name!r}", name=name, obj=self)
+
+    def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
+        try:
+            pairs = list(zip(self._markers, self._values, strict=True))
+        except ValueError:
+            return wl.TextDoc("State(<out of date>)")
+        return wl.bracketed(
+            begin=wl.TextDoc("State("),
+            docs=[wl.TextDoc(f"{marker}=") + wl.pdoc(value, **kwargs) for marker, value in pairs],
+            sep=wl.comma,
+            end=wl.TextDoc(")"),
+            indent=kwargs["indent"],
+        )
+
+
+def _state(markers: tuple[Any, ...], values: tuple[Any, ...]) -> State:
+    state = object.__new__(State)
+    stored_fields(state).update(_markers=markers, _values=values)
+    return state
+
+
+def _names(state: State) -> str:
+    return ", ".join(map(str, state._markers)) or "none"
+
+
+def _initial(where: str, leaf: Any) -> Array:
+    if not is_array_like(leaf):
+        raise TypeError(
+            f"The StateIndex at {where} expected a pytree of arrays as initial value, got a leaf "
+            f"of type {type(leaf).__name__}: {leaf!r}."
+        )
+    return _without_weak_type(jnp.asarray(leaf))
+
+
+def _without_weak_type(array: Array) -> Array:
+    # A state that changes between weak and strong would be traced twice, and no carry of a loop.
+    is_weak = getattr(jax.typeof(array), "weak_type", False)
+    return jax.lax.convert_element_type(array, array.dtype) if is_weak else array
+
+
+def _like(old: PyTree[Array], new: PyTree, marker: Any) -> PyTree[Array]:
+    """`new` as arrays that can stand where `old` stands."""
+    old_leaves, old_def = jtu.tree_flatten(old)
+    new_leaves, new_def = jtu.tree_flatten(new)
+    fitted = [_fitted(*pair) for pair in zip(old_leaves, new_leaves, strict=False)]
+    if old_def != new_def or any(leaf is None for leaf in fitted):
+        raise ValueError(
+            f"The value at {marker} keeps its structure, shapes and dtypes. Expected "
+            f"{_describe(old)}, got {_describe(new)}."
+        )
+    return old_def.unflatten(fitted)
+
+
+def _fitted(old: Any, new: Any) -> Array | None:
+    """`new` as an array, or `None` if it has another shape or dtype than `old`."""
+    if not is_array_like(new):
+        return None
+    array = jnp.asarray(new)
+    if array.shape != old.shape:
+        return None
+    if array.dtype == old.dtype:
+        return _without_weak_type(array)
+    is_weak = getattr(jax.typeof(array), "weak_type", False)
+    is_same_sort = any(
+        jnp.issubdtype(array.dtype, sort) and jnp.issubdtype(old.dtype, sort)
+        for sort in (jnp.integer, jnp.floating, jnp.complexfloating)
+    )
+    return jax.lax.convert_element_type(array, old.dtype) if is_weak and is_same_sort else None
+
+
+def _describe(value: PyTree) -> str:
+    return tree_pformat(jtu.tree_map(lambda x: jnp.asarray(x) if is_array_like(x) else x, value))
+
+
+def make_with_state(
+    make_model: Callable[Params, Model],
+) -> Callable[Params, tuple[Model, State]]:
+    """Makes a model and its `State`.
+
+    **Arguments:**
+
+    - `make_model`: a class, or a function that returns any pytree.
+
+    **Returns:** a function of the arguments of `make_model` that returns `(model, state)`: the
+    model without its initial values, and the State that has them. Each index is named after its
+    path in the model, so that models made alike share compiled functions, and each place in the
+    model has a value of its own.
+
+    **Raises:** what `State` does.
+
+    !!! example
+
+        >>> from eqxlike import nn
+        >>> model, state = nn.make_with_state(nn.BatchNorm)(2, axis_name="batch", mode="ema")
+        >>> model.ema_first_time_index
+        StateIndex(marker='BatchNorm.ema_first_time_index', init=DeletedValue())
+    """
+
+    @functools.wraps(make_model)
+    def make(*args: Params.args, **kwargs: Params.kwargs) -> tuple[Model, State]:
+        model = make_model(*args, **kwargs)
+        root = type(model).__name__
+        model = map_indices(
+            lambda path, index: StateIndex(index.init, marker=f"{root}{path}"), model
+        )
+        return delete_init_state(model), State(model)
+
+    return make

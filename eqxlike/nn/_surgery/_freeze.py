@@ -1,0 +1,101 @@
+"""Freezing part of a model, so that it is not trained."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from ..._module import freeze_where
+from ..._pytree import flag_frozen, is_array, tree_at
+from .._common import check_instance
+
+Tree = TypeVar("Tree", bound=Any)
+Where = Callable[[Any], Any | Sequence[Any]]
+
+
+def freeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = None) -> Tree:
+    """Marks arrays of a model as not to be trained.
+
+    What is frozen gets no gradient from `filter_grad` and its kin. `filter` and `partition` leave
+    it out by any function that chooses floating-point arrays and no integers, `is_inexact_array`
+    or one of your own, so that an optimiser keeps no moments for it; `apply_updates` leaves it as
+    it is whatever the update. It is still an array among the others: `is_array` takes it in,
+    `filter_jit` traces it, methods compute with it, files hold it; `jax.grad` of the whole model
+    and `optax.apply_updates` know nothing of it. It is part of the structure of the tree: a frozen
+    Module is of a subclass of its class, of the same name.
+
+    **Arguments:**
+
+    - `model`: a Module, or a pytree of Modules. What is frozen belongs to a Module.
+    - `where`: a function from a model to the node to freeze, or to a tuple or list of nodes, as in
+        `tree_at`: arrays, or subtrees of which all arrays are frozen. All of `model` if left out.
+
+    **Returns:** the model with these arrays frozen, beside those that were.
+
+    **Raises:** `TypeError` if `model` is a class; `ValueError` if there is no array there, or one
+    that belongs to no Module; and what `tree_at` raises for its `where`.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> from eqxlike import nn
+        >>> model = nn.MLP(2, 1, width_size=8, depth=2, key=jax.random.key(0))
+        >>> model = nn.freeze(model, lambda model: model.layers[:-1])
+        >>> gradient = eqx.filter_grad(lambda model, x: model(x)[0])(model, jnp.ones(2))
+        >>> gradient.layers[0].weight is None, gradient.layers[-1].weight.shape
+        (True, (1, 8))
+    """
+    check_instance(model, "freeze")
+    return _set_frozen(model, where, True)
+
+
+def unfreeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = None) -> Tree:
+    """The inverse of `freeze`: the arrays there, or all of them, are trained again.
+
+    Arguments and errors are those of `freeze`.
+
+    >>> import jax
+    >>> from eqxlike import nn
+    >>> layer = nn.Linear(2, 2, key=jax.random.key(0))
+    >>> nn.unfreeze(nn.freeze(layer)) == layer
+    True
+    """
+    check_instance(model, "unfreeze")
+    return _set_frozen(model, where, False)
+
+
+def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
+    leaves, treedef = jtu.tree_flatten(model)
+    mask = treedef.unflatten(flag_frozen(model))
+    if where is None:
+        where = _itself
+    chosen = tree_at(where, treedef.unflatten([False] * len(leaves)), replace_fn=_all_true)
+    are_chosen = [
+        is_chosen and is_array(leaf)
+        for is_chosen, leaf in zip(jtu.tree_leaves(chosen), leaves, strict=True)
+    ]
+    if not any(are_chosen):
+        raise ValueError("There is no array where `where` points to.")
+    flags = [
+        value if is_chosen else flag
+        for is_chosen, flag in zip(are_chosen, jtu.tree_leaves(mask), strict=True)
+    ]
+    new = freeze_where(model, treedef.unflatten(flags))
+    for (path, _), flag, is_now in zip(
+        jtu.tree_leaves_with_path(model), flags, flag_frozen(new), strict=True
+    ):
+        if flag != is_now:
+            raise ValueError(
+                f"The array at model{jtu.keystr(path)} belongs to no Module, and so cannot be "
+                "frozen: make it a field of one."
+            )
+    return new
+
+
+def _itself(model: PyTree) -> PyTree:
+    return model
+
+
+def _all_true(node: PyTree) -> PyTree:
+    return jtu.tree_map(lambda _: True, node)
