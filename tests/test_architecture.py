@@ -282,10 +282,10 @@ def test_map_holds_what_the_package_holds():
 @pytest.mark.parametrize("part", ROOMS)
 def test_map_of_rooms_holds_what_the_part_holds(part):
     names = {path.name.removesuffix(".py") for path in (PACKAGE / part).iterdir()}
-    mapped = set().union(*ROOMS[part]) - {LAYERS_OF_NN}
+    mapped = {name for rank in ROOMS[part] for name in rank} - {LAYERS_OF_NN}
     assert mapped <= names
     if part != "nn":
-        assert names - mapped == {"__pycache__", "__init__"}
+        assert names - mapped <= {"__pycache__", "__init__"}
 
 
 def test_helpers_of_nn_define_no_layer():
