@@ -13,7 +13,7 @@ import pytest
 
 from eqxlike import filter_jit
 from tests.partition.statics import BY_IDENTITY, CHANGING, show
-from tests.transforms.jit_values import Pair
+from tests.transforms.jit.values import Pair
 
 NODES = {
     "list": (lambda: [1], lambda it: it.append(2)),

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from eqxlike import filter_jit
-from tests.transforms.jit_models import X, double, equal
+from tests.transforms.jit.models import X, double, equal
 
 
 @pytest.mark.parametrize(

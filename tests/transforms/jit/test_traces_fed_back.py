@@ -6,7 +6,7 @@ import jax.tree_util as jtu
 import optax
 
 from eqxlike import apply_updates, filter, filter_value_and_grad, is_array, nn
-from tests.transforms.jit_traced import Affine, Traced
+from tests.transforms.jit.traced import Affine, Traced
 
 
 def test_returned_model_fed_back_100_times_is_one_trace():

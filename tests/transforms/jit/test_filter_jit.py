@@ -16,7 +16,7 @@ from eqxlike import (
     filter_value_and_grad,
     filter_vmap,
 )
-from tests.transforms.jit_models import Affine, X, double, equal, scaled
+from tests.transforms.jit.models import Affine, X, double, equal, scaled
 
 # Decorating.
 

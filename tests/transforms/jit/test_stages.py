@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from eqxlike import clear_caches, filter_eval_shape, filter_jit
-from tests.transforms.jit_models import Affine, X, double, equal
+from tests.transforms.jit.models import Affine, X, double, equal
 
 
 def test_lowered_is_compiled_and_called():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from eqxlike import Module, checking_partitions, clear_caches, filter_jit
-from tests.transforms.jit_traced import Affine, Traced
+from tests.transforms.jit.traced import Affine, Traced
 
 
 def test_wrapping_a_function_again_is_no_new_trace():

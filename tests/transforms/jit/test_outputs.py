@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eqxlike import filter_jit, is_array
-from tests.transforms.jit_models import Affine, X, double, equal
+from tests.transforms.jit.models import Affine, X, double, equal
 
 OUTCOMES = {
     "array": lambda x: x + 1,

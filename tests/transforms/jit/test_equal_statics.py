@@ -10,7 +10,7 @@ import pytest
 
 from eqxlike import Module, filter_jit, is_array
 from tests.partition.statics import Named
-from tests.transforms.jit_values import (
+from tests.transforms.jit.values import (
     Colour,
     Config,
     InheritedConfig,

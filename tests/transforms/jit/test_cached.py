@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from eqxlike import Module, field, filter_jit, is_array, tree_at
-from tests.transforms.jit_values import Colour, Config, Pair, Point, Rank, describe
+from tests.transforms.jit.values import Colour, Config, Pair, Point, Rank, describe
 
 
 class OtherPair(Module):

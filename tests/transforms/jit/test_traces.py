@@ -13,8 +13,8 @@ import optax
 import pytest
 
 from eqxlike import filter_grad, filter_jit, filter_vmap, is_array, nn, tree_at
-from tests.transforms.jit_traced import Affine, Traced
-from tests.transforms.jit_values import Colour, Config, InheritedConfig, Rank
+from tests.transforms.jit.traced import Affine, Traced
+from tests.transforms.jit.values import Colour, Config, InheritedConfig, Rank
 
 
 def count_traces(*trees):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from eqxlike import Module, filter_jit, filter_vmap
-from tests.transforms.jit_models import Affine
+from tests.transforms.jit.models import Affine
 
 
 def mesh():

@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 import pytest
 
 from eqxlike import filter_grad, filter_jit, is_array
-from tests.transforms.jit_models import Affine, X, double, equal, scaled
+from tests.transforms.jit.models import Affine, X, double, equal, scaled
 
 # The wrapper is a pytree.
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from eqxlike import Module, filter_jit, filter_value_and_grad
-from tests.transforms.jit_models import Affine, scaled
+from tests.transforms.jit.models import Affine, scaled
 
 
 def donated(jit, donate, call):

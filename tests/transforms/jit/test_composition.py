@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eqxlike import filter_eval_shape, filter_grad, filter_jit, filter_vmap
-from tests.transforms.jit_models import Affine, X, equal
+from tests.transforms.jit.models import Affine, X, equal
 
 AROUND = {
     "jit": lambda f: jax.jit(f)(X),

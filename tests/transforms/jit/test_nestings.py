@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from eqxlike import filter_jit
-from tests.transforms.jit_nestings import NAMES, OURS, PLAIN, Wrappers
+from tests.transforms.jit.nestings import NAMES, OURS, PLAIN, Wrappers
 
 X = np.arange(4.0, dtype=np.float32).reshape(2, 2) / 4
 

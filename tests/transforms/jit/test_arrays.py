@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eqxlike import filter_jit
-from tests.transforms.jit_values import Pair
+from tests.transforms.jit.values import Pair
 
 
 def split():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eqxlike import Module, filter_grad, filter_jit, filter_value_and_grad
-from tests.transforms.jit_traced import Traced
+from tests.transforms.jit.traced import Traced
 
 
 def weigh(a, b=2, /, c=3, *, d=4, e=None):
