@@ -20,8 +20,8 @@ def partition_bytes(depth: int, copies: int = 100) -> float:
     models = [jax.tree_util.tree_map(lambda leaf: leaf, model) for _ in range(copies)]
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    outcomes = [call(each) for each in models]
-    del outcomes
+    outputs = [call(each) for each in models]
+    del outputs
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return (after - before) / copies

@@ -1,8 +1,8 @@
-"""The switch of the checking mode, in which every kept partition is compared with a fresh one.
+"""The switch of the checking mode, in which every cached partition is compared with a fresh one.
 
 With the environment variable `EQXLIKE_CHECK_PARTITIONS=1`, or inside `checking_partitions()`, no
 filtered call takes its fast path: each Module is flattened anew and compared, leaf by leaf and by
-identity, with the partition kept on it. A difference raises `PartitionError`.
+identity, with the partition cached on it. A difference raises `PartitionError`.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ _listeners: list[Callable[[], None]] = []
 
 
 class PartitionError(RuntimeError):
-    """A Module was changed behind its back: its kept partition differs from what it holds now."""
+    """A Module was changed behind its back: its cached partition differs from what it holds now."""
 
 
 def is_checking() -> bool:
@@ -28,7 +28,7 @@ def when_switched_on(listener: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def checking_partitions() -> Iterator[None]:
-    """Compares every kept partition with a fresh one, as long as the context is open.
+    """Compares every cached partition with a fresh one, as long as the context is open.
 
     The mode is for the whole process, all threads included. It makes filtered calls many times
     slower; use it in tests, or to find out who mutates a Module through its `__dict__`.

@@ -23,7 +23,7 @@ def metrics(name: _data.Name, seed: int, steps: int | None) -> dict[str, dict[st
     """Train and evaluate as the demo does; return the metrics of each model."""
     data = _data.prepare(name, _data.load(name), seed=seed)
     settings = _settings.settings_for(name, steps=steps, is_quick=False)
-    evaluations = compare(data, settings, seed=seed, outcomes={}).evaluations
+    evaluations = compare(data, settings, seed=seed, outputs={}).evaluations
     return {model: evaluation.metrics for model, evaluation in evaluations.items()}
 
 

@@ -15,7 +15,7 @@ PLAIN = "plain"
 
 
 @dataclasses.dataclass
-class Outcome:
+class Output:
     """What was reached for one data set.
 
     Attributes:
@@ -43,7 +43,7 @@ class Outcome:
         return {name: training for name, training in pairs if training is not None}
 
 
-def compare(data: Data, settings: Settings, *, seed: int, outcomes: dict[str, Outcome]) -> Outcome:
+def compare(data: Data, settings: Settings, *, seed: int, outputs: dict[str, Output]) -> Output:
     """Train a Bayesian and a plain network and the baseline, and evaluate them.
 
     A training that did not finish is told of on standard error, and what it reached is evaluated.
@@ -52,30 +52,30 @@ def compare(data: Data, settings: Settings, *, seed: int, outcomes: dict[str, Ou
         data: to train on and to evaluate with.
         settings: what to train, and how.
         seed: of weights and noise.
-        outcomes: gets the outcome under the name of the data set as soon as there is something in
+        outputs: gets the output under the name of the data set as soon as there is something in
             it, so that it is there when Ctrl-C ends the rest.
 
     Returns:
-        The outcome.
+        The output.
 
     Raises:
         KeyboardInterrupt: Ctrl-C came, in a training or elsewhere.
     """
     bayesian = train_bayesian(data, settings, seed=seed)
-    outcome = outcomes[data.name] = Outcome(data, settings, bayesian)
-    _evaluate(outcome, BAYESIAN, bayesian, seed, num_samples=settings.num_samples)
-    outcome.plain = train_plain(data, settings, seed=seed)
-    _evaluate(outcome, PLAIN, outcome.plain, seed, num_samples=1)
-    outcome.evaluations[baseline_name(data)] = evaluate_baseline(data)
-    return outcome
+    output = outputs[data.name] = Output(data, settings, bayesian)
+    _evaluate(output, BAYESIAN, bayesian, seed, num_samples=settings.num_samples)
+    output.plain = train_plain(data, settings, seed=seed)
+    _evaluate(output, PLAIN, output.plain, seed, num_samples=1)
+    output.evaluations[baseline_name(data)] = evaluate_baseline(data)
+    return output
 
 
 def _evaluate(
-    outcome: Outcome, name: str, training: Training, seed: int, *, num_samples: int
+    output: Output, name: str, training: Training, seed: int, *, num_samples: int
 ) -> None:
-    data, result = outcome.data, training.result
+    data, result = output.data, training.result
     if result.stopped != "finished":
         print(f"{data.name}, {name}: {result.message}", file=sys.stderr, flush=True)
-    outcome.evaluations[name] = evaluate(data, training.model, seed=seed, num_samples=num_samples)
+    output.evaluations[name] = evaluate(data, training.model, seed=seed, num_samples=num_samples)
     if result.stopped == "interrupted":
         raise KeyboardInterrupt

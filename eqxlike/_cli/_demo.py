@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from . import _data, _pictures, _report, _tables
-from ._compare import Outcome, compare
+from ._compare import Output, compare
 from ._data import Data
 from ._device import CHOICES, choose_device
 from ._dispatch import measure_dispatch
@@ -63,24 +63,24 @@ def run(options: argparse.Namespace) -> int:
     datasets = [_data.prepare(name, _data.load(name), seed=options.seed) for name in names]
     device = choose_device(options.device)
     print(f"device: {device}", flush=True)
-    outcomes: dict[str, Outcome] = {}
+    outputs: dict[str, Output] = {}
     is_interrupted = False
     try:
         for data in datasets:
             settings = settings_for(data.name, steps=options.steps, is_quick=options.quick)
-            _run_one(data, settings, options.seed, outcomes)
+            _run_one(data, settings, options.seed, outputs)
     except KeyboardInterrupt:
         is_interrupted = True
-    stopped = "interrupted" if is_interrupted else _how_it_ended(outcomes)
-    for outcome in outcomes.values():
-        _tables.print_metrics(outcome)
-    _tables.print_dispatch(outcomes)
+    stopped = "interrupted" if is_interrupted else _how_it_ended(outputs)
+    for output in outputs.values():
+        _tables.print_metrics(output)
+    _tables.print_dispatch(outputs)
     contents = _report.report(
-        outcomes, stopped=stopped, seed=options.seed, is_quick=options.quick, device=device
+        outputs, stopped=stopped, seed=options.seed, is_quick=options.quick, device=device
     )
     try:
         _report.write(contents, folder / "results.json")
-        files = [folder / "results.json", *_pictures.draw(outcomes, folder)]
+        files = [folder / "results.json", *_pictures.draw(outputs, folder)]
     except OSError as error:
         raise CommandError(f"cannot write the results: {error}") from None
     print("\nwritten: " + ", ".join(map(str, files)), flush=True)
@@ -89,20 +89,20 @@ def run(options: argparse.Namespace) -> int:
     return STATUSES[stopped]
 
 
-def _run_one(data: Data, settings: Settings, seed: int, outcomes: dict[str, Outcome]) -> None:
-    """Train and evaluate on one data set; keep in `outcomes` what is reached as it is reached.
+def _run_one(data: Data, settings: Settings, seed: int, outputs: dict[str, Output]) -> None:
+    """Train and evaluate on one data set; keep in `outputs` what is reached as it is reached.
 
     Raises:
         KeyboardInterrupt: Ctrl-C came, in a training or elsewhere.
     """
     start_s = time.perf_counter()
-    outcome = compare(data, settings, seed=seed, outcomes=outcomes)
-    outcome.dispatch = measure_dispatch(data, outcome.bayesian, settings)
-    outcome.seconds = time.perf_counter() - start_s
+    output = compare(data, settings, seed=seed, outputs=outputs)
+    output.dispatch = measure_dispatch(data, output.bayesian, settings)
+    output.seconds = time.perf_counter() - start_s
 
 
-def _how_it_ended(outcomes: dict[str, Outcome]) -> str:
-    trainings = [each for outcome in outcomes.values() for each in outcome.trainings.values()]
+def _how_it_ended(outputs: dict[str, Output]) -> str:
+    trainings = [each for output in outputs.values() for each in output.trainings.values()]
     is_diverged = any(training.result.stopped == "diverged" for training in trainings)
     return "diverged" if is_diverged else "finished"
 

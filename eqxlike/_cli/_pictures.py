@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ._compare import BAYESIAN, PLAIN, Outcome
+from ._compare import BAYESIAN, PLAIN, Output
 from ._dispatch import FILTERED, FLAT, MODULE
 from ._evaluate import LEVEL, Intervals, Probabilities
 from ._tables import TITLES
@@ -19,11 +19,11 @@ DPI = 150
 FEW = 5
 
 
-def draw(outcomes: Mapping[str, Outcome], folder: pathlib.Path) -> list[pathlib.Path]:
+def draw(outputs: Mapping[str, Output], folder: pathlib.Path) -> list[pathlib.Path]:
     """Draw whatever there are numbers for.
 
     Args:
-        outcomes: by name of the data set.
+        outputs: by name of the data set.
         folder: where the pictures go.
 
     Returns:
@@ -36,7 +36,7 @@ def draw(outcomes: Mapping[str, Outcome], folder: pathlib.Path) -> list[pathlib.
         ("elbo.png", _draw_elbo),
         ("dispatch.png", _draw_dispatch),
     ):
-        figure = draw_figure(outcomes)
+        figure = draw_figure(outputs)
         if figure is not None:
             figure.savefig(folder / file, dpi=DPI)
             written.append(folder / file)
@@ -59,19 +59,19 @@ def _tidy(axes: Any) -> None:
     axes.set_axisbelow(True)
 
 
-def _draw_intervals(outcomes: Mapping[str, Outcome]) -> Any:
+def _draw_intervals(outputs: Mapping[str, Output]) -> Any:
     """Each held-out patient's interval with the truth, ordered by prediction, a panel a model."""
-    if "diabetes" not in outcomes or not outcomes["diabetes"].evaluations:
+    if "diabetes" not in outputs or not outputs["diabetes"].evaluations:
         return None
-    outcome = outcomes["diabetes"]
-    names = [name for name in (BAYESIAN, PLAIN) if name in outcome.evaluations]
-    scaling = outcome.data.y_scaling
+    output = outputs["diabetes"]
+    names = [name for name in (BAYESIAN, PLAIN) if name in output.evaluations]
+    scaling = output.data.y_scaling
     assert scaling is not None
-    truth = outcome.data.test.y * scaling.scale + scaling.mean
+    truth = output.data.test.y * scaling.scale + scaling.mean
     figure = _new_figure(5.6 * len(names), 4.6, "Diabetes: predictive intervals against truth")
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
-        predicted = outcome.evaluations[name]
+        predicted = output.evaluations[name]
         assert isinstance(predicted, Intervals)
         order = np.argsort(predicted.mean)
         place = np.arange(len(order))
@@ -100,11 +100,11 @@ def _draw_intervals(outcomes: Mapping[str, Outcome]) -> Any:
     return figure
 
 
-def _draw_reliability(outcomes: Mapping[str, Outcome]) -> Any:
+def _draw_reliability(outputs: Mapping[str, Output]) -> Any:
     """Accuracy over confidence, and below how many predictions are that sure, a panel a model."""
-    if "digits" not in outcomes or not outcomes["digits"].evaluations:
+    if "digits" not in outputs or not outputs["digits"].evaluations:
         return None
-    evaluations = outcomes["digits"].evaluations
+    evaluations = outputs["digits"].evaluations
     figure = _new_figure(
         1.2 + 3.5 * len(evaluations), 5.3, "Digits: is a prediction right as often as it claims?"
     )
@@ -156,7 +156,7 @@ def _draw_reliability(outcomes: Mapping[str, Outcome]) -> Any:
     axes.set_ylabel("accuracy in the bin")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     counts.set_yscale("log")
-    counts.set_ylim(0.7, 4 * len(outcomes["digits"].data.test))
+    counts.set_ylim(0.7, 4 * len(outputs["digits"].data.test))
     counts.set_ylabel("predictions")
     return figure
 
@@ -170,12 +170,12 @@ def _wilson_interval(fraction: np.ndarray, count: np.ndarray) -> tuple[np.ndarra
     return np.minimum(middle - half, fraction), np.maximum(middle + half, fraction)
 
 
-def _draw_elbo(outcomes: Mapping[str, Outcome]) -> Any:
+def _draw_elbo(outputs: Mapping[str, Output]) -> Any:
     """The ELBO of each step, and its running mean."""
     shown = {
-        name: np.array(outcome.bayesian.result.history)
-        for name, outcome in outcomes.items()
-        if outcome.bayesian.result.history
+        name: np.array(output.bayesian.result.history)
+        for name, output in outputs.items()
+        if output.bayesian.result.history
     }
     if not shown:
         return None
@@ -193,7 +193,7 @@ def _draw_elbo(outcomes: Mapping[str, Outcome]) -> Any:
         low, high = np.quantile(elbo, 0.1), elbo.max()
         if high > low:
             axes.set_ylim(low - 0.5 * (high - low), high + 0.1 * (high - low))
-        weight = outcomes[name].settings.kl_weight
+        weight = outputs[name].settings.kl_weight
         axes.set_title(
             name if weight == 1 else f"{name}, tempered: KL weight {weight:g}", fontsize=10
         )
@@ -204,7 +204,7 @@ def _draw_elbo(outcomes: Mapping[str, Outcome]) -> Any:
     return figure
 
 
-def _draw_dispatch(outcomes: Mapping[str, Outcome]) -> Any:
+def _draw_dispatch(outputs: Mapping[str, Output]) -> Any:
     """What a call costs, as a ratio to `jax.jit` on the module; one panel each for the two times.
 
     Times differ a hundredfold between rows and mean little on a shared machine; they are written
@@ -212,8 +212,8 @@ def _draw_dispatch(outcomes: Mapping[str, Outcome]) -> Any:
     """
     rows = {
         f"{name}\n{row}": measured
-        for name, outcome in outcomes.items()
-        for row, measured in outcome.dispatch.items()
+        for name, output in outputs.items()
+        for row, measured in output.dispatch.items()
     }
     if not rows:
         return None

@@ -11,7 +11,7 @@ from typing import Any
 
 from .._timing import Column, Measurement, installed_version, machine_info
 from .._version import __version__
-from ._compare import Outcome
+from ._compare import Output
 from ._errors import CommandError
 from ._evaluate import Intervals
 from ._train import Training
@@ -20,12 +20,12 @@ PACKAGES = ("matplotlib", "optax", "scikit-learn")
 
 
 def report(
-    outcomes: Mapping[str, Outcome], *, stopped: str, seed: int, is_quick: bool, device: str
+    outputs: Mapping[str, Output], *, stopped: str, seed: int, is_quick: bool, device: str
 ) -> dict[str, Any]:
     """Return the whole report.
 
     Args:
-        outcomes: by name of the data set.
+        outputs: by name of the data set.
         stopped: "finished", "interrupted" or "diverged".
         seed: of the run.
         is_quick: whether it was shortened.
@@ -38,25 +38,25 @@ def report(
         "quick": is_quick,
         "device": device,
         "machine": machine_info() | versions | {"eqxlike": __version__},
-        "data": {name: _outcome(outcome) for name, outcome in outcomes.items()},
+        "data": {name: _output(output) for name, output in outputs.items()},
     }
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
-    data, history = outcome.data, outcome.bayesian.result.history
+def _output(output: Output) -> dict[str, Any]:
+    data, history = output.data, output.bayesian.result.history
     return {
         "examples": {"train": len(data.train), "test": len(data.test)},
-        "settings": dataclasses.asdict(outcome.settings),
-        "trainings": {name: _training(each) for name, each in outcome.trainings.items()},
-        "metrics": {name: each.metrics for name, each in outcome.evaluations.items()},
+        "settings": dataclasses.asdict(output.settings),
+        "trainings": {name: _training(each) for name, each in output.trainings.items()},
+        "metrics": {name: each.metrics for name, each in output.evaluations.items()},
         "reliability": {
             name: {field: values.tolist() for field, values in each.bins.items()}
-            for name, each in outcome.evaluations.items()
+            for name, each in output.evaluations.items()
             if not isinstance(each, Intervals)
         },
         "elbo": [-loss for loss in history],
-        "dispatch": {name: _measurement(each) for name, each in outcome.dispatch.items()},
-        "seconds": outcome.seconds,
+        "dispatch": {name: _measurement(each) for name, each in output.dispatch.items()},
+        "seconds": output.seconds,
     }
 
 

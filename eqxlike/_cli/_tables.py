@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ._baselines import baseline_name
-from ._compare import BAYESIAN, PLAIN, Outcome
+from ._compare import BAYESIAN, PLAIN, Output
 from ._evaluate import LEVEL
 
 #: By name of a model: what it is called in tables and pictures.
@@ -27,32 +27,27 @@ METRICS = {
 }
 
 
-def print_metrics(outcome: Outcome) -> None:
+def print_metrics(output: Output) -> None:
     """Print the models side by side, on the test part."""
     names = [
-        name
-        for name in (BAYESIAN, PLAIN, baseline_name(outcome.data))
-        if name in outcome.evaluations
+        name for name in (BAYESIAN, PLAIN, baseline_name(output.data)) if name in output.evaluations
     ]
     if not names:
         return
-    first = outcome.evaluations[names[0]].metrics
+    first = output.evaluations[names[0]].metrics
     shown = [metric for metric in METRICS if metric in first]
     rows = [
         [TITLES[name]]
-        + [
-            format(outcome.evaluations[name].metrics[metric], METRICS[metric][1])
-            for metric in shown
-        ]
+        + [format(output.evaluations[name].metrics[metric], METRICS[metric][1]) for metric in shown]
         for name in names
     ]
-    title = f"{outcome.data.name}: {len(outcome.data.test)} held-out examples"
+    title = f"{output.data.name}: {len(output.data.test)} held-out examples"
     print_table(title, ["", *(METRICS[metric][0] for metric in shown)], rows)
-    if (weight := outcome.settings.kl_weight) != 1:
+    if (weight := output.settings.kl_weight) != 1:
         print(f"  ({TITLES[BAYESIAN]}: KL weight {weight:g}, a tempered posterior)")
 
 
-def print_dispatch(outcomes: Mapping[str, Outcome]) -> None:
+def print_dispatch(outputs: Mapping[str, Output]) -> None:
     """Print what calls cost, in microseconds and as ratios to the baseline."""
     rows = [
         [
@@ -63,8 +58,8 @@ def print_dispatch(outcomes: Mapping[str, Outcome]) -> None:
             f"{column.completion_us:.1f}",
             f"{column.completion_ratio.median:.2f}",
         ]
-        for name, outcome in outcomes.items()
-        for row, measured in outcome.dispatch.items()
+        for name, output in outputs.items()
+        for row, measured in output.dispatch.items()
         for column in measured.columns.values()
     ]
     if rows:

@@ -2,15 +2,15 @@
 
 from ._abstract import AbstractClassVar as AbstractClassVar
 from ._abstract import AbstractVar as AbstractVar
+from ._cached import INITIALISING as INITIALISING
+from ._cached import can_stay_lazy as can_stay_lazy
+from ._cached import get_cached as get_cached
+from ._cached import set_cached as set_cached
+from ._cached import stored_fields as stored_fields
 from ._codec import is_incomplete as is_incomplete
 from ._field import field as field
 from ._field import static_field as static_field
 from ._freeze import freeze_where as freeze_where
-from ._kept import INITIALISING as INITIALISING
-from ._kept import can_stay_unread as can_stay_unread
-from ._kept import get_kept as get_kept
-from ._kept import set_kept as set_kept
-from ._kept import stored_fields as stored_fields
 from ._metadata import METADATA as METADATA
 from ._metadata import carries_metadata as carries_metadata
 from ._metadata import has_metadata as has_metadata

@@ -5,7 +5,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, get_origin
 
-from ._kept import Field
+from ._cached import Field
 
 _T = TypeVar("_T")
 
@@ -108,12 +108,12 @@ def abstract_names(cls: Any) -> frozenset[str]:
 
 def explain_abstract(cls: Any) -> str:
     """Why `cls`, which is abstract and not for its methods alone, has no instances."""
-    sorts = {
+    names = {
         "attributes": vars(cls)[_VARS],
         "class attributes": vars(cls)[_CLASS_VARS],
         "methods": cls.__abstractmethods__ - abstract_names(cls),
     }
-    missing = [f"abstract {sort} {', '.join(sorted(sorts[sort]))}" for sort in sorts if sorts[sort]]
+    missing = [f"abstract {what} {', '.join(sorted(names[what]))}" for what in names if names[what]]
     if not missing:
         return (
             f"Can't instantiate abstract class {cls.__name__}: it was declared with "

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 from .._compat import PjitFunction
+from ._cached import stored_fields
 from ._codec import Codec
 from ._field import check_static
-from ._kept import stored_fields
 
 
 def check_all_set(module: Any) -> None:

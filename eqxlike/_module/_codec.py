@@ -12,9 +12,9 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .._codegen import compile_function
+from ._cached import read_fields, stored_fields
 from ._dataclass import found_in_class
 from ._field import is_static
-from ._kept import read_fields, stored_fields
 from ._metadata import carries_metadata, has_metadata, read_metadata, write_metadata
 
 _new = object.__new__
@@ -134,7 +134,7 @@ def _tuple_of(parts: Any) -> str:
 
 
 def _make_flatten_by_name(cls: type, dynamic: tuple[str, ...], static: tuple[str, ...]):
-    """For an instance whose `__dict__` lacks fields: it is unread, has class attributes in their
+    """For an instance whose `__dict__` lacks fields: it is lazy, has class attributes in their
     place, or is in the middle of its `__init__`; or has metadata beside them.
     """
     # What a property gives is no value of the field, and is another field's perhaps.

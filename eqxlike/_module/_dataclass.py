@@ -6,8 +6,8 @@ import inspect
 from typing import Any
 
 from ._abstract import abstract_names, take_abstract
+from ._cached import Field
 from ._init import make_init
-from ._kept import Field
 
 
 def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .._codegen import compile_function
+from ._cached import INITIALISING, get_cached
 from ._field import converter_of
-from ._kept import INITIALISING, get_kept
 
 
 def make_init(cls: type, generated: Callable[..., None]) -> Callable[..., None]:
@@ -26,7 +26,7 @@ def make_init(cls: type, generated: Callable[..., None]) -> Callable[..., None]:
     by_position = parameters[: code.co_argcount - 1]
     by_keyword = parameters[len(by_position) :]
     namespace: dict[str, Any] = {
-        "_eqxlike_get_kept": get_kept,
+        "_eqxlike_get_cached": get_cached,
         "_eqxlike_initialising": INITIALISING,
         "_eqxlike_refuse": _refuse,
         "_eqxlike_set": object.__setattr__,
@@ -34,7 +34,7 @@ def make_init(cls: type, generated: Callable[..., None]) -> Callable[..., None]:
     listed = [self, *by_position, *(["*"] if by_keyword else []), *by_keyword]
     lines = [
         f"def __init__({', '.join(listed)}):",
-        f"    if _eqxlike_get_kept({self}) is not _eqxlike_initialising:",
+        f"    if _eqxlike_get_cached({self}) is not _eqxlike_initialising:",
         f"        _eqxlike_refuse({self})",
     ]
     annotations = dict(generated.__annotations__)

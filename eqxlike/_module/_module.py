@@ -14,11 +14,11 @@ import jax.tree_util as jtu
 from .._pytree import tree_equal, tree_pformat
 from .._traceback import hide_our_frames
 from ._abstract import IS_FORCED, abstract_names, explain_abstract
+from ._cached import INITIALISING, CachesPartition, Field, drop_cached, set_cached, stored_fields
 from ._checks import check_all_set, check_values, warn_of_post_init
 from ._codec import Codec, make_codec
 from ._dataclass import amend, found_in_class, make_dataclass
 from ._field import converter_of, field
-from ._kept import INITIALISING, Field, KeepsPartition, drop_kept, set_kept, stored_fields
 from ._metadata import METADATA, is_found_by_name
 from ._strict import STRICTNESS, check_strict, read_strict
 
@@ -92,7 +92,7 @@ class ModuleMeta(abc.ABCMeta):
                 raise
             if not isinstance(self, cls):
                 return self
-            set_kept(self, INITIALISING)
+            set_cached(self, INITIALISING)
             try:
                 if self.__init__(*args, **kwargs) is not None:
                     raise TypeError(
@@ -105,7 +105,7 @@ class ModuleMeta(abc.ABCMeta):
                 for name, converter in cls._eqxlike_converters:
                     object.__setattr__(self, name, converter(getattr(self, name)))
             finally:
-                drop_kept(self)
+                drop_cached(self)
             check_values(self)
             if hasattr(cls, "__check_init__"):
                 for base in cls.__mro__:
@@ -118,7 +118,7 @@ class ModuleMeta(abc.ABCMeta):
                 value = Method(value)
             is_for_field = type(found_in_class(cls, name)) is Field and type(value) is not Field
             if is_for_field and not hasattr(type(value), "__set__"):
-                # What is set under the name of a field must not hide that of unread instances.
+                # What is set under the name of a field must not hide that of lazy instances.
                 value = Field(name, value)
             super().__setattr__(name, amend(cls, name, value))
 
@@ -129,7 +129,7 @@ class ModuleMeta(abc.ABCMeta):
             elif found.default is dataclasses.MISSING:
                 raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
             else:
-                # The default goes. What unread instances ask for their field stays.
+                # The default goes. What lazy instances ask for their field stays.
                 super().__setattr__(name, Field(name, dataclasses.MISSING))
 
     def register(cls, subclass: type) -> NoReturn:
@@ -207,7 +207,7 @@ class MixinMethod:
 
 def _install_mixin_methods(cls: Any) -> None:
     for base in cls.__mro__[1:]:
-        if isinstance(base, ModuleMeta) or base in KeepsPartition.__mro__:
+        if isinstance(base, ModuleMeta) or base in CachesPartition.__mro__:
             continue
         for name, value in vars(base).items():
             first = next(each for each in cls.__mro__ if name in vars(each))
@@ -215,7 +215,7 @@ def _install_mixin_methods(cls: Any) -> None:
                 setattr(cls, name, MixinMethod(cls, name))
 
 
-class Module(KeepsPartition, metaclass=ModuleMeta):
+class Module(CachesPartition, metaclass=ModuleMeta):
     """Base of all models: subclass it, annotate fields, write methods.
 
     A subclass is a frozen dataclass and a pytree whose children are its fields, in the order of
@@ -249,7 +249,7 @@ class Module(KeepsPartition, metaclass=ModuleMeta):
         6.0
     """
 
-    # Whether instances stay as they are built. If not, no partition of them is kept.
+    # Whether instances stay as they are built. If not, no partition of them is cached.
     _eqxlike_is_fixed = True
 
     def __eq__(self, other: object) -> Any:

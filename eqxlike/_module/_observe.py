@@ -13,9 +13,9 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+from ._cached import stored_fields
 from ._field import field
 from ._freeze import Quiet
-from ._kept import stored_fields
 from ._module import FLATTENING, Module, ModuleMeta, Wrapper
 
 Report = Callable[
@@ -23,7 +23,7 @@ Report = Callable[
 ]
 """Called with a Module, and the arguments and keyword arguments of a call that begins: afterwards
 they may be used up. Returns a context for the call to run in, which gives what is called with the
-outcome.
+output.
 """
 
 
@@ -97,9 +97,9 @@ def _make_observed_class(cls: Any) -> Any:
         if report is None:
             return super(observed, self).__call__(*args, **kwargs)
         with report(self, args, kwargs) as returned:
-            outcome = super(observed, self).__call__(*args, **kwargs)
-            returned(outcome)
-            return outcome
+            output = super(observed, self).__call__(*args, **kwargs)
+            returned(output)
+            return output
 
     namespace = {
         "__module__": cls.__module__,

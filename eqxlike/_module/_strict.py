@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ._abstract import abstract_in
-from ._kept import Field, KeepsPartition
+from ._cached import CachesPartition, Field
 
 STRICTNESS = "_eqxlike_strictness"
 
@@ -98,7 +98,7 @@ def check_strict(
 
 def _check_bases(cls: Any) -> None:
     for base in cls.__bases__:
-        if KeepsPartition not in base.__mro__ or KeepsPartition in base.__bases__:
+        if CachesPartition not in base.__mro__ or CachesPartition in base.__bases__:
             # No Module, or `Module` itself.
             continue
         if vars(base).get(STRICTNESS) is None:

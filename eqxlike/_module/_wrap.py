@@ -4,8 +4,8 @@ import copy
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from ._cached import stored_fields
 from ._dataclass import found_in_class
-from ._kept import stored_fields
 from ._metadata import make_metadata, shown_by, write_metadata
 from ._module import Module
 

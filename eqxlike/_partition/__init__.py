@@ -1,18 +1,18 @@
-"""The partition of trees into arrays and interned Structure, kept on Modules."""
+"""The partition of trees into arrays and interned Structure, cached on Modules."""
 
 from ._flatten import flatten as flatten
 from ._guard import GuardWriter as GuardWriter
-from ._kinds import ARRAY as ARRAY
-from ._kinds import ArrayLeaf as ArrayLeaf
-from ._kinds import DictNode as DictNode
-from ._kinds import ForeignNode as ForeignNode
-from ._kinds import ListNode as ListNode
-from ._kinds import ModuleNode as ModuleNode
-from ._kinds import NamedTupleNode as NamedTupleNode
-from ._kinds import Row as Row
-from ._kinds import StaticLeaf as StaticLeaf
-from ._kinds import TupleNode as TupleNode
-from ._kinds import concrete_array_types as concrete_array_types
+from ._node_types import ARRAY as ARRAY
+from ._node_types import ArrayLeaf as ArrayLeaf
+from ._node_types import DictNode as DictNode
+from ._node_types import ForeignNode as ForeignNode
+from ._node_types import ListNode as ListNode
+from ._node_types import ModuleNode as ModuleNode
+from ._node_types import NamedTupleNode as NamedTupleNode
+from ._node_types import Row as Row
+from ._node_types import StaticLeaf as StaticLeaf
+from ._node_types import TupleNode as TupleNode
+from ._node_types import concrete_array_types as concrete_array_types
 from ._same import Difference as Difference
 from ._same import find_static_difference as find_static_difference
 from ._same import is_same_static as is_same_static

@@ -1,4 +1,4 @@
-"""Taking a tree apart into its arrays and its Structure, and keeping the result on Modules."""
+"""Taking a tree apart into its arrays and its Structure, and caching the result on Modules."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import jax
 
 from .._checking import PartitionError, is_checking
-from .._module import INITIALISING, Module, ModuleMeta, get_kept, set_kept
+from .._module import INITIALISING, Module, ModuleMeta, get_cached, set_cached
 from .._pytree import is_array_or_traced_reference
-from ._kinds import (
+from ._node_types import (
     ARRAY,
     MIN_ROW,
     ModuleNode,
@@ -50,9 +50,9 @@ class _Frame:
         self.num_candidates = num_candidates
 
     def close(self, make: Intern) -> Structure:
-        kind, make_meta, static, _, _ = self.node
+        structure_type, make_meta, static, _, _ = self.node
         key = NOTHING if static is None else StaticKey(static)
-        return make(kind, type(self.value), make_meta, key, tuple(self.structures))
+        return make(structure_type, type(self.value), make_meta, key, tuple(self.structures))
 
     def name_of_child(self) -> str:
         """Of the child under way, as it stands in a path."""
@@ -63,27 +63,27 @@ def flatten(
     tree: Any,
     *,
     with_abstract: bool = False,
-    is_outcome: bool = False,
+    is_output: bool = False,
     is_bound: bool = False,
     is_private: bool = False,
     root: Callable[[], str] = lambda: "tree",
 ) -> tuple[list[Any], Structure]:
     """The arrays of `tree`, in tree order, and its Structure.
 
-    The outermost Modules that nothing can change behind their back keep their part, so that the
+    The outermost Modules that nothing can change behind their back cache their part, so that the
     next call takes it from them.
 
     **Arguments:**
 
     - `tree`: any pytree.
     - `with_abstract`: count each `jax.ShapeDtypeStruct` as an array, for ahead-of-time lowering.
-        Nothing is kept then.
-    - `is_outcome`: take a static leaf that is not hashable, or cannot be compared, as it is. What a
+        Nothing is cached then.
+    - `is_output`: take a static leaf that is not hashable, or cannot be compared, as it is. What a
         function returns is no part of a key.
     - `is_bound`: take such a leaf by identity. It is what a method is bound to, and a bound method
         is hashable whatever that is.
     - `is_private`: make a Structure of these very objects, even if there is one of equal ones; of
-        use for building them again. Nothing is kept.
+        use for building them again. Nothing is cached.
     - `root`: how to call the tree in a message.
 
     **Returns:** `(arrays, structure)`.
@@ -93,15 +93,15 @@ def flatten(
     `PartitionError` if a Module was changed.
     """
     arrays: list[Any] = []
-    # Modules that may keep their partition, each with the range of its arrays. One that stands
+    # Modules that may cache their partition, each with the range of its arrays. One that stands
     # inside another gives way to it.
     candidates: list[tuple[Module, int, int, Structure]] = []
     frames: list[_Frame] = []
     frame = _Frame(None, Opened(TupleNode, no_meta, None, (tree,), lambda index: root()), 0, 0)
-    make_unhashable = opaque_leaf if is_outcome else identity_leaf if is_bound else None
-    make = make_private if is_private else make_output if is_outcome else intern
-    keeps = not with_abstract and not is_private
-    takes_kept = keeps and not is_checking()
+    make_unhashable = opaque_leaf if is_output else identity_leaf if is_bound else None
+    make = make_private if is_private else make_output if is_output else intern
+    caches = not with_abstract and not is_private
+    takes_cached = caches and not is_checking()
     while True:
         structures = frame.structures
         for value in frame.children:
@@ -111,10 +111,10 @@ def flatten(
                 structures.append(ARRAY)
                 continue
             if isinstance(node_type, ModuleMeta):
-                kept = get_kept(value) if takes_kept else None
-                if kept is not None and kept is not INITIALISING:
-                    arrays += kept[0]
-                    structures.append(kept[1])
+                cached = get_cached(value) if takes_cached else None
+                if cached is not None and cached is not INITIALISING:
+                    arrays += cached[0]
+                    structures.append(cached[1])
                     continue
             elif node_type in ATOMS:
                 structures.append(_static_leaf(value, frames, frame, make, make_unhashable))
@@ -134,7 +134,7 @@ def flatten(
                 )
             frames.append(frame)
             frame = _Frame(value, node, len(arrays), len(candidates))
-            if len(node.children) >= MIN_ROW and node.kind.takes_sequence:
+            if len(node.children) >= MIN_ROW and node.structure_type.takes_sequence:
                 row = make_row(node.children, with_abstract=with_abstract)
                 if row is not None:
                     frame.structures.append(row[0])
@@ -143,8 +143,8 @@ def flatten(
             break
         else:
             if not frames:
-                if keeps:
-                    _keep(candidates, arrays)
+                if caches:
+                    _cache(candidates, arrays)
                 return arrays, structures[0]
             closed = frame
             frame = frames.pop()
@@ -154,31 +154,34 @@ def flatten(
                 static = closed.node.static
                 raise TypeError(_explain(closed.value, static, error, frames, frame)) from error
             frame.structures.append(structure)
-            if closed.node.kind is ModuleNode:
-                kept = get_kept(closed.value)
-                is_checked = is_checking() and keeps
-                if is_checked and kept is not None and kept is not INITIALISING:
-                    _check(closed.value, kept, arrays[closed.first_array :], structure)
-                if structure.is_keepable_module and kept is not INITIALISING:
+            if closed.node.structure_type is ModuleNode:
+                cached = get_cached(closed.value)
+                is_checked = is_checking() and caches
+                if is_checked and cached is not None and cached is not INITIALISING:
+                    _check(closed.value, cached, arrays[closed.first_array :], structure)
+                if structure.is_cacheable_module and cached is not INITIALISING:
                     del candidates[closed.num_candidates :]
                     candidates.append((closed.value, closed.first_array, len(arrays), structure))
 
 
-def _keep(candidates: list[tuple[Module, int, int, Structure]], arrays: list[Any]) -> None:
+def _cache(candidates: list[tuple[Module, int, int, Structure]], arrays: list[Any]) -> None:
     for module, start, stop, structure in candidates:
         dynamic = tuple(arrays[start:stop])
         if concrete_array_types.issuperset(map(type, dynamic)):
-            set_kept(module, (dynamic, structure))
+            set_cached(module, (dynamic, structure))
 
 
 def _check(
-    module: Module, kept: tuple[tuple[Any, ...], Structure], arrays: list[Any], structure: Structure
+    module: Module,
+    cached: tuple[tuple[Any, ...], Structure],
+    arrays: list[Any],
+    structure: Structure,
 ) -> None:
-    """Compares what is kept on `module` with what it holds now, by identity."""
-    kept_arrays, kept_structure = kept
-    if structure is not kept_structure or [*map(id, arrays)] != [*map(id, kept_arrays)]:
+    """Compares what is cached on `module` with what it holds now, by identity."""
+    cached_arrays, cached_structure = cached
+    if structure is not cached_structure or [*map(id, arrays)] != [*map(id, cached_arrays)]:
         raise PartitionError(
-            f"a {type(module).__name__} was changed after its partition was kept: {module!r}. "
+            f"a {type(module).__name__} was changed after its partition was cached: {module!r}. "
             "A Module is frozen; do not write to its `__dict__`, nor by `object.__setattr__`. "
             "`eqxlike.tree_at` makes a changed copy."
         )

@@ -1,6 +1,6 @@
 """Asking whether a tree has a Structure, and taking its arrays, in one generated function.
 
-A plain writer: what is asked of a node stands with its kind.
+A plain writer: what is asked of a node stands with its type.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class GuardWriter:
     - `arrays`: those of the example for which this is written, in order. Their types are asked for
         first.
     - `miss`: what the function returns for another tree.
-    - `reads_fields`: whether to read the fields of Modules that may keep their partition.
+    - `reads_fields`: whether to read the fields of Modules that may cache their partition.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from .._codegen import compile_function
-from .._module import set_kept, stored_fields
+from .._module import set_cached, stored_fields
 
 
 class Node(Protocol):
@@ -20,27 +20,27 @@ class Node(Protocol):
     def children(self) -> tuple[Any, ...]: ...
     @property
     def has_run(self) -> bool: ...
-    def rebuilder(self, *, keep: bool) -> Callable[[tuple[Any, ...]], Any]: ...
+    def rebuilder(self, *, cache: bool) -> Callable[[tuple[Any, ...]], Any]: ...
     @property
-    def is_keepable_module(self) -> bool: ...
+    def is_cacheable_module(self) -> bool: ...
     @property
-    def can_stay_unread(self) -> bool: ...
+    def can_stay_lazy(self) -> bool: ...
     def write_build(self, writer: "RebuildWriter", parts: list[str]) -> str: ...
 
 
 class RebuildWriter:
     """Writes the function: one line for each node, children before parents.
 
-    - `keep`: whether the outermost Modules built keep their partition.
+    - `cache`: whether the outermost Modules built cache their partition.
     """
 
-    def __init__(self, keep: bool):
-        self.keep = keep
+    def __init__(self, cache: bool):
+        self.cache = cache
         self.lines: list[str] = []
         self.namespace: dict[str, Any] = {
             "new": object.__new__,
             "new_tuple": tuple.__new__,
-            "set_kept": set_kept,
+            "set_cached": set_cached,
             "stored_fields": stored_fields,
         }
         self.constants: dict[int, str] = {}
@@ -49,38 +49,38 @@ class RebuildWriter:
 
     def write(self, root: Node) -> Callable[[tuple[Any, ...]], Any]:
         # With a stack of its own, so that deep trees need no deep recursion. A frame is
-        # (structure, expressions of the children so far, first array, is inside a kept Module).
+        # (structure, expressions of the children so far, first array, is inside a cached Module).
         frames: list[tuple[Node, list[str], int, bool]] = [(root, [], 0, False)]
         while True:
             structure, parts, first_array, is_inside = frames[-1]
-            is_kept = self.keep and structure.is_keepable_module
-            if is_kept and not is_inside and structure.can_stay_unread:
+            is_cached = self.cache and structure.is_cacheable_module
+            if is_cached and not is_inside and structure.can_stay_lazy:
                 expression = self.assign(f"new({self.constant(structure.node_type)})")
                 self.num_arrays += structure.num_arrays
             elif structure.has_run:
-                run = self._run(structure.children, self.keep and not (is_inside or is_kept))
+                run = self._run(structure.children, self.cache and not (is_inside or is_cached))
                 expression = structure.write_build(self, [run])
             elif len(parts) < len(structure.children):
                 child = structure.children[len(parts)]
-                frames.append((child, [], self.num_arrays, is_inside or is_kept))
+                frames.append((child, [], self.num_arrays, is_inside or is_cached))
                 continue
             else:
                 expression = structure.write_build(self, parts)
-            if is_kept and not is_inside:
+            if is_cached and not is_inside:
                 # The slice of a whole tuple is that tuple: no copy where there is one Module.
                 dynamic = f"arrays[{first_array}:{self.num_arrays}]"
                 pair = f"{dynamic}, {self.constant(structure)}"
-                pair = f"[{pair}]" if structure.can_stay_unread else f"({pair})"
-                self.line(f"set_kept({expression}, {pair})")
+                pair = f"[{pair}]" if structure.can_stay_lazy else f"({pair})"
+                self.line(f"set_cached({expression}, {pair})")
             frames.pop()
             if not frames:
                 return self._compile(root, expression)
             frames[-1][1].append(expression)
 
-    def _run(self, nodes: tuple[Any, ...], keep: bool) -> str:
+    def _run(self, nodes: tuple[Any, ...], cache: bool) -> str:
         """A list of nodes of one Structure."""
         count, each = len(nodes), nodes[0].num_arrays
-        build = self.constant(nodes[0].rebuilder(keep=keep))
+        build = self.constant(nodes[0].rebuilder(cache=cache))
         if not each:
             return self.assign(f"[{build}(()) for _ in range({count})]")
         start = self.num_arrays

@@ -1,4 +1,4 @@
-"""The dynamic/static split of transformations that keep nothing from one call to the next."""
+"""The dynamic/static split of transformations that cache nothing from one call to the next."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

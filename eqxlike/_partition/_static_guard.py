@@ -40,22 +40,22 @@ _MAX_UNPACKED = 31
 
 def write_static_guard(writer: Writer, name: str, value: Any) -> None:
     """Writes the questions whether the value of `name` could stand for `value` in a trace."""
-    kind = type(value)
+    cls = type(value)
     if value is None or value is True or value is False:
         writer.miss_if(f"{name} is not {value!r}")
-    elif kind in _COMPARED:
-        _is_of_type(writer, name, kind)
+    elif cls in _COMPARED:
+        _is_of_type(writer, name, cls)
         writer.miss_if(f"{name} != {writer.constant(value)}")
-    elif kind is float:
+    elif cls is float:
         _is_of_type(writer, name, float)
         _is_same_float(writer, name, value)
-    elif kind is tuple and len(value) <= _MAX_UNPACKED and _has_key(value):
+    elif cls is tuple and len(value) <= _MAX_UNPACKED and _has_key(value):
         _is_of_type(writer, name, tuple)
         for part, each in zip(writer.unpack(name, len(value)), value, strict=True):
             write_static_guard(writer, part, each)
     elif is_by_identity(value) or not _has_key(value):
         writer.miss_if(f"{name} is not {writer.constant(value)}")
-    elif kind is types.MethodType:
+    elif cls is types.MethodType:
         # Made anew at each access to the attribute.
         _is_of_type(writer, name, types.MethodType)
         write_static_guard(writer, writer.assign(f"{name}.__func__"), value.__func__)
@@ -67,8 +67,8 @@ def write_static_guard(writer: Writer, name: str, value: Any) -> None:
         _is_unchanged(writer, name, value)
 
 
-def _is_of_type(writer: Writer, name: str, kind: type) -> None:
-    writer.miss_if(f"type({name}) is not {writer.constant(kind)}")
+def _is_of_type(writer: Writer, name: str, cls: type) -> None:
+    writer.miss_if(f"type({name}) is not {writer.constant(cls)}")
 
 
 def _is_same_float(writer: Writer, name: str, value: float) -> None:

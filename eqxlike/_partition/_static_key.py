@@ -1,7 +1,7 @@
 """Keys for static values: two values share a trace only if no program could tell them apart.
 
 Python's `==` is not enough: `1 == 1.0 == True` and `0.0 == -0.0`, with equal hashes, and `nan` does
-not equal itself. The rule, for a value of each kind:
+not equal itself. The rule, for a value of each cls:
 
 - what hashes by identity is itself and nothing else, as for `jax.jit`, whatever it holds;
 - numbers, strings and tuples are compared by value and type, dataclasses by their fields, partial
@@ -109,54 +109,54 @@ class StaticKey:
         return self.is_immutable or StaticKey(self._value).key == self.key
 
     def _of(self, value: Any) -> Hashable:
-        kind = type(value)
-        if kind in _BY_VALUE:
-            return kind, value
+        cls = type(value)
+        if cls in _BY_VALUE:
+            return cls, value
         if is_by_identity(value):
             return self._identity(value)
-        if kind is tuple and len(value) >= _MIN_PLAIN and PLAIN_TYPES.issuperset(map(type, value)):
-            return kind, plain_key(value)
+        if cls is tuple and len(value) >= _MIN_PLAIN and PLAIN_TYPES.issuperset(map(type, value)):
+            return cls, plain_key(value)
         if isinstance(value, tuple):
-            return kind, tuple(map(self._of, tuple.__iter__(value))), self._of_attributes(value)
+            return cls, tuple(map(self._of, tuple.__iter__(value))), self._of_attributes(value)
         if isinstance(value, frozenset):
             return (
-                kind,
+                cls,
                 frozenset(map(self._of, frozenset.__iter__(value))),
                 self._of_attributes(value),
             )
         for base, told_apart_by in _TOLD_APART_BY.items():
             if isinstance(value, base):
-                return kind, told_apart_by(value), self._of_attributes(value)
-        if kind is types.MethodType:
+                return cls, told_apart_by(value), self._of_attributes(value)
+        if cls is types.MethodType:
             # Made anew at each access to the attribute.
-            return kind, self._of_bound(value.__func__), self._of_bound(value.__self__)
-        if kind is functools.partial:
+            return cls, self._of_bound(value.__func__), self._of_bound(value.__self__)
+        if cls is functools.partial:
             # Its dict of keywords may be written to.
             self.is_immutable = False
             keywords = tuple(value.keywords.items())
             parts = tuple(map(self._of_part, (value.func, value.args, keywords)))
-            return kind, parts, self._of_attributes(value)
-        if kind in _PARTS:
-            return kind, tuple(map(self._of_part, _PARTS[kind](value)))
-        if kind.__hash__ is None:
-            raise TypeError(f"unhashable type: {kind.__name__!r}")
+            return cls, parts, self._of_attributes(value)
+        if cls in _PARTS:
+            return cls, tuple(map(self._of_part, _PARTS[cls](value)))
+        if cls.__hash__ is None:
+            raise TypeError(f"unhashable type: {cls.__name__!r}")
         names = fields_compared(value)
         fields = None if names is None else [getattr(value, name, None) for name in names]
         if names is not None and len(names) != len(dataclasses.fields(value)):
             self._compares_all = False
-        if fields is not None and (_is_generated(kind.__hash__) or all(map(is_hashable, fields))):
-            self.is_immutable = self.is_immutable and is_frozen_by_class(kind)
-            return kind, tuple(map(self._of, fields))
+        if fields is not None and (_is_generated(cls.__hash__) or all(map(is_hashable, fields))):
+            self.is_immutable = self.is_immutable and is_frozen_by_class(cls)
+            return cls, tuple(map(self._of, fields))
         hash(value)  # Raises if it cannot be.
         if fields is not None:
             # A hash of its own passes over fields that have none.
-            self.is_immutable = self.is_immutable and is_frozen_by_class(kind)
-            return kind, tuple(map(self._of_elements, fields))
-        if _is_trusted(kind):
-            return kind, value
+            self.is_immutable = self.is_immutable and is_frozen_by_class(cls)
+            return cls, tuple(map(self._of_elements, fields))
+        if _is_trusted(cls):
+            return cls, value
         self.is_immutable = False
         # The hash tells of a change in place: any object is equal to itself.
-        return kind, value, hash(value), types_of_numbers(value)
+        return cls, value, hash(value), types_of_numbers(value)
 
     def _identity(self, value: Any) -> Hashable:
         self.held.append(value)
@@ -180,9 +180,9 @@ class StaticKey:
 
     def _of_part(self, value: Any) -> Hashable:
         """For what a partial holds, which need not be hashable itself."""
-        kind = type(value)
-        if kind is tuple:
-            return kind, tuple(map(self._of_part, value))
+        cls = type(value)
+        if cls is tuple:
+            return cls, tuple(map(self._of_part, value))
         if not is_array(value) and is_hashable(value):
             return self._of(value)
         base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
@@ -260,8 +260,8 @@ def is_by_identity(value: Any) -> bool:
     """Whether `value` is itself and nothing else."""
     if isinstance(value, _BY_IDENTITY):
         return True
-    kind = type(value)
-    return kind.__hash__ is object.__hash__ and kind is not functools.partial
+    cls = type(value)
+    return cls.__hash__ is object.__hash__ and cls is not functools.partial
 
 
 def is_by_own_equality(value: Any) -> bool:
@@ -308,15 +308,15 @@ def fields_compared(value: Any) -> list[str] | None:
     return [field.name for field in dataclasses.fields(value) if field.compare]
 
 
-def is_frozen_by_class(kind: type) -> bool:
-    """Whether `kind`, of which the fields compared are known, lets nobody assign to them."""
-    parameters = _dataclass_parameters(kind)
-    return issubclass(kind, Module) or (parameters is not None and parameters.frozen)
+def is_frozen_by_class(cls: type) -> bool:
+    """Whether `cls`, of which the fields compared are known, lets nobody assign to them."""
+    parameters = _dataclass_parameters(cls)
+    return issubclass(cls, Module) or (parameters is not None and parameters.frozen)
 
 
-def _dataclass_parameters(kind: type) -> Any:
-    """Of the dataclass by whose generated equality two of `kind` are equal; or `None`."""
-    owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
+def _dataclass_parameters(cls: type) -> Any:
+    """Of the dataclass by whose generated equality two of `cls` are equal; or `None`."""
+    owner = next(base for base in cls.__mro__ if "__eq__" in vars(base))
     return vars(owner).get("__dataclass_params__") if _is_generated(owner.__eq__) else None
 
 
@@ -326,8 +326,8 @@ def _is_generated(method: Any) -> bool:
     return code is not None and code.co_qualname.startswith("__create_fn__.")
 
 
-def _is_trusted(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _TRUSTED_PACKAGES
+def _is_trusted(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in _TRUSTED_PACKAGES
 
 
 _NUMBERS = frozenset({bool, int, float, complex})

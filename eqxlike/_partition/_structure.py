@@ -1,9 +1,9 @@
-"""Structures: what is left of a tree when its arrays are taken away, each kept once.
+"""Structures: what is left of a tree when its arrays are taken away, each only once.
 
 A `Structure` is interned: as long as it lives, an equal one is the same object, so that on a warm
 call "is it the same structure?" is one comparison of identities. It is made of the Structures of
-its children, down to arrays and static leaves. What there is to know of each kind of node stands
-in `_kinds`, a file each.
+its children, down to arrays and static leaves. What there is to know of each type of node stands
+in `_node_types`, a file each.
 """
 
 import threading
@@ -21,14 +21,14 @@ MIN_RUN = 16
 
 
 class Structure:
-    """Base of the kinds of node. Made by `intern` only; compared by identity.
+    """Base of the types of node. Made by `intern` only; compared by identity.
 
     - `node_type`: the type of the node.
     - `meta`: what else the node needs to be built again; the value, for a static leaf.
     - `static`: the key of all that is static in the node itself.
     - `children`: the Structures of the children; or one `Row`, for many leaves.
     - `num_arrays`: how many arrays the subtree holds.
-    - `is_keepable`: whether nothing inside can change behind the back of who holds the arrays:
+    - `is_cacheable`: whether nothing inside can change behind the back of who holds the arrays:
         no list, no dict, no foreign node, no mutable static value.
     - `is_exact`: whether nothing tells two trees of this Structure with the same arrays apart, not
         even what is no part of their equality.
@@ -41,8 +41,8 @@ class Structure:
         "anchor",
         "children",
         "generated",
+        "is_cacheable",
         "is_exact",
-        "is_keepable",
         "meta",
         "node_type",
         "num_arrays",
@@ -50,10 +50,10 @@ class Structure:
     )
 
     is_fixed: bool = True
-    """Whether nodes of this kind are immutable themselves."""
+    """Whether nodes of this type are immutable themselves."""
 
     takes_sequence: bool = False
-    """Whether the children of a node of this kind may be taken as one sequence."""
+    """Whether the children of a node of this type may be taken as one sequence."""
 
     is_leaf: bool = False
     is_row: bool = False
@@ -66,8 +66,8 @@ class Structure:
         self.static = static
         self.children = children
         self.num_arrays = sum(child.num_arrays for child in children)
-        self.is_keepable = (
-            self.is_fixed and static.is_immutable and all(child.is_keepable for child in children)
+        self.is_cacheable = (
+            self.is_fixed and static.is_immutable and all(child.is_cacheable for child in children)
         )
         self.is_exact = static.is_exact and all(child.is_exact for child in children)
         own = (each for each in static.held if _is_short_lived(each))
@@ -96,11 +96,11 @@ class Structure:
         return self.has_row or self.has_run
 
     @property
-    def is_keepable_module(self) -> bool:
+    def is_cacheable_module(self) -> bool:
         return False
 
     @property
-    def can_stay_unread(self) -> bool:
+    def can_stay_lazy(self) -> bool:
         """Whether a Module of this Structure may be built without its fields."""
         return False
 
@@ -110,21 +110,21 @@ class Structure:
             return True
         return self.static.is_current() and all(child.is_current() for child in self.children)
 
-    def rebuilder(self, *, keep: bool) -> Callable[[tuple[Any, ...]], Any]:
+    def rebuilder(self, *, cache: bool) -> Callable[[tuple[Any, ...]], Any]:
         """The function from a tuple of `num_arrays` arrays to a tree of this Structure.
 
         **Arguments:**
 
-        - `keep`: whether the outermost Modules built keep their partition, and stay unread where
-            they can. Only for arrays that are concrete: a tracer must not be kept.
+        - `cache`: whether the outermost Modules built cache their partition, and stay lazy where
+            they can. Only for arrays that are concrete: a tracer must not be cached.
         """
-        rebuild = self.generated.get(keep)
+        rebuild = self.generated.get(cache)
         if rebuild is None:
-            rebuild = self.generated[keep] = RebuildWriter(keep).write(self)
+            rebuild = self.generated[cache] = RebuildWriter(cache).write(self)
         return rebuild
 
     def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
-        """Writes how to build a node of this kind, and returns the expression for it.
+        """Writes how to build a node of this type, and returns the expression for it.
 
         **Arguments:**
 
@@ -144,14 +144,14 @@ class Structure:
 class Opened(NamedTuple):
     """A node, opened one level: with the Structures of its children, it could be interned.
 
-    - `kind`: the subclass of `Structure`.
+    - `structure_type`: the subclass of `Structure`.
     - `make_meta`: called for the `meta` of a Structure that is new.
     - `static`: what is static in the node, by which it is told from others.
     - `children`: what is flattened next.
     - `name_child`: how the child at an index stands in a path.
     """
 
-    kind: type[Structure]
+    structure_type: type[Structure]
     make_meta: Callable[[], Any]
     static: Any
     children: Sequence[Any]
@@ -170,7 +170,7 @@ _lock = threading.RLock()
 
 
 def intern(
-    kind: type[Structure],
+    structure_type: type[Structure],
     node_type: type,
     make_meta: Callable[[], Any],
     static: StaticKey,
@@ -178,11 +178,11 @@ def intern(
 ) -> Structure:
     """The one Structure with these parts; `static` tells its meta from others."""
     # By their `id`s: a class or a child may hold a closure, and that a compiled function for this
-    # Structure. It holds what the `id`s are of, and its entry goes when it does.
-    key = (kind, id(node_type), static.key, tuple(map(id, children)))
+    # Structure. It holds what the `id`s are of, and the compiled function goes when it does.
+    key = (structure_type, id(node_type), static.key, tuple(map(id, children)))
     found = _interned.get(key)
     if found is None or not found.static.is_current():
-        made = kind(node_type, make_meta(), static, children)
+        made = structure_type(node_type, make_meta(), static, children)
         with _lock:
             found = _interned.get(key)
             # One whose meta was changed in place meanwhile gives way.
@@ -197,7 +197,7 @@ Intern = Callable[
 
 
 def make_private(
-    kind: type[Structure],
+    structure_type: type[Structure],
     node_type: type,
     make_meta: Callable[[], Any],
     static: StaticKey,
@@ -207,14 +207,14 @@ def make_private(
     the same Structure might be told from this one.
     """
     if static.is_exact and all(child.is_exact for child in children):
-        return intern(kind, node_type, make_meta, static, children)
-    made = kind(node_type, make_meta(), static, children)
-    made.is_keepable = False
+        return intern(structure_type, node_type, make_meta, static, children)
+    made = structure_type(node_type, make_meta(), static, children)
+    made.is_cacheable = False
     return made
 
 
 def make_output(
-    kind: type[Structure],
+    structure_type: type[Structure],
     node_type: type,
     make_meta: Callable[[], Any],
     static: StaticKey,
@@ -222,7 +222,7 @@ def make_output(
 ) -> Structure:
     """For what a function returns: no other object is given back for one that equals it."""
     make = intern if static.is_exact else make_private
-    return make(kind, node_type, make_meta, static, children)
+    return make(structure_type, node_type, make_meta, static, children)
 
 
 NOTHING = StaticKey(None)

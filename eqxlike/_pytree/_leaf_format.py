@@ -107,8 +107,8 @@ def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
         return _with_added_dtype(_read_record(f), x.dtype)
     if isinstance(x, np.generic):
         return _with_added_dtype(_read_record(f), x.dtype)[()]
-    for kind, codes in _PYTHON_NUMBERS.items():
-        if isinstance(x, kind):
+    for number_type, codes in _PYTHON_NUMBERS.items():
+        if isinstance(x, number_type):
             return _as_python_number(_read_record(f), type(x), codes)
     return x
 
@@ -219,10 +219,10 @@ def _sharding_on_purpose(like: Any) -> Any:
     return like.sharding if not isinstance(like, Tracer) and like.committed else None
 
 
-def _as_python_number(record: np.ndarray, kind: type, codes: str) -> Any:
+def _as_python_number(record: np.ndarray, number_type: type, codes: str) -> Any:
     if record.shape != () or record.dtype.char not in codes:
         raise ValueError(
             f"the file has an array of shape {record.shape} and dtype {record.dtype}, and not one "
-            f"number that is a Python {kind.__name__}"
+            f"number that is a Python {number_type.__name__}"
         )
-    return kind(record.item())
+    return number_type(record.item())

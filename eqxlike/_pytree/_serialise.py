@@ -231,8 +231,8 @@ def _expected(like: Any) -> str:
     return _describe(like, "JAX array" if isinstance(like, jax.ShapeDtypeStruct) else None)
 
 
-def _describe(leaf: Any, kind: str | None = None) -> str:
-    kind = kind or ("JAX array" if isinstance(leaf, jax.Array) else type(leaf).__name__)
+def _describe(leaf: Any, type_name: str | None = None) -> str:
+    type_name = type_name or ("JAX array" if isinstance(leaf, jax.Array) else type(leaf).__name__)
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray):
-        return f"{kind} of shape {leaf.shape} and dtype {leaf.dtype}"
-    return kind
+        return f"{type_name} of shape {leaf.shape} and dtype {leaf.dtype}"
+    return type_name

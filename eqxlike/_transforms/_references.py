@@ -11,17 +11,17 @@ from .._pytree import is_traced_reference
 
 
 def refuse_references(
-    outcome: PyTree,
+    output: PyTree,
     returned_by: str,
     is_refused: Callable[[Any], bool] = is_traced_reference,
 ) -> PyTree:
-    """`outcome`, of a function that is traced; `ValueError` if there is a reference in it."""
-    for path, leaf in jtu.tree_leaves_with_path(outcome):
+    """`output`, of a function that is traced; `ValueError` if there is a reference in it."""
+    for path, leaf in jtu.tree_leaves_with_path(output):
         if is_refused(leaf):
             raise ValueError(
-                f"outcome{jtu.keystr(path)}, which {returned_by} returns, is a mutable array "
+                f"output{jtu.keystr(path)}, which {returned_by} returns, is a mutable array "
                 f"reference of type {jax.typeof(leaf)}. As from `jax.jit`, it cannot be returned "
                 "from a function that is traced: return what it holds, `reference[...]`, or write "
                 "to one that is passed as an argument."
             )
-    return outcome
+    return output

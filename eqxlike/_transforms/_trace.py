@@ -20,7 +20,7 @@ def filter_eval_shape(
 ) -> PyTree[jax.ShapeDtypeStruct | Any]:
     """What `fun(*args, **kwargs)` returns, with a `jax.ShapeDtypeStruct` for each array.
 
-    Nothing is computed. Arguments that are no arrays are passed as they are, and outcomes that
+    Nothing is computed. Arguments that are no arrays are passed as they are, and outputs that
     are no arrays come back as they are.
 
     **Arguments:**
@@ -40,7 +40,7 @@ def filter_eval_shape(
         fun, args, kwargs = rest.merge(arrays)
         return fun(*args, **kwargs)
 
-    flat = _FlatOutcome(of_arrays)
+    flat = _FlatOutput(of_arrays)
     structs = jax.eval_shape(flat, arrays)
     return flat.rest.merge(structs)
 
@@ -55,7 +55,7 @@ class _JaxprFunction(TransformedFunction):
             args, kwargs = rest.merge(arrays)
             return self._function(*args, **kwargs)
 
-        flat = _FlatOutcome(of_arrays)
+        flat = _FlatOutput(of_arrays)
         jaxpr, structs = jax.make_jaxpr(flat, return_shape=True)(arrays)
         return jaxpr, flat.rest.merge_into(None, structs), flat.rest.merge(itertools.repeat(None))
 
@@ -90,8 +90,8 @@ def filter_make_jaxpr(
     return _JaxprFunction(fun)
 
 
-class _FlatOutcome:
-    """A function with what is no array taken out of its outcome, where JAX does not let it pass.
+class _FlatOutput:
+    """A function with what is no array taken out of its output, where JAX does not let it pass.
 
     - `rest`: what was taken out, once the function has been called.
     """
@@ -103,8 +103,8 @@ class _FlatOutcome:
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
         returned = refuse_references(self._function(arrays), "the function")
-        outcome, self.rest = split(returned)
-        return outcome
+        output, self.rest = split(returned)
+        return output
 
 
 def is_array_or_struct(leaf: Any) -> bool:

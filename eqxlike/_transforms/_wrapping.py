@@ -45,12 +45,12 @@ def differentiated_and_others(args: tuple[Any, ...], transform: str) -> tuple[An
     return args[0], args[1:]
 
 
-def value_and_aux(outcome: Any, has_aux: bool, function: Any) -> tuple[Any, Any]:
+def value_and_aux(output: Any, has_aux: bool, function: Any) -> tuple[Any, Any]:
     """What `function` returned, apart into what is differentiated and the auxiliary output."""
     if not has_aux:
-        return outcome, None
+        return output, None
     name = getattr(function, "__name__", "the function")
-    return pair(outcome, f"With `has_aux=True`, {name} must return a pair (value, aux)")
+    return pair(output, f"With `has_aux=True`, {name} must return a pair (value, aux)")
 
 
 def pair(returned: Any, expectation: str) -> tuple[Any, Any]:

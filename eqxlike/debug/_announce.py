@@ -23,7 +23,7 @@ class _Announcer:
         self._announce = announce
 
     def reached(self, transforms: tuple[str, ...], end: str) -> None:
-        """Announces that `transforms` have been applied and the outcome met its `end`."""
+        """Announces that `transforms` have been applied and the output met its `end`."""
         self._announce(self._prefix + ":".join((*transforms, end)))
 
     def applied(self, transforms: tuple[str, ...]) -> None:
@@ -103,7 +103,7 @@ def announce_transform(
 
     A line is a chain such as `jvp_t:transpose:vmap:mlir`, read from left to right: the tangents
     (`jvp_t`; the primals are `jvp_p`) were transposed, vectorised and lowered. Chains end where
-    JAX does something with the outcome: `impl` evaluates it, `abstract` works out shapes while
+    JAX does something with the output: `impl` evaluates it, `abstract` works out shapes while
     tracing, `mlir` lowers it for the compiler. What is compiled already announces nothing.
 
     **Arguments:**

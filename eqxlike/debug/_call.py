@@ -59,11 +59,11 @@ def _describe(path: str, node: Any) -> Iterator[tuple[str, str]]:
 
 
 def _describe_node(node: Any, treedef: Any) -> str:
-    kind = "None" if node is None else type(node).__name__
+    type_name = "None" if node is None else type(node).__name__
     if isinstance(node, _TOLD_BY_CHILDREN):
-        return kind
+        return type_name
     _, static = treedef.node_data()
-    return f"{kind} with {_shorten(repr(static))}"
+    return f"{type_name} with {_shorten(repr(static))}"
 
 
 def _describe_leaf(leaf: Any) -> str:

@@ -49,7 +49,7 @@ class _Entry:
 _entries: dict[Hashable, list[_Entry]] = {}
 _lock = threading.Lock()
 
-# The identity of one array. When its outcome is used, `leaf` takes the text of its shape.
+# The identity of one array. When its output is used, `leaf` takes the text of its shape.
 _watch_p = Primitive("store_dce")
 _watch_p.def_impl(lambda array, *, leaf: array)
 _watch_p.def_abstract_eval(lambda shape, *, leaf: shape)
@@ -63,7 +63,7 @@ def _run_watched(array: jax.Array, *, leaf: _Leaf) -> jax.Array:
         return np.ones((), bool)
 
     # A choice that the compiler cannot foresee. So it calls back if and only if it needs the
-    # outcome, and the array itself stays on its device.
+    # output, and the array itself stays on its device.
     is_used = jax.pure_callback(note, jax.ShapeDtypeStruct((), bool))
     if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return _choose(is_used, array)
@@ -93,7 +93,7 @@ def store_dce(x: PyTree, name: Hashable = None) -> PyTree:
     """The identity, inside a jit; records which arrays of `x` the compiled program makes use of.
 
     The others are removed by dead code elimination (DCE), of JAX or of the compiler.
-    `inspect_dce` prints the outcome.
+    `inspect_dce` prints the output.
 
     **Arguments:**
 

@@ -37,9 +37,9 @@ def check_optimiser(optimiser: Any, taker: str) -> None:
         )
 
 
-def check_state(state: Any, kind: type, taker: str) -> None:
+def check_state(state: Any, state_type: type, taker: str) -> None:
     """Raises `TypeError` for what is no `TrainState`, such as a model."""
-    if not isinstance(state, kind):
+    if not isinstance(state, state_type):
         got = f"the class {state.__name__}" if isinstance(state, type) else type(state).__name__
         raise TypeError(
             f"{taker} expected a TrainState, and got {got}. Make one of a model with "
@@ -81,17 +81,17 @@ def check_optimiser_state(
     shapes, found = _shapes(expected), _shapes(state)
     if shapes == found and jtu.tree_structure(expected) == jtu.tree_structure(state):
         return
-    kinds, other_kinds = _kinds(expected), _kinds(state)
+    names, other_names = _type_names(expected), _type_names(state)
     place = next((path for path in shapes | found if shapes.get(path) != found.get(path)), None)
     where = ""
-    if kinds == other_kinds and place is not None:
+    if names == other_names and place is not None:
         where = (
             f"; at state.optimiser_state{place} it expected {_describe(shapes.get(place))}, and "
             f"got {_describe(found.get(place))}"
         )
     raise ValueError(
-        f"make_step expected the state of its optimiser, {kinds}, and got a TrainState with "
-        f"{other_kinds}{where}. Give make_step the optimiser that TrainState.create got; if the "
+        f"make_step expected the state of its optimiser, {names}, and got a TrainState with "
+        f"{other_names}{where}. Give make_step the optimiser that TrainState.create got; if the "
         "model was changed after that, as by `nn.freeze`, create the state anew."
     )
 
@@ -104,8 +104,8 @@ def _describe(shape: tuple[int, ...] | None) -> str:
     return "nothing" if shape is None else f"an array of shape {shape}"
 
 
-def _kinds(state: optax.OptState) -> str:
+def _type_names(state: optax.OptState) -> str:
     """The classes of which the state of an optimiser is made, as in `(ScaleByAdamState, ...)`."""
     if type(state) is tuple:
-        return f"({', '.join(map(_kinds, state))})"
+        return f"({', '.join(map(_type_names, state))})"
     return type(state).__name__

@@ -56,8 +56,8 @@ def lines_of(library, program, name, intermediates):
     def announce(x):
         return library.debug.announce_transform(x, name, intermediates, lines.append)
 
-    outcome = program(announce)
-    return lines, outcome
+    output = program(announce)
+    return lines, output
 
 
 CASES = [(program, True) for program in PROGRAMS]
@@ -91,8 +91,8 @@ def test_prints_by_default(eqx, capsys):
 @both
 def test_other_leaves_are_passed_through(eqx):
     tree = {"array": X, "text": "s", "number": 2, "nothing": None}
-    outcome = eqx.debug.announce_transform(tree, announce=lambda line: None)
-    assert eqxlike.tree_equal(outcome, tree)
+    output = eqx.debug.announce_transform(tree, announce=lambda line: None)
+    assert eqxlike.tree_equal(output, tree)
 
 
 def test_a_method_as_filter_jit_calls_it_is_announced():
@@ -142,7 +142,7 @@ def test_leaks_no_tracers():
     assert gradient.tolist() == [0, 2, 4]
 
 
-def test_under_shard_map_the_outcome_is_the_same():
+def test_under_shard_map_the_output_is_the_same():
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.P("x")
 

@@ -76,13 +76,13 @@ def printed(capsys, library, name):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_prints_what_equinox_prints(capsys, program):
     make, x = PROGRAMS[program]
-    texts, outcomes = [], []
+    texts, outputs = [], []
     for library in (eqxlike, equinox):
         function = make(lambda tree, library=library: library.debug.store_dce(tree, program))
-        outcomes.append(jax.block_until_ready(jax.jit(function)(x)))
+        outputs.append(jax.block_until_ready(jax.jit(function)(x)))
         texts.append(printed(capsys, library, program))
     assert texts[0] == texts[1]
-    assert eqxlike.tree_equal(*outcomes)
+    assert eqxlike.tree_equal(*outputs)
 
 
 @both

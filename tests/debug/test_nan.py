@@ -68,10 +68,10 @@ GRADIENTS = {
 
 def output_of(capsys, library, gradient, *options, x=X):
     """What the backward pass prints, in an order that no callback can change, and the gradient."""
-    outcome = GRADIENTS[gradient](lambda y: library.debug.backward_nan(y, *options))(x)
-    jax.block_until_ready(outcome)
+    output = GRADIENTS[gradient](lambda y: library.debug.backward_nan(y, *options))(x)
+    jax.block_until_ready(output)
     jax.effects_barrier()
-    return sorted(capsys.readouterr().out.split("   primals=")), outcome
+    return sorted(capsys.readouterr().out.split("   primals=")), output
 
 
 CASES = [(gradient, True) for gradient in GRADIENTS]

@@ -214,9 +214,9 @@ TRANSFORMED = {
 @pytest.mark.parametrize("transform", TRANSFORMED)
 def test_may_be_transformed_like_a_function(eqx, transform):
     method = make(eqx)(jnp.array(2.0)).scale
-    outcome = TRANSFORMED[transform](eqx, method)
+    output = TRANSFORMED[transform](eqx, method)
     expected = TRANSFORMED[transform](eqx, lambda x: 2.0 * x)
-    assert outcome.tolist() == expected.tolist()
+    assert output.tolist() == expected.tolist()
 
 
 ARGUMENT_OF = {
@@ -273,8 +273,8 @@ def test_as_an_argument_of_filter_jit_is_traced_once_for_all_weights(eqx):
         return method(2.0)
 
     Model = make(eqx)
-    outcomes = [float(call(Model(jnp.array(weight)).scale)) for weight in (1.0, 2.0, 3.0)]
-    assert (outcomes, len(traces)) == ([2.0, 4.0, 6.0], 1)
+    outputs = [float(call(Model(jnp.array(weight)).scale)) for weight in (1.0, 2.0, 3.0)]
+    assert (outputs, len(traces)) == ([2.0, 4.0, 6.0], 1)
 
 
 def test_as_an_argument_of_filter_jit_takes_the_fast_path_though_it_is_made_anew(monkeypatch):
@@ -425,8 +425,8 @@ def test_a_filtered_function_in_the_body_of_a_class_is_a_method(eqx, name):
 
     expected = {"filter_jit": 18.0, "filter_grad": Model(jnp.array(12.0))}
     expected["filter_value_and_grad"] = (18.0, expected["filter_grad"])
-    outcome = Model(jnp.array(3.0)).square(2.0)
-    assert jtu.tree_map(float, outcome) == jtu.tree_map(float, expected[name])
+    output = Model(jnp.array(3.0)).square(2.0)
+    assert jtu.tree_map(float, output) == jtu.tree_map(float, expected[name])
 
 
 @both

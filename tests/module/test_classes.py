@@ -130,8 +130,8 @@ def test_special_methods_work(eqx):
             return False
 
     model = Model(1)
-    outcome = (model(1), model + 1, len(model), model[5], list(model), 1 in model, bool(model))
-    assert outcome == (2, 2, 1, 5, [1], True, False)
+    output = (model(1), model + 1, len(model), model[5], list(model), 1 in model, bool(model))
+    assert output == (2, 2, 1, 5, [1], True, False)
 
 
 @both

@@ -16,7 +16,7 @@ def observed(tree):
     def reporter(path, module):
         @contextlib.contextmanager
         def report(*call):
-            yield lambda outcome: calls.append((jax.tree_util.keystr(path), *call, outcome))
+            yield lambda output: calls.append((jax.tree_util.keystr(path), *call, output))
 
         return report
 
@@ -40,11 +40,11 @@ class Copying(eqx.Module):
         return Copying(1.0) if self.scale == 2.0 else type(self)(2.0)()
 
 
-def test_call_is_reported_with_arguments_and_outcome():
+def test_call_is_reported_with_arguments_and_output():
     module, calls = observed({"a": nn.Lambda(abs)})
     assert module["a"](-3, key="key") == 3
-    ((path, caller, args, kwargs, outcome),) = calls
-    assert (path, args, kwargs, outcome) == ("['a']", (-3,), {"key": "key"}, 3)
+    ((path, caller, args, kwargs, output),) = calls
+    assert (path, args, kwargs, output) == ("['a']", (-3,), {"key": "key"}, 3)
     assert caller is module["a"]
 
 

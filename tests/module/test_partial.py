@@ -69,11 +69,11 @@ def test_filter_jit_traces_once_for_all_arrays():
         traces.append(None)
         return factor * x + shift
 
-    outcomes = []
+    outputs = []
     for value in (1.0, 2.0):
         partial = Partial(scale, jnp.array(value), shift=jnp.array(10 * value))
-        outcomes.append(float(filter_jit(partial)(jnp.array(3.0))))
-    assert (outcomes, len(traces)) == ([13.0, 26.0], 1)
+        outputs.append(float(filter_jit(partial)(jnp.array(3.0))))
+    assert (outputs, len(traces)) == ([13.0, 26.0], 1)
 
 
 def test_an_error_in_the_function_shows_none_of_our_frames():

@@ -129,10 +129,10 @@ def test_filter_jit_traces_once_for_all_weights_of_a_wrapper():
         traces.append(wrapper.__name__)
         return wrapper(wrapper.weight)
 
-    outcomes = [
+    outputs = [
         float(call(module_update_wrapper(Logged(double, jnp.array(value))))) for value in (1.0, 2.0)
     ]
-    assert (outcomes, traces) == ([2.0, 4.0], ["double"])
+    assert (outputs, traces) == ([2.0, 4.0], ["double"])
 
 
 def test_a_wrapper_that_was_not_updated_keeps_the_documentation_of_its_class():

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from eqxlike import nn
-from eqxlike.nn import _init
+from eqxlike.nn._common import _init
 from eqxlike.nn._common._init import Parameter, draw
 
 FLOAT32 = jnp.dtype("float32")

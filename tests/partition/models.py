@@ -15,7 +15,7 @@ class Pair(Module):
 Point = collections.namedtuple("Point", ["x", "y"])
 
 
-def flatten_kept(module):
+def flatten_cached(module):
     """The module, once flattened."""
     flatten(module)
     return module

@@ -9,7 +9,7 @@ import pytest
 
 from eqxlike import PartitionError, checking_partitions, filter_jit
 from eqxlike._partition import flatten
-from tests.partition.models import Pair, flatten_kept
+from tests.partition.models import Pair, flatten_cached
 
 EDITS = {
     "array": lambda it: it.__dict__.update(left=jnp.ones(2)),
@@ -32,7 +32,7 @@ WHERE = {
 @pytest.mark.parametrize("name", EDITS)
 @pytest.mark.parametrize("where", WHERE)
 def test_checking_finds_an_edit(name, where):
-    module = flatten_kept(Pair(jnp.ones(2), 1))
+    module = flatten_cached(Pair(jnp.ones(2), 1))
     tree = WHERE[where](module)
     EDITS[name](module)
     with checking_partitions(), pytest.raises(PartitionError, match="Pair was changed"):
@@ -42,7 +42,7 @@ def test_checking_finds_an_edit(name, where):
 @pytest.mark.parametrize("name", EDITS)
 def test_checking_finds_an_edit_inside_a_module_that_is_inside(name):
     inner = Pair(jnp.ones(2), 1)
-    outer = flatten_kept(Pair((inner, "b")))
+    outer = flatten_cached(Pair((inner, "b")))
     EDITS[name](inner)
     with checking_partitions(), pytest.raises(PartitionError, match="Pair was changed"):
         flatten(outer)
@@ -69,20 +69,20 @@ def test_checking_finds_an_edit_of_a_module_that_a_filtered_function_returned(na
 
 
 def test_checking_accepts_what_was_not_changed():
-    module = flatten_kept(Pair(jnp.ones(2), np.ones(2)))
+    module = flatten_cached(Pair(jnp.ones(2), np.ones(2)))
     with checking_partitions():
         assert flatten(module)[0] == [module.left, module.right]
 
 
 def test_checking_accepts_a_numpy_array_changed_in_place():
-    module = flatten_kept(Pair(np.zeros(2)))
+    module = flatten_cached(Pair(np.zeros(2)))
     module.left.fill(1)
     with checking_partitions():
         assert flatten(module)[0][0] is module.left
 
 
 def test_checking_accepts_a_copy_that_was_changed_before_use():
-    module = flatten_kept(Pair(np.zeros(2)))
+    module = flatten_cached(Pair(np.zeros(2)))
     copied = copy.copy(module)
     copied.__dict__["left"] = np.ones(3)
     with checking_partitions():
@@ -94,14 +94,14 @@ def test_checking_does_not_change_what_is_returned():
     function = filter_jit(lambda module: (module.right, module.left * 2))
     expected = function(module)
     with checking_partitions():
-        outcome = function(module)
-    assert outcome[0] == expected[0]
-    assert (outcome[1] == expected[1]).all()
+        output = function(module)
+    assert output[0] == expected[0]
+    assert (output[1] == expected[1]).all()
 
 
 def test_checking_ends_with_its_context(monkeypatch):
     monkeypatch.setattr("eqxlike._checking._depth", 0)
-    module = flatten_kept(Pair(jnp.ones(2)))
+    module = flatten_cached(Pair(jnp.ones(2)))
     with checking_partitions():
         pass
     module.__dict__["left"] = jnp.zeros(2)
@@ -111,7 +111,7 @@ def test_checking_ends_with_its_context(monkeypatch):
 def test_checking_sees_that_partitions_kept_at_each_level_of_1_000_are_right():
     module = Pair(jnp.ones(2))
     for _ in range(1_000):
-        module = flatten_kept(Pair(module))
+        module = flatten_cached(Pair(module))
     with checking_partitions(), contextlib.suppress(RecursionError):
         arrays = flatten(module)[0]
         assert len(arrays) == 1

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from eqxlike import is_array
 from eqxlike._partition import flatten
-from tests.partition.models import Pair, Point, flatten_kept
+from tests.partition.models import Pair, Point, flatten_cached
 
 # What a walk gives.
 
@@ -255,7 +255,7 @@ def test_100_000_leaves_are_flattened():
 
 def test_100_000_kept_leaves_take_no_more_calls_than_one(monkeypatch):
     monkeypatch.setattr("eqxlike._checking._depth", 0)
-    small, large = (flatten_kept(Pair((jnp.ones(2),) * size)) for size in (1, 100_000))
+    small, large = (flatten_cached(Pair((jnp.ones(2),) * size)) for size in (1, 100_000))
     assert count_calls(lambda: flatten(large)) == count_calls(lambda: flatten(small))
 
 
@@ -326,7 +326,7 @@ def test_leaf_that_cannot_be_compared_is_itself_all_the_same():
     assert flatten(leaf)[1] is structure
 
 
-@pytest.mark.parametrize("way", ["is_outcome", "is_bound"])
+@pytest.mark.parametrize("way", ["is_output", "is_bound"])
 def test_leaf_that_cannot_be_compared_is_taken_where_it_is_no_part_of_a_key(way):
     first, second = Compared(lambda: np.ones(2)), Compared(lambda: np.ones(2))
     structures = [flatten((leaf,), **{way: True})[1] for leaf in (first, second)]

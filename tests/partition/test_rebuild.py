@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from eqxlike import Module, field, is_array
 from eqxlike._codegen import forget_sources
-from eqxlike._module import get_kept
+from eqxlike._module import get_cached
 from eqxlike._partition import flatten
 from tests.partition.models import Pair, Point
 
@@ -39,7 +39,7 @@ Nothing = collections.namedtuple("Nothing", [])
 
 def rebuild(tree, keep=False):
     arrays, structure = flatten(tree)
-    return structure.rebuilder(keep=keep)(tuple(arrays))
+    return structure.rebuilder(cache=keep)(tuple(arrays))
 
 
 def text():
@@ -96,7 +96,7 @@ def test_partition_is_kept_on_rebuilt_modules_just_where_a_walk_would_keep_it(tr
     def kept(tree):
         modules = []
         jtu.tree_map(lambda _: None, tree, is_leaf=lambda node: modules.append(node))
-        return [get_kept(node) for node in modules if isinstance(node, Module)]
+        return [get_cached(node) for node in modules if isinstance(node, Module)]
 
     def identities(tree):
         return [pair and ([*map(id, pair[0])], pair[1]) for pair in kept(tree)]
@@ -108,14 +108,14 @@ def test_partition_is_kept_on_rebuilt_modules_just_where_a_walk_would_keep_it(tr
 def test_nothing_is_kept_where_not_asked(tree):
     modules = []
     jtu.tree_map(lambda _: None, rebuild(tree), is_leaf=lambda node: modules.append(node))
-    assert not [node for node in modules if isinstance(node, Module) and get_kept(node)]
+    assert not [node for node in modules if isinstance(node, Module) and get_cached(node)]
 
 
 @given(trees)
 def test_rebuilt_tree_takes_other_arrays(tree):
     arrays, structure = flatten(tree)
     others = tuple(np.full((), index) for index in range(len(arrays)))
-    rebuilt = structure.rebuilder(keep=False)(others)
+    rebuilt = structure.rebuilder(cache=False)(others)
     found = [leaf for leaf in jtu.tree_leaves(rebuilt) if is_array(leaf)]
     assert [*map(id, found)] == [*map(id, others)]
 
@@ -133,7 +133,7 @@ def test_static_leaves_are_those_of_the_original():
 
 def test_lists_and_dicts_are_new_each_time():
     arrays, structure = flatten([{"a": jnp.ones(2)}])
-    build = structure.rebuilder(keep=False)
+    build = structure.rebuilder(cache=False)
     first, second = build(tuple(arrays)), build(tuple(arrays))
     first[0]["b"] = 1
     first.append(2)
@@ -228,7 +228,7 @@ def test_rebuilt_module_is_frozen():
 @pytest.mark.parametrize("keep", [False, True])
 def test_function_is_generated_once_for_a_structure(keep):
     structure = flatten(Pair(jnp.ones(2), "generated once"))[1]
-    assert structure.rebuilder(keep=keep) is structure.rebuilder(keep=keep)
+    assert structure.rebuilder(cache=keep) is structure.rebuilder(cache=keep)
 
 
 NESTS = {
@@ -261,7 +261,7 @@ def test_100_000_arrays_are_rebuilt():
 def test_source_grows_in_line_with_leaves():
     def num_characters(size):
         array = jnp.ones(())
-        build = flatten([Pair(array, "a") for _ in range(size)])[1].rebuilder(keep=True)
+        build = flatten([Pair(array, "a") for _ in range(size)])[1].rebuilder(cache=True)
         return sum(map(len, linecache.getlines(build.__code__.co_filename)))
 
     # Ten times as many leaves, and the names one digit longer.
@@ -270,7 +270,7 @@ def test_source_grows_in_line_with_leaves():
 
 def test_source_goes_with_the_structure():
     structure = flatten(Pair(jnp.ones(2), "its source goes"))[1]
-    filename = structure.rebuilder(keep=True).__code__.co_filename
+    filename = structure.rebuilder(cache=True).__code__.co_filename
     assert filename in linecache.cache
     del structure
     gc.collect()
@@ -280,7 +280,7 @@ def test_source_goes_with_the_structure():
 
 def test_function_dies_with_the_structure():
     structure = flatten(Pair(jnp.ones(2), "its function goes"))[1]
-    reference = weakref.ref(structure.rebuilder(keep=True))
+    reference = weakref.ref(structure.rebuilder(cache=True))
     del structure
     gc.collect()
     assert reference() is None

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from eqxlike import Module, field, filter_jit, tree_at
-from eqxlike._module import get_kept
+from eqxlike._module import get_cached
 from eqxlike._partition import flatten
 
 
@@ -110,7 +110,7 @@ def test_module_that_was_read_gives_the_same_objects_again(name):
 def test_partition_of_a_returned_module_is_right_after_reading(name):
     module = returned()
     READINGS[name](module)
-    dynamic, structure = get_kept(module)
+    dynamic, structure = get_cached(module)
     fresh, fresh_structure = flatten(copy.copy(module))
     assert [*map(id, dynamic)] == [*map(id, fresh)]
     assert structure is fresh_structure

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eqxlike import filter_jit, is_array
-from eqxlike._module import get_kept
+from eqxlike._module import get_cached
 from eqxlike._partition import Row, concrete_array_types, flatten
 from tests.partition.models import Pair
 
@@ -123,7 +123,7 @@ def test_arrays_are_those_of_jax_in_their_order(row, put):
 def test_rebuilt_tree_is_the_one_taken_apart(row, put, keep):
     tree = put(row)
     arrays, structure = flatten(tree)
-    rebuilt = structure.rebuilder(keep=keep)(tuple(arrays))
+    rebuilt = structure.rebuilder(cache=keep)(tuple(arrays))
     assert describe(rebuilt) == describe(tree)
     assert [*map(id, flatten(rebuilt)[0])] == [*map(id, arrays)]
 
@@ -209,7 +209,7 @@ def test_returned_module_keeps_its_partition_though_its_arrays_were_first_met_in
 ):
     tree = Pair(tuple(MET_FIRST[name](index) for index in range(70)))
     flatten(tree)
-    assert isinstance(get_kept(tree), tuple)
+    assert isinstance(get_cached(tree), tuple)
 
 
 @pytest.mark.parametrize("num_statics", [0, 1, 69, 70])

@@ -104,7 +104,7 @@ def test_source_does_not_grow_with_their_number(element):
     for count in (100, 300):
         elements = [ELEMENTS[element](float(number)) for number in range(count)]
         arrays, structure = flatten(elements)
-        rebuild = structure.rebuilder(keep=True)
+        rebuild = structure.rebuilder(cache=True)
         sizes.add(len(rebuild.__code__.co_code))
         same(rebuild(tuple(arrays)), elements)
     assert len(sizes) == 1

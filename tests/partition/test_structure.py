@@ -192,13 +192,13 @@ NOT_KEEPABLE = {
 
 
 @pytest.mark.parametrize("name", KEEPABLE)
-def test_structure_of_what_cannot_change_is_keepable(name):
-    assert structure_of(Pair(KEEPABLE[name]())).is_keepable
+def test_structure_of_what_cannot_change_is_cacheable(name):
+    assert structure_of(Pair(KEEPABLE[name]())).is_cacheable
 
 
 @pytest.mark.parametrize("name", NOT_KEEPABLE)
 def test_structure_of_what_can_change_is_not_keepable(name):
-    assert not structure_of(Pair(NOT_KEEPABLE[name]())).is_keepable
+    assert not structure_of(Pair(NOT_KEEPABLE[name]())).is_cacheable
 
 
 def test_sorts_name_what_the_nodes_are():

@@ -211,8 +211,8 @@ def test_every_leaf_lies_in_one_part_by_reference(tree_and_spec):
 @given(trees_with_prefixes(), st.booleans())
 def test_filter_agrees_with_equinox(tree_and_spec, inverse):
     tree, spec = tree_and_spec
-    outcomes = [eqx.filter(tree, spec, inverse, replace=0) for eqx in (eqxlike, equinox)]
-    assert eqxlike.tree_equal(*outcomes, typematch=True)
+    outputs = [eqx.filter(tree, spec, inverse, replace=0) for eqx in (eqxlike, equinox)]
+    assert eqxlike.tree_equal(*outputs, typematch=True)
 
 
 @given(st.lists(trees_with_prefixes(), min_size=1, max_size=1), st.data())
@@ -220,8 +220,8 @@ def test_combine_agrees_with_equinox(trees, data):
     (tree, _) = trees[0]
     specs = [jtu.tree_map(lambda _: data.draw(st.booleans()), tree) for _ in range(3)]
     parts = [equinox.filter(tree, spec) for spec in specs]
-    outcomes = [eqx.combine(*parts) for eqx in (eqxlike, equinox)]
-    assert eqxlike.tree_equal(*outcomes, typematch=True)
+    outputs = [eqx.combine(*parts) for eqx in (eqxlike, equinox)]
+    assert eqxlike.tree_equal(*outputs, typematch=True)
 
 
 # --- filter and partition -----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Any tree, any specification, right or wrong: the outcome on eqxlike is that on Equinox."""
+"""Any tree, any specification, right or wrong: the output on eqxlike is that on Equinox."""
 
 from typing import Any, NamedTuple
 
@@ -101,16 +101,16 @@ def for_library(spec, eqx):
     return jtu.tree_map(lambda leaf: getattr(eqx, leaf) if leaf in NAMES else leaf, spec)
 
 
-def check_same_outcome(program, see=id):
-    outcomes = []
+def check_same_output(program, see=id):
+    outputs = []
     for eqx in (eqxlike, equinox):
         try:
             leaves, treedef = jtu.tree_flatten(program(eqx))
-            outcomes.append(("returned", [*map(see, leaves)], treedef))
+            outputs.append(("returned", [*map(see, leaves)], treedef))
         except Exception as error:
-            outcomes.append(("raised", type(error)))
-    event(outcomes[1][0])
-    assert outcomes[0] == outcomes[1]
+            outputs.append(("raised", type(error)))
+    event(outputs[1][0])
+    assert outputs[0] == outputs[1]
 
 
 @given(st.data(), TREES, st.booleans(), st.sampled_from([None, 0, "gone"]), IS_LEAF)
@@ -120,19 +120,19 @@ def test_filter(data, tree, inverse, replace, is_leaf):
     def program(eqx):
         return eqx.filter(tree, for_library(spec, eqx), inverse, replace, is_leaf)
 
-    check_same_outcome(program)
+    check_same_output(program)
 
 
 @given(st.data(), TREES, st.sampled_from([None, 0, "gone"]), IS_LEAF)
 def test_partition(data, tree, replace, is_leaf):
     spec = data.draw(prefixes(tree))
-    check_same_outcome(lambda eqx: eqx.partition(tree, for_library(spec, eqx), replace, is_leaf))
+    check_same_output(lambda eqx: eqx.partition(tree, for_library(spec, eqx), replace, is_leaf))
 
 
 @given(st.data(), TREES, IS_LEAF)
 def test_combine(data, tree, is_leaf):
     others = data.draw(st.lists(changed(tree), max_size=2))
-    check_same_outcome(lambda eqx: eqx.combine(tree, *others, is_leaf=is_leaf))
+    check_same_output(lambda eqx: eqx.combine(tree, *others, is_leaf=is_leaf))
 
 
 @given(st.data(), TREES)
@@ -140,4 +140,4 @@ def test_apply_updates(data, tree):
     updates = jtu.tree_map(lambda leaf: None if callable(leaf) else leaf, data.draw(changed(tree)))
 
     # New leaves: their values count, not which objects they are.
-    check_same_outcome(lambda eqx: eqx.apply_updates(tree, updates), see=repr)
+    check_same_output(lambda eqx: eqx.apply_updates(tree, updates), see=repr)

@@ -59,7 +59,10 @@ def is_kept(tree):
 def test_filter_for_what_is_trained_leaves_frozen_arrays_out(spec, is_traced, model):
     run = eqx.filter_jit if is_traced else lambda function: function
     assert run(lambda: is_kept(eqx.filter(model, spec)))() == [False, True]
-    assert run(lambda model: is_kept(eqx.filter(model, spec, inverse=True)))(model) == [True, False]
+    assert run(lambda model: is_kept(eqx.filter(model, spec, inverse=True)))(model) == [
+        True,
+        False,
+    ]
     chosen, rest = run(lambda model: eqx.partition(model, spec))(model)
     assert is_kept(chosen) == [False, True]
     assert eqx.tree_equal(eqx.combine(chosen, rest), model)

@@ -121,8 +121,8 @@ def test_replace_fn_gets_the_old_node(tree_and_path):
 @given(trees_with_paths())
 def test_agrees_with_equinox(tree_and_path):
     tree, (path,) = tree_and_path
-    outcomes = [
+    outputs = [
         eqx.tree_at(lambda tree: follow(tree, path), tree, replace_fn=lambda node: (node, "new"))
         for eqx in (eqxlike, equinox)
     ]
-    assert eqxlike.tree_equal(*outcomes, typematch=True)
+    assert eqxlike.tree_equal(*outputs, typematch=True)

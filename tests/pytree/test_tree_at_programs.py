@@ -1,4 +1,4 @@
-"""One registry of short programs with `tree_at`, run on Equinox and on eqxlike: the same outcomes.
+"""One registry of short programs with `tree_at`, run on Equinox and on eqxlike: the same outputs.
 
 `AGREE` holds those that return the same, or raise an error of the same type; `DIFFER` those where
 eqxlike departs from Equinox on purpose, with what it does instead.
@@ -248,7 +248,7 @@ AGREE = {
 }
 
 
-def outcome(program, eqx):
+def output(program, eqx):
     try:
         # Equinox lets JAX warn of iterators that are taken for leaves.
         with warnings.catch_warnings():
@@ -260,7 +260,7 @@ def outcome(program, eqx):
 
 @pytest.mark.parametrize("program", AGREE)
 def test_ends_as_on_equinox(program):
-    assert outcome(AGREE[program], eqxlike) == outcome(AGREE[program], equinox)
+    assert output(AGREE[program], eqxlike) == output(AGREE[program], equinox)
 
 
 # --- what eqxlike does otherwise ------------------------------------------------------------------
@@ -324,4 +324,4 @@ DIFFER = {
 @pytest.mark.parametrize("program", DIFFER)
 def test_ends_otherwise_than_on_equinox(program):
     function, theirs, ours = DIFFER[program]
-    assert (outcome(function, equinox), outcome(function, eqxlike)) == (theirs, ours)
+    assert (output(function, equinox), output(function, eqxlike)) == (theirs, ours)

@@ -76,12 +76,12 @@ def test_modules_go_in_and_come_out(eqx):
 
 @both
 def test_a_static_argument_need_not_be_hashable(eqx):
-    def outcome(x):
+    def output(x):
         return eqx.filter_pure_callback(
             lambda x, s: np.asarray(x) + len(s), x, {1}, result_shape_dtypes=STRUCT
         )
 
-    assert eqx.filter_jit(outcome)(X).tolist() == [1, 2, 3]
+    assert eqx.filter_jit(output)(X).tolist() == [1, 2, 3]
 
 
 @both
@@ -164,8 +164,8 @@ def shapes_under_vmap(eqx, **options):
     def function(x):
         return eqx.filter_pure_callback(callback, x, X, result_shape_dtypes=STRUCT, **options)
 
-    outcome = jax.vmap(function)(jnp.ones((2, 3)))
-    assert outcome.tolist() == [[0, 1, 2]] * 2
+    output = jax.vmap(function)(jnp.ones((2, 3)))
+    assert output.tolist() == [[0, 1, 2]] * 2
     return shapes
 
 
@@ -197,10 +197,10 @@ def test_arrays_of_the_callback_are_no_batches_under_vmap():
             return np.asarray(self.weight).reshape(3) * np.asarray(x)
 
     function = filter_pure_callback
-    outcome = jax.vmap(
+    output = jax.vmap(
         lambda x: function(Model(X), x, result_shape_dtypes=STRUCT, vmap_method="broadcast_all")
     )(jnp.ones((2, 3)))
-    assert outcome.tolist() == [[0, 1, 2]] * 2
+    assert output.tolist() == [[0, 1, 2]] * 2
 
 
 @both

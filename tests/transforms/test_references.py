@@ -59,13 +59,13 @@ def test_a_reference_is_read_and_written_as_with_jax_jit(name):
     ends = []
     for jit in (jax.jit, filter_jit):
         jitted, ref = jit(PROGRAMS[name]), jax.new_ref(X)
-        outcomes = []
+        outputs = []
         for _ in range(3):
-            outcomes.append(jitted(ref, X))
+            outputs.append(jitted(ref, X))
             # What is in it changes between the calls too.
             ref[...] *= 2
-        outcomes.append(jitted(jax.new_ref(jnp.ones(2)), jnp.ones(2)))
-        ends.append([each.tolist() for each in (*outcomes, ref[...])])
+        outputs.append(jitted(jax.new_ref(jnp.ones(2)), jnp.ones(2)))
+        ends.append([each.tolist() for each in (*outputs, ref[...])])
     assert ends[0] == ends[1]
 
 
@@ -144,14 +144,14 @@ def test_a_reference_that_is_returned_is_an_error_with_its_path(name):
     for _ in range(2):
         with pytest.raises(
             ValueError,
-            match=r"outcome\['a'\]\[0\], which <lambda> returns, is a mutable array reference of "
+            match=r"output\['a'\]\[0\], which <lambda> returns, is a mutable array reference of "
             r"type Ref\{float32\[3\]\}\. .* return what it holds, `reference\[\.\.\.\]`",
         ):
             filter_jit(function)(ref)
 
 
 def test_a_module_that_holds_a_reference_is_not_returned():
-    with pytest.raises(ValueError, match=r"outcome\.total, which <lambda> returns, is a mutable"):
+    with pytest.raises(ValueError, match=r"output\.total, which <lambda> returns, is a mutable"):
         filter_jit(lambda module: module)(Counter(jax.new_ref(X)))
 
 
@@ -166,7 +166,7 @@ TRACED = {
 @pytest.mark.parametrize("name", TRACED)
 def test_a_reference_made_in_a_function_that_is_traced_is_not_returned(name):
     with pytest.raises(
-        ValueError, match=r"outcome\[1\], which .* returns, is a mutable array refer"
+        ValueError, match=r"output\[1\], which .* returns, is a mutable array refer"
     ):
         TRACED[name](lambda x: (x, jax.new_ref(x)))(X)
 
@@ -188,12 +188,12 @@ def test_a_reference_made_in_a_function_that_is_not_compiled_is_returned_as_with
 
 
 def test_a_reference_that_filter_vmap_returns_without_an_axis_is_an_error_with_its_path():
-    with pytest.raises(ValueError, match=r"outcome\[1\] has no axis in `out_axes`"):
+    with pytest.raises(ValueError, match=r"output\[1\] has no axis in `out_axes`"):
         eqxlike.filter_vmap(lambda x: (x, jax.new_ref(x)))(X)
 
 
 def test_a_reference_that_filter_vmap_stacks_along_another_axis_is_an_error_with_its_path():
-    with pytest.raises(ValueError, match=r"outcome\[1\] is a mutable array reference, .* axis 1:"):
+    with pytest.raises(ValueError, match=r"output\[1\] is a mutable array reference, .* axis 1:"):
         eqxlike.filter_vmap(lambda x: (x, jax.new_ref(x)), out_axes=(0, 1))(jnp.ones((2, 3)))
 
 

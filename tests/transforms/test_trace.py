@@ -64,7 +64,7 @@ def test_structs_may_stand_for_arrays(tree):
 
 
 @given(ARRAYS)
-def test_is_the_shape_of_the_outcome(x):
+def test_is_the_shape_of_the_output(x):
     def function(x):
         return {"total": x.max(initial=0), "parts": (x[None], x.T), "rank": x.ndim, "name": "n"}
 
@@ -251,7 +251,7 @@ def test_jaxpr_is_evaluated_by_jax():
     assert (doubled.tolist(), static) == ((2 * MATRIX).tolist(), (None, 2.0))
 
 
-def test_structs_and_statics_make_the_outcome():
+def test_structs_and_statics_make_the_output():
     def function(x):
         return {"x": x, "n": [3, None]}
 

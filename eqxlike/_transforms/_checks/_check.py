@@ -2,7 +2,7 @@
 
 The predicate is reduced over each axis that it is mapped over, so that the `cond` stays one under
 `jax.vmap`; the callback receives it whole, and can say where in the batch it is true. What is
-checked does not pass through either of them: it is selected by their outcome.
+checked does not pass through either of them: it is selected by their output.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from ._traced_checks import has_any_check_been_traced, is_for_several_devices, n
 
 
 class _Order(threading.local):
-    """The last check of each trace that this thread is in, by its outcome.
+    """The last check of each trace that this thread is in, by its output.
 
     Held weakly: it lives on in what has been checked, and not beyond the trace.
     """
@@ -34,14 +34,14 @@ class _Order(threading.local):
 
     def last(self) -> Any:
         state = get_opaque_trace_state()
-        return next((outcome() for trace, outcome in self._last if trace == state), None)
+        return next((output() for trace, output in self._last if trace == state), None)
 
-    def append(self, outcome: Any) -> None:
+    def append(self, output: Any) -> None:
         state = get_opaque_trace_state()
         others = (
             (trace, each) for trace, each in self._last if trace != state and each() is not None
         )
-        self._last = [*others, (state, weakref.ref(outcome))]
+        self._last = [*others, (state, weakref.ref(output))]
 
 
 _order = _Order()
@@ -69,7 +69,7 @@ class Check:
 
         - `failed`: the predicate, one value for each member of a batch.
         - `index`: the same of which message, or `None`.
-        - `earlier`: the outcome of the check before this one; by default the last of this trace.
+        - `earlier`: the output of the check before this one; by default the last of this trace.
             Of those that fail, it is thus the first one in the program that raises, in whatever
             order the compiler puts them.
         """
@@ -87,10 +87,10 @@ class Check:
         staged = jax.custom_batching.custom_vmap(self._staged)
         # This object is the rule, by which `holds_check` finds it again in a jaxpr.
         staged.def_vmap(self)
-        outcome = staged(failed, index, earlier)
-        if isinstance(outcome, Tracer) and self.does_raise:
-            _order.append(outcome)
-        return outcome
+        output = staged(failed, index, earlier)
+        if isinstance(output, Tracer) and self.does_raise:
+            _order.append(output)
+        return output
 
     def __call__(
         self, axis_size: int, is_batched: list[Any], failed: Any, index: Any, earlier: Any
@@ -103,7 +103,7 @@ class Check:
 
         failed = spread(failed, is_batched[0])
         index = None if index is None else spread(index, is_batched[1])
-        # `earlier` is the outcome of another check, which is never mapped.
+        # `earlier` is the output of another check, which is never mapped.
         return self.passes(failed, index, earlier), False
 
     def _staged(self, failed: Any, index: Any, earlier: Any) -> Any:
@@ -118,7 +118,7 @@ class Check:
         """Calls back from each device, if there are several.
 
         By itself JAX does so from the first one alone. If that raises, the others wait for its
-        outcome without end, until XLA ends the process.
+        output without end, until XLA ends the process.
         """
         mesh = self.mesh
         if mesh is None and self.does_raise and is_for_several_devices():
@@ -141,8 +141,8 @@ class Check:
             )(*operands)
 
     def _call_back_once(self, failed: Any, index: Any) -> Any:
-        outcome = jax.ShapeDtypeStruct((), jnp.bool_)
-        return jax.pure_callback(self._on_failure, outcome, failed, index)
+        output = jax.ShapeDtypeStruct((), jnp.bool_)
+        return jax.pure_callback(self._on_failure, output, failed, index)
 
     def _call_back_from_parts(self, failed: Any, index: Any) -> Any:
         """For devices that are not known: each calls back with its part of the operands.

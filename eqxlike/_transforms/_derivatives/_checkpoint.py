@@ -21,18 +21,18 @@ class _CheckpointFunction(TransformedFunction):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         arrays, call_rest = split((self._function, args, kwargs))
-        outcome_rest: Rest = MISSING
+        output_rest: Rest = MISSING
 
         def of_arrays(arrays: list[Any]) -> list[Any]:
-            nonlocal outcome_rest
+            nonlocal output_rest
             function, args, kwargs = call_rest.merge(arrays)
-            outcome = refuse_references(function(*args, **kwargs), "a checkpointed function")
-            outcome_arrays, outcome_rest = split(outcome)
-            return outcome_arrays
+            output = refuse_references(function(*args, **kwargs), "a checkpointed function")
+            output_arrays, output_rest = split(output)
+            return output_arrays
 
         checkpointed = jax.checkpoint(of_arrays, prevent_cse=self._prevent_cse, policy=self._policy)
-        outcome_arrays = checkpointed(arrays)
-        return outcome_rest.merge(outcome_arrays)
+        output_arrays = checkpointed(arrays)
+        return output_rest.merge(output_arrays)
 
 
 @overload
@@ -65,7 +65,7 @@ def filter_checkpoint(
         twice. Not needed inside `jax.lax.scan`.
     - `policy`: what to keep after all: one of `jax.checkpoint_policies`.
 
-    **Returns:** a function of the same arguments with the same outcome.
+    **Returns:** a function of the same arguments with the same output.
 
     !!! example
 

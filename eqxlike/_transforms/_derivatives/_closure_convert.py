@@ -29,7 +29,7 @@ class ClosureConverted(Module, Generic[Params, Output]):
     _jaxpr: Jaxpr = field(static=True)
     _example: Rest = field(static=True)
     _types: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
-    _outcome: Rest = field(static=True)
+    _output: Rest = field(static=True)
 
     def __call__(self, /, *args: Params.args, **kwargs: Params.kwargs) -> Output:
         treedef = self._example.treedef
@@ -46,8 +46,8 @@ class ClosureConverted(Module, Generic[Params, Output]):
                     f"is {tree_pformat(leaf)}."
                 )
         arrays = self._example.take(leaves)
-        outcome_arrays = jaxpr_as_fun(ClosedJaxpr(self._jaxpr, self.consts))(*arrays)
-        return self._outcome.merge(outcome_arrays)
+        output_arrays = jaxpr_as_fun(ClosedJaxpr(self._jaxpr, self.consts))(*arrays)
+        return self._output.merge(output_arrays)
 
 
 def _is_alike(leaf: Any, expected: Any) -> bool:
@@ -88,15 +88,15 @@ def filter_closure_convert(
     """
     check_callable(fn, "filter_closure_convert")
     arrays, example = split(Call(args, kwargs), is_array_or_struct)
-    outcome: Rest = MISSING
+    output: Rest = MISSING
 
     def of_arrays(arrays: list[Any]) -> list[Any]:
-        nonlocal outcome
+        nonlocal output
         args, kwargs = example.merge(arrays)
         returned: Any = fn(*args, **kwargs)  # pyright: ignore[reportCallIssue]
-        outcome_arrays, outcome = split(refuse_references(returned, "a closure-converted function"))
-        return outcome_arrays
+        output_arrays, output = split(refuse_references(returned, "a closure-converted function"))
+        return output_arrays
 
     closed = jax.make_jaxpr(of_arrays)(arrays)
     types = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays)
-    return ClosureConverted(list(closed.consts), closed.jaxpr, example, types, outcome)
+    return ClosureConverted(list(closed.consts), closed.jaxpr, example, types, output)

@@ -36,8 +36,8 @@ class _GradFunction(TransformedFunction):
 
         def of_arrays(arrays: list[Any]) -> Any:
             nonlocal aux_rest
-            outcome = self._function(rest.merge(arrays), *others, **kwargs)
-            value, aux = value_and_aux(outcome, self._has_aux, self)
+            output = self._function(rest.merge(arrays), *others, **kwargs)
+            value, aux = value_and_aux(output, self._has_aux, self)
             aux_arrays, aux_rest = split(aux, is_array_or_traced_reference)
             return value, aux_arrays
 

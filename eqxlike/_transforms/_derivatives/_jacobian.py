@@ -38,8 +38,8 @@ class _JacobianFunction(TransformedFunction):
 
         def of_arrays(arrays: list[Any]) -> tuple[list[Any], list[Any]]:
             nonlocal value_rest, aux_rest
-            outcome = self._function(rest.merge(arrays), *others, **kwargs)
-            value, aux = value_and_aux(outcome, self._has_aux, self)
+            output = self._function(rest.merge(arrays), *others, **kwargs)
+            value, aux = value_and_aux(output, self._has_aux, self)
             value_arrays, value_rest = split(value, is_array_like)
             aux_arrays, aux_rest = split(aux, is_array_or_traced_reference)
             return value_arrays, aux_arrays

@@ -24,7 +24,7 @@ def filter_jvp(
     tangents: Sequence[PyTree],
     **kwargs: Any,
 ) -> tuple[Output, PyTree]:
-    """The value of a function and its Jacobian-vector product, for arguments of any kind.
+    """The value of a function and its Jacobian-vector product, for arguments of any type.
 
     **Arguments:**
 
@@ -65,15 +65,15 @@ def filter_jvp(
     moving, rest = split_leaves(leaves, treedef, [tangent is not None for tangent in found])
     directions = rest.take(found)
     if not moving:
-        outcome = fn(*primals, **kwargs)
-        return outcome, jtu.tree_map(lambda _: None, outcome)
-    outcome_rest: Rest = MISSING
+        output = fn(*primals, **kwargs)
+        return output, jtu.tree_map(lambda _: None, output)
+    output_rest: Rest = MISSING
     is_zero: list[bool] = MISSING
 
     def of_moving(moving: list[Any]) -> tuple[list[Any], list[Any]]:
-        nonlocal outcome_rest, is_zero
+        nonlocal output_rest, is_zero
         # What is no tracer can depend on nothing.
-        traced, outcome_rest = split(fn(*rest.merge(moving), **kwargs), _is_tracer)
+        traced, output_rest = split(fn(*rest.merge(moving), **kwargs), _is_tracer)
         is_zero = _find_zeros(moving, traced)
         zero, not_zero = (
             [leaf for leaf, each in zip(traced, is_zero, strict=True) if each is side]
@@ -85,11 +85,11 @@ def filter_jvp(
         of_moving, (list(map(_as_array, moving)),), (directions,), has_aux=True
     )
     of_zero, of_not_zero, next_derivative = iter(zero), iter(not_zero), iter(derivatives)
-    outcome = outcome_rest.merge(next(of_zero if each else of_not_zero) for each in is_zero)
-    tangent = outcome_rest.merge_into(
+    output = output_rest.merge(next(of_zero if each else of_not_zero) for each in is_zero)
+    tangent = output_rest.merge_into(
         None, (None if each else next(next_derivative) for each in is_zero)
     )
-    return outcome, tangent
+    return output, tangent
 
 
 def _is_tracer(leaf: Any) -> bool:

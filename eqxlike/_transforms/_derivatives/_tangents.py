@@ -103,24 +103,28 @@ def checked_tangents(
 ) -> list[Any]:
     """`tangents` as arrays that JAX accepts, or `None`; arguments and errors as `tangents_of`."""
     return [
-        None if tangent is None else _checked(tangent, kind, place, treedef, name, of)
-        for place, (tangent, kind) in enumerate(zip(tangents, types, strict=True))
+        None if tangent is None else _checked(tangent, struct, place, treedef, name, of)
+        for place, (tangent, struct) in enumerate(zip(tangents, types, strict=True))
     ]
 
 
-def _checked(tangent: Any, kind: Any, place: int, treedef: Any, name: str, of: str) -> Any:
+def _checked(tangent: Any, struct: Any, place: int, treedef: Any, name: str, of: str) -> Any:
     dtype = getattr(tangent, "dtype", None)
-    if dtype is not None and dtype == getattr(kind, "dtype", None) and tangent.shape == kind.shape:
+    if (
+        dtype is not None
+        and dtype == getattr(struct, "dtype", None)
+        and tangent.shape == struct.shape
+    ):
         return tangent
-    if kind is None and dtype == jax.dtypes.float0:
+    if struct is None and dtype == jax.dtypes.float0:
         return None
     path = jtu.keystr(path_of(place, treedef))
-    if kind is None:
+    if struct is None:
         raise TypeError(
             f"{name}{path} must be None, since {of}{path} is not differentiable; it is "
             f"{_describe(tangent)}."
         )
-    expected_dtype = jnp.result_type(kind)
+    expected_dtype = jnp.result_type(struct)
     if isinstance(tangent, float) or (
         isinstance(tangent, complex) and jnp.issubdtype(expected_dtype, jnp.complexfloating)
     ):
@@ -130,9 +134,9 @@ def _checked(tangent: Any, kind: Any, place: int, treedef: Any, name: str, of: s
         raise TypeError(
             f"{name}{path} must be an array like {of}{path}, or None; it is {_describe(tangent)}."
         )
-    if jnp.shape(tangent) != jnp.shape(kind):
+    if jnp.shape(tangent) != jnp.shape(struct):
         raise ValueError(
-            f"{name}{path} must have the shape of {of}{path}, which is {jnp.shape(kind)}; it has "
+            f"{name}{path} must have the shape of {of}{path}, which is {jnp.shape(struct)}; it has "
             f"shape {jnp.shape(tangent)}."
         )
     if jnp.result_type(tangent) != expected_dtype:

@@ -17,37 +17,37 @@ from ._tangents import tangents_of
 
 
 class Pullback(Module):
-    """What `filter_vjp` returns: from a cotangent of the outcome to those of the arguments.
+    """What `filter_vjp` returns: from a cotangent of the output to those of the arguments.
 
     A pytree: its leaves are what the forward pass left for the backward pass.
     """
 
     _vjp: Callable[[list[Any]], tuple[list[Any]]]
     _primals: Rest = field(static=True)
-    _outcome: Rest = field(static=True)
+    _output: Rest = field(static=True)
     _types: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
 
     def __call__(self, cotangent: PyTree, /) -> tuple[PyTree, ...]:
         differentiable = (each if _is_inexact(each) else None for each in self._types)
-        types = self._outcome.leaves_into(None, differentiable)
-        found = tangents_of(types, self._outcome.treedef, cotangent, "cotangent", "outcome")
+        types = self._output.leaves_into(None, differentiable)
+        found = tangents_of(types, self._output.treedef, cotangent, "cotangent", "output")
         cotangents = [
-            _zero(kind) if each is None else each
-            for each, kind in zip(self._outcome.take(found), self._types, strict=True)
+            _zero(struct) if each is None else each
+            for each, struct in zip(self._output.take(found), self._types, strict=True)
         ]
         (gradients,) = self._vjp(cotangents)
         return self._primals.merge_into(None, gradients)
 
 
-def _is_inexact(kind: jax.ShapeDtypeStruct) -> bool:
-    return jnp.issubdtype(kind.dtype, jnp.inexact)
+def _is_inexact(struct: jax.ShapeDtypeStruct) -> bool:
+    return jnp.issubdtype(struct.dtype, jnp.inexact)
 
 
-def _zero(kind: jax.ShapeDtypeStruct) -> Any:
+def _zero(struct: jax.ShapeDtypeStruct) -> Any:
     """The cotangent that JAX asks for where there is none."""
-    if _is_inexact(kind):
-        return jnp.zeros(kind.shape, kind.dtype)
-    return np.zeros(kind.shape, jax.dtypes.float0)
+    if _is_inexact(struct):
+        return jnp.zeros(struct.shape, struct.dtype)
+    return np.zeros(struct.shape, jax.dtypes.float0)
 
 
 @overload
@@ -63,7 +63,7 @@ def filter_vjp(
     fun: Callable[..., tuple[Output, Aux]], *primals: PyTree, has_aux: Literal[True]
 ) -> tuple[Output, Pullback, Aux]: ...
 def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> Any:
-    """The value of a function and its vector-Jacobian product, for arguments of any kind.
+    """The value of a function and its vector-Jacobian product, for arguments of any type.
 
     **Arguments:**
 

@@ -156,7 +156,7 @@ class Enumeration(metaclass=EnumerationMeta):
 
         **Returns:** an item of this enumeration.
 
-        **Raises:** `ValueError` if an argument is of another kind.
+        **Raises:** `ValueError` if an argument is of another type.
 
         !!! example
 

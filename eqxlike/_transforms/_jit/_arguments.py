@@ -1,4 +1,4 @@
-"""One spelling for each call: keywords and defaults put in the places of the signature."""
+"""One order for each call: keywords and defaults put in the places of the signature."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from ..._codegen import compile_function
 from ..._compat import PjitFunction
 from ..._partition import ATOMS
 
-Spelled = tuple[tuple[Any, ...], tuple[str, ...]]
+OrderedArguments = tuple[tuple[Any, ...], tuple[str, ...]]
 """`(args, names)`: the last `len(names)` of `args` are passed by these names, the rest by place."""
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -33,7 +33,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 _Plan = tuple[Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]], tuple[str, ...]]
-"""From what is given to the arguments of the spelled call, and the names of the last ones."""
+"""From what is given to the arguments of the ordered call, and the names of the last ones."""
 
 _MAX_PLANS = 1024
 
@@ -57,8 +57,8 @@ def _is_constant(default: Any) -> bool:
     return type(default) in ATOMS
 
 
-class Spelling:
-    """How calls of one function are brought to one spelling.
+class ArgumentOrder:
+    """How calls of one function are brought to one order.
 
     Arguments are in the order of the signature; keyword-only ones come last. Defaults are filled in
     but for arrays and the like, which would be traced, and objects that are not hashable.
@@ -66,7 +66,7 @@ class Spelling:
     **Arguments:**
 
     - `name`: of the function, for messages.
-    - `signature`: `None` for a function that tells none; calls are taken as they are spelled then.
+    - `signature`: `None` for a function that tells none; calls are taken as they are ordered then.
     - `fills_defaults`: whether to fill in a default is the same as to leave it out.
     """
 
@@ -92,8 +92,8 @@ class Spelling:
         # binding by `inspect` takes longer than the call itself.
         self._plans: dict[tuple[int, tuple[str, ...]], _Plan] = {}
 
-    def spell(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelled:
-        """The one spelling of this call. Raises `TypeError` if the function takes no such call."""
+    def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OrderedArguments:
+        """The one order of this call. Raises `TypeError` if the function takes no such call."""
         if not kwargs and len(args) == self.num_by_place and not self.is_spelled_otherwise:
             return args, ()
         form = (len(args), tuple(kwargs))
@@ -105,7 +105,7 @@ class Spelling:
         return plan[0](args, kwargs), plan[1]
 
     def _plan(self, num_args: int, given_names: tuple[str, ...]) -> _Plan:
-        """How calls are spelled that give so many arguments by place and these by name."""
+        """How calls are ordered that give so many arguments by place and these by name."""
         args = [_Given(f"args[{place}]") for place in range(num_args)]
         kwargs = {name: _Given(f"kwargs[{name!r}]") for name in given_names}
         if self.signature is None:
@@ -123,7 +123,7 @@ class Spelling:
             if type(value) is not _Given:
                 namespace[default := f"default{len(parts)}"] = value
             parts.append(value.source if type(value) is _Given else default)
-        lines = ["def spell(args, kwargs):", f"    return ({''.join(f'{x}, ' for x in parts)})"]
+        lines = ["def arrange(args, kwargs):", f"    return ({''.join(f'{x}, ' for x in parts)})"]
         return compile_function(lines, namespace, f"call of {self.function_name}"), names
 
     def _fill_defaults(self, bound: inspect.BoundArguments) -> None:
@@ -162,7 +162,7 @@ class Spelling:
         return list(bound.arguments.items())
 
     def labels(self, num_args: int, names: tuple[str, ...]) -> list[str]:
-        """What to call each argument of a spelled call of so many, the last of them by `names`."""
+        """What to call each argument of an ordered call of so many, the last of them by `names`."""
         num_by_place = num_args - len(names)
         declared = [each.name for each in self.parameters if each.kind in _BY_PLACE]
         more = (
@@ -177,11 +177,11 @@ class Spelling:
         return [each.name for each in self.parameters if each.name != WRAPPER]
 
     def places(self, name: str, names: tuple[str, ...], num_args: int) -> tuple[int, ...]:
-        """The places in a spelled call that belong to the parameter `name`.
+        """The places in an ordered call that belong to the parameter `name`.
 
         **Arguments:**
 
-        - `names`, `num_args`: of the spelled call.
+        - `names`, `num_args`: of the ordered call.
         """
         parameter = next(each for each in self.parameters if each.name == name)
         first_named = num_args - len(names)

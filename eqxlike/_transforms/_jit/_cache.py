@@ -1,4 +1,4 @@
-"""Where the entries of one function are kept: with it, or with a closure that was its argument."""
+"""What is compiled of one function, by the arguments that it is compiled for."""
 
 import collections
 import weakref
@@ -8,22 +8,22 @@ from typing import Any
 
 from ..._partition import Structure
 from ._attached import attached
-from ._compiled import Entry
+from ._compiled import CompiledFunction
 
-_MAX_ENTRIES = 4096
-"""Entries kept in one place; the oldest go first."""
+_MAX_CACHED = 4096
+"""Compiled functions in one place; the oldest go first."""
 
-_NAME = "__eqxlike_entries__"
+_NAME = "__eqxlike_compiled__"
 
-_Table = collections.OrderedDict[Hashable, Entry]
+_Table = collections.OrderedDict[Hashable, CompiledFunction]
 
 
-class Entries:
-    """The entries of one function, by key.
+class Cache:
+    """The compiled functions of one function, by key.
 
-    A key holds the static leaves of the arguments. If one of them is a short-lived function, the
-    entry is kept in its `__dict__`, so that the two go together: kept here, it would hold the
-    function until thousands of others had come.
+    A key holds the static leaves of the arguments. If one of them is a short-lived function, what
+    is compiled for it is in its `__dict__`, so that the two go together. In the table here it would
+    hold the short-lived function until thousands of others had come.
     """
 
     def __init__(self) -> None:
@@ -38,19 +38,19 @@ class Entries:
         self._anchors.add(anchor)
         return tables.setdefault(self, collections.OrderedDict())
 
-    def get(self, key: Hashable, structures: tuple[Structure, ...]) -> Entry | None:
+    def get(self, key: Hashable, structures: tuple[Structure, ...]) -> CompiledFunction | None:
         return self._table(structures).get(key)
 
-    def setdefault(self, key: Hashable, entry: Entry) -> Entry:
-        table = self._table(entry.structures)
-        entry = table.setdefault(key, entry)
-        if len(table) > _MAX_ENTRIES:
+    def setdefault(self, key: Hashable, compiled: CompiledFunction) -> CompiledFunction:
+        table = self._table(compiled.structures)
+        compiled = table.setdefault(key, compiled)
+        if len(table) > _MAX_CACHED:
             table.popitem(last=False)
-        return entry
+        return compiled
 
-    def remove(self, entry: Entry) -> None:
-        table = self._table(entry.structures)
-        for key in [key for key, each in table.items() if each is entry]:
+    def remove(self, compiled: CompiledFunction) -> None:
+        table = self._table(compiled.structures)
+        for key in [key for key, each in table.items() if each is compiled]:
             del table[key]
 
     def clear(self) -> None:
@@ -60,5 +60,5 @@ class Entries:
 
 
 def anchor_of(structures: tuple[Structure, ...]) -> Any:
-    """The short-lived function that an entry for these Structures goes with, or `None`."""
+    """The short-lived function that goes with what is compiled for these, or `None`."""
     return next((each.anchor for each in structures if each.anchor is not None), None)

@@ -11,7 +11,7 @@ import jax
 
 from ..._compat import PjitFunction
 from ..._module import BoundMethod, Module, Wrapper
-from ._arguments import WRAPPER, Spelling, signature_of
+from ._arguments import WRAPPER, ArgumentOrder, signature_of
 from ._attached import attached
 from ._dispatcher import Dispatcher
 
@@ -79,9 +79,9 @@ def unbind(callable_: Any) -> Unbound:
     return inner._replace(args=(*inner.args, callable_))
 
 
-def _call_of(kind: Any) -> Any:
-    """What is called with an instance of `kind` before the arguments when it is called itself."""
-    found = inspect.getattr_static(kind, "__call__", None)
+def _call_of(cls: Any) -> Any:
+    """What is called with an instance of `cls` before the arguments when it is called itself."""
+    found = inspect.getattr_static(cls, "__call__", None)
     if isinstance(found, types.FunctionType | Module):
         return found
     # Any other descriptor is left to Python: what it gives may depend on the instance.
@@ -115,7 +115,7 @@ def _describe(unbound: Unbound) -> _Description:
     if not (bound and isinstance(bound[0], Wrapper) and function is type(bound[0]).__call__):
         anchor = type(bound[0]) if function is _call else function
         name = getattr(anchor, "__name__", type(anchor).__name__)
-        # Not the anchor itself, since what is kept with it must not hold it.
+        # Not the anchor itself, since what is cached with it must not hold it.
         path = ((function is _call, *counts),)
         return _Description(anchor, name, signature_of(function), path)
     inner = unbind(bound[0].__wrapped__)
@@ -151,10 +151,10 @@ def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatche
     def make() -> Dispatcher:
         # A default that is left out is not mapped, and one that is filled in would be.
         is_mapping = any(getattr(type(each), "maps_arguments", False) for each in bound[:1])
-        spelling = Spelling(described.name, described.signature, fills_defaults=not is_mapping)
+        order = ArgumentOrder(described.name, described.signature, fills_defaults=not is_mapping)
         names = tuple(bound_kwargs)
         called = _call if unbound.is_call else function
-        return Dispatcher(called, function, len(bound), names, spelling, donate, options.values)
+        return Dispatcher(called, function, len(bound), names, order, donate, options.values)
 
     anchor = described.anchor
     try:
@@ -165,7 +165,7 @@ def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatche
     except TypeError:
         # Not weakly referenced, as the `__call__` of a class in C: each wrapper has its own.
         return make()
-    kinds = tuple(type(each) for each in bound if isinstance(each, Wrapper))
-    key = (described.path, kinds, donate, options)
+    wrapper_types = tuple(type(each) for each in bound if isinstance(each, Wrapper))
+    key = (described.path, wrapper_types, donate, options)
     found = of_function.get(key)
     return of_function.setdefault(key, make()) if found is None else found

@@ -21,7 +21,7 @@ from .._checks import (
 )
 from .._references import refuse_references
 from .._sharding import shardings_of_arrays
-from ._arguments import Spelling
+from ._arguments import ArgumentOrder
 from ._donation import Donate, donated_places, is_silent, silence
 from ._fast_path import MISS, FastPath, make_fast_path
 from ._in_shardings import shardings_of_arguments
@@ -36,7 +36,7 @@ class _Tracing(threading.local):
 _tracing = _Tracing()
 
 
-class _Outcome:
+class _TracedOutput:
     """What a traced function returns to JAX if there is more to say than with plain arrays.
 
     That is if its static part is not that of its first trace, or if it holds a check of `error_if`,
@@ -52,33 +52,33 @@ class _Outcome:
 
 
 jtu.register_pytree_node(
-    _Outcome,
-    lambda outcome: (outcome.arrays, (outcome.structure, outcome.holds_check)),
-    _Outcome,
+    _TracedOutput,
+    lambda output: (output.arrays, (output.structure, output.holds_check)),
+    _TracedOutput,
 )
 
 
 class Function(Protocol):
-    """What an entry asks of the function that it compiles, a `Dispatcher`."""
+    """What a compiled function asks of the function that it compiles, a `Dispatcher`."""
 
     get_function: Callable[[], Any]
     num_bound: int
     bound_names: tuple[str, ...]
-    spelling: Spelling
+    order: ArgumentOrder
     donate: Donate
     jit_options: dict[str, Any]
 
-    def drop(self, entry: "Entry") -> None: ...
+    def drop(self, compiled: "CompiledFunction") -> None: ...
 
 
-class Entry:
+class CompiledFunction:
     """One compiled function.
 
     **Arguments:**
 
     - `function`: held weakly.
-    - `structures`, `names`: those of a spelled call.
-    - `spelled`: its arguments, as an example.
+    - `structures`, `names`: those of an ordered call.
+    - `ordered`: its arguments, as an example.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Entry:
         function: Function,
         structures: tuple[Structure, ...],
         names: tuple[str, ...],
-        spelled: tuple[Any, ...],
+        ordered: tuple[Any, ...],
     ):
         self.structures = structures
         self.names = names
@@ -95,7 +95,7 @@ class Entry:
         self._is_traced = False
         # Whether it is traced by the first call itself, which nobody has looked at before.
         self._is_unseen = False
-        self._first_outcome: Structure | None = None
+        self._first_output: Structure | None = None
         # Whether there may be a check that what the jitted function returns does not tell of.
         self._always_waits = False
         self._fast_path: FastPath | None = None
@@ -108,13 +108,13 @@ class Entry:
         self._starts = starts
         static = (
             each
-            for each, structure in zip(spelled, structures, strict=True)
+            for each, structure in zip(ordered, structures, strict=True)
             if isinstance(structure, StaticLeaf)
         )
-        self.watched = WatchedArrays(function.spelling.function_name, static)
+        self.watched = WatchedArrays(function.order.function_name, static)
         options = dict(function.jit_options)
         places = donated_places(
-            function.donate, function.spelling, function.num_bound, names, len(structures)
+            function.donate, function.order, function.num_bound, names, len(structures)
         )
         options["donate_argnums"] = [
             index for place in places for index in range(starts[place], starts[place + 1])
@@ -123,17 +123,17 @@ class Entry:
             options["in_shardings"] = tuple(
                 shardings_of_arguments(
                     options["in_shardings"],
-                    function.spelling,
+                    function.order,
                     function.num_bound,
                     function.bound_names,
-                    spelled,
+                    ordered,
                     names,
                 )
             )
         self._has_shardings = _is_for_several_devices(
             (options.get("in_shardings"), options.get("out_shardings"))
         )
-        # One sharding for all is a prefix of any outcome. A tree of them must wait until the
+        # One sharding for all is a prefix of any output. A tree of them must wait until the
         # function has been traced.
         self._out_shardings: Any = None
         if not isinstance(options.get("out_shardings"), jax.sharding.Sharding | None):
@@ -141,7 +141,7 @@ class Entry:
         self._flat_out_shardings: Any = None
         self._options = options
         # Of these very objects, as what is compiled is.
-        self._passed = _as_passed(structures, spelled)
+        self._passed = _as_passed(structures, ordered)
         self._flat = self._make_flat_function(function)
         self._jitted = None if self._out_shardings is not None else jax.jit(self._flat, **options)
 
@@ -154,7 +154,7 @@ class Entry:
         get_function = function.get_function
         num_by_place = len(self.structures) - len(self.names)
         parts = [
-            (structure.rebuilder(keep=False), start, stop)
+            (structure.rebuilder(cache=False), start, stop)
             for structure, start, stop in zip(
                 self._passed, self._starts[:-1], self._starts[1:], strict=True
             )
@@ -166,34 +166,34 @@ class Entry:
             def run(*arrays: Any) -> list[Any]:
                 args = [rebuild(arrays[start:stop]) for rebuild, start, stop in parts]
                 kwargs = dict(zip(self.names, args[num_by_place:], strict=True))
-                outcome = get_function()(*args[:num_by_place], **kwargs)
-                outcome_arrays, structure = self._take_apart(outcome)
+                output = get_function()(*args[:num_by_place], **kwargs)
+                output_arrays, structure = self._take_apart(output)
                 structures.append(structure)
-                return outcome_arrays
+                return output_arrays
 
             try:
                 with TracedProgram(self._has_shardings or mesh_of(arrays) is not None) as program:
                     is_later = self._is_traced and not jax.config.jax_disable_jit  # pyright: ignore
                     if is_later and has_any_check_been_traced():
-                        outcome_arrays = run_and_look_for_checks(run, arrays)
+                        output_arrays = run_and_look_for_checks(run, arrays)
                     else:
                         # `_trace_first` looks through the jaxpr of the first trace.
-                        outcome_arrays = run(*arrays)
-                return self._pack(outcome_arrays, structures[0], program.holds_check)
+                        output_arrays = run(*arrays)
+                return self._pack(output_arrays, structures[0], program.holds_check)
             except BaseException:
                 # JAX takes its slow path for good where a trace has failed.
                 self._drop()
                 raise
 
-        flat.__name__ = flat.__qualname__ = function.spelling.function_name
+        flat.__name__ = flat.__qualname__ = function.order.function_name
         return flat
 
-    def _take_apart(self, outcome: Any) -> tuple[list[Any], Structure]:
-        arrays, structure = flatten(outcome, is_outcome=True)
+    def _take_apart(self, output: Any) -> tuple[list[Any], Structure]:
+        arrays, structure = flatten(output, is_output=True)
         if not all(map(is_array, arrays)):
-            refuse_references(outcome, self._flat.__name__, is_reference)
+            refuse_references(output, self._flat.__name__, is_reference)
         if self._out_shardings is not None:
-            shardings = shardings_of_arrays("out_shardings", self._out_shardings, outcome)
+            shardings = shardings_of_arrays("out_shardings", self._out_shardings, output)
             self._flat_out_shardings = shardings[0] if structure is ARRAY else tuple(shardings)
         return arrays, structure
 
@@ -205,12 +205,12 @@ class Entry:
         if self._is_silent:
             self._ignore_unused_donations()
         with self._trace_lock:
-            if self._first_outcome is None:
-                self._first_outcome = structure
-        # A plain tuple, or a bare array, says that the outcome is of the first Structure: JAX
+            if self._first_output is None:
+                self._first_output = structure
+        # A plain tuple, or a bare array, says that the output is of the first Structure: JAX
         # builds these without calling Python, which it must for a node.
-        if structure is not self._first_outcome or holds_check:
-            return _Outcome((structure, holds_check), tuple(arrays))
+        if structure is not self._first_output or holds_check:
+            return _TracedOutput((structure, holds_check), tuple(arrays))
         return arrays[0] if structure is ARRAY else tuple(arrays)
 
     def _ignore_unused_donations(self) -> None:
@@ -237,7 +237,7 @@ class Entry:
 
     def _must_wait(self) -> bool:
         """Whether this thread traces first, or waits for the one that does."""
-        is_traced = self._is_traced or (self._is_unseen and self._first_outcome is not None)
+        is_traced = self._is_traced or (self._is_unseen and self._first_output is not None)
         if self._jitted is not None and (is_traced or _tracing.depth > 0):
             return False
         return not jax.config.jax_disable_jit  # pyright: ignore
@@ -253,14 +253,14 @@ class Entry:
                 traced = self._jitted.trace(*arrays)
         finally:
             _tracing.depth -= 1
-        outcome = traced.out_info
-        if type(outcome) is not _Outcome or not outcome.holds_check:
+        output = traced.out_info
+        if type(output) is not _TracedOutput or not output.holds_check:
             # The trace takes no note of checks in functions that JAX has traced before.
             self._always_waits |= holds_check(traced.jaxpr.jaxpr)
         self._is_traced = True
 
     def call(self, arrays: list[Any]) -> Any:
-        """The outcome of the user's function for these arrays."""
+        """The output of the user's function for these arrays."""
         try:
             return self.finish(self._run(arrays))
         finally:
@@ -288,19 +288,19 @@ class Entry:
         return result
 
     def fast_path(self, arrays: list[Any]) -> FastPath | None:
-        """The fast path to this entry; `None` while it has not been traced.
+        """The fast path to this function; `None` while it has not been traced.
 
         **Arguments:**
 
         - `arrays`: those of a call, as examples of their types.
         """
-        if self._fast_path is None and self._first_outcome is not None and self._jitted is not None:
+        if self._fast_path is None and self._first_output is not None and self._jitted is not None:
             may_wait = self._always_waits or self._out_shardings is not None
             self._fast_path = make_fast_path(
                 self._passed,
                 arrays,
-                self._call_for_outcome if may_wait else self._jitted,
-                self._first_outcome,
+                self._call_for_output if may_wait else self._jitted,
+                self._first_output,
                 self.finish,
                 self._restore_warnings if self._is_silent else None,
                 self.watched.are_current if self.watched else None,
@@ -310,25 +310,25 @@ class Entry:
                 self._shown_fast_path = _weak_fast_path(self)
         return self._shown_fast_path
 
-    def _as_outcome(self, result: Any) -> _Outcome:
+    def _as_output(self, result: Any) -> _TracedOutput:
         """What the jitted function returned, and what it says by plain arrays."""
-        if type(result) is _Outcome:
+        if type(result) is _TracedOutput:
             return result
-        structure = self._first_outcome
+        structure = self._first_output
         assert structure is not None
         arrays = (result,) if structure is ARRAY else result
-        return _Outcome((structure, self._always_waits), arrays)
+        return _TracedOutput((structure, self._always_waits), arrays)
 
-    def _call_for_outcome(self, *arrays: Any) -> _Outcome:
+    def _call_for_output(self, *arrays: Any) -> _TracedOutput:
         """As the jitted function, but never plain arrays: these need no `finish`."""
         assert self._jitted is not None
-        return self._as_outcome(self._jitted(*arrays))
+        return self._as_output(self._jitted(*arrays))
 
     def finish(self, result: Any) -> Any:
-        """The outcome of the user's function, from what the jitted function returned."""
-        outcome = self._as_outcome(result)
-        structure, arrays = outcome.structure, outcome.arrays
-        if outcome.holds_check:
+        """The output of the user's function, from what the jitted function returned."""
+        output = self._as_output(result)
+        structure, arrays = output.structure, output.arrays
+        if output.holds_check:
             if any(isinstance(array, Tracer) for array in arrays):
                 # Whoever is tracing has this check in its program too.
                 note_check()
@@ -341,18 +341,18 @@ class Entry:
             # Types of arrays not met before are found out here, by the general walk.
             flatten(arrays)
             is_concrete = all(type(array) in concrete_array_types for array in arrays)
-        return structure.rebuilder(keep=is_concrete)(arrays)
+        return structure.rebuilder(cache=is_concrete)(arrays)
 
 
 def _as_passed(
-    structures: tuple[Structure, ...], spelled: tuple[Any, ...]
+    structures: tuple[Structure, ...], ordered: tuple[Any, ...]
 ) -> tuple[Structure, ...]:
     """The same Structures, with the very objects that were passed where equal ones will not do."""
     return tuple(
         structure
         if structure.is_exact
         else flatten(arg, with_abstract=True, is_bound=True, is_private=True)[1]
-        for structure, arg in zip(structures, spelled, strict=True)
+        for structure, arg in zip(structures, ordered, strict=True)
     )
 
 
@@ -363,25 +363,25 @@ def _is_for_several_devices(shardings: Any) -> bool:
     )
 
 
-def _weak_drop(function: Function, entry: Entry) -> Callable[[], None]:
-    """What forgets `entry`; holds neither it nor the function."""
-    weak_function, weak_entry = weakref.ref(function), weakref.ref(entry)
+def _weak_drop(function: Function, compiled: CompiledFunction) -> Callable[[], None]:
+    """What forgets `compiled`; holds neither it nor the function."""
+    weak_function, weak_compiled = weakref.ref(function), weakref.ref(compiled)
 
     def drop() -> None:
-        function, entry = weak_function(), weak_entry()
-        if function is not None and entry is not None:
-            function.drop(entry)
+        function, compiled = weak_function(), weak_compiled()
+        if function is not None and compiled is not None:
+            function.drop(compiled)
 
     return drop
 
 
-def _weak_fast_path(entry: Entry) -> FastPath:
-    """The fast path of an entry that goes with a short-lived function: does not hold it."""
-    weak_entry = weakref.ref(entry)
+def _weak_fast_path(compiled: CompiledFunction) -> FastPath:
+    """The fast path of a compiled function that goes with a short-lived function: does not hold it."""
+    weak_compiled = weakref.ref(compiled)
 
     def call(args: tuple[Any, ...]) -> Any:
-        entry = weak_entry()
-        fast_path = None if entry is None else entry._fast_path
+        compiled = weak_compiled()
+        fast_path = None if compiled is None else compiled._fast_path
         return MISS if fast_path is None else fast_path(args)
 
     return call

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..._checking import is_checking, when_switched_on
 from ..._partition import Structure, concrete_array_types, flatten
-from ._arguments import Spelling
-from ._cache import Entries
-from ._compiled import Entry
+from ._arguments import ArgumentOrder
+from ._cache import Cache
+from ._compiled import CompiledFunction
 from ._donation import Donate, check_donate
 from ._fast_path import MISS, FastPath, always_miss
 from ._in_shardings import check_in_shardings
@@ -20,7 +20,7 @@ _MAX_RECENT = 16
 
 
 class Dispatcher:
-    """Finds, for each call of one function, the entry, and the fast path to it.
+    """Finds, for each call of one function, the compiled function and the fast path to it.
 
     **Arguments:**
 
@@ -30,7 +30,7 @@ class Dispatcher:
     - `num_bound`: how many arguments at the front belong to what the user wrapped: the Module
         that is called, the instance of a bound method.
     - `bound_names`: which arguments by name do: those of a partial function.
-    - `spelling`: how its calls are spelled.
+    - `order`: how its calls are ordered.
     - `donate`: see `check_donate`.
     - `jit_options`: further keyword arguments of `jax.jit`.
     """
@@ -41,7 +41,7 @@ class Dispatcher:
         described: Callable[..., Any],
         num_bound: int,
         bound_names: tuple[str, ...],
-        spelling: Spelling,
+        order: ArgumentOrder,
         donate: Donate | Iterable[str],
         jit_options: dict[str, Any],
     ):
@@ -49,62 +49,62 @@ class Dispatcher:
         self.get_described = _reference(described)
         self.num_bound = num_bound
         self.bound_names = bound_names
-        self.spelling = spelling
-        self.donate = check_donate(donate, self.spelling)
-        check_in_shardings(jit_options.get("in_shardings"), self.spelling)
+        self.order = order
+        self.donate = check_donate(donate, self.order)
+        check_in_shardings(jit_options.get("in_shardings"), self.order)
         self.jit_options = jit_options
         self.lock = threading.RLock()
-        self.entries = Entries()
-        # The fast path of the entry called last, for calls that pass nothing by name; and the
-        # last few, with the names that they are for.
+        self.cache = Cache()
+        # The fast path that was taken last, for calls that pass nothing by name; and the last few,
+        # with the names that they are for.
         self.fast_path: FastPath = always_miss
         self.recent: tuple[tuple[tuple[str, ...], FastPath], ...] = ()
         _dispatchers.add(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call on its long way: the fast path, if any, was not made for it."""
-        spelled, names = self.spelling.spell(args, kwargs)
+        ordered, names = self.order.arrange(args, kwargs)
         for recent_names, fast_path in self.recent:
             if recent_names == names:
-                outcome = fast_path(spelled)
-                if outcome is not MISS:
+                output = fast_path(ordered)
+                if output is not MISS:
                     if fast_path is not self.recent[0][1]:
                         self._remember(fast_path, names)
-                    return outcome
-        arrays, entry = self.find(spelled, names)
-        entry.watched.warn_of_changes()
-        outcome = entry.call(arrays)
+                    return output
+        arrays, compiled = self.find(ordered, names)
+        compiled.watched.warn_of_changes()
+        output = compiled.call(arrays)
         if all(type(array) in concrete_array_types for array in arrays) and not is_checking():
-            fast_path = entry.fast_path(arrays)
+            fast_path = compiled.fast_path(arrays)
             if fast_path is not None:
                 self._remember(fast_path, names)
-        return outcome
+        return output
 
     def find(
-        self, spelled: tuple[Any, ...], names: tuple[str, ...], *, with_abstract: bool = False
-    ) -> tuple[list[Any], Entry]:
-        """The arrays of a spelled call, and the entry for it, new or old."""
+        self, ordered: tuple[Any, ...], names: tuple[str, ...], *, with_abstract: bool = False
+    ) -> tuple[list[Any], CompiledFunction]:
+        """The arrays of an ordered call, and the compiled function for it, new or old."""
         arrays: list[Any] = []
         structures: list[Structure] = []
-        for index, arg in enumerate(spelled):
+        for index, arg in enumerate(ordered):
             arg_arrays, structure = flatten(
                 arg,
                 with_abstract=with_abstract,
                 is_bound=index < self.num_bound,
-                root=lambda index=index: self.spelling.labels(len(spelled), names)[index],
+                root=lambda index=index: self.order.labels(len(ordered), names)[index],
             )
             arrays += arg_arrays
             structures.append(structure)
         key = (names, *structures)
-        entry = self.entries.get(key, tuple(structures))
-        if entry is not None and not entry.is_current():
-            self.drop(entry)
-            entry = None
-        if entry is None:
-            made = Entry(self, tuple(structures), names, spelled)
+        compiled = self.cache.get(key, tuple(structures))
+        if compiled is not None and not compiled.is_current():
+            self.drop(compiled)
+            compiled = None
+        if compiled is None:
+            made = CompiledFunction(self, tuple(structures), names, ordered)
             with self.lock:
-                entry = self.entries.setdefault(key, made)
-        return arrays, entry
+                compiled = self.cache.setdefault(key, made)
+        return arrays, compiled
 
     def _remember(self, fast_path: FastPath, names: tuple[str, ...]) -> None:
         others = (each for each in self.recent if each[1] is not fast_path)
@@ -116,14 +116,14 @@ class Dispatcher:
         self.recent = ()
         self.fast_path = always_miss
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, compiled: CompiledFunction) -> None:
         with self.lock:
-            self.entries.remove(entry)
+            self.cache.remove(compiled)
         self.forget_fast_paths()
 
     def clear(self) -> None:
         with self.lock:
-            self.entries.clear()
+            self.cache.clear()
         self.forget_fast_paths()
 
 

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from ._arguments import Spelling
+from ._arguments import ArgumentOrder
 
 Donate = (
     Literal["all", "all-except-first", "warn", "warn-except-first", "none"] | str | tuple[str, ...]
@@ -14,7 +14,7 @@ Donate = (
 _WORDS = ("all", "all-except-first", "warn", "warn-except-first", "none")
 
 
-def check_donate(donate: Donate | Iterable[str], spelling: Spelling) -> Donate:
+def check_donate(donate: Donate | Iterable[str], order: ArgumentOrder) -> Donate:
     """`donate` as a word or a tuple of names of parameters of the function.
 
     **Raises:** `ValueError` for any other word, or a name that is no parameter.
@@ -25,13 +25,13 @@ def check_donate(donate: Donate | Iterable[str], spelling: Spelling) -> Donate:
         donate_names: tuple[str, ...] = (donate,)
     else:
         donate_names = tuple(donate)
-    parameters = spelling.parameter_names()
+    parameters = order.parameter_names()
     for name in donate_names:
         if name not in parameters:
             words = ", ".join(map(repr, _WORDS))
             raise ValueError(
                 f"`filter_jit(..., donate=...)` must be one of {words}, or names of parameters of "
-                f"the function. {spelling.function_name} has no parameter named {name!r}; it has "
+                f"the function. {order.function_name} has no parameter named {name!r}; it has "
                 f"{', '.join(map(repr, parameters)) or 'none'}."
             )
     return donate_names
@@ -72,18 +72,18 @@ def is_silent(donate: Donate) -> bool:
 
 
 def donated_places(
-    donate: Donate, spelling: Spelling, num_bound: int, names: tuple[str, ...], num_args: int
+    donate: Donate, order: ArgumentOrder, num_bound: int, names: tuple[str, ...], num_args: int
 ) -> tuple[int, ...]:
-    """The places in a spelled call whose arrays are donated.
+    """The places in an ordered call whose arrays are donated.
 
     **Arguments:**
 
     - `num_bound`: how many places at the front belong to what was wrapped, such as a Module that
         is called. As in Equinox, "first" means the first argument after these.
-    - `names`, `num_args`: of the spelled call.
+    - `names`, `num_args`: of the ordered call.
     """
     if isinstance(donate, tuple):
-        return tuple(place for name in donate for place in spelling.places(name, names, num_args))
+        return tuple(place for name in donate for place in order.places(name, names, num_args))
     if donate == "none":
         return ()
     spared = num_bound if donate.endswith("-except-first") else None

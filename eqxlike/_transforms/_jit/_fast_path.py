@@ -26,19 +26,19 @@ def make_fast_path(
     structures: tuple[Structure, ...],
     arrays: Sequence[Any],
     jitted: Callable[..., Any],
-    outcome: Structure,
+    output: Structure,
     finish: Callable[[Any], Any],
     restore_warnings: list[Callable[[], None]] | None,
     is_current: Callable[[], bool] | None,
 ) -> FastPath:
-    """The function from arguments of these Structures to the outcome of the user's function.
+    """The function from arguments of these Structures to the output of the user's function.
 
     **Arguments:**
 
     - `structures`: the Structure of each argument.
     - `arrays`: those of arguments that have these Structures, as examples of their types.
     - `jitted`: called with the arrays of all arguments, in order.
-    - `outcome`: what to build where `jitted` returns a plain tuple, or a bare array.
+    - `output`: what to build where `jitted` returns a plain tuple, or a bare array.
     - `finish`: called with the result of `jitted` in all other cases.
     - `restore_warnings`: what to call, if it is not empty, once `jitted` has returned; `None` where
         it always is empty.
@@ -54,7 +54,7 @@ def make_fast_path(
         "def call(args):",
         "    try:",
         *(f"        {line}" for line in writer.lines),
-        # An argument of another kind may lack what the guards ask it for.
+        # An argument of another type may lack what the guards ask it for.
         "    except Exception:",
         "        return MISS",
     ]
@@ -65,9 +65,9 @@ def make_fast_path(
         lines += ["    try:", f"        {call}", "    finally:"]
         lines.append("        if restore_warnings: restore_warnings.pop()()")
     # Inside another transformation, concrete arguments may give tracers: `finish` sees to them.
-    if outcome is ARRAY:
+    if output is ARRAY:
         lines.append("    if type(result) in array_types: return result")
-    elif outcome.num_arrays:
+    elif output.num_arrays:
         lines.append("    if type(result) is tuple and type(result[0]) in array_types:")
         lines.append("        return rebuild(result)")
     else:
@@ -77,7 +77,7 @@ def make_fast_path(
         **writer.namespace,
         "array_types": concrete_array_types,
         "jitted": jitted,
-        "rebuild": outcome.rebuilder(keep=True),
+        "rebuild": output.rebuilder(cache=True),
         "finish": finish,
         "restore_warnings": restore_warnings,
     }

@@ -65,9 +65,9 @@ class JitFunction(Wrapper):
             kwargs = {**bound_kwargs, **kwargs}
         try:
             if not kwargs:
-                outcome = dispatcher.fast_path(args)
-                if outcome is not MISS:
-                    return outcome
+                output = dispatcher.fast_path(args)
+                if output is not MISS:
+                    return output
             if type(self._function) is not types.FunctionType:
                 dispatcher = _current_dispatcher(self, dispatcher)
             return dispatcher.call(args, kwargs)
@@ -76,8 +76,8 @@ class JitFunction(Wrapper):
             if failure is None:
                 if isinstance(error, jax.errors.UnexpectedTracerError):
                     name_tracers(error, args, kwargs)
-                name_deleted(error, dispatcher.spelling, args, kwargs)
-                name_references(error, dispatcher.spelling, args, kwargs)
+                name_deleted(error, dispatcher.order, args, kwargs)
+                name_references(error, dispatcher.order, args, kwargs)
                 hide_our_frames(error)
                 raise
         # Outside of the handler, so that JAX's pages are not in its context.
@@ -113,16 +113,16 @@ class JitFunction(Wrapper):
         """
         dispatcher, bound, bound_kwargs = _attach(self)
         try:
-            spelled, names = dispatcher.spelling.spell(bound + args, {**bound_kwargs, **kwargs})
-            arrays, entry = dispatcher.find(spelled, names, with_abstract=True)
+            ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
+            arrays, compiled = dispatcher.find(ordered, names, with_abstract=True)
             try:
-                lowered = entry.jitted(arrays).lower(*arrays)
+                lowered = compiled.jitted(arrays).lower(*arrays)
             finally:
-                entry.restore_warnings()
+                compiled.restore_warnings()
         except Exception as error:
             hide_our_frames(error)
             raise
-        return Lowered(lowered, dispatcher, entry, bound, bound_kwargs)
+        return Lowered(lowered, dispatcher, compiled, bound, bound_kwargs)
 
 
 def _attach(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str, Any]]:
@@ -182,7 +182,7 @@ def filter_jit(
     - `fun`: any callable: a function, a method, a Module, a `functools.partial`. Arrays in what
         it is bound to are traced like those of its arguments. Left out, `filter_jit` is a decorator
         with arguments.
-    - `donate`: whose buffers may be reused for the outcome: `"all"`, `"all-except-first"`, the
+    - `donate`: whose buffers may be reused for the output: `"all"`, `"all-except-first"`, the
         same with a warning where a buffer could not be reused (`"warn"`, `"warn-except-first"`),
         `"none"`, or names of parameters as in `("model", "opt_state")`.
     - `**jitkwargs`: passed to `jax.jit`. Those that name static or donated arguments are refused.
@@ -191,7 +191,7 @@ def filter_jit(
 
     **Returns:** a callable with the signature of `fun`. It is asynchronous like `jax.jit`, traces
     once for each structure of its arguments and each shape and dtype of their arrays, however the
-    call is spelled, and returns what is no array as it was when traced. It also has `.lower`.
+    call is ordered, and returns what is no array as it was when traced. It also has `.lower`.
 
     **Raises:** `TypeError` if `fun` is not callable; `ValueError` for an unknown word or name in
     `donate` or `in_shardings`; when called, `ValueError` if there are fewer `in_shardings` than

@@ -8,30 +8,30 @@ from jaxtyping import PyTree
 
 from ..._partition import flatten
 from .._sharding import shardings_of_arrays
-from ._arguments import Spelling
+from ._arguments import ArgumentOrder
 
 
-def check_in_shardings(in_shardings: PyTree, spelling: Spelling) -> None:
+def check_in_shardings(in_shardings: PyTree, order: ArgumentOrder) -> None:
     """Raises `ValueError` if `in_shardings` names what is no parameter of the function."""
-    parameters = spelling.parameter_names()
+    parameters = order.parameter_names()
     for name in in_shardings if isinstance(in_shardings, Mapping) else ():
         if name not in parameters:
             raise ValueError(
                 "`filter_jit(..., in_shardings=...)` by names takes those of parameters of the "
-                f"function. {spelling.function_name} has no parameter named {name!r}; it has "
+                f"function. {order.function_name} has no parameter named {name!r}; it has "
                 f"{', '.join(map(repr, parameters)) or 'none'}."
             )
 
 
 def shardings_of_arguments(
     in_shardings: PyTree,
-    spelling: Spelling,
+    order: ArgumentOrder,
     num_bound: int,
     bound_names: tuple[str, ...],
-    spelled: tuple[Any, ...],
+    ordered: tuple[Any, ...],
     names: tuple[str, ...],
 ) -> list[Any]:
-    """The sharding, or `None`, for each array of a spelled call.
+    """The sharding, or `None`, for each array of an ordered call.
 
     **Arguments:**
 
@@ -39,27 +39,27 @@ def shardings_of_arguments(
         to prefixes of what is given for them, the others being left where they are.
     - `num_bound`, `bound_names`: how many arguments at the front, and which by name, belong to what
         was wrapped.
-    - `spelled`, `names`: the call.
+    - `ordered`, `names`: the call.
 
     **Raises:** `ValueError` if `in_shardings` is no such prefix, or has too few or too many.
     """
-    num_by_place = len(spelled) - len(names)
+    num_by_place = len(ordered) - len(names)
     by_place, by_name = (
-        spelled[:num_by_place],
-        dict(zip(names, spelled[num_by_place:], strict=True)),
+        ordered[:num_by_place],
+        dict(zip(names, ordered[num_by_place:], strict=True)),
     )
     if isinstance(in_shardings, Mapping):
         shardings = []
-        for name, argument in spelling.named(by_place, by_name):
+        for name, argument in order.named(by_place, by_name):
             label = f"in_shardings[{name!r}]"
             shardings += shardings_of_arrays(label, in_shardings.get(name), argument)
         return shardings
     # What was wrapped, as an instance whose method it is, stands where it likes.
-    unplaced = shardings_of_arrays("in_shardings", None, spelled[:num_bound])
-    args = spelled[num_bound:]
+    unplaced = shardings_of_arrays("in_shardings", None, ordered[:num_bound])
+    args = ordered[num_bound:]
     if isinstance(in_shardings, tuple | list):
-        labels = spelling.labels(len(spelled), names)[num_bound:]
-        parameters = {parameter.name: parameter for parameter in spelling.parameters}
+        labels = order.labels(len(ordered), names)[num_bound:]
+        parameters = {parameter.name: parameter for parameter in order.parameters}
         needed = [
             label
             for label, argument in zip(labels, args, strict=True)
@@ -69,7 +69,7 @@ def shardings_of_arguments(
         if len(in_shardings) > len(args) or not set(needed).isdisjoint(rest):
             raise ValueError(
                 f"`in_shardings` has {len(in_shardings)} entries, and this call of "
-                f"{spelling.function_name} has {len(needed)} arguments to place: "
+                f"{order.function_name} has {len(needed)} arguments to place: "
                 f"{', '.join(needed) or 'none'}. Expected is one for each in their order, `None` "
                 "for what may lie anywhere; or a dictionary by name, as in "
                 "`in_shardings={'x': sharding}`."
@@ -82,5 +82,5 @@ def _is_default(argument: Any, parameter: inspect.Parameter | None) -> bool:
     """Whether a call with this argument is one that left it out, as far as compiling goes."""
     if parameter is None or parameter.default is inspect.Parameter.empty:
         return False
-    _, default = flatten(parameter.default, is_outcome=True)
-    return flatten(argument, is_outcome=True, with_abstract=True)[1] is default
+    _, default = flatten(parameter.default, is_output=True)
+    return flatten(argument, is_output=True, with_abstract=True)[1] is default

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from .._checks import ERRORS_OF_JAX, claim_failure
-from ._compiled import Entry
+from ._compiled import CompiledFunction
 from ._dispatcher import Dispatcher
 
 
@@ -16,12 +16,12 @@ class Lowered:
         self,
         lowered: jax.stages.Lowered,
         dispatcher: Dispatcher,
-        entry: Entry,
+        function: CompiledFunction,
         bound: tuple[Any, ...],
         bound_kwargs: dict[str, Any],
     ):
         self._lowered = lowered
-        self._call = (dispatcher, entry, bound, bound_kwargs)
+        self._call = (dispatcher, function, bound, bound_kwargs)
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> "Compiled":
         return Compiled(self._lowered.compile(compiler_options), *self._call)
@@ -40,29 +40,32 @@ class Compiled:
         self,
         compiled: jax.stages.Compiled,
         dispatcher: Dispatcher,
-        entry: Entry,
+        function: CompiledFunction,
         bound: tuple[Any, ...],
         bound_kwargs: dict[str, Any],
     ):
         self._compiled = compiled
         self._dispatcher = dispatcher
-        self._entry = entry
+        self._function = function
         self._bound = bound
         self._bound_kwargs = bound_kwargs
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        spelled, names = self._dispatcher.spelling.spell(
+        ordered, names = self._dispatcher.order.arrange(
             self._bound + args, {**self._bound_kwargs, **kwargs}
         )
-        arrays, entry = self._dispatcher.find(spelled, names)
-        # By its parts: the entry itself may have been forgotten since.
-        if (entry.structures, entry.names) != (self._entry.structures, self._entry.names):
+        arrays, function = self._dispatcher.find(ordered, names)
+        # By its parts: the compiled function itself may have been forgotten since.
+        if (function.structures, function.names) != (
+            self._function.structures,
+            self._function.names,
+        ):
             raise TypeError(
-                f"{self._dispatcher.spelling.function_name} was compiled for arguments of another "
+                f"{self._dispatcher.order.function_name} was compiled for arguments of another "
                 "structure, or with other static values: compile it again for these."
             )
         try:
-            return self._entry.finish(self._compiled(*arrays))
+            return self._function.finish(self._compiled(*arrays))
         except ERRORS_OF_JAX as error:
             failure = claim_failure(error)
             if failure is None:

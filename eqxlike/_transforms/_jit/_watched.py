@@ -63,11 +63,11 @@ class WatchedArrays:
         if changed:
             self._watched = [each for each in self._watched if each.is_current()]
         for watched in changed:
-            kind = type(watched.holder).__name__
+            type_name = type(watched.holder).__name__
             warnings.warn(
-                f"`{kind}.{watched.name}` held an array when `{self._name}` was traced, and has "
-                f"been assigned since. A {kind} is no Module: it is static, by identity, and what "
-                "was compiled still has the old array. Make it an `eqxlike.Module`, or pass the "
+                f"`{type_name}.{watched.name}` held an array when `{self._name}` was traced, and "
+                f"has been assigned since. A {type_name} is no Module: it is static, by identity, "
+                "and what was compiled still has the old array. Make it an `eqxlike.Module`, or pass the "
                 "array as an argument.",
                 stacklevel=stacklevel_of_user(),
             )

@@ -68,7 +68,7 @@ def axis_of_each_leaf(name: str, spec: PyTree[AxisSpec], tree: PyTree) -> list[i
 
     - `name`: `"in_axes"` or `"out_axes"`, for messages.
 
-    **Raises:** `ValueError` if `spec` is no prefix of `tree`, or has an axis of another kind.
+    **Raises:** `ValueError` if `spec` is no prefix of `tree`, or has an axis of another type.
     """
     specs_and_subtrees: list[tuple[AxisSpec, PyTree]] = []
     try:

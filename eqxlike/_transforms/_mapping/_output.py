@@ -12,7 +12,7 @@ from ._axes import AxisSpec, axis_of_each_leaf
 _array = object()
 
 
-class MappedOutcome:
+class MappedOutput:
     """The form of what a mapped function returned; of its leaves only those that are no arrays.
 
     The axes are known only once the function has run, while JAX asks for them before: so all leaves
@@ -25,7 +25,7 @@ class MappedOutcome:
         self._static = static  # `_array` in the place of each array.
 
     def tree(self, stacked: list[Any], single: list[Any]) -> PyTree:
-        """The outcome of the transformed function.
+        """The output of the transformed function.
 
         **Raises:** `ValueError` naming the path of an array that lacks its axis.
         """
@@ -60,23 +60,23 @@ class MappedOutcome:
         """Where the leaf at `place` stands."""
         places = self._treedef.unflatten(range(len(self._axes)))
         path, _ = jtu.tree_leaves_with_path(places)[place]
-        return f"outcome{jtu.keystr(path)}"
+        return f"output{jtu.keystr(path)}"
 
 
 def take_apart(
-    outcome: PyTree, out_axes: PyTree[AxisSpec]
-) -> tuple[MappedOutcome, list[Any], list[Any]]:
-    """The form of `outcome`, its leaves to stack, and its arrays that are the same for all.
+    output: PyTree, out_axes: PyTree[AxisSpec]
+) -> tuple[MappedOutput, list[Any], list[Any]]:
+    """The form of `output`, its leaves to stack, and its arrays that are the same for all.
 
     **Raises:** `ValueError` as `axis_of_each_leaf`; `TypeError` naming the path of a leaf that has
     an axis and is no array.
     """
-    axes = axis_of_each_leaf("out_axes", out_axes, outcome)
-    leaves, treedef = jtu.tree_flatten(outcome)
+    axes = axis_of_each_leaf("out_axes", out_axes, output)
+    leaves, treedef = jtu.tree_flatten(output)
     stacked: list[Any] = []
     single: list[Any] = []
     static: list[Any] = []
-    form = MappedOutcome(treedef, axes, static)
+    form = MappedOutput(treedef, axes, static)
     for place, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
         is_single = axis is None and is_array_or_traced_reference(leaf)
         static.append(_array if is_single or axis is not None else leaf)

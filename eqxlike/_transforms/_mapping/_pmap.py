@@ -25,7 +25,7 @@ from .._jit import (
 from .._signatures import Output, PmapOptions
 from .._wrapping import MISSING, check_callable
 from ._axes import IF_ARRAY, AxisSpec, axes_of_arguments, size_of_axes
-from ._output import MappedOutcome, take_apart
+from ._output import MappedOutput, take_apart
 
 _DONATE = ("all", "warn", "none")
 _REFUSED = ("static_broadcasted_argnums", "donate_argnums")
@@ -58,12 +58,12 @@ class _Parallel(Module):
         ]
         # JAX keeps what it maps until `jax.clear_caches`: nothing in that may be a tracer.
         out_axes = self.out_axes
-        outcome_of_trace: list[MappedOutcome] = []
+        output_of_trace: list[MappedOutput] = []
 
         def of_arrays(_: jax.Array, arrays: list[Any]) -> tuple[list[Any], list[Any]]:
             function, args = rest.merge(arrays)
-            outcome, stacked, single = take_apart(function(*args), out_axes)
-            outcome_of_trace[:] = [outcome]
+            output, stacked, single = take_apart(function(*args), out_axes)
+            output_of_trace[:] = [output]
             return stacked, single
 
         of_arrays.__name__ = getattr(self.function, "__name__", type(self.function).__name__)
@@ -74,7 +74,7 @@ class _Parallel(Module):
             out_axes=(0, None),
             **self.pmap_options.values,
         )(jnp.arange(size), arrays)  # `jax.pmap` wants at least one array with an axis.
-        return outcome_of_trace[0].tree(stacked, single)
+        return output_of_trace[0].tree(stacked, single)
 
     def _axes_of_leaves(self, args: tuple[Any, ...]) -> list[int | None]:
         """The axis of each leaf of `args`."""
@@ -167,9 +167,9 @@ def filter_pmap(
     **Arguments:**
 
     - `fun`, `in_axes`, `out_axes`, `axis_name`: as in `filter_vmap`. But what is no array is
-        passed on whatever its axis, and an outcome without axis is that of the first device.
+        passed on whatever its axis, and an output without axis is that of the first device.
     - `axis_size`: the number of devices, needed if nothing is mapped.
-    - `donate`: whether the buffers of the arrays may be reused for the outcome: `"all"`, the same
+    - `donate`: whether the buffers of the arrays may be reused for the output: `"all"`, the same
         with the warnings of JAX about buffers that could not be reused (`"warn"`), or `"none"`.
     - `**pmapkwargs`: passed to `jax.pmap`, such as `devices`.
 

@@ -13,7 +13,7 @@ from ..._partition import split_leaves
 from .._signatures import Output, Params, VmapOptions
 from .._wrapping import MISSING, TransformedFunction, check_callable
 from ._axes import IF_ARRAY, AxisSpec, axes_of_arguments, size_of_axes
-from ._output import MappedOutcome, take_apart
+from ._output import MappedOutput, take_apart
 
 
 class _VmapFunction(TransformedFunction):
@@ -37,12 +37,12 @@ class _VmapFunction(TransformedFunction):
         size = size_of_axes("filter_vmap", args, in_axes, self._axis_size)
         leaves, treedef = jtu.tree_flatten(args)
         mapped, rest = split_leaves(leaves, treedef, [axis is not None for axis in in_axes])
-        outcome_of_trace: list[MappedOutcome] = []
+        output_of_trace: list[MappedOutput] = []
 
         def of_mapped(mapped: list[Any]) -> tuple[list[Any], list[Any]]:
             returned = self._function(*rest.merge(mapped))
-            outcome, stacked, single = take_apart(returned, self._out_axes)
-            outcome_of_trace[:] = [outcome]
+            output, stacked, single = take_apart(returned, self._out_axes)
+            output_of_trace[:] = [output]
             return stacked, single
 
         if size is None:
@@ -63,17 +63,17 @@ class _VmapFunction(TransformedFunction):
                     **dict(self._vmap_options),
                 )(mapped)
             except ValueError as error:
-                paths = outcome_of_trace[0].paths_of_single() if outcome_of_trace else []
+                paths = output_of_trace[0].paths_of_single() if output_of_trace else []
                 if not paths:
                     raise
                 raise _name_batched(error, paths) from None
-        return outcome_of_trace[0].tree(stacked, single)
+        return output_of_trace[0].tree(stacked, single)
 
 
 def _name_batched(error: ValueError, paths: list[str]) -> ValueError:
     """In place of the error of JAX that an array without out axis depends on what is mapped.
 
-    What JAX says is where the array stands among the flat outcomes that we return to it.
+    What JAX says is where the array stands among the flat outputs that we return to it.
 
     **Arguments:**
 
@@ -134,7 +134,7 @@ def filter_vmap(
     **Returns:** a function of the same arguments.
 
     **Raises:** when called: `RuntimeError` for keyword arguments; `ValueError` if an axis is of
-    another kind or out of bounds, a name in `in_axes` belongs to no argument, sizes differ, none
+    another type or out of bounds, a name in `in_axes` belongs to no argument, sizes differ, none
     is known, or an array without axis in `out_axes` depends on mapped ones; `TypeError` if what is
     no array has an axis.
 

@@ -242,8 +242,8 @@ def _fitted(old: Any, new: Any) -> Array | None:
         return _without_weak_type(array)
     is_weak = getattr(jax.typeof(array), "weak_type", False)
     is_same_sort = any(
-        jnp.issubdtype(array.dtype, sort) and jnp.issubdtype(old.dtype, sort)
-        for sort in (jnp.integer, jnp.floating, jnp.complexfloating)
+        jnp.issubdtype(array.dtype, category) and jnp.issubdtype(old.dtype, category)
+        for category in (jnp.integer, jnp.floating, jnp.complexfloating)
     )
     return jax.lax.convert_element_type(array, old.dtype) if is_weak and is_same_sort else None
 

@@ -79,10 +79,10 @@ class Recorder:
             self._num_calls += 1
             given = jtu.tree_leaves(arguments)
 
-            def returned(outcome: PyTree) -> None:
-                arrays = filter(_has_shape, jtu.tree_leaves(outcome))
+            def returned(output: PyTree) -> None:
+                arrays = filter(_has_shape, jtu.tree_leaves(output))
                 call.does_nothing = set(map(id, arrays)) <= set(map(id, given))
-                call.output = jtu.tree_map(_shown, outcome)
+                call.output = jtu.tree_map(_shown, output)
                 calls.append(call)
 
             self._running.append(call)

@@ -47,7 +47,7 @@ _IN_SCOPE = re.compile(rf"{_SCOPE}(\d+)")
 def cost_of(program: Jaxpr) -> Cost:
     """The cost of a program whose calls were traced in their scopes.
 
-    Each equation that the outcome hangs on counts as XLA counts it, before it optimises: once for
+    Each equation that the output hangs on counts as XLA counts it, before it optimises: once for
     each turn of a `scan`, and once in a `while_loop`, whose turns are known to the run alone. Of
     the branches of a `cond` the largest counts.
     """

@@ -134,17 +134,17 @@ def _cast(tree: PyTree, dtype: Any, keep: Keep) -> PyTree:
     """`tree` with the floating-point arrays outside of what keeps its precision in `dtype`."""
     is_chosen = _predicate(keep)
 
-    def is_kept(node: Any) -> bool:
+    def is_cached(node: Any) -> bool:
         # The mark around a frozen array is no node of the user's tree.
         return not is_frozen(node) and bool(
             getattr(type(node), "keeps_precision", False) or is_chosen(node)
         )
 
     def convert(node: Any) -> Any:
-        is_cast = not is_kept(node) and _is_floating(node) and node.dtype != dtype
+        is_cast = not is_cached(node) and _is_floating(node) and node.dtype != dtype
         return jax.lax.convert_element_type(node, dtype) if is_cast else node
 
-    return jtu.tree_map(convert, tree, is_leaf=is_kept)
+    return jtu.tree_map(convert, tree, is_leaf=is_cached)
 
 
 def _widen(node: Any, dtype: Any) -> Any:
@@ -167,9 +167,9 @@ def _has_policy(node: Any) -> bool:
 
 
 def _predicate(keep: Keep) -> Callable[[Any], Any]:
-    kinds: Any = keep if isinstance(keep, tuple) else (keep,)
-    if all(isinstance(kind, type | types.UnionType) for kind in kinds):
-        return lambda node: isinstance(node, kinds)
+    layer_types: Any = keep if isinstance(keep, tuple) else (keep,)
+    if all(isinstance(each, type | types.UnionType) for each in layer_types):
+        return lambda node: isinstance(node, layer_types)
     if callable(keep):
         return keep
     raise TypeError(

@@ -22,7 +22,7 @@ def replace_layers(
     *,
     key: PRNGKeyArray | None = None,
 ) -> PyTree:
-    """A copy of a model in which every layer of some kind is replaced.
+    """A copy of a model in which every layer of some type is replaced.
 
     **Arguments:**
 
@@ -95,10 +95,10 @@ def _predicate(match: Match) -> Callable[[Any], Any]:
 
 
 def _nothing_matches(match: Match, seen: dict[type, None]) -> str:
-    names = [kind.__name__ for kind in seen if issubclass(kind, Module)]
-    kinds = "Modules of type" if names else "no Module, but nodes of type"
-    names = names or [kind.__name__ for kind in seen]
+    names = [cls.__name__ for cls in seen if issubclass(cls, Module)]
+    what = "Modules of type" if names else "no Module, but nodes of type"
+    names = names or [cls.__name__ for cls in seen]
     return (
         f"No node of the model matches {getattr(match, '__name__', repr(match))}. It has "
-        f"{kinds} {', '.join(dict.fromkeys(names))}. Static fields are not searched."
+        f"{what} {', '.join(dict.fromkeys(names))}. Static fields are not searched."
     )

@@ -16,10 +16,10 @@ def everything(*args, **kwargs):
 
 def tried(make, *arguments):
     """What `make` gives for each of the arguments, or the name of what it raises."""
-    outcomes = []
+    outputs = []
     for args in arguments:
         try:
-            outcomes.append(make(*args).x)
+            outputs.append(make(*args).x)
         except (TypeError, AttributeError) as error:
-            outcomes.append(type(error).__name__)
-    return outcomes
+            outputs.append(type(error).__name__)
+    return outputs

@@ -158,11 +158,11 @@ def partial_is_traced_once_for_all_values(eqx):
         traces.append(None)
         return factor * x
 
-    outcomes = [
+    outputs = [
         float(eqx.filter_jit(eqx.Partial(scale, jnp.array(factor)))(jnp.array(2.0)))
         for factor in (1.0, 2.0, 3.0)
     ]
-    return outcomes, len(traces)
+    return outputs, len(traces)
 
 
 @program

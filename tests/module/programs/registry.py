@@ -12,7 +12,7 @@ DIFFERENCES: dict[str, str] = {}
 """Why the two differ on purpose, for those programs on which they do."""
 
 
-class Outcome(NamedTuple):
+class Output(NamedTuple):
     """What a program returned, or the type of what it raised, and the kinds of its warnings."""
 
     returned: Any
@@ -33,7 +33,7 @@ def program(function: Any = None, *, differs: str = "") -> Any:
     return function
 
 
-def run(program: Program, library: Any) -> Outcome:
+def run(program: Program, library: Any) -> Output:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -43,4 +43,4 @@ def run(program: Program, library: Any) -> Outcome:
             raise
         except Exception as error:
             returned, raised = None, type(error)
-    return Outcome(returned, raised, frozenset(each.category for each in caught))
+    return Output(returned, raised, frozenset(each.category for each in caught))

@@ -7,7 +7,7 @@ from tests.module.programs.registry import program
 
 
 def source(name, text, differs=""):
-    """Adds a program that runs `text`, a module in which `eqx` is bound, and reads `outcome`."""
+    """Adds a program that runs `text`, a module in which `eqx` is bound, and reads `output`."""
 
     def execute(eqx):
         module = types.ModuleType(f"source_{name}_{eqx.__name__}")
@@ -17,7 +17,7 @@ def source(name, text, differs=""):
             exec(compile(text, f"<{name}>", "exec", dont_inherit=True), vars(module))
         finally:
             del sys.modules[module.__name__]
-        return vars(module)["outcome"]
+        return vars(module)["output"]
 
     execute.__name__ = name
     program(execute, differs=differs)
@@ -37,7 +37,7 @@ class Model(eqx.Module):
     w: int = eqx.field(converter=int, default="5")
 
 names = [each.name for each in dataclasses.fields(Model)]
-outcome = names, vars(Model(1, 2)), list(inspect.signature(Model).parameters)
+output = names, vars(Model(1, 2)), list(inspect.signature(Model).parameters)
 """,
 )
 
@@ -53,7 +53,7 @@ class Model(eqx.Module):
     _: KW_ONLY
     y: int = 2
 
-outcome = str(inspect.signature(Model)), vars(Model(1, y=3))
+output = str(inspect.signature(Model)), vars(Model(1, y=3))
 """,
 )
 
@@ -70,12 +70,12 @@ class Model(AbstractModel):
 class AbstractSub(AbstractModel):
     y: int
 
-outcome = [Model.__abstractvars__ | Model.__abstractclassvars__]
+output = [Model.__abstractvars__ | Model.__abstractclassvars__]
 for cls in (AbstractModel, AbstractSub):
     try:
-        outcome.append(cls())
+        output.append(cls())
     except TypeError as error:
-        outcome.append("abstract" in str(error))
+        output.append("abstract" in str(error))
 """
 
 for marker, override in (
@@ -104,7 +104,7 @@ class Model(eqx.Module, typing.Generic[T]):
 class Sub(Model[int]):
     y: int
 
-outcome = Model[str]("a").method(), vars(Sub(1, 2)), typing.get_args(Sub.__orig_bases__[0])
+output = Model[str]("a").method(), vars(Sub(1, 2)), typing.get_args(Sub.__orig_bases__[0])
 """,
 )
 
@@ -125,7 +125,7 @@ class Model[T](eqx.Module):
 class Sub[T, *Ts](Model[T]):
     z: tuple[*Ts]
 
-outcome = (
+output = (
     Model[int](1).method(), Model(1).x, type(Model[int](1)) is Model, len(Model.__type_params__),
     Sub[int, str, str](1, [2], ("a", "b")).z, list(inspect.signature(Sub).parameters),
 )
@@ -145,7 +145,7 @@ class Model[P: Part](eqx.Module):
 class Sub(Model[Part]):
     pass
 
-outcome = jtu.tree_leaves(Sub(Part(1))), Model.__type_params__[0].__bound__ is Part
+output = jtu.tree_leaves(Sub(Part(1))), Model.__type_params__[0].__bound__ is Part
 """,
     )
     source(
@@ -157,7 +157,7 @@ class AbstractModel[T](eqx.Module):
 class Model(AbstractModel[int]):
     x: int
 
-outcome = Model(1).x, sorted(AbstractModel.__abstractvars__)
+output = Model(1).x, sorted(AbstractModel.__abstractvars__)
 """,
     )
     source(
@@ -170,7 +170,7 @@ type Number = int | float
 class Model(eqx.Module):
     x: Number = 1
 
-outcome = Model().x, dataclasses.fields(Model)[0].type is Number
+output = Model().x, dataclasses.fields(Model)[0].type is Number
 """,
     )
     source(
@@ -182,6 +182,6 @@ class Model(eqx.Module):
     def method[T](self, y: T) -> T:
         return y
 
-outcome = Model(1).method("a"), len(Model(1).method.__func__.__type_params__)
+output = Model(1).method("a"), len(Model(1).method.__func__.__type_params__)
 """,
     )

@@ -137,14 +137,14 @@ TREES = {
 @pytest.mark.parametrize("value", [True, False, 7])
 @pytest.mark.parametrize("tree", TREES)
 def test_ends_as_on_equinox(tree, value):
-    outcomes = []
+    outputs = []
     for eqx in (eqxlike, equinox):
         try:
             switched = eqx.tree_inference(TREES[tree](eqx, *make_nodes(eqx)), value)
-            outcomes.append(repr(switched))
+            outputs.append(repr(switched))
         except Exception as error:
-            outcomes.append(type(error))
-    assert outcomes[0] == outcomes[1]
+            outputs.append(type(error))
+    assert outputs[0] == outputs[1]
 
 
 # Equinox raises at these trees.

@@ -97,7 +97,7 @@ def test_calls_are_counted_and_what_is_shared_counts_once(getkey):
     assert summary.flops == rows[""].flops > rows[".first"].flops
 
 
-def test_outcome_of_any_form_is_shown_with_dtypes(getkey):
+def test_output_of_any_form_is_shown_with_dtypes(getkey):
     model = Tied(linear(getkey()), linear(getkey()), jnp.ones(()), nn.Identity())
     row = nn.summary(model, jnp.ones(3), jnp.array(0), key=getkey()).rows[0]
     assert row.cells[3] == "(f32[3], weak_i32[])"

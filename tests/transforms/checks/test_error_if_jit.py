@@ -205,7 +205,7 @@ def test_function_that_returns_what_one_that_jax_has_traced_returns_waits(waits)
 # What calls `inner`, which JAX has traced before, only for arrays of the longer shape.
 MET_LATER = {
     "function": lambda inner: filter_jit(lambda x: inner(x) if len(x) == 5 else x),
-    "with a static outcome": lambda inner: filter_jit(
+    "with a static output": lambda inner: filter_jit(
         lambda x: (inner(x), "longer") if len(x) == 5 else (x, "shorter")
     ),
     "in a loop": lambda inner: filter_jit(
@@ -220,9 +220,9 @@ MET_LATER = {
     "in another function": lambda inner: filter_jit(
         filter_jit(lambda x: inner(x) if len(x) == 5 else x)
     ),
-    "with shardings of its outcome": lambda inner: filter_jit(
-        lambda x: {"outcome": inner(x) if len(x) == 5 else x},
-        out_shardings={"outcome": SingleDeviceSharding(jax.devices()[0])},
+    "with shardings of its output": lambda inner: filter_jit(
+        lambda x: {"output": inner(x) if len(x) == 5 else x},
+        out_shardings={"output": SingleDeviceSharding(jax.devices()[0])},
     ),
     "that donates": lambda inner: filter_jit(
         lambda x: (inner(x) if len(x) == 5 else x).sum(), donate="all"
@@ -268,7 +268,7 @@ def test_function_that_looks_for_checks_is_traced_once_for_each_shape():
     assert shapes == [(3,), (4,), (5,)]
 
 
-def test_function_with_shardings_of_its_outcome_waits(waits):
+def test_function_with_shardings_of_its_output_waits(waits):
     mesh = jax.make_mesh((2,), ("devices",))
     sharding = NamedSharding(mesh, PartitionSpec("devices"))
     x = jax.device_put(jnp.arange(4.0), sharding)

@@ -120,7 +120,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def outcome_of(program, eqx):
+def output_of(program, eqx):
     """The value as plain data, or the class of the exception and the message in its text."""
     try:
         return plain(jax.block_until_ready(program(eqx)))
@@ -131,7 +131,7 @@ def outcome_of(program, eqx):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_does_the_same(name):
-    ours, theirs = (outcome_of(PROGRAMS[name], eqx) for eqx in (eqxlike, equinox))
+    ours, theirs = (output_of(PROGRAMS[name], eqx) for eqx in (eqxlike, equinox))
     assert repr(ours) == repr(theirs)
 
 
@@ -158,11 +158,11 @@ def test_exception_has_the_name_in_equinox_too(name):
 
 
 def both(program):
-    return [outcome_of(program, eqx) for eqx in (eqxlike, equinox)]
+    return [output_of(program, eqx) for eqx in (eqxlike, equinox)]
 
 
-def values(outcome):
-    return outcome[1]
+def values(output):
+    return output[1]
 
 
 def test_nan_is_for_the_members_of_the_batch_that_fail():

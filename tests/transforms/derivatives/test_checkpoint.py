@@ -37,17 +37,17 @@ def sine(x, label="s"):
     return jnp.sin(jnp.sin(x)), label
 
 
-# --- outcome ------------------------------------------------------------------------------------
+# --- output ------------------------------------------------------------------------------------
 
 
 @both
-def test_arguments_and_outcome_may_be_anything(eqx):
+def test_arguments_and_output_may_be_anything(eqx):
     def function(x, activation, *, power, names):
         return activation(x) ** power, {"names": names, "x": x, "function": activation}
 
     arguments = (TWO, jnp.abs), {"power": 2, "names": ("a", None)}
-    outcome = eqx.filter_checkpoint(function)(*arguments[0], **arguments[1])
-    assert outcome == function(*arguments[0], **arguments[1])
+    output = eqx.filter_checkpoint(function)(*arguments[0], **arguments[1])
+    assert output == function(*arguments[0], **arguments[1])
 
 
 @both

@@ -97,15 +97,15 @@ def test_opens_the_closure_to_a_custom_derivative(eqx):
 
 
 @both
-def test_arguments_and_outcome_may_be_anything(eqx):
+def test_arguments_and_output_may_be_anything(eqx):
     factor = THREE
 
     def function(x, label, *, options):
         return {"x": factor * x * options["scale"], "label": label, "n": 1}
 
     converted = eqx.filter_closure_convert(function, TWO, "s", options={"scale": TWO})
-    outcome = converted(THREE, "s", options={"scale": THREE})
-    assert outcome == {"x": 27.0, "label": "s", "n": 1}
+    output = converted(THREE, "s", options={"scale": THREE})
+    assert output == {"x": 27.0, "label": "s", "n": 1}
 
 
 def test_the_function_is_traced_once_and_never_run():

@@ -212,7 +212,7 @@ def test_differentiated_keyword_argument_is_an_error(eqx, define):
     ],
     ids=["pair", "structure", "shape", "dtype", "int"],
 )
-def test_outcome_of_the_rule_of_another_form_is_an_error(returned, error, message):
+def test_output_of_the_rule_of_another_form_is_an_error(returned, error, message):
     def scale(x):
         return x
 

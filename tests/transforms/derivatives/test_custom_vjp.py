@@ -103,7 +103,7 @@ def test_cotangent_is_none_for_what_has_none(eqx):
 
 
 @both
-def test_without_differentiation_the_outcome_may_be_anything(eqx):
+def test_without_differentiation_the_output_may_be_anything(eqx):
     def function(x, label):
         return {"x": x, "label": label, "f": 2.5, "function": jnp.sin}
 

@@ -231,14 +231,14 @@ def test_holomorphic_is_passed_on(eqx):
 
 @both
 def test_filter_grad_with_aux_returns_gradient_and_aux(eqx):
-    outcome = eqx.filter_grad(lambda x: (x**2, "aux"), has_aux=True)(jnp.array(3.0))
-    assert outcome == (6.0, "aux")
+    output = eqx.filter_grad(lambda x: (x**2, "aux"), has_aux=True)(jnp.array(3.0))
+    assert output == (6.0, "aux")
 
 
 @both
 def test_filter_value_and_grad_with_aux_returns_value_and_aux_first(eqx):
-    outcome = eqx.filter_value_and_grad(lambda x: (x**2, "aux"), has_aux=True)(jnp.array(3.0))
-    assert outcome == ((9.0, "aux"), 6.0)
+    output = eqx.filter_value_and_grad(lambda x: (x**2, "aux"), has_aux=True)(jnp.array(3.0))
+    assert output == ((9.0, "aux"), 6.0)
 
 
 @both
@@ -256,10 +256,10 @@ def test_aux_may_be_any_tree(eqx):
 
 
 @both
-@pytest.mark.parametrize("outcome", [lambda x: x, lambda x: (x, 1, 2)], ids=["one", "three"])
-def test_aux_needs_a_pair(eqx, outcome):
+@pytest.mark.parametrize("output", [lambda x: x, lambda x: (x, 1, 2)], ids=["one", "three"])
+def test_aux_needs_a_pair(eqx, output):
     with pytest.raises(TypeError):
-        eqx.filter_grad(outcome, has_aux=True)(jnp.array(2.0))
+        eqx.filter_grad(output, has_aux=True)(jnp.array(2.0))
 
 
 @both
@@ -280,7 +280,7 @@ def test_the_error_without_a_pair_names_the_function_and_what_came():
 
 @both_names
 @pytest.mark.parametrize("jit", ["filter_jit", "jax"])
-def test_under_jit_the_outcome_is_the_same(name, jit):
+def test_under_jit_the_output_is_the_same(name, jit):
     model = Polynomial([jnp.array(1.0), jnp.array(2.0)], None)
 
     def loss(model, x):

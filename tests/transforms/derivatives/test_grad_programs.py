@@ -142,7 +142,7 @@ PROGRAMS = {
 }
 
 
-def plain(outcome):
+def plain(output):
     """Each leaf as what it is and what it holds."""
 
     def describe(leaf):
@@ -150,7 +150,7 @@ def plain(outcome):
             return type(leaf).__name__, leaf
         return str(leaf.dtype), getattr(leaf, "weak_type", None), np.asarray(leaf).tolist()
 
-    return jtu.tree_map(describe, outcome)
+    return jtu.tree_map(describe, output)
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)

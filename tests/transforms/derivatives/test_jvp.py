@@ -18,13 +18,13 @@ both = pytest.mark.parametrize(
 TWO, THREE, ONE = jnp.float32(2), jnp.float32(3), jnp.float32(1)
 
 
-# --- outcome ------------------------------------------------------------------------------------
+# --- output ------------------------------------------------------------------------------------
 
 
 @both
 def test_returns_value_and_tangent_with_none_beside_what_is_no_array(eqx):
-    outcome = eqx.filter_jvp(lambda x, y: (x * y, {"s": "s", "n": 2.5}), (TWO, THREE), (ONE, ONE))
-    assert outcome == ((6.0, {"s": "s", "n": 2.5}), (5.0, {"s": None, "n": None}))
+    output = eqx.filter_jvp(lambda x, y: (x * y, {"s": "s", "n": 2.5}), (TWO, THREE), (ONE, ONE))
+    assert output == ((6.0, {"s": "s", "n": 2.5}), (5.0, {"s": None, "n": None}))
 
 
 @both
@@ -83,7 +83,7 @@ def test_the_tangent_of_a_module_is_a_module(eqx):
 
 
 @both
-def test_numpy_arrays_in_the_outcome_stay_what_they_are(eqx):
+def test_numpy_arrays_in_the_output_stay_what_they_are(eqx):
     constant = np.ones(2)
     value, tangent = eqx.filter_jvp(lambda x: (constant, x), (TWO,), (ONE,))
     assert (value[0] is constant, tangent[0]) == (True, None)
@@ -97,8 +97,8 @@ def test_of_complex_arrays(eqx):
 
 @both
 def test_keyword_arguments_are_passed_and_not_differentiated(eqx):
-    outcome = eqx.filter_jvp(lambda x, *, y, s: (x * y, s), (TWO,), (ONE,), y=THREE, s="s")
-    assert outcome == ((6.0, "s"), (3.0, None))
+    output = eqx.filter_jvp(lambda x, *, y, s: (x * y, s), (TWO,), (ONE,), y=THREE, s="s")
+    assert output == ((6.0, "s"), (3.0, None))
 
 
 # --- what the function is given -----------------------------------------------------------------
@@ -108,11 +108,9 @@ def test_keyword_arguments_are_passed_and_not_differentiated(eqx):
 def test_without_tangents_the_function_is_called_with_what_was_given(eqx):
     seen = []
     primals = (TWO, 2.5, "s")
-    outcome = eqx.filter_jvp(
-        lambda *args: seen.extend(args) or (args[0], "t"), primals, (None,) * 3
-    )
+    output = eqx.filter_jvp(lambda *args: seen.extend(args) or (args[0], "t"), primals, (None,) * 3)
     assert all(left is right for left, right in zip(seen, primals, strict=True))
-    assert outcome == ((2.0, "t"), (None, None))
+    assert output == ((2.0, "t"), (None, None))
 
 
 @both
@@ -140,7 +138,7 @@ def test_python_number_may_have_a_tangent(eqx):
     assert (value, tangent) == (6.0, 3.0)
 
 
-def test_outcome_of_a_python_number_is_an_array():
+def test_output_of_a_python_number_is_an_array():
     value, _ = filter_jvp(lambda x: x, (2.0,), (1.0,))
     assert isinstance(value, jax.Array)
     assert isinstance(equinox.filter_jvp(lambda x: x, (2.0,), (1.0,))[0], float)
@@ -149,8 +147,8 @@ def test_outcome_of_a_python_number_is_an_array():
 @both
 def test_zero_of_jax_is_accepted_beside_integers(eqx):
     zero = np.zeros((), jax.dtypes.float0)
-    outcome = eqx.filter_jvp(lambda n, x: (n, 4 * x), (jnp.int32(2), TWO), (zero, ONE))
-    assert outcome == ((2, 8.0), (None, 4.0))
+    output = eqx.filter_jvp(lambda n, x: (n, 4 * x), (jnp.int32(2), TWO), (zero, ONE))
+    assert output == ((2, 8.0), (None, 4.0))
 
 
 @both
@@ -169,7 +167,7 @@ def test_none_stands_for_a_subtree_of_zeros():
 
 
 def scaled(eqx):
-    """A function of `x` whose outcome has each sort of leaf."""
+    """A function of `x` whose output has each sort of leaf."""
     return lambda x: eqx.filter_jvp(
         lambda x, y: (x**2, y * 2, x > 0, "s", 1.5)[:3], (x, THREE), (ONE, None)
     )
@@ -192,8 +190,8 @@ def test_under_a_transformation(eqx, transform):
 @both
 def test_of_a_filter_jitted_function(eqx):
     function = eqx.filter_jit(lambda x, y: (x * y, y, "s"))
-    outcome = eqx.filter_jvp(function, (TWO, THREE), (ONE, None))
-    assert outcome == ((6.0, 3.0, "s"), (3.0, None, None))
+    output = eqx.filter_jvp(function, (TWO, THREE), (ONE, None))
+    assert output == ((6.0, 3.0, "s"), (3.0, None, None))
 
 
 @both

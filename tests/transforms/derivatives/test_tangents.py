@@ -148,8 +148,8 @@ def test_tangent_like_its_primal_is_kept(leaf, tangent):
     ids=repr,
 )
 def test_python_number_takes_the_dtype_of_its_primal(leaf, tangent):
-    outcome = checked(leaf, tangent)
-    assert (outcome.dtype, outcome) == (leaf.dtype, tangent)
+    output = checked(leaf, tangent)
+    assert (output.dtype, output) == (leaf.dtype, tangent)
 
 
 def test_zero_of_jax_for_what_is_not_differentiable_is_none():

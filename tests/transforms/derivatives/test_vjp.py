@@ -30,7 +30,7 @@ def model_of(eqx):
     return Model(TWO, jnp.tanh)
 
 
-# --- outcome ------------------------------------------------------------------------------------
+# --- output ------------------------------------------------------------------------------------
 
 
 @both
@@ -120,10 +120,10 @@ def test_aux_may_be_any_tree(eqx):
 
 
 @both
-@pytest.mark.parametrize("outcome", [lambda x: x, lambda x: (x, 1, 2)], ids=["one", "three"])
-def test_aux_needs_a_pair(eqx, outcome):
+@pytest.mark.parametrize("output", [lambda x: x, lambda x: (x, 1, 2)], ids=["one", "three"])
+def test_aux_needs_a_pair(eqx, output):
     with pytest.raises((TypeError, ValueError)):
-        eqx.filter_vjp(outcome, TWO, has_aux=True)
+        eqx.filter_vjp(output, TWO, has_aux=True)
 
 
 def test_the_error_without_a_pair_names_the_function_and_what_came():
@@ -184,9 +184,9 @@ def test_cotangent_unlike_the_value_is_an_error(eqx, cotangent, error):
 @pytest.mark.parametrize(
     ("cotangent", "message"),
     [
-        ({"a": ONE}, r"outcome is a tuple of length 2, and cotangent is a dict"),
-        ((jnp.ones(2), None), r"cotangent\[0\] must have the shape of outcome\[0\], which is \(\)"),
-        ((ONE, 1.0), r"cotangent\[1\] must be None, since outcome\[1\] is not differentiable"),
+        ({"a": ONE}, r"output is a tuple of length 2, and cotangent is a dict"),
+        ((jnp.ones(2), None), r"cotangent\[0\] must have the shape of output\[0\], which is \(\)"),
+        ((ONE, 1.0), r"cotangent\[1\] must be None, since output\[1\] is not differentiable"),
     ],
     ids=["structure", "shape", "of str"],
 )

@@ -221,7 +221,7 @@ PROGRAMS = {
 }
 
 
-def outcome(program, eqx):
+def output(program, eqx):
     """What came of a program: as text, or the exception's class if it raised one.
 
     An exception of the library is told by the builtin one above it.
@@ -234,7 +234,7 @@ def outcome(program, eqx):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_does_what_it_does_with_equinox(name):
-    assert outcome(PROGRAMS[name], eqxlike) == outcome(PROGRAMS[name], equinox)
+    assert output(PROGRAMS[name], eqxlike) == output(PROGRAMS[name], equinox)
 
 
 # --- definitions --------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def describe_array(array):
     return array.shape, array.dtype, array.aval.weak_type, place, np.asarray(values).tolist()
 
 
-def outcome_of(call):
+def output_of(call):
     """What came, described so that two can be compared; or the type of the error."""
     try:
         return [*map(describe_array, call())]
@@ -98,9 +98,9 @@ def test_array_is_taken_as_by_jax(kind, hold):
     ours = filter_jit(lambda tree: (unwrap(tree), unwrap(tree).reshape(-1)))
     array = KINDS[kind]()
     tree = wrap(array)
-    expected = outcome_of(lambda: theirs(array))
+    expected = output_of(lambda: theirs(array))
     for _ in range(3):
-        assert outcome_of(lambda: ours(tree)) == expected
+        assert output_of(lambda: ours(tree)) == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,11 +110,11 @@ def test_array_is_taken_as_by_jax_in_a_warm_call(kind):
     for _ in range(3):
         theirs(jnp.ones(4)), ours(Pair(jnp.ones(4)))
     array = KINDS[kind]()
-    expected = outcome_of(lambda: theirs(array))
+    expected = output_of(lambda: theirs(array))
     tree = Pair(array)
     for _ in range(2):
-        assert outcome_of(lambda: ours(tree)) == expected
-    assert outcome_of(lambda: ours(Pair(jnp.ones(4)))) == outcome_of(lambda: theirs(jnp.ones(4)))
+        assert output_of(lambda: ours(tree)) == expected
+    assert output_of(lambda: ours(Pair(jnp.ones(4)))) == output_of(lambda: theirs(jnp.ones(4)))
 
 
 PAIRS = {
@@ -134,10 +134,10 @@ def test_two_arrays_are_taken_as_by_jax(pair):
     first, second = (KINDS[kind]() for kind in PAIRS[pair])
     function = lambda x, y: (x, y, x.astype(jnp.float32) + y.astype(jnp.float32))
     theirs, ours = jax.jit(function), filter_jit(lambda tree: function(tree.left, tree.right))
-    expected = outcome_of(lambda: theirs(first, second))
+    expected = output_of(lambda: theirs(first, second))
     tree = Pair(first, second)
     for _ in range(2):
-        assert outcome_of(lambda: ours(tree)) == expected
+        assert output_of(lambda: ours(tree)) == expected
 
 
 def test_model_that_was_donated_is_an_error_as_of_jax():
@@ -146,14 +146,14 @@ def test_model_that_was_donated_is_an_error_as_of_jax():
     x = jnp.ones(4)
     jax.jit(lambda x: x + 1, donate_argnums=0)(x)
     for _ in range(2):
-        ours = outcome_of(lambda: [filter_jit(lambda model: model.left)(model)])
-        assert ours == outcome_of(lambda: [jax.jit(lambda x: x)(x)])
+        ours = output_of(lambda: [filter_jit(lambda model: model.left)(model)])
+        assert ours == output_of(lambda: [jax.jit(lambda x: x)(x)])
 
 
 def test_array_donated_twice_is_an_error_as_of_jax():
     def donate_twice(jit, **options):
         x = jnp.ones(4)
-        return outcome_of(lambda: jit(lambda x, y: (x + 1, y + 1), **options)(x, x))
+        return output_of(lambda: jit(lambda x, y: (x + 1, y + 1), **options)(x, x))
 
     assert donate_twice(filter_jit, donate="all") == donate_twice(jax.jit, donate_argnums=(0, 1))
 

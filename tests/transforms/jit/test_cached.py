@@ -116,9 +116,9 @@ def summarise(tree):
     return treedef.unflatten(computed), statics, repr(treedef), tree.mode
 
 
-def assert_same(outcome, expected):
-    assert jtu.tree_structure(outcome) == jtu.tree_structure(expected)
-    for ours, plain in zip(jtu.tree_leaves(outcome), jtu.tree_leaves(expected), strict=True):
+def assert_same(output, expected):
+    assert jtu.tree_structure(output) == jtu.tree_structure(expected)
+    for ours, plain in zip(jtu.tree_leaves(output), jtu.tree_leaves(expected), strict=True):
         if is_array(plain):
             assert ours.dtype == plain.dtype
             assert ours.shape == plain.shape

@@ -54,12 +54,12 @@ def test_under_another_transformation_it_gives_what_the_plain_function_gives(nam
     jitted = filter_jit(plain)
     expected = jtu.tree_map(np.asarray, jtu.tree_leaves(AROUND[name](plain)))
     for _ in range(2):
-        outcome = jtu.tree_map(np.asarray, jtu.tree_leaves(AROUND[name](jitted)))
-        jtu.tree_map(functools.partial(np.testing.assert_allclose, rtol=1e-5), outcome, expected)
+        output = jtu.tree_map(np.asarray, jtu.tree_leaves(AROUND[name](jitted)))
+        jtu.tree_map(functools.partial(np.testing.assert_allclose, rtol=1e-5), output, expected)
 
 
 @pytest.mark.parametrize("name", ["jit", "vmap", "grad", "scan", "cond"])
-def test_static_outcome_passes_through_another_transformation(name):
+def test_static_output_passes_through_another_transformation(name):
     jitted = filter_jit(lambda x: (x * x, "text"))
     seen = []
 
@@ -80,9 +80,9 @@ def test_module_made_inside_passes_through_another_transformation(name):
     def function(x):
         return jitted(Affine(jnp.float32(2) + 0 * x, 1.0), x).scale
 
-    outcome = jtu.tree_map(np.asarray, jtu.tree_leaves(AROUND[name](function)))
+    output = jtu.tree_map(np.asarray, jtu.tree_leaves(AROUND[name](function)))
     expected = jtu.tree_map(np.asarray, jtu.tree_leaves(AROUND[name](plain)))
-    jtu.tree_map(functools.partial(np.testing.assert_allclose, rtol=1e-5), outcome, expected)
+    jtu.tree_map(functools.partial(np.testing.assert_allclose, rtol=1e-5), output, expected)
 
 
 def test_value_dependent_function_runs_where_jit_is_disabled():

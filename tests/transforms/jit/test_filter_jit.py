@@ -211,7 +211,7 @@ CALLABLES = {
 }
 
 
-def outcomes_equal(first, second):
+def outputs_equal(first, second):
     same = jtu.tree_map(equal, first, second)
     return all(jtu.tree_leaves(same))
 
@@ -221,14 +221,14 @@ def test_gives_what_the_plain_callable_gives(name):
     function = CALLABLES[name]
     jitted = filter_jit(function)
     for _ in range(3):  # The first call, and warm ones.
-        assert outcomes_equal(jitted(jnp.asarray(X)), function(jnp.asarray(X)))
+        assert outputs_equal(jitted(jnp.asarray(X)), function(jnp.asarray(X)))
 
 
 @pytest.mark.parametrize("name", CALLABLES)
 def test_gives_what_the_plain_callable_gives_in_checking_mode(name):
     function = CALLABLES[name]
     with checking_partitions():
-        assert outcomes_equal(filter_jit(function)(jnp.asarray(X)), function(jnp.asarray(X)))
+        assert outputs_equal(filter_jit(function)(jnp.asarray(X)), function(jnp.asarray(X)))
 
 
 def test_builtin_function_of_python():

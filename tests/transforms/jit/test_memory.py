@@ -225,7 +225,7 @@ def test_10_000_wrapped_models_leave_nothing():
 
 
 def test_states_of_one_partial_are_bounded(monkeypatch):
-    monkeypatch.setattr("eqxlike._transforms._jit._cache._MAX_ENTRIES", 8)
+    monkeypatch.setattr("eqxlike._transforms._jit._cache._MAX_CACHED", 8)
     partial = functools.partial(max, key=0)
     function = filter_jit(lambda partial: partial.keywords["key"])
 
@@ -329,7 +329,7 @@ def test_partition_kept_on_a_module_holds_only_its_own_arrays():
 
 
 def test_entries_are_bounded(monkeypatch):
-    monkeypatch.setattr("eqxlike._transforms._jit._cache._MAX_ENTRIES", 4)
+    monkeypatch.setattr("eqxlike._transforms._jit._cache._MAX_CACHED", 4)
     monkeypatch.setattr("eqxlike._transforms._jit._dispatcher._MAX_RECENT", 2)
 
     class Named:
@@ -346,7 +346,7 @@ def test_entries_are_bounded(monkeypatch):
 
 
 def test_entries_are_bounded_whatever_the_names_of_the_arguments(monkeypatch):
-    monkeypatch.setattr("eqxlike._transforms._jit._cache._MAX_ENTRIES", 4)
+    monkeypatch.setattr("eqxlike._transforms._jit._cache._MAX_CACHED", 4)
     monkeypatch.setattr("eqxlike._transforms._jit._dispatcher._MAX_RECENT", 2)
 
     class Named:

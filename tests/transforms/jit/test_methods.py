@@ -79,13 +79,13 @@ def test_repeated_calls_are_traced_once(cls):
 # A partial made anew is another one in Equinox.
 @pytest.mark.parametrize("use", [name for name in USES if name != "partial"])
 def test_instance_is_static_by_identity_as_in_equinox(cls, use):
-    def outcomes(library):
+    def outputs(library):
         instance, x = cls(2.0), jnp.arange(3.0)
         found = [USES[use](library, instance.loss, x)]
         instance.scale = 3.0
         return [*found, *(USES[use](library, each.loss, x) for each in (instance, cls(3.0)))]
 
-    np.testing.assert_array_equal(outcomes(eqx), outcomes(equinox))
+    np.testing.assert_array_equal(outputs(eqx), outputs(equinox))
 
 
 @pytest.mark.parametrize("library", [eqx, equinox])

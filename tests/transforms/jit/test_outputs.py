@@ -35,21 +35,21 @@ def is_same(first, second):
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
-def test_outcome_is_that_of_the_plain_function(name):
+def test_output_is_that_of_the_plain_function(name):
     function = OUTCOMES[name]
     expected = function(jnp.asarray(X))
     jitted = filter_jit(function)
     for _ in range(3):
-        outcome = jitted(jnp.asarray(X))
-        assert jtu.tree_structure(outcome) == jtu.tree_structure(expected)
-        assert all(map(is_same, jtu.tree_leaves(outcome), jtu.tree_leaves(expected)))
+        output = jitted(jnp.asarray(X))
+        assert jtu.tree_structure(output) == jtu.tree_structure(expected)
+        assert all(map(is_same, jtu.tree_leaves(output), jtu.tree_leaves(expected)))
 
 
-def test_static_outcome_that_is_not_hashable_comes_back():
+def test_static_output_that_is_not_hashable_comes_back():
     assert filter_jit(lambda x: (x, {1, 2}))(X)[1] == {1, 2}
 
 
-def test_static_outcome_may_depend_on_the_shape():
+def test_static_output_may_depend_on_the_shape():
     jitted = filter_jit(lambda x: (x, f"{x.shape}", [x] * x.shape[0]))
     for size in (1, 2, 3, 1, 2, 3):
         _, text, copies = jitted(jnp.ones(size))

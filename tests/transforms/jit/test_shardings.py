@@ -1,4 +1,4 @@
-"""Shardings of arguments and outcomes."""
+"""Shardings of arguments and outputs."""
 
 import functools
 import types
@@ -232,15 +232,15 @@ def test_in_sharding_against_a_committed_array_is_the_error_of_jax():
         filter_jit(lambda x: x + 1, in_shardings=split())(x)
 
 
-def test_one_out_sharding_is_for_all_of_the_outcome():
+def test_one_out_sharding_is_for_all_of_the_output():
     jitted = filter_jit(lambda x: {"a": x, "b": (x + 1, "text")}, out_shardings=split())
-    outcome = jitted(jnp.ones(4))
-    assert is_split(outcome["a"])
-    assert is_split(outcome["b"][0])
-    assert outcome["b"][1] == "text"
+    output = jitted(jnp.ones(4))
+    assert is_split(output["a"])
+    assert is_split(output["b"][0])
+    assert output["b"][1] == "text"
 
 
-def test_out_shardings_are_given_for_each_part_of_the_outcome():
+def test_out_shardings_are_given_for_each_part_of_the_output():
     jitted = filter_jit(lambda x: (x, x + 1), out_shardings=(split(), whole()))
     first, second = jitted(jnp.ones(4))
     assert is_split(first)
@@ -261,7 +261,7 @@ def test_out_sharding_none_leaves_the_choice_to_the_compiler():
     assert is_split(second)
 
 
-def test_out_sharding_holds_for_an_outcome_whose_length_depends_on_the_shape():
+def test_out_sharding_holds_for_an_output_whose_length_depends_on_the_shape():
     jitted = filter_jit(lambda x: [x] * x.shape[0], out_shardings=split())
     for size in (2, 4, 2):
         assert all(map(is_split, jitted(jnp.ones(size))))

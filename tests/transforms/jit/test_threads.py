@@ -21,7 +21,7 @@ class Pair(Module):
 
 
 def run_at_once(number, call):
-    """`call(index)` in as many threads, started at one moment; the outcomes in order."""
+    """`call(index)` in as many threads, started at one moment; the outputs in order."""
     start = threading.Barrier(number, timeout=TIMEOUT_S)
 
     def run(index):
@@ -62,18 +62,18 @@ def test_32_threads_that_call_first_at_once_trace_once(name):
 def test_32_threads_that_call_first_at_once_get_each_its_own_result(name):
     counting = Counting()
     arguments = [ARGUMENTS[name](index) for index in range(32)]
-    outcomes = run_at_once(32, lambda index: counting.jitted(arguments[index]))
-    for argument, outcome in zip(arguments, outcomes, strict=True):
+    outputs = run_at_once(32, lambda index: counting.jitted(arguments[index]))
+    for argument, output in zip(arguments, outputs, strict=True):
         expected = jtu.tree_map(lambda x: 2 * x, argument)
-        assert jtu.tree_structure(outcome) == jtu.tree_structure(expected)
-        assert all(map(jnp.array_equal, jtu.tree_leaves(outcome), jtu.tree_leaves(expected)))
+        assert jtu.tree_structure(output) == jtu.tree_structure(expected)
+        assert all(map(jnp.array_equal, jtu.tree_leaves(output), jtu.tree_leaves(expected)))
 
 
 def test_32_threads_with_one_module_get_equal_results():
     counting = Counting()
     module = Pair(jnp.ones(2), (jnp.ones(3),))
-    outcomes = run_at_once(32, lambda _: counting.jitted(module))
-    assert all((outcome.left == 2).all() for outcome in outcomes)
+    outputs = run_at_once(32, lambda _: counting.jitted(module))
+    assert all((output.left == 2).all() for output in outputs)
     assert counting.count == 1
 
 
@@ -115,8 +115,8 @@ def test_32_threads_with_out_shardings_trace_once():
 def test_32_threads_that_call_with_a_new_shape_at_once_are_right():
     counting = Counting()
     counting.jitted(jnp.ones(2))
-    outcomes = run_at_once(32, lambda index: counting.jitted(jnp.full(3, index)))
-    assert [int(outcome[0]) for outcome in outcomes] == [2 * index for index in range(32)]
+    outputs = run_at_once(32, lambda index: counting.jitted(jnp.full(3, index)))
+    assert [int(output[0]) for output in outputs] == [2 * index for index in range(32)]
 
 
 def test_threads_with_different_statics_trace_once_for_each():
@@ -127,8 +127,8 @@ def test_threads_with_different_statics_trace_once_for_each():
         return x + how
 
     jitted = filter_jit(function)
-    outcomes = run_at_once(32, lambda index: jitted(jnp.full(2, index), index % 4))
-    assert [int(outcome[0]) for outcome in outcomes] == [index + index % 4 for index in range(32)]
+    outputs = run_at_once(32, lambda index: jitted(jnp.full(2, index), index % 4))
+    assert [int(output[0]) for output in outputs] == [index + index % 4 for index in range(32)]
     assert counts == dict.fromkeys(range(4), 1)
 
 
@@ -172,9 +172,9 @@ def test_thread_that_calls_a_warm_shape_while_another_traces_does_not_wait_for_i
 
     def call_warm():
         assert is_tracing.wait(TIMEOUT_S)
-        outcome = function(jnp.ones(3))
+        output = function(jnp.ones(3))
         other_is_done.set()
-        return outcome
+        return output
 
     calls = [lambda: function(jnp.ones(2)), call_warm]
     run_at_once(2, lambda index: calls[index]())
@@ -194,9 +194,9 @@ def test_thread_that_calls_another_static_while_another_traces_does_not_wait_for
 
     def call_other():
         assert is_tracing.wait(TIMEOUT_S)
-        outcome = function(jnp.ones(2), "fast")
+        output = function(jnp.ones(2), "fast")
         other_is_done.set()
-        return outcome
+        return output
 
     calls = [lambda: function(jnp.ones(2), "slow"), call_other]
     run_at_once(2, lambda index: calls[index]())
@@ -220,8 +220,8 @@ def test_two_functions_that_call_one_another_while_tracing_do_not_wait_for_each_
             return first(x, False)
         return x + 2
 
-    outcomes = run_at_once(2, lambda index: (first, second)[index](jnp.zeros(2), True))
-    assert [int(outcome[0]) for outcome in outcomes] == [2, 1]
+    outputs = run_at_once(2, lambda index: (first, second)[index](jnp.zeros(2), True))
+    assert [int(output[0]) for output in outputs] == [2, 1]
 
 
 def test_failure_in_one_thread_is_not_the_failure_of_another():
@@ -256,7 +256,7 @@ def test_threads_that_fail_first_at_once_leave_a_function_that_works():
 
     run_at_once(8, call)
     fails = False
-    assert all((outcome == 2).all() for outcome in run_at_once(8, lambda _: function(jnp.ones(2))))
+    assert all((output == 2).all() for output in run_at_once(8, lambda _: function(jnp.ones(2))))
 
 
 def test_calls_go_on_while_caches_are_cleared():
@@ -270,13 +270,13 @@ def test_calls_go_on_while_caches_are_cleared():
         return []
 
     def call():
-        outcomes = []
-        while not stop.is_set() or len(outcomes) < 3:
-            outcomes.append(int(function(Pair(jnp.zeros((), int))).left))
-        return outcomes
+        outputs = []
+        while not stop.is_set() or len(outputs) < 3:
+            outputs.append(int(function(Pair(jnp.zeros((), int))).left))
+        return outputs
 
-    outcomes = run_at_once(4, lambda index: (clear if index == 0 else call)())
-    assert {outcome for each in outcomes for outcome in each} == {1}
+    outputs = run_at_once(4, lambda index: (clear if index == 0 else call)())
+    assert {output for each in outputs for output in each} == {1}
 
 
 def test_module_fed_back_by_many_threads_is_right():
@@ -293,8 +293,8 @@ def test_module_fed_back_by_many_threads_is_right():
 
 def test_gradients_in_many_threads_are_right():
     gradient = filter_jit(filter_grad(lambda pair: pair.left**2))
-    outcomes = run_at_once(16, lambda index: float(gradient(Pair(jnp.array(float(index)))).left))
-    assert outcomes == [2.0 * index for index in range(16)]
+    outputs = run_at_once(16, lambda index: float(gradient(Pair(jnp.array(float(index)))).left))
+    assert outputs == [2.0 * index for index in range(16)]
 
 
 def test_filters_of_warnings_do_not_grow_with_threads_that_donate():

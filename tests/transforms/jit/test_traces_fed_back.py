@@ -1,4 +1,4 @@
-"""Outcomes that come back as arguments are one trace."""
+"""Outputs that come back as arguments are one trace."""
 
 import jax
 import jax.numpy as jnp

@@ -31,7 +31,7 @@ def test_calls_that_differ_only_in_spelling_are_one_trace():
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
-def test_outcome_is_the_same_whatever_the_spelling(name):
+def test_output_is_the_same_whatever_the_spelling(name):
     traced = Traced(weigh)
     x = jnp.arange(2.0)
     assert jnp.array_equal(SPELLINGS[name](traced, x), 24 * x)

@@ -76,7 +76,7 @@ def test_call_warns_once_at_the_line_of_the_user(name):
 
 
 def test_what_was_compiled_has_the_array_that_it_was_traced_with_as_in_equinox():
-    def outcomes(library):
+    def outputs(library):
         instance = Plain(array(2))
         jitted = library.filter_jit(instance.loss)
         yield jitted(X)
@@ -84,7 +84,7 @@ def test_what_was_compiled_has_the_array_that_it_was_traced_with_as_in_equinox()
         yield jitted(X)
 
     with pytest.warns(UserWarning, match="scale` held an array"):
-        assert [*outcomes(eqx)] == [*outcomes(equinox)] == [6, 6]
+        assert [*outputs(eqx)] == [*outputs(equinox)] == [6, 6]
 
 
 def test_the_warning_says_what_was_assigned_and_the_way_out():

@@ -101,7 +101,7 @@ def test_the_arrays_of_the_function_itself_are_no_constants():
     assert len(traces) == 1
 
 
-# --- arguments and outcomes ---------------------------------------------------------------------
+# --- arguments and outputs ---------------------------------------------------------------------
 
 
 @both
@@ -140,13 +140,13 @@ def test_axes_may_be_counted_from_the_end():
 
 @both
 def test_out_axes_say_where_the_axis_goes(eqx):
-    outcome = eqx.filter_pmap(lambda x: (x, x, 3, "s"), out_axes=(1, 0, 0, eqx.if_array(0)))(MATRIX)
-    shapes = [np.shape(leaf) for leaf in outcome[:3]]
-    assert (shapes, outcome[3]) == ([(3, 2), (2, 3), (2,)], "s")
+    output = eqx.filter_pmap(lambda x: (x, x, 3, "s"), out_axes=(1, 0, 0, eqx.if_array(0)))(MATRIX)
+    shapes = [np.shape(leaf) for leaf in output[:3]]
+    assert (shapes, output[3]) == ([(3, 2), (2, 3), (2,)], "s")
 
 
 @both
-def test_an_outcome_without_axis_is_that_of_the_first_device(eqx):
+def test_an_output_without_axis_is_that_of_the_first_device(eqx):
     total, first = eqx.filter_pmap(
         lambda x: (jax.lax.psum(x, "i"), x), axis_name="i", out_axes=None
     )(MATRIX)
@@ -266,15 +266,15 @@ def test_leaks_no_tracers():
             return self.weight * x, text
 
     with jax.checking_leaks():
-        outcome = filter_pmap(Model(jnp.ones(2)))(jnp.arange(2.0), "s")
-    assert (outcome[0].tolist(), outcome[1]) == ([[0, 0], [1, 1]], "s")
+        output = filter_pmap(Model(jnp.ones(2)))(jnp.arange(2.0), "s")
+    assert (output[0].tolist(), output[1]) == ([[0, 0], [1, 1]], "s")
 
 
 @both
 def test_shape_is_evaluated(eqx):
     struct = jax.ShapeDtypeStruct((2, 3), jnp.float32)
-    outcome, text = eqx.filter_eval_shape(eqx.filter_pmap(lambda x, s: (x, s)), struct, "s")
-    assert (outcome.shape, text) == ((2, 3), "s")
+    output, text = eqx.filter_eval_shape(eqx.filter_pmap(lambda x, s: (x, s)), struct, "s")
+    assert (output.shape, text) == ((2, 3), "s")
 
 
 # --- errors -------------------------------------------------------------------------------------
@@ -317,12 +317,12 @@ def test_mapping_nothing_is_an_error(eqx, arguments):
 
 
 def test_an_out_axis_out_of_bounds_is_an_error_that_names_the_path():
-    with pytest.raises(ValueError, match=r"stacks outcome\['a'\] along axis 3: .* dimension 2"):
+    with pytest.raises(ValueError, match=r"stacks output\['a'\] along axis 3: .* dimension 2"):
         filter_pmap(lambda x: {"a": x}, out_axes=3)(MATRIX)
 
 
 def test_stacking_what_is_no_array_is_an_error_that_names_the_path():
-    with pytest.raises(TypeError, match=r"outcome\['a'\] = 's' of type <class 'str'>"):
+    with pytest.raises(TypeError, match=r"output\['a'\] = 's' of type <class 'str'>"):
         filter_pmap(lambda x: {"a": "s"}, out_axes=0)(MATRIX)
 
 

@@ -122,8 +122,8 @@ def test_is_a_loop_over_the_axis(case):
 def test_agrees_with_jax_vmap_on_arrays(case, x_axis, y_axis):
     _, arrays, in_axes = case
     axes = {"in_axes": in_axes, "out_axes": {"x": x_axis, "both": y_axis}}
-    outcomes = [vmap(totals, **axes)(*arrays) for vmap in (filter_vmap, jax.vmap)]
-    assert eqxlike.tree_equal(*outcomes)
+    outputs = [vmap(totals, **axes)(*arrays) for vmap in (filter_vmap, jax.vmap)]
+    assert eqxlike.tree_equal(*outputs)
 
 
 @given(st.integers(-3, 2))
@@ -143,7 +143,7 @@ def test_the_identity_from_an_axis_to_the_same_axis_is_the_identity(axis):
 
 
 @pytest.mark.parametrize("transform", [jax.jit, eqxlike.filter_jit], ids=["jax", "filter_jit"])
-def test_under_jit_the_outcome_is_the_same(transform):
+def test_under_jit_the_output_is_the_same(transform):
     function = filter_vmap(lambda x, y: (x * y, jnp.sin(x)), in_axes=(0, None), out_axes=(0, 1))
     arguments = (MATRIX, jnp.ones(3))
     assert eqxlike.tree_equal(transform(function)(*arguments), function(*arguments), rtol=1e-6)
@@ -151,8 +151,8 @@ def test_under_jit_the_outcome_is_the_same(transform):
 
 @both
 def test_static_arguments_stay_static_under_filter_jit(eqx):
-    outcome = eqx.filter_jit(lambda x, s: eqx.filter_vmap(lambda x, s: (x, s))(x, s))(MATRIX, "s")
-    assert (outcome[0].shape, outcome[1]) == ((2, 3), "s")
+    output = eqx.filter_jit(lambda x, s: eqx.filter_vmap(lambda x, s: (x, s))(x, s))(MATRIX, "s")
+    assert (output[0].shape, output[1]) == ((2, 3), "s")
 
 
 @both
@@ -268,7 +268,7 @@ def test_error_of_a_mapped_array_without_out_axis_names_its_path(out_axes):
     def function(x):
         return {"a": jnp.ones(1), "b": [jnp.ones(2), x, x]}
 
-    with pytest.raises(ValueError, match=r"^outcome\['b'\]\[1\] has no axis in `out_axes`.*pmean"):
+    with pytest.raises(ValueError, match=r"^output\['b'\]\[1\] has no axis in `out_axes`.*pmean"):
         filter_vmap(function, out_axes=out_axes)(MATRIX)
 
 
@@ -306,7 +306,7 @@ def test_error_of_mapping_what_is_no_array_names_its_path():
 
 
 def test_error_of_stacking_what_is_no_array_names_its_path():
-    with pytest.raises(TypeError, match=r"outcome\['a'\] = 's' of type <class 'str'>.*axis 1"):
+    with pytest.raises(TypeError, match=r"output\['a'\] = 's' of type <class 'str'>.*axis 1"):
         filter_vmap(lambda x: {"a": "s"}, out_axes=1)(jnp.ones(2))
 
 

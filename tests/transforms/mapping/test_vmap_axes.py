@@ -151,8 +151,8 @@ def test_the_axes_of_variadic_arguments_are_given_by_one_name(axes, expected):
 
 @both
 def test_by_default_what_is_no_array_is_returned_as_it_is(eqx):
-    outcome = eqx.filter_vmap(lambda x: (3, "s", None, 2.5, True, jnp.sin))(MATRIX)
-    assert outcome == (3, "s", None, 2.5, True, jnp.sin)
+    output = eqx.filter_vmap(lambda x: (3, "s", None, 2.5, True, jnp.sin))(MATRIX)
+    assert output == (3, "s", None, 2.5, True, jnp.sin)
 
 
 @both
@@ -182,10 +182,10 @@ def test_a_numpy_array_is_stacked_too(eqx):
     ids=["axes", "functions"],
 )
 def test_out_axes_may_be_a_prefix(eqx, out_axes):
-    outcome = eqx.filter_vmap(lambda x: {"a": (x, [x]), "b": (x, jnp.ones(1))}, out_axes=out_axes)(
+    output = eqx.filter_vmap(lambda x: {"a": (x, [x]), "b": (x, jnp.ones(1))}, out_axes=out_axes)(
         MATRIX
     )
-    shapes = jtu.tree_map(jnp.shape, outcome)
+    shapes = jtu.tree_map(jnp.shape, output)
     assert shapes == {"a": ((3, 2), [(3, 2)]), "b": ((2, 3), (1,))}
 
 
@@ -212,10 +212,10 @@ def test_making_modules_gives_an_ensemble(eqx):
 
 @both
 def test_collectives_run_over_the_named_axis(eqx):
-    outcome = eqx.filter_vmap(
+    output = eqx.filter_vmap(
         lambda x: (jax.lax.psum(x, "i"), jax.lax.axis_index("i")), axis_name="i"
     )(jnp.arange(3))
-    assert [x.tolist() for x in outcome] == [[3, 3, 3], [0, 1, 2]]
+    assert [x.tolist() for x in output] == [[3, 3, 3], [0, 1, 2]]
 
 
 @both

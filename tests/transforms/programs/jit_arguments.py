@@ -132,7 +132,7 @@ def weak_types(eqx):
     return double(jnp.array(1.0)), double(jnp.ones(())), double(jnp.asarray(2))
 
 
-# --- outcomes ---
+# --- outputs ---
 
 
 @program
@@ -151,7 +151,7 @@ def numpy_arrays_are_returned_as_jax_arrays(eqx):
 
 
 @program
-def static_outcome_depends_on_the_shape(eqx):
+def static_output_depends_on_the_shape(eqx):
     function = eqx.filter_jit(lambda x: (x, "matrix" if x.ndim == 2 else "vector"))
     return function(X), function(X[None]), function(X)
 

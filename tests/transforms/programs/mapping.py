@@ -93,16 +93,16 @@ def function_of_each_leaf(eqx):
     def axis(leaf):
         return 0 if eqx.is_array(leaf) and leaf.ndim == 2 else None
 
-    outcome = eqx.filter_vmap(
+    output = eqx.filter_vmap(
         lambda tree, s: {"sum": tree["m"] + tree["x"], "x": tree["x"], "s": s},
         in_axes=axis,
         out_axes=eqx.if_array(0),
     )
-    return outcome({"m": MATRIX, "x": X}, "s")
+    return output({"m": MATRIX, "x": X}, "s")
 
 
 @program
-def function_of_each_leaf_of_the_outcome(eqx):
+def function_of_each_leaf_of_the_output(eqx):
     def axis(leaf):
         return -1 if eqx.is_array(leaf) and leaf.ndim else None
 
@@ -195,8 +195,8 @@ def methods_that_are_mapped(eqx):
             return self.weight.sum() * x
 
     model = Model(jnp.ones(3))
-    outcomes = [model.each(X), model.shared(X), model(X), model.static(X), model.of_class(X)]
-    return outcomes, Model.static(X), Model.shared(model, X)
+    outputs = [model.each(X), model.shared(X), model(X), model.static(X), model.of_class(X)]
+    return outputs, Model.static(X), Model.shared(model, X)
 
 
 @program
@@ -273,8 +273,8 @@ def jit_around_leaves_defaults_out(eqx):
 @program
 def mapped_shape(eqx):
     struct = jax.ShapeDtypeStruct((2, 3), jnp.float32)
-    outcome, text = eqx.filter_eval_shape(eqx.filter_vmap(lambda x, s: (x, s)), struct, "s")
-    return outcome.shape, text
+    output, text = eqx.filter_eval_shape(eqx.filter_vmap(lambda x, s: (x, s)), struct, "s")
+    return output.shape, text
 
 
 @program

@@ -29,9 +29,9 @@ def error_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     raise AssertionError("the call raised nothing")
 
 
-def plain(outcome: Any) -> Any:
+def plain(output: Any) -> Any:
     """A pytree with every leaf as a pair of what it is and what it holds."""
-    return jtu.tree_map(_describe, outcome)
+    return jtu.tree_map(_describe, output)
 
 
 def _describe(leaf: Any) -> tuple[str, Any]:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 import eqxlike
 from eqxlike import Module, field
-from tests.partition.kinds.kind import Kind, array, twice
+from tests.partition.node_types.kind import Kind, array, twice
 
 
 class Box(Module):

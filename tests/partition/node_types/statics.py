@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from tests.partition.kinds.foreign import Struct, nnx_model
-from tests.partition.kinds.kind import Kind, Shown, text, twice
-from tests.partition.kinds.modules import Box
+from tests.partition.node_types.foreign import Struct, nnx_model
+from tests.partition.node_types.kind import Kind, Shown, text, twice
+from tests.partition.node_types.modules import Box
 
 
 class Colour(enum.Enum):

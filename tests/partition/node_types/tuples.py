@@ -5,7 +5,7 @@ import collections
 import jax.tree_util as jtu
 
 from eqxlike import is_array
-from tests.partition.kinds.kind import Kind, array, read_fields, twice
+from tests.partition.node_types.kind import Kind, array, read_fields, twice
 
 Point = collections.namedtuple("Point", ["x", "y"])
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.partition.kinds.kind import Kind, array
+from tests.partition.node_types.kind import Kind, array
 
 ARRAYS = {
     "jax-arrays": Kind(lambda: [jnp.ones(2), jnp.zeros(2), jnp.ones(3), jnp.ones(2, jnp.int32)]),

@@ -1,4 +1,4 @@
-"""Which kind of node a value is."""
+"""Which type of node a value is."""
 
 from typing import Any
 
@@ -18,9 +18,9 @@ _OF_PYTHON = {tuple: TupleNode, list: ListNode, dict: DictNode}
 def open_node(value: Any) -> Opened | None:
     """The node that `value` is, or `None` if it is a leaf. `None` itself counts as a leaf here."""
     node_type = type(value)
-    kind = _OF_PYTHON.get(node_type)
-    if kind is not None:
-        return kind.open(value)
+    structure_type = _OF_PYTHON.get(node_type)
+    if structure_type is not None:
+        return structure_type.open(value)
     if is_array_of_jax(value):
         return None
     if isinstance(node_type, ModuleMeta):

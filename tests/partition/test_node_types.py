@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from eqxlike import filter_jit, is_array
-from tests.partition.kinds.arrays import ARRAYS
-from tests.partition.kinds.containers import CONTAINERS
-from tests.partition.kinds.foreign import FOREIGN, EquinoxBox, Foreign
-from tests.partition.kinds.modules import MODULES, Box
-from tests.partition.kinds.statics import STATICS
-from tests.partition.kinds.tuples import TUPLES, Point
+from tests.partition.node_types.arrays import ARRAYS
+from tests.partition.node_types.containers import CONTAINERS
+from tests.partition.node_types.foreign import FOREIGN, EquinoxBox, Foreign
+from tests.partition.node_types.modules import MODULES, Box
+from tests.partition.node_types.statics import STATICS
+from tests.partition.node_types.tuples import TUPLES, Point
 
 KINDS = {**MODULES, **TUPLES, **CONTAINERS, **FOREIGN, **STATICS, **ARRAYS}
 
@@ -35,10 +35,10 @@ PLACES = {
 }
 
 
-def assert_same(outcome, expected):
+def assert_same(output, expected):
     """The arrays are equal, and so are the texts."""
-    ours, plain = map(jtu.tree_leaves, (outcome, expected))
-    assert jtu.tree_structure(outcome) == jtu.tree_structure(expected)
+    ours, plain = map(jtu.tree_leaves, (output, expected))
+    assert jtu.tree_structure(output) == jtu.tree_structure(expected)
     for one, other in zip(ours, plain, strict=True):
         if not is_array(other):
             assert one == other
@@ -62,10 +62,10 @@ def check(name, place):
         for tree in trees:
             expected = kind.read(take(tree))
             # The last time, of a function that has not been called before.
-            outcome, returned = (
+            output, returned = (
                 jitted(tree) if calls < 2 else filter_jit(lambda it: function(it))(tree)
             )
-            assert_same(outcome, expected)
+            assert_same(output, expected)
             if kind.is_returned:
                 assert_same(kind.read(take(returned)), expected)
             if kind.mutate is not None:

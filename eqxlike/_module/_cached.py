@@ -1,14 +1,14 @@
-"""A frozen object with a slot in which its partition is kept, once it was made.
+"""A frozen object with a slot in which its partition is cached, once it was made.
 
 The slot lies outside `__dict__`, so that `vars`, `copy`, `pickle` and the dataclass functions do
 not see it. It holds one of: nothing; `INITIALISING`, while `__init__` runs and fields may be
 assigned; the pair `(dynamic, structure)` of `eqxlike._partition`, replaced as a whole so that
 a thread sees the old pair or the new.
 
-What a filtered function returns may be *unread*: it has the pair and no fields yet. They are built
+What a filtered function returns may be *lazy*: it has the pair and no fields yet. They are built
 from the pair, and stay, when somebody asks for one of them. A training loop never does: it
 hands the pair to the next call, and is spared the building of some hundred objects. The pair of an
-unread Module is a list. What is in its `__dict__` does not tell: `object.__setattr__` writes there
+lazy Module is a list. What is in its `__dict__` does not tell: `object.__setattr__` writes there
 and asks nobody.
 """
 
@@ -20,16 +20,16 @@ from ._metadata import carries_metadata
 
 
 class _Storage:
-    __slots__ = ("__dict__", "__weakref__", "_eqxlike_kept")
+    __slots__ = ("__dict__", "__weakref__", "_eqxlike_cached")
 
 
 # Slots' descriptors: unlike `setattr` they are not stopped by a frozen class, and a user's
 # `__getattr__` does not see them.
-_slot: Any = _Storage.__dict__["_eqxlike_kept"]
-set_kept = _slot.__set__
-drop_kept = _slot.__delete__
+_slot: Any = _Storage.__dict__["_eqxlike_cached"]
+set_cached = _slot.__set__
+drop_cached = _slot.__delete__
 stored_fields = _Storage.__dict__["__dict__"].__get__
-"""The `__dict__` of a Module as it is, empty if the Module is unread."""
+"""The `__dict__` of a Module as it is, empty if the Module is lazy."""
 
 
 class _Initialising:
@@ -42,7 +42,7 @@ class _Initialising:
 INITIALISING = _Initialising()
 
 
-def get_kept(module: "KeepsPartition") -> Any:
+def get_cached(module: "CachesPartition") -> Any:
     """What the slot holds, or `None`."""
     try:
         return _slot.__get__(module)
@@ -53,18 +53,18 @@ def get_kept(module: "KeepsPartition") -> Any:
 _reading = threading.Lock()
 
 
-def read_fields(module: "KeepsPartition") -> dict[str, Any]:
+def read_fields(module: "CachesPartition") -> dict[str, Any]:
     """The `__dict__` of a Module, with its fields in it."""
     fields = stored_fields(module)
-    kept = get_kept(module)
-    if type(kept) is list:
-        built = kept[1].fields(kept[0])
+    cached = get_cached(module)
+    if type(cached) is list:
+        built = cached[1].fields(cached[0])
         with _reading:
             # Of two threads that come at once, both get what the first has built.
-            if get_kept(module) is kept:
+            if get_cached(module) is cached:
                 for name, value in built.items():
                     fields.setdefault(name, value)
-                set_kept(module, tuple(kept))
+                set_cached(module, tuple(cached))
     return fields
 
 
@@ -72,7 +72,7 @@ class Field:
     """Stands in the class under the name of each field.
 
     An instance that has the field never asks for it, since this is no data descriptor. One that
-    has not is unread, or in its `__init__`. The class itself has the default, as any dataclass.
+    has not is lazy, or in its `__init__`. The class itself has the default, as any dataclass.
     """
 
     __slots__ = ("default", "name")
@@ -96,8 +96,8 @@ class Field:
         )
 
 
-def can_stay_unread(cls: type) -> bool:
-    """Whether reading any field of an unread instance of `cls` reaches its `Field`.
+def can_stay_lazy(cls: type) -> bool:
+    """Whether reading any field of an lazy instance of `cls` reaches its `Field`.
 
     Not so where a class above has a method or a property of the same name, nor of metadata, which
     stands beside the fields.
@@ -109,7 +109,7 @@ def can_stay_unread(cls: type) -> bool:
     return bool(names) and all(type(each) is Field for each in found)
 
 
-class KeepsPartition(_Storage):
+class CachesPartition(_Storage):
     """Base of `Module`: the slot, and the rule that fields are assigned in `__init__` only."""
 
     __slots__ = ()
@@ -122,7 +122,7 @@ class KeepsPartition(_Storage):
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if get_kept(self) is INITIALISING and is_field(type(self), name):
+            if get_cached(self) is INITIALISING and is_field(type(self), name):
                 object.__setattr__(self, name, value)
             else:
                 raise dataclasses.FrozenInstanceError(_explain_frozen(self, name))
@@ -133,7 +133,7 @@ class KeepsPartition(_Storage):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        # For `copy` and `pickle`: the fields, and nothing that is kept.
+        # For `copy` and `pickle`: the fields, and nothing that is cached.
         return self.__dict__
 
 
@@ -143,14 +143,14 @@ def is_field(cls: Any, name: str) -> bool:
     return field is not None and field._field_type is dataclasses._FIELD  # pyright: ignore
 
 
-def _explain_frozen(module: KeepsPartition, name: str) -> str:
-    kind = type(module).__name__
-    if get_kept(module) is INITIALISING:
+def _explain_frozen(module: CachesPartition, name: str) -> str:
+    type_name = type(module).__name__
+    if get_cached(module) is INITIALISING:
         return (
-            f"cannot assign to field {name!r}: {kind} declares no such field. Write "
+            f"cannot assign to field {name!r}: {type_name} declares no such field. Write "
             f"`{name}: <type>` in the body of the class."
         )
     return (
-        f"cannot assign to field {name!r} of a {kind}: a Module is frozen once `__init__` is done. "
-        f"`eqxlike.tree_at(lambda module: module.{name}, module, value)` makes a changed copy."
+        f"cannot assign to field {name!r} of a {type_name}: a Module is frozen once `__init__` is "
+        f"done. `eqxlike.tree_at(lambda module: module.{name}, module, value)` makes a changed copy."
     )

@@ -1,4 +1,4 @@
-"""The kinds of node, a file each: how one is opened, how its children are named in a path, how it
+"""The types of node, a file each: how one is opened, how its children are named in a path, how it
 is built again, and how the guard of a warm call asks for it.
 """
 

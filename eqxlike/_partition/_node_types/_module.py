@@ -7,12 +7,12 @@ from ..._codegen import compile_function
 from ..._module import (
     BoundMethod,
     Module,
-    can_stay_unread,
+    can_stay_lazy,
     carries_metadata,
-    get_kept,
+    get_cached,
     has_metadata,
     is_incomplete,
-    set_kept,
+    set_cached,
     stored_fields,
 )
 from .._guard import GuardWriter
@@ -40,17 +40,17 @@ class ModuleNode(Structure):
         return self.node_type._eqxlike_is_fixed  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
-    def is_keepable_module(self) -> bool:
-        # A method is bound anew at each access, and what it kept would be gone: its instance does.
-        return self.is_keepable and not issubclass(self.node_type, BoundMethod)
+    def is_cacheable_module(self) -> bool:
+        # A method is bound anew at each access, and its cache would be gone. Its instance has one.
+        return self.is_cacheable and not issubclass(self.node_type, BoundMethod)
 
     @property
-    def can_stay_unread(self) -> bool:
-        return self.is_keepable and can_stay_unread(self.node_type)
+    def can_stay_lazy(self) -> bool:
+        return self.is_cacheable and can_stay_lazy(self.node_type)
 
     def fields(self, dynamic: tuple[Any, ...]) -> dict[str, Any]:
         """The fields of an instance with these arrays, by name."""
-        return stored_fields(self.rebuilder(keep=False)(dynamic))
+        return stored_fields(self.rebuilder(cache=False)(dynamic))
 
     def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
         codec = self.node_type._eqxlike_codec  # pyright: ignore[reportAttributeAccessIssue]
@@ -69,25 +69,25 @@ class ModuleNode(Structure):
         return module
 
     def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        if self.is_keepable_module and not writer.reads_fields:
-            return self._guard_kept(writer, name)
+        if self.is_cacheable_module and not writer.reads_fields:
+            return self._guard_cached(writer, name)
         if is_incomplete(self.meta):
             writer.compare_by_walk(self, name)
             return []
         return self._guard_fields(writer, name)
 
-    def _guard_kept(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        kept = f"getattr({name}, '_eqxlike_kept', None)"
+    def _guard_cached(self, writer: GuardWriter, name: str) -> Sequence[str]:
+        cached = f"getattr({name}, '_eqxlike_cached', None)"
         is_plain = self.node_type.__getattribute__ is object.__getattribute__
         if not is_plain or hasattr(self.node_type, "__getattr__"):
-            kept = f"{writer.constant(get_kept)}({name})"
-        dynamic, structure = writer.unpack(f"{kept} or {writer.constant(self.keep)}({name})", 2)
+            cached = f"{writer.constant(get_cached)}({name})"
+        dynamic, structure = writer.unpack(f"{cached} or {writer.constant(self.cache)}({name})", 2)
         writer.miss_if(f"{structure} is not {writer.constant(self)}")
         writer.take_all(dynamic, self.num_arrays)
         return []
 
-    def keep(self, module: Any) -> tuple[tuple[Any, ...], Structure] | None:
-        """Keeps the partition of an instance that has none yet, as one made outside of a filtered
+    def cache(self, module: Any) -> tuple[tuple[Any, ...], Structure] | None:
+        """Caches the partition of an instance that has none yet, as one made outside of a filtered
         function; `None` if it is not of this Structure.
         """
         take = self.generated.get(_TAKE)
@@ -96,9 +96,9 @@ class ModuleNode(Structure):
         arrays = take(module)
         if arrays is None:
             return None
-        kept = (arrays, self)
-        set_kept(module, kept)
-        return kept
+        cached = (arrays, self)
+        set_cached(module, cached)
+        return cached
 
     def _make_take(self) -> Callable[[Any], tuple[Any, ...] | None]:
         """The function from a Module of this Structure to its arrays, and to `None` from others."""
@@ -115,7 +115,7 @@ class ModuleNode(Structure):
         return compile_function(lines, writer.namespace, f"arrays of {self.node_type.__name__}")
 
     def _guard_fields(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        """Of a Module that keeps nothing, as where a list or a dict stands in it."""
+        """Of a Module that caches nothing, as where a list or a dict stands in it."""
         codec = self.node_type._eqxlike_codec  # pyright: ignore[reportAttributeAccessIssue]
         writer.miss_if(f"type({name}) is not {writer.constant(self.node_type)}")
         # From where it is flattened and rebuilt, whatever a user's property or `__getattribute__`

@@ -21,10 +21,10 @@ class NamedTupleNode(Structure):
         return Opened(NamedTupleNode, no_meta, None, children, lambda index: f".{names[index]}")
 
     def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
-        kind = writer.constant(self.node_type)
+        cls = writer.constant(self.node_type)
         if _is_built_as_generated(self.node_type):
-            return writer.assign(f"new_tuple({kind}, {tuple_of(parts)})")
-        return writer.assign(f"{kind}({', '.join(parts)})")
+            return writer.assign(f"new_tuple({cls}, {tuple_of(parts)})")
+        return writer.assign(f"{cls}({', '.join(parts)})")
 
     def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
         writer.miss_if(f"type({name}) is not {writer.constant(self.node_type)}")
@@ -33,11 +33,11 @@ class NamedTupleNode(Structure):
         return writer.unpack(name, len(self.children))
 
 
-def _is_built_as_generated(kind: Any) -> bool:
+def _is_built_as_generated(cls: Any) -> bool:
     """Whether to call the class, as JAX does, only makes a tuple of it."""
-    new, init = kind.__new__, kind.__init__
-    is_generated = getattr(new, "__module__", "") == f"namedtuple_{kind.__name__}"
+    new, init = cls.__new__, cls.__init__
+    is_generated = getattr(new, "__module__", "") == f"namedtuple_{cls.__name__}"
     inherits = any(
-        getattr(new, "__module__", "") == f"namedtuple_{base.__name__}" for base in kind.__mro__
+        getattr(new, "__module__", "") == f"namedtuple_{base.__name__}" for base in cls.__mro__
     )
     return (is_generated or inherits) and init is object.__init__

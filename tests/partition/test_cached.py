@@ -22,10 +22,10 @@ from eqxlike import (
     tree_at,
 )
 from eqxlike._checking import is_checking
-from eqxlike._module import get_kept
+from eqxlike._module import get_cached
 from eqxlike._partition import flatten
-from eqxlike._transforms import _dispatcher
-from tests.partition.models import Pair, Point, flatten_kept
+from eqxlike._transforms._jit import _dispatcher
+from tests.partition.models import Pair, Point, flatten_cached
 from tests.partition.statics import Holder, Named
 
 
@@ -33,13 +33,13 @@ class Empty(Module):
     pass
 
 
-def is_kept(module):
+def is_cached(module):
     """Whether a partition is kept on `module`."""
-    return isinstance(get_kept(module), tuple)
+    return isinstance(get_cached(module), tuple)
 
 
-def assert_kept_is_fresh(module):
-    dynamic, structure = get_kept(module)
+def assert_cached_is_fresh(module):
+    dynamic, structure = get_cached(module)
     arrays, fresh = flatten(jtu.tree_map(lambda leaf: leaf, module))
     assert structure is fresh
     assert [*map(id, dynamic)] == [*map(id, arrays)]
@@ -87,13 +87,13 @@ class Calls(Module):
 
 @pytest.mark.parametrize("name", KEPT)
 def test_partition_is_kept_where_nothing_inside_can_change(name):
-    module = flatten_kept(KEPT[name]())
-    assert_kept_is_fresh(module)
+    module = flatten_cached(KEPT[name]())
+    assert_cached_is_fresh(module)
 
 
 @pytest.mark.parametrize("name", NOT_KEPT)
 def test_partition_is_not_kept_where_something_inside_can_change(name):
-    assert not is_kept(flatten_kept(NOT_KEPT[name]()))
+    assert not is_cached(flatten_cached(NOT_KEPT[name]()))
 
 
 def test_partition_is_not_kept_over_a_node_that_somebody_registered():
@@ -102,31 +102,31 @@ def test_partition_is_not_kept_over_a_node_that_somebody_registered():
             self.value = value
 
     jtu.register_pytree_node(Foreign, lambda it: ((it.value,), None), lambda _, ch: Foreign(*ch))
-    assert not is_kept(flatten_kept(Pair(Foreign(jnp.ones(2)))))
+    assert not is_cached(flatten_cached(Pair(Foreign(jnp.ones(2)))))
 
 
 def test_partition_is_kept_on_modules_below_a_list():
     inner = Pair(jnp.ones(2))
     flatten(Pair([inner, 1]))
-    assert_kept_is_fresh(inner)
+    assert_cached_is_fresh(inner)
 
 
 def test_partition_is_kept_on_modules_beside_a_list():
     inner = Pair(jnp.ones(2))
     flatten(Pair([1], (inner,)))
-    assert_kept_is_fresh(inner)
+    assert_cached_is_fresh(inner)
 
 
 def test_partition_is_kept_on_the_outermost_module_alone():
     inner = Pair(jnp.ones(2))
     flatten(Pair(inner))
-    assert not is_kept(inner)
+    assert not is_cached(inner)
 
 
 def test_partition_kept_on_an_inner_module_serves_the_outer_one():
-    inner = flatten_kept(Pair(jnp.ones(2)))
-    outer = flatten_kept(Pair((inner, np.ones(3)), inner))
-    assert_kept_is_fresh(outer)
+    inner = flatten_cached(Pair(jnp.ones(2)))
+    outer = flatten_cached(Pair((inner, np.ones(3)), inner))
+    assert_cached_is_fresh(outer)
 
 
 def test_module_without_all_fields_gives_the_arrays_it_has():
@@ -167,34 +167,34 @@ COPIES = {
 
 @pytest.mark.parametrize("name", COPIES)
 def test_partition_is_dropped_by(name):
-    module = flatten_kept(Pair(np.ones(2), np.ones(3)))
-    assert not is_kept(COPIES[name](module))
+    module = flatten_cached(Pair(np.ones(2), np.ones(3)))
+    assert not is_cached(COPIES[name](module))
 
 
 @pytest.mark.parametrize("name", COPIES)
 def test_partition_of_the_original_stays_through(name):
-    module = flatten_kept(Pair(np.ones(2), np.ones(3)))
+    module = flatten_cached(Pair(np.ones(2), np.ones(3)))
     COPIES[name](module)
-    assert_kept_is_fresh(module)
+    assert_cached_is_fresh(module)
 
 
 @pytest.mark.parametrize("name", COPIES)
 def test_partition_made_anew_is_right_after(name):
-    module = flatten_kept(Pair(np.ones(2), np.ones(3)))
-    assert_kept_is_fresh(flatten_kept(COPIES[name](module)))
+    module = flatten_cached(Pair(np.ones(2), np.ones(3)))
+    assert_cached_is_fresh(flatten_cached(COPIES[name](module)))
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_partition_is_in_no_pickle(protocol):
     module = Pair(1, "a")
     before = pickle.dumps(module, protocol)
-    assert pickle.dumps(flatten_kept(module), protocol) == before
+    assert pickle.dumps(flatten_cached(module), protocol) == before
 
 
 def test_partition_is_invisible():
     module = Pair(jnp.ones(2))
     before = dir(module), {**vars(module)}, repr(module), dataclasses.asdict(Pair(1))
-    flatten_kept(module)
+    flatten_cached(module)
     assert (dir(module), {**vars(module)}, repr(module), dataclasses.asdict(Pair(1))) == before
 
 
@@ -208,7 +208,7 @@ def test_getattr_of_a_user_does_not_see_the_slot():
             asked.append(name)
             raise AttributeError(name)
 
-    flatten_kept(flatten_kept(Asks(jnp.ones(2))))
+    flatten_cached(flatten_cached(Asks(jnp.ones(2))))
     filter_jit(lambda module: module.left)(Asks(jnp.ones(2)))
     assert [name for name in asked if "kept" in name] == []
 
@@ -240,7 +240,7 @@ def test_partition_with_a_tracer_is_not_kept(name):
 
     TRACES[name](function)
     assert modules
-    assert not any(map(is_kept, modules))
+    assert not any(map(is_cached, modules))
 
 
 @pytest.mark.parametrize("name", TRACES)
@@ -255,37 +255,37 @@ def test_argument_of_a_traced_function_keeps_no_tracer(name):
 
     TRACES[name](lambda x: inner(Pair(x)))
     assert seen
-    assert not any(map(is_kept, seen))
+    assert not any(map(is_cached, seen))
 
 
-def test_outcome_that_is_a_tracer_is_not_kept():
-    outcomes = []
+def test_output_that_is_a_tracer_is_not_kept():
+    outputs = []
 
     def function(x):
-        outcomes.append(filter_jit(Pair)(x))
-        return outcomes[-1].left.sum()
+        outputs.append(filter_jit(Pair)(x))
+        return outputs[-1].left.sum()
 
     jax.grad(function)(jnp.ones(2))
-    assert not is_kept(outcomes[0])
+    assert not is_cached(outputs[0])
 
 
-def test_outcome_that_is_partly_a_tracer_is_not_kept():
-    outcomes = []
+def test_output_that_is_partly_a_tracer_is_not_kept():
+    outputs = []
     make = filter_jit(lambda x, y: Pair(x, y))
     make(jnp.ones(2), jnp.ones(2))
 
     def function(x):
-        outcomes.append(make(jnp.ones(2), x))
-        return outcomes[-1].right.sum()
+        outputs.append(make(jnp.ones(2), x))
+        return outputs[-1].right.sum()
 
     jax.grad(function)(jnp.ones(2))
-    assert not is_kept(outcomes[0])
+    assert not is_cached(outputs[0])
 
 
 def test_constant_module_met_inside_a_trace_keeps_its_own_arrays():
     constant = Pair(jnp.ones(2))
-    jax.jit(lambda x: x * flatten_kept(constant).left)(jnp.ones(2))
-    assert_kept_is_fresh(constant)
+    jax.jit(lambda x: x * flatten_cached(constant).left)(jnp.ones(2))
+    assert_cached_is_fresh(constant)
 
 
 def test_threads_that_flatten_at_once_keep_one_right_partition():
@@ -302,7 +302,7 @@ def test_threads_that_flatten_at_once_keep_one_right_partition():
             thread.start()
         for thread in threads:
             thread.join()
-        assert_kept_is_fresh(module)
+        assert_cached_is_fresh(module)
 
 
 class Anew(Module):
@@ -337,7 +337,7 @@ def test_partition_kept_by_the_fast_path_is_that_of_the_walk():
     jitted(Anew(x, Anew(x)))
     module = Anew(x, Anew(x))
     jitted(module)
-    arrays, structure = get_kept(module)
+    arrays, structure = get_cached(module)
     with checking_partitions():
         found, again = flatten(module)
     assert structure is again

@@ -66,20 +66,20 @@ def make_row(children: Sequence[Any], *, with_abstract: bool) -> tuple[Row, tupl
     types = [*map(type, children)]
     known = {*types}
     arrays = known & concrete_array_types
-    for kind in known - arrays - PLAIN_TYPES:
-        is_abstract = with_abstract and kind is jax.ShapeDtypeStruct
-        leaves = (x for x in children if type(x) is kind)
+    for leaf_type in known - arrays - PLAIN_TYPES:
+        is_abstract = with_abstract and leaf_type is jax.ShapeDtypeStruct
+        leaves = (x for x in children if type(x) is leaf_type)
         if not is_abstract and not all(is_array_of_jax(x) or is_array(x) for x in leaves):
             return None
-        arrays.add(kind)
+        arrays.add(leaf_type)
     count = len(types)
     if arrays == known:
         places = tuple(range(count))
         meta = _Meta((None,) * count, places, ())
         row = intern(Row, object, lambda: meta, StaticKey((count,)), ())
         return row, tuple(children)  # pyright: ignore[reportReturnType]
-    array_places = tuple(place for place, kind in enumerate(types) if kind in arrays)
-    static_places = tuple(place for place, kind in enumerate(types) if kind not in arrays)
+    array_places = tuple(place for place, leaf_type in enumerate(types) if leaf_type in arrays)
+    static_places = tuple(place for place, leaf_type in enumerate(types) if leaf_type not in arrays)
     statics = tuple(children[place] for place in static_places)
 
     def make_meta() -> _Meta:

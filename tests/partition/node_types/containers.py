@@ -4,7 +4,7 @@ import collections
 
 import jax.tree_util as jtu
 
-from tests.partition.kinds.kind import Kind, array, read, text, twice
+from tests.partition.node_types.kind import Kind, array, read, text, twice
 
 
 class RegisteredDict(dict):

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from flax import nnx
 
-from tests.partition.kinds.kind import Kind, array, read, read_fields, text, twice
-from tests.partition.kinds.modules import Box
+from tests.partition.node_types.kind import Kind, array, read, read_fields, text, twice
+from tests.partition.node_types.modules import Box
 
 
 @flax.struct.dataclass
