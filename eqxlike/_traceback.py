@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
-from ._compat import Tracer
+from ._compat import Tracer, register_exclusion
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _OURS = (
@@ -20,6 +20,10 @@ _NOT_OF_USER = (
     os.path.join(_PACKAGE, ""),
     os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), ""),
 )
+
+# The debugger opens in the innermost frame of the user, and shows those who called that one.
+for _path in _OURS:
+    register_exclusion(_path)
 
 
 def hide_our_frames(error: BaseException) -> None:

@@ -15,7 +15,7 @@ from benchmarks import cases
 from eqxlike._timing import Column, Quartiles, Samples
 from profiling import jit_dispatch, sessions
 
-EQXLIKE = f"{pathlib.Path(eqxlike.__file__).parent}/_transforms/_jit.py"
+EQXLIKE = f"{pathlib.Path(eqxlike.__file__).parent}/_transforms/_jit/_filter_jit.py"
 JAX = f"{pathlib.Path(jax.__file__).parent}/_src/pjit.py"
 SCRIPT = "/home/somebody/train.py"
 LIBRARY = "/usr/lib/python3.11/inspect.py"

@@ -1,7 +1,6 @@
 """Errors that depend on the values of arrays, raised from compiled programs too."""
 
 import functools
-import os
 import sys
 import types
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
-from ..._compat import Tracer, register_exclusion
+from ..._compat import Tracer
 from ..._partition import split
 from ..._pytree import is_array, is_array_like
 from ..._traceback import hide_our_frames
@@ -24,9 +23,6 @@ from ._runtime_errors import EqxlikeTracetimeError
 Tree = TypeVar("Tree")
 Predicate = Bool[Array, "..."] | Bool[np.ndarray, "..."] | np.bool_ | np.number | bool
 Index = Int[Array, "..."] | Int[np.ndarray, "..."] | np.number | int
-
-# The debugger opens in the frame of whoever called the check, and shows those who called that one.
-register_exclusion(os.path.dirname(__file__))
 
 
 def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default") -> Tree:

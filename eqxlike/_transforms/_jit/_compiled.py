@@ -364,7 +364,7 @@ def _is_for_several_devices(shardings: Any) -> bool:
 
 
 def _weak_drop(function: Function, compiled: CompiledFunction) -> Callable[[], None]:
-    """What forgets `compiled`; holds neither it nor the function."""
+    """A callback that drops `compiled`, and holds neither it nor the function."""
     weak_function, weak_compiled = weakref.ref(function), weakref.ref(compiled)
 
     def drop() -> None:
@@ -376,7 +376,7 @@ def _weak_drop(function: Function, compiled: CompiledFunction) -> Callable[[], N
 
 
 def _weak_fast_path(compiled: CompiledFunction) -> FastPath:
-    """The fast path of a compiled function that goes with a short-lived function: does not hold it."""
+    """A fast path that does not hold what is compiled: that goes with a short-lived function."""
     weak_compiled = weakref.ref(compiled)
 
     def call(args: tuple[Any, ...]) -> Any:
