@@ -152,5 +152,6 @@ def _explain_frozen(module: CachesPartition, name: str) -> str:
         )
     return (
         f"cannot assign to field {name!r} of a {type_name}: a Module is frozen once `__init__` is "
-        f"done. `eqxlike.tree_at(lambda module: module.{name}, module, value)` makes a changed copy."
+        f"done. `eqxlike.tree_at(lambda module: module.{name}, module, value)` makes a changed "
+        "copy."
     )
