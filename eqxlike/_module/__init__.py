@@ -7,6 +7,8 @@ from ._cached import can_stay_lazy as can_stay_lazy
 from ._cached import get_cached as get_cached
 from ._cached import set_cached as set_cached
 from ._cached import stored_fields as stored_fields
+from ._class import ClassRecord as ClassRecord
+from ._class import Traits as Traits
 from ._codec import is_incomplete as is_incomplete
 from ._field import field as field
 from ._field import static_field as static_field

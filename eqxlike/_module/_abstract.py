@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, get_origin
 
 from ._cached import Field
+from ._class import own_record
 
 _T = TypeVar("_T")
 
@@ -72,9 +73,6 @@ _CALLED = {AbstractVar: "attribute", AbstractClassVar: "class attribute"}
 _VARS = "__abstractvars__"
 _CLASS_VARS = "__abstractclassvars__"
 
-IS_FORCED = "_eqxlike_is_forced"
-"""Whether a class was declared abstract by a word, with nothing abstract in it."""
-
 _FORCED = "force_abstact"
 
 
@@ -103,7 +101,8 @@ def abstract_names(cls: Any) -> frozenset[str]:
     """The names that make `cls` abstract, beside those of its abstract methods."""
     own = vars(cls)
     attributes = own.get(_VARS, frozenset()) | own.get(_CLASS_VARS, frozenset())
-    return attributes | {_FORCED} if own.get(IS_FORCED, False) else attributes
+    record = own_record(cls)
+    return attributes | {_FORCED} if record is not None and record.is_forced else attributes
 
 
 def explain_abstract(cls: Any) -> str:

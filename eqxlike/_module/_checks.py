@@ -8,13 +8,14 @@ import jax
 
 from .._compat import PjitFunction
 from ._cached import stored_fields
-from ._codec import Codec
+from ._class import RECORD, ClassRecord
 from ._field import check_static
 
 
 def check_all_set(module: Any) -> None:
     """Raises `TypeError` if a field was not set."""
-    codec: Codec = type(module)._eqxlike_codec
+    record: ClassRecord = type(module)._eqxlike_class
+    codec = record.codec
     fields = stored_fields(module)
     missing = [
         name
@@ -32,7 +33,8 @@ def check_all_set(module: Any) -> None:
 def check_values(module: Any) -> None:
     """Raises for a value that a field should not have; warns of one that is likely a slip."""
     cls = type(module)
-    codec: Codec = cls._eqxlike_codec
+    record: ClassRecord = cls._eqxlike_class
+    codec = record.codec
     for name in codec.static_names:
         check_static(cls, name, getattr(module, name))
     for name in (*codec.dynamic_names, *codec.static_names):
@@ -58,7 +60,7 @@ _CONTAINERS = frozenset({list, tuple, dict})
 
 
 def _refuse_own_method(module: Any, name: str, value: Any) -> None:
-    if getattr(type(value), "_eqxlike_is_bound_method", False) and value.__self__ is module:
+    if hasattr(type(value), RECORD) and getattr(value, "__self__", None) is module:
         raise ValueError(
             f"{type(module).__name__}.{name} was given a method of the same instance in "
             "`__init__`. The method would hold its own copy of the instance, which later updates "
@@ -72,7 +74,7 @@ def _hides_arrays(value: Any) -> bool:
     if not (inspect.isfunction(value) or isinstance(value, _TRANSFORMED)):
         return False
     wrapped = getattr(value, "__wrapped__", None)
-    return hasattr(type(wrapped), "_eqxlike_codec") and bool(jax.tree_util.tree_leaves(wrapped))
+    return hasattr(type(wrapped), RECORD) and bool(jax.tree_util.tree_leaves(wrapped))
 
 
 _TRANSFORMED = (PjitFunction, jax.custom_jvp, jax.custom_vjp)

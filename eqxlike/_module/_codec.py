@@ -13,6 +13,7 @@ import jax.tree_util as jtu
 
 from .._codegen import compile_function
 from ._cached import read_fields, stored_fields
+from ._class import Codec
 from ._dataclass import found_in_class
 from ._field import is_static
 from ._metadata import carries_metadata, has_metadata, read_metadata, write_metadata
@@ -28,30 +29,13 @@ class _Incomplete(tuple):
     __slots__ = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Codec:
-    """For one class: which fields are children and which static, and the functions JAX calls.
-
-    `flatten` returns `(children, statics)`, both tuples in the order of the names. They tell all
-    that `unflatten` puts into an instance: `complete`, if there is one, is called with its
-    `__dict__` and adds what follows from the fields.
-    """
-
-    dynamic_names: tuple[str, ...]
-    static_names: tuple[str, ...]
-    flatten: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
-    flatten_with_keys: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
-    unflatten: Callable[[tuple[Any, ...], Any], Any]
-    complete: Callable[[dict[str, Any]], None] | None
-
-
 def is_incomplete(statics: tuple[Any, ...]) -> bool:
     """Whether `statics` says more than the values of the static fields: `unflatten` is needed."""
     return type(statics) is _Incomplete
 
 
-def make_codec(cls: type) -> Codec:
-    """The codec for the dataclass `cls`."""
+def make_codec(cls: type, complete: Callable[[dict[str, Any]], None] | None = None) -> Codec:
+    """The codec for the dataclass `cls`; for `complete` see there."""
     fields = [
         field
         for field in dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
@@ -59,7 +43,6 @@ def make_codec(cls: type) -> Codec:
     ]
     dynamic = tuple(field.name for field in fields if not is_static(field))
     static = tuple(field.name for field in fields if is_static(field))
-    complete = getattr(cls, "_eqxlike_complete", None)
     namespace: dict[str, Any] = {
         "cls": cls,
         "new": _new,

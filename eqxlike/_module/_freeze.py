@@ -7,6 +7,7 @@ frozen and takes it away when it unflattens. So its methods find plain arrays in
 """
 
 import copyreg
+import dataclasses
 import functools
 import threading
 from typing import Any
@@ -14,15 +15,14 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .._pytree import Frozen, is_frozen
-from ._codec import Codec, is_incomplete
-from ._module import FLATTENING, Module, ModuleMeta
+from ._class import Codec
+from ._codec import is_incomplete
+from ._module import Module, ModuleMeta
 
 Frozens = tuple[tuple[str, tuple[bool, ...]], ...]
 """For each field in which something is frozen, which of its leaves; Modules inside count as one,
 and `None` as one.
 """
-
-_UNFROZEN = "_eqxlike_unfrozen"
 
 
 def _is_part(node: Any) -> bool:
@@ -48,7 +48,8 @@ def freeze_where(tree: Any, mask: Any) -> Any:
 
 def _freeze_module(module: Module, mask: Module) -> Module:
     cls: Any = type(module)
-    codec: Codec = getattr(cls, _UNFROZEN, cls)._eqxlike_codec
+    unfrozen: Any = cls._eqxlike_class.traits.unfrozen or cls
+    codec: Codec = unfrozen._eqxlike_class.codec
     children, statics = codec.flatten(module)
     masks, _ = codec.flatten(mask)
     frozens = []
@@ -57,8 +58,8 @@ def _freeze_module(module: Module, mask: Module) -> Module:
         if any(flags):
             frozens.append((name, flags))
     new = tuple(freeze_where(child, each) for child, each in zip(children, masks, strict=True))
-    new_cls: Any = _frozen_class(getattr(cls, _UNFROZEN, cls), tuple(frozens))
-    return new_cls._eqxlike_codec.unflatten(statics, new)
+    new_cls: Any = _frozen_class(unfrozen, tuple(frozens))
+    return new_cls._eqxlike_class.codec.unflatten(statics, new)
 
 
 class Quiet:
@@ -73,21 +74,15 @@ class Quiet:
 _lock = threading.RLock()
 
 
-def _frozen_class(cls: type, frozens: Frozens) -> type:
+def _frozen_class(cls: Any, frozens: Frozens) -> type:
     """The subclass of `cls` with these leaves frozen; the same one each time."""
     if not frozens:
         return cls
+    derived = cls._eqxlike_class.derived
     with _lock:
-        made = vars(cls).get(_MADE)
-        if made is None:
-            made = {}
-            type.__setattr__(cls, _MADE, made)
-        if frozens not in made:
-            made[frozens] = _make_frozen_class(cls, frozens)
-        return made[frozens]
-
-
-_MADE = "_eqxlike_frozen_classes"
+        if frozens not in derived:
+            derived[frozens] = _make_frozen_class(cls, frozens)
+        return derived[frozens]
 
 
 def _make_frozen_class(cls: Any, frozens: Frozens) -> type:
@@ -102,11 +97,13 @@ def _make_frozen_class(cls: Any, frozens: Frozens) -> type:
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "__reduce_ex__": __reduce_ex__,
-        _UNFROZEN: cls,
-        FLATTENING: functools.partial(_Flattening, dict(frozens)),
-        _MADE: None,
     }
-    frozen: Any = ModuleMeta(cls.__name__, (Quiet, cls), namespace)
+    traits = dataclasses.replace(
+        cls._eqxlike_class.traits,
+        flattening=functools.partial(_Flattening, dict(frozens)),
+        unfrozen=cls,
+    )
+    frozen: Any = ModuleMeta(cls.__name__, (Quiet, cls), namespace, _traits=traits)
     return frozen
 
 

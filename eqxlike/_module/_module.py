@@ -7,20 +7,21 @@ import inspect
 import reprlib
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, dataclass_transform
+from typing import TYPE_CHECKING, Any, NoReturn, dataclass_transform
 
 import jax.tree_util as jtu
 
 from .._pytree import tree_equal, tree_pformat
 from .._traceback import hide_our_frames
-from ._abstract import IS_FORCED, abstract_names, explain_abstract
+from ._abstract import abstract_names, explain_abstract
 from ._cached import INITIALISING, CachesPartition, Field, drop_cached, set_cached, stored_fields
 from ._checks import check_all_set, check_values, warn_of_post_init
-from ._codec import Codec, make_codec
+from ._class import RECORD, ClassRecord, Traits, own_record
+from ._codec import make_codec
 from ._dataclass import amend, found_in_class, make_dataclass
 from ._field import converter_of, field
 from ._metadata import METADATA, is_found_by_name
-from ._strict import STRICTNESS, check_strict, read_strict
+from ._strict import check_strict, read_strict
 
 
 # Not `frozen_default=True`: a type checker would refuse the assignments of a custom `__init__`.
@@ -28,10 +29,7 @@ from ._strict import STRICTNESS, check_strict, read_strict
 class ModuleMeta(abc.ABCMeta):
     """Makes each subclass of `Module` a frozen dataclass and registers it as a pytree."""
 
-    _eqxlike_codec: Codec
-    _eqxlike_converters: tuple[tuple[str, Callable[[Any], Any]], ...]
-    _eqxlike_defaults: tuple[tuple[str, Any], ...]
-    _eqxlike_makes_init: bool
+    _eqxlike_class: ClassRecord
 
     def __new__(
         mcs,
@@ -42,6 +40,7 @@ class ModuleMeta(abc.ABCMeta):
         *,
         is_abstract: bool = False,
         strict: Any = False,
+        _traits: Traits | None = None,
         **kwargs: Any,
     ):
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
@@ -55,27 +54,33 @@ class ModuleMeta(abc.ABCMeta):
         # A subclass inherits an `__init__` that somebody wrote, also one that was put in the place
         # of a generated one; a generated one is generated anew, for the fields that were added.
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
-        makes_init = owner is object or (owner is not cls and vars(owner).get(_MAKES_INIT, False))
-        setattr(cls, _MAKES_INIT, makes_init)
+        of_owner = None if owner is cls else own_record(owner)
+        makes_init = owner is object or (of_owner is not None and of_owner.makes_init)
         strictness = read_strict(strict)
         is_forced = is_abstract or strict is None or (strictness and strictness.force_abstract)
-        setattr(cls, IS_FORCED, bool(is_forced))
+        record = ClassRecord(
+            makes_init=makes_init,
+            is_forced=bool(is_forced),
+            is_strict=strictness is not None,
+            traits=_inherited_traits(cls) if _traits is None else _traits,
+        )
+        type.__setattr__(cls, RECORD, record)
         fields = make_dataclass(cls, makes_init)
         if not makes_init and hasattr(cls, "__post_init__"):
             warn_of_post_init(cls)
         if strictness is not None:
             check_strict(cls, strictness, own, None if makes_init else owner)
-        setattr(cls, STRICTNESS, strictness)
-        cls._eqxlike_codec = codec = make_codec(cls)
-        cls._eqxlike_defaults = tuple(
+        record.codec = codec = make_codec(cls, record.traits.complete)
+        record.defaults = tuple(
             (each.name, each.default) for each in fields if each.default is not dataclasses.MISSING
         )
-        cls._eqxlike_converters = tuple(
+        record.converters = tuple(
             (each.name, converter)
             for each in fields
             if (converter := converter_of(each)) is not None
         )
-        flat: Any = own[FLATTENING](codec) if FLATTENING in own else codec
+        flattening = record.traits.flattening
+        flat: Any = codec if flattening is None else flattening(codec)
         jtu.register_pytree_with_keys(cls, flat.flatten_with_keys, flat.unflatten, flat.flatten)
         return cls
 
@@ -98,11 +103,11 @@ class ModuleMeta(abc.ABCMeta):
                     raise TypeError(
                         f"{cls.__name__}.__init__() should assign fields and return None."
                     )
-                for name, default in cls._eqxlike_defaults:
+                for name, default in cls._eqxlike_class.defaults:
                     if name not in stored_fields(self):
                         object.__setattr__(self, name, default)
                 check_all_set(self)
-                for name, converter in cls._eqxlike_converters:
+                for name, converter in cls._eqxlike_class.converters:
                     object.__setattr__(self, name, converter(getattr(self, name)))
             finally:
                 drop_cached(self)
@@ -145,10 +150,11 @@ class ModuleMeta(abc.ABCMeta):
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-_MAKES_INIT = "_eqxlike_makes_init"
-
-FLATTENING = "_eqxlike_flattening"
-"""The name in the body of a class of what makes, of its codec, how JAX is to flatten it."""
+def _inherited_traits(cls: type) -> Traits:
+    """Those of the class above; frozen arrays are of one class alone."""
+    above = (own_record(base) for base in cls.__mro__[1:])
+    traits = next((record.traits for record in above if record is not None), Traits())
+    return dataclasses.replace(traits, flattening=None)
 
 
 def _is_method(name: str, value: Any) -> bool:
@@ -249,9 +255,6 @@ class Module(CachesPartition, metaclass=ModuleMeta):
         6.0
     """
 
-    # Whether instances stay as they are built. If not, no partition of them is cached.
-    _eqxlike_is_fixed = True
-
     def __eq__(self, other: object) -> Any:
         return tree_equal(self, other)
 
@@ -299,8 +302,6 @@ class BoundMethod(Wrapper):
     equal if function and instance are.
     """
 
-    _eqxlike_is_bound_method: ClassVar[bool] = True
-
     __func__: Callable[..., Any] = field(static=True)
     __self__: Module
 
@@ -336,7 +337,7 @@ class BoundWrapper(BoundMethod):
 def bind(function: Any, instance: Any) -> Any:
     """`function` as a method of `instance`: a pytree if the instance is a Module."""
     if isinstance(function, Module) and isinstance(instance, Module):
-        return BoundWrapper._eqxlike_codec.unflatten((), (function, instance))
+        return BoundWrapper._eqxlike_class.codec.unflatten((), (function, instance))
     return _bind_static(function, instance)
 
 
@@ -344,5 +345,5 @@ def _bind_static(function: Any, instance: Any) -> Any:
     """`bind` for what is no Module."""
     if isinstance(instance, Module):
         # Without the metaclass's checks, which are for what users write.
-        return BoundMethod._eqxlike_codec.unflatten((function,), (instance,))
+        return BoundMethod._eqxlike_class.codec.unflatten((function,), (instance,))
     return types.MethodType(function, instance)

@@ -16,7 +16,7 @@ import jax.tree_util as jtu
 from ._cached import stored_fields
 from ._field import field
 from ._freeze import Quiet
-from ._module import FLATTENING, Module, ModuleMeta, Wrapper
+from ._module import Module, ModuleMeta, Wrapper
 
 Report = Callable[
     [Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Callable[[Any], None]]
@@ -76,18 +76,17 @@ def _observed(module: Module, report: Report) -> Module:
 
 
 _REPORT = "_eqxlike_report"
-_MADE = "_eqxlike_observed_class"
+_OBSERVED = "observed"
 _lock = threading.RLock()
 
 
 def _observed_class(cls: Any) -> Any:
     """The subclass of `cls` that reports; the same one each time."""
+    derived = cls._eqxlike_class.derived
     with _lock:
-        made = vars(cls).get(_MADE)
-        if made is None:
-            made = _make_observed_class(cls)
-            type.__setattr__(cls, _MADE, made)
-    return made
+        if _OBSERVED not in derived:
+            derived[_OBSERVED] = _make_observed_class(cls)
+        return derived[_OBSERVED]
 
 
 def _make_observed_class(cls: Any) -> Any:
@@ -109,9 +108,8 @@ def _make_observed_class(cls: Any) -> Any:
         "__call__": __call__,
         _REPORT: field(static=True, default=None),
     }
-    if FLATTENING in vars(cls):
-        namespace[FLATTENING] = vars(cls)[FLATTENING]
+    traits = cls._eqxlike_class.traits
     # The class of a frozen Module is quiet already.
     bases = (cls,) if issubclass(cls, Quiet) else (Quiet, cls)
-    observed: Any = ModuleMeta(cls.__name__, bases, namespace)
+    observed: Any = ModuleMeta(cls.__name__, bases, namespace, _traits=traits)
     return observed

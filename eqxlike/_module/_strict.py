@@ -14,8 +14,7 @@ from typing import Any
 
 from ._abstract import abstract_in
 from ._cached import CachesPartition, Field
-
-STRICTNESS = "_eqxlike_strictness"
+from ._class import own_record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +100,8 @@ def _check_bases(cls: Any) -> None:
         if CachesPartition not in base.__mro__ or CachesPartition in base.__bases__:
             # No Module, or `Module` itself.
             continue
-        if vars(base).get(STRICTNESS) is None:
+        record = own_record(base)
+        if record is None or not record.is_strict:
             raise TypeError(
                 f"{cls.__name__} is strict and subclasses {base.__name__}, which is not. A strict "
                 f"Module inherits from strict ones only: write `class {base.__name__}(..., "

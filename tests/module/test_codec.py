@@ -301,4 +301,4 @@ def test_only_what_came_from_an_incomplete_instance_is_incomplete():
 
 def test_the_file_name_of_generated_code_names_the_class():
     Pair, *_ = classes(eqxlike)
-    assert Pair.__qualname__ in Pair._eqxlike_codec.flatten.__code__.co_filename
+    assert Pair.__qualname__ in Pair._eqxlike_class.codec.flatten.__code__.co_filename

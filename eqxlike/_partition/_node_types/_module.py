@@ -6,6 +6,7 @@ from typing import Any
 from ..._codegen import compile_function
 from ..._module import (
     BoundMethod,
+    ClassRecord,
     Module,
     can_stay_lazy,
     carries_metadata,
@@ -22,12 +23,16 @@ from .._structure import Opened, Structure
 _TAKE = "take"
 
 
+def _record(structure: Structure) -> ClassRecord:
+    return structure.node_type._eqxlike_class  # pyright: ignore[reportAttributeAccessIssue]
+
+
 class ModuleNode(Structure):
     __slots__ = ()
 
     @staticmethod
     def open(value: Module) -> Opened:
-        codec = type(value)._eqxlike_codec
+        codec = type(value)._eqxlike_class.codec
         children, statics = codec.flatten(value)
         is_complete = not is_incomplete(statics)
         # In the middle of an `__init__` some fields are not there.
@@ -37,7 +42,7 @@ class ModuleNode(Structure):
 
     @property
     def is_fixed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.node_type._eqxlike_is_fixed  # pyright: ignore[reportAttributeAccessIssue]
+        return _record(self).traits.is_fixed
 
     @property
     def is_cacheable_module(self) -> bool:
@@ -53,7 +58,7 @@ class ModuleNode(Structure):
         return stored_fields(self.rebuilder(cache=False)(dynamic))
 
     def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
-        codec = self.node_type._eqxlike_codec  # pyright: ignore[reportAttributeAccessIssue]
+        codec = _record(self).codec
         if is_incomplete(self.meta):
             unflatten, statics = writer.constant(codec.unflatten), writer.constant(self.meta)
             return writer.assign(f"{unflatten}({statics}, {tuple_of(parts)})")
@@ -116,7 +121,7 @@ class ModuleNode(Structure):
 
     def _guard_fields(self, writer: GuardWriter, name: str) -> Sequence[str]:
         """Of a Module that caches nothing, as where a list or a dict stands in it."""
-        codec = self.node_type._eqxlike_codec  # pyright: ignore[reportAttributeAccessIssue]
+        codec = _record(self).codec
         writer.miss_if(f"type({name}) is not {writer.constant(self.node_type)}")
         # From where it is flattened and rebuilt, whatever a user's property or `__getattribute__`
         # would say. A field that is missing there is an exception, and the walk sees to it.

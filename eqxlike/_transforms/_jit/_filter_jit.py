@@ -9,7 +9,7 @@ from typing import Any, Unpack, overload
 import jax
 import jax.tree_util as jtu
 
-from ..._module import METADATA, Wrapper, bind, field, shown_by, stored_fields
+from ..._module import METADATA, Traits, Wrapper, bind, field, shown_by, stored_fields
 from ..._traceback import hide_our_frames, name_tracers
 from .._checks import EqxlikeRuntimeError, claim_failure, name_donated
 from .._signatures import DonateNames, DonateWord, JitOptions, Output
@@ -33,7 +33,12 @@ _REFUSED = {
 _JIT_KEYWORDS = frozenset(inspect.signature(jax.jit).parameters) - {"fun", *_REFUSED}
 
 
-class JitFunction(Wrapper):
+def _show(fields: dict[str, Any]) -> None:
+    """Puts beside the fields of a wrapper what its function says of itself."""
+    fields.update(shown_by(fields["_function"]))
+
+
+class JitFunction(Wrapper, _traits=Traits(complete=_show)):
     """What `filter_jit` returns. A pytree: the arrays of what it wraps are its leaves."""
 
     __slots__ = ("_eqxlike_dispatch",)
@@ -45,10 +50,6 @@ class JitFunction(Wrapper):
     # Not the one of `Wrapper`, which would be in the way of every call: the metadata of the
     # function is put in the `__dict__`.
     __getattribute__ = object.__getattribute__  # pyright: ignore[reportAssignmentType]
-
-    @staticmethod
-    def _eqxlike_complete(fields: dict[str, Any]) -> None:
-        fields.update(shown_by(fields["_function"]))
 
     @property
     def __wrapped__(self) -> Any:
@@ -226,7 +227,7 @@ def filter_jit(
         fun = jtu.Partial(fun.func, *fun.args, **fun.keywords)
     wrapper = JitFunction(fun, donate, Options(jitkwargs))
     _attach(wrapper)
-    wrapper._eqxlike_complete(stored_fields(wrapper))
+    _show(stored_fields(wrapper))
     return wrapper
 
 

@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 import wadler_lindig as wl
 from jaxtyping import Array, PyTree
 
-from ..._module import Module, field, stored_fields
+from ..._module import Module, Traits, field, stored_fields
 from ..._pytree import is_array_like, tree_pformat
 from .._common import check_instance
 from ._state_index import DeletedValue, StateIndex, delete_init_state, find_indices, map_indices
@@ -29,7 +29,7 @@ _OLD = (
 )
 
 
-class State(Module):
+class State(Module, _traits=Traits(is_fixed=False)):
     """The values of all the `StateIndex`es of a model, such as the running statistics of its
     `BatchNorm`s.
 
@@ -55,7 +55,6 @@ class State(Module):
     """
 
     keeps_precision: ClassVar[bool] = True
-    _eqxlike_is_fixed = False
     _markers: tuple[Any, ...] = field(static=True)
     _values: tuple[PyTree[Array], ...]
 
