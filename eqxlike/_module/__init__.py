@@ -3,6 +3,8 @@
 from ._abstract import AbstractClassVar as AbstractClassVar
 from ._abstract import AbstractVar as AbstractVar
 from ._cached import INITIALISING as INITIALISING
+from ._cached import CachedPartition as CachedPartition
+from ._cached import LazyPartition as LazyPartition
 from ._cached import can_stay_lazy as can_stay_lazy
 from ._cached import get_cached as get_cached
 from ._cached import set_cached as set_cached

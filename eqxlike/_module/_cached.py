@@ -2,14 +2,13 @@
 
 The slot lies outside `__dict__`, so that `vars`, `copy`, `pickle` and the dataclass functions do
 not see it. It holds one of: nothing; `INITIALISING`, while `__init__` runs and fields may be
-assigned; the pair `(dynamic, structure)` of `eqxlike._partition`, replaced as a whole so that
-a thread sees the old pair or the new.
+assigned; a `CachedPartition`, replaced as a whole so that a thread sees the old one or the new.
 
-What a filtered function returns may be *lazy*: it has the pair and no fields yet. They are built
-from the pair, and stay, when somebody asks for one of them. A training loop never does: it
-hands the pair to the next call, and is spared the building of some hundred objects. The pair of an
-lazy Module is a list. What is in its `__dict__` does not tell: `object.__setattr__` writes there
-and asks nobody.
+What a filtered function returns may be *lazy*: it has its partition and no fields yet. They are
+built from the partition, and stay, when somebody asks for one of them. A training loop never does:
+it hands the partition to the next call, and is spared the building of some hundred objects. What is
+in the `__dict__` does not tell that a Module is lazy, since `object.__setattr__` writes there and
+asks nobody: its partition is a `LazyPartition`.
 """
 
 import dataclasses
@@ -17,6 +16,22 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ._metadata import carries_metadata
+
+
+class CachedPartition:
+    """The arrays of a Module, in tree order, and the Structure of all else."""
+
+    __slots__ = ("arrays", "structure")
+
+    def __init__(self, arrays: tuple[Any, ...], structure: Any):
+        self.arrays = arrays
+        self.structure = structure
+
+
+class LazyPartition(CachedPartition):
+    """That of a Module that has nothing else yet."""
+
+    __slots__ = ()
 
 
 class _Storage:
@@ -57,14 +72,14 @@ def read_fields(module: "CachesPartition") -> dict[str, Any]:
     """The `__dict__` of a Module, with its fields in it."""
     fields = stored_fields(module)
     cached = get_cached(module)
-    if type(cached) is list:
-        built = cached[1].fields(cached[0])
+    if type(cached) is LazyPartition:
+        built = cached.structure.fields(cached.arrays)
         with _reading:
             # Of two threads that come at once, both get what the first has built.
             if get_cached(module) is cached:
                 for name, value in built.items():
                     fields.setdefault(name, value)
-                set_cached(module, tuple(cached))
+                set_cached(module, CachedPartition(cached.arrays, cached.structure))
     return fields
 
 

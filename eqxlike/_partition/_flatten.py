@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from .._checking import PartitionError, is_checking
-from .._module import INITIALISING, Module, ModuleMeta, get_cached, set_cached
+from .._module import INITIALISING, CachedPartition, Module, ModuleMeta, get_cached, set_cached
 from .._pytree import is_array_or_traced_reference
 from ._node_types import (
     ARRAY,
@@ -113,8 +113,8 @@ def flatten(
             if isinstance(node_type, ModuleMeta):
                 cached = get_cached(value) if takes_cached else None
                 if cached is not None and cached is not INITIALISING:
-                    arrays += cached[0]
-                    structures.append(cached[1])
+                    arrays += cached.arrays
+                    structures.append(cached.structure)
                     continue
             elif node_type in ATOMS:
                 structures.append(_static_leaf(value, frames, frame, make, make_unhashable))
@@ -168,18 +168,14 @@ def _cache(candidates: list[tuple[Module, int, int, Structure]], arrays: list[An
     for module, start, stop, structure in candidates:
         dynamic = tuple(arrays[start:stop])
         if concrete_array_types.issuperset(map(type, dynamic)):
-            set_cached(module, (dynamic, structure))
+            set_cached(module, CachedPartition(dynamic, structure))
 
 
 def _check(
-    module: Module,
-    cached: tuple[tuple[Any, ...], Structure],
-    arrays: list[Any],
-    structure: Structure,
+    module: Module, cached: CachedPartition, arrays: list[Any], structure: Structure
 ) -> None:
     """Compares what is cached on `module` with what it holds now, by identity."""
-    cached_arrays, cached_structure = cached
-    if structure is not cached_structure or [*map(id, arrays)] != [*map(id, cached_arrays)]:
+    if structure is not cached.structure or [*map(id, arrays)] != [*map(id, cached.arrays)]:
         raise PartitionError(
             f"a {type(module).__name__} was changed after its partition was cached: {module!r}. "
             "A Module is frozen; do not write to its `__dict__`, nor by `object.__setattr__`. "

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from .._codegen import compile_function
-from .._module import set_cached, stored_fields
+from .._module import CachedPartition, LazyPartition, set_cached, stored_fields
 
 
 class Node(Protocol):
@@ -38,6 +38,8 @@ class RebuildWriter:
         self.cache = cache
         self.lines: list[str] = []
         self.namespace: dict[str, Any] = {
+            "CachedPartition": CachedPartition,
+            "LazyPartition": LazyPartition,
             "new": object.__new__,
             "new_tuple": tuple.__new__,
             "set_cached": set_cached,
@@ -68,10 +70,10 @@ class RebuildWriter:
                 expression = structure.write_build(self, parts)
             if is_cached and not is_inside:
                 # The slice of a whole tuple is that tuple: no copy where there is one Module.
-                dynamic = f"arrays[{first_array}:{self.num_arrays}]"
-                pair = f"{dynamic}, {self.constant(structure)}"
-                pair = f"[{pair}]" if structure.can_stay_lazy else f"({pair})"
-                self.line(f"set_cached({expression}, {pair})")
+                made = "LazyPartition" if structure.can_stay_lazy else "CachedPartition"
+                taken = f"arrays[{first_array}:{self.num_arrays}]"
+                partition = f"{made}({taken}, {self.constant(structure)})"
+                self.line(f"set_cached({expression}, {partition})")
             frames.pop()
             if not frames:
                 return self._compile(root, expression)

@@ -98,7 +98,7 @@ def test_wrappers_have_one_structure_if_they_say_the_same_of_themselves(first, s
     assert (structures[0] == structures[1]) is (shown(wrappers[0]) == shown(wrappers[1]))
 
 
-# A list keeps the partition from being kept.
+# A list keeps the partition from being cached.
 @pytest.mark.parametrize("held", [None, 1.0, [1.0]], ids=["nothing", "a number", "a list"])
 @pytest.mark.parametrize("jit", [jax.jit, filter_jit])
 def test_each_wrapper_comes_back_with_its_own_metadata(held, jit):
@@ -117,7 +117,7 @@ def test_a_wrapper_passes_through_raw_jit():
 def test_what_filter_jit_returned_shows_its_metadata_at_first_sight():
     updated = module_update_wrapper(Logged(double, jnp.ones(2)))
     pass_on = filter_jit(lambda wrapper: wrapper)
-    # The second call takes the kept partition of what the first returned.
+    # The second call takes the cached partition of what the first returned.
     assert pass_on(pass_on(updated)).__doc__ == "Doubles."
 
 

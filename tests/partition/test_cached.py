@@ -1,4 +1,4 @@
-"""What is kept on a Module, and for how long."""
+"""What is cached on a Module, and for how long."""
 
 import collections
 import copy
@@ -22,7 +22,7 @@ from eqxlike import (
     tree_at,
 )
 from eqxlike._checking import is_checking
-from eqxlike._module import get_cached
+from eqxlike._module import CachedPartition, get_cached
 from eqxlike._partition import flatten
 from eqxlike._transforms._jit import _dispatcher
 from tests.partition.models import Pair, Point, flatten_cached
@@ -34,20 +34,21 @@ class Empty(Module):
 
 
 def is_cached(module):
-    """Whether a partition is kept on `module`."""
-    return isinstance(get_cached(module), tuple)
+    """Whether a partition is cached on `module`."""
+    return isinstance(get_cached(module), CachedPartition)
 
 
 def assert_cached_is_fresh(module):
-    dynamic, structure = get_cached(module)
+    cached = get_cached(module)
+    dynamic, structure = cached.arrays, cached.structure
     arrays, fresh = flatten(jtu.tree_map(lambda leaf: leaf, module))
     assert structure is fresh
     assert [*map(id, dynamic)] == [*map(id, arrays)]
 
 
-# What is kept.
+# What is cached.
 
-KEPT = {
+CACHED = {
     "nothing-in-it": Empty,
     "jax-array": lambda: Pair(jnp.ones(2)),
     "key": lambda: Pair(jax.random.key(0)),
@@ -85,9 +86,9 @@ class Calls(Module):
         return self.weight * x
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", CACHED)
 def test_partition_is_kept_where_nothing_inside_can_change(name):
-    module = flatten_cached(KEPT[name]())
+    module = flatten_cached(CACHED[name]())
     assert_cached_is_fresh(module)
 
 
@@ -210,7 +211,7 @@ def test_getattr_of_a_user_does_not_see_the_slot():
 
     flatten_cached(flatten_cached(Asks(jnp.ones(2))))
     filter_jit(lambda module: module.left)(Asks(jnp.ones(2)))
-    assert [name for name in asked if "kept" in name] == []
+    assert [name for name in asked if "cached" in name] == []
 
 
 # It never holds tracers.
@@ -337,7 +338,8 @@ def test_partition_kept_by_the_fast_path_is_that_of_the_walk():
     jitted(Anew(x, Anew(x)))
     module = Anew(x, Anew(x))
     jitted(module)
-    arrays, structure = get_cached(module)
+    cached = get_cached(module)
+    arrays, structure = cached.arrays, cached.structure
     with checking_partitions():
         found, again = flatten(module)
     assert structure is again

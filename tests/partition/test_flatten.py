@@ -41,7 +41,7 @@ trees = st.recursive(
 @given(trees)
 def test_arrays_are_those_leaves_that_are_arrays_in_the_order_of_jax(tree):
     expected = [leaf for leaf in jtu.tree_leaves(tree) if is_array(leaf)]
-    for _ in range(2):  # Afresh, and from what is kept.
+    for _ in range(2):  # Afresh, and from what is cached.
         assert [*map(id, flatten(tree)[0])] == [*map(id, expected)]
 
 

@@ -88,24 +88,24 @@ def test_rebuilt_tree_has_static_leaves_of_the_type_and_value_of_the_original(tr
 
 
 @given(trees)
-def test_partition_is_kept_on_rebuilt_modules_just_where_a_walk_would_keep_it(tree):
+def test_partition_is_cached_on_rebuilt_modules_just_where_a_walk_would_cache_it(tree):
     rebuilt = rebuild(tree, keep=True)
     walked = rebuild(tree, keep=False)
     flatten(walked)
 
-    def kept(tree):
+    def cached(tree):
         modules = []
         jtu.tree_map(lambda _: None, tree, is_leaf=lambda node: modules.append(node))
         return [get_cached(node) for node in modules if isinstance(node, Module)]
 
     def identities(tree):
-        return [pair and ([*map(id, pair[0])], pair[1]) for pair in kept(tree)]
+        return [each and ([*map(id, each.arrays)], each.structure) for each in cached(tree)]
 
     assert identities(rebuilt) == identities(walked)
 
 
 @given(trees)
-def test_nothing_is_kept_where_not_asked(tree):
+def test_nothing_is_cached_where_not_asked(tree):
     modules = []
     jtu.tree_map(lambda _: None, rebuild(tree), is_leaf=lambda node: modules.append(node))
     assert not [node for node in modules if isinstance(node, Module) and get_cached(node)]

@@ -110,7 +110,8 @@ def test_module_that_was_read_gives_the_same_objects_again(name):
 def test_partition_of_a_returned_module_is_right_after_reading(name):
     module = returned()
     READINGS[name](module)
-    dynamic, structure = get_cached(module)
+    cached = get_cached(module)
+    dynamic, structure = cached.arrays, cached.structure
     fresh, fresh_structure = flatten(copy.copy(module))
     assert [*map(id, dynamic)] == [*map(id, fresh)]
     assert structure is fresh_structure

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eqxlike import filter_jit, is_array
-from eqxlike._module import get_cached
+from eqxlike._module import CachedPartition, get_cached
 from eqxlike._partition import Row, concrete_array_types, flatten
 from tests.partition.models import Pair
 
@@ -209,7 +209,7 @@ def test_returned_module_keeps_its_partition_though_its_arrays_were_first_met_in
 ):
     tree = Pair(tuple(MET_FIRST[name](index) for index in range(70)))
     flatten(tree)
-    assert isinstance(get_cached(tree), tuple)
+    assert isinstance(get_cached(tree), CachedPartition)
 
 
 @pytest.mark.parametrize("num_statics", [0, 1, 69, 70])

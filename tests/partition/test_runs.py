@@ -47,7 +47,7 @@ CONTAINERS = {
     "dict": lambda elements: {f"key{i}": each for i, each in enumerate(elements)},
     "ordered-dict": lambda elements: collections.OrderedDict(enumerate(elements)),
     "in-module": lambda elements: WithList(list(elements)),
-    "in-kept-module": lambda elements: Layer(jnp.zeros(()), tuple(elements)),
+    "in-cached-module": lambda elements: Layer(jnp.zeros(()), tuple(elements)),
 }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from ..._codegen import compile_function
 from ..._module import (
     BoundMethod,
+    CachedPartition,
     ClassRecord,
     Module,
     can_stay_lazy,
@@ -86,12 +87,12 @@ class ModuleNode(Structure):
         is_plain = self.node_type.__getattribute__ is object.__getattribute__
         if not is_plain or hasattr(self.node_type, "__getattr__"):
             cached = f"{writer.constant(get_cached)}({name})"
-        dynamic, structure = writer.unpack(f"{cached} or {writer.constant(self.cache)}({name})", 2)
-        writer.miss_if(f"{structure} is not {writer.constant(self)}")
-        writer.take_all(dynamic, self.num_arrays)
+        partition = writer.assign(f"{cached} or {writer.constant(self.cache)}({name})")
+        writer.miss_if(f"{partition}.structure is not {writer.constant(self)}")
+        writer.take_all(f"{partition}.arrays", self.num_arrays)
         return []
 
-    def cache(self, module: Any) -> tuple[tuple[Any, ...], Structure] | None:
+    def cache(self, module: Any) -> CachedPartition | None:
         """Caches the partition of an instance that has none yet, as one made outside of a filtered
         function; `None` if it is not of this Structure.
         """
@@ -101,9 +102,9 @@ class ModuleNode(Structure):
         arrays = take(module)
         if arrays is None:
             return None
-        cached = (arrays, self)
-        set_cached(module, cached)
-        return cached
+        partition = CachedPartition(arrays, self)
+        set_cached(module, partition)
+        return partition
 
     def _make_take(self) -> Callable[[Any], tuple[Any, ...] | None]:
         """The function from a Module of this Structure to its arrays, and to `None` from others."""

@@ -16,7 +16,7 @@ class Pair(Module):
 
 
 class Opaque:
-    """Mutable, and hashes by identity: never kept."""
+    """Mutable, and hashes by identity: never cached."""
 
     def __init__(self):
         self.value = 2
