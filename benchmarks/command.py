@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks import report, table
 from benchmarks.cases import NamedT
+from eqxlike._numbers import whole_number_in
 
 
 def parser(name: str, description: str | None, rounds: int, quick: str) -> argparse.ArgumentParser:
@@ -32,21 +33,16 @@ def parser(name: str, description: str | None, rounds: int, quick: str) -> argpa
         "--rows", default="", metavar="REGEX", help="only rows whose name it finds"
     )
     options.add_argument(
-        "--rounds", type=positive, metavar="N", help=f"default {rounds}; quote from 15 or more"
+        "--rounds",
+        type=whole_number_in,
+        metavar="N",
+        help=f"default {rounds}; quote from 15 or more",
     )
     options.add_argument(
         "--quick", action="store_true", help=f"{quick}: a first look, not for quoting"
     )
     options.add_argument("--markdown", action="store_true", help="Markdown instead of plain text")
     return options
-
-
-def positive(text: str) -> int:
-    """Return the number of rounds that an argument asks for."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {number}")
-    return number
 
 
 def execute(

@@ -24,6 +24,7 @@ from benchmarks import (
     table,
 )
 from benchmarks.layer_rows import Row
+from eqxlike._numbers import whole_number_in
 
 NAME = "benchmarks.jit_edges"
 ROUNDS, QUICK_ROUNDS = 100, 15
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command.parser(NAME, __doc__, ROUNDS, quick)
     parser.add_argument(
         "--first-rounds",
-        type=command.positive,
+        type=whole_number_in,
         metavar="N",
         help=f"of first calls; default {FIRST_ROUNDS}",
     )

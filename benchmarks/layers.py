@@ -19,6 +19,7 @@ import jax
 from benchmarks import cases, command, layer_cases, layer_depth, layer_timing, report
 from benchmarks.layer_networks import NETWORKS
 from benchmarks.layer_rows import Row
+from eqxlike._numbers import whole_number_in
 from eqxlike._timing import measure
 
 NAME = "benchmarks.layers"
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> 
     parser = command.parser(NAME, __doc__, ROUNDS, quick)
     parser.add_argument(
         "--first-rounds",
-        type=command.positive,
+        type=whole_number_in,
         metavar="N",
         help=f"of first calls and compilations; default {FIRST_ROUNDS}",
     )

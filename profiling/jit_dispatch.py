@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks import cases, columns
 from benchmarks.table import text_table
+from eqxlike._numbers import whole_number_in
 from eqxlike._timing import Column, measure, ratios
 from profiling import sessions
 
@@ -165,16 +166,9 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=pathlib.Path, default=OUT, metavar="DIR", help="default: %(default)s"
     )
     parser.add_argument(
-        "--calls", type=_positive, default=CALLS, metavar="N", help="default: %(default)s"
+        "--calls", type=whole_number_in, default=CALLS, metavar="N", help="default: %(default)s"
     )
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {number}")
-    return number
 
 
 if __name__ == "__main__":

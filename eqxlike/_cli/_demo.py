@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+from .._numbers import whole_number_in
 from . import _data, _pictures, _report, _tables
 from ._compare import Output, compare
 from ._data import Data
@@ -33,7 +34,10 @@ def add_parser(subparsers: Any) -> None:
         "--data", choices=[*SETTINGS, "both"], default="both", help="which data set (both)"
     )
     parser.add_argument(
-        "--steps", type=_steps, metavar="N", help="training steps instead of each data set's own"
+        "--steps",
+        type=whole_number_in,
+        metavar="N",
+        help="training steps instead of each data set's own",
     )
     parser.add_argument(
         "--seed", type=_seed, default=0, metavar="N", help="of split, weights and noise (0)"
@@ -113,20 +117,5 @@ def _require_extras() -> None:
         raise CommandError(f"the demo needs {' and '.join(missing)}: pip install 'eqxlike[demo]'")
 
 
-def _steps(text: str) -> int:
-    return _integer(text, 1, None)
-
-
 def _seed(text: str) -> int:
-    return _integer(text, 0, MOST_SEED)
-
-
-def _integer(text: str, least: int, most: int | None) -> int:
-    wanted = f"a whole number of {least} or more" + ("" if most is None else f", at most {most}")
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}") from None
-    if number < least or (most is not None and number > most):
-        raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
-    return number
+    return whole_number_in(text, 0, MOST_SEED)

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float, Int, Shaped
 
+from .._numbers import whole_number
+
 
 def _check_same_shape(**arrays: Array) -> None:
     shapes = {name: jnp.shape(array) for name, array in arrays.items()}
@@ -111,8 +113,7 @@ def _bin_sums(
     probabilities: Float[Array, "N C"], labels: Int[Array, " N"], num_bins: int
 ) -> tuple[Array, Array, Array, Array]:
     _check_classification(probabilities, labels, "probabilities")
-    if num_bins < 1:
-        raise ValueError(f"num_bins must be at least 1, got {num_bins}.")
+    num_bins = whole_number(num_bins, "num_bins")
     probabilities, labels = jnp.asarray(probabilities), jnp.asarray(labels)
     dtype = probabilities.dtype
     confidence = jnp.max(probabilities, axis=-1)

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
+from .._dtypes import wider
+from .._numbers import whole_number
 from ..nn import kl_divergence
 
 Model = TypeVar("Model", bound=Any)
@@ -64,7 +66,7 @@ def negative_elbo(
     **Returns:** shape `()`.
 
     **Raises:** `ValueError` if leading lengths differ, if the log likelihood of an example is not
-    of shape `()`, or if `num_data` or `num_samples` is not positive.
+    of shape `()`, or if `num_data` or `num_samples` is not a positive integer.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -76,11 +78,8 @@ def negative_elbo(
     >>> negative_elbo(model, log_likelihood, batch, num_data=50, key=jax.random.key(1)).shape
     ()
     """
-    if num_data <= 0 or num_samples <= 0:
-        raise ValueError(
-            "negative_elbo expects positive num_data and num_samples, got "
-            f"num_data={num_data} and num_samples={num_samples}."
-        )
+    num_data = whole_number(num_data, "num_data")
+    num_samples = whole_number(num_samples, "num_samples")
     batch_size = _batch_size(batch)
 
     def one(example: Any, keys: PRNGKeyArray) -> Array:
@@ -95,8 +94,7 @@ def negative_elbo(
     keys = jr.split(key, (batch_size, num_samples))
     log_likelihoods = jax.vmap(one)(batch, keys)
     kl = kl_divergence(model)
-    # In the wider dtype of the two, without asking for promotion, which may be strict.
-    dtype = max(kl.dtype, log_likelihoods.dtype, key=lambda dtype: dtype.itemsize)
+    dtype = wider(kl.dtype, log_likelihoods.dtype)
     expected = jnp.mean(log_likelihoods.astype(dtype))
     kl = kl.astype(dtype) * jnp.asarray(kl_weight, dtype)
     return kl / num_data - expected if per_example else kl - num_data * expected

@@ -14,6 +14,7 @@ from jax.scipy.special import logsumexp, ndtr, ndtri
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
+from .._numbers import whole_number
 from ..nn import sample_posterior
 
 Output = TypeVar("Output")
@@ -38,6 +39,8 @@ def predict_samples(
 
     **Returns:** outputs with leading axes S, B.
 
+    **Raises:** `ValueError` if `num_samples` is not a positive integer.
+
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
     >>> model = nn.BayesianMLP(2, 3, width_size=8, depth=1, key=jax.random.key(0))
@@ -49,7 +52,7 @@ def predict_samples(
         network = sample_posterior(model, key)
         return jax.vmap(lambda example: network(example))(inputs)
 
-    return jax.vmap(one)(jr.split(key, num_samples))
+    return jax.vmap(one)(jr.split(key, whole_number(num_samples, "num_samples")))
 
 
 class GaussianMoments(NamedTuple):

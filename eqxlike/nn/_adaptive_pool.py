@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
-from ._common import axis_names, check_input, describe, sizes_by_axis, whole_number
+from .._numbers import whole_number
+from ._common import axis_names, check_input, describe, sizes_by_axis
 
 
 class AdaptivePool(Module):

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from .._dtypes import at_least_float32
 from .._module import Module, field
-from ._common import Initializer, at_least_float32, check_input, describe, split_key, whole_number
+from .._numbers import whole_number
+from ._common import Initializer, check_input, describe, split_key
 from ._dropout import Dropout, warn_deterministic
 from ._linear import Linear
 

@@ -8,19 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from .._dtypes import at_least_float32, parameter_dtype
 from .._module import field
+from .._numbers import real_number, whole_number
 from .._traceback import stacklevel_of_user
-from ._common import (
-    Initializer,
-    Parameter,
-    at_least_float32,
-    check_input,
-    describe,
-    draw,
-    parameter_dtype,
-    real_number,
-    whole_number,
-)
+from ._common import Initializer, Parameter, check_input, describe, draw
 from ._stateful import State, StatefulLayer, StateIndex
 
 Statistics = tuple[Float[Array, " input_size"], Float[Array, " input_size"]]

@@ -5,6 +5,7 @@ from typing import Any
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
+from .._numbers import whole_number
 from ._common import (
     Initializer,
     Padding,
@@ -21,7 +22,6 @@ from ._common import (
     padding_by_axis,
     pads_for,
     sizes_by_axis,
-    whole_number,
     window_extents,
 )
 

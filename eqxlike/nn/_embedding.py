@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
+from .._dtypes import parameter_dtype
 from .._module import Module, field
-from ._common import Initializer, check_input, parameter_dtype, real_number, whole_number
+from .._numbers import real_number, whole_number
+from ._common import Initializer, check_input
 
 
 class Embedding(Module):

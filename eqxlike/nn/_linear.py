@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeVar
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
+from .._dtypes import parameter_dtype
 from .._module import Module, field
 from ._common import (
     Initializer,
@@ -15,7 +16,6 @@ from ._common import (
     feature_count,
     feature_shape,
     number_of_features,
-    parameter_dtype,
 )
 
 T = TypeVar("T")

@@ -10,9 +10,10 @@ import jax.random as jr
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._module import Module, field
+from .._numbers import whole_number
 from .._pytree import combine, is_array, partition
 from .._transforms import filter_vmap
-from ._common import Initializer, as_data, number_of_features, split_key, whole_number
+from ._common import Initializer, as_data, number_of_features, split_key
 from ._linear import Linear
 
 

@@ -9,19 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from .._dtypes import at_least_float32, parameter_dtype
 from .._module import Module, field
+from .._numbers import integer, real_number, whole_number
 from .._traceback import stacklevel_of_user
-from ._common import (
-    Initializer,
-    Parameter,
-    at_least_float32,
-    check_input,
-    draw,
-    integer,
-    parameter_dtype,
-    real_number,
-    whole_number,
-)
+from ._common import Initializer, Parameter, check_input, draw
 from ._stateful import NO_STATE
 
 
@@ -47,11 +39,6 @@ def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
     if bias is not None:
         x = x + bias.astype(x.dtype)
     return x
-
-
-def _accumulation_dtype(x: Array) -> jnp.dtype:
-    """Sums of squares leave the range of float16 early, and bfloat16 has eight bits for them."""
-    return at_least_float32(x.dtype)
 
 
 def _shape_of(shape: Any) -> tuple[int, ...]:
@@ -130,7 +117,7 @@ class _ShapeNorm(Module):
         """
         del key
         check_input(self, x, self.shape)
-        normalised = self._normalise(x.astype(_accumulation_dtype(x)))
+        normalised = self._normalise(x.astype(at_least_float32(x.dtype)))
         out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
         return out if state is NO_STATE else (out, state)
 
@@ -320,7 +307,7 @@ class GroupNorm(Module):
                 f"GroupNorm expected x with a number of channels that groups={self.groups} "
                 f"divides, got shape {x.shape}."
             )
-        grouped = x.astype(_accumulation_dtype(x)).reshape(self.groups, -1)
+        grouped = x.astype(at_least_float32(x.dtype)).reshape(self.groups, -1)
         centred = grouped - jnp.mean(grouped, axis=1, keepdims=True)
         variance = jnp.mean(centred**2, axis=1, keepdims=True)
         normalised = (centred * jax.lax.rsqrt(variance + self.eps)).reshape(x.shape)

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
+from .._dtypes import at_least_float32
 from .._module import Module, field
+from .._numbers import whole_number
 from ._common import (
     Padding,
     Pads,
     Sizes,
-    at_least_float32,
     axis_names,
     check_input,
     check_window_fits,
@@ -23,7 +24,6 @@ from ._common import (
     pads_for,
     reduce_windows,
     sizes_by_axis,
-    whole_number,
 )
 
 

@@ -6,16 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from .._dtypes import parameter_dtype
 from .._module import Module, field
-from ._common import (
-    Initializer,
-    Parameter,
-    check_input,
-    draw,
-    fan_in_limit,
-    parameter_dtype,
-    whole_number,
-)
+from .._numbers import whole_number
+from ._common import Initializer, Parameter, check_input, draw, fan_in_limit
 
 
 def _parameters(

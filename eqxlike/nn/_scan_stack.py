@@ -11,10 +11,11 @@ import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
 
 from .._module import Module, field
+from .._numbers import whole_number
 from .._partition import find_static_difference, is_same_static
 from .._pytree import combine, flag_frozen, is_array, partition, tree_at, tree_pformat
 from .._transforms import filter_checkpoint, filter_vmap
-from ._common import as_data, check_instance, describe, whole_number
+from ._common import as_data, check_instance, describe
 from ._stateful import (
     NO_STATE,
     State,

@@ -7,7 +7,8 @@ import jax.random as jr
 from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module
-from ._common import check_instance, describe, integer
+from .._numbers import integer
+from ._common import check_instance, describe
 from ._stateful import NO_STATE, State, StatefulLayer, is_stateful
 
 

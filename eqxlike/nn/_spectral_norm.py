@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from .._dtypes import at_least_float32
 from .._module import field
+from .._numbers import real_number, whole_number
 from .._pytree import is_array, tree_at
-from ._common import at_least_float32, check_instance, real_number, whole_number
+from ._common import check_instance
 from ._stateful import State, StatefulLayer, StateIndex
 
 Layer = TypeVar("Layer", bound=Callable[..., Any])

@@ -6,9 +6,11 @@ from typing import Any, Generic, TypeVar
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
+from .._dtypes import at_least_float32
 from .._module import Module, field
+from .._numbers import integer
 from .._pytree import is_array, tree_at
-from ._common import at_least_float32, check_instance, integer
+from ._common import check_instance
 
 Layer = TypeVar("Layer", bound=Callable[..., Any])
 

@@ -7,6 +7,8 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from .._numbers import whole_number
+
 Arrays = TypeVar("Arrays")
 
 
@@ -64,7 +66,7 @@ def minibatches(
     **Returns:** an iterator of pytrees like `arrays` with leading length B.
 
     **Raises:** `ValueError`, at once and not at the first batch, if lengths differ, if `batch_size`
-    is not in 1 to N, or if the data is not finite.
+    is not an integer in 1 to N, or if the data is not finite.
 
     >>> x, y = np.arange(10.0).reshape(5, 2), np.arange(5)
     >>> batch_x, batch_y = next(minibatches((x, y), 3, seed=0))
@@ -73,9 +75,10 @@ def minibatches(
     """
     named = _named_arrays(arrays)
     length = _check_lengths(named)
-    if not 1 <= batch_size <= length:
+    batch_size = whole_number(batch_size, "batch_size")
+    if batch_size > length:
         raise ValueError(
-            f"batch_size must lie in 1 to {length}, the number of examples, got {batch_size}."
+            f"batch_size must be at most {length}, the number of examples, got {batch_size}."
         )
     if check_finite:
         _check_finite(named)

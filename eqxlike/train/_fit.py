@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from .._numbers import whole_number
 from .._pytree import tree_at
 from ._checks import check_not_deleted, check_state, deleted_paths
 from ._interrupt import Interrupt, delayed_interrupt
@@ -133,8 +134,9 @@ def fit(
     **Returns:** a `FitResult`.
 
     **Raises:** `TypeError` if `state` is no `TrainState`; `RuntimeError` if its arrays were
-    donated; `ValueError` if a count is less than 1; whatever `step`, `batches` and `on_log` raise,
-    except that `KeyboardInterrupt` from the last two ends training.
+    donated; `ValueError` if `num_steps`, `log_every` or `check_every` is not a positive integer;
+    whatever `step`, `batches` and `on_log` raise, except that `KeyboardInterrupt` from the last two
+    ends training.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -149,13 +151,9 @@ def fit(
     """
     check_state(state, TrainState, "fit")
     check_not_deleted(state, "state", "fit")
-    for name, count in (
-        ("num_steps", num_steps),
-        ("log_every", log_every),
-        ("check_every", check_every),
-    ):
-        if count < 1:
-            raise ValueError(f"fit expects {name} of at least 1, got {count}.")
+    num_steps = whole_number(num_steps, "num_steps")
+    log_every = whole_number(log_every, "log_every")
+    check_every = whole_number(check_every, "check_every")
     run = _Run(_unhalted(copy_arrays(state)))
     with delayed_interrupt() as interrupt:
         try:

@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32, PyTree
 
+from .._dtypes import at_least_float32
 from .._module import Module, field
+from .._numbers import whole_number
 from .._pytree import is_array, is_inexact_array, tree_at
 
 _LARGEST = float(jnp.finfo(jnp.float32).max)
@@ -87,13 +89,9 @@ class DynamicLossScale(Module):
             )
         if not 1 < factor < math.inf:
             raise ValueError(f"DynamicLossScale expects a factor above 1, got {factor}.")
-        if not isinstance(period, int) or period < 1:
-            raise ValueError(
-                f"DynamicLossScale expects an integer of at least 1 as period, got {period!r}."
-            )
         self.scale = jnp.array(scale, jnp.float32)
         self.counter = jnp.zeros((), jnp.int32)
-        self.period = period
+        self.period = whole_number(period, "period")
         self.factor = float(factor)
         self.minimum = float(minimum)
         self.maximum = float(maximum)
@@ -114,7 +112,7 @@ class DynamicLossScale(Module):
             # Not to be differentiated, which is for the gradient to say.
             return loss
         loss = jnp.asarray(loss)
-        dtype = _at_least_float32(loss.dtype)
+        dtype = at_least_float32(loss.dtype)
         return loss.astype(dtype) * self.scale.astype(dtype)
 
     def unscale(self, gradients: PyTree) -> PyTree:
@@ -129,7 +127,7 @@ class DynamicLossScale(Module):
         def unscale(leaf: Any) -> Any:
             if not is_inexact_array(leaf):
                 return leaf
-            dtype = _at_least_float32(leaf.dtype)
+            dtype = at_least_float32(leaf.dtype)
             return (leaf.astype(dtype) / self.scale.astype(dtype)).astype(leaf.dtype)
 
         return jax.tree_util.tree_map(unscale, gradients)
@@ -155,7 +153,3 @@ class DynamicLossScale(Module):
 
 def _is_floating(leaf: Any) -> bool:
     return is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)
-
-
-def _at_least_float32(dtype: jnp.dtype) -> jnp.dtype:
-    return jnp.dtype(jnp.float32) if dtype.itemsize < 4 else dtype

@@ -128,6 +128,7 @@ def test_shapes_that_would_broadcast_are_refused():
         bayes.root_mean_squared_error(jnp.zeros(5), jnp.zeros((5, 1)))
 
 
-def test_wrong_number_of_bins_is_refused(predictions):
-    with pytest.raises(ValueError, match="num_bins must be at least 1, got 0"):
-        bayes.calibration_bins(*predictions, num_bins=0)
+@pytest.mark.parametrize("num_bins", [0, 2.5])
+def test_wrong_number_of_bins_is_refused(num_bins, predictions):
+    with pytest.raises(ValueError, match=f"num_bins must be an integer of .* 1, got {num_bins}"):
+        bayes.calibration_bins(*predictions, num_bins=num_bins)

@@ -114,10 +114,11 @@ def test_plain_model_has_no_kl(data, getkey):
     np.testing.assert_allclose(value, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"num_data": 0}, {"num_data": 5, "num_samples": 0}])
-def test_count_that_is_not_positive_is_refused(options, model, data, getkey):
-    with pytest.raises(ValueError, match="positive num_data and num_samples"):
-        negative_elbo(model, gaussian, data, key=getkey(), **options)
+@pytest.mark.parametrize("count", [0, 2.5])
+@pytest.mark.parametrize("name", ["num_data", "num_samples"])
+def test_count_that_is_no_positive_integer_is_refused_by_name(name, count, model, data, getkey):
+    with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1, got {count}"):
+        negative_elbo(model, gaussian, data, key=getkey(), **{"num_data": 5, name: count})
 
 
 def test_batch_of_several_lengths_is_refused(model, getkey):

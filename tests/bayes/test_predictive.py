@@ -135,6 +135,14 @@ def test_each_draw_is_one_network_applied_to_all_inputs(getkey):
     np.testing.assert_allclose(outputs[2, 0], network(x[0]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("num_samples", [0, 2.5])
+def test_number_of_draws_that_is_no_positive_integer_is_refused(num_samples, getkey):
+    model = nn.BayesianLinear(2, 1, key=getkey())
+    options = {"key": getkey(), "num_samples": num_samples}
+    with pytest.raises(ValueError, match=f"num_samples must be .* at least 1, got {num_samples}"):
+        bayes.predict_samples(model, jnp.ones((3, 2)), **options)
+
+
 def test_draws_of_a_linear_model_have_its_moments(getkey):
     layer = nn.BayesianLinear(2, "scalar", posterior_scale=0.5, key=getkey())
     x = jnp.array([[1.0, 2.0]])

@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from eqxlike import nn
-from eqxlike.nn._common import _init
-from eqxlike.nn._common._init import Parameter, draw
+from eqxlike.nn._common import _parameters
+from eqxlike.nn._common._parameters import Parameter, draw
 
 FLOAT32 = jnp.dtype("float32")
 SHAPES = ((), (2, 3, 5))
@@ -93,7 +93,7 @@ def test_no_key_is_used_twice(getkey):
 
 def test_equal_layers_are_drawn_by_one_compiled_program(getkey):
     def count() -> int:
-        return _init._draw_at_once._cache_size()  # pyright: ignore[reportAttributeAccessIssue]
+        return _parameters._draw_at_once._cache_size()  # pyright: ignore[reportAttributeAccessIssue]
 
     nn.Conv2d(2, 3, kernel_size=5, key=getkey())
     before = count()
@@ -111,14 +111,14 @@ def compiled_text(function, *arguments) -> str:
 def test_kernel_is_counted_along_one_axis(getkey):
     # Along four axes its program takes three times as long to compile, and to run.
     options = (Parameter((2, 3, 4, 5), FLOAT32), Parameter((2, 1, 1), FLOAT32)), True
-    program = compiled_text(_init._draw_at_once, getkey(), *options)
+    program = compiled_text(_parameters._draw_at_once, getkey(), *options)
     assert "u32[120]" in program
     assert "u32[2,3,4,5]" not in program
 
 
 def test_arrays_of_a_layer_are_drawn_one_after_another(getkey):
     # Side by side they wait for each other's threads, on jax 0.12 longer than they take.
-    program = jax.make_jaxpr(_init._draw_at_once, static_argnums=(1, 2))
+    program = jax.make_jaxpr(_parameters._draw_at_once, static_argnums=(1, 2))
     options = (Parameter((4, 4), FLOAT32), Parameter((4,), FLOAT32), Parameter((3,), FLOAT32))
     assert str(program(getkey(), options, True)).count("optimization_barrier") == 2
     assert str(program(getkey(), options, False)).count("optimization_barrier") == 0

@@ -51,10 +51,16 @@ def test_epochs_are_shuffled_anew():
     assert first != second
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, 6])
-def test_batch_size_that_does_not_fit_is_refused_at_once(batch_size):
-    with pytest.raises(ValueError, match=f"in 1 to 5, the number of examples, got {batch_size}"):
+@pytest.mark.parametrize("batch_size", [0, -1, 2.0, True])
+def test_batch_size_that_is_no_positive_integer_is_refused_at_once(batch_size):
+    message = f"batch_size must be an integer of at least 1, got {batch_size}"
+    with pytest.raises(ValueError, match=message):
         minibatches(np.arange(5), batch_size, seed=0)
+
+
+def test_batch_size_above_the_number_of_examples_is_refused_at_once():
+    with pytest.raises(ValueError, match="at most 5, the number of examples, got 6"):
+        minibatches(np.arange(5), 6, seed=0)
 
 
 def test_lengths_that_differ_are_refused_by_name():

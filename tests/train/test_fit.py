@@ -339,7 +339,8 @@ def test_other_errors_pass(state, step):
         fit(state, step, data(), num_steps=4)
 
 
+@pytest.mark.parametrize("count", [0, 2.5, True])
 @pytest.mark.parametrize("name", ["num_steps", "log_every", "check_every"])
-def test_count_below_one_is_refused_by_name(name, state, step):
-    with pytest.raises(ValueError, match=f"{name} of at least 1, got 0"):
-        fit(state, step, batches(), **{"num_steps": 1, name: 0})
+def test_count_that_is_no_positive_integer_is_refused_by_name(name, count, state, step):
+    with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1, got {count}"):
+        fit(state, step, batches(), **{"num_steps": 1, name: count})

@@ -287,8 +287,9 @@ def test_state_without_a_scale_is_stepped_as_before_there_was_one(linear, getkey
         ({"minimum": 0}, "0 < minimum <= scale <= maximum.*minimum=0"),
         ({"maximum": float("inf")}, "maximum=inf"),
         ({"factor": 1}, "a factor above 1, got 1"),
-        ({"period": 0}, "an integer of at least 1 as period, got 0"),
-        ({"period": 2.5}, "an integer of at least 1 as period, got 2.5"),
+        ({"period": 0}, "period must be an integer of at least 1, got 0"),
+        ({"period": 2.5}, "period must be an integer of at least 1, got 2.5"),
+        ({"period": True}, "period must be an integer of at least 1, got True"),
     ],
 )
 def test_errors_name_what_was_expected_and_what_came(options, message):

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ..._numbers import check_scale
 from ..._pytree import tree_at
 from .._common import (
     check_instance,
     check_key,
     check_real_floating,
-    check_scale,
     draw_gaussian,
     draw_noise,
     fan_in_limit,
@@ -79,8 +79,8 @@ class BayesianConv(BayesianLayer):
             raise TypeError(f"mean must be an nn.Conv, got a {type(mean).__name__}.")
         dtype = mean.weight.dtype
         check_real_floating(dtype, "BayesianConv")
-        check_scale("prior_scale", prior_scale)
-        check_scale("posterior_scale", posterior_scale)
+        check_scale(prior_scale, "prior_scale")
+        check_scale(posterior_scale, "posterior_scale")
         self.mean = mean
         limit = _weight_limit(mean)
         self.weight_rho = rho_for(posterior_scale * limit, mean.weight.shape, dtype)

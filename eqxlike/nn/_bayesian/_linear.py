@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ..._dtypes import parameter_dtype
 from ..._module import Module, field
+from ..._numbers import check_scale, whole_number
 from ..._pytree import tree_at
 from ..._transforms import filter_eval_shape
 from .._common import (
@@ -19,7 +21,6 @@ from .._common import (
     check_instance,
     check_key,
     check_real_floating,
-    check_scale,
     draw,
     draw_gaussian,
     draw_noise,
@@ -28,11 +29,9 @@ from .._common import (
     feature_shape,
     gaussian_kl,
     number_of_features,
-    parameter_dtype,
     rho_for,
     scale_of_each,
     split_key,
-    whole_number,
 )
 from .._linear import Linear
 from ._posterior import BayesianLayer
@@ -107,8 +106,8 @@ class BayesianLinear(BayesianLayer):
         in_size, out_size = feature_count(in_features), feature_count(out_features)
         dtype = parameter_dtype(dtype)
         check_real_floating(dtype, "BayesianLinear")
-        check_scale("prior_scale", prior_scale)
-        check_scale("posterior_scale", posterior_scale)
+        check_scale(prior_scale, "prior_scale")
+        check_scale(posterior_scale, "posterior_scale")
         limit = fan_in_limit(in_size)
         weight_shape, bias_shape = (out_size, in_size), (out_size,)
         self.weight_mean, self.bias_mean = draw(

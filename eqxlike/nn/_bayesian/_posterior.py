@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from ..._dtypes import wider
 from ..._module import Module
-from .._common import check_instance, wider
+from .._common import check_instance
 
 
 class BayesianLayer(Module):

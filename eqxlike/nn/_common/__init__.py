@@ -1,5 +1,8 @@
-"""What layers share: sizes and dtypes, the drawing of weights, checks of inputs, windows."""
+"""What layers share: features, keys, parameters, Gaussian weights, inputs, windows."""
 
+from ._features import feature_count as feature_count
+from ._features import feature_shape as feature_shape
+from ._features import number_of_features as number_of_features
 from ._gaussian import check_key as check_key
 from ._gaussian import check_real_floating as check_real_floating
 from ._gaussian import draw_gaussian as draw_gaussian
@@ -7,25 +10,15 @@ from ._gaussian import draw_noise as draw_noise
 from ._gaussian import gaussian_kl as gaussian_kl
 from ._gaussian import rho_for as rho_for
 from ._gaussian import scale_of_each as scale_of_each
-from ._init import Initializer as Initializer
-from ._init import Parameter as Parameter
-from ._init import as_data as as_data
-from ._init import at_least_float32 as at_least_float32
-from ._init import check_scale as check_scale
-from ._init import draw as draw
-from ._init import fan_in_limit as fan_in_limit
-from ._init import feature_count as feature_count
-from ._init import feature_shape as feature_shape
-from ._init import integer as integer
-from ._init import number_of_features as number_of_features
-from ._init import parameter_dtype as parameter_dtype
-from ._init import real_number as real_number
-from ._init import split_key as split_key
-from ._init import whole_number as whole_number
-from ._init import wider as wider
 from ._inputs import check_input as check_input
 from ._inputs import check_instance as check_instance
 from ._inputs import describe as describe
+from ._keys import as_data as as_data
+from ._keys import split_key as split_key
+from ._parameters import Initializer as Initializer
+from ._parameters import Parameter as Parameter
+from ._parameters import draw as draw
+from ._parameters import fan_in_limit as fan_in_limit
 from ._windows import Padding as Padding
 from ._windows import Pads as Pads
 from ._windows import Sizes as Sizes

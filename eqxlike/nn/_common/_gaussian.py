@@ -8,15 +8,23 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ..._dtypes import at_least_float32
 from ..._module import Module
 from ..._pytree import is_array
-from ._init import at_least_float32, log_softplus
 from ._inputs import describe
 
 
 def rho_for(scale: float, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, "*shape"]:
     """The `rho` of a standard deviation `scale`: the inverse of `softplus`."""
     return jnp.full(shape, scale + math.log(-math.expm1(-scale)), dtype)
+
+
+def log_softplus(rho: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """`log(softplus(rho))`, finite with a finite gradient where `softplus(rho)` underflows to 0."""
+    # Below -40 log(softplus(rho)) = rho - exp(rho) / 2 + ... is rho to the last digit of a float64.
+    # The inner `where` keeps the 0 / 0 of an underflow out of the gradient.
+    is_tiny = rho < -40
+    return jnp.where(is_tiny, rho, jnp.log(jax.nn.softplus(jnp.where(is_tiny, 0, rho))))
 
 
 def draw_gaussian(

@@ -10,17 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
+from ..._dtypes import parameter_dtype
 from ..._module import Module
-from ._init import (
-    Initializer,
-    Parameter,
-    draw,
-    fan_in_limit,
-    integer,
-    parameter_dtype,
-    whole_number,
-)
+from ..._numbers import integer, whole_number
 from ._inputs import describe
+from ._parameters import Initializer, Parameter, draw, fan_in_limit
 
 Sizes = int | Sequence[int]
 """One size for all spatial axes, or one for each."""

@@ -10,18 +10,16 @@ import jax.random as jr
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from ..._module import Module, field
+from ..._numbers import check_scale, real_number, whole_number
 from ..._pytree import tree_at
 from .._common import (
     Initializer,
     Parameter,
     check_input,
     check_instance,
-    check_scale,
     draw,
     fan_in_limit,
     feature_shape,
-    real_number,
-    whole_number,
 )
 from .._linear import Linear
 from ._freeze import freeze, unfreeze
@@ -87,7 +85,7 @@ class LoRALinear(Module):
             raise TypeError(f"linear must be an nn.Linear, got a {type(linear).__name__}.")
         rank = whole_number(rank, "rank")
         alpha = rank if alpha is None else alpha
-        check_scale("alpha", alpha)
+        check_scale(alpha, "alpha")
         *stacked, out_size, in_size = linear.weight.shape
         dtype = linear.weight.dtype
         parameter = Parameter(

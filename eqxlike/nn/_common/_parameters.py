@@ -1,104 +1,16 @@
-"""What layers share when they are built: dtypes, sizes, initial values, checks of arguments."""
+"""The initial values of a layer's parameters."""
 
 import functools
 import math
-import numbers
-import operator
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from ..._compat import Tracer
-
-Features = int | Literal["scalar"]
-"""A number of features, or `"scalar"` for arrays of shape `()`."""
-
-
-def parameter_dtype(dtype: Any) -> jnp.dtype:
-    """`dtype`, or for `None` JAX's default float: float64 in 64-bit mode, else float32."""
-    if dtype is not None:
-        return jnp.dtype(dtype)
-    # A tenth of the time of `jnp.result_type(float)`, once for each layer that is built.
-    return _FLOAT64 if jax.config.jax_enable_x64 else _FLOAT32  # pyright: ignore
-
-
-_FLOAT32, _FLOAT64 = jnp.dtype(jnp.float32), jnp.dtype(jnp.float64)
-
-
-def integer(value: Any) -> int | None:
-    """`value` as an `int` of Python, so that a layer is the same whoever's integer it was given;
-    `None` if it is none.
-    """
-    # A bool is an int to Python, never a size to anyone.
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
-
-
-def whole_number(value: Any, name: str, least: int = 1) -> int:
-    """`value` as an `int`.
-
-    **Raises:** `ValueError` unless it is an integer of at least `least`.
-    """
-    number = integer(value)
-    if number is None or number < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-    return number
-
-
-def real_number(value: Any, name: str) -> float:
-    """`value` as a `float` of Python.
-
-    **Raises:** `TypeError` unless it is a real number.
-    """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {value!r}.")
-    return float(value)
-
-
-def number_of_features(value: Any, name: str) -> Features:
-    """`value` as an `int`, or `"scalar"`.
-
-    **Raises:** `ValueError` unless it is an integer of at least 0, or that word.
-    """
-    if isinstance(value, str) and value == "scalar":
-        return "scalar"
-    number = integer(value)
-    if number is None or number < 0:
-        raise ValueError(f"{name} must be an integer of at least 0 or 'scalar', got {value!r}.")
-    return number
-
-
-def feature_count(features: Features) -> int:
-    """The length of the vector that stands for `features`: 1 for `"scalar"`."""
-    return 1 if features == "scalar" else features
-
-
-def check_scale(name: str, scale: Any) -> None:
-    """Raises `ValueError` unless `scale` is one positive number, as far as can be seen."""
-    if isinstance(scale, (int, float)) and not (scale > 0 and math.isfinite(scale)):
-        raise ValueError(f"{name} must be positive and finite, got {scale!r}.")
-    if jnp.shape(scale) != ():
-        raise ValueError(f"{name} must have shape (), got shape {jnp.shape(scale)}.")
-
-
-def feature_shape(features: Features) -> tuple[int, ...]:
-    """The shape of one input or output with so many features: `()` for `"scalar"`."""
-    return () if features == "scalar" else (features,)
-
-
-def fan_in_limit(fan_in: int) -> float:
-    """`1 / sqrt(fan_in)`; 1 where there is no input to scale by."""
-    # Written so, it is the same float64 as Equinox's: `fan_in**-0.5` may differ in its last digit.
-    return 1.0 if fan_in == 0 else 1 / math.sqrt(fan_in)
-
 
 Initializer = Callable[[PRNGKeyArray, tuple[int, ...], Any], Array]
 """`initializer(key, shape, dtype)`, as those of `jax.nn.initializers`."""
@@ -124,6 +36,12 @@ class Parameter(NamedTuple):
     fill: float | None = None
 
 
+def fan_in_limit(fan_in: int) -> float:
+    """`1 / sqrt(fan_in)`; 1 where there is no input to scale by."""
+    # Written so, it is the same float64 as Equinox's: `fan_in**-0.5` may differ in its last digit.
+    return 1.0 if fan_in == 0 else 1 / math.sqrt(fan_in)
+
+
 def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, ...]:
     """Draws the parameters of a layer, each from its own part of `key`; `None` stays `None`.
 
@@ -144,24 +62,6 @@ def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, 
     if all(parameter.fill is not None for parameter in present):
         key = None
     return _draw_at_once(key, parameters, not isinstance(key, Tracer))
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def split_key(key: PRNGKeyArray, num: int) -> tuple[PRNGKeyArray, ...]:
-    """`jax.random.split` as a tuple: one dispatch, where to take a key off an array is one each."""
-    return tuple(jr.split(key, num))
-
-
-def as_data(keys: PRNGKeyArray | None) -> tuple[Any, Callable[[Any], Any]]:
-    """Keys as the numbers that they are made of, and the function that makes keys of them again.
-
-    For what a `scan` walks along: of keys that a `vmap` around it has moved into place, JAX's check
-    for keys that are used twice says that they are used up.
-    """
-    if keys is None or not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
-        return keys, lambda data: data
-    implementation = jr.key_impl(keys)
-    return jr.key_data(keys), lambda data: jr.wrap_key_data(data, impl=implementation)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -221,21 +121,3 @@ def uniform(
         imaginary = jr.uniform(imaginary_key, shape, part, -limit, limit)
         return jax.lax.complex(real, imaginary)
     return jr.uniform(key, shape, dtype, -limit, limit)
-
-
-def log_softplus(rho: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """`log(softplus(rho))`, finite with a finite gradient where `softplus(rho)` underflows to 0."""
-    # Below -40 log(softplus(rho)) = rho - exp(rho) / 2 + ... is rho to the last digit of a float64.
-    # The inner `where` keeps the 0 / 0 of an underflow out of the gradient.
-    is_tiny = rho < -40
-    return jnp.where(is_tiny, rho, jnp.log(jax.nn.softplus(jnp.where(is_tiny, 0, rho))))
-
-
-def wider(one: jnp.dtype, other: jnp.dtype) -> jnp.dtype:
-    """The dtype of more bytes; `jnp.promote_types` refuses where promotion is to be strict."""
-    return max(one, other, key=lambda dtype: dtype.itemsize)
-
-
-def at_least_float32(dtype: jnp.dtype) -> jnp.dtype:
-    """`dtype`, or float32 if that is wider: for sums, norms and softmax of half precision."""
-    return wider(dtype, _FLOAT32)

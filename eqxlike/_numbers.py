@@ -1,0 +1,72 @@
+"""Checks of the numbers that a caller gives: integers, real numbers, positive scales."""
+
+import argparse
+import math
+import numbers
+import operator
+from typing import Any
+
+import jax.numpy as jnp
+
+
+def integer(value: Any) -> int | None:
+    """`value` as an `int` of Python, so that whoever takes it makes the same of everyone's
+    integers; `None` if it is none.
+    """
+    # A bool is an int to Python, never a size to anyone.
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def whole_number(value: Any, name: str, least: int = 1) -> int:
+    """`value`, the argument `name`, as an `int`.
+
+    **Raises:** `ValueError` unless it is an integer of at least `least`.
+    """
+    number = integer(value)
+    if number is None or number < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+    return number
+
+
+def whole_number_in(text: str, least: int = 1, most: int | None = None) -> int:
+    """The integer that `text` spells: as it is, the `type` of an argument of a command.
+
+    **Raises:** `argparse.ArgumentTypeError` unless it is an integer of at least `least` and at most
+    `most`.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        number = None
+    if number is None or number < least or (most is not None and number > most):
+        wanted = f"an integer of at least {least}" + (
+            "" if most is None else f" and at most {most}"
+        )
+        raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
+    return number
+
+
+def real_number(value: Any, name: str) -> float:
+    """`value`, the argument `name`, as a `float`.
+
+    **Raises:** `TypeError` unless it is a real number.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {value!r}.")
+    return float(value)
+
+
+def check_scale(scale: Any, name: str) -> None:
+    """Raises `ValueError` unless `scale`, a number or an array, is one positive number.
+
+    The values of arrays are not looked at: they may be traced.
+    """
+    if isinstance(scale, (int, float)) and not (scale > 0 and math.isfinite(scale)):
+        raise ValueError(f"{name} must be positive and finite, got {scale!r}.")
+    if jnp.shape(scale) != ():
+        raise ValueError(f"{name} must have shape (), got shape {jnp.shape(scale)}.")

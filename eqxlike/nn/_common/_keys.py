@@ -1,0 +1,28 @@
+"""Random keys for layers one by one, and for those that a loop walks along."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import PRNGKeyArray
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def split_key(key: PRNGKeyArray, num: int) -> tuple[PRNGKeyArray, ...]:
+    """`jax.random.split` as a tuple: one dispatch, where to take a key off an array is one each."""
+    return tuple(jr.split(key, num))
+
+
+def as_data(keys: PRNGKeyArray | None) -> tuple[Any, Callable[[Any], Any]]:
+    """Keys as the numbers that they are made of, and the function that makes keys of them again.
+
+    For what a `scan` walks along: of keys that a `vmap` around it has moved into place, JAX's check
+    for keys that are used twice says that they are used up.
+    """
+    if keys is None or not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
+        return keys, lambda data: data
+    implementation = jr.key_impl(keys)
+    return jr.key_data(keys), lambda data: jr.wrap_key_data(data, impl=implementation)
