@@ -54,6 +54,10 @@ class Rest:
         return [leaf for taken, leaf in zip(self._is_dynamic, leaves, strict=True) if taken]
 
 
+UNTRACED: Any = None
+"""Stands for the `Rest` of an output until the function has been traced."""
+
+
 def split(tree: PyTree, is_dynamic: Callable[[Any], bool] = is_array) -> tuple[list[Any], Rest]:
     """Takes the leaves for which `is_dynamic` holds out of `tree`.
 

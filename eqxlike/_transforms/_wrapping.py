@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-from .._missing import MISSING as MISSING
 from .._module import Wrapper, bind
 
 

@@ -8,10 +8,7 @@ import jax.tree_util as jtu
 import optax
 from jaxtyping import PyTree
 
-from .._compat import Tracer
-
-_MOST_PATHS = 4
-"""Of deleted arrays, named one by one."""
+from .._pytree import deleted_paths, listed
 
 
 def check_model(model: Any) -> None:
@@ -50,23 +47,13 @@ def check_state(state: Any, state_type: type, taker: str) -> None:
 
 def check_not_deleted(tree: PyTree, name: str, taker: str) -> None:
     """Raises `RuntimeError`, as JAX does later and elsewhere, if arrays of `tree` were donated."""
-    paths = [f"{name}{path}" for path in deleted_paths(tree)]
+    paths = deleted_paths(tree, name)
     if paths:
-        more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
         raise RuntimeError(
             f"{taker} expected a {name} whose arrays are there; these were donated to a call and "
-            f"are deleted: {', '.join(paths[:_MOST_PATHS])}{more}. A training step donates the "
+            f"are deleted: {listed(paths)}. A training step donates the "
             "state that it gets: go on with the one that it returned."
         )
-
-
-def deleted_paths(tree: PyTree) -> list[str]:
-    """Where the arrays of `tree` stand whose buffers are gone."""
-    return [
-        jtu.keystr(path)
-        for path, leaf in jtu.tree_leaves_with_path(tree)
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
-    ]
 
 
 def check_optimiser_state(

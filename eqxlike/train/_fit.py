@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .._numbers import whole_number
-from .._pytree import tree_at
-from ._checks import check_not_deleted, check_state, deleted_paths
+from .._pytree import deleted_paths, tree_at
+from ._checks import check_not_deleted, check_state
 from ._interrupt import Interrupt, delayed_interrupt
 from ._state import Model, TrainState, copy_arrays
 

@@ -4,6 +4,7 @@ is built again, and how the guard of a warm call asks for it.
 
 from ._array import ARRAY as ARRAY
 from ._array import ArrayLeaf as ArrayLeaf
+from ._array import are_concrete_arrays as are_concrete_arrays
 from ._array import concrete_array_types as concrete_array_types
 from ._dict import DictNode as DictNode
 from ._foreign import ForeignNode as ForeignNode

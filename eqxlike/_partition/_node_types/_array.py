@@ -1,5 +1,6 @@
 """An array: what is traced."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -24,6 +25,15 @@ def is_array_of_jax(value: Any) -> bool:
     if not isinstance(value, Tracer):
         concrete_array_types.add(type(value))
     return True
+
+
+def are_concrete_arrays(values: Iterable[Any]) -> bool:
+    """Whether all of `values` are arrays and no tracers; notes their types."""
+    return all(
+        type(value) in concrete_array_types
+        or (is_array_of_jax(value) and type(value) in concrete_array_types)
+        for value in values
+    )
 
 
 class ArrayLeaf(Structure):

@@ -23,7 +23,6 @@ from ._runtime_errors import EquinoxTracetimeError as EquinoxTracetimeError
 from ._runtime_errors import EqxlikeRuntimeError as EqxlikeRuntimeError
 from ._runtime_errors import EqxlikeTracetimeError as EqxlikeTracetimeError
 from ._runtime_errors import claim_failure as claim_failure
-from ._runtime_errors import name_donated as name_donated
 from ._traced_checks import TracedProgram as TracedProgram
 from ._traced_checks import has_any_check_been_traced as has_any_check_been_traced
 from ._traced_checks import note_check as note_check

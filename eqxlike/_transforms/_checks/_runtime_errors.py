@@ -10,22 +10,16 @@ import itertools
 import logging
 import re
 import threading
-from typing import Any
 
 import jax
-import jax.tree_util as jtu
 
-from ..._compat import CALLBACK_LOGGERS, Tracer, forget_failed_run
+from ..._compat import CALLBACK_LOGGERS, forget_failed_run
 
 ERRORS_OF_JAX = (jax.errors.JaxRuntimeError, ValueError)
 """What JAX raises for a callback that raises: the second if it calls the program without Python."""
 
 _MAX_RECENT = 1000
-"""Of failures whose exception nobody has asked for, since they went to `jax.jit`."""
-
-
-_MOST_PATHS = 8
-"""Of donated arguments, named one by one."""
+"""At most this many failures are remembered that nobody has claimed: they went to `jax.jit`."""
 
 
 class EqxlikeRuntimeError(RuntimeError):
@@ -77,23 +71,6 @@ def claim_failure(error: BaseException) -> EqxlikeRuntimeError | None:
         return None
     forget_failed_run()
     return EqxlikeRuntimeError(message)
-
-
-def name_donated(
-    failure: EqxlikeRuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Adds to `failure` which arguments its call has used up."""
-    paths = [
-        f"args{jtu.keystr(path)}"
-        for path, leaf in jtu.tree_leaves_with_path((*args, kwargs) if kwargs else args)
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
-    ]
-    if paths:
-        more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
-        failure.add_note(
-            f"Donated to the call that failed, and so no longer there: "
-            f"{', '.join(paths[:_MOST_PATHS])}{more}."
-        )
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -6,11 +6,12 @@ from typing import Any, overload
 
 import jax
 
+from ..._missing import MISSING
 from ..._module import field
-from ..._partition import Rest, split
+from ..._partition import UNTRACED, Rest, split
 from .._references import refuse_references
 from .._signatures import Output, Params
-from .._wrapping import MISSING, TransformedFunction, check_callable
+from .._wrapping import TransformedFunction, check_callable
 
 
 class _CheckpointFunction(TransformedFunction):
@@ -21,7 +22,7 @@ class _CheckpointFunction(TransformedFunction):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         arrays, call_rest = split((self._function, args, kwargs))
-        output_rest: Rest = MISSING
+        output_rest: Rest = UNTRACED
 
         def of_arrays(arrays: list[Any]) -> list[Any]:
             nonlocal output_rest

@@ -10,12 +10,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jaxtyping import Array
 
 from ..._module import Module, field
-from ..._partition import Rest, split
+from ..._partition import UNTRACED, Rest, split
 from ..._pytree import is_array, tree_pformat
 from .._references import refuse_references
 from .._signatures import Output, Params
 from .._trace import is_array_or_struct
-from .._wrapping import MISSING, Call, check_callable
+from .._wrapping import Call, check_callable
 from ._tangents import leaves_beside, path_of
 
 
@@ -88,7 +88,7 @@ def filter_closure_convert(
     """
     check_callable(fn, "filter_closure_convert")
     arrays, example = split(Call(args, kwargs), is_array_or_struct)
-    output: Rest = MISSING
+    output: Rest = UNTRACED
 
     def of_arrays(arrays: list[Any]) -> list[Any]:
         nonlocal output

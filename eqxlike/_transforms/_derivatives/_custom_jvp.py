@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 
-from ..._partition import Rest, split
+from ..._partition import UNTRACED, Rest, split
 from ..._pytree import is_array_or_traced_reference, is_inexact_array_like
-from .._wrapping import MISSING, Call, check_callable, pair
+from .._wrapping import Call, check_callable, pair
 from ._custom_function import CustomFunction
 from ._tangents import check_structure, is_symbolic_zero, tangents_of
 
@@ -103,8 +103,8 @@ class _FlatCall:
     rule: _Rule
     wants_zeros: bool
     label: str
-    rest: Rest = MISSING
-    value_rest: Rest = MISSING
+    rest: Rest = UNTRACED
+    value_rest: Rest = UNTRACED
 
     def value(self, arrays: list[Any]) -> list[Any]:
         args, kwargs = self.rest.merge(arrays)
@@ -129,7 +129,7 @@ class _FlatCall:
             self.rule(args, self.rest.merge_into(None, along).args, **kwargs),
             f"The rule of {self.label} must return a pair (value, tangent)",
         )
-        if self.value_rest is not MISSING:
+        if self.value_rest is not UNTRACED:
             # The function was traced before, and what it returned is in use.
             check_structure(self.value_rest.treedef, value, "value of the rule", "value")
         numbers, self.value_rest = split(value, _is_array_or_number)

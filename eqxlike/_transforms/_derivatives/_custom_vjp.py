@@ -12,9 +12,9 @@ from jax.custom_derivatives import CustomVJPPrimal
 from jaxtyping import PyTree
 
 from ..._module import Module, field
-from ..._partition import Rest, split
+from ..._partition import UNTRACED, Rest, split
 from ..._pytree import is_array_or_traced_reference, is_inexact_array
-from .._wrapping import MISSING, Call, check_callable, pair
+from .._wrapping import Call, check_callable, pair
 from ._custom_function import CustomFunction
 from ._tangents import check_structure, checked_tangents, is_symbolic_zero, leaves_beside
 
@@ -152,7 +152,7 @@ class _FlatCall:
     label: str
     vjp_arg_rest: Rest
     others_rest: Rest
-    value_rest: Rest = MISSING
+    value_rest: Rest = UNTRACED
 
     def value(self, arrays: list[Any], others: list[Any]) -> list[Any]:
         args, kwargs = self.others_rest.merge(others)
@@ -172,7 +172,7 @@ class _FlatCall:
             self.user_forward(perturbed, vjp_arg, *args, **kwargs),
             f"The forward pass of {self.label} must return a pair (value, residuals)",
         )
-        if self.value_rest is not MISSING:
+        if self.value_rest is not UNTRACED:
             # The function was traced before, and what it returned is in use.
             check_structure(self.value_rest.treedef, value, "value of the forward pass", "value")
         value_arrays, self.value_rest = split(value, is_array_or_traced_reference)

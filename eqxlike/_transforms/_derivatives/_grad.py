@@ -8,12 +8,12 @@ import jax
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
+from ..._missing import MISSING
 from ..._module import field
-from ..._partition import Rest, split
+from ..._partition import UNTRACED, Rest, split
 from ..._pytree import is_array_or_traced_reference, is_inexact_array
 from .._signatures import Aux, GradOptions, Params, Value
 from .._wrapping import (
-    MISSING,
     TransformedFunction,
     check_callable,
     differentiated_and_others,
@@ -32,7 +32,7 @@ class _GradFunction(TransformedFunction):
         differentiated, others = differentiated_and_others(args, "filter_{grad, value_and_grad}")
         arrays, rest = split(differentiated, is_inexact_array)
         # What is no array in the auxiliary output cannot pass through JAX.
-        aux_rest: Rest = MISSING
+        aux_rest: Rest = UNTRACED
 
         def of_arrays(arrays: list[Any]) -> Any:
             nonlocal aux_rest

@@ -7,11 +7,10 @@ import jax
 from jaxtyping import PyTree
 
 from ..._module import field
-from ..._partition import Rest, split
+from ..._partition import UNTRACED, Rest, split
 from ..._pytree import is_array_like, is_array_or_traced_reference, is_inexact_array
 from .._signatures import Params
 from .._wrapping import (
-    MISSING,
     TransformedFunction,
     check_callable,
     differentiated_and_others,
@@ -33,8 +32,8 @@ class _JacobianFunction(TransformedFunction):
         differentiated, others = differentiated_and_others(args, self._name)
         arrays, rest = split(differentiated, is_inexact_array)
         # What is no array cannot pass through JAX.
-        value_rest: Rest = MISSING
-        aux_rest: Rest = MISSING
+        value_rest: Rest = UNTRACED
+        aux_rest: Rest = UNTRACED
 
         def of_arrays(arrays: list[Any]) -> tuple[list[Any], list[Any]]:
             nonlocal value_rest, aux_rest

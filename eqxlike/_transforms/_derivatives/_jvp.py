@@ -11,10 +11,10 @@ from jax.interpreters import ad
 from jaxtyping import PyTree
 
 from ..._compat import Tracer
-from ..._partition import Rest, split, split_leaves
+from ..._partition import UNTRACED, Rest, split, split_leaves
 from ..._pytree import is_inexact_array, is_inexact_array_like
 from .._signatures import Output
-from .._wrapping import MISSING, check_callable
+from .._wrapping import check_callable
 from ._tangents import tangents_of
 
 
@@ -67,8 +67,8 @@ def filter_jvp(
     if not moving:
         output = fn(*primals, **kwargs)
         return output, jtu.tree_map(lambda _: None, output)
-    output_rest: Rest = MISSING
-    is_zero: list[bool] = MISSING
+    output_rest: Rest = UNTRACED
+    is_zero: list[bool] = []
 
     def of_moving(moving: list[Any]) -> tuple[list[Any], list[Any]]:
         nonlocal output_rest, is_zero

@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..._module import Module, field
-from ..._partition import Rest, split
+from ..._partition import UNTRACED, Rest, split
 from ..._pytree import is_array_or_traced_reference, is_inexact_array
 from .._signatures import Aux, Output, Params
-from .._wrapping import MISSING, check_callable, value_and_aux
+from .._wrapping import check_callable, value_and_aux
 from ._tangents import tangents_of
 
 
@@ -96,8 +96,8 @@ def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False)
     check_callable(fun, "filter_vjp")
     arrays, rest = split(primals, is_inexact_array)
     # What is no array cannot pass through JAX.
-    value_rest: Rest = MISSING
-    aux_rest: Rest = MISSING
+    value_rest: Rest = UNTRACED
+    aux_rest: Rest = UNTRACED
 
     def of_arrays(arrays: list[Any]) -> tuple[list[Any], list[Any]]:
         nonlocal value_rest, aux_rest

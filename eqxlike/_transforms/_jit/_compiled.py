@@ -9,7 +9,7 @@ import jax
 import jax.tree_util as jtu
 
 from ..._compat import Tracer
-from ..._partition import ARRAY, StaticLeaf, Structure, concrete_array_types, flatten
+from ..._partition import ARRAY, StaticLeaf, Structure, are_concrete_arrays, flatten
 from ..._pytree import is_array, is_reference
 from .._checks import (
     TracedProgram,
@@ -22,7 +22,7 @@ from .._checks import (
 from .._references import refuse_references
 from .._sharding import shardings_of_arrays
 from ._arguments import ArgumentOrder
-from ._donation import Donate, donated_places, is_silent, silence
+from ._donation import Donate, DonationWarnings, donated_places
 from ._fast_path import MISS, FastPath, make_fast_path
 from ._in_shardings import shardings_of_arguments
 from ._watched import WatchedArrays
@@ -100,8 +100,7 @@ class CompiledFunction:
         self._always_waits = False
         self._fast_path: FastPath | None = None
         self._shown_fast_path: FastPath | None = None
-        self._restore_warnings: list[Callable[[], None]] = []
-        self._is_silent = is_silent(function.donate)
+        self.donation_warnings = DonationWarnings(function.donate)
         starts = [0]
         for structure in structures:
             starts.append(starts[-1] + structure.num_arrays)
@@ -202,8 +201,7 @@ class CompiledFunction:
             # They are for plain arrays.
             self._always_waits |= holds_check
             holds_check = False
-        if self._is_silent:
-            self._ignore_unused_donations()
+        self.donation_warnings.silence()
         with self._trace_lock:
             if self._first_output is None:
                 self._first_output = structure
@@ -212,16 +210,6 @@ class CompiledFunction:
         if structure is not self._first_output or holds_check:
             return _TracedOutput((structure, holds_check), tuple(arrays))
         return arrays[0] if structure is ARRAY else tuple(arrays)
-
-    def _ignore_unused_donations(self) -> None:
-        """Until the call that is being traced ends: JAX warns when it lowers, after the trace."""
-        silence.begin()
-        self._restore_warnings.append(silence.end)
-
-    def restore_warnings(self) -> None:
-        """To be called when a call that may have traced has ended, well or not."""
-        while self._restore_warnings:
-            self._restore_warnings.pop()()
 
     def jitted(self, arrays: list[Any]) -> Any:
         """The function of flat arrays that `jax.jit` made, traced at least once.
@@ -264,7 +252,7 @@ class CompiledFunction:
         try:
             return self.finish(self._run(arrays))
         finally:
-            self.restore_warnings()
+            self.donation_warnings.restore()
 
     def _run(self, arrays: list[Any]) -> Any:
         """What the jitted function returns."""
@@ -302,7 +290,7 @@ class CompiledFunction:
                 self._call_for_output if may_wait else self._jitted,
                 self._first_output,
                 self.finish,
-                self._restore_warnings if self._is_silent else None,
+                self.donation_warnings.to_restore,
                 self.watched.are_current if self.watched else None,
             )
             self._shown_fast_path = self._fast_path
@@ -336,12 +324,7 @@ class CompiledFunction:
                 jax.block_until_ready(arrays)
         if structure is ARRAY:
             return arrays[0]
-        is_concrete = all(type(array) in concrete_array_types for array in arrays)
-        if not is_concrete:
-            # Types of arrays not met before are found out here, by the general walk.
-            flatten(arrays)
-            is_concrete = all(type(array) in concrete_array_types for array in arrays)
-        return structure.rebuilder(cache=is_concrete)(arrays)
+        return structure.rebuilder(cache=are_concrete_arrays(arrays))(arrays)
 
 
 def _as_passed(

@@ -1,8 +1,8 @@
-"""Which arguments give their buffers away: five words, or names."""
+"""Which arguments give their buffers away, by five words or by names; and who is warned of it."""
 
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from ._arguments import ArgumentOrder
@@ -37,8 +37,9 @@ def check_donate(donate: Donate | Iterable[str], order: ArgumentOrder) -> Donate
     return donate_names
 
 
-class _Silence:
-    """Keeps JAX from warning of donated buffers that it cannot use, as long as somebody asks.
+class _Filter:
+    """A filter of warnings that is there as long as somebody asks for it: JAX's warning of donated
+    buffers that it cannot use is not shown.
 
     One filter for all threads: `warnings.catch_warnings` in two of them, the one ending in the
     middle of the other, would leave its filter behind for good.
@@ -63,12 +64,31 @@ class _Silence:
                 warnings.filters.remove(self._filter)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-silence = _Silence()
+_filter = _Filter()
 
 
-def is_silent(donate: Donate) -> bool:
-    """Whether buffers that could not be reused are none of the user's concern."""
-    return donate in ("all", "all-except-first")
+class DonationWarnings:
+    """Whether JAX warns of the donated buffers of one function that it cannot use.
+
+    It does so when it lowers, which is after the trace and before the call has ended.
+
+    - `to_restore`: what to call, last one first, when a call that may have traced has ended, well
+        or not; `None` if the user wants to be warned.
+    """
+
+    def __init__(self, donate: Donate):
+        is_silent = donate in ("all", "all-except-first")
+        self.to_restore: list[Callable[[], None]] | None = [] if is_silent else None
+
+    def silence(self) -> None:
+        """Shows none of these warnings, if the user wants none, until `restore`."""
+        if self.to_restore is not None:
+            _filter.begin()
+            self.to_restore.append(_filter.end)
+
+    def restore(self) -> None:
+        while self.to_restore:
+            self.to_restore.pop()()
 
 
 def donated_places(

@@ -1,16 +1,21 @@
-"""Notes for errors of JAX, which knows arguments by their numbers: their names and paths."""
+"""Notes for errors of a call: which of its arguments they mean, by name and path.
+
+JAX knows the arguments of a compiled function by their numbers.
+"""
 
 from typing import Any
 
-import jax
 import jax.tree_util as jtu
 
-from ..._compat import Tracer
-from ..._pytree import is_reference
+from ..._pytree import deleted_paths, is_reference, listed
 from ._arguments import ArgumentOrder
 
-_MOST_PATHS = 8
-"""At most this many deleted arrays are listed."""
+
+def _deleted_arguments(
+    order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    named = order.named(args, kwargs)
+    return [path for name, argument in named for path in deleted_paths(argument, name)]
 
 
 def name_deleted(
@@ -20,30 +25,30 @@ def name_deleted(
 
     JAX says the shape of the first of them, or nothing.
     """
-    if "deleted" not in str(error):
-        return
-    paths = [
-        f"{name}{jtu.keystr(path)}"
-        for name, argument in order.named(args, kwargs)
-        for path, leaf in jtu.tree_leaves_with_path(argument)
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
-    ]
+    paths = _deleted_arguments(order, args, kwargs) if "deleted" in str(error) else []
     if paths:
-        more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
         error.add_note(
             f"Among the arguments of {order.function_name}, these are no longer there, since "
-            f"they were donated to a call: {', '.join(paths[:_MOST_PATHS])}{more}. Go on with what "
-            "that call returned, or donate a copy to it."
+            f"they were donated to a call: {listed(paths)}. Go on with what that call returned, "
+            "or donate a copy to it."
+        )
+
+
+def name_donated(
+    failure: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Adds to `failure`, of a check in the program, which arguments its call has used up."""
+    paths = _deleted_arguments(order, args, kwargs)
+    if paths:
+        failure.add_note(
+            f"Donated to the call that failed, and so no longer there: {listed(paths)}."
         )
 
 
 def name_references(
     error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Adds to `error`, if it is what JAX says of a reference that is passed twice, where it stands.
-
-    JAX knows the arguments of a function that is compiled by their numbers.
-    """
+    """Adds to `error`, if it says that a reference was passed twice, where it stands."""
     if "only one reference" not in str(error) and "both closed over and passed" not in str(error):
         return
     paths: dict[int, list[str]] = {}
@@ -51,5 +56,5 @@ def name_references(
         for path, leaf in jtu.tree_leaves_with_path(argument):
             if is_reference(leaf):
                 paths.setdefault(id(leaf), []).append(f"{name}{jtu.keystr(path)}")
-    listed = ", ".join(" = ".join(each) for each in paths.values())
-    error.add_note(f"The references among the arguments of {order.function_name}: {listed}.")
+    places = ", ".join(" = ".join(each) for each in paths.values())
+    error.add_note(f"The references among the arguments of {order.function_name}: {places}.")

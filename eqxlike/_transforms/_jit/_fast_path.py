@@ -63,7 +63,7 @@ def make_fast_path(
         lines.append(f"    {call}")
     else:
         lines += ["    try:", f"        {call}", "    finally:"]
-        lines.append("        if restore_warnings: restore_warnings.pop()()")
+        lines.append("        while restore_warnings: restore_warnings.pop()()")
     # Inside another transformation, concrete arguments may give tracers: `finish` sees to them.
     if output is ARRAY:
         lines.append("    if type(result) in array_types: return result")

@@ -9,14 +9,14 @@ from typing import Any, Unpack, overload
 import jax
 import jax.tree_util as jtu
 
+from ..._missing import MISSING
 from ..._module import METADATA, Traits, Wrapper, bind, field, shown_by, stored_fields
 from ..._traceback import hide_our_frames, name_tracers
-from .._checks import EqxlikeRuntimeError, claim_failure, name_donated
+from .._checks import EqxlikeRuntimeError, claim_failure
 from .._signatures import DonateNames, DonateWord, JitOptions, Output
-from .._wrapping import MISSING
 from ._callables import Options, dispatcher_for, unbind
 from ._dispatcher import Dispatcher, clear_dispatchers
-from ._error_notes import name_deleted, name_references
+from ._error_notes import name_deleted, name_donated, name_references
 from ._fast_path import MISS
 from ._lowerable import AnyArguments, CompilingDecorator, Function, Lowerable, Method
 from ._lowered import Lowered
@@ -82,7 +82,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show)):
                 hide_our_frames(error)
                 raise
         # Outside of the handler, so that JAX's pages are not in its context.
-        name_donated(failure, args, kwargs)
+        name_donated(failure, dispatcher.order, args, kwargs)
         try:
             raise failure
         except EqxlikeRuntimeError:
@@ -119,7 +119,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show)):
             try:
                 lowered = compiled.jitted(arrays).lower(*arrays)
             finally:
-                compiled.restore_warnings()
+                compiled.donation_warnings.restore()
         except Exception as error:
             hide_our_frames(error)
             raise

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
+from ..._missing import MISSING
 from ..._module import Module, Wrapper, bind, field
 from ..._partition import split
 from ..._pytree import is_array
@@ -23,7 +24,7 @@ from .._jit import (
     filter_jit,
 )
 from .._signatures import Output, PmapOptions
-from .._wrapping import MISSING, check_callable
+from .._wrapping import check_callable
 from ._axes import IF_ARRAY, AxisSpec, axes_of_arguments, size_of_axes
 from ._output import MappedOutput, take_apart
 

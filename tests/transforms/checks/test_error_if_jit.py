@@ -123,7 +123,7 @@ def test_donated_arguments_that_are_gone_are_named():
         jitted(X + 10, {"a": X + 0, "b": X + 1})
     (note,) = caught.value.__notes__
     assert note.startswith("Donated to the call that failed, and so no longer there:")
-    assert note.endswith("args[1]['a'], args[1]['b'].")
+    assert note.endswith("tree['a'], tree['b'].")
 
 
 def test_nothing_is_said_of_donation_where_nothing_is_donated():
