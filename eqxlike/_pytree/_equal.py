@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
 from .._compat import Tracer
-from ._filters import is_array
+from ._predicates import is_array
 
 
 def tree_equal(

@@ -25,21 +25,28 @@ def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
     >>> tree_flatten_one_level(4)
     ([4], PyTreeDef(*))
     """
-    children, treedef = jtu.tree_flatten(pytree, is_leaf=_is_below_root())
-    if not jtu.treedef_is_leaf(treedef):
-        for key, child in children_with_keys(pytree):
-            if child is pytree:
-                raise ValueError(contains_itself(pytree, "pytree", (), (key,)))
-    return children, treedef
+    children, treedef = flatten_one_level_with_keys(pytree)
+    if not children:
+        return [pytree] * treedef.num_leaves, treedef
+    for key, child in children:
+        if child is pytree:
+            raise ValueError(contains_itself(pytree, "pytree", (), (key,)))
+    return [child for _, child in children], treedef
+
+
+def flatten_one_level_with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    """The children of `node`, each with its key in a path, and the treedef of this one level.
+
+    A leaf has no children, and a treedef that says that it is a leaf. A node may be its own child.
+    """
+    # Not JAX's function of that name: in jax 0.10.2 all fields of a namedtuple get one key.
+    paths_and_children, treedef = jtu.tree_flatten_with_path(node, is_leaf=_is_below_root())
+    return [(path[0], child) for path, child in paths_and_children if path], treedef
 
 
 def children_with_keys(node: Any) -> list[tuple[Any, Any]]:
-    """The children of `node`, each with the key that stands for it in a path; none for a leaf."""
-    if jtu.all_leaves([node]):
-        return []
-    # Not `flatten_one_level_with_keys`: in jax 0.10.2 all fields of a namedtuple get one key.
-    paths_and_children, _ = jtu.tree_flatten_with_path(node, is_leaf=_is_below_root())
-    return [(path[0], child) for path, child in paths_and_children]
+    """The children of `node`, each with its key in a path; none for a leaf."""
+    return [] if jtu.all_leaves([node]) else flatten_one_level_with_keys(node)[0]
 
 
 def _is_below_root() -> Callable[[Any], bool]:

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from .._compat import Tracer
-from ._filters import is_array
+from ._predicates import is_array
 
 
 def is_traced_reference(element: Any) -> bool:

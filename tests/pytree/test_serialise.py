@@ -302,7 +302,7 @@ def test_a_filter_spec_that_is_no_prefix_is_an_error(eqx, spec):
 
 
 def test_the_error_of_a_filter_spec_that_is_no_prefix_says_where():
-    expected = r"filter_spec\['a'\] is a node .* and like\['a'\] is a leaf of type int"
+    expected = r"filter_spec\['a'\] is a list .* and like\['a'\] is a leaf of type int"
     with pytest.raises(ValueError, match=expected):
         read(eqxlike, b"", {"a": 1}, filter_spec={"a": [skip]})
 

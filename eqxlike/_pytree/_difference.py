@@ -1,0 +1,123 @@
+"""Where two pytrees differ, and how a message says so."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from ._levels import flatten_one_level_with_keys
+from ._predicates import is_array
+
+Fits = Callable[[Any, Any], bool | None]
+"""Whether a node fits another with all that is below: `None` if their children are to be asked."""
+
+
+class Difference(NamedTuple):
+    """Where two trees differ, and what stands there in each."""
+
+    path: tuple[Any, ...]
+    first: PyTree
+    second: PyTree
+
+    def explain(self, first_name: str, second_name: str) -> str:
+        """The place and what stands there, in a sentence without its end.
+
+        **Arguments:**
+
+        - `first_name`, `second_name`: what the user calls the two trees.
+        """
+        place = jtu.keystr(self.path)
+        first, second = f"{first_name}{place}", f"{second_name}{place}"
+        of_first = _describe_beside(self.first, self.second)
+        of_second = _describe_beside(self.second, self.first)
+        if of_first == of_second:
+            # As of two classes of one name, or of a function that was defined twice.
+            return f"{first} and {second} are both {of_first}, but not the same one"
+        return f"{first} is {of_first}, and {second} is {of_second}"
+
+
+def find_difference(
+    first: PyTree, second: PyTree, fits: Fits = lambda first, second: None
+) -> Difference | None:
+    """The first place at which `second` does not fit `first`; `None` if there is none.
+
+    **Arguments:**
+
+    - `fits`: called as `fits(first, second)` for each pair of nodes, from the roots down. Where it
+        returns `None` the two must be nodes of one type, with the same keys and the same metadata,
+        whose children fit; or both must be leaves, of whatever value.
+
+    >>> find_difference({"a": (1, 2)}, {"a": (1, [2])}).explain("one", "other")
+    "one['a'][1] is a leaf of type int, and other['a'][1] is a list of length 1"
+    """
+    is_fit = fits(first, second)
+    if is_fit is not None:
+        return None if is_fit else Difference((), first, second)
+    children, treedef = flatten_one_level_with_keys(first)
+    others, other_treedef = flatten_one_level_with_keys(second)
+    if treedef != other_treedef:
+        return Difference((), first, second)
+    for (key, child), (_, other) in zip(children, others, strict=True):
+        if found := find_difference(child, other, fits):
+            return found._replace(path=(key, *found.path))
+    return None
+
+
+def same_shape_and_dtype(first: Any, second: Any) -> bool | None:
+    """For `find_difference`: arrays fit by shape and dtype, and a struct is as good as an array."""
+    if not _has_shape(first) or not _has_shape(second):
+        return False if _has_shape(first) or _has_shape(second) else None
+    return first.shape == second.shape and first.dtype == second.dtype
+
+
+def describe_node(node: Any) -> str:
+    """What a message calls a node of a tree or a leaf, whose value is not shown."""
+    if node is None:
+        return "None"
+    if _has_shape(node):
+        return f"an array of shape {node.shape} and dtype {node.dtype}"
+    if jtu.all_leaves([node]):
+        return f"a leaf of type {type(node).__name__}"
+    name = type(node).__name__
+    text = f"a {name}" if type(node) in (tuple, list, dict) else f"a node of type {name}"
+    if isinstance(node, tuple | list):
+        return f"{text} of length {len(node)}"
+    return f"{text} with the keys {list(node)}" if isinstance(node, dict) else text
+
+
+def _describe_beside(node: Any, other: Any) -> str:
+    """What a message calls `node`, with what tells it from `other`."""
+    if not _has_shape(node) and jtu.all_leaves([node, other]):
+        return repr(node)
+    text = describe_node(node)
+    if type(node) is not type(other) or text != describe_node(other):
+        return text
+    statics = [f"{name}={value!r}" for name, value in _differing_statics(node, other)]
+    if statics:
+        return f"{text} with {', '.join(statics)}"
+    (children, treedef), (others, other_treedef) = map(flatten_one_level_with_keys, (node, other))
+    if len(children) != len(others):
+        return f"{text} with {len(children)} {'child' if len(children) == 1 else 'children'}"
+    metadata, other_metadata = treedef.node_data()[1], other_treedef.node_data()[1]
+    return f"{text} with the metadata {metadata!r}" if _differ(metadata, other_metadata) else text
+
+
+def _differing_statics(node: Any, other: Any) -> list[tuple[str, Any]]:
+    """The static fields of a dataclass with the values that `other`, of its type, does not have."""
+    if not dataclasses.is_dataclass(node):
+        return []
+    names = [field.name for field in dataclasses.fields(node) if field.metadata.get("static")]
+    values = [(name, getattr(node, name, None)) for name in names]
+    return [(name, value) for name, value in values if _differ(value, getattr(other, name, None))]
+
+
+def _differ(value: Any, other: Any) -> bool:
+    # `1 == True`, and to a trace they are two.
+    return type(value) is not type(other) or bool(value != other)
+
+
+def _has_shape(node: Any) -> bool:
+    return is_array(node) or isinstance(node, jax.ShapeDtypeStruct)
