@@ -112,7 +112,7 @@ def test_the_default_alone_takes_shape_and_dtype_from_the_file(eqx):
 
 @pytest.mark.parametrize("like", [False, 0, 0.0, 0j], ids=lambda like: type(like).__name__)
 @pytest.mark.parametrize("value", [True, 2, 0.5, 1j], ids=lambda value: type(value).__name__)
-def test_a_python_number_is_read_from_one_of_its_kind_alone(value, like):
+def test_a_python_number_is_read_from_one_of_its_type_alone(value, like):
     if type(value) is type(like):
         assert bits(through_file(value, like)) == bits(value)
         return
