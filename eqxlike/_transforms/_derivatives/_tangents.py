@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import PyTree
 
-from ..._pytree import is_array, is_array_like
+from ..._pytree import describe_node, find_difference, is_array_like
 
 
 def tangents_of(types: list[Any], treedef: Any, tangents: PyTree, name: str, of: str) -> list[Any]:
@@ -42,7 +42,21 @@ def leaves_beside(treedef: Any, tree: PyTree, name: str, of: str) -> list[Any]:
     except (TypeError, ValueError):
         # Either `None` stands for a whole subtree, which JAX does not know, or there is an error.
         found: list[Any] = []
-        _collect(treedef.unflatten([_LEAF] * treedef.num_leaves), tree, (), found, name, of)
+
+        def take(whole: PyTree, beside: PyTree) -> bool | None:
+            if beside is None:
+                found.extend([None] * len(jtu.tree_leaves(whole)))
+            elif whole is _LEAF:
+                found.append(beside)
+            else:
+                return None
+            return True
+
+        whole = treedef.unflatten([_LEAF] * treedef.num_leaves)
+        if difference := find_difference(whole, tree, take):
+            raise ValueError(
+                f"{name} must have the structure of {of}: {difference.explain(of, name)}."
+            ) from None
         return found
 
 
@@ -54,48 +68,6 @@ def check_structure(treedef: Any, tree: PyTree, name: str, of: str) -> None:
 
 
 _LEAF = object()
-
-
-def _collect(
-    whole: PyTree, beside: PyTree, path: tuple[Any, ...], found: list[Any], name: str, of: str
-) -> None:
-    """Walks down both trees at once."""
-    if beside is None:
-        found += [None] * len(jtu.tree_leaves(whole))
-        return
-    if whole is _LEAF:
-        found.append(beside)
-        return
-    children, treedef = _one_level(whole)
-    children_beside, treedef_beside = _one_level(beside)
-    if treedef != treedef_beside:
-        expected, came = _describe(whole), _describe(beside)
-        if expected == came:
-            came += " with other static fields"
-        raise ValueError(
-            f"{name} must have the structure of {of}: {of}{jtu.keystr(path)} is {expected}, and "
-            f"{name}{jtu.keystr(path)} is {came}."
-        )
-    for (key, child), (_, child_beside) in zip(children, children_beside, strict=True):
-        _collect(child, child_beside, (*path, *key), found, name, of)
-
-
-def _one_level(node: PyTree) -> tuple[list[tuple[Any, Any]], Any]:
-    # JAX asks of the node first, then of its children. Not by identity: it may contain itself.
-    is_child = iter((False,))
-    return jtu.tree_flatten_with_path(node, is_leaf=lambda _: next(is_child, True))
-
-
-def _describe(node: PyTree) -> str:
-    if node is None:
-        return "None"
-    if isinstance(node, tuple | list):
-        return f"a {type(node).__name__} of length {len(node)}"
-    if isinstance(node, dict):
-        return f"a dict with the keys {list(node)}"
-    if is_array(node):
-        return f"an array of shape {node.shape} and dtype {node.dtype}"
-    return f"an object of type {type(node).__name__}"
 
 
 def checked_tangents(
@@ -122,7 +94,7 @@ def _checked(tangent: Any, struct: Any, place: int, treedef: Any, name: str, of:
     if struct is None:
         raise TypeError(
             f"{name}{path} must be None, since {of}{path} is not differentiable; it is "
-            f"{_describe(tangent)}."
+            f"{describe_node(tangent)}."
         )
     expected_dtype = jnp.result_type(struct)
     if isinstance(tangent, float) or (
@@ -132,7 +104,8 @@ def _checked(tangent: Any, struct: Any, place: int, treedef: Any, name: str, of:
         tangent = jnp.asarray(tangent, expected_dtype)
     if not is_array_like(tangent):
         raise TypeError(
-            f"{name}{path} must be an array like {of}{path}, or None; it is {_describe(tangent)}."
+            f"{name}{path} must be an array like {of}{path}, or None; it is "
+            f"{describe_node(tangent)}."
         )
     if jnp.shape(tangent) != jnp.shape(struct):
         raise ValueError(

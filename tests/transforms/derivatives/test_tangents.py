@@ -87,21 +87,21 @@ def _cut(tree, path):
         (
             Model(1, (2,)),
             Model(1, 2),
-            r"primals.others is a tuple of length 1, and tangents.others is an object of type int",
+            r"primals.others is a tuple of length 1, and tangents.others is a leaf of type int",
         ),
         (
             (Model(1),),
             (Model(1, size=2),),
-            r"primals\[0\] is an object of type Model, and tangents\[0\] is an object of type "
-            "Model with other static fields",
+            r"primals\[0\] is a node of type Model with size=1, and tangents\[0\] is a node of "
+            "type Model with size=2",
         ),
         (
             (Model(1),),
             (F32,),
-            r"primals\[0\] is an object of type Model, and tangents\[0\] is an array of shape \(\) "
+            r"primals\[0\] is a node of type Model, and tangents\[0\] is an array of shape \(\) "
             "and dtype float32",
         ),
-        ((1, None), (1, 2), r"primals\[1\] is None, and tangents\[1\] is an object of type int"),
+        ((1, None), (1, 2), r"primals\[1\] is None, and tangents\[1\] is a leaf of type int"),
     ],
     ids=["length", "sequence", "keys", "leaf", "static field", "array", "None"],
 )
@@ -159,7 +159,7 @@ def test_zero_of_jax_for_what_is_not_differentiable_is_none():
 @pytest.mark.parametrize(
     ("leaf", "tangent", "error", "message"),
     [
-        (None, 2, TypeError, "must be None, since primals['a'] is not differentiable; it is an "),
+        (None, 2, TypeError, "must be None, since primals['a'] is not differentiable; it is a "),
         (F32, jnp.ones(2), ValueError, "must have the shape of primals['a'], which is (); it has "),
         (F32, 2, TypeError, "must have the dtype of primals['a'], which is float32; it has dtype "),
         (
@@ -169,7 +169,7 @@ def test_zero_of_jax_for_what_is_not_differentiable_is_none():
             "must have the dtype of primals['a'], which is float32; it has dtype ",
         ),
         (F32, jnp.bfloat16(1), TypeError, "which is float32; it has dtype bfloat16"),
-        (F32, "b", TypeError, "must be an array like primals['a'], or None; it is an object of "),
+        (F32, "b", TypeError, "must be an array like primals['a'], or None; it is a leaf of "),
         (F32, (F32,), TypeError, "must be an array like primals['a'], or None; it is a tuple of "),
     ],
     ids=["static", "shape", "int", "complex", "bfloat16", "str", "tuple"],
