@@ -83,7 +83,7 @@ class ArgumentOrder:
             for parameter in self.parameters
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY
         )
-        self.is_spelled_otherwise = (
+        self.must_be_arranged = (
             signature is None
             or bool(self.keyword_only)
             or any(parameter.kind in _VARIADIC for parameter in self.parameters)
@@ -94,7 +94,7 @@ class ArgumentOrder:
 
     def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OrderedArguments:
         """The one order of this call. Raises `TypeError` if the function takes no such call."""
-        if not kwargs and len(args) == self.num_by_place and not self.is_spelled_otherwise:
+        if not kwargs and len(args) == self.num_by_place and not self.must_be_arranged:
             return args, ()
         form = (len(args), tuple(kwargs))
         plan = self._plans.get(form)

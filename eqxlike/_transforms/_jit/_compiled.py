@@ -1,5 +1,6 @@
 """One compiled function, for one combination of Structures of the arguments."""
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable
@@ -76,7 +77,7 @@ class CompiledFunction:
 
     **Arguments:**
 
-    - `function`: held weakly.
+    - `function`: what is compiled; held weakly.
     - `structures`, `names`: those of an ordered call.
     - `ordered`: its arguments, as an example.
     """
@@ -101,20 +102,36 @@ class CompiledFunction:
         self._fast_path: FastPath | None = None
         self._shown_fast_path: FastPath | None = None
         self.donation_warnings = DonationWarnings(function.donate)
-        starts = [0]
-        for structure in structures:
-            starts.append(starts[-1] + structure.num_arrays)
-        self._starts = starts
+        self._starts = [0, *itertools.accumulate(each.num_arrays for each in structures)]
         static = (
             each
             for each, structure in zip(ordered, structures, strict=True)
             if isinstance(structure, StaticLeaf)
         )
         self.watched = WatchedArrays(function.order.function_name, static)
+        self._options = self._jit_options(function, ordered)
+        self._has_shardings = _is_for_several_devices(
+            (self._options.get("in_shardings"), self._options.get("out_shardings"))
+        )
+        # One sharding for all is a prefix of any output. A tree of them must wait until the
+        # function has been traced.
+        self._out_shardings: Any = None
+        if not isinstance(self._options.get("out_shardings"), jax.sharding.Sharding | None):
+            self._out_shardings = self._options.pop("out_shardings")
+        self._flat_out_shardings: Any = None
+        # Of these very objects, as what is compiled is.
+        self._passed = _as_passed(structures, ordered)
+        self._flat = self._make_flat_function(function)
+        must_wait = self._out_shardings is not None
+        self._jitted = None if must_wait else jax.jit(self._flat, **self._options)
+
+    def _jit_options(self, function: Function, ordered: tuple[Any, ...]) -> dict[str, Any]:
+        """Those of `jax.jit`, for the flat function."""
         options = dict(function.jit_options)
         places = donated_places(
-            function.donate, function.order, function.num_bound, names, len(structures)
+            function.donate, function.order, function.num_bound, self.names, len(ordered)
         )
+        starts = self._starts
         options["donate_argnums"] = [
             index for place in places for index in range(starts[place], starts[place + 1])
         ]
@@ -126,23 +143,10 @@ class CompiledFunction:
                     function.num_bound,
                     function.bound_names,
                     ordered,
-                    names,
+                    self.names,
                 )
             )
-        self._has_shardings = _is_for_several_devices(
-            (options.get("in_shardings"), options.get("out_shardings"))
-        )
-        # One sharding for all is a prefix of any output. A tree of them must wait until the
-        # function has been traced.
-        self._out_shardings: Any = None
-        if not isinstance(options.get("out_shardings"), jax.sharding.Sharding | None):
-            self._out_shardings = options.pop("out_shardings")
-        self._flat_out_shardings: Any = None
-        self._options = options
-        # Of these very objects, as what is compiled is.
-        self._passed = _as_passed(structures, ordered)
-        self._flat = self._make_flat_function(function)
-        self._jitted = None if self._out_shardings is not None else jax.jit(self._flat, **options)
+        return options
 
     def is_current(self) -> bool:
         """Whether the static objects that were passed hold what they held."""
