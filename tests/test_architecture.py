@@ -63,16 +63,7 @@ SHARED_LAYERS = {"_dropout", "_linear"}
 
 CORE = {"jax", "jaxlib", "jaxtyping", "numpy", "optax", "wadler_lindig"}
 # Imported inside the function that needs them: without them the rest of the package works.
-EXTRAS = {
-    "blackjax",
-    "matplotlib",
-    "numpyro",
-    "orbax",
-    "pyinstrument",
-    "rich",
-    "safetensors",
-    "sklearn",
-}
+EXTRAS = {"matplotlib", "rich", "sklearn"}
 
 MOST_LINES = 400
 
@@ -299,6 +290,15 @@ def test_helpers_of_nn_define_no_layer():
             if getattr(each, "__module__", "") == helper.__name__
         ]
         assert not [each for each in own if isinstance(each, type) and issubclass(each, Module)]
+
+
+def test_extras_are_those_that_the_package_uses():
+    imported = {
+        found.module[0]
+        for path, file in FILES.items()
+        for found in imports_of(path, ast.parse(file.read_text()))
+    }
+    assert imported - CORE - set(sys.stdlib_module_names) - {"eqxlike"} == EXTRAS
 
 
 WAITING = """

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import tomllib
 
 import jax
 import pytest
@@ -15,15 +16,26 @@ BLOCKS = [
     for number in [README.count("\n", 0, match.start(1)) + 1]
 ]
 
-# [text](target), ![text](target) and src="target", less the anchor; other sites are left alone.
+URLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+HOME = URLS["Homepage"]
+RAW = HOME.replace("https://github.com", "https://raw.githubusercontent.com")
+
+# [text](target), ![text](target) and src="target", less the anchor.
 LINKS = sorted(
     {
         target
         for pair in re.findall(r"\]\(([^)#\s]+)|(?:src|href)=\"([^\"#]+)", README)
         for target in pair
-        if target and not re.match(r"[a-z]+:", target)
+        if target
     }
 )
+# The package index shows the README too, without the files beside it.
+OWN = {
+    target: target.removeprefix(start)
+    for target in LINKS
+    for start in (f"{HOME}/blob/main/", f"{HOME}/tree/main/", f"{RAW}/main/")
+    if target.startswith(start)
+}
 
 
 def test_readme_has_python_blocks():
@@ -40,6 +52,14 @@ def test_block_runs(block, lines_above, tmp_path, monkeypatch):
         exec(code, {"__name__": "readme"})
 
 
-@pytest.mark.parametrize("target", LINKS)
-def test_link_leads_somewhere(target):
-    assert (ROOT / target).exists()
+def test_readme_has_links_to_files_of_ours():
+    assert OWN
+
+
+@pytest.mark.parametrize("path", OWN.values())
+def test_link_leads_somewhere(path):
+    assert (ROOT / path).exists()
+
+
+def test_links_are_absolute():
+    assert [target for target in LINKS if not target.startswith("https://")] == []
