@@ -1,10 +1,10 @@
 """Whether what is static is one to a trace, and where in two trees it is not."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import PyTree
 
-from .._pytree import children_with_keys
+from .._pytree import Difference, children_with_keys
 from ._flatten import flatten
 from ._static_key import StaticKey, is_hashable
 
@@ -26,14 +26,6 @@ def is_same_static(first: Any, second: Any) -> bool:
     # Both are held while their keys are compared: those name objects by their `id`.
     keys = [StaticKey(each, by_identity=not is_hashable(each)) for each in (first, second)]
     return keys[0].key == keys[1].key
-
-
-class Difference(NamedTuple):
-    """Where two trees differ, and what stands there in each."""
-
-    path: tuple[Any, ...]
-    first: PyTree
-    second: PyTree
 
 
 def find_static_difference(first: PyTree, second: PyTree) -> Difference | None:

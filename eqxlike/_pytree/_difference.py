@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
@@ -67,10 +68,11 @@ def find_difference(
 
 
 def same_shape_and_dtype(first: Any, second: Any) -> bool | None:
-    """For `find_difference`: arrays fit by shape and dtype, and a struct is as good as an array."""
+    """For `find_difference`: arrays fit by shape and dtype, whosever they are; structs as well."""
     if not _has_shape(first) or not _has_shape(second):
         return False if _has_shape(first) or _has_shape(second) else None
-    return first.shape == second.shape and first.dtype == second.dtype
+    # As JAX takes them: NumPy's have 64 bits where JAX has 32.
+    return first.shape == second.shape and jnp.result_type(first) == jnp.result_type(second)
 
 
 def describe_node(node: Any) -> str:

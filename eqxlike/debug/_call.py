@@ -9,7 +9,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._module import BoundMethod, Module
-from .._pytree import is_array, tree_pformat
+from .._pytree import flatten_one_level_with_keys, is_array, tree_pformat
 
 Call = dict[str, str]
 """From the path of each node, leaf and static field in the arguments to what stands there."""
@@ -45,17 +45,17 @@ def _named(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _describe(path: str, node: Any) -> Iterator[tuple[str, str]]:
-    children, treedef = jtu.tree_flatten_with_path(node, is_leaf=lambda other: other is not node)
-    if len(children) == 1 and children[0][1] is node:
+    if jtu.all_leaves([node]):
         yield path, _describe_leaf(node)
         return
+    children, treedef = flatten_one_level_with_keys(node)
     yield path, _describe_node(node, treedef)
     if isinstance(node, Module):
         for each in dataclasses.fields(node):
             if each.metadata.get("static", False):
                 yield f"{path}.{each.name}", _shorten(repr(getattr(node, each.name)))
     for key, child in children:
-        yield from _describe(path + jtu.keystr(key), child)
+        yield from _describe(path + jtu.keystr((key,)), child)
 
 
 def _describe_node(node: Any, treedef: Any) -> str:

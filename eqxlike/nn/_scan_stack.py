@@ -1,6 +1,5 @@
 """Repeated layers, stored stacked and applied in a loop."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +9,18 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
 
-from .._module import Module, field
+from .._module import field
 from .._numbers import whole_number
-from .._partition import find_static_difference, is_same_static
-from .._pytree import combine, flag_frozen, is_array, partition, tree_at, tree_pformat
+from .._partition import find_static_difference
+from .._pytree import (
+    combine,
+    find_difference,
+    flag_frozen,
+    is_array,
+    partition,
+    same_shape_and_dtype,
+    tree_at,
+)
 from .._transforms import filter_checkpoint, filter_vmap
 from ._common import as_data, check_instance, describe
 from ._stateful import (
@@ -99,7 +106,7 @@ class ScanStack(StatefulLayer):
             if difference := _explain_difference(layers[0], layer, index):
                 raise ValueError(
                     "ScanStack.stack needs layers that differ in the values of their arrays alone: "
-                    f"{difference}"
+                    f"{difference}."
                 )
         arrays, statics = zip(*(partition(layer, is_array) for layer in layers), strict=True)
         stacked = jtu.tree_map(lambda *each: jnp.stack(each), *arrays)
@@ -172,9 +179,9 @@ class ScanStack(StatefulLayer):
             apply = filter_checkpoint(apply, prevent_cse=False)
 
         def step(x: Any, turn: Any) -> tuple[Any, State | None]:
-            out, state = apply(x, *turn)
-            _check_same_form(x, out)
-            return out, state
+            output, state = apply(x, *turn)
+            _check_same_form(x, output)
+            return output, state
 
         x = jtu.tree_map(jnp.asarray, x)
         return jax.lax.scan(step, x, (arrays, state, key_data), self.depth, unroll=self.unroll)
@@ -202,23 +209,12 @@ def _explain_difference(first: Any, layer: Any, index: int) -> str | None:
             came, expected = ("frozen", "trained") if flag else ("trained", "frozen")
             return (
                 f"layers[{index}]{path} is {came}, and layers[0]{path} is {expected}. Freeze the "
-                "same of every layer, by `nn.freeze` and `nn.unfreeze`; or freeze the stack."
+                "same of every layer, by `nn.freeze` and `nn.unfreeze`; or freeze the stack"
             )
-    if found := find_static_difference(first, layer):
-        path, came, expected = jtu.keystr(found.path), found.second, found.first
-        return (
-            f"layers[{index}]{path} is {_show(came, expected)}, and layers[0]{path} is "
-            f"{_show(expected, came)}."
-        )
-    leaves = zip(jtu.tree_leaves_with_path(first), jtu.tree_leaves(layer), strict=True)
-    for (path, expected), came in leaves:
-        if is_array(came) and _shape_and_dtype(came) != _shape_and_dtype(expected):
-            place = jtu.keystr(path)
-            return (
-                f"layers[{index}]{place} is {_form(came)}, and layers[0]{place} is "
-                f"{_form(expected)}."
-            )
-    return None
+    difference = find_static_difference(layer, first) or find_difference(
+        layer, first, same_shape_and_dtype
+    )
+    return difference.explain(f"layers[{index}]", "layers[0]") if difference else None
 
 
 def _frozen_by_path(layer: Any) -> dict[str, bool]:
@@ -226,35 +222,9 @@ def _frozen_by_path(layer: Any) -> dict[str, bool]:
     return dict(zip(paths, flag_frozen(layer), strict=True))
 
 
-def _show(node: Any, other: Any) -> str:
-    """`node`, as it differs from `other`."""
-    if isinstance(node, Module) and type(node) is type(other):
-        names = [
-            each.name
-            for each in dataclasses.fields(node)
-            if each.metadata.get("static")
-            and not is_same_static(getattr(node, each.name), getattr(other, each.name))
-        ]
-        values = ", ".join(f"{name}={getattr(node, name)!r}" for name in names)
-        return f"a {type(node).__name__} with {values}"
-    # Two functions may be of one name, and differ in their address.
-    return repr(node) if callable(node) and not isinstance(node, Module) else _form(node)
-
-
-def _form(tree: Any) -> str:
-    return tree_pformat(tree, width=10_000)
-
-
-def _shape_and_dtype(leaf: Any) -> tuple[Any, Any]:
-    return getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
-
-
-def _check_same_form(x: Any, out: Any) -> None:
-    (before, before_def), (after, after_def) = map(jtu.tree_flatten, (x, out))
-    if before_def != after_def or [*map(_shape_and_dtype, before)] != [
-        *map(_shape_and_dtype, after)
-    ]:
+def _check_same_form(x: Any, output: Any) -> None:
+    if difference := find_difference(x, output, same_shape_and_dtype):
         raise TypeError(
-            "A layer of a ScanStack must return what the next one can take: it got "
-            f"{_form(x)}, and returned {_form(out)}."
+            "A layer of a ScanStack must return what the next one can take, of the structure, "
+            f"shapes and dtypes that it got: {difference.explain('input', 'output')}."
         )

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._module import Module
-from .._pytree import tree_at, tree_pformat
+from .._pytree import find_difference, same_shape_and_dtype, tree_at
 from .._transforms import filter_eval_shape
 from ._common import check_instance
 
@@ -74,23 +74,12 @@ class Shared(Module):
                 "`get` returns a node that `where` takes out of the tree, so that nothing is left "
                 "of it. It must return one that stays."
             )
-        if jtu.tree_structure(taken) != jtu.tree_structure(given) or not all(
-            map(_is_alike, jtu.tree_leaves(taken), jtu.tree_leaves(given))
-        ):
+        if difference := find_difference(taken, given, same_shape_and_dtype):
             raise ValueError(
-                "Nodes that are shared must have the same structure, shapes and dtypes. `where` "
-                f"points to {_show(taken)}, and `get` returns {_show(given)}."
+                "Nodes that are shared must have the same structure, shapes and dtypes: "
+                f"{difference.explain('where(pytree)', 'get(pytree)')}."
             )
 
     def __call__(self) -> PyTree:
         """**Returns:** the tree, with what `get` returns in each place that `where` points to."""
         return tree_at(self.where, self.pytree, self.get(self.pytree))
-
-
-def _is_alike(one: Any, other: Any) -> bool:
-    parts = ("shape", "dtype")
-    return all(getattr(one, part, None) == getattr(other, part, None) for part in parts)
-
-
-def _show(tree: PyTree) -> str:
-    return tree_pformat(tree, struct_as_array=True)

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 import optax
 from jaxtyping import PyTree
 
-from .._pytree import deleted_paths, listed
+from .._pytree import deleted_paths, find_difference, listed
 
 
 def check_model(model: Any) -> None:
@@ -65,30 +65,18 @@ def check_optimiser_state(
     except TypeError:
         # It looks at numbers, or keeps what is no array: the update itself has to say.
         return
-    shapes, found = _shapes(expected), _shapes(state)
-    if shapes == found and jtu.tree_structure(expected) == jtu.tree_structure(state):
-        return
-    names, other_names = _type_names(expected), _type_names(state)
-    place = next((path for path in shapes | found if shapes.get(path) != found.get(path)), None)
-    where = ""
-    if names == other_names and place is not None:
-        where = (
-            f"; at state.optimiser_state{place} it expected {_describe(shapes.get(place))}, and "
-            f"got {_describe(found.get(place))}"
+    if difference := find_difference(state, expected, _have_one_shape):
+        explained = difference.explain("state.optimiser_state", "optimiser.init(model)")
+        raise ValueError(
+            f"make_step expected the state of its optimiser, {_type_names(expected)}, and got a "
+            f"TrainState with {_type_names(state)}: {explained}. Give make_step the optimiser that "
+            "TrainState.create got; if the model was changed after that, as by `nn.freeze`, create "
+            "the state anew."
         )
-    raise ValueError(
-        f"make_step expected the state of its optimiser, {names}, and got a TrainState with "
-        f"{other_names}{where}. Give make_step the optimiser that TrainState.create got; if the "
-        "model was changed after that, as by `nn.freeze`, create the state anew."
-    )
 
 
-def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
-    return {jtu.keystr(path): jnp.shape(leaf) for path, leaf in jtu.tree_leaves_with_path(tree)}
-
-
-def _describe(shape: tuple[int, ...] | None) -> str:
-    return "nothing" if shape is None else f"an array of shape {shape}"
+def _have_one_shape(leaf: Any, other: Any) -> bool | None:
+    return jnp.shape(leaf) == jnp.shape(other) if jtu.all_leaves([leaf, other]) else None
 
 
 def _type_names(state: optax.OptState) -> str:

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
 
 from .._partition import find_static_difference
-from .._pytree import is_array, tree_pformat
+from .._pytree import find_difference, same_shape_and_dtype, tree_pformat
 
 
 class Evaluation(NamedTuple):
@@ -55,28 +54,10 @@ def _with_model_state(returned: Any, old: Any, has_aux: bool) -> Evaluation:
     if has_aux and (not isinstance(beside, tuple) or len(beside) != 2):
         raise TypeError(f"{expected}, got {tree_pformat(returned)}.")
     new, aux = beside if has_aux else (beside, None)
-    if difference := _difference(old, new):
-        path, *differing = difference
-        shown = [tree_pformat(each) for each in differing]
-        before, after = shown if shown[0] != shown[1] else map(repr, differing)
+    difference = find_static_difference(old, new) or find_difference(old, new, same_shape_and_dtype)
+    if difference:
         raise TypeError(
             f"{expected}, of the form that it got, {tree_pformat(old)}; got {tree_pformat(new)}: "
-            f"at model_state{jtu.keystr(path)} {before} became {after}."
+            f"{difference.explain('the old model_state', 'the new model_state')}."
         )
     return Evaluation(value, new, aux)
-
-
-def _difference(old: Any, new: Any) -> tuple[Any, Any, Any] | None:
-    """Where two states of a model differ in more than the numbers in their arrays."""
-    if found := find_static_difference(old, new):
-        return found
-    for (path, before), after in zip(
-        jtu.tree_leaves_with_path(old), jtu.tree_leaves(new), strict=True
-    ):
-        if is_array(before) and _type(before) != _type(after):
-            return path, before, after
-    return None
-
-
-def _type(array: Any) -> tuple[Any, Any]:
-    return array.shape, jnp.result_type(array)

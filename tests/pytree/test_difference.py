@@ -194,6 +194,7 @@ def test_what_fits_is_not_entered():
 
 ARRAYS = {
     "NumPy's": np.ones(2, np.float32),
+    "NumPy's of 64 bits": np.ones(2),
     "JAX's": jnp.ones(2, jnp.float32),
     "struct": jax.ShapeDtypeStruct((2,), jnp.float32),
 }

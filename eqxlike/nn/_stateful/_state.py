@@ -11,7 +11,7 @@ import wadler_lindig as wl
 from jaxtyping import Array, PyTree
 
 from ..._module import Module, Traits, field, stored_fields
-from ..._pytree import is_array_like, tree_pformat
+from ..._pytree import find_difference, is_array_like
 from .._common import check_instance
 from ._state_index import DeletedValue, StateIndex, delete_init_state, find_indices, map_indices
 
@@ -219,15 +219,16 @@ def _without_weak_type(array: Array) -> Array:
 
 def _like(old: PyTree[Array], new: PyTree, marker: Any) -> PyTree[Array]:
     """`new` as arrays that can stand where `old` stands."""
-    old_leaves, old_def = jtu.tree_flatten(old)
-    new_leaves, new_def = jtu.tree_flatten(new)
-    fitted = [_fitted(*pair) for pair in zip(old_leaves, new_leaves, strict=False)]
-    if old_def != new_def or any(leaf is None for leaf in fitted):
+    if difference := find_difference(old, new, _fits):
         raise ValueError(
-            f"The value at {marker} keeps its structure, shapes and dtypes. Expected "
-            f"{_describe(old)}, got {_describe(new)}."
+            f"The value at {marker} keeps its structure, shapes and dtypes: "
+            f"{difference.explain('the old value', 'the new value')}."
         )
-    return old_def.unflatten(fitted)
+    return jtu.tree_map(_fitted, old, new)
+
+
+def _fits(old: Any, new: Any) -> bool | None:
+    return _fitted(old, new) is not None if jtu.all_leaves([old]) else None
 
 
 def _fitted(old: Any, new: Any) -> Array | None:
@@ -245,10 +246,6 @@ def _fitted(old: Any, new: Any) -> Array | None:
         for category in (jnp.integer, jnp.floating, jnp.complexfloating)
     )
     return jax.lax.convert_element_type(array, old.dtype) if is_weak and is_same_sort else None
-
-
-def _describe(value: PyTree) -> str:
-    return tree_pformat(jtu.tree_map(lambda x: jnp.asarray(x) if is_array_like(x) else x, value))
 
 
 def make_with_state(
