@@ -1,7 +1,5 @@
 """In which dtypes a model stores its parameters, computes, and answers."""
 
-import types
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,9 +8,8 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from ..._module import Module, field
-from ..._pytree import is_array, is_frozen
-
-Keep = type | types.UnionType | tuple[type, ...] | Callable[[Any], Any]
+from ..._pytree import is_array
+from ._match import Match, node_predicate
 
 _ROLES = {"params": "parameter", "compute": "compute", "output": "output"}
 _ALIASES = {"p": "params", "c": "compute", "o": "output"}
@@ -109,7 +106,7 @@ class Policy(Module):
         compute = found.get("compute", parameter)
         return cls(parameter, compute, found.get("output", compute))
 
-    def cast_to_parameter(self, tree: PyTree, *, keep: Keep = ()) -> PyTree:
+    def cast_to_parameter(self, tree: PyTree, *, keep: Match = ()) -> PyTree:
         """`tree` with its floating-point arrays in `parameter_dtype`.
 
         In what keeps its precision, arrays of fewer bytes are cast as well: they may grow, but not
@@ -121,30 +118,27 @@ class Policy(Module):
             is_leaf=_has_policy,
         )
 
-    def cast_to_compute(self, tree: PyTree, *, keep: Keep = ()) -> PyTree:
+    def cast_to_compute(self, tree: PyTree, *, keep: Match = ()) -> PyTree:
         """`tree` with its floating-point arrays in `compute_dtype`."""
         return _cast(tree, self.compute_dtype, keep)
 
-    def cast_to_output(self, tree: PyTree, *, keep: Keep = ()) -> PyTree:
+    def cast_to_output(self, tree: PyTree, *, keep: Match = ()) -> PyTree:
         """`tree` with its floating-point arrays in `output_dtype`."""
         return _cast(tree, self.output_dtype, keep)
 
 
-def _cast(tree: PyTree, dtype: Any, keep: Keep) -> PyTree:
+def _cast(tree: PyTree, dtype: Any, keep: Match) -> PyTree:
     """`tree` with the floating-point arrays outside of what keeps its precision in `dtype`."""
-    is_chosen = _predicate(keep)
+    is_chosen = node_predicate(keep, "keep")
 
-    def is_cached(node: Any) -> bool:
-        # The mark around a frozen array is no node of the user's tree.
-        return not is_frozen(node) and bool(
-            getattr(type(node), "keeps_precision", False) or is_chosen(node)
-        )
+    def keeps_precision(node: Any) -> bool:
+        return getattr(type(node), "keeps_precision", False) or is_chosen(node)
 
     def convert(node: Any) -> Any:
-        is_cast = not is_cached(node) and _is_floating(node) and node.dtype != dtype
+        is_cast = not keeps_precision(node) and _is_floating(node) and node.dtype != dtype
         return jax.lax.convert_element_type(node, dtype) if is_cast else node
 
-    return jtu.tree_map(convert, tree, is_leaf=is_cached)
+    return jtu.tree_map(convert, tree, is_leaf=keeps_precision)
 
 
 def _widen(node: Any, dtype: Any) -> Any:
@@ -164,15 +158,3 @@ def _is_floating_dtype(dtype: Any) -> bool:
 
 def _has_policy(node: Any) -> bool:
     return isinstance(getattr(node, "policy", None), Policy)
-
-
-def _predicate(keep: Keep) -> Callable[[Any], Any]:
-    layer_types: Any = keep if isinstance(keep, tuple) else (keep,)
-    if all(isinstance(each, type | types.UnionType) for each in layer_types):
-        return lambda node: isinstance(node, layer_types)
-    if callable(keep):
-        return keep
-    raise TypeError(
-        "`keep` must be a type, a tuple of types, or a function from a node of the tree to a bool; "
-        f"got {keep!r}."
-    )

@@ -8,7 +8,8 @@ from jaxtyping import PyTree
 from ..._module import field
 from .._common import check_instance
 from .._stateful import StatefulLayer, is_stateful
-from ._policy import Keep, Policy
+from ._match import Match
+from ._policy import Policy
 
 
 class MixedPrecision(StatefulLayer):
@@ -63,7 +64,7 @@ class MixedPrecision(StatefulLayer):
     keep: Any = field(static=True)
     keeps_precision: ClassVar[bool] = True
 
-    def __init__(self, model: PyTree, policy: Policy | str, *, keep: Keep = ()):
+    def __init__(self, model: PyTree, policy: Policy | str, *, keep: Match = ()):
         """**Arguments:**
 
         - `model`: what is to be called: a Module, or any callable pytree.

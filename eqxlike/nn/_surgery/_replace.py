@@ -1,6 +1,5 @@
 """Replacing the layers of a model."""
 
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -8,11 +7,9 @@ import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray, PyTree
 
 from ..._module import Module
-from ..._pytree import is_frozen
 from .._common import check_instance
+from ._match import Match, node_predicate
 from ._paths import key_at
-
-Match = type | types.UnionType | tuple[type, ...] | Callable[[Any], Any]
 
 
 def replace_layers(
@@ -56,16 +53,13 @@ def replace_layers(
         ['LoRALinear', 'LoRALinear']
     """
     check_instance(model, "replace_layers")
-    predicate = _predicate(match)
+    is_chosen = node_predicate(match, "match")
     seen: dict[type, None] = {}
     chosen: set[int] = set()
 
     def is_match(node: Any) -> bool:
-        # The mark around a frozen array is no node of the user's tree.
-        if is_frozen(node):
-            return False
         seen[type(node)] = None
-        if predicate(node):
+        if is_chosen(node):
             chosen.add(id(node))
             return True
         return False
@@ -79,19 +73,6 @@ def replace_layers(
             options = {} if key is None else {"key": key_at(key, jtu.keystr(path))}
             made[id(node)] = make(node, **options)
     return treedef.unflatten([made[id(node)] if id(node) in chosen else node for _, node in nodes])
-
-
-def _predicate(match: Match) -> Callable[[Any], Any]:
-    if isinstance(match, type | types.UnionType):
-        return lambda node: isinstance(node, match)
-    if isinstance(match, tuple) and match and all(isinstance(each, type) for each in match):
-        return lambda node: isinstance(node, match)
-    if callable(match):
-        return match
-    raise TypeError(
-        "`match` must be a type, a tuple of types, or a function from a node of the model to a "
-        f"bool; got {match!r}."
-    )
 
 
 def _nothing_matches(match: Match, seen: dict[type, None]) -> str:

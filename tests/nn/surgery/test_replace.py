@@ -125,7 +125,12 @@ def test_static_field_is_not_searched():
         nn.replace_layers(model, nn.Lambda, Wrapped)
 
 
-@pytest.mark.parametrize("match", ["Linear", (), (nn.Linear, "Conv")])
-def test_match_of_another_kind_is_refused(match, model):
+def test_no_type_at_all_matches_nothing(model):
+    with pytest.raises(ValueError, match=r"^No node of the model matches \(\)\."):
+        nn.replace_layers(model, (), Wrapped)
+
+
+@pytest.mark.parametrize("match", ["Linear", (nn.Linear, "Conv")])
+def test_what_is_neither_type_nor_function_is_refused(match, model):
     with pytest.raises(TypeError, match="`match` must be a type, a tuple of types, or a function"):
         nn.replace_layers(model, match, Wrapped)
