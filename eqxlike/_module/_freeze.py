@@ -9,7 +9,6 @@ frozen and takes it away when it unflattens. So its methods find plain arrays in
 import copyreg
 import dataclasses
 import functools
-import threading
 from typing import Any
 
 import jax.tree_util as jtu
@@ -17,7 +16,8 @@ import jax.tree_util as jtu
 from .._pytree import Frozen, is_frozen
 from ._class import Codec
 from ._codec import is_incomplete
-from ._module import Module, ModuleMeta
+from ._derived import derive, derived_class
+from ._module import Module
 
 Frozens = tuple[tuple[str, tuple[bool, ...]], ...]
 """For each field in which something is frozen, which of its leaves; Modules inside count as one,
@@ -62,27 +62,11 @@ def _freeze_module(module: Module, mask: Module) -> Module:
     return new_cls._eqxlike_class.codec.unflatten(statics, new)
 
 
-class Quiet:
-    """Before a class in the order of its bases: nobody's `__init_subclass__` hears of it."""
-
-    __slots__ = ()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        pass
-
-
-_lock = threading.RLock()
-
-
 def _frozen_class(cls: Any, frozens: Frozens) -> type:
     """The subclass of `cls` with these leaves frozen; the same one each time."""
     if not frozens:
         return cls
-    derived = cls._eqxlike_class.derived
-    with _lock:
-        if frozens not in derived:
-            derived[frozens] = _make_frozen_class(cls, frozens)
-        return derived[frozens]
+    return derived_class(cls, frozens, lambda: _make_frozen_class(cls, frozens))
 
 
 def _make_frozen_class(cls: Any, frozens: Frozens) -> type:
@@ -92,18 +76,12 @@ def _make_frozen_class(cls: Any, frozens: Frozens) -> type:
             return (_new_frozen, (cls, frozens), *reduced[2:])
         return reduced
 
-    namespace = {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
-        "__reduce_ex__": __reduce_ex__,
-    }
     traits = dataclasses.replace(
         cls._eqxlike_class.traits,
         flattening=functools.partial(_Flattening, dict(frozens)),
         unfrozen=cls,
     )
-    frozen: Any = ModuleMeta(cls.__name__, (Quiet, cls), namespace, _traits=traits)
+    frozen = derive(cls, {"__reduce_ex__": __reduce_ex__}, traits)
     return frozen
 
 

@@ -6,7 +6,6 @@ is told is kept in a static field, and so goes wherever the Module does: through
 loops and transformations.
 """
 
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,9 +13,9 @@ from typing import Any
 import jax.tree_util as jtu
 
 from ._cached import stored_fields
+from ._derived import derive, derived_class
 from ._field import field
-from ._freeze import Quiet
-from ._module import Module, ModuleMeta, Wrapper
+from ._module import Module, Wrapper
 
 Report = Callable[
     [Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Callable[[Any], None]]
@@ -70,26 +69,19 @@ def _is_in(node: Any, nodes: tuple[Any, ...]) -> bool:
 def _observed(module: Module, report: Report) -> Module:
     if not callable(module):
         return module
-    new = object.__new__(_observed_class(type(module)))
+    cls = type(module)
+    new: Any = object.__new__(derived_class(cls, _OBSERVED, lambda: _make_observed_class(cls)))
     stored_fields(new).update(stored_fields(module), **{_REPORT: report})
     return new
 
 
 _REPORT = "_eqxlike_report"
 _OBSERVED = "observed"
-_lock = threading.RLock()
 
 
-def _observed_class(cls: Any) -> Any:
-    """The subclass of `cls` that reports; the same one each time."""
-    derived = cls._eqxlike_class.derived
-    with _lock:
-        if _OBSERVED not in derived:
-            derived[_OBSERVED] = _make_observed_class(cls)
-        return derived[_OBSERVED]
+def _make_observed_class(cls: Any) -> type:
+    """The subclass of `cls` that reports."""
 
-
-def _make_observed_class(cls: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         report = getattr(self, _REPORT)
         # One that the model makes of its own class, while it runs, has none.
@@ -100,16 +92,10 @@ def _make_observed_class(cls: Any) -> Any:
             returned(output)
             return output
 
-    namespace = {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
+    body = {
         "__annotations__": {_REPORT: Any},
         "__call__": __call__,
         _REPORT: field(static=True, default=None),
     }
-    traits = cls._eqxlike_class.traits
-    # The class of a frozen Module is quiet already.
-    bases = (cls,) if issubclass(cls, Quiet) else (Quiet, cls)
-    observed: Any = ModuleMeta(cls.__name__, bases, namespace, _traits=traits)
+    observed = derive(cls, body, cls._eqxlike_class.traits)
     return observed

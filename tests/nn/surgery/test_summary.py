@@ -26,6 +26,15 @@ class Tied(eqx.Module):
         return self.second(x), state + 1
 
 
+class Freezing(eqx.Module):
+    """Freezes a layer as it is called."""
+
+    layer: nn.Linear
+
+    def __call__(self, x):
+        return nn.freeze(self.layer)(x)
+
+
 class Mean(eqx.Module):
     """Needs a batch around it."""
 
@@ -170,6 +179,11 @@ def test_nothing_is_computed_and_shapes_may_stand_for_arrays(getkey):
     model = nn.Lambda(lambda x: seen.append(x) or x)
     nn.summary(model, jax.ShapeDtypeStruct((2,), jnp.float32))
     assert all(isinstance(x, jax.core.Tracer) for x in seen)
+
+
+def test_model_may_freeze_a_layer_while_it_is_observed(getkey):
+    summary = nn.summary(Freezing(nn.Linear(2, 3, key=getkey())), jnp.ones(2))
+    assert [(row.path, row.num_calls) for row in summary.rows] == [("", 1), (".layer", 1)]
 
 
 def test_calls_outside_leave_the_model_as_it_is(getkey):
