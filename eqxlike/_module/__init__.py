@@ -1,4 +1,4 @@
-"""What a Module is."""
+"""Modules: frozen dataclasses that are pytrees."""
 
 from ._abstract import AbstractClassVar as AbstractClassVar
 from ._abstract import AbstractVar as AbstractVar

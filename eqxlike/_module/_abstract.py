@@ -11,7 +11,7 @@ from ._class import own_record
 _T = TypeVar("_T")
 
 if TYPE_CHECKING:
-    # What a type checker should see: an attribute of that type, and a class variable.
+    # A type checker should see an attribute of that type, and a class variable.
     from typing import ClassVar as AbstractClassVar
 
     AbstractVar = Annotated[_T, "AbstractVar"]
@@ -20,13 +20,13 @@ else:
     class AbstractVar(Generic[_T]):
         """Marks an attribute that subclasses must have: `size: AbstractVar[int]`.
 
-        A subclass overrides it with a field, a property, a class variable or a method. It is no
-        field itself, so it has no place among the arguments of `__init__`. A class that has not
-        overridden all of them is abstract: as with abstract methods, it may be subclassed and not
-        instantiated.
+        A subclass overrides it with a field, a property, a class variable or a method. An abstract
+        attribute is no field itself, so `__init__` has no argument for it. A class that has not
+        overridden all of them is abstract: it can be subclassed but not instantiated, as with
+        abstract methods.
 
-        **Raises:** `TypeError` at the class statement if it is not subscripted or is given a value;
-        `TypeError` when an abstract class is instantiated.
+        **Raises:** `TypeError` at the class statement if the marker is not subscripted or the
+        attribute is given a value; `TypeError` when an abstract class is instantiated.
 
         !!! example
 
@@ -44,15 +44,15 @@ else:
     class AbstractClassVar(Generic[_T]):
         """Marks a class variable that subclasses must have: `order: AbstractClassVar[int]`.
 
-        As `AbstractVar`, for what should be there on the class, to be overridden by
-        `order: ClassVar[int] = 2`. Type checkers want it imported in a way of its own:
+        It does for a class variable what `AbstractVar` does for an attribute. A subclass overrides
+        it with `order: ClassVar[int] = 2`. Type checkers need it imported like this:
 
             if TYPE_CHECKING:
                 from typing import ClassVar as AbstractClassVar
             else:
                 from eqxlike import AbstractClassVar
 
-        **Raises:** as `AbstractVar`.
+        **Raises:** the same errors as `AbstractVar`.
 
         !!! example
 
@@ -74,12 +74,13 @@ _VARS = "__abstractvars__"
 _CLASS_VARS = "__abstractclassvars__"
 
 _FORCED = "force_abstact"
+"""The option that declares a class abstract; the spelling is Equinox's."""
 
 
 def take_abstract(cls: type) -> dict[str, Any] | None:
-    """The annotations in the body of `cls` without the abstract ones, or `None` if there are none.
+    """The annotations in the body of `cls` that are not abstract; `None` if none is abstract.
 
-    The names that neither `cls` nor a class above it has overridden are recorded in
+    Also records the names that neither `cls` nor a class above it has overridden, in
     `__abstractvars__` and `__abstractclassvars__`.
     """
     annotations = inspect.get_annotations(cls)
@@ -106,7 +107,7 @@ def abstract_names(cls: Any) -> frozenset[str]:
 
 
 def explain_abstract(cls: Any) -> str:
-    """Why `cls`, which is abstract and not for its methods alone, has no instances."""
+    """The message that says why `cls`, abstract for more than its methods, has no instances."""
     names = {
         "attributes": vars(cls)[_VARS],
         "class attributes": vars(cls)[_CLASS_VARS],
@@ -148,33 +149,33 @@ def _unresolved(cls: type) -> dict[str, Any]:
 
 
 def _marker_of(cls: type, name: str) -> Any:
-    """How `name` is abstract in `cls`, if the nearest class to speak of it says that it is."""
+    """The marker of `name` in `cls`; `None` if the nearest class that mentions it overrides it."""
     found = None
     is_promised = False
     for base in cls.__mro__:
         marker = abstract_in(base).get(name)
         annotations = inspect.get_annotations(base)
         if marker is AbstractClassVar:
-            # What is asked of the class is not taken back where it is asked of the instance.
+            # An `AbstractVar` in a nearer class does not override an `AbstractClassVar`.
             return None if is_promised and found is None else marker
         if marker is AbstractVar:
             found = marker
         elif name in vars(base) and type(vars(base)[name]) is not Field:
             break
         elif name in annotations:
-            # A class variable without a value: it may get that later, but no instance ever will.
+            # A class variable without a value may get one later, but no instance ever will.
             is_promised = _head(base, annotations[name])[0] is ClassVar
             if not is_promised:
                 break
     return found
 
 
-# `AbstractVar[int]`, `eqx.AbstractVar[int]`: the dotted name, and what follows it.
 _WRITTEN = re.compile(r"\s*([\w.]+)\s*(\[?)")
+"""Matches the dotted name of an annotation such as `eqx.AbstractVar[int]`, and its bracket."""
 
 
 def _head(cls: type, annotation: Any) -> tuple[Any, bool]:
-    """What an annotation in the body of `cls` is without its subscript, and whether it has one."""
+    """An annotation in the body of `cls` without its subscript, and whether it has one."""
     if not isinstance(annotation, str):
         origin = get_origin(annotation)
         return (annotation, False) if origin is None else (origin, True)
@@ -183,7 +184,7 @@ def _head(cls: type, annotation: Any) -> tuple[Any, bool]:
 
 
 def _look_up(cls: type, dotted: str) -> Any:
-    """What a name in an annotation that was left a string stands for, as far as can be told."""
+    """The object that a dotted name in a string annotation refers to, as far as can be told."""
     first, *rest = dotted.split(".")
     try:
         found = vars(sys.modules[cls.__module__])[first]
@@ -191,5 +192,5 @@ def _look_up(cls: type, dotted: str) -> Any:
             found = getattr(found, each)
         return found
     except (KeyError, AttributeError):
-        # A name of the function in which the class stands: go by how it is spelled.
+        # The name is local to the function that defines the class: its spelling has to do.
         return _MARKERS.get([first, *rest][-1])

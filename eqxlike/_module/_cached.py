@@ -1,14 +1,14 @@
-"""A frozen object with a slot in which its partition is cached, once it was made.
+"""Frozen objects, each with a slot in which its partition is cached.
 
 The slot lies outside `__dict__`, so that `vars`, `copy`, `pickle` and the dataclass functions do
 not see it. It holds one of: nothing; `INITIALISING`, while `__init__` runs and fields may be
 assigned; a `CachedPartition`, replaced as a whole so that a thread sees the old one or the new.
 
-What a filtered function returns may be *lazy*: it has its partition and no fields yet. They are
-built from the partition, and stay, when somebody asks for one of them. A training loop never does:
-it hands the partition to the next call, and is spared the building of some hundred objects. What is
-in the `__dict__` does not tell that a Module is lazy, since `object.__setattr__` writes there and
-asks nobody: its partition is a `LazyPartition`.
+A Module that a filtered function returns may be *lazy*: it has its partition and no fields yet. The
+fields are built from the partition, and stay, when somebody reads one of them. A training loop
+reads none: it hands the partition to the next call, and is spared the building of some hundred
+objects. A lazy Module is known by its `LazyPartition`, not by an empty `__dict__`, into which
+`object.__setattr__` writes without asking.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class CachedPartition:
 
 
 class LazyPartition(CachedPartition):
-    """That of a Module that has nothing else yet."""
+    """The partition of a Module whose fields have not been built yet."""
 
     __slots__ = ()
 
@@ -38,8 +38,8 @@ class _Storage:
     __slots__ = ("__dict__", "__weakref__", "_eqxlike_cached")
 
 
-# Slots' descriptors: unlike `setattr` they are not stopped by a frozen class, and a user's
-# `__getattr__` does not see them.
+# The descriptors of the slots: a frozen class does not stop them as it does `setattr`, and they do
+# not ask a user's `__getattr__`.
 _slot: Any = _Storage.__dict__["_eqxlike_cached"]
 set_cached = _slot.__set__
 drop_cached = _slot.__delete__
@@ -58,7 +58,7 @@ INITIALISING = _Initialising()
 
 
 def get_cached(module: "CachesPartition") -> Any:
-    """What the slot holds, or `None`."""
+    """The value in the slot, or `None` if it is empty."""
     try:
         return _slot.__get__(module)
     except AttributeError:
@@ -69,13 +69,13 @@ _reading = threading.Lock()
 
 
 def read_fields(module: "CachesPartition") -> dict[str, Any]:
-    """The `__dict__` of a Module, with its fields in it."""
+    """The `__dict__` of a Module; if the Module is lazy, its fields are built first."""
     fields = stored_fields(module)
     cached = get_cached(module)
     if type(cached) is LazyPartition:
         built = cached.structure.fields(cached.arrays)
         with _reading:
-            # Of two threads that come at once, both get what the first has built.
+            # If two threads come at once, both get what the first has built.
             if get_cached(module) is cached:
                 for name, value in built.items():
                     fields.setdefault(name, value)
@@ -84,10 +84,10 @@ def read_fields(module: "CachesPartition") -> dict[str, Any]:
 
 
 class Field:
-    """Stands in the class under the name of each field.
+    """The descriptor that a Module class has under the name of each field.
 
-    An instance that has the field never asks for it, since this is no data descriptor. One that
-    has not is lazy, or in its `__init__`. The class itself has the default, as any dataclass.
+    It is no data descriptor, so an instance that has the field never asks it. An instance that has
+    not is lazy, or in its `__init__`. On the class it gives the default, as in any dataclass.
     """
 
     __slots__ = ("default", "name")
@@ -112,10 +112,10 @@ class Field:
 
 
 def can_stay_lazy(cls: type) -> bool:
-    """Whether reading any field of an lazy instance of `cls` reaches its `Field`.
+    """Whether reading any field of a lazy instance of `cls` reaches its `Field`.
 
-    Not so where a class above has a method or a property of the same name, nor of metadata, which
-    stands beside the fields.
+    It does not where a class above has a method or a property of the same name, or where instances
+    carry metadata, which is stored beside the fields.
     """
     if carries_metadata(cls):
         return False
@@ -125,7 +125,7 @@ def can_stay_lazy(cls: type) -> bool:
 
 
 class CachesPartition(_Storage):
-    """Base of `Module`: the slot, and the rule that fields are assigned in `__init__` only."""
+    """The base of `Module`: the slot, and the rule that only `__init__` assigns fields."""
 
     __slots__ = ()
 
@@ -148,7 +148,7 @@ class CachesPartition(_Storage):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        # For `copy` and `pickle`: the fields, and nothing that is cached.
+        # `copy` and `pickle` take the fields, and nothing that is cached.
         return self.__dict__
 
 

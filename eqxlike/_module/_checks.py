@@ -1,4 +1,4 @@
-"""What is checked of a Module once it was made, and of a class: the known mistakes."""
+"""Checks of a new Module, and of a class, for known mistakes."""
 
 import inspect
 import warnings
@@ -81,7 +81,7 @@ _TRANSFORMED = (PjitFunction, jax.custom_jvp, jax.custom_vjp)
 
 
 def warn_of_post_init(cls: type) -> None:
-    """For a class with an `__init__` of its own: nothing would call its `__post_init__`."""
+    """Warns that nothing calls the `__post_init__` of `cls`, which has an `__init__` of its own."""
     warnings.warn(
         f"{cls.__module__}.{cls.__qualname__} has both an `__init__` method and a `__post_init__` "
         "method. Only the `__init__` that a dataclass generates calls `__post_init__`: this one "

@@ -1,4 +1,4 @@
-"""What is known of a Module class beside its dataclass: one record, made with the class."""
+"""The record that each Module class has beside its dataclass, made with the class."""
 
 import dataclasses
 from collections.abc import Callable, Hashable
@@ -10,11 +10,11 @@ RECORD = "_eqxlike_class"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Codec:
-    """For one class: which fields are children and which static, and the functions JAX calls.
+    """The names of a class's fields, children and static, and the functions that JAX calls.
 
-    `flatten` returns `(children, statics)`, both tuples in the order of the names. They tell all
-    that `unflatten` puts into an instance: `complete`, if there is one, is called with its
-    `__dict__` and adds what follows from the fields.
+    `flatten` returns `(children, statics)`, both tuples in the order of the names, and `unflatten`
+    needs nothing else. `complete`, unless it is `None`, is called with the `__dict__` of the new
+    instance and adds what follows from the fields.
     """
 
     dynamic_names: tuple[str, ...]
@@ -29,14 +29,14 @@ class Codec:
 class Traits:
     """How one of our own Module classes differs from those that users write.
 
-    Given in the class statement, `class State(Module, _traits=Traits(is_fixed=False))`, and
-    inherited but for `flattening`.
+    The class statement gives them, `class State(Module, _traits=Traits(is_fixed=False))`.
+    Subclasses inherit all but `flattening`.
 
     - `is_fixed`: whether instances stay as they are built. If not, no partition of them is cached.
-    - `complete`: called with the `__dict__` of an instance that was unflattened; adds what follows
-        from its fields.
-    - `flattening`: makes, of the codec of the class, what JAX is to flatten instances with.
-    - `unfrozen`: the class of which this is one with frozen arrays.
+    - `complete`: a function called with the `__dict__` of an instance that was unflattened; it adds
+        what follows from the fields.
+    - `flattening`: a function from the codec of the class to the object by which JAX flattens.
+    - `unfrozen`: the same class without frozen arrays, if this one has some.
     """
 
     is_fixed: bool = True
@@ -47,16 +47,16 @@ class Traits:
 
 @dataclasses.dataclass(slots=True)
 class ClassRecord:
-    """What the metaclass knows of one class. The lower half is known once it is a dataclass.
+    """The metaclass's record of one class, complete once the class is a dataclass.
 
     - `makes_init`: whether its `__init__` is generated.
-    - `is_forced`: whether it was declared abstract by a word, with nothing abstract in it.
+    - `is_forced`: whether the class statement declares it abstract, whatever it holds.
     - `is_strict`: whether it keeps the rules of strict classes.
     - `traits`: how it differs from the classes that users write.
-    - `derived`: the subclasses that were made of it, by what they are made for.
+    - `derived`: the subclasses that were generated from it, with frozen arrays or observed.
     - `codec`: how instances are flattened.
-    - `defaults`: of fields, by name.
-    - `converters`: of fields, by name.
+    - `defaults`: the fields that have a default, each with it.
+    - `converters`: the fields that have a converter, each with it.
     """
 
     makes_init: bool

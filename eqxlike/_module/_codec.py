@@ -1,8 +1,8 @@
-"""How the instances of one Module class are taken apart and put together, as generated code.
+"""Generated code that takes the instances of a Module class apart and puts them together.
 
-Raw `jax.jit` flattens each argument in each call, through functions in Python. Reading the fields
-by name in generated code, rather than in a loop over them, is what makes that cheap. They are read
-from the instance's `__dict__`: attributes of a class with a `__getattr__` are slow to read.
+Raw `jax.jit` flattens each argument in each call, through functions in Python. Generated code makes
+that cheap: it reads the fields by name, not in a loop over them. It reads them from the instance's
+`__dict__`: attributes of a class with a `__getattr__` are slow to read.
 """
 
 import dataclasses
@@ -22,20 +22,18 @@ _new = object.__new__
 
 
 class _Incomplete(tuple):
-    """Stands for the static values of an instance that lacks fields, as one does in `__init__`, or
-    has metadata beside them.
-    """
+    """The static part of an instance that lacks fields, as in its `__init__`, or has metadata."""
 
     __slots__ = ()
 
 
 def is_incomplete(statics: tuple[Any, ...]) -> bool:
-    """Whether `statics` says more than the values of the static fields: `unflatten` is needed."""
+    """Whether `statics` holds more than the values of static fields, and needs `unflatten`."""
     return type(statics) is _Incomplete
 
 
 def make_codec(cls: type, complete: Callable[[dict[str, Any]], None] | None = None) -> Codec:
-    """The codec for the dataclass `cls`; for `complete` see there."""
+    """The codec of the dataclass `cls`; `Codec` describes `complete`."""
     fields = [
         field
         for field in dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
@@ -58,7 +56,7 @@ def make_codec(cls: type, complete: Callable[[dict[str, Any]], None] | None = No
     children = [f"fields[{name!r}]" for name in dynamic]
     keyed = [f"(key{index}, {child})" for index, child in enumerate(children)]
     statics = _tuple_of(f"fields[{name!r}]" for name in static)
-    # Of most classes no instance has any, and they have no question to answer.
+    # Instances of most classes have no metadata, and are not asked for it.
     asks_for_metadata = carries_metadata(cls)
 
     def flatten_source(function: str, parts: list[str], with_keys: bool) -> list[str]:
@@ -104,9 +102,9 @@ def make_codec(cls: type, complete: Callable[[dict[str, Any]], None] | None = No
 
 
 def _is_property(cls: type, name: str) -> bool:
-    """Whether a subclass has put a property in the place of a field: then there is no value.
+    """Whether a read-only property overrides a field, so that no value is stored.
 
-    One that can be set may store it, under its own name.
+    A property that can be set may store the value, under its own name.
     """
     found = found_in_class(cls, name)
     return isinstance(found, property) and found.fset is None
@@ -117,10 +115,11 @@ def _tuple_of(parts: Any) -> str:
 
 
 def _make_flatten_by_name(cls: type, dynamic: tuple[str, ...], static: tuple[str, ...]):
-    """For an instance whose `__dict__` lacks fields: it is lazy, has class attributes in their
-    place, or is in the middle of its `__init__`; or has metadata beside them.
+    """The function that flattens an instance with metadata, or with fields not in its `__dict__`.
+
+    Such an instance is lazy, has class attributes in place of fields, or is in its `__init__`.
     """
-    # What a property gives is no value of the field, and is another field's perhaps.
+    # A property does not give the value of the field; perhaps it gives another field's.
     stored_or_nothing = {
         name for name in (*dynamic, *static) if hasattr(type(found_in_class(cls, name)), "__set__")
     }

@@ -1,4 +1,4 @@
-"""The dataclass that a Module class is."""
+"""The making of a Module class into a dataclass."""
 
 import abc
 import dataclasses
@@ -13,8 +13,8 @@ from ._init import make_init
 def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
     """Makes `cls` a dataclass, with an `__init__` if `makes_init`, and returns its fields.
 
-    Not a frozen one to `dataclasses`, which would refuse a `@dataclass` that somebody writes above
-    the class; that instances are frozen is their own `__setattr__`.
+    The `__setattr__` of Modules freezes instances. `dataclasses` is not told that they are frozen:
+    it would refuse a `@dataclass` that somebody writes above the class.
     """
     annotations = inspect.get_annotations(cls)
     concrete = take_abstract(cls)
@@ -34,8 +34,9 @@ def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
 
 
 def _install_field(cls: Any, each: dataclasses.Field) -> None:
-    """Puts a `Field` in the class, in the place of the default, unless a base has a method or a
-    property of that name: that goes on to stand there, as for any dataclass.
+    """Puts a `Field` in the class, in the place of the default.
+
+    A method or a property of that name in a base stays, as for any dataclass.
     """
     found = found_in_class(cls, each.name)
     is_default = each.name in vars(cls) and not hasattr(type(found), "__set__")
@@ -44,19 +45,19 @@ def _install_field(cls: Any, each: dataclasses.Field) -> None:
 
 
 def amend(cls: Any, name: str, value: Any) -> Any:
-    """What is to be set in a class, with what `abc` and `dataclasses` do not know of it.
+    """The value to set in a class under `name`: `value`, and what its setter does not know.
 
-    They set these when the class is made, and again when a decorator above it asks them to.
+    `abc` and `dataclasses` set theirs when the class is made, and again when a decorator asks.
     """
     if name == "__abstractmethods__":
         # Python then refuses to make instances, and making one needs no look at the class.
         return value | abstract_names(cls)
     if name == "__dataclass_fields__":
-        # What `field` said is no longer there to be read the second time.
+        # The second time, the arguments of `field` are no longer there to be read.
         return {**value, **vars(cls).get(name, {})}
     return value
 
 
 def found_in_class(cls: type, name: str) -> Any:
-    """What stands in the class, or one above it, under `name`; no descriptor is asked."""
+    """The attribute `name` as a class, or one above it, stores it; no descriptor is asked."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)

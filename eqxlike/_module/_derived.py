@@ -1,4 +1,4 @@
-"""Subclasses of Module classes that are made here, and pass for the class itself."""
+"""Generated subclasses of Module classes, each of which passes for the class itself."""
 
 import threading
 from collections.abc import Callable, Hashable
@@ -9,7 +9,7 @@ from ._module import ModuleMeta
 
 
 class _Quiet:
-    """First among the bases of a class: nobody's `__init_subclass__` hears of that class."""
+    """A first base that keeps the `__init_subclass__` of the other bases from being called."""
 
     __slots__ = ()
 
@@ -30,9 +30,7 @@ def derived_class(cls: Any, key: Hashable, make: Callable[[], type]) -> type:
 
 
 def derive(cls: Any, body: dict[str, Any], traits: Traits) -> Any:
-    """A subclass of `cls` with the same name and docstring, and with `body` and `traits` of its
-    own.
-    """
+    """A subclass of `cls` with its name and docstring, and with `body` and `traits` of its own."""
     namespace = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,

@@ -1,4 +1,4 @@
-"""The fields of a Module and what may be said about each."""
+"""The fields of a Module and their options."""
 
 import dataclasses
 import warnings
@@ -10,9 +10,9 @@ import numpy as np
 
 from .._pytree import is_array
 
-# The names that Equinox uses too: other libraries read and write them.
 _STATIC = "static"
 _CONVERTER = "converter"
+"""Equinox uses these names too: other libraries read and write them."""
 
 
 def field(
@@ -27,7 +27,7 @@ def field(
         must be hashable and hold no arrays; functions are traced anew for each new value.
     - `**kwargs`: passed to `dataclasses.field`.
 
-    **Returns:** what `dataclasses.field` returns.
+    **Returns:** the field, as `dataclasses.field` returns it.
 
     !!! example
 
@@ -48,13 +48,13 @@ def field(
 
 
 def static_field(**kwargs: Any) -> Any:
-    """The old name of `field(static=True)`, which Equinox has too. Warns.
+    """The old name of `field(static=True)`, as in Equinox. It warns.
 
     **Arguments:**
 
     - `**kwargs`: as for `field`.
 
-    **Returns:** as `field`.
+    **Returns:** the field, as `field` returns it.
     """
     warnings.warn(
         "`eqxlike.static_field` is deprecated: write `eqxlike.field(static=True)`.", stacklevel=2

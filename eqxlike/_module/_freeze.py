@@ -1,9 +1,9 @@
-"""Modules of which some arrays are frozen.
+"""Modules with frozen arrays.
 
-Whether an array is trained is no property of the array, and no field says it. It is one of the
-class: a frozen Module is of a subclass, made here, that flattens a `Frozen` node around what is
-frozen and takes it away when it unflattens. So its methods find plain arrays in its fields, and
-`jax.jit` sees arrays, while whoever walks over the tree sees which of them are frozen.
+Neither an array nor a field says whether the array is trained: the class does. A frozen Module is
+of a subclass, made here, that puts a `Frozen` node around each frozen array when it is flattened
+and takes it away when it is unflattened. So its methods find plain arrays in its fields, and
+`jax.jit` sees arrays, while a walk over the tree sees which of them are frozen.
 """
 
 import copyreg
@@ -20,8 +20,8 @@ from ._derived import derive, derived_class
 from ._module import Module
 
 Frozens = tuple[tuple[str, tuple[bool, ...]], ...]
-"""For each field in which something is frozen, which of its leaves; Modules inside count as one,
-and `None` as one.
+"""The fields with frozen leaves, each with a flag for every leaf. A Module inside counts as one
+leaf, and so does `None`.
 """
 
 
@@ -30,9 +30,9 @@ def _is_part(node: Any) -> bool:
 
 
 def freeze_where(tree: Any, mask: Any) -> Any:
-    """`tree` with the arrays frozen at which `mask`, of the same structure, is `True`.
+    """`tree` with its arrays frozen where `mask`, of the same structure, is `True`.
 
-    Those at which it is `False` are no longer frozen.
+    Where `mask` is `False`, arrays are no longer frozen.
     """
     if isinstance(tree, Module):
         return _freeze_module(tree, mask)
@@ -90,7 +90,7 @@ def _new_frozen(cls: type, frozens: Frozens) -> Any:
 
 
 class _Flattening:
-    """How JAX is to flatten a frozen Module: the codec of its class, with `Frozen` nodes."""
+    """The functions by which JAX flattens a frozen Module: its codec's, with `Frozen` nodes."""
 
     def __init__(self, frozens: dict[str, tuple[bool, ...]], codec: Codec):
         self.codec = codec
@@ -110,7 +110,7 @@ class _Flattening:
         return self.codec.unflatten(statics, tuple(self._unwrap(*each) for each in named))
 
     def _names(self, statics: Any) -> tuple[str, ...]:
-        # In the middle of an `__init__` some fields are not there.
+        # In the middle of an `__init__` some fields are missing.
         return statics[0] if is_incomplete(statics) else self.codec.dynamic_names
 
     def _wrap(self, name: str, child: Any) -> Any:
@@ -119,7 +119,7 @@ class _Flattening:
             return child
         parts, treedef = jtu.tree_flatten(child, is_leaf=_is_part)
         if len(parts) != len(flags):
-            # Something else was put there, as by a map that returns trees.
+            # Another tree stands there now, as after a map that returns trees.
             return child
         return treedef.unflatten(
             [Frozen(part) if flag else part for flag, part in zip(flags, parts, strict=True)]

@@ -1,8 +1,7 @@
 """The `__init__` of a Module class that has none of its own.
 
-`dataclasses` knows its parameters. It would assign through `__setattr__`, of which that of Modules
-asks first whether the instance is in its `__init__`: one question for each field, where once is
-enough.
+`dataclasses` knows its parameters, but would assign through `__setattr__`. That of Modules asks
+for each field whether the instance is in its `__init__`, where asking once is enough.
 """
 
 import dataclasses
@@ -16,9 +15,9 @@ from ._field import converter_of
 
 
 def make_init(cls: type, generated: Callable[..., None]) -> Callable[..., None]:
-    """The `__init__` that `dataclasses` has `generated` for `cls`, assigning by itself.
+    """The `__init__` that `dataclasses` has `generated` for `cls`, but assigning directly.
 
-    It says of a field with a converter that it takes what the converter takes.
+    The parameter of a field with a converter is annotated with what the converter takes.
     """
     code = generated.__code__
     num_named = code.co_argcount + code.co_kwonlyargcount
@@ -46,7 +45,7 @@ def make_init(cls: type, generated: Callable[..., None]) -> Callable[..., None]:
             namespace[factory] = each.default_factory
             value = f"{factory}()"
             if each.init:
-                # What `dataclasses` has put in the place of the default.
+                # `dataclasses` has put this in the place of the default.
                 namespace[missing] = inspect.signature(generated).parameters[each.name].default
                 value = f"{value} if {each.name} is {missing} else {each.name}"
         elif not each.init:
@@ -56,7 +55,7 @@ def make_init(cls: type, generated: Callable[..., None]) -> Callable[..., None]:
         if each.init and converter is not None:
             annotations[each.name] = _input_annotation(converter)
     if hasattr(cls, "__post_init__"):
-        # Of the parameters that are no fields: in the order of their declaration.
+        # It takes the parameters that are no fields, in the order of their declaration.
         declared: Any = vars(cls)["__dataclass_fields__"]
         variables = {*parameters} - {each.name for each in fields}
         passed = ", ".join(name for name in declared if name in variables)
@@ -76,7 +75,7 @@ def _refuse(module: Any) -> NoReturn:
 
 
 def _input_annotation(converter: Callable[[Any], Any]) -> Any:
-    """What a converter says it takes; anything, if it says nothing."""
+    """The annotation of a converter's first parameter; `Any` if it has none."""
     try:
         parameters = list(inspect.signature(converter).parameters.values())
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What a callable says of itself, and Modules that repeat it for what they wrap."""
+"""The metadata of callables (name, docstring and the like), and of Modules that wrap them."""
 
 import dataclasses
 import sys
@@ -11,15 +11,15 @@ _ANNOTATIONS = "__annotations__"
 
 
 _OWN = "_eqxlike_metadata"
-"""Under this name, in the `__dict__` of an instance, is the metadata that it has of its own."""
+"""The `__dict__` of an instance has its own metadata, if any, under this name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Metadata:
-    """What an instance was told to say of itself.
+    """The metadata that `module_update_wrapper` gave to an instance.
 
     It is part of the structure of the tree, and so hashable: the annotations are pairs, and a value
-    that is not hashable is itself and nothing else.
+    that is not hashable is compared by identity.
     """
 
     named: tuple[tuple[str, Any], ...]
@@ -27,7 +27,7 @@ class Metadata:
 
 
 class _Itself:
-    """Stands for a value that is not hashable, and is equal to what stands for the same one."""
+    """A hashable stand-in for a value that is not; two are equal if they hold the same object."""
 
     __slots__ = ("value",)
 
@@ -59,12 +59,12 @@ def has_metadata(fields: dict[str, Any]) -> bool:
 
 
 def shown_by(described: Any) -> dict[str, Any]:
-    """What a callable says of itself, by name."""
+    """The metadata of a callable, by name."""
     return {name: getattr(described, name) for name in METADATA if hasattr(described, name)}
 
 
 def make_metadata(shown: dict[str, Any]) -> Metadata:
-    """What is `shown`, so that it may be part of a structure."""
+    """The metadata `shown`, in a form that can be part of a structure."""
     annotations = shown.get(_ANNOTATIONS)
     if annotations is not None:
         annotations = tuple((name, _hashable(value)) for name, value in annotations.items())
@@ -85,14 +85,14 @@ def write_metadata(metadata: Metadata | None, fields: dict[str, Any]) -> None:
 
 
 def carries_metadata(cls: Any) -> bool:
-    """Whether instances of `cls` may have metadata of their own, and keep it in a map."""
+    """Whether instances of `cls` may have metadata of their own, which a map preserves."""
     return isinstance(getattr(cls, "__wrapped__", None), property)
 
 
 def is_found_by_name(described: Any) -> bool:
-    """Whether a module has `described` under the name that this says it has.
+    """Whether the module of `described` has it under its qualified name.
 
-    Not of `__main__`, which is another module in another process.
+    Nothing in `__main__` counts, which is another module in another process.
     """
     module = getattr(described, "__module__", None)
     found = None if module == "__main__" else sys.modules.get(module or "")

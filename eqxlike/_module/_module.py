@@ -1,4 +1,4 @@
-"""What a Module is: a frozen dataclass that is a pytree."""
+"""The Module: a frozen dataclass that is a pytree."""
 
 import abc
 import dataclasses
@@ -24,7 +24,7 @@ from ._metadata import METADATA, is_found_by_name
 from ._strict import check_strict, read_strict
 
 
-# Not `frozen_default=True`: a type checker would refuse the assignments of a custom `__init__`.
+# With `frozen_default=True` a type checker would refuse the assignments of a custom `__init__`.
 @dataclass_transform(field_specifiers=(field, dataclasses.field))
 class ModuleMeta(abc.ABCMeta):
     """Makes each subclass of `Module` a frozen dataclass and registers it as a pytree."""
@@ -44,15 +44,15 @@ class ModuleMeta(abc.ABCMeta):
         **kwargs: Any,
     ):
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
-        # Not `namespace`: an `__init_subclass__` or a `__set_name__` may have put something else
-        # in the place of what stands in the body.
+        # `namespace` will not do: an `__init_subclass__` or a `__set_name__` may have replaced some
+        # of what stands in the body.
         own = dict(vars(cls))
         for key, value in own.items():
             if _is_method(key, value):
                 setattr(cls, key, Method(value))
         _install_mixin_methods(cls)
-        # A subclass inherits an `__init__` that somebody wrote, also one that was put in the place
-        # of a generated one; a generated one is generated anew, for the fields that were added.
+        # A subclass inherits an `__init__` that somebody wrote, even one that replaced a generated
+        # one. A generated one is generated anew, for the fields that were added.
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
         of_owner = None if owner is cls else own_record(owner)
         makes_init = owner is object or (of_owner is not None and of_owner.makes_init)
@@ -123,7 +123,7 @@ class ModuleMeta(abc.ABCMeta):
                 value = Method(value)
             is_for_field = type(found_in_class(cls, name)) is Field and type(value) is not Field
             if is_for_field and not hasattr(type(value), "__set__"):
-                # What is set under the name of a field must not hide that of lazy instances.
+                # A value set under the name of a field must not hide the fields of lazy instances.
                 value = Field(name, value)
             super().__setattr__(name, amend(cls, name, value))
 
@@ -134,7 +134,7 @@ class ModuleMeta(abc.ABCMeta):
             elif found.default is dataclasses.MISSING:
                 raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
             else:
-                # The default goes. What lazy instances ask for their field stays.
+                # The default goes. The `Field` stays, for lazy instances need it.
                 super().__setattr__(name, Field(name, dataclasses.MISSING))
 
     def register(cls, subclass: type) -> NoReturn:
@@ -151,7 +151,7 @@ class ModuleMeta(abc.ABCMeta):
 
 
 def _inherited_traits(cls: type) -> Traits:
-    """Those of the class above; frozen arrays are of one class alone."""
+    """The traits of the class above, but for `flattening`: frozen arrays are of one class alone."""
     above = (own_record(base) for base in cls.__mro__[1:])
     traits = next((record.traits for record in above if record is not None), Traits())
     return dataclasses.replace(traits, flattening=None)
@@ -163,9 +163,9 @@ def _is_method(name: str, value: Any) -> bool:
 
 
 class Method:
-    """A function in a Module class: accessed on an instance it gives a `BoundMethod`.
+    """A function in a Module class; accessed on an instance, it gives a `BoundMethod`.
 
-    Called as it is found in `vars` of the class, it is that function.
+    Taken from `vars` of the class, it is called as the function itself.
     """
 
     __wrapped__: Callable[..., Any]
@@ -185,9 +185,9 @@ class Method:
 
 
 class MixinMethod:
-    """Stands in a Module class for the function of that name in a plain class above it.
+    """A stand-in, in a Module class, for the function of that name in a plain class above it.
 
-    Which one is found at each access, in the classes that come after in the order of the
+    The function is looked up at each access, in the classes that follow in the `__mro__` of the
     instance's class: with several bases, another class may have come in between.
     """
 
@@ -222,20 +222,20 @@ def _install_mixin_methods(cls: Any) -> None:
 
 
 class Module(CachesPartition, metaclass=ModuleMeta):
-    """Base of all models: subclass it, annotate fields, write methods.
+    """The base of all models: subclass it, annotate fields, write methods.
 
     A subclass is a frozen dataclass and a pytree whose children are its fields, in the order of
     their declaration; those marked `field(static=True)` are part of the structure instead.
     `__init__` is made as for any dataclass unless the class, or one above it, has its own; a
-    custom one assigns each declared field once. `__check_init__`, if there, runs after `__init__`
+    custom one assigns each declared field once. `__check_init__`, if defined, runs after `__init__`
     for each class of the hierarchy and may raise. Methods accessed on an instance are pytrees.
 
-    `abc.abstractmethod`, `AbstractVar` and `AbstractClassVar` say what subclasses must have, and
-    `class Model(eqxlike.Module, strict=True)` that classes are abstract or final: `StrictConfig`
-    lists the rules.
+    `abc.abstractmethod`, `AbstractVar` and `AbstractClassVar` say what subclasses must have.
+    `class Model(eqxlike.Module, strict=True)` makes classes either abstract or final;
+    `StrictConfig` lists the rules.
 
-    Two Modules are equal if `tree_equal` says so; the hash is that of the leaves, so that a
-    Module with arrays in it has none.
+    Two Modules are equal if `tree_equal` says so. The hash is that of the leaves, so a Module with
+    arrays in it has none.
 
     **Raises:** `TypeError` at construction if a field was not set, or if a static field was given
     an array or something unhashable; `dataclasses.FrozenInstanceError` at assignment.
@@ -261,17 +261,17 @@ class Module(CachesPartition, metaclass=ModuleMeta):
     def __hash__(self) -> int:
         return hash(tuple(jtu.tree_leaves(self)))
 
-    # A method of self, kept in a field, shows self.
+    # A field may hold a method of `self`, whose repr shows `self`.
     @reprlib.recursive_repr("<recursive>")
     def __repr__(self) -> str:
         return tree_pformat(self)
 
 
 class Wrapper(Module):
-    """Base of Modules that stand for a callable, their `__wrapped__`, and show its metadata.
+    """The base of Modules that stand for a callable, their `__wrapped__`, and show its metadata.
 
-    The metadata is read from what is wrapped, not stored: so it is no part of the tree, unless
-    `module_update_wrapper` has put there what to show.
+    The metadata is read from the callable, not stored. So it is no part of the tree, unless
+    `module_update_wrapper` has stored what to show.
     """
 
     @property
@@ -279,7 +279,7 @@ class Wrapper(Module):
         raise AttributeError("__wrapped__")
 
     def __getattribute__(self, name: str) -> Any:
-        # Not properties: Python keeps these names in a class for what they say of the class.
+        # Properties will not do: under these names a class holds its own metadata.
         if name in METADATA:
             # `module_update_wrapper` may have put something else in the instance.
             if name in (fields := stored_fields(self)):
@@ -288,18 +288,18 @@ class Wrapper(Module):
         return object.__getattribute__(self, name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # A decorated function is pickled by its name, as functions are. By its parts it could not:
-        # under the name of what it wraps stands the wrapper.
+        # A decorated function is pickled by its name, as functions are. It cannot be pickled by its
+        # parts: under the name of the function that it wraps stands the wrapper.
         if is_found_by_name(self):
             return self.__qualname__
         return super().__reduce_ex__(protocol)
 
 
 class BoundMethod(Wrapper):
-    """What `module.method` gives: callable, and a pytree with the instance as its child.
+    """A method bound to a Module, as `module.method` gives it: a pytree around the instance.
 
-    So it may be passed to a transformation, which then sees the arrays of the instance. Two are
-    equal if function and instance are.
+    So it may be passed to a transformation, which then sees the arrays of the instance. Two bound
+    methods are equal if their functions and instances are.
     """
 
     __func__: Callable[..., Any] = field(static=True)
@@ -313,7 +313,7 @@ class BoundMethod(Wrapper):
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        # As Python's own methods have: `help` knows by it that this is called.
+        # Python's own methods have one too: `help` knows by it that this is a method.
         return self
 
     def __repr__(self) -> str:
@@ -329,21 +329,21 @@ class BoundMethod(Wrapper):
 
 
 class BoundWrapper(BoundMethod):
-    """A method whose function is a Module too, as one that `filter_jit` returned is: a child."""
+    """A bound method whose function is a child too, being a Module, as `filter_jit` returns it."""
 
     __func__: Callable[..., Any] = field()
 
 
 def bind(function: Any, instance: Any) -> Any:
-    """`function` as a method of `instance`: a pytree if the instance is a Module."""
+    """`function` bound to `instance`: a pytree if the instance is a Module."""
     if isinstance(function, Module) and isinstance(instance, Module):
         return BoundWrapper._eqxlike_class.codec.unflatten((), (function, instance))
     return _bind_static(function, instance)
 
 
 def _bind_static(function: Any, instance: Any) -> Any:
-    """`bind` for what is no Module."""
+    """`bind`, where function and instance are not both Modules."""
     if isinstance(instance, Module):
-        # Without the metaclass's checks, which are for what users write.
+        # This leaves out the metaclass's checks, which are for what users write.
         return BoundMethod._eqxlike_class.codec.unflatten((function,), (instance,))
     return types.MethodType(function, instance)

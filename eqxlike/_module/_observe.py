@@ -1,9 +1,9 @@
-"""Modules that tell when they are called.
+"""Modules that report their calls.
 
-A copy of a tree in which each Module that can be called is of a subclass, made here, of its class:
-the fields and the methods are the same, and `__call__` reports as it begins and as it returns. Who
-is told is kept in a static field, and so goes wherever the Module does: through flattening, into
-loops and transformations.
+`observe_calls` copies a tree. In the copy each Module that can be called is of a subclass of its
+class, made here: the fields and the methods are the same, and `__call__` reports as it begins and
+as it returns. A static field holds the `Report`, which so goes wherever the Module does: through
+flattening, into loops and transformations.
 """
 
 from collections.abc import Callable
@@ -20,18 +20,18 @@ from ._module import Module, Wrapper
 Report = Callable[
     [Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Callable[[Any], None]]
 ]
-"""Called with a Module, and the arguments and keyword arguments of a call that begins: afterwards
-they may be used up. Returns a context for the call to run in, which gives what is called with the
-output.
+"""A function that is told of a call as it begins: of the Module, the arguments and the keyword
+arguments, which the call may use up. It returns a context in which the call runs. The context gives
+a function, which is called with the output.
 """
 
 
 def observe_calls(tree: Any, reporter: Callable[[tuple[Any, ...], Module], Report]) -> Any:
-    """`tree` with every Module in it observed.
+    """A copy of `tree` in which every Module reports its calls.
 
-    `reporter(path, module)` is asked once for each Module, those around others first, and returns
-    who is told of its calls. A Module that stands at several places is one, with its first path.
-    Wrappers are looked through: their path is that of the function, and it alone is observed.
+    `reporter(path, module)` is called once for each Module, outer ones first, and returns its
+    `Report`. A Module that stands at several places counts once, under its first path. A wrapper
+    is not observed: the function inside is, under the path of the wrapper.
     """
     observed: dict[int, Any] = {}
 
@@ -53,7 +53,7 @@ def observe_calls(tree: Any, reporter: Callable[[tuple[Any, ...], Module], Repor
 
 
 def _map_modules(function: Callable[[tuple[Any, ...], Module], Any], node: Any) -> Any:
-    """`node` with `function(path, module)` for the outermost Modules inside it."""
+    """`node` with `function(path, module)` in place of each of the outermost Modules inside it."""
     parts, treedef = jtu.tree_flatten_with_path(
         node, is_leaf=lambda part: isinstance(part, Module) and part is not node
     )
@@ -80,11 +80,11 @@ _OBSERVED = "observed"
 
 
 def _make_observed_class(cls: Any) -> type:
-    """The subclass of `cls` that reports."""
+    """The subclass of `cls` that reports its calls."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         report = getattr(self, _REPORT)
-        # One that the model makes of its own class, while it runs, has none.
+        # An instance that the model makes of its own class, while it runs, has none.
         if report is None:
             return super(observed, self).__call__(*args, **kwargs)
         with report(self, args, kwargs) as returned:

@@ -12,19 +12,19 @@ _Return = TypeVar("_Return")
 
 
 class Partial(Module, Generic[_Return]):
-    """As `functools.partial`, and a pytree: function and arguments are its children.
+    """A `functools.partial` that is a pytree: function and arguments are its children.
 
     So it may be passed to a transformation, which sees the arrays among the arguments, and those
-    of `func` if that is a Module. `jax.tree_util.Partial` has the arguments as children only:
-    what `func` holds is out of sight there.
+    of `func` if that is a Module. `jax.tree_util.Partial` has only the arguments as children, and
+    hides what `func` holds.
 
     **Arguments:**
 
     - `func`: any callable.
-    - `*args`, `**kwargs`: passed to it before, and beside, those of a call. A keyword of a call
-        replaces one given here.
+    - `*args`, `**kwargs`: passed to `func` in front of the arguments of each call. A keyword of a
+        call replaces one given here.
 
-    It has them as `func`, `args` (a tuple) and `keywords` (a dict).
+    Its fields are `func`, `args` (a tuple) and `keywords` (a dict).
 
     !!! example
 
@@ -61,5 +61,5 @@ class Partial(Module, Generic[_Return]):
         try:
             return inspect.signature(functools.partial(self.func, *self.args, **self.keywords))
         except (TypeError, ValueError):
-            # Not all that is written in C says how it is called.
+            # Some functions written in C have no signature.
             return inspect.signature(self.__call__)

@@ -1,8 +1,8 @@
-"""Abstract or final: what `class Model(eqxlike.Module, strict=True)` is held to.
+"""The rules of strict classes, `class Model(eqxlike.Module, strict=True)`: abstract or final.
 
 A class is either abstract, and then not to be instantiated, or final, and then not to be
-subclassed. So whoever reads a method knows that nothing below overrides it, and whoever reads
-`__init__` that it sets all the fields there are.
+subclassed. So whoever reads a method knows that no subclass overrides it, and whoever reads
+`__init__` knows that it sets all fields.
 
 The pattern is described in https://docs.kidger.site/equinox/pattern/.
 """
@@ -19,7 +19,7 @@ from ._class import own_record
 
 @dataclasses.dataclass(frozen=True)
 class Strictness:
-    """What `strict=` says of a class; each option lifts or adds a rule."""
+    """The options of a strict class; each lifts or adds a rule."""
 
     force_abstract: bool = False
     allow_abstract_name: bool = False
@@ -36,14 +36,14 @@ def StrictConfig(force_abstact: bool = False, **kwargs: Any) -> Any:
     - `allow_abstract_name`: whether the name of a final class may start with `Abstract`.
     - `allow_method_override`: whether the class may override methods that are not abstract.
 
-    **Returns:** a value for `strict=`. The rules of `strict=True` hold, but for those lifted here:
+    **Returns:** a value for `strict=`. The rules of `strict=True` hold, except those lifted here:
 
-    - A class is abstract, having an abstract method or attribute, or final: no strict class
-        subclasses it.
+    - A class is abstract, having an abstract method or attribute, or it is final, and no strict
+        class subclasses it.
     - A strict Module inherits from no Module that is not strict.
     - The names of abstract classes, and of no others, start with `Abstract` or `_Abstract`.
     - A method that is not abstract is not overridden.
-    - If there is an `__init__` that somebody wrote, all fields are declared in its class.
+    - The class whose body has an `__init__`, if any, declares all fields.
 
     **Raises:** `TypeError` for an unknown option; at the class statement, `TypeError` for a class
     that breaks a rule.
@@ -71,7 +71,7 @@ def StrictConfig(force_abstact: bool = False, **kwargs: Any) -> Any:
 
 
 def read_strict(strict: Any) -> Strictness | None:
-    """What `strict=` in a class statement asks for; `None` for no rules at all."""
+    """The options that `strict=` in a class statement asks for; `None` for no rules at all."""
     if isinstance(strict, Strictness):
         return strict
     return Strictness() if strict else None

@@ -21,11 +21,11 @@ def module_update_wrapper(
     **Arguments:**
 
     - `wrapper`: an instance of a class with a property `__wrapped__`, which returns what it wraps.
-    - `wrapped`: whose metadata to show; `wrapper.__wrapped__` if left out.
+    - `wrapped`: the callable whose metadata to show; `wrapper.__wrapped__` if left out.
 
-    **Returns:** a copy of `wrapper` with `__module__`, `__name__`, `__qualname__`, `__doc__` and
-    `__annotations__` of `wrapped`, those of them that it has. They are no leaves, and stay where
-    the copy is mapped over or passes through a transformation.
+    **Returns:** a copy of `wrapper` with the `__module__`, `__name__`, `__qualname__`, `__doc__`
+    and `__annotations__` of `wrapped`, as far as it has them. They are no leaves, and stay when the
+    copy is mapped over or passes through a transformation.
 
     **Raises:** `ValueError` if the class of `wrapper` has no property `__wrapped__`.
 
