@@ -5,44 +5,106 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import report, table
-from benchmarks.cases import NamedT
+from benchmarks.cases import Case, NamedT, build, check_agreement, find
 from eqxlike._numbers import whole_number_in
+from eqxlike._timing import measure
 
 
-def parser(name: str, description: str | None, rounds: int, quick: str) -> argparse.ArgumentParser:
-    """Return the options that every command has.
+class Rounds(NamedTuple):
+    """How many rounds a command measures: `default`, or `quick` for a first look."""
+
+    default: int
+    quick: int
+
+
+def parse(
+    arguments: Sequence[str] | None,
+    name: str,
+    description: str | None,
+    rounds: Rounds,
+    first_rounds: Rounds | None = None,
+) -> argparse.Namespace:
+    """Return the options of a command: `json`, `rows`, `markdown`, and how many rounds to measure.
 
     Args:
+        arguments: of the command; those of the process where None.
         name: of the command's module.
         description: what the command does.
-        rounds: how often it measures a row by default.
-        quick: what `--quick` does instead.
+        rounds: how often it may measure a row.
+        first_rounds: the same for first calls, where it has such; then `first_rounds` is an option
+            as `rounds` is.
     """
-    options = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog=f"python -m {name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    options.add_argument(
-        "--json", type=pathlib.Path, metavar="FILE", help="write all numbers there"
-    )
-    options.add_argument(
-        "--rows", default="", metavar="REGEX", help="only rows whose name it finds"
-    )
-    options.add_argument(
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--rows", default="", metavar="REGEX", help="only rows whose name it finds")
+    parser.add_argument(
         "--rounds",
         type=whole_number_in,
         metavar="N",
-        help=f"default {rounds}; quote from 15 or more",
+        help=f"default {rounds.default}; quote from 15 or more",
     )
-    options.add_argument(
+    quick = f"{rounds.quick} rounds"
+    if first_rounds is not None:
+        quick += f", {first_rounds.quick} of first calls"
+        parser.add_argument(
+            "--first-rounds",
+            type=whole_number_in,
+            metavar="N",
+            help=f"of first calls and compilations; default {first_rounds.default}",
+        )
+    parser.add_argument(
         "--quick", action="store_true", help=f"{quick}: a first look, not for quoting"
     )
-    options.add_argument("--markdown", action="store_true", help="Markdown instead of plain text")
+    parser.add_argument("--markdown", action="store_true", help="Markdown instead of plain text")
+    options = parser.parse_args(arguments)
+    options.rounds = options.rounds or _chosen(rounds, options.quick)
+    if first_rounds is not None:
+        options.first_rounds = options.first_rounds or _chosen(first_rounds, options.quick)
     return options
+
+
+def _chosen(rounds: Rounds, is_quick: bool) -> int:
+    return rounds.quick if is_quick else rounds.default
+
+
+def measure_cases(
+    arguments: Sequence[str] | None,
+    name: str,
+    description: str | None,
+    rounds: Rounds,
+    among: Sequence[Case],
+) -> int:
+    """Check and measure cases, and print them; the whole of a command that has no more to it.
+
+    Args:
+        arguments: of the command; those of the process where None.
+        name: of the command's module.
+        description: what the command does.
+        rounds: how often it may measure a row.
+        among: the cases to choose from.
+
+    Returns:
+        The exit status: 2 for a wrong argument, 130 after Ctrl-C.
+    """
+    options = parse(arguments, name, description, rounds)
+
+    def begin() -> tuple[Sequence[Case], dict[str, Any]]:
+        return find(options.rows, among), report.new_report({"rounds": options.rounds})
+
+    def measured(case: Case) -> dict[str, Any]:
+        calls, notes = build(case)
+        check_agreement(calls)
+        found = measure(calls, baseline=case.baseline, rounds=options.rounds)
+        return report.row(case.name, found, notes)
+
+    return execute(name, options, begin, measured)
 
 
 def execute(
@@ -55,7 +117,7 @@ def execute(
 
     Args:
         name: of the command's module.
-        options: as `parser` returns them.
+        options: as `parse` returns them.
         begin: returns the selected rows and the report to add them to; raises ValueError for
             options that select none.
         measured: measures one row and returns it as the report takes it.

@@ -21,7 +21,7 @@ from benchmarks.cases import Case
 from eqxlike._timing import Call, Measurement, Samples, round_orders, summarise
 
 NAME = "benchmarks.import_time"
-ROUNDS, QUICK_ROUNDS = 30, 5
+ROUNDS = command.Rounds(default=30, quick=5)
 
 JAX = "jax alone"
 OURS = "eqxlike"
@@ -88,18 +88,16 @@ ROWS: tuple[Case, ...] = (
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) -> int:
     """Measure and print; return the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
-    parser = command.parser(NAME, __doc__, ROUNDS, f"{QUICK_ROUNDS} rounds")
-    options = parser.parse_args(arguments)
-    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    options = command.parse(arguments, NAME, __doc__, ROUNDS)
 
     def begin() -> tuple[Sequence[Case], dict[str, Any]]:
-        result = report.new_report({"rounds": rounds})
+        result = report.new_report({"rounds": options.rounds})
         result["tables"] = [{"title": TITLE, "clocks": ["completion"], "unit": "milliseconds"}]
         return cases.find(options.rows, rows), result
 
     def measured(case: Case) -> dict[str, Any]:
         calls, notes = cases.build(case)
-        return report.row(case.name, measure(calls, rounds), notes) | {"table": TITLE}
+        return report.row(case.name, measure(calls, options.rounds), notes) | {"table": TITLE}
 
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):
         os.environ["PYTHONPYCACHEPREFIX"] = folder

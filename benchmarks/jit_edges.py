@@ -13,22 +13,20 @@ from typing import Any
 import jax
 
 from benchmarks import (
-    cases,
     command,
     edge_arguments,
     edge_first_calls,
     edge_models,
     edge_resources,
-    layers,
+    layer_rows,
     report,
     table,
 )
 from benchmarks.layer_rows import Row
-from eqxlike._numbers import whole_number_in
 
 NAME = "benchmarks.jit_edges"
-ROUNDS, QUICK_ROUNDS = 100, 15
-FIRST_ROUNDS, QUICK_FIRST_ROUNDS = 15, 2
+ROUNDS = command.Rounds(default=100, quick=15)
+FIRST_ROUNDS = command.Rounds(default=15, quick=2)
 
 
 def all_rows() -> list[Row]:
@@ -38,29 +36,8 @@ def all_rows() -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; return the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
-    quick = f"{QUICK_ROUNDS} rounds, {QUICK_FIRST_ROUNDS} of first calls"
-    parser = command.parser(NAME, __doc__, ROUNDS, quick)
-    parser.add_argument(
-        "--first-rounds",
-        type=whole_number_in,
-        metavar="N",
-        help=f"of first calls; default {FIRST_ROUNDS}",
-    )
-    options = parser.parse_args(arguments)
-    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    first_rounds = options.first_rounds or (QUICK_FIRST_ROUNDS if options.quick else FIRST_ROUNDS)
-
-    result: dict[str, Any] = {}
-
-    def begin() -> tuple[Sequence[Row], dict[str, Any]]:
-        rows = cases.find(options.rows, all_rows())
-        result.update(layers.new_report(rows, rounds, first_rounds))
-        return rows, result
-
-    def measured(row: Row) -> dict[str, Any]:
-        return layers.measure_row(row, rounds, first_rounds)
-
-    status = command.execute(NAME, options, begin, measured)
+    options = command.parse(arguments, NAME, __doc__, ROUNDS, FIRST_ROUNDS)
+    status, result = layer_rows.measure_rows(NAME, options, all_rows())
     if status == 0 and not options.rows:
         result.update(measure_resources())
         if options.json is not None:

@@ -1,18 +1,20 @@
-"""The rows of the layer benchmark, the tables that they stand in, and what holds in each row.
+"""Rows that stand in several tables: what holds in each, and the way from them to a report.
 
 A row is a `Case`, as in `benchmarks.cases`, with the table that it belongs to and with a check of
 its own: what a model draws is a library's choice, what it computes is not.
 """
 
+import argparse
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from benchmarks.cases import Case, check_agreement
-from benchmarks.layer_timing import Prepare
-from eqxlike._timing import Call
+from benchmarks import command, report
+from benchmarks.cases import Case, build, check_agreement, find
+from benchmarks.layer_timing import Prepare, measure_first_calls
+from eqxlike._timing import Call, measure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,56 @@ class Row:
     def name(self) -> str:
         """The name to select the row by: of the table, then of the case."""
         return f"{self.table.title}; {self.case.name}"
+
+
+def measure_rows(
+    name: str, options: argparse.Namespace, among: Sequence[Row]
+) -> tuple[int, dict[str, Any]]:
+    """Check and measure rows, and print them.
+
+    Args:
+        name: of the command's module.
+        options: as `command.parse` returns them, with `first_rounds`.
+        among: the rows to choose from.
+
+    Returns:
+        The exit status, 2 for a wrong argument and 130 after Ctrl-C, and the report.
+    """
+    result: dict[str, Any] = {}
+
+    def begin() -> tuple[Sequence[Row], dict[str, Any]]:
+        rows = find(options.rows, among)
+        result.update(_new_report(rows, options))
+        return rows, result
+
+    def measured(row: Row) -> dict[str, Any]:
+        return _measure_row(row, options)
+
+    return command.execute(name, options, begin, measured), result
+
+
+def _new_report(rows: Sequence[Row], options: argparse.Namespace) -> dict[str, Any]:
+    """Return a report without rows, which knows the tables that these rows stand in."""
+    method = {"rounds": options.rounds, "first_rounds": options.first_rounds}
+    tables = [
+        {"title": table.title, "clocks": list(table.clocks), "unit": table.unit}
+        for table in dict.fromkeys(row.table for row in rows)
+    ]
+    return report.new_report(method) | {"tables": tables}
+
+
+def _measure_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
+    """Check and measure one row; return it as the report takes it."""
+    calls, notes = build(row.case)
+    row.check(calls)
+    # Without Equinox the ratios are to ours.
+    baseline = row.case.baseline if row.case.baseline in calls else next(iter(calls))
+    if row.table.is_first_call:
+        times = measure_first_calls(calls, baseline=baseline, rounds=options.first_rounds)
+    else:
+        times = measure(calls, baseline=baseline, rounds=options.rounds)
+    found = report.row(row.case.name, times, notes) | {"table": row.table.title}
+    return found if row.count_lines is None else found | {"lines": row.count_lines()}
 
 
 def count_parameters(tree: Any) -> int:

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 
 import eqxlike
-from benchmarks import cases, command, networks, report
+from benchmarks import command, networks
 from benchmarks.cases import Case
 from eqxlike import train
-from eqxlike._timing import Call, measure
+from eqxlike._timing import Call
 
 NAME = "benchmarks.train_guard"
-ROUNDS, QUICK_ROUNDS = 60, 15
+ROUNDS = command.Rounds(default=60, quick=15)
 
 UNCHECKED = "check_finite=False"
 PARAMETERS = "parameters checked"
@@ -95,19 +95,7 @@ ROWS: tuple[Case, ...] = (
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) -> int:
     """Measure and print; return the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
-    parser = command.parser(NAME, __doc__, ROUNDS, f"{QUICK_ROUNDS} rounds")
-    options = parser.parse_args(arguments)
-    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-
-    def begin() -> tuple[Sequence[Case], dict[str, Any]]:
-        return cases.find(options.rows, rows), report.new_report({"rounds": rounds})
-
-    def measured(case: Case) -> dict[str, Any]:
-        calls, notes = cases.build(case)
-        cases.check_agreement(calls)
-        return report.row(case.name, measure(calls, baseline=case.baseline, rounds=rounds), notes)
-
-    return command.execute(NAME, options, begin, measured)
+    return command.measure_cases(arguments, NAME, __doc__, ROUNDS, rows)
 
 
 if __name__ == "__main__":
