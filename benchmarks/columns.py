@@ -7,7 +7,7 @@ differs between columns is what a call costs around the compiled program.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,23 +28,25 @@ class Work:
 
     Attributes:
         library: `eqxlike`, or a module with the same public names.
-        function: takes `*state, *data`. Returns an array; where the state is fed back, returns
-            `(*state, array)`.
-        state: Modules, and pytrees of Modules.
+        function: takes `*state, *data, **kwargs`. Returns an array; where the state is fed back,
+            returns `(*state, array)`.
+        state: Modules, and other pytrees, which may have static leaves.
         data: arrays.
         feeds_back: whether each call takes the state that the last one returned.
+        kwargs: arrays by name.
     """
 
     library: Any
     function: Callable[..., Any]
     state: tuple[Any, ...]
     data: tuple[jax.Array, ...]
-    feeds_back: bool
+    feeds_back: bool = False
+    kwargs: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
 
 
 def filtered(work: Work) -> Call:
     """The library's own `filter_jit` on the Modules as they are."""
-    return _calls(work, work.library.filter_jit(work.function), work.state)
+    return bind(work, work.library.filter_jit(work.function), work.state)
 
 
 def on_module(work: Work) -> Call:
@@ -56,42 +58,54 @@ def on_module(work: Work) -> Call:
     arrays, static = work.library.partition(work.state, work.library.is_array)
 
     @jax.jit
-    def function(*arguments: Any) -> Any:
+    def function(*arguments: Any, **kwargs: jax.Array) -> Any:
         state, data = _split(arguments, len(static))
-        result = work.function(*work.library.combine(state, static), *data)
+        result = work.function(*work.library.combine(state, static), *data, **kwargs)
         if not work.feeds_back:
             return result
         state, output = _split(result, len(static))
         return (*work.library.filter(state, work.library.is_array), *output)
 
-    return _calls(work, function, arrays)
+    return bind(work, function, arrays)
 
 
 def on_flat_list(work: Work) -> Call:
-    """`jax.jit` on one list with all arrays of the state, and one such list back: the floor."""
+    """`jax.jit` on one list with all arrays of the state, and one such list back: the floor.
+
+    What else there is, is passed one array after another.
+    """
     arrays, static = work.library.partition(work.state, work.library.is_array)
     leaves, treedef = jax.tree_util.tree_flatten(arrays)
+    others, other_treedef = jax.tree_util.tree_flatten((work.data, dict(work.kwargs)))
 
     @jax.jit
-    def function(leaves: list[jax.Array], *data: jax.Array) -> Any:
+    def function(leaves: list[jax.Array], *others: jax.Array) -> Any:
         state = work.library.combine(jax.tree_util.tree_unflatten(treedef, leaves), static)
-        result = work.function(*state, *data)
+        data, kwargs = jax.tree_util.tree_unflatten(other_treedef, others)
+        result = work.function(*state, *data, **kwargs)
         if not work.feeds_back:
             return result
         state, output = _split(result, len(static))
         return jax.tree_util.tree_leaves(work.library.filter(state, work.library.is_array)), *output
 
-    return _calls(work, function, (leaves,))
+    positional = dataclasses.replace(work, data=tuple(others), kwargs={})
+    return bind(positional, function, (leaves,))
 
 
-def _calls(work: Work, function: Callable[..., Any], state: Sequence[Any]) -> Call:
-    """Bind `function` to its arguments, or to a state that each call replaces."""
+def bind(work: Work, function: Callable[..., Any], state: Sequence[Any]) -> Call:
+    """Bind `function` to the arguments of some work, or to a state that each call replaces.
+
+    Args:
+        work: whose data and keyword arguments to pass.
+        function: the work's, compiled.
+        state: as this function takes it.
+    """
     if not work.feeds_back:
-        return functools.partial(function, *state, *work.data)
+        return functools.partial(function, *state, *work.data, **work.kwargs)
 
     def step() -> Any:
         nonlocal state
-        *state, output = function(*state, *work.data)
+        *state, output = function(*state, *work.data, **work.kwargs)
         return output
 
     return step

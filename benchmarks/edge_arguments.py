@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ import optax
 import eqxlike
 from benchmarks import columns, networks
 from benchmarks.cases import Case, check_agreement
+from benchmarks.columns import Work
 from benchmarks.layer_rows import Row, Table
 from eqxlike._timing import Call
 
@@ -33,87 +34,30 @@ WIDTH = 8
 MANY = 100
 
 
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """How a row calls its function.
-
-    Attributes:
-        function: returns one array; where `feeds_back`, its next first argument and one array.
-        args: its positional arguments.
-        kwargs: its arguments by name.
-        static_argnums: the positions of the arguments that are static, for `jax.jit`.
-        is_split: whether static leaves stand among the arrays, so that `jax.jit` gets the arrays
-            alone.
-        feeds_back: whether each call takes as its first argument what the last one returned.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    static_argnums: tuple[int, ...] = ()
-    is_split: bool = False
-    feeds_back: bool = False
-
-    def bind(self, compiled: Callable[..., Any]) -> Call:
-        """Return the call of a compiled function on these arguments, as they are."""
-        if not self.feeds_back:
-            return lambda: compiled(*self.args, **self.kwargs)
-        state, *others = self.args
-
-        def step() -> jax.Array:
-            nonlocal state
-            state, output = compiled(state, *others, **self.kwargs)
-            return output
-
-        return step
+def on_tree(work: Work, static_argnums: Sequence[int] = ()) -> Call:
+    """`jax.jit` on the same tree, arguments that it refuses being static."""
+    compiled = jax.jit(work.function, static_argnums=static_argnums)
+    return columns.bind(work, compiled, work.state)
 
 
-def filtered(library: Any, given: Arguments) -> Call:
-    """The library's `filter_jit` on the arguments as they are."""
-    return given.bind(library.filter_jit(given.function))
-
-
-def on_tree(given: Arguments) -> Call:
-    """`jax.jit` on the same tree, without what it refuses."""
-    if not given.is_split:
-        return given.bind(jax.jit(given.function, static_argnums=given.static_argnums))
-    arrays, static = eqxlike.partition(given.args, eqxlike.is_array)
-    compiled = jax.jit(lambda *arrays: given.function(*eqxlike.combine(arrays, static)))
-    return dataclasses.replace(given, args=arrays).bind(compiled)
-
-
-def on_flat_list(given: Arguments) -> Call:
-    """`jax.jit` on a list of the first argument's arrays and one of all others: the floor."""
-    tree = (given.args[:1], given.args[1:], dict(given.kwargs))
-    arrays, static = eqxlike.partition(tree, eqxlike.is_array)
-    first, first_treedef = jax.tree_util.tree_flatten(arrays[0])
-    others, others_treedef = jax.tree_util.tree_flatten(arrays[1:])
-
-    def function(first: list[jax.Array], others: list[jax.Array]) -> Any:
-        arrays = first_treedef.unflatten(first), *others_treedef.unflatten(others)
-        state, args, kwargs = eqxlike.combine(arrays, static)
-        result = given.function(*state, *args, **kwargs)
-        if not given.feeds_back:
-            return result
-        state, output = result
-        return jax.tree_util.tree_leaves(eqxlike.filter(state, eqxlike.is_array)), output
-
-    return dataclasses.replace(given, args=(first, others), kwargs={}).bind(jax.jit(function))
-
-
-def row(name: str, make: Callable[[], Arguments]) -> Row:
+def row(
+    name: str,
+    make: Callable[[Any], Work],
+    on_tree: Callable[[Work], Call] = on_tree,
+) -> Row:
     """Return the row that calls a function in all ways.
 
     Args:
         name: of the row.
-        make: returns the function and its arguments; raises ImportError where a library is not
-            installed.
+        make: returns the function and its arguments, for the library it is given; raises
+            ImportError where another one that it needs is not installed.
+        on_tree: calls it with `jax.jit`.
     """
     builders: dict[str, Callable[[], Call]] = {
-        columns.FLAT: lambda: on_flat_list(make()),
-        TREE: lambda: on_tree(make()),
-        columns.OURS: lambda: filtered(eqxlike, make()),
-        columns.EQUINOX: lambda: filtered(importlib.import_module("equinox"), make()),
+        columns.FLAT: lambda: columns.on_flat_list(make(eqxlike)),
+        TREE: lambda: on_tree(make(eqxlike)),
+        columns.OURS: lambda: columns.filtered(make(eqxlike)),
+        columns.EQUINOX: lambda: columns.filtered(make(importlib.import_module("equinox"))),
     }
     return Row(TABLE, Case(name, builders, TREE), check_agreement)
 
@@ -134,9 +78,16 @@ def ends(tree: Any, x: jax.Array) -> jax.Array:
     return x + leaves[0] + leaves[-1]
 
 
-def of_tree(make: Callable[[], Any], is_split: bool = False) -> Callable[[], Arguments]:
-    """Return what makes the arguments of `ends` for a tree."""
-    return lambda: Arguments(ends, (make(), example()), is_split=is_split)
+def on_example(
+    function: Callable[..., Any], make: Callable[[], Any], feeds_back: bool = False
+) -> Callable[[Any], Work]:
+    """Return what makes the work of a function that takes a tree and an example."""
+    return lambda library: Work(library, function, (make(),), (example(),), feeds_back)
+
+
+def of_tree(make: Callable[[], Any]) -> Callable[[Any], Work]:
+    """Return what makes the work of `ends` for a tree."""
+    return on_example(ends, make)
 
 
 @functools.cache
@@ -280,15 +231,20 @@ def named() -> dict[str, jax.Array]:
     return dict(zip(("first", "second", "third", "x"), vectors(4), strict=True))
 
 
-def static(function: Callable[..., jax.Array], value: Any) -> Callable[[], Arguments]:
-    """Return what makes the arguments of a function whose first argument is static."""
-    return lambda: Arguments(function, (value, example()), static_argnums=(0,))
+def static_row(name: str, function: Callable[..., jax.Array], value: Any) -> Row:
+    """Return the row of a function whose first argument is static."""
+    on_static_tree = functools.partial(on_tree, static_argnums=(0,))
+    return row(name, on_example(function, lambda: value), on_static_tree)
 
 
-def partial_of_arrays() -> Arguments:
-    """Return the call of a function that takes an affine map."""
-    function = jax.tree_util.Partial(scale_and_shift, *vectors(2))
-    return Arguments(call_with, (function, example()))
+def named_row(name: str, function: Callable[..., jax.Array]) -> Row:
+    """Return the row of a function that takes four arrays by name."""
+    return row(name, lambda library: Work(library, function, (), (), kwargs=named()))
+
+
+def partial_of_arrays() -> Any:
+    """Return an affine map."""
+    return jax.tree_util.Partial(scale_and_shift, *vectors(2))
 
 
 def plain_rows() -> list[Row]:
@@ -300,44 +256,37 @@ def plain_rows() -> list[Row]:
         row("dict 100 deep, 1 array", of_tree(lambda: nested_dict(MANY, 1))),
         row("dict 100 deep, 100 arrays", of_tree(lambda: nested_dict(MANY, MANY))),
         row("OrderedDict of 16 arrays", of_tree(ordered_dict)),
-        row("jax.tree_util.Partial of 2 arrays", partial_of_arrays),
-        row("functools.partial, static", static(call_with, halve)),
-        row("functools.partial of 2 arrays, static", static(call_with, holder)),
-        row("static object with a dict of 100", static(read_settings, Settings())),
-        row("static 0.5", static(add_static, 0.5)),
-        row("static 0.0", static(add_static, 0.0)),
-        row("static nan", static(add_static, math.nan)),
-        row("keyword arguments", lambda: Arguments(add_named, (), named())),
-        row("**kwargs", lambda: Arguments(add_any, (), named())),
+        row("jax.tree_util.Partial of 2 arrays", on_example(call_with, partial_of_arrays)),
+        static_row("functools.partial, static", call_with, halve),
+        static_row("functools.partial of 2 arrays, static", call_with, holder),
+        static_row("static object with a dict of 100", read_settings, Settings()),
+        static_row("static 0.5", add_static, 0.5),
+        static_row("static 0.0", add_static, 0.0),
+        static_row("static nan", add_static, math.nan),
+        named_row("keyword arguments", add_named),
+        named_row("**kwargs", add_any),
     ]
 
 
 def flax_rows() -> list[Row]:
     """Return the rows of what Flax brings."""
-
-    def in_and_out() -> Arguments:
-        return Arguments(count_step, (train_state(), example()), feeds_back=True)
-
     return [
         row("one flax struct", of_tree(lambda: pairs(struct(), 1)[0])),
         row("list of 100 flax structs", of_tree(lambda: pairs(struct(), MANY))),
         row("flax FrozenDict, 8 layers", of_tree(frozen_dict)),
-        row("nnx.State, 8 layers", lambda: Arguments(nnx_ends, (nnx_state(), example()))),
+        row("nnx.State, 8 layers", on_example(nnx_ends, nnx_state)),
+        row("flax TrainState, 8 layers", on_example(train_state_ends, train_state)),
         row(
-            "flax TrainState, 8 layers",
-            lambda: Arguments(train_state_ends, (train_state(), example())),
+            "flax TrainState, 8 layers, in and out",
+            on_example(count_step, train_state, feeds_back=True),
         ),
-        row("flax TrainState, 8 layers, in and out", in_and_out),
     ]
 
 
 def equinox_rows() -> list[Row]:
     """Return the rows of what Equinox brings."""
-
-    def mlp() -> Arguments:
-        return Arguments(networks.forward, (equinox_mlp(), example()), is_split=True)
-
-    return [row("Equinox MLP, depth 8", mlp)]
+    make = on_example(networks.forward, equinox_mlp)
+    return [row("Equinox MLP, depth 8", make, columns.on_module)]
 
 
 def rows() -> list[Row]:
