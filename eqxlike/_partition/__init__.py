@@ -1,4 +1,4 @@
-"""The partition of trees into arrays and interned Structure, cached on Modules."""
+"""The partition of trees into arrays and an interned Structure, cached on Modules."""
 
 from ._flatten import flatten as flatten
 from ._guard import GuardWriter as GuardWriter

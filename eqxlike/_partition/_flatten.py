@@ -55,7 +55,7 @@ class _Frame:
         return make(structure_type, type(self.value), make_meta, key, tuple(self.structures))
 
     def name_of_child(self) -> str:
-        """Of the child under way, as it stands in a path."""
+        """The name of the child under way, as it stands in a path."""
         return self.node.name_child(len(self.structures))
 
 
@@ -70,8 +70,8 @@ def flatten(
 ) -> tuple[list[Any], Structure]:
     """The arrays of `tree`, in tree order, and its Structure.
 
-    The outermost Modules that nothing can change behind their back cache their part, so that the
-    next call takes it from them.
+    The outermost Modules that nothing can change behind their back cache their part for the next
+    call.
 
     **Arguments:**
 
@@ -80,11 +80,11 @@ def flatten(
         Nothing is cached then.
     - `is_output`: take a static leaf that is not hashable, or cannot be compared, as it is. What a
         function returns is no part of a key.
-    - `is_bound`: take such a leaf by identity. It is what a method is bound to, and a bound method
-        is hashable whatever that is.
-    - `is_private`: make a Structure of these very objects, even if there is one of equal ones; of
-        use for building them again. Nothing is cached.
-    - `root`: how to call the tree in a message.
+    - `is_bound`: take such a leaf by identity. A method may be bound to it, and a bound method is
+        hashable whatever it is bound to.
+    - `is_private`: make a Structure of these very objects, even if there is one of equal objects,
+        so that these are built again. Nothing is cached.
+    - `root`: gives the name of the tree in a message.
 
     **Returns:** `(arrays, structure)`.
 
@@ -93,8 +93,8 @@ def flatten(
     `PartitionError` if a Module was changed.
     """
     arrays: list[Any] = []
-    # Modules that may cache their partition, each with the range of its arrays. One that stands
-    # inside another gives way to it.
+    # Modules that may cache their partition, each with the range of its arrays. A Module inside
+    # another gives way to it.
     candidates: list[tuple[Module, int, int, Structure]] = []
     frames: list[_Frame] = []
     frame = _Frame(None, Opened(TupleNode, no_meta, None, (tree,), lambda index: root()), 0, 0)

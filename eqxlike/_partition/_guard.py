@@ -1,6 +1,6 @@
-"""Asking whether a tree has a Structure, and taking its arrays, in one generated function.
+"""Generated code that asks whether a tree has a Structure, and takes its arrays.
 
-A plain writer: what is asked of a node stands with its type.
+This file only writes it down: each type of node knows what to ask.
 """
 
 import contextlib
@@ -10,13 +10,13 @@ from typing import Any, Protocol
 from ._static_guard import write_static_guard
 
 _MAX_GUARDS = 4_000
-"""A tree of more nodes is flattened by the general walk in each call: to compile so long a function
-takes longer than many such walks.
+"""After this many lines, nodes are flattened by the general walk in each call: compiling so long a
+function takes longer than many such walks.
 """
 
 
 class Node(Protocol):
-    """What can be asked for: a Structure."""
+    """A Structure, as far as a `GuardWriter` needs it."""
 
     num_arrays: int
 
@@ -28,18 +28,17 @@ class Node(Protocol):
 
 
 class GuardWriter:
-    """Writes the guards of trees: lines that return `MISS` for another tree.
+    """Writes the guards of trees: lines that return `MISS` for any other tree.
 
-    - `lines`: written so far.
-    - `arrays`: source of the arrays of the trees, to stand between brackets.
-    - `namespace`: what the lines refer to.
+    - `lines`: the lines written so far.
+    - `arrays`: the source of the arrays of the trees, to stand between brackets.
+    - `namespace`: the values that the lines refer to, by name.
 
     **Arguments:**
 
     - `flatten`: the general walk.
-    - `arrays`: those of the example for which this is written, in order. Their types are asked for
-        first.
-    - `miss`: what the function returns for another tree.
+    - `arrays`: the arrays of an example, in order. The guards try their types first.
+    - `miss`: the value to return for any other tree.
     - `reads_fields`: whether to read the fields of Modules that may cache their partition.
     """
 
@@ -63,7 +62,7 @@ class GuardWriter:
 
     def write(self, root: Node, name: str) -> None:
         """Writes the guards of one tree, the value of `name`."""
-        # With a stack of its own, so that deep trees need no deep recursion.
+        # This keeps a stack of its own, so that deep trees need no deep recursion.
         nodes: list[tuple[Node, str]] = [(root, name)]
         while nodes:
             node, name = nodes.pop()
@@ -91,20 +90,20 @@ class GuardWriter:
         self.take_all(arrays, count * child.num_arrays)
 
     def compare_by_walk(self, structure: Node, name: str) -> None:
-        """Has the value flattened in each call."""
+        """Writes the guard of a value that is flattened in each call."""
         dynamic, found = self.name("dynamic"), self.name("structure")
         self.line(f"{dynamic}, {found} = flatten({name})")
         self.miss_if(f"{found} is not {self.constant(structure)}")
         self.take_all(dynamic, structure.num_arrays)
 
     def take(self, name: str) -> Any:
-        """The value `name` is the next array; returns that of the example, or `None`."""
+        """Takes the value `name` as the next array; returns the example's array, or `None`."""
         self.arrays.append(name)
         self._num_arrays += 1
         return None if self._examples is None else self._examples[self._num_arrays - 1]
 
     def take_all(self, name: str, num_arrays: int) -> None:
-        """The values of the sequence `name` are the next arrays."""
+        """Takes the values of the sequence `name` as the next arrays."""
         if num_arrays:
             self.arrays.append(f"*{name}")
             self._num_arrays += num_arrays
@@ -113,11 +112,11 @@ class GuardWriter:
         self.line(f"if {condition}: return MISS")
 
     def miss_if_static_differs(self, name: str, value: Any) -> None:
-        """Asks whether the value `name` could stand for `value` in a trace."""
+        """Writes the guard that asks whether `name` could stand for `value` in a trace."""
         write_static_guard(self, name, value)
 
     def unpack(self, source: str, count: int) -> list[str]:
-        """Gives names to the values of `source`; another number of them is an exception."""
+        """Names for the `count` values of `source`; the line raises if there are more or fewer."""
         names = [self.name("x") for _ in range(count)]
         self.line(f"[{', '.join(names)}] = {source}")
         return names
@@ -130,7 +129,7 @@ class GuardWriter:
 
     @contextlib.contextmanager
     def block(self, header: str) -> Iterator[None]:
-        """What is written inside stands below `header`."""
+        """Puts the lines that are written inside it below `header`."""
         self.line(header)
         self._depth += 1
         yield

@@ -1,6 +1,6 @@
-"""Putting a tree together again from its arrays, by a function generated for its Structure.
+"""Generated code that builds a tree of one Structure from its arrays.
 
-Generated code, since `treedef.unflatten` would call a Python function for each Module.
+`treedef.unflatten` would call a Python function for each Module.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from .._module import CachedPartition, LazyPartition, set_cached, stored_fields
 
 
 class Node(Protocol):
-    """What can be written: a Structure."""
+    """A Structure, as far as a `RebuildWriter` needs it."""
 
     node_type: type
     num_arrays: int
@@ -29,7 +29,7 @@ class Node(Protocol):
 
 
 class RebuildWriter:
-    """Writes the function: one line for each node, children before parents.
+    """Writes the function that builds a tree: one line for each node, children before parents.
 
     - `cache`: whether the outermost Modules built cache their partition.
     """
@@ -50,7 +50,7 @@ class RebuildWriter:
         self.num_nodes = 0
 
     def write(self, root: Node) -> Callable[[tuple[Any, ...]], Any]:
-        # With a stack of its own, so that deep trees need no deep recursion. A frame is
+        # This keeps a stack of its own, so that deep trees need no deep recursion. A frame is
         # (structure, expressions of the children so far, first array, is inside a cached Module).
         frames: list[tuple[Node, list[str], int, bool]] = [(root, [], 0, False)]
         while True:
@@ -80,7 +80,7 @@ class RebuildWriter:
             frames[-1][1].append(expression)
 
     def _run(self, nodes: tuple[Any, ...], cache: bool) -> str:
-        """A list of nodes of one Structure."""
+        """The expression for a list of nodes of one Structure."""
         count, each = len(nodes), nodes[0].num_arrays
         build = self.constant(nodes[0].rebuilder(cache=cache))
         if not each:
@@ -95,17 +95,17 @@ class RebuildWriter:
         return compile_function(lines, self.namespace, f"rebuild {root.node_type.__name__}")
 
     def array(self) -> str:
-        """The next array."""
+        """The expression for the next array."""
         self.num_arrays += 1
         return f"arrays[{self.num_arrays - 1}]"
 
     def arrays(self, count: int) -> str:
-        """A tuple of the next arrays."""
+        """The expression for a tuple of the next arrays."""
         self.num_arrays += count
         return f"arrays[{self.num_arrays - count}:{self.num_arrays}]"
 
     def assign(self, expression: str) -> str:
-        """A name for what `expression` gives."""
+        """A name for the value of `expression`."""
         name = f"v{self.num_nodes}"
         self.num_nodes += 1
         self.line(f"{name} = {expression}")

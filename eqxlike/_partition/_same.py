@@ -1,4 +1,4 @@
-"""Whether what is static is one to a trace, and where in two trees it is not."""
+"""The comparison of static values, and of trees, by whether one trace serves for both."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from ._static_key import StaticKey, is_hashable
 def is_same_static(first: Any, second: Any) -> bool:
     """Whether two static leaves are interchangeable in a trace at this moment.
 
-    They are told apart as `filter_jit` tells them apart: by type and value, and functions and what
-    is not hashable by identity.
+    They are compared as `filter_jit` compares them: by type and value; functions, and leaves that
+    are not hashable, by identity.
 
     >>> import jax
     >>> is_same_static(1, 1), is_same_static(1, True), is_same_static(1, 1.0)
@@ -23,7 +23,7 @@ def is_same_static(first: Any, second: Any) -> bool:
     """
     if first is second:
         return True
-    # Both are held while their keys are compared: those name objects by their `id`.
+    # Both are held while their keys are compared: keys name objects by their `id`.
     keys = [StaticKey(each, by_identity=not is_hashable(each)) for each in (first, second)]
     return keys[0].key == keys[1].key
 
@@ -31,8 +31,8 @@ def is_same_static(first: Any, second: Any) -> bool:
 def find_static_difference(first: PyTree, second: PyTree) -> Difference | None:
     """The first place at which two trees differ in more than their arrays, whatever these are.
 
-    What stands there is a static leaf; or a node that is of another type, has other children or
-    other static fields. `None` if one trace serves for both trees.
+    It is a static leaf; or a node that is of another type, has other children or other static
+    fields. `None` if one trace serves for both trees.
 
     >>> import jax
     >>> from jax.tree_util import keystr

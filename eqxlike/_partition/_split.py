@@ -10,9 +10,9 @@ from .._pytree import flag_leaves, is_array
 
 
 class Rest:
-    """A tree from which leaves were taken: it can take others in their places.
+    """A tree from which leaves were taken, and which can take others in their places.
 
-    - `treedef`: that of the whole tree.
+    - `treedef`: the treedef of the whole tree.
     """
 
     __slots__ = ("_is_dynamic", "_leaves", "treedef")
@@ -34,7 +34,7 @@ class Rest:
         ]
 
     def leaves_into(self, other: Any, dynamic: Iterable[Any]) -> list[Any]:
-        """The same, with `other` for every leaf that was not taken."""
+        """As many leaves as `leaves` gives, with `other` for every leaf that was not taken."""
         dynamic = iter(dynamic)
         return [next(dynamic) if taken else other for taken in self._is_dynamic]
 
@@ -43,19 +43,19 @@ class Rest:
         return self.treedef.unflatten(self.leaves(dynamic))
 
     def merge_into(self, other: Any, dynamic: Iterable[Any]) -> PyTree:
-        """The same, with `other` for every leaf that was not taken.
+        """The tree that `merge` gives, but with `other` for every leaf that was not taken.
 
         With `None` this is the tree of a gradient.
         """
         return self.treedef.unflatten(self.leaves_into(other, dynamic))
 
     def take(self, leaves: Iterable[Any]) -> list[Any]:
-        """Of one value for each leaf, those in the places of the leaves taken."""
+        """The values in the places of the leaves taken, from one value for each leaf."""
         return [leaf for taken, leaf in zip(self._is_dynamic, leaves, strict=True) if taken]
 
 
 UNTRACED: Any = None
-"""Stands for the `Rest` of an output until the function has been traced."""
+"""A placeholder for the `Rest` of an output until the function has been traced."""
 
 
 def split(tree: PyTree, is_dynamic: Callable[[Any], bool] = is_array) -> tuple[list[Any], Rest]:
@@ -68,7 +68,7 @@ def split(tree: PyTree, is_dynamic: Callable[[Any], bool] = is_array) -> tuple[l
 
 
 def split_leaves(leaves: list[Any], treedef: Any, is_dynamic: list[bool]) -> tuple[list[Any], Rest]:
-    """`split` of the tree with these leaves, by one `bool` for each."""
+    """The `split` of the tree with these leaves, by one `bool` for each."""
     dynamic = [leaf for leaf, taken in zip(leaves, is_dynamic, strict=True) if taken]
     static = [None if taken else leaf for leaf, taken in zip(leaves, is_dynamic, strict=True)]
     return dynamic, Rest(static, is_dynamic, treedef)

@@ -1,7 +1,8 @@
-"""Asking, in generated code, whether a value has the key of a static value.
+"""Generated code that asks whether a value has the key of a static value.
 
-What most static values are is asked in line; of the rest the key is made again. Of an object that
-may change in place, and another that equals it, both are asked: what was compiled holds the first.
+Most static values are compared in line; for the rest the key is made again. If the static value may
+change in place, and the value is another that equals it, both are checked: the compiled function
+holds the first.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from ._static_key import (
 
 
 class Writer(Protocol):
-    """What writes the questions down: a `GuardWriter`."""
+    """A `GuardWriter`, as far as it is needed here."""
 
     def miss_if(self, condition: str) -> None: ...
     def assign(self, source: str) -> str: ...
@@ -35,11 +36,11 @@ class Writer(Protocol):
 _COMPARED = (int, str, bytes)
 
 _MAX_UNPACKED = 31
-"""Of a longer tuple the key is made again."""
+"""Longer tuples are compared by their key, which is made again."""
 
 
 def write_static_guard(writer: Writer, name: str, value: Any) -> None:
-    """Writes the questions whether the value of `name` could stand for `value` in a trace."""
+    """Writes the guard that asks whether `name` could stand for `value` in a trace."""
     cls = type(value)
     if value is None or value is True or value is False:
         writer.miss_if(f"{name} is not {value!r}")
@@ -56,7 +57,7 @@ def write_static_guard(writer: Writer, name: str, value: Any) -> None:
     elif is_by_identity(value) or not _has_key(value):
         writer.miss_if(f"{name} is not {writer.constant(value)}")
     elif cls is types.MethodType:
-        # Made anew at each access to the attribute.
+        # A method is made anew at each access to the attribute.
         _is_of_type(writer, name, types.MethodType)
         write_static_guard(writer, writer.assign(f"{name}.__func__"), value.__func__)
         write_static_guard(writer, writer.assign(f"{name}.__self__"), value.__self__)
@@ -82,8 +83,10 @@ def _is_same_float(writer: Writer, name: str, value: float) -> None:
 
 
 def _is_unchanged(writer: Writer, name: str, value: Any) -> None:
-    """An object that may change in place, holding what it held; or one that equals it, as long as
-    it has not changed itself: what was compiled holds that one.
+    """Writes the guard of a `value` that may change in place.
+
+    The value of `name` must hold what `value` held. If it is another object, `value` itself must
+    still hold that too, because the compiled function holds `value`.
     """
     same = writer.constant(value)
     _is_of_type(writer, name, type(value))
@@ -145,12 +148,12 @@ def _stays_but_for_keywords(partial: functools.partial) -> bool:
 
 
 def _stays(part: Any) -> bool:
-    """Whether a part of a partial can change neither itself nor its key."""
+    """Whether neither a part of a partial nor its key can change."""
     return is_array(part) or (is_hashable(part) and StaticKey(part).is_immutable)
 
 
 def _has_key(value: Any) -> bool:
-    """Whether it is more than itself; if not, a method is bound to it."""
+    """Whether `value` has a key; a value that has none is compared by identity."""
     try:
         StaticKey(value)
     except Exception:  # A `__hash__` may raise anything.

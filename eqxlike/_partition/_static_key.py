@@ -1,13 +1,14 @@
 """Keys for static values: two values share a trace only if no program could tell them apart.
 
 Python's `==` is not enough: `1 == 1.0 == True` and `0.0 == -0.0`, with equal hashes, and `nan` does
-not equal itself. The rule, for a value of each cls:
+not equal itself. The rules are:
 
-- what hashes by identity is itself and nothing else, as for `jax.jit`, whatever it holds;
+- values that hash by identity are compared by identity, as for `jax.jit`, whatever they hold;
 - numbers, strings and tuples are compared by value and type, dataclasses by their fields, partial
-  functions and methods by their parts; what a method is bound to and is not hashable is itself;
-- what has a `__hash__` of its own is compared by that and its own `==`, and by the types of the
-  numbers among its attributes.
+  functions and methods by their parts, and what a method is bound to, if it is not hashable, by
+  identity;
+- values with a `__hash__` of their own are compared by that and their own `==`, and by the types of
+  the numbers among their attributes.
 """
 
 import array
@@ -31,13 +32,13 @@ from .._compat import PjitFunction
 from .._module import Module, ModuleMeta
 from .._pytree import is_array
 
-# Compared by type and value: immutable, and equal values of one type are interchangeable.
 _BY_VALUE = frozenset(
     {bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented), np.dtype}
-    # Of a method in C: by the identity of what it is bound to.
+    # Two methods in C are equal if they are bound to the very same object.
     | {types.BuiltinFunctionType}
 )
-# Compared by identity, though some of them have a `__hash__` of their own.
+"""Values of these types are immutable, and equal ones of one type are interchangeable."""
+
 _BY_IDENTITY = (
     type,
     types.FunctionType,
@@ -48,23 +49,26 @@ _BY_IDENTITY = (
     np.ufunc,
     enum.Enum,
 )
-# Of what is hashable there, nothing changes.
+"""Values of these types are compared by identity, though some have a `__hash__` of their own."""
+
 _TRUSTED_PACKAGES = frozenset(
     {"jax", "jaxlib", "numpy", "ml_dtypes", "datetime", "fractions", "pathlib", "eqxlike"}
 )
+"""Hashable values of classes from these packages never change."""
 
 ATOMS = _BY_VALUE | {float, complex, types.FunctionType, PjitFunction}
-"""Types of which every instance is a leaf of any pytree (or `None`), and immutable."""
+"""Every instance of these types is immutable, and a leaf of any pytree (or `None`)."""
 
 
 PLAIN_TYPES = frozenset({type(None), bool, int, str, bytes, float})
-"""Types of which many values have one key, made at the speed of C: see `plain_key`."""
+"""Many values of these types get one key, made at the speed of C by `plain_key`."""
 
 _MIN_PLAIN = 32
+"""Tuples of at least this many values of `PLAIN_TYPES` get their key from `plain_key`."""
 
 
 def plain_key(values: tuple[Any, ...]) -> Hashable:
-    """Tells these values, all of types in `PLAIN_TYPES`, from others."""
+    """The key of these values, all of types in `PLAIN_TYPES`."""
     types = (*map(type, values),)
     if float not in types:
         return types, values
@@ -74,19 +78,19 @@ def plain_key(values: tuple[Any, ...]) -> Hashable:
 
 
 class StaticKey:
-    """Makes the key of one static value.
+    """The key of one static value, and what is known of it.
 
     - `key`: hashable; values with equal keys are interchangeable in a trace at this moment.
     - `is_immutable`: whether that will stay so; if not, the key must be made anew each time.
     - `is_exact`: whether the values with this key are interchangeable for good, and not just in
         what their `==` looks at.
-    - `held`: objects that the key names by their `id`. Whoever keeps the key keeps these alive
-        too, but not the other way round: a table of keys alone holds none of them.
+    - `held`: objects that `key` names by their `id`. A `StaticKey` keeps them alive; `key` alone,
+        as in a table, does not.
 
-    With `by_identity`, a value that is not hashable is itself and nothing else; with `by_elements`,
-    it is a field of a dataclass that has a hash all the same.
+    With `by_identity`, a value that is not hashable is compared by identity; with `by_elements`, it
+    is a field of a dataclass that is hashable all the same, and is compared by its elements.
 
-    **Raises:** `TypeError` if the value is not hashable and is to be.
+    **Raises:** `TypeError` if the value must be hashable and is not.
     """
 
     __slots__ = ("_compares_all", "_inside", "_value", "held", "is_immutable", "key")
@@ -128,7 +132,7 @@ class StaticKey:
             if isinstance(value, base):
                 return cls, told_apart_by(value), self._of_attributes(value)
         if cls is types.MethodType:
-            # Made anew at each access to the attribute.
+            # A method is made anew at each access to the attribute.
             return cls, self._of_bound(value.__func__), self._of_bound(value.__self__)
         if cls is functools.partial:
             # Its dict of keywords may be written to.
@@ -147,15 +151,15 @@ class StaticKey:
         if fields is not None and (_is_generated(cls.__hash__) or all(map(is_hashable, fields))):
             self.is_immutable = self.is_immutable and is_frozen_by_class(cls)
             return cls, tuple(map(self._of, fields))
-        hash(value)  # Raises if it cannot be.
+        hash(value)  # Raises if there is none.
         if fields is not None:
-            # A hash of its own passes over fields that have none.
+            # A `__hash__` of its own passes over fields that are not hashable.
             self.is_immutable = self.is_immutable and is_frozen_by_class(cls)
             return cls, tuple(map(self._of_elements, fields))
         if _is_trusted(cls):
             return cls, value
         self.is_immutable = False
-        # The hash tells of a change in place: any object is equal to itself.
+        # The hash shows a change in place, which `==` cannot: any object equals itself.
         return cls, value, hash(value), types_of_numbers(value)
 
     def _identity(self, value: Any) -> Hashable:
@@ -163,7 +167,7 @@ class StaticKey:
         return "is", id(value)
 
     def _of_attributes(self, value: Any) -> Hashable:
-        """Of a value of a class derived from one of Python's own: they are no part of its `==`."""
+        """The key of the attributes of a `tuple`, `float` or the like: its `==` ignores them."""
         if type(value) in _WITHOUT_ATTRIBUTES or id(value) in self._inside:
             return None
         if not hasattr(value, "__dict__") and not any(map(_slots, type(value).__mro__)):
@@ -175,18 +179,19 @@ class StaticKey:
         return key
 
     def _of_bound(self, value: Any) -> Hashable:
-        """Of a part of what is immutable: itself, if it is not hashable."""
+        """The key of a part of an immutable value; by identity if the part is not hashable."""
         return self._of(value) if is_hashable(value) else self._identity(value)
 
     def _of_part(self, value: Any) -> Hashable:
-        """For what a partial holds, which need not be hashable itself."""
+        """The key of a part of a partial, which need not be hashable."""
         cls = type(value)
         if cls is tuple:
             return cls, tuple(map(self._of_part, value))
         if not is_array(value) and is_hashable(value):
             return self._of(value)
         base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
-        # A container too is itself: another may have the same elements now, and others later.
+        # A container is compared by identity too: another that has the same elements now may have
+        # others later.
         identity = self._identity(value)
         if base is None:
             return identity
@@ -199,9 +204,10 @@ class StaticKey:
         return *key, self._of_attributes(value)
 
     def _of_elements(self, value: Any) -> Hashable:
-        """Of a container by its elements, as the equality of a dataclass that holds it has it.
+        """The key of a container by its elements, as a dataclass that holds it compares it.
 
-        By these and their types, no deeper: `nnx.GraphDef` describes a whole model in two lists.
+        The elements are compared by type and `==`, no deeper: `nnx.GraphDef` describes a whole
+        model in two lists.
         """
         base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
         if base is None:
@@ -214,7 +220,7 @@ class StaticKey:
 
 
 class _Elements(tuple):
-    """Hashable whatever is inside."""
+    """A tuple that is hashable whatever is inside."""
 
     __slots__ = ()
 
@@ -230,23 +236,26 @@ _ELEMENTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     bytearray: lambda b: (bytes(b),),
     array.array: lambda a: (a.typecode, a.tobytes()),
 }
-"""What to look at in containers that are not hashable, subclasses included."""
+"""The functions take apart containers that are not hashable, those of subclasses included."""
 
 _TOLD_APART_BY: dict[type, Callable[[Any], Hashable]] = {
-    # Subclasses too: a subclass of `float` compares as one.
     np.generic: lambda scalar: (str(scalar.dtype), _bits(scalar)),
     float: lambda number: _bits(np.float64(number)),
     complex: lambda number: (_bits(np.float64(number.real)), _bits(np.float64(number.imag))),
     decimal.Decimal: decimal.Decimal.as_tuple,
     datetime.datetime: lambda time: (time.isoformat(), time.fold, _zone(time)),
     datetime.time: lambda time: (time.isoformat(), time.fold, _zone(time)),
-    # Of these only subclasses, whose attributes are no part of their `==`.
+    # Of these three only subclasses get here, whose `==` ignores their attributes.
     int: int.__index__,
     str: str.__str__,
     bytes: lambda text: bytes.__getitem__(text, slice(None)),
-    # It compares `1` and `True` as equal, and prints them as they are; and addresses, of no matter.
+    # A treedef compares `1` and `True` as equal, but prints them apart. It also prints addresses,
+    # which do not matter.
     jtu.PyTreeDef: lambda treedef: (treedef, _ADDRESS.sub("", str(treedef))),
 }
+"""The functions give what tells two values of one type apart; those of subclasses too, since a
+subclass of `float` compares as one.
+"""
 
 
 _ADDRESS = re.compile("0x[0-9a-f]+")
@@ -257,7 +266,7 @@ def _zone(time: datetime.datetime | datetime.time) -> Hashable:
 
 
 def is_by_identity(value: Any) -> bool:
-    """Whether `value` is itself and nothing else."""
+    """Whether `value` is compared by identity."""
     if isinstance(value, _BY_IDENTITY):
         return True
     cls = type(value)
@@ -265,7 +274,7 @@ def is_by_identity(value: Any) -> bool:
 
 
 def is_by_own_equality(value: Any) -> bool:
-    """Whether `value`, which may change in place, is compared by what its class says alone."""
+    """Whether `value`, which may change in place, is compared by its own `==` and hash alone."""
     has_parts = (tuple, frozenset, *_TOLD_APART_BY, *_PARTS, functools.partial, types.MethodType)
     return not isinstance(value, has_parts) and fields_compared(value) is None
 
@@ -280,7 +289,7 @@ def is_hashable(value: Any) -> bool:
 
 
 def _bits(scalar: np.generic) -> Hashable:
-    # All `nan`s of one sign are one; but `0.0` and `-0.0` are two.
+    # All `nan`s of one sign count as one, but `0.0` and `-0.0` as two.
     if isinstance(scalar, np.floating) and np.isnan(scalar):
         return "nan", bool(np.signbit(scalar))
     return scalar.tobytes()
@@ -298,10 +307,10 @@ _WITHOUT_ATTRIBUTES = frozenset(
 
 
 def fields_compared(value: Any) -> list[str] | None:
-    """The fields by which two of the class of `value` are equal; `None` if it says otherwise.
+    """The fields that decide whether another of its class equals `value`; `None` if unknown.
 
-    They are known of a Module, and of a dataclass, or a class below one, whose generated equality
-    it has: then `C(1) == C(1.0)`.
+    They are known for a Module, and for a class that has the equality generated by `dataclass`, its
+    own or an inherited one: then `C(1) == C(1.0)`.
     """
     if not isinstance(type(value), ModuleMeta) and _dataclass_parameters(type(value)) is None:
         return None
@@ -309,19 +318,19 @@ def fields_compared(value: Any) -> list[str] | None:
 
 
 def is_frozen_by_class(cls: type) -> bool:
-    """Whether `cls`, of which the fields compared are known, lets nobody assign to them."""
+    """Whether `cls`, whose compared fields are known, lets nobody assign to them."""
     parameters = _dataclass_parameters(cls)
     return issubclass(cls, Module) or (parameters is not None and parameters.frozen)
 
 
 def _dataclass_parameters(cls: type) -> Any:
-    """Of the dataclass by whose generated equality two of `cls` are equal; or `None`."""
+    """The parameters of the dataclass whose generated `__eq__` `cls` has; `None` for any other."""
     owner = next(base for base in cls.__mro__ if "__eq__" in vars(base))
     return vars(owner).get("__dataclass_params__") if _is_generated(owner.__eq__) else None
 
 
 def _is_generated(method: Any) -> bool:
-    """Whether `dataclass` wrote this; one in the body of a class it leaves as it is."""
+    """Whether `dataclass` generated the method; one in the body of the class it leaves alone."""
     code = getattr(method, "__code__", None)
     return code is not None and code.co_qualname.startswith("__create_fn__.")
 
@@ -334,7 +343,7 @@ _NUMBERS = frozenset({bool, int, float, complex})
 
 
 def types_of_numbers(value: Any) -> Hashable:
-    """Of the attributes of `value` that are numbers, or tuples that hold some, the types."""
+    """The types of those attributes of `value` that are numbers, or tuples that hold some."""
     return tuple(
         (name, types)
         for name, each in _attributes(value)

@@ -1,9 +1,8 @@
-"""Structures: what is left of a tree when its arrays are taken away, each only once.
+"""Structures: what is left of trees when their arrays are taken away.
 
 A `Structure` is interned: as long as it lives, an equal one is the same object, so that on a warm
 call "is it the same structure?" is one comparison of identities. It is made of the Structures of
-its children, down to arrays and static leaves. What there is to know of each type of node stands
-in `_node_types`, a file each.
+its children, down to arrays and static leaves. Each type of node has a file in `_node_types`.
 """
 
 import threading
@@ -17,23 +16,23 @@ from ._rebuild import RebuildWriter
 from ._static_key import StaticKey
 
 MIN_RUN = 16
-"""Fewer nodes side by side are asked for one by one: code without a loop is faster then."""
+"""Fewer nodes side by side are handled one by one: code without a loop is faster then."""
 
 
 class Structure:
-    """Base of the types of node. Made by `intern` only; compared by identity.
+    """The base of the types of node. `intern` and its kin make instances; identity compares them.
 
     - `node_type`: the type of the node.
     - `meta`: what else the node needs to be built again; the value, for a static leaf.
     - `static`: the key of all that is static in the node itself.
     - `children`: the Structures of the children; or one `Row`, for many leaves.
     - `num_arrays`: how many arrays the subtree holds.
-    - `is_cacheable`: whether nothing inside can change behind the back of who holds the arrays:
+    - `is_cacheable`: whether nothing inside can change behind the back of whoever holds the arrays:
         no list, no dict, no foreign node, no mutable static value.
-    - `is_exact`: whether nothing tells two trees of this Structure with the same arrays apart, not
-        even what is no part of their equality.
-    - `anchor`: a function somewhere inside that was made in another, and may not live for long.
-    - `generated`: functions generated for this Structure, made on first use.
+    - `is_exact`: whether two trees of this Structure with the same arrays are interchangeable, even
+        in what their equality ignores.
+    - `anchor`: a function somewhere inside that was defined in another, and may not live for long.
+    - `generated`: functions generated for this Structure, on first use.
     """
 
     __slots__ = (
@@ -105,7 +104,7 @@ class Structure:
         return False
 
     def is_current(self) -> bool:
-        """Whether the static objects that it was made of hold what they held."""
+        """Whether the static objects that it was made of are unchanged."""
         if self.is_exact:
             return True
         return self.static.is_current() and all(child.is_current() for child in self.children)
@@ -116,7 +115,7 @@ class Structure:
         **Arguments:**
 
         - `cache`: whether the outermost Modules built cache their partition, and stay lazy where
-            they can. Only for arrays that are concrete: a tracer must not be cached.
+            they can. The arrays must be concrete then: a tracer must not be cached.
         """
         rebuild = self.generated.get(cache)
         if rebuild is None:
@@ -133,8 +132,7 @@ class Structure:
         raise NotImplementedError
 
     def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        """Writes the questions whether the value `name` is a node of this Structure, its children
-        left out.
+        """Writes the guard that asks whether `name` is a node of this Structure, children left out.
 
         **Returns:** the names of the children; or one for the sequence of all.
         """
@@ -142,13 +140,13 @@ class Structure:
 
 
 class Opened(NamedTuple):
-    """A node, opened one level: with the Structures of its children, it could be interned.
+    """A node opened one level, which needs only the Structures of its children to be interned.
 
     - `structure_type`: the subclass of `Structure`.
-    - `make_meta`: called for the `meta` of a Structure that is new.
-    - `static`: what is static in the node, by which it is told from others.
-    - `children`: what is flattened next.
-    - `name_child`: how the child at an index stands in a path.
+    - `make_meta`: a function that makes the `meta` of a new Structure.
+    - `static`: what is static in the node itself, and distinguishes it.
+    - `children`: the children, which are flattened next.
+    - `name_child`: a function from the index of a child to its name in a path.
     """
 
     structure_type: type[Structure]
@@ -165,7 +163,7 @@ def _is_short_lived(value: Any) -> bool:
 
 
 _interned: weakref.WeakValueDictionary[Hashable, Structure] = weakref.WeakValueDictionary()
-# Taken again by what garbage collection runs in the thread that has it.
+# Garbage collection may run code that takes the lock again in the thread that holds it.
 _lock = threading.RLock()
 
 
@@ -176,16 +174,16 @@ def intern(
     static: StaticKey,
     children: tuple[Structure, ...],
 ) -> Structure:
-    """The one Structure with these parts; `static` tells its meta from others."""
-    # By their `id`s: a class or a child may hold a closure, and that a compiled function for this
-    # Structure. It holds what the `id`s are of, and the compiled function goes when it does.
+    """The one Structure with these parts; `static` decides what its meta is."""
+    # The key has the `id`s of the class and the children, which the Structure itself keeps alive. A
+    # key that held them might keep the Structure alive, through a closure with a compiled function.
     key = (structure_type, id(node_type), static.key, tuple(map(id, children)))
     found = _interned.get(key)
     if found is None or not found.static.is_current():
         made = structure_type(node_type, make_meta(), static, children)
         with _lock:
             found = _interned.get(key)
-            # One whose meta was changed in place meanwhile gives way.
+            # A Structure whose meta was changed in place meanwhile gives way.
             if found is None or not found.static.is_current():
                 found = _interned[key] = made
     return found
@@ -203,9 +201,7 @@ def make_private(
     static: StaticKey,
     children: tuple[Structure, ...],
 ) -> Structure:
-    """As `intern`, but a Structure of its own, with these very objects in it, where another tree of
-    the same Structure might be told from this one.
-    """
+    """A new Structure with these very objects in it, or the interned one if that is exact."""
     if static.is_exact and all(child.is_exact for child in children):
         return intern(structure_type, node_type, make_meta, static, children)
     made = structure_type(node_type, make_meta(), static, children)
@@ -220,7 +216,7 @@ def make_output(
     static: StaticKey,
     children: tuple[Structure, ...],
 ) -> Structure:
-    """For what a function returns: no other object is given back for one that equals it."""
+    """The Structure of a node of an output: no other, equal object is given back for one in it."""
     make = intern if static.is_exact else make_private
     return make(structure_type, node_type, make_meta, static, children)
 
@@ -234,5 +230,5 @@ def no_meta() -> None:
 
 
 def num_interned() -> int:
-    """How many Structures are alive."""
+    """The number of Structures alive."""
     return len(_interned)

@@ -1,4 +1,4 @@
-"""An array: what is traced."""
+"""An array, which is traced."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,12 +13,13 @@ from .._rebuild import RebuildWriter
 from .._structure import NOTHING, Structure
 
 concrete_array_types: set[type] = {np.ndarray, jax.Ref}
-"""Types whose instances are known to be arrays and no tracers; filled as they are met."""
+"""Instances of these types are arrays and no tracers. Types are added as they are met."""
 
 
 def is_array_of_jax(value: Any) -> bool:
-    """Whether `value` is an array of JAX, tracers and references included, or a NumPy scalar; notes
-    its type.
+    """Whether `value` is an array of JAX, a tracer, a traced reference or a NumPy scalar.
+
+    The type of an array that is no tracer is added to `concrete_array_types`.
     """
     if not isinstance(value, jax.Array | np.generic):
         return is_traced_reference(value)
@@ -28,7 +29,7 @@ def is_array_of_jax(value: Any) -> bool:
 
 
 def are_concrete_arrays(values: Iterable[Any]) -> bool:
-    """Whether all of `values` are arrays and no tracers; notes their types."""
+    """Whether all of `values` are arrays and no tracers; their types are added as above."""
     return all(
         type(value) in concrete_array_types
         or (is_array_of_jax(value) and type(value) in concrete_array_types)

@@ -51,7 +51,7 @@ class DictNode(Structure):
         writer.miss_if(f"type({name}) is not dict")
         keys = self.meta.keys
         if all(type(key) is str for key in keys):
-            # That each of them is there is seen when its value is taken.
+            # A missing key is noticed when its value is taken.
             differ = f"{{*map(type, {name})}} != {writer.constant({str})}"
         else:
             key = writer.constant(self.static.key)
@@ -61,12 +61,12 @@ class DictNode(Structure):
             return [writer.assign(f"{writer.constant(operator.itemgetter(*keys))}({name})")]
         found = writer.unpack(name, len(keys))
         if keys:
-            # Mostly the very same keys, and so of the same types, in the order of the first dict.
+            # Mostly they are the same objects, and so of the same types, in the first dict's order.
             pairs = zip(found, map(writer.constant, self.meta.as_inserted), strict=True)
             writer.miss_if(f"({' or '.join(f'{x} is not {c}' for x, c in pairs)}) and {differ}")
         return [writer.assign(f"{name}[{writer.constant(key)}]") for key in keys]
 
 
 def _have_key(value: dict[Any, Any], key: Any) -> bool:
-    """Whether these are the keys of a dict, types and all."""
+    """Whether the keys of a dict, types included, have this `key`."""
     return StaticKey(tuple(sorted(value))).key == key

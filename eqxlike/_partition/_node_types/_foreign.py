@@ -21,7 +21,7 @@ class ForeignNode(Structure):
 
     @staticmethod
     def open(value: Any, children: Sequence[Any], data: Any) -> Opened:
-        """`children` and `data` are what the node was flattened to by its own function."""
+        """The node `value`, which its own function has flattened to `children` and `data`."""
         return Opened(ForeignNode, lambda: _Meta(value, data), data, (*children,), "[{}]".format)
 
     def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
@@ -38,12 +38,12 @@ class ForeignNode(Structure):
 
 
 class _Meta:
-    """How a node is built again, and what its own function said of it beside its children."""
+    """The treedef that builds a node again, and the `data` that its own function gave."""
 
     __slots__ = ("data", "treedef")
 
     def __init__(self, value: Any, data: Any):
         self.data = data
-        # JAX asks of the node itself first; not asked by identity, since it may contain itself.
+        # JAX asks about the node itself first. Identity cannot tell it: it may contain itself.
         is_child = itertools.chain((False,), itertools.repeat(True))
         self.treedef = jtu.tree_structure(value, is_leaf=lambda _: next(is_child))

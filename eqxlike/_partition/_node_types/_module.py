@@ -1,4 +1,4 @@
-"""A Module. Its `meta` is the values of its static fields."""
+"""A Module. Its `meta` holds the values of its static fields."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,7 +36,7 @@ class ModuleNode(Structure):
         codec = type(value)._eqxlike_class.codec
         children, statics = codec.flatten(value)
         is_complete = not is_incomplete(statics)
-        # In the middle of an `__init__` some fields are not there.
+        # In the middle of an `__init__` some fields are missing.
         names = codec.dynamic_names if is_complete else statics[0]
         static = (is_complete, *statics)
         return Opened(ModuleNode, lambda: statics, static, children, lambda i: f".{names[i]}")
@@ -47,7 +47,7 @@ class ModuleNode(Structure):
 
     @property
     def is_cacheable_module(self) -> bool:
-        # A method is bound anew at each access, and its cache would be gone. Its instance has one.
+        # A method is bound anew at each access and would lose its cache. Its instance has one.
         return self.is_cacheable and not issubclass(self.node_type, BoundMethod)
 
     @property
@@ -93,8 +93,9 @@ class ModuleNode(Structure):
         return []
 
     def cache(self, module: Any) -> CachedPartition | None:
-        """Caches the partition of an instance that has none yet, as one made outside of a filtered
-        function; `None` if it is not of this Structure.
+        """Caches the partition of an instance that has none yet, such as one that a user has made.
+
+        **Returns:** the partition, or `None` if the instance is not of this Structure.
         """
         take = self.generated.get(_TAKE)
         if take is None:
@@ -107,7 +108,7 @@ class ModuleNode(Structure):
         return partition
 
     def _make_take(self) -> Callable[[Any], tuple[Any, ...] | None]:
-        """The function from a Module of this Structure to its arrays, and to `None` from others."""
+        """A function from a Module of this Structure to its arrays, and from others to `None`."""
         writer = GuardWriter(None, None, None, reads_fields=True)
         writer.write(self, "module")
         lines = [
@@ -121,11 +122,11 @@ class ModuleNode(Structure):
         return compile_function(lines, writer.namespace, f"arrays of {self.node_type.__name__}")
 
     def _guard_fields(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        """Of a Module that caches nothing, as where a list or a dict stands in it."""
+        """Writes the guard of a Module that caches nothing, such as one that holds a list."""
         codec = _record(self).codec
         writer.miss_if(f"type({name}) is not {writer.constant(self.node_type)}")
-        # From where it is flattened and rebuilt, whatever a user's property or `__getattribute__`
-        # would say. A field that is missing there is an exception, and the walk sees to it.
+        # The guard reads fields where flattening and rebuilding do, past a user's properties and
+        # `__getattribute__`. A field that is missing there raises, and the walk sees to it.
         fields = writer.assign(f"{writer.constant(stored_fields)}({name})")
         if carries_metadata(self.node_type):
             writer.miss_if(f"{writer.constant(has_metadata)}({fields})")

@@ -1,4 +1,4 @@
-"""A namedtuple, of a class that nobody has registered with JAX: the tuple that it is."""
+"""A namedtuple of a class that nobody has registered with JAX."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from .._rebuild import RebuildWriter, tuple_of
 from .._structure import Opened, Structure, no_meta
 
 as_tuple = tuple.__getitem__
-"""With a slice: of a class with an `__iter__` of its own, what JAX takes for its children."""
+"""Called with a slice, it gives the children as JAX sees them, even if `__iter__` is overridden."""
 
 
 class NamedTupleNode(Structure):
@@ -34,7 +34,7 @@ class NamedTupleNode(Structure):
 
 
 def _is_built_as_generated(cls: Any) -> bool:
-    """Whether to call the class, as JAX does, only makes a tuple of it."""
+    """Whether calling the class, as JAX does, only makes the tuple."""
     new, init = cls.__new__, cls.__init__
     is_generated = getattr(new, "__module__", "") == f"namedtuple_{cls.__name__}"
     inherits = any(

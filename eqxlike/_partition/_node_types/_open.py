@@ -1,4 +1,4 @@
-"""Which type of node a value is."""
+"""The type of node that a value is."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def open_node(value: Any) -> Opened | None:
     if flattened is None:
         return None
     children, data = flattened
-    # Of a namedtuple that nobody has registered JAX gives the class.
+    # For a namedtuple that nobody has registered, JAX gives its class as the data.
     if data is node_type and isinstance(value, tuple):
         return NamedTupleNode.open(value)
     return ForeignNode.open(value, children, data)

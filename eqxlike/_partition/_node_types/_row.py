@@ -1,4 +1,4 @@
-"""Many leaves side by side below one node, taken all at once: no Structure and no code for each."""
+"""Many leaves below one node, taken all at once, without a Structure and code for each."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from .._structure import Structure, intern
 from ._array import concrete_array_types, is_array_of_jax
 
 MIN_ROW = 64
-"""Fewer leaves than this have a Structure each: code for each is faster then."""
+"""Fewer leaves than this get a Structure each: code for each is faster then."""
 
 
 class _Meta(NamedTuple):
@@ -26,7 +26,7 @@ class _Meta(NamedTuple):
 
 
 class Row(Structure):
-    """The only child of a node; stands for all the leaves below it."""
+    """The only child of a node, in the place of all the leaves below it."""
 
     __slots__ = ()
 

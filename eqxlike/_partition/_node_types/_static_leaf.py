@@ -27,13 +27,13 @@ def static_leaf(value: Any, make: Intern = intern) -> Structure:
 
 
 def identity_leaf(value: Any) -> Structure:
-    """The Structure of a static leaf that is not hashable, and is itself and nothing else."""
+    """The Structure of a static leaf that is not hashable, and is compared by identity."""
     static = StaticKey(value, by_identity=True)
     return intern(StaticLeaf, type(value), lambda: value, static, ())
 
 
 class _Opaque:
-    """Hashes by identity, and may change."""
+    """A stand-in for a value that may change; it hashes by identity."""
 
     __slots__ = ("of",)
 
@@ -44,7 +44,7 @@ class _Opaque:
 
 
 def opaque_leaf(value: Any) -> Structure:
-    """The Structure of a static leaf that is not hashable, shared with nothing."""
+    """The Structure of a static leaf that is not hashable, shared with no other leaf."""
     static = StaticKey(_Opaque(value))
     static.is_immutable = False
     return intern(StaticLeaf, type(value), lambda: value, static, ())

@@ -25,7 +25,7 @@ class TupleNode(Structure):
 
 
 def guard_sequence(structure: Structure, writer: GuardWriter, name: str) -> Sequence[str]:
-    """Of a plain tuple or list."""
+    """Writes the guard of a plain tuple or list."""
     writer.miss_if(f"type({name}) is not {writer.constant(structure.node_type)}")
     if structure.has_sequence:
         return [name]
