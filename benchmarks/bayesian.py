@@ -18,19 +18,19 @@ from benchmarks import networks
 FEATURES = 64
 WIDTH = 64
 CLASSES = 10
-#: How many examples the ELBO is over: the training part of the digits.
 EXAMPLES = 1347
+"""How many examples the ELBO is over: the training part of the digits."""
 
 
 def network() -> Any:
-    """Return a Bayesian network of two layers, 64 to 64 to 10."""
+    """A Bayesian network of two layers, 64 to 64 to 10."""
     return eqxlike.nn.BayesianMLP(
         FEATURES, CLASSES, width_size=WIDTH, depth=1, key=jax.random.key(0)
     )
 
 
 def equinox_network(equinox: Any) -> Any:
-    """Return `network()` as an Equinox model: the same leaves and static fields, the same tree."""
+    """`network()` as an Equinox model: the same leaves and static fields, the same tree."""
 
     class BayesianLinear(equinox.Module):
         weight_mean: jax.Array
@@ -78,7 +78,7 @@ def output(
     bias_mean: jax.Array,
     bias_rho: jax.Array,
 ) -> jax.Array:
-    """Draw the output of a layer with independent Gaussian weights (local reparameterisation)."""
+    """Draws the output of a layer with independent Gaussian weights (local reparameterisation)."""
     mean = weight_mean @ x + bias_mean
     variance = jax.nn.softplus(weight_rho) ** 2 @ x**2 + jax.nn.softplus(bias_rho) ** 2
     return mean + jnp.sqrt(variance) * jax.random.normal(key, mean.shape, mean.dtype)
@@ -91,7 +91,7 @@ def divergence(
     bias_rho: jax.Array,
     prior_scale: float,
 ) -> jax.Array:
-    """Return KL(posterior || prior) of a layer, the weights' prior variance divided by fan-in."""
+    """KL(posterior || prior) of a layer, the weights' prior variance divided by fan-in."""
 
     def gaussian(mean: jax.Array, rho: jax.Array, prior: float) -> jax.Array:
         ratio = (jax.nn.softplus(rho) / prior) ** 2
@@ -104,19 +104,19 @@ def divergence(
 
 
 def data(batch: int) -> tuple[jax.Array, jax.Array]:
-    """Return a minibatch of the shape of the digits."""
+    """A minibatch of the shape of the digits."""
     return networks.normal(batch, FEATURES, seed=1), jnp.arange(batch) % CLASSES
 
 
 def negative_elbo(model: Any, key: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return the minibatch estimate of the negative ELBO, an example's share of it."""
+    """The minibatch estimate of the negative ELBO, an example's share of it."""
     logits = jax.vmap(lambda x, key: model(x, key=key))(x, jax.random.split(key, len(x)))
     negative_log_likelihood = optax.softmax_cross_entropy_with_integer_labels(logits, y)
     return jnp.mean(negative_log_likelihood) + sum(layer.kl() for layer in model.layers) / EXAMPLES
 
 
 def elbo_step(library: Any) -> Callable[..., Any]:
-    """Return the step `(model, opt_state, key, x, y) -> (model, opt_state, key, loss)`."""
+    """The step `(model, opt_state, key, x, y) -> (model, opt_state, key, loss)`."""
     adam_step = networks.training_step(library, negative_elbo)
 
     def step(model: Any, opt_state: Any, key: jax.Array, x: jax.Array, y: jax.Array) -> Any:

@@ -25,11 +25,10 @@ from eqxlike._timing import Call
 class Case:
     """One piece of work in all the ways that are compared.
 
-    Attributes:
-        name: of the row.
-        builders: for each column, in the order of the table, a function that makes its call;
-            raises ImportError where the column needs what is not installed.
-        baseline: the column that ratios are taken to.
+    - `name`: of the row.
+    - `builders`: for each column, in the order of the table, a function that makes its call;
+      raises ImportError where the column needs what is not installed.
+    - `baseline`: the column that ratios are taken to.
     """
 
     name: str
@@ -55,12 +54,13 @@ NamedT = TypeVar("NamedT", bound=Named)
 
 
 def compare(name: str, work: Callable[[Any], Work], nnx: Callable[[Any], Call]) -> Case:
-    """Return the case that calls one piece of work in every way.
+    """The case that calls one piece of work in every way.
 
-    Args:
-        name: of the row.
-        work: makes the work of Modules of the library it is given: eqxlike or Equinox.
-        nnx: makes the call of the same work with NNX, given `benchmarks.nnx_networks`.
+    **Arguments:**
+
+    - `name`: of the row.
+    - `work`: makes the work of Modules of the library it is given: eqxlike or Equinox.
+    - `nnx`: makes the call of the same work with NNX, given `benchmarks.nnx_networks`.
     """
 
     def equinox() -> Work:
@@ -156,15 +156,14 @@ CASES: tuple[Case, ...] = (
 
 
 def select(pattern: str) -> tuple[Case, ...]:
-    """Return the cases of `CASES` that `find` finds."""
+    """The cases of `CASES` that `find` finds."""
     return find(pattern, CASES)
 
 
 def find(pattern: str, among: Sequence[NamedT]) -> tuple[NamedT, ...]:
-    """Return the rows whose name the regular expression finds, in any case of letters.
+    """The rows whose name the regular expression finds, in any case of letters.
 
-    Raises:
-        ValueError: no row is found, or the pattern is no regular expression.
+    **Raises:** `ValueError` if no row is found, or the pattern is no regular expression.
     """
     try:
         found = tuple(row for row in among if re.search(pattern, row.name, re.IGNORECASE))
@@ -177,10 +176,9 @@ def find(pattern: str, among: Sequence[NamedT]) -> tuple[NamedT, ...]:
 
 
 def build(case: Case) -> tuple[dict[str, Call], list[str]]:
-    """Build the columns of a case.
+    """Builds the columns of a case.
 
-    Returns:
-        The calls by column, and a note for each column that was left out.
+    **Returns:** the calls by column, and a note for each column that was left out.
     """
     calls, notes = {}, []
     for column, builder in case.builders.items():
@@ -192,10 +190,10 @@ def build(case: Case) -> tuple[dict[str, Call], list[str]]:
 
 
 def check_agreement(calls: Mapping[str, Call], times: int = 3) -> None:
-    """Raise unless all columns return the same numbers, over several calls where state feeds back.
+    """Raises unless all columns return the same numbers, over several calls where state feeds back.
 
-    Raises:
-        AssertionError: names the column that differs from the first one, the call, and the numbers.
+    **Raises:** `AssertionError` that names the column that differs from the first one, the call,
+    and the numbers.
     """
     results = {column: [np.asarray(call()) for _ in range(times)] for column, call in calls.items()}
     (first, expected), *others = results.items()

@@ -26,14 +26,13 @@ NNX = "nnx.jit"
 class Work:
     """A function and its arguments, made of the Modules of one library.
 
-    Attributes:
-        library: `eqxlike`, or a module with the same public names.
-        function: takes `*state, *data, **kwargs`. Returns an array; where the state is fed back,
-            returns `(*state, array)`.
-        state: Modules, and other pytrees, which may have static leaves.
-        data: arrays.
-        feeds_back: whether each call takes the state that the last one returned.
-        kwargs: arrays by name.
+    - `library`: `eqxlike`, or a module with the same public names.
+    - `function`: takes `*state, *data, **kwargs`. Returns an array; where the state is fed back,
+      returns `(*state, array)`.
+    - `state`: Modules, and other pytrees, which may have static leaves.
+    - `data`: arrays.
+    - `feeds_back`: whether each call takes the state that the last one returned.
+    - `kwargs`: arrays by name.
     """
 
     library: Any
@@ -93,12 +92,13 @@ def on_flat_list(work: Work) -> Call:
 
 
 def bind(work: Work, function: Callable[..., Any], state: Sequence[Any]) -> Call:
-    """Bind `function` to the arguments of some work, or to a state that each call replaces.
+    """Binds `function` to the arguments of some work, or to a state that each call replaces.
 
-    Args:
-        work: whose data and keyword arguments to pass.
-        function: the work's, compiled.
-        state: as this function takes it.
+    **Arguments:**
+
+    - `work`: whose data and keyword arguments to pass.
+    - `function`: the work's, compiled.
+    - `state`: as this function takes it.
     """
     if not work.feeds_back:
         return functools.partial(function, *state, *work.data, **work.kwargs)
@@ -112,5 +112,5 @@ def bind(work: Work, function: Callable[..., Any], state: Sequence[Any]) -> Call
 
 
 def _split(arguments: Sequence[Any], count: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Part the first `count` arguments from the others."""
+    """Parts the first `count` arguments from the others."""
     return tuple(arguments[:count]), tuple(arguments[count:])

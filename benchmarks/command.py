@@ -1,4 +1,4 @@
-"""What the commands of benchmarks share: their options, and the way from rows to a report."""
+"""The options that all commands of benchmarks have, and the way from their rows to a report."""
 
 import argparse
 import pathlib
@@ -27,15 +27,16 @@ def parse(
     rounds: Rounds,
     first_rounds: Rounds | None = None,
 ) -> argparse.Namespace:
-    """Return the options of a command: `json`, `rows`, `markdown`, and how many rounds to measure.
+    """The options of a command: `json`, `rows`, `markdown`, and how many rounds to measure.
 
-    Args:
-        arguments: of the command; those of the process where None.
-        name: of the command's module.
-        description: what the command does.
-        rounds: how often it may measure a row.
-        first_rounds: the same for first calls, where it has such; then `first_rounds` is an option
-            as `rounds` is.
+    **Arguments:**
+
+    - `arguments`: of the command; those of the process where None.
+    - `name`: of the command's module.
+    - `description`: what the command does.
+    - `rounds`: how often it may measure a row.
+    - `first_rounds`: the same for first calls, where it has such; then `first_rounds` is an option
+      as `rounds` is.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m {name}",
@@ -81,17 +82,17 @@ def measure_cases(
     rounds: Rounds,
     among: Sequence[Case],
 ) -> int:
-    """Check and measure cases, and print them; the whole of a command that has no more to it.
+    """Checks and measures cases, and prints them; the whole of a command that has no more to it.
 
-    Args:
-        arguments: of the command; those of the process where None.
-        name: of the command's module.
-        description: what the command does.
-        rounds: how often it may measure a row.
-        among: the cases to choose from.
+    **Arguments:**
 
-    Returns:
-        The exit status: 2 for a wrong argument, 130 after Ctrl-C.
+    - `arguments`: of the command; those of the process where None.
+    - `name`: of the command's module.
+    - `description`: what the command does.
+    - `rounds`: how often it may measure a row.
+    - `among`: the cases to choose from.
+
+    **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
     """
     options = parse(arguments, name, description, rounds)
 
@@ -113,17 +114,17 @@ def execute(
     begin: Callable[[], tuple[Sequence[NamedT], dict[str, Any]]],
     measured: Callable[[NamedT], dict[str, Any]],
 ) -> int:
-    """Measure and print.
+    """Measures and prints.
 
-    Args:
-        name: of the command's module.
-        options: as `parse` returns them.
-        begin: returns the selected rows and the report to add them to; raises ValueError for
-            options that select none.
-        measured: measures one row and returns it as the report takes it.
+    **Arguments:**
 
-    Returns:
-        The exit status: 2 for a wrong argument, 130 after Ctrl-C.
+    - `name`: of the command's module.
+    - `options`: as `parse` returns them.
+    - `begin`: returns the selected rows and the report to add them to; raises ValueError for
+      options that select none.
+    - `measured`: measures one row and returns it as the report takes it.
+
+    **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
     """
     try:
         rows, result = begin()
@@ -148,13 +149,14 @@ def run(
     path: pathlib.Path | None,
     measured: Callable[[NamedT], dict[str, Any]],
 ) -> None:
-    """Measure rows one by one into a report; write it after each, so that an end loses nothing.
+    """Measures rows one by one into a report; writes it after each, so that an end loses nothing.
 
-    Args:
-        rows: what to measure.
-        result: the report that the rows are added to.
-        path: where to write the report, or None.
-        measured: measures one row and returns it as the report takes it.
+    **Arguments:**
+
+    - `rows`: what to measure.
+    - `result`: the report that the rows are added to.
+    - `path`: where to write the report, or None.
+    - `measured`: measures one row and returns it as the report takes it.
     """
     for number, row in enumerate(rows, start=1):
         start_s = time.perf_counter()

@@ -45,13 +45,14 @@ def row(
     make: Callable[[Any], Work],
     on_tree: Callable[[Work], Call] = on_tree,
 ) -> Row:
-    """Return the row that calls a function in all ways.
+    """The row that calls a function in all ways.
 
-    Args:
-        name: of the row.
-        make: returns the function and its arguments, for the library it is given; raises
-            ImportError where another one that it needs is not installed.
-        on_tree: calls it with `jax.jit`.
+    **Arguments:**
+
+    - `name`: of the row.
+    - `make`: returns the function and its arguments, for the library it is given; raises
+      ImportError where another one that it needs is not installed.
+    - `on_tree`: calls it with `jax.jit`.
     """
     builders: dict[str, Callable[[], Call]] = {
         columns.FLAT: lambda: columns.on_flat_list(make(eqxlike)),
@@ -63,17 +64,17 @@ def row(
 
 
 def example() -> jax.Array:
-    """Return the example that each function gets beside its argument."""
+    """The example that each function gets beside its argument."""
     return networks.normal(WIDTH, seed=1)
 
 
 def vectors(count: int) -> list[jax.Array]:
-    """Return `count` arrays of `WIDTH` numbers."""
+    """`count` arrays of `WIDTH` numbers."""
     return [networks.normal(WIDTH, seed=2 + index) for index in range(count)]
 
 
 def ends(tree: Any, x: jax.Array) -> jax.Array:
-    """Add the first and the last array of any tree to an example."""
+    """Adds the first and the last array of any tree to an example."""
     leaves = jax.tree_util.tree_leaves(tree)
     return x + leaves[0] + leaves[-1]
 
@@ -81,18 +82,18 @@ def ends(tree: Any, x: jax.Array) -> jax.Array:
 def on_example(
     function: Callable[..., Any], make: Callable[[], Any], feeds_back: bool = False
 ) -> Callable[[Any], Work]:
-    """Return what makes the work of a function that takes a tree and an example."""
+    """A function from a library to the work of a function that takes a tree and an example."""
     return lambda library: Work(library, function, (make(),), (example(),), feeds_back)
 
 
 def of_tree(make: Callable[[], Any]) -> Callable[[Any], Work]:
-    """Return what makes the work of `ends` for a tree."""
+    """A function from a library to the work of `ends` on a tree."""
     return on_example(ends, make)
 
 
 @functools.cache
 def struct() -> type:
-    """Return a class of Flax's with two fields."""
+    """A class of Flax's with two fields."""
     flax_struct = importlib.import_module("flax.struct")
 
     @flax_struct.dataclass
@@ -112,14 +113,14 @@ class Registered:
     shift: jax.Array
 
 
-def pairs(kind: Callable[[jax.Array, jax.Array], Any], count: int) -> list[Any]:
-    """Return `count` objects of two arrays each."""
+def pairs(make: Callable[[jax.Array, jax.Array], Any], count: int) -> list[Any]:
+    """`count` objects of two arrays each."""
     arrays = vectors(2 * count)
-    return [kind(scale, shift) for scale, shift in zip(arrays[::2], arrays[1::2], strict=True)]
+    return [make(scale, shift) for scale, shift in zip(arrays[::2], arrays[1::2], strict=True)]
 
 
 def nested_dict(depth: int, arrays: int) -> dict[str, Any]:
-    """Return a dict that holds the next dict, `depth` deep, the innermost ones with an array."""
+    """A dict that holds the next dict, `depth` deep, the innermost ones with an array."""
     tree: dict[str, Any] = {}
     for array in [*vectors(arrays), *[None] * (depth - arrays)]:
         tree = {"inner": tree} if array is None else {"array": array, "inner": tree}
@@ -127,7 +128,7 @@ def nested_dict(depth: int, arrays: int) -> dict[str, Any]:
 
 
 def layer_arrays(count: int = 8) -> dict[str, dict[str, jax.Array]]:
-    """Return the weights of some layers as Flax's linen names them."""
+    """The weights of some layers as Flax's linen names them."""
     arrays = vectors(2 * count)
     return {
         f"Dense_{index}": {"kernel": kernel, "bias": bias}
@@ -136,32 +137,32 @@ def layer_arrays(count: int = 8) -> dict[str, dict[str, jax.Array]]:
 
 
 def frozen_dict() -> Any:
-    """Return the weights of eight layers in Flax's frozen dict."""
+    """The weights of eight layers in Flax's frozen dict."""
     return importlib.import_module("flax.core").FrozenDict(layer_arrays())
 
 
 def ordered_dict() -> Any:
-    """Return sixteen arrays in an ordered dict."""
+    """Sixteen arrays in an ordered dict."""
     return collections.OrderedDict(
         (f"array{index}", each) for index, each in enumerate(vectors(16))
     )
 
 
 def nnx_state() -> Any:
-    """Return the state of an MLP of Flax's NNX with eight layers."""
+    """The state of an MLP of Flax's NNX with eight layers."""
     nnx = importlib.import_module("flax.nnx")
     linears = [nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(index)) for index in range(8)]
     return nnx.state(nnx.Sequential(*linears))
 
 
 def nnx_ends(state: Any, x: jax.Array) -> jax.Array:
-    """Add the first bias and the last one to an example."""
+    """Adds the first bias and the last one to an example."""
     biases = jax.tree_util.tree_leaves(state)[::2]
     return x + biases[0] + biases[-1]
 
 
 def train_state() -> Any:
-    """Return Flax's training state of eight layers and Adam, its step counted by an array."""
+    """Flax's training state of eight layers and Adam, its step counted by an array."""
     module = importlib.import_module("flax.training.train_state")
     optimiser = optax.adam(networks.LEARNING_RATE)
     state = module.TrainState.create(apply_fn=ends, params=layer_arrays(), tx=optimiser)
@@ -169,33 +170,33 @@ def train_state() -> Any:
 
 
 def train_state_ends(state: Any, x: jax.Array) -> jax.Array:
-    """Add the first and the last parameter to an example."""
+    """Adds the first and the last parameter to an example."""
     return ends(state.params, x)
 
 
 def count_step(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
-    """Return the state one step on, and the example with two parameters added."""
+    """The state one step on, and the example with two parameters added."""
     return state.replace(step=state.step + 1), train_state_ends(state, x)
 
 
 def equinox_mlp() -> Any:
-    """Return Equinox's own MLP of depth 8."""
+    """Equinox's own MLP of depth 8."""
     equinox = importlib.import_module("equinox")
     return networks.mlp(equinox, WIDTH, 8)
 
 
 def scale_and_shift(scale: jax.Array, shift: jax.Array, x: jax.Array) -> jax.Array:
-    """Return an affine map of an example."""
+    """An affine map of an example."""
     return scale * x + shift
 
 
 def times(factor: float, x: jax.Array) -> jax.Array:
-    """Return an example times a number."""
+    """An example times a number."""
     return factor * x
 
 
 def call_with(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """Call the function that is an argument."""
+    """Calls the function that is an argument."""
     return function(x)
 
 
@@ -207,48 +208,48 @@ class Settings:
 
 
 def read_settings(settings: Settings, x: jax.Array) -> jax.Array:
-    """Add a number of the settings to an example."""
+    """Adds a number of the settings to an example."""
     return x + settings.table["entry1"]
 
 
 def add_static(number: float, x: jax.Array) -> jax.Array:
-    """Return the example, whatever the static number."""
+    """The example, whatever the static number."""
     return x + (1.0 if math.isnan(number) else number)
 
 
 def add_named(*, first: jax.Array, second: jax.Array, third: jax.Array, x: jax.Array) -> jax.Array:
-    """Add three arrays to an example."""
+    """Adds three arrays to an example."""
     return x + first + second + third
 
 
 def add_any(**arrays: jax.Array) -> jax.Array:
-    """Add all arrays, whatever their names."""
+    """Adds all arrays, whatever their names."""
     return functools.reduce(jnp.add, arrays.values())
 
 
 def named() -> dict[str, jax.Array]:
-    """Return four arrays by name."""
+    """Four arrays by name."""
     return dict(zip(("first", "second", "third", "x"), vectors(4), strict=True))
 
 
 def static_row(name: str, function: Callable[..., jax.Array], value: Any) -> Row:
-    """Return the row of a function whose first argument is static."""
+    """The row of a function whose first argument is static."""
     on_static_tree = functools.partial(on_tree, static_argnums=(0,))
     return row(name, on_example(function, lambda: value), on_static_tree)
 
 
 def named_row(name: str, function: Callable[..., jax.Array]) -> Row:
-    """Return the row of a function that takes four arrays by name."""
+    """The row of a function that takes four arrays by name."""
     return row(name, lambda library: Work(library, function, (), (), kwargs=named()))
 
 
 def partial_of_arrays() -> Any:
-    """Return an affine map."""
+    """An affine map."""
     return jax.tree_util.Partial(scale_and_shift, *vectors(2))
 
 
 def plain_rows() -> list[Row]:
-    """Return the rows of what Python and JAX bring."""
+    """The rows of what Python and JAX bring."""
     halve = functools.partial(times, 0.5)
     holder = functools.partial(scale_and_shift, *vectors(2))
     return [
@@ -269,7 +270,7 @@ def plain_rows() -> list[Row]:
 
 
 def flax_rows() -> list[Row]:
-    """Return the rows of what Flax brings."""
+    """The rows of what Flax brings."""
     return [
         row("one flax struct", of_tree(lambda: pairs(struct(), 1)[0])),
         row("list of 100 flax structs", of_tree(lambda: pairs(struct(), MANY))),
@@ -284,13 +285,13 @@ def flax_rows() -> list[Row]:
 
 
 def equinox_rows() -> list[Row]:
-    """Return the rows of what Equinox brings."""
+    """The rows of what Equinox brings."""
     make = on_example(networks.forward, equinox_mlp)
     return [row("Equinox MLP, depth 8", make, columns.on_module)]
 
 
 def rows() -> list[Row]:
-    """Return the rows whose libraries are installed."""
+    """The rows whose libraries are installed."""
     peers = {"flax": flax_rows, "equinox": equinox_rows}
     installed = [make() for name, make in peers.items() if importlib.util.find_spec(name)]
     return [*itertools.chain(*installed), *plain_rows()]

@@ -1,7 +1,7 @@
 """First calls, from a new function to its result: an Adam step, and arguments and results of many
 leaves.
 
-No two rounds call with the same leaves, so that nothing kept from a round before helps.
+No two rounds call with the same leaves, so that nothing cached in a round before helps.
 """
 
 import functools
@@ -29,14 +29,15 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def compare(table: Table, name: str, prepare: Callable[[Wrap], Call], jit: Wrap | None) -> Row:
-    """Return the row of a first call in all ways.
+    """The row of a first call in all ways.
 
-    Args:
-        table: where it stands.
-        name: of the row.
-        prepare: takes what compiles a function; returns the call of a new function, with new
-            arguments, which returns one array.
-        jit: `jax.jit` as this function needs it; None where it cannot do the same.
+    **Arguments:**
+
+    - `table`: where it stands.
+    - `name`: of the row.
+    - `prepare`: takes what compiles a function; returns the call of a new function, with new
+      arguments, which returns one array.
+    - `jit`: `jax.jit` as this function needs it; None where it cannot do the same.
     """
 
     def preparing(wrap: Wrap) -> Prepare:
@@ -65,7 +66,7 @@ def adam_step(depth: int) -> Row:
         def step(*arguments: Any) -> Any:
             return networks.training_step(eqxlike, networks.mean_squared_error)(*arguments)
 
-        # Nothing of an earlier round may be kept on the model.
+        # Nothing of an earlier round may be cached on the model.
         fresh = jax.tree_util.tree_map(lambda leaf: leaf, state())
         return lambda: wrap(step)(*fresh, *data)[-1]
 
@@ -115,7 +116,7 @@ def dict_of_arrays(count: int) -> Row:
 
 
 def rows() -> list[Row]:
-    """Return the rows of first calls."""
+    """The rows of first calls."""
     return [
         *map(adam_step, (2, 8, 64)),
         static_leaves_in(100_000),

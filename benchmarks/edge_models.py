@@ -28,7 +28,7 @@ class Layer(eqxlike.Module):
     bias: jax.Array
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Apply the layer to one example."""
+        """Applies the layer to one example."""
         return jax.nn.relu(self.weight @ x + self.bias)
 
 
@@ -38,7 +38,7 @@ class Chain(eqxlike.Module):
     layers: Any
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Apply the layers to one example."""
+        """Applies the layers to one example."""
         layers = self.layers.values() if isinstance(self.layers, dict) else self.layers
         for layer in layers:
             x = layer(x)
@@ -51,24 +51,24 @@ class Wide(eqxlike.Module):
     layers: tuple[Layer, ...]
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Add the first and the last bias to one example."""
+        """Adds the first and the last bias to one example."""
         return x + self.layers[0].bias + self.layers[-1].bias
 
 
 def layers(depth: int, width: int) -> list[Layer]:
-    """Return `depth` layers of `width` features."""
+    """`depth` layers of `width` features."""
     arrays = networks.weights([width] * (depth + 1))
     pairs = zip(arrays[::2], arrays[1::2], strict=True)
     return [Layer(jnp.asarray(weight), jnp.asarray(bias)) for weight, bias in pairs]
 
 
 def named_layers(depth: int, width: int) -> list[tuple[str, Layer]]:
-    """Return layers and names for them."""
+    """Layers and names for them."""
     return [(f"layer{index}", layer) for index, layer in enumerate(layers(depth, width))]
 
 
 def warm(name: str, make: Callable[[], eqxlike.Module], width: int) -> Row:
-    """Return the row that calls a model, which has no static leaves, on one example."""
+    """The row that calls a model, which has no static leaves, on one example."""
 
     @functools.cache
     def work() -> Work:
@@ -84,7 +84,7 @@ def warm(name: str, make: Callable[[], eqxlike.Module], width: int) -> Row:
 
 
 def outside(name: str, plain: Callable[..., Any], filtered: Callable[..., Any]) -> Row:
-    """Return the row that calls a transformed function outside `jit`."""
+    """The row that calls a transformed function outside `jit`."""
 
     def call(function: Callable[..., Any]) -> Call:
         model, x = Chain(tuple(layers(2, 8))), networks.normal(8, seed=1)
@@ -95,17 +95,17 @@ def outside(name: str, plain: Callable[..., Any], filtered: Callable[..., Any]) 
 
 
 def total(model: Chain, x: jax.Array) -> jax.Array:
-    """Return a scalar of a model and an example."""
+    """A scalar of a model and an example."""
     return jnp.sum(model(x))
 
 
 def scaled(model: Chain, x: jax.Array) -> jax.Array:
-    """Return something for `vmap` over both arguments."""
+    """Something for `vmap` over both arguments."""
     return x * model.layers[0].bias
 
 
 def rows() -> list[Row]:
-    """Return the rows of warm calls."""
+    """The rows of warm calls."""
     return [
         warm("1000 arrays", lambda: Wide(tuple(layers(500, 4))), 4),
         warm("list of 2 layers", lambda: Chain(layers(2, 8)), 8),

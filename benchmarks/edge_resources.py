@@ -1,4 +1,4 @@
-"""The memory that kept partitions take, and how soon a call returns."""
+"""The memory that cached partitions take, and how soon a call returns."""
 
 import statistics
 import time
@@ -13,7 +13,7 @@ from benchmarks.edge_models import Chain, Layer, layers
 
 
 def partition_bytes(depth: int, copies: int = 100) -> float:
-    """Return the bytes that keeping its partition adds to a model with `2 * depth` arrays."""
+    """The bytes that its cached partition adds to a model with `2 * depth` arrays."""
     call = eqxlike.filter_jit(lambda model: model.layers[0].bias)
     model = Chain(tuple(layers(depth, 8)))
     call(model)
@@ -28,12 +28,12 @@ def partition_bytes(depth: int, copies: int = 100) -> float:
 
 
 def long_work(model: Layer, x: jax.Array, steps: jax.Array) -> jax.Array:
-    """Apply a layer again and again: work for the device and none for Python."""
+    """Applies a layer again and again: work for the device and none for Python."""
     return jax.lax.fori_loop(0, steps, lambda _, x: model(x), x)
 
 
 def asynchrony(target_s: float = 1.0) -> tuple[float, float]:
-    """Return the seconds until a call of `filter_jit` on about `target_s` of work returns, and
+    """The seconds until a call of `filter_jit` on about `target_s` of work returns, and
     until its result is ready; medians of five.
     """
     (model,) = layers(1, 256)

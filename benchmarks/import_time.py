@@ -1,4 +1,4 @@
-"""What `import eqxlike` costs beside the imports of Equinox and NNX, and of JAX, part of them all.
+"""The cost of `import eqxlike` beside the imports of Equinox and NNX, and of JAX, part of them all.
 
 Each import runs in a fresh process, which times it itself: how long Python takes to start and to
 end is in no column. What it compiled of the sources is there beforehand, as after `pip install`,
@@ -39,7 +39,7 @@ print(time.perf_counter() - start_s)
 
 
 def row(name: str, statements: Mapping[str, str]) -> Case:
-    """Return the row that times one statement a column; the second word of each is a module."""
+    """The row that times one statement a column; the second word of each is a module."""
 
     def build(statement: str) -> Call:
         module = statement.split()[1]
@@ -54,7 +54,7 @@ def row(name: str, statements: Mapping[str, str]) -> Case:
 
 
 def import_s(statement: str) -> float:
-    """Return the seconds that a statement takes as the first of a fresh process."""
+    """The seconds that a statement takes as the first of a fresh process."""
     process = subprocess.run(
         [sys.executable, "-c", TIMED.format(statement)],
         stdout=subprocess.PIPE,
@@ -87,7 +87,7 @@ ROWS: tuple[Case, ...] = (
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) -> int:
-    """Measure and print; return the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS)
 
     def begin() -> tuple[Sequence[Case], dict[str, Any]]:
@@ -106,12 +106,13 @@ def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) ->
 
 
 def measure(calls: Mapping[str, Call], rounds: int, seed: int = 0) -> Measurement:
-    """Measure imports side by side; one round outside the clock leaves what Python compiled.
+    """Measures imports side by side; one round outside the clock leaves what Python compiled.
 
-    Args:
-        calls: by column, functions that return the seconds of one import.
-        rounds: how often each is imported.
-        seed: of the order of the columns.
+    **Arguments:**
+
+    - `calls`: by column, functions that return the seconds of one import.
+    - `rounds`: how often each is imported.
+    - `seed`: of the order of the columns.
     """
     for call in calls.values():
         call()

@@ -1,4 +1,4 @@
-"""What the main table leaves out: large models, arguments of other kinds, first calls, memory.
+"""Calls that the main table leaves out: large models, other arguments, first calls; and memory.
 
 Every column of a row computes the same numbers, which is checked before anything is timed. The
 method is that of `eqxlike._timing`. A first call, from a new function to its result, cannot be
@@ -30,12 +30,12 @@ FIRST_ROUNDS = command.Rounds(default=15, quick=2)
 
 
 def all_rows() -> list[Row]:
-    """Return the rows, those of warm calls first."""
+    """The rows, those of warm calls first."""
     return [*edge_models.rows(), *edge_arguments.rows(), *edge_first_calls.rows()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; return the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS, FIRST_ROUNDS)
     status, result = layer_rows.measure_rows(NAME, options, all_rows())
     if status == 0 and not options.rows:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure_resources() -> dict[str, Any]:
-    """Measure the memory of kept partitions, and how soon a call returns."""
+    """Measures the memory of cached partitions, and how soon a call returns."""
     returned_s, ready_s = edge_resources.asynchrony()
     return {
         "partition_bytes": {
@@ -58,13 +58,13 @@ def measure_resources() -> dict[str, Any]:
 
 
 def describe_resources(measured: Mapping[str, Any]) -> str:
-    """Return what `measure_resources` found, as text."""
+    """The output of `measure_resources` as text."""
     sizes = [
         [f"{count} arrays", f"{size:.0f}"] for count, size in measured["partition_bytes"].items()
     ]
     ready_s, returned_s = (measured["asynchrony"][name] for name in ("ready_s", "returned_s"))
     return (
-        f"\nMemory that a kept partition adds to a model\n\n"
+        f"\nMemory that a cached partition adds to a model\n\n"
         f"{table.text_table([['', 'bytes'], *sizes])}\n\n"
         f"A call on {ready_s:.3f} s of work returned after {1e3 * returned_s:.3f} ms"
     )

@@ -1,4 +1,4 @@
-"""What a call of a compiled function costs: filter_jit beside raw `jax.jit`, Equinox and NNX.
+"""The cost of a call of a compiled function: filter_jit beside raw `jax.jit`, Equinox and NNX.
 
 Every column of a row computes the same numbers, which is checked before anything is timed. The
 method is that of `eqxlike._timing`. Ctrl-C prints the rows that are finished.
@@ -14,7 +14,7 @@ ROUNDS = command.Rounds(default=200, quick=15)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; return the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
     return command.measure_cases(arguments, NAME, __doc__, ROUNDS, cases.CASES)
 
 

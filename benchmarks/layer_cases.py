@@ -1,4 +1,4 @@
-"""What users of a layer pay for: building it, the first call, every other call, the gradient."""
+"""The costs of a layer to its users: building it, the first call, every other, the gradient."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ GRADIENT = Table(
 
 
 def construct(network: Network) -> Row:
-    """Return the row that builds a network, with each library's own initial values."""
+    """The row that builds a network, with each library's own initial values."""
 
     def build(column: str) -> Call:
         return functools.partial(IMPLEMENTATIONS[column](network).make, jax.random.key(0))
@@ -42,7 +42,7 @@ def construct(network: Network) -> Row:
 
 
 def first_construct(network: Network) -> Row:
-    """Return the row that builds a network when JAX has compiled nothing yet."""
+    """The row that builds a network when JAX has compiled nothing yet."""
 
     def build(column: str) -> Prepare:
         make = IMPLEMENTATIONS[column](network).make
@@ -61,7 +61,7 @@ def first_construct(network: Network) -> Row:
 
 
 def first_call(network: Network) -> Row:
-    """Return the row that applies a new model for the first time, by a new compiled function."""
+    """The row that applies a new model for the first time, by a new compiled function."""
 
     def build(column: str) -> Prepare:
         IMPLEMENTATIONS[column](network)  # Raises here if the library is not installed.
@@ -71,7 +71,7 @@ def first_call(network: Network) -> Row:
 
 
 def compilation(network: Network) -> Row:
-    """Return the row that compiles the program of the first call.
+    """The row that compiles the program of the first call.
 
     In that of a CNN one column more compiles nothing of it but what puts arrays into another order.
     """
@@ -86,7 +86,7 @@ def compilation(network: Network) -> Row:
         return prepare
 
     case = _case(network, build)
-    if network.kind == "cnn":
+    if network.maker == "cnn":
         reorder = {REORDER: lambda: lambda: _reordering(network).compile}
         case = Case(case.name, {**case.builders, **reorder}, case.baseline)
     # Its first calls are compared in a row of their own.
@@ -94,12 +94,12 @@ def compilation(network: Network) -> Row:
 
 
 def forward(network: Network) -> Row:
-    """Return the row that applies a network to its batch."""
+    """The row that applies a network to its batch."""
     return Row(FORWARD, _case(network, lambda column: _compiled(network, column)), check_agreement)
 
 
 def gradient(network: Network) -> Row:
-    """Return the row that differentiates a network by its parameters."""
+    """The row that differentiates a network by its parameters."""
 
     def build(column: str) -> Call:
         implementation = IMPLEMENTATIONS[column](network)
@@ -116,7 +116,7 @@ def gradient(network: Network) -> Row:
 
 
 def _reordering(network: Network) -> Any:
-    """Return the lowered program that puts the arrays of a CNN into the order that XLA's CPU
+    """The lowered program that puts the arrays of a CNN into the order that XLA's CPU
     convolutions take, and its last features back into that of ours: what NNX stores so already.
     """
     kernels = [array for array in weights(network) if array.ndim == 4]
@@ -132,7 +132,7 @@ def _reordering(network: Network) -> Any:
 
 
 def _compiled(network: Network, column: str) -> functools.partial:
-    """Return a call of a new compiled function on a new model."""
+    """A call of a new compiled function on a new model."""
     implementation = IMPLEMENTATIONS[column](network)
     # A new lambda, since libraries find a compiled function again by the function it is of.
     function = implementation.jit(lambda model, batch: implementation.apply(model, batch))
@@ -142,6 +142,6 @@ def _compiled(network: Network, column: str) -> functools.partial:
 
 
 def _case(network: Network, build: Callable[[str], Call]) -> Case:
-    """Return the case with a column for each library, ratios to Equinox."""
+    """The case with a column for each library, ratios to Equinox."""
     builders = {column: functools.partial(build, column) for column in IMPLEMENTATIONS}
     return Case(network.name, builders, baseline=EQUINOX)

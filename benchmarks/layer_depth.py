@@ -1,4 +1,4 @@
-"""What depth costs: building a hundred layers, and compiling a stack of equal ones."""
+"""The costs of depth: building a hundred layers, and compiling a stack of equal ones."""
 
 import functools
 import importlib
@@ -24,7 +24,7 @@ COMPILE = Table("Trace, lower and compile a stack of equal layers", is_first_cal
 
 
 def sequential(depth: int, width: int) -> Row:
-    """Return the row that builds a `Sequential` of linear layers."""
+    """The row that builds a `Sequential` of linear layers."""
     return _construct(
         f"Sequential of {depth} Linear, width {width}",
         lambda library: layer_models.linears(library, width, depth, jax.random.key(0)),
@@ -34,7 +34,7 @@ def sequential(depth: int, width: int) -> Row:
 
 
 def mlp(depth: int, width: int) -> Row:
-    """Return the row that builds an MLP with `depth` hidden layers."""
+    """The row that builds an MLP with `depth` hidden layers."""
     sizes = layer_models.MLPSizes(features=width, width=width, depth=depth, classes=width)
     return _construct(
         f"MLP of depth {depth}, width {width}",
@@ -45,7 +45,7 @@ def mlp(depth: int, width: int) -> Row:
 
 
 def stack(depth: int, width: int) -> Row:
-    """Return the row that compiles `depth` layers, applied in a loop and one after another."""
+    """The row that compiles `depth` layers, applied in a loop and one after another."""
     x = networks.normal(width, seed=1)
     columns = (SEQUENTIAL, SCAN_STACK)
 
@@ -78,7 +78,7 @@ def stack(depth: int, width: int) -> Row:
 
 
 def stack_model(column: str, depth: int, width: int) -> Any:
-    """Return MLPs with one hidden layer, twice as wide, as the column stores and applies them."""
+    """MLPs with one hidden layer, twice as wide, as the column stores and applies them."""
     keys = layer_models.split_keys(jax.random.key(0), depth)
     layers = [eqxlike.nn.MLP(width, width, 2 * width, 1, key=key) for key in keys]
     arrange = eqxlike.nn.Sequential if column == SEQUENTIAL else eqxlike.nn.ScanStack.stack
@@ -86,7 +86,7 @@ def stack_model(column: str, depth: int, width: int) -> Any:
 
 
 def _new_function() -> Any:
-    """Return a function that was never compiled: compiled ones are found again by function."""
+    """A function that was never compiled: compiled ones are found again by function."""
     return eqxlike.filter_jit(lambda model, x: model(x))
 
 
@@ -96,13 +96,14 @@ def _construct(
     make_nnx: Callable[[Any], Any],
     shapes: Sequence[tuple[int, ...]],
 ) -> Row:
-    """Return the row that builds a model.
+    """The row that builds a model.
 
-    Args:
-        name: of the row.
-        make: makes the model with eqxlike or Equinox, which it is given.
-        make_nnx: makes it with NNX, given `benchmarks.nnx_layer_models`.
-        shapes: of the parameters.
+    **Arguments:**
+
+    - `name`: of the row.
+    - `make`: makes the model with eqxlike or Equinox, which it is given.
+    - `make_nnx`: makes it with NNX, given `benchmarks.nnx_layer_models`.
+    - `shapes`: of the parameters.
     """
     limit = shapes[0][-1] ** -0.5
 

@@ -45,29 +45,29 @@ class TransformerSizes(NamedTuple):
     depth: int
 
 
-#: Kernel, stride and padding of every convolution; window and stride of every pooling.
 KERNEL, PADDING, WINDOW = 3, 1, 2
+"""Kernel, stride and padding of every convolution; window and stride of every pooling."""
 
-#: Hidden units of a transformer's perceptrons for each feature.
 EXPANSION = 4
+"""Hidden units of a transformer's perceptrons for each feature."""
 
 split_keys = jax.jit(lambda key, num: tuple(jax.random.split(key, num)), static_argnums=1)
 """`jax.random.split` as a tuple of keys: one dispatch, whichever library the keys are for."""
 
 
 def flat_shape(sizes: CNNSizes) -> tuple[int, int, int]:
-    """Return channels, height and width of what the last pooling of a CNN returns."""
+    """Channels, height and width of what the last pooling of a CNN returns."""
     side = sizes.side // WINDOW ** (len(sizes.channels) - 1)
     return sizes.channels[-1], side, side
 
 
 def mlp(library: Any, sizes: MLPSizes, key: jax.Array) -> Any:
-    """Return the library's own MLP."""
+    """The library's own MLP."""
     return library.nn.MLP(sizes.features, sizes.classes, sizes.width, sizes.depth, key=key)
 
 
 def cnn(library: Any, sizes: CNNSizes, key: jax.Array) -> Any:
-    """Return a CNN of images of shape (channels, height, width)."""
+    """A CNN of images of shape (channels, height, width)."""
     nn = library.nn
     keys = split_keys(key, len(sizes.channels))
     layers: list[Any] = []
@@ -84,30 +84,30 @@ def cnn(library: Any, sizes: CNNSizes, key: jax.Array) -> Any:
 
 
 def lstm(library: Any, sizes: LSTMSizes, key: jax.Array) -> Any:
-    """Return an LSTM from a sequence, shape (steps, features), to its last hidden state."""
+    """An LSTM from a sequence, shape (steps, features), to its last hidden state."""
     return _classes(library).LSTM(library.nn.LSTMCell(sizes.features, sizes.hidden, key=key))
 
 
 def transformer(library: Any, sizes: TransformerSizes, key: jax.Array) -> Any:
-    """Return pre-norm blocks of sequences of shape (sequence, width)."""
+    """Pre-norm blocks of sequences of shape (sequence, width)."""
     block = _classes(library).Block
     keys = split_keys(key, sizes.depth)
     return library.nn.Sequential([block(sizes.width, sizes.heads, key) for key in keys])
 
 
 def linears(library: Any, width: int, depth: int, key: jax.Array) -> Any:
-    """Return a `Sequential` of `depth` linear layers of `width` features."""
+    """A `Sequential` of `depth` linear layers of `width` features."""
     keys = split_keys(key, depth)
     return library.nn.Sequential([library.nn.Linear(width, width, key=key) for key in keys])
 
 
 def linear_shapes(width: int, depth: int) -> list[tuple[int, ...]]:
-    """Return the shapes of weights and biases of `depth` linear layers of `width` features."""
+    """The shapes of weights and biases of `depth` linear layers of `width` features."""
     return [(width, width), (width,)] * depth
 
 
 def uniform_arrays(shapes: Sequence[tuple[int, ...]], limit: float, key: jax.Array) -> Any:
-    """Return what a model draws at least: for each shape one uniform array, by one call."""
+    """The least that a model draws: one uniform array for each shape, by one call."""
     keys = split_keys(key, len(shapes))
     return [
         jax.random.uniform(key, shape, minval=-limit, maxval=limit)
@@ -124,7 +124,7 @@ class _Classes(NamedTuple):
 
 @functools.cache
 def _classes(library: Any) -> _Classes:
-    """Return the Modules for one library; once, so that all of its models are of one type."""
+    """The Modules for one library; once, so that all of its models are of one type."""
     nn = library.nn
 
     class LSTM(library.Module):

@@ -21,28 +21,27 @@ OURS = "eqxlike"
 EQUINOX = "Equinox"
 NNX = "NNX"
 
-#: Gradients are sums over a batch, and over steps: libraries add in different orders.
 TOLERANCE = 1e-4
+"""Gradients are sums over a batch, and over steps: libraries add in different orders."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
     """A network and the batch that it is applied to.
 
-    Attributes:
-        name: of its row in each table.
-        kind: the name of the function that makes it, in `layer_models` and `nnx_layer_models`.
-        sizes: what that function takes.
-        batch_shape: of the input; channels come first.
+    - `name`: of its row in each table.
+    - `maker`: the name of the function that makes it, in `layer_models` and `nnx_layer_models`.
+    - `sizes`: what that function takes.
+    - `batch_shape`: of the input; channels come first.
     """
 
     name: str
-    kind: str
+    maker: str
     sizes: Any
     batch_shape: tuple[int, ...]
 
     def batch(self) -> jax.Array:
-        """Return the input, with channels first."""
+        """The input, with channels first."""
         return networks.normal(*self.batch_shape, seed=1)
 
 
@@ -50,14 +49,13 @@ class Network:
 class Implementation:
     """One network in one library.
 
-    Attributes:
-        make: returns a new model, from a key.
-        load: returns the model with other parameters; takes those of ours, in tree order.
-        arrays: returns the arrays of a model or of its gradient.
-        apply: returns the output of a model for a batch.
-        jit: compiles a function of a model and a batch.
-        value_and_grad: differentiates a function of a model and a batch by the model.
-        batch: the input, as the library wants it.
+    - `make`: returns a new model, from a key.
+    - `load`: returns the model with other parameters; takes those of ours, in tree order.
+    - `arrays`: returns the arrays of a model or of its gradient.
+    - `apply`: returns the output of a model for a batch.
+    - `jit`: compiles a function of a model and a batch.
+    - `value_and_grad`: differentiates a function of a model and a batch by the model.
+    - `batch`: the input, as the library wants it.
     """
 
     make: Callable[[jax.Array], Any]
@@ -69,11 +67,11 @@ class Implementation:
     batch: jax.Array
 
     def holding(self, arrays: Sequence[jax.Array]) -> Any:
-        """Return a new model with these parameters, which stand in the order of ours."""
+        """A new model with these parameters, which stand in the order of ours."""
         return self.load(self.make(jax.random.key(0)), arrays)
 
     def differentiated(self) -> Callable[[Any, jax.Array], tuple[jax.Array, Any]]:
-        """Return a new compiled function that returns the mean of squares and its gradient."""
+        """A new compiled function that returns the mean of squares and its gradient."""
 
         def loss(model: Any, batch: jax.Array) -> jax.Array:
             return jnp.mean(self.apply(model, batch) ** 2)
@@ -82,8 +80,8 @@ class Implementation:
 
 
 def of_modules(library: Any, network: Network) -> Implementation:
-    """Return the network in eqxlike, or in a library with the same public names."""
-    make = getattr(layer_models, network.kind)
+    """The network in eqxlike, or in a library with the same public names."""
+    make = getattr(layer_models, network.maker)
     return Implementation(
         make=lambda key: make(library, network.sizes, key),
         load=lambda model, arrays: networks.with_arrays(library, model, arrays),
@@ -96,9 +94,9 @@ def of_modules(library: Any, network: Network) -> Implementation:
 
 
 def of_nnx(network: Network) -> Implementation:
-    """Return the network in NNX. Raises ImportError without flax."""
+    """The network in NNX. Raises ImportError without flax."""
     nnx = importlib.import_module("flax.nnx")
-    make = getattr(importlib.import_module("benchmarks.nnx_layer_models"), network.kind)
+    make = getattr(importlib.import_module("benchmarks.nnx_layer_models"), network.maker)
 
     def load(model: Any, arrays: Sequence[jax.Array]) -> Any:
         model.load(iter(arrays))
@@ -112,31 +110,31 @@ def of_nnx(network: Network) -> Implementation:
         apply=networks.forward,
         jit=nnx.jit,
         value_and_grad=nnx.value_and_grad,
-        batch=jnp.moveaxis(batch, 1, -1) if network.kind == "cnn" else batch,
+        batch=jnp.moveaxis(batch, 1, -1) if network.maker == "cnn" else batch,
     )
 
 
-#: By column, functions from a network to its implementation; raise ImportError where the library
-#: is not installed.
 IMPLEMENTATIONS: dict[str, Callable[[Network], Implementation]] = {
     OURS: lambda network: of_modules(eqxlike, network),
     EQUINOX: lambda network: of_modules(importlib.import_module("equinox"), network),
     NNX: of_nnx,
 }
+"""By column, the function from a network to its implementation; it raises ImportError where the
+library is not installed.
+"""
 
 
 def weights(network: Network) -> list[jax.Array]:
-    """Return the parameters that ours draws, in tree order."""
+    """The parameters that ours draws, in tree order."""
     ours = IMPLEMENTATIONS[OURS](network)
     return ours.arrays(ours.make(jax.random.key(0)))
 
 
 def check_gradients(network: Network, columns: Sequence[str]) -> None:
-    """Raise unless the libraries of these columns compute the loss and gradient that ours computes.
+    """Raises unless the libraries of these columns compute the loss and gradient that ours does.
 
-    Raises:
-        AssertionError: names the column that differs, and the numbers; or says that a gradient is
-            zero, with which too much agrees.
+    **Raises:** `AssertionError` that names the column that differs, and the numbers; or says that a
+    gradient is zero, with which too much agrees.
     """
     parameters = weights(network)
     ours = IMPLEMENTATIONS[OURS](network)

@@ -19,14 +19,13 @@ from eqxlike._timing import Call, measure
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """What some rows measure alike.
+    """A table, whose rows measure the same thing.
 
-    Attributes:
-        title: what is done in one call.
-        clocks: which of "completion" and "dispatch" to print.
-        is_first_call: whether each call is of a new function; the builders of a row's columns then
-            make a `Prepare`.
-        unit: of the times, one of `benchmarks.table.UNITS_US`.
+    - `title`: what is done in one call.
+    - `clocks`: which of "completion" and "dispatch" to print.
+    - `is_first_call`: whether each call is of a new function; the builders of a row's columns then
+      make a `Prepare`.
+    - `unit`: of the times, one of `benchmarks.table.UNITS_US`.
     """
 
     title: str
@@ -39,11 +38,10 @@ class Table:
 class Row:
     """One piece of work in all columns.
 
-    Attributes:
-        table: where it stands.
-        case: its name, its columns and the baseline.
-        check: raises AssertionError unless the columns do the same; takes what they built.
-        count_lines: returns the lines of each column's lowered program, where that is of interest.
+    - `table`: where it stands.
+    - `case`: its name, its columns and the baseline.
+    - `check`: raises AssertionError unless the columns do the same; takes what they built.
+    - `count_lines`: returns the lines of each column's lowered program, where that is of interest.
     """
 
     table: Table
@@ -60,15 +58,15 @@ class Row:
 def measure_rows(
     name: str, options: argparse.Namespace, among: Sequence[Row]
 ) -> tuple[int, dict[str, Any]]:
-    """Check and measure rows, and print them.
+    """Checks and measures rows, and prints them.
 
-    Args:
-        name: of the command's module.
-        options: as `command.parse` returns them, with `first_rounds`.
-        among: the rows to choose from.
+    **Arguments:**
 
-    Returns:
-        The exit status, 2 for a wrong argument and 130 after Ctrl-C, and the report.
+    - `name`: of the command's module.
+    - `options`: as `command.parse` returns them, with `first_rounds`.
+    - `among`: the rows to choose from.
+
+    **Returns:** the exit status, 2 for a wrong argument and 130 after Ctrl-C, and the report.
     """
     result: dict[str, Any] = {}
 
@@ -84,7 +82,7 @@ def measure_rows(
 
 
 def _new_report(rows: Sequence[Row], options: argparse.Namespace) -> dict[str, Any]:
-    """Return a report without rows, which knows the tables that these rows stand in."""
+    """A report without rows, which knows the tables that these rows stand in."""
     method = {"rounds": options.rounds, "first_rounds": options.first_rounds}
     tables = [
         {"title": table.title, "clocks": list(table.clocks), "unit": table.unit}
@@ -94,7 +92,7 @@ def _new_report(rows: Sequence[Row], options: argparse.Namespace) -> dict[str, A
 
 
 def _measure_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
-    """Check and measure one row; return it as the report takes it."""
+    """Checks and measures one row; returns it as the report takes it."""
     calls, notes = build(row.case)
     row.check(calls)
     # Without Equinox the ratios are to ours.
@@ -108,16 +106,15 @@ def _measure_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def count_parameters(tree: Any) -> int:
-    """Return the number of parameters of a model of any library."""
+    """The number of parameters of a model of any library."""
     leaves = jax.tree_util.tree_leaves(tree)
     return sum(leaf.size for leaf in leaves if isinstance(leaf, jax.Array))
 
 
 def check_sizes(calls: Mapping[str, Call]) -> None:
-    """Raise unless all columns build models of as many parameters.
+    """Raises unless all columns build models of as many parameters.
 
-    Raises:
-        AssertionError: says how many there are in each column.
+    **Raises:** `AssertionError` that says how many there are in each column.
     """
     sizes = {column: count_parameters(call()) for column, call in calls.items()}
     if len(set(sizes.values())) > 1:
@@ -125,5 +122,5 @@ def check_sizes(calls: Mapping[str, Call]) -> None:
 
 
 def check_first_calls(preparations: Mapping[str, Prepare]) -> None:
-    """Raise unless the first calls of all columns return the same numbers."""
+    """Raises unless the first calls of all columns return the same numbers."""
     check_agreement({column: prepare() for column, prepare in preparations.items()}, times=1)

@@ -18,17 +18,17 @@ Prepare = Callable[[], Call]
 def measure_first_calls(
     preparations: Mapping[str, Prepare], *, baseline: str, rounds: int, seed: int = 0
 ) -> Measurement:
-    """Measure the first calls of new functions side by side.
+    """Measures the first calls of new functions side by side.
 
-    Args:
-        preparations: by name, functions that return a new call each time. One round of them is
-            made outside the clock: it pays for what JAX sets up once.
-        baseline: the name of the column that ratios are taken to.
-        rounds: how often each is prepared and called.
-        seed: of the order of the columns.
+    **Arguments:**
 
-    Returns:
-        A `Measurement` with one `Column` for each, in the order given.
+    - `preparations`: by name, functions that return a new call each time. One round of them is
+      made outside the clock: it pays for what JAX sets up once.
+    - `baseline`: the name of the column that ratios are taken to.
+    - `rounds`: how often each is prepared and called.
+    - `seed`: of the order of the columns.
+
+    **Returns:** A `Measurement` with one `Column` for each, in the order given.
     """
     for prepare in preparations.values():
         timed_us(prepare())
@@ -45,7 +45,7 @@ def measure_first_calls(
 
 
 def timed_us(call: Call) -> tuple[float, float]:
-    """Return the microseconds until a call returns, and until its result is ready."""
+    """The microseconds until a call returns, and until its result is ready."""
     start_s = time.perf_counter()
     result = call()
     returned_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the layers of eqxlike.nn cost beside those of Equinox and NNX.
+"""The costs of the layers of eqxlike.nn beside those of Equinox and NNX.
 
 Four networks are constructed, called for the first time, called again and differentiated; deep
 models are constructed, and stacks of equal layers compiled. Before anything is timed it is checked
@@ -37,7 +37,7 @@ ROWS: tuple[Row, ...] = (
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> int:
-    """Measure and print; return the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS, FIRST_ROUNDS)
     status, _ = layer_rows.measure_rows(NAME, options, rows)
     return status

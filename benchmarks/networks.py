@@ -13,22 +13,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-#: Small, so that the weights stay near where they began however many steps a column makes: no
-#: column drifts into denormal numbers, which some processors add slowly.
 LEARNING_RATE = 1e-4
+"""The rate is small, so that the weights stay near where they began however many steps a column
+makes: no column drifts into denormal numbers, which some processors add slowly.
+"""
 
 
 def weights(sizes: Sequence[int], seed: int = 0) -> list[np.ndarray]:
-    """Return weight and bias of each layer, in tree order, as He et al. (2015) draw the weights.
+    """Weight and bias of each layer, in tree order, as He et al. (2015) draw the weights.
 
-    Args:
-        sizes: features before the first layer, between layers, and after the last.
-        seed: of the draws.
+    **Arguments:**
 
-    Returns:
-        For each layer an array of shape (features after, features before) and one of shape
-        (features after,), float32. Signals keep their size through any number of ReLU layers, so
-        that outputs that agree do so on more than the last bias.
+    - `sizes`: features before the first layer, between layers, and after the last.
+    - `seed`: of the draws.
+
+    **Returns:** for each layer an array of shape (features after, features before) and one of shape
+    (features after,), float32. Signals keep their size through any number of ReLU layers, so that
+    outputs that agree do so on more than the last bias.
     """
     generator = np.random.default_rng(seed)
     arrays = []
@@ -39,18 +40,18 @@ def weights(sizes: Sequence[int], seed: int = 0) -> list[np.ndarray]:
 
 
 def normal(*shape: int, seed: int) -> jax.Array:
-    """Return standard normal data."""
+    """Standard normal data."""
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
 
 
 def mlp(library: Any, width: int, depth: int) -> Any:
-    """Return the library's MLP with `depth` hidden layers, `width` features everywhere."""
+    """The library's MLP with `depth` hidden layers, `width` features everywhere."""
     model = library.nn.MLP(width, width, width, depth, key=jax.random.key(0))
     return with_arrays(library, model, weights([width] * (depth + 2)))
 
 
 def with_arrays(library: Any, model: Any, arrays: Sequence[Any]) -> Any:
-    """Return `model` with `arrays` for its own, in tree order."""
+    """`model` with `arrays` for its own, in tree order."""
     own, static = library.partition(model, library.is_array)
     leaves, treedef = jax.tree_util.tree_flatten(own)
     for place, (leaf, array) in enumerate(zip(leaves, arrays, strict=True)):
@@ -61,27 +62,27 @@ def with_arrays(library: Any, model: Any, arrays: Sequence[Any]) -> Any:
 
 
 def forward(model: Any, x: jax.Array) -> jax.Array:
-    """Apply a model to one example."""
+    """Applies a model to one example."""
     return model(x)
 
 
 def forward_batch(model: Any, x: jax.Array) -> jax.Array:
-    """Apply a model to a batch."""
+    """Applies a model to a batch."""
     return jax.vmap(model)(x)
 
 
 def mean_squared_error(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return the mean squared error of a model of one example over a batch."""
+    """The mean squared error of a model of one example over a batch."""
     return jnp.mean((jax.vmap(model)(x) - y) ** 2)
 
 
 def optimiser() -> optax.GradientTransformation:
-    """Return the optimiser of every training step."""
+    """The optimiser of every training step."""
     return optax.adam(LEARNING_RATE)
 
 
 def training_step(library: Any, loss: Any) -> Any:
-    """Return the step `(model, opt_state, *data) -> (model, opt_state, loss)`."""
+    """The step `(model, opt_state, *data) -> (model, opt_state, loss)`."""
     adam = optimiser()
 
     def step(model: Any, opt_state: Any, *data: jax.Array) -> tuple[Any, Any, jax.Array]:
@@ -93,5 +94,5 @@ def training_step(library: Any, loss: Any) -> Any:
 
 
 def training_state(library: Any, model: Any) -> tuple[Any, Any]:
-    """Return the model and the optimiser's state for it."""
+    """The model and the optimiser's state for it."""
     return model, optimiser().init(library.filter(model, library.is_inexact_array))

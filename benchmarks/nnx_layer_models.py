@@ -16,8 +16,8 @@ from flax import nnx
 from benchmarks import layer_models
 from benchmarks.layer_models import CNNSizes, LSTMSizes, MLPSizes, TransformerSizes
 
-#: As that of the `LayerNorm` of eqxlike and Equinox; NNX's own default is 1e-6.
 EPSILON = 1e-5
+"""As that of the `LayerNorm` of eqxlike and Equinox; NNX's own default is 1e-6."""
 
 
 class MLP(nnx.Module):
@@ -35,7 +35,7 @@ class MLP(nnx.Module):
         return last(x)
 
     def load(self, arrays: Iterator[jax.Array]) -> None:
-        """Take the next arrays for the parameters."""
+        """Takes the next arrays for the parameters."""
         for layer in self.layers:
             load_linear(layer, arrays)
 
@@ -59,7 +59,7 @@ class CNN(nnx.Module):
         return self.head(x.reshape(x.shape[0], -1))
 
     def load(self, arrays: Iterator[jax.Array]) -> None:
-        """Take the next arrays for the parameters."""
+        """Takes the next arrays for the parameters."""
         for conv in self.convs:
             load_conv(conv, arrays)
         weight = next(arrays)
@@ -82,7 +82,7 @@ class LSTM(nnx.Module):
         return hidden
 
     def load(self, arrays: Iterator[jax.Array]) -> None:
-        """Take the next arrays for the parameters."""
+        """Takes the next arrays for the parameters."""
         cell: Any = self.rnn.cell
         cell.dense_i.kernel[...] = next(arrays).T
         load_linear(cell.dense_h, arrays)
@@ -105,7 +105,7 @@ class Block(nnx.Module):
         return x + self.mlp(self.mlp_norm(x))
 
     def load(self, arrays: Iterator[jax.Array]) -> None:
-        """Take the next arrays for the parameters."""
+        """Takes the next arrays for the parameters."""
         load_norm(self.attention_norm, arrays)
         attention = self.attention
         for projection in (attention.query, attention.key, attention.value, attention.out):
@@ -127,51 +127,51 @@ class Transformer(nnx.Module):
         return x
 
     def load(self, arrays: Iterator[jax.Array]) -> None:
-        """Take the next arrays for the parameters."""
+        """Takes the next arrays for the parameters."""
         for block in self.blocks:
             block.load(arrays)
 
 
 def mlp(sizes: MLPSizes, key: jax.Array) -> MLP:
-    """Return the counterpart of `layer_models.mlp`."""
+    """The counterpart of `layer_models.mlp`."""
     hidden = [sizes.width] * sizes.depth
     return MLP([sizes.features, *hidden, sizes.classes], nnx.Rngs(key))
 
 
 def cnn(sizes: CNNSizes, key: jax.Array) -> CNN:
-    """Return the counterpart of `layer_models.cnn`."""
+    """The counterpart of `layer_models.cnn`."""
     return CNN(sizes, nnx.Rngs(key))
 
 
 def lstm(sizes: LSTMSizes, key: jax.Array) -> LSTM:
-    """Return the counterpart of `layer_models.lstm`."""
+    """The counterpart of `layer_models.lstm`."""
     return LSTM(sizes, nnx.Rngs(key))
 
 
 def transformer(sizes: TransformerSizes, key: jax.Array) -> Transformer:
-    """Return the counterpart of `layer_models.transformer`."""
+    """The counterpart of `layer_models.transformer`."""
     return Transformer(sizes, nnx.Rngs(key))
 
 
 def linears(width: int, depth: int, key: jax.Array) -> nnx.Sequential:
-    """Return the counterpart of `layer_models.linears`."""
+    """The counterpart of `layer_models.linears`."""
     rngs = nnx.Rngs(key)
     return nnx.Sequential(*[nnx.Linear(width, width, rngs=rngs) for _ in range(depth)])
 
 
 def load_conv(layer: Any, arrays: Iterator[jax.Array]) -> None:
-    """Take the next two arrays for kernel and bias."""
+    """Takes the next two arrays for kernel and bias."""
     layer.kernel[...] = jnp.transpose(next(arrays), (2, 3, 1, 0))
     layer.bias[...] = next(arrays).reshape(-1)
 
 
 def load_linear(layer: Any, arrays: Iterator[jax.Array]) -> None:
-    """Take the next two arrays for weight and bias."""
+    """Takes the next two arrays for weight and bias."""
     layer.kernel[...] = next(arrays).T
     layer.bias[...] = next(arrays)
 
 
 def load_norm(layer: Any, arrays: Iterator[jax.Array]) -> None:
-    """Take the next two arrays for scale and shift."""
+    """Takes the next two arrays for scale and shift."""
     layer.scale[...] = next(arrays)
     layer.bias[...] = next(arrays)

@@ -15,7 +15,7 @@ class MLP(nnx.Module):
     """Linear layers with ReLU between them; takes one example or a batch."""
 
     def __init__(self, arrays: Sequence[Any]):
-        """Take weight and bias of each layer in turn, weights as (features out, features in)."""
+        """Takes weight and bias of each layer in turn, weights as (features out, features in)."""
         self.layers = nnx.List(map(_linear, arrays[::2], arrays[1::2]))
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -26,25 +26,25 @@ class MLP(nnx.Module):
 
 
 class Identity(nnx.Module):
-    """Return the input."""
+    """The input."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return x
 
 
 def mlp(width: int, depth: int) -> MLP:
-    """Return an MLP with `depth` hidden layers, `width` features everywhere."""
+    """An MLP with `depth` hidden layers, `width` features everywhere."""
     return MLP(networks.weights([width] * (depth + 2)))
 
 
 def forward(model: nnx.Module, x: jax.Array) -> Call:
-    """Return a call of the compiled forward pass."""
+    """A call of the compiled forward pass."""
     function = nnx.jit(lambda model, x: model(x))
     return lambda: function(model, x)
 
 
 def training_step(model: nnx.Module, loss: Any, data: Sequence[jax.Array]) -> Call:
-    """Return a call of the compiled training step, which changes model and optimiser in place."""
+    """A call of the compiled training step, which changes model and optimiser in place."""
     optimiser = nnx.Optimizer(model, networks.optimiser(), wrt=nnx.Param)
 
     @nnx.jit
@@ -57,7 +57,7 @@ def training_step(model: nnx.Module, loss: Any, data: Sequence[jax.Array]) -> Ca
 
 
 def mean_squared_error(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return the mean squared error of a model of batches."""
+    """The mean squared error of a model of batches."""
     return jnp.mean((model(x) - y) ** 2)
 
 
@@ -97,7 +97,7 @@ class BayesianMLP(nnx.Module):
 
 
 def elbo_step(key: jax.Array, data: Sequence[jax.Array]) -> Call:
-    """Return a call of the compiled ELBO step of `bayesian.network()`."""
+    """A call of the compiled ELBO step of `bayesian.network()`."""
     model = BayesianMLP(bayesian.network())
     optimiser = nnx.Optimizer(model, networks.optimiser(), wrt=nnx.Param)
 

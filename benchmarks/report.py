@@ -1,4 +1,4 @@
-"""What a run of a benchmark leaves behind, as plain data for JSON, and back."""
+"""The results of a run of a benchmark as plain data for JSON, and back."""
 
 import dataclasses
 import json
@@ -13,10 +13,11 @@ PEERS = ("equinox", "flax", "optax")
 
 
 def new_report(method: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report without rows.
+    """A report without rows.
 
-    Args:
-        method: how the rows are measured: rounds and the like.
+    **Arguments:**
+
+    - `method`: how the rows are measured: rounds and the like.
     """
     peers = {name: installed_version(name) for name in PEERS}
     machine = machine_info() | {"eqxlike": eqxlike.__version__} | peers
@@ -24,7 +25,7 @@ def new_report(method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row(name: str, measurement: Measurement, notes: Sequence[str]) -> dict[str, Any]:
-    """Return one row of a report."""
+    """One row of a report."""
     return {
         "name": name,
         "baseline": measurement.baseline,
@@ -34,10 +35,9 @@ def row(name: str, measurement: Measurement, notes: Sequence[str]) -> dict[str, 
 
 
 def measurement(row: Mapping[str, Any], baseline: str | None = None) -> Measurement:
-    """Return the measurement of a row, with ratios to another baseline if one is given.
+    """The measurement of a row, with ratios to another baseline if one is given.
 
-    Raises:
-        ValueError: the row has no such column.
+    **Raises:** `ValueError` if the row has no such column.
     """
     to: str = baseline or row["baseline"]
     if to not in row["columns"]:
@@ -55,13 +55,13 @@ def measurement(row: Mapping[str, Any], baseline: str | None = None) -> Measurem
 
 
 def write(report: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Write a report as JSON, and make the folder for it."""
+    """Writes a report as JSON, and makes the folder for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def _column(column: Column) -> dict[str, Any]:
-    """Return a column as plain data, to the nanosecond and four digits of a ratio."""
+    """A column as plain data, to the nanosecond and four digits of a ratio."""
     numbers = dataclasses.asdict(column)
     del numbers["name"]
     return _rounded(numbers, 4)

@@ -15,18 +15,19 @@ Rows = Sequence[Sequence[str]]
 CLOCKS = {"completion": "until the result is ready", "dispatch": "until the call returns"}
 UNITS_US = {"microseconds": 1.0, "milliseconds": 1e3}
 
-#: What the rows of a report stand in that names no tables.
 ONLY_TABLE = {"title": "", "clocks": tuple(CLOCKS), "unit": "microseconds"}
+"""The table of all rows of a report that names no tables."""
 
 
 def render(report: Mapping[str, Any], *, markdown: bool, baseline: str | None = None) -> str:
-    """Return the tables of a report, what they were measured on, and the notes.
+    """The tables of a report, what they were measured on, and the notes.
 
-    Args:
-        report: as `benchmarks.report` makes it.
-        markdown: whether to write Markdown rather than plain aligned text.
-        baseline: the column that ratios are taken to; each row's own where None, and in a table
-            without that column.
+    **Arguments:**
+
+    - `report`: as `benchmarks.report` makes it.
+    - `markdown`: whether to write Markdown rather than plain aligned text.
+    - `baseline`: the column that ratios are taken to; each row's own where None, and in a table
+      without that column.
     """
     if not report["rows"]:
         return "no rows were measured"
@@ -37,11 +38,11 @@ def render(report: Mapping[str, Any], *, markdown: bool, baseline: str | None = 
         rows = [row for row in report["rows"] if row.get("table", "") == table["title"]]
         is_elsewhere = exists and baseline not in _column_names(rows, "columns")
         to = None if is_elsewhere else baseline
-        for kind in table["clocks"] if rows else ():
-            heading = f"{table['title']}: {kind}" if table["title"] else kind.capitalize()
+        for clock in table["clocks"] if rows else ():
+            heading = f"{table['title']}: {clock}" if table["title"] else clock.capitalize()
             ratios = f"ratio to {to or rows[0]['baseline']}"
-            title = f"{heading}, {table['unit']} a call {CLOCKS[kind]} ({ratios})"
-            parts.append(f"{title}\n\n{draw(cells({'rows': rows}, kind, to, table['unit']))}")
+            title = f"{heading}, {table['unit']} a call {CLOCKS[clock]} ({ratios})"
+            parts.append(f"{title}\n\n{draw(cells({'rows': rows}, clock, to, table['unit']))}")
         if any("lines" in row for row in rows):
             parts.append(f"Lines of the lowered program\n\n{draw(line_cells(rows))}")
     parts.append(describe(report))
@@ -53,17 +54,18 @@ def render(report: Mapping[str, Any], *, markdown: bool, baseline: str | None = 
 
 def cells(
     report: Mapping[str, Any],
-    kind: str,
+    clock: str,
     baseline: str | None = None,
     unit: str = ONLY_TABLE["unit"],
 ) -> Rows:
-    """Return the cells of one table, headings first.
+    """The cells of one table, headings first.
 
-    Args:
-        report: as `benchmarks.report` makes it.
-        kind: "dispatch" or "completion".
-        baseline: the column that ratios are taken to; each row's own where None.
-        unit: of the times, one of `UNITS_US`.
+    **Arguments:**
+
+    - `report`: as `benchmarks.report` makes it.
+    - `clock`: "dispatch" or "completion".
+    - `baseline`: the column that ratios are taken to; each row's own where None.
+    - `unit`: of the times, one of `UNITS_US`.
     """
     names = _column_names(report["rows"], "columns")
     table = [["", *names]]
@@ -72,14 +74,14 @@ def cells(
         table.append(
             [
                 row["name"],
-                *(_cell(columns[name], kind, unit) if name in columns else "" for name in names),
+                *(_cell(columns[name], clock, unit) if name in columns else "" for name in names),
             ]
         )
     return table
 
 
 def line_cells(rows: Sequence[Mapping[str, Any]]) -> Rows:
-    """Return the cells of the table of program sizes, headings first."""
+    """The cells of the table of program sizes, headings first."""
     names = _column_names(rows, "lines")
     return [
         ["", *names],
@@ -88,7 +90,7 @@ def line_cells(rows: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 def text_table(rows: Rows) -> str:
-    """Return aligned plain text."""
+    """Aligned plain text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
@@ -98,13 +100,13 @@ def text_table(rows: Rows) -> str:
 
 
 def markdown_table(rows: Rows) -> str:
-    """Return a Markdown table, numbers to the right."""
+    """A Markdown table, numbers to the right."""
     rule = ["---", *["---:"] * (len(rows[0]) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in (rows[0], rule, *rows[1:]))
 
 
 def describe(report: Mapping[str, Any]) -> str:
-    """Return two lines on versions, machine and method."""
+    """Two lines on versions, machine and method."""
     machine, method = report["machine"], report["method"]
     names = ("eqxlike", "jax", "jaxlib", "numpy", "equinox", "flax", "python")
     versions = ", ".join(f"{name} {machine[name] or 'not installed'}" for name in names)
@@ -120,14 +122,14 @@ def describe(report: Mapping[str, Any]) -> str:
     )
 
 
-def _column_names(rows: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
-    """Return the columns that any of the rows has, in order."""
-    return list(dict.fromkeys(name for row in rows for name in row[kind]))
+def _column_names(rows: Sequence[Mapping[str, Any]], of: str) -> list[str]:
+    """The columns that any of the rows has in its part `of`, in order."""
+    return list(dict.fromkeys(name for row in rows for name in row[of]))
 
 
-def _cell(column: Column, kind: str, unit: str) -> str:
-    time = getattr(column, f"{kind}_us") / UNITS_US[unit]
-    ratio = getattr(column, f"{kind}_ratio").median
+def _cell(column: Column, clock: str, unit: str) -> str:
+    time = getattr(column, f"{clock}_us") / UNITS_US[unit]
+    ratio = getattr(column, f"{clock}_ratio").median
     # A tenth of a microsecond is noise, a tenth of a millisecond may be all that a row costs.
     most = 1 if unit == "microseconds" else 3
     digits = min(most, sum(time < power for power in (100, 10, 1)))
@@ -135,7 +137,7 @@ def _cell(column: Column, kind: str, unit: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Render a report that an earlier run wrote."""
+    """Renders a report that an earlier run wrote."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__)
     parser.add_argument("file", type=pathlib.Path, help="what --json of a benchmark wrote")
     parser.add_argument("--markdown", action="store_true", help="Markdown instead of plain text")

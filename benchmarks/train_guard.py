@@ -1,4 +1,4 @@
-"""What it costs that a training step looks whether all numbers of its new state are finite.
+"""The cost of a training step's check that all numbers of its new state are finite.
 
 `train.make_step` with and without `check_finite`, and a step that looks at the parameters alone,
 for an MLP trained by Adam. All columns compute the same losses, which is checked before anything is
@@ -29,22 +29,22 @@ Step = Callable[[train.TrainState, Any], tuple[train.TrainState, jax.Array]]
 
 
 def loss(model: Any, batch: tuple[jax.Array, jax.Array], key: Any) -> jax.Array:
-    """Return the mean squared error, as `make_step` asks for it."""
+    """The mean squared error, as `make_step` asks for it."""
     return networks.mean_squared_error(model, *batch)
 
 
 def unchecked() -> Step:
-    """Return the step that looks at nothing."""
+    """The step that looks at nothing."""
     return train.make_step(loss, networks.optimiser(), check_finite=False)
 
 
 def checked() -> Step:
-    """Return the step that looks at the whole state."""
+    """The step that looks at the whole state."""
     return train.make_step(loss, networks.optimiser())
 
 
 def parameters_checked() -> Step:
-    """Return a step that keeps its last good state, but does not look at that of the optimiser."""
+    """A step that keeps its last good state, but does not look at that of the optimiser."""
     plain = unchecked().__wrapped__
 
     def step(state: train.TrainState, batch: Any) -> tuple[train.TrainState, jax.Array]:
@@ -57,13 +57,13 @@ def parameters_checked() -> Step:
 
 
 def start(depth: int, width: int) -> train.TrainState:
-    """Return the state before the first step."""
+    """The state before the first step."""
     model = networks.mlp(eqxlike, width, depth)
     return train.TrainState.create(model, networks.optimiser(), key=jax.random.key(0))
 
 
 def adam_step(depth: int, width: int, batch: int = 32) -> Case:
-    """Return the row of one MLP with `depth` hidden layers, `width` features everywhere."""
+    """The row of one MLP with `depth` hidden layers, `width` features everywhere."""
 
     def call(make: Callable[[], Step]) -> Call:
         state, step = start(depth, width), make()
@@ -94,7 +94,7 @@ ROWS: tuple[Case, ...] = (
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) -> int:
-    """Measure and print; return the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
     return command.measure_cases(arguments, NAME, __doc__, ROUNDS, rows)
 
 

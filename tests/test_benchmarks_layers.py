@@ -49,13 +49,13 @@ def checked(row):
     return list(calls)
 
 
-@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.kind)
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.maker)
 def test_libraries_compute_the_same_outputs_losses_and_gradients(network):
     assert checked(layer_cases.forward(network)) == [OURS, EQUINOX, NNX]
     assert checked(layer_cases.gradient(network)) == [OURS, EQUINOX, NNX]
 
 
-@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.kind)
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.maker)
 def test_libraries_build_models_of_the_same_size(network):
     assert checked(layer_cases.construct(network)) == [OURS, EQUINOX, NNX]
 
@@ -71,7 +71,7 @@ def test_each_library_compiles_its_forward_pass_and_nothing_else():
     for network in NETWORKS[:2]:
         calls, notes = cases.build(layer_cases.compilation(network).case)
         assert notes == []
-        reorder = [layer_cases.REORDER] if network.kind == "cnn" else []
+        reorder = [layer_cases.REORDER] if network.maker == "cnn" else []
         assert list(calls) == [OURS, EQUINOX, NNX, *reorder]
         for prepare in calls.values():
             assert "Compiled" in type(prepare()()).__name__
