@@ -28,7 +28,7 @@ def measure_first_calls(
     - `rounds`: how often each is prepared and called.
     - `seed`: of the order of the columns.
 
-    **Returns:** A `Measurement` with one `Column` for each, in the order given.
+    **Returns:** a `Measurement` with one `Column` for each, in the order given.
     """
     for prepare in preparations.values():
         timed_us(prepare())

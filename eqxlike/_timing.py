@@ -46,14 +46,16 @@ import numpy as np
 
 Call = Callable[[], Any]
 
-#: Calls in one burst of a dispatch measurement. XLA's CPU client holds about 30 computations in
-#: flight and makes the next call wait (measured for a program that takes 20 ms: 5 us a call up to
-#: the 31st, 20 ms from there on).
 BURST = 16
+"""Calls in one burst of a dispatch measurement. XLA's CPU client holds about 30 computations in
+flight and makes the next call wait (measured for a program that takes 20 ms: 5 us a call up to the
+31st, 20 ms from there on).
+"""
 
-#: Calls at the start of a column's turn, outside the clock: the first ones find the caches that the
-#: column before left behind.
 UNTIMED = 3
+"""Calls at the start of a column's turn, outside the clock: the first ones find the caches that the
+column before left behind.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +69,11 @@ class Quartiles:
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """What the clock said of one column: one number per round (`R` rounds), in microseconds a call.
+    """The times of one column: one number per round (`R` rounds), in microseconds a call.
 
-    Attributes:
-        dispatch_us: `R` times until a call returned.
-        completion_us: `R` times until what a call returned was ready.
-        calls: how many calls each of those numbers is the mean of.
+    - `dispatch_us`: `R` times until a call returned.
+    - `completion_us`: `R` times until what a call returned was ready.
+    - `calls`: how many calls each of those numbers is the mean of.
     """
 
     dispatch_us: tuple[float, ...]
@@ -84,12 +85,11 @@ class Samples:
 class Column:
     """One callable beside its baseline.
 
-    Attributes:
-        dispatch_us: median over the rounds of the time until a call returns.
-        completion_us: median over the rounds of the time until its result is ready.
-        dispatch_ratio: quartiles of the per-round ratios of `dispatch_us` to the baseline's.
-        completion_ratio: quartiles of the per-round ratios of `completion_us` to the baseline's.
-        samples: the rounds that all of this was computed from.
+    - `dispatch_us`: median over the rounds of the time until a call returns.
+    - `completion_us`: median over the rounds of the time until its result is ready.
+    - `dispatch_ratio`: quartiles of the per-round ratios of `dispatch_us` to the baseline's.
+    - `completion_ratio`: quartiles of the per-round ratios of `completion_us` to the baseline's.
+    - `samples`: the rounds that all of this was computed from.
     """
 
     name: str
@@ -117,24 +117,23 @@ def measure(
     warm_up: int = 5,
     seed: int = 0,
 ) -> Measurement:
-    """Measure callables side by side.
+    """Measures callables side by side.
 
-    Args:
-        calls: by name, functions of no arguments that return what to wait for: an array, or a
-            pytree of arrays. What one call returned must not be donated by the next. State may be
-            carried in a closure.
-        baseline: the name of the column that ratios are taken to.
-        rounds: how often each callable is measured; never quote from fewer than 15.
-        target_s: about how long, in seconds, each of the two measurements of a callable lasts in
-            a round.
-        warm_up: calls made and waited for before any clock runs; compilation happens here.
-        seed: of the order of the callables.
+    **Arguments:**
 
-    Returns:
-        A `Measurement` with one `Column` per callable, in the order given.
+    - `calls`: by name, functions of no arguments that return what to wait for: an array, or a
+      pytree of arrays. What one call returned must not be donated by the next. State may be
+      carried in a closure.
+    - `baseline`: the name of the column that ratios are taken to.
+    - `rounds`: how often each callable is measured; never quote from fewer than 15.
+    - `target_s`: about how long, in seconds, each of the two measurements of a callable lasts in
+      a round.
+    - `warm_up`: calls made and waited for before any clock runs; compilation happens here.
+    - `seed`: of the order of the callables.
 
-    Raises:
-        ValueError: `baseline` names no callable, or `rounds` or `warm_up` is below 1.
+    **Returns:** a `Measurement` with one `Column` per callable, in the order given.
+
+    **Raises:** `ValueError` if `baseline` names no callable, or `rounds` or `warm_up` is below 1.
     """
     if baseline not in calls:
         raise ValueError(f"baseline {baseline!r} is not among the callables: {', '.join(calls)}")
@@ -183,14 +182,14 @@ def ratios(numbers: Sequence[float], to: Sequence[float]) -> list[float]:
 
 
 def quartiles(numbers: Sequence[float]) -> Quartiles:
-    """Return the quartiles, interpolated within the data; of one number, that number thrice."""
+    """The quartiles, interpolated within the data; of one number, that number thrice."""
     if len(numbers) == 1:
         return Quartiles(numbers[0], numbers[0], numbers[0])
     return Quartiles(*statistics.quantiles(numbers, n=4, method="inclusive"))
 
 
 def calls_for(target_s: float, call_s: float) -> int:
-    """Return how many calls of `call_s` seconds fill `target_s`: one or more, in whole bursts."""
+    """How many calls of `call_s` seconds fill `target_s`: one or more, in whole bursts."""
     count = max(1, round(target_s / max(call_s, 1e-9)))
     return count if count < BURST else BURST * math.ceil(count / BURST)
 
@@ -213,7 +212,7 @@ def round_orders(names: Sequence[str], rounds: int, seed: int) -> Iterator[tuple
 
 
 def warmed_up(call: Call, times: int) -> Callable[[Any], Any]:
-    """Call and wait `times` times; return the cheapest function that waits for such a result."""
+    """Calls and waits `times` times; returns the cheapest function that waits for such a result."""
     results = [jax.block_until_ready(call()) for _ in range(times)]
     # A call of Identity costs 4 us; waiting by the array's own method costs 0.4, and by
     # jax.block_until_ready, which takes any pytree, 0.8.
@@ -223,7 +222,7 @@ def warmed_up(call: Call, times: int) -> Callable[[Any], Any]:
 
 
 def dispatch_us(call: Call, wait: Callable[[Any], Any], count: int) -> float:
-    """Return the microseconds until a call returns: `count` calls in bursts, waits not counted.
+    """The microseconds until a call returns: `count` calls in bursts, waits not counted.
 
     A result is kept until the same place in the next burst, so that waiting covers all of a burst,
     and results are dropped inside the clock, as in a loop that rebinds a name.
@@ -242,7 +241,7 @@ def dispatch_us(call: Call, wait: Callable[[Any], Any], count: int) -> float:
 
 
 def completion_us(call: Call, wait: Callable[[Any], Any], count: int) -> float:
-    """Return the microseconds until a result is ready: `count` calls, each waited for."""
+    """The microseconds until a result is ready: `count` calls, each waited for."""
     start_s = time.perf_counter()
     for _ in itertools.repeat(None, count):
         wait(call())
@@ -251,7 +250,7 @@ def completion_us(call: Call, wait: Callable[[Any], Any], count: int) -> float:
 
 @contextlib.contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Keep the objects that exist now out of garbage collection meanwhile.
+    """Keeps the objects that exist now out of garbage collection meanwhile.
 
     Collection itself stays on: a column that makes garbage pays for it, but no column pays for the
     size of the heap that the imports and the other columns built up.
@@ -265,7 +264,7 @@ def frozen_heap() -> Iterator[None]:
 
 
 def machine_info() -> dict[str, Any]:
-    """Return the versions and the machine that a measurement belongs to, ready for JSON."""
+    """The versions and the machine that a measurement belongs to, ready for JSON."""
     device = jax.devices()[0]
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -284,7 +283,7 @@ def machine_info() -> dict[str, Any]:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version of an installed distribution, or None."""
+    """The version of an installed distribution, or None."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -292,7 +291,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def _estimate_s(call: Call, wait: Callable[[Any], Any]) -> float:
-    """Return about how long an undisturbed call takes until its result is ready."""
+    """About how long an undisturbed call takes until its result is ready."""
     count = 1
     while completion_us(call, wait, count) * count < 1e3:
         count *= 2
@@ -300,7 +299,7 @@ def _estimate_s(call: Call, wait: Callable[[Any], Any]) -> float:
 
 
 def _cpu_model() -> str:
-    """Return the name of the processor, as far as the system tells."""
+    """The name of the processor, as far as the system tells."""
     with contextlib.suppress(OSError):
         for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")

@@ -1,1 +1,1 @@
-"""Where the time of a warm call goes: see README.md beside this file."""
+"""The time of a warm call, and where it goes: see README.md beside this file."""

@@ -18,8 +18,11 @@ from eqxlike._numbers import whole_number_in
 from eqxlike._timing import Column, measure, ratios
 from profiling import sessions
 
-#: The default cases: one of each kind, the smallest, where overhead counts most, and the deepest.
 DEFAULT = r"Identity|forward, depth (2|64), width 8$|Adam step, depth (2|64)|ELBO"
+"""The default cases are one of each type, the smallest, where overhead counts most, and the
+deepest.
+"""
+
 OUT = pathlib.Path("profiling-results")
 CALLS = 5000
 ROUNDS = 200
@@ -29,12 +32,11 @@ ROUNDS = 200
 class Split:
     """The time of one call, in microseconds; the three parts add up to its completion.
 
-    Attributes:
-        ours_us: what `filter_jit` needs beyond flat `jax.jit` until the call returns.
-        jax_us: what flat `jax.jit` needs until the call returns: C++ dispatch, and execution where
-            the runtime runs a cheap program on the calling thread.
-        rest_us: from the return of the call until the result is ready. Near 0, of either sign,
-            where execution was part of dispatch.
+    - `ours_us`: what `filter_jit` needs beyond flat `jax.jit` until the call returns.
+    - `jax_us`: what flat `jax.jit` needs until the call returns: C++ dispatch, and execution where
+      the runtime runs a cheap program on the calling thread.
+    - `rest_us`: from the return of the call until the result is ready. Near 0, of either sign,
+      where execution was part of dispatch.
     """
 
     ours_us: float
@@ -49,13 +51,12 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What was found about one case.
+    """The findings about one case.
 
-    Attributes:
-        case: its name.
-        split: of the time of a call, measured without a profiler.
-        times: seconds of the samples in each function.
-        files: what was written.
+    - `case`: its name.
+    - `split`: of the time of a call, measured without a profiler.
+    - `times`: seconds of the samples in each function.
+    - `files`: what was written.
     """
 
     case: str
@@ -65,10 +66,11 @@ class Profile:
 
 
 def split(ours: Column) -> Split:
-    """Split the time of a call.
+    """Splits the time of a call.
 
-    Args:
-        ours: the column of `filter_jit`, measured with flat `jax.jit` as its baseline.
+    **Arguments:**
+
+    - `ours`: the column of `filter_jit`, measured with flat `jax.jit` as its baseline.
     """
     jax_us = ours.dispatch_us / ours.dispatch_ratio.median
     waiting = statistics.median(ratios(ours.samples.completion_us, ours.samples.dispatch_us)) - 1
@@ -76,7 +78,7 @@ def split(ours: Column) -> Split:
 
 
 def profile(case: cases.Case, out: pathlib.Path, calls: int, rounds: int = ROUNDS) -> Profile:
-    """Measure and sample one case, and write its files into `out`."""
+    """Measures and samples one case, and writes its files into `out`."""
     pair = {name: case.builders[name]() for name in (columns.FLAT, columns.OURS)}
     measured = measure(pair, baseline=columns.FLAT, rounds=rounds)
     session = sessions.sample(pair[columns.OURS], calls)
@@ -86,7 +88,7 @@ def profile(case: cases.Case, out: pathlib.Path, calls: int, rounds: int = ROUND
 
 
 def split_table(profiles: Sequence[Profile]) -> str:
-    """Return the split of each case, and whose functions the samples fell into."""
+    """The split of each case, and whose functions the samples fell into."""
     heading = ["microseconds a call", "total", "ours", "jax.jit", "rest", "ours/jax.jit"]
     rows = [[*heading, "sampled: eqxlike", "jax Python", "other"]]
     for one in profiles:
@@ -105,7 +107,7 @@ def split_table(profiles: Sequence[Profile]) -> str:
 
 
 def hot_frames(profile: Profile, count: int = 6) -> str:
-    """Return the functions of ours and of JAX's Python that most of the samples fell into."""
+    """The functions of ours and of JAX's Python that most of the samples fell into."""
     total = sum(profile.times.values()) or 1.0
     found = {
         frame: seconds for frame, seconds in profile.times.items() if frame.owner != sessions.OTHER
@@ -118,7 +120,7 @@ def hot_frames(profile: Profile, count: int = 6) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Profile and print; return the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Profiles and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
         selected = cases.select(options.case)
@@ -142,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _short(file: str) -> str:
-    """Return the last parts of a path, from the package on."""
+    """The last parts of a path, from the package on."""
     parts = pathlib.Path(file).parts
     for package in ("eqxlike", "jax", "jaxlib"):
         if package in parts:

@@ -30,11 +30,11 @@ OURS = "eqxlike"
 JAX = "jax"
 OTHER = "other"
 
-#: What eqxlike generates at run time has a file name that begins so.
 GENERATED = "<eqxlike"
+"""Functions that eqxlike generates at run time have a file name that begins so."""
 
-#: What pyinstrument gives as the file of a function in C, and of the thread below a stack.
 NOT_PYTHON = ("<built-in>", "<thread>")
+"""pyinstrument gives these as the file of a function in C, and of the thread below a stack."""
 
 _PACKAGES = {
     OURS: (pathlib.Path(eqxlike.__file__).parent,),
@@ -57,12 +57,13 @@ class Frame:
 
 
 def sample(call: Call, calls: int, interval_s: float = 1e-4) -> Session:
-    """Sample the stack during warm calls, each waited for.
+    """Samples the stack during warm calls, each waited for.
 
-    Args:
-        call: as `eqxlike._timing.measure` takes it.
-        calls: how many.
-        interval_s: least time between two samples, in seconds.
+    **Arguments:**
+
+    - `call`: as `eqxlike._timing.measure` takes it.
+    - `calls`: how many.
+    - `interval_s`: least time between two samples, in seconds.
     """
     wait = warmed_up(call, 5)
     profiler = Profiler(interval=interval_s, async_mode="disabled")
@@ -74,7 +75,7 @@ def sample(call: Call, calls: int, interval_s: float = 1e-4) -> Session:
 
 
 def self_times(session: Session) -> dict[Frame, float]:
-    """Return the seconds spent in each function of ours and of JAX, and outside both.
+    """The seconds spent in each function of ours and of JAX, and outside both.
 
     The time of a function includes the C that it calls, compiled programs among it, and the Python
     of other libraries, but neither ours nor JAX's.
@@ -88,10 +89,11 @@ def self_times(session: Session) -> dict[Frame, float]:
 
 
 def innermost(stack: Iterable[str]) -> Frame | None:
-    """Return the innermost frame of ours or of JAX, failing those the innermost Python frame.
+    """The innermost frame of ours or of JAX, failing those the innermost Python frame.
 
-    Args:
-        stack: frames as pyinstrument writes them, outermost first.
+    **Arguments:**
+
+    - `stack`: frames as pyinstrument writes them, outermost first.
     """
     found = None
     for text in stack:
@@ -104,7 +106,7 @@ def innermost(stack: Iterable[str]) -> Frame | None:
 
 
 def shares(times: Mapping[Frame, float]) -> dict[str, float]:
-    """Return what part of the time each owner's functions took."""
+    """The share of the time that each owner's functions took."""
     total = sum(times.values()) or 1.0
     parts: dict[str, float] = {OURS: 0.0, JAX: 0.0, OTHER: 0.0}
     for frame, seconds in times.items():
@@ -113,24 +115,24 @@ def shares(times: Mapping[Frame, float]) -> dict[str, float]:
 
 
 def render_text(session: Session) -> str:
-    """Return the tree as text. Every frame is in it: pyinstrument's default hides most of ours."""
+    """The tree as text. Every frame is in it: pyinstrument's default hides most of ours."""
     return ConsoleRenderer(show_all=True, unicode=True).render(session)
 
 
 def render_html(session: Session) -> str:
-    """Return a page with the tree and a timeline."""
+    """A page with the tree and a timeline."""
     return HTMLRenderer().render(session)
 
 
 def write(session: Session, path: pathlib.Path) -> list[pathlib.Path]:
-    """Write the tree, the page and the session itself beside each other.
+    """Writes the tree, the page and the session itself beside each other.
 
-    Args:
-        session: what to write.
-        path: of the files, without a suffix.
+    **Arguments:**
 
-    Returns:
-        The files written.
+    - `session`: what to write.
+    - `path`: of the files, without a suffix.
+
+    **Returns:** the files written.
     """
     text, page, raw = (path.with_name(path.name + end) for end in (".txt", ".html", ".pyisession"))
     text.write_text(render_text(session), encoding="utf-8")
@@ -141,7 +143,7 @@ def write(session: Session, path: pathlib.Path) -> list[pathlib.Path]:
 
 @functools.cache
 def _owner(file: str) -> str:
-    """Return who wrote the functions of a file."""
+    """Who wrote the functions of a file."""
     if file.startswith(GENERATED):
         return OURS
     for owner, packages in _PACKAGES.items():

@@ -1,4 +1,4 @@
-"""What to compare with that nobody here wrote: scikit-learn's linear models.
+"""Baselines that nobody here wrote: scikit-learn's linear models.
 
 How much to regularise is chosen by the validation part; the model is then fitted to the whole
 training part, as the plain network is.
@@ -10,19 +10,20 @@ import numpy as np
 from ._data import Data, Part
 from ._evaluate import Evaluation, evaluate_classification, evaluate_regression
 
-#: Penalties on ridge regression's weights.
 ALPHAS = tuple(10.0**power for power in range(-2, 5))
-#: Inverse penalties on logistic regression's.
+"""Penalties on ridge regression's weights."""
+
 INVERSE_PENALTIES = tuple(10.0**power for power in range(-2, 2))
+"""Inverse penalties on logistic regression's."""
 
 
 def baseline_name(data: Data) -> str:
-    """Return what the baseline of a data set is called."""
+    """The name of the baseline of a data set."""
     return "ridge" if data.is_regression else "logistic"
 
 
 def evaluate_baseline(data: Data) -> Evaluation:
-    """Fit the baseline of a data set and evaluate it on the test part."""
+    """Fits the baseline of a data set and evaluates it on the test part."""
     return _ridge(data) if data.is_regression else _logistic(data)
 
 

@@ -16,16 +16,15 @@ PLAIN = "plain"
 
 @dataclasses.dataclass
 class Output:
-    """What was reached for one data set.
+    """The output for one data set, as far as it was reached.
 
-    Attributes:
-        data: that was trained on.
-        settings: what was trained, and how.
-        bayesian: the training of the Bayesian network.
-        plain: that of the plain one; None if it was not come to.
-        evaluations: by name of the model, for those that were come to.
-        dispatch: the dispatch table, by row; empty if it was not come to.
-        seconds: how long all of it took.
+    - `data`: that was trained on.
+    - `settings`: what was trained, and how.
+    - `bayesian`: the training of the Bayesian network.
+    - `plain`: that of the plain one; None if it was not come to.
+    - `evaluations`: by name of the model, for those that were come to.
+    - `dispatch`: the dispatch table, by row; empty if it was not come to.
+    - `seconds`: how long all of it took.
     """
 
     data: Data
@@ -44,22 +43,21 @@ class Output:
 
 
 def compare(data: Data, settings: Settings, *, seed: int, outputs: dict[str, Output]) -> Output:
-    """Train a Bayesian and a plain network and the baseline, and evaluate them.
+    """Trains a Bayesian and a plain network and the baseline, and evaluates them.
 
     A training that did not finish is told of on standard error, and what it reached is evaluated.
 
-    Args:
-        data: to train on and to evaluate with.
-        settings: what to train, and how.
-        seed: of weights and noise.
-        outputs: gets the output under the name of the data set as soon as there is something in
-            it, so that it is there when Ctrl-C ends the rest.
+    **Arguments:**
 
-    Returns:
-        The output.
+    - `data`: to train on and to evaluate with.
+    - `settings`: what to train, and how.
+    - `seed`: of weights and noise.
+    - `outputs`: gets the output under the name of the data set as soon as there is something in
+      it, so that it is there when Ctrl-C ends the rest.
 
-    Raises:
-        KeyboardInterrupt: Ctrl-C came, in a training or elsewhere.
+    **Returns:** the output.
+
+    **Raises:** `KeyboardInterrupt` if Ctrl-C came, in a training or elsewhere.
     """
     bayesian = train_bayesian(data, settings, seed=seed)
     output = outputs[data.name] = Output(data, settings, bayesian)

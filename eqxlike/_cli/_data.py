@@ -12,9 +12,10 @@ from jaxtyping import Float, Shaped
 from ._errors import CommandError
 
 TEST_FRACTION = 0.3
-#: Of the training part. The plain network and the baselines choose by it how far to train and how
-#: much to regularise, and are then trained on the whole training part.
 VALIDATION_FRACTION = 0.25
+"""The share of the training part by which the plain network and the baselines choose how far to
+train and how much to regularise; they are then trained on the whole training part.
+"""
 
 Name = Literal["diabetes", "digits"]
 
@@ -48,12 +49,11 @@ class Scaling:
 class Data:
     """A data set, ready to train on: standardised, in 32 bits.
 
-    Attributes:
-        name: of the data set.
-        train: the training part.
-        test: held out: nothing is fitted to it or chosen by it.
-        x_scaling: what was done to the features.
-        y_scaling: what was done to the target; None for class labels.
+    - `name`: of the data set.
+    - `train`: the training part.
+    - `test`: held out: nothing is fitted to it or chosen by it.
+    - `x_scaling`: what was done to the features.
+    - `y_scaling`: what was done to the target; None for class labels.
     """
 
     name: Name
@@ -73,13 +73,13 @@ class Data:
         return int(self.train.y.max()) + 1
 
     def validation_split(self) -> tuple[Part, Part]:
-        """Return the training part in two: to fit to, and to choose by."""
+        """The training part in two: to fit to, and to choose by."""
         size = round(VALIDATION_FRACTION * len(self.train))
         return self.train[size:], self.train[:size]
 
 
 def load(name: Name) -> Part:
-    """Return a data set as scikit-learn has it, in its own units."""
+    """A data set as scikit-learn has it, in its own units."""
     from sklearn import datasets
 
     if name == "diabetes":
@@ -90,14 +90,14 @@ def load(name: Name) -> Part:
 
 
 def prepare(name: Name, whole: Part, *, seed: int) -> Data:
-    """Check, split and standardise a data set.
+    """Checks, splits and standardises a data set.
 
     Both the shuffle and so the split are those of `seed`. Means and scales are those of the
     training part alone. The pixels of the digits share a unit and so one scale: pixels at the rim,
     which are hardly ever inked, are not blown up to the size of the others.
 
-    Raises:
-        CommandError: a value is NaN or infinite, or a feature has no spread in the training part.
+    **Raises:** `CommandError` if a value is NaN or infinite, or a feature has no spread in the
+    training part.
     """
     check_finite(name, whole)
     order = np.random.default_rng(seed).permutation(len(whole))
@@ -115,15 +115,15 @@ def prepare(name: Name, whole: Part, *, seed: int) -> Data:
 
 
 def standardisation(values: Shaped[np.ndarray, "N *D"], *, is_shared: bool) -> Scaling:
-    """Return the scaling that standardises `values`.
+    """The scaling that standardises `values`.
 
-    Args:
-        values: examples along the first axis.
-        is_shared: whether all features are divided by one number, their root mean variance, rather
-            than each by its own standard deviation.
+    **Arguments:**
 
-    Raises:
-        CommandError: a feature has no spread to divide by.
+    - `values`: examples along the first axis.
+    - `is_shared`: whether all features are divided by one number, their root mean variance, rather
+      than each by its own standard deviation.
+
+    **Raises:** `CommandError` if a feature has no spread to divide by.
     """
     variance = np.var(values, axis=0)
     if is_shared:
@@ -134,7 +134,7 @@ def standardisation(values: Shaped[np.ndarray, "N *D"], *, is_shared: bool) -> S
 
 
 def check_finite(name: str, part: Part) -> None:
-    """Raise `CommandError` with the first place of a value that is NaN or infinite."""
+    """Raises `CommandError` with the first place of a value that is NaN or infinite."""
     for label, values in (("features", part.x), ("target", part.y)):
         is_bad = ~np.isfinite(values)
         if is_bad.any():

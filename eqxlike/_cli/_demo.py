@@ -16,16 +16,18 @@ from ._dispatch import measure_dispatch
 from ._errors import CommandError
 from ._settings import SETTINGS, Settings, settings_for
 
-#: Import names of what the demo extra brings.
 NEEDED = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
-#: Seeds end where NumPy's and JAX's do in 32 bits.
+"""Import names of what the demo extra brings."""
+
 MOST_SEED = 2**31 - 1
-#: The exit status for each way of stopping.
+"""Seeds end where NumPy's and JAX's do in 32 bits."""
+
 STATUSES = {"finished": 0, "diverged": 1, "interrupted": 130}
+"""The exit status for each way of stopping."""
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the subcommand to the command line."""
+    """Adds the subcommand to the command line."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "demo", help="Bayesian networks on real data", description=__doc__
     )
@@ -56,10 +58,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the demo; return the exit status.
+    """Runs the demo; returns the exit status.
 
-    Raises:
-        CommandError: what was asked for cannot be done.
+    **Raises:** `CommandError` if what was asked for cannot be done.
     """
     _require_extras()
     folder = _report.writable_folder(options.out)
@@ -94,10 +95,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_one(data: Data, settings: Settings, seed: int, outputs: dict[str, Output]) -> None:
-    """Train and evaluate on one data set; keep in `outputs` what is reached as it is reached.
+    """Trains and evaluates on one data set; keeps in `outputs` what is reached as it is reached.
 
-    Raises:
-        KeyboardInterrupt: Ctrl-C came, in a training or elsewhere.
+    **Raises:** `KeyboardInterrupt` if Ctrl-C came, in a training or elsewhere.
     """
     start_s = time.perf_counter()
     output = compare(data, settings, seed=seed, outputs=outputs)

@@ -8,13 +8,12 @@ CHOICES = ("auto", "cpu", "gpu")
 
 
 def choose_device(choice: str) -> str:
-    """Hold JAX to a kind of device; return in words the one it uses.
+    """Holds JAX to a type of device; returns in words the one it uses.
 
     A choice of "cpu" must come before JAX starts a backend. "auto" is JAX's own choice: a GPU where
     it sees one.
 
-    Raises:
-        CommandError: JAX has no such device.
+    **Raises:** `CommandError` if JAX has no such device.
     """
     if choice == "cpu":
         jax.config.update("jax_platforms", "cpu")

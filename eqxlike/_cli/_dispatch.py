@@ -1,4 +1,4 @@
-"""What `filter_jit` costs in the demo: its own training step and prediction, in three ways.
+"""The cost of `filter_jit` in the demo: its own training step and prediction, in three ways.
 
 All three run the same operations. What differs is what a call costs around them.
 """
@@ -17,8 +17,8 @@ from ._models import Example, network_outputs
 from ._settings import Settings
 from ._train import Training
 
-#: Test examples in the prediction that is measured.
 PREDICTED = 32
+"""Test examples in the prediction that is measured."""
 
 FLAT = "jax.jit, flat list"
 MODULE = "jax.jit, module"
@@ -26,15 +26,15 @@ FILTERED = "filter_jit"
 
 
 def measure_dispatch(data: Data, training: Training, settings: Settings) -> dict[str, Measurement]:
-    """Measure a training step, and a prediction for `PREDICTED` test examples.
+    """Measures a training step, and a prediction for `PREDICTED` test examples.
 
-    Args:
-        data: what to train on and to predict.
-        training: of the network; it stays as it is.
-        settings: whose batch size, number of draws and rounds to use.
+    **Arguments:**
 
-    Returns:
-        By name of the row, what was measured; ratios are to `jax.jit` on the module.
+    - `data`: what to train on and to predict.
+    - `training`: of the network; it stays as it is.
+    - `settings`: whose batch size, number of draws and rounds to use.
+
+    **Returns:** by name of the row, what was measured; ratios are to `jax.jit` on the module.
     """
     batch = data.train[: settings.batch_size]
     example = Example(jnp.asarray(batch.x), jnp.asarray(batch.y))

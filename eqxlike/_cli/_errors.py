@@ -1,4 +1,4 @@
-"""What ends a command with one line."""
+"""Errors that end a command with one line."""
 
 
 class CommandError(Exception):

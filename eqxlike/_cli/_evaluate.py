@@ -1,4 +1,4 @@
-"""What predictions on held-out data are worth: metrics, and what pictures are drawn from.
+"""The worth of predictions on held-out data: metrics, and numbers to draw pictures from.
 
 `S` is the number of networks drawn, `N` the number of test examples, `C` the number of classes.
 """
@@ -22,11 +22,10 @@ NUM_BINS = 10
 class Intervals:
     """Predictions of numbers, in the units of the target.
 
-    Attributes:
-        metrics: by name.
-        mean: of the predictive distribution, shape (N,).
-        lower: end of its central interval of probability `LEVEL`, shape (N,).
-        upper: the other end, shape (N,).
+    - `metrics`: by name.
+    - `mean`: of the predictive distribution, shape (N,).
+    - `lower`: end of its central interval of probability `LEVEL`, shape (N,).
+    - `upper`: the other end, shape (N,).
     """
 
     metrics: dict[str, float]
@@ -39,9 +38,8 @@ class Intervals:
 class Probabilities:
     """Predictions of classes.
 
-    Attributes:
-        metrics: by name.
-        bins: the predictions by their confidence, the fields of a `bayes.CalibrationBins`.
+    - `metrics`: by name.
+    - `bins`: the predictions by their confidence, the fields of a `bayes.CalibrationBins`.
     """
 
     metrics: dict[str, float]
@@ -52,13 +50,14 @@ Evaluation = Intervals | Probabilities
 
 
 def evaluate(data: Data, model: Model, *, seed: int, num_samples: int) -> Evaluation:
-    """Evaluate a model on the test part.
+    """Evaluates a model on the test part.
 
-    Args:
-        data: whose test part is predicted.
-        model: Bayesian or plain.
-        seed: of the draws.
-        num_samples: S; 1 for a plain model, whose network is its own only draw.
+    **Arguments:**
+
+    - `data`: whose test part is predicted.
+    - `model`: Bayesian or plain.
+    - `seed`: of the draws.
+    - `num_samples`: S; 1 for a plain model, whose network is its own only draw.
     """
     key = jax.random.key(seed)
     outputs = network_outputs(model.network, jnp.asarray(data.test.x), key, num_samples)
@@ -71,16 +70,17 @@ def evaluate(data: Data, model: Model, *, seed: int, num_samples: int) -> Evalua
 def evaluate_regression(
     data: Data, means: Float[Array, "S N"], noise: Float[Array, ""]
 ) -> Intervals:
-    """Evaluate an equal mixture of Gaussians against the target, both in its own units.
+    """Evaluates an equal mixture of Gaussians against the target, both in its own units.
 
-    Args:
-        data: whose test part is predicted.
-        means: of the Gaussians, for the standardised target.
-        noise: their standard deviation, likewise.
+    **Arguments:**
 
-    Returns:
-        `rmse` in units of the target; `nll` in nats for an example, of the density in those units;
-        `coverage` of the intervals of probability `LEVEL`, and their mean `width`; `noise`.
+    - `data`: whose test part is predicted.
+    - `means`: of the Gaussians, for the standardised target.
+    - `noise`: their standard deviation, likewise.
+
+    **Returns:** `rmse` in units of the target; `nll` in nats for an example, of the density in
+    those units; `coverage` of the intervals of probability `LEVEL`, and their mean `width`;
+    `noise`.
     """
     assert data.y_scaling is not None
     centre, scale = float(data.y_scaling.mean), float(data.y_scaling.scale)
@@ -99,10 +99,9 @@ def evaluate_regression(
 
 
 def evaluate_classification(data: Data, log_probabilities: Float[Array, "N C"]) -> Probabilities:
-    """Evaluate log probabilities of classes.
+    """Evaluates log probabilities of classes.
 
-    Returns:
-        `accuracy`; `nll` in nats for an example; `ece`, the expected calibration error.
+    **Returns:** `accuracy`; `nll` in nats for an example; `ece`, the expected calibration error.
     """
     y, probabilities = jnp.asarray(data.test.y), jnp.exp(log_probabilities)
     metrics = {

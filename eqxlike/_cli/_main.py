@@ -13,8 +13,9 @@ from .._version import __version__
 from . import _demo
 from ._errors import CommandError
 
-#: What a shell reports for a process that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
+"""The exit status that a shell reports for a process that Ctrl-C ended: 128 + SIGINT."""
+
 WRONG_USE = 2
 
 
@@ -26,13 +27,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
+    """Runs a command.
 
-    Args:
-        arguments: what stands behind `python -m eqxlike`; that of this process if None.
+    **Arguments:**
 
-    Returns:
-        The exit status: 0, or 1 where a training diverged, 2 for wrong use, 130 after Ctrl-C.
+    - `arguments`: what stands behind `python -m eqxlike`; that of this process if None.
+
+    **Returns:** the exit status: 0, or 1 where a training diverged, 2 for wrong use, 130 after
+    Ctrl-C.
     """
     parser = _Parser(
         prog="python -m eqxlike",

@@ -60,14 +60,14 @@ Model = Regressor | Classifier
 
 
 def bayesian_model(data: Data, settings: Settings, *, key: PRNGKeyArray) -> Model:
-    """Return the model of `data` over a Bayesian MLP."""
+    """The model of `data` over a Bayesian MLP."""
     sizes = _sizes(data, settings)
     network = BayesianMLP(*sizes, jax.nn.silu, prior_scale=settings.prior_scale, key=key)
     return _with_likelihood(data, network)
 
 
 def plain_model(data: Data, settings: Settings, *, key: PRNGKeyArray) -> Model:
-    """Return the model of `data` over a plain MLP of the same architecture."""
+    """The model of `data` over a plain MLP of the same architecture."""
     return _with_likelihood(data, MLP(*_sizes(data, settings), jax.nn.silu, key=key))
 
 
@@ -87,7 +87,7 @@ def _with_likelihood(data: Data, network: BayesianMLP | MLP) -> Model:
 def network_outputs(
     network: BayesianMLP | MLP, x: Float[Array, "N D"], key: PRNGKeyArray, num_samples: int
 ) -> Float[Array, "S N ..."]:
-    """Return the outputs of `num_samples` networks drawn from the posterior.
+    """The outputs of `num_samples` networks drawn from the posterior.
 
     A plain network is its own only draw: ask it for one.
     """

@@ -15,19 +15,19 @@ BLUE, ORANGE, GREEN, RED, GREY = "#2b6cb0", "#dd8a2b", "#3a9a5c", "#c53030", "#7
 COLOURS = {BAYESIAN: BLUE, PLAIN: ORANGE, "ridge": GREEN, "logistic": GREEN}
 COLUMN_COLOURS = {FLAT: "#b8c4d0", MODULE: "#7f95ab", FILTERED: BLUE}
 DPI = 150
-#: Fewer predictions than this in a bin say little about it.
 FEW = 5
+"""Fewer predictions than this in a bin say little about it."""
 
 
 def draw(outputs: Mapping[str, Output], folder: pathlib.Path) -> list[pathlib.Path]:
-    """Draw whatever there are numbers for.
+    """Draws whatever there are numbers for.
 
-    Args:
-        outputs: by name of the data set.
-        folder: where the pictures go.
+    **Arguments:**
 
-    Returns:
-        The files written.
+    - `outputs`: by name of the data set.
+    - `folder`: where the pictures go.
+
+    **Returns:** the files written.
     """
     written = []
     for file, draw_figure in (
@@ -205,7 +205,7 @@ def _draw_elbo(outputs: Mapping[str, Output]) -> Any:
 
 
 def _draw_dispatch(outputs: Mapping[str, Output]) -> Any:
-    """What a call costs, as a ratio to `jax.jit` on the module; one panel each for the two times.
+    """The cost of a call as a ratio to `jax.jit` on the module; one panel each for the two times.
 
     Times differ a hundredfold between rows and mean little on a shared machine; they are written
     beside the bars.

@@ -1,4 +1,4 @@
-"""What a run of the demo found, as plain data for JSON."""
+"""The findings of a run of the demo as plain data for JSON."""
 
 import dataclasses
 import json
@@ -22,14 +22,15 @@ PACKAGES = ("matplotlib", "optax", "scikit-learn")
 def report(
     outputs: Mapping[str, Output], *, stopped: str, seed: int, is_quick: bool, device: str
 ) -> dict[str, Any]:
-    """Return the whole report.
+    """The whole report.
 
-    Args:
-        outputs: by name of the data set.
-        stopped: "finished", "interrupted" or "diverged".
-        seed: of the run.
-        is_quick: whether it was shortened.
-        device: on which it ran, in words.
+    **Arguments:**
+
+    - `outputs`: by name of the data set.
+    - `stopped`: "finished", "interrupted" or "diverged".
+    - `seed`: of the run.
+    - `is_quick`: whether it was shortened.
+    - `device`: on which it ran, in words.
     """
     versions = {name: installed_version(name) for name in PACKAGES}
     return {
@@ -82,7 +83,7 @@ def _column(column: Column) -> dict[str, Any]:
 
 
 def write(contents: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Write a report as JSON: rounded to six digits, null for what is NaN or infinite."""
+    """Writes a report as JSON: rounded to six digits, null for what is NaN or infinite."""
     path.write_text(json.dumps(_plain(contents), indent=1, allow_nan=False) + "\n")
 
 
@@ -97,10 +98,9 @@ def _plain(value: Any) -> Any:
 
 
 def writable_folder(path: pathlib.Path) -> pathlib.Path:
-    """Make a folder where there is none, and make sure that files can be written there.
+    """Makes a folder where there is none, and makes sure that files can be written there.
 
-    Raises:
-        CommandError: they cannot.
+    **Raises:** `CommandError` if they cannot.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

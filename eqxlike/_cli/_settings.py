@@ -1,4 +1,4 @@
-"""What the demo trains, and how.
+"""Settings: what the demo trains, and how.
 
 The numbers were chosen by the validation part of training parts (see `_data`), never by a test
 part. The two networks of a data set have the same architecture.
@@ -13,20 +13,19 @@ from ._data import Name
 class Settings:
     """Architecture and training of the networks for one data set.
 
-    Attributes:
-        width_size: units in each hidden layer.
-        depth: number of hidden layers.
-        steps: training steps of the Bayesian network, and the most that the plain one may take.
-        batch_size: examples in a minibatch, for the Bayesian network.
-        learning_rate: of Adam for the Bayesian network, where a cosine decay starts.
-        prior_scale: of the weights, see `nn.BayesianLinear`.
-        kl_weight: of the KL in the ELBO. At 1 it bounds the evidence; below, the posterior is
-            tempered, narrower than the model and the data say.
-        num_samples: networks drawn from the posterior for a prediction.
-        plain_batch_size: for the plain network.
-        plain_learning_rate: of AdamW for the plain network.
-        weight_decay: of AdamW, on weights and not on biases.
-        rounds: of the dispatch table.
+    - `width_size`: units in each hidden layer.
+    - `depth`: number of hidden layers.
+    - `steps`: training steps of the Bayesian network, and the most that the plain one may take.
+    - `batch_size`: examples in a minibatch, for the Bayesian network.
+    - `learning_rate`: of Adam for the Bayesian network, where a cosine decay starts.
+    - `prior_scale`: of the weights, see `nn.BayesianLinear`.
+    - `kl_weight`: of the KL in the ELBO. At 1 it bounds the evidence; below, the posterior is
+      tempered, narrower than the model and the data say.
+    - `num_samples`: networks drawn from the posterior for a prediction.
+    - `plain_batch_size`: for the plain network.
+    - `plain_learning_rate`: of AdamW for the plain network.
+    - `weight_decay`: of AdamW, on weights and not on biases.
+    - `rounds`: of the dispatch table.
     """
 
     width_size: int
@@ -82,12 +81,13 @@ QUICK_STEPS = 200
 
 
 def settings_for(name: Name, *, steps: int | None, is_quick: bool) -> Settings:
-    """Return the settings of a data set.
+    """The settings of a data set.
 
-    Args:
-        name: of the data set.
-        steps: instead of its own number.
-        is_quick: whether to shorten whatever takes time.
+    **Arguments:**
+
+    - `name`: of the data set.
+    - `steps`: instead of its own number.
+    - `is_quick`: whether to shorten whatever takes time.
     """
     settings = SETTINGS[name]
     if is_quick:

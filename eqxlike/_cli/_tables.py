@@ -8,15 +8,14 @@ from ._baselines import baseline_name
 from ._compare import BAYESIAN, PLAIN, Output
 from ._evaluate import LEVEL
 
-#: By name of a model: what it is called in tables and pictures.
 TITLES = {
     BAYESIAN: "Bayesian MLP",
     PLAIN: "plain MLP",
     "ridge": "ridge regression",
     "logistic": "logistic regression",
 }
+"""By name of a model: what it is called in tables and pictures."""
 
-#: By name of a metric: its heading and its format.
 METRICS = {
     "rmse": ("RMSE", ".1f"),
     "accuracy": ("accuracy", ".1%"),
@@ -25,10 +24,11 @@ METRICS = {
     "width": ("interval width", ".0f"),
     "ece": ("ECE", ".4f"),
 }
+"""By name of a metric: its heading and its format."""
 
 
 def print_metrics(output: Output) -> None:
-    """Print the models side by side, on the test part."""
+    """Prints the models side by side, on the test part."""
     names = [
         name for name in (BAYESIAN, PLAIN, baseline_name(output.data)) if name in output.evaluations
     ]
@@ -48,7 +48,7 @@ def print_metrics(output: Output) -> None:
 
 
 def print_dispatch(outputs: Mapping[str, Output]) -> None:
-    """Print what calls cost, in microseconds and as ratios to the baseline."""
+    """Prints what calls cost, in microseconds and as ratios to the baseline."""
     rows = [
         [
             f"{name}, {row}",
@@ -69,7 +69,7 @@ def print_dispatch(outputs: Mapping[str, Output]) -> None:
 
 
 def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table, its numbers flush right."""
+    """Prints a table, its numbers flush right."""
     if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         _print_rich(title, headings, rows)
     else:
@@ -77,7 +77,7 @@ def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
 
 def plain_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as aligned text.
+    """A table as aligned text.
 
     >>> print(plain_table("two", ["", "RMSE"], [["a", "1.5"], ["long", "12.5"]]))
     two

@@ -19,19 +19,19 @@ from ._settings import Settings
 
 Step = Callable[[train.TrainState, Example], tuple[train.TrainState, Array]]
 
-#: Looks of a plain network at the validation part.
 VALIDATIONS = 40
-#: Reports of a training: moves of a progress bar on a terminal, lines of text elsewhere.
+"""Looks of a plain network at the validation part."""
+
 MOVES, LINES = 50, 5
+"""Reports of a training: moves of a progress bar on a terminal, lines of text elsewhere."""
 
 
 class Training(NamedTuple):
-    """Where the training of a network ended.
+    """A training, with what it came to.
 
-    Attributes:
-        result: of `train.fit`: the state after the last good step, the losses, why it stopped.
-        step: the training step.
-        planned: how many steps there were to make.
+    - `result`: of `train.fit`: the state after the last good step, the losses, why it stopped.
+    - `step`: the training step.
+    - `planned`: how many steps there were to make.
     """
 
     result: train.FitResult
@@ -45,7 +45,7 @@ class Training(NamedTuple):
 
 
 def train_bayesian(data: Data, settings: Settings, *, seed: int) -> Training:
-    """Train a Bayesian network on the minibatch ELBO.
+    """Trains a Bayesian network on the minibatch ELBO.
 
     It needs no validation part: the KL to the prior keeps it from overfitting.
     """
@@ -72,7 +72,7 @@ def train_bayesian(data: Data, settings: Settings, *, seed: int) -> Training:
 
 
 def train_plain(data: Data, settings: Settings, *, seed: int) -> Training:
-    """Train a plain network with weight decay, for as long as a validation part says.
+    """Trains a plain network with weight decay, for as long as a validation part says.
 
     It is trained on one part of the training part first, with the other to tell the number of steps
     after which its loss on unseen data was least, and then for that number of steps on the whole of
@@ -112,7 +112,7 @@ def _log_every(steps: int) -> int:
 def _choose_steps(
     state: train.TrainState, step: Step, data: Data, settings: Settings, seed: int, label: str
 ) -> tuple[train.FitResult, int]:
-    """Train with an eye on the validation part; return the result and the best number of steps."""
+    """Trains, watching the validation part; returns the result and the best number of steps."""
     fit_part, validation = data.validation_split()
     held_out = Example(validation.x, validation.y)
     batches = _batches(fit_part, settings.plain_batch_size, seed)
