@@ -34,7 +34,7 @@ class Traits:
 
     - `is_fixed`: whether instances stay as they are built. If not, no partition of them is cached.
     - `complete`: a function called with the `__dict__` of an instance that was unflattened; it adds
-        what follows from the fields.
+      what follows from the fields.
     - `flattening`: a function from the codec of the class to the object by which JAX flattens.
     - `unfrozen`: the same class without frozen arrays, if this one has some.
     """

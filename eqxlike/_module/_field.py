@@ -24,7 +24,7 @@ def field(
 
     - `converter`: a function called on the field's value once, after `__init__`.
     - `static`: whether the field is part of the tree's structure, not a leaf or subtree. Its value
-        must be hashable and hold no arrays; functions are traced anew for each new value.
+      must be hashable and hold no arrays; functions are traced anew for each new value.
     - `**kwargs`: passed to `dataclasses.field`.
 
     **Returns:** the field, as `dataclasses.field` returns it.

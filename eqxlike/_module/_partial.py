@@ -22,7 +22,7 @@ class Partial(Module, Generic[_Return]):
 
     - `func`: any callable.
     - `*args`, `**kwargs`: passed to `func` in front of the arguments of each call. A keyword of a
-        call replaces one given here.
+      call replaces one given here.
 
     Its fields are `func`, `args` (a tuple) and `keywords` (a dict).
 

@@ -32,14 +32,14 @@ def StrictConfig(force_abstact: bool = False, **kwargs: Any) -> Any:
     **Arguments:**
 
     - `force_abstact`: whether the class is abstract even though nothing in it is; the name is
-        Equinox's. `force_abstract` is the same.
+      Equinox's. `force_abstract` is the same.
     - `allow_abstract_name`: whether the name of a final class may start with `Abstract`.
     - `allow_method_override`: whether the class may override methods that are not abstract.
 
     **Returns:** a value for `strict=`. The rules of `strict=True` hold, except those lifted here:
 
     - A class is abstract, having an abstract method or attribute, or it is final, and no strict
-        class subclasses it.
+      class subclasses it.
     - A strict Module inherits from no Module that is not strict.
     - The names of abstract classes, and of no others, start with `Abstract` or `_Abstract`.
     - A method that is not abstract is not overridden.

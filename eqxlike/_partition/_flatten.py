@@ -77,13 +77,13 @@ def flatten(
 
     - `tree`: any pytree.
     - `with_abstract`: count each `jax.ShapeDtypeStruct` as an array, for ahead-of-time lowering.
-        Nothing is cached then.
+      Nothing is cached then.
     - `is_output`: take a static leaf that is not hashable, or cannot be compared, as it is. What a
-        function returns is no part of a key.
+      function returns is no part of a key.
     - `is_bound`: take such a leaf by identity. A method may be bound to it, and a bound method is
-        hashable whatever it is bound to.
+      hashable whatever it is bound to.
     - `is_private`: make a Structure of these very objects, even if there is one of equal objects,
-        so that these are built again. Nothing is cached.
+      so that these are built again. Nothing is cached.
     - `root`: gives the name of the tree in a message.
 
     **Returns:** `(arrays, structure)`.

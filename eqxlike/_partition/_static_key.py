@@ -83,9 +83,9 @@ class StaticKey:
     - `key`: hashable; values with equal keys are interchangeable in a trace at this moment.
     - `is_immutable`: whether that will stay so; if not, the key must be made anew each time.
     - `is_exact`: whether the values with this key are interchangeable for good, and not just in
-        what their `==` looks at.
+      what their `==` looks at.
     - `held`: objects that `key` names by their `id`. A `StaticKey` keeps them alive; `key` alone,
-        as in a table, does not.
+      as in a table, does not.
 
     With `by_identity`, a value that is not hashable is compared by identity; with `by_elements`, it
     is a field of a dataclass that is hashable all the same, and is compared by its elements.

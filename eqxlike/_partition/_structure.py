@@ -28,9 +28,9 @@ class Structure:
     - `children`: the Structures of the children; or one `Row`, for many leaves.
     - `num_arrays`: how many arrays the subtree holds.
     - `is_cacheable`: whether nothing inside can change behind the back of whoever holds the arrays:
-        no list, no dict, no foreign node, no mutable static value.
+      no list, no dict, no foreign node, no mutable static value.
     - `is_exact`: whether two trees of this Structure with the same arrays are interchangeable, even
-        in what their equality ignores.
+      in what their equality ignores.
     - `anchor`: a function somewhere inside that was defined in another, and may not live for long.
     - `generated`: functions generated for this Structure, on first use.
     """
@@ -115,7 +115,7 @@ class Structure:
         **Arguments:**
 
         - `cache`: whether the outermost Modules built cache their partition, and stay lazy where
-            they can. The arrays must be concrete then: a tracer must not be cached.
+          they can. The arrays must be concrete then: a tracer must not be cached.
         """
         rebuild = self.generated.get(cache)
         if rebuild is None:

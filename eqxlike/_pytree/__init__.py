@@ -1,4 +1,4 @@
-"""What one may do to any pytree."""
+"""Functions of any pytree."""
 
 from ._check import tree_check as tree_check
 from ._deleted import deleted_paths as deleted_paths

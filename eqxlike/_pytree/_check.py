@@ -1,4 +1,4 @@
-"""Whether a pytree is a tree: no node inside itself, none in two places."""
+"""A check that a pytree is a tree: no node inside itself, none in two places."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ _MOST_PATHS = 8
 
 
 def deleted_paths(tree: PyTree, name: str = "") -> list[str]:
-    """Where in `tree`, which a message calls `name`, deleted arrays stand."""
+    """The paths of the deleted arrays in `tree`, which a message calls `name`."""
     return [
         f"{name}{jtu.keystr(path)}"
         for path, leaf in jtu.tree_leaves_with_path(tree)

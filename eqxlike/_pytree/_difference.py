@@ -1,4 +1,4 @@
-"""Where two pytrees differ, and how a message says so."""
+"""Differences between two pytrees, and messages that say where they are."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Fits = Callable[[Any, Any], bool | None]
 
 
 class Difference(NamedTuple):
-    """Where two trees differ, and what stands there in each."""
+    """A place at which two trees differ, with what stands there in each."""
 
     path: tuple[Any, ...]
     first: PyTree
@@ -48,8 +48,8 @@ def find_difference(
     **Arguments:**
 
     - `fits`: called as `fits(first, second)` for each pair of nodes, from the roots down. Where it
-        returns `None` the two must be nodes of one type, with the same keys and the same metadata,
-        whose children fit; or both must be leaves, of whatever value.
+      returns `None` the two must be nodes of one type, with the same keys and the same metadata,
+      whose children fit; or both must be leaves, of whatever value.
 
     >>> find_difference({"a": (1, 2)}, {"a": (1, [2])}).explain("one", "other")
     "one['a'][1] is a leaf of type int, and other['a'][1] is a list of length 1"
@@ -68,7 +68,7 @@ def find_difference(
 
 
 def same_shape_and_dtype(first: Any, second: Any) -> bool | None:
-    """For `find_difference`: arrays fit by shape and dtype, whosever they are; structs as well."""
+    """A `fits` for `find_difference`: arrays and structs of one shape and dtype do."""
     if not _has_shape(first) or not _has_shape(second):
         return False if _has_shape(first) or _has_shape(second) else None
     # As JAX takes them: NumPy's have 64 bits where JAX has 32.
@@ -76,7 +76,7 @@ def same_shape_and_dtype(first: Any, second: Any) -> bool | None:
 
 
 def describe_node(node: Any) -> str:
-    """What a message calls a node of a tree or a leaf, whose value is not shown."""
+    """A node of a tree, or a leaf, as a message calls it; the value is not shown."""
     if node is None:
         return "None"
     if _has_shape(node):
@@ -91,7 +91,7 @@ def describe_node(node: Any) -> str:
 
 
 def _describe_beside(node: Any, other: Any) -> str:
-    """What a message calls `node`, with what tells it from `other`."""
+    """`node` as a message calls it, with what tells it from `other`."""
     if not _has_shape(node) and jtu.all_leaves([node, other]):
         return repr(node)
     text = describe_node(node)

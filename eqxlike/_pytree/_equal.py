@@ -1,4 +1,4 @@
-"""Whether pytrees are equal: structure, types, values."""
+"""Equality of pytrees: structure, types, values."""
 
 from typing import Any
 
@@ -24,13 +24,13 @@ def tree_equal(
 
     - `*pytrees`: any number of pytrees of any structure.
     - `typematch`: also ask that corresponding leaves have the same type, so that `1`, `1.0`,
-        `np.ones(())` and `jnp.ones(())` differ.
+      `np.ones(())` and `jnp.ones(())` differ.
     - `rtol`, `atol`: scalars; with either, floating-point and complex arrays need only be close:
-        `|x - y| <= atol + rtol * |y|`.
+      `|x - y| <= atol + rtol * |y|`.
 
     Arrays are equal if shape, dtype and all elements are; an array never equals what is not one.
 
-    **Returns:** a `bool`, or under a transformation, if it hangs on traced values, a boolean
+    **Returns:** a `bool`, or under a transformation, if it depends on traced values, a boolean
     scalar array.
 
     >>> tree_equal((1, np.ones(2)), (1, np.ones(2)))

@@ -1,4 +1,4 @@
-"""Of a file that does not fit a tree: whether it was written from a tree of another structure."""
+"""Signs in a file that it was written from a tree of another structure."""
 
 import math
 import os
@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 
 def explain_structure(file: BinaryIO, start: int, likes: list[Any], is_whole: bool) -> str:
-    """What the shapes in a file say of the tree it was written from, in a sentence for an error.
+    """A sentence, for an error, on the tree that a file was written from, as its shapes tell.
 
     A file has no structure, only one leaf after another, so this counts and compares them.
 

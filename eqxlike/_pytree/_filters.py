@@ -22,12 +22,12 @@ def flag_leaves(
     predicate: Callable[[Any], Any],
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> list[bool]:
-    """What `predicate` says of each of `leaves`, of `tree`; see `filter` for what is frozen."""
+    """The answers of `predicate` for `leaves`, those of `tree`; see `filter` for what is frozen."""
     return _flag(leaves, flag_frozen(tree, is_leaf), predicate)
 
 
 def _flag(leaves: list[Any], frozen: list[Any], predicate: Callable[[Any], Any]) -> list[bool]:
-    """What `predicate` says of `leaves`, of which those beside a `True` in `frozen` are frozen."""
+    """The answers of `predicate` for `leaves`; those beside a `True` in `frozen` are frozen."""
     flags = [bool(predicate(leaf)) for leaf in leaves]
     asked = [
         place
@@ -42,7 +42,7 @@ def _flag(leaves: list[Any], frozen: list[Any], predicate: Callable[[Any], Any])
 
 
 def _ask_of_integers(predicate: Callable[[Any], Any], arrays: list[Any]) -> list[bool]:
-    """What `predicate` says of arrays of integers, of the kinds and shapes of `arrays`."""
+    """The answers of `predicate` for arrays of integers, of the types and shapes of `arrays`."""
     answers: list[bool] = []
 
     def ask(*traced: Any) -> tuple[()]:
@@ -112,10 +112,10 @@ def filter(
 
     - `pytree`: any pytree.
     - `filter_spec`: a prefix of `pytree` whose leaves are `True` (keep all below), `False` (keep
-        none) or a function from leaf to `bool`. A floating-point array that `nn.freeze` froze is
-        kept if the function says yes of it and of an array of integers in its place: so what
-        chooses the arrays that are trained leaves it out, however it is written, and what chooses
-        all arrays keeps it. `True` keeps it as well.
+      none) or a function from leaf to `bool`. A floating-point array that `nn.freeze` froze is
+      kept if the function says yes of it and of an array of integers in its place: so what
+      chooses the arrays that are trained leaves it out, however it is written, and what chooses
+      all arrays keeps it. `True` keeps it as well.
     - `inverse`: keep what would be replaced, and the other way round.
     - `replace`: what stands where a leaf was taken away.
     - `is_leaf`: as in `jax.tree_util.tree_map`, for `pytree`.

@@ -47,7 +47,7 @@ def past_marks(is_leaf: Callable[[Any], bool] | None) -> Callable[[Any], bool] |
 
 
 def flag_frozen(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> list[bool]:
-    """For each leaf of `tree`, whether it is frozen."""
+    """A flag for each leaf of `tree`: whether it is frozen."""
 
     def is_end(node: Any) -> bool:
         return is_frozen(node) or (is_leaf is not None and is_leaf(node))

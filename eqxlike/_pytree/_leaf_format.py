@@ -17,13 +17,13 @@ from .._compat import Tracer
 
 
 class Writable(Protocol):
-    """What a leaf is written to: a file open in binary mode, or what has its `write`."""
+    """The target of a leaf: a file open in binary mode, or whatever has its `write`."""
 
     def write(self, data: Any, /) -> Any: ...
 
 
 class Readable(Protocol):
-    """What a leaf is read from: a file open in binary mode, or what has its `read`."""
+    """The source of a leaf: a file open in binary mode, or whatever has its `read`."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
@@ -75,7 +75,7 @@ def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
 
     - `f`: a file open for reading in binary mode.
     - `x`: a leaf of the type to return; in the place of a JAX array a `jax.ShapeDtypeStruct` will
-        do. Leaves of types that are not written are returned as they are.
+      do. Leaves of types that are not written are returned as they are.
 
     **Returns:** the leaf. An array has shape and dtype of the file, whatever those of `x`. It lies
     where `x` was put, if `x` was put somewhere on purpose.
@@ -120,16 +120,16 @@ def has_record(like: Any) -> bool:
 
 _SAVED = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
-# As NumPy calls the dtypes whose numbers are such numbers of Python to the bit.
 _PYTHON_NUMBERS: dict[type, str] = {
     bool: "?",
     int: np.typecodes["AllInteger"],
     float: "efd",
     complex: "FD",
 }
+"""The dtypes, as NumPy calls them, whose numbers are such numbers of Python to the bit."""
 
-# What `dtype.isbuiltin` says of a dtype that a package has registered with NumPy.
 _ADDED_TO_NUMPY = 2
+"""`dtype.isbuiltin` is this for a dtype that a package has registered with NumPy."""
 
 
 class _Resumed:
@@ -162,7 +162,7 @@ def _with_named_dtype(record: np.ndarray) -> np.ndarray:
 
 
 def _with_added_dtype(record: np.ndarray, like: np.dtype) -> np.ndarray:
-    """What `_with_named_dtype` was given, to be read as `like` if the file names no dtype."""
+    """The array that `_with_named_dtype` was given, of dtype `like` if the file names none."""
     dtype = record.dtype
     if dtype.kind != "V" or dtype == like:
         return record

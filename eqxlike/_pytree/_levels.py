@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 
 def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
-    """The children of a node, and how it is made of them.
+    """The children of a node, and the treedef that makes it of them.
 
     **Arguments:**
 
@@ -50,7 +50,7 @@ def children_with_keys(node: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_below_root() -> Callable[[Any], bool]:
-    """For one flattening: JAX asks of the root first, and then of its children.
+    """An `is_leaf` for one flattening, in which JAX asks of the root first, then of its children.
 
     To compare each with the root instead would be an endless descent for a list that holds itself.
     """

@@ -29,7 +29,7 @@ def tree_pformat(
     - `short_arrays`: print arrays as `f32[3,4]` instead of their values.
     - `struct_as_array`: print a `jax.ShapeDtypeStruct` as `short_arrays` does an array.
     - `truncate_leaf`: a function from node to `bool`; where it says `True`, only the type's name
-        is printed, as in `MLP(...)`.
+      is printed, as in `MLP(...)`.
 
     >>> import jax.numpy as jnp
     >>> tree_pformat({"weight": jnp.ones((2, 3)), "size": 3})

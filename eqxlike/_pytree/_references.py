@@ -25,5 +25,5 @@ def is_reference(element: Any) -> bool:
 
 
 def is_array_or_traced_reference(element: Any) -> bool:
-    """`True` for what must not come out of a traced function by another way than as an output."""
+    """`True` for what must come out of a traced function as an output, and in no other way."""
     return is_array(element) or is_traced_reference(element)

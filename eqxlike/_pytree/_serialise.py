@@ -39,11 +39,11 @@ def tree_serialise_leaves(
     **Arguments:**
 
     - `path_or_file`: a path, to which `.eqx` is added if it has no suffix, or a file open for
-        writing in binary mode, which is written from where it stands.
+      writing in binary mode, which is written from where it stands.
     - `pytree`: any pytree.
     - `filter_spec`: a function of the file and a leaf that writes the leaf or skips it, or a
-        prefix of `pytree` of such functions. By default arrays and numbers are written; see
-        `default_serialise_filter_spec`.
+      prefix of `pytree` of such functions. By default arrays and numbers are written; see
+      `default_serialise_filter_spec`.
     - `is_leaf`: as in `jax.tree_util.tree_flatten`, for `pytree`.
 
     **Raises:** `RuntimeError`, naming the path of the leaf, if `filter_spec` raises; `OSError` if
@@ -78,13 +78,13 @@ def tree_deserialise_leaves(
     **Arguments:**
 
     - `path_or_file`: a path, to which `.eqx` is added if it has no suffix, or a file open for
-        reading in binary mode, which is read from where it stands and left behind the last leaf:
-        of several trees written one after another each is read in turn.
+      reading in binary mode, which is read from where it stands and left behind the last leaf:
+      of several trees written one after another each is read in turn.
     - `like`: a pytree of the structure that was written, with leaves of the same types, shapes and
-        dtypes. What `filter_eval_shape` makes of a model will do.
+      dtypes. What `filter_eval_shape` makes of a model will do.
     - `filter_spec`: a function of the file and a leaf of `like` that returns the leaf read, or the
-        one of `like` for one that was skipped; or a prefix of `like` of such functions. By default
-        arrays and numbers are read; see `default_deserialise_filter_spec`.
+      one of `like` for one that was skipped; or a prefix of `like` of such functions. By default
+      arrays and numbers are read; see `default_deserialise_filter_spec`.
     - `is_leaf`: as in `jax.tree_util.tree_flatten`, for `like`.
 
     **Returns:** a pytree of the structure of `like`, with the leaves that were read.

@@ -66,11 +66,11 @@ def tree_at(
     **Arguments:**
 
     - `where`: a function from a pytree to the node to replace, or to a tuple or list of nodes. It
-        is called on a tree in which unique placeholders stand for the leaves: it may index and
-        take attributes, not calculate, and not change the tree.
+      is called on a tree in which unique placeholders stand for the leaves: it may index and
+      take attributes, not calculate, and not change the tree.
     - `pytree`: any pytree.
     - `replace`: what to put there; a sequence of the same length if `where` returned one. Of a
-        node that was returned twice, the last counts.
+      node that was returned twice, the last counts.
     - `replace_fn`: instead of `replace`, a function from the old node to the new.
     - `is_leaf`: as in `jax.tree_util.tree_flatten`; needed to tell one `None` from another.
 
@@ -146,13 +146,13 @@ def _choose(where: Callable[[PyTree], Any], tree: PyTree) -> Any:
 
 
 def _identity(tree: PyTree) -> tuple[int, list[int]]:
-    """Of a tree of placeholders: differs once something was put in, taken out or moved."""
+    """A mark of a tree of placeholders; another one once something was put in or taken out."""
     leaves, treedef = jtu.tree_flatten(tree)
     return treedef.num_nodes, [id(leaf) for leaf in leaves if _is_placeholder(leaf)]
 
 
 def _count_occurrences(tree: PyTree, nodes: list[Any]) -> dict[int, int]:
-    """How often each of `nodes` stands in `tree`, by identity; nodes inside others count nought."""
+    """The occurrences of each of `nodes` in `tree`, by identity; nodes inside others have none."""
     counts = {id(node): 0 for node in nodes}
     for leaf in jtu.tree_leaves(tree, is_leaf=lambda node: id(node) in counts):
         if id(leaf) in counts:

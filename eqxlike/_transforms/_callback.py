@@ -31,16 +31,16 @@ def filter_pure_callback(
     **Arguments:**
 
     - `callback`: a pure function, called with `*args` and `**kwargs`, any number of times. It
-        receives arrays as JAX arrays, typed keys as their data, and what is no array as it is.
+      receives arrays as JAX arrays, typed keys as their data, and what is no array as it is.
     - `*args`, `**kwargs`: any pytrees.
     - `result_shape_dtypes`: the form of the result: a pytree with a `jax.ShapeDtypeStruct`, or an
-        array like it, for each array, and each other leaf as the callback returns it.
+      array like it, for each array, and each other leaf as the callback returns it.
     - `sharding`: on which device the callback is called, as in `jax.pure_callback`.
     - `vmap_method`: what `jax.vmap` does, as in `jax.pure_callback`: `"sequential"` calls the
-        callback once for each index; `"expand_dims"` and `"broadcast_all"` call it with batches,
-        and the arrays that it returns must be batches too.
+      callback once for each index; `"expand_dims"` and `"broadcast_all"` call it with batches,
+      and the arrays that it returns must be batches too.
     - `vectorized`: the older form of `vmap_method`: `True` for `"legacy_vectorized"`, `False` for
-        `"sequential"`.
+      `"sequential"`.
 
     **Returns:** a pytree of the form `result_shape_dtypes`.
 

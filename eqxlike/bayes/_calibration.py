@@ -1,4 +1,4 @@
-"""How good predictions are, and whether their probabilities mean what they say.
+"""Measures of predictions: how good they are, and whether their probabilities hold.
 
 `N` is the number of examples, `C` the number of classes.
 """
@@ -95,7 +95,7 @@ def categorical_nll(
 
 
 class CalibrationBins(NamedTuple):
-    """What a reliability diagram shows: predictions grouped by confidence.
+    """Predictions grouped by confidence, as a reliability diagram shows them.
 
     - `edges`: of the M bins of equal width; bin m holds confidences in `(edges[m], edges[m + 1]]`,
       the first one 0 as well.

@@ -72,7 +72,7 @@ class GaussianMoments(NamedTuple):
 
     @property
     def variance(self) -> Float[Array, "*B"]:
-        """Of the mixture: `epistemic + aleatoric`."""
+        """The variance of the mixture, `epistemic + aleatoric`."""
         return self.epistemic + self.aleatoric
 
 

@@ -1,4 +1,4 @@
-"""Which transformations a value goes through, said as they happen."""
+"""Announcements of the transformations that a value goes through, as they happen."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from .._partition import split
 
 
 class _Announcer:
-    """What one call of `announce_transform` asked for.
+    """The options of one call of `announce_transform`.
 
     Compared by identity: JAX evaluates and lowers an equation once for equal parameters, and so
     would keep silent about a second call with the same name.
@@ -111,7 +111,7 @@ def announce_transform(
     - `x`: any pytree. Leaves that are no arrays are passed through.
     - `name`: if not `None`, stands in brackets before each chain.
     - `intermediates`: whether to announce each transformation also at the moment it is applied,
-        when the chain has not met its end yet.
+      when the chain has not met its end yet.
     - `announce`: called with each line.
 
     **Returns:** `x`.

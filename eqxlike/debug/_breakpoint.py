@@ -29,12 +29,12 @@ def _any_of_batch(axis_size: int, in_batched: list[bool], pred: Array) -> tuple[
 
 
 def breakpoint_if(pred: Bool[Array, "..."], **kwargs: Any) -> None:
-    r"""As `jax.debug.breakpoint`, but entered only if `pred` is true.
+    r"""`jax.debug.breakpoint`, entered only if `pred` is true.
 
     **Arguments:**
 
     - `pred`: a boolean or an array of them, of which one must be true. Under `jax.vmap` the
-        breakpoint is entered for all members of the batch if it is for one.
+      breakpoint is entered for all members of the batch if it is for one.
     - `**kwargs`: passed to `jax.debug.breakpoint`.
 
     **Raises:** `TypeError` if `pred` is neither a boolean nor a number nor an array of them, or for

@@ -1,4 +1,4 @@
-"""What a traced function sees of a call, as text: whatever of it changes has it traced anew."""
+"""A call as a traced function sees it, in text: a change in it has the function traced anew."""
 
 import dataclasses
 import inspect
@@ -12,10 +12,13 @@ from .._module import BoundMethod, Module
 from .._pytree import flatten_one_level_with_keys, is_array, tree_pformat
 
 Call = dict[str, str]
-"""From the path of each node, leaf and static field in the arguments to what stands there."""
+"""A text for the path of each node, leaf and static field in the arguments."""
 
 _LONGEST = 200
+"""At most this many characters of a value are shown."""
+
 _TOLD_BY_CHILDREN = (Module, dict, list, tuple, type(None))
+"""Nodes of these types hold nothing that is not told by their children and static fields."""
 
 
 def describe_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

@@ -1,4 +1,4 @@
-"""Which arrays the compiler removed from a program because nothing depends on them."""
+"""Arrays that the compiler removed from a program because nothing depends on them."""
 
 import threading
 from collections.abc import Hashable

@@ -1,4 +1,4 @@
-"""NaN that only the backward pass meets: where in it they are first seen."""
+"""NaN that only the backward pass meets, and the place in it where they are first seen."""
 
 import dataclasses
 import sys
@@ -131,7 +131,7 @@ class _Watch:
         print("\n".join(lines))
 
     def _messages(self) -> list[str]:
-        """What to say of NaN in each of the cotangents."""
+        """The message for NaN in each of the cotangents."""
         name = "x" if self.name is None else self.name
         return [
             f"`backward_nan` met NaN in the cotangent of {name}{path}, which is printed above. It "

@@ -1,4 +1,4 @@
-"""How often a function is traced, and an error when that is too often."""
+"""Counts of the traces of a function, and an error when there are too many."""
 
 import collections
 import functools
@@ -15,9 +15,13 @@ from ._call import Call, describe_call, describe_changes
 Params = ParamSpec("Params")
 Output = TypeVar("Output")
 
-# A mistake that has a function traced anew does so at each call: the latest say all there is.
-_NUM_KEPT = 16
-_NUM_SHOWN = 20
+_MOST_CALLS = 16
+"""At most this many calls are remembered: a mistake that has a function traced anew does so at each
+call, and the latest say all there is.
+"""
+
+_MOST_CHANGES = 20
+"""At most this many changes are listed."""
 
 
 class _Tag:
@@ -35,7 +39,7 @@ class _History:
 
     def __init__(self):
         self.num_traces = 0
-        self.calls: collections.deque[tuple[int, Call]] = collections.deque(maxlen=_NUM_KEPT)
+        self.calls: collections.deque[tuple[int, Call]] = collections.deque(maxlen=_MOST_CALLS)
 
 
 _histories: weakref.WeakKeyDictionary[_Tag, _History] = weakref.WeakKeyDictionary()
@@ -43,7 +47,7 @@ _lock = threading.Lock()
 
 
 class _AssertMaxTraces(Wrapper):
-    """What `assert_max_traces` returns."""
+    """The wrapper that `assert_max_traces` returns."""
 
     fn: Callable[..., Any]
     max_traces: int | None = field(static=True)
@@ -75,7 +79,7 @@ class _AssertMaxTraces(Wrapper):
 
 
 def _explain(earlier: list[tuple[int, Call]], call: Call) -> str:
-    """What is new about `call`, beside the one of the `earlier` ones that is most like it."""
+    """A text on what is new about `call`, beside the one of the `earlier` ones most like it."""
     if not earlier:
         return "No trace was allowed."
     changes, number = min(
@@ -83,9 +87,9 @@ def _explain(earlier: list[tuple[int, Call]], call: Call) -> str:
         key=lambda candidate: (len(candidate[0]), -candidate[1]),
     )
     if changes:
-        lines = [f"What differs from trace {number}:", *changes[:_NUM_SHOWN]]
-        if len(changes) > _NUM_SHOWN:
-            lines.append(f"and {len(changes) - _NUM_SHOWN} more")
+        lines = [f"What differs from trace {number}:", *changes[:_MOST_CHANGES]]
+        if len(changes) > _MOST_CHANGES:
+            lines.append(f"and {len(changes) - _MOST_CHANGES} more")
         return "\n  ".join(lines)
     return (
         f"Its arguments are like those of trace {number} in structure, shapes, dtypes and static "
@@ -143,12 +147,12 @@ def assert_max_traces(fn: Callable[..., Any] = MISSING, *, max_traces: int | Non
 
 
 def get_num_traces(fn: Any) -> int:
-    """How often a function wrapped in `assert_max_traces` has been traced so far.
+    """The number of times that a function wrapped in `assert_max_traces` has been traced.
 
     **Arguments:**
 
     - `fn`: what `assert_max_traces` returned, or that inside other wrappers: jitted or otherwise
-        transformed, bound to an instance, or with arguments bound to it by `functools.partial`.
+      transformed, bound to an instance, or with arguments bound to it by `functools.partial`.
 
     **Returns:** the number of traces, also those that ended in an error.
 

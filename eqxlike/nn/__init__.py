@@ -1,4 +1,4 @@
-"""Layers and models, and what one does to a model as a whole."""
+"""Layers and models, and operations on a model as a whole."""
 
 from ._adaptive_pool import AdaptiveAvgPool1d as AdaptiveAvgPool1d
 from ._adaptive_pool import AdaptiveAvgPool2d as AdaptiveAvgPool2d

@@ -20,7 +20,7 @@ from ._linear import Linear
 Heads = Float[Array, "seq_length num_heads size"]
 
 _PROJECTIONS = 2**32 - 1
-"""What is folded into a key for the projections. `jax.random.split(key, n)` may give the keys that
+"""This is folded into a key for the projections. `jax.random.split(key, n)` may give the keys that
 folding in 0, 1, ..., n - 1 does, and those belong to the heads.
 """
 
@@ -32,7 +32,7 @@ def _attend(
     mask: Bool[Array, "#num_heads q_seq kv_seq"] | None,
     drop: Callable[[Array], Array],
 ) -> Heads:
-    """What `jax.nn.dot_product_attention` computes, with dropout, and values of any size."""
+    """`jax.nn.dot_product_attention`, with dropout and values of any size."""
     dtype = at_least_float32(query.dtype)
     logits = jnp.einsum("qhd,khd->hqk", query, key, preferred_element_type=dtype)
     logits = logits / math.sqrt(query.shape[-1])

@@ -82,7 +82,7 @@ class ConvTranspose(Module):
         bias_init: Initializer | None = None,
         key: PRNGKeyArray,
     ):
-        """What is given for each spatial axis may be one integer, which then holds for all.
+        """An argument for each spatial axis may be one integer, which then holds for all.
 
         **Arguments:**
 

@@ -107,7 +107,7 @@ class RotaryPositionalEmbedding(Module):
 
     Su, Lu, Pan, Murtadha, Wen & Liu (2021), "RoFormer: Enhanced Transformer with Rotary Position
     Embedding". Features `j` and `j + embedding_size / 2` at position `m` turn by `m *
-    theta**(-2 * j / embedding_size)`, so that the inner product of a query and a key hangs on the
+    theta**(-2 * j / embedding_size)`, so that the inner product of a query and a key depends on the
     distance of their positions alone. It has no parameters.
 
     >>> import jax, jax.numpy as jnp

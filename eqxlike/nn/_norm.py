@@ -49,7 +49,7 @@ def _shape_of(shape: Any) -> tuple[int, ...]:
 
 
 class _ShapeNorm(Module):
-    """What `LayerNorm` and `RMSNorm` share: a shape, and a scale and shift for each entry."""
+    """Base of `LayerNorm` and `RMSNorm`: a shape, and a scale and shift for each entry."""
 
     keeps_precision: ClassVar[bool] = True
     shape: tuple[int, ...] = field(static=True)
@@ -242,7 +242,7 @@ class GroupNorm(Module):
 
         - `groups`: number of groups; divides the number of channels.
         - `channels`: length of the first axis of the input; may be `None` if
-            `channelwise_affine=False`.
+          `channelwise_affine=False`.
         - `eps`: added to the variance, so that there is no division by zero.
         - `channelwise_affine`: whether to scale and shift each channel.
         - `dtype`: of weight and bias; JAX's default float if `None`.

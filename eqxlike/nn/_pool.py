@@ -54,7 +54,7 @@ class Pool(Module):
         padding: Padding = 0,
         use_ceil: bool = False,
     ):
-        """What is given for each spatial axis may be one integer, which then holds for all.
+        """An argument for each spatial axis may be one integer, which then holds for all.
 
         **Arguments:**
 
@@ -132,7 +132,7 @@ def _pad_for_last_window(
 
 
 class _MaxPool(Pool):
-    """What the layers that take the maximum share."""
+    """Base of the layers that take the maximum."""
 
     def __init__(
         self, num_spatial_dims: int, kernel_size: Sizes, stride: Sizes, padding: Padding, ceil: bool
@@ -143,7 +143,7 @@ class _MaxPool(Pool):
 
 
 class _AvgPool(Pool):
-    """What the layers that take the average share."""
+    """Base of the layers that take the average."""
 
     count_include_pad: bool = field(static=True)
 
@@ -186,7 +186,7 @@ class _AvgPool(Pool):
 
 
 def _num_inside(pad: tuple[int, int], size: int, extent: int, step: int) -> np.ndarray:
-    """Of each window along one axis, how many of its entries are none of the padding."""
+    """The number of entries in each window along one axis that are none of the padding."""
     starts = np.arange(-pad[0], size + pad[1] - extent + 1, step)
     count = np.clip(starts + extent, 0, size) - np.clip(starts, 0, size)
     # A window of padding alone has the sum 0, of which 0 should be the average.

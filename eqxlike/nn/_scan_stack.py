@@ -120,7 +120,10 @@ class ScanStack(StatefulLayer):
         return tuple(self[index] for index in range(self.depth))
 
     def __getitem__(self, index: int) -> Any:
-        """One layer by itself. Raises `IndexError` past either end."""
+        """One layer by itself.
+
+        **Raises:** `IndexError` past either end.
+        """
         if not -self.depth <= index < self.depth:
             raise IndexError(f"ScanStack of depth {self.depth} has no layer {index}.")
         return jtu.tree_map(lambda leaf: leaf[index] if is_array(leaf) else leaf, self.layers)
@@ -202,7 +205,7 @@ def _with_array_states(layer: Any, first: Any = None) -> Any:
 
 
 def _explain_difference(first: Any, layer: Any, index: int) -> str | None:
-    """Where `layer`, at `index`, is not as the first is; `None` if the two can be stacked."""
+    """A text on where `layer`, at `index`, is not as the first; `None` if they can be stacked."""
     is_frozen = _frozen_by_path(first)
     for path, flag in _frozen_by_path(layer).items():
         if is_frozen.get(path, flag) != flag:

@@ -1,4 +1,4 @@
-"""What training was given, looked at where it comes in: each error says the way out."""
+"""Checks of what training is given, where it comes in: each error says the way out."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ from .._pytree import find_difference, same_shape_and_dtype, tree_pformat
 
 
 class Evaluation(NamedTuple):
-    """What a loss comes to.
+    """The output of a loss, in one form.
 
     - `loss`: shape `()`.
     - `model_state`: the new state of the model; `None` for a model that has none.
@@ -43,7 +43,7 @@ def evaluator(loss: Callable[..., Any], has_aux: bool) -> Evaluate:
 
 
 def _with_model_state(returned: Any, old: Any, has_aux: bool) -> Evaluation:
-    """What a loss returned for a model with a state. Raises `TypeError` for anything else, and for
+    """The output of a loss for a model with a state. Raises `TypeError` for anything else, and for
     a state of another form than the model had before.
     """
     form = "(loss, (model_state, aux))" if has_aux else "(loss, model_state)"

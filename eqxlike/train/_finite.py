@@ -1,4 +1,4 @@
-"""Whether numbers are finite, and what to keep if they are not."""
+"""Tests of whether numbers are finite, and the choice of a tree by them."""
 
 from typing import Any, TypeVar
 
@@ -39,7 +39,7 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
 
 
 def _magnitude(array: Any) -> Array:
-    """Finite where `array` is, NaN where it is NaN, and not negative."""
+    """An array that is finite where `array` is, NaN where that is NaN, and not negative."""
     if jnp.iscomplexobj(array):
         # The absolute value of a large complex number overflows.
         return jnp.maximum(jnp.abs(array.real), jnp.abs(array.imag))

@@ -19,7 +19,7 @@ Step = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], *tuple[Any,
 
 
 class FitResult(NamedTuple, Generic[Model]):
-    """Where training ended.
+    """The end of a training.
 
     - `state`: after the last good step, ready to go on from.
     - `history`: the loss of every step that was made, as Python floats.

@@ -1,4 +1,4 @@
-"""What a step does where its numbers are no longer finite."""
+"""Guards of a step against numbers that are not finite."""
 
 import dataclasses
 from typing import Any, TypeVar
@@ -78,7 +78,7 @@ def keep_if_finite(
 
 
 def _statistics(optimiser_state: optax.OptState, parameters: PyTree) -> list[Any]:
-    """What an optimiser keeps of each parameter, such as its moments, and other arrays."""
+    """The parts of an optimiser's state for each parameter, such as moments, and other arrays."""
     structure = jtu.tree_structure(parameters)
 
     def is_of_parameters(node: Any) -> bool:

@@ -8,7 +8,7 @@ from types import FrameType
 
 
 class Interrupt:
-    """Whether Ctrl-C came."""
+    """A flag that says whether Ctrl-C came."""
 
     def __init__(self) -> None:
         self.is_requested = False

@@ -77,7 +77,7 @@ class DynamicLossScale(Module):
         - `period`: steps with finite gradients after which the scale grows.
         - `factor`: by which it grows and shrinks.
         - `minimum`, `maximum`: between which it stays. Where nothing overflows, as in float32, it
-            comes to the largest.
+          comes to the largest.
 
         **Raises:** `ValueError` unless `0 < minimum <= scale <= maximum` within the range of
         float32, `factor > 1` and `period` is an integer of at least 1.

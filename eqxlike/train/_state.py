@@ -1,4 +1,4 @@
-"""What a training step reads and replaces."""
+"""The state of a training, which each step reads and replaces."""
 
 from typing import Any, Generic, TypeVar
 

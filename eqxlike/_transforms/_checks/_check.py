@@ -70,8 +70,8 @@ class Check:
         - `failed`: the predicate, one value for each member of a batch.
         - `index`: the same of which message, or `None`.
         - `earlier`: the output of the check before this one; by default the last of this trace.
-            Of those that fail, it is thus the first one in the program that raises, in whatever
-            order the compiler puts them.
+          Of those that fail, it is thus the first one in the program that raises, in whatever
+          order the compiler puts them.
         """
         if not isinstance(failed, Tracer) and not np.asarray(failed).any():
             return True

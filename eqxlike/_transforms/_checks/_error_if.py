@@ -39,7 +39,7 @@ def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default
 
     - `x`: any pytree with at least one array.
     - `pred`: a boolean, or an array of which one element must be true. Under `jax.vmap` it fails
-        if it fails for one member of the batch; the message says for which.
+      if it fails for one member of the batch; the message says for which.
     - `msg`: what the error says, beside where the check stands.
     - `on_error`: what happens on failure:
         - `"raise"`: an exception. A function wrapped in `filter_jit` raises it before it returns,
@@ -97,7 +97,7 @@ def branched_error_if(
 
     - `x`, `pred`, `on_error`: as for `error_if`.
     - `index`: which message, a number or an array of them, of which the largest counts. Under
-        `jax.vmap` it is the largest of those members of the batch that fail.
+      `jax.vmap` it is the largest of those members of the batch that fail.
     - `msgs`: the messages.
 
     **Returns:** `x`, to be used.

@@ -61,9 +61,9 @@ def filter_checkpoint(
     **Arguments:**
 
     - `fun`: a function of any arguments that returns any pytree. Left out, this is a decorator
-        with arguments.
+      with arguments.
     - `prevent_cse`: whether to keep the compiler from undoing it all, by merging what is calculated
-        twice. Not needed inside `jax.lax.scan`.
+      twice. Not needed inside `jax.lax.scan`.
     - `policy`: what to keep after all: one of `jax.checkpoint_policies`.
 
     **Returns:** a function of the same arguments with the same output.

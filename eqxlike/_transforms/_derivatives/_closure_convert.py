@@ -69,7 +69,7 @@ def filter_closure_convert(
 
     - `fn`: a function of any arguments that returns any pytree. Traced once, here.
     - `*args`, `**kwargs`: an example of its arguments; a `jax.ShapeDtypeStruct` stands for an
-        array. The values of arrays do not matter.
+      array. The values of arrays do not matter.
 
     **Returns:** a Module to be called with arguments like those of the example: arrays of the same
     shapes and dtypes, and everything else equal. Its field `consts` is the list of arrays that `fn`

@@ -35,12 +35,12 @@ class filter_custom_vjp(CustomFunction):
     **Returns:** a function of the same arguments, with two methods that take its derivative:
 
     - `def_fwd` takes `forward(perturbed, vjp_arg, *args, **kwargs)`, which returns
-        `(value, residuals)`. `perturbed` has the structure of `vjp_arg`, with `True` for each leaf
-        that is being differentiated and `False` for all others. `residuals` may be any pytree.
+      `(value, residuals)`. `perturbed` has the structure of `vjp_arg`, with `True` for each leaf
+      that is being differentiated and `False` for all others. `residuals` may be any pytree.
     - `def_bwd` takes `backward(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs)`, which
-        returns the gradient in `vjp_arg`. `cotangent` has the structure of the value, with `None`
-        where it is zero or there is none. The gradient has the structure of `vjp_arg`, with
-        `None` for zero; what it has for leaves that are not perturbed is not used.
+      returns the gradient in `vjp_arg`. `cotangent` has the structure of the value, with `None`
+      where it is zero or there is none. The gradient has the structure of `vjp_arg`, with
+      `None` for zero; what it has for leaves that are not perturbed is not used.
 
     **Raises:** when called, `RuntimeError` if the derivative was not given; when differentiated:
     `RuntimeError` if another argument than the first is differentiated; naming the path,

@@ -105,7 +105,7 @@ def filter_value_and_grad(
     **Arguments:**
 
     - `fun`: a function from any arguments to a floating-point scalar. Left out, this is a
-        decorator with arguments.
+      decorator with arguments.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree.
     - `**gradkwargs`: `holomorphic`, `allow_int` as in `jax.value_and_grad`.
 

@@ -71,7 +71,7 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
 
     - `fun`: a function of any arguments that returns any pytree.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
-        differentiated.
+      differentiated.
 
     **Returns:** a function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
     The Jacobian has the structure of the value; for each array of it, of shape `(*out)`, stands a

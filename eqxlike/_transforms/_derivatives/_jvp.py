@@ -31,8 +31,8 @@ def filter_jvp(
     - `fn`: a function of any arguments that returns any pytree.
     - `primals`: a tuple or list of the positional arguments.
     - `tangents`: a tuple or list with the structure of `primals`. Beside a floating-point or
-        complex array, or Python number, it has an array of that shape and dtype, or `None` for a
-        zero; beside everything else `None`. `None` may also stand for a whole subtree of zeros.
+      complex array, or Python number, it has an array of that shape and dtype, or `None` for a
+      zero; beside everything else `None`. `None` may also stand for a whole subtree of zeros.
     - `**kwargs`: passed to `fn`, and not differentiated.
 
     **Returns:** `(fn(*primals, **kwargs), tangent)`. The tangent has the structure of the value,

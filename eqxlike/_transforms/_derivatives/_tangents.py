@@ -21,7 +21,7 @@ def tangents_of(types: list[Any], treedef: Any, tangents: PyTree, name: str, of:
     **Arguments:**
 
     - `types`: for each leaf what has its shape and dtype (the leaf itself, say), or `None` if it
-        is not differentiable.
+      is not differentiable.
     - `treedef`: the structure of the tree.
     - `name`, `of`: what to call `tangents` and the tree in messages.
 

@@ -70,7 +70,7 @@ def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False)
     - `fun`: a function of any arguments that returns any pytree.
     - `*primals`: its arguments. Differentiated in their floating-point and complex arrays.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
-        differentiated.
+      differentiated.
 
     **Returns:** `(value, pullback)`, or `(value, pullback, aux)`. `pullback` takes a cotangent: a
     tree with the structure of the value, beside each floating-point or complex array one of that

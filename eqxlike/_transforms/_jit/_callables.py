@@ -37,7 +37,7 @@ class Unbound(NamedTuple):
     - `function`: what says how it is called.
     - `args`, `kwargs`: the arguments at the front and by name that are bound to it.
     - `is_call`: whether it is the `__call__` of a class, which somebody may replace: then the first
-        of `args` is called.
+      of `args` is called.
     """
 
     function: Callable[..., Any]
@@ -96,11 +96,11 @@ class _Description(NamedTuple):
     """A function to compile, as a user sees it.
 
     - `anchor`: the function that the user would name: of one of our wrappers what it wraps, after
-        the wrapper itself.
+      the wrapper itself.
     - `name`: that of the anchor.
     - `signature`: how the function is called; `None` if it does not tell.
     - `path`: from the function to the anchor, for each step what is called, and how many arguments
-        and which names are bound to it. The signature is made of nothing else.
+      and which names are bound to it. The signature is made of nothing else.
     """
 
     anchor: Callable[..., Any]

@@ -26,9 +26,9 @@ class Dispatcher:
 
     - `function`: held weakly where that is possible; who calls holds it.
     - `described`: the function of which the others tell; it may be another one later, if
-        `function` only calls what is bound to it.
+      `function` only calls what is bound to it.
     - `num_bound`: how many arguments at the front belong to what the user wrapped: the Module
-        that is called, the instance of a bound method.
+      that is called, the instance of a bound method.
     - `bound_names`: which arguments by name do: those of a partial function.
     - `order`: how its calls are ordered.
     - `donate`: see `check_donate`.

@@ -73,7 +73,7 @@ class DonationWarnings:
     It does so when it lowers, which is after the trace and before the call has ended.
 
     - `to_restore`: what to call, last one first, when a call that may have traced has ended, well
-        or not; `None` if the user wants to be warned.
+      or not; `None` if the user wants to be warned.
     """
 
     def __init__(self, donate: Donate):
@@ -99,7 +99,7 @@ def donated_places(
     **Arguments:**
 
     - `num_bound`: how many places at the front belong to what was wrapped, such as a Module that
-        is called. As in Equinox, "first" means the first argument after these.
+      is called. As in Equinox, "first" means the first argument after these.
     - `names`, `num_args`: of the ordered call.
     """
     if isinstance(donate, tuple):

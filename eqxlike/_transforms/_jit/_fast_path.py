@@ -41,7 +41,7 @@ def make_fast_path(
     - `output`: what to build where `jitted` returns a plain tuple, or a bare array.
     - `finish`: called with the result of `jitted` in all other cases.
     - `restore_warnings`: what to call, if it is not empty, once `jitted` has returned; `None` where
-        it always is empty.
+      it always is empty.
     - `is_current`: whether to go on once the arguments are of these Structures; `None` for always.
     """
     writer = GuardWriter(flatten, arrays, MISS)

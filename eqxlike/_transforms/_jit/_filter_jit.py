@@ -181,14 +181,14 @@ def filter_jit(
     **Arguments:**
 
     - `fun`: any callable: a function, a method, a Module, a `functools.partial`. Arrays in what
-        it is bound to are traced like those of its arguments. Left out, `filter_jit` is a decorator
-        with arguments.
+      it is bound to are traced like those of its arguments. Left out, `filter_jit` is a decorator
+      with arguments.
     - `donate`: whose buffers may be reused for the output: `"all"`, `"all-except-first"`, the
-        same with a warning where a buffer could not be reused (`"warn"`, `"warn-except-first"`),
-        `"none"`, or names of parameters as in `("model", "opt_state")`.
+      same with a warning where a buffer could not be reused (`"warn"`, `"warn-except-first"`),
+      `"none"`, or names of parameters as in `("model", "opt_state")`.
     - `**jitkwargs`: passed to `jax.jit`. Those that name static or donated arguments are refused.
-        `in_shardings` has one for each argument, in the order of the signature and however they are
-        passed, or is a dictionary from names of parameters; each is a prefix of its argument.
+      `in_shardings` has one for each argument, in the order of the signature and however they are
+      passed, or is a dictionary from names of parameters; each is a prefix of its argument.
 
     **Returns:** a callable with the signature of `fun`. It is asynchronous like `jax.jit`, traces
     once for each structure of its arguments and each shape and dtype of their arrays, however the

@@ -36,9 +36,9 @@ def shardings_of_arguments(
     **Arguments:**
 
     - `in_shardings`: a prefix of the tuple of arguments; or a dictionary from names of parameters
-        to prefixes of what is given for them, the others being left where they are.
+      to prefixes of what is given for them, the others being left where they are.
     - `num_bound`, `bound_names`: how many arguments at the front, and which by name, belong to what
-        was wrapped.
+      was wrapped.
     - `ordered`, `names`: the call.
 
     **Raises:** `ValueError` if `in_shardings` is no such prefix, or has too few or too many.

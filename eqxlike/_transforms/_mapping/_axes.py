@@ -42,7 +42,7 @@ def axes_of_arguments(
     **Arguments:**
 
     - `in_axes`: a prefix of `args`, or a dictionary from names of parameters of `function` to
-        prefixes of the arguments given for them; the other arguments have `if_array(0)` then.
+      prefixes of the arguments given for them; the other arguments have `if_array(0)` then.
 
     **Raises:** `ValueError` as `axis_of_each_leaf`, and if a name belongs to no argument.
     """

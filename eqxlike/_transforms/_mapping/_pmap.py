@@ -168,10 +168,10 @@ def filter_pmap(
     **Arguments:**
 
     - `fun`, `in_axes`, `out_axes`, `axis_name`: as in `filter_vmap`. But what is no array is
-        passed on whatever its axis, and an output without axis is that of the first device.
+      passed on whatever its axis, and an output without axis is that of the first device.
     - `axis_size`: the number of devices, needed if nothing is mapped.
     - `donate`: whether the buffers of the arrays may be reused for the output: `"all"`, the same
-        with the warnings of JAX about buffers that could not be reused (`"warn"`), or `"none"`.
+      with the warnings of JAX about buffers that could not be reused (`"warn"`), or `"none"`.
     - `**pmapkwargs`: passed to `jax.pmap`, such as `devices`.
 
     **Returns:** a function of the same arguments. It also has `.lower`, as that of `filter_jit`.

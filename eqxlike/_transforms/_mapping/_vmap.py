@@ -122,12 +122,12 @@ def filter_vmap(
     **Arguments:**
 
     - `fun`: a function of positional arguments, any pytrees. Left out, this is a decorator with
-        arguments. The arrays of `fun` itself are not mapped.
+      arguments. The arrays of `fun` itself are not mapped.
     - `in_axes`: a prefix of the tuple of arguments, of which each leaf is an axis, `None` for
-        "not mapped", or a function from leaf to one of these. Or a dictionary from names of
-        parameters to such prefixes. By default axis 0 of each array.
+      "not mapped", or a function from leaf to one of these. Or a dictionary from names of
+      parameters to such prefixes. By default axis 0 of each array.
     - `out_axes`: a prefix of what `fun` returns, likewise. What has an axis is stacked; a Python
-        number is made an array first. Arrays without must not depend on mapped ones.
+      number is made an array first. Arrays without must not depend on mapped ones.
     - `axis_name`: a name for collective operations over the axis.
     - `axis_size`: the size of the axis, needed if nothing is mapped.
     - `**vmapkwargs`: passed to `jax.vmap`.

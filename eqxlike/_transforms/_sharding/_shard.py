@@ -24,8 +24,8 @@ def filter_shard(x: Tree, device_or_shardings: PyTree[Any]) -> Tree:
 
     - `x`: any pytree. What is no array is left as it is; a NumPy array becomes a JAX array.
     - `device_or_shardings`: a device or a sharding for all arrays, or a prefix of `x` with these as
-        leaves, and `None` for arrays to be left alone. A `jax.sharding.PartitionSpec` is of the
-        mesh of `jax.set_mesh`.
+      leaves, and `None` for arrays to be left alone. A `jax.sharding.PartitionSpec` is of the
+      mesh of `jax.set_mesh`.
 
     **Returns:** a tree like `x`, whose arrays are placed so.
 

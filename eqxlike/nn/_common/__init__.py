@@ -1,4 +1,4 @@
-"""What layers share: features, keys, parameters, Gaussian weights, inputs, windows."""
+"""Helpers that layers share: features, keys, parameters, Gaussian weights, inputs, windows."""
 
 from ._features import feature_count as feature_count
 from ._features import feature_shape as feature_shape

@@ -1,4 +1,4 @@
-"""What layers with random weights share: independent Gaussians N(mean, softplus(rho)^2)."""
+"""Independent Gaussians N(mean, softplus(rho)^2), for layers with random weights."""
 
 import math
 from typing import Any

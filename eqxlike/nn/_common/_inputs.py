@@ -1,4 +1,4 @@
-"""What layers share when they are called: checks of what comes in, and where the layer stands."""
+"""Checks of what a layer is called with, and the place of the layer in the model."""
 
 import sys
 from collections.abc import Iterator

@@ -17,7 +17,7 @@ Initializer = Callable[[PRNGKeyArray, tuple[int, ...], Any], Array]
 
 
 class Parameter(NamedTuple):
-    """What to draw for one parameter of a layer.
+    """A description of one parameter of a layer, to be drawn.
 
     - `shape`, `dtype`: of the array.
     - `limit`: it is uniform on (-limit, limit), unless there is a `fill` or an `initializer`.
@@ -90,7 +90,7 @@ def _draw_one(key: Any, parameter: Parameter | None, is_eager: bool = False) -> 
     if initializer is None and fill is not None:
         return jnp.full(shape, fill, dtype)
     if initializer is None:
-        # Threefry's numbers hang on where in memory they stand. To count that along several axes,
+        # Threefry's numbers depend on where in memory they stand. To count that along several axes,
         # XLA's program for shape (64, 64, 3, 3) was compiled in 2.7 times the time and ran in 3.
         # In a larger program the array may be sharded, by any of its axes.
         if is_eager and jr.key_impl(key) == "threefry2x32":

@@ -1,4 +1,4 @@
-"""What layers share that slide a window over their input: sizes by axis, padding, kernels."""
+"""Windows that slide over an input: sizes by axis, padding, kernels, reductions."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ Sizes = int | Sequence[int]
 """One size for all spatial axes, or one for each."""
 
 Pads = tuple[tuple[int, int], ...]
-"""How many entries are added before and after each spatial axis; negative ones are cut off."""
+"""Numbers of entries to add before and after each spatial axis; negative ones are cut off."""
 
 Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
 """One padding for all sides, one for each axis, a pair for each axis, or a word."""
@@ -33,11 +33,10 @@ PADDING_MODES = {
     "REPLICATE": "edge",
     "CIRCULAR": "wrap",
 }
-"""For each `padding_mode` what `jnp.pad` calls it."""
+"""The name in `jnp.pad` for each `padding_mode`."""
 
-
-# Reductions of which JAX knows the derivative, each from the one number it may start at.
 DIFFERENTIABLE = {jax.lax.add: 0, jax.lax.max: -math.inf, jax.lax.min: math.inf}
+"""Reductions of which JAX knows the derivative, each with the one number that it may start at."""
 
 
 def sizes_by_axis(value: Any, num_axes: int, name: str, least: int = 1) -> tuple[int, ...]:
@@ -117,14 +116,14 @@ def check_groups(groups: Any, in_channels: int, out_channels: int) -> int:
 
 
 def window_extents(kernel_size: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
-    """How many entries each window spans by axis, from its first to its last point."""
+    """The entries that a window spans along each axis, from its first point to its last."""
     return tuple(d * (k - 1) + 1 for k, d in zip(kernel_size, dilation, strict=True))
 
 
 def pads_for(
     padding: str | Pads, sizes: Sequence[int], extents: Sequence[int], stride: Sequence[int]
 ) -> Pads:
-    """What is added to an input of these sizes."""
+    """The entries to add to an input of these sizes."""
     if not isinstance(padding, str):
         return padding
     if padding == "VALID":
@@ -151,7 +150,7 @@ def check_window_fits(layer: Module, x: Any, pads: Pads, extents: tuple[int, ...
 
 
 def axis_names(num_spatial_dims: int) -> tuple[str, ...]:
-    """What error messages call the spatial axes."""
+    """The names of the spatial axes in error messages."""
     if num_spatial_dims == 1:
         return ("length",)
     if num_spatial_dims <= 3:

@@ -1,4 +1,4 @@
-"""What the layers of a model change as they are called: passed in, and returned with the output."""
+"""The state of a model, which its layers take as they are called and return with the output."""
 
 import functools
 from collections.abc import Callable
@@ -241,11 +241,11 @@ def _fitted(old: Any, new: Any) -> Array | None:
     if array.dtype == old.dtype:
         return _without_weak_type(array)
     is_weak = getattr(jax.typeof(array), "weak_type", False)
-    is_same_sort = any(
+    is_same_category = any(
         jnp.issubdtype(array.dtype, category) and jnp.issubdtype(old.dtype, category)
         for category in (jnp.integer, jnp.floating, jnp.complexfloating)
     )
-    return jax.lax.convert_element_type(array, old.dtype) if is_weak and is_same_sort else None
+    return jax.lax.convert_element_type(array, old.dtype) if is_weak and is_same_category else None
 
 
 def make_with_state(

@@ -1,4 +1,4 @@
-"""Where in the state of a model a layer finds what is its own."""
+"""The places in the state of a model where layers find what is their own."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
@@ -31,7 +31,7 @@ class DeletedValue(Module):
 
 
 class StateIndex(Module, Generic[Value]):
-    """Where in a `State` a layer finds what is its own, and what stands there at first.
+    """The place in a `State` of what is a layer's own, and the value that stands there at first.
 
     >>> import jax.numpy as jnp
     >>> from eqxlike import nn

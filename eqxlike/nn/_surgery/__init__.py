@@ -1,4 +1,4 @@
-"""What one does to a model as a whole, whatever layers it is made of."""
+"""Operations on a model as a whole, whatever layers it is made of."""
 
 from ._freeze import freeze as freeze
 from ._freeze import unfreeze as unfreeze

@@ -30,7 +30,7 @@ class Call:
     does_nothing: bool = False
 
     def times_in(self, cost: Cost) -> int:
-        """How often the program runs it: not at all where JAX traced it and made no use of that."""
+        """The number of times that the program runs it; 0 where JAX made no use of the trace."""
         if self.number not in cost.times_of and self.does_nothing:
             return 1 if self.around is None else self.around.times_in(cost)
         return cost.times_of.get(self.number, 0)
@@ -45,7 +45,7 @@ class Record:
     calls: list[Call] = dataclasses.field(default_factory=list)
 
     def flops_in(self, cost: Cost) -> float | None:
-        """Of all calls; `None` if there is none. One inside of another is part of that."""
+        """The FLOPs of all calls; `None` if there are none. A call inside another is part of it."""
         own = {call.number for call in self.calls}
         outermost = [call for call in self.calls if not any(map(own.__contains__, _outside(call)))]
         flops = [cost.flops_of.get(call.number, 0.0) for call in outermost if call.times_in(cost)]
@@ -68,7 +68,7 @@ class Recorder:
         self._num_calls = 0
 
     def add(self, path: tuple[Any, ...], module: Module) -> Callable[..., Any]:
-        """Who is told of the calls of `module`, as `observe_calls` asks."""
+        """The function that is told of the calls of `module`, as `observe_calls` asks."""
         record = Record(path, module)
         self._records.append(record)
         calls = record.calls

@@ -1,4 +1,4 @@
-"""What a program costs, and each call in it."""
+"""The cost of a program, and of each call in it."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from jax.interpreters import partial_eval
 
 @dataclasses.dataclass
 class Cost:
-    """Of a program, or of a part of one.
+    """The cost of a program, or of a part of one.
 
     - `flops`: floating-point operations; `nan` if XLA does not tell of some part.
     - `flops_of`: those of each call, and of what is called inside of it.
@@ -47,7 +47,7 @@ _IN_SCOPE = re.compile(rf"{_SCOPE}(\d+)")
 def cost_of(program: Jaxpr) -> Cost:
     """The cost of a program whose calls were traced in their scopes.
 
-    Each equation that the output hangs on counts as XLA counts it, before it optimises: once for
+    Each equation that the output depends on counts as XLA counts it, before it optimises: once for
     each turn of a `scan`, and once in a `while_loop`, whose turns are known to the run alone. Of
     the branches of a `cond` the largest counts.
     """
@@ -130,7 +130,7 @@ def _is_on_keys(equation: Any) -> bool:
 
 
 def _key_of(equation: Any) -> Any:
-    """What the cost of a primitive operation hangs on."""
+    """The parts of an equation on which its cost depends."""
     return equation.primitive, tuple(equation.params.items()), tuple(_inputs(equation))
 
 

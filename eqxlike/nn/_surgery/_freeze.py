@@ -29,7 +29,7 @@ def freeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = No
 
     - `model`: a Module, or a pytree of Modules. What is frozen belongs to a Module.
     - `where`: a function from a model to the node to freeze, or to a tuple or list of nodes, as in
-        `tree_at`: arrays, or subtrees of which all arrays are frozen. All of `model` if left out.
+      `tree_at`: arrays, or subtrees of which all arrays are frozen. All of `model` if left out.
 
     **Returns:** the model with these arrays frozen, beside those that were.
 

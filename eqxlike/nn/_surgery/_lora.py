@@ -100,7 +100,7 @@ class LoRALinear(Module):
 
     @property
     def weight(self) -> Shaped[Array, "out_size in_size"]:
-        """What inputs are multiplied by, `W + (alpha / rank) B A`."""
+        """The weight that inputs are multiplied by, `W + (alpha / rank) B A`."""
         return self.linear.weight + self._scale * (self.up @ self.down)
 
     @property

@@ -12,7 +12,7 @@ from jaxtyping import Array, PRNGKeyArray
 def key_at(key: PRNGKeyArray, path: str) -> PRNGKeyArray:
     """The part of `key` that belongs to the place `path` in a model.
 
-    It hangs on nothing but the two, so that a layer which is added takes nothing from the others;
+    It depends on nothing but the two, so that a layer which is added takes nothing from the others;
     and is the same in each process, which Python's `hash` of a string is not.
     """
     # 64 bits: among the 32 that one `fold_in` takes, two of ten thousand arrays would share theirs

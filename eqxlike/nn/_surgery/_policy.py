@@ -1,4 +1,4 @@
-"""In which dtypes a model stores its parameters, computes, and answers."""
+"""Policies: the dtypes in which a model stores its parameters, computes, and answers."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from ._match import Match, node_predicate
 
 _ROLES = {"params": "parameter", "compute": "compute", "output": "output"}
 _ALIASES = {"p": "params", "c": "compute", "o": "output"}
-# As JAX prints them. NumPy counts bytes: its "f16" is a float of 128 bits.
 _SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
+"""The names of dtypes as JAX prints them. NumPy counts bytes: its "f16" is a float of 128 bits."""
 
 
 def _as_dtype(dtype: Any) -> Any:
@@ -45,9 +45,9 @@ class Policy(Module):
     keys and whatever is no array stay as they are. What **keeps its precision** is not cast either:
 
     - a node whose class says `keeps_precision: ClassVar[bool] = True`, as the norm layers do. Write
-        it in a class of your own, be it a layer or a state that is handed from call to call;
+      it in a class of your own, be it a layer or a state that is handed from call to call;
     - a node that `keep` chooses: a type, several, or a function from a node of the tree to `bool`,
-        which is asked from the root down.
+      which is asked from the root down.
 
     !!! example
 

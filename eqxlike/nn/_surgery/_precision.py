@@ -70,7 +70,7 @@ class MixedPrecision(StatefulLayer):
         - `model`: what is to be called: a Module, or any callable pytree.
         - `policy`: a `Policy`, or a string for `Policy.parse`.
         - `keep`: what is not cast, beside the nodes whose class says `keeps_precision`: a type,
-            several, or a function from a node of the tree to `bool`.
+          several, or a function from a node of the tree to `bool`.
 
         **Raises:** `TypeError` if `policy` is neither policy nor string, `keep` neither type nor
         function, or `model` a class; `ValueError` for a string that is no policy.
@@ -104,7 +104,7 @@ class MixedPrecision(StatefulLayer):
         **Arguments:**
 
         - `function`: of the model and whatever comes after it: a method by its class, such as
-            `Autoencoder.encode`, or any function.
+          `Autoencoder.encode`, or any function.
 
         **Returns:** what the function does, in `policy.output_dtype`.
 

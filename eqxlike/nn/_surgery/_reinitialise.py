@@ -23,10 +23,10 @@ def reinitialise(
 
     - `model`: a Module, or any pytree.
     - `rule`: called as `rule(path, array)` for each floating or complex array, with a path like
-        `".layers[0].weight"`. It returns one of `jax.nn.initializers` or a function of your own,
-        `init(key, shape, dtype)`; or `None`, and the array stays.
-    - `key`: each array is drawn from its own part, which hangs on its path alone: another layer in
-        the model changes nothing in this one.
+      `".layers[0].weight"`. It returns one of `jax.nn.initializers` or a function of your own,
+      `init(key, shape, dtype)`; or `None`, and the array stays.
+    - `key`: each array is drawn from its own part, which depends on its path alone: another layer
+      in the model changes nothing in this one.
 
     Arrays of two axes or more are taken for weights `(outputs, inputs, *window)`: their
     initializer is called with the shape `(*window, inputs, outputs)`, on which those of JAX count

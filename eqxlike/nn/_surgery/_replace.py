@@ -24,14 +24,14 @@ def replace_layers(
     **Arguments:**
 
     - `model`: a Module, or any pytree. Layers in containers are found, in static fields not: those
-        are part of the structure of the tree, not of what stands in it.
+      are part of the structure of the tree, not of what stands in it.
     - `match`: a type, several, or a function from a node of the tree to `bool`. It is asked from
-        the root down, of every node outside those that it chose.
+      the root down, of every node outside those that it chose.
     - `make`: called as `make(node)`, returns what takes its place. A node that stands at several
-        places is replaced by one and the same: it stays shared.
+      places is replaced by one and the same: it stays shared.
     - `key`: if given, `make` is called as `make(node, key=part)`, each time with another part of
-        it, which hangs on the path of the node alone: with one key for all, layers of the same
-        size would be initialised alike.
+      it, which depends on the path of the node alone: with one key for all, layers of the same
+      size would be initialised alike.
 
     A layer that is stored stacked, as in `nn.ScanStack` or an ensemble made by `filter_vmap`, is
     one node, whose arrays have a leading axis.

@@ -1,4 +1,4 @@
-"""What a model is made of: its layers, with shapes, sizes and costs."""
+"""Summaries of models: their layers, with shapes, sizes and costs."""
 
 import dataclasses
 import math
@@ -61,7 +61,7 @@ class LayerSummary:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Summary:
-    """What `summary` returns; `str` and `repr` show it as a table, and `rich.print` as one of rich.
+    """The output of `summary`; `str` and `repr` show it as a table, `rich.print` as one of rich.
 
     - `rows`: of each Module in the model that can be called or has arrays, those around others
       first.
@@ -113,9 +113,9 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     **Arguments:**
 
     - `model`: a callable pytree; any pytree if there are no further arguments: then nothing is
-        called.
+      called.
     - `*example_args`, `**kwargs`: what to call it with. A `jax.ShapeDtypeStruct` may stand for an
-        array.
+      array.
 
     **Returns:** a `Summary`: rows as data, and a table as text. A layer that was not called has a
     dash, as has one whose cost XLA does not tell.
@@ -207,7 +207,7 @@ def _form(output: PyTree) -> str:
 
 
 def _trainable_ids(model: PyTree) -> set[int]:
-    """Which arrays of a model are trained: floating or complex, and not frozen."""
+    """The `id`s of the arrays of a model that are trained: floating or complex, and not frozen."""
     leaves = jtu.tree_leaves(model)
     flags = flag_leaves(model, leaves, is_inexact_array)
     return {id(leaf) for leaf, is_trainable in zip(leaves, flags, strict=True) if is_trainable}

@@ -35,9 +35,9 @@ def to_bayesian(
 
     - `model`: a Module, or any pytree.
     - `where`: a function from the model to a node of it, or to a tuple or list of nodes, as in
-        `tree_at`: the layers to turn, or subtrees in which all are. All of `model` if left out.
+      `tree_at`: the layers to turn, or subtrees in which all are. All of `model` if left out.
     - `prior_scale`: of every layer, relative to its fan-in: see `BayesianLinear`. An array is
-        learnt, by each layer for itself: also by those that are stored stacked, as in `ScanStack`.
+      learnt, by each layer for itself: also by those that are stored stacked, as in `ScanStack`.
     - `posterior_scale`: the initial spread around the weights, in the same unit.
 
     **Returns:** the model with Bayesian layers in it. Subclasses of `Linear` and `Conv` that are
