@@ -33,7 +33,15 @@ def _check_classification(scores: Array, labels: Array, name: str) -> None:
 def root_mean_squared_error(
     y: Float[Array, "*N"], prediction: Float[Array, "*N"]
 ) -> Float[Array, ""]:
-    """`sqrt(mean((y - prediction)^2))`, in the units of `y`. Raises `ValueError` if shapes differ.
+    """The root mean squared error, `sqrt(mean((y - prediction)^2))`.
+
+    **Arguments:**
+
+    - `y`, `prediction`: arrays of one shape, in one unit.
+
+    **Returns:** shape `()`, in the unit of `y`.
+
+    **Raises:** `ValueError` if the shapes differ.
 
     >>> import jax.numpy as jnp
     >>> float(root_mean_squared_error(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])))
@@ -46,10 +54,21 @@ def root_mean_squared_error(
 def gaussian_nll(
     y: Float[Array, "*N"], mean: Float[Array, "*N"], scale: Float[Array, "*N"]
 ) -> Float[Array, ""]:
-    """Mean negative log density of `y` under N(mean, scale^2). Raises `ValueError` if shapes
-    differ.
+    """The mean negative log density of `y` under N(mean, scale^2).
 
     For a mixture of networks see `gaussian_mixture_log_density`.
+
+    **Arguments:**
+
+    - `y`, `mean`, `scale`: arrays of one shape, in one unit; `scale` is the standard deviation.
+
+    **Returns:** shape `()`, in nats: of a density in the unit of `y`.
+
+    **Raises:** `ValueError` if the shapes differ.
+
+    >>> import jax.numpy as jnp
+    >>> round(float(gaussian_nll(jnp.zeros(3), jnp.zeros(3), jnp.ones(3))), 4)
+    0.9189
     """
     _check_same_shape(y=y, mean=mean, scale=scale)
     return -jnp.mean(norm.logpdf(y, mean, scale))
@@ -58,7 +77,15 @@ def gaussian_nll(
 def interval_coverage(
     y: Float[Array, "*N"], lower: Float[Array, "*N"], upper: Float[Array, "*N"]
 ) -> Float[Array, ""]:
-    """The fraction of `y` within `[lower, upper]`. Raises `ValueError` if shapes differ.
+    """The fraction of `y` within `[lower, upper]`.
+
+    **Arguments:**
+
+    - `y`, `lower`, `upper`: arrays of one shape, in one unit.
+
+    **Returns:** shape `()`, between 0 and 1.
+
+    **Raises:** `ValueError` if the shapes differ.
 
     >>> import jax.numpy as jnp
     >>> y = jnp.array([1.0, 2.0, 3.0, 4.0])
@@ -71,7 +98,21 @@ def interval_coverage(
 
 
 def accuracy(scores: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Array, ""]:
-    """The fraction of examples whose greatest score (logit or probability) is at the label."""
+    """The fraction of examples whose greatest score is at the label.
+
+    **Arguments:**
+
+    - `scores`: logits or probabilities, shape `(N, C)`.
+    - `labels`: integers from 0 to C - 1, shape `(N,)`.
+
+    **Returns:** shape `()`, between 0 and 1.
+
+    **Raises:** `ValueError` for other shapes, or labels that are no integers.
+
+    >>> import jax.numpy as jnp
+    >>> float(accuracy(jnp.array([[0.9, 0.1], [0.2, 0.8]]), jnp.array([0, 0])))
+    0.5
+    """
     _check_classification(scores, labels, "scores")
     scores = jnp.asarray(scores)
     return jnp.mean(jnp.argmax(scores, axis=-1) == jnp.asarray(labels), dtype=scores.dtype)
@@ -80,7 +121,16 @@ def accuracy(scores: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Arr
 def categorical_nll(
     log_probabilities: Float[Array, "N C"], labels: Int[Array, " N"]
 ) -> Float[Array, ""]:
-    """Mean negative log probability of the labels, in nats.
+    """The mean negative log probability of the labels.
+
+    **Arguments:**
+
+    - `log_probabilities`: shape `(N, C)`.
+    - `labels`: integers from 0 to C - 1, shape `(N,)`.
+
+    **Returns:** shape `()`, in nats.
+
+    **Raises:** `ValueError` for other shapes, or labels that are no integers.
 
     >>> import jax.numpy as jnp
     >>> log_probabilities = jnp.log(jnp.array([[0.5, 0.5], [0.25, 0.75]]))
@@ -134,6 +184,17 @@ def calibration_bins(
 
     DeGroot & Fienberg (1983), "The Comparison and Evaluation of Forecasters".
 
+    **Arguments:**
+
+    - `probabilities`: shape `(N, C)`.
+    - `labels`: integers from 0 to C - 1, shape `(N,)`.
+    - `num_bins`: M.
+
+    **Returns:** a `CalibrationBins`.
+
+    **Raises:** `ValueError` for other shapes, labels that are no integers, or an M that is not a
+    positive integer.
+
     >>> import jax.numpy as jnp
     >>> probabilities = jnp.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
     >>> bins = calibration_bins(probabilities, jnp.array([0, 1, 1]), num_bins=2)
@@ -153,6 +214,10 @@ def expected_calibration_error(
     """The mean gap between confidence and accuracy: `sum_m n_m / N |accuracy_m - confidence_m|`.
 
     Guo, Pleiss, Sun & Weinberger (2017), "On Calibration of Modern Neural Networks", equation 3.
+
+    Arguments and errors are those of `calibration_bins`.
+
+    **Returns:** shape `()`, between 0 and 1.
 
     >>> import jax.numpy as jnp
     >>> probabilities = jnp.array([[0.75, 0.25]] * 4)

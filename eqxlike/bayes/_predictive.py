@@ -90,12 +90,16 @@ def _scales(means: Array, scales: Any) -> Array:
 def gaussian_mixture_moments(
     means: Float[Array, "S *B"], scales: Float[Array, "#S *#B"] | float
 ) -> GaussianMoments:
-    """Mean, epistemic and aleatoric variance of an equal mixture of S Gaussians.
+    """The mean of an equal mixture of S Gaussians, and its epistemic and aleatoric variance.
 
     **Arguments:**
 
-    - `means`: leading axis S.
+    - `means`: shape `(S, *B)`.
     - `scales`: standard deviations, shape `()` or one that broadcasts to `means` axis by axis.
+
+    **Returns:** a `GaussianMoments`, its arrays of shape `(*B)`.
+
+    **Raises:** `ValueError` if `scales` has another number of axes.
 
     >>> import jax.numpy as jnp
     >>> moments = gaussian_mixture_moments(jnp.array([[0.0], [2.0]]), 1.0)
@@ -111,8 +115,14 @@ def gaussian_mixture_moments(
 def gaussian_mixture_log_density(
     y: Float[Array, "*B"], means: Float[Array, "S *B"], scales: Float[Array, "#S *#B"] | float
 ) -> Float[Array, "*B"]:
-    """Log density at `y` of an equal mixture of S Gaussians; arguments as in
-    `gaussian_mixture_moments`.
+    """The log density at `y` of an equal mixture of S Gaussians.
+
+    **Arguments:**
+
+    - `y`: shape `(*B)`.
+    - `means`, `scales`: as for `gaussian_mixture_moments`.
+
+    **Returns:** shape `(*B)`, in nats: of a density in the unit of `y`.
 
     >>> import jax.numpy as jnp
     >>> value = gaussian_mixture_log_density(jnp.zeros(1), jnp.zeros((7, 1)), 1.0)[0]
@@ -126,8 +136,18 @@ def gaussian_mixture_log_density(
 def gaussian_mixture_cdf(
     y: Float[Array, "*B"], means: Float[Array, "S *B"], scales: Float[Array, "#S *#B"] | float
 ) -> Float[Array, "*B"]:
-    """Probability of at most `y` under an equal mixture of S Gaussians; arguments as in
-    `gaussian_mixture_moments`.
+    """The probability of at most `y` under an equal mixture of S Gaussians.
+
+    **Arguments:**
+
+    - `y`: shape `(*B)`.
+    - `means`, `scales`: as for `gaussian_mixture_moments`.
+
+    **Returns:** shape `(*B)`, between 0 and 1.
+
+    >>> import jax.numpy as jnp
+    >>> float(gaussian_mixture_cdf(jnp.zeros(1), jnp.array([[-2.0], [2.0]]), 1.0)[0])
+    0.5
     """
     return jnp.mean(ndtr((jnp.expand_dims(y, 0) - means) / _scales(means, scales)), axis=0)
 
@@ -142,7 +162,12 @@ def gaussian_mixture_quantile(
     The quantile of a mixture lies between the least and the greatest quantile of its components,
     where the bisection starts; it ends where halving no longer changes a number of that dtype.
 
-    **Arguments:** `probability` in (0, 1), the others as in `gaussian_mixture_moments`.
+    **Arguments:**
+
+    - `probability`: in (0, 1).
+    - `means`, `scales`: as for `gaussian_mixture_moments`.
+
+    **Returns:** shape `(*B)`, in the unit of `means`.
 
     >>> import jax.numpy as jnp
     >>> round(float(gaussian_mixture_quantile(0.975, jnp.zeros((3, 1)), 1.0)[0]), 3)
@@ -174,6 +199,11 @@ def gaussian_mixture_interval(
 ) -> tuple[Float[Array, "*B"], Float[Array, "*B"]]:
     """The central interval that holds probability `level` under an equal mixture of S Gaussians.
 
+    **Arguments:**
+
+    - `means`, `scales`: as for `gaussian_mixture_moments`.
+    - `level`: in (0, 1).
+
     **Returns:** its lower and upper ends, with `(1 - level) / 2` beyond each.
 
     **Raises:** `ValueError` unless `0 < level < 1`.
@@ -188,9 +218,15 @@ def gaussian_mixture_interval(
 
 
 def categorical_mixture_log_probabilities(logits: Float[Array, "S *B C"]) -> Float[Array, "*B C"]:
-    """Log probabilities of an equal mixture of S categorical distributions given by logits.
+    """The log probabilities of an equal mixture of S categorical distributions.
 
     Probabilities are averaged, not logits.
+
+    **Arguments:**
+
+    - `logits`: of the S distributions, shape `(S, *B, C)`.
+
+    **Returns:** shape `(*B, C)`.
 
     >>> import jax.numpy as jnp
     >>> logits = jnp.array([[[0.0, 0.0]], [[100.0, 0.0]]])
@@ -227,7 +263,13 @@ def _entropy(log_probabilities: Float[Array, "*B C"]) -> Float[Array, "*B"]:
 
 
 def categorical_uncertainty(logits: Float[Array, "S *B C"]) -> CategoricalUncertainty:
-    """Splits the predictive entropy into what more data would and would not remove.
+    """The predictive entropy, split into what more data would and would not remove.
+
+    **Arguments:**
+
+    - `logits`: of S categorical distributions in an equal mixture, shape `(S, *B, C)`.
+
+    **Returns:** a `CategoricalUncertainty`, its arrays of shape `(*B)`, in nats.
 
     >>> import jax.numpy as jnp
     >>> parts = categorical_uncertainty(jnp.array([[[200.0, 0.0]], [[0.0, 200.0]]]))
