@@ -54,6 +54,6 @@ def _create(temporary: pathlib.Path, named: pathlib.Path) -> BinaryIO:
     try:
         return open(temporary, "xb")
     except OSError as error:
-        # Of the name that the user knows; Python finds the subclass by the number.
+        # The error names the file that the user knows; Python finds its subclass by the number.
         reason = f"{error.strerror} (for a temporary file beside it)"
         raise OSError(error.errno, reason, str(named)) from None

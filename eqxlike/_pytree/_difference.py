@@ -35,7 +35,7 @@ class Difference(NamedTuple):
         of_first = _describe_beside(self.first, self.second)
         of_second = _describe_beside(self.second, self.first)
         if of_first == of_second:
-            # As of two classes of one name, or of a function that was defined twice.
+            # Two classes may have one name, and a function may be defined twice.
             return f"{first} and {second} are both {of_first}, but not the same one"
         return f"{first} is {of_first}, and {second} is {of_second}"
 
@@ -71,7 +71,7 @@ def same_shape_and_dtype(first: Any, second: Any) -> bool | None:
     """A `fits` for `find_difference`: arrays and structs of one shape and dtype do."""
     if not _has_shape(first) or not _has_shape(second):
         return False if _has_shape(first) or _has_shape(second) else None
-    # As JAX takes them: NumPy's have 64 bits where JAX has 32.
+    # JAX's dtypes are compared: NumPy has 64 bits where JAX has 32.
     return first.shape == second.shape and jnp.result_type(first) == jnp.result_type(second)
 
 

@@ -196,7 +196,7 @@ def _naming(path: str, what_failed: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _explaining_structure(file: Any, leaves: list[_Leaf], is_whole: bool) -> Iterator[None]:
     """Says first in what is raised if the whole file does not fit, and not one leaf alone."""
-    # Of what functions of the user read, only they know how much belongs to a leaf.
+    # A function of the user alone knows how much of the file belongs to a leaf.
     is_known = all(leaf.function is default_deserialise_filter_spec for leaf in leaves)
     can_seek = is_known and hasattr(file, "seekable") and file.seekable()
     start = file.tell() if can_seek else 0

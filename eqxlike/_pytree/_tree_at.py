@@ -109,7 +109,7 @@ def tree_at(
         return jtu.tree_map(_value, node, is_leaf=is_leaf_or_empty)
 
     old = [without_placeholders(node) for node in nodes]
-    # On a copy: what `where` does to it is no business of the user's tree.
+    # `where` gets a copy: what it does to that does not reach the user's tree.
     copy = treedef.unflatten([leaf for _, leaf in paths_and_leaves])
     _check_independent(where, copy, old, is_single)
 
@@ -182,7 +182,7 @@ def _not_one_node(tree: PyTree, chosen: Any, node: Any, count: int) -> Exception
                 "tree's structure and no node, so `tree_at` cannot replace it; make a new Module, "
                 "as `dataclasses.replace` does."
             )
-    # Not of a leaf: JAX warns of those that are iterators.
+    # A leaf is not flattened: JAX warns of leaves that are iterators.
     leaves = [] if jtu.all_leaves([node]) else jtu.tree_leaves(node)
     if leaves and all(map(_is_placeholder, leaves)):
         return ValueError(

@@ -63,7 +63,7 @@ def _batch(
         for operand, axis in zip(operands, axes, strict=True)
         if axis is not None
     )
-    # All of them: which cotangents will be batched is not known yet.
+    # All operands are batched: which cotangents will be is not known yet.
     batched = [
         jnp.broadcast_to(operand, (size, *operand.shape))
         if axis is None

@@ -40,8 +40,8 @@ class _Run:
         self.state = state
         self.first_step = int(state.step)
         self.history: list[float] = []
-        # With each loss, whether the state was halted then; not once it is known that the step adds
-        # one to `state.step`, which says by itself how many steps were good.
+        # Each loss comes with whether the state was halted then, until it is known that the step
+        # adds one to `state.step`, which says by itself how many steps were good.
         self.pending: list[tuple[Array, Array | None]] = []
         self.counts_steps = False
         self.divergence: str | None = None
@@ -69,7 +69,7 @@ class _Run:
             were_halted = [bool(is_halted) for _, is_halted in pending]
             num_good = num_counted if self.counts_steps else [*were_halted, True].index(True)
             self.history += losses[:num_good]
-            # Of a step that was interrupted there may be no loss.
+            # A step that was interrupted may have no loss.
             if num_good < len(losses):
                 self.divergence = self._describe(losses[num_good])
             return

@@ -76,5 +76,5 @@ def to_bayesian(
 
 def linear_or_conv(node: Any) -> bool:
     """Whether a node is a layer that can be turned; an error says its name if there is none."""
-    # By what it does when it is called, which a subclass of a user's may have changed.
+    # A layer is told by what it does when it is called, which a user's subclass may change.
     return type(node).__call__ in (Linear.__call__, Conv.__call__)
