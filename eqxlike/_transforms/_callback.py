@@ -26,7 +26,7 @@ def filter_pure_callback(
     vectorized: bool | None = None,
     **kwargs: Any,
 ) -> PyTree:
-    """Calls a Python function of any arguments from compiled code, as `jax.pure_callback`.
+    """Calls a Python function of any arguments from compiled code, as `jax.pure_callback` does.
 
     **Arguments:**
 
@@ -35,7 +35,7 @@ def filter_pure_callback(
     - `*args`, `**kwargs`: any pytrees.
     - `result_shape_dtypes`: the form of the result: a pytree with a `jax.ShapeDtypeStruct`, or an
       array like it, for each array, and each other leaf as the callback returns it.
-    - `sharding`: on which device the callback is called, as in `jax.pure_callback`.
+    - `sharding`: the device on which the callback is called, as in `jax.pure_callback`.
     - `vmap_method`: what `jax.vmap` does, as in `jax.pure_callback`: `"sequential"` calls the
       callback once for each index; `"expand_dims"` and `"broadcast_all"` call it with batches,
       and the arrays that it returns must be batches too.
@@ -44,11 +44,11 @@ def filter_pure_callback(
 
     **Returns:** a pytree of the form `result_shape_dtypes`.
 
-    **Raises:** `ValueError` if both `vmap_method` and `vectorized` are given, and for an unknown
-    `vmap_method`; where it is differentiated, `ValueError`: wrap it in `jax.custom_jvp` or
+    **Raises:** `ValueError` if both `vmap_method` and `vectorized` are given, for an unknown
+    `vmap_method`, and when differentiated: wrap the call in `jax.custom_jvp` or
     `filter_custom_vjp`. When called, `jax.errors.JaxRuntimeError` with the traceback of what the
-    callback raised, or with the path in its result at which another structure, shape, dtype or
-    static value came than was expected.
+    callback raised, or with the path at which its result does not have the expected structure,
+    shape, dtype or static value.
 
     !!! example
 
@@ -71,12 +71,12 @@ def filter_pure_callback(
             )
         vmap_method = "legacy_vectorized" if vectorized else "sequential"
     arrays, call_rest = split((args, kwargs))
-    # Under `jax.vmap`, what is passed gets further axes: arrays that the callback holds are passed
-    # only if there is no other way.
+    # Under `jax.vmap`, operands get further axes: arrays that the callback holds become operands
+    # only if they are tracers.
     traced, callback_rest = split(callback, lambda leaf: isinstance(leaf, Tracer))
     operands = [_without_key_dtype(array) for array in (*traced, *arrays)]
     ranks = [operand.ndim for operand in operands]
-    # Held for as long as the compiled function: nothing in it may be a tracer.
+    # This lives as long as the compiled function: nothing in it may be a tracer.
     expected = jtu.tree_map(_as_struct, result_shape_dtypes)
     structs, result_rest = split(expected, is_array_or_struct)
 
@@ -95,7 +95,7 @@ def filter_pure_callback(
 
 
 def _without_key_dtype(array: Any) -> Any:
-    """A typed key as its data, which is what a callback would get in any case."""
+    """The data of a typed key, which a callback gets in any case; any other array as it is."""
     is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(array) if is_key else array
 
@@ -105,13 +105,13 @@ def _as_struct(leaf: Any) -> Any:
 
 
 def _checked(returned: PyTree, expected: PyTree, mapped: tuple[int, ...]) -> list[np.ndarray]:
-    """The arrays of what a callback returned.
+    """The arrays in the result of a callback.
 
     **Arguments:**
 
     - `mapped`: the sizes of the axes that each array has in front of those expected.
 
-    **Raises:** `ValueError` if what was returned is not as expected.
+    **Raises:** `ValueError` if the result is not as expected.
     """
     if jtu.tree_structure(returned) != jtu.tree_structure(expected):
         raise ValueError(_describe_structures(returned, expected))
@@ -133,7 +133,7 @@ def _checked(returned: PyTree, expected: PyTree, mapped: tuple[int, ...]) -> lis
 
 
 def _is_like(leaf: Any, struct: jax.ShapeDtypeStruct) -> bool:
-    """Whether JAX takes `leaf` for such an array: it makes `float32` of `float64` itself."""
+    """Whether JAX takes `leaf` as such an array: it turns `float64` into `float32` itself."""
     if not is_array(leaf) and not isinstance(leaf, bool | int | float | complex):
         return False
     array = np.asarray(leaf)

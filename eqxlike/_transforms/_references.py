@@ -1,4 +1,4 @@
-"""Mutable arrays, `jax.Ref`: what a traced function may take and never returns."""
+"""Mutable arrays, `jax.Ref`, which a traced function may take but not return."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ def refuse_references(
     returned_by: str,
     is_refused: Callable[[Any], bool] = is_traced_reference,
 ) -> PyTree:
-    """`output`, of a function that is traced; `ValueError` if there is a reference in it."""
+    """The `output` of a traced function; raises `ValueError` if there is a reference in it."""
     for path, leaf in jtu.tree_leaves_with_path(output):
         if is_refused(leaf):
             raise ValueError(

@@ -1,8 +1,8 @@
-"""What stands in the signatures of transformations, for type checkers and readers.
+"""Types in the signatures of transformations, for type checkers and readers.
 
 A transformation returns an object of a class of its own. A type checker is told that it returns a
 function, with the parameters of the one that it was given: to a type checker, functions become
-methods in the body of a class and may override methods, and objects do not.
+methods in the body of a class and may override methods, and objects do neither.
 """
 
 from collections.abc import Hashable, Sequence
@@ -20,11 +20,11 @@ Aux = TypeVar("Aux")
 
 DonateWord = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 DonateNames = tuple[str, ...] | list[str] | AbstractSet[str]
-"""Not `Iterable[str]`: that takes in any word, a misspelled one too."""
+"""`Iterable[str]` would accept any word, a misspelled one too."""
 
 
 class JitOptions(TypedDict, total=False):
-    """What `filter_jit` passes on to `jax.jit`."""
+    """The options that `filter_jit` passes on to `jax.jit`."""
 
     in_shardings: Any
     out_shardings: Any
@@ -36,14 +36,14 @@ class JitOptions(TypedDict, total=False):
 
 
 class VmapOptions(TypedDict, total=False):
-    """What `filter_vmap` passes on to `jax.vmap`."""
+    """The options that `filter_vmap` passes on to `jax.vmap`."""
 
     spmd_axis_name: Hashable
     sum_match: bool
 
 
 class PmapOptions(TypedDict, total=False):
-    """The options of `filter_pmap`, and what it passes on to `jax.pmap`."""
+    """The options of `filter_pmap`, including those that it passes on to `jax.pmap`."""
 
     in_axes: PyTree[Any]
     out_axes: PyTree[Any]
@@ -55,7 +55,7 @@ class PmapOptions(TypedDict, total=False):
 
 
 class GradOptions(TypedDict, total=False):
-    """What `filter_grad` passes on to `jax.value_and_grad`."""
+    """The options that `filter_grad` passes on to `jax.value_and_grad`."""
 
     holomorphic: bool
     allow_int: bool

@@ -18,15 +18,16 @@ from ._wrapping import TransformedFunction, check_callable
 def filter_eval_shape(
     fun: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> PyTree[jax.ShapeDtypeStruct | Any]:
-    """What `fun(*args, **kwargs)` returns, with a `jax.ShapeDtypeStruct` for each array.
+    """The output of `fun(*args, **kwargs)`, with a `jax.ShapeDtypeStruct` for each array.
 
-    Nothing is computed. Arguments that are no arrays are passed as they are, and outputs that
-    are no arrays come back as they are.
+    Nothing is computed. Arguments that are no arrays are passed as they are.
 
     **Arguments:**
 
-    - `fun`: any callable, a Module or the class of one too.
+    - `fun`: any callable, also a Module or a Module class.
     - `*args`, `**kwargs`: any pytrees; a `jax.ShapeDtypeStruct` stands for an array.
+
+    **Returns:** the output; leaves that are no arrays are as `fun` returned them.
 
     !!! example
 
@@ -46,7 +47,7 @@ def filter_eval_shape(
 
 
 class _JaxprFunction(TransformedFunction):
-    """What `filter_make_jaxpr` returns."""
+    """The function that `filter_make_jaxpr` returns."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> tuple[Any, PyTree, PyTree]:
         arrays, rest = split((args, kwargs), is_array_or_struct)
@@ -63,7 +64,7 @@ class _JaxprFunction(TransformedFunction):
 def filter_make_jaxpr(
     fun: Callable[Params, Any],
 ) -> Callable[Params, tuple[ClosedJaxpr, PyTree, PyTree]]:
-    """The jaxpr of a function of any arguments, as `jax.make_jaxpr`.
+    """The jaxpr of a function of any arguments, as `jax.make_jaxpr` gives it.
 
     **Arguments:**
 
@@ -91,9 +92,9 @@ def filter_make_jaxpr(
 
 
 class _FlatOutput:
-    """A function with what is no array taken out of its output, where JAX does not let it pass.
+    """A function that returns the arrays of its output alone: JAX lets nothing else pass.
 
-    - `rest`: what was taken out, once the function has been called.
+    - `rest`: the rest of the output, once the function has been called.
     """
 
     rest: Rest
@@ -108,7 +109,7 @@ class _FlatOutput:
 
 
 def is_array_or_struct(leaf: Any) -> bool:
-    """`True` for an array (see `is_array`), and for a `jax.ShapeDtypeStruct` in its place.
+    """Whether `leaf` is an array (see `is_array`), or a `jax.ShapeDtypeStruct` in its place.
 
     >>> is_array_or_struct(jax.ShapeDtypeStruct((2,), "float32")), is_array_or_struct(1.0)
     (True, False)

@@ -1,4 +1,4 @@
-"""What transformed functions have in common."""
+"""The common parts of transformed functions."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ from .._module import Wrapper, bind
 
 
 class TransformedFunction(Wrapper):
-    """Base of what a transformation returns for a function: a pytree with the function inside.
+    """The base of transformed functions, which are pytrees with the function inside.
 
     It shows the metadata of the function, and in the body of a class it becomes a method.
     """
@@ -22,7 +22,7 @@ class TransformedFunction(Wrapper):
 
 
 class Call(NamedTuple):
-    """The arguments of a call as one tree, in which paths are those that users know."""
+    """The arguments of a call as one tree, with the paths that users know."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -45,7 +45,7 @@ def differentiated_and_others(args: tuple[Any, ...], transform: str) -> tuple[An
 
 
 def value_and_aux(output: Any, has_aux: bool, function: Any) -> tuple[Any, Any]:
-    """What `function` returned, apart into what is differentiated and the auxiliary output."""
+    """The output of `function`, split into the value to differentiate and the auxiliary output."""
     if not has_aux:
         return output, None
     name = getattr(function, "__name__", "the function")
@@ -53,7 +53,7 @@ def value_and_aux(output: Any, has_aux: bool, function: Any) -> tuple[Any, Any]:
 
 
 def pair(returned: Any, expectation: str) -> tuple[Any, Any]:
-    """`returned` if it is a pair; else `TypeError`, with a message that begins by `expectation`."""
+    """`returned` if it is a pair; else `TypeError`, whose message begins with `expectation`."""
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         raise TypeError(f"{expectation}; it returned an object of type {type(returned).__name__}.")
     first, second = returned

@@ -1,15 +1,15 @@
-"""Checks in compiled programs, which raise from the call that they fail in.
+"""Checks in compiled programs, which raise from the call in which they fail.
 
 How a check reaches the user:
 
 1. `error_if` makes a `Check` and puts it into the program (`_check`): a callback, entered only on
-   failure. `_on_error` says what else than raising may be done there: print, or stop in a debugger.
-2. The trace notes that it met one (`_traced_checks`). A compiled function hands that on as a flag,
-   and a call waits for its result only where the flag is set.
+   failure. `_on_error` says what else may happen there: printing, or stopping in a debugger.
+2. The trace notes that it met a check (`_traced_checks`). The compiled function returns that as a
+   flag, and a call waits for its result only if the flag is set.
 3. On failure the callback keeps its report (`_failure_report`) and makes the run fail
    (`_runtime_errors.raise_in_callback`).
-4. The call finds the report behind what JAX raises, and raises it as `EqxlikeRuntimeError` with the
-   pages of JAX taken off (`_runtime_errors.claim_failure`).
+4. The call finds the report behind JAX's exception, and raises it as `EqxlikeRuntimeError`, with
+   the pages of JAX taken off (`_runtime_errors.claim_failure`).
 """
 
 from ._check import holds_check as holds_check

@@ -1,8 +1,8 @@
 """A check in a compiled program: a callback, and a `cond` that enters it only on failure.
 
-The predicate is reduced over each axis that it is mapped over, so that the `cond` stays one under
-`jax.vmap`; the callback receives it whole, and can say where in the batch it is true. What is
-checked does not pass through either of them: it is selected by their output.
+The predicate is reduced over each axis that it is mapped over, so that there is still one `cond`
+under `jax.vmap`. The callback receives the whole predicate, and can say where in the batch it is
+true. The checked arrays pass through neither of them: the output of the `cond` selects them.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ from ._traced_checks import has_any_check_been_traced, is_for_several_devices, n
 
 
 class _Order(threading.local):
-    """The last check of each trace that this thread is in, by its output.
+    """The output of the last check in each trace that this thread is in.
 
-    Held weakly: it lives on in what has been checked, and not beyond the trace.
+    Outputs are held weakly: the checked arrays hold them, and no output may outlive its trace.
     """
 
     def __init__(self) -> None:
@@ -53,9 +53,9 @@ class Check:
 
     **Arguments:**
 
-    - `report`: what the check says where it fails.
-    - `does_raise`: whether it says so by an exception, or prints it and goes on.
-    - `mesh`: the devices of which each calls back, if they are known.
+    - `report`: the text of a failure.
+    - `does_raise`: whether a failure raises; if not, it is printed and the program goes on.
+    - `mesh`: the devices, each of which calls back, if they are known.
     """
 
     report: FailureReport
@@ -68,10 +68,10 @@ class Check:
         **Arguments:**
 
         - `failed`: the predicate, one value for each member of a batch.
-        - `index`: the same of which message, or `None`.
+        - `index`: the index of the message, one for each member too; or `None`.
         - `earlier`: the output of the check before this one; by default the last of this trace.
-          Of those that fail, it is thus the first one in the program that raises, in whatever
-          order the compiler puts them.
+          Thus the first check in the program that fails raises, in whatever order the compiler
+          puts them.
         """
         if not isinstance(failed, Tracer) and not np.asarray(failed).any():
             return True
@@ -85,7 +85,7 @@ class Check:
         if earlier is None and self.does_raise:
             earlier = _order.last()
         staged = jax.custom_batching.custom_vmap(self._staged)
-        # This object is the rule, by which `holds_check` finds it again in a jaxpr.
+        # The rule is this object itself, so that `holds_check` finds it in a jaxpr.
         staged.def_vmap(self)
         output = staged(failed, index, earlier)
         if isinstance(output, Tracer) and self.does_raise:
@@ -95,7 +95,7 @@ class Check:
     def __call__(
         self, axis_size: int, is_batched: list[Any], failed: Any, index: Any, earlier: Any
     ) -> tuple[Any, bool]:
-        """The rule for `jax.vmap`: one check on one axis more."""
+        """The rule for `jax.vmap`: the same check with one axis more."""
 
         def spread(operand: Any, is_spread: bool) -> Any:
             shape = (axis_size, *jnp.shape(operand))
@@ -117,8 +117,8 @@ class Check:
     def _call_back(self, failed: Any, index: Any) -> Any:
         """Calls back from each device, if there are several.
 
-        By itself JAX does so from the first one alone. If that raises, the others wait for its
-        output without end, until XLA ends the process.
+        By itself JAX calls back from the first device alone. If that raises, the others wait for
+        its output without end, until XLA ends the process.
         """
         mesh = self.mesh
         if mesh is None and self.does_raise and is_for_several_devices():
@@ -145,9 +145,9 @@ class Check:
         return jax.pure_callback(self._on_failure, output, failed, index)
 
     def _call_back_from_parts(self, failed: Any, index: Any) -> Any:
-        """For devices that are not known: each calls back with its part of the operands.
+        """Calls back from devices that are not known, each with its part of the operands.
 
-        So these are of shape `()`, which has no parts: the place in a batch is not among them.
+        So the operands have shape `()`, which has no parts, and do not tell the place in a batch.
         """
         if index is not None:
             index = jnp.max(jnp.where(failed, index, jnp.iinfo(index.dtype).min))
@@ -173,7 +173,7 @@ def _axes_not_manual(mesh: AbstractMesh) -> set[str]:
 
 
 def mesh_of(arrays: Iterable[Any]) -> AbstractMesh | None:
-    """The mesh of several devices that one of the arrays says it lies on, or else that in force."""
+    """The mesh of several devices on which one of the arrays lies, or else the mesh in force."""
     meshes = (jax.typeof(array).sharding.mesh for array in arrays)
     for mesh in (*meshes, jax.sharding.get_abstract_mesh()):
         if not mesh.empty and mesh.size > 1:
@@ -182,14 +182,14 @@ def mesh_of(arrays: Iterable[Any]) -> AbstractMesh | None:
 
 
 def holds_check(jaxpr: Jaxpr) -> bool:
-    """Whether a check is anywhere in `jaxpr`, in functions inlined from a cache too."""
+    """Whether there is a check in `jaxpr`, or in functions that were inlined from a cache."""
     return has_any_check_been_traced() and _holds_check(jaxpr, set())
 
 
 def run_and_look_for_checks(function: Callable[..., list[Any]], arrays: Iterable[Any]) -> list[Any]:
-    """What `function`, of tracers, returns; notes the checks in functions inlined from a cache too.
+    """The output of `function` for tracers; notes checks in functions inlined from a cache too.
 
-    JAX does not call what it has traced before: such a check is found in the jaxpr alone.
+    JAX does not call functions that it has traced before: their checks are in the jaxpr alone.
     """
     inlined = jax.jit(function, inline=True)
     if holds_check(inlined.trace(*arrays).jaxpr.jaxpr):

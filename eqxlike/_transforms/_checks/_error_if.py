@@ -26,41 +26,41 @@ Index = Int[Array, "..."] | Int[np.ndarray, "..."] | np.number | int
 
 
 def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default") -> Tree:
-    """`x`; raises an error if `pred` is true, from within a compiled program too.
+    """Returns `x`, and raises an error if `pred` is true, from within a compiled program too.
 
-    The check stands in the program where `x` does: it is made once `x` is used. Where it passes it
-    costs next to nothing: `x` is neither copied nor sent anywhere. Gradients are as without it.
+    The check is made where the program uses the `x` that is returned. A check that passes costs
+    next to nothing: `x` is neither copied nor sent anywhere. Gradients are as without it.
 
     A program on several devices fails on all of them. Inside `jax.shard_map` each device makes the
-    check for itself, and where only one of them fails, others may wait for it without end: give all
-    of them the same `pred`, by `jax.lax.pmax` for example.
+    check for itself. If only one of them fails, others may wait for it without end: give all of
+    them the same `pred`, by `jax.lax.pmax` for example.
 
     **Arguments:**
 
     - `x`: any pytree with at least one array.
-    - `pred`: a boolean, or an array of which one element must be true. Under `jax.vmap` it fails
-      if it fails for one member of the batch; the message says for which.
-    - `msg`: what the error says, beside where the check stands.
+    - `pred`: a boolean, or an array of them, of which one `True` is enough. Under `jax.vmap` the
+      check fails if it fails for one member of the batch; the message says for which.
+    - `msg`: the message of the error, which says where the check stands too.
     - `on_error`: what happens on failure:
-        - `"raise"`: an exception. A function wrapped in `filter_jit` raises it before it returns,
-          and to that end waits for its result; one wrapped in `jax.jit` raises JAX's own, whose
-          text has the message in it.
-        - `"nan"`: `x` becomes NaN, the largest number of an integer dtype, `True`; under
+        - `"raise"`: an exception. A function wrapped in `filter_jit` waits for its result and
+          raises before it returns; one wrapped in `jax.jit` raises JAX's own exception, whose text
+          contains the message.
+        - `"nan"`: `x` becomes NaN, or the largest number of an integer dtype, or `True`; under
           `jax.vmap` for those members of the batch that fail.
         - `"breakpoint"`: the message is printed, `jax.debug.breakpoint` opens, and the program
           goes on with NaN.
         - `"off"`: nothing; there is no check.
-        - `"default"`: what the environment variable `EQXLIKE_ON_ERROR` says, or else
-          `EQX_ON_ERROR`; without them `"raise"`. How many frames the debugger shows is in
-          `EQXLIKE_ON_ERROR_BREAKPOINT_FRAMES`, or else `EQX_ON_ERROR_BREAKPOINT_FRAMES`.
+        - `"default"`: the value of the environment variable `EQXLIKE_ON_ERROR`, or else of
+          `EQX_ON_ERROR`; `"raise"` without them. `EQXLIKE_ON_ERROR_BREAKPOINT_FRAMES`, or else
+          `EQX_ON_ERROR_BREAKPOINT_FRAMES`, says how many frames the debugger shows.
 
-    **Returns:** `x`. Use it: a check whose `x` nobody uses is left out of a compiled program, as
-    all that is not used, unless a later one in the same function is used: of those that fail, the
-    first one is raised.
+    **Returns:** `x`. Use it: like everything that is not used, a check whose `x` nobody uses is
+    left out of a compiled program, unless a later check in the same function is used. Of the checks
+    that fail, the first one raises.
 
-    **Raises:** `EqxlikeRuntimeError` if the check fails, and `EqxlikeTracetimeError` if it does
-    for a `pred` that is a number of Python; `ValueError` if `x` has no array; `TypeError` if `pred`
-    is no boolean; `RuntimeError` if `on_error` is none of the words.
+    **Raises:** `EqxlikeRuntimeError` if the check fails; `EqxlikeTracetimeError` if it fails for a
+    `pred` that is a Python number; `ValueError` if `x` has no array; `TypeError` if `pred` is no
+    boolean; `RuntimeError` if `on_error` is none of the words.
 
     !!! example
 
@@ -91,19 +91,19 @@ def branched_error_if(
     *,
     on_error: OnError = "default",
 ) -> Tree:
-    """As `error_if`, with one of several messages.
+    """Returns `x`, and raises an error with one of several messages if `pred` is true.
 
     **Arguments:**
 
     - `x`, `pred`, `on_error`: as for `error_if`.
-    - `index`: which message, a number or an array of them, of which the largest counts. Under
-      `jax.vmap` it is the largest of those members of the batch that fail.
+    - `index`: the index of the message, a number or an array of them, of which the largest counts.
+      Under `jax.vmap` it is the largest of those members of the batch that fail.
     - `msgs`: the messages.
 
     **Returns:** `x`, to be used.
 
-    **Raises:** as `error_if`; `ValueError` if `msgs` is empty, and `TypeError` if `index` is no
-    integer.
+    **Raises:** the errors of `error_if`; `ValueError` if `msgs` is empty, and `TypeError` if
+    `index` is no integer.
 
     !!! example
 
@@ -188,8 +188,8 @@ def _or_raise(
     passes = Check(report, does_raise=True, mesh=mesh).passes(failed, index)
     if not isinstance(passes, Tracer):
         return arrays
-    # Never the zeros: this is how the program comes to need the check. The compiler puts it into
-    # what computes or uses the array, and its derivatives need the check too.
+    # The zeros are never selected: `select` makes the program need the check. The compiler puts it
+    # into what computes or uses the array, and its derivatives need the check too.
     return [jax.lax.select(passes, array, jnp.zeros_like(array)) for array in arrays]
 
 
@@ -212,7 +212,7 @@ def _or_nan(
 
 def _invalid(array: Array) -> Array:
     if jnp.issubdtype(array.dtype, jnp.inexact):
-        # A sum, through which gradients pass as they do where the check does not fail.
+        # Gradients pass through this sum as they do where the check does not fail.
         return array + jnp.nan
     if array.dtype == jnp.bool_:
         return jnp.ones_like(array)

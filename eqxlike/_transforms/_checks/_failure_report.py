@@ -1,4 +1,4 @@
-"""What a failed check says."""
+"""The text of a failed check."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 _MOST_INDICES = 8
-"""Of a batch, named one by one."""
+"""At most this many indices of a batch are listed."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -15,24 +15,24 @@ class FailureReport:
 
     **Arguments:**
 
-    - `messages`: of which one is the user's for this failure.
-    - `place`: where the check stands.
+    - `messages`: the user's messages, one of which is for this failure.
+    - `place`: the place of the check in the user's code.
     """
 
     messages: Sequence[str]
     place: str
 
     def only(self, index: int) -> "FailureReport":
-        """The report that needs no index, since it is known."""
+        """The report for an index that is known already."""
         return FailureReport([self._message(index)], self.place)
 
     def text(self, failed: np.ndarray, index: np.ndarray | None) -> str:
-        """The message, where the check stands, and for which members of a batch it failed.
+        """The message, the place of the check, and the members of a batch for which it failed.
 
         **Arguments:**
 
         - `failed`: where the predicate is true; one axis for each `jax.vmap`.
-        - `index`: which message, for each of these; `None` for the first.
+        - `index`: the index of the message for each of these; `None` for the first message.
         """
         chosen = 0
         if index is not None:
@@ -50,7 +50,7 @@ class FailureReport:
 
 
 def _describe_batch(failed: np.ndarray) -> str:
-    """The indices at which a check failed, the first of them if there are many."""
+    """The indices at which a check failed, or only the first of them if there are many."""
     if failed.ndim == 0:
         return ""
     places = np.flatnonzero(failed)

@@ -1,4 +1,4 @@
-"""What happens where a check of `error_if` fails, as the caller or the environment says."""
+"""The choice of what happens when a check fails, by the caller or by the environment."""
 
 import os
 from typing import Literal, get_args
@@ -9,14 +9,14 @@ _WORDS = tuple(word for word in get_args(OnError) if word != "default")
 
 
 def _setting(name: str, default: str) -> tuple[str, str]:
-    """An environment variable of ours, or else Equinox's of that kind, and its value."""
+    """The name and the value of an environment variable of ours, or else of Equinox's."""
     names = (f"EQXLIKE_{name}", f"EQX_{name}")
     name = next((name for name in names if name in os.environ), names[0])
     return name, os.environ.get(name, default)
 
 
 def resolve_on_error(on_error: str) -> str:
-    """One of the words other than `"default"`, for which the environment has the word.
+    """The word `on_error`, or for `"default"` the word that the environment has.
 
     **Raises:** `RuntimeError` if `on_error` is none of the words; `ValueError` if the environment
     has none of them.
@@ -36,9 +36,9 @@ def resolve_on_error(on_error: str) -> str:
 
 
 def num_breakpoint_frames() -> int:
-    """How many frames the debugger shows, of which the innermost is that of the check.
+    """The number of frames that the debugger shows; the innermost is that of the check.
 
-    **Raises:** `ValueError` if the environment has something else than a number.
+    **Raises:** `ValueError` if the environment has anything but a positive number.
     """
     name, number = _setting("ON_ERROR_BREAKPOINT_FRAMES", "1")
     if not number.isdecimal() or int(number) < 1:

@@ -1,8 +1,8 @@
-"""The exceptions of `error_if`, and how one comes out of a compiled program.
+"""The exceptions of `error_if`, and their way out of a compiled program.
 
-A callback raises in the middle of the program; what JAX raises for it where the result is waited
-for is another exception, with pages of text. In that text stands a number, by which the message is
-found again: it says for certain which failure this was, whatever other threads do.
+A callback raises in the middle of the program. Where the result is waited for, JAX raises another
+exception for it, with pages of text. That text contains a number, by which the message is found
+again: it says for certain which failure this was, whatever other threads do.
 """
 
 import collections
@@ -16,10 +16,10 @@ import jax
 from ..._compat import CALLBACK_LOGGERS, forget_failed_run
 
 ERRORS_OF_JAX = (jax.errors.JaxRuntimeError, ValueError)
-"""What JAX raises for a callback that raises: the second if it calls the program without Python."""
+"""JAX raises these for a callback that raises: the second if the program runs without Python."""
 
 _MAX_RECENT = 1000
-"""At most this many failures are remembered that nobody has claimed: they went to `jax.jit`."""
+"""At most this many unclaimed failures are remembered: nobody claims those under `jax.jit`."""
 
 
 class EqxlikeRuntimeError(RuntimeError):
@@ -31,14 +31,14 @@ class EqxlikeRuntimeError(RuntimeError):
 class EqxlikeTracetimeError(RuntimeError):
     """A check of `error_if` or `branched_error_if` fails whatever the values of arrays are.
 
-    Raised if the predicate is a `bool`, `int` or `float` of Python: the error comes where the
+    It is raised if the predicate is a `bool`, `int` or `float` of Python: the error comes where the
     check is called, before the program runs.
     """
 
     __module__ = "eqxlike"
 
 
-# For code that was written for Equinox.
+# Code that was written for Equinox uses these names.
 EquinoxRuntimeError = EqxlikeRuntimeError
 EquinoxTracetimeError = EqxlikeTracetimeError
 
@@ -48,7 +48,7 @@ _recent: collections.OrderedDict[int, str] = collections.OrderedDict()
 
 
 def raise_in_callback(message: str) -> None:
-    """Raises, in a callback, such that `claim_failure` knows the message again."""
+    """Raises, in a callback, an error whose message `claim_failure` finds again."""
     number = next(_serial)
     with _lock:
         _recent[number] = message
@@ -58,13 +58,13 @@ def raise_in_callback(message: str) -> None:
 
 
 def claim_failure(error: BaseException) -> EqxlikeRuntimeError | None:
-    """Our exception, with the message alone, if that is what `error` of JAX is about.
+    """Our exception, with the message alone, if `error` of JAX comes from a failed check.
 
-    To be raised: JAX will say no more of it.
+    The caller must raise it: JAX will not report the failure again.
     """
     if not isinstance(error, ERRORS_OF_JAX):
         return None
-    # The last one: a message may quote another.
+    # The last number counts: a message may quote another failure.
     found = re.findall(r"\[eqxlike failure (\d+)\]", str(error))
     message = _recent.get(int(found[-1])) if found else None
     if message is None:

@@ -1,4 +1,4 @@
-"""What the thread at hand is tracing: whether it has met checks, and for how many devices it is."""
+"""The checks that this thread has met while it traces, and whether it traces for many devices."""
 
 import threading
 from typing import Any
@@ -14,7 +14,7 @@ _has_any_been_traced = False
 
 
 def note_check() -> None:
-    """To be called where a check becomes part of what this thread is tracing."""
+    """Notes that a check has become part of what this thread is tracing."""
     global _has_any_been_traced
     _has_any_been_traced = True
     _traced.num_checks += 1
@@ -31,7 +31,7 @@ def is_for_several_devices() -> bool:
 
 
 class TracedProgram:
-    """A function of `filter_jit`, as long as it is being traced."""
+    """A context in which a function of `filter_jit` is traced."""
 
     def __init__(self, is_for_several_devices: bool):
         self._is_for_several_devices = is_for_several_devices

@@ -1,4 +1,4 @@
-"""Differentiation: of a function, at a point, by a rule of one's own, and with less memory."""
+"""Derivatives: gradients, products, Jacobians, rules of one's own, and checkpoints."""
 
 from ._checkpoint import filter_checkpoint as filter_checkpoint
 from ._closure_convert import filter_closure_convert as filter_closure_convert

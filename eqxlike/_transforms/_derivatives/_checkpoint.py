@@ -1,4 +1,4 @@
-"""Recomputing on the backward pass what the forward pass does not keep."""
+"""Checkpoints: the backward pass computes again what the forward pass did not keep."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from .._wrapping import TransformedFunction, check_callable
 
 
 class _CheckpointFunction(TransformedFunction):
-    """What `filter_checkpoint` returns."""
+    """The function that `filter_checkpoint` returns."""
 
     _prevent_cse: bool = field(static=True)
     _policy: Callable[..., bool] | None = field(static=True)
@@ -53,17 +53,17 @@ def filter_checkpoint(
     prevent_cse: bool = True,
     policy: Callable[..., bool] | None = None,
 ) -> Any:
-    """Keeps nothing of what a function calculates: the backward pass calculates it again.
+    """Makes the backward pass of a function compute its intermediate values again.
 
-    That saves memory and costs time. As `jax.checkpoint`, for functions of any arguments: arrays
+    This saves memory and costs time. It is `jax.checkpoint` for functions of any arguments: arrays
     are traced, everything else is passed as it is.
 
     **Arguments:**
 
-    - `fun`: a function of any arguments that returns any pytree. Left out, this is a decorator
-      with arguments.
-    - `prevent_cse`: whether to keep the compiler from undoing it all, by merging what is calculated
-      twice. Not needed inside `jax.lax.scan`.
+    - `fun`: a function of any arguments that returns any pytree. Without it, a decorator is
+      returned.
+    - `prevent_cse`: whether to keep the compiler from merging what is computed twice, which would
+      undo it all. Inside `jax.lax.scan` it is not needed.
     - `policy`: what to keep after all: one of `jax.checkpoint_policies`.
 
     **Returns:** a function of the same arguments with the same output.

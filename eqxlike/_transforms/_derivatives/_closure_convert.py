@@ -1,4 +1,4 @@
-"""Making the arrays that a function closes over part of a pytree."""
+"""Closures as pytrees, whose leaves are the arrays that they close over."""
 
 from collections.abc import Callable
 from typing import Any, Generic
@@ -20,7 +20,7 @@ from ._tangents import leaves_beside, path_of
 
 
 class ClosureConverted(Module, Generic[Params, Output]):
-    """What `filter_closure_convert` returns.
+    """The function that `filter_closure_convert` returns.
 
     - `consts`: the arrays that the function closes over.
     """
@@ -60,14 +60,14 @@ def _is_alike(leaf: Any, expected: Any) -> bool:
 def filter_closure_convert(
     fn: Callable[Params, Output], *args: Any, **kwargs: Any
 ) -> ClosureConverted[Params, Output]:
-    """The same function, with the arrays that it closes over as leaves of a pytree.
+    """The function `fn` as a pytree, whose leaves are the arrays that it closes over.
 
-    To carry tracers openly past a boundary that must know of them: a custom derivative, a
-    transformation. As `jax.closure_convert`, for functions of any arguments and all arrays.
+    It carries tracers openly past a boundary that must know of them: a custom derivative, a
+    transformation. It is `jax.closure_convert` for functions of any arguments, and for all arrays.
 
     **Arguments:**
 
-    - `fn`: a function of any arguments that returns any pytree. Traced once, here.
+    - `fn`: a function of any arguments that returns any pytree. It is traced once, here.
     - `*args`, `**kwargs`: an example of its arguments; a `jax.ShapeDtypeStruct` stands for an
       array. The values of arrays do not matter.
 

@@ -1,4 +1,4 @@
-"""What functions with derivatives of their own have in common."""
+"""The common base of functions with derivatives of their own."""
 
 import functools
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from .._wrapping import check_callable
 
 
 class CustomFunction:
-    """Base of functions with a derivative of their own, which they are given once they are made.
+    """The base of functions with a derivative of their own, which is set once they are made.
 
-    Not a Module, for that reason. Copied and pickled as functions are: by name.
+    So they are no Modules. They are copied and pickled as functions are: by name.
     """
 
     __name__: str
@@ -34,11 +34,11 @@ class CustomFunction:
 
     @property
     def _label(self) -> str:
-        """What to call the function in messages."""
+        """The name of the function in messages."""
         return getattr(self, "__name__", repr(self.__wrapped__))
 
     def _explain(self, error: jax.errors.UnexpectedTracerError) -> None:
-        """Adds to what JAX says of a tracer that it did not expect, during a call."""
+        """Adds a note to JAX's error about an unexpected tracer in a call."""
         error.add_note(
             f"This was while {self._label} was called, which has a derivative of its own. It may "
             "be that it, or a function among its arguments, closes over an array that is being "

@@ -22,8 +22,8 @@ _Rule = Callable[..., tuple[Any, Any]]
 class filter_custom_jvp(CustomFunction):
     """Gives a function a forward-mode derivative of its own, whatever its arguments are.
 
-    As `jax.custom_jvp`. Which arguments are not differentiated need not be said: what is no
-    floating-point or complex array is not, and keyword arguments never are.
+    It is `jax.custom_jvp` without `nondiff_argnums`: only floating-point and complex arrays are
+    differentiated, and keyword arguments never are.
 
     **Arguments:**
 
@@ -35,9 +35,9 @@ class filter_custom_jvp(CustomFunction):
     differentiable, or not differentiated. The tangent returned has the structure of the value,
     with `None` for a zero, and beside what is not differentiable.
 
-    **Raises:** when called, `AttributeError` if there is no rule; when differentiated: `ValueError`
-    if a keyword argument is differentiated, or naming the path where a structure or shape of what
-    the rule returned differs; `TypeError` for another dtype.
+    **Raises:** when called, `AttributeError` if there is no rule. When differentiated, `ValueError`
+    if a keyword argument is differentiated; naming the path, `ValueError` if the output of the rule
+    has another structure or shape, and `TypeError` for another dtype.
 
     !!! example
 
@@ -64,8 +64,9 @@ class filter_custom_jvp(CustomFunction):
         return fn_jvp
 
     def defjvp(self, fn_jvp: _Rule) -> _Rule:
-        """Deprecated. As `def_jvp`, for a rule to which zeros are passed in the place of `None`
-        where an array is differentiable, and not differentiated.
+        """Sets a rule that gets zeros in place of `None`. Deprecated: use `def_jvp`.
+
+        The zeros stand beside arrays that are differentiable, but not differentiated.
         """
         warnings.warn(
             "`filter_custom_jvp.defjvp` is deprecated: use `def_jvp`, to whose rule `None` is "
@@ -130,7 +131,7 @@ class _FlatCall:
             f"The rule of {self.label} must return a pair (value, tangent)",
         )
         if self.value_rest is not UNTRACED:
-            # The function was traced before, and what it returned is in use.
+            # The function was traced before, and its output is in use.
             check_structure(self.value_rest.treedef, value, "value of the rule", "value")
         numbers, self.value_rest = split(value, _is_array_or_number)
         differentiable = (leaf if is_inexact_array_like(leaf) else None for leaf in numbers)

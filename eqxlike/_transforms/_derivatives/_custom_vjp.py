@@ -25,7 +25,7 @@ _Backward = Callable[..., Any]
 class filter_custom_vjp(CustomFunction):
     """Gives a function a reverse-mode derivative of its own, whatever its arguments are.
 
-    As `jax.custom_vjp`, with a plainer interface: only the first argument is differentiated, and
+    It is `jax.custom_vjp` with a plainer interface: only the first argument is differentiated, and
     all arguments are passed to the backward pass too.
 
     **Arguments:**
@@ -42,9 +42,9 @@ class filter_custom_vjp(CustomFunction):
       where it is zero or there is none. The gradient has the structure of `vjp_arg`, with
       `None` for zero; what it has for leaves that are not perturbed is not used.
 
-    **Raises:** when called, `RuntimeError` if the derivative was not given; when differentiated:
+    **Raises:** when called, `RuntimeError` if the derivative was not given. When differentiated,
     `RuntimeError` if another argument than the first is differentiated; naming the path,
-    `ValueError` if a structure or shape of the gradient differs, and `TypeError` for another dtype.
+    `ValueError` if the gradient has another structure or shape, and `TypeError` for another dtype.
 
     !!! example
 
@@ -81,8 +81,9 @@ class filter_custom_vjp(CustomFunction):
         return fn_bwd
 
     def defvjp(self, fn_fwd: _Forward, fn_bwd: _Backward) -> None:
-        """Deprecated. As `def_fwd` and `def_bwd`, for functions without the argument `perturbed`,
-        and to which zeros are passed in the place of `None` where there could be a cotangent.
+        """Sets both passes, without `perturbed`. Deprecated: use `def_fwd` and `def_bwd`.
+
+        The backward pass gets zeros in place of `None` where there could be a cotangent.
         """
         warnings.warn(
             "`filter_custom_vjp.defvjp` is deprecated: use `def_fwd` and `def_bwd`, whose "
@@ -130,9 +131,9 @@ class filter_custom_vjp(CustomFunction):
 
 
 class _Residuals(Module):
-    """What the forward pass leaves for the backward pass.
+    """The residuals that the forward pass leaves for the backward pass.
 
-    - `arrays`: of the tree `(residuals, vjp_arg, args, kwargs)`, of which `rest` is the rest.
+    - `arrays`, `rest`: the tree `(residuals, vjp_arg, args, kwargs)`, split.
     """
 
     arrays: list[Any]
@@ -191,7 +192,7 @@ class _FlatCall:
             leaf if is_wanted else None
             for leaf, is_wanted in zip(jtu.tree_leaves(vjp_arg), wanted, strict=True)
         ]
-        # What stands beside the others is of no use, and may be anything.
+        # The gradients beside all other leaves are not used, and may be anything.
         found = [leaf if is_wanted else None for leaf, is_wanted in zip(found, wanted, strict=True)]
         gradients = checked_tangents(found, types, treedef, "gradient", "vjp_arg")
         return self.vjp_arg_rest.take(gradients), None

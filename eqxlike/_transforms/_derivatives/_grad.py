@@ -22,7 +22,7 @@ from .._wrapping import (
 
 
 class _GradFunction(TransformedFunction):
-    """What `filter_value_and_grad` and `filter_grad` return."""
+    """The function that `filter_value_and_grad` and `filter_grad` return."""
 
     _has_aux: bool = field(static=True)
     _returns_value: bool = field(static=True)
@@ -31,7 +31,7 @@ class _GradFunction(TransformedFunction):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         differentiated, others = differentiated_and_others(args, "filter_{grad, value_and_grad}")
         arrays, rest = split(differentiated, is_inexact_array)
-        # What is no array in the auxiliary output cannot pass through JAX.
+        # Leaves of the auxiliary output that are no arrays cannot pass through JAX.
         aux_rest: Rest = UNTRACED
 
         def of_arrays(arrays: list[Any]) -> Any:
@@ -104,8 +104,8 @@ def filter_value_and_grad(
 
     **Arguments:**
 
-    - `fun`: a function from any arguments to a floating-point scalar. Left out, this is a
-      decorator with arguments.
+    - `fun`: a function from any arguments to a floating-point scalar. Without it, a decorator is
+      returned.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree.
     - `**gradkwargs`: `holomorphic`, `allow_int` as in `jax.value_and_grad`.
 
@@ -162,7 +162,11 @@ def filter_grad(
 def filter_grad(
     fun: Callable[..., Any] = MISSING, *, has_aux: bool = False, **gradkwargs: Any
 ) -> Any:
-    """As `filter_value_and_grad`, returning the gradient alone, or `(gradient, aux)`.
+    """The gradient of a function in the floating-point arrays of its first argument.
+
+    Arguments and errors are those of `filter_value_and_grad`.
+
+    **Returns:** a function of the same arguments that returns the gradient, or `(gradient, aux)`.
 
     !!! example
 

@@ -19,7 +19,7 @@ from .._wrapping import (
 
 
 class _JacobianFunction(TransformedFunction):
-    """What `filter_jacfwd`, `filter_jacrev` and `filter_hessian` return.
+    """The function that `filter_jacfwd`, `filter_jacrev` and `filter_hessian` return.
 
     - `_modes`: the transformations of JAX to apply, the innermost first.
     """
@@ -31,7 +31,7 @@ class _JacobianFunction(TransformedFunction):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         differentiated, others = differentiated_and_others(args, self._name)
         arrays, rest = split(differentiated, is_inexact_array)
-        # What is no array cannot pass through JAX.
+        # Leaves that are no arrays cannot pass through JAX.
         value_rest: Rest = UNTRACED
         aux_rest: Rest = UNTRACED
 
@@ -44,7 +44,7 @@ class _JacobianFunction(TransformedFunction):
             return value_arrays, aux_arrays
 
         def tree_of(rows: list[Any], depth: int) -> PyTree:
-            """From lists in lists, one for each mode, to trees in trees."""
+            """The trees in trees for these lists in lists, a level for each mode."""
             subtrees = [tree_of(row, depth - 1) for row in rows] if depth else rows
             return rest.merge_into(None, subtrees)
 
@@ -54,7 +54,7 @@ class _JacobianFunction(TransformedFunction):
                 transformed = mode(transformed, has_aux=True)
             rows_of_outputs, aux_arrays = transformed(arrays)
         else:
-            # JAX asks for at least one array.
+            # JAX needs at least one array.
             value_arrays, aux_arrays = of_arrays(arrays)
             rows_of_outputs = [[] for _ in value_arrays]
         depth = len(self._modes) - 1
@@ -65,7 +65,7 @@ class _JacobianFunction(TransformedFunction):
 def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
     """The Jacobian of a function in the arrays of its first argument, by forward mode.
 
-    One pass for each number among the inputs: for more outputs than inputs.
+    It takes one pass for each number among the inputs: use it for more outputs than inputs.
 
     **Arguments:**
 
@@ -74,10 +74,10 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
       differentiated.
 
     **Returns:** a function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
-    The Jacobian has the structure of the value; for each array of it, of shape `(*out)`, stands a
-    tree with the structure of the first argument, in which for each floating-point array, of shape
-    `(*in)`, stands an array of shape `(*out, *in)`, and `None` for everything else. `None` stands
-    for what in the value is no array or number.
+    The Jacobian has the structure of the value, with a tree in place of each array, of shape
+    `(*out)`, and `None` in place of each leaf that is no array or number. Each of these trees has
+    the structure of the first argument, with an array of shape `(*out, *in)` in place of each
+    floating-point array, of shape `(*in)`, and `None` in place of everything else.
 
     **Raises:** when called, `TypeError` if the first argument is passed by keyword, or an array in
     it is complex.
@@ -96,7 +96,10 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
 
 
 def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
-    """As `filter_jacfwd`, by reverse mode: one pass for each number among the outputs.
+    """The Jacobian of a function in the arrays of its first argument, by reverse mode.
+
+    It takes one pass for each number among the outputs. Arguments and output are those of
+    `filter_jacfwd`.
 
     **Raises:** when called, `TypeError` if the first argument is passed by keyword, or an array of
     the value is not real.
@@ -114,11 +117,11 @@ def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
 def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
     """The second derivatives of a function in the arrays of its first argument.
 
-    Forward mode over reverse mode. Arguments and errors are those of `filter_jacfwd`.
+    It uses forward mode over reverse mode. Arguments and errors are those of `filter_jacfwd`.
 
-    **Returns:** a function of the same arguments that returns the Hessian, or `(hessian, aux)`: as
-    the Jacobian, with a tree of the structure of the first argument once more in the place of each
-    array, of shape `(*out, *in, *in)`.
+    **Returns:** a function of the same arguments that returns the Hessian, or `(hessian, aux)`. The
+    Hessian is like the Jacobian, with another tree of the structure of the first argument in place
+    of each array; its arrays have shape `(*out, *in, *in)`.
 
     !!! example
 

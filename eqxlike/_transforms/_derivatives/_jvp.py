@@ -72,7 +72,7 @@ def filter_jvp(
 
     def of_moving(moving: list[Any]) -> tuple[list[Any], list[Any]]:
         nonlocal output_rest, is_zero
-        # What is no tracer can depend on nothing.
+        # A leaf that is no tracer depends on nothing.
         traced, output_rest = split(fn(*rest.merge(moving), **kwargs), _is_tracer)
         is_zero = _find_zeros(moving, traced)
         zero, not_zero = (
@@ -97,16 +97,16 @@ def _is_tracer(leaf: Any) -> bool:
 
 
 def _as_array(leaf: Any) -> Any:
-    # What JAX makes of a Python number by itself stays a subclass of `float` on its way through.
+    # A Python number that JAX converts by itself stays a subclass of `float` on its way through.
     return leaf if is_inexact_array(leaf) else jnp.asarray(leaf)
 
 
 def _find_zeros(moving: list[Any], traced: list[Any]) -> list[bool]:
-    """For each of `traced`, whether its tangent is zero for want of dependence.
+    """Whether the tangent of each of `traced` is zero because it does not depend on `moving`.
 
-    JAX tells that to the rules of primitives alone, and asks that of a primitive only if some
-    argument has a tangent, which `moving` has. The rule of a `jax.custom_jvp` is told too, and it
-    costs 90 us a call, where this takes 7.
+    JAX tells this to the rules of primitives alone, and asks a rule only if some argument of the
+    primitive has a tangent: `moving` has one. The rule of a `jax.custom_jvp` is told too, but costs
+    90 us a call, where this takes 7.
     """
     tangents: list[Any] = []
     _look.bind(moving[0], *traced, report=tangents.extend)

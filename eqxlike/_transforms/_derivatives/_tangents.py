@@ -1,7 +1,7 @@
 """Tangents, cotangents and gradients: trees that stand beside the tree they belong to.
 
-Such a tree has the same structure, with `None` for zero: in the place of one leaf, or of all that
-is below a node.
+They have its structure, with `None` for zero: in the place of one leaf, or of a node with all that
+is below it.
 """
 
 from typing import Any
@@ -20,10 +20,10 @@ def tangents_of(types: list[Any], treedef: Any, tangents: PyTree, name: str, of:
 
     **Arguments:**
 
-    - `types`: for each leaf what has its shape and dtype (the leaf itself, say), or `None` if it
-      is not differentiable.
+    - `types`: for each leaf an object with its shape and dtype (the leaf itself, say), or `None` if
+      it is not differentiable.
     - `treedef`: the structure of the tree.
-    - `name`, `of`: what to call `tangents` and the tree in messages.
+    - `name`, `of`: the names of `tangents` and of the tree in messages.
 
     **Raises:** naming the path: `ValueError` if the structures or the shapes differ; `TypeError`
     for another dtype, or a tangent of what is not differentiable.
@@ -33,7 +33,7 @@ def tangents_of(types: list[Any], treedef: Any, tangents: PyTree, name: str, of:
 
 
 def leaves_beside(treedef: Any, tree: PyTree, name: str, of: str) -> list[Any]:
-    """What `tree` has for each leaf of `treedef`: `None` for all below where it has `None`.
+    """The part of `tree` beside each leaf of `treedef`; one `None` counts for all leaves below it.
 
     **Raises:** `ValueError` naming the path where the structures differ.
     """
@@ -73,7 +73,7 @@ _LEAF = object()
 def checked_tangents(
     tangents: list[Any], types: list[Any], treedef: Any, name: str, of: str
 ) -> list[Any]:
-    """`tangents` as arrays that JAX accepts, or `None`; arguments and errors as `tangents_of`."""
+    """`tangents` as arrays that JAX accepts, or `None`. Arguments are those of `tangents_of`."""
     return [
         None if tangent is None else _checked(tangent, struct, place, treedef, name, of)
         for place, (tangent, struct) in enumerate(zip(tangents, types, strict=True))
@@ -126,5 +126,5 @@ def is_symbolic_zero(tangent: Any) -> bool:
 
 
 def path_of(place: int, treedef: Any) -> tuple[Any, ...]:
-    """Where the leaf at `place` stands."""
+    """The path of the leaf at `place`."""
     return jtu.tree_leaves_with_path(treedef.unflatten(range(treedef.num_leaves)))[place][0]

@@ -17,9 +17,9 @@ from ._tangents import tangents_of
 
 
 class Pullback(Module):
-    """What `filter_vjp` returns: from a cotangent of the output to those of the arguments.
+    """The function that `filter_vjp` returns, from a cotangent of the output to gradients.
 
-    A pytree: its leaves are what the forward pass left for the backward pass.
+    It is a pytree, whose leaves are what the forward pass left for the backward pass.
     """
 
     _vjp: Callable[[list[Any]], tuple[list[Any]]]
@@ -44,7 +44,7 @@ def _is_inexact(struct: jax.ShapeDtypeStruct) -> bool:
 
 
 def _zero(struct: jax.ShapeDtypeStruct) -> Any:
-    """The cotangent that JAX asks for where there is none."""
+    """The cotangent that JAX expects where there is none."""
     if _is_inexact(struct):
         return jnp.zeros(struct.shape, struct.dtype)
     return np.zeros(struct.shape, jax.dtypes.float0)
@@ -68,19 +68,20 @@ def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False)
     **Arguments:**
 
     - `fun`: a function of any arguments that returns any pytree.
-    - `*primals`: its arguments. Differentiated in their floating-point and complex arrays.
+    - `*primals`: its arguments; their floating-point and complex arrays are differentiated.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
       differentiated.
 
-    **Returns:** `(value, pullback)`, or `(value, pullback, aux)`. `pullback` takes a cotangent: a
-    tree with the structure of the value, beside each floating-point or complex array one of that
-    shape and dtype, or `None` for a zero, and beside everything else `None`. It returns the tuple
-    of the gradients in the arguments, with `None` for every leaf that is not a floating-point or
-    complex array. It is a pytree, and may be passed into and out of transformations.
+    **Returns:** `(value, pullback)`, or `(value, pullback, aux)`. `pullback` takes a cotangent, a
+    tree with the structure of the value. Beside a floating-point or complex array it has an array
+    of that shape and dtype, or `None` for a zero; beside everything else `None`. `pullback` returns
+    the tuple of the gradients in the arguments, with `None` for every leaf that is not a
+    floating-point or complex array. It is a pytree, and may be passed into and out of
+    transformations.
 
-    **Raises:** `TypeError` if `has_aux` and no pair is returned. `pullback` raises, naming the
-    path: `ValueError` if the structure or a shape differs; `TypeError` for another dtype, or a
-    cotangent beside what is not differentiable.
+    **Raises:** `TypeError` if `has_aux` is true and `fun` returns no pair. `pullback` raises,
+    naming the path: `ValueError` if the structure or a shape differs; `TypeError` for another
+    dtype, or a cotangent beside what is not differentiable.
 
     !!! example
 
@@ -95,7 +96,7 @@ def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False)
     """
     check_callable(fun, "filter_vjp")
     arrays, rest = split(primals, is_inexact_array)
-    # What is no array cannot pass through JAX.
+    # Leaves that are no arrays cannot pass through JAX.
     value_rest: Rest = UNTRACED
     aux_rest: Rest = UNTRACED
 

@@ -20,7 +20,7 @@ else:
 
 
 class EnumerationMeta(_Meta):
-    """What is said of an enumeration as a whole: `len(E)`, `E[item]`, `isinstance(item, E)`."""
+    """The metaclass of enumerations, with `len(E)`, `E[item]` and `isinstance(item, E)`."""
 
     _eqxlike_messages: dict[str, str]
 
@@ -28,7 +28,7 @@ class EnumerationMeta(_Meta):
         return len(cls._eqxlike_messages)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        # Not an item of the enumerations that this one extends: those are other numbers.
+        # Items of the enumerations that this one extends have other numbers.
         return isinstance(instance, EnumerationItem) and instance._enumeration is cls
 
     def __getitem__(cls, item: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -41,7 +41,7 @@ class EnumerationMeta(_Meta):
             )
         if item.is_traced():
             return "traced"
-        # Others than indices are put in their place by `filter`, `jax.eval_shape` and so on.
+        # `filter`, `jax.eval_shape` and others put something else in the place of an index.
         if not is_array(item._value) or not jnp.issubdtype(item._value.dtype, np.integer):
             return "unknown"
         indices = np.asarray(item._value)
@@ -119,7 +119,7 @@ class Enumeration(metaclass=EnumerationMeta):
 
         **Returns:** the item of this enumeration that has the same name.
 
-        **Raises:** `ValueError` for anything else.
+        **Raises:** `ValueError` if `item` is anything else.
 
         !!! example
 

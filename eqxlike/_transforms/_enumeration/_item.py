@@ -1,4 +1,4 @@
-"""The items of enumerations, and what errors say of them."""
+"""The items of enumerations, and their descriptions in errors."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from .._checks import branched_error_if
 class EnumerationItem(Module):
     """One item of an `Enumeration`; or several of one enumeration, if its array has a shape.
 
-    Where an array is computed, as in `jax.jit`, `jax.lax.scan` or `jax.vmap`, an item can be.
+    An item can be computed wherever an array can, as in `jax.jit`, `jax.lax.scan` or `jax.vmap`.
     """
 
     _value: Int[Array, "..."] | Int[np.ndarray, "..."]
@@ -28,7 +28,7 @@ class EnumerationItem(Module):
     def __ne__(self, other: object) -> Bool[Array, "..."]:
         return jnp.asarray(self._value != self._comparable(other)._value)
 
-    # Two items are equal for an array, which may be known later: too late for a dict.
+    # The equality of two items is an array, which may be known too late for a dict.
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def _comparable(self, other: Any) -> "EnumerationItem":
@@ -46,7 +46,7 @@ class EnumerationItem(Module):
         return wl.TextDoc(repr(self))
 
     def is_traced(self) -> bool:
-        """Whether which item this is will be known only when the program runs.
+        """Whether it is not known which item this is until the program runs.
 
         >>> import eqxlike as eqx, jax
         >>> class Shape(eqx.Enumeration):
@@ -67,9 +67,9 @@ class EnumerationItem(Module):
         - `token`: any pytree with an array in it.
         - `pred`: whether to raise; an array of any shape, of which one `True` is enough.
 
-        **Returns:** `token`. The error is raised where what is returned here is used.
+        **Returns:** `token`. The error is raised where the program uses this one.
 
-        **Raises:** what `error_if` raises.
+        **Raises:** the errors of `error_if`.
         """
         messages = list(self._enumeration._eqxlike_messages.values())
         return branched_error_if(token, pred, self._value, messages)
@@ -80,7 +80,7 @@ def class_name(cls: type) -> str:
 
 
 def origin(value: Any) -> str:
-    """What `value` is, to somebody who expected an item."""
+    """The description of `value` to somebody who expected an item."""
     if isinstance(value, EnumerationItem):
         return f"an item of {class_name(value._enumeration)}"
     return describe(value)

@@ -1,8 +1,8 @@
 """`filter_jit`: from a call to the function of flat arrays that is compiled for it.
 
-`_callables` finds what stands behind a wrapped callable, `_arguments` brings a call into one order,
-`_dispatcher` looks up what is compiled for it (`_cache`, `_compiled`), and `_fast_path` makes the
-generated function that tries before all of this.
+`_callables` finds the function behind a wrapped callable, `_arguments` brings the arguments of a
+call into one order, `_dispatcher` looks up the compiled function for them (`_cache`, `_compiled`),
+and `_fast_path` makes the generated function that is tried before all of this.
 """
 
 from ._callables import Options as Options

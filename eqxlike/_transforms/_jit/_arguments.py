@@ -1,4 +1,4 @@
-"""One order for each call: keywords and defaults put in the places of the signature."""
+"""One order for the arguments of all calls: keywords and defaults go where the signature says."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -20,9 +20,9 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
     """The signature with which `function` is called, or `None` if it tells none.
 
-    Not that of its `__wrapped__`, as `functools.wraps` would have it: a decorator may take other
-    arguments and have other defaults. For what `jax.jit` returns, to fill in a default is not the
-    same as to leave it out.
+    The signature of its `__wrapped__`, which `functools.wraps` sets, does not count: a decorator
+    may take other arguments and have other defaults. Functions of `jax.jit` count as telling none:
+    to them, filling in a default is not the same as leaving it out.
     """
     if isinstance(function, PjitFunction | jax.custom_jvp | jax.custom_vjp):
         return None
@@ -33,16 +33,16 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 _Plan = tuple[Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]], tuple[str, ...]]
-"""From what is given to the arguments of the ordered call, and the names of the last ones."""
+"""A function from `args` and `kwargs` to the ordered arguments, and the names of the last ones."""
 
 _MAX_PLANS = 1024
 
 WRAPPER = "_eqxlike_wrapper"
-"""The first parameter of a function that is called with one of our wrappers."""
+"""The name of the first parameter of a function that is called with one of our wrappers."""
 
 
 class _Given:
-    """Stands for an argument of a call: the source that takes it from `args` or `kwargs`."""
+    """A placeholder for an argument of a call: the source that takes it from `args` or `kwargs`."""
 
     __slots__ = ("source",)
 
@@ -51,23 +51,23 @@ class _Given:
 
 
 def _is_constant(default: Any) -> bool:
-    """Whether to pass a default is the same as to leave it out: an array would be traced."""
+    """Whether passing a default is the same as leaving it out: an array would be traced."""
     if type(default) is tuple:
         return all(map(_is_constant, default))
     return type(default) in ATOMS
 
 
 class ArgumentOrder:
-    """How calls of one function are brought to one order.
+    """The order of the arguments of one function, the same however a call gives them.
 
-    Arguments are in the order of the signature; keyword-only ones come last. Defaults are filled in
-    but for arrays and the like, which would be traced, and objects that are not hashable.
+    Arguments are in the order of the signature; keyword-only ones come last. Defaults are filled
+    in, except arrays and the like, which would be traced, and objects that are not hashable.
 
     **Arguments:**
 
-    - `name`: of the function, for messages.
-    - `signature`: `None` for a function that tells none; calls are taken as they are ordered then.
-    - `fills_defaults`: whether to fill in a default is the same as to leave it out.
+    - `name`: the name of the function, for messages.
+    - `signature`: its signature. With `None`, arguments stay in the order in which they are given.
+    - `fills_defaults`: whether filling in a default is the same as leaving it out.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class ArgumentOrder:
             or bool(self.keyword_only)
             or any(parameter.kind in _VARIADIC for parameter in self.parameters)
         )
-        # Which argument of a call goes where, for each way in which the function was called:
-        # binding by `inspect` takes longer than the call itself.
+        # A plan for each way in which the function was called: binding by `inspect` takes longer
+        # than the call itself.
         self._plans: dict[tuple[int, tuple[str, ...]], _Plan] = {}
 
     def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OrderedArguments:
-        """The one order of this call. Raises `TypeError` if the function takes no such call."""
+        """The ordered arguments of a call; raises `TypeError` if they do not fit the signature."""
         if not kwargs and len(args) == self.num_by_place and not self.must_be_arranged:
             return args, ()
         form = (len(args), tuple(kwargs))
@@ -105,7 +105,7 @@ class ArgumentOrder:
         return plan[0](args, kwargs), plan[1]
 
     def _plan(self, num_args: int, given_names: tuple[str, ...]) -> _Plan:
-        """How calls are ordered that give so many arguments by place and these by name."""
+        """The plan for calls with `num_args` arguments by place, and `given_names` by name."""
         args = [_Given(f"args[{place}]") for place in range(num_args)]
         kwargs = {name: _Given(f"kwargs[{name!r}]") for name in given_names}
         if self.signature is None:
@@ -162,7 +162,7 @@ class ArgumentOrder:
         return list(bound.arguments.items())
 
     def labels(self, num_args: int, names: tuple[str, ...]) -> list[str]:
-        """What to call each argument of an ordered call of so many, the last of them by `names`."""
+        """The names in messages of `num_args` ordered arguments, the last of which have `names`."""
         num_by_place = num_args - len(names)
         declared = [each.name for each in self.parameters if each.kind in _BY_PLACE]
         more = (
@@ -173,7 +173,7 @@ class ArgumentOrder:
         return [*declared[:num_by_place], *rest, *names]
 
     def parameter_names(self) -> list[str]:
-        """What an option may name."""
+        """The names of the parameters that an option may name."""
         return [each.name for each in self.parameters if each.name != WRAPPER]
 
     def places(self, name: str, names: tuple[str, ...], num_args: int) -> tuple[int, ...]:
@@ -181,7 +181,7 @@ class ArgumentOrder:
 
         **Arguments:**
 
-        - `names`, `num_args`: of the ordered call.
+        - `names`, `num_args`: the names and the number of arguments of the ordered call.
         """
         parameter = next(each for each in self.parameters if each.name == name)
         first_named = num_args - len(names)

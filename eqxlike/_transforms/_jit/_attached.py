@@ -7,8 +7,10 @@ from typing import Any
 
 
 class _Attachment:
-    """What is in the `__dict__`. `functools.wraps` copies that, and tools that pickle functions by
-    value do too: it belongs to the function that it names alone, and a pickled one to none.
+    """A value in the `__dict__` of a function, which knows the function that owns it.
+
+    `functools.wraps` copies the `__dict__`, and so do tools that pickle functions by value. A copy
+    in another function does not belong to it, and a pickled one belongs to none.
     """
 
     __slots__ = ("owner", "value")
@@ -25,10 +27,10 @@ class _Attachment:
 
 
 def attached(function: FunctionType, name: str, make: Callable[[], Any]) -> Any:
-    """What is attached to `function` under `name`; made if nothing is.
+    """The value attached to `function` under `name`; `make` makes it the first time.
 
-    Not a `WeakKeyDictionary` of functions: a value that holds its key would keep both for good. A
-    function that is in a cycle with its own `__dict__` is garbage like any other.
+    A `WeakKeyDictionary` of functions will not do: a value that holds its key would keep both for
+    good. A function that is in a cycle with its own `__dict__` is garbage like any other.
     """
     found = vars(function).get(name)
     if found is None or not found.belongs_to(function):

@@ -1,4 +1,4 @@
-"""What is compiled of one function, by the arguments that it is compiled for."""
+"""The cache of the compiled functions of one function."""
 
 import collections
 import weakref
@@ -11,7 +11,7 @@ from ._attached import attached
 from ._compiled import CompiledFunction
 
 _MAX_CACHED = 4096
-"""Compiled functions in one place; the oldest go first."""
+"""At most this many compiled functions are in one table; the oldest go first."""
 
 _NAME = "__eqxlike_compiled__"
 
@@ -22,8 +22,8 @@ class Cache:
     """The compiled functions of one function, by key.
 
     A key holds the static leaves of the arguments. If one of them is a short-lived function, what
-    is compiled for it is in its `__dict__`, so that the two go together. In the table here it would
-    hold the short-lived function until thousands of others had come.
+    is compiled for it is in its `__dict__`, so that the two go together. In the table here, it
+    would hold the short-lived function until thousands of others had come.
     """
 
     def __init__(self) -> None:
@@ -60,5 +60,5 @@ class Cache:
 
 
 def anchor_of(structures: tuple[Structure, ...]) -> Any:
-    """The short-lived function that goes with what is compiled for these, or `None`."""
+    """The short-lived function with which what is compiled for these must go, or `None`."""
     return next((each.anchor for each in structures if each.anchor is not None), None)

@@ -1,4 +1,4 @@
-"""From any callable to the function that is compiled, what is bound to it, and its dispatcher."""
+"""The function that is compiled for a callable, the arguments bound to it, and its dispatcher."""
 
 import functools
 import inspect
@@ -32,12 +32,12 @@ class Options:
 
 
 class Unbound(NamedTuple):
-    """A callable, apart.
+    """A callable, taken apart.
 
-    - `function`: what says how it is called.
+    - `function`: the function inside, whose signature calls have to fit.
     - `args`, `kwargs`: the arguments at the front and by name that are bound to it.
-    - `is_call`: whether it is the `__call__` of a class, which somebody may replace: then the first
-      of `args` is called.
+    - `is_call`: whether `function` is the `__call__` of a class, which somebody may replace. Then
+      the first of `args` is called.
     """
 
     function: Callable[..., Any]
@@ -46,7 +46,6 @@ class Unbound(NamedTuple):
     is_call: bool = False
 
 
-# Callables that are themselves the function: compared by identity, and not changed in place.
 _FUNCTIONS = (
     type,
     types.FunctionType,
@@ -55,13 +54,16 @@ _FUNCTIONS = (
     jax.custom_jvp,
     jax.custom_vjp,
 )
+"""Callables of these types are the function themselves: they are compared by identity, and are not
+changed in place.
+"""
 
 
 def unbind(callable_: Any) -> Unbound:
     """A callable as a function, and the arguments that are bound to it.
 
-    These go into `jit` like the others, so that none of their arrays becomes a constant and no
-    other instance is taken for this one.
+    Bound arguments go into `jit` like all others, so that none of their arrays becomes a constant
+    and no other instance is taken for this one.
     """
     if isinstance(callable_, _FUNCTIONS):
         return Unbound(callable_, (), {})
@@ -80,7 +82,7 @@ def unbind(callable_: Any) -> Unbound:
 
 
 def _call_of(cls: Any) -> Any:
-    """What is called with an instance of `cls` before the arguments when it is called itself."""
+    """The function that a call of an instance of `cls` calls, with the instance in front."""
     found = inspect.getattr_static(cls, "__call__", None)
     if isinstance(found, types.FunctionType | Module):
         return found
@@ -95,12 +97,12 @@ def _call(callable_: Any, /, *args: Any, **kwargs: Any) -> Any:
 class _Description(NamedTuple):
     """A function to compile, as a user sees it.
 
-    - `anchor`: the function that the user would name: of one of our wrappers what it wraps, after
-      the wrapper itself.
-    - `name`: that of the anchor.
-    - `signature`: how the function is called; `None` if it does not tell.
-    - `path`: from the function to the anchor, for each step what is called, and how many arguments
-      and which names are bound to it. The signature is made of nothing else.
+    - `anchor`: the function that the user would name; inside one of our wrappers, the function that
+      it wraps.
+    - `name`: the name of the anchor.
+    - `signature`: the signature of the function; `None` if it tells none.
+    - `path`: the steps from the function to the anchor: what each calls, and how many arguments and
+      which names are bound to that. The signature is made of nothing else.
     """
 
     anchor: Callable[..., Any]
@@ -115,7 +117,7 @@ def _describe(unbound: Unbound) -> _Description:
     if not (bound and isinstance(bound[0], Wrapper) and function is type(bound[0]).__call__):
         anchor = type(bound[0]) if function is _call else function
         name = getattr(anchor, "__name__", type(anchor).__name__)
-        # Not the anchor itself, since what is cached with it must not hold it.
+        # The anchor itself is left out, since what is cached with it must not hold it.
         path = ((function is _call, *counts),)
         return _Description(anchor, name, signature_of(function), path)
     inner = unbind(bound[0].__wrapped__)
@@ -133,17 +135,19 @@ def _describe(unbound: Unbound) -> _Description:
     return described._replace(signature=signature.replace(parameters=[itself, *parameters]))
 
 
-# The dispatchers of the wrappers of each function, so that `filter_jit(f)` in a loop does not
-# compile in each turn. They live with the function: in it, or here for what has no `__dict__`.
 _NAME = "__eqxlike_dispatchers__"
 _dispatchers: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
     weakref.WeakKeyDictionary()
 )
+"""The dispatchers of each function live with it, so that `filter_jit(f)` in a loop does not compile
+in each turn: in the `__dict__` of the function, or here if it has none.
+"""
 
 
 def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatcher:
-    """The dispatcher of what was unbound: the same one for the same function, however often it is
-    wrapped, and another one for whatever would be called otherwise.
+    """The dispatcher of a callable: the same one however often the function is wrapped.
+
+    A callable that would be called otherwise gets another one.
     """
     function, bound, bound_kwargs, _ = unbound
     described = _describe(unbound)
@@ -163,7 +167,8 @@ def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatche
         else:
             of_function = _dispatchers.setdefault(anchor, {})
     except TypeError:
-        # Not weakly referenced, as the `__call__` of a class in C: each wrapper has its own.
+        # Some callables, as the `__call__` of a class in C, have no weak references: each wrapper
+        # has a dispatcher of its own.
         return make()
     wrapper_types = tuple(type(each) for each in bound if isinstance(each, Wrapper))
     key = (described.path, wrapper_types, donate, options)

@@ -31,18 +31,18 @@ from ._watched import WatchedArrays
 
 class _Tracing(threading.local):
     depth: int = 0
-    """How many first traces this thread is in the middle of."""
+    """The number of first traces that this thread is in the middle of."""
 
 
 _tracing = _Tracing()
 
 
 class _TracedOutput:
-    """What a traced function returns to JAX if there is more to say than with plain arrays.
+    """The output that a traced function returns to JAX where plain arrays do not say enough.
 
-    That is if its static part is not that of its first trace, or if it holds a check of `error_if`,
-    for which the call waits. JAX's fast path asks that unflattening gives back plain arrays in a
-    node that it can flatten again, so this holds arrays, and the tree is built outside.
+    That is so if its static part is not that of the first trace, or if the program holds a check of
+    `error_if`, for which the call waits. JAX's fast path needs a node that unflattens to plain
+    arrays and can be flattened again, so this holds arrays, and the tree is built outside.
     """
 
     __slots__ = ("arrays", "holds_check", "structure")
@@ -60,7 +60,7 @@ jtu.register_pytree_node(
 
 
 class Function(Protocol):
-    """What a compiled function asks of the function that it compiles, a `Dispatcher`."""
+    """A `Dispatcher`, as far as a compiled function needs it."""
 
     get_function: Callable[[], Any]
     num_bound: int
@@ -77,9 +77,10 @@ class CompiledFunction:
 
     **Arguments:**
 
-    - `function`: what is compiled; held weakly.
-    - `structures`, `names`: those of an ordered call.
-    - `ordered`: its arguments, as an example.
+    - `function`: the function to compile; held weakly.
+    - `structures`, `names`: the Structures of an ordered call's arguments, and the names of the
+      last ones.
+    - `ordered`: these arguments, as an example.
     """
 
     def __init__(
@@ -94,10 +95,10 @@ class CompiledFunction:
         self._drop = _weak_drop(function, self)
         self._trace_lock = threading.RLock()
         self._is_traced = False
-        # Whether it is traced by the first call itself, which nobody has looked at before.
+        # Whether the first call itself traces it, and nobody has looked at the program before.
         self._is_unseen = False
         self._first_output: Structure | None = None
-        # Whether there may be a check that what the jitted function returns does not tell of.
+        # Whether there may be a check of which the result of the jitted function does not tell.
         self._always_waits = False
         self._fast_path: FastPath | None = None
         self._shown_fast_path: FastPath | None = None
@@ -119,14 +120,14 @@ class CompiledFunction:
         if not isinstance(self._options.get("out_shardings"), jax.sharding.Sharding | None):
             self._out_shardings = self._options.pop("out_shardings")
         self._flat_out_shardings: Any = None
-        # Of these very objects, as what is compiled is.
+        # The Structures of these very objects, as the compiled function is of these.
         self._passed = _as_passed(structures, ordered)
         self._flat = self._make_flat_function(function)
         must_wait = self._out_shardings is not None
         self._jitted = None if must_wait else jax.jit(self._flat, **self._options)
 
     def _jit_options(self, function: Function, ordered: tuple[Any, ...]) -> dict[str, Any]:
-        """Those of `jax.jit`, for the flat function."""
+        """The options of `jax.jit` for the flat function."""
         options = dict(function.jit_options)
         places = donated_places(
             function.donate, function.order, function.num_bound, self.names, len(ordered)
@@ -149,7 +150,7 @@ class CompiledFunction:
         return options
 
     def is_current(self) -> bool:
-        """Whether the static objects that were passed hold what they held."""
+        """Whether the static objects that were passed are unchanged."""
         return all(structure.is_current() for structure in self._passed)
 
     def _make_flat_function(self, function: Function) -> Callable[..., Any]:
@@ -202,7 +203,7 @@ class CompiledFunction:
 
     def _pack(self, arrays: list[Any], structure: Structure, holds_check: bool) -> Any:
         if self._out_shardings is not None:
-            # They are for plain arrays.
+            # `out_shardings` are for plain arrays.
             self._always_waits |= holds_check
             holds_check = False
         self.donation_warnings.silence()
@@ -218,8 +219,8 @@ class CompiledFunction:
     def jitted(self, arrays: list[Any]) -> Any:
         """The function of flat arrays that `jax.jit` made, traced at least once.
 
-        Traced once even if several threads come first: JAX by itself would trace in each. A thread
-        that is tracing never waits for another, so that two cannot wait for each other.
+        It is traced once even if several threads come first: JAX by itself would trace in each. A
+        thread that is tracing never waits for another, so that two cannot wait for each other.
         """
         if self._must_wait():
             with self._trace_lock:
@@ -259,9 +260,9 @@ class CompiledFunction:
             self.donation_warnings.restore()
 
     def _run(self, arrays: list[Any]) -> Any:
-        """What the jitted function returns."""
-        # To see the program before it runs means that JAX looks at each array twice: with 5,000 of
-        # them a fourth of the first call.
+        """The result of the jitted function."""
+        # Looking at the program before it runs makes JAX look at each array twice: with 5,000 of
+        # them, that is a fourth of the first call.
         if self._jitted is not None and not has_any_check_been_traced() and self._must_wait():
             with self._trace_lock:
                 if self._must_wait():
@@ -284,7 +285,7 @@ class CompiledFunction:
 
         **Arguments:**
 
-        - `arrays`: those of a call, as examples of their types.
+        - `arrays`: the arrays of a call, as examples of their types.
         """
         if self._fast_path is None and self._first_output is not None and self._jitted is not None:
             may_wait = self._always_waits or self._out_shardings is not None
@@ -303,7 +304,7 @@ class CompiledFunction:
         return self._shown_fast_path
 
     def _as_output(self, result: Any) -> _TracedOutput:
-        """What the jitted function returned, and what it says by plain arrays."""
+        """The result of the jitted function, with what plain arrays imply made explicit."""
         if type(result) is _TracedOutput:
             return result
         structure = self._first_output
@@ -312,7 +313,7 @@ class CompiledFunction:
         return _TracedOutput((structure, self._always_waits), arrays)
 
     def _call_for_output(self, *arrays: Any) -> _TracedOutput:
-        """As the jitted function, but never plain arrays: these need no `finish`."""
+        """The result of the jitted function, but never plain arrays: these would skip `finish`."""
         assert self._jitted is not None
         return self._as_output(self._jitted(*arrays))
 
@@ -322,7 +323,7 @@ class CompiledFunction:
         structure, arrays = output.structure, output.arrays
         if output.holds_check:
             if any(isinstance(array, Tracer) for array in arrays):
-                # Whoever is tracing has this check in its program too.
+                # The program that is being traced has this check too.
                 note_check()
             else:
                 jax.block_until_ready(arrays)
@@ -363,7 +364,7 @@ def _weak_drop(function: Function, compiled: CompiledFunction) -> Callable[[], N
 
 
 def _weak_fast_path(compiled: CompiledFunction) -> FastPath:
-    """A fast path that does not hold what is compiled: that goes with a short-lived function."""
+    """A fast path that does not hold `compiled`, which goes with a short-lived function."""
     weak_compiled = weakref.ref(compiled)
 
     def call(args: tuple[Any, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""From a call to the compiled function for it: one dispatcher for each function and its options."""
+"""Dispatchers, one for each function and its options, which find the compiled function of a call."""
 
 import itertools
 import threading
@@ -16,7 +16,9 @@ from ._fast_path import MISS, FastPath, always_miss
 from ._in_shardings import check_in_shardings
 
 _MAX_RECENT = 16
-"""Fast paths tried before the long way: for functions called in turn with different statics."""
+"""At most this many fast paths are tried before the long way. They serve functions that are called
+with different static values in turn.
+"""
 
 
 class Dispatcher:
@@ -24,13 +26,14 @@ class Dispatcher:
 
     **Arguments:**
 
-    - `function`: held weakly where that is possible; who calls holds it.
-    - `described`: the function of which the others tell; it may be another one later, if
+    - `function`: the function to compile; held weakly where that is possible, as the caller holds
+      it.
+    - `described`: the function that the arguments below describe; it may be replaced later, if
       `function` only calls what is bound to it.
     - `num_bound`: how many arguments at the front belong to what the user wrapped: the Module
       that is called, the instance of a bound method.
-    - `bound_names`: which arguments by name do: those of a partial function.
-    - `order`: how its calls are ordered.
+    - `bound_names`: the names of the arguments that do: those of a partial function.
+    - `order`: the order of its arguments.
     - `donate`: see `check_donate`.
     - `jit_options`: further keyword arguments of `jax.jit`.
     """
@@ -62,7 +65,7 @@ class Dispatcher:
         _dispatchers.add(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call on its long way: the fast path, if any, was not made for it."""
+        """The output of a call, the long way: the fast path, if any, was not made for it."""
         ordered, names = self.order.arrange(args, kwargs)
         for recent_names, fast_path in self.recent:
             if recent_names == names:

@@ -1,4 +1,4 @@
-"""Which arguments give their buffers away, by five words or by names; and who is warned of it."""
+"""The arguments whose buffers are donated, by five words or by names, and warnings about them."""
 
 import threading
 import warnings
@@ -38,11 +38,10 @@ def check_donate(donate: Donate | Iterable[str], order: ArgumentOrder) -> Donate
 
 
 class _Filter:
-    """A filter of warnings that is there as long as somebody asks for it: JAX's warning of donated
-    buffers that it cannot use is not shown.
+    """A filter that hides JAX's warning of unusable donated buffers, while somebody asks for it.
 
-    One filter for all threads: `warnings.catch_warnings` in two of them, the one ending in the
-    middle of the other, would leave its filter behind for good.
+    There is one filter for all threads: `warnings.catch_warnings` in two of them, the one ending in
+    the middle of the other, would leave its filter behind for good.
     """
 
     def __init__(self) -> None:
@@ -68,12 +67,12 @@ _filter = _Filter()
 
 
 class DonationWarnings:
-    """Whether JAX warns of the donated buffers of one function that it cannot use.
+    """A switch for JAX's warnings of unusable donated buffers of one function.
 
-    It does so when it lowers, which is after the trace and before the call has ended.
+    JAX warns when it lowers, which is after the trace and before the call has ended.
 
-    - `to_restore`: what to call, last one first, when a call that may have traced has ended, well
-      or not; `None` if the user wants to be warned.
+    - `to_restore`: functions to call, last one first, when a call that may have traced has ended,
+      well or not; `None` if the user wants to be warned.
     """
 
     def __init__(self, donate: Donate):
@@ -81,7 +80,7 @@ class DonationWarnings:
         self.to_restore: list[Callable[[], None]] | None = [] if is_silent else None
 
     def silence(self) -> None:
-        """Shows none of these warnings, if the user wants none, until `restore`."""
+        """Hides these warnings, if the user wants none, until `restore`."""
         if self.to_restore is not None:
             _filter.begin()
             self.to_restore.append(_filter.end)
@@ -100,7 +99,7 @@ def donated_places(
 
     - `num_bound`: how many places at the front belong to what was wrapped, such as a Module that
       is called. As in Equinox, "first" means the first argument after these.
-    - `names`, `num_args`: of the ordered call.
+    - `names`, `num_args`: the names and the number of arguments of the ordered call.
     """
     if isinstance(donate, tuple):
         return tuple(place for name in donate for place in order.places(name, names, num_args))

@@ -1,6 +1,6 @@
-"""Notes for errors of a call: which of its arguments they mean, by name and path.
+"""Notes on the errors of a call, which name the arguments that they mean, by name and path.
 
-JAX knows the arguments of a compiled function by their numbers.
+JAX knows the arguments of a compiled function by their numbers alone.
 """
 
 from typing import Any
@@ -21,9 +21,9 @@ def _deleted_arguments(
 def name_deleted(
     error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Adds to `error`, if it is of JAX and says that an array was deleted, which of the arguments.
+    """Adds a note to `error` that names the deleted arguments, if JAX complains of such an array.
 
-    JAX says the shape of the first of them, or nothing.
+    JAX gives the shape of the first of them, or nothing.
     """
     paths = _deleted_arguments(order, args, kwargs) if "deleted" in str(error) else []
     if paths:
@@ -37,7 +37,7 @@ def name_deleted(
 def name_donated(
     failure: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Adds to `failure`, of a check in the program, which arguments its call has used up."""
+    """Adds a note to `failure`, of a check, that names the arguments that its call has used up."""
     paths = _deleted_arguments(order, args, kwargs)
     if paths:
         failure.add_note(
@@ -48,7 +48,7 @@ def name_donated(
 def name_references(
     error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Adds to `error`, if it says that a reference was passed twice, where it stands."""
+    """Adds a note to `error` that names the references, if one of them was passed twice."""
     if "only one reference" not in str(error) and "both closed over and passed" not in str(error):
         return
     paths: dict[int, list[str]] = {}

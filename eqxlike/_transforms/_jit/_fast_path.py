@@ -1,7 +1,7 @@
 """The warm call: a function generated for one combination of Structures.
 
-It looks whether the arguments are of these Structures and hands their arrays to JAX, with nothing
-looked up, hashed or allocated that the call does not need. Anything else gets `MISS`.
+It asks whether the arguments have these Structures and hands their arrays to JAX. It looks up,
+hashes and allocates nothing that the call does not need. For other arguments it returns `MISS`.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from ..._codegen import compile_function
 from ..._partition import ARRAY, GuardWriter, Structure, concrete_array_types, flatten
 
 MISS = object()
-"""What a fast path returns for arguments that it was not made for."""
+"""A fast path returns this for arguments that it was not made for."""
 
 
 def always_miss(args: tuple[Any, ...]) -> Any:
@@ -36,13 +36,13 @@ def make_fast_path(
     **Arguments:**
 
     - `structures`: the Structure of each argument.
-    - `arrays`: those of arguments that have these Structures, as examples of their types.
-    - `jitted`: called with the arrays of all arguments, in order.
-    - `output`: what to build where `jitted` returns a plain tuple, or a bare array.
-    - `finish`: called with the result of `jitted` in all other cases.
-    - `restore_warnings`: what to call, if it is not empty, once `jitted` has returned; `None` where
-      it always is empty.
-    - `is_current`: whether to go on once the arguments are of these Structures; `None` for always.
+    - `arrays`: the arrays of arguments that have these Structures, as examples of their types.
+    - `jitted`: a function that is called with the arrays of all arguments, in order.
+    - `output`: the Structure of the output where `jitted` returns a plain tuple, or a bare array.
+    - `finish`: a function that is called with the result of `jitted` in all other cases.
+    - `restore_warnings`: functions to call once `jitted` has returned; `None` if there never are
+      any.
+    - `is_current`: whether to go on with arguments of these Structures; `None` for always.
     """
     writer = GuardWriter(flatten, arrays, MISS)
     names = writer.unpack("args", len(structures))

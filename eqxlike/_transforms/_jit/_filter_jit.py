@@ -34,12 +34,12 @@ _JIT_KEYWORDS = frozenset(inspect.signature(jax.jit).parameters) - {"fun", *_REF
 
 
 def _show(fields: dict[str, Any]) -> None:
-    """Puts beside the fields of a wrapper what its function says of itself."""
+    """Puts the metadata of a wrapper's function beside the fields of the wrapper."""
     fields.update(shown_by(fields["_function"]))
 
 
 class JitFunction(Wrapper, _traits=Traits(complete=_show)):
-    """What `filter_jit` returns. A pytree: the arrays of what it wraps are its leaves."""
+    """A compiled function, as `filter_jit` returns it: a pytree with the arrays of the function."""
 
     __slots__ = ("_eqxlike_dispatch",)
 
@@ -47,8 +47,8 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show)):
     _donate: Any = field(static=True)
     _jit_options: Options = field(static=True)
 
-    # Not the one of `Wrapper`, which would be in the way of every call: the metadata of the
-    # function is put in the `__dict__`.
+    # The one of `Wrapper` would be in the way of every call: the metadata of the function is in the
+    # `__dict__` instead.
     __getattribute__ = object.__getattribute__  # pyright: ignore[reportAssignmentType]
 
     @property
@@ -81,7 +81,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show)):
                 name_references(error, dispatcher.order, args, kwargs)
                 hide_our_frames(error)
                 raise
-        # Outside of the handler, so that JAX's pages are not in its context.
+        # This stands outside of the handler, so that JAX's pages are not in the context.
         name_donated(failure, dispatcher.order, args, kwargs)
         try:
             raise failure
@@ -93,7 +93,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show)):
         return self if instance is None else bind(self, instance)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without what the function says of itself: not all annotations can be pickled.
+        # The metadata of the function is left out: not all annotations can be pickled.
         shown = shown_by(self._function)
         return {
             name: value
@@ -136,7 +136,7 @@ def _attach(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str
 
 
 def _current_dispatcher(wrapper: JitFunction, dispatcher: Dispatcher) -> Dispatcher:
-    """Another one than `dispatcher` if a `__call__` was replaced in its class meanwhile."""
+    """`dispatcher`, or a new one if the `__call__` of a class was replaced meanwhile."""
     if unbind(wrapper._function).function is dispatcher.get_described():
         return dispatcher
     return _attach(wrapper)[0]
@@ -181,18 +181,19 @@ def filter_jit(
     **Arguments:**
 
     - `fun`: any callable: a function, a method, a Module, a `functools.partial`. Arrays in what
-      it is bound to are traced like those of its arguments. Left out, `filter_jit` is a decorator
-      with arguments.
-    - `donate`: whose buffers may be reused for the output: `"all"`, `"all-except-first"`, the
-      same with a warning where a buffer could not be reused (`"warn"`, `"warn-except-first"`),
-      `"none"`, or names of parameters as in `("model", "opt_state")`.
-    - `**jitkwargs`: passed to `jax.jit`. Those that name static or donated arguments are refused.
-      `in_shardings` has one for each argument, in the order of the signature and however they are
+      it is bound to are traced like those of its arguments. Without `fun`, a decorator is
+      returned.
+    - `donate`: the arguments whose buffers may be reused for the output: `"all"`,
+      `"all-except-first"`, the same with a warning where a buffer could not be reused (`"warn"`,
+      `"warn-except-first"`), `"none"`, or names of parameters as in `("model", "opt_state")`.
+    - `**jitkwargs`: passed to `jax.jit`. Options that name static or donated arguments are refused.
+      `in_shardings` has one for each argument, in the order of the signature however they are
       passed, or is a dictionary from names of parameters; each is a prefix of its argument.
 
-    **Returns:** a callable with the signature of `fun`. It is asynchronous like `jax.jit`, traces
-    once for each structure of its arguments and each shape and dtype of their arrays, however the
-    call is ordered, and returns what is no array as it was when traced. It also has `.lower`.
+    **Returns:** a callable with the signature of `fun`. It is asynchronous like `jax.jit`. It
+    traces once for each structure of its arguments and each shape and dtype of their arrays,
+    however a call orders them. Leaves of the output that are no arrays are those of the trace. It
+    also has `.lower`.
 
     **Raises:** `TypeError` if `fun` is not callable; `ValueError` for an unknown word or name in
     `donate` or `in_shardings`; when called, `ValueError` if there are fewer `in_shardings` than
@@ -223,7 +224,7 @@ def filter_jit(
             )
     donate = donate if isinstance(donate, str) else tuple(donate)
     if type(fun) is functools.partial:
-        # The same, and a pytree: the arrays bound to it are leaves of the wrapper.
+        # `jtu.Partial` is the same, and a pytree: the arrays bound to it are leaves of the wrapper.
         fun = jtu.Partial(fun.func, *fun.args, **fun.keywords)
     wrapper = JitFunction(fun, donate, Options(jitkwargs))
     _attach(wrapper)
@@ -234,6 +235,6 @@ def filter_jit(
 def clear_caches() -> None:
     """Forgets everything that filtered functions have compiled; the next calls trace anew.
 
-    `jax.clear_caches` does the same for JAX's own.
+    `jax.clear_caches` does the same for JAX's own caches.
     """
     clear_dispatchers()

@@ -1,4 +1,4 @@
-"""Where `filter_jit(in_shardings=...)` places the arguments of a call."""
+"""The placement of the arguments of a call by `filter_jit(in_shardings=...)`."""
 
 import inspect
 from collections.abc import Mapping
@@ -36,12 +36,12 @@ def shardings_of_arguments(
     **Arguments:**
 
     - `in_shardings`: a prefix of the tuple of arguments; or a dictionary from names of parameters
-      to prefixes of what is given for them, the others being left where they are.
+      to prefixes of their arguments. All other arguments stay where they are.
     - `num_bound`, `bound_names`: how many arguments at the front, and which by name, belong to what
       was wrapped.
     - `ordered`, `names`: the call.
 
-    **Raises:** `ValueError` if `in_shardings` is no such prefix, or has too few or too many.
+    **Raises:** `ValueError` if `in_shardings` is no such prefix, or has too few or too many parts.
     """
     num_by_place = len(ordered) - len(names)
     by_place, by_name = (
@@ -54,7 +54,7 @@ def shardings_of_arguments(
             label = f"in_shardings[{name!r}]"
             shardings += shardings_of_arrays(label, in_shardings.get(name), argument)
         return shardings
-    # What was wrapped, as an instance whose method it is, stands where it likes.
+    # The bound arguments, as the instance of a method, may lie anywhere.
     unplaced = shardings_of_arrays("in_shardings", None, ordered[:num_bound])
     args = ordered[num_bound:]
     if isinstance(in_shardings, tuple | list):
@@ -79,7 +79,7 @@ def shardings_of_arguments(
 
 
 def _is_default(argument: Any, parameter: inspect.Parameter | None) -> bool:
-    """Whether a call with this argument is one that left it out, as far as compiling goes."""
+    """Whether `argument` has the Structure of the default: the call may have left it out."""
     if parameter is None or parameter.default is inspect.Parameter.empty:
         return False
     _, default = flatten(parameter.default, is_output=True)

@@ -1,8 +1,8 @@
-"""What type checkers are told that `filter_jit` and `filter_pmap` return.
+"""The types that `filter_jit` and `filter_pmap` return, as type checkers are told.
 
-A `Lowerable`, which is called as the function is and has `.lower`. But a function in the body of a
-class stays a function: to a type checker, functions become methods and may override methods, and
-objects do not.
+They return a `Lowerable`, which is called as the function is and has `.lower`. But a function in
+the body of a class stays a function: to a type checker, functions become methods and may override
+methods, and objects do neither.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Lowerable(Protocol[Function]):
     """A compiled function."""
 
-    # Not a method of a `ParamSpec`: that would keep one signature of an overloaded function.
+    # A method with a `ParamSpec` would keep only one signature of an overloaded function.
     __call__: Function
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -35,20 +35,20 @@ class _NamesCls(Protocol):
 
 
 Method = TypeVar("Method", bound=_NamesSelf | _NamesCls)
-"""A function in the body of a class: a type checker tells it by the name of its first parameter."""
+"""A function in the body of a class; type checkers know it by the name of its first parameter."""
 
 
 class AnyArguments(Protocol[Output_co]):
     """A function that takes any arguments, as far as a type checker knows: `Callable[..., T]`.
 
-    It would pass for a `Method`, and so is asked for first.
+    It would pass for a `Method`, and so comes first among overloads.
     """
 
     def __call__(self, *, _no_parameter_of_yours: "AnyArguments[Any]") -> Output_co: ...
 
 
 class CompilingDecorator(Protocol):
-    """`filter_jit` or `filter_pmap` with arguments, and the function to come."""
+    """`filter_jit` or `filter_pmap` with options, which still waits for the function."""
 
     @overload
     def __call__(self, fun: AnyArguments[Output], /) -> Lowerable[Callable[..., Output]]: ...

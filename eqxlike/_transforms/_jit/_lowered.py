@@ -1,4 +1,4 @@
-"""Ahead of time: a filtered function lowered, and compiled, for arguments of one form."""
+"""Filtered functions that are lowered and compiled ahead of time, for arguments of one form."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ class Lowered:
 
 
 class Compiled:
-    """A compiled function, as `jax.stages.Compiled`: for arguments like those lowered for."""
+    """A compiled function, as `jax.stages.Compiled`, for arguments like those of `lower`."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Compiled:
             self._bound + args, {**self._bound_kwargs, **kwargs}
         )
         arrays, function = self._dispatcher.find(ordered, names)
-        # By its parts: the compiled function itself may have been forgotten since.
+        # The parts are compared: the compiled function itself may have been dropped since.
         if (function.structures, function.names) != (
             self._function.structures,
             self._function.names,

@@ -1,8 +1,8 @@
-"""Arrays held by a plain object that is an argument, as that to which a compiled method is bound.
+"""Arrays held by a plain object that is an argument, such as the instance of a compiled method.
 
-The object is static: itself, and nothing that it holds, as for `jax.jit`. Its arrays became
-constants when the function was traced. Where such an attribute holds another array later, the call
-warns, once: the compiled function still has the old one.
+The object is static and compared by identity, as for `jax.jit`. Its arrays became constants when
+the function was traced. If an attribute holds another array later, the call warns, once: the
+compiled function still has the old one.
 """
 
 import warnings
@@ -27,11 +27,11 @@ class _Watched(NamedTuple):
 
 
 class WatchedArrays:
-    """The arrays among the attributes of static arguments, as they were at this moment.
+    """The arrays among the attributes of static arguments, as they were when this was made.
 
     **Arguments:**
 
-    - `name`: of the function that is traced.
+    - `name`: the name of the function that is traced.
     - `static`: its static arguments.
     """
 
@@ -50,15 +50,15 @@ class WatchedArrays:
         return bool(self._watched)
 
     def are_current(self) -> bool:
-        """Whether all of them are still there."""
-        # At each call: a loop takes half the time of `all`.
+        """Whether all attributes still hold these arrays."""
+        # This runs at each call: a loop takes half the time of `all`.
         for _, attributes, name, array in self._watched:  # noqa: SIM110
             if attributes.get(name) is not array:
                 return False
         return True
 
     def warn_of_changes(self) -> None:
-        """Warns of those that are not; of each once."""
+        """Warns of each attribute that no longer holds its array, once."""
         changed = [each for each in self._watched if not each.is_current()]
         if changed:
             self._watched = [each for each in self._watched if each.is_current()]

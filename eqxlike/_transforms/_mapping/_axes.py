@@ -1,4 +1,4 @@
-"""Which axis of which array is mapped: prefixes of axes and functions, spread over leaves."""
+"""The axis along which each array is mapped: prefixes of axes and functions, spread over leaves."""
 
 import inspect
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from ..._pytree import is_array, is_array_like, is_reference, tree_pformat
 AxisSpec = int | None | Callable[[Any], int | None]
 
 _MAX_SHOWN = 3
-"""How many arrays of one size a message names."""
+"""A message names at most this many arrays of one size."""
 
 
 class if_array(Module):
@@ -48,7 +48,7 @@ def axes_of_arguments(
     """
     if not isinstance(in_axes, dict):
         return axis_of_each_leaf("in_axes", in_axes, args)
-    # What is given for `*args` is one argument, a tuple: the leaves stay in their order.
+    # The values for `*args` are one argument, a tuple: the leaves stay in their order.
     arguments = inspect.signature(function).bind(*args).arguments
     unknown = tuple(name for name in in_axes if name not in arguments)
     if unknown:
@@ -62,7 +62,7 @@ def axes_of_arguments(
 
 
 def axis_of_each_leaf(name: str, spec: PyTree[AxisSpec], tree: PyTree) -> list[int | None]:
-    """Spreads the prefix `spec` over `tree`.
+    """The axis of each leaf of `tree`, from the prefix `spec`.
 
     **Arguments:**
 
@@ -107,7 +107,8 @@ def size_of_axes(
     - `axes`: the axis of each leaf of `args`.
     - `axis_size`: the size that the axes should have, if the user gave one.
 
-    **Raises:** `ValueError`, or `TypeError` for what is no array and has an axis, with the paths.
+    **Raises:** naming the paths, `ValueError` if the sizes differ or an axis is out of bounds, and
+    `TypeError` if a leaf that is no array has an axis.
     """
     sizes: dict[int, list[tuple[int, int]]] = {} if axis_size is None else {axis_size: []}
     for place, (leaf, axis) in enumerate(zip(jtu.tree_leaves(args), axes, strict=True)):
@@ -156,6 +157,6 @@ def _describe_sizes(
 
 
 def _path(args: tuple[Any, ...], place: int) -> str:
-    """Where the leaf at `place` stands."""
+    """The path of the leaf at `place`."""
     path, _ = jtu.tree_leaves_with_path(args)[place]
     return f"args{jtu.keystr(path)}"

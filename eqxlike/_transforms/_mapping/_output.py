@@ -1,4 +1,4 @@
-"""What a mapped function returned, apart into what has an axis and what has none."""
+"""The output of a mapped function, split into leaves that have an axis and leaves that do not."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ _array = object()
 
 
 class MappedOutput:
-    """The form of what a mapped function returned; of its leaves only those that are no arrays.
+    """The output of a mapped function, without its arrays.
 
-    The axes are known only once the function has run, while JAX asks for them before: so all leaves
-    that have one are stacked along axis 0, and the axis is moved afterwards.
+    The axes are known only once the function has run, but JAX asks for them before. So all leaves
+    that have an axis are stacked along axis 0, and this axis is moved afterwards.
     """
 
     def __init__(self, treedef: Any, axes: list[int | None], static: list[Any]):
@@ -49,7 +49,7 @@ class MappedOutput:
         return jnp.moveaxis(array, 0, axis)
 
     def paths_of_single(self) -> list[str]:
-        """Where the arrays without axis stand."""
+        """The paths of the arrays without axis."""
         return [
             self.path(place)
             for place, (static, axis) in enumerate(zip(self._static, self._axes, strict=True))
@@ -57,7 +57,7 @@ class MappedOutput:
         ]
 
     def path(self, place: int) -> str:
-        """Where the leaf at `place` stands."""
+        """The path of the leaf at `place`."""
         places = self._treedef.unflatten(range(len(self._axes)))
         path, _ = jtu.tree_leaves_with_path(places)[place]
         return f"output{jtu.keystr(path)}"

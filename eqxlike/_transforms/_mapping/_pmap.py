@@ -33,7 +33,7 @@ _REFUSED = ("static_broadcasted_argnums", "donate_argnums")
 
 
 class _Parallel(Module):
-    """A function and how it is mapped: what `filter_jit` compiles for `filter_pmap`.
+    """A function and its mapping; `filter_jit` compiles its method `pmap` for `filter_pmap`.
 
     So the caches, the fast path and the donation of a parallel function are those of `filter_jit`.
     """
@@ -46,7 +46,7 @@ class _Parallel(Module):
     pmap_options: Options = field(static=True)
 
     def pmap(self, /, *args: Any) -> Any:
-        """Traced, not run: takes the arguments apart and calls `jax.pmap`."""
+        """Takes the arguments apart and calls `jax.pmap`; it is traced, not run."""
         arrays, rest = split((self.function, args))
         axes = self._axes_of_leaves(args)
         size = self._check_size(size_of_axes("filter_pmap", args, axes, self.axis_size))
@@ -57,7 +57,7 @@ class _Parallel(Module):
             axis if axis is None else axis % array.ndim
             for array, axis in zip(arrays, rest.take(axes_of_function + axes), strict=True)
         ]
-        # JAX keeps what it maps until `jax.clear_caches`: nothing in that may be a tracer.
+        # JAX keeps the function that it maps until `jax.clear_caches`: it must hold no tracer.
         out_axes = self.out_axes
         output_of_trace: list[MappedOutput] = []
 
@@ -81,7 +81,7 @@ class _Parallel(Module):
         """The axis of each leaf of `args`."""
         axes = axes_of_arguments(self.function, self.in_axes, args)
         return [
-            # What is no array is the same on all devices, whatever its axis.
+            # A leaf that is no array is the same on all devices, whatever its axis.
             axis if is_array(leaf) else None
             for leaf, axis in zip(jtu.tree_leaves(args), axes, strict=True)
         ]
@@ -106,10 +106,10 @@ class _Parallel(Module):
 
 
 class _PmapFunction(Wrapper):
-    """What `filter_pmap` returns."""
+    """The function that `filter_pmap` returns."""
 
     maps_arguments: ClassVar[bool] = True
-    """So that a default filled in is another call than one left out."""
+    """Arguments are mapped, so a default that is left out is not filled in."""
 
     _jitted: Any
 
@@ -122,7 +122,7 @@ class _PmapFunction(Wrapper):
         return self._jitted(*args)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
-        """As `lower` of what `filter_jit` returns."""
+        """Traces and lowers the function for these arguments, as `filter_jit(...).lower` does."""
         _check_no_keywords(kwargs)
         return self._jitted.lower(*args)
 
@@ -162,19 +162,20 @@ def filter_pmap(
 ) -> Any:
     """Runs a function on several devices at once, each with its index of the mapped axes.
 
-    As `jax.pmap`. JAX recommends `jax.jit` of sharded arguments instead, and so do we: see
-    `filter_shard`. Compiled as by `filter_jit`: arrays are traced, everything else is static.
+    It is `jax.pmap` for any arguments. JAX recommends `jax.jit` of sharded arguments instead, and
+    so do we: see `filter_shard`. The function is compiled as by `filter_jit`: arrays are traced,
+    everything else is static.
 
     **Arguments:**
 
-    - `fun`, `in_axes`, `out_axes`, `axis_name`: as in `filter_vmap`. But what is no array is
+    - `fun`, `in_axes`, `out_axes`, `axis_name`: as in `filter_vmap`. But a leaf that is no array is
       passed on whatever its axis, and an output without axis is that of the first device.
     - `axis_size`: the number of devices, needed if nothing is mapped.
     - `donate`: whether the buffers of the arrays may be reused for the output: `"all"`, the same
       with the warnings of JAX about buffers that could not be reused (`"warn"`), or `"none"`.
     - `**pmapkwargs`: passed to `jax.pmap`, such as `devices`.
 
-    **Returns:** a function of the same arguments. It also has `.lower`, as that of `filter_jit`.
+    **Returns:** a function of the same arguments. It also has `.lower`, as with `filter_jit`.
 
     **Raises:** `TypeError` if `fun` is not callable; `ValueError` for another word in `donate`, and
     for `static_broadcasted_argnums` and `donate_argnums`; when called, the same as `filter_vmap`,

@@ -18,10 +18,10 @@ from ._output import MappedOutput, take_apart
 
 
 class _VmapFunction(TransformedFunction):
-    """What `filter_vmap` returns."""
+    """The function that `filter_vmap` returns."""
 
     maps_arguments: ClassVar[bool] = True
-    """So that a default filled in is another call than one left out."""
+    """Arguments are mapped, so a default that is left out is not filled in."""
 
     _in_axes: PyTree[AxisSpec]
     _out_axes: PyTree[AxisSpec]
@@ -72,13 +72,13 @@ class _VmapFunction(TransformedFunction):
 
 
 def _name_batched(error: ValueError, paths: list[str]) -> ValueError:
-    """In place of the error of JAX that an array without out axis depends on what is mapped.
+    """The error to raise in place of JAX's own, that an array without out axis is batched.
 
-    What JAX says is where the array stands among the flat outputs that we return to it.
+    JAX's error has the place of the array among the flat outputs that we return to it.
 
     **Arguments:**
 
-    - `paths`: those of all arrays without out axis.
+    - `paths`: the paths of all arrays without out axis.
     """
     named = [path for place, path in enumerate(paths) if f"[1][{place}]," in str(error)]
     return ValueError(
@@ -121,13 +121,13 @@ def filter_vmap(
 
     **Arguments:**
 
-    - `fun`: a function of positional arguments, any pytrees. Left out, this is a decorator with
-      arguments. The arrays of `fun` itself are not mapped.
-    - `in_axes`: a prefix of the tuple of arguments, of which each leaf is an axis, `None` for
-      "not mapped", or a function from leaf to one of these. Or a dictionary from names of
-      parameters to such prefixes. By default axis 0 of each array.
-    - `out_axes`: a prefix of what `fun` returns, likewise. What has an axis is stacked; a Python
-      number is made an array first. Arrays without must not depend on mapped ones.
+    - `fun`: a function of positional arguments, any pytrees. Without it, a decorator is returned.
+      The arrays of `fun` itself are not mapped.
+    - `in_axes`: a prefix of the tuple of arguments, or a dictionary from names of parameters to
+      prefixes of their arguments. Each leaf is an axis, `None` for "not mapped", or a function
+      from a leaf to one of these. By default, axis 0 of each array is mapped.
+    - `out_axes`: a prefix of the output, likewise. Leaves with an axis are stacked; a Python number
+      is made an array first. Arrays without an axis must not depend on mapped ones.
     - `axis_name`: a name for collective operations over the axis.
     - `axis_size`: the size of the axis, needed if nothing is mapped.
     - `**vmapkwargs`: passed to `jax.vmap`.
@@ -136,8 +136,8 @@ def filter_vmap(
 
     **Raises:** when called: `RuntimeError` for keyword arguments; `ValueError` if an axis is of
     another type or out of bounds, a name in `in_axes` belongs to no argument, sizes differ, none
-    is known, or an array without axis in `out_axes` depends on mapped ones; `TypeError` if what is
-    no array has an axis.
+    is known, or an array without axis in `out_axes` depends on mapped ones; `TypeError` if a leaf
+    that is no array has an axis.
 
     !!! example
 

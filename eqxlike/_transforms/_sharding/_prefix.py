@@ -24,10 +24,10 @@ def shardings_of_arrays(
 
     **Arguments:**
 
-    - `name`: what the user calls `prefix`, for messages.
-    - `is_placed`: which leaves are arrays.
+    - `name`: the name of `prefix` in messages.
+    - `is_placed`: whether a leaf is an array.
 
-    **Raises:** `ValueError` if `prefix` is not one.
+    **Raises:** `ValueError` if `prefix` is no prefix of `tree`.
     """
     shardings: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Where the arrays of a tree live, within compiled code and outside it."""
+"""The placement of arrays, within compiled code and outside it."""
 
 from typing import Any, TypeVar
 
@@ -18,18 +18,18 @@ def filter_shard(x: Tree, device_or_shardings: PyTree[Any]) -> Tree:
     """Places the arrays of a tree on devices.
 
     Within compiled code this constrains how XLA lays them out, as
-    `jax.lax.with_sharding_constraint`; outside it moves them, as `jax.device_put`.
+    `jax.lax.with_sharding_constraint` does; outside it moves them, as `jax.device_put` does.
 
     **Arguments:**
 
     - `x`: any pytree. What is no array is left as it is; a NumPy array becomes a JAX array.
     - `device_or_shardings`: a device or a sharding for all arrays, or a prefix of `x` with these as
-      leaves, and `None` for arrays to be left alone. A `jax.sharding.PartitionSpec` is of the
+      leaves, and `None` for arrays to be left alone. A `jax.sharding.PartitionSpec` refers to the
       mesh of `jax.set_mesh`.
 
     **Returns:** a tree like `x`, whose arrays are placed so.
 
-    **Raises:** `ValueError` if `device_or_shardings` is not a prefix of `x`; what JAX raises for a
+    **Raises:** `ValueError` if `device_or_shardings` is not a prefix of `x`; JAX's own error for a
     sharding that does not fit its array, with a note that names the path.
 
     !!! example
