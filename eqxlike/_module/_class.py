@@ -27,7 +27,7 @@ class Codec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traits:
-    """How one of our own Module classes differs from those that users write.
+    """The traits in which one of our own Module classes differs from those that users write.
 
     The class statement gives them, `class State(Module, _traits=Traits(is_fixed=False))`.
     Subclasses inherit all but `flattening`.

@@ -34,7 +34,7 @@ class Rest:
         ]
 
     def leaves_into(self, other: Any, dynamic: Iterable[Any]) -> list[Any]:
-        """As many leaves as `leaves` gives, with `other` for every leaf that was not taken."""
+        """All leaves, as in `leaves`, but with `other` for every leaf that was not taken."""
         dynamic = iter(dynamic)
         return [next(dynamic) if taken else other for taken in self._is_dynamic]
 
@@ -43,7 +43,7 @@ class Rest:
         return self.treedef.unflatten(self.leaves(dynamic))
 
     def merge_into(self, other: Any, dynamic: Iterable[Any]) -> PyTree:
-        """The tree that `merge` gives, but with `other` for every leaf that was not taken.
+        """The tree as in `merge`, but with `other` for every leaf that was not taken.
 
         With `None` this is the tree of a gradient.
         """

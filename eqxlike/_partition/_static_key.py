@@ -245,7 +245,7 @@ _TOLD_APART_BY: dict[type, Callable[[Any], Hashable]] = {
     decimal.Decimal: decimal.Decimal.as_tuple,
     datetime.datetime: lambda time: (time.isoformat(), time.fold, _zone(time)),
     datetime.time: lambda time: (time.isoformat(), time.fold, _zone(time)),
-    # Of these three only subclasses get here, whose `==` ignores their attributes.
+    # Only subclasses of these three get here, whose `==` ignores their attributes.
     int: int.__index__,
     str: str.__str__,
     bytes: lambda text: bytes.__getitem__(text, slice(None)),

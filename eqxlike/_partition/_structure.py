@@ -23,10 +23,10 @@ class Structure:
     """The base of the types of node. `intern` and its kin make instances; identity compares them.
 
     - `node_type`: the type of the node.
-    - `meta`: what else the node needs to be built again; the value, for a static leaf.
+    - `meta`: all else that the node needs to be built again; the value, for a static leaf.
     - `static`: the key of all that is static in the node itself.
     - `children`: the Structures of the children; or one `Row`, for many leaves.
-    - `num_arrays`: how many arrays the subtree holds.
+    - `num_arrays`: the number of arrays in the subtree.
     - `is_cacheable`: whether nothing inside can change behind the back of whoever holds the arrays:
       no list, no dict, no foreign node, no mutable static value.
     - `is_exact`: whether two trees of this Structure with the same arrays are interchangeable, even

@@ -51,7 +51,7 @@ class EnumerationMeta(_Meta):
 
 
 class Enumeration(metaclass=EnumerationMeta):
-    """Base of enumerations: what may have come out of a program, with a message for each.
+    """The base of enumerations: the possible results of a program, with a message for each.
 
     The body of a subclass gives a name and a message to each item. `E.name` is the item, a pytree
     of one integer array; `E[item]` its message; `len(E)` the number of items. Items of one

@@ -1,4 +1,4 @@
-"""Dispatchers, one for each function and its options, which find the compiled function of a call."""
+"""Dispatchers, one for each function and its options, which find the compiled function to call."""
 
 import itertools
 import threading
@@ -30,9 +30,9 @@ class Dispatcher:
       it.
     - `described`: the function that the arguments below describe; it may be replaced later, if
       `function` only calls what is bound to it.
-    - `num_bound`: how many arguments at the front belong to what the user wrapped: the Module
-      that is called, the instance of a bound method.
-    - `bound_names`: the names of the arguments that do: those of a partial function.
+    - `num_bound`: the number of arguments at the front that are bound to what the user wrapped: the
+      Module that is called, the instance of a bound method.
+    - `bound_names`: the names of the arguments that are bound by name, as in a partial function.
     - `order`: the order of its arguments.
     - `donate`: see `check_donate`.
     - `jit_options`: further keyword arguments of `jax.jit`.

@@ -97,8 +97,8 @@ def donated_places(
 
     **Arguments:**
 
-    - `num_bound`: how many places at the front belong to what was wrapped, such as a Module that
-      is called. As in Equinox, "first" means the first argument after these.
+    - `num_bound`: the number of places at the front that are bound to what was wrapped, such as a
+      Module that is called. As in Equinox, "first" means the first argument after these.
     - `names`, `num_args`: the names and the number of arguments of the ordered call.
     """
     if isinstance(donate, tuple):

@@ -37,8 +37,8 @@ def shardings_of_arguments(
 
     - `in_shardings`: a prefix of the tuple of arguments; or a dictionary from names of parameters
       to prefixes of their arguments. All other arguments stay where they are.
-    - `num_bound`, `bound_names`: how many arguments at the front, and which by name, belong to what
-      was wrapped.
+    - `num_bound`, `bound_names`: the number of arguments at the front, and the names of others,
+      that are bound to what was wrapped.
     - `ordered`, `names`: the call.
 
     **Raises:** `ValueError` if `in_shardings` is no such prefix, or has too few or too many parts.
