@@ -11,10 +11,10 @@ from ._data import Data, Part
 from ._evaluate import Evaluation, evaluate_classification, evaluate_regression
 
 ALPHAS = tuple(10.0**power for power in range(-2, 5))
-"""Penalties on ridge regression's weights."""
+"""The penalties on ridge regression's weights to choose from."""
 
 INVERSE_PENALTIES = tuple(10.0**power for power in range(-2, 2))
-"""Inverse penalties on logistic regression's."""
+"""The inverse penalties on logistic regression's weights to choose from."""
 
 
 def baseline_name(data: Data) -> str:

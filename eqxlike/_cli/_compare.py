@@ -18,13 +18,13 @@ PLAIN = "plain"
 class Output:
     """The output for one data set, as far as it was reached.
 
-    - `data`: that was trained on.
-    - `settings`: what was trained, and how.
+    - `data`: the data set that was trained on.
+    - `settings`: the settings of the trainings.
     - `bayesian`: the training of the Bayesian network.
-    - `plain`: that of the plain one; None if it was not come to.
-    - `evaluations`: by name of the model, for those that were come to.
-    - `dispatch`: the dispatch table, by row; empty if it was not come to.
-    - `seconds`: how long all of it took.
+    - `plain`: the training of the plain network; None if it was not reached.
+    - `evaluations`: the evaluations that were reached, by name of the model.
+    - `dispatch`: the dispatch table, by row; empty if it was not reached.
+    - `seconds`: the seconds that all of it took.
     """
 
     data: Data
@@ -37,7 +37,7 @@ class Output:
 
     @property
     def trainings(self) -> dict[str, Training]:
-        """The trainings that were come to, by name of the model."""
+        """The trainings that were reached, by name of the model."""
         pairs = ((BAYESIAN, self.bayesian), (PLAIN, self.plain))
         return {name: training for name, training in pairs if training is not None}
 
@@ -45,13 +45,13 @@ class Output:
 def compare(data: Data, settings: Settings, *, seed: int, outputs: dict[str, Output]) -> Output:
     """Trains a Bayesian and a plain network and the baseline, and evaluates them.
 
-    A training that did not finish is told of on standard error, and what it reached is evaluated.
+    A training that did not finish is reported on standard error, and what it reached is evaluated.
 
     **Arguments:**
 
-    - `data`: to train on and to evaluate with.
-    - `settings`: what to train, and how.
-    - `seed`: of weights and noise.
+    - `data`: the data set to train on and to evaluate with.
+    - `settings`: the settings of the trainings.
+    - `seed`: the seed of weights and noise.
     - `outputs`: gets the output under the name of the data set as soon as there is something in
       it, so that it is there when Ctrl-C ends the rest.
 

@@ -49,11 +49,11 @@ class Scaling:
 class Data:
     """A data set, ready to train on: standardised, in 32 bits.
 
-    - `name`: of the data set.
+    - `name`: the name of the data set.
     - `train`: the training part.
-    - `test`: held out: nothing is fitted to it or chosen by it.
-    - `x_scaling`: what was done to the features.
-    - `y_scaling`: what was done to the target; None for class labels.
+    - `test`: the test part: nothing is fitted to it or chosen by it.
+    - `x_scaling`: the scaling of the features.
+    - `y_scaling`: the scaling of the target; None for class labels.
     """
 
     name: Name
@@ -69,7 +69,7 @@ class Data:
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         return int(self.train.y.max()) + 1
 
     def validation_split(self) -> tuple[Part, Part]:
@@ -92,9 +92,9 @@ def load(name: Name) -> Part:
 def prepare(name: Name, whole: Part, *, seed: int) -> Data:
     """Checks, splits and standardises a data set.
 
-    Both the shuffle and so the split are those of `seed`. Means and scales are those of the
-    training part alone. The pixels of the digits share a unit and so one scale: pixels at the rim,
-    which are hardly ever inked, are not blown up to the size of the others.
+    `seed` decides the shuffle and so the split. Means and scales are those of the training part
+    alone. The pixels of the digits share a unit and so one scale: pixels at the rim, which are
+    hardly ever inked, are not blown up to the size of the others.
 
     **Raises:** `CommandError` if a value is NaN or infinite, or a feature has no spread in the
     training part.

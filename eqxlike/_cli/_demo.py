@@ -17,7 +17,7 @@ from ._errors import CommandError
 from ._settings import SETTINGS, Settings, settings_for
 
 NEEDED = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
-"""Import names of what the demo extra brings."""
+"""The import names of the packages that the demo extra brings."""
 
 MOST_SEED = 2**31 - 1
 """Seeds end where NumPy's and JAX's do in 32 bits."""

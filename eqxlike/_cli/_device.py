@@ -1,4 +1,4 @@
-"""Which device the demo runs on."""
+"""The device that the demo runs on."""
 
 import jax
 

@@ -18,7 +18,7 @@ from ._settings import Settings
 from ._train import Training
 
 PREDICTED = 32
-"""Test examples in the prediction that is measured."""
+"""The number of test examples in the prediction that is measured."""
 
 FLAT = "jax.jit, flat list"
 MODULE = "jax.jit, module"
@@ -30,11 +30,11 @@ def measure_dispatch(data: Data, training: Training, settings: Settings) -> dict
 
     **Arguments:**
 
-    - `data`: what to train on and to predict.
-    - `training`: of the network; it stays as it is.
-    - `settings`: whose batch size, number of draws and rounds to use.
+    - `data`: the data set to train on and to predict.
+    - `training`: the training of the network; it stays as it is.
+    - `settings`: the settings whose batch size, number of draws and rounds to use.
 
-    **Returns:** by name of the row, what was measured; ratios are to `jax.jit` on the module.
+    **Returns:** the measurements, by name of the row; ratios are to `jax.jit` on the module.
     """
     batch = data.train[: settings.batch_size]
     example = Example(jnp.asarray(batch.x), jnp.asarray(batch.y))
@@ -46,7 +46,7 @@ def measure_dispatch(data: Data, training: Training, settings: Settings) -> dict
         "training step": _steps(step, training.result.state, example),
         "prediction": _predictions(predict, training.model.network, x, key, num_samples),
     }
-    # One key serves all calls, as it should where calls are compared and no numbers.
+    # One key serves all calls: the calls are compared, not their numbers.
     with jax.debug_key_reuse(False):
         return {
             name: measure(calls, baseline=MODULE, rounds=settings.rounds)

@@ -1,4 +1,4 @@
-"""The worth of predictions on held-out data: metrics, and numbers to draw pictures from.
+"""The quality of predictions on held-out data: metrics, and numbers to draw pictures from.
 
 `S` is the number of networks drawn, `N` the number of test examples, `C` the number of classes.
 """
@@ -22,10 +22,10 @@ NUM_BINS = 10
 class Intervals:
     """Predictions of numbers, in the units of the target.
 
-    - `metrics`: by name.
-    - `mean`: of the predictive distribution, shape (N,).
-    - `lower`: end of its central interval of probability `LEVEL`, shape (N,).
-    - `upper`: the other end, shape (N,).
+    - `metrics`: the metrics, by name.
+    - `mean`: the mean of the predictive distribution, shape (N,).
+    - `lower`: the lower end of its central interval of probability `LEVEL`, shape (N,).
+    - `upper`: the upper end, shape (N,).
     """
 
     metrics: dict[str, float]
@@ -38,7 +38,7 @@ class Intervals:
 class Probabilities:
     """Predictions of classes.
 
-    - `metrics`: by name.
+    - `metrics`: the metrics, by name.
     - `bins`: the predictions by their confidence, the fields of a `bayes.CalibrationBins`.
     """
 
@@ -54,9 +54,9 @@ def evaluate(data: Data, model: Model, *, seed: int, num_samples: int) -> Evalua
 
     **Arguments:**
 
-    - `data`: whose test part is predicted.
-    - `model`: Bayesian or plain.
-    - `seed`: of the draws.
+    - `data`: the data set whose test part is predicted.
+    - `model`: a Bayesian or a plain model.
+    - `seed`: the seed of the draws.
     - `num_samples`: S; 1 for a plain model, whose network is its own only draw.
     """
     key = jax.random.key(seed)
@@ -74,8 +74,8 @@ def evaluate_regression(
 
     **Arguments:**
 
-    - `data`: whose test part is predicted.
-    - `means`: of the Gaussians, for the standardised target.
+    - `data`: the data set whose test part is predicted.
+    - `means`: the means of the Gaussians, for the standardised target.
     - `noise`: their standard deviation, likewise.
 
     **Returns:** `rmse` in units of the target; `nll` in nats for an example, of the density in

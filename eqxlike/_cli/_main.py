@@ -1,4 +1,4 @@
-"""Reads the command line and hands over to a subcommand.
+"""The command line, which is read here and handed over to a subcommand.
 
 A subcommand is a file with `add_parser(subparsers)`, which gives its parser a default `run`: a
 function of the parsed arguments that returns the exit status.
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     **Arguments:**
 
-    - `arguments`: what stands behind `python -m eqxlike`; that of this process if None.
+    - `arguments`: the words after `python -m eqxlike`; those of this process if None.
 
     **Returns:** the exit status: 0, or 1 where a training diverged, 2 for wrong use, 130 after
     Ctrl-C.

@@ -78,7 +78,7 @@ def _sizes(data: Data, settings: Settings) -> tuple[int, int | Literal["scalar"]
 
 def _with_likelihood(data: Data, network: BayesianMLP | MLP) -> Model:
     if data.is_regression:
-        # exp(0): the target is standardised, so that at first noise is all there is to it.
+        # The noise starts as exp(0): the target is standardised, and at first all of it is noise.
         return Regressor(network, jnp.zeros(()))
     return Classifier(network)
 

@@ -24,8 +24,8 @@ def draw(outputs: Mapping[str, Output], folder: pathlib.Path) -> list[pathlib.Pa
 
     **Arguments:**
 
-    - `outputs`: by name of the data set.
-    - `folder`: where the pictures go.
+    - `outputs`: the outputs, by name of the data set.
+    - `folder`: the folder of the pictures.
 
     **Returns:** the files written.
     """
@@ -101,7 +101,7 @@ def _draw_intervals(outputs: Mapping[str, Output]) -> Any:
 
 
 def _draw_reliability(outputs: Mapping[str, Output]) -> Any:
-    """Accuracy over confidence, and below how many predictions are that sure, a panel a model."""
+    """Accuracy over confidence, and below it the number of predictions, a panel a model."""
     if "digits" not in outputs or not outputs["digits"].evaluations:
         return None
     evaluations = outputs["digits"].evaluations

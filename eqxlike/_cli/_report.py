@@ -26,11 +26,11 @@ def report(
 
     **Arguments:**
 
-    - `outputs`: by name of the data set.
+    - `outputs`: the outputs, by name of the data set.
     - `stopped`: "finished", "interrupted" or "diverged".
-    - `seed`: of the run.
-    - `is_quick`: whether it was shortened.
-    - `device`: on which it ran, in words.
+    - `seed`: the seed of the run.
+    - `is_quick`: whether the run was shortened.
+    - `device`: the device on which it ran, in words.
     """
     versions = {name: installed_version(name) for name in PACKAGES}
     return {
@@ -100,7 +100,7 @@ def _plain(value: Any) -> Any:
 def writable_folder(path: pathlib.Path) -> pathlib.Path:
     """Makes a folder where there is none, and makes sure that files can be written there.
 
-    **Raises:** `CommandError` if they cannot.
+    **Raises:** `CommandError` if files cannot be written there.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

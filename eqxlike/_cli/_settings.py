@@ -17,15 +17,15 @@ class Settings:
     - `depth`: number of hidden layers.
     - `steps`: training steps of the Bayesian network, and the most that the plain one may take.
     - `batch_size`: examples in a minibatch, for the Bayesian network.
-    - `learning_rate`: of Adam for the Bayesian network, where a cosine decay starts.
-    - `prior_scale`: of the weights, see `nn.BayesianLinear`.
-    - `kl_weight`: of the KL in the ELBO. At 1 it bounds the evidence; below, the posterior is
-      tempered, narrower than the model and the data say.
+    - `learning_rate`: rate of Adam for the Bayesian network, where a cosine decay starts.
+    - `prior_scale`: scale of the prior on the weights, see `nn.BayesianLinear`.
+    - `kl_weight`: weight of the KL in the ELBO. At 1 the ELBO bounds the evidence; below, the
+      posterior is tempered, narrower than the model and the data say.
     - `num_samples`: networks drawn from the posterior for a prediction.
-    - `plain_batch_size`: for the plain network.
-    - `plain_learning_rate`: of AdamW for the plain network.
-    - `weight_decay`: of AdamW, on weights and not on biases.
-    - `rounds`: of the dispatch table.
+    - `plain_batch_size`: examples in a minibatch, for the plain network.
+    - `plain_learning_rate`: rate of AdamW for the plain network.
+    - `weight_decay`: decay of AdamW, on weights and not on biases.
+    - `rounds`: rounds of the dispatch table.
     """
 
     width_size: int
@@ -85,8 +85,8 @@ def settings_for(name: Name, *, steps: int | None, is_quick: bool) -> Settings:
 
     **Arguments:**
 
-    - `name`: of the data set.
-    - `steps`: instead of its own number.
+    - `name`: the name of the data set.
+    - `steps`: the training steps, instead of its own number.
     - `is_quick`: whether to shorten whatever takes time.
     """
     settings = SETTINGS[name]

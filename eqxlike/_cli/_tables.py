@@ -14,7 +14,7 @@ TITLES = {
     "ridge": "ridge regression",
     "logistic": "logistic regression",
 }
-"""By name of a model: what it is called in tables and pictures."""
+"""The titles of models in tables and pictures, by name."""
 
 METRICS = {
     "rmse": ("RMSE", ".1f"),
@@ -24,7 +24,7 @@ METRICS = {
     "width": ("interval width", ".0f"),
     "ece": ("ECE", ".4f"),
 }
-"""By name of a metric: its heading and its format."""
+"""The heading and the format of each metric, by name."""
 
 
 def print_metrics(output: Output) -> None:

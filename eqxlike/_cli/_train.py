@@ -20,18 +20,19 @@ from ._settings import Settings
 Step = Callable[[train.TrainState, Example], tuple[train.TrainState, Array]]
 
 VALIDATIONS = 40
-"""Looks of a plain network at the validation part."""
+"""A plain network is evaluated on the validation part this many times."""
 
 MOVES, LINES = 50, 5
-"""Reports of a training: moves of a progress bar on a terminal, lines of text elsewhere."""
+"""A training reports this many times: by a progress bar on a terminal, by lines elsewhere."""
 
 
 class Training(NamedTuple):
-    """A training, with what it came to.
+    """A training and its result.
 
-    - `result`: of `train.fit`: the state after the last good step, the losses, why it stopped.
+    - `result`: the result of `train.fit`: the state after the last good step, the losses, why it
+      stopped.
     - `step`: the training step.
-    - `planned`: how many steps there were to make.
+    - `planned`: the number of steps that were planned.
     """
 
     result: train.FitResult
@@ -74,9 +75,9 @@ def train_bayesian(data: Data, settings: Settings, *, seed: int) -> Training:
 def train_plain(data: Data, settings: Settings, *, seed: int) -> Training:
     """Trains a plain network with weight decay, for as long as a validation part says.
 
-    It is trained on one part of the training part first, with the other to tell the number of steps
-    after which its loss on unseen data was least, and then for that number of steps on the whole of
-    it: no data is lost to the choice.
+    It is trained on one part of the training part first, with the other to tell after how many
+    steps its loss on unseen data was least, and then for that number of steps on the whole training
+    part: no data is lost to the choice.
     """
 
     def new_state() -> train.TrainState:
@@ -150,7 +151,7 @@ def _mean_nll(model: Model, examples: Example, key: PRNGKeyArray) -> Float[Array
 
 
 def _is_weight(parameters: PyTree) -> PyTree:
-    """Which parameters decay: the matrices, not biases and not the noise."""
+    """Whether each parameter decays: the matrices do, biases and the noise do not."""
     return jax.tree_util.tree_map(lambda leaf: jnp.ndim(leaf) == 2, parameters)
 
 
