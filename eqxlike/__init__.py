@@ -67,7 +67,7 @@ if _typing.TYPE_CHECKING:
     from . import train as train
     from .nn import tree_inference as tree_inference
 else:
-    # What not every program uses, and is a third of what the import would cost.
+    # Not every program uses these, and they would be a third of the cost of the import.
     __getattr__, __dir__, __all__ = _on_first_use(
         __name__, "bayes", "debug", "nn", "train", tree_inference="nn"
     )

@@ -8,8 +8,8 @@ from ._cli import main
 if __name__ == "__main__":
     status = main()
     if status != 0:
-        # Where Ctrl-C breaks off a compilation, JAX 0.10.2 crashes Python when it ends, whatever
-        # the program does. All is written by now, so Python is left without its ending.
+        # If Ctrl-C breaks off a compilation, JAX 0.10.2 crashes Python as it exits, whatever the
+        # program does. All output is written by now, so Python is left without its usual exit.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

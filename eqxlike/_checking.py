@@ -30,7 +30,7 @@ def when_switched_on(listener: Callable[[], None]) -> None:
 def checking_partitions() -> Iterator[None]:
     """Compares every cached partition with a fresh one, as long as the context is open.
 
-    The mode is for the whole process, all threads included. It makes filtered calls many times
+    The mode holds for the whole process, all threads included. It makes filtered calls many times
     slower; use it in tests, or to find out who mutates a Module through its `__dict__`.
 
     **Raises:** `PartitionError` from the filtered call that meets a changed Module.

@@ -9,15 +9,15 @@ from typing import Any
 
 _serial = itertools.count()
 _gone: collections.deque[str] = collections.deque()
-"""File names of functions that are no longer there.
+"""The file names of functions that are no longer there wait here.
 
-Garbage collection comes at any moment, also while `linecache` walks over its table: whoever takes
-an entry out then has it raise a KeyError.
+Garbage collection comes at any moment, also while `linecache` walks over its table: taking a source
+out of it then would raise a KeyError there.
 """
 
 
 def forget_sources() -> None:
-    """Takes the sources of functions that are no longer there out of `linecache`."""
+    """Takes the sources of the functions that are no longer there out of `linecache`."""
     while _gone:
         linecache.cache.pop(_gone.popleft(), None)
 
@@ -29,7 +29,7 @@ def compile_function(lines: Iterable[str], namespace: dict[str, Any], origin: st
 
     - `lines`: the source, without line ends; the first line is the `def`.
     - `namespace`: the globals of the function; copied.
-    - `origin`: what it was generated for. It is shown as the file name `<eqxlike ORIGIN>`.
+    - `origin`: the purpose of the function, shown as the file name `<eqxlike ORIGIN>`.
 
     The source is in `linecache` for as long as the function lives, and until another is compiled.
     """

@@ -9,22 +9,23 @@ import jax.core
 # jax 0.10.2 to 0.12.0.1: `jax.core.Tracer` is public, documented for `isinstance` checks.
 Tracer = jax.core.Tracer
 
-# jax 0.10.2 to 0.12.0.1: what `jax.jit` returns is a class of its C++ extension that has no public
-# name, so it is taken from an instance. Making one compiles nothing and starts no backend.
+# jax 0.10.2 to 0.12.0.1: the class of what `jax.jit` returns is one of JAX's C++ extension without
+# a public name, so it is taken from an instance. Making one compiles nothing and starts no backend.
 PjitFunction = type(jax.jit(lambda: None))
 
-# jax 0.10.2 to 0.12.0.1: has no public name. `jax.debug.breakpoint` stops in the innermost frame
-# that is not of JAX or of a file registered here: without it, in one of ours, not in the user's.
+# jax 0.10.2 to 0.12.0.1: `register_exclusion` has no public name. `jax.debug.breakpoint` stops in
+# the innermost frame that is neither JAX's nor in a file registered here. Without it, it would stop
+# in a frame of ours rather than the user's.
 try:
     from jax._src.traceback_util import register_exclusion as register_exclusion
 except ImportError:
 
     def register_exclusion(path: str) -> None:
-        """There is nothing to register with in this JAX."""
+        """Does nothing: this JAX has nothing to register with."""
 
 
-# jax 0.10.2 to 0.12.0.1: the names under which JAX logs the traceback of each callback that raises.
-# In a version that uses others, a failed check of `error_if` is logged as well as raised.
+# jax 0.10.2 to 0.12.0.1: JAX logs the traceback of each callback that raises under these names. In
+# a version that uses others, a failed check of `error_if` is logged as well as raised.
 CALLBACK_LOGGERS = ("jax._src.callback", "jax._src.debugging")
 
 # jax 0.10.2: once a run has failed, `jax.effects_barrier` raises for it at each call, and Python as

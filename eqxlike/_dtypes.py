@@ -1,4 +1,4 @@
-"""Dtypes: the default of a parameter, and those to compute in."""
+"""Dtypes: the default for parameters, and the dtypes to compute in."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ def parameter_dtype(dtype: Any) -> jnp.dtype:
     """`dtype`, or for `None` JAX's default float: float64 in 64-bit mode, else float32."""
     if dtype is not None:
         return jnp.dtype(dtype)
-    # A tenth of the time of `jnp.result_type(float)`, once for each layer that is built.
+    # This takes a tenth of the time of `jnp.result_type(float)`, once for each layer that is built.
     return _FLOAT64 if jax.config.jax_enable_x64 else _FLOAT32  # pyright: ignore
 
 
 def wider(one: jnp.dtype, other: jnp.dtype) -> jnp.dtype:
-    """The dtype of more bytes; `jnp.promote_types` refuses where promotion is to be strict."""
+    """The dtype of more bytes; `jnp.promote_types` would refuse where promotion is strict."""
     return max(one, other, key=lambda dtype: dtype.itemsize)
 
 

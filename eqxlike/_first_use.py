@@ -1,4 +1,4 @@
-"""What a package imports only when somebody first asks for it."""
+"""Names of a package that are imported only when somebody first asks for them."""
 
 import importlib
 import sys
@@ -9,15 +9,16 @@ from typing import Any
 def on_first_use(
     package: str, *modules: str, **homes: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """The `__getattr__`, `__dir__` and `__all__` (PEP 562) of a package some of whose names wait.
+    """The `__getattr__`, `__dir__` and `__all__` (PEP 562) of a package with such names.
 
-    A type checker cannot see what they do: the package also imports the names where only it looks.
+    A type checker cannot see what they do: for it, the package also imports the names where no
+    program does.
 
     **Arguments:**
 
     - `package`: the `__name__` of the package, which has imported its other names already.
     - `modules`: names of submodules, each found under its own name.
-    - `homes`: by name, the submodule that has what is found under that name.
+    - `homes`: further names, each with the submodule that has it.
     """
     homes |= {name: name for name in modules}
     namespace = vars(sys.modules[package])

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class _Missing:
-    """Shown in signatures, so that it says what it means."""
+    """The class of `MISSING`, which says in signatures what it means."""
 
     __slots__ = ()
 

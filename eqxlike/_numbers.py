@@ -10,9 +10,7 @@ import jax.numpy as jnp
 
 
 def integer(value: Any) -> int | None:
-    """`value` as an `int` of Python, so that whoever takes it makes the same of everyone's
-    integers; `None` if it is none.
-    """
+    """`value` as an `int` of Python, whichever library's integer it is; `None` if it is none."""
     # A bool is an int to Python, never a size to anyone.
     if isinstance(value, bool):
         return None
@@ -34,7 +32,7 @@ def whole_number(value: Any, name: str, least: int = 1) -> int:
 
 
 def whole_number_in(text: str, least: int = 1, most: int | None = None) -> int:
-    """The integer that `text` spells: as it is, the `type` of an argument of a command.
+    """The integer that `text` spells. It serves as the `type` of an argument of a command.
 
     **Raises:** `argparse.ArgumentTypeError` unless it is an integer of at least `least` and at most
     `most`.

@@ -8,19 +8,19 @@ a window shorter than the scheduler's time slice is mostly not interrupted at al
 Two times are taken of each call:
 
 - *Dispatch*: calls are made in bursts, the clock runs until the last call of a burst returns, and
-  the wait for its results lies outside the clock. This is what the Python thread pays before it is
-  free again. A burst is short (`BURST`) because the runtime lets only about thirty computations be
+  the wait for its results lies outside the clock. The Python thread pays this before it is free
+  again. A burst is short (`BURST`) because the runtime lets only about thirty computations be
   in flight on a CPU device: a longer run of calls would wait inside the call, and the clock would
   show the device's speed under the name of dispatch. A program that the runtime finds cheap runs
   on the calling thread; its execution is then part of its dispatch, in every column alike.
-- *Completion*: each call is followed by a wait for what it returned. This is what a loop pays that
-  looks at every result.
+- *Completion*: each call is followed by a wait for its result. A loop that looks at every result
+  pays this.
 
 A training step carries state: the callable keeps it in a closure, feeds it back, and returns one
 array of the step, such as the loss. That is enough to wait for the whole step, since the outputs
 of one executable become ready together, and it keeps the flattening of the new state out of every
-clock: a wait for the state itself would charge the columns whose state is a Python object for a
-flattening that a training loop never does. The next step needs this one's state, so completion is
+clock: a wait for the state itself would flatten it where it is a Python object, which a training
+loop never does. The next step needs this one's state, so completion is
 the latency of one step, dispatch and execution one after the other. A loop that reads no loss
 overlaps them and pays the longer of the two.
 """
@@ -47,14 +47,14 @@ import numpy as np
 Call = Callable[[], Any]
 
 BURST = 16
-"""Calls in one burst of a dispatch measurement. XLA's CPU client holds about 30 computations in
-flight and makes the next call wait (measured for a program that takes 20 ms: 5 us a call up to the
-31st, 20 ms from there on).
+"""A burst of a dispatch measurement has this many calls. XLA's CPU client holds about 30
+computations in flight and makes the next call wait (measured for a program that takes 20 ms: 5 us a
+call up to the 31st, 20 ms from there on).
 """
 
 UNTIMED = 3
-"""Calls at the start of a column's turn, outside the clock: the first ones find the caches that the
-column before left behind.
+"""This many calls at the start of a column's turn are outside the clock: they find the caches that
+the column before left behind.
 """
 
 
@@ -72,8 +72,8 @@ class Samples:
     """The times of one column: one number per round (`R` rounds), in microseconds a call.
 
     - `dispatch_us`: `R` times until a call returned.
-    - `completion_us`: `R` times until what a call returned was ready.
-    - `calls`: how many calls each of those numbers is the mean of.
+    - `completion_us`: `R` times until the result of a call was ready.
+    - `calls`: the number of calls of which each of those times is the mean.
     """
 
     dispatch_us: tuple[float, ...]
@@ -102,7 +102,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """Columns measured side by side, by name, and the name of the one that the ratios are to."""
+    """Columns measured side by side, by name, and the name of the one that ratios are taken to."""
 
     baseline: str
     columns: Mapping[str, Column]
@@ -121,15 +121,15 @@ def measure(
 
     **Arguments:**
 
-    - `calls`: by name, functions of no arguments that return what to wait for: an array, or a
-      pytree of arrays. What one call returned must not be donated by the next. State may be
+    - `calls`: functions of no arguments, by name, that return what to wait for: an array, or a
+      pytree of arrays. The result of one call must not be donated by the next. State may be
       carried in a closure.
     - `baseline`: the name of the column that ratios are taken to.
-    - `rounds`: how often each callable is measured; never quote from fewer than 15.
-    - `target_s`: about how long, in seconds, each of the two measurements of a callable lasts in
-      a round.
-    - `warm_up`: calls made and waited for before any clock runs; compilation happens here.
-    - `seed`: of the order of the callables.
+    - `rounds`: the number of times each callable is measured; never quote from fewer than 15.
+    - `target_s`: the approximate seconds that each of the two measurements of a callable takes in a
+      round.
+    - `warm_up`: the calls made and waited for before any clock runs; compilation happens here.
+    - `seed`: the seed of the order of the callables.
 
     **Returns:** a `Measurement` with one `Column` per callable, in the order given.
 
@@ -160,7 +160,7 @@ def measure(
 
 
 def summarise(samples: Mapping[str, Samples], baseline: str) -> Measurement:
-    """Reduce rounds to a median per column, and to ratios to `baseline` taken round by round."""
+    """The median of the rounds of each column, and its ratios to `baseline`, round by round."""
     base = samples[baseline]
     columns = {
         name: Column(
@@ -177,7 +177,7 @@ def summarise(samples: Mapping[str, Samples], baseline: str) -> Measurement:
 
 
 def ratios(numbers: Sequence[float], to: Sequence[float]) -> list[float]:
-    """Divide round by round: what disturbs a whole round cancels."""
+    """The ratios round by round, in which whatever disturbs a whole round cancels."""
     return [number / base for number, base in zip(numbers, to, strict=True)]
 
 
@@ -189,13 +189,13 @@ def quartiles(numbers: Sequence[float]) -> Quartiles:
 
 
 def calls_for(target_s: float, call_s: float) -> int:
-    """How many calls of `call_s` seconds fill `target_s`: one or more, in whole bursts."""
+    """The number of calls of `call_s` seconds that fill `target_s`: 1 or more, in whole bursts."""
     count = max(1, round(target_s / max(call_s, 1e-9)))
     return count if count < BURST else BURST * math.ceil(count / BURST)
 
 
 def round_orders(names: Sequence[str], rounds: int, seed: int) -> Iterator[tuple[str, ...]]:
-    """Yield the order of the columns in each round.
+    """The order of the columns in each round.
 
     The rounds come in blocks of `len(names)`: a block shuffles the columns and goes through the
     rotations of that order. Over a block each column stands once in each place, and over blocks
@@ -212,7 +212,7 @@ def round_orders(names: Sequence[str], rounds: int, seed: int) -> Iterator[tuple
 
 
 def warmed_up(call: Call, times: int) -> Callable[[Any], Any]:
-    """Calls and waits `times` times; returns the cheapest function that waits for such a result."""
+    """Calls and waits `times` times; returns the cheapest function that waits for its result."""
     results = [jax.block_until_ready(call()) for _ in range(times)]
     # A call of Identity costs 4 us; waiting by the array's own method costs 0.4, and by
     # jax.block_until_ready, which takes any pytree, 0.8.
@@ -291,7 +291,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def _estimate_s(call: Call, wait: Callable[[Any], Any]) -> float:
-    """About how long an undisturbed call takes until its result is ready."""
+    """The approximate seconds until the result of an undisturbed call is ready."""
     count = 1
     while completion_us(call, wait, count) * count < 1e3:
         count *= 2

@@ -1,4 +1,4 @@
-"""Our frames out of the way of the user: of an exception that passes, and of a warning."""
+"""Tracebacks and warnings without our own frames."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ _NOT_OF_USER = (
     os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), ""),
 )
 
-# The debugger opens in the innermost frame of the user, and shows those who called that one.
+# The debugger opens in the innermost frame of the user, and shows the frames that called it.
 for _path in _OURS:
     register_exclusion(_path)
 
@@ -29,7 +29,7 @@ for _path in _OURS:
 def hide_our_frames(error: BaseException) -> None:
     """Takes the frames of dispatch and generated code out of the traceback of `error`.
 
-    As JAX does with its own, and like them they stay if `jax_traceback_filtering` is `"off"`.
+    JAX does so with its own frames. Like those, ours stay if `jax_traceback_filtering` is `"off"`.
     """
     if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
         return
@@ -46,7 +46,7 @@ def hide_our_frames(error: BaseException) -> None:
 
 
 def stacklevel_of_user() -> int:
-    """The `stacklevel` by which a warning of the caller shows the line in the user's code."""
+    """The `stacklevel` with which a warning of the caller shows the line in the user's code."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_OF_USER):
         level, frame = level + 1, frame.f_back
@@ -54,7 +54,7 @@ def stacklevel_of_user() -> int:
 
 
 def name_tracers(error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Adds to `error`, which is of JAX and says that a tracer has leaked, where tracers stand."""
+    """Adds the paths of tracers to `error`, by which JAX says that a tracer has leaked."""
     paths = [
         f"args{jtu.keystr(path)}"
         for path, leaf in jtu.tree_leaves_with_path((*args, kwargs) if kwargs else args)
