@@ -19,7 +19,7 @@ FEATURES = 64
 WIDTH = 64
 CLASSES = 10
 EXAMPLES = 1347
-"""How many examples the ELBO is over: the training part of the digits."""
+"""The ELBO is over this many examples, the training part of the digits."""
 
 
 def network() -> Any:
@@ -109,7 +109,7 @@ def data(batch: int) -> tuple[jax.Array, jax.Array]:
 
 
 def negative_elbo(model: Any, key: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The minibatch estimate of the negative ELBO, an example's share of it."""
+    """An example's share of the minibatch estimate of the negative ELBO."""
     logits = jax.vmap(lambda x, key: model(x, key=key))(x, jax.random.split(key, len(x)))
     negative_log_likelihood = optax.softmax_cross_entropy_with_integer_labels(logits, y)
     return jnp.mean(negative_log_likelihood) + sum(layer.kl() for layer in model.layers) / EXAMPLES

@@ -25,9 +25,9 @@ from eqxlike._timing import Call
 class Case:
     """One piece of work in all the ways that are compared.
 
-    - `name`: of the row.
-    - `builders`: for each column, in the order of the table, a function that makes its call;
-      raises ImportError where the column needs what is not installed.
+    - `name`: the name of the row.
+    - `builders`: a function for each column, in the order of the table, that makes its call. It
+      raises ImportError where the column needs something that is not installed.
     - `baseline`: the column that ratios are taken to.
     """
 
@@ -58,7 +58,7 @@ def compare(name: str, work: Callable[[Any], Work], nnx: Callable[[Any], Call]) 
 
     **Arguments:**
 
-    - `name`: of the row.
+    - `name`: the name of the row.
     - `work`: makes the work of Modules of the library it is given: eqxlike or Equinox.
     - `nnx`: makes the call of the same work with NNX, given `benchmarks.nnx_networks`.
     """
@@ -161,7 +161,7 @@ def select(pattern: str) -> tuple[Case, ...]:
 
 
 def find(pattern: str, among: Sequence[NamedT]) -> tuple[NamedT, ...]:
-    """The rows whose name the regular expression finds, in any case of letters.
+    """The rows whose name matches the regular expression `pattern`, in upper or lower case.
 
     **Raises:** `ValueError` if no row is found, or the pattern is no regular expression.
     """

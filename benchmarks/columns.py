@@ -51,7 +51,7 @@ def filtered(work: Work) -> Call:
 def on_module(work: Work) -> Call:
     """`jax.jit` on the Modules with their arrays alone, partitioned once and outside.
 
-    This is what one writes who keeps the Modules and wants raw JAX's dispatch: the static parts
+    This is what people write who keep the Modules and want raw JAX's dispatch: the static parts
     never reach the call.
     """
     arrays, static = work.library.partition(work.state, work.library.is_array)
@@ -71,7 +71,7 @@ def on_module(work: Work) -> Call:
 def on_flat_list(work: Work) -> Call:
     """`jax.jit` on one list with all arrays of the state, and one such list back: the floor.
 
-    What else there is, is passed one array after another.
+    All other arrays are passed one by one.
     """
     arrays, static = work.library.partition(work.state, work.library.is_array)
     leaves, treedef = jax.tree_util.tree_flatten(arrays)
@@ -96,9 +96,9 @@ def bind(work: Work, function: Callable[..., Any], state: Sequence[Any]) -> Call
 
     **Arguments:**
 
-    - `work`: whose data and keyword arguments to pass.
-    - `function`: the work's, compiled.
-    - `state`: as this function takes it.
+    - `work`: the work whose data and keyword arguments to pass.
+    - `function`: the compiled function of the work.
+    - `state`: the state as this function takes it.
     """
     if not work.feeds_back:
         return functools.partial(function, *state, *work.data, **work.kwargs)

@@ -14,7 +14,7 @@ from eqxlike._timing import measure
 
 
 class Rounds(NamedTuple):
-    """How many rounds a command measures: `default`, or `quick` for a first look."""
+    """The number of rounds that a command measures: `default`, or `quick` for a first look."""
 
     default: int
     quick: int
@@ -27,16 +27,16 @@ def parse(
     rounds: Rounds,
     first_rounds: Rounds | None = None,
 ) -> argparse.Namespace:
-    """The options of a command: `json`, `rows`, `markdown`, and how many rounds to measure.
+    """The options of a command: `json`, `rows`, `markdown`, and the number of rounds to measure.
 
     **Arguments:**
 
-    - `arguments`: of the command; those of the process where None.
-    - `name`: of the command's module.
+    - `arguments`: the arguments of the command; those of the process where None.
+    - `name`: the name of the command's module.
     - `description`: what the command does.
-    - `rounds`: how often it may measure a row.
-    - `first_rounds`: the same for first calls, where it has such; then `first_rounds` is an option
-      as `rounds` is.
+    - `rounds`: the rounds of a row that it measures.
+    - `first_rounds`: the rounds of first calls, if it has such; then `first_rounds` is an option as
+      `rounds` is.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m {name}",
@@ -82,14 +82,14 @@ def measure_cases(
     rounds: Rounds,
     among: Sequence[Case],
 ) -> int:
-    """Checks and measures cases, and prints them; the whole of a command that has no more to it.
+    """Checks and measures cases, and prints them: the whole of a simple command.
 
     **Arguments:**
 
-    - `arguments`: of the command; those of the process where None.
-    - `name`: of the command's module.
+    - `arguments`: the arguments of the command; those of the process where None.
+    - `name`: the name of the command's module.
     - `description`: what the command does.
-    - `rounds`: how often it may measure a row.
+    - `rounds`: the rounds of a row that it measures.
     - `among`: the cases to choose from.
 
     **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
@@ -118,8 +118,8 @@ def execute(
 
     **Arguments:**
 
-    - `name`: of the command's module.
-    - `options`: as `parse` returns them.
+    - `name`: the name of the command's module.
+    - `options`: the options, as `parse` returns them.
     - `begin`: returns the selected rows and the report to add them to; raises ValueError for
       options that select none.
     - `measured`: measures one row and returns it as the report takes it.
@@ -149,13 +149,13 @@ def run(
     path: pathlib.Path | None,
     measured: Callable[[NamedT], dict[str, Any]],
 ) -> None:
-    """Measures rows one by one into a report; writes it after each, so that an end loses nothing.
+    """Measures rows one by one into a report, and writes it after each, so that nothing is lost.
 
     **Arguments:**
 
-    - `rows`: what to measure.
+    - `rows`: the rows to measure.
     - `result`: the report that the rows are added to.
-    - `path`: where to write the report, or None.
+    - `path`: the file to write the report to, or None.
     - `measured`: measures one row and returns it as the report takes it.
     """
     for number, row in enumerate(rows, start=1):

@@ -1,4 +1,4 @@
-"""Warm calls on arguments that are no Modules of ours: what other libraries and Python bring.
+"""Warm calls on arguments that are no Modules of ours, from Python, JAX and other libraries.
 
 The function of a row uses two of the arrays and returns one, so that a row shows what it costs to
 bring the argument into the call and nothing else. The baseline is `jax.jit` on the same tree. Where
@@ -35,7 +35,7 @@ MANY = 100
 
 
 def on_tree(work: Work, static_argnums: Sequence[int] = ()) -> Call:
-    """`jax.jit` on the same tree, arguments that it refuses being static."""
+    """`jax.jit` on the same tree; arguments that it refuses are static."""
     compiled = jax.jit(work.function, static_argnums=static_argnums)
     return columns.bind(work, compiled, work.state)
 
@@ -49,7 +49,7 @@ def row(
 
     **Arguments:**
 
-    - `name`: of the row.
+    - `name`: the name of the row.
     - `make`: returns the function and its arguments, for the library it is given; raises
       ImportError where another one that it needs is not installed.
     - `on_tree`: calls it with `jax.jit`.
@@ -201,7 +201,7 @@ def call_with(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.A
 
 
 class Settings:
-    """A static object, equal to itself alone, which holds what changes nothing in the program."""
+    """A static object, equal to itself alone, whose contents change nothing in the program."""
 
     def __init__(self) -> None:
         self.table = {f"entry{index}": 0.5 * index for index in range(MANY)}
@@ -249,7 +249,7 @@ def partial_of_arrays() -> Any:
 
 
 def plain_rows() -> list[Row]:
-    """The rows of what Python and JAX bring."""
+    """The rows with arguments from Python and JAX."""
     halve = functools.partial(times, 0.5)
     holder = functools.partial(scale_and_shift, *vectors(2))
     return [
@@ -270,7 +270,7 @@ def plain_rows() -> list[Row]:
 
 
 def flax_rows() -> list[Row]:
-    """The rows of what Flax brings."""
+    """The rows with arguments from Flax."""
     return [
         row("one flax struct", of_tree(lambda: pairs(struct(), 1)[0])),
         row("list of 100 flax structs", of_tree(lambda: pairs(struct(), MANY))),
@@ -285,7 +285,7 @@ def flax_rows() -> list[Row]:
 
 
 def equinox_rows() -> list[Row]:
-    """The rows of what Equinox brings."""
+    """The rows with arguments from Equinox."""
     make = on_example(networks.forward, equinox_mlp)
     return [row("Equinox MLP, depth 8", make, columns.on_module)]
 

@@ -1,7 +1,7 @@
 """First calls, from a new function to its result: an Adam step, and arguments and results of many
 leaves.
 
-No two rounds call with the same leaves, so that nothing cached in a round before helps.
+No two rounds call with the same leaves, so that nothing cached in an earlier round helps.
 """
 
 import functools
@@ -33,9 +33,9 @@ def compare(table: Table, name: str, prepare: Callable[[Wrap], Call], jit: Wrap 
 
     **Arguments:**
 
-    - `table`: where it stands.
-    - `name`: of the row.
-    - `prepare`: takes what compiles a function; returns the call of a new function, with new
+    - `table`: the table of the row.
+    - `name`: the name of the row.
+    - `prepare`: takes a function such as `jax.jit`; returns the call of a new function, with new
       arguments, which returns one array.
     - `jit`: `jax.jit` as this function needs it; None where it cannot do the same.
     """

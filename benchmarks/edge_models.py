@@ -100,7 +100,7 @@ def total(model: Chain, x: jax.Array) -> jax.Array:
 
 
 def scaled(model: Chain, x: jax.Array) -> jax.Array:
-    """Something for `vmap` over both arguments."""
+    """A function for `vmap` over both arguments."""
     return x * model.layers[0].bias
 
 

@@ -1,4 +1,4 @@
-"""The memory that cached partitions take, and how soon a call returns."""
+"""The memory that cached partitions take, and the time until a call returns."""
 
 import statistics
 import time
@@ -33,8 +33,9 @@ def long_work(model: Layer, x: jax.Array, steps: jax.Array) -> jax.Array:
 
 
 def asynchrony(target_s: float = 1.0) -> tuple[float, float]:
-    """The seconds until a call of `filter_jit` on about `target_s` of work returns, and
-    until its result is ready; medians of five.
+    """The seconds until a call of `filter_jit` returns, and until its result is ready.
+
+    They are medians of five calls on about `target_s` of work.
     """
     (model,) = layers(1, 256)
     x = networks.normal(256, seed=1)

@@ -1,7 +1,7 @@
 """The cost of `import eqxlike` beside the imports of Equinox and NNX, and of JAX, part of them all.
 
-Each import runs in a fresh process, which times it itself: how long Python takes to start and to
-end is in no column. What it compiled of the sources is there beforehand, as after `pip install`,
+Each import runs in a fresh process, which times it itself: no column has the time that Python takes
+to start and to end. The sources are compiled to bytecode beforehand, as after `pip install`,
 whatever the environment says of writing it. The processes of a round follow one another, in an
 order that changes; ratios are taken round by round. Ctrl-C prints the rows that are finished.
 """
@@ -39,7 +39,7 @@ print(time.perf_counter() - start_s)
 
 
 def row(name: str, statements: Mapping[str, str]) -> Case:
-    """The row that times one statement a column; the second word of each is a module."""
+    """The row that times one statement a column; the second word of a statement is a module."""
 
     def build(statement: str) -> Call:
         module = statement.split()[1]
@@ -54,7 +54,7 @@ def row(name: str, statements: Mapping[str, str]) -> Case:
 
 
 def import_s(statement: str) -> float:
-    """The seconds that a statement takes as the first of a fresh process."""
+    """The seconds that a statement takes when it is the first of a fresh process."""
     process = subprocess.run(
         [sys.executable, "-c", TIMED.format(statement)],
         stdout=subprocess.PIPE,
@@ -106,13 +106,13 @@ def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) ->
 
 
 def measure(calls: Mapping[str, Call], rounds: int, seed: int = 0) -> Measurement:
-    """Measures imports side by side; one round outside the clock leaves what Python compiled.
+    """Measures imports side by side; one round outside the clock leaves the bytecode behind.
 
     **Arguments:**
 
-    - `calls`: by column, functions that return the seconds of one import.
-    - `rounds`: how often each is imported.
-    - `seed`: of the order of the columns.
+    - `calls`: functions that return the seconds of one import, by column.
+    - `rounds`: the number of times each is imported.
+    - `seed`: the seed of the order of the columns.
     """
     for call in calls.values():
         call()

@@ -30,7 +30,7 @@ FIRST_ROUNDS = command.Rounds(default=15, quick=2)
 
 
 def all_rows() -> list[Row]:
-    """The rows, those of warm calls first."""
+    """All rows; those of warm calls come first."""
     return [*edge_models.rows(), *edge_arguments.rows(), *edge_first_calls.rows()]
 
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure_resources() -> dict[str, Any]:
-    """Measures the memory of cached partitions, and how soon a call returns."""
+    """Measures the memory of cached partitions, and the time until a call returns."""
     returned_s, ready_s = edge_resources.asynchrony()
     return {
         "partition_bytes": {

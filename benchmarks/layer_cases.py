@@ -1,4 +1,4 @@
-"""The costs of a layer to its users: building it, the first call, every other, the gradient."""
+"""The costs of a layer to its users: construction, the first call, further calls, the gradient."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ def first_construct(network: Network) -> Row:
 
         def prepare() -> Call:
             jax.clear_caches()
-            # The key is there, as it is for whoever builds a second model.
+            # The key exists already, as for a second model.
             return functools.partial(make, jax.block_until_ready(jax.random.key(0)))
 
         return prepare
@@ -73,7 +73,7 @@ def first_call(network: Network) -> Row:
 def compilation(network: Network) -> Row:
     """The row that compiles the program of the first call.
 
-    In that of a CNN one column more compiles nothing of it but what puts arrays into another order.
+    The row of a CNN has one more column, which compiles only the reordering of arrays.
     """
 
     def build(column: str) -> Prepare:
@@ -89,7 +89,7 @@ def compilation(network: Network) -> Row:
     if network.maker == "cnn":
         reorder = {REORDER: lambda: lambda: _reordering(network).compile}
         case = Case(case.name, {**case.builders, **reorder}, case.baseline)
-    # Its first calls are compared in a row of their own.
+    # The first calls of this network are compared in a row of their own.
     return Row(COMPILE, case, lambda preparations: None)
 
 
@@ -116,8 +116,10 @@ def gradient(network: Network) -> Row:
 
 
 def _reordering(network: Network) -> Any:
-    """The lowered program that puts the arrays of a CNN into the order that XLA's CPU
-    convolutions take, and its last features back into that of ours: what NNX stores so already.
+    """The lowered program that only reorders the arrays of a CNN.
+
+    It puts them into the order that XLA's CPU convolutions take, in which NNX stores them, and puts
+    the last features back into the order of ours.
     """
     kernels = [array for array in weights(network) if array.ndim == 4]
     images = network.batch()
@@ -134,7 +136,7 @@ def _reordering(network: Network) -> Any:
 def _compiled(network: Network, column: str) -> functools.partial:
     """A call of a new compiled function on a new model."""
     implementation = IMPLEMENTATIONS[column](network)
-    # A new lambda, since libraries find a compiled function again by the function it is of.
+    # The lambda is new, since libraries find a compiled function by the original function.
     function = implementation.jit(lambda model, batch: implementation.apply(model, batch))
     return functools.partial(
         function, implementation.holding(weights(network)), implementation.batch

@@ -86,7 +86,7 @@ def stack_model(column: str, depth: int, width: int) -> Any:
 
 
 def _new_function() -> Any:
-    """A function that was never compiled: compiled ones are found again by function."""
+    """A function that was never compiled: libraries find a compiled function by the original."""
     return eqxlike.filter_jit(lambda model, x: model(x))
 
 
@@ -100,10 +100,10 @@ def _construct(
 
     **Arguments:**
 
-    - `name`: of the row.
+    - `name`: the name of the row.
     - `make`: makes the model with eqxlike or Equinox, which it is given.
     - `make_nnx`: makes it with NNX, given `benchmarks.nnx_layer_models`.
-    - `shapes`: of the parameters.
+    - `shapes`: the shapes of the parameters.
     """
     limit = shapes[0][-1] ** -0.5
 

@@ -46,17 +46,17 @@ class TransformerSizes(NamedTuple):
 
 
 KERNEL, PADDING, WINDOW = 3, 1, 2
-"""Kernel, stride and padding of every convolution; window and stride of every pooling."""
+"""These are kernel, stride and padding of every convolution, window and stride of every pooling."""
 
 EXPANSION = 4
-"""Hidden units of a transformer's perceptrons for each feature."""
+"""A transformer's perceptrons have this many hidden units for each feature."""
 
 split_keys = jax.jit(lambda key, num: tuple(jax.random.split(key, num)), static_argnums=1)
 """`jax.random.split` as a tuple of keys: one dispatch, whichever library the keys are for."""
 
 
 def flat_shape(sizes: CNNSizes) -> tuple[int, int, int]:
-    """Channels, height and width of what the last pooling of a CNN returns."""
+    """Channels, height and width of the output of a CNN's last pooling."""
     side = sizes.side // WINDOW ** (len(sizes.channels) - 1)
     return sizes.channels[-1], side, side
 
@@ -124,7 +124,7 @@ class _Classes(NamedTuple):
 
 @functools.cache
 def _classes(library: Any) -> _Classes:
-    """The Modules for one library; once, so that all of its models are of one type."""
+    """The Modules for one library, made once, so that all of its models have one type."""
     nn = library.nn
 
     class LSTM(library.Module):

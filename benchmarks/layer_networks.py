@@ -1,8 +1,8 @@
-"""The networks of the layer benchmark in each library, with what that library does to them.
+"""The networks of the layer benchmark in each library, with the transformations of that library.
 
-A `Network` says what to compute, and an `Implementation` how one library is asked to compute it:
-ours and Equinox take one example, compile by their `filter_jit` and get their batch from
-`jax.vmap`; NNX takes a batch. All of them hold the same weights: those that ours draws.
+A `Network` says what to compute, and an `Implementation` how one library computes it: ours and
+Equinox take one example, compile by their `filter_jit` and get their batch from `jax.vmap`; NNX
+takes a batch. All of them hold the same weights: those that ours draws.
 """
 
 import dataclasses
@@ -22,17 +22,19 @@ EQUINOX = "Equinox"
 NNX = "NNX"
 
 TOLERANCE = 1e-4
-"""Gradients are sums over a batch, and over steps: libraries add in different orders."""
+"""Gradients may differ by this much: they are sums over a batch, and over steps, and libraries add
+in different orders.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
     """A network and the batch that it is applied to.
 
-    - `name`: of its row in each table.
+    - `name`: the name of its row in each table.
     - `maker`: the name of the function that makes it, in `layer_models` and `nnx_layer_models`.
-    - `sizes`: what that function takes.
-    - `batch_shape`: of the input; channels come first.
+    - `sizes`: the sizes that this function takes.
+    - `batch_shape`: the shape of the input; channels come first.
     """
 
     name: str
@@ -119,7 +121,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Network], Implementation]] = {
     EQUINOX: lambda network: of_modules(importlib.import_module("equinox"), network),
     NNX: of_nnx,
 }
-"""By column, the function from a network to its implementation; it raises ImportError where the
+"""The functions from a network to its implementation, by column. They raise ImportError where the
 library is not installed.
 """
 
@@ -134,7 +136,7 @@ def check_gradients(network: Network, columns: Sequence[str]) -> None:
     """Raises unless the libraries of these columns compute the loss and gradient that ours does.
 
     **Raises:** `AssertionError` that names the column that differs, and the numbers; or says that a
-    gradient is zero, with which too much agrees.
+    gradient is zero, with which too many others would agree.
     """
     parameters = weights(network)
     ours = IMPLEMENTATIONS[OURS](network)

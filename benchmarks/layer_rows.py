@@ -1,7 +1,7 @@
-"""Rows that stand in several tables: what holds in each, and the way from them to a report.
+"""The rows of several tables, and the way from them to a report.
 
 A row is a `Case`, as in `benchmarks.cases`, with the table that it belongs to and with a check of
-its own: what a model draws is a library's choice, what it computes is not.
+its own: libraries may draw different parameters, but must compute the same outputs.
 """
 
 import argparse
@@ -22,10 +22,10 @@ class Table:
     """A table, whose rows measure the same thing.
 
     - `title`: what is done in one call.
-    - `clocks`: which of "completion" and "dispatch" to print.
+    - `clocks`: the clocks to print, of "completion" and "dispatch".
     - `is_first_call`: whether each call is of a new function; the builders of a row's columns then
       make a `Prepare`.
-    - `unit`: of the times, one of `benchmarks.table.UNITS_US`.
+    - `unit`: the unit of the times, one of `benchmarks.table.UNITS_US`.
     """
 
     title: str
@@ -38,9 +38,9 @@ class Table:
 class Row:
     """One piece of work in all columns.
 
-    - `table`: where it stands.
+    - `table`: the table of the row.
     - `case`: its name, its columns and the baseline.
-    - `check`: raises AssertionError unless the columns do the same; takes what they built.
+    - `check`: takes what the columns built; raises AssertionError unless they do the same.
     - `count_lines`: returns the lines of each column's lowered program, where that is of interest.
     """
 
@@ -51,7 +51,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The name to select the row by: of the table, then of the case."""
+        """The name to select the row by: that of the table, then that of the case."""
         return f"{self.table.title}; {self.case.name}"
 
 
@@ -62,8 +62,8 @@ def measure_rows(
 
     **Arguments:**
 
-    - `name`: of the command's module.
-    - `options`: as `command.parse` returns them, with `first_rounds`.
+    - `name`: the name of the command's module.
+    - `options`: the options as `command.parse` returns them, with `first_rounds`.
     - `among`: the rows to choose from.
 
     **Returns:** the exit status, 2 for a wrong argument and 130 after Ctrl-C, and the report.
@@ -95,7 +95,7 @@ def _measure_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     """Checks and measures one row; returns it as the report takes it."""
     calls, notes = build(row.case)
     row.check(calls)
-    # Without Equinox the ratios are to ours.
+    # Without Equinox, ratios are taken to ours.
     baseline = row.case.baseline if row.case.baseline in calls else next(iter(calls))
     if row.table.is_first_call:
         times = measure_first_calls(calls, baseline=baseline, rounds=options.first_rounds)
@@ -112,7 +112,7 @@ def count_parameters(tree: Any) -> int:
 
 
 def check_sizes(calls: Mapping[str, Call]) -> None:
-    """Raises unless all columns build models of as many parameters.
+    """Raises unless the models of all columns have the same number of parameters.
 
     **Raises:** `AssertionError` that says how many there are in each column.
     """

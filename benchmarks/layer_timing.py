@@ -1,8 +1,8 @@
-"""Side by side timing of what can be done once: the first call of a function, a compilation.
+"""Side by side timing of calls that can be made only once: first calls and compilations.
 
 `eqxlike._timing.measure` calls again and again, so it cannot time these. Here each round prepares
-every column anew, outside the clock, and times one call of it; the rest is as there, interleaved
-rounds and ratios that are taken round by round.
+every column anew, outside the clock, and times one call of it. As there, rounds are interleaved and
+ratios are taken round by round.
 """
 
 import time
@@ -22,11 +22,11 @@ def measure_first_calls(
 
     **Arguments:**
 
-    - `preparations`: by name, functions that return a new call each time. One round of them is
+    - `preparations`: functions that return a new call each time, by name. One round of them is
       made outside the clock: it pays for what JAX sets up once.
     - `baseline`: the name of the column that ratios are taken to.
-    - `rounds`: how often each is prepared and called.
-    - `seed`: of the order of the columns.
+    - `rounds`: the number of times each is prepared and called.
+    - `seed`: the seed of the order of the columns.
 
     **Returns:** a `Measurement` with one `Column` for each, in the order given.
     """

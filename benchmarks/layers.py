@@ -1,9 +1,9 @@
 """The costs of the layers of eqxlike.nn beside those of Equinox and NNX.
 
 Four networks are constructed, called for the first time, called again and differentiated; deep
-models are constructed, and stacks of equal layers compiled. Before anything is timed it is checked
-that all libraries compute the same outputs and gradients from the same weights. Only what a
-constructed model holds differs: each library draws its own initial values.
+models are constructed, and stacks of equal layers compiled. Before anything is timed, a check
+compares the outputs and gradients that all libraries compute from the same weights. Only
+constructed models differ: each library draws its own initial values.
 
 The method is that of `eqxlike._timing`, and for first calls and compilations that of
 `benchmarks.layer_timing`, with no compilation cache on the disk. Ctrl-C prints the rows that are

@@ -25,7 +25,7 @@ def weights(sizes: Sequence[int], seed: int = 0) -> list[np.ndarray]:
     **Arguments:**
 
     - `sizes`: features before the first layer, between layers, and after the last.
-    - `seed`: of the draws.
+    - `seed`: the seed of the draws.
 
     **Returns:** for each layer an array of shape (features after, features before) and one of shape
     (features after,), float32. Signals keep their size through any number of ReLU layers, so that
@@ -51,7 +51,7 @@ def mlp(library: Any, width: int, depth: int) -> Any:
 
 
 def with_arrays(library: Any, model: Any, arrays: Sequence[Any]) -> Any:
-    """`model` with `arrays` for its own, in tree order."""
+    """`model` with `arrays` in place of its own, in tree order."""
     own, static = library.partition(model, library.is_array)
     leaves, treedef = jax.tree_util.tree_flatten(own)
     for place, (leaf, array) in enumerate(zip(leaves, arrays, strict=True)):
@@ -72,7 +72,7 @@ def forward_batch(model: Any, x: jax.Array) -> jax.Array:
 
 
 def mean_squared_error(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The mean squared error of a model of one example over a batch."""
+    """The mean squared error over a batch, of a model that takes one example."""
     return jnp.mean((jax.vmap(model)(x) - y) ** 2)
 
 

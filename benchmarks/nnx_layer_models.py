@@ -1,8 +1,8 @@
 """The networks of the layer benchmark for Flax NNX. Importing this needs flax.
 
 They take a batch, with channels last where there are channels. `load` copies parameters of ours
-into one: `arrays` are those of `benchmarks.layer_models`, in tree order, and NNX keeps most of them
-transposed.
+into a network: `arrays` are those of `benchmarks.layer_models`, in tree order, and NNX stores most
+of them transposed.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from benchmarks import layer_models
 from benchmarks.layer_models import CNNSizes, LSTMSizes, MLPSizes, TransformerSizes
 
 EPSILON = 1e-5
-"""As that of the `LayerNorm` of eqxlike and Equinox; NNX's own default is 1e-6."""
+"""The `LayerNorm` of eqxlike and Equinox has this epsilon; NNX's own default is 1e-6."""
 
 
 class MLP(nnx.Module):

@@ -1,4 +1,4 @@
-"""The same networks for Flax NNX. Importing this needs flax."""
+"""The networks of `benchmarks.networks` for Flax NNX. Importing this needs flax."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ class MLP(nnx.Module):
 
 
 class Identity(nnx.Module):
-    """The input."""
+    """A model that returns its input."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return x
@@ -57,7 +57,7 @@ def training_step(model: nnx.Module, loss: Any, data: Sequence[jax.Array]) -> Ca
 
 
 def mean_squared_error(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The mean squared error of a model of batches."""
+    """The mean squared error of a model that takes a batch."""
     return jnp.mean((model(x) - y) ** 2)
 
 

@@ -17,7 +17,7 @@ def new_report(method: Mapping[str, Any]) -> dict[str, Any]:
 
     **Arguments:**
 
-    - `method`: how the rows are measured: rounds and the like.
+    - `method`: the method of measurement: rounds and the like.
     """
     peers = {name: installed_version(name) for name in PEERS}
     machine = machine_info() | {"eqxlike": eqxlike.__version__} | peers

@@ -1,4 +1,4 @@
-"""Render a report as tables: `python -m benchmarks.table FILE [--markdown] [--baseline COLUMN]`."""
+"""Reports as tables: `python -m benchmarks.table FILE [--markdown] [--baseline COLUMN]`."""
 
 import argparse
 import json
@@ -20,11 +20,11 @@ ONLY_TABLE = {"title": "", "clocks": tuple(CLOCKS), "unit": "microseconds"}
 
 
 def render(report: Mapping[str, Any], *, markdown: bool, baseline: str | None = None) -> str:
-    """The tables of a report, what they were measured on, and the notes.
+    """The tables of a report, the machine they were measured on, and the notes.
 
     **Arguments:**
 
-    - `report`: as `benchmarks.report` makes it.
+    - `report`: a report, as `benchmarks.report` makes it.
     - `markdown`: whether to write Markdown rather than plain aligned text.
     - `baseline`: the column that ratios are taken to; each row's own where None, and in a table
       without that column.
@@ -62,10 +62,10 @@ def cells(
 
     **Arguments:**
 
-    - `report`: as `benchmarks.report` makes it.
+    - `report`: a report, as `benchmarks.report` makes it.
     - `clock`: "dispatch" or "completion".
     - `baseline`: the column that ratios are taken to; each row's own where None.
-    - `unit`: of the times, one of `UNITS_US`.
+    - `unit`: the unit of the times, one of `UNITS_US`.
     """
     names = _column_names(report["rows"], "columns")
     table = [["", *names]]

@@ -29,7 +29,7 @@ Step = Callable[[train.TrainState, Any], tuple[train.TrainState, jax.Array]]
 
 
 def loss(model: Any, batch: tuple[jax.Array, jax.Array], key: Any) -> jax.Array:
-    """The mean squared error, as `make_step` asks for it."""
+    """The mean squared error, with the arguments that `make_step` passes."""
     return networks.mean_squared_error(model, *batch)
 
 
@@ -44,7 +44,7 @@ def checked() -> Step:
 
 
 def parameters_checked() -> Step:
-    """A step that keeps its last good state, but does not look at that of the optimiser."""
+    """A step that keeps its last good state, but does not look at the optimiser's state."""
     plain = unchecked().__wrapped__
 
     def step(state: train.TrainState, batch: Any) -> tuple[train.TrainState, jax.Array]:

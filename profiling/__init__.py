@@ -1,1 +1,1 @@
-"""The time of a warm call, and where it goes: see README.md beside this file."""
+"""Profiles of a warm call: see README.md beside this file."""

@@ -1,4 +1,4 @@
-"""Split the time of warm `filter_jit` calls into ours, JAX's and the rest, and show where ours is.
+"""The time of warm `filter_jit` calls, split into ours, JAX's and the rest, with profiles of ours.
 
 For each case this measures `filter_jit` and flat `jax.jit` side by side, without a profiler, then
 samples thousands of calls of `filter_jit` with pyinstrument, and writes a text tree, an HTML page
@@ -32,11 +32,11 @@ ROUNDS = 200
 class Split:
     """The time of one call, in microseconds; the three parts add up to its completion.
 
-    - `ours_us`: what `filter_jit` needs beyond flat `jax.jit` until the call returns.
-    - `jax_us`: what flat `jax.jit` needs until the call returns: C++ dispatch, and execution where
-      the runtime runs a cheap program on the calling thread.
-    - `rest_us`: from the return of the call until the result is ready. Near 0, of either sign,
-      where execution was part of dispatch.
+    - `ours_us`: the time that `filter_jit` needs beyond flat `jax.jit` until the call returns.
+    - `jax_us`: the time that flat `jax.jit` needs until the call returns: C++ dispatch, and
+      execution where the runtime runs a cheap program on the calling thread.
+    - `rest_us`: the time from the return of the call until the result is ready. It is near 0, of
+      either sign, where execution was part of dispatch.
     """
 
     ours_us: float
@@ -45,7 +45,7 @@ class Split:
 
     @property
     def total_us(self) -> float:
-        """Until the result is ready."""
+        """The time until the result is ready."""
         return self.ours_us + self.jax_us + self.rest_us
 
 
@@ -53,10 +53,10 @@ class Split:
 class Profile:
     """The findings about one case.
 
-    - `case`: its name.
-    - `split`: of the time of a call, measured without a profiler.
-    - `times`: seconds of the samples in each function.
-    - `files`: what was written.
+    - `case`: the name of the case.
+    - `split`: the split of the time of a call, measured without a profiler.
+    - `times`: the seconds of the samples in each function.
+    - `files`: the files that were written.
     """
 
     case: str
@@ -88,7 +88,7 @@ def profile(case: cases.Case, out: pathlib.Path, calls: int, rounds: int = ROUND
 
 
 def split_table(profiles: Sequence[Profile]) -> str:
-    """The split of each case, and whose functions the samples fell into."""
+    """The split of each case, and the owners of the functions that the samples fell into."""
     heading = ["microseconds a call", "total", "ours", "jax.jit", "rest", "ours/jax.jit"]
     rows = [[*heading, "sampled: eqxlike", "jax Python", "other"]]
     for one in profiles:

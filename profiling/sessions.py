@@ -1,4 +1,4 @@
-"""From a call to a profile: sample it, attribute its samples, render it. One step a function.
+"""The way from a call to a profile: sample it, attribute its samples, render it.
 
 A session is a list of samples; a sample is a stack of frames, outermost first, and the seconds that
 passed since the sample before it.
@@ -34,7 +34,7 @@ GENERATED = "<eqxlike"
 """Functions that eqxlike generates at run time have a file name that begins so."""
 
 NOT_PYTHON = ("<built-in>", "<thread>")
-"""pyinstrument gives these as the file of a function in C, and of the thread below a stack."""
+"""pyinstrument gives these as the files of a function in C, and of the thread below a stack."""
 
 _PACKAGES = {
     OURS: (pathlib.Path(eqxlike.__file__).parent,),
@@ -52,7 +52,7 @@ class Frame:
 
     @property
     def owner(self) -> str:
-        """Who wrote the function: `OURS`, `JAX` or `OTHER`."""
+        """The owner of the function: `OURS`, `JAX` or `OTHER`."""
         return _owner(self.file)
 
 
@@ -61,9 +61,9 @@ def sample(call: Call, calls: int, interval_s: float = 1e-4) -> Session:
 
     **Arguments:**
 
-    - `call`: as `eqxlike._timing.measure` takes it.
-    - `calls`: how many.
-    - `interval_s`: least time between two samples, in seconds.
+    - `call`: a call, as `eqxlike._timing.measure` takes it.
+    - `calls`: the number of calls.
+    - `interval_s`: the least time between two samples, in seconds.
     """
     wait = warmed_up(call, 5)
     profiler = Profiler(interval=interval_s, async_mode="disabled")
@@ -89,7 +89,7 @@ def self_times(session: Session) -> dict[Frame, float]:
 
 
 def innermost(stack: Iterable[str]) -> Frame | None:
-    """The innermost frame of ours or of JAX, failing those the innermost Python frame.
+    """The innermost frame of ours or of JAX; without these, the innermost Python frame.
 
     **Arguments:**
 
@@ -97,7 +97,7 @@ def innermost(stack: Iterable[str]) -> Frame | None:
     """
     found = None
     for text in stack:
-        # Name, file and first line, parted by \x00; behind \x01 come the attributes of one visit.
+        # Name, file and first line, parted by \x00; after \x01 come the attributes of one visit.
         function, file, line = text.partition("\x01")[0].split("\x00")
         is_owned = found is not None and found.owner != OTHER
         if file not in NOT_PYTHON and not (is_owned and _owner(file) == OTHER):
@@ -129,8 +129,8 @@ def write(session: Session, path: pathlib.Path) -> list[pathlib.Path]:
 
     **Arguments:**
 
-    - `session`: what to write.
-    - `path`: of the files, without a suffix.
+    - `session`: the session to write.
+    - `path`: the path of the files, without a suffix.
 
     **Returns:** the files written.
     """
@@ -143,7 +143,7 @@ def write(session: Session, path: pathlib.Path) -> list[pathlib.Path]:
 
 @functools.cache
 def _owner(file: str) -> str:
-    """Who wrote the functions of a file."""
+    """The owner of the functions of a file."""
     if file.startswith(GENERATED):
         return OURS
     for owner, packages in _PACKAGES.items():
