@@ -72,7 +72,10 @@ def test_complex_layer_is_that_of_equinox(getkey):
     ours, theirs = (
         build(module, "Conv2d", key, dtype=jnp.complex64) for module in (nn, equinox.nn)
     )
-    assert equinox.tree_equal(jax.tree.leaves(ours), jax.tree.leaves(theirs))
+    # Not to the last digit: whether a product and a sum are rounded as one hangs on how much XLA
+    # compiles together.
+    np.testing.assert_allclose(ours.weight, theirs.weight, rtol=1e-6)
+    np.testing.assert_allclose(ours.bias, theirs.bias, rtol=1e-6)
     np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
 
 
