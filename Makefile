@@ -29,7 +29,7 @@ demo:
 
 test:
 	@.ci/setup test dev
-	@$(python) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	@$(python) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-pytorch:
 	@.ci/setup pytorch

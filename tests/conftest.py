@@ -10,23 +10,30 @@ import pathlib
 import zlib
 from collections.abc import Callable, Iterator
 
-# Before JAX starts a backend. Set in the environment, so that processes which a test starts have it too.
-flags = os.environ.get("XLA_FLAGS", "")
-if "xla_force_host_platform_device_count" not in flags:
-    flags += " --xla_force_host_platform_device_count=2"
-# Most of the time of the suite is LLVM's, which here compiles more than it runs: a level of optimisation is the
-# default of XLA_FLAGS only. JAX 0.10 spends half of the rest on fusions, which newer ones have no flag for.
-if "xla_backend_optimization_level" not in flags:
-    flags += " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+# Before JAX starts. Set in the environment, so that processes which a test starts have it too.
+os.environ.setdefault("XLA_FLAGS", "")
+if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
+    os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
+# The suite compiles more than it runs. These flags halve the time that takes, the last of them
+# most, which newer JAX refuses. Where XLA_FLAGS has a level of its own (`.ci/run`), that is used.
+if "xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]:
+    os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+    os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
     if importlib.metadata.version("jaxlib").startswith("0.10."):
-        flags += " --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = flags
+        os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
-# What one process compiled, no other compiles again: not the next worker, nor the next run.
-ROOT = pathlib.Path(__file__).parents[1]
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "compiled"))
+# What one process compiled, no other compiles again: not the next worker, nor the next run. JAX
+# tells its own versions apart. An entry that it cannot read it compiles anew, with a warning.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".pytest_cache/compiled")
+)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ.setdefault(
+    "PYTHONWARNINGS",
+    "ignore:Error reading persistent compilation cache entry:UserWarning,"
+    "ignore:Error writing persistent compilation cache entry:UserWarning",
+)
 
 import hypothesis
 import jax
@@ -37,9 +44,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
 # No deadline: the first example of a test compiles, the others do not. Under CI every run draws the
-# same examples, so that a failure belongs to the change at hand.
-hypothesis.settings.register_profile("eqxlike", deadline=None, derandomize="CI" in os.environ)
-hypothesis.settings.load_profile("eqxlike")
+# same examples, so that a failure belongs to the change at hand; `.ci/run` asks for the thorough
+# profile, with --hypothesis-profile=thorough.
+for profile, max_examples in {"quick": 30, "thorough": 100}.items():
+    hypothesis.settings.register_profile(
+        profile, max_examples=max_examples, deadline=None, derandomize="CI" in os.environ
+    )
+hypothesis.settings.load_profile("quick")
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
@@ -48,8 +59,26 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
     return True if collection_path.name == "pytorch" and not is_asked_for else None
 
 
+# What takes longest starts first, so that no worker is left with it at the end.
+LONGEST = (
+    "tests/cli/test_demo.py",
+    "tests/nn/test_laws.py",
+    "tests/test_docstrings.py",
+    "tests/partition/test_node_types.py",
+    "tests/types/test_types.py",
+    "tests/test_benchmarks_layers.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
+
+
 def pytest_collection_finish() -> None:
-    """Leaves what collecting made out of later garbage collections: 0.2 s each, and tests ask for hundreds."""
+    """Leaves what collecting made out of later garbage collections, which tests ask for by the
+    hundred: without it, each of them takes 0.2 s longer.
+    """
     gc.collect()
     gc.freeze()
 

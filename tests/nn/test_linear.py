@@ -35,8 +35,8 @@ def test_dtype_is_that_of_equinox(dtype, getkey):
     ours = nn.Linear(3, 4, dtype=dtype, key=key)
     theirs = equinox.nn.Linear(3, 4, dtype=dtype, key=jr.clone(key))
     assert ours.weight.dtype == ours.bias.dtype == ours(jnp.ones(3, dtype)).dtype == dtype
-    # Not to the last digit for a complex dtype: whether a product and a sum are rounded as one hangs on
-    # how much XLA compiles together.
+    # Not to the last digit for a complex dtype: whether a product and a sum are rounded as one
+    # hangs on how much XLA compiles together.
     np.testing.assert_allclose(ours.weight, theirs.weight, rtol=1e-6)
     np.testing.assert_allclose(ours.bias, theirs.bias, rtol=1e-6)
 

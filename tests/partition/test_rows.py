@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from eqxlike import filter_jit, is_array
 from eqxlike._module import CachedPartition, get_cached
 from eqxlike._partition import Row, concrete_array_types, flatten
+from tests.examples import at_most
 from tests.partition.models import Pair
 
 
@@ -78,9 +79,7 @@ rows = (
 # What is put in the place of another.
 changes = leaves | st.builds(lambda make, leaf: make(leaf), nodes, known)
 # Much is drawn for each.
-few = hypothesis.settings(
-    max_examples=40, suppress_health_check=[hypothesis.HealthCheck.too_slow], deadline=None
-)
+few = at_most(40, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 
 
 def describe_leaf(leaf):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import eqxlike
 from eqxlike import (
@@ -23,6 +23,7 @@ from eqxlike import (
     tree_deserialise_leaves,
     tree_serialise_leaves,
 )
+from tests.examples import at_most
 from tests.pytree.serialised import (
     blank,
     leaves,
@@ -68,20 +69,20 @@ def test_has_the_parameters_of_equinox(name):
     assert parameters(eqxlike) == parameters(equinox)
 
 
-@settings(max_examples=60)
+@at_most(60)
 @given(trees(leaves))
 def test_what_is_read_is_what_was_written_to_the_bit(tree):
     like = jtu.tree_map(blank, tree)
     assert same_bits(read(eqxlike, written(eqxlike, tree), like), tree)
 
 
-@settings(max_examples=40)
+@at_most(40)
 @given(trees(leaves_that_equinox_knows))
 def test_files_are_those_of_equinox_to_the_byte(tree):
     assert written(eqxlike, tree) == written(equinox, tree)
 
 
-@settings(max_examples=40)
+@at_most(40)
 @given(trees(leaves_that_equinox_knows))
 def test_reads_what_equinox_reads(tree):
     data, like = written(equinox, tree), jtu.tree_map(blank, tree)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from eqxlike import Module, field, filter_jit, is_array, tree_at
+from tests.examples import at_most
 from tests.transforms.jit.values import Colour, Config, Pair, Point, Rank, describe
 
 
@@ -131,9 +132,7 @@ def assert_same(output, expected):
             assert isinstance(plain, int | float | complex | str | bytes | Config) or ours is plain
 
 
-@hypothesis.settings(
-    max_examples=40, suppress_health_check=[hypothesis.HealthCheck.too_slow], deadline=None
-)
+@at_most(40, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 @hypothesis.given(modules, st.lists(st.sampled_from(sorted(EDITS)), max_size=4), st.data())
 def test_cached_equals_uncached_through_edits(tree, edits, data):
     jitted = filter_jit(summarise)
@@ -147,7 +146,7 @@ def test_cached_equals_uncached_through_edits(tree, edits, data):
 
 
 @pytest.mark.parametrize("name", sorted(EDITS))
-@hypothesis.settings(max_examples=4, deadline=None)
+@at_most(4)
 @hypothesis.given(modules, st.data())
 def test_cached_equals_uncached_through(name, tree, data):
     jitted = filter_jit(summarise)
@@ -157,7 +156,7 @@ def test_cached_equals_uncached_through(name, tree, data):
         assert_same(jitted(edited), summarise(edited))
 
 
-@hypothesis.settings(max_examples=25, deadline=None)
+@at_most(25)
 @hypothesis.given(trees)
 def test_returned_tree_passed_again_is_what_it_says(tree):
     identity = filter_jit(lambda tree: tree)

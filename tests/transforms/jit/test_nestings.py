@@ -14,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from eqxlike import filter_jit
+from tests.examples import at_most
 from tests.transforms.jit.nestings import NAMES, OURS, PLAIN, Wrappers
 
 X = np.arange(4.0, dtype=np.float32).reshape(2, 2) / 4
@@ -52,14 +53,14 @@ def test_either_order_of_two_wrappers_is_its_own_function(pair):
         assert_told_apart([(pair, 2), (pair[::-1], 2), (pair, 3)])
 
 
-@hypothesis.settings(max_examples=50, deadline=None)
+@at_most(50)
 @hypothesis.given(nestings())
 def test_each_nesting_is_its_own_function_where_nothing_is_compiled(nestings):
     with jax.disable_jit():
         assert_told_apart(nestings)
 
 
-@hypothesis.settings(max_examples=15, deadline=None)
+@at_most(15)
 @hypothesis.given(nestings())
 def test_each_nesting_is_its_own_function(nestings):
     assert_told_apart(nestings)

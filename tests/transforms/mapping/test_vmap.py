@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import eqxlike
 from eqxlike import filter_vmap, if_array
+from tests.examples import at_most
 
 both = pytest.mark.parametrize(
     "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
@@ -99,7 +100,7 @@ def totals(x, y):
     return {"x": x.sum(), "both": [x.sum() * y, y]}
 
 
-@settings(max_examples=30)
+@at_most(30)
 @given(arrays_and_axes())
 def test_is_a_loop_over_the_axis(case):
     size, arrays, axes = case
@@ -117,7 +118,7 @@ def test_is_a_loop_over_the_axis(case):
     jtu.tree_map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), mapped, stacked)
 
 
-@settings(max_examples=30)
+@at_most(30)
 @given(arrays_and_axes(), st.sampled_from([0, -1]), st.sampled_from([0, -1]))
 def test_agrees_with_jax_vmap_on_arrays(case, x_axis, y_axis):
     _, arrays, in_axes = case
