@@ -49,22 +49,22 @@ def assert_same(output, expected):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def check(name, place):
+def check(name, place, is_compiled):
     """Calls functions that return what they read in a value, and the value if they may."""
     kind, (put, take) = KINDS[name], PLACES[place]
 
     def function(tree):
         return kind.read(take(tree)), tree if kind.is_returned else None
 
-    jitted = filter_jit(function)
     trees = [put(value) for value in kind.make()]
-    for calls in range(3):
+    # The last time round, of functions that have not been called before.
+    jitted = filter_jit(function)
+    fresh = filter_jit(lambda tree: function(tree))
+    for call in (jitted, jitted, fresh):
         for tree in trees:
-            expected = kind.read(take(tree))
-            # The last time, of a function that has not been called before.
-            output, returned = (
-                jitted(tree) if calls < 2 else filter_jit(lambda it: function(it))(tree)
-            )
+            with jax.disable_jit(not is_compiled):
+                expected = kind.read(take(tree))
+                output, returned = call(tree)
             assert_same(output, expected)
             if kind.is_returned:
                 assert_same(kind.read(take(returned)), expected)
@@ -75,11 +75,10 @@ def check(name, place):
 @pytest.mark.parametrize("place", ["bare", "list-in-module"])
 @pytest.mark.parametrize("name", KINDS)
 def test_each_call_gives_what_the_plain_function_gives(name, place):
-    check(name, place)
+    check(name, place, is_compiled=True)
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", KINDS)
 def test_each_call_gives_what_the_plain_function_gives_where_nothing_is_compiled(name, place):
-    with jax.disable_jit():
-        check(name, place)
+    check(name, place, is_compiled=False)

@@ -1,6 +1,7 @@
 """Static values are one to a trace where `filter_jit` would take the trace of one for the other."""
 
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -44,22 +45,19 @@ VALUES = [
 ]
 
 
-def num_traces(*values):
-    traced = []
-
-    @eqx.filter_jit
-    def function(value):
-        traced.append(value)
-
-    for value in values:
-        function(value)
-    return len(traced)
-
-
-@pytest.mark.parametrize("second", VALUES)
-def test_two_values_are_the_same_where_filter_jit_traces_once(second):
-    for first in VALUES:
-        assert is_same_static(first, second) == (num_traces(first, second) == 1)
+@pytest.mark.parametrize("values", [VALUES, VALUES[::-1]], ids=["in-order", "reversed"])
+def test_two_values_are_the_same_where_filter_jit_traces_once(values):
+    traces = itertools.count()
+    trace_of = eqx.filter_jit(lambda value: next(traces))
+    numbers = [trace_of(value) for value in values]
+    assert numbers == [trace_of(value) for value in values]
+    numbered = itertools.product(zip(values, numbers, strict=True), repeat=2)
+    disagree = [
+        (first, second)
+        for (first, one), (second, other) in numbered
+        if is_same_static(first, second) != (one == other)
+    ]
+    assert disagree == []
 
 
 def test_equal_partials_are_the_same():
