@@ -63,11 +63,12 @@ from ._version import __version__ as __version__
 if _typing.TYPE_CHECKING:
     from . import bayes as bayes
     from . import debug as debug
+    from . import loops as loops
     from . import nn as nn
     from . import train as train
     from .nn import tree_inference as tree_inference
 else:
     # Not every program uses these, and they would be a third of the cost of the import.
     __getattr__, __dir__, __all__ = _on_first_use(
-        __name__, "bayes", "debug", "nn", "train", tree_inference="nn"
+        __name__, "bayes", "debug", "loops", "nn", "train", tree_inference="nn"
     )

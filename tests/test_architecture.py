@@ -33,6 +33,7 @@ LAYERS = {
     "_partition": 3,
     "_transforms": 4,
     "debug": 5,
+    "loops": 5,
     "nn": 5,
     "bayes": 6,
     "train": 7,

@@ -8,7 +8,7 @@ import pytest
 
 import eqxlike
 
-PARTS = ("bayes", "debug", "nn", "train")
+PARTS = ("bayes", "debug", "loops", "nn", "train")
 
 
 def run(source: str) -> list[str]:

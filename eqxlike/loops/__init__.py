@@ -1,0 +1,10 @@
+"""Loops that reverse mode goes through: by any number of steps, in little memory, in every mode."""
+
+from ._batched import unvmap_all as unvmap_all
+from ._batched import unvmap_any as unvmap_any
+from ._batched import unvmap_max as unvmap_max
+from ._buffers import Buffer as Buffer
+from ._buffers import MaybeBuffer as MaybeBuffer
+from ._buffers import buffer_at_set as buffer_at_set
+from ._scan import scan as scan
+from ._while_loop import while_loop as while_loop

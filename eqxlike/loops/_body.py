@@ -1,0 +1,245 @@
+"""The functions that a user gives a loop, traced once, as functions of lists of arrays."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jaxtyping import Array, PyTree
+
+from .._partition import find_static_difference
+from .._pytree import describe_node, find_difference, is_array_like, tree_at
+from ._buffers import Buffer
+from ._carry import Form, take_arrays
+from ._counted_while import Condition
+from ._plan import Arrays, Scan, Step
+
+Buffers = Callable[[PyTree], Any]
+"""From a carry to its buffers, one or several."""
+
+_MAX_CASTS = 4
+"""At most this often the body is traced for the dtypes that it returns."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """The body of a loop.
+
+    - `consts`: the arrays that it closes over.
+    - `step`: as a function of lists of arrays. `reading_step`: the same, without a write to its
+      buffers; `None` if it has none.
+    - `carry`: the arrays to start with, in the dtypes that the body returns.
+    - `form`: that of the carry. `y_form`: that of what else a step returns.
+    - `is_buffer`: which of the carry are buffers.
+    """
+
+    consts: list[Array]
+    step: Step
+    reading_step: Step | None
+    carry: list[Array]
+    form: Form
+    y_form: Form
+    is_buffer: tuple[bool, ...]
+
+
+def trace_body(
+    name: str,
+    body: Callable[[PyTree, PyTree], Any],
+    init: PyTree,
+    x_form: Form,
+    x: Sequence[jax.ShapeDtypeStruct],
+    buffers: Buffers | None = None,
+) -> Body:
+    """Traces `body(carry, x) -> (carry, y)`.
+
+    **Arguments:**
+
+    - `name`: what messages call the body.
+    - `init`: the carry to start with.
+    - `x_form`, `x`: the form of what a step gets, and the shapes and dtypes of its arrays.
+
+    **Raises:** `ValueError` naming the path if the carry that is returned is of another structure,
+    shape or dtype, or has other static leaves.
+    """
+    form, carry = Form(init), take_arrays(init)
+    flat = _FlatBody(name, body, form, x_form, buffers)
+    closed = jax.make_jaxpr(flat)(carry, list(x), jnp.asarray(True))
+    for _ in range(_MAX_CASTS):
+        if not flat.casts:
+            break
+        carry = [
+            each if dtype is None else each.astype(dtype)
+            for each, dtype in zip(carry, flat.casts, strict=True)
+        ]
+        closed = jax.make_jaxpr(flat)(carry, list(x), jnp.asarray(True))
+    consts, y_form = list(map(jnp.asarray, closed.consts)), flat.y_form
+    step, reading_step = _step_of(closed, slice(len(consts)), len(carry)), None
+    if buffers is not None:
+        reader = _FlatBody(name, body, form, x_form, buffers, is_writing=False)
+        reading = jax.make_jaxpr(reader)(carry, list(x), jnp.asarray(True))
+        reading_step = _step_of(reading, slice(len(consts), None), len(carry))
+        consts += map(jnp.asarray, reading.consts)
+    is_buffer = _flag_buffers(init, buffers)
+    return Body(consts, step, reading_step, carry, form, y_form, is_buffer)
+
+
+def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int) -> Step:
+    """A traced body as a step; `of_consts` says which of the consts are its."""
+    jaxpr = closed.jaxpr
+
+    def step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
+        function = jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts[of_consts])))
+        returned = function(*carry, *x, jnp.asarray(is_active))
+        return returned[:num_carry], returned[num_carry:]
+
+    return step
+
+
+class _FlatBody:
+    """A body as a function of lists of arrays, which notes what its trace comes to.
+
+    - `y_form`: that of what a step returns beside the carry.
+    - `casts`: for each array of the carry the dtype that it should have had, or `None`; an empty
+      list if all have the right one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        body: Callable[[PyTree, PyTree], Any],
+        form: Form,
+        x_form: Form,
+        buffers: Buffers | None,
+        *,
+        is_writing: bool = True,
+    ):
+        self._name = name
+        self._body = body
+        self._form = form
+        self._x_form = x_form
+        self._buffers = buffers
+        self._is_writing = is_writing
+        self.y_form = form
+        self.casts: list[Any] = []
+
+    def __call__(self, carry: Arrays, x: Arrays, is_active: Any) -> tuple[list[Array], list[Array]]:
+        old = given = self._form.put(carry)
+        if self._buffers is not None:
+            given = tree_at(
+                self._buffers,
+                old,
+                replace_fn=lambda each: Buffer(each, is_active, self._is_writing),
+            )
+        new, y = self._body(given, self._x_form.put(x))
+        new = _without_buffers(self._name, new, self._buffers)
+        _check_carry(self._name, old, new)
+        arrays = take_arrays(new)
+        self.casts = _casts(self._name, old, carry, arrays)
+        self.y_form = Form(y)
+        return arrays, take_arrays(y)
+
+
+def scan_of(body: Body, length: int, levels: tuple[int, ...]) -> Scan:
+    """The scan that takes the steps of a body."""
+    return Scan(
+        body.step,
+        length,
+        levels,
+        is_masked=body.is_buffer,
+        is_written_once=body.is_buffer,
+        reading_step=body.reading_step,
+    )
+
+
+def trace_condition(
+    name: str, condition: Callable[[PyTree], Any], form: Form, carry: Arrays
+) -> tuple[list[Array], Condition]:
+    """The arrays that a condition closes over, and the condition as a function of arrays.
+
+    **Raises:** `TypeError` unless it returns one boolean.
+    """
+
+    def flat(carry: Arrays) -> Array:
+        returned = condition(form.put(carry))
+        dtype = jnp.result_type(returned) if is_array_like(returned) else None
+        if dtype != jnp.bool_ or jnp.shape(returned) != ():
+            raise TypeError(
+                f"{name} must return one boolean, of shape (): it returned "
+                f"{describe_node(returned)}{'' if dtype is None else f', {returned!r}'}."
+            )
+        return jnp.asarray(returned)
+
+    closed = jax.make_jaxpr(flat)(carry)
+
+    def of_arrays(consts: Arrays, carry: Arrays) -> Array:
+        return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*carry)[0]
+
+    return list(map(jnp.asarray, closed.consts)), of_arrays
+
+
+def _flag_buffers(init: PyTree, buffers: Buffers | None) -> tuple[bool, ...]:
+    marked = init
+    if buffers is not None:
+        marked = tree_at(buffers, init, replace_fn=lambda each: Buffer(each, True))
+    leaves = jtu.tree_leaves(marked, is_leaf=lambda node: isinstance(node, Buffer))
+    return tuple(
+        isinstance(leaf, Buffer)
+        for leaf in leaves
+        if isinstance(leaf, Buffer) or is_array_like(leaf)
+    )
+
+
+def _without_buffers(name: str, new: PyTree, buffers: Buffers | None) -> PyTree:
+    """The carry with plain arrays for its buffers. Raises `ValueError` if a buffer is gone."""
+    if buffers is None:
+        return new
+    for each in jtu.tree_leaves(buffers(new), is_leaf=lambda node: isinstance(node, Buffer)):
+        if not isinstance(each, Buffer):
+            raise ValueError(
+                f"{name} must return a buffer where it was given one, such as what "
+                f"`buffer.at[index].set(x)` returns: it returned {describe_node(each)}."
+            )
+    return jtu.tree_map(
+        lambda node: node.array if isinstance(node, Buffer) else node,
+        new,
+        is_leaf=lambda node: isinstance(node, Buffer),
+    )
+
+
+def _check_carry(name: str, old: PyTree, new: PyTree) -> None:
+    difference = find_difference(old, new, _fits)
+    if difference is None:
+        return
+    raise ValueError(
+        f"{name} must return a carry of the form that it was given: "
+        f"{difference.explain('the carry', 'what it returned')}."
+    )
+
+
+def _fits(old: Any, new: Any) -> bool | None:
+    """Whether one leaf may follow another in a carry; dtypes are looked at later."""
+    if is_array_like(old) or is_array_like(new):
+        return is_array_like(old) and is_array_like(new) and jnp.shape(old) == jnp.shape(new)
+    if jtu.all_leaves([old, new]):
+        return find_static_difference(old, new) is None
+    return None
+
+
+def _casts(name: str, old: PyTree, carry: Arrays, arrays: Arrays) -> list[Any]:
+    """The dtypes to start with instead: of weakly typed arrays alone, as for loops of JAX."""
+    casts: list[Any] = [None] * len(carry)
+    for place, (one, other) in enumerate(zip(carry, arrays, strict=True)):
+        if one.dtype == other.dtype:
+            continue
+        if not jax.typeof(one).weak_type:
+            paths = [path for path, leaf in jtu.tree_leaves_with_path(old) if is_array_like(leaf)]
+            where = jtu.keystr(paths[place])
+            raise ValueError(
+                f"{name} must return a carry of the form that it was given: the carry{where} has "
+                f"dtype {one.dtype}, and what it returned{where} has dtype {other.dtype}."
+            )
+        casts[place] = other.dtype
+    return casts if any(dtype is not None for dtype in casts) else []

@@ -1,0 +1,300 @@
+"""A scan over a number of steps that may be known only when it runs, differentiable in every mode.
+
+The reverse mode saves the carry at the start of each segment of the scan, and runs the segments
+once more, from the last to the first. Then the carry of each of their steps is saved, and each step
+is differentiated where it stands. With segments as long as the root of the length that is three
+times the scan and once its derivative, in memory for twice the root. Segments of segments take
+less memory and longer, as in Griewank and Walther (2000), "Algorithm 799: revolve".
+
+The loops of which a derivative is made are such scans themselves. So derivatives of any order, in
+any mode, are derivatives of the same.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Array
+
+from ._linear_call import linear_call
+from ._plan import Arrays, Operands, Scan, Step, segments_of, split
+from ._run import run
+
+Saved = tuple[list[Array], list[Array], list[Array]]
+"""`(carry, ys, saved)`: the outputs of a scan, and what was saved of the carry by segment."""
+
+
+def counted_scan(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
+    """The last carry, and what the steps returned in rows; zeros for steps beyond the count."""
+
+    @jax.custom_jvp
+    def run_flat(flat: Arrays, count: Array | None) -> tuple[list[Array], list[Array]]:
+        return run(scan, operands.filled(flat, count))
+
+    @functools.partial(run_flat.defjvp, symbolic_zeros=True)
+    def _differentiate(primals: Any, tangents: Any) -> Any:
+        filled = operands.filled(*primals)
+        carry, ys, saved = save(scan, filled)
+        return (carry, ys), tangents_of(scan, filled, tangents[0], carry, ys, saved)
+
+    return run_flat(operands.flat(), operands.count)
+
+
+def save(scan: Scan, operands: Operands) -> Saved:
+    """As `counted_scan`, with what is saved of the carry before each segment."""
+    segments = segments_of(scan, operands)
+
+    def step_over(segment: Scan) -> Step:
+        def run_segment(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
+            consts, total = split(consts, len(operands.consts))
+            index, *xs = x
+            if segment.length == 1:
+                new, y = segment.step(consts, carry, [each[0] for each in xs], is_active)
+                y = [each[None] for each in y]
+            else:
+                count = segments.count_in(index, total)
+                new, y = counted_scan(segment, Operands(consts, carry, xs, count))
+            return new, [*scan.saved(carry), *y]
+
+        return run_segment
+
+    over_segments = Operands(
+        [*operands.consts, *segments.total],
+        operands.carry,
+        [segments.indices, *segments.split(operands.xs)],
+        segments.count,
+    )
+    outer = scan.over_segments(step_over(scan.segment), step_over(scan.segment.reading))
+    carry, rows = counted_scan(outer, over_segments)
+    saved, ys = split(rows, len(scan.saved(operands.carry)))
+    return carry, segments.join(ys), saved
+
+
+@dataclasses.dataclass(frozen=True)
+class _Moving:
+    """Of the operands and outputs of a scan, whether each has a tangent."""
+
+    consts: list[bool]
+    carry: list[bool]
+    xs: list[bool]
+    ys: list[bool]
+
+    def flat(self) -> list[bool]:
+        return [*self.consts, *self.carry, *self.xs]
+
+    def split(self, arrays: Arrays) -> list[list[Array]]:
+        """Tangents of the operands, as those of consts, carry and xs."""
+        return split(arrays, sum(self.consts), sum(self.carry))
+
+
+def tangents_of(
+    scan: Scan, operands: Operands, tangents: Any, carry: Arrays, ys: Arrays, saved: Arrays
+) -> tuple[list[Any], list[Any]]:
+    """The tangents of a scan, linear in those of its operands.
+
+    **Arguments:**
+
+    - `tangents`: of the operands, in one list; a `SymbolicZero` for those that do not move.
+    - `carry`, `ys`, `saved`: what `save` returned.
+    """
+    of_consts, _, of_xs = split(tangents, len(operands.consts), len(operands.carry))
+    moving = _Moving(
+        consts=list(map(_moves, of_consts)),
+        # What the carry comes to depends on all of it, and on all that moves.
+        carry=list(map(_is_inexact, carry)),
+        xs=list(map(_moves, of_xs)),
+        ys=list(map(_is_inexact, ys)),
+    )
+    directions = [
+        _instantiate(each)
+        for each, is_moving in zip(tangents, moving.flat(), strict=True)
+        if is_moving
+    ]
+    num_operands, num_saved = len(tangents), len(saved)
+    has_count = operands.count is not None
+    count = [operands.count] if has_count else []
+
+    def unpack(residuals: Arrays) -> tuple[Operands, list[Array], list[Array]]:
+        flat, saved, last, count = split(residuals, num_operands, num_saved, len(carry))
+        return operands.filled(flat, count[0] if has_count else None), saved, last
+
+    def forward(residuals: Arrays, directions: Arrays) -> list[Array]:
+        filled, _, _ = unpack(residuals)
+        return _push_forward(scan, filled, moving, directions)
+
+    def transpose(residuals: Arrays, cotangents: Arrays) -> list[Array]:
+        filled, saved, last = unpack(residuals)
+        of_carry, of_ys = split(cotangents, sum(moving.carry))
+        of_consts = [jnp.zeros_like(each) for each in _moved(filled.consts, moving.consts)]
+        at_end = dataclasses.replace(filled, carry=last)
+        of_carry, of_consts, of_xs = _pull_back(
+            scan, at_end, moving, saved, of_carry, of_ys, of_consts
+        )
+        return [*of_consts, *of_carry, *of_xs]
+
+    residuals = [*operands.flat(), *saved, *carry, *count]
+    found = iter(linear_call(forward, transpose, residuals, directions))
+    return (
+        [_tangent(each, found) for each in carry],
+        [_tangent(each, found) for each in ys],
+    )
+
+
+def _push_forward(
+    scan: Scan, operands: Operands, moving: _Moving, directions: Arrays
+) -> list[Array]:
+    """The tangents of the last carry and of what the steps returned."""
+    num_consts, num_carry, num_xs = map(len, (operands.consts, operands.carry, operands.xs))
+
+    def with_tangents(scan: Scan) -> Step:
+        def step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
+            consts, consts_dot = split(consts, num_consts)
+            carry, carry_dot = split(carry, num_carry)
+            x, x_dot = split(x, num_xs)
+            function = _of_moving(scan, moving, consts, carry, x, is_active)
+            primals = _moving_parts(moving, consts, carry, x)
+            _, (new_dot, y_dot), (new, _) = jax.jvp(
+                function, primals, (consts_dot, carry_dot, x_dot), has_aux=True
+            )
+            return [*new, *new_dot], y_dot
+
+        return step
+
+    doubled = dataclasses.replace(
+        scan,
+        step=with_tangents(scan),
+        reading_step=with_tangents(scan.reading),
+        is_masked=(*scan.is_masked, *_moved(scan.is_masked, moving.carry)),
+        is_written_once=(*scan.is_written_once, *_moved(scan.is_written_once, moving.carry)),
+    )
+    consts_dot, carry_dot, xs_dot = moving.split(directions)
+    with_directions = Operands(
+        [*operands.consts, *consts_dot],
+        [*operands.carry, *carry_dot],
+        [*operands.xs, *xs_dot],
+        operands.count,
+    )
+    carry, ys_dot = counted_scan(doubled, with_directions)
+    return [*carry[num_carry:], *ys_dot]
+
+
+def _pull_back(
+    scan: Scan,
+    operands: Operands,
+    moving: _Moving,
+    saved: Arrays,
+    of_carry: Arrays,
+    of_ys: Arrays,
+    of_consts: Arrays,
+) -> tuple[list[Array], list[Array], list[Array]]:
+    """Cotangents of the carry at the start, of the consts and of the xs.
+
+    **Arguments:**
+
+    - `operands`: with the carry at the end.
+    - `of_carry`, `of_ys`: cotangents of the outputs.
+    - `of_consts`: what has been found of those of the consts.
+    """
+    segment, segments = scan.segment, segments_of(scan, operands)
+    num_consts, num_carry, num_xs = map(len, (operands.consts, operands.carry, operands.xs))
+
+    def pull_back_segment(consts: Arrays, state: Arrays, x: Arrays, is_active: Any) -> Any:
+        consts, last, total = split(consts, num_consts, num_carry)
+        of_carry, of_consts = split(state, len(state) - sum(moving.consts))
+        [index], saved, xs, of_ys = split(x, 1, len(scan.saved(last)), num_xs)
+        carry = scan.restored(saved, last)
+        if segment.length > 1:
+            inner = Operands(consts, carry, xs, segments.count_in(index, total))
+            _, _, saved = save(segment.reading, inner)
+            at_end = dataclasses.replace(inner, carry=last)
+            of_carry, of_consts, of_xs = _pull_back(
+                segment, at_end, moving, saved, of_carry, of_ys, of_consts
+            )
+            return [*of_carry, *of_consts], of_xs
+        x = [each[0] for each in xs]
+        function = _of_moving(scan, moving, consts, carry, x, is_active)
+        _, vjp, _ = jax.vjp(function, *_moving_parts(moving, consts, carry, x), has_aux=True)
+        more_of_consts, of_carry, of_x = vjp((of_carry, [each[0] for each in of_ys]))
+        of_consts = [one + more for one, more in zip(of_consts, more_of_consts, strict=True)]
+        return [*of_carry, *of_consts], [each[None] for each in of_x]
+
+    is_masked = (*_moved(scan.is_masked, moving.carry), *[False] * len(of_consts))
+    backward = dataclasses.replace(
+        scan.over_segments(pull_back_segment),
+        is_masked=is_masked,
+        # A cotangent is read before its place is written.
+        is_written_once=(False,) * len(is_masked),
+        is_reversed=not scan.is_reversed,
+    )
+    over_segments = Operands(
+        [*operands.consts, *operands.carry, *segments.total],
+        [*of_carry, *of_consts],
+        [
+            segments.indices,
+            *saved,
+            *segments.split(operands.xs),
+            *segments.split(of_ys),
+        ],
+        segments.count,
+    )
+    state, of_xs = counted_scan(backward, over_segments)
+    of_carry, of_consts = split(state, len(of_carry))
+    return of_carry, of_consts, segments.join(of_xs)
+
+
+def _of_moving(
+    scan: Scan, moving: _Moving, consts: Arrays, carry: Arrays, x: Arrays, is_active: Any
+) -> Callable[..., Any]:
+    """A step as a function of what moves, to what moves; beside it all that it returns."""
+
+    def function(moving_consts: Arrays, moving_carry: Arrays, moving_x: Arrays) -> Any:
+        new, y = scan.step(
+            _put(moving_consts, consts, moving.consts),
+            _put(moving_carry, carry, moving.carry),
+            _put(moving_x, x, moving.xs),
+            is_active,
+        )
+        return (_moved(new, moving.carry), _moved(y, moving.ys)), (list(new), list(y))
+
+    return function
+
+
+def _moving_parts(
+    moving: _Moving, consts: Arrays, carry: Arrays, x: Arrays
+) -> tuple[list[Array], list[Array], list[Array]]:
+    return _moved(consts, moving.consts), _moved(carry, moving.carry), _moved(x, moving.xs)
+
+
+def _moved(values: Any, is_moving: list[bool]) -> list[Any]:
+    return [value for value, moves in zip(values, is_moving, strict=True) if moves]
+
+
+def _put(moved: Arrays, values: Arrays, is_moving: list[bool]) -> list[Array]:
+    """`values` with those `moved` in the places of what moves."""
+    rest = iter(moved)
+    return [next(rest) if moves else value for value, moves in zip(values, is_moving, strict=True)]
+
+
+def _is_inexact(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.inexact)
+
+
+def _moves(tangent: Any) -> bool:
+    return type(tangent) is not SymbolicZero and tangent.dtype != jax.dtypes.float0
+
+
+def _instantiate(tangent: Any) -> Array:
+    if type(tangent) is not SymbolicZero:
+        return tangent
+    aval: Any = tangent.aval
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def _tangent(array: Array, found: Any) -> Any:
+    """The next tangent that was found, or that of an array which has none."""
+    return next(found) if _is_inexact(array) else np.zeros(array.shape, jax.dtypes.float0)

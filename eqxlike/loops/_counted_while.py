@@ -1,0 +1,165 @@
+"""A loop that goes on as long as a condition holds, differentiable in every mode.
+
+How many steps it takes is found out when it runs. It is then a scan of so many.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from ._batched import unvmap_any
+from ._counted_scan import save, tangents_of
+from ._plan import Arrays, Operands, Scan, split
+from ._run import put_aside
+
+Condition = Callable[[Arrays, Arrays], Bool[Array, ""]]
+"""`condition(consts, carry)`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class While:
+    """A loop, as far as it is known when it is traced.
+
+    - `condition`: whether there is another step.
+    - `scan`: the steps, without `xs`, and their number at most.
+    """
+
+    condition: Condition
+    scan: Scan
+
+
+@dataclasses.dataclass(frozen=True)
+class WhileOperands:
+    """What a loop is run on: what the condition, and what the steps all share, and the carry."""
+
+    of_condition: Arrays
+    consts: Arrays
+    carry: Arrays
+
+    def flat(self) -> list[Array]:
+        return [*self.of_condition, *self.consts, *self.carry]
+
+    def filled(self, flat: Arrays) -> "WhileOperands":
+        """Other arrays in the same places."""
+        return WhileOperands(*split(flat, len(self.of_condition), len(self.consts)))
+
+    def of_scan(self, count: Int[Array, ""]) -> Operands:
+        return Operands(self.consts, self.carry, [], count)
+
+
+def counted_while(loop: While, operands: WhileOperands) -> list[Array]:
+    """The last carry."""
+
+    @jax.custom_jvp
+    def run_flat(flat: Arrays) -> list[Array]:
+        return run_while(loop, operands.filled(flat))
+
+    @functools.partial(run_flat.defjvp, symbolic_zeros=True)
+    def _differentiate(primals: Any, tangents: Any) -> Any:
+        filled = operands.filled(primals[0])
+        count, carry, saved = save_while(loop, filled)
+        of_scan = filled.of_scan(count)
+        _, tangents = split(tangents[0], len(filled.of_condition))
+        of_carry, _ = tangents_of(loop.scan, of_scan, tangents, carry, [], saved)
+        return carry, of_carry
+
+    return run_flat(operands.flat())
+
+
+def run_while(loop: While, operands: WhileOperands) -> list[Array]:
+    """The loop as it runs, where nothing is differentiated. A batch runs as long as its longest."""
+
+    def is_any_active(state: Any) -> Any:
+        return unvmap_any(state[1])
+
+    def step(state: Any) -> Any:
+        return _step(loop, operands, *state)
+
+    start = jnp.asarray(0), _starts(loop, operands), list(operands.carry)
+    return jax.lax.while_loop(is_any_active, step, start)[2]
+
+
+def _starts(loop: While, operands: WhileOperands) -> Bool[Array, ""]:
+    return loop.condition(operands.of_condition, operands.carry) & (loop.scan.length > 0)
+
+
+def _step(
+    loop: While, operands: WhileOperands, number: Array, is_active: Array, carry: list[Array]
+) -> tuple[Array, Array, list[Array]]:
+    new, _ = loop.scan.step(operands.consts, carry, [], is_active)
+    carry = put_aside(loop.scan, is_active, new, carry)
+    number = number + 1
+    goes_on = loop.condition(operands.of_condition, carry) & (number < loop.scan.length)
+    return number, is_active & goes_on, carry
+
+
+SavedWhile = tuple[Int[Array, ""], list[Array], list[Array]]
+"""`(count, carry, saved)`: the number of steps, and what `save` returns of their scan."""
+
+
+def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
+    """The loop, with what is saved of the carry before each segment."""
+
+    @jax.custom_jvp
+    def run_flat(flat: Arrays) -> SavedWhile:
+        return _save_while(loop, operands.filled(flat))
+
+    @run_flat.defjvp
+    def _differentiate(primals: Any, tangents: Any) -> Any:
+        filled = operands.filled(primals[0])
+        count, carry, saved = save_while(loop, filled)
+        of_scan = filled.of_scan(count)
+        num_skipped = len(filled.of_condition)
+
+        def replayed(flat: Arrays) -> tuple[list[Array], list[Array]]:
+            carry, _, saved = save(loop.scan, of_scan.filled(flat, count))
+            return carry, saved
+
+        _, tangents_out = jax.jvp(
+            replayed, (primals[0][num_skipped:],), (tangents[0][num_skipped:],)
+        )
+        no_tangent = np.zeros(count.shape, jax.dtypes.float0)
+        return (count, carry, saved), (no_tangent, *tangents_out)
+
+    return run_flat(operands.flat())
+
+
+def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
+    scan = loop.scan
+    segment_length = scan.segment.length
+
+    def is_any_active(state: Any) -> Any:
+        return unvmap_any(state[1])
+
+    def run_segment(state: Any) -> Any:
+        number, is_active, count, carry, saved = state
+        index = number // segment_length
+        saved = [
+            jax.lax.dynamic_update_index_in_dim(rows, each, index, 0)
+            for rows, each in zip(saved, scan.saved(carry), strict=True)
+        ]
+
+        def is_inside(state: Any) -> Any:
+            return unvmap_any(state[1]) & (state[0] < (index + 1) * segment_length)
+
+        def step(state: Any) -> Any:
+            number, is_active, count, carry = state
+            count = count + is_active.astype(count.dtype)
+            number, is_active, carry = _step(loop, operands, number, is_active, carry)
+            return number, is_active, count, carry
+
+        inner = jax.lax.while_loop(is_inside, step, (number, is_active, count, carry))
+        return *inner, saved
+
+    carry = list(operands.carry)
+    rows = [jnp.zeros((scan.levels[0], *each.shape), each.dtype) for each in scan.saved(carry)]
+    number = jnp.asarray(0)
+    start = number, _starts(loop, operands), number, carry, rows
+    _, _, count, carry, saved = jax.lax.while_loop(is_any_active, run_segment, start)
+    return count, carry, saved

@@ -1,0 +1,137 @@
+"""A linear function whose transpose somebody has written, under every transformation.
+
+`jax.custom_vjp` takes the forward mode away from a function. A `jax.custom_jvp` whose tangents are
+a `linear_call` keeps it: the forward mode runs `forward`, and the reverse mode `transpose`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array
+
+Linear = Callable[[list[Array], list[Array]], list[Array]]
+
+
+def linear_call(
+    forward: Linear, transpose: Linear, residuals: Sequence[Array], tangents: Sequence[Array]
+) -> list[Array]:
+    """`forward(residuals, tangents)`.
+
+    **Arguments:**
+
+    - `forward`: linear in the second of its arguments, and differentiable in both.
+    - `transpose`: from the residuals and cotangents of what `forward` returns to those of the
+        tangents.
+    """
+    output = jax.eval_shape(forward, list(residuals), list(tangents))
+    return _linear.bind(
+        *residuals,
+        *tangents,
+        forward=forward,
+        transpose=transpose,
+        num_residuals=len(residuals),
+        avals=tuple(ShapedArray(each.shape, each.dtype) for each in output),
+    )
+
+
+def _run(*args: Array, forward: Linear, num_residuals: int, **_: Any) -> list[Array]:
+    return forward(list(args[:num_residuals]), list(args[num_residuals:]))
+
+
+def _impl(*args: Array, **params: Any) -> list[Array]:
+    return jax.jit(lambda *args: _run(*args, **params))(*args)
+
+
+_linear = Primitive("linear_call_of_loop")
+_linear.multiple_results = True
+_linear.def_impl(_impl)
+_linear.def_abstract_eval(lambda *args, avals, **_: avals)
+mlir.register_lowering(_linear, mlir.lower_fun(_run, multiple_results=True))
+
+
+def _jvp(primals: Any, dots: Any, *, num_residuals: int, **params: Any) -> tuple[Any, Any]:
+    params = {**params, "num_residuals": num_residuals}
+    if all(type(dot) is ad.Zero for dot in dots[:num_residuals]):
+        directions = map(ad.instantiate_zeros, dots[num_residuals:])
+        return (
+            _linear.bind(*primals, **params),
+            _linear.bind(*primals[:num_residuals], *directions, **params),
+        )
+    moving = [place for place, dot in enumerate(dots) if type(dot) is not ad.Zero]
+
+    def of_moving(*values: Array) -> list[Array]:
+        args = list(primals)
+        for place, value in zip(moving, values, strict=True):
+            args[place] = value
+        return _run(*args, **params)
+
+    return jax.jvp(
+        of_moving, tuple(primals[place] for place in moving), tuple(dots[place] for place in moving)
+    )
+
+
+def _transpose(
+    cotangents: Any, *args: Any, transpose: Linear, num_residuals: int, **_: Any
+) -> list[Any]:
+    found = transpose(list(args[:num_residuals]), list(map(ad.instantiate_zeros, cotangents)))
+    of_tangents = [
+        each if ad.is_undefined_primal(arg) else None
+        for each, arg in zip(found, args[num_residuals:], strict=True)
+    ]
+    return [None] * num_residuals + of_tangents
+
+
+def _batch(
+    axis: Any,
+    args: Any,
+    dims: Any,
+    *,
+    forward: Linear,
+    transpose: Linear,
+    num_residuals: int,
+    avals: Any,
+) -> tuple[Any, Any]:
+    if all(dim is None for dim in dims):
+        params = {"num_residuals": num_residuals, "avals": avals}
+        output = _linear.bind(*args, forward=forward, transpose=transpose, **params)
+        return output, [None] * len(output)
+    axes = [None if dim is None else 0 for dim in dims]
+    args = [
+        arg if dim is None else jnp.moveaxis(arg, dim, 0)
+        for arg, dim in zip(args, dims, strict=True)
+    ]
+    of_residuals, of_tangents = axes[:num_residuals], axes[num_residuals:]
+
+    def mapped(function: Linear, in_axes: Any) -> Linear:
+        return jax.vmap(function, in_axes=in_axes, axis_size=axis.size, **_named(axis))
+
+    def batched_transpose(residuals: list[Array], cotangents: list[Array]) -> list[Array]:
+        found = mapped(transpose, (of_residuals, 0))(residuals, cotangents)
+        return [
+            each.sum(0) if axis is None else each
+            for each, axis in zip(found, of_tangents, strict=True)
+        ]
+
+    output = _linear.bind(
+        *args,
+        forward=mapped(forward, (of_residuals, of_tangents)),
+        transpose=batched_transpose,
+        num_residuals=num_residuals,
+        avals=tuple(ShapedArray((axis.size, *each.shape), each.dtype) for each in avals),
+    )
+    return output, [0] * len(output)
+
+
+def _named(axis: Any) -> dict[str, Any]:
+    """The name of a mapped axis, for what is done along it inside."""
+    return {"axis_name": axis.name} if isinstance(axis.name, str) else {}
+
+
+ad.primitive_jvps[_linear] = _jvp
+ad.primitive_transposes[_linear] = _transpose
+batching.fancy_primitive_batchers[_linear] = _batch

@@ -1,0 +1,167 @@
+"""What a scan is and what it is run on, as lists of arrays.
+
+`_carry` says what becomes of trees.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+Arrays = Sequence[Array]
+
+Step = Callable[[Arrays, Arrays, Arrays, Any], tuple[Arrays, Arrays]]
+"""`step(consts, carry, x, is_active) -> (carry, y)`. `is_active` is false for members of a batch
+that have ended: nothing that the step returns for them counts, but for carries that are masked.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """A scan, as far as it is known when it is traced.
+
+    - `step`: one step.
+    - `length`: how many steps at most.
+    - `levels`: the number of segments that it falls into, of segments of each of these, and so on
+        down to single steps. Their product is at least `length`.
+    - `is_masked`: of each array of the carry, whether `step` leaves it as it was where it is not
+        active. The others are put aside by the scan.
+    - `is_written_once`: of each array of the carry, whether each of its places is written once, and
+        read only afterwards. What it holds at the end then serves for all times before.
+    - `is_reversed`: whether it goes from the last of `xs` to the first.
+    - `reading_step`: as `step`, but it writes to nothing that is written once; `None` if there is
+      nothing of the kind.
+    """
+
+    step: Step
+    length: int
+    levels: tuple[int, ...]
+    is_masked: tuple[bool, ...]
+    is_written_once: tuple[bool, ...]
+    is_reversed: bool = False
+    reading_step: Step | None = None
+
+    @property
+    def reading(self) -> "Scan":
+        """The same scan, to be run once more: what it has written before is there to be read."""
+        return dataclasses.replace(self, step=self.reading_step or self.step)
+
+    @property
+    def segment(self) -> "Scan":
+        """The scan of one segment."""
+        levels = self.levels[1:]
+        return dataclasses.replace(self, length=math.prod(levels), levels=levels)
+
+    def over_segments(self, step: Step, reading_step: Step | None = None) -> "Scan":
+        """The scan whose steps are the segments of this one."""
+        number = self.levels[0]
+        return dataclasses.replace(
+            self, step=step, reading_step=reading_step, length=number, levels=(number,)
+        )
+
+    def saved(self, carry: Arrays) -> list[Array]:
+        """What is saved of a carry."""
+        return [
+            each
+            for each, is_written_once in zip(carry, self.is_written_once, strict=True)
+            if not is_written_once
+        ]
+
+    def restored(self, saved: Arrays, last: Arrays) -> list[Array]:
+        """The carry of which this was saved; the rest of it is as in the `last` one."""
+        rest = iter(saved)
+        return [
+            each if is_written_once else next(rest)
+            for each, is_written_once in zip(last, self.is_written_once, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """What a scan is run on.
+
+    - `consts`: what its steps all share.
+    - `carry`: at its start.
+    - `xs`: the rows are what its steps get, one each.
+    - `count`: the number of steps; `None` for as many as the scan has.
+    """
+
+    consts: Arrays
+    carry: Arrays
+    xs: Arrays
+    count: Int[Array, ""] | None = None
+
+    def flat(self) -> list[Array]:
+        return [*self.consts, *self.carry, *self.xs]
+
+    def filled(self, flat: Arrays, count: Int[Array, ""] | None) -> "Operands":
+        """Other arrays in the same places."""
+        consts, carry, xs = split(flat, len(self.consts), len(self.carry))
+        return Operands(consts, carry, xs, count)
+
+
+def split(arrays: Arrays, *numbers: int) -> list[list[Array]]:
+    """The first so many arrays, the next so many and so on, and the rest."""
+    parts = []
+    for number in numbers:
+        parts.append(list(arrays[:number]))
+        arrays = arrays[number:]
+    return [*parts, list(arrays)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Segments:
+    """How the steps of a scan fall into its segments.
+
+    - `length`: that of the scan.
+    - `segment_length`: that of each segment.
+    - `number`: of segments.
+    - `total`: the number of steps, alone in a list; an empty one if all segments are full.
+    """
+
+    length: int
+    segment_length: int
+    number: int
+    total: list[Array]
+
+    @property
+    def count(self) -> Array | None:
+        """The number of segments that have steps; `None` for all."""
+        return -(-self.total[0] // self.segment_length) if self.total else None
+
+    @property
+    def indices(self) -> Array:
+        return jnp.arange(self.number)
+
+    def count_in(self, index: Array, total: Arrays) -> Array | None:
+        """The number of steps in the segment at `index`; `None` for all."""
+        if not total:
+            return None
+        return jnp.clip(total[0] - index * self.segment_length, 0, self.segment_length)
+
+    def split(self, rows: Arrays) -> list[Array]:
+        """Rows of steps, as rows of segments that have rows of steps."""
+        missing = self.number * self.segment_length - self.length
+        return [
+            jnp.reshape(
+                jnp.pad(each, [(0, missing)] + [(0, 0)] * (each.ndim - 1)) if missing else each,
+                (self.number, self.segment_length, *each.shape[1:]),
+            )
+            for each in rows
+        ]
+
+    def join(self, rows: Arrays) -> list[Array]:
+        """Rows of segments, as rows of steps."""
+        joined = (jnp.reshape(each, (-1, *each.shape[2:])) for each in rows)
+        return [each[: self.length] for each in joined]
+
+
+def segments_of(scan: Scan, operands: Operands) -> Segments:
+    segment_length, number = scan.segment.length, scan.levels[0]
+    count = operands.count
+    if count is None and segment_length * number != scan.length:
+        count = jnp.asarray(scan.length)
+    return Segments(scan.length, segment_length, number, [] if count is None else [count])
