@@ -1,0 +1,281 @@
+"""What loops cost forwards and backwards, beside `jax.lax.scan` and Equinox's loops.
+
+All columns of a row compute the same numbers, which is checked before anything is timed. The
+temporary memory of each, by XLA's analysis, is among the notes of its row. The method is that of
+`eqxlike._timing`. Ctrl-C prints the rows that are finished.
+"""
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+
+from benchmarks import command, report
+from benchmarks.cases import Case, build, check_agreement, find
+from eqxlike import loops
+from eqxlike._timing import Call, measure
+
+NAME = "benchmarks.loops"
+ROUNDS = command.Rounds(default=30, quick=7)
+
+SCAN = "lax.scan"
+WHILE = "lax.while_loop"
+MASKED = "masked lax.scan"
+EQUINOX = "equinox.internal"
+
+Recurrence = Callable[[Any, Any], Any]
+"""`step(parameters, carry) -> carry`."""
+
+Run = Callable[[Any, Any], Any]
+"""`run(parameters, carry) -> carry`."""
+
+
+def equinox_loops() -> Any:
+    """The loops of Equinox. Raises ImportError where it is not installed."""
+    return importlib.import_module("equinox.internal")
+
+
+def in_scan(step: Recurrence, length: int, parameters: Any, carry: Any) -> Any:
+    """The loop by `jax.lax.scan`."""
+    return jax.lax.scan(lambda carry, _: (step(parameters, carry), None), carry, None, length)[0]
+
+
+def scanned(
+    library: Callable[[], Any],
+    kind: str,
+    step: Recurrence,
+    length: int,
+    parameters: Any,
+    carry: Any,
+) -> Any:
+    """The loop by the `scan` of a library."""
+
+    def body(carry: Any, _: None) -> tuple[Any, None]:
+        return step(parameters, carry), None
+
+    return library().scan(body, carry, None, length, kind=kind)[0]
+
+
+def whiled(
+    library: Callable[[], Any],
+    kind: str,
+    step: Recurrence,
+    length: Any,
+    most: int,
+    parameters: Any,
+    carry: Any,
+) -> Any:
+    """The loop by the `while_loop` of a library, of at most so many steps."""
+
+    def body(state: Any) -> Any:
+        return state[0] + 1, step(parameters, state[1])
+
+    return library().while_loop(
+        lambda state: state[0] < length,
+        body,
+        (jnp.array(0), carry),
+        max_steps=most,
+        kind=kind,
+    )[1]
+
+
+def of_jax(step: Recurrence, length: Any, parameters: Any, carry: Any) -> Any:
+    """The loop by `jax.lax.while_loop`."""
+    return jax.lax.while_loop(
+        lambda state: state[0] < length,
+        lambda state: (state[0] + 1, step(parameters, state[1])),
+        (jnp.array(0), carry),
+    )[1]
+
+
+def masked(step: Recurrence, length: Any, most: int, parameters: Any, carry: Any) -> Any:
+    """The loop by a scan of the most steps, of which those beyond the length are put aside."""
+
+    def body(carry: Any, index: Any) -> tuple[Any, None]:
+        return jnp.where(index < length, step(parameters, carry), carry), None
+
+    return jax.lax.scan(body, carry, jnp.arange(most))[0]
+
+
+def ours() -> Any:
+    return loops
+
+
+def forward(run: Run) -> Callable[[Any, Any], Any]:
+    """The value alone."""
+    return lambda parameters, carry: jnp.sum(run(parameters, carry) ** 2)
+
+
+def gradient(run: Run) -> Callable[[Any, Any], Any]:
+    """The gradient by the parameters."""
+    return jax.grad(forward(run))
+
+
+def case(
+    name: str,
+    way: Callable[[Run], Callable[[Any, Any], Any]],
+    runs: Mapping[str, Run],
+    arguments: tuple[Any, Any],
+) -> Case:
+    """The row that compares `runs`; the first of them is what ratios are taken to."""
+
+    def call(run: Run) -> Call:
+        compiled = jax.jit(way(run)).lower(*arguments).compile()
+        bound = functools.partial(compiled, *arguments)
+        memory = compiled.memory_analysis()
+        bound.temporary_bytes = getattr(memory, "temp_size_in_bytes", None)  # pyright: ignore
+        return bound
+
+    builders = {column: functools.partial(call, run) for column, run in runs.items()}
+    return Case(name, builders, baseline=next(iter(runs)))
+
+
+def scalar(parameters: Any, carry: Any) -> Any:
+    """A step of next to no work: what is measured is the loop."""
+    return jnp.sin(parameters * carry) + 0.1
+
+
+def recurrent(parameters: Any, carry: Any) -> Any:
+    """A step of a recurrent network."""
+    return jnp.tanh(parameters @ carry)
+
+
+WEIGHTS = jr.normal(jr.key(0), (64, 64)) / 8
+STEPS: Mapping[str, tuple[Recurrence, tuple[Any, Any]]] = {
+    "scalar": (scalar, (jnp.array(0.9), jnp.array(0.3))),
+    "64-wide tanh": (recurrent, (WEIGHTS, jnp.ones(64))),
+}
+
+
+def recurrence(name: str, length: int, way: Callable[..., Any]) -> Case:
+    """The row of one loop of `length` steps, known or only bounded."""
+    step, arguments = STEPS[name]
+    runs: dict[str, Run] = {SCAN: functools.partial(in_scan, step, length)}
+    for library, prefix in ((ours, ""), (equinox_loops, f"{EQUINOX} ")):
+        runs[f"{prefix}scan, checkpointed"] = functools.partial(
+            scanned, library, "checkpointed", step, length
+        )
+        for kind in ("checkpointed", "bounded"):
+            runs[f"{prefix}while_loop, {kind}"] = functools.partial(
+                whiled, library, kind, step, length, length
+            )
+    return case(f"{way.__name__}, {name}, {length} steps", way, runs, arguments)
+
+
+def few_of_many(length: int, most: int) -> Case:
+    """The row of a loop that ends long before its limit."""
+    step, arguments = STEPS["64-wide tanh"]
+    runs: dict[str, Run] = {
+        SCAN: functools.partial(in_scan, step, length),
+        MASKED: functools.partial(masked, step, length, most),
+        "while_loop, checkpointed": functools.partial(
+            whiled, ours, "checkpointed", step, length, most
+        ),
+        f"{EQUINOX} while_loop, checkpointed": functools.partial(
+            whiled, equinox_loops, "checkpointed", step, length, most
+        ),
+    }
+    return case(f"gradient, 64-wide tanh, {length} of {most} steps", gradient, runs, arguments)
+
+
+def batch(number: int, most: int, way: Callable[..., Any]) -> Case:
+    """The row of a batch of loops of different lengths."""
+    lengths = jr.randint(jr.key(1), (number,), most // 10, most)
+    carries = jr.normal(jr.key(2), (number, 64))
+
+    def over_batch(run: Callable[[Any, Any, Any], Any]) -> Run:
+        return lambda parameters, carry: jax.vmap(run, (None, 0, 0))(parameters, carry, lengths)
+
+    def by(library: Callable[[], Any], kind: str) -> Run:
+        return over_batch(lambda p, x, n: whiled(library, kind, recurrent, n, most, p, x))
+
+    plain = lambda p, x, n: of_jax(recurrent, n, p, x)  # noqa: E731
+    by_mask = lambda p, x, n: masked(recurrent, n, most, p, x)  # noqa: E731
+    runs = {WHILE: over_batch(plain)} if way is forward else {MASKED: over_batch(by_mask)}
+    runs["while_loop, checkpointed"] = by(ours, "checkpointed")
+    runs["while_loop, bounded"] = by(ours, "bounded")
+    runs[f"{EQUINOX} while_loop, checkpointed"] = by(equinox_loops, "checkpointed")
+    name = f"{way.__name__}, {number} recurrences of up to {most} steps"
+    return case(name, way, runs, (WEIGHTS, carries))
+
+
+def writing(length: int, width: int, number: int, way: Callable[..., Any]) -> Case:
+    """The row of a batch of loops that write a buffer row by row."""
+
+    def in_rows(parameters: Any, carry: Any) -> Any:
+        def body(carry: Any, _: None) -> tuple[Any, Any]:
+            carry = jnp.tanh(parameters * carry) + 0.1
+            return carry, carry
+
+        return jax.lax.scan(body, carry, None, length)[1]
+
+    def by(library: Callable[[], Any], kind: str) -> Run:
+        def run(parameters: Any, carry: Any) -> Any:
+            def body(state: Any) -> Any:
+                index, carry, buffer = state
+                carry = jnp.tanh(parameters * carry) + 0.1
+                return index + 1, carry, buffer.at[index].set(carry)
+
+            return library().while_loop(
+                lambda state: state[0] < length,
+                body,
+                (jnp.array(0), carry, jnp.zeros((length, width))),
+                max_steps=length,
+                buffers=lambda state: state[2],
+                kind=kind,
+            )[2]
+
+        return run
+
+    runs = {
+        SCAN: in_rows,
+        "while_loop, checkpointed": by(ours, "checkpointed"),
+        "while_loop, bounded": by(ours, "bounded"),
+        f"{EQUINOX} while_loop, checkpointed": by(equinox_loops, "checkpointed"),
+    }
+    over_batch = {
+        column: functools.partial(jax.vmap, in_axes=(None, 0))(run) for column, run in runs.items()
+    }
+    name = f"{way.__name__}, {number} loops that write {length} x {width} values"
+    carries = jr.normal(jr.key(3), (number, width))
+    return case(name, way, over_batch, (0.9 * jnp.ones(width), carries))
+
+
+ROWS: tuple[Case, ...] = (
+    *(
+        recurrence(name, length, way)
+        for way in (gradient, forward)
+        for name, length in (("scalar", 1000), ("64-wide tanh", 1000), ("64-wide tanh", 10_000))
+    ),
+    few_of_many(100, 10_000),
+    batch(64, 1000, forward),
+    batch(64, 1000, gradient),
+    writing(1000, 16, 16, forward),
+    writing(1000, 16, 16, gradient),
+)
+
+
+def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) -> int:
+    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    options = command.parse(arguments, NAME, __doc__, ROUNDS)
+
+    def begin() -> tuple[Sequence[Case], dict[str, Any]]:
+        return find(options.rows, rows), report.new_report({"rounds": options.rounds})
+
+    def measured(row: Case) -> dict[str, Any]:
+        calls, notes = build(row)
+        check_agreement(calls)
+        memory = [f"{column} {call.temporary_bytes:,}" for column, call in calls.items()]  # pyright: ignore
+        found = measure(calls, baseline=row.baseline, rounds=options.rounds)
+        return report.row(row.name, found, [*notes, f"temporary bytes: {', '.join(memory)}"])
+
+    return command.execute(NAME, options, begin, measured)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
