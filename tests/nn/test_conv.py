@@ -49,7 +49,9 @@ def test_same_key_gives_equinox_fields_and_outputs(name, getkey):
         values = getattr(ours, own.name), getattr(theirs, own.name)
         assert equinox.tree_equal(*values), own.name
     x = jr.normal(getkey(), (ours.in_channels, *SIZES[: ours.num_spatial_dims]))
-    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        eqx.filter_jit(ours)(x), equinox.filter_jit(theirs)(x), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_lists_become_tuples_so_that_the_fields_are_hashable(getkey):
