@@ -96,3 +96,14 @@ def plain_dispatch() -> Iterator[None]:
     """Where JAX looks for keys that are used twice, it takes calls another way, in Python."""
     with jax.debug_key_reuse(False):
         yield
+
+
+@pytest.fixture
+def compiles_alone() -> Iterator[None]:
+    """Nothing is written to the compilation cache, which JAX does not do in one piece: a thread
+    would read what another one has written half.
+    """
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e6)
+    yield
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", before)

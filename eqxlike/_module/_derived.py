@@ -38,4 +38,6 @@ def derive(cls: Any, body: dict[str, Any], traits: Traits) -> Any:
         **body,
     }
     bases = (cls,) if issubclass(cls, _Quiet) else (_Quiet, cls)
-    return ModuleMeta(cls.__name__, bases, namespace, _traits=traits)
+    # A metaclass that extends ours stays, and is not asked: it may take other arguments.
+    metaclass: Any = type(cls)
+    return ModuleMeta.__new__(metaclass, cls.__name__, bases, namespace, _traits=traits)

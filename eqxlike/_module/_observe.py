@@ -6,6 +6,7 @@ as it returns. A static field holds the `Report`, which so goes wherever the Mod
 flattening, into loops and transformations.
 """
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -69,14 +70,18 @@ def _is_in(node: Any, nodes: tuple[Any, ...]) -> bool:
 def _observed(module: Module, report: Report) -> Module:
     if not callable(module):
         return module
-    cls = type(module)
-    new: Any = object.__new__(derived_class(cls, _OBSERVED, lambda: _make_observed_class(cls)))
+    new: Any = object.__new__(_observed_class(type(module)))
     stored_fields(new).update(stored_fields(module), **{_REPORT: report})
     return new
 
 
 _REPORT = "_eqxlike_report"
 _OBSERVED = "observed"
+
+
+def _observed_class(cls: Any) -> Any:
+    """The subclass of `cls` that reports its calls: the same one each time."""
+    return derived_class(cls, _OBSERVED, lambda: _make_observed_class(cls))
 
 
 def _make_observed_class(cls: Any) -> type:
@@ -97,5 +102,9 @@ def _make_observed_class(cls: Any) -> type:
         "__call__": __call__,
         _REPORT: field(static=True, default=None),
     }
-    observed = derive(cls, body, cls._eqxlike_class.traits)
+    traits = cls._eqxlike_class.traits
+    if traits.unfrozen is not None:
+        # What the model freezes or unfreezes as it is called is observed too.
+        traits = dataclasses.replace(traits, unfrozen=_observed_class(traits.unfrozen))
+    observed = derive(cls, body, traits)
     return observed

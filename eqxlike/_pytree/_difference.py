@@ -59,12 +59,20 @@ def find_difference(
         return None if is_fit else Difference((), first, second)
     children, treedef = flatten_one_level_with_keys(first)
     others, other_treedef = flatten_one_level_with_keys(second)
-    if treedef != other_treedef:
-        return Difference((), first, second)
-    for (key, child), (_, other) in zip(children, others, strict=True):
-        if found := find_difference(child, other, fits):
-            return found._replace(path=(key, *found.path))
-    return None
+    is_one = treedef == other_treedef
+    # Two nodes that only differ in what they hold beside their children: what differs below says
+    # more, such as an array of another shape, or one that is frozen.
+    if is_one or _are_alike(first, second, children, others):
+        for (key, child), (_, other) in zip(children, others, strict=True):
+            if found := find_difference(child, other, fits):
+                return found._replace(path=(key, *found.path))
+    return None if is_one else Difference((), first, second)
+
+
+def _are_alike(first: Any, second: Any, children: list[Any], others: list[Any]) -> bool:
+    names = [type(node).__qualname__ for node in (first, second)]
+    keys = [[key for key, _ in each] for each in (children, others)]
+    return names[0] == names[1] and keys[0] == keys[1] and len(keys[0]) > 0
 
 
 def same_shape_and_dtype(first: Any, second: Any) -> bool | None:

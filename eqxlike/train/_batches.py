@@ -75,6 +75,8 @@ def minibatches(
     """
     named = _named_arrays(arrays)
     length = _check_lengths(named)
+    if not length:
+        raise ValueError("minibatches expects arrays with examples, and these have a length of 0.")
     batch_size = whole_number(batch_size, "batch_size")
     if batch_size > length:
         raise ValueError(

@@ -36,8 +36,11 @@ def evaluator(loss: Callable[..., Any], has_aux: bool) -> Evaluate:
             copied = jtu.tree_map(lambda leaf: leaf, model_state)
             returned = loss(model, copied, batch, key)
             return _with_model_state(returned, model_state, has_aux)
-        value, aux = loss(model, batch, key) if has_aux else (loss(model, batch, key), None)
-        return Evaluation(value, None, aux)
+        returned = loss(model, batch, key)
+        if not has_aux:
+            return Evaluation(returned, None, None)
+        _check_pair(returned, "make_step(has_aux=True): the loss is to return (loss, aux)")
+        return Evaluation(returned[0], None, returned[1])
 
     return evaluate
 
@@ -48,11 +51,10 @@ def _with_model_state(returned: Any, old: Any, has_aux: bool) -> Evaluation:
     """
     form = "(loss, (model_state, aux))" if has_aux else "(loss, model_state)"
     expected = f"The TrainState has a model_state: the loss is to return {form}"
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise TypeError(f"{expected}, got {tree_pformat(returned)}.")
+    _check_pair(returned, expected)
     value, beside = returned
-    if has_aux and (not isinstance(beside, tuple) or len(beside) != 2):
-        raise TypeError(f"{expected}, got {tree_pformat(returned)}.")
+    if has_aux:
+        _check_pair(beside, expected, returned)
     new, aux = beside if has_aux else (beside, None)
     difference = find_static_difference(old, new) or find_difference(old, new, same_shape_and_dtype)
     if difference:
@@ -61,3 +63,9 @@ def _with_model_state(returned: Any, old: Any, has_aux: bool) -> Evaluation:
             f"{difference.explain('the old model_state', 'the new model_state')}."
         )
     return Evaluation(value, new, aux)
+
+
+def _check_pair(pair: Any, expected: str, returned: Any = None) -> None:
+    """Raises `TypeError` unless `pair`, a part of what was `returned` or all of it, is a pair."""
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise TypeError(f"{expected}, got {tree_pformat(pair if returned is None else returned)}.")

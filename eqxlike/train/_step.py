@@ -73,7 +73,8 @@ def make_step(
       fresh in each step. For a `TrainState` with a `model_state` it is `loss(model, model_state,
       batch, key)`, and returns `(loss, model_state)`, or `(loss, (model_state, aux))`.
     - `optimiser`: the one that `TrainState.create` got. It sees the model's floating-point and
-      complex arrays, and the loss as the extra argument `value`.
+      complex arrays, and the loss as the extra argument `value`. For complex arrays it gets the
+      conjugates of JAX's gradients, along which the loss falls.
     - `has_aux`: whether the loss returns something beside.
     - `check_finite`: refuse an update that would make the loss, a parameter, or what the model and
       the optimiser keep NaN or infinite; see `keep_if_finite` and `TrainState.is_halted`. It goes
@@ -146,6 +147,8 @@ def differentiate(
     """What the loss comes to, and its gradients, with the scale taken off."""
     value_and_gradients = filter_value_and_grad(objective, has_aux=True)
     (_, evaluation), gradients = value_and_gradients(state.model, state.model_state, batch, key)
+    # For a complex parameter JAX gives the conjugate of the direction in which the loss grows.
+    gradients = jax.tree_util.tree_map(jnp.conj, gradients)
     if state.loss_scale is not None:
         gradients = state.loss_scale.unscale(gradients)
     return evaluation._replace(loss=jnp.asarray(evaluation.loss)), gradients

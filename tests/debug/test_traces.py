@@ -196,6 +196,7 @@ def test_a_wrapped_module_is_passed_to_filter_jit_without_being_traced_anew():
     assert get_num_traces(wrapped) == 1
 
 
+@pytest.mark.usefixtures("compiles_alone")
 def test_threads_count_together():
     function = assert_max_traces(double, max_traces=None)
     threads = [threading.Thread(target=lambda: [function(1) for _ in range(200)]) for _ in range(4)]
@@ -206,6 +207,7 @@ def test_threads_count_together():
     assert get_num_traces(function) == 800
 
 
+@pytest.mark.usefixtures("compiles_alone")
 def test_threads_that_come_first_to_a_jit_count_one_trace():
     jitted = eqxlike.filter_jit(assert_max_traces(double, max_traces=1))
     threads = [threading.Thread(target=jitted, args=(jnp.ones(2),)) for _ in range(4)]

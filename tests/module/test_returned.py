@@ -163,6 +163,7 @@ def test_a_field_written_unread_by_object_leaves_the_others(eqx):
     assert (module.weight, module.shift, module.name) == (2, 7, "given")
 
 
+@pytest.mark.usefixtures("compiles_alone")
 def test_threads_that_write_to_and_read_a_returned_module_get_the_same_objects():
     for _ in range(20):
         module = make_written(eqxlike, lambda module: None)

@@ -198,6 +198,7 @@ def test_class_attribute_set_later_does_not_hide_a_field():
     assert (module.left == 1).all()
 
 
+@pytest.mark.usefixtures("compiles_alone")
 def test_threads_that_read_a_returned_module_at_once_get_the_same_objects():
     for _ in range(20):
         module = returned()

@@ -411,3 +411,34 @@ def test_state_that_a_step_used_up_is_named_by_path(model, batch, getkey):
 def test_function_that_makes_an_optimiser_is_refused():
     with pytest.raises(TypeError, match=r"make_step expected an optax\.G.*: call adam to get one"):
         make_step(squared_error, optax.adam)
+
+
+@pytest.mark.parametrize("loss_scale", [None, DynamicLossScale(4.0)])
+def test_complex_parameters_go_down_hill(loss_scale):
+    class Complex(Module):
+        weight: jax.Array
+
+    def loss(model, x, key):
+        return jnp.sum(jnp.abs(model.weight * x - 1) ** 2)
+
+    optimiser = optax.sgd(0.1)
+    start = Complex(jnp.array([1 + 2j, 3 - 1j]))
+    state = TrainState.create(start, optimiser, key=jr.key(0), loss_scale=loss_scale)
+    step = make_step(loss, optimiser)
+    losses = []
+    for _ in range(3):
+        state, value = step(state, jnp.ones(2, complex))
+        losses.append(float(value))
+    # Each step takes a fifth off the distance to 1.
+    np.testing.assert_allclose(losses, [9 * 0.64**number for number in range(3)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [jnp.ones(2), jnp.ones(()), (0.0, 1, 2)], ids=str)
+def test_loss_with_aux_that_returns_no_pair_is_refused(wrong, model, batch, getkey):
+    optimiser = optax.sgd(0.1)
+    state = TrainState.create(model, optimiser, key=getkey())
+    step = make_step(lambda model, batch, key: wrong, optimiser, has_aux=True)
+    with pytest.raises(
+        TypeError, match=r"has_aux=True\): the loss is to return \(loss, aux\), got"
+    ):
+        step(state, batch)

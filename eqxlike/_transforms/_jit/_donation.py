@@ -37,6 +37,12 @@ def check_donate(donate: Donate | Iterable[str], order: ArgumentOrder) -> Donate
     return donate_names
 
 
+_UNUSED = "(?:Some donated buffers were not usable)"
+"""The beginning of JAX's warning. In brackets, since `warnings` takes an equal filter of the user's
+for this one, and would move and remove that.
+"""
+
+
 class _Filter:
     """A filter that hides JAX's warning of unusable donated buffers, while somebody asks for it.
 
@@ -53,7 +59,7 @@ class _Filter:
         with self._lock:
             self._num_asking += 1
             if self._num_asking == 1:
-                warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+                warnings.filterwarnings("ignore", message=_UNUSED)
                 self._filter = warnings.filters[0]
 
     def end(self) -> None:

@@ -240,3 +240,20 @@ def test_where_without_an_array_is_refused(model):
 def test_array_of_no_module_is_refused():
     with pytest.raises(ValueError, match=r"model\['a'\] belongs to no Module"):
         nn.freeze({"a": jnp.ones(2)})
+
+
+def test_class_of_a_metaclass_that_extends_ours_is_frozen(getkey):
+    class Meta(type(eqx.Module)):
+        def __new__(mcs, name, bases, namespace):
+            return super().__new__(mcs, name, bases, namespace)
+
+    class Own(eqx.Module, metaclass=Meta):
+        weight: jax.Array
+
+        def __call__(self, x):
+            return self.weight * x
+
+    frozen = nn.freeze(Own(jnp.ones(2)))
+    assert isinstance(type(frozen), Meta)
+    assert eqx.filter_grad(lambda model: jnp.sum(model(2.0)))(frozen).weight is None
+    assert nn.summary(frozen, 2.0).rows[0].num_calls == 1

@@ -186,6 +186,19 @@ def test_model_may_freeze_a_layer_while_it_is_observed(getkey):
     assert [(row.path, row.num_calls) for row in summary.rows] == [("", 1), (".layer", 1)]
 
 
+@pytest.mark.parametrize("change", [nn.freeze, nn.unfreeze])
+def test_frozen_model_may_freeze_a_layer_while_it_is_observed(change, getkey):
+    class Changing(eqx.Module):
+        layer: nn.Linear
+
+        def __call__(self, x):
+            return change(self.layer)(x)
+
+    model = nn.freeze(Changing(nn.Linear(2, 3, key=getkey())))
+    rows = nn.summary(model, jnp.ones(2)).rows
+    assert [(row.path, row.num_calls) for row in rows] == [("", 1), (".layer", 1)]
+
+
 def test_calls_outside_leave_the_model_as_it_is(getkey):
     model = linear(getkey())
     before = jax.tree.structure(model)

@@ -85,6 +85,7 @@ def test_failed_call_is_traced_once():
     assert len(count) == 1
 
 
+@pytest.mark.usefixtures("compiles_alone")
 def test_threads_get_each_its_own_message():
     jitted = filter_jit(
         lambda x, name: error_if(x, x > 10, f"of {name}"),

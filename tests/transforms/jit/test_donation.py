@@ -227,3 +227,11 @@ def test_deleted_array_that_is_no_argument_is_not_blamed_on_one():
     with pytest.raises((RuntimeError, ValueError), match="deleted") as caught:
         filter_jit(lambda x: x + model.scale)(jnp.ones(3))
     assert "donated to a call" not in "".join(getattr(caught.value, "__notes__", []))
+
+
+def test_filter_of_the_user_for_the_same_warning_stays():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        before = list(warnings.filters)
+        filter_jit(lambda x: x.sum(), donate="all")(jnp.ones(7))
+        assert list(warnings.filters) == before

@@ -108,6 +108,7 @@ def test_tuple_with_an_iteration_of_its_own_is_compared_by_what_it_holds():
     assert [first(1.0, Hidden((number,))) for number in (2, 3, 2)] == [2, 3, 2]
 
 
+@pytest.mark.usefixtures("compiles_alone")
 def test_equality_that_calls_a_filtered_function_does_not_wait_for_itself():
     @filter_jit
     def equal(pair):
@@ -155,6 +156,7 @@ def test_flattening_inside_interning_does_not_wait_for_itself():
     assert done
 
 
+@pytest.mark.usefixtures("compiles_alone")
 def test_donation_in_many_threads_leaves_no_filter_of_warnings():
     before = list(warnings.filters)
 

@@ -14,6 +14,8 @@ from eqxlike import Module, clear_caches, filter_grad, filter_jit
 # So long waits only who would wait for ever: a failing test ends.
 TIMEOUT_S = 60
 
+pytestmark = pytest.mark.usefixtures("compiles_alone")
+
 
 class Pair(Module):
     left: object
