@@ -50,12 +50,16 @@ def test_makes_the_updates_of_plain_jax_and_optax(optimiser, model, batch, getke
         filled = [next(rest) if is_array(leaf) else leaf for leaf in leaves]
         return squared_error(jax.tree.unflatten(treedef, filled), batch, None)
 
-    plain_state = optimiser.init(parameters)
-    for _ in range(3):
-        expected, gradients = jax.value_and_grad(loss)(parameters)
+    @jax.jit
+    def plain_step(parameters, plain_state):
+        value, gradients = jax.value_and_grad(loss)(parameters)
         with jax.numpy_dtype_promotion("standard"):
             updates, plain_state = optimiser.update(gradients, plain_state, parameters)
-        parameters = optax.apply_updates(parameters, updates)
+        return value, optax.apply_updates(parameters, updates), plain_state
+
+    plain_state = optimiser.init(parameters)
+    for _ in range(3):
+        expected, parameters, plain_state = plain_step(parameters, plain_state)
         state, value = step(state, batch)
         np.testing.assert_allclose(value, expected, rtol=1e-5)
     trained = [leaf for leaf in jax.tree.leaves(state.model) if is_array(leaf)]
@@ -209,13 +213,15 @@ def test_any_parameter_that_is_not_finite_is_found(dtype, bad, getkey):
         ones = {"a": jnp.ones((3, 2)), "c": jnp.arange(2), "d": jnp.ones((0, 2))}
         return TrainState.create(ones | {"b": last}, optax.sgd(0.1), key=getkey())
 
-    good = jnp.ones(4, dtype)
-    old, new = state_with(good), state_with(good.at[2].set(bad))
-    kept = keep_if_finite(old, new, jnp.array(0.0))
+    good, poisoned = np.ones(4, dtype), np.ones(4, dtype)
+    poisoned[2] = bad
+    old, new, all_bad = map(state_with, map(jnp.asarray, (good, poisoned, np.full(4, bad, dtype))))
+    keep = filter_jit(keep_if_finite)
+    kept = keep(old, new, jnp.array(0.0))
     assert kept.is_halted
     assert tree_equal(kept.model, old.model)
     # What was there before the step does not matter.
-    assert not keep_if_finite(state_with(good * bad), state_with(good), jnp.array(0.0)).is_halted
+    assert not keep(all_bad, old, jnp.array(0.0)).is_halted
 
 
 @pytest.mark.parametrize("loss_scale", [None, DynamicLossScale()], ids=["plain", "scaled"])
