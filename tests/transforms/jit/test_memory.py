@@ -47,15 +47,6 @@ def collect():
         gc.collect()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def without_what_was_there_before():
-    """Sets aside all that is there, so that a collection looks only at what a test makes."""
-    collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 def make_closure():
     """A function that holds an array, and dies with it."""
     held = jnp.ones(3)
