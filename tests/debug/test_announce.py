@@ -6,10 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxlike
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 X = jnp.arange(3.0)
 

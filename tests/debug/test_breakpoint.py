@@ -2,17 +2,13 @@
 
 import io
 
-import equinox
 import jax
 import jax.numpy as jnp
 import pytest
 
 import eqxlike
 from eqxlike.debug import breakpoint_if
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 X = jnp.arange(4.0)
 

@@ -11,10 +11,7 @@ import pytest
 
 import eqxlike
 from eqxlike.debug import inspect_dce, store_dce
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 X = jnp.arange(3.0)
 N = jnp.arange(3)

@@ -8,10 +8,7 @@ import pytest
 
 import eqxlike
 from eqxlike.debug import backward_nan
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 X = jnp.array([1.0, 2.0])
 

@@ -8,7 +8,6 @@ import pickle
 import threading
 import weakref
 
-import equinox
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -16,10 +15,7 @@ import pytest
 
 import eqxlike
 from eqxlike.debug import assert_max_traces, get_num_traces
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 
 def double(x, factor=2):

@@ -3,15 +3,9 @@
 import typing
 from typing import Any
 
-import equinox
-import pytest
-
 import eqxlike
 
 # Where a test takes `eqx`, the same program holds on Equinox, whose behaviour is the measure.
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
 
 
 @typing.runtime_checkable

@@ -7,7 +7,6 @@ import inspect
 import pickle
 from typing import Any
 
-import equinox
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -16,10 +15,7 @@ import pytest
 
 import eqxlike
 from eqxlike._transforms._jit._dispatcher import Dispatcher
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 
 def make(eqx):

@@ -12,7 +12,8 @@ from typing import Any
 import jax.tree_util as jtu
 import pytest
 
-from tests.module.models import HasWeight, both
+from tests.beside_equinox import both
+from tests.module.models import HasWeight
 
 T = typing.TypeVar("T")
 

@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 
 import eqxlike
 from eqxlike._module._codec import is_incomplete, make_codec
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 
 @functools.cache

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import eqxlike
-from tests.module.models import Inner, StaticAny, both
+from tests.beside_equinox import both
+from tests.module.models import Inner, StaticAny
 
 
 class Outer(eqxlike.Module):

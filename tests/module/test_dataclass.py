@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import eqxlike
-from tests.module.models import both
+from tests.beside_equinox import both
 
 # --- signatures ---------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.module.models import both
+from tests.beside_equinox import both
 
 
 @both

@@ -9,7 +9,8 @@ import jax.tree_util as jtu
 import numpy as np
 import pytest
 
-from tests.module.models import StaticAny, both
+from tests.beside_equinox import both
+from tests.module.models import StaticAny
 
 
 @both

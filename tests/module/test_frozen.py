@@ -9,7 +9,8 @@ import jax.tree_util as jtu
 import pytest
 
 import eqxlike
-from tests.module.models import Inner, both
+from tests.beside_equinox import both
+from tests.module.models import Inner
 
 
 @both

@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 import pytest
 
 import eqxlike
-from tests.module.models import both
+from tests.beside_equinox import both
 
 # --- a custom __init__ --------------------------------------------------------------------------
 

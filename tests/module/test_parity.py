@@ -4,6 +4,7 @@ import equinox
 import pytest
 
 import eqxlike
+from tests.beside_equinox import output
 from tests.module.programs import (  # noqa: F401  They fill the registry.
     abstract,
     check_init,
@@ -23,14 +24,14 @@ from tests.module.programs import (  # noqa: F401  They fill the registry.
     typed,
     wrapping,
 )
-from tests.module.programs.registry import DIFFERENCES, PROGRAMS, run
+from tests.module.programs.registry import PROGRAMS
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in DIFFERENCES])
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in PROGRAMS.differences])
 def test_program_comes_to_the_same_as_on_equinox(name):
-    assert run(PROGRAMS[name], eqxlike) == run(PROGRAMS[name], equinox)
+    assert output(PROGRAMS[name], eqxlike) == output(PROGRAMS[name], equinox)
 
 
-@pytest.mark.parametrize("name", DIFFERENCES)
+@pytest.mark.parametrize("name", PROGRAMS.differences)
 def test_program_differs_from_equinox_as_is_intended(name):
-    assert run(PROGRAMS[name], eqxlike) != run(PROGRAMS[name], equinox)
+    assert output(PROGRAMS[name], eqxlike) != output(PROGRAMS[name], equinox)

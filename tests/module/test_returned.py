@@ -16,7 +16,8 @@ import jax.tree_util as jtu
 import pytest
 
 import eqxlike
-from tests.module.models import HasWeight, Inner, both
+from tests.beside_equinox import both
+from tests.module.models import HasWeight, Inner
 
 # Each reads a module in its own way, as the first to do so.
 READINGS = {

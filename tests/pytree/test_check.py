@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 import eqxlike
 from eqxlike import tree_check
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 
 class Point(NamedTuple):

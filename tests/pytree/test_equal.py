@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 
 import eqxlike
 from eqxlike import tree_equal
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 
 class Pair(eqxlike.Module):

@@ -13,10 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import eqxlike
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 
 class ArrayLike:

@@ -11,6 +11,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 import eqxlike
+from tests.beside_equinox import output
 
 
 class Point(NamedTuple):
@@ -102,15 +103,13 @@ def for_library(spec, eqx):
 
 
 def check_same_output(program, see=id):
-    outputs = []
-    for eqx in (eqxlike, equinox):
-        try:
-            leaves, treedef = jtu.tree_flatten(program(eqx))
-            outputs.append(("returned", [*map(see, leaves)], treedef))
-        except Exception as error:
-            outputs.append(("raised", type(error)))
-    event(outputs[1][0])
-    assert outputs[0] == outputs[1]
+    def seen(eqx):
+        leaves, treedef = jtu.tree_flatten(program(eqx))
+        return [*map(see, leaves)], treedef
+
+    ours, theirs = (output(seen, eqx) for eqx in (eqxlike, equinox))
+    event("returned" if theirs.raised is None else "raised")
+    assert ours == theirs
 
 
 @given(st.data(), TREES, st.booleans(), st.sampled_from([None, 0, "gone"]), IS_LEAF)

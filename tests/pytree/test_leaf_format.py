@@ -18,11 +18,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import eqxlike
 from eqxlike import default_deserialise_filter_spec
+from tests.beside_equinox import both
 from tests.pytree.serialised import bits, read, written
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
 
 
 def through_file(value, like):

@@ -23,6 +23,7 @@ from eqxlike import (
     tree_deserialise_leaves,
     tree_serialise_leaves,
 )
+from tests.beside_equinox import both
 from tests.examples import at_most
 from tests.pytree.serialised import (
     blank,
@@ -34,9 +35,6 @@ from tests.pytree.serialised import (
     written,
 )
 
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
 each_way = pytest.mark.parametrize(
     ("writer", "reader"),
     [

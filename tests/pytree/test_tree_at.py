@@ -12,10 +12,7 @@ import pytest
 
 import eqxlike
 from eqxlike import tree_at
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 
 class Point(NamedTuple):

@@ -2,16 +2,12 @@
 
 from typing import Any
 
-import equinox
 import jax.numpy as jnp
 import pytest
 
 import eqxlike
 from eqxlike import tree_at
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 
 class Pair(eqxlike.Module):

@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 
 import eqxlike
 from eqxlike import apply_updates
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 INTEGERS = st.integers(-100, 100)
 # Trees of pairs (parameter, update): one structure for both.

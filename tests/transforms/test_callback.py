@@ -11,10 +11,7 @@ import pytest
 
 import eqxlike
 from eqxlike import filter_jit, filter_pure_callback
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 X = jnp.arange(3.0)
 STRUCT = jax.ShapeDtypeStruct((3,), jnp.float32)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxlike
+from tests.beside_equinox import plain
 from tests.transforms.programs import (  # noqa: F401
     jit_arguments,
     jit_callables,
@@ -17,7 +18,7 @@ from tests.transforms.programs import (  # noqa: F401
     mapping,
     shapes,
 )
-from tests.transforms.programs.registry import PROGRAMS, plain
+from tests.transforms.programs.registry import PROGRAMS
 
 X = jnp.arange(3.0)
 

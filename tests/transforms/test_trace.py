@@ -15,10 +15,7 @@ from jax.extend.core import jaxpr_as_fun
 
 import eqxlike
 from eqxlike import filter_eval_shape, filter_make_jaxpr
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 MATRIX = jnp.ones((2, 3))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import eqxlike
-from tests.transforms.programs.registry import plain
+from tests.beside_equinox import plain
 
 X = jnp.arange(3.0)
 TRUE, FALSE = jnp.array(True), jnp.array(False)

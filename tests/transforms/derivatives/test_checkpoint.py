@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +9,8 @@ import pytest
 
 import eqxlike
 from eqxlike import filter_checkpoint
+from tests.beside_equinox import both
 
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
 TWO, THREE = jnp.float32(2), jnp.float32(3)
 
 

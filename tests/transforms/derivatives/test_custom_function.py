@@ -13,10 +13,8 @@ import pytest
 
 import eqxlike
 from eqxlike import filter_custom_jvp, filter_custom_vjp
+from tests.beside_equinox import both
 
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
 each = pytest.mark.parametrize("name", ["filter_custom_jvp", "filter_custom_vjp"])
 TWO, THREE = jnp.float32(2), jnp.float32(3)
 

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 
 import eqxlike
 from eqxlike import filter_grad, filter_value_and_grad
+from tests.beside_equinox import both
 
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
 both_names = pytest.mark.parametrize("name", ["filter_grad", "filter_value_and_grad"])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import eqxlike
+from tests.beside_equinox import plain
 
 TWO, THREE = jnp.float32(2), jnp.float32(3)
 
@@ -140,17 +141,6 @@ PROGRAMS = {
         lambda x: eqx.filter_jvp(lambda x: x * x * x, (x,), (TWO,))[1]
     )(TWO),
 }
-
-
-def plain(output):
-    """Each leaf as what it is and what it holds."""
-
-    def describe(leaf):
-        if not eqxlike.is_array(leaf):
-            return type(leaf).__name__, leaf
-        return str(leaf.dtype), getattr(leaf, "weak_type", None), np.asarray(leaf).tolist()
-
-    return jtu.tree_map(describe, output)
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)

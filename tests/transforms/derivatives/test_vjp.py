@@ -11,10 +11,8 @@ import pytest
 
 import eqxlike
 from eqxlike import filter_vjp
+from tests.beside_equinox import both
 
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
 TWO, THREE, ONE = jnp.float32(2), jnp.float32(3), jnp.float32(1)
 
 

@@ -17,9 +17,7 @@ from jax import lax
 
 import eqxlike
 from eqxlike import Enumeration, filter_jit
-
-LIBRARIES = {"equinox": equinox, "eqxlike": eqxlike}
-both = pytest.mark.parametrize("eqx", LIBRARIES.values(), ids=LIBRARIES)
+from tests.beside_equinox import LIBRARIES, both
 
 
 class Enumerations:

@@ -11,10 +11,7 @@ import pytest
 
 import eqxlike
 from eqxlike import filter_pmap
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 MATRIX = jnp.arange(6.0).reshape(2, 3)
 

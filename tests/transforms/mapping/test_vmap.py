@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 
 import eqxlike
 from eqxlike import filter_vmap, if_array
+from tests.beside_equinox import both
 from tests.examples import at_most
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
 
 MATRIX = jnp.arange(6.0).reshape(2, 3)
 

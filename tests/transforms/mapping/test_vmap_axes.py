@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import equinox
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -10,10 +9,7 @@ import numpy as np
 import pytest
 
 import eqxlike
-
-both = pytest.mark.parametrize(
-    "eqx", [pytest.param(equinox, id="equinox"), pytest.param(eqxlike, id="eqxlike")]
-)
+from tests.beside_equinox import both
 
 MATRIX = jnp.arange(6.0).reshape(2, 3)
 

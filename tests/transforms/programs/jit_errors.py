@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-from tests.transforms.programs.registry import error_of, program
+from tests.beside_equinox import error_of
+from tests.transforms.programs.registry import program
 
 X = jnp.arange(3.0)
 

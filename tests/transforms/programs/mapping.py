@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from tests.transforms.programs.registry import error_of, program
+from tests.beside_equinox import error_of
+from tests.transforms.programs.registry import program
 
 X = jnp.arange(3.0)
 MATRIX = jnp.arange(6.0).reshape(2, 3)
