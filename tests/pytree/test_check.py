@@ -1,5 +1,5 @@
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox
 import jax.numpy as jnp
@@ -11,29 +11,9 @@ from hypothesis import strategies as st
 import eqxlike
 from eqxlike import tree_check
 from tests.beside_equinox import both
+from tests.pytree.trees import Pair, follow, trees_of
 
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
-
-class Pair(eqxlike.Module):
-    first: Any
-    second: Any
-
-
-TREES = st.recursive(
-    st.sampled_from([1, "a", None, jnp.sin]),
-    lambda trees: (
-        st.lists(trees, max_size=3)
-        | st.lists(trees, max_size=3).map(tuple)
-        | st.dictionaries(st.sampled_from("abc"), trees)
-        | st.builds(Point, trees, trees)
-        | st.builds(Pair, trees, trees)
-    ),
-    max_leaves=8,
-)
+TREES = trees_of(st.sampled_from([1, "a", None, jnp.sin]), max_leaves=8)
 
 
 def nodes_of(tree):
@@ -41,18 +21,6 @@ def nodes_of(tree):
     leaf_paths = [path for path, _ in jtu.tree_leaves_with_path(tree)]
     paths = {path[:length] for path in leaf_paths for length in range(len(path) + 1)} | {()}
     return [(path, follow(tree, path)) for path in sorted(paths, key=jtu.keystr)]
-
-
-def follow(tree, path):
-    for key in path:
-        match key:
-            case jtu.GetAttrKey(name):
-                tree = getattr(tree, name)
-            case jtu.SequenceKey(index):
-                tree = tree[index]
-            case jtu.DictKey(name):
-                tree = tree[name]
-    return tree
 
 
 def is_refused(library, tree):

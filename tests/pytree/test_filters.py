@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import eqxlike
 from tests.beside_equinox import both
+from tests.pytree.trees import trees_of
 
 
 class ArrayLike:
@@ -26,12 +27,6 @@ class IntegerLike:
         return jnp.arange(2)
 
 
-class Pair(eqxlike.Module):
-    first: Any
-    second: Any
-    name: str = eqxlike.field(static=True, default="pair")
-
-
 def is_int(leaf):
     return isinstance(leaf, int)
 
@@ -41,16 +36,7 @@ def is_tuple(node):
 
 
 LEAVES = st.integers() | st.floats(allow_nan=False) | st.text(max_size=2) | st.booleans()
-TREES = st.recursive(
-    LEAVES | st.none(),
-    lambda trees: (
-        st.lists(trees, max_size=3)
-        | st.lists(trees, max_size=3).map(tuple)
-        | st.dictionaries(st.sampled_from("abc"), trees)
-        | st.builds(Pair, trees, trees)
-    ),
-    max_leaves=10,
-)
+TREES = trees_of(LEAVES | st.none())
 PREDICATES = st.sampled_from(
     [is_int, lambda leaf: isinstance(leaf, str), lambda leaf: True, lambda leaf: False]
 )

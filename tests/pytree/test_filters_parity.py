@@ -1,7 +1,5 @@
 """Any tree, any specification, right or wrong: the output on eqxlike is that on Equinox."""
 
-from typing import Any, NamedTuple
-
 import equinox
 import jax
 import jax.numpy as jnp
@@ -12,17 +10,7 @@ from hypothesis import strategies as st
 
 import eqxlike
 from tests.beside_equinox import output
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
-
-class Pair(eqxlike.Module):
-    first: Any
-    second: Any
-    name: str = eqxlike.field(static=True, default="pair")
+from tests.pytree.trees import Pair, trees_of
 
 
 class ArrayLike:
@@ -51,17 +39,7 @@ LEAVES = st.sampled_from(
 )
 
 
-def containers(trees):
-    return (
-        st.lists(trees, max_size=3)
-        | st.lists(trees, max_size=3).map(tuple)
-        | st.dictionaries(st.sampled_from("abc"), trees)
-        | st.builds(Point, trees, trees)
-        | st.builds(Pair, trees, trees, st.sampled_from(["pair", "couple"]))
-    )
-
-
-TREES = st.recursive(LEAVES | st.none(), containers, max_leaves=8)
+TREES = trees_of(LEAVES | st.none(), max_leaves=8)
 NAMES = ["is_array", "is_array_like", "is_inexact_array", "is_inexact_array_like"]
 SPECS = st.booleans() | st.sampled_from([*NAMES, str])
 WRONG_SPECS = st.sampled_from([None, 1, "a", np.True_, [], [True], (True, True), {"a": True}])

@@ -1,5 +1,3 @@
-from typing import Any, NamedTuple
-
 import equinox
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -10,30 +8,9 @@ from hypothesis import strategies as st
 import eqxlike
 from eqxlike import tree_flatten_one_level
 from tests.beside_equinox import both
+from tests.pytree.trees import trees_of
 
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
-
-class Pair(eqxlike.Module):
-    first: Any
-    second: Any
-    name: str = eqxlike.field(static=True, default="pair")
-
-
-TREES = st.recursive(
-    st.integers() | st.text(max_size=2) | st.none(),
-    lambda trees: (
-        st.lists(trees, max_size=3)
-        | st.lists(trees, max_size=3).map(tuple)
-        | st.dictionaries(st.sampled_from("abc"), trees)
-        | st.builds(Point, trees, trees)
-        | st.builds(Pair, trees, trees)
-    ),
-    max_leaves=10,
-)
+TREES = trees_of(st.integers() | st.text(max_size=2) | st.none(), max_leaves=10, max_size=2)
 
 
 @given(TREES)

@@ -1,7 +1,6 @@
 """What the functions on several trees say where one is no prefix of the other."""
 
 import functools
-from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
 import pytest
@@ -10,30 +9,9 @@ from hypothesis import strategies as st
 
 import eqxlike
 from eqxlike._pytree._prefix import map_prefix
+from tests.pytree.trees import Pair, trees_of
 
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
-
-class Pair(eqxlike.Module):
-    first: Any
-    second: Any
-    name: str = eqxlike.field(static=True, default="pair")
-
-
-TREES = st.recursive(
-    st.sampled_from([1, None]),
-    lambda trees: (
-        st.lists(trees, max_size=2)
-        | st.lists(trees, max_size=2).map(tuple)
-        | st.dictionaries(st.sampled_from("ab"), trees)
-        | st.builds(Point, trees, trees)
-        | st.builds(Pair, trees, trees, st.sampled_from("ab"))
-    ),
-    max_leaves=5,
-)
+TREES = trees_of(st.sampled_from([1, None]), max_leaves=5, max_size=2)
 
 
 def pairs(*trees, is_leaf=None):

@@ -1,7 +1,7 @@
 """Where a test takes `eqx`, the same program holds on Equinox, whose behaviour is the measure."""
 
 import inspect
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox
 import jax
@@ -13,17 +13,7 @@ import pytest
 import eqxlike
 from eqxlike import tree_at
 from tests.beside_equinox import both
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
-
-class Pair(eqxlike.Module):
-    first: Any
-    second: Any
-    name: str = eqxlike.field(static=True, default="pair")
+from tests.pytree.trees import Pair, Point
 
 
 def is_none(node):

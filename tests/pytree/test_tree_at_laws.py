@@ -1,7 +1,5 @@
 """Laws of `tree_at`, on any tree."""
 
-from typing import Any, NamedTuple
-
 import equinox
 import jax.tree_util as jtu
 from hypothesis import assume, given
@@ -9,42 +7,9 @@ from hypothesis import strategies as st
 
 import eqxlike
 from eqxlike import tree_at
+from tests.pytree.trees import follow, trees_of
 
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
-
-class Pair(eqxlike.Module):
-    first: Any
-    second: Any
-    name: str = eqxlike.field(static=True, default="pair")
-
-
-TREES = st.recursive(
-    st.integers() | st.text(max_size=2),
-    lambda trees: (
-        st.lists(trees, max_size=3)
-        | st.lists(trees, max_size=3).map(tuple)
-        | st.dictionaries(st.sampled_from("abc"), trees)
-        | st.builds(Point, trees, trees)
-        | st.builds(Pair, trees, trees)
-    ),
-    max_leaves=10,
-)
-
-
-def follow(tree, path):
-    for key in path:
-        match key:
-            case jtu.GetAttrKey(name):
-                tree = getattr(tree, name)
-            case jtu.SequenceKey(index):
-                tree = tree[index]
-            case jtu.DictKey(name):
-                tree = tree[name]
-    return tree
+TREES = trees_of(st.integers() | st.text(max_size=2), max_leaves=10, max_size=2)
 
 
 @st.composite
