@@ -155,9 +155,9 @@ runpy.run_module("eqxlike", run_name="__main__")
 """
 
 
-def test_interrupt_after_training_ends_with_its_status(tmp_path):
-    # What comes next is compiled: JAX crashes Python at its end if that is broken off.
-    arguments = ["demo", "--data", "diabetes", "--steps", "5", "--out", str(tmp_path)]
+def interrupt_after(line, steps, folder):
+    """Interrupts the demo once it has printed a line that begins so; its status and output."""
+    arguments = ["demo", "--data", "diabetes", "--steps", str(steps), "--out", str(folder)]
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, *arguments, "--device", "cpu"],
         stdout=subprocess.PIPE,
@@ -166,30 +166,24 @@ def test_interrupt_after_training_ends_with_its_status(tmp_path):
     )
     try:
         assert process.stderr is not None
-        assert any("Bayesian: step 5/5" in line for line in process.stderr)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == 130, err
-
-
-def test_interrupt_ends_cleanly_with_what_was_reached(tmp_path):
-    arguments = ["demo", "--data", "diabetes", "--steps", "20000", "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *arguments, "--device", "cpu"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith("diabetes, Bayesian: step 4000/20000, loss")
+        assert any(printed.startswith(line) for printed in process.stderr)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=300)
     finally:
         process.kill()
-    assert process.returncode == 130, err
+    return process.returncode, out, err
+
+
+def test_interrupt_after_training_ends_with_its_status(tmp_path):
+    # What comes next is compiled: JAX crashes Python at its end if that is broken off.
+    status, _, err = interrupt_after("diabetes, Bayesian: step 5/5", 5, tmp_path)
+    assert status == 130, err
+
+
+def test_interrupt_ends_cleanly_with_what_was_reached(tmp_path):
+    line = "diabetes, Bayesian: step 4000/20000, loss"
+    status, out, err = interrupt_after(line, 20_000, tmp_path)
+    assert status == 130, err
     assert "Traceback" not in err
     assert err.splitlines()[-1] == "interrupted: the results are those of what was reached"
     assert "device: cpu\n" in out
