@@ -66,9 +66,17 @@ if _typing.TYPE_CHECKING:
     from . import loops as loops
     from . import nn as nn
     from . import train as train
+    from ._standing_in import install_as_equinox as install_as_equinox
     from .nn import tree_inference as tree_inference
 else:
     # Not every program uses these, and they would be a third of the cost of the import.
     __getattr__, __dir__, __all__ = _on_first_use(
-        __name__, "bayes", "debug", "loops", "nn", "train", tree_inference="nn"
+        __name__,
+        "bayes",
+        "debug",
+        "loops",
+        "nn",
+        "train",
+        install_as_equinox="_standing_in",
+        tree_inference="nn",
     )

@@ -26,6 +26,7 @@ LAYERS = {
     "_first_use": 0,
     "_missing": 0,
     "_numbers": 0,
+    "_standing_in": 0,
     "_version": 0,
     "_pytree": 1,
     "_timing": 1,

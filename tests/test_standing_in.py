@@ -1,0 +1,184 @@
+"""What `install_as_equinox` does to a process: each is a fresh one, which prints what it finds."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from eqxlike import _standing_in
+
+INSTALLED = """
+import json
+import sys
+
+import eqxlike
+
+found = {"returned": eqxlike.install_as_equinox(), "before": sorted(sys.modules)}
+found["again"] = eqxlike.install_as_equinox()
+found["finders"] = [type(finder).__module__ for finder in sys.meta_path]
+
+
+def error(statement):
+    try:
+        exec(statement)
+    except Exception as raised:
+        return [type(raised).__name__, str(raised)]
+
+
+found["errors"] = {statement: error(statement) for statement in %s}
+
+import importlib
+import importlib.metadata
+
+import equinox as eqx
+import jax
+from equinox import nn
+from equinox.debug import breakpoint_if
+
+
+class Model(eqx.Module):
+    layer: nn.Linear
+
+
+model = Model(nn.Linear(2, 2, key=jax.random.key(0)))
+found["classes"] = [isinstance(model, eqxlike.Module), isinstance(model.layer, eqxlike.nn.Linear)]
+found["same"] = {
+    "Module": eqx.Module is eqxlike.Module,
+    "nn": eqx.nn is nn and nn is sys.modules["equinox.nn"],
+    "nn.Linear": nn.Linear is eqxlike.nn.Linear,
+    "debug": breakpoint_if is eqxlike.debug.breakpoint_if,
+    "tree_inference": eqx.tree_inference is eqxlike.tree_inference,
+}
+found["versions"] = [eqx.__version__, importlib.metadata.version("equinox"), eqxlike.__version__]
+found["names"] = {name: dir(sys.modules[name]) for name in ("equinox", "equinox.nn")}
+found["reloaded"] = importlib.reload(eqx) is eqx and eqx.Module is eqxlike.Module
+found["others"] = importlib.metadata.version("jax")
+namespace = {}
+exec("from equinox import *", namespace)
+found["starred"] = sorted(namespace)
+eqx.filter_jit = "mine"
+found["set"] = [eqx.filter_jit, eqxlike.filter_jit == "mine"]
+found["files"] = sorted(
+    module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)
+)
+print(json.dumps(found))
+"""
+
+# What Equinox or a user may call, and eqxlike lacks.
+ABSENT = {
+    "import equinox; equinox.nothing": "equinox.nothing",
+    "from equinox import nothing": "equinox.nothing",
+    "from equinox.nn import Nothing": "equinox.nn.Nothing",
+    "import equinox.nothing.below": "equinox.nothing",
+    "import equinox; equinox._doc_utils": "equinox._doc_utils",
+    "import equinox._module": "equinox._module",
+    "from equinox.nn._linear import Linear": "equinox.nn._linear",
+}
+
+
+def printed(source: str) -> str:
+    """What a fresh interpreter prints."""
+    command = [sys.executable, "-c", source]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What a process finds in which eqxlike stands in for Equinox."""
+    return json.loads(printed(INSTALLED % json.dumps(list(ABSENT))))
+
+
+def test_it_says_what_stands_for_what(found):
+    assert found["returned"] == {
+        "equinox": "eqxlike",
+        "equinox.debug": "eqxlike.debug",
+        "equinox.internal": "eqxlike.internal",
+        "equinox.nn": "eqxlike.nn",
+    }
+
+
+def test_a_second_call_changes_nothing(found):
+    assert found["again"] == found["returned"]
+    assert found["finders"].count("eqxlike._standing_in") == 1
+
+
+def test_nothing_is_imported_before_it_is_asked_for(found):
+    assert not {"equinox", "eqxlike.nn", "eqxlike.debug"} & set(found["before"])
+
+
+def test_equinox_itself_is_not_imported(found):
+    assert found["files"] != []
+    assert [file for file in found["files"] if "/equinox/" in file.replace("\\", "/")] == []
+
+
+def test_names_of_equinox_are_those_of_eqxlike(found):
+    assert set(found["same"].values()) == {True}
+
+
+def test_modules_of_one_are_modules_of_the_other(found):
+    assert found["classes"] == [True, True]
+
+
+def test_version_is_that_of_the_interface(found):
+    ours = found["versions"].pop()
+    assert found["versions"] == [_standing_in.EQUINOX_VERSION] * 2
+    assert ours != _standing_in.EQUINOX_VERSION
+
+
+def test_interface_is_that_of_the_version_compared_with():
+    assert importlib.metadata.version("equinox") == _standing_in.EQUINOX_VERSION
+
+
+def test_versions_of_others_are_their_own(found):
+    assert found["others"] == importlib.metadata.version("jax")
+
+
+def test_dir_and_star_import_have_the_public_names(found):
+    assert {"Module", "nn", "filter_jit", "__version__"} <= set(found["names"]["equinox"])
+    assert {"Linear", "MLP", "State"} <= set(found["names"]["equinox.nn"])
+    assert {"Module", "nn", "tree_inference"} <= set(found["starred"])
+
+
+def test_reloading_leaves_it_in_place(found):
+    assert found["reloaded"]
+
+
+def test_what_is_set_on_equinox_is_not_set_on_eqxlike(found):
+    assert found["set"] == ["mine", False]
+
+
+@pytest.mark.parametrize(("statement", "name"), ABSENT.items())
+def test_name_that_is_not_there_is_an_error_that_says_whose_it_is(found, statement, name):
+    kind, message = found["errors"][statement]
+    is_attribute = not statement.startswith("from") and ";" in statement
+    assert kind == ("AttributeError" if is_attribute else "ModuleNotFoundError")
+    assert message == (f"eqxlike stands in for Equinox 0.13.8 in this process, and has no `{name}`")
+
+
+REFUSED = """
+import sys
+import types
+
+sys.modules["equinox"] = types.ModuleType("equinox")
+sys.modules["equinox"].__file__ = "/there/equinox/__init__.py"
+finders = list(sys.meta_path)
+
+import eqxlike
+
+try:
+    eqxlike.install_as_equinox()
+except RuntimeError as error:
+    print(error)
+assert sys.meta_path == finders
+"""
+
+
+def test_it_refuses_where_equinox_is_imported_and_names_the_way_out():
+    assert printed(REFUSED) == (
+        "install_as_equinox() must come before the first import of Equinox, and it has been "
+        "imported in this process, from /there/equinox/__init__.py. Call install_as_equinox() at "
+        "the start of the program, above the imports of Equinox and of all that is built on it.\n"
+    )
