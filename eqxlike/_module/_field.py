@@ -1,11 +1,12 @@
 """The fields of a Module and their options."""
 
+import array
+import collections
 import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from .._pytree import is_array
@@ -24,7 +25,9 @@ def field(
 
     - `converter`: a function called on the field's value once, after `__init__`.
     - `static`: whether the field is part of the tree's structure, not a leaf or subtree. Its value
-      must be hashable and hold no arrays; functions are traced anew for each new value.
+      holds no arrays; functions are traced anew for each new value. Best it is hashable: a list, a
+      dict or a mutable dataclass is compared by its elements in each call, and `jax.jit` itself,
+      unlike `filter_jit`, does not see when it was changed in place.
     - `**kwargs`: passed to `dataclasses.field`.
 
     **Returns:** the field, as `dataclasses.field` returns it.
@@ -72,28 +75,72 @@ def converter_of(field: dataclasses.Field) -> Callable[[Any], Any] | None:
 
 def check_static(owner: type, name: str, value: Any) -> None:
     """Raises `TypeError` if `value` cannot stand in the static field `name` of `owner`."""
-    # A NumPy scalar is as immutable and hashable as a Python number.
-    if is_array(value) and not isinstance(value, np.generic):
+    found = _find_array_or_opaque(value, f"{owner.__name__}.{name}", set())
+    if found is None:
+        return
+    path, part, error = found
+    if is_array(part):
         raise TypeError(
             f"{owner.__name__}.{name} is a static field and was given an array of shape "
-            f"{value.shape} and dtype {value.dtype}. A static field is part of the tree's "
-            "structure and must be hashable; make the field an ordinary one, or pass a number or "
-            "a tuple."
-        )
+            f"{part.shape} and dtype {part.dtype}{_at(path, owner, name)}. A static field is part "
+            "of the tree's structure and holds no arrays; make the field an ordinary one, or pass "
+            "a number or a tuple."
+        ) from None
+    raise TypeError(
+        f"{owner.__name__}.{name} is a static field and was given a value of type "
+        f"{type(part).__name__}{_at(path, owner, name)}, which is not hashable ({error}) and has "
+        "nothing to be compared by. A static field is part of the tree's structure: pass numbers, "
+        "strings and functions, or tuples, lists, dicts and dataclasses of them, or make the field "
+        "an ordinary one."
+    ) from None
+
+
+def _at(path: str, owner: type, name: str) -> str:
+    return f" at {path}" if path != f"{owner.__name__}.{name}" else ""
+
+
+def _find_array_or_opaque(
+    value: Any, path: str, inside: set[int]
+) -> tuple[str, Any, Exception | None] | None:
+    """The first part of `value` that is an array, or that can be compared by nothing.
+
+    **Returns:** its path, the part itself and what went wrong with it; `None` if there is none.
+    """
+    # A NumPy scalar is as immutable and hashable as a Python number.
+    if is_array(value) and not isinstance(value, np.generic):
+        return path, value, None
     try:
         hash(value)
-    except TypeError as error:
-        arrays = [leaf for leaf in jax.tree_util.tree_leaves(value) if is_array(leaf)]
-        if arrays:
-            raise TypeError(
-                f"{owner.__name__}.{name} is a static field and was given a value of type "
-                f"{type(value).__name__} that holds an array of shape {arrays[0].shape} and dtype "
-                f"{arrays[0].dtype}. A static field is part of the tree's structure and holds no "
-                "arrays; make the field an ordinary one."
-            ) from None
-        raise TypeError(
-            f"{owner.__name__}.{name} is a static field and was given a value of type "
-            f"{type(value).__name__}, which is not hashable ({error}). A static field is part of "
-            "the tree's structure; use a tuple for a list and a frozen dataclass or a tuple of "
-            "pairs for a dict, or make the field an ordinary one."
-        ) from None
+        return None
+    except Exception as error:
+        refused = path, value, error
+    if id(value) in inside:
+        return path, value, RecursionError("it contains itself")
+    parts = _parts(value)
+    if parts is None:
+        return refused
+    inside.add(id(value))
+    for key, part in parts:
+        if found := _find_array_or_opaque(part, path + key, inside):
+            return found
+    inside.discard(id(value))
+    return None
+
+
+def _parts(value: Any) -> list[tuple[str, Any]] | None:
+    """The parts of what is not hashable, by their names in a path; `None` for what has none."""
+    elements: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        elements = [(f"[{key!r}]", each) for key, each in value.items()]
+    elif isinstance(value, list | tuple | collections.deque):
+        elements = [(f"[{index}]", each) for index, each in enumerate(value)]
+    elif not isinstance(value, set | bytearray | array.array):
+        is_compared_by_value = type(value).__hash__ is None and hasattr(value, "__dict__")
+        if not (is_compared_by_value or dataclasses.is_dataclass(value)):
+            return None
+    names = {field.name: None for field in _fields_of(value)} | getattr(value, "__dict__", {})
+    return elements + [(f".{name}", getattr(value, name, None)) for name in names]
+
+
+def _fields_of(value: Any) -> tuple[dataclasses.Field, ...]:
+    return dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()

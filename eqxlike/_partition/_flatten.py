@@ -51,7 +51,7 @@ class _Frame:
 
     def close(self, make: Intern) -> Structure:
         structure_type, make_meta, static, _, _ = self.node
-        key = NOTHING if static is None else StaticKey(static)
+        key = NOTHING if static is None else StaticKey(static, of_node=True)
         return make(structure_type, type(self.value), make_meta, key, tuple(self.structures))
 
     def name_of_child(self) -> str:
@@ -152,7 +152,9 @@ def flatten(
                 structure = closed.close(make)
             except Exception as error:
                 static = closed.node.static
-                raise TypeError(_explain(closed.value, static, error, frames, frame)) from error
+                raise TypeError(
+                    _explain(closed.value, static, error, frames, frame, of_node=True)
+                ) from error
             frame.structures.append(structure)
             if closed.node.structure_type is ModuleNode:
                 cached = get_cached(closed.value)
@@ -198,10 +200,18 @@ def _static_leaf(
         raise TypeError(_explain(value, value, error, frames, frame)) from error
 
 
-def _explain(value: Any, static: Any, error: Exception, frames: list[_Frame], frame: _Frame) -> str:
+def _explain(
+    value: Any,
+    static: Any,
+    error: Exception,
+    frames: list[_Frame],
+    frame: _Frame,
+    *,
+    of_node: bool = False,
+) -> str:
     path = "".join(each.name_of_child() for each in [*frames, frame])
     try:
-        StaticKey(static)
+        StaticKey(static, of_node=of_node)
         what = "not comparable"
     except Exception:
         what = "not hashable"

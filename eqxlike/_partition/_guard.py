@@ -111,9 +111,9 @@ class GuardWriter:
     def miss_if(self, condition: str) -> None:
         self.line(f"if {condition}: return MISS")
 
-    def miss_if_static_differs(self, name: str, value: Any) -> None:
-        """Writes the guard that asks whether `name` could stand for `value` in a trace."""
-        write_static_guard(self, name, value)
+    def miss_if_static_differs(self, name: str, value: Any, *, of_node: bool = True) -> None:
+        """As `write_static_guard`."""
+        write_static_guard(self, name, value, of_node=of_node)
 
     def unpack(self, source: str, count: int) -> list[str]:
         """Names for the `count` values of `source`; the line raises if there are more or fewer."""

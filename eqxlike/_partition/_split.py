@@ -7,10 +7,13 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._pytree import flag_leaves, is_array
+from ._same import is_same_static
 
 
 class Rest:
     """A tree from which leaves were taken, and which can take others in their places.
+
+    Two are equal if the same leaves were taken, and all else is interchangeable in a trace.
 
     - `treedef`: the treedef of the whole tree.
     """
@@ -24,6 +27,19 @@ class Rest:
 
     def __repr__(self) -> str:
         return f"Rest({self.treedef})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Rest:
+            return NotImplemented
+        return (
+            self._is_dynamic == other._is_dynamic
+            and self.treedef == other.treedef
+            and all(map(is_same_static, self._leaves, other._leaves))
+        )
+
+    def __hash__(self) -> int:
+        # Not all leaves are hashable.
+        return hash((self.treedef, tuple(self._is_dynamic)))
 
     def leaves(self, dynamic: Iterable[Any]) -> list[Any]:
         """All leaves, with `dynamic`, in order, in the places of those taken."""

@@ -13,13 +13,13 @@ from collections.abc import Hashable
 from typing import Any, Protocol
 
 from .._pytree import is_array
+from ._attributes import types_of_numbers
 from ._static_key import (
     StaticKey,
     fields_compared,
     is_by_identity,
     is_by_own_equality,
     is_hashable,
-    types_of_numbers,
 )
 
 
@@ -39,8 +39,14 @@ _MAX_UNPACKED = 31
 """Longer tuples are compared by their key, which is made again."""
 
 
-def write_static_guard(writer: Writer, name: str, value: Any) -> None:
-    """Writes the guard that asks whether `name` could stand for `value` in a trace."""
+def write_static_guard(writer: Writer, name: str, value: Any, *, of_node: bool = False) -> None:
+    """Writes the guard that asks whether `name` could stand for `value` in a trace.
+
+    **Arguments:**
+
+    - `of_node`: whether it is static in a node. A static leaf that is not hashable is compared by
+      identity, and what is static in a node by value.
+    """
     cls = type(value)
     if value is None or value is True or value is False:
         writer.miss_if(f"{name} is not {value!r}")
@@ -50,18 +56,18 @@ def write_static_guard(writer: Writer, name: str, value: Any) -> None:
     elif cls is float:
         _is_of_type(writer, name, float)
         _is_same_float(writer, name, value)
-    elif cls is tuple and len(value) <= _MAX_UNPACKED and _has_key(value):
+    elif cls is tuple and len(value) <= _MAX_UNPACKED and _has_key(value, of_node):
         _is_of_type(writer, name, tuple)
         for part, each in zip(writer.unpack(name, len(value)), value, strict=True):
-            write_static_guard(writer, part, each)
-    elif is_by_identity(value) or not _has_key(value):
+            write_static_guard(writer, part, each, of_node=of_node)
+    elif is_by_identity(value) or not _has_key(value, of_node):
         writer.miss_if(f"{name} is not {writer.constant(value)}")
     elif cls is types.MethodType:
         # A method is made anew at each access to the attribute.
         _is_of_type(writer, name, types.MethodType)
         write_static_guard(writer, writer.assign(f"{name}.__func__"), value.__func__)
         write_static_guard(writer, writer.assign(f"{name}.__self__"), value.__self__)
-    elif StaticKey(value).is_immutable:
+    elif StaticKey(value, of_node=of_node).is_immutable:
         differs = f"{writer.constant(_key)}({name}) != {writer.constant(_key(value))}"
         writer.miss_if(f"{name} is not {writer.constant(value)} and {differs}")
     else:
@@ -96,6 +102,8 @@ def _is_unchanged(writer: Writer, name: str, value: Any) -> None:
             _has_key_of(writer, name, value)
             _has_key_of(writer, same, value)
         _has_keywords(writer, name, value)
+    elif not is_hashable(value):
+        _has_key_in_both(writer, name, value)
     elif fields is not None and all(hasattr(value, field) for field in fields):
         _has_fields(writer, name, value, fields)
         with writer.block(f"if {name} is not {same}:"):
@@ -106,9 +114,14 @@ def _is_unchanged(writer: Writer, name: str, value: Any) -> None:
             writer.miss_if(f"not ({name} == {same})")
             _has_hash(writer, same, value)
     else:
-        _has_key_of(writer, name, value)
-        with writer.block(f"if {name} is not {same}:"):
-            _has_key_of(writer, same, value)
+        _has_key_in_both(writer, name, value)
+
+
+def _has_key_in_both(writer: Writer, name: str, value: Any) -> None:
+    same = writer.constant(value)
+    _has_key_of(writer, name, value)
+    with writer.block(f"if {name} is not {same}:"):
+        _has_key_of(writer, same, value)
 
 
 def _has_key_of(writer: Writer, name: str, value: Any) -> None:
@@ -152,17 +165,17 @@ def _stays(part: Any) -> bool:
     return is_array(part) or (is_hashable(part) and StaticKey(part).is_immutable)
 
 
-def _has_key(value: Any) -> bool:
+def _has_key(value: Any, of_node: bool) -> bool:
     """Whether `value` has a key; a value that has none is compared by identity."""
     try:
-        StaticKey(value)
+        StaticKey(value, of_node=of_node)
     except Exception:  # A `__hash__` may raise anything.
         return False
     return True
 
 
 def _key(value: Any) -> Hashable:
-    return StaticKey(value).key
+    return StaticKey(value, of_node=True).key
 
 
 def _key_by_elements(value: Any) -> Hashable:

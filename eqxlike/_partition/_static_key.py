@@ -8,7 +8,9 @@ not equal itself. The rules are:
   functions and methods by their parts, and what a method is bound to, if it is not hashable, by
   identity;
 - values with a `__hash__` of their own are compared by that and their own `==`, and by the types of
-  the numbers among their attributes.
+  the numbers among their attributes;
+- in a static field, lists, dicts and the like are compared by their elements, and other values that
+  are not hashable by their attributes.
 """
 
 import array
@@ -21,7 +23,7 @@ import functools
 import re
 import struct
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import jax
@@ -31,6 +33,7 @@ import numpy as np
 from .._compat import PjitFunction
 from .._module import Module, ModuleMeta
 from .._pytree import is_array
+from ._attributes import attributes_of, has_attributes, types_of_numbers
 
 _BY_VALUE = frozenset(
     {bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented), np.dtype}
@@ -88,17 +91,27 @@ class StaticKey:
       as in a table, does not.
 
     With `by_identity`, a value that is not hashable is compared by identity; with `by_elements`, it
-    is a field of a dataclass that is hashable all the same, and is compared by its elements.
+    is a field of a dataclass that is hashable all the same, and is compared by its elements. With
+    `of_node`, it is what is static in a node, and whatever in it is not hashable is compared by
+    value.
 
     **Raises:** `TypeError` if the value must be hashable and is not.
     """
 
-    __slots__ = ("_compares_all", "_inside", "_value", "held", "is_immutable", "key")
+    __slots__ = ("_compares_all", "_inside", "_of_node", "_value", "held", "is_immutable", "key")
 
-    def __init__(self, value: Any, *, by_identity: bool = False, by_elements: bool = False):
+    def __init__(
+        self,
+        value: Any,
+        *,
+        by_identity: bool = False,
+        by_elements: bool = False,
+        of_node: bool = False,
+    ):
         self.held: list[Any] = []
         self.is_immutable = True
         self._compares_all = True
+        self._of_node = of_node
         self._value = value
         self._inside: set[int] = set()
         make_key = self._identity if by_identity else self._of_elements if by_elements else self._of
@@ -110,7 +123,9 @@ class StaticKey:
 
     def is_current(self) -> bool:
         """Whether the value still has this key."""
-        return self.is_immutable or StaticKey(self._value).key == self.key
+        if self.is_immutable:
+            return True
+        return StaticKey(self._value, of_node=self._of_node).key == self.key
 
     def _of(self, value: Any) -> Hashable:
         cls = type(value)
@@ -143,7 +158,7 @@ class StaticKey:
         if cls in _PARTS:
             return cls, tuple(map(self._of_part, _PARTS[cls](value)))
         if cls.__hash__ is None:
-            raise TypeError(f"unhashable type: {cls.__name__!r}")
+            return self._of_unhashable(value)
         names = fields_compared(value)
         fields = None if names is None else [getattr(value, name, None) for name in names]
         if names is not None and len(names) != len(dataclasses.fields(value)):
@@ -162,6 +177,26 @@ class StaticKey:
         # The hash shows a change in place, which `==` cannot: any object equals itself.
         return cls, value, hash(value), types_of_numbers(value)
 
+    def _of_unhashable(self, value: Any) -> Hashable:
+        """The key by value of what is static in a node."""
+        cls = type(value)
+        base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
+        if not self._of_node or is_array(value) or not (base or has_attributes(value)):
+            raise TypeError(f"unhashable type: {cls.__name__!r}")
+        if id(value) in self._inside:
+            raise TypeError(f"a value of type {cls.__name__!r} contains itself")
+        self.is_immutable = False
+        self._inside.add(id(value))
+        elements = _ELEMENTS[base](value) if base else ()
+        attributes = () if cls in _WITHOUT_ATTRIBUTES else attributes_of(value)
+        key = (
+            cls,
+            tuple(map(self._of, elements)),
+            tuple((name, self._of(each)) for name, each in attributes),
+        )
+        self._inside.discard(id(value))
+        return key
+
     def _identity(self, value: Any) -> Hashable:
         self.held.append(value)
         return "is", id(value)
@@ -170,11 +205,11 @@ class StaticKey:
         """The key of the attributes of a `tuple`, `float` or the like: its `==` ignores them."""
         if type(value) in _WITHOUT_ATTRIBUTES or id(value) in self._inside:
             return None
-        if not hasattr(value, "__dict__") and not any(map(_slots, type(value).__mro__)):
+        if not has_attributes(value):
             return None
         self.is_immutable = False
         self._inside.add(id(value))
-        key = tuple((name, self._of_part(each)) for name, each in _attributes(value))
+        key = tuple((name, self._of_part(each)) for name, each in attributes_of(value))
         self._inside.discard(id(value))
         return key
 
@@ -337,41 +372,3 @@ def _is_generated(method: Any) -> bool:
 
 def _is_trusted(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in _TRUSTED_PACKAGES
-
-
-_NUMBERS = frozenset({bool, int, float, complex})
-
-
-def types_of_numbers(value: Any) -> Hashable:
-    """The types of those attributes of `value` that are numbers, or tuples that hold some."""
-    return tuple(
-        (name, types)
-        for name, each in _attributes(value)
-        if (types := _number_types(each)) is not None
-    )
-
-
-def _number_types(value: Any) -> Hashable:
-    if type(value) is tuple:
-        inner = tuple(map(_number_types, value))
-        return inner if any(each is not None for each in inner) else None
-    return type(value) if type(value) in _NUMBERS or isinstance(value, np.generic) else None
-
-
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    yield from getattr(value, "__dict__", {}).items()
-    for base in type(value).__mro__:
-        for slot in _slots(base):
-            if hasattr(value, slot):
-                yield slot, getattr(value, slot)
-
-
-def _slots(base: type) -> list[str]:
-    slots = vars(base).get("__slots__", ())
-    slots = (slots,) if isinstance(slots, str) else slots
-    prefix = f"_{base.__name__.lstrip('_')}"
-    return [
-        f"{prefix}{slot}" if slot.startswith("__") and not slot.endswith("__") else slot
-        for slot in slots
-        if slot not in ("__dict__", "__weakref__")
-    ]

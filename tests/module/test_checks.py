@@ -58,8 +58,7 @@ def test_the_old_name_of_a_static_field_warns_where_it_is_used():
 
 @pytest.mark.parametrize("value", [(jnp.ones(2),), Scale(jnp.ones(2))], ids=["tuple", "module"])
 def test_an_array_inside_a_static_value_is_named(value):
-    kind = type(value).__name__
-    message = rf"StaticAny\.option .* type {kind} that holds an array of shape \(2,\) and dtype fl"
+    message = r"array of shape \(2,\) and dtype float32 at StaticAny\.option(\[0\]|\.\w+)\. "
     with pytest.raises(TypeError, match=message):
         StaticAny(value)
 

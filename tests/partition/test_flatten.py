@@ -345,6 +345,6 @@ def test_error_for_a_hash_that_raises_says_so():
 
 def test_error_for_a_static_field_that_became_unhashable_names_its_path():
     module = Pair(1)
-    module.__dict__["mode"] = [1]
+    module.__dict__["mode"] = [np.ones(2)]
     with pytest.raises(TypeError, match=r"tree\[0\]\.left.*not hashable"):
         flatten((Pair(module),))

@@ -17,7 +17,7 @@ class StaticLeaf(Structure):
         return writer.constant(self.meta)
 
     def write_guard(self, writer: GuardWriter, name: str) -> tuple[()]:
-        writer.miss_if_static_differs(name, self.meta)
+        writer.miss_if_static_differs(name, self.meta, of_node=False)
         return ()
 
 

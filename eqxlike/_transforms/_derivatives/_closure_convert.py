@@ -22,14 +22,28 @@ from ._tangents import leaves_beside, path_of
 class ClosureConverted(Module, Generic[Params, Output]):
     """The function that `filter_closure_convert` returns.
 
+    - `jaxpr`: what the function does. It is a leaf, as in Equinox: libraries that compare two
+      converted functions replace it by what they take to be equal. `filter_jit` and its kin take it
+      as static; raw `jax.jit` takes `consts` and the rest of the function apart.
     - `consts`: the arrays that the function closes over.
     """
 
+    jaxpr: Jaxpr
     consts: list[Array]
-    _jaxpr: Jaxpr = field(static=True)
     _example: Rest = field(static=True)
     _types: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
     _output: Rest = field(static=True)
+
+    @property
+    def in_struct(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`(args, kwargs)` of the example, a `jax.ShapeDtypeStruct` for each array."""
+        args, kwargs = self._example.merge(self._types)
+        return args, kwargs
+
+    @property
+    def out_struct(self) -> Any:
+        """What the function returns, a `jax.ShapeDtypeStruct` for each array."""
+        return self._output.merge(map(_struct_of, self.jaxpr.outvars))
 
     def __call__(self, /, *args: Params.args, **kwargs: Params.kwargs) -> Output:
         treedef = self._example.treedef
@@ -46,8 +60,12 @@ class ClosureConverted(Module, Generic[Params, Output]):
                     f"is {tree_pformat(leaf)}."
                 )
         arrays = self._example.take(leaves)
-        output_arrays = jaxpr_as_fun(ClosedJaxpr(self._jaxpr, self.consts))(*arrays)
+        output_arrays = jaxpr_as_fun(ClosedJaxpr(self.jaxpr, self.consts))(*arrays)
         return self._output.merge(output_arrays)
+
+
+def _struct_of(var: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
 
 
 def _is_alike(leaf: Any, expected: Any) -> bool:
@@ -73,7 +91,8 @@ def filter_closure_convert(
 
     **Returns:** a Module to be called with arguments like those of the example: arrays of the same
     shapes and dtypes, and everything else equal. Its field `consts` is the list of arrays that `fn`
-    closes over.
+    closes over, and its field `jaxpr` what `fn` does. `in_struct` is `(args, kwargs)` of the
+    example, and `out_struct` what `fn` returns, with a `jax.ShapeDtypeStruct` for each array.
 
     **Raises:** when called, `ValueError` naming the path where an argument is not like the example.
 
@@ -99,4 +118,4 @@ def filter_closure_convert(
 
     closed = jax.make_jaxpr(of_arrays)(arrays)
     types = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays)
-    return ClosureConverted(list(closed.consts), closed.jaxpr, example, types, output)
+    return ClosureConverted(closed.jaxpr, list(closed.consts), example, types, output)

@@ -171,3 +171,45 @@ def test_equal_static_values_of_another_type_are_an_error():
 def test_what_is_no_function_is_an_error():
     with pytest.raises(TypeError, match="`filter_closure_convert` expects a function"):
         filter_closure_convert(3, TWO)
+
+
+# --- what is known of it ------------------------------------------------------------------------
+
+
+def labelled(factor, label="label"):
+    return lambda x, y: ({"sum": factor * x + y}, label)
+
+
+@both
+def test_in_struct_is_the_example_with_shapes_for_arrays(eqx):
+    converted = eqx.filter_closure_convert(labelled(THREE), TWO, y=2.0)
+    struct = jax.ShapeDtypeStruct((), jnp.float32)
+    assert converted.in_struct == ((struct,), {"y": 2.0})
+
+
+@both
+def test_out_struct_is_what_is_returned_with_shapes_for_arrays(eqx):
+    converted = eqx.filter_closure_convert(labelled(THREE), TWO, y=2.0)
+    assert converted.out_struct == ({"sum": jax.ShapeDtypeStruct((), jnp.float32)}, "label")
+
+
+@both
+def test_the_jaxpr_is_a_leaf(eqx):
+    converted = eqx.filter_closure_convert(scaling_by(THREE), TWO)
+    assert jax.tree.leaves(converted) == [converted.jaxpr, THREE]
+
+
+@both
+@pytest.mark.parametrize(
+    ("factor", "label", "y", "is_same"),
+    [(TWO, "label", 2.0, True), (TWO, "other", 2.0, False), (TWO, "label", TWO, False)],
+    ids=["same", "another-output", "another-example"],
+)
+def test_two_have_one_treedef_where_all_but_jaxpr_and_consts_is_equal(
+    eqx, factor, label, y, is_same
+):
+    first = eqx.filter_closure_convert(labelled(THREE), TWO, y=2.0)
+    second = eqx.filter_closure_convert(labelled(factor, label), TWO, y=y)
+    treedefs = [jax.tree.structure(each) for each in (first, second)]
+    assert (treedefs[0] == treedefs[1]) is is_same
+    assert not is_same or hash(treedefs[0]) == hash(treedefs[1])

@@ -395,12 +395,6 @@ def test_array_in_a_static_field_names_the_field(value):
         Pair(1, mode=value)
 
 
-@pytest.mark.parametrize("value", [[1], {"a": 1}, {1}, (1, [2])])
-def test_mutable_container_in_a_static_field_names_the_field(value):
-    with pytest.raises(TypeError, match=r"Pair\.mode"):
-        Pair(1, mode=value)
-
-
 def leaked():
     kept = []
     filter_jit(lambda x: kept.append(Pair({"a": x})))(jnp.ones(2))

@@ -1,0 +1,193 @@
+"""Lists, dicts and other values that are not hashable, in static fields: compared by value."""
+
+import collections
+import copy
+import dataclasses
+import functools
+import pickle
+import types
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxlike
+from eqxlike import Module, filter_jit
+from tests.beside_equinox import both
+
+
+class Model(Module):
+    x: Any
+    static: Any = eqxlike.field(static=True)
+
+
+@dataclasses.dataclass
+class Mutable:
+    value: Any = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    value: Any = 1
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    value: Any = 1
+
+
+class Example(NamedTuple):
+    """`change` writes into a value from `make`; `make_other` gives one that differs."""
+
+    make: Any
+    make_other: Any
+    change: Any
+
+
+def set_value(static):
+    static.value = 5
+
+
+partial = functools.partial(max, 1)
+
+EXAMPLES = {
+    "list": Example(lambda: [1, 2], lambda: [1, 3], lambda s: s.append(3)),
+    "list-of-another-type": Example(lambda: [1], lambda: [True], lambda s: s.append(3)),
+    "nested": Example(lambda: [[1]], lambda: [[1.0]], lambda s: s[0].append(2)),
+    "dict": Example(lambda: {"a": 1}, lambda: {"a": True}, lambda s: s.update(a=2)),
+    "order": Example(lambda: {1: 1, 2: 2}, lambda: {2: 2, 1: 1}, lambda s: s.update({3: 3})),
+    "set": Example(lambda: {1}, lambda: {2}, lambda s: s.add(4)),
+    "bytes": Example(lambda: bytearray(b"a"), lambda: bytearray(b"b"), lambda s: s.append(3)),
+    "in-a-tuple": Example(lambda: ([1], 2), lambda: ([True], 2), lambda s: s[0].append(1)),
+    "deque": Example(
+        lambda: collections.deque([1]),
+        lambda: collections.deque([1], 3),
+        lambda s: s.append(1),
+    ),
+    "mutable-dataclass": Example(Mutable, lambda: Mutable(True), set_value),
+    "frozen-dataclass": Example(
+        lambda: Frozen([1]), lambda: Frozen([True]), lambda s: s.value.append(2)
+    ),
+    "slots": Example(Slotted, lambda: Slotted(1.0), set_value),
+    "namespace": Example(
+        lambda: types.SimpleNamespace(value=[1]),
+        lambda: types.SimpleNamespace(value=[1.0]),
+        set_value,
+    ),
+    "of-partials": Example(
+        lambda: [partial], lambda: [functools.partial(max, 2)], lambda s: s.append(1)
+    ),
+    "of-treedefs": Example(
+        lambda: [jax.tree.structure((1, 2))],
+        lambda: [jax.tree.structure([1, 2])],
+        lambda s: s.append(1),
+    ),
+}
+
+examples = pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES.keys())
+
+
+def counting():
+    """A jitted function that says what it saw, and the list of what its traces saw."""
+    seen = []
+
+    @filter_jit
+    def function(model):
+        seen.append(repr(model.static))
+        return model, repr(model.static)
+
+    return function, seen
+
+
+@examples
+def test_equal_values_share_a_trace(example):
+    function, seen = counting()
+    for _ in range(3):
+        function(Model(jnp.ones(2), example.make()))
+    assert len(seen) == 1
+
+
+@examples
+def test_other_values_have_their_own_trace(example):
+    function, _ = counting()
+    function(Model(jnp.ones(2), example.make()))
+    other = example.make_other()
+    for _ in range(2):
+        assert function(Model(jnp.ones(2), other))[1] == repr(other)
+
+
+@examples
+def test_a_change_in_place_is_seen(example):
+    function, _ = counting()
+    model = Model(jnp.ones(2), example.make())
+    for _ in range(3):
+        function(model)
+    example.change(model.static)
+    for _ in range(3):
+        assert function(model)[1] == repr(model.static)
+
+
+@examples
+def test_what_was_traced_first_may_change_and_equal_values_are_served_still(example):
+    function, _ = counting()
+    first = Model(jnp.ones(2), example.make())
+    function(first)
+    example.change(first.static)
+    again = Model(jnp.ones(2), example.make())
+    for _ in range(2):
+        returned, seen = function(again)
+        assert (repr(returned.static), seen) == (repr(again.static), repr(again.static))
+
+
+@examples
+def test_what_is_returned_holds_the_very_value(example):
+    model = Model(jnp.ones(2), example.make())
+    returned = filter_jit(lambda model: model)(model)
+    assert returned.static is model.static
+
+
+@examples
+def test_a_copy_is_served_by_the_same_trace(example):
+    function, seen = counting()
+    model = Model(jnp.ones(2), example.make())
+    function(model)
+    function(copy.copy(model))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("static", [[1], {"a": [1]}, Mutable([1])], ids=repr)
+def test_a_pickled_model_is_served_by_the_same_trace(static):
+    function, seen = counting()
+    model = Model(jnp.ones(2), static)
+    function(model)
+    function(pickle.loads(pickle.dumps(model)))
+    assert len(seen) == 1
+
+
+def test_no_partition_is_cached():
+    model = Model(jnp.ones(2), [1])
+    filter_jit(lambda model: model)(model)
+    assert getattr(model, "_eqxlike_cached", None) is None
+
+
+def test_an_array_that_was_put_there_later_is_an_error_with_the_path():
+    model = Model(jnp.ones(2), [1])
+    model.static.append(np.ones(2))
+    with pytest.raises(TypeError, match=r"static part of model, of type Model, is not hashable"):
+        filter_jit(lambda model: model.x)(model)
+
+
+@both
+@pytest.mark.parametrize("static", [[1], {"a": 1}], ids=repr)
+def test_transformations_of_jax_take_such_models(eqx, static):
+    class Model(eqx.Module):
+        x: Any
+        static: Any = eqx.field(static=True)
+
+    model = Model(jnp.ones(2), static)
+    carried, _ = jax.lax.scan(lambda model, _: (model, None), model, length=2)
+    mapped = jax.jit(jax.vmap(lambda model: model))(carried)
+    assert bool(eqx.tree_equal(mapped, model))
+    assert jax.tree.structure(mapped) == jax.tree.structure(model)
