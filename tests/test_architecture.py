@@ -37,6 +37,7 @@ LAYERS = {
     "loops": 5,
     "nn": 5,
     "bayes": 6,
+    "internal": 6,
     "train": 7,
     "_cli": 8,
     "__main__": 9,
@@ -65,7 +66,7 @@ SHARED_LAYERS = {"_dropout", "_linear"}
 
 CORE = {"jax", "jaxlib", "jaxtyping", "numpy", "optax", "wadler_lindig"}
 # Imported inside the function that needs them: without them the rest of the package works.
-EXTRAS = {"matplotlib", "rich", "sklearn"}
+EXTRAS = {"matplotlib", "rich", "sklearn", "tqdm"}
 
 MOST_LINES = 400
 

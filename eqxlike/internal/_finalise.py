@@ -1,0 +1,140 @@
+"""Programs without the primitives of ours: what is left is what they do when they run."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+from jax.custom_derivatives import custom_jvp_call_p
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
+
+from ._forbidden import (
+    nonbatchable_p,
+    nondifferentiable_backward_p,
+    nondifferentiable_p,
+    nontraceable_p,
+)
+
+primitive_finalisations: dict[Primitive, Callable[..., Any]] = {}
+"""What is called with arrays and parameters in place of binding a primitive."""
+
+
+def register_impl_finalisation(prim: Primitive) -> None:
+    """Has `finalise_fn` and its like run the implementation of `prim` in place of binding it."""
+    primitive_finalisations[prim] = functools.partial(_run, prim)
+
+
+def _run(prim: Primitive, *arrays: Any, **params: Any) -> Any:
+    return prim.impl(*arrays, **params)
+
+
+def _call(*arrays: Any, call_jaxpr: ClosedJaxpr, **_: Any) -> list[Any]:
+    return finalise_eval_jaxpr(call_jaxpr.jaxpr, call_jaxpr.consts, *arrays)
+
+
+for _primitive in (
+    nontraceable_p,
+    nondifferentiable_p,
+    nondifferentiable_backward_p,
+    nonbatchable_p,
+):
+    register_impl_finalisation(_primitive)
+primitive_finalisations[custom_jvp_call_p] = _call
+
+_CUSTOM_VMAP = "custom_vmap_call"
+"""What a call of a `jax.custom_batching.custom_vmap` is in a jaxpr. JAX exports no primitive."""
+
+
+def finalise_eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
+    """`jax.core.eval_jaxpr`, with finalised primitives.
+
+    **Returns:** the list of what the jaxpr returns.
+    """
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for equation in jaxpr.eqns:
+        primitive = equation.primitive
+        inputs = map(read, equation.invars)
+        finalisation = primitive_finalisations.get(primitive)
+        if finalisation is not None:
+            outputs = finalisation(*inputs, **equation.params)
+        elif primitive.name == _CUSTOM_VMAP:
+            outputs = _call(*inputs, call_jaxpr=equation.params["call"])
+        else:
+            params = {name: _finalise_param(each) for name, each in equation.params.items()}
+            outputs = primitive.bind(*inputs, **primitive.get_bind_params(params))
+        if not primitive.multiple_results:
+            outputs = [outputs]
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return list(map(read, jaxpr.outvars))
+
+
+def _finalise_param(param: Any) -> Any:
+    """A parameter of an equation, whose programs, such as the body of a loop, are finalised."""
+    if isinstance(param, tuple | list):
+        return type(param)(map(_finalise_param, param))
+    if isinstance(param, ClosedJaxpr) and _has_any(param.jaxpr):
+        return finalise_jaxpr(param)
+    if isinstance(param, Jaxpr) and _has_any(param):
+        return finalise_jaxpr(ClosedJaxpr(param, ())).jaxpr
+    return param
+
+
+def _has_any(jaxpr: Jaxpr) -> bool:
+    """Whether anything in `jaxpr` is to be finalised."""
+    return any(
+        equation.primitive in primitive_finalisations
+        or equation.primitive.name == _CUSTOM_VMAP
+        or any(map(_has_any, _jaxprs_in(list(equation.params.values()))))
+        for equation in jaxpr.eqns
+    )
+
+
+def _jaxprs_in(param: Any) -> list[Jaxpr]:
+    if isinstance(param, tuple | list):
+        return [jaxpr for each in param for jaxpr in _jaxprs_in(each)]
+    if isinstance(param, ClosedJaxpr):
+        return [param.jaxpr]
+    return [param] if isinstance(param, Jaxpr) else []
+
+
+def finalise_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """`jaxpr` with its primitives finalised."""
+    structs = [
+        jax.ShapeDtypeStruct(each.shape, each.dtype, weak_type=each.weak_type)
+        for each in jaxpr.in_avals
+    ]
+    return jax.make_jaxpr(finalise_jaxpr_as_fn(jaxpr))(*structs)
+
+
+def finalise_jaxpr_as_fn(jaxpr: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """`jax.extend.core.jaxpr_as_fun`, with finalised primitives."""
+    return functools.partial(finalise_eval_jaxpr, jaxpr.jaxpr, jaxpr.consts)
+
+
+def finalise_fn(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that does what `fn` does, of finalised primitives.
+
+    **Arguments:**
+
+    - `fn`: a function of pytrees of arrays that returns one.
+    """
+
+    @functools.wraps(fn)
+    def finalised(*args: Any) -> Any:
+        jaxpr, structs = jax.make_jaxpr(fn, return_shape=True)(*args)
+        outputs = finalise_eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *jtu.tree_leaves(args))
+        return jtu.tree_unflatten(jtu.tree_structure(structs), outputs)
+
+    return finalised
+
+
+def finalise_make_jaxpr(
+    fn: Callable[..., Any], *, return_shape: bool = False
+) -> Callable[..., Any]:
+    """`jax.make_jaxpr`, with finalised primitives."""
+    return jax.make_jaxpr(finalise_fn(fn), return_shape=return_shape)

@@ -1,0 +1,217 @@
+"""Arithmetic of whole trees: `(a**ω + b**ω).ω` is `a + b` leaf by leaf."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .._pytree import describe_node, find_difference
+
+_NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+"""What an operation has for every leaf of a tree."""
+
+
+class _Meta(type):
+    """The class of `ω`, which lets `tree**ω` stand for `ω(tree)`."""
+
+    # Without it NumPy would take `array**ω` apart, and make an array of objects.
+    __array_ufunc__ = None
+
+    def __rpow__(cls, value: Any) -> "ω":
+        return cls(value)
+
+
+class ω(metaclass=_Meta):
+    """A tree with which one calculates as with an array: leaf by leaf.
+
+    The operators are those of Python's numbers, and comparisons. Each is between two of these whose
+    trees have the same structure, or between one and a number or an array, which then is the other
+    operand at every leaf. Indexing `ω(x)[i]` indexes each leaf, and so does
+    `ω(x).at[i].set(value)`, with `add`, `multiply`, `divide`, `power`, `min` and `max` beside
+    `set`.
+
+    **Arguments:**
+
+    - `value`: any pytree. `value**ω` is the same as `ω(value)`, with fewer brackets.
+    - `is_leaf`: as of `jax.tree.map`. In an operation either both operands have one or neither has.
+
+    Its attribute `ω` is the tree.
+
+    **Raises:** of an operation, `ValueError` naming the path if the two trees differ in structure,
+    or if only one has `is_leaf`; `TypeError` for an operand that is none of the above.
+
+    !!! example
+
+        >>> a, b = {"x": 1.0, "y": 2.0}, {"x": 3.0, "y": 4.0}
+        >>> (a**ω + 2 * b**ω).ω
+        {'x': 7.0, 'y': 10.0}
+        >>> ω({"x": -1}).call(abs).ω
+        {'x': 1}
+    """
+
+    __slots__ = ("__weakref__", "is_leaf", "ω")
+    __array_ufunc__ = None
+
+    def __init__(self, value: Any, is_leaf: Callable[[Any], bool] | None = None):
+        self.ω = value
+        self.is_leaf = is_leaf
+
+    def __repr__(self) -> str:
+        return f"ω({self.ω!r})"
+
+    def call(self, fn: Callable[[Any], Any]) -> "ω":
+        """The tree with `fn(leaf)` for each leaf."""
+        return ω(jtu.tree_map(fn, self.ω, is_leaf=self.is_leaf), self.is_leaf)
+
+    def __getitem__(self, item: Any) -> "ω":
+        return self.call(lambda leaf: leaf[item])
+
+    @property
+    def at(self) -> "_At":
+        """`.at[item].set(value)` and its like, for each leaf."""
+        return _At(self)
+
+    def __iter__(self) -> Any:
+        # Python would index with 0, 1, 2 and so on instead.
+        raise TypeError("ω is not iterable: iterate over its tree, `.ω`.")
+
+    # Equality is leaf by leaf, and so hashing is by identity.
+    __hash__ = object.__hash__
+
+
+class _At:
+    """`ω(x).at`."""
+
+    __slots__ = ("_tree",)
+
+    def __init__(self, tree: ω):
+        self._tree = tree
+
+    def __getitem__(self, item: Any) -> "_Place":
+        return _Place(self._tree, item)
+
+
+class _Place:
+    """`ω(x).at[item]`."""
+
+    __slots__ = ("_item", "_tree")
+
+    def __init__(self, tree: ω, item: Any):
+        self._tree = tree
+        self._item = item
+
+    def _update(self, name: str, value: Any) -> ω:
+        def update(leaf: Any, value: Any) -> Any:
+            return getattr(jnp.asarray(leaf).at[self._item], name)(value)
+
+        updated = _operate(update, f".at[...].{name}", self._tree, value)
+        if updated is NotImplemented:
+            raise TypeError(_explain(f".at[...].{name}", value))
+        return updated
+
+    def set(self, value: Any) -> ω:
+        return self._update("set", value)
+
+    def add(self, value: Any) -> ω:
+        return self._update("add", value)
+
+    def multiply(self, value: Any) -> ω:
+        return self._update("multiply", value)
+
+    def divide(self, value: Any) -> ω:
+        return self._update("divide", value)
+
+    def power(self, value: Any) -> ω:
+        return self._update("power", value)
+
+    def min(self, value: Any) -> ω:
+        return self._update("min", value)
+
+    def max(self, value: Any) -> ω:
+        return self._update("max", value)
+
+
+def _operate(operation: Callable[[Any, Any], Any], symbol: str, tree: ω, other: Any) -> Any:
+    """`operation` leaf by leaf; `NotImplemented` where `other` is no operand."""
+    if isinstance(other, ω):
+        return _operate_on_two(operation, symbol, tree, other)
+    if not isinstance(other, _NUMBERS):
+        return NotImplemented
+    leaves, treedef = jtu.tree_flatten(tree.ω, tree.is_leaf)
+    return ω(treedef.unflatten([operation(leaf, other) for leaf in leaves]), tree.is_leaf)
+
+
+def _operate_on_two(operation: Callable[[Any, Any], Any], symbol: str, one: ω, other: ω) -> ω:
+    if (one.is_leaf is None) != (other.is_leaf is None):
+        raise ValueError(
+            f"Only one operand of ω(...) {symbol} ω(...) has `is_leaf`: give it to both."
+        )
+    leaves, treedef = jtu.tree_flatten(one.ω, one.is_leaf)
+    others, other_treedef = jtu.tree_flatten(other.ω, other.is_leaf)
+    if treedef != other_treedef:
+        raise ValueError(
+            f"The trees in ω(first) {symbol} ω(second) must have the same structure: "
+            f"{_difference(one, other, treedef, other_treedef)}."
+        )
+    combined = list(map(operation, leaves, others))
+    return ω(treedef.unflatten(combined), one.is_leaf)
+
+
+def _difference(one: ω, other: ω, treedef: Any, other_treedef: Any) -> str:
+    if one.is_leaf is None and (found := find_difference(one.ω, other.ω)):
+        return found.explain("first", "second")
+    return f"first is {treedef}, and second is {other_treedef}"
+
+
+def _explain(symbol: str, other: Any) -> str:
+    return (
+        f"The other operand of ω(...) {symbol} must be an array, a number or a tree in ω, of the "
+        f"same structure; got {describe_node(other)}."
+    )
+
+
+def _binary(operation: Callable[[Any, Any], Any], symbol: str) -> Callable[[ω, Any], Any]:
+    def method(self: ω, other: Any) -> Any:
+        found = _operate(operation, symbol, self, other)
+        if found is NotImplemented:
+            raise TypeError(_explain(symbol, other))
+        return found
+
+    return method
+
+
+def _reflected(operation: Callable[[Any, Any], Any], symbol: str) -> Callable[[ω, Any], Any]:
+    return _binary(lambda leaf, other: operation(other, leaf), symbol)
+
+
+def _unary(operation: Callable[[Any], Any]) -> Callable[[ω], ω]:
+    return lambda self: self.call(operation)
+
+
+_ARITHMETIC = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "matmul": "@",
+    "truediv": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "pow": "**",
+    "lshift": "<<",
+    "rshift": ">>",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+}
+_COMPARISONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
+
+for _name, _symbol in (_ARITHMETIC | _COMPARISONS).items():
+    setattr(ω, f"__{_name}__", _binary(getattr(operator, f"__{_name}__"), _symbol))
+for _name, _symbol in _ARITHMETIC.items():
+    setattr(ω, f"__r{_name}__", _reflected(getattr(operator, f"__{_name}__"), _symbol))
+for _name in ("abs", "neg", "pos", "invert"):
+    setattr(ω, f"__{_name}__", _unary(getattr(operator, f"__{_name}__")))

@@ -1,0 +1,203 @@
+"""Meters that show how far an iterative solve has come, from inside a compiled program."""
+
+import abc
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+from jaxtyping import Array, Float, Int
+
+from .._module import Module
+from ..loops import unvmap_max
+from ._unvmap_min import unvmap_min
+
+State = TypeVar("State")
+
+
+class AbstractProgressMeter(Module, Generic[State]):
+    """Shows how far an iterative solve has come."""
+
+    @abc.abstractmethod
+    def init(self) -> State:
+        """Opens the meter, and returns the state to start with."""
+
+    @abc.abstractmethod
+    def step(self, state: State, progress: Float[Array, ""] | float) -> State:
+        """Called at each step of the solve.
+
+        **Arguments:**
+
+        - `state`: from the previous step.
+        - `progress`: how much of the solve is done, from 0 to 1.
+
+        **Returns:** the next state.
+        """
+
+    @abc.abstractmethod
+    def close(self, state: State) -> None:
+        """Called at the end of the solve, with the last state."""
+
+
+class NoProgressMeter(AbstractProgressMeter[None]):
+    """Shows nothing."""
+
+    def init(self) -> None:
+        return None
+
+    def step(self, state: None, progress: Float[Array, ""] | float) -> None:
+        return None
+
+    def close(self, state: None) -> None:
+        return None
+
+
+class _Meters:
+    """What is shown at this moment, by number: a compiled program carries numbers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._open: dict[int, Callable[[float], None]] = {}
+
+    def open(self, start: Callable[[], Callable[[float], None]]) -> Int[Array, ""]:
+        """Calls `start` when the program runs.
+
+        **Returns:** the number of what `start` returned.
+        """
+
+        def opened() -> np.ndarray:
+            with self._lock:
+                number = next(self._numbers)
+            self._open[number] = start()
+            return np.asarray(number, np.int32)
+
+        return io_callback(opened, jax.ShapeDtypeStruct((), jnp.int32))
+
+    def show(self, number: Int[Array, ""], progress: Any) -> Int[Array, ""]:
+        """Shows the smallest progress of a batch.
+
+        **Returns:** the number, on which what must come afterwards depends.
+        """
+
+        def shown(number: Any, progress: Any) -> np.ndarray:
+            self._open[int(number)](float(progress))
+            return np.asarray(number, np.int32)
+
+        progress = jnp.asarray(progress)
+        # An effect could not stand in a `cond` under `vmap`. This is used, and so it is run.
+        struct = jax.ShapeDtypeStruct((), jnp.int32)
+        return jax.pure_callback(shown, struct, number, progress, vmap_method="sequential")
+
+    def close(self, number: Int[Array, ""]) -> None:
+        def closed(number: Any) -> None:
+            self._open.pop(int(number))(1.0)
+
+        io_callback(closed, None, unvmap_max(number))
+
+
+_meters = _Meters()
+
+
+class _TextState(Module):
+    progress: Float[Array, ""]
+    meter_idx: Int[Array, ""]
+
+
+class TextProgressMeter(AbstractProgressMeter[_TextState]):
+    """Prints a line such as `12.30%` each time that the progress has grown enough.
+
+    **Arguments:**
+
+    - `minimum_increase`: between one line and the next, from 0 to 1.
+    """
+
+    minimum_increase: float | Array = 0.02
+
+    def init(self) -> _TextState:
+        return _TextState(jnp.asarray(0.0), _meters.open(_print_text))
+
+    def step(self, state: _TextState, progress: Float[Array, ""] | float) -> _TextState:
+        progress = unvmap_min(jax.lax.stop_gradient(jnp.asarray(progress, state.progress.dtype)))
+        shown, number = jax.lax.cond(
+            progress - state.progress > self.minimum_increase,
+            lambda: (progress, _meters.show(state.meter_idx, progress)),
+            lambda: (state.progress, state.meter_idx),
+        )
+        return _TextState(shown, number)
+
+    def close(self, state: _TextState) -> None:
+        _meters.close(state.meter_idx)
+
+
+def _print_text() -> Callable[[float], None]:
+    def show(progress: float) -> None:
+        print(f"{100 * progress:.2f}%")
+
+    show(0.0)
+    return show
+
+
+class _TqdmState(Module):
+    meter_idx: Int[Array, ""]
+    step: Int[Array, ""]
+
+
+class TqdmProgressMeter(AbstractProgressMeter[_TqdmState]):
+    """Shows a bar by tqdm.
+
+    **Arguments:**
+
+    - `refresh_steps`: the bar is updated once in so many steps.
+
+    **Raises:** `ImportError` if tqdm is not installed.
+    """
+
+    refresh_steps: int = 20
+
+    def __check_init__(self) -> None:
+        _import_tqdm()
+
+    def init(self) -> _TqdmState:
+        return _TqdmState(_meters.open(_open_bar), jnp.asarray(0))
+
+    def step(self, state: _TqdmState, progress: Float[Array, ""] | float) -> _TqdmState:
+        progress = unvmap_min(jax.lax.stop_gradient(jnp.asarray(progress)))
+        number = jax.lax.cond(
+            unvmap_max(state.step) % self.refresh_steps == 0,
+            lambda: _meters.show(state.meter_idx, progress),
+            lambda: state.meter_idx,
+        )
+        return _TqdmState(number, state.step + 1)
+
+    def close(self, state: _TqdmState) -> None:
+        _meters.close(state.meter_idx)
+
+
+def _import_tqdm() -> Any:
+    try:
+        import tqdm
+    except ImportError as error:
+        raise ImportError(
+            "TqdmProgressMeter needs tqdm: `pip install tqdm`, or use TextProgressMeter."
+        ) from error
+    return tqdm
+
+
+def _open_bar() -> Callable[[float], None]:
+    bar = _import_tqdm().tqdm(
+        total=100,
+        unit="%",
+        bar_format="{percentage:.2f}%|{bar}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
+    )
+
+    def show(progress: float) -> None:
+        bar.update(100 * progress - bar.n)
+        if progress >= 1:
+            bar.close()
+
+    return show

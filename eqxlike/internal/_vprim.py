@@ -1,0 +1,176 @@
+"""Primitives whose batching rule is made of their other rules."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive, mapped_aval, unmapped_aval
+from jax.interpreters import ad, batching, mlir
+
+Rule = Callable[..., Any]
+
+
+def create_vprim(
+    name: str, impl: Rule, abstract_eval: Rule, jvp: Rule, transpose: Rule
+) -> Primitive:
+    """A primitive with these rules, which under `jax.vmap` are mapped themselves.
+
+    **Arguments:**
+
+    - `name`: of the primitive.
+    - `impl`: from arrays to a list of arrays. It is run, compiled, and mapped by `jax.vmap`.
+    - `abstract_eval`: the same for shapes, as `jax.core.ShapedArray`.
+    - `jvp`, `transpose`: as in `jax.interpreters.ad.primitive_jvps` and `primitive_transposes`.
+
+    All get the parameters of the primitive as keywords; `filter_primitive_def` and its like make
+    them of functions of trees.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(impl)
+    primitive.def_abstract_eval(abstract_eval)
+    mlir.register_lowering(primitive, mlir.lower_fun(impl, multiple_results=True))
+    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_transposes[primitive] = transpose
+
+    def batch(axis: Any, arrays: Any, axes: Any, **params: Any) -> tuple[list[Any], list[int]]:
+        rules = (
+            functools.partial(rule, **params) for rule in (impl, abstract_eval, jvp, transpose)
+        )
+        return _bind_mapped(_Rules(*rules), axis, arrays, axes)
+
+    batching.fancy_primitive_batchers[primitive] = batch
+    return primitive
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rules:
+    """The rules of a primitive with its parameters filled in."""
+
+    impl: Rule
+    abstract_eval: Rule
+    jvp: Rule
+    transpose: Rule
+
+
+# A primitive under `vmap`, once or more. Parameter: `rules`, which are mapped.
+_vmapped_p = Primitive("vprim")
+_vmapped_p.multiple_results = True
+
+
+def _bind_mapped(rules: _Rules, axis: Any, arrays: Any, axes: Any) -> tuple[list[Any], list[int]]:
+    mapped = _Mapped(rules, axis, tuple(axes))
+    rules = _Rules(mapped.impl, mapped.abstract_eval, mapped.jvp, mapped.transpose)
+    outputs = _vmapped_p.bind(*arrays, rules=rules)
+    return outputs, [0] * len(outputs)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Mapped:
+    """Rules for a batch, made of those for one member. Outputs are batched along their axis 0."""
+
+    member: _Rules
+    axis: Any
+    axes: tuple[int | None, ...]
+
+    def _vmap(self, function: Rule, in_axes: Any) -> Rule:
+        options = {}
+        if isinstance(self.axis.name, str):
+            options["axis_name"] = self.axis.name
+        if self.axis.spmd_name:
+            options["spmd_axis_name"] = self.axis.spmd_name
+        return jax.vmap(function, in_axes=in_axes, axis_size=self.axis.size, **options)
+
+    def _member_aval(self, aval: Any, axis: int | None) -> Any:
+        return aval if axis is None else mapped_aval(self.axis.size, axis, aval)
+
+    def impl(self, *arrays: Any) -> list[Any]:
+        return self._vmap(lambda arrays: self.member.impl(*arrays), (list(self.axes),))(
+            list(arrays)
+        )
+
+    def abstract_eval(self, *avals: Any) -> list[Any]:
+        of_member = map(self._member_aval, avals, self.axes)
+        return [
+            unmapped_aval(self.axis.size, 0, each) for each in self.member.abstract_eval(*of_member)
+        ]
+
+    def jvp(self, primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
+        is_moving = [type(tangent) is not ad.Zero for tangent in tangents]
+        is_output_moving = []
+
+        def of_member(primals: list[Any], moving: list[Any]) -> tuple[list[Any], list[Any]]:
+            filled = _fill(is_moving, moving, [_zero(jax.typeof(each)) for each in primals])
+            values, along = self.member.jvp(primals, filled)
+            is_output_moving[:] = [type(each) is not ad.Zero for each in along]
+            return list(values), _select(is_output_moving, along)
+
+        in_axes = list(self.axes), _select(is_moving, self.axes)
+        mapped = self._vmap(of_member, in_axes)
+        values, moving = mapped(list(primals), _select(is_moving, tangents))
+        zeros = [_zero(jax.typeof(each)) for each in values]
+        return values, _fill(is_output_moving, moving, zeros)
+
+    def transpose(self, cotangents: Any, *arrays: Any) -> list[Any]:
+        is_known = [not ad.is_undefined_primal(array) for array in arrays]
+        is_moving = [type(cotangent) is not ad.Zero for cotangent in cotangents]
+        is_found = []
+        undefined = [
+            None if known else ad.UndefinedPrimal(self._member_aval(array.aval, axis))
+            for known, array, axis in zip(is_known, arrays, self.axes, strict=True)
+        ]
+        zeros = [
+            None if moving else ad.Zero(self._member_aval(cotangent.aval, 0))
+            for moving, cotangent in zip(is_moving, cotangents, strict=True)
+        ]
+
+        def of_member(moving: list[Any], known: list[Any]) -> list[Any]:
+            cotangents = _fill(is_moving, moving, zeros)
+            found = self.member.transpose(cotangents, *_fill(is_known, known, undefined))
+            is_found[:] = [each is not None and type(each) is not ad.Zero for each in found]
+            return _select(is_found, found)
+
+        mapped = self._vmap(of_member, (0, _select(is_known, self.axes)))
+        found = mapped(_select(is_moving, cotangents), _select(is_known, arrays))
+        found = [
+            each.sum(0) if axis is None else jnp.moveaxis(each, 0, axis)
+            for each, axis in zip(found, _select(is_found, self.axes), strict=True)
+        ]
+        return _fill(is_found, found, [None] * len(is_found))
+
+
+def _select(flags: list[bool], values: Any) -> list[Any]:
+    return [value for value, taken in zip(values, flags, strict=True) if taken]
+
+
+def _fill(flags: list[bool], selected: Any, others: Any) -> list[Any]:
+    """The opposite of `_select`: `others` where the flag is false."""
+    selected = iter(selected)
+    return [next(selected) if taken else other for taken, other in zip(flags, others, strict=True)]
+
+
+def _zero(aval: Any) -> ad.Zero:
+    return ad.Zero(aval.to_tangent_aval())
+
+
+def _batch_again(
+    axis: Any, arrays: Any, axes: Any, *, rules: _Rules
+) -> tuple[list[Any], list[int]]:
+    return _bind_mapped(rules, axis, arrays, axes)
+
+
+def _impl(*arrays: Any, rules: _Rules) -> list[Any]:
+    return rules.impl(*arrays)
+
+
+_vmapped_p.def_impl(_impl)
+_vmapped_p.def_abstract_eval(lambda *avals, rules: rules.abstract_eval(*avals))
+mlir.register_lowering(_vmapped_p, mlir.lower_fun(_impl, multiple_results=True))
+ad.primitive_jvps[_vmapped_p] = lambda primals, tangents, *, rules: rules.jvp(primals, tangents)
+ad.primitive_transposes[_vmapped_p] = lambda cotangents, *arrays, rules: rules.transpose(
+    cotangents, *arrays
+)
+batching.fancy_primitive_batchers[_vmapped_p] = _batch_again
