@@ -36,13 +36,11 @@ def create_vprim(
     ad.primitive_jvps[primitive] = jvp
     ad.primitive_transposes[primitive] = transpose
 
-    def batch(axis: Any, arrays: Any, axes: Any, **params: Any) -> tuple[list[Any], list[int]]:
-        rules = (
-            functools.partial(rule, **params) for rule in (impl, abstract_eval, jvp, transpose)
-        )
-        return _bind_mapped(_Rules(*rules), axis, arrays, axes)
+    def rules(**params: Any) -> _Rules:
+        every = (impl, abstract_eval, jvp, transpose)
+        return _Rules(*(functools.partial(rule, **params) for rule in every))
 
-    batching.fancy_primitive_batchers[primitive] = batch
+    batching.fancy_primitive_batchers[primitive] = functools.partial(_batch, primitive, rules)
     return primitive
 
 
@@ -61,10 +59,22 @@ _vmapped_p = Primitive("vprim")
 _vmapped_p.multiple_results = True
 
 
-def _bind_mapped(rules: _Rules, axis: Any, arrays: Any, axes: Any) -> tuple[list[Any], list[int]]:
-    mapped = _Mapped(rules, axis, tuple(axes))
-    rules = _Rules(mapped.impl, mapped.abstract_eval, mapped.jvp, mapped.transpose)
-    outputs = _vmapped_p.bind(*arrays, rules=rules)
+def _batch(
+    primitive: Primitive,
+    rules: Callable[..., _Rules],
+    axis: Any,
+    arrays: Any,
+    axes: Any,
+    **params: Any,
+) -> tuple[list[Any], list[int | None]]:
+    """The batching rule of a primitive, by its other `rules`."""
+    if all(each is None for each in axes):
+        # JAX asks rules that are told of the axis for what is not batched too.
+        outputs = primitive.bind(*arrays, **params)
+        return outputs, [None] * len(outputs)
+    mapped = _Mapped(rules(**params), axis, tuple(axes))
+    of_batch = _Rules(mapped.impl, mapped.abstract_eval, mapped.jvp, mapped.transpose)
+    outputs = _vmapped_p.bind(*arrays, rules=of_batch)
     return outputs, [0] * len(outputs)
 
 
@@ -156,12 +166,6 @@ def _zero(aval: Any) -> ad.Zero:
     return ad.Zero(aval.to_tangent_aval())
 
 
-def _batch_again(
-    axis: Any, arrays: Any, axes: Any, *, rules: _Rules
-) -> tuple[list[Any], list[int]]:
-    return _bind_mapped(rules, axis, arrays, axes)
-
-
 def _impl(*arrays: Any, rules: _Rules) -> list[Any]:
     return rules.impl(*arrays)
 
@@ -173,4 +177,6 @@ ad.primitive_jvps[_vmapped_p] = lambda primals, tangents, *, rules: rules.jvp(pr
 ad.primitive_transposes[_vmapped_p] = lambda cotangents, *arrays, rules: rules.transpose(
     cotangents, *arrays
 )
-batching.fancy_primitive_batchers[_vmapped_p] = _batch_again
+batching.fancy_primitive_batchers[_vmapped_p] = functools.partial(
+    _batch, _vmapped_p, lambda rules: rules
+)
