@@ -61,18 +61,19 @@ _vmapped_p.multiple_results = True
 
 def _batch(
     primitive: Primitive,
-    rules: Callable[..., _Rules],
+    make_rules: Callable[..., _Rules],
     axis: Any,
     arrays: Any,
     axes: Any,
+    /,
     **params: Any,
 ) -> tuple[list[Any], list[int | None]]:
-    """The batching rule of a primitive, by its other `rules`."""
+    """The batching rule of a primitive, by its others."""
     if all(each is None for each in axes):
         # JAX asks rules that are told of the axis for what is not batched too.
         outputs = primitive.bind(*arrays, **params)
         return outputs, [None] * len(outputs)
-    mapped = _Mapped(rules(**params), axis, tuple(axes))
+    mapped = _Mapped(make_rules(**params), axis, tuple(axes))
     of_batch = _Rules(mapped.impl, mapped.abstract_eval, mapped.jvp, mapped.transpose)
     outputs = _vmapped_p.bind(*arrays, rules=of_batch)
     return outputs, [0] * len(outputs)
