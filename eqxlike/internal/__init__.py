@@ -48,7 +48,9 @@ from ._hashable import hashable_combine as hashable_combine
 from ._hashable import hashable_partition as hashable_partition
 from ._materialise import materialise_zeros as materialise_zeros
 from ._maybe_buffer import MaybeBuffer as MaybeBuffer
+from ._names import announce_jaxpr_p as announce_jaxpr_p
 from ._names import debug_backward_nan as debug_backward_nan
+from ._names import select_if_vmap_p as select_if_vmap_p
 from ._nextafter import nextafter as nextafter
 from ._nextafter import prevbefore as prevbefore
 from ._noinline import noinline as noinline

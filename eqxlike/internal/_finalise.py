@@ -9,12 +9,16 @@ import jax.tree_util as jtu
 from jax.custom_derivatives import custom_jvp_call_p
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 
+from ..debug import _dce
+from ..loops import _linear_call
 from ._forbidden import (
     nonbatchable_p,
     nondifferentiable_backward_p,
     nondifferentiable_p,
     nontraceable_p,
 )
+from ._names import announce_jaxpr_p, select_if_vmap_p
+from ._vprim import vmapped_p
 
 primitive_finalisations: dict[Primitive, Callable[..., Any]] = {}
 """What is called with arrays and parameters in place of binding a primitive."""
@@ -35,15 +39,27 @@ def _call(*arrays: Any, call_jaxpr: ClosedJaxpr, **_: Any) -> list[Any]:
 
 for _primitive in (
     nontraceable_p,
+    nonbatchable_p,
     nondifferentiable_p,
     nondifferentiable_backward_p,
-    nonbatchable_p,
+    vmapped_p,
+    announce_jaxpr_p,
+    select_if_vmap_p,
+    _linear_call._linear,
+    _dce._watch_p,
 ):
     register_impl_finalisation(_primitive)
 primitive_finalisations[custom_jvp_call_p] = _call
 
-_CUSTOM_VMAP = "custom_vmap_call"
-"""What a call of a `jax.custom_batching.custom_vmap` is in a jaxpr. JAX exports no primitive."""
+_BY_NAME: dict[str, Callable[..., Any]] = {
+    "custom_vmap_call": lambda *arrays, call, **_: _call(*arrays, call_jaxpr=call),
+    "stop_gradient": lambda x: x,
+}
+"""The same for primitives of JAX that it does not export."""
+
+
+def _finalisation_of(primitive: Primitive) -> Callable[..., Any] | None:
+    return primitive_finalisations.get(primitive) or _BY_NAME.get(primitive.name)
 
 
 def finalise_eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
@@ -59,11 +75,9 @@ def finalise_eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list
     for equation in jaxpr.eqns:
         primitive = equation.primitive
         inputs = map(read, equation.invars)
-        finalisation = primitive_finalisations.get(primitive)
+        finalisation = _finalisation_of(primitive)
         if finalisation is not None:
             outputs = finalisation(*inputs, **equation.params)
-        elif primitive.name == _CUSTOM_VMAP:
-            outputs = _call(*inputs, call_jaxpr=equation.params["call"])
         else:
             params = {name: _finalise_param(each) for name, each in equation.params.items()}
             outputs = primitive.bind(*inputs, **primitive.get_bind_params(params))
@@ -87,8 +101,7 @@ def _finalise_param(param: Any) -> Any:
 def _has_any(jaxpr: Jaxpr) -> bool:
     """Whether anything in `jaxpr` is to be finalised."""
     return any(
-        equation.primitive in primitive_finalisations
-        or equation.primitive.name == _CUSTOM_VMAP
+        _finalisation_of(equation.primitive) is not None
         or any(map(_has_any, _jaxprs_in(list(equation.params.values()))))
         for equation in jaxpr.eqns
     )

@@ -7,6 +7,7 @@ one around most that they compute, and each of those traces its function anew.
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.extend.core import Primitive
@@ -41,8 +42,11 @@ def _refuse(error: type[Exception], explain: Callable[..., str]) -> Callable[...
     return rule
 
 
-def _same_batch(arrays: Any, axes: Any, *, primitive: Primitive, **params: Any) -> tuple[Any, Any]:
-    return primitive.bind(*arrays, **params), axes[0]
+def _batch(primitive: Primitive) -> Callable[..., Any]:
+    def rule(arrays: Any, axes: Any, **params: Any) -> tuple[Any, Any]:
+        return primitive.bind(*arrays, **params), axes[0]
+
+    return rule
 
 
 nontraceable_p = _identity_primitive("nontraceable")
@@ -64,7 +68,6 @@ def nontraceable(x: Tree, *, name: str = "nontraceable operation") -> Tree:
 
     **Raises:** `RuntimeError` while it is transformed.
 
-    >>> import jax
     >>> jax.vmap(nontraceable)(jnp.ones(2))
     Traceback (most recent call last):
     RuntimeError: Detected batching of nontraceable operation
@@ -76,11 +79,7 @@ nondifferentiable_p = _identity_primitive("nondifferentiable")
 ad.primitive_jvps[nondifferentiable_p] = _refuse(RuntimeError, lambda msg: msg)
 
 
-def _batch_nondifferentiable(arrays: Any, axes: Any, *, msg: str) -> tuple[Any, Any]:
-    return nondifferentiable_p.bind(*arrays, msg=msg), axes[0]
-
-
-batching.primitive_batchers[nondifferentiable_p] = _batch_nondifferentiable
+batching.primitive_batchers[nondifferentiable_p] = _batch(nondifferentiable_p)
 
 
 def nondifferentiable(x: Tree, *, name: str | None = None, msg: str | None = None) -> Tree:
@@ -94,7 +93,6 @@ def nondifferentiable(x: Tree, *, name: str | None = None, msg: str | None = Non
 
     **Raises:** `RuntimeError` while it is differentiated.
 
-    >>> import jax
     >>> jax.grad(lambda x: nondifferentiable(x, name="x"))(1.0)
     Traceback (most recent call last):
     RuntimeError: Unexpected tangent. x cannot be autodifferentiated.
@@ -122,13 +120,9 @@ def _pull_back(cotangent: Any, _: Any, *, msg: str, symbolic: bool) -> list[Any]
     return [error_if(cotangent, jnp.any(cotangent != 0), msg)]
 
 
-def _batch_backward(arrays: Any, axes: Any, **params: Any) -> tuple[Any, Any]:
-    return nondifferentiable_backward_p.bind(*arrays, **params), axes[0]
-
-
 ad.primitive_jvps[nondifferentiable_backward_p] = _push_forward
 ad.primitive_transposes[nondifferentiable_backward_p] = _pull_back
-batching.primitive_batchers[nondifferentiable_backward_p] = _batch_backward
+batching.primitive_batchers[nondifferentiable_backward_p] = _batch(nondifferentiable_backward_p)
 
 
 def nondifferentiable_backward(
@@ -147,7 +141,6 @@ def nondifferentiable_backward(
     **Raises:** `RuntimeError` while it is differentiated, or `EqxlikeRuntimeError` when the program
     runs.
 
-    >>> import jax
     >>> jax.grad(lambda x: nondifferentiable_backward(x, name="x"))(1.0)
     Traceback (most recent call last):
     RuntimeError: Unexpected cotangent. x cannot be reverse-mode autodifferentiated.
@@ -174,7 +167,7 @@ def _batch_constants(
         "Nonconstant batch. This operation has received a batch of values that were expected to be "
         "constant. This is probably an internal error in the library you are using.",
     )
-    return jnp.take(array, 0, axis), None
+    return jax.lax.index_in_dim(array, 0, axis, keepdims=False), None
 
 
 batching.primitive_batchers[nonbatchable_p] = _batch_constants
@@ -200,7 +193,6 @@ def nonbatchable(
     **Raises:** `ValueError` while it is batched, or `EqxlikeRuntimeError` when the program runs and
     members of a batch differ.
 
-    >>> import jax
     >>> jax.vmap(lambda x: nonbatchable(x, name="x"))(jnp.ones(2))
     Traceback (most recent call last):
     ValueError: Unexpected batch tracer. x cannot be vmap'd. This is probably an internal error in \

@@ -1,5 +1,8 @@
 """Names that differ from those of the same things elsewhere."""
 
-from ..debug import backward_nan
+from ..debug import _announce, backward_nan
+from ..loops import _batched
 
 debug_backward_nan = backward_nan
+announce_jaxpr_p = _announce._announce_p
+select_if_vmap_p = _batched._select

@@ -10,6 +10,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._pytree import describe_node, find_difference
+from . import _leafwise
 
 _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 """What an operation has for every leaf of a tree."""
@@ -192,6 +193,10 @@ def _unary(operation: Callable[[Any], Any]) -> Callable[[ω], ω]:
     return lambda self: self.call(operation)
 
 
+def _operation(name: str) -> Callable[..., Any]:
+    return getattr(_leafwise, name, None) or getattr(operator, f"__{name}__")
+
+
 _ARITHMETIC = {
     "add": "+",
     "sub": "-",
@@ -210,8 +215,8 @@ _ARITHMETIC = {
 _COMPARISONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
 
 for _name, _symbol in (_ARITHMETIC | _COMPARISONS).items():
-    setattr(ω, f"__{_name}__", _binary(getattr(operator, f"__{_name}__"), _symbol))
+    setattr(ω, f"__{_name}__", _binary(_operation(_name), _symbol))
 for _name, _symbol in _ARITHMETIC.items():
-    setattr(ω, f"__r{_name}__", _reflected(getattr(operator, f"__{_name}__"), _symbol))
+    setattr(ω, f"__r{_name}__", _reflected(_operation(_name), _symbol))
 for _name in ("abs", "neg", "pos", "invert"):
-    setattr(ω, f"__{_name}__", _unary(getattr(operator, f"__{_name}__")))
+    setattr(ω, f"__{_name}__", _unary(_operation(_name)))

@@ -21,6 +21,6 @@ def str2jax(msg: str) -> Any:
     def show(self: Any) -> str:
         return msg
 
-    return type(Module)(
-        msg, (Module,), {"__repr__": show, "__str__": show, "__module__": __name__}
-    )()
+    metaclass: Any = type(Module)
+    namespace = {"__repr__": show, "__str__": show, "__module__": __name__}
+    return metaclass(msg, (Module,), namespace)()

@@ -55,8 +55,8 @@ class _Rules:
 
 
 # A primitive under `vmap`, once or more. Parameter: `rules`, which are mapped.
-_vmapped_p = Primitive("vprim")
-_vmapped_p.multiple_results = True
+vmapped_p = Primitive("vprim")
+vmapped_p.multiple_results = True
 
 
 def _batch(
@@ -75,7 +75,7 @@ def _batch(
         return outputs, [None] * len(outputs)
     mapped = _Mapped(make_rules(**params), axis, tuple(axes))
     of_batch = _Rules(mapped.impl, mapped.abstract_eval, mapped.jvp, mapped.transpose)
-    outputs = _vmapped_p.bind(*arrays, rules=of_batch)
+    outputs = vmapped_p.bind(*arrays, rules=of_batch)
     return outputs, [0] * len(outputs)
 
 
@@ -171,13 +171,13 @@ def _impl(*arrays: Any, rules: _Rules) -> list[Any]:
     return rules.impl(*arrays)
 
 
-_vmapped_p.def_impl(_impl)
-_vmapped_p.def_abstract_eval(lambda *avals, rules: rules.abstract_eval(*avals))
-mlir.register_lowering(_vmapped_p, mlir.lower_fun(_impl, multiple_results=True))
-ad.primitive_jvps[_vmapped_p] = lambda primals, tangents, *, rules: rules.jvp(primals, tangents)
-ad.primitive_transposes[_vmapped_p] = lambda cotangents, *arrays, rules: rules.transpose(
+vmapped_p.def_impl(_impl)
+vmapped_p.def_abstract_eval(lambda *avals, rules: rules.abstract_eval(*avals))
+mlir.register_lowering(vmapped_p, mlir.lower_fun(_impl, multiple_results=True))
+ad.primitive_jvps[vmapped_p] = lambda primals, tangents, *, rules: rules.jvp(primals, tangents)
+ad.primitive_transposes[vmapped_p] = lambda cotangents, *arrays, rules: rules.transpose(
     cotangents, *arrays
 )
-batching.fancy_primitive_batchers[_vmapped_p] = functools.partial(
-    _batch, _vmapped_p, lambda rules: rules
+batching.fancy_primitive_batchers[vmapped_p] = functools.partial(
+    _batch, vmapped_p, lambda rules: rules
 )

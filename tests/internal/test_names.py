@@ -1,0 +1,71 @@
+"""What stands in `equinox.internal` stands here too, and is called in the same way."""
+
+import inspect
+import types
+from typing import Any
+
+import equinox.internal
+import pytest
+
+import eqxlike.internal
+
+PLAIN = (bool, int, float, str, types.NoneType)
+
+# Each with what there is in its place.
+LEFT_OUT = {
+    "maybe_set_p": "a buffer is written by primitives of JAX and a linear call",
+    "noinline_p": "noinline is a jit",
+    "to_onnx": "jax2onnx and jax2tf export programs of JAX",
+    "unvmap_all_p": "unvmap_all is a jax.custom_batching.custom_vmap",
+    "unvmap_any_p": "unvmap_any is a jax.custom_batching.custom_vmap",
+    "unvmap_max_p": "unvmap_max is a jax.custom_batching.custom_vmap",
+}
+CALLED_DIFFERENTLY = {
+    "buffer_at_set": "its second parameter has the name that it has in NumPy, `index`",
+    "filter_primitive_transpose": "`rule` is None by default, not an object of its own",
+    "scan": "`kind` may be left out",
+    "while_loop": "`kind` may be left out",
+}
+
+NAMES = [name for name in dir(equinox.internal) if not name.startswith("_")]
+
+
+def _parameters(callable_: Any) -> list[tuple[Any, ...]] | None:
+    """What a caller needs to know of each parameter; `None` of what is not called."""
+    try:
+        signature = inspect.signature(callable_)
+    except (TypeError, ValueError):
+        return None
+    return [(each.name, each.kind, _default(each)) for each in signature.parameters.values()]
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    if parameter.default is parameter.empty or type(parameter.default) in PLAIN:
+        return parameter.default
+    return "some object"
+
+
+def test_every_name_is_here():
+    missing = [name for name in NAMES if not hasattr(eqxlike.internal, name)]
+    assert missing == sorted(LEFT_OUT)
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(LEFT_OUT) - set(CALLED_DIFFERENTLY)))
+def test_name_has_the_same_parameters(name):
+    theirs, ours = (getattr(module, name) for module in (equinox.internal, eqxlike.internal))
+    assert _parameters(ours) == _parameters(theirs)
+
+
+@pytest.mark.parametrize("name", CALLED_DIFFERENTLY)
+def test_difference_in_parameters_is_one(name):
+    theirs, ours = (getattr(module, name) for module in (equinox.internal, eqxlike.internal))
+    assert _parameters(ours) != _parameters(theirs)
+
+
+PAGE = "docs/internal.md"
+
+
+def test_page_names_what_is_here(pytestconfig):
+    page = (pytestconfig.rootpath / PAGE).read_text()
+    public = [name for name in dir(eqxlike.internal) if not name.startswith("_")]
+    assert [name for name in [*public, *LEFT_OUT] if f"`{name}`" not in page] == []

@@ -1,0 +1,257 @@
+"""Arithmetic of trees is that of their leaves, as in Equinox."""
+
+import operator
+
+import equinox.internal
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import eqxlike.internal
+from eqxlike.internal import ω
+from tests.internal.beside_equinox_internal import both
+
+BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "lt", "le", "eq", "ne", "gt", "ge")
+OF_INTEGERS = ("and_", "or_", "xor", "lshift", "rshift", "invert")
+UNARY = ("neg", "pos", "abs")
+LEAVES = (
+    1.5,
+    np.float32(2.5),
+    jnp.array(0.5),
+    jnp.array(3.0, jnp.float32),
+    jnp.array([1.0, -2.0], jnp.float32),
+    jnp.array([0.5, 4.0], jnp.bfloat16),
+    jnp.array([1.0, 2.0j], jnp.complex64),
+)
+SCALARS = (2.0, 3, jnp.array(0.25), jnp.array(2.0, jnp.float32))
+
+
+def both_trees(leaves, function):
+    """`function` of trees on both libraries, as what the leaves are and their values."""
+    found = []
+    for library in (equinox.internal, eqxlike.internal):
+        try:
+            output = function(library.ω, {"a": leaves[0], "b": [leaves[1], (leaves[0],)]})
+        except Exception as error:
+            found.append(type(error))
+            continue
+        found.append(
+            [
+                (path, jax.typeof(leaf), np.asarray(leaf).tolist())
+                for path, leaf in jtu.tree_leaves_with_path(output)
+            ]
+        )
+    return found
+
+
+def compiled(function):
+    """`function` in a program, where leaves that are arrays are traced."""
+
+    def of_tree(w, tree):
+        return jax.jit(lambda tree: function(w, tree))(tree)
+
+    return of_tree
+
+
+def assert_equal(found):
+    theirs, ours = found
+    assert ours == theirs
+
+
+leaves = st.tuples(st.sampled_from(LEAVES), st.sampled_from(LEAVES))
+
+
+@given(leaves, st.sampled_from(BINARY), st.booleans())
+@jax.numpy_dtype_promotion("standard")
+def test_two_trees(leaves, name, is_compiled):
+    def function(w, tree):
+        return getattr(operator, name)(tree**w, jtu.tree_map(lambda leaf: leaf + leaf, tree) ** w).ω
+
+    assert_equal(both_trees(leaves, compiled(function) if is_compiled else function))
+
+
+@given(leaves, st.sampled_from(BINARY), st.sampled_from(SCALARS), st.booleans(), st.booleans())
+@jax.numpy_dtype_promotion("standard")
+def test_a_tree_and_a_scalar(leaves, name, scalar, is_reflected, is_compiled):
+    def function(w, tree):
+        operands = (scalar, tree**w) if is_reflected else (tree**w, scalar)
+        return getattr(operator, name)(*operands).ω
+
+    assert_equal(both_trees(leaves, compiled(function) if is_compiled else function))
+
+
+@given(leaves, st.sampled_from(UNARY), st.booleans())
+@jax.numpy_dtype_promotion("standard")
+def test_one_tree(leaves, name, is_compiled):
+    def function(w, tree):
+        return getattr(operator, name)(tree**w).ω
+
+    assert_equal(both_trees(leaves, compiled(function) if is_compiled else function))
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_integers(name):
+    def function(w, tree):
+        operands = [tree**w] if name == "invert" else [tree**w, tree**w]
+        return getattr(operator, name)(*operands).ω
+
+    assert_equal(both_trees((jnp.array([1, 2]), 3), function))
+
+
+@both
+@pytest.mark.parametrize("is_reflected", [False, True])
+def test_powers_and_products_of_matrices(eqxi, is_reflected):
+    matrix, tree = jnp.array([[1.0, 2.0], [0.0, 1.0]]), {"a": jnp.array([[2.0, 0.0], [1.0, 1.0]])}
+    if is_reflected:
+        found = (matrix @ tree**eqxi.ω).ω["a"], (2.0 ** (tree**eqxi.ω)).ω["a"]
+        expected = matrix @ tree["a"], 2.0 ** tree["a"]
+    else:
+        found = (tree**eqxi.ω @ matrix).ω["a"], ((tree**eqxi.ω) ** 2.0).ω["a"]
+        expected = tree["a"] @ matrix, tree["a"] ** 2.0
+    assert all(map(jnp.array_equal, found, expected))
+
+
+@both
+@pytest.mark.parametrize("name", ["set", "add", "multiply", "divide", "power", "min", "max"])
+def test_updates_at_an_index(eqxi, name):
+    tree, other = {"a": jnp.arange(1.0, 5.0)}, {"a": jnp.array(3.0)}
+    expected = getattr(tree["a"].at[1], name)(3.0)
+    by_number = getattr(eqxi.ω(tree).at[1], name)(3.0).ω
+    by_tree = getattr(eqxi.ω(tree).at[1], name)(other**eqxi.ω).ω
+    assert by_number.keys() == {"a"}
+    assert jnp.array_equal(by_number["a"], expected)
+    assert jnp.array_equal(by_tree["a"], expected)
+
+
+@both
+def test_indexing_is_that_of_each_leaf(eqxi):
+    tree = {"a": jnp.arange(3), "b": jnp.ones((2, 2))}
+    assert jtu.tree_map(jnp.shape, eqxi.ω(tree)[None].ω) == {"a": (1, 3), "b": (1, 2, 2)}
+
+
+@both
+def test_call_maps_a_function(eqxi):
+    assert eqxi.ω([1, {"a": -2}]).call(abs).ω == [1, {"a": 2}]
+
+
+@both
+def test_leaves_are_what_is_leaf_says(eqxi):
+    def is_leaf(node):
+        return node is None
+
+    assert eqxi.ω([None, 1], is_leaf=is_leaf).call(lambda leaf: leaf is None).ω == [True, False]
+
+
+@both
+def test_outcome_keeps_is_leaf(eqxi):
+    def is_leaf(node):
+        return node is None
+
+    assert (-eqxi.ω([1], is_leaf=is_leaf) + eqxi.ω([1], is_leaf=is_leaf)).is_leaf is is_leaf
+
+
+@both
+def test_hash_is_by_identity(eqxi):
+    tree = eqxi.ω([1])
+    assert len({tree, tree, eqxi.ω([1])}) == 2
+
+
+@both
+def test_text_is_that_of_the_tree(eqxi):
+    assert repr(eqxi.ω([1])) == "ω([1])"
+
+
+@both
+def test_class_has_its_instances(eqxi):
+    assert isinstance([1] ** eqxi.ω, eqxi.ω)
+
+
+def test_arrays_of_numpy_stay_whole():
+    array = np.arange(3.0)
+    assert np.array_equal((array**ω).ω, array)
+    assert np.array_equal((array * {"a": array} ** ω).ω["a"], array * array)
+    assert np.array_equal((array**ω + array).ω, 2 * array)
+
+
+def test_scalars_of_numpy_are_scalars():
+    scalar = np.float32(2)
+    assert (scalar * [1.5] ** ω).ω == ([1.5] ** ω * scalar).ω == [3.0]
+
+
+def test_a_traced_operation_is_one_equation():
+    def function(a, b, scale):
+        return (a**ω + scale * b**ω / 2.0 - b**ω).ω
+
+    array = jnp.ones(3, jnp.float32)
+    scale = jnp.array(2.0, jnp.float32)
+    names = [str(each.primitive) for each in jax.make_jaxpr(function)(array, array, scale).eqns]
+    assert names == ["mul", "div", "add", "sub"]
+
+
+def test_derivatives_and_batches_go_through():
+    def function(scale, tree):
+        return jtu.tree_reduce(
+            operator.add, (scale * tree**ω / 2.0 - (tree**ω) ** 2.0).call(jnp.sum).ω
+        )
+
+    tree = {"a": jnp.array([1.0, 2.0])}
+    batch = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), tree)
+    found = jax.jit(jax.vmap(jax.grad(function, argnums=(0, 1)), in_axes=(0, 0)))(
+        jnp.array([2.0, 4.0]), batch
+    )
+    assert jnp.array_equal(found[0], jnp.array([1.5, 1.5]))
+    assert jnp.array_equal(found[1]["a"], jnp.array([[-1.0, -3.0], [0.0, -2.0]]))
+
+
+MISTAKES = {
+    "another key": (
+        lambda: {"a": 1, "b": 2} ** ω + {"a": 1} ** ω,
+        ValueError,
+        r"The trees in ω\(first\) \+ ω\(second\) must have the same structure: first is a dict "
+        r"with the keys \['a', 'b'\], and second is a dict with the keys \['a'\]\.",
+    ),
+    "deeper": (
+        lambda: [1, 2] ** ω - [1, [2]] ** ω,
+        ValueError,
+        r"first\[1\] is a leaf of type int, and second\[1\] is a list of length 1\.",
+    ),
+    "one leaf": (
+        lambda: 1.0**ω * [1.0] ** ω,
+        ValueError,
+        r"first is a leaf of type float, and second is a list of length 1\.",
+    ),
+    "another structure in an update": (
+        lambda: ω([jnp.ones(2)]).at[0].set(ω([1.0, 2.0])),
+        ValueError,
+        r"The trees in ω\(first\) \.at\[\.\.\.\]\.set ω\(second\) must have",
+    ),
+    "no ω around": (
+        lambda: [1] ** ω + [1],
+        TypeError,
+        r"The other operand of ω\(\.\.\.\) \+ must be an array, a number or a tree in ω, of the "
+        r"same structure; got a list of length 1\.",
+    ),
+    "None": (lambda: None - [1] ** ω, TypeError, r"ω\(\.\.\.\) - must be .* got None\."),
+    "no ω in an update": (
+        lambda: ω([jnp.ones(2)]).at[0].add([1.0]),
+        TypeError,
+        r"ω\(\.\.\.\) \.at\[\.\.\.\]\.add must be an array",
+    ),
+    "one is_leaf": (
+        lambda: ω([1], is_leaf=lambda node: node is None) + ω([1]),
+        ValueError,
+        r"Only one operand of ω\(\.\.\.\) \+ ω\(\.\.\.\) has `is_leaf`: give it to both\.",
+    ),
+    "iterating": (lambda: list(ω([1])), TypeError, "ω is not iterable: iterate over its tree"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_explained(name):
+    mistake, error, message = MISTAKES[name]
+    with pytest.raises(error, match=message):
+        mistake()

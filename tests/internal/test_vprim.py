@@ -1,0 +1,279 @@
+"""Primitives of trees, whose batching rule is made of their other rules, under transformations."""
+
+import equinox.internal
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from eqxlike import internal
+from tests.internal.beside_equinox_internal import both
+
+
+@pytest.fixture(autouse=True)
+def keys_are_not_checked():
+    """The check of random keys calls primitives with a parameter that Equinox's have too."""
+    with jax.debug_key_reuse(False):
+        yield
+
+
+def weighted_solve_of(eqxi):
+    """`inputs["b"] / a`, beside something static and something of integers: linear in `b` alone."""
+
+    def impl(a, inputs, name):
+        return {"x": inputs["b"] / a, "name": name, "steps": jnp.arange(2)}
+
+    def abstract_eval(a, inputs, name):
+        return {"x": inputs["b"], "name": name, "steps": ShapedArray((2,), jnp.dtype("int32"))}
+
+    def jvp(primals, tangents):
+        a, inputs, name = primals
+        t_a, t_inputs, _ = tangents
+        output = bind(a, inputs, name)
+        t_b = eqxi.materialise_zeros(inputs["b"], t_inputs["b"])
+        if t_a is not None:
+            t_b = t_b - t_a * output["x"]
+        tangent = bind(a, {"b": t_b}, name)["x"]
+        return output, {"x": tangent, "name": None, "steps": None}
+
+    def transpose(inputs, cotangents):
+        a, _, name = inputs
+        assert cotangents["name"] is None
+        return None, {"b": bind(a, {"b": cotangents["x"]}, name)["x"]}, None
+
+    primitive = eqxi.create_vprim(
+        "weighted_solve",
+        eqxi.filter_primitive_def(impl),
+        eqxi.filter_primitive_def(abstract_eval),
+        eqxi.filter_primitive_jvp(jvp),
+        eqxi.filter_primitive_transpose(transpose),
+    )
+
+    def bind(*args):
+        return eqxi.filter_primitive_bind(primitive, *args)
+
+    return lambda a, b: bind(a, {"b": b}, "static")
+
+
+A, B = jnp.array(2.0), jnp.array([1.0, 3.0])
+BATCH = jnp.stack([B, 2 * B, 3 * B])
+AS = jnp.array([1.0, 2.0, 4.0])
+
+PROGRAMS = {
+    "call": lambda f: f(A, B),
+    "jit": lambda f: jax.jit(f)(A, B),
+    "jvp": lambda f: jax.jvp(f, (A, B), (A, B)),
+    "jvp in b alone": lambda f: jax.jvp(lambda b: f(A, b), (B,), (B,)),
+    "grad": lambda f: jax.grad(lambda a, b: f(a, b).sum(), argnums=(0, 1))(A, B),
+    "jit-grad": lambda f: jax.jit(jax.grad(lambda a, b: f(a, b).sum(), argnums=(0, 1)))(A, B),
+    "jacfwd": lambda f: jax.jacfwd(f, argnums=(0, 1))(A, B),
+    "jacrev": lambda f: jax.jacrev(f, argnums=(0, 1))(A, B),
+    "hessian": lambda f: jax.hessian(lambda a, b: (f(a, b) ** 2).sum(), argnums=(0, 1))(A, B),
+    "vmap of b": lambda f: jax.vmap(f, in_axes=(None, 0))(A, BATCH),
+    "vmap of a": lambda f: jax.vmap(lambda a: f(a, B * a))(AS),
+    "vmap of both": lambda f: jax.vmap(f)(AS, BATCH),
+    "vmap of another axis": lambda f: jax.vmap(f, in_axes=(None, 1), out_axes=1)(A, BATCH.T),
+    "jit-vmap": lambda f: jax.jit(jax.vmap(f))(AS, BATCH),
+    "vmap-vmap": lambda f: jax.vmap(jax.vmap(f, in_axes=(0, None)), in_axes=(None, 0))(AS, BATCH),
+    "vmap-grad": lambda f: jax.vmap(jax.grad(lambda a, b: f(a, b).sum(), argnums=(0, 1)))(
+        AS, BATCH
+    ),
+    "grad-vmap": lambda f: jax.grad(lambda a, b: jax.vmap(f)(a, b).sum(), argnums=(0, 1))(
+        AS, BATCH
+    ),
+    "grad-vmap of b alone": lambda f: jax.grad(
+        lambda a, b: jax.vmap(f, in_axes=(None, 0))(a, b).sum(), argnums=(0, 1)
+    )(A, BATCH),
+    "grad-vmap of another axis": lambda f: jax.grad(
+        lambda b: (jax.vmap(f, in_axes=(None, 1))(A, b) ** 2).sum()
+    )(BATCH.T),
+    "jit-grad-vmap-vmap": lambda f: jax.jit(
+        jax.grad(
+            lambda a, b: (
+                jax.vmap(jax.vmap(f, in_axes=(0, None)), in_axes=(None, 0))(a, b) ** 2
+            ).sum(),
+            argnums=(0, 1),
+        )
+    )(AS, BATCH),
+    "jvp-vmap": lambda f: jax.jvp(jax.vmap(f), (AS, BATCH), (AS, BATCH)),
+    "hessian-vmap": lambda f: jax.hessian(lambda a: (jax.vmap(f)(a, BATCH) ** 2).sum())(AS),
+    "vmap-hessian": lambda f: jax.vmap(jax.hessian(lambda a, b: (f(a, b) ** 2).sum()))(AS, BATCH),
+    "scan-grad": lambda f: jax.grad(
+        lambda b: jax.lax.scan(lambda c, a: (f(a, c), None), b, AS)[0].sum()
+    )(B),
+    "vmap with a name": lambda f: jax.vmap(
+        lambda a, b: jax.lax.psum(f(a, b), "batch"), axis_name="batch"
+    )(AS, BATCH),
+    "grad-checkpoint": lambda f: jax.grad(jax.checkpoint(lambda a: f(a, B).sum()))(A),
+}
+
+
+@both
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_is_that_of_the_function_itself(eqxi, name):
+    solve = weighted_solve_of(eqxi)
+    found = PROGRAMS[name](lambda a, b: solve(a, b)["x"])
+    expected = PROGRAMS[name](lambda a, b: b / a)
+    assert jax.tree.all(jax.tree.map(jnp.allclose, found, expected))
+
+
+@both
+def test_static_leaves_pass_compiled(eqxi):
+    solve = weighted_solve_of(eqxi)
+    names = []
+    jax.jit(jax.vmap(lambda a: names.append(solve(a, B)["name"])))(AS)
+    assert names == ["static"]
+
+
+@both
+def test_what_does_not_depend_on_the_batch_is_batched_too(eqxi):
+    steps = jax.vmap(lambda a: weighted_solve_of(eqxi)(a, B)["steps"])(AS)
+    assert steps.tolist() == [[0, 1]] * 3
+
+
+def test_what_is_not_batched_stays_so():
+    solve = weighted_solve_of(internal)
+    assert jax.vmap(lambda a: solve(A, B)["x"], out_axes=None)(AS).shape == B.shape
+
+
+def test_implementation_may_be_set_anew():
+    """As Lineax does: its own raises where something else is traced, which in a batch it is."""
+    called = []
+
+    def impl(x):
+        called.append(type(x))
+        return x
+
+    primitive = internal.create_vprim(
+        "checked",
+        internal.filter_primitive_def(impl),
+        internal.filter_primitive_def(lambda x: x),
+        internal.filter_primitive_jvp(lambda primals, tangents: (primals[0], tangents[0])),
+        internal.filter_primitive_transpose(lambda inputs, cotangents: cotangents),
+    )
+    primitive.def_impl(internal.filter_primitive_def(lambda x: 2 * x))
+    batch = jax.vmap(lambda x: internal.filter_primitive_bind(primitive, x))
+    assert (internal.filter_primitive_bind(primitive, A), *batch(AS)) == (2 * A, *AS)
+    assert len(called) == 1
+
+
+@both
+def test_values_that_are_not_hashable_are_static_too(eqxi):
+    seen = []
+    primitive = eqxi.create_vprim(
+        "sliced",
+        eqxi.filter_primitive_def(lambda x, place: seen.append(place) or x),
+        eqxi.filter_primitive_def(lambda x, place: x),
+        None,
+        None,
+    )
+    eqxi.filter_primitive_bind(primitive, B, {"place": slice(2)})
+    assert seen == [{"place": slice(2)}]
+
+
+def test_values_that_are_not_hashable_are_static_in_compiled_programs():
+    primitive = internal.create_vprim(
+        "sliced",
+        internal.filter_primitive_def(lambda x, place: x[place]),
+        internal.filter_primitive_def(lambda x, place: ShapedArray((1,), x.dtype)),
+        None,
+        None,
+    )
+    compiled = jax.jit(lambda x: internal.filter_primitive_bind(primitive, x, slice(1)))
+    assert compiled(B) == B[:1]
+
+
+@both
+def test_rule_for_batches_gets_and_gives_axes_as_trees(eqxi):
+    @eqxi.filter_primitive_batching
+    def rule(inputs, axes):
+        seen.append(axes)
+        return eqxi.filter_primitive_bind(primitive, *inputs), {"x": axes[0]["x"], "name": None}
+
+    seen = []
+    of_arrays = eqxi.filter_primitive_def(lambda tree, name: {"x": tree["x"], "name": name})
+    primitive = Primitive("identity_of_trees")
+    primitive.multiple_results = True
+    primitive.def_impl(of_arrays)
+    primitive.def_abstract_eval(of_arrays)
+    mlir.register_lowering(primitive, mlir.lower_fun(of_arrays, multiple_results=True))
+    batching.primitive_batchers[primitive] = rule
+
+    def function(x):
+        return eqxi.filter_primitive_bind(primitive, {"x": x, "y": 1.0}, "n")["x"]
+
+    assert jnp.array_equal(jax.jit(jax.vmap(function))(AS), AS)
+    assert seen == [({"x": 0, "y": None}, None)]
+
+
+@both
+@pytest.mark.parametrize("materialise_zeros", [True, False])
+def test_transpose_gets_zeros_as_it_asks(eqxi, materialise_zeros):
+    seen = []
+
+    def transpose(inputs, cotangents):
+        seen.append(cotangents)
+        return (cotangents[0],)
+
+    primitive = eqxi.create_vprim(
+        "twice",
+        eqxi.filter_primitive_def(lambda x: (x, x)),
+        eqxi.filter_primitive_def(lambda x: (x, x)),
+        eqxi.filter_primitive_jvp(lambda primals, tangents: (bind(*primals), bind(*tangents))),
+        eqxi.filter_primitive_transpose(materialise_zeros=materialise_zeros)(transpose),
+    )
+
+    def bind(*args):
+        return eqxi.filter_primitive_bind(primitive, *args)
+
+    assert jax.grad(lambda x: bind(x)[0])(A) == 1
+    assert seen == [(1.0, 0.0 if materialise_zeros else None)]
+
+
+def test_tangents_of_another_structure_are_refused():
+    primitive = internal.create_vprim(
+        "wrong",
+        internal.filter_primitive_def(lambda x: {"x": x}),
+        internal.filter_primitive_def(lambda x: {"x": x}),
+        internal.filter_primitive_jvp(lambda primals, tangents: ({"x": primals[0]}, [tangents[0]])),
+        None,
+    )
+    message = "The rule of a primitive returned tangent of another structure than the output"
+    with pytest.raises(ValueError, match=message):
+        jax.jvp(lambda x: internal.filter_primitive_bind(primitive, x), (A,), (A,))
+
+
+PRIMALS = {
+    "array": jnp.ones(2),
+    "weak": jnp.asarray(1.0),
+    "integers": jnp.arange(2),
+    "float": 1.0,
+    "int": 1,
+    "bool": True,
+    "text": "text",
+    "None": None,
+    "struct": jax.ShapeDtypeStruct((2,), jnp.float32),
+    "struct of integers": jax.ShapeDtypeStruct((2,), jnp.int32),
+    "tree": {"a": 1.0},
+}
+
+
+def shown(value):
+    return None if value is None else (jax.typeof(value), type(value).__name__)
+
+
+@pytest.mark.parametrize("allow_struct", [True, False])
+@pytest.mark.parametrize("name", PRIMALS)
+def test_zeros_are_those_of_equinox(name, allow_struct):
+    ours, theirs = (
+        library.materialise_zeros(PRIMALS[name], None, allow_struct)
+        for library in (internal, equinox.internal)
+    )
+    assert shown(ours) == shown(theirs)
+
+
+@both
+def test_a_tangent_stays_as_it_is(eqxi):
+    assert eqxi.materialise_zeros(A, B) is B
