@@ -33,6 +33,10 @@ def _run(prim: Primitive, *arrays: Any, **params: Any) -> Any:
     return prim.impl(*arrays, **params)
 
 
+def _run_finalised(prim: Primitive, *arrays: Any, **params: Any) -> Any:
+    return finalise_fn(functools.partial(prim.impl, **params))(*arrays)
+
+
 def _call(*arrays: Any, call_jaxpr: ClosedJaxpr, **_: Any) -> list[Any]:
     return finalise_eval_jaxpr(call_jaxpr.jaxpr, call_jaxpr.consts, *arrays)
 
@@ -42,13 +46,14 @@ for _primitive in (
     nonbatchable_p,
     nondifferentiable_p,
     nondifferentiable_backward_p,
-    vmapped_p,
     announce_jaxpr_p,
     select_if_vmap_p,
-    _linear_call._linear,
     _dce._watch_p,
 ):
     register_impl_finalisation(_primitive)
+# What these do is done by functions of the user's.
+for _primitive in (vmapped_p, _linear_call._linear):
+    primitive_finalisations[_primitive] = functools.partial(_run_finalised, _primitive)
 primitive_finalisations[custom_jvp_call_p] = _call
 
 _BY_NAME: dict[str, Callable[..., Any]] = {

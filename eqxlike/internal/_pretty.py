@@ -16,7 +16,7 @@ class TreeWLCustom:
 
     - `truncate_leaf`: where it says `True` of a node, its type alone is shown, as in `MLP(...)`.
     - `short_arrays`: arrays as `f32[3,4]` instead of their values.
-    - `struct_as_array`: a `jax.ShapeDtypeStruct` as `short_arrays` does an array.
+    - `struct_as_array`: a `jax.ShapeDtypeStruct` as `short_arrays` shows an array, if it does.
 
     >>> import jax.numpy as jnp
     >>> wl.pformat([jnp.ones(2)], custom=TreeWLCustom(lambda node: False, True, False))
@@ -32,6 +32,6 @@ class TreeWLCustom:
         if self.truncate_leaf(obj):
             return wl.TextDoc(f"{type(obj).__name__}(...)")
         is_struct = isinstance(obj, jax.ShapeDtypeStruct) and self.struct_as_array
-        if is_struct or (isinstance(obj, jax.Array) and self.short_arrays):
+        if self.short_arrays and (is_struct or isinstance(obj, jax.Array)):
             return wl.TextDoc(tree_pformat(obj, struct_as_array=True))
         return None

@@ -135,8 +135,15 @@ class TextProgressMeter(AbstractProgressMeter[_TextState]):
 
 
 def _print_text() -> Callable[[float], None]:
+    last = ""
+
     def show(progress: float) -> None:
-        print(f"{100 * progress:.2f}%")
+        nonlocal last
+        text = f"{100 * progress:.2f}%"
+        # The end of a solve may have been shown by its last step.
+        if text != last:
+            print(text)
+            last = text
 
     show(0.0)
     return show
@@ -192,6 +199,7 @@ def _open_bar() -> Callable[[float], None]:
     bar = _import_tqdm().tqdm(
         total=100,
         unit="%",
+        mininterval=0,
         bar_format="{percentage:.2f}%|{bar}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
     )
 

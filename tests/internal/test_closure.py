@@ -1,0 +1,132 @@
+"""Functions whose closures are children in a tree."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import eqxlike
+from eqxlike import internal
+from tests.internal.beside_equinox_internal import both
+
+
+def scaling_by(factor, shift=0.0):
+    def scale(x, *, power=1):
+        return factor * x**power + shift
+
+    return scale
+
+
+def arrays_of(tree):
+    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+
+
+@both
+def test_it_is_called_like_the_function(eqxi):
+    assert eqxi.closure_to_pytree(scaling_by(2.0))(3.0, power=2) == 18.0
+
+
+@both
+def test_arrays_closed_over_are_leaves(eqxi):
+    factor = jnp.array(2.0)
+    assert arrays_of(eqxi.closure_to_pytree(scaling_by(factor))) == [factor]
+
+
+@both
+def test_functions_closed_over_are_converted_too(eqxi):
+    inner = scaling_by(jnp.array(2.0))
+    outer = eqxi.closure_to_pytree({"f": [lambda x: inner(inner(x))]})
+    doubled = jax.tree.map(lambda leaf: 2 * leaf if isinstance(leaf, jax.Array) else leaf, outer)
+    assert doubled["f"][0](1.0) == 16
+
+
+@both
+def test_leaves_that_are_no_functions_stay(eqxi):
+    tree = {"a": 1, "b": abs, "c": jnp.sin}
+    assert eqxi.closure_to_pytree(tree) == tree
+
+
+@both
+def test_a_gradient_goes_to_what_is_closed_over(eqxi):
+    scale = eqxi.closure_to_pytree(scaling_by(jnp.array(2.0)))
+    gradient = eqxlike.filter_grad(lambda scale: scale(3.0))(scale)
+    assert arrays_of(gradient) == [3.0]
+
+
+@both
+def test_functions_that_were_made_alike_are_equal(eqxi):
+    one, other, different = (eqxi.closure_to_pytree(optax.adam(rate)) for rate in (0.1, 0.1, 0.2))
+    assert jax.tree.leaves(one) == jax.tree.leaves(other) != jax.tree.leaves(different)
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+
+
+def test_functions_that_were_made_alike_are_compiled_once():
+    traces = []
+
+    @eqxlike.filter_jit
+    def call(function, x):
+        traces.append(x)
+        return function(x)
+
+    outputs = [
+        call(internal.closure_to_pytree(scaling_by(jnp.array(factor))), jnp.array(1.0))
+        for factor in (2.0, 3.0)
+    ]
+    assert (outputs, len(traces)) == ([2.0, 3.0], 1)
+
+
+def with_default(value):
+    def function(x=value):
+        return x
+
+    return function
+
+
+def with_keyword(value):
+    def function(*, x=value):
+        return x
+
+    return function
+
+
+@pytest.mark.parametrize("make", [with_default, with_keyword])
+def test_functions_with_other_defaults_are_not_equal(make):
+    one, other = (jax.tree.leaves(internal.closure_to_pytree(make(value))) for value in ([], []))
+    assert one != other
+
+
+@both
+@pytest.mark.parametrize("make", [with_default, with_keyword])
+def test_defaults_stay(eqxi, make):
+    assert eqxi.closure_to_pytree(make(5))() == 5
+
+
+def test_functions_of_other_modules_are_not_equal():
+    def in_namespace(namespace):
+        return types.FunctionType(scaling_by(1.0).__code__, namespace, closure=(cell, cell))
+
+    cell = types.CellType(1.0)
+    one, other = (jax.tree.leaves(internal.closure_to_pytree(in_namespace({}))) for _ in range(2))
+    assert one != other
+
+
+def test_a_function_that_closes_over_itself_is_refused():
+    def factorial(n):
+        return n * factorial(n - 1)
+
+    message = "which closes over itself. Give it what it calls as an argument."
+    with pytest.raises(ValueError, match=message):
+        internal.closure_to_pytree(factorial)
+
+
+def test_a_variable_without_a_value_is_refused():
+    def function():
+        return later
+
+    message = "closes over `later`: that has no value yet."
+    with pytest.raises(ValueError, match=message):
+        internal.closure_to_pytree(function)
+    later = 1
+    assert function() == later

@@ -1,0 +1,153 @@
+"""What is finalised calculates the same with primitives of JAX alone."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxlike
+from eqxlike import internal, loops
+from tests.internal.beside_equinox_internal import both
+
+X = jnp.array(0.5)
+
+
+def names_in(jaxpr):
+    """The names of all primitives in a jaxpr, with those inside of loops and of other functions."""
+    found = set()
+    for equation in jaxpr.eqns:
+        found.add(equation.primitive.name)
+        for param in jax.tree.leaves(list(equation.params.values())):
+            inner = getattr(param, "jaxpr", param)
+            if hasattr(inner, "eqns"):
+                found |= names_in(inner)
+    return found
+
+
+def refusals(eqxi, x):
+    x = eqxi.nondifferentiable_backward(eqxi.nontraceable(x))
+    return eqxi.nonbatchable(eqxi.nondifferentiable(x))
+
+
+@jax.custom_vjp
+def with_gradient(x):
+    return 2.0 * x
+
+
+with_gradient.defvjp(lambda x: (2.0 * x, None), lambda _, cotangent: (cotangent,))
+
+PROGRAMS = {
+    "refusals": lambda eqxi, x: refusals(eqxi, x) + 1.0,
+    "questions to a batch": lambda eqxi, x: jnp.where(
+        eqxi.unvmap_any(x > 0) & eqxi.unvmap_all(x > 0), x, eqxi.unvmap_max(x)
+    ),
+    "derivatives": lambda eqxi, x: jax.nn.relu(x) + jax.lax.stop_gradient(x),
+    "neighbours": lambda eqxi, x: eqxi.nextafter(x) + eqxi.prevbefore(x),
+    "jit": lambda eqxi, x: jax.jit(lambda x: refusals(eqxi, x))(x),
+    "checkpoint": lambda eqxi, x: jax.checkpoint(lambda x: refusals(eqxi, x))(x),
+    "custom_vjp": lambda eqxi, x: with_gradient(refusals(eqxi, x)),
+    "cond": lambda eqxi, x: jax.lax.cond(x > 0, lambda x: refusals(eqxi, x), lambda x: -x, x),
+    "scan": lambda eqxi, x: jax.lax.scan(
+        lambda c, _: (refusals(eqxi, c) + 1.0, None), x, None, length=3
+    )[0],
+    "while": lambda eqxi, x: jax.lax.while_loop(
+        lambda c: eqxi.nonbatchable(c < 3), lambda c: refusals(eqxi, c) + 1.0, x
+    ),
+    "vmap": lambda eqxi, x: jax.vmap(eqxi.nondifferentiable)(x[None])[0],
+    "announcements": lambda eqxi, x: eqxi.announce_transform(x, announce=lambda text: None),
+}
+
+FINALISED = {
+    "finalise_fn": lambda eqxi, function: jax.jit(eqxi.finalise_fn(function)),
+    "finalise_jaxpr": lambda eqxi, function: jax.extend.core.jaxpr_as_fun(
+        eqxi.finalise_jaxpr(jax.make_jaxpr(function)(X))
+    ),
+    "finalise_jaxpr_as_fn": lambda eqxi, function: jax.jit(
+        eqxi.finalise_jaxpr_as_fn(jax.make_jaxpr(function)(X))
+    ),
+    "finalise_make_jaxpr": lambda eqxi, function: jax.extend.core.jaxpr_as_fun(
+        eqxi.finalise_make_jaxpr(function)(X)
+    ),
+}
+
+
+@both
+@pytest.mark.parametrize("way", FINALISED)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_calculates_the_same_with_primitives_of_jax(eqxi, name, way):
+    def function(x):
+        return PROGRAMS[name](eqxi, x)
+
+    finalised = FINALISED[way](eqxi, function)
+    names = names_in(jax.make_jaxpr(finalised)(X).jaxpr)
+    assert jax.tree.leaves(finalised(X)) == [jax.jit(function)(X)]
+    assert names & {str(each) for each in eqxi.primitive_finalisations} == set()
+
+
+def test_nothing_of_ours_is_left_of_a_loop():
+    def function(x):
+        return loops.while_loop(
+            lambda c: c[0] < 3,
+            lambda c: (c[0] + 1, c[1].at[c[0]].set(x)),
+            (jnp.array(0), jnp.zeros(4)),
+            max_steps=4,
+            buffers=lambda c: c[1],
+            kind="bounded",
+        )[1]
+
+    finalised = internal.finalise_make_jaxpr(function)(X)
+    known = names_in(jax.make_jaxpr(jax.jit(lambda x: x))(X).jaxpr)
+    exported = {
+        each.name
+        for each in vars(jax.extend.core.primitives).values()
+        if isinstance(each, jax.extend.core.Primitive)
+    }
+    assert names_in(finalised.jaxpr) <= exported | known
+    assert jnp.array_equal(jax.extend.core.jaxpr_as_fun(finalised)(X)[0], function(X))
+
+
+@both
+def test_a_primitive_is_finalised_once_registered(eqxi):
+    primitive = eqxi.create_vprim(
+        "doubled",
+        eqxi.filter_primitive_def(lambda x: 2 * x),
+        eqxi.filter_primitive_def(lambda x: x),
+        None,
+        None,
+    )
+
+    def names():
+        function = eqxi.finalise_make_jaxpr(lambda x: eqxi.filter_primitive_bind(primitive, x))
+        return names_in(function(X).jaxpr)
+
+    before = names()
+    eqxi.register_impl_finalisation(primitive)
+    assert (before, names()) == ({"doubled"}, {"mul"})
+
+
+@both
+def test_a_function_of_trees_stays_one(eqxi):
+    doubled = eqxi.finalise_fn(lambda tree: {"b": 2 * tree["a"]})
+    assert doubled({"a": X}) == {"b": 2 * X}
+
+
+@both
+def test_shapes_of_the_outcome_come_with_the_jaxpr(eqxi):
+    _, shape = eqxi.finalise_make_jaxpr(lambda x: {"a": x}, return_shape=True)(X)
+    assert shape["a"].shape == ()
+
+
+@both
+def test_constants_of_a_jaxpr_are_those_given(eqxi):
+    jaxpr = jax.make_jaxpr(lambda x: x + jnp.arange(2.0))(jnp.ones(2))
+    found = eqxi.finalise_eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, jnp.ones(2))
+    assert found[0].tolist() == [1.0, 2.0]
+
+
+def test_a_check_still_fails():
+    @eqxlike.filter_jit
+    @internal.finalise_fn
+    def checked(x):
+        return eqxlike.error_if(x, x > 0, "positive")
+
+    with pytest.raises(eqxlike.EqxlikeRuntimeError, match="positive"):
+        checked(X)

@@ -1,0 +1,113 @@
+"""Progress meters, from inside compiled programs."""
+
+import sys
+import types
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from eqxlike import internal
+from tests.internal.beside_equinox_internal import both
+
+
+def solve(meter, num_steps):
+    """A solve whose progress is that of its steps, or of `x` as many steps."""
+
+    def of_x(x):
+        def step(state, number):
+            return meter.step(state, (number + 1) * x / num_steps), None
+
+        state, _ = jax.lax.scan(step, meter.init(), jnp.arange(float(num_steps)))
+        meter.close(state)
+        return x**2
+
+    return of_x
+
+
+WAYS = {
+    "jit": lambda of_x: jax.jit(of_x)(1.0),
+    "eager": lambda of_x: of_x(1.0),
+    "vmap": lambda of_x: jax.jit(jax.vmap(of_x))(jnp.array([1.0, 1.0])),
+    "vmap, different": lambda of_x: jax.jit(jax.vmap(of_x))(jnp.array([2.0, 1.0, 3.0])),
+    "grad": lambda of_x: jax.jit(jax.grad(of_x))(1.0),
+}
+
+
+def printed(capfd, way, meter):
+    WAYS[way](solve(meter, 8))
+    jax.effects_barrier()
+    return capfd.readouterr()
+
+
+@both
+@pytest.mark.parametrize("way", sorted(set(WAYS) - {"grad"}))
+def test_lines_are_as_far_apart_as_asked(capfd, eqxi, way):
+    out, _ = printed(capfd, way, eqxi.TextProgressMeter(0.2))
+    assert out.split() == ["0.00%", "25.00%", "50.00%", "75.00%", "100.00%"]
+
+
+def test_a_differentiated_solve_shows_its_progress(capfd):
+    out, _ = printed(capfd, "grad", internal.TextProgressMeter(0.4))
+    assert out.split() == ["0.00%", "50.00%", "100.00%"]
+
+
+@both
+@pytest.mark.parametrize("way", WAYS)
+def test_no_meter_shows_nothing(capfd, eqxi, way):
+    assert printed(capfd, way, eqxi.NoProgressMeter()) == ("", "")
+
+
+@both
+def test_solves_one_after_the_other_show_their_own(capfd, eqxi):
+    meter = eqxi.TextProgressMeter(0.6)
+    of_x = jax.jit(solve(meter, 8))
+    for _ in range(2):
+        of_x(1.0)
+        jax.effects_barrier()
+    lines = capfd.readouterr().out.split()
+    assert lines == ["0.00%", "62.50%", "100.00%"] * 2
+
+
+class FakeBar:
+    """What is asked of a bar of tqdm."""
+
+    made: ClassVar[list[Any]] = []
+
+    def __init__(self, *, total, **options):
+        self.n = 0
+        self.shown = []
+        self.is_closed = False
+        self.total = total
+        FakeBar.made.append(self)
+
+    def update(self, increase):
+        self.n += increase
+        self.shown.append(self.n)
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def tqdm(monkeypatch):
+    FakeBar.made.clear()
+    module = types.ModuleType("tqdm")
+    vars(module)["tqdm"] = FakeBar
+    monkeypatch.setitem(sys.modules, "tqdm", module)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_bar_is_updated_once_in_so_many_steps(tqdm, way):
+    WAYS[way](solve(internal.TqdmProgressMeter(refresh_steps=4), 8))
+    jax.effects_barrier()
+    (bar,) = FakeBar.made
+    assert (bar.shown, bar.is_closed) == ([12.5, 62.5, 100.0], True)
+
+
+def test_missing_tqdm_is_explained(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    message = "TqdmProgressMeter needs tqdm: `pip install tqdm`, or use TextProgressMeter."
+    with pytest.raises(ImportError, match=message):
+        internal.TqdmProgressMeter()

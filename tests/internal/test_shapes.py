@@ -1,0 +1,133 @@
+"""Functions run on shapes alone."""
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxlike
+from eqxlike import internal
+from tests.internal.beside_equinox_internal import both
+
+
+@both
+@pytest.mark.parametrize("name", ["eval_zero", "eval_empty"])
+def test_arrays_have_the_shapes_of_the_output(eqxi, name):
+    def function(x, y):
+        return {"a": x, "b": [y > 0, x.astype(int)]}
+
+    args = jnp.ones((2, 1)), jnp.ones(3)
+    found = getattr(eqxi, name)(function, *args)
+    assert jax.eval_shape(lambda: found) == jax.eval_shape(function, *args)
+
+
+@both
+def test_zeros_are_zeros(eqxi):
+    assert eqxi.eval_zero(lambda x: x + 1, jnp.ones(2)).tolist() == [0, 0]
+
+
+def test_leaves_that_are_no_arrays_stay():
+    assert internal.eval_zero(lambda x: (x, "text", 1.0), jnp.array(1.0)) == (0, "text", 1.0)
+
+
+def counted(function):
+    def called(*args, **kwargs):
+        called.count += 1
+        return function(*args, **kwargs)
+
+    called.count = 0
+    return called
+
+
+@both
+def test_equal_shapes_are_traced_once(eqxi):
+    function = counted(lambda x, n: (x[:n], n))
+    args = jnp.ones(3), 2
+    outputs = [eqxi.cached_filter_eval_shape(function, *args) for _ in range(3)]
+    assert outputs == [eqxlike.filter_eval_shape(lambda x, n: (x[:n], n), *args)] * 3
+    assert function.count == 1
+
+
+@both
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((jnp.ones(3), 1), {}),
+        ((jnp.ones(4), 2), {}),
+        ((jnp.arange(3), 2), {}),
+        ((jnp.ones(3),), {"n": 2}),
+    ],
+)
+def test_another_call_is_traced_anew(eqxi, args, kwargs):
+    function = counted(lambda x, n: x[:n])
+    eqxi.cached_filter_eval_shape(function, jnp.ones(3), 2)
+    found = eqxi.cached_filter_eval_shape(function, *args, **kwargs)
+    assert found == eqxlike.filter_eval_shape(lambda x, n: x[:n], *args, **kwargs)
+    assert function.count == 2
+
+
+def test_static_values_of_another_type_are_told_apart():
+    found = [internal.cached_filter_eval_shape(lambda n: n, n) for n in (1, 1.0, True)]
+    assert [type(each) for each in found] == [int, float, bool]
+
+
+def test_values_that_are_not_hashable_are_traced_each_time():
+    class Unhashable:
+        __hash__ = None
+
+    function = counted(lambda x, other: x)
+    for _ in range(2):
+        internal.cached_filter_eval_shape(function, jnp.ones(2), Unhashable())
+    assert function.count == 2
+
+
+def test_wider_numbers_are_traced_anew():
+    def function():
+        return jnp.zeros(())
+
+    narrow = internal.cached_filter_eval_shape(function)
+    with jax.enable_x64(True):
+        wide = internal.cached_filter_eval_shape(function)
+    assert (narrow.dtype, wide.dtype) == (jnp.float32, jnp.float64)
+
+
+def test_axes_in_scope_are_looked_at():
+    def function(x):
+        return jnp.zeros(jax.lax.axis_size("batch"))
+
+    def shape_in_batch_of(size):
+        found = []
+
+        def member(x):
+            found.append(internal.cached_filter_eval_shape(function, x).shape)
+            return x
+
+        jax.vmap(member, axis_name="batch")(jnp.ones(size))
+        return found[0]
+
+    assert [shape_in_batch_of(size) for size in (2, 3)] == [(2,), (3,)]
+
+
+def test_a_returned_tree_is_a_new_one():
+    def function():
+        return {"a": jnp.zeros(())}
+
+    internal.cached_filter_eval_shape(function).clear()
+    assert internal.cached_filter_eval_shape(function).keys() == {"a"}
+
+
+def test_what_a_short_lived_function_closes_over_goes_with_it():
+    class Held:
+        pass
+
+    def closing_over(held):
+        return lambda x: (held, x)[1]
+
+    held = Held()
+    gone = weakref.ref(held)
+    internal.cached_filter_eval_shape(closing_over(held), jnp.ones(2))
+    del held
+    gc.collect()
+    assert gone() is None
