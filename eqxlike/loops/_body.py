@@ -11,14 +11,14 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
 from .._partition import find_static_difference
-from .._pytree import describe_node, find_difference, is_array_like, tree_at
+from .._pytree import describe_node, find_difference, is_array_like, tree_pformat
 from ._buffers import Buffer
 from ._carry import Form, take_arrays
 from ._counted_while import Condition
 from ._plan import Arrays, Scan, Step
 
 Buffers = Callable[[PyTree], Any]
-"""From a carry to its buffers, one or several."""
+"""From a carry to its buffers: arrays of it, or nodes that hold some."""
 
 _MAX_CASTS = 4
 """At most this often the body is traced for the dtypes that it returns."""
@@ -65,7 +65,8 @@ def trace_body(
     shape or dtype, or has other static leaves.
     """
     form, carry = Form(init), take_arrays(init)
-    flat = _FlatBody(name, body, form, x_form, buffers)
+    places = _find_buffers(init, buffers)
+    flat = _FlatBody(name, body, form, x_form, places)
     closed = jax.make_jaxpr(flat)(carry, list(x), jnp.asarray(True))
     for _ in range(_MAX_CASTS):
         if not flat.casts:
@@ -77,12 +78,14 @@ def trace_body(
         closed = jax.make_jaxpr(flat)(carry, list(x), jnp.asarray(True))
     consts, y_form = list(map(jnp.asarray, closed.consts)), flat.y_form
     step, reading_step = _step_of(closed, slice(len(consts)), len(carry)), None
-    if buffers is not None:
-        reader = _FlatBody(name, body, form, x_form, buffers, is_writing=False)
+    if places:
+        reader = _FlatBody(name, body, form, x_form, places, is_writing=False)
         reading = jax.make_jaxpr(reader)(carry, list(x), jnp.asarray(True))
         reading_step = _step_of(reading, slice(len(consts), None), len(carry))
         consts += map(jnp.asarray, reading.consts)
-    is_buffer = _flag_buffers(init, buffers)
+    is_buffer = tuple(
+        place in places for place, leaf in enumerate(jtu.tree_leaves(init)) if is_array_like(leaf)
+    )
     return Body(consts, step, reading_step, carry, form, y_form, is_buffer)
 
 
@@ -101,6 +104,8 @@ def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int) -> Step:
 class _FlatBody:
     """A body as a function of lists of arrays, which notes what its trace comes to.
 
+    `buffers` says which leaves of the carry are buffers.
+
     - `y_form`: that of what a step returns beside the carry.
     - `casts`: for each array of the carry the dtype that it should have had, or `None`; an empty
       list if all have the right one.
@@ -112,7 +117,7 @@ class _FlatBody:
         body: Callable[[PyTree, PyTree], Any],
         form: Form,
         x_form: Form,
-        buffers: Buffers | None,
+        buffers: set[int],
         *,
         is_writing: bool = True,
     ):
@@ -126,13 +131,12 @@ class _FlatBody:
         self.casts: list[Any] = []
 
     def __call__(self, carry: Arrays, x: Arrays, is_active: Any) -> tuple[list[Array], list[Array]]:
-        old = given = self._form.put(carry)
-        if self._buffers is not None:
-            given = tree_at(
-                self._buffers,
-                old,
-                replace_fn=lambda each: Buffer(each, is_active, self._is_writing),
-            )
+        old = self._form.put(carry)
+        leaves, treedef = jtu.tree_flatten(old)
+        given = treedef.unflatten(
+            Buffer(leaf, is_active, self._is_writing) if place in self._buffers else leaf
+            for place, leaf in enumerate(leaves)
+        )
         new, y = self._body(given, self._x_form.put(x))
         new = _without_buffers(self._name, new, self._buffers)
         _check_carry(self._name, old, new)
@@ -142,15 +146,18 @@ class _FlatBody:
         return arrays, take_arrays(y)
 
 
-def scan_of(body: Body, length: int, levels: tuple[int, ...]) -> Scan:
-    """The scan that takes the steps of a body."""
+def scan_of(
+    body: Body, length: int, levels: tuple[int, ...] | None, checkpoints: int | None = None
+) -> Scan:
+    """The scan that takes the steps of a body; one of no `levels` saves so many carries."""
     return Scan(
         body.step,
         length,
-        levels,
+        levels or (1,),
         is_masked=body.is_buffer,
         is_written_once=body.is_buffer,
         reading_step=body.reading_step,
+        checkpoints=None if levels else checkpoints,
     )
 
 
@@ -180,33 +187,48 @@ def trace_condition(
     return list(map(jnp.asarray, closed.consts)), of_arrays
 
 
-def _flag_buffers(init: PyTree, buffers: Buffers | None) -> tuple[bool, ...]:
-    marked = init
-    if buffers is not None:
-        marked = tree_at(buffers, init, replace_fn=lambda each: Buffer(each, True))
-    leaves = jtu.tree_leaves(marked, is_leaf=lambda node: isinstance(node, Buffer))
-    return tuple(
-        isinstance(leaf, Buffer)
-        for leaf in leaves
-        if isinstance(leaf, Buffer) or is_array_like(leaf)
-    )
+class _Marker:
+    """Stands for the leaf at a place of the carry, where `buffers` chooses from it."""
+
+    def __init__(self, place: int, leaf: Any):
+        self._place = place
+        self._leaf = leaf
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._leaf, name)
 
 
-def _without_buffers(name: str, new: PyTree, buffers: Buffers | None) -> PyTree:
-    """The carry with plain arrays for its buffers. Raises `ValueError` if a buffer is gone."""
+def _find_buffers(init: PyTree, buffers: Buffers | None) -> set[int]:
+    """The places of the buffers among the leaves of the carry.
+
+    **Raises:** `TypeError` if something else than arrays of the carry was chosen.
+    """
     if buffers is None:
-        return new
-    for each in jtu.tree_leaves(buffers(new), is_leaf=lambda node: isinstance(node, Buffer)):
-        if not isinstance(each, Buffer):
+        return set()
+    leaves, treedef = jtu.tree_flatten(init)
+    chosen = buffers(treedef.unflatten(map(_Marker, range(len(leaves)), leaves)))
+    places = set()
+    for marker in jtu.tree_leaves(chosen):
+        leaf = marker._leaf if isinstance(marker, _Marker) else marker
+        if not isinstance(marker, _Marker) or not is_array_like(leaf):
+            raise TypeError(
+                "buffers must return arrays of the carry, or nodes of it that hold some: it "
+                f"returned {tree_pformat(leaf)}."
+            )
+        places.add(marker._place)
+    return places
+
+
+def _without_buffers(name: str, new: PyTree, buffers: set[int]) -> PyTree:
+    """The carry with plain arrays for its buffers. Raises `ValueError` if a buffer is gone."""
+    leaves, treedef = jtu.tree_flatten(new, is_leaf=lambda node: isinstance(node, Buffer))
+    for place, leaf in enumerate(leaves):
+        if place in buffers and not isinstance(leaf, Buffer):
             raise ValueError(
                 f"{name} must return a buffer where it was given one, such as what "
-                f"`buffer.at[index].set(x)` returns: it returned {describe_node(each)}."
+                f"`buffer.at[index].set(x)` returns: it returned {describe_node(leaf)}."
             )
-    return jtu.tree_map(
-        lambda node: node.array if isinstance(node, Buffer) else node,
-        new,
-        is_leaf=lambda node: isinstance(node, Buffer),
-    )
+    return treedef.unflatten(leaf.array if isinstance(leaf, Buffer) else leaf for leaf in leaves)
 
 
 def _check_carry(name: str, old: PyTree, new: PyTree) -> None:

@@ -11,7 +11,7 @@ from .._module import Module, field
 from .._partition import split
 from .._pytree import is_array, is_array_like, tree_pformat
 from ._batched import select_if_vmap
-from ._linear_call import linear_call
+from ._linear_call import Sum, linear_call
 from ._plan import Arrays
 
 
@@ -156,12 +156,13 @@ def _write_where(
         indices = residuals[len(masks) :]
         return [write(array, indices, select(residuals, x, read(array, indices)))]
 
-    def transpose(residuals: Arrays, cotangents: Arrays) -> list[Array]:
+    def transpose(residuals: Arrays, cotangents: Arrays, sums: list[Sum]) -> list[Array]:
         indices = residuals[len(masks) :]
         of_x = read(cotangents[0], indices)
         # Nobody asks again for what was there before, but at the start: the loop sees to that. To
         # write a zero there, XLA would copy the array in each step.
-        return [cotangents[0], select(residuals, of_x, jnp.zeros_like(of_x))]
+        found = [cotangents[0], select(residuals, of_x, jnp.zeros_like(of_x))]
+        return [sum_shared(each) for sum_shared, each in zip(sums, found, strict=True)]
 
     residuals = [*masks, *indices]
     if not jnp.issubdtype(array.dtype, jnp.inexact):

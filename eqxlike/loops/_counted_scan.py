@@ -12,7 +12,6 @@ any mode, are derivatives of the same.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,8 +20,10 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
-from ._linear_call import linear_call
+from ._linear_call import Sum, linear_call
+from ._moving import Moving, add_active, is_inexact, moved, moving_parts, of_moving, with_tangents
 from ._plan import Arrays, Operands, Scan, Step, segments_of, split
+from ._revolve import pull_back_any_length
 from ._run import run
 
 Saved = tuple[list[Array], list[Array], list[Array]]
@@ -47,6 +48,8 @@ def counted_scan(scan: Scan, operands: Operands) -> tuple[list[Array], list[Arra
 
 def save(scan: Scan, operands: Operands) -> Saved:
     """As `counted_scan`, with what is saved of the carry before each segment."""
+    if scan.checkpoints is not None:
+        return *counted_scan(scan, operands), []
     segments = segments_of(scan, operands)
 
     def step_over(segment: Scan) -> Step:
@@ -75,23 +78,6 @@ def save(scan: Scan, operands: Operands) -> Saved:
     return carry, segments.join(ys), saved
 
 
-@dataclasses.dataclass(frozen=True)
-class _Moving:
-    """Of the operands and outputs of a scan, whether each has a tangent."""
-
-    consts: list[bool]
-    carry: list[bool]
-    xs: list[bool]
-    ys: list[bool]
-
-    def flat(self) -> list[bool]:
-        return [*self.consts, *self.carry, *self.xs]
-
-    def split(self, arrays: Arrays) -> list[list[Array]]:
-        """Tangents of the operands, as those of consts, carry and xs."""
-        return split(arrays, sum(self.consts), sum(self.carry))
-
-
 def tangents_of(
     scan: Scan, operands: Operands, tangents: Any, carry: Arrays, ys: Arrays, saved: Arrays
 ) -> tuple[list[Any], list[Any]]:
@@ -103,12 +89,12 @@ def tangents_of(
     - `carry`, `ys`, `saved`: what `save` returned.
     """
     of_consts, _, of_xs = split(tangents, len(operands.consts), len(operands.carry))
-    moving = _Moving(
+    moving = Moving(
         consts=list(map(_moves, of_consts)),
         # What the carry comes to depends on all of it, and on all that moves.
-        carry=list(map(_is_inexact, carry)),
+        carry=list(map(is_inexact, carry)),
         xs=list(map(_moves, of_xs)),
-        ys=list(map(_is_inexact, ys)),
+        ys=list(map(is_inexact, ys)),
     )
     directions = [
         _instantiate(each)
@@ -127,15 +113,25 @@ def tangents_of(
         filled, _, _ = unpack(residuals)
         return _push_forward(scan, filled, moving, directions)
 
-    def transpose(residuals: Arrays, cotangents: Arrays) -> list[Array]:
+    def transpose(residuals: Arrays, cotangents: Arrays, sums: list[Sum]) -> list[Array]:
         filled, saved, last = unpack(residuals)
         of_carry, of_ys = split(cotangents, sum(moving.carry))
-        of_consts = [jnp.zeros_like(each) for each in _moved(filled.consts, moving.consts)]
+        sums_of_consts, others = split(sums, sum(moving.consts))
+        if scan.checkpoints is not None:
+            of_consts, rest = split(
+                pull_back_any_length(
+                    scan, filled, moving, last, of_carry, of_ys, sums_of_consts, _push_forward
+                ),
+                sum(moving.consts),
+            )
+            return [*of_consts, *(add_up(each) for add_up, each in zip(others, rest, strict=True))]
+        of_consts = [jnp.zeros_like(each) for each in moved(filled.consts, moving.consts)]
         at_end = dataclasses.replace(filled, carry=last)
         of_carry, of_consts, of_xs = _pull_back(
-            scan, at_end, moving, saved, of_carry, of_ys, of_consts
+            scan, at_end, moving, saved, of_carry, of_ys, of_consts, sums_of_consts
         )
-        return [*of_consts, *of_carry, *of_xs]
+        rest = zip(others, [*of_carry, *of_xs], strict=True)
+        return [*of_consts, *(add_up(each) for add_up, each in rest)]
 
     residuals = [*operands.flat(), *saved, *carry, *count]
     found = iter(linear_call(forward, transpose, residuals, directions))
@@ -146,32 +142,9 @@ def tangents_of(
 
 
 def _push_forward(
-    scan: Scan, operands: Operands, moving: _Moving, directions: Arrays
+    scan: Scan, operands: Operands, moving: Moving, directions: Arrays
 ) -> list[Array]:
     """The tangents of the last carry and of what the steps returned."""
-    num_consts, num_carry, num_xs = map(len, (operands.consts, operands.carry, operands.xs))
-
-    def with_tangents(scan: Scan) -> Step:
-        def step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
-            consts, consts_dot = split(consts, num_consts)
-            carry, carry_dot = split(carry, num_carry)
-            x, x_dot = split(x, num_xs)
-            function = _of_moving(scan, moving, consts, carry, x, is_active)
-            primals = _moving_parts(moving, consts, carry, x)
-            _, (new_dot, y_dot), (new, _) = jax.jvp(
-                function, primals, (consts_dot, carry_dot, x_dot), has_aux=True
-            )
-            return [*new, *new_dot], y_dot
-
-        return step
-
-    doubled = dataclasses.replace(
-        scan,
-        step=with_tangents(scan),
-        reading_step=with_tangents(scan.reading),
-        is_masked=(*scan.is_masked, *_moved(scan.is_masked, moving.carry)),
-        is_written_once=(*scan.is_written_once, *_moved(scan.is_written_once, moving.carry)),
-    )
     consts_dot, carry_dot, xs_dot = moving.split(directions)
     with_directions = Operands(
         [*operands.consts, *consts_dot],
@@ -179,18 +152,19 @@ def _push_forward(
         [*operands.xs, *xs_dot],
         operands.count,
     )
-    carry, ys_dot = counted_scan(doubled, with_directions)
-    return [*carry[num_carry:], *ys_dot]
+    carry, ys_dot = counted_scan(with_tangents(scan, operands, moving), with_directions)
+    return [*carry[len(operands.carry) :], *ys_dot]
 
 
 def _pull_back(
     scan: Scan,
     operands: Operands,
-    moving: _Moving,
+    moving: Moving,
     saved: Arrays,
     of_carry: Arrays,
     of_ys: Arrays,
     of_consts: Arrays,
+    sums: list[Sum],
 ) -> tuple[list[Array], list[Array], list[Array]]:
     """Cotangents of the carry at the start, of the consts and of the xs.
 
@@ -199,6 +173,7 @@ def _pull_back(
     - `operands`: with the carry at the end.
     - `of_carry`, `of_ys`: cotangents of the outputs.
     - `of_consts`: what has been found of those of the consts.
+    - `sums`: for each of these, as `linear_call` gives it.
     """
     segment, segments = scan.segment, segments_of(scan, operands)
     num_consts, num_carry, num_xs = map(len, (operands.consts, operands.carry, operands.xs))
@@ -213,17 +188,17 @@ def _pull_back(
             _, _, saved = save(segment.reading, inner)
             at_end = dataclasses.replace(inner, carry=last)
             of_carry, of_consts, of_xs = _pull_back(
-                segment, at_end, moving, saved, of_carry, of_ys, of_consts
+                segment, at_end, moving, saved, of_carry, of_ys, of_consts, sums
             )
             return [*of_carry, *of_consts], of_xs
         x = [each[0] for each in xs]
-        function = _of_moving(scan, moving, consts, carry, x, is_active)
-        _, vjp, _ = jax.vjp(function, *_moving_parts(moving, consts, carry, x), has_aux=True)
+        function = of_moving(scan, moving, consts, carry, x, is_active)
+        _, vjp, _ = jax.vjp(function, *moving_parts(moving, consts, carry, x), has_aux=True)
         more_of_consts, of_carry, of_x = vjp((of_carry, [each[0] for each in of_ys]))
-        of_consts = [one + more for one, more in zip(of_consts, more_of_consts, strict=True)]
+        of_consts = add_active(is_active, of_consts, more_of_consts, sums)
         return [*of_carry, *of_consts], [each[None] for each in of_x]
 
-    is_masked = (*_moved(scan.is_masked, moving.carry), *[False] * len(of_consts))
+    is_masked = (*moved(scan.is_masked, moving.carry), *[True] * len(of_consts))
     backward = dataclasses.replace(
         scan.over_segments(pull_back_segment),
         is_masked=is_masked,
@@ -247,43 +222,6 @@ def _pull_back(
     return of_carry, of_consts, segments.join(of_xs)
 
 
-def _of_moving(
-    scan: Scan, moving: _Moving, consts: Arrays, carry: Arrays, x: Arrays, is_active: Any
-) -> Callable[..., Any]:
-    """A step as a function of what moves, to what moves; beside it all that it returns."""
-
-    def function(moving_consts: Arrays, moving_carry: Arrays, moving_x: Arrays) -> Any:
-        new, y = scan.step(
-            _put(moving_consts, consts, moving.consts),
-            _put(moving_carry, carry, moving.carry),
-            _put(moving_x, x, moving.xs),
-            is_active,
-        )
-        return (_moved(new, moving.carry), _moved(y, moving.ys)), (list(new), list(y))
-
-    return function
-
-
-def _moving_parts(
-    moving: _Moving, consts: Arrays, carry: Arrays, x: Arrays
-) -> tuple[list[Array], list[Array], list[Array]]:
-    return _moved(consts, moving.consts), _moved(carry, moving.carry), _moved(x, moving.xs)
-
-
-def _moved(values: Any, is_moving: list[bool]) -> list[Any]:
-    return [value for value, moves in zip(values, is_moving, strict=True) if moves]
-
-
-def _put(moved: Arrays, values: Arrays, is_moving: list[bool]) -> list[Array]:
-    """`values` with those `moved` in the places of what moves."""
-    rest = iter(moved)
-    return [next(rest) if moves else value for value, moves in zip(values, is_moving, strict=True)]
-
-
-def _is_inexact(array: Any) -> bool:
-    return jnp.issubdtype(array.dtype, jnp.inexact)
-
-
 def _moves(tangent: Any) -> bool:
     return type(tangent) is not SymbolicZero and tangent.dtype != jax.dtypes.float0
 
@@ -297,4 +235,4 @@ def _instantiate(tangent: Any) -> Array:
 
 def _tangent(array: Array, found: Any) -> Any:
     """The next tangent that was found, or that of an array which has none."""
-    return next(found) if _is_inexact(array) else np.zeros(array.shape, jax.dtypes.float0)
+    return next(found) if is_inexact(array) else np.zeros(array.shape, jax.dtypes.float0)

@@ -130,8 +130,28 @@ def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     return run_flat(operands.flat())
 
 
+def _count_while(loop: While, operands: WhileOperands) -> tuple[Int[Array, ""], list[Array]]:
+    """The number of steps, and the last carry."""
+
+    def is_any_active(state: Any) -> Any:
+        return unvmap_any(state[1])
+
+    def step(state: Any) -> Any:
+        number, is_active, count, carry = state
+        count = count + is_active.astype(count.dtype)
+        number, is_active, carry = _step(loop, operands, number, is_active, carry)
+        return number, is_active, count, carry
+
+    number = jnp.asarray(0)
+    start = number, _starts(loop, operands), number, list(operands.carry)
+    _, _, count, carry = jax.lax.while_loop(is_any_active, step, start)
+    return count, carry
+
+
 def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     scan = loop.scan
+    if scan.checkpoints is not None:
+        return *_count_while(loop, operands), []
     segment_length = scan.segment.length
 
     def is_any_active(state: Any) -> Any:

@@ -15,18 +15,22 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
 Linear = Callable[[list[Array], list[Array]], list[Array]]
+Sum = Callable[[Any], Any]
+"""From part of a cotangent to its sum over all members of the batches that share the tangent."""
+Transpose = Callable[[list[Array], list[Array], list[Sum]], list[Array]]
 
 
 def linear_call(
-    forward: Linear, transpose: Linear, residuals: Sequence[Array], tangents: Sequence[Array]
+    forward: Linear, transpose: Transpose, residuals: Sequence[Array], tangents: Sequence[Array]
 ) -> list[Array]:
     """`forward(residuals, tangents)`.
 
     **Arguments:**
 
     - `forward`: linear in the second of its arguments, and differentiable in both.
-    - `transpose`: from the residuals and cotangents of what `forward` returns to those of the
-        tangents.
+    - `transpose`: from the residuals, cotangents of what `forward` returns and a `Sum` for each of
+        the tangents to their cotangents, which it has summed by that. In a loop that is done in
+        each step: the weights of a batch of networks then have one cotangent, and not one a member.
     """
     output = jax.eval_shape(forward, list(residuals), list(tangents))
     return _linear.bind(
@@ -76,9 +80,13 @@ def _jvp(primals: Any, dots: Any, *, num_residuals: int, **params: Any) -> tuple
 
 
 def _transpose(
-    cotangents: Any, *args: Any, transpose: Linear, num_residuals: int, **_: Any
+    cotangents: Any, *args: Any, transpose: Transpose, num_residuals: int, **_: Any
 ) -> list[Any]:
-    found = transpose(list(args[:num_residuals]), list(map(ad.instantiate_zeros, cotangents)))
+    found = transpose(
+        list(args[:num_residuals]),
+        list(map(ad.instantiate_zeros, cotangents)),
+        [as_it_is] * (len(args) - num_residuals),
+    )
     of_tangents = [
         each if ad.is_undefined_primal(arg) else None
         for each, arg in zip(found, args[num_residuals:], strict=True)
@@ -92,7 +100,7 @@ def _batch(
     dims: Any,
     *,
     forward: Linear,
-    transpose: Linear,
+    transpose: Transpose,
     num_residuals: int,
     avals: Any,
 ) -> tuple[Any, Any]:
@@ -107,19 +115,45 @@ def _batch(
     ]
     of_residuals, of_tangents = axes[:num_residuals], axes[num_residuals:]
 
-    def mapped(function: Linear, in_axes: Any) -> Linear:
-        return jax.vmap(function, in_axes=in_axes, axis_size=axis.size, **_named(axis))
+    # A name that the user gave the axis is for what is done along it inside.
+    name = axis.name if isinstance(axis.name, str) else _Axis()
 
-    def batched_transpose(residuals: list[Array], cotangents: list[Array]) -> list[Array]:
-        found = mapped(transpose, (of_residuals, 0))(residuals, cotangents)
-        return [
-            each.sum(0) if axis is None else each
-            for each, axis in zip(found, of_tangents, strict=True)
-        ]
+    def mapped(function: Any, in_axes: Any, out_axes: Any) -> Any:
+        return jax.vmap(function, in_axes, out_axes, axis_name=name, axis_size=axis.size)
+
+    def batched_transpose(
+        residuals: list[Array], cotangents: list[Array], sums: list[Sum]
+    ) -> list[Array]:
+        def of_member_with(sums: list[Sum]) -> Linear:
+            return lambda residuals, cotangents: transpose(residuals, cotangents, sums)
+
+        @jax.custom_jvp
+        def summed_inside(residuals: list[Array], cotangents: list[Array]) -> list[Array]:
+            over_members = [
+                _then_over(name, each) if axis is None else each
+                for each, axis in zip(sums, of_tangents, strict=True)
+            ]
+            return mapped(of_member_with(over_members), (of_residuals, 0), of_tangents)(
+                residuals, cotangents
+            )
+
+        def summed_outside(residuals: list[Array], cotangents: list[Array]) -> list[Array]:
+            found = mapped(of_member_with(sums), (of_residuals, 0), 0)(residuals, cotangents)
+            return [
+                each.sum(0) if axis is None else each
+                for each, axis in zip(found, of_tangents, strict=True)
+            ]
+
+        @summed_inside.defjvp
+        def _differentiate(primals: Any, tangents: Any) -> Any:
+            # The transpose of a sum over a named axis is not what is needed here.
+            return jax.jvp(summed_outside, primals, tangents)
+
+        return summed_inside(residuals, cotangents)
 
     output = _linear.bind(
         *args,
-        forward=mapped(forward, (of_residuals, of_tangents)),
+        forward=mapped(forward, (of_residuals, of_tangents), 0),
         transpose=batched_transpose,
         num_residuals=num_residuals,
         avals=tuple(ShapedArray((axis.size, *each.shape), each.dtype) for each in avals),
@@ -127,9 +161,16 @@ def _batch(
     return output, [0] * len(output)
 
 
-def _named(axis: Any) -> dict[str, Any]:
-    """The name of a mapped axis, for what is done along it inside."""
-    return {"axis_name": axis.name} if isinstance(axis.name, str) else {}
+class _Axis:
+    """The name of an axis that has none."""
+
+
+def as_it_is(part: Any) -> Any:
+    return part
+
+
+def _then_over(name: Any, inner: Sum) -> Sum:
+    return lambda part: jax.lax.psum(inner(part), name)
 
 
 ad.primitive_jvps[_linear] = _jvp

@@ -6,12 +6,13 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 Arrays = Sequence[Array]
+T = TypeVar("T")
 
 Step = Callable[[Arrays, Arrays, Arrays, Any], tuple[Arrays, Arrays]]
 """`step(consts, carry, x, is_active) -> (carry, y)`. `is_active` is false for members of a batch
@@ -27,6 +28,8 @@ class Scan:
     - `length`: how many steps at most.
     - `levels`: the number of segments that it falls into, of segments of each of these, and so on
         down to single steps. Their product is at least `length`.
+    - `checkpoints`: how many carries may be saved at one time, for a scan that has no `levels`
+      because its length is not known; `None` for one that has.
     - `is_masked`: of each array of the carry, whether `step` leaves it as it was where it is not
         active. The others are put aside by the scan.
     - `is_written_once`: of each array of the carry, whether each of its places is written once, and
@@ -43,6 +46,7 @@ class Scan:
     is_written_once: tuple[bool, ...]
     is_reversed: bool = False
     reading_step: Step | None = None
+    checkpoints: int | None = None
 
     @property
     def reading(self) -> "Scan":
@@ -103,13 +107,13 @@ class Operands:
         return Operands(consts, carry, xs, count)
 
 
-def split(arrays: Arrays, *numbers: int) -> list[list[Array]]:
-    """The first so many arrays, the next so many and so on, and the rest."""
+def split(values: Sequence[T], *numbers: int) -> list[list[T]]:
+    """The first so many values, the next so many and so on, and the rest."""
     parts = []
     for number in numbers:
-        parts.append(list(arrays[:number]))
-        arrays = arrays[number:]
-    return [*parts, list(arrays)]
+        parts.append(list(values[:number]))
+        values = values[number:]
+    return [*parts, list(values)]
 
 
 @dataclasses.dataclass(frozen=True)

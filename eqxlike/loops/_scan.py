@@ -69,12 +69,12 @@ def scan(
     arrays = take_arrays(xs)
     rows = [jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in arrays]
     body = trace_body("f", lambda carry, x: _pair(f(carry, x)), init, Form(xs), rows, buffers)
-    if kind != "checkpointed" or checkpoints == "all":
-        levels = (max(length, 1),)
+    if checkpoints == "all" or kind != "checkpointed":
+        checkpoints, levels = None, (max(length, 1),)
     else:
-        fewest = None if checkpoints is None else whole_number(checkpoints, "checkpoints")
-        levels = levels_for(length, fewest)
-    loop = scan_of(body, length, levels)
+        checkpoints = None if checkpoints is None else whole_number(checkpoints, "checkpoints")
+        levels = levels_for(length, checkpoints)
+    loop = scan_of(body, length, levels, checkpoints)
     operands = Operands(body.consts, body.carry, arrays)
     if kind == "lax":
         carry, ys = run(loop, operands)

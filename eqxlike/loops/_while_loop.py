@@ -75,13 +75,14 @@ def while_loop(
     check_kind(kind, ("lax", "checkpointed", "bounded"))
     if max_steps is not None:
         max_steps = whole_number(max_steps, "max_steps", 0)
-    elif kind != "lax":
-        raise ValueError(
-            f"while_loop(kind={kind!r}) needs `max_steps`, the number of steps at most: the "
-            "reverse mode saves carries in arrays of a size that is known when it is compiled."
-        )
     if checkpoints is not None:
         checkpoints = whole_number(checkpoints, "checkpoints")
+    if max_steps is None and (kind == "bounded" or (kind == "checkpointed" and not checkpoints)):
+        way_out = " or `checkpoints`, the number of carries to save" * (kind == "checkpointed")
+        raise ValueError(
+            f"while_loop(kind={kind!r}) needs `max_steps`, the number of steps at most{way_out}: "
+            "the reverse mode saves carries in arrays of a size that is known when it is compiled."
+        )
     whole_number(base, "base", 2)
 
     def step(carry: Any, _: None) -> tuple[Any, None]:
@@ -106,4 +107,4 @@ def _scan_of(body: Body, kind: str, max_steps: int | None, checkpoints: int | No
     length = _UNBOUNDED if max_steps is None else max_steps
     is_checkpointed = kind == "checkpointed"
     levels = levels_for(length, checkpoints) if is_checkpointed else (max(length, 1),)
-    return scan_of(body, length, levels)
+    return scan_of(body, length, levels, checkpoints)

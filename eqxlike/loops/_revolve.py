@@ -1,0 +1,280 @@
+"""The reverse mode of a scan of any number of steps, with a fixed number of saved carries.
+
+The steps are reversed from the last to the first. To get at the carry before a step, the scan is
+run again from the last carry saved before it, and on the way carries are saved in what places are
+free. Which of them keeps the number of steps run again least is known in closed form: Griewank and
+Walther (2000), "Algorithm 799: revolve".
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from ._batched import select_if_vmap, unvmap_max
+from ._linear_call import Sum, as_it_is, linear_call
+from ._moving import Moving, add_active, is_inexact, moved, moving_parts, of_moving, with_tangents
+from ._plan import Arrays, Operands, Scan, split
+from ._run import put_aside
+
+PushForward = Callable[[Scan, Operands, Moving, Arrays], list[Array]]
+"""From a scan, what it is run on and directions to the tangents of the last carry and of the ys."""
+
+
+def pull_back_any_length(
+    scan: Scan,
+    operands: Operands,
+    moving: Moving,
+    last: Arrays,
+    of_carry: Arrays,
+    of_ys: Arrays,
+    sums: list[Sum],
+    push_forward: PushForward,
+) -> list[Array]:
+    """Cotangents of what moves of the operands.
+
+    **Arguments:**
+
+    - `operands`: with the carry at the start.
+    - `last`: the carry at the end, of which what was written once is read.
+    - `of_carry`, `of_ys`: the cotangents of the outputs.
+    - `sums`: for each of the consts that move, as `linear_call` gives it.
+    - `push_forward`: is in `_counted_scan`, which stands above this.
+    """
+    count = jnp.asarray(scan.length) if operands.count is None else operands.count
+    numbers = len(operands.flat()), len(last), len(of_carry)
+
+    @jax.custom_jvp
+    def run_flat(flat: Arrays, count: Array) -> list[Array]:
+        flat, last, of_carry, of_ys = split(flat, *numbers)
+        filled = operands.filled(flat, count)
+        return _pull_back(scan, filled, moving, last, of_carry, of_ys, sums)
+
+    @run_flat.defjvp
+    def _differentiate(primals: Any, tangents: Any) -> Any:
+        flat, count = primals
+        flat, last, of_carry, of_ys = split(flat, *numbers)
+        # What is in `last` follows from the operands, and so do its tangents.
+        dots, _, of_outputs_dot = split(tangents[0], *numbers[:2])
+        filled = operands.filled(flat, count)
+        output = pull_back_any_length(
+            scan, filled, moving, last, of_carry, of_ys, sums, push_forward
+        )
+        everything = Moving(
+            *(list(map(is_inexact, each)) for each in (filled.consts, filled.carry, filled.xs)),
+            ys=moving.ys,
+        )
+        second = _Second(scan, operands, moving, everything, push_forward)
+        residuals = [count, *primals[0]]
+        directions = [*moved(dots, everything.flat()), *of_outputs_dot]
+        return output, linear_call(second.forward, second.transpose, residuals, directions)
+
+    return run_flat([*operands.flat(), *last, *of_carry, *of_ys], count)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Second:
+    """The derivative of `pull_back_any_length`, and its transpose.
+
+    With `F` the scan, that function takes `(x, c)` to `F'(x)^T c`. Its tangents for
+    `(x_dot, c_dot)` are what the scan beside its tangents, `(x, x_dot) -> (F(x), F'(x) x_dot)`,
+    takes `(c_dot, c)` back to, of `x`. Second derivatives are symmetric. So the transpose takes `w`
+    to `F'(x) w` for `c_dot`, and for `x_dot` to what the scan beside its tangents for `w` takes
+    `(0, c)` back to, of `x`.
+    """
+
+    scan: Scan
+    operands: Operands
+    moving: Moving
+    everything: Moving
+    push_forward: PushForward
+
+    def forward(self, residuals: Arrays, directions: Arrays) -> list[Array]:
+        dots, of_outputs_dot = split(directions, sum(self.everything.flat()))
+        return self._pull_back(residuals, self.everything, dots, of_outputs_dot, self.moving)
+
+    def transpose(self, residuals: Arrays, cotangents: Arrays, sums: list[Sum]) -> list[Array]:
+        operands, _, of_outputs = self._unpack(residuals)
+        zeros = list(map(jnp.zeros_like, of_outputs))
+        found = [
+            *self._pull_back(residuals, self.moving, cotangents, zeros, self.everything),
+            *self.push_forward(self.scan, operands, self.moving, cotangents),
+        ]
+        return [add_up(each) for add_up, each in zip(sums, found, strict=True)]
+
+    def _unpack(self, residuals: Arrays) -> tuple[Operands, list[Array], list[Array]]:
+        count, *arrays = residuals
+        flat, last, of_outputs = split(arrays, len(self.operands.flat()), len(self.operands.carry))
+        return self.operands.filled(flat, count), last, of_outputs
+
+    def _pull_back(
+        self,
+        residuals: Arrays,
+        directions_of: Moving,
+        directions: Arrays,
+        of_outputs_dot: Arrays,
+        of: Moving,
+    ) -> list[Array]:
+        """What the scan beside its tangents takes back to, of what moves in `of`."""
+        operands, last, of_outputs = self._unpack(residuals)
+        consts_dot, carry_dot, xs_dot = directions_of.split(directions)
+        last_dot = carry_dot
+        if any(self.scan.is_written_once):
+            last_dot = self.push_forward(self.scan, operands, directions_of, directions)
+        num_carry = len(carry_dot)
+        of_carry, of_ys = split(of_outputs, num_carry)
+        of_carry_dot, of_ys_dot = split(of_outputs_dot, num_carry)
+        beside = Moving(
+            [*of.consts, *[False] * len(consts_dot)],
+            [*of.carry, *[True] * num_carry],
+            [*of.xs, *[False] * len(xs_dot)],
+            [*of.ys, *[True] * len(of_ys)],
+        )
+        found = pull_back_any_length(
+            with_tangents(self.scan, operands, directions_of, with_ys=True),
+            Operands(
+                [*operands.consts, *consts_dot],
+                [*operands.carry, *carry_dot],
+                [*operands.xs, *xs_dot],
+                operands.count,
+            ),
+            beside,
+            [*last, *last_dot[:num_carry]],
+            [*of_carry_dot, *of_carry],
+            [*of_ys_dot, *of_ys],
+            [as_it_is] * sum(beside.consts),
+            self.push_forward,
+        )
+        of_consts, of_carry, of_xs = beside.split(found)
+        return [*of_consts, *of_carry[: sum(of.carry)], *of_xs]
+
+
+def _pull_back(
+    scan: Scan,
+    operands: Operands,
+    moving: Moving,
+    last: Arrays,
+    of_carry: Arrays,
+    of_ys: Arrays,
+    sums: list[Sum],
+) -> list[Array]:
+    """As it runs. A batch runs as long as the longest of its members."""
+    checkpoints, consts, xs, count = scan.checkpoints, operands.consts, operands.xs, operands.count
+    assert checkpoints is not None
+    assert count is not None
+    is_masked = moved(scan.is_masked, moving.carry)
+
+    def advance(saved: Arrays, start: Any, stop: Any) -> list[Array]:
+        """The carry `stop - start` steps later, as it is saved."""
+
+        def step(index: Array, saved: list[Array]) -> list[Array]:
+            carry = scan.restored(saved, last)
+            new, _ = scan.reading.step(consts, carry, _row(xs, index), index < count)
+            return scan.saved(put_aside(scan, index < count, new, carry))
+
+        return jax.lax.fori_loop(start, stop, step, list(saved))
+
+    def save_before(index: Array, saved: _Saved) -> _Saved:
+        """Saves carries on the way from the last that was saved to the step at `index`."""
+
+        def has_room(saved: _Saved) -> Any:
+            return (saved.positions[saved.top] < index) & (saved.top < checkpoints - 1)
+
+        def fill(saved: _Saved) -> _Saved:
+            start = saved.positions[saved.top]
+            distance = _distance(index + 1 - start, checkpoints - saved.top, checkpoints)
+            stop = start + distance
+            return saved.with_one(stop, advance(_row(saved.rows, saved.top), start, stop))
+
+        return jax.lax.while_loop(has_room, fill, saved)
+
+    def pull_back_step(number: Array, state: Any) -> Any:
+        saved, of_carry, of_consts, of_xs = state
+        index = longest - 1 - number
+        saved = save_before(index, saved)
+        start = saved.positions[saved.top]
+        carry = scan.restored(advance(_row(saved.rows, saved.top), start, index), last)
+        x, is_active = _row(xs, index), index < count
+        function = of_moving(scan, moving, consts, carry, x, is_active)
+        _, vjp, _ = jax.vjp(function, *moving_parts(moving, consts, carry, x), has_aux=True)
+        more_of_consts, of_new_carry, of_x = vjp((of_carry, _row(of_ys, index)))
+        of_carry = [
+            new if masked else select_if_vmap(is_active, new, old)
+            for masked, new, old in zip(is_masked, of_new_carry, of_carry, strict=True)
+        ]
+        of_consts = add_active(is_active, of_consts, more_of_consts, sums)
+        of_x = [select_if_vmap(is_active, each, jnp.zeros_like(each)) for each in of_x]
+        top = jnp.where(start == index, saved.top - 1, saved.top)
+        return saved._replace(top=top), of_carry, of_consts, _with_row(of_xs, index, of_x)
+
+    longest = unvmap_max(count)
+    first = scan.saved(operands.carry)
+    saved = _Saved(
+        jnp.zeros((), longest.dtype),
+        jnp.zeros(checkpoints, longest.dtype),
+        [jnp.zeros((checkpoints, *each.shape), each.dtype).at[0].set(each) for each in first],
+    )
+    of_consts, of_xs = (
+        list(map(jnp.zeros_like, each))
+        for each in (moved(consts, moving.consts), moved(xs, moving.xs))
+    )
+    state = saved, list(of_carry), of_consts, of_xs
+    _, of_carry, of_consts, of_xs = jax.lax.fori_loop(0, longest, pull_back_step, state)
+    return [*of_consts, *of_carry, *of_xs]
+
+
+class _Saved(NamedTuple):
+    """The carries that are saved at one time.
+
+    - `top`: the place of the last one.
+    - `positions`: the number of steps before each.
+    - `rows`: the carries.
+    """
+
+    top: Int[Array, ""]
+    positions: Int[Array, "checkpoints"]
+    rows: list[Array]
+
+    def with_one(self, position: Array, carry: Arrays) -> "_Saved":
+        top = self.top + 1
+        positions = self.positions.at[top].set(position)
+        return _Saved(top, positions, _with_row(self.rows, top, carry))
+
+
+def _row(rows: Arrays, index: Array) -> list[Array]:
+    return [jax.lax.dynamic_index_in_dim(each, index, keepdims=False) for each in rows]
+
+
+def _with_row(rows: Arrays, index: Array, row: Arrays) -> list[Array]:
+    return [
+        jax.lax.dynamic_update_index_in_dim(each, one, index, 0)
+        for each, one in zip(rows, row, strict=True)
+    ]
+
+
+_MOST_RUNS = 64
+"""Beyond so many runs of each step the schedule is no longer the best."""
+
+
+@functools.cache
+def _most_steps(checkpoints: int) -> np.ndarray:
+    """In row `c` and column `r`, how many steps can be reversed with `c` carries and `r` runs."""
+    table = np.ones((checkpoints + 1, _MOST_RUNS + 1))
+    for carries in range(1, checkpoints + 1):
+        runs = np.arange(1, _MOST_RUNS + 1)
+        table[carries, 1:] = np.cumprod((carries + runs) / runs)
+    return np.minimum(np.round(table), np.iinfo(np.int32).max).astype(np.int32)
+
+
+def _distance(steps: Int[Array, ""], carries: Any, checkpoints: int) -> Int[Array, ""]:
+    """After how many of `steps`, at least 2, the next carry is saved, if so many can be."""
+    table = jnp.asarray(_most_steps(checkpoints))
+    runs = jnp.clip(jnp.sum(table[carries] < steps), 1, _MOST_RUNS)
+    # The rest is reversed with one carry less in as many runs, and so it must not be longer.
+    at_least = steps - table[carries - 1, runs]
+    return jnp.clip(jnp.maximum(table[carries, runs - 1], at_least), 1, steps - 1)
