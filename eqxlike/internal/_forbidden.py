@@ -71,6 +71,7 @@ def nontraceable(x: Tree, *, name: str = "nontraceable operation") -> Tree:
     >>> jax.vmap(nontraceable)(jnp.ones(2))
     Traceback (most recent call last):
     RuntimeError: Detected batching of nontraceable operation
+    ...
     """
     return _map_arrays(nontraceable_p, x, name=name)
 
@@ -96,6 +97,7 @@ def nondifferentiable(x: Tree, *, name: str | None = None, msg: str | None = Non
     >>> jax.grad(lambda x: nondifferentiable(x, name="x"))(1.0)
     Traceback (most recent call last):
     RuntimeError: Unexpected tangent. x cannot be autodifferentiated.
+    ...
     """
     if msg is None:
         msg = f"Unexpected tangent. {name or 'This operation'} cannot be autodifferentiated."
@@ -144,6 +146,7 @@ def nondifferentiable_backward(
     >>> jax.grad(lambda x: nondifferentiable_backward(x, name="x"))(1.0)
     Traceback (most recent call last):
     RuntimeError: Unexpected cotangent. x cannot be reverse-mode autodifferentiated.
+    ...
     """
     if msg is None:
         name = name or "This operation"
@@ -195,8 +198,7 @@ def nonbatchable(
 
     >>> jax.vmap(lambda x: nonbatchable(x, name="x"))(jnp.ones(2))
     Traceback (most recent call last):
-    ValueError: Unexpected batch tracer. x cannot be vmap'd. This is probably an internal error in \
-the library you are using.
+    ValueError: Unexpected batch tracer. x cannot be vmap'd. ...
     """
     if msg is None:
         msg = (
