@@ -14,8 +14,7 @@ def nextafter(x: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
     >>> print(nextafter(jnp.array(1.0)) - 1)
     1.1920929e-07
     """
-    tiny = jnp.finfo(jnp.result_type(x)).tiny
-    return jnp.where(x == 0, tiny, jnp.nextafter(x, jnp.inf)).astype(jnp.result_type(x))
+    return _beside(x, 1)
 
 
 @jax.custom_jvp
@@ -27,8 +26,16 @@ def prevbefore(x: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
     >>> print(prevbefore(jnp.array(1.0)) - 1)
     -5.9604645e-08
     """
-    tiny = jnp.finfo(jnp.result_type(x)).tiny
-    return jnp.where(x == 0, -tiny, jnp.nextafter(x, -jnp.inf)).astype(jnp.result_type(x))
+    return _beside(x, -1)
+
+
+def _beside(x: Array, sign: int) -> Array:
+    """The number beside `x`. In `jax.lax`, which is traced faster: solvers ask for it often."""
+    dtype = jnp.result_type(x)
+    x = jnp.asarray(x, dtype)
+    tiny = jax.lax.full_like(x, sign * jnp.finfo(dtype).tiny)
+    beside = jax.lax.nextafter(x, dtype.type(sign * float("inf")))
+    return jax.lax.select(jax.lax.eq(x, dtype.type(0)), tiny, beside)
 
 
 nextafter.defjvp(lambda primals, tangents: (nextafter(*primals), *tangents))
