@@ -11,7 +11,6 @@ from .._module import Module, field
 from .._partition import Rest, Structure, flatten, split
 from .._transforms import filter_eval_shape
 from .._transforms._jit._attached import attached
-from .._transforms._trace import is_array_or_struct
 
 _MAX_CACHED = 1024
 """At most this many functions and their static arguments are kept; the oldest go first."""
@@ -37,15 +36,14 @@ def cached_filter_eval_shape(fn: Callable[..., Any], *args: PyTree, **kwargs: Py
     >>> cached_filter_eval_shape(jnp.sum, jnp.ones(2))
     ShapeDtypeStruct(shape=(), dtype=float32)
     """
-    call = fn, args, kwargs
     try:
-        arrays, structure = flatten(call, with_abstract=True)
+        arrays, structure = flatten((fn, args, kwargs), with_abstract=True)
     except TypeError:
         return filter_eval_shape(fn, *args, **kwargs)
     table = _table_for(structure)
     traced = table.get(structure)
     if traced is None:
-        traced = table[structure] = _traced(call)
+        traced = table[structure] = _traced(structure)
         if len(table) > _MAX_CACHED:
             table.popitem(last=False)
     output = traced.eval_shape(arrays)
@@ -59,12 +57,12 @@ def _table_for(structure: Structure) -> _Table:
     return attached(structure.anchor, "__eqxlike_shapes__", collections.OrderedDict)
 
 
-def _traced(call: Any) -> Any:
-    """A compiled function of the arrays in `call`, of which JAX keeps what it has traced."""
-    _, rest = split(call, is_array_or_struct)
+def _traced(structure: Structure) -> Any:
+    """A compiled function of the arrays of a call, of which JAX keeps what it has traced."""
+    rebuild = structure.rebuilder(cache=False)
 
     def of_arrays(arrays: list[Any]) -> _Output:
-        fn, args, kwargs = rest.merge(arrays)
+        fn, args, kwargs = rebuild(tuple(arrays))
         return _Output(*split(fn(*args, **kwargs)))
 
     return jax.jit(of_arrays)

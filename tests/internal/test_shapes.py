@@ -110,6 +110,22 @@ def test_axes_in_scope_are_looked_at():
     assert [shape_in_batch_of(size) for size in (2, 3)] == [(2,), (3,)]
 
 
+def test_static_values_that_are_changed_in_place_are_looked_at_anew():
+    class Sized(eqxlike.Module):
+        sizes: list[int] = eqxlike.field(static=True)
+
+        def __call__(self):
+            return jnp.zeros(self.sizes)
+
+    def shapes(*modules):
+        return [internal.cached_filter_eval_shape(module).shape for module in modules]
+
+    changed, same = Sized([1]), Sized([1])
+    before = shapes(changed, same)
+    changed.sizes[0] = 2
+    assert (before, shapes(changed, same)) == ([(1,), (1,)], [(2,), (1,)])
+
+
 def test_a_returned_tree_is_a_new_one():
     def function():
         return {"a": jnp.zeros(())}
