@@ -69,3 +69,19 @@ def test_arrays_of_a_callable_module_are_inputs(eqxi):
 def test_it_shows_what_it_wraps():
     product, _ = product_of(internal)
     assert (product.__name__, product.__doc__) == ("product", "The product.")
+
+
+def test_another_function_has_the_program_traced_anew():
+    traces = []
+
+    @eqxlike.filter_jit
+    def call(function, x):
+        traces.append(function)
+        return function(x)
+
+    def shape(function, x):
+        return x
+
+    doubled, tripled = (internal.noinline(lambda x, n=n: n * x, shape) for n in (2, 3))
+    assert (call(doubled, X), call(tripled, X), call(doubled, X)) == (2 * X, 3 * X, 2 * X)
+    assert len(traces) == 2

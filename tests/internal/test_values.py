@@ -29,6 +29,11 @@ def test_static_values_are_compared_by_value(eqxi):
     assert structures[0] == structures[1] != structures[2]
 
 
+def test_static_refuses_arrays():
+    with pytest.raises(TypeError, match=r"Static\.value is a static field and was given an array"):
+        internal.Static(jnp.ones(2))
+
+
 @both
 def test_static_may_be_annotated_with_a_type(eqxi):
     assert eqxi.Static[int](3).value == 3
