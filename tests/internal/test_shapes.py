@@ -1,5 +1,6 @@
 """Functions run on shapes alone."""
 
+import functools
 import gc
 import weakref
 
@@ -124,6 +125,17 @@ def test_static_values_that_are_changed_in_place_are_looked_at_anew():
     before = shapes(changed, same)
     changed.sizes[0] = 2
     assert (before, shapes(changed, same)) == ([(1,), (1,)], [(2,), (1,)])
+
+
+def test_objects_of_one_call_stay_together():
+    """As Optimistix has them: a partial equals no other, and is an example and an argument."""
+
+    def shape_of_call():
+        part = functools.partial(jnp.sum, axis=0)
+        converted = eqxlike.filter_closure_convert(lambda part, x: part(x), part, jnp.ones((2, 3)))
+        return internal.cached_filter_eval_shape(converted, part, jnp.ones((2, 3))).shape
+
+    assert [shape_of_call(), shape_of_call()] == [(3,), (3,)]
 
 
 def test_a_returned_tree_is_a_new_one():
