@@ -3,8 +3,13 @@
 Each name says which JAX versions need it. Everything else in the package imports public JAX.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.core
+from jax.extend.core import Primitive
+from jax.interpreters import batching
 
 # jax 0.10.2 to 0.12.0.1: `jax.core.Tracer` is public, documented for `isinstance` checks.
 Tracer = jax.core.Tracer
@@ -43,3 +48,18 @@ def forget_failed_run() -> None:
     except (jax.errors.JaxRuntimeError, ValueError):
         if _runtime_tokens is not None:
             _runtime_tokens.clear()
+
+
+# jax 0.12.0.1: `batching.primitive_batchers` and `axis_primitive_batchers` are shims that JAX means
+# to delete. What they write to is there in jax 0.10.2 too. It is also asked for arrays that are not
+# batched.
+def set_batching_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
+    """Has `jax.vmap` call `rule(axis, arrays, axes, **params)` for what is batched."""
+
+    def of_any(axis: Any, arrays: Any, axes: Any, /, **params: Any) -> tuple[Any, Any]:
+        if any(each is not None for each in axes):
+            return rule(axis, arrays, axes, **params)
+        outputs = primitive.bind(*arrays, **params)
+        return outputs, [None] * len(outputs) if primitive.multiple_results else None
+
+    batching.fancy_primitive_batchers[primitive] = of_any

@@ -12,7 +12,7 @@ from .._partition import Rest, Structure, flatten, split
 from .._transforms import filter_eval_shape
 from .._transforms._jit._attached import attached
 
-_MAX_CACHED = 1024
+_MAX_CACHED = 256
 """At most this many functions and their static arguments are kept; the oldest go first."""
 
 

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
+from .._compat import set_batching_rule
 from .._pytree import is_array
 from .._transforms import error_if
 
@@ -43,7 +44,7 @@ def _refuse(error: type[Exception], explain: Callable[..., str]) -> Callable[...
 
 
 def _batch(primitive: Primitive) -> Callable[..., Any]:
-    def rule(arrays: Any, axes: Any, **params: Any) -> tuple[Any, Any]:
+    def rule(_: Any, arrays: Any, axes: Any, **params: Any) -> tuple[Any, Any]:
         return primitive.bind(*arrays, **params), axes[0]
 
     return rule
@@ -53,8 +54,8 @@ nontraceable_p = _identity_primitive("nontraceable")
 ad.primitive_jvps[nontraceable_p] = _refuse(
     RuntimeError, lambda name: f"Detected differentiation of {name}"
 )
-batching.primitive_batchers[nontraceable_p] = _refuse(
-    RuntimeError, lambda name: f"Detected batching of {name}"
+set_batching_rule(
+    nontraceable_p, _refuse(RuntimeError, lambda name: f"Detected batching of {name}")
 )
 
 
@@ -80,7 +81,7 @@ nondifferentiable_p = _identity_primitive("nondifferentiable")
 ad.primitive_jvps[nondifferentiable_p] = _refuse(RuntimeError, lambda msg: msg)
 
 
-batching.primitive_batchers[nondifferentiable_p] = _batch(nondifferentiable_p)
+set_batching_rule(nondifferentiable_p, _batch(nondifferentiable_p))
 
 
 def nondifferentiable(x: Tree, *, name: str | None = None, msg: str | None = None) -> Tree:
@@ -124,7 +125,7 @@ def _pull_back(cotangent: Any, _: Any, *, msg: str, symbolic: bool) -> list[Any]
 
 ad.primitive_jvps[nondifferentiable_backward_p] = _push_forward
 ad.primitive_transposes[nondifferentiable_backward_p] = _pull_back
-batching.primitive_batchers[nondifferentiable_backward_p] = _batch(nondifferentiable_backward_p)
+set_batching_rule(nondifferentiable_backward_p, _batch(nondifferentiable_backward_p))
 
 
 def nondifferentiable_backward(
@@ -158,7 +159,7 @@ nonbatchable_p = _identity_primitive("nonbatchable")
 
 
 def _batch_constants(
-    arrays: Any, axes: Any, *, msg: str, allow_constant_across_batch: bool
+    _: Any, arrays: Any, axes: Any, *, msg: str, allow_constant_across_batch: bool
 ) -> tuple[Any, Any]:
     if not allow_constant_across_batch:
         raise ValueError(msg)
@@ -173,7 +174,7 @@ def _batch_constants(
     return jax.lax.index_in_dim(array, 0, axis, keepdims=False), None
 
 
-batching.primitive_batchers[nonbatchable_p] = _batch_constants
+set_batching_rule(nonbatchable_p, _batch_constants)
 
 
 def nonbatchable(

@@ -8,7 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive, mapped_aval, unmapped_aval
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
+
+from .._compat import set_batching_rule
 
 Rule = Callable[..., Any]
 
@@ -40,7 +42,7 @@ def create_vprim(
         every = (impl, abstract_eval, jvp, transpose)
         return _Rules(*(functools.partial(rule, **params) for rule in every))
 
-    batching.fancy_primitive_batchers[primitive] = functools.partial(_batch, primitive, rules)
+    set_batching_rule(primitive, functools.partial(_batch, rules))
     return primitive
 
 
@@ -60,19 +62,14 @@ vmapped_p.multiple_results = True
 
 
 def _batch(
-    primitive: Primitive,
     make_rules: Callable[..., _Rules],
     axis: Any,
     arrays: Any,
     axes: Any,
     /,
     **params: Any,
-) -> tuple[list[Any], list[int | None]]:
+) -> tuple[list[Any], list[int]]:
     """The batching rule of a primitive, by its others."""
-    if all(each is None for each in axes):
-        # JAX asks rules that are told of the axis for what is not batched too.
-        outputs = primitive.bind(*arrays, **params)
-        return outputs, [None] * len(outputs)
     mapped = _Mapped(make_rules(**params), axis, tuple(axes))
     of_batch = _Rules(mapped.impl, mapped.abstract_eval, mapped.jvp, mapped.transpose)
     outputs = vmapped_p.bind(*arrays, rules=of_batch)
@@ -178,6 +175,4 @@ ad.primitive_jvps[vmapped_p] = lambda primals, tangents, *, rules: rules.jvp(pri
 ad.primitive_transposes[vmapped_p] = lambda cotangents, *arrays, rules: rules.transpose(
     cotangents, *arrays
 )
-batching.fancy_primitive_batchers[vmapped_p] = functools.partial(
-    _batch, vmapped_p, lambda rules: rules
-)
+set_batching_rule(vmapped_p, functools.partial(_batch, lambda rules: rules))
