@@ -32,7 +32,8 @@ class Body:
     - `step`: as a function of lists of arrays. `reading_step`: the same, without a write to its
       buffers; `None` if it has none.
     - `carry`: the arrays to start with, in the dtypes that the body returns.
-    - `form`: that of the carry. `y_form`: that of what else a step returns.
+    - `outer`: the buffers of loops outside that stand in the carry, by their places.
+    - `form`: that of the carry, with arrays for these. `y_form`: that of what else a step returns.
     - `is_buffer`: which of the carry are buffers.
     """
 
@@ -43,6 +44,15 @@ class Body:
     form: Form
     y_form: Form
     is_buffer: tuple[bool, ...]
+    outer: dict[int, Buffer]
+
+    def put(self, arrays: Arrays) -> PyTree:
+        """The carry as the user has it outside of the loop."""
+        leaves, treedef = jtu.tree_flatten(self.form.put(arrays))
+        return treedef.unflatten(
+            self.outer[place].holding(leaf) if place in self.outer else leaf
+            for place, leaf in enumerate(leaves)
+        )
 
 
 def trace_body(
@@ -64,9 +74,12 @@ def trace_body(
     **Raises:** `ValueError` naming the path if the carry that is returned is of another structure,
     shape or dtype, or has other static leaves.
     """
-    form, carry = Form(init), take_arrays(init)
     places = _find_buffers(init, buffers)
-    flat = _FlatBody(name, body, form, x_form, places)
+    leaves, treedef = jtu.tree_flatten(init, is_leaf=_is_buffer)
+    outer = {place: leaf for place, leaf in enumerate(leaves) if _is_buffer(leaf)}
+    init = treedef.unflatten(leaf.array if _is_buffer(leaf) else leaf for leaf in leaves)
+    form, carry = Form(init), take_arrays(init)
+    flat = _FlatBody(name, body, form, x_form, places, outer)
     closed = jax.make_jaxpr(flat)(carry, list(x), jnp.asarray(True))
     for _ in range(_MAX_CASTS):
         if not flat.casts:
@@ -79,14 +92,14 @@ def trace_body(
     consts, y_form = list(map(jnp.asarray, closed.consts)), flat.y_form
     step, reading_step = _step_of(closed, slice(len(consts)), len(carry)), None
     if places:
-        reader = _FlatBody(name, body, form, x_form, places, is_writing=False)
+        reader = _FlatBody(name, body, form, x_form, places, outer, is_writing=False)
         reading = jax.make_jaxpr(reader)(carry, list(x), jnp.asarray(True))
         reading_step = _step_of(reading, slice(len(consts), None), len(carry))
         consts += map(jnp.asarray, reading.consts)
     is_buffer = tuple(
         place in places for place, leaf in enumerate(jtu.tree_leaves(init)) if is_array_like(leaf)
     )
-    return Body(consts, step, reading_step, carry, form, y_form, is_buffer)
+    return Body(consts, step, reading_step, carry, form, y_form, is_buffer, outer)
 
 
 def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int) -> Step:
@@ -104,7 +117,7 @@ def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int) -> Step:
 class _FlatBody:
     """A body as a function of lists of arrays, which notes what its trace comes to.
 
-    `buffers` says which leaves of the carry are buffers.
+    `buffers` says which leaves of the carry are buffers, and `outer` which are of loops outside.
 
     - `y_form`: that of what a step returns beside the carry.
     - `casts`: for each array of the carry the dtype that it should have had, or `None`; an empty
@@ -118,6 +131,7 @@ class _FlatBody:
         form: Form,
         x_form: Form,
         buffers: set[int],
+        outer: dict[int, Buffer],
         *,
         is_writing: bool = True,
     ):
@@ -126,6 +140,7 @@ class _FlatBody:
         self._form = form
         self._x_form = x_form
         self._buffers = buffers
+        self._outer = outer
         self._is_writing = is_writing
         self.y_form = form
         self.casts: list[Any] = []
@@ -134,16 +149,24 @@ class _FlatBody:
         old = self._form.put(carry)
         leaves, treedef = jtu.tree_flatten(old)
         given = treedef.unflatten(
-            Buffer(leaf, is_active, self._is_writing) if place in self._buffers else leaf
-            for place, leaf in enumerate(leaves)
+            self._as_given(place, leaf, is_active) for place, leaf in enumerate(leaves)
         )
         new, y = self._body(given, self._x_form.put(x))
-        new = _without_buffers(self._name, new, self._buffers)
+        new = _without_buffers(self._name, new, self._buffers | self._outer.keys())
         _check_carry(self._name, old, new)
         arrays = take_arrays(new)
         self.casts = _casts(self._name, old, carry, arrays)
         self.y_form = Form(y)
         return arrays, take_arrays(y)
+
+    def _as_given(self, place: int, leaf: Any, is_active: Any) -> Any:
+        """A leaf of the carry, as the user's function gets it."""
+        outer = self._outer.get(place)
+        if place not in self._buffers:
+            return leaf if outer is None else outer.holding(leaf)
+        if outer is None:
+            return Buffer(leaf, is_active, self._is_writing)
+        return Buffer(leaf, is_active & outer.is_active, self._is_writing and outer.is_writable)
 
 
 def scan_of(
@@ -162,7 +185,7 @@ def scan_of(
 
 
 def trace_condition(
-    name: str, condition: Callable[[PyTree], Any], form: Form, carry: Arrays
+    name: str, condition: Callable[[PyTree], Any], body: Body
 ) -> tuple[list[Array], Condition]:
     """The arrays that a condition closes over, and the condition as a function of arrays.
 
@@ -170,7 +193,7 @@ def trace_condition(
     """
 
     def flat(carry: Arrays) -> Array:
-        returned = condition(form.put(carry))
+        returned = condition(body.put(carry))
         dtype = jnp.result_type(returned) if is_array_like(returned) else None
         if dtype != jnp.bool_ or jnp.shape(returned) != ():
             raise TypeError(
@@ -179,12 +202,16 @@ def trace_condition(
             )
         return jnp.asarray(returned)
 
-    closed = jax.make_jaxpr(flat)(carry)
+    closed = jax.make_jaxpr(flat)(body.carry)
 
     def of_arrays(consts: Arrays, carry: Arrays) -> Array:
         return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*carry)[0]
 
     return list(map(jnp.asarray, closed.consts)), of_arrays
+
+
+def _is_buffer(node: Any) -> bool:
+    return isinstance(node, Buffer)
 
 
 class _Marker:
@@ -205,12 +232,12 @@ def _find_buffers(init: PyTree, buffers: Buffers | None) -> set[int]:
     """
     if buffers is None:
         return set()
-    leaves, treedef = jtu.tree_flatten(init)
+    leaves, treedef = jtu.tree_flatten(init, is_leaf=_is_buffer)
     chosen = buffers(treedef.unflatten(map(_Marker, range(len(leaves)), leaves)))
     places = set()
     for marker in jtu.tree_leaves(chosen):
         leaf = marker._leaf if isinstance(marker, _Marker) else marker
-        if not isinstance(marker, _Marker) or not is_array_like(leaf):
+        if not isinstance(marker, _Marker) or not (is_array_like(leaf) or _is_buffer(leaf)):
             raise TypeError(
                 "buffers must return arrays of the carry, or nodes of it that hold some: it "
                 f"returned {tree_pformat(leaf)}."
@@ -221,14 +248,14 @@ def _find_buffers(init: PyTree, buffers: Buffers | None) -> set[int]:
 
 def _without_buffers(name: str, new: PyTree, buffers: set[int]) -> PyTree:
     """The carry with plain arrays for its buffers. Raises `ValueError` if a buffer is gone."""
-    leaves, treedef = jtu.tree_flatten(new, is_leaf=lambda node: isinstance(node, Buffer))
+    leaves, treedef = jtu.tree_flatten(new, is_leaf=_is_buffer)
     for place, leaf in enumerate(leaves):
-        if place in buffers and not isinstance(leaf, Buffer):
+        if place in buffers and not _is_buffer(leaf):
             raise ValueError(
                 f"{name} must return a buffer where it was given one, such as what "
                 f"`buffer.at[index].set(x)` returns: it returned {describe_node(leaf)}."
             )
-    return treedef.unflatten(leaf.array if isinstance(leaf, Buffer) else leaf for leaf in leaves)
+    return treedef.unflatten(leaf.array if _is_buffer(leaf) else leaf for leaf in leaves)
 
 
 def _check_carry(name: str, old: PyTree, new: PyTree) -> None:

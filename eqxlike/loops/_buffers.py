@@ -11,7 +11,7 @@ from .._module import Module, field
 from .._partition import split
 from .._pytree import is_array, is_array_like, tree_pformat
 from ._batched import select_if_vmap
-from ._linear_call import Sum, linear_call
+from ._linear_call import linear_call
 from ._plan import Arrays
 
 
@@ -26,6 +26,10 @@ class Buffer(Module):
     array: Array
     is_active: Bool[Array, ""] | bool
     is_writable: bool = field(static=True, default=True)
+
+    def holding(self, array: Array) -> "Buffer":
+        """The same buffer with another array in it."""
+        return Buffer(array, self.is_active, self.is_writable)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -87,7 +91,7 @@ class _Place:
             return buffer
         is_active = jnp.asarray(buffer.is_active)
         array = _write(buffer.array, self._index, x, pred, is_active, kwargs)
-        return Buffer(array, buffer.is_active)
+        return buffer.holding(array)
 
 
 def _write(
@@ -156,13 +160,12 @@ def _write_where(
         indices = residuals[len(masks) :]
         return [write(array, indices, select(residuals, x, read(array, indices)))]
 
-    def transpose(residuals: Arrays, cotangents: Arrays, sums: list[Sum]) -> list[Array]:
+    def transpose(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
         indices = residuals[len(masks) :]
         of_x = read(cotangents[0], indices)
         # Nobody asks again for what was there before, but at the start: the loop sees to that. To
         # write a zero there, XLA would copy the array in each step.
-        found = [cotangents[0], select(residuals, of_x, jnp.zeros_like(of_x))]
-        return [sum_shared(each) for sum_shared, each in zip(sums, found, strict=True)]
+        return [cotangents[0], select(residuals, of_x, jnp.zeros_like(of_x))]
 
     residuals = [*masks, *indices]
     if not jnp.issubdtype(array.dtype, jnp.inexact):

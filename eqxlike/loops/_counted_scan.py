@@ -20,11 +20,12 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
-from ._linear_call import Sum, linear_call
-from ._moving import Moving, add_active, is_inexact, moved, moving_parts, of_moving, with_tangents
+from ._linear_call import linear_call
+from ._moving import Moving, is_inexact, moved, with_tangents
 from ._plan import Arrays, Operands, Scan, Step, segments_of, split
 from ._revolve import pull_back_any_length
 from ._run import run
+from ._step import pull_back_step
 
 Saved = tuple[list[Array], list[Array], list[Array]]
 """`(carry, ys, saved)`: the outputs of a scan, and what was saved of the carry by segment."""
@@ -113,28 +114,22 @@ def tangents_of(
         filled, _, _ = unpack(residuals)
         return _push_forward(scan, filled, moving, directions)
 
-    def transpose(residuals: Arrays, cotangents: Arrays, sums: list[Sum]) -> list[Array]:
+    def transpose(residuals: Arrays, cotangents: Arrays, is_shared: Any) -> list[Array]:
         filled, saved, last = unpack(residuals)
         of_carry, of_ys = split(cotangents, sum(moving.carry))
-        sums_of_consts, others = split(sums, sum(moving.consts))
         if scan.checkpoints is not None:
-            of_consts, rest = split(
-                pull_back_any_length(
-                    scan, filled, moving, last, of_carry, of_ys, sums_of_consts, _push_forward
-                ),
-                sum(moving.consts),
+            return pull_back_any_length(
+                scan, filled, moving, last, of_carry, of_ys, is_shared, _push_forward
             )
-            return [*of_consts, *(add_up(each) for add_up, each in zip(others, rest, strict=True))]
         of_consts = [jnp.zeros_like(each) for each in moved(filled.consts, moving.consts)]
         at_end = dataclasses.replace(filled, carry=last)
         of_carry, of_consts, of_xs = _pull_back(
-            scan, at_end, moving, saved, of_carry, of_ys, of_consts, sums_of_consts
+            scan, at_end, moving, saved, of_carry, of_ys, of_consts, is_shared
         )
-        rest = zip(others, [*of_carry, *of_xs], strict=True)
-        return [*of_consts, *(add_up(each) for add_up, each in rest)]
+        return [*of_consts, *of_carry, *of_xs]
 
     residuals = [*operands.flat(), *saved, *carry, *count]
-    found = iter(linear_call(forward, transpose, residuals, directions))
+    found = iter(linear_call(forward, transpose, residuals, directions, sum(moving.consts)))
     return (
         [_tangent(each, found) for each in carry],
         [_tangent(each, found) for each in ys],
@@ -164,7 +159,7 @@ def _pull_back(
     of_carry: Arrays,
     of_ys: Arrays,
     of_consts: Arrays,
-    sums: list[Sum],
+    is_shared: tuple[bool, ...],
 ) -> tuple[list[Array], list[Array], list[Array]]:
     """Cotangents of the carry at the start, of the consts and of the xs.
 
@@ -173,7 +168,7 @@ def _pull_back(
     - `operands`: with the carry at the end.
     - `of_carry`, `of_ys`: cotangents of the outputs.
     - `of_consts`: what has been found of those of the consts.
-    - `sums`: for each of these, as `linear_call` gives it.
+    - `is_shared`: for each of these, as `linear_call` gives it.
     """
     segment, segments = scan.segment, segments_of(scan, operands)
     num_consts, num_carry, num_xs = map(len, (operands.consts, operands.carry, operands.xs))
@@ -188,14 +183,15 @@ def _pull_back(
             _, _, saved = save(segment.reading, inner)
             at_end = dataclasses.replace(inner, carry=last)
             of_carry, of_consts, of_xs = _pull_back(
-                segment, at_end, moving, saved, of_carry, of_ys, of_consts, sums
+                segment, at_end, moving, saved, of_carry, of_ys, of_consts, is_shared
             )
             return [*of_carry, *of_consts], of_xs
         x = [each[0] for each in xs]
-        function = of_moving(scan, moving, consts, carry, x, is_active)
-        _, vjp, _ = jax.vjp(function, *moving_parts(moving, consts, carry, x), has_aux=True)
-        more_of_consts, of_carry, of_x = vjp((of_carry, [each[0] for each in of_ys]))
-        of_consts = add_active(is_active, of_consts, more_of_consts, sums)
+        of_y = [each[0] for each in of_ys]
+        more, of_carry, of_x = pull_back_step(
+            scan, moving, is_shared, consts, carry, x, is_active, of_carry, of_y
+        )
+        of_consts = list(map(jnp.add, of_consts, more))
         return [*of_carry, *of_consts], [each[None] for each in of_x]
 
     is_masked = (*moved(scan.is_masked, moving.carry), *[True] * len(of_consts))

@@ -15,22 +15,26 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
 Linear = Callable[[list[Array], list[Array]], list[Array]]
-Sum = Callable[[Any], Any]
-"""From part of a cotangent to its sum over all members of the batches that share the tangent."""
-Transpose = Callable[[list[Array], list[Array], list[Sum]], list[Array]]
+Transpose = Callable[[list[Array], list[Array], tuple[bool, ...]], list[Array]]
 
 
 def linear_call(
-    forward: Linear, transpose: Transpose, residuals: Sequence[Array], tangents: Sequence[Array]
+    forward: Linear,
+    transpose: Transpose,
+    residuals: Sequence[Array],
+    tangents: Sequence[Array],
+    num_summed: int = 0,
 ) -> list[Array]:
     """`forward(residuals, tangents)`.
 
     **Arguments:**
 
     - `forward`: linear in the second of its arguments, and differentiable in both.
-    - `transpose`: from the residuals, cotangents of what `forward` returns and a `Sum` for each of
-        the tangents to their cotangents, which it has summed by that. In a loop that is done in
-        each step: the weights of a batch of networks then have one cotangent, and not one a member.
+    - `transpose`: `transpose(residuals, cotangents, is_shared)`, from the residuals and cotangents
+        of what `forward` returns to those of the tangents.
+    - `num_summed`: for so many of the tangents, the first, `is_shared` says whether the members of
+        a batch share it. `transpose` returns the sum over the batch for those: the weights of a
+        batch of networks then have one cotangent, and not one a member.
     """
     output = jax.eval_shape(forward, list(residuals), list(tangents))
     return _linear.bind(
@@ -39,6 +43,7 @@ def linear_call(
         forward=forward,
         transpose=transpose,
         num_residuals=len(residuals),
+        num_summed=num_summed,
         avals=tuple(ShapedArray(each.shape, each.dtype) for each in output),
     )
 
@@ -80,12 +85,17 @@ def _jvp(primals: Any, dots: Any, *, num_residuals: int, **params: Any) -> tuple
 
 
 def _transpose(
-    cotangents: Any, *args: Any, transpose: Transpose, num_residuals: int, **_: Any
+    cotangents: Any,
+    *args: Any,
+    transpose: Transpose,
+    num_residuals: int,
+    num_summed: int,
+    **_: Any,
 ) -> list[Any]:
     found = transpose(
         list(args[:num_residuals]),
         list(map(ad.instantiate_zeros, cotangents)),
-        [as_it_is] * (len(args) - num_residuals),
+        (False,) * num_summed,
     )
     of_tangents = [
         each if ad.is_undefined_primal(arg) else None
@@ -102,10 +112,11 @@ def _batch(
     forward: Linear,
     transpose: Transpose,
     num_residuals: int,
+    num_summed: int,
     avals: Any,
 ) -> tuple[Any, Any]:
     if all(dim is None for dim in dims):
-        params = {"num_residuals": num_residuals, "avals": avals}
+        params = {"num_residuals": num_residuals, "num_summed": num_summed, "avals": avals}
         output = _linear.bind(*args, forward=forward, transpose=transpose, **params)
         return output, [None] * len(output)
     axes = [None if dim is None else 0 for dim in dims]
@@ -115,39 +126,40 @@ def _batch(
     ]
     of_residuals, of_tangents = axes[:num_residuals], axes[num_residuals:]
 
-    # A name that the user gave the axis is for what is done along it inside.
-    name = axis.name if isinstance(axis.name, str) else _Axis()
+    is_shared = tuple(axis is None for axis in of_tangents)
+    none_shared = (False,) * num_summed
 
-    def mapped(function: Any, in_axes: Any, out_axes: Any) -> Any:
+    def mapped(function: Linear, in_axes: Any, out_axes: Any) -> Linear:
+        # What is done along the axis inside knows it by the name that the user gave it.
+        name = axis.name if isinstance(axis.name, str) else None
         return jax.vmap(function, in_axes, out_axes, axis_name=name, axis_size=axis.size)
 
     def batched_transpose(
-        residuals: list[Array], cotangents: list[Array], sums: list[Sum]
+        residuals: list[Array], cotangents: list[Array], _: tuple[bool, ...]
     ) -> list[Array]:
-        def of_member_with(sums: list[Sum]) -> Linear:
-            return lambda residuals, cotangents: transpose(residuals, cotangents, sums)
+        def by_members(is_summed: tuple[bool, ...]) -> Linear:
+            """`transpose`, with these of its cotangents summed inside, and the others here."""
+            out_axes = [None if summed else 0 for summed in is_summed]
+            out_axes += [0] * (len(of_tangents) - num_summed)
 
-        @jax.custom_jvp
-        def summed_inside(residuals: list[Array], cotangents: list[Array]) -> list[Array]:
-            over_members = [
-                _then_over(name, each) if axis is None else each
-                for each, axis in zip(sums, of_tangents, strict=True)
-            ]
-            return mapped(of_member_with(over_members), (of_residuals, 0), of_tangents)(
-                residuals, cotangents
-            )
+            def run(residuals: list[Array], cotangents: list[Array]) -> list[Array]:
+                found = mapped(
+                    lambda residuals, cotangents: transpose(residuals, cotangents, is_summed),
+                    (of_residuals, 0),
+                    out_axes,
+                )(residuals, cotangents)
+                return [
+                    each.sum(0) if shared and axis == 0 else each
+                    for each, shared, axis in zip(found, is_shared, out_axes, strict=True)
+                ]
 
-        def summed_outside(residuals: list[Array], cotangents: list[Array]) -> list[Array]:
-            found = mapped(of_member_with(sums), (of_residuals, 0), 0)(residuals, cotangents)
-            return [
-                each.sum(0) if axis is None else each
-                for each, axis in zip(found, of_tangents, strict=True)
-            ]
+            return run
+
+        summed_inside = jax.custom_jvp(by_members(is_shared[:num_summed]))
 
         @summed_inside.defjvp
         def _differentiate(primals: Any, tangents: Any) -> Any:
-            # The transpose of a sum over a named axis is not what is needed here.
-            return jax.jvp(summed_outside, primals, tangents)
+            return jax.jvp(by_members(none_shared), primals, tangents)
 
         return summed_inside(residuals, cotangents)
 
@@ -156,21 +168,11 @@ def _batch(
         forward=mapped(forward, (of_residuals, of_tangents), 0),
         transpose=batched_transpose,
         num_residuals=num_residuals,
+        # Of batches of batches the outer one is summed over here.
+        num_summed=0,
         avals=tuple(ShapedArray((axis.size, *each.shape), each.dtype) for each in avals),
     )
     return output, [0] * len(output)
-
-
-class _Axis:
-    """The name of an axis that has none."""
-
-
-def as_it_is(part: Any) -> Any:
-    return part
-
-
-def _then_over(name: Any, inner: Sum) -> Sum:
-    return lambda part: jax.lax.psum(inner(part), name)
 
 
 ad.primitive_jvps[_linear] = _jvp

@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ._batched import select_if_vmap
-from ._linear_call import Sum
 from ._plan import Arrays, Operands, Scan, Step, split
 
 
@@ -92,12 +90,6 @@ def _put(moved: Arrays, values: Arrays, is_moving: list[bool]) -> list[Array]:
     """`values` with those `moved` in the places of what moves."""
     rest = iter(moved)
     return [next(rest) if moves else value for value, moves in zip(values, is_moving, strict=True)]
-
-
-def add_active(is_active: Any, of_consts: Arrays, more: Arrays, sums: list[Sum]) -> list[Array]:
-    """Cotangents of consts with those of one more step, of the members for which it is active."""
-    more = [select_if_vmap(jnp.asarray(is_active), each, jnp.zeros_like(each)) for each in more]
-    return [one + add_up(each) for one, each, add_up in zip(of_consts, more, sums, strict=True)]
 
 
 def is_inexact(array: Any) -> bool:

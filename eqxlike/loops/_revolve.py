@@ -17,10 +17,11 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from ._batched import select_if_vmap, unvmap_max
-from ._linear_call import Sum, as_it_is, linear_call
-from ._moving import Moving, add_active, is_inexact, moved, moving_parts, of_moving, with_tangents
+from ._linear_call import linear_call
+from ._moving import Moving, is_inexact, moved, with_tangents
 from ._plan import Arrays, Operands, Scan, split
 from ._run import put_aside
+from ._step import pull_back_step
 
 PushForward = Callable[[Scan, Operands, Moving, Arrays], list[Array]]
 """From a scan, what it is run on and directions to the tangents of the last carry and of the ys."""
@@ -33,7 +34,7 @@ def pull_back_any_length(
     last: Arrays,
     of_carry: Arrays,
     of_ys: Arrays,
-    sums: list[Sum],
+    is_shared: tuple[bool, ...],
     push_forward: PushForward,
 ) -> list[Array]:
     """Cotangents of what moves of the operands.
@@ -43,7 +44,7 @@ def pull_back_any_length(
     - `operands`: with the carry at the start.
     - `last`: the carry at the end, of which what was written once is read.
     - `of_carry`, `of_ys`: the cotangents of the outputs.
-    - `sums`: for each of the consts that move, as `linear_call` gives it.
+    - `is_shared`: for each of the consts that move, as `linear_call` gives it.
     - `push_forward`: is in `_counted_scan`, which stands above this.
     """
     count = jnp.asarray(scan.length) if operands.count is None else operands.count
@@ -53,7 +54,7 @@ def pull_back_any_length(
     def run_flat(flat: Arrays, count: Array) -> list[Array]:
         flat, last, of_carry, of_ys = split(flat, *numbers)
         filled = operands.filled(flat, count)
-        return _pull_back(scan, filled, moving, last, of_carry, of_ys, sums)
+        return _pull_back(scan, filled, moving, last, of_carry, of_ys, is_shared)
 
     @run_flat.defjvp
     def _differentiate(primals: Any, tangents: Any) -> Any:
@@ -63,7 +64,7 @@ def pull_back_any_length(
         dots, _, of_outputs_dot = split(tangents[0], *numbers[:2])
         filled = operands.filled(flat, count)
         output = pull_back_any_length(
-            scan, filled, moving, last, of_carry, of_ys, sums, push_forward
+            scan, filled, moving, last, of_carry, of_ys, is_shared, push_forward
         )
         everything = Moving(
             *(list(map(is_inexact, each)) for each in (filled.consts, filled.carry, filled.xs)),
@@ -98,14 +99,13 @@ class _Second:
         dots, of_outputs_dot = split(directions, sum(self.everything.flat()))
         return self._pull_back(residuals, self.everything, dots, of_outputs_dot, self.moving)
 
-    def transpose(self, residuals: Arrays, cotangents: Arrays, sums: list[Sum]) -> list[Array]:
+    def transpose(self, residuals: Arrays, cotangents: Arrays, _: Any) -> list[Array]:
         operands, _, of_outputs = self._unpack(residuals)
         zeros = list(map(jnp.zeros_like, of_outputs))
-        found = [
+        return [
             *self._pull_back(residuals, self.moving, cotangents, zeros, self.everything),
             *self.push_forward(self.scan, operands, self.moving, cotangents),
         ]
-        return [add_up(each) for add_up, each in zip(sums, found, strict=True)]
 
     def _unpack(self, residuals: Arrays) -> tuple[Operands, list[Array], list[Array]]:
         count, *arrays = residuals
@@ -147,7 +147,7 @@ class _Second:
             [*last, *last_dot[:num_carry]],
             [*of_carry_dot, *of_carry],
             [*of_ys_dot, *of_ys],
-            [as_it_is] * sum(beside.consts),
+            (False,) * sum(beside.consts),
             self.push_forward,
         )
         of_consts, of_carry, of_xs = beside.split(found)
@@ -161,7 +161,7 @@ def _pull_back(
     last: Arrays,
     of_carry: Arrays,
     of_ys: Arrays,
-    sums: list[Sum],
+    is_shared: tuple[bool, ...],
 ) -> list[Array]:
     """As it runs. A batch runs as long as the longest of its members."""
     checkpoints, consts, xs, count = scan.checkpoints, operands.consts, operands.xs, operands.count
@@ -193,22 +193,21 @@ def _pull_back(
 
         return jax.lax.while_loop(has_room, fill, saved)
 
-    def pull_back_step(number: Array, state: Any) -> Any:
+    def step_back(number: Array, state: Any) -> Any:
         saved, of_carry, of_consts, of_xs = state
         index = longest - 1 - number
         saved = save_before(index, saved)
         start = saved.positions[saved.top]
         carry = scan.restored(advance(_row(saved.rows, saved.top), start, index), last)
         x, is_active = _row(xs, index), index < count
-        function = of_moving(scan, moving, consts, carry, x, is_active)
-        _, vjp, _ = jax.vjp(function, *moving_parts(moving, consts, carry, x), has_aux=True)
-        more_of_consts, of_new_carry, of_x = vjp((of_carry, _row(of_ys, index)))
+        more, of_new_carry, of_x = pull_back_step(
+            scan, moving, is_shared, consts, carry, x, is_active, of_carry, _row(of_ys, index)
+        )
         of_carry = [
             new if masked else select_if_vmap(is_active, new, old)
             for masked, new, old in zip(is_masked, of_new_carry, of_carry, strict=True)
         ]
-        of_consts = add_active(is_active, of_consts, more_of_consts, sums)
-        of_x = [select_if_vmap(is_active, each, jnp.zeros_like(each)) for each in of_x]
+        of_consts = list(map(jnp.add, of_consts, more))
         top = jnp.where(start == index, saved.top - 1, saved.top)
         return saved._replace(top=top), of_carry, of_consts, _with_row(of_xs, index, of_x)
 
@@ -224,7 +223,7 @@ def _pull_back(
         for each in (moved(consts, moving.consts), moved(xs, moving.xs))
     )
     state = saved, list(of_carry), of_consts, of_xs
-    _, of_carry, of_consts, of_xs = jax.lax.fori_loop(0, longest, pull_back_step, state)
+    _, of_carry, of_consts, of_xs = jax.lax.fori_loop(0, longest, step_back, state)
     return [*of_consts, *of_carry, *of_xs]
 
 

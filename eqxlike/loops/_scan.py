@@ -78,7 +78,7 @@ def scan(
     operands = Operands(body.consts, body.carry, arrays)
     if kind == "lax":
         carry, ys = run(loop, operands)
-        return body.form.put(carry), body.y_form.put(ys)
+        return body.put(carry), body.y_form.put(ys)
 
     def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
         consts, xs = split(shared, len(body.consts))
@@ -86,7 +86,7 @@ def scan(
 
     start = started(loop, [*body.consts, *arrays], body.carry, run_from)
     carry, ys = counted_scan(loop, dataclasses.replace(operands, carry=start))
-    return body.form.put(carry), body.y_form.put(ys)
+    return body.put(carry), body.y_form.put(ys)
 
 
 def _length_of(xs: PyTree, length: int | None) -> int:

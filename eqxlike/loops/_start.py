@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ._linear_call import Sum, linear_call
+from ._linear_call import linear_call
 from ._plan import Arrays, Scan
 
 
@@ -38,7 +38,7 @@ def started(
     def forward(residuals: Arrays, buffers: Arrays) -> list[Array]:
         return list(buffers)
 
-    def transpose(residuals: Arrays, cotangents: Arrays, sums: list[Sum]) -> list[Array]:
+    def transpose(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
         operands, carry = residuals[:num_operands], residuals[num_operands:]
         others = [
             jnp.where(each == 0, 1, 0).astype(each.dtype) if is_one else each
@@ -46,8 +46,8 @@ def started(
         ]
         ends = [only_buffers(run(operands, each)) for each in (carry, others)]
         return [
-            sum_shared(jnp.where(_is_same(one, other), jnp.zeros_like(cotangent), cotangent))
-            for one, other, cotangent, sum_shared in zip(*ends, cotangents, sums, strict=True)
+            jnp.where(_is_same(one, other), jnp.zeros_like(cotangent), cotangent)
+            for one, other, cotangent in zip(*ends, cotangents, strict=True)
         ]
 
     residuals = [jax.lax.stop_gradient(each) for each in (*operands, *carry)]

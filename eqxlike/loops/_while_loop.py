@@ -89,17 +89,17 @@ def while_loop(
         return body_fun(carry), None
 
     body = trace_body("body_fun", step, init_val, Form(None), [], buffers)
-    consts, condition = trace_condition("cond_fun", cond_fun, body.form, body.carry)
+    consts, condition = trace_condition("cond_fun", cond_fun, body)
     loop = While(condition, _scan_of(body, kind, max_steps, checkpoints))
     operands = WhileOperands(consts, body.consts, body.carry)
     if kind == "lax":
-        return body.form.put(run_while(loop, operands))
+        return body.put(run_while(loop, operands))
 
     def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
         return run_while(loop, operands.filled([*shared, *carry]))
 
     carry = started(loop.scan, [*consts, *body.consts], body.carry, run_from)
-    return body.form.put(counted_while(loop, dataclasses.replace(operands, carry=carry)))
+    return body.put(counted_while(loop, dataclasses.replace(operands, carry=carry)))
 
 
 def _scan_of(body: Body, kind: str, max_steps: int | None, checkpoints: int | None) -> Scan:
