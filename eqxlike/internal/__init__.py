@@ -63,5 +63,4 @@ from ._progress_meter import TqdmProgressMeter as TqdmProgressMeter
 from ._scan_trick import scan_trick as scan_trick
 from ._static import Static as Static
 from ._str2jax import str2jax as str2jax
-from ._unvmap_min import unvmap_min as unvmap_min
 from ._vprim import create_vprim as create_vprim

@@ -85,7 +85,8 @@ def finalise_eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list
             outputs = finalisation(*inputs, **equation.params)
         else:
             params = {name: _finalise_param(each) for name, each in equation.params.items()}
-            outputs = primitive.bind(*inputs, **primitive.get_bind_params(params))
+            with equation.ctx.manager:
+                outputs = primitive.bind(*inputs, **primitive.get_bind_params(params))
         if not primitive.multiple_results:
             outputs = [outputs]
         values.update(zip(equation.outvars, outputs, strict=True))
@@ -94,13 +95,13 @@ def finalise_eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list
 
 def _finalise_param(param: Any) -> Any:
     """A parameter of an equation, whose programs, such as the body of a loop, are finalised."""
-    if isinstance(param, tuple | list):
-        return type(param)(map(_finalise_param, param))
-    if isinstance(param, ClosedJaxpr) and _has_any(param.jaxpr):
+    if not any(map(_has_any, _jaxprs_in(param))):
+        return param
+    if isinstance(param, ClosedJaxpr):
         return finalise_jaxpr(param)
-    if isinstance(param, Jaxpr) and _has_any(param):
+    if isinstance(param, Jaxpr):
         return finalise_jaxpr(ClosedJaxpr(param, ())).jaxpr
-    return param
+    return type(param)(map(_finalise_param, param))
 
 
 def _has_any(jaxpr: Jaxpr) -> bool:

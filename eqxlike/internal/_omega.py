@@ -109,10 +109,7 @@ class _Place:
         def update(leaf: Any, value: Any) -> Any:
             return getattr(jnp.asarray(leaf).at[self._item], name)(value)
 
-        updated = _operate(update, f".at[...].{name}", self._tree, value)
-        if updated is NotImplemented:
-            raise TypeError(_explain(f".at[...].{name}", value))
-        return updated
+        return _operate(update, f".at[...].{name}", self._tree, value)
 
     def set(self, value: Any) -> ω:
         return self._update("set", value)
@@ -136,12 +133,14 @@ class _Place:
         return self._update("max", value)
 
 
-def _operate(operation: Callable[[Any, Any], Any], symbol: str, tree: ω, other: Any) -> Any:
-    """`operation` leaf by leaf; `NotImplemented` where `other` is no operand."""
+def _operate(operation: Callable[[Any, Any], Any], symbol: str, tree: ω, other: Any) -> ω:
     if isinstance(other, ω):
         return _operate_on_two(operation, symbol, tree, other)
     if not isinstance(other, _NUMBERS):
-        return NotImplemented
+        raise TypeError(
+            f"The other operand of ω(...) {symbol} must be an array, a number or a tree in ω, of "
+            f"the same structure; got {describe_node(other)}."
+        )
     leaves, treedef = jtu.tree_flatten(tree.ω, tree.is_leaf)
     return ω(treedef.unflatten([operation(leaf, other) for leaf in leaves]), tree.is_leaf)
 
@@ -168,24 +167,11 @@ def _difference(one: ω, other: ω, treedef: Any, other_treedef: Any) -> str:
     return f"first is {treedef}, and second is {other_treedef}"
 
 
-def _explain(symbol: str, other: Any) -> str:
-    return (
-        f"The other operand of ω(...) {symbol} must be an array, a number or a tree in ω, of the "
-        f"same structure; got {describe_node(other)}."
-    )
+def _binary(operation: Callable[[Any, Any], Any], symbol: str) -> Callable[[ω, Any], ω]:
+    return lambda self, other: _operate(operation, symbol, self, other)
 
 
-def _binary(operation: Callable[[Any, Any], Any], symbol: str) -> Callable[[ω, Any], Any]:
-    def method(self: ω, other: Any) -> Any:
-        found = _operate(operation, symbol, self, other)
-        if found is NotImplemented:
-            raise TypeError(_explain(symbol, other))
-        return found
-
-    return method
-
-
-def _reflected(operation: Callable[[Any, Any], Any], symbol: str) -> Callable[[ω, Any], Any]:
+def _reflected(operation: Callable[[Any, Any], Any], symbol: str) -> Callable[[ω, Any], ω]:
     return _binary(lambda leaf, other: operation(other, leaf), symbol)
 
 

@@ -14,7 +14,6 @@ from jaxtyping import Array, Float, Int
 
 from .._module import Module
 from ..loops import unvmap_max
-from ._unvmap_min import unvmap_min
 
 State = TypeVar("State")
 
@@ -103,6 +102,11 @@ class _Meters:
 _meters = _Meters()
 
 
+def _least(progress: Float[Array, ""]) -> Float[Array, ""]:
+    """The progress of the slowest member of a batch, without a derivative."""
+    return -unvmap_max(-jax.lax.stop_gradient(progress))
+
+
 class _TextState(Module):
     progress: Float[Array, ""]
     meter_idx: Int[Array, ""]
@@ -122,7 +126,7 @@ class TextProgressMeter(AbstractProgressMeter[_TextState]):
         return _TextState(jnp.asarray(0.0), _meters.open(_print_text))
 
     def step(self, state: _TextState, progress: Float[Array, ""] | float) -> _TextState:
-        progress = unvmap_min(jax.lax.stop_gradient(jnp.asarray(progress, state.progress.dtype)))
+        progress = _least(jnp.asarray(progress, state.progress.dtype))
         shown, number = jax.lax.cond(
             progress - state.progress > self.minimum_increase,
             lambda: (progress, _meters.show(state.meter_idx, progress)),
@@ -173,7 +177,7 @@ class TqdmProgressMeter(AbstractProgressMeter[_TqdmState]):
         return _TqdmState(_meters.open(_open_bar), jnp.asarray(0))
 
     def step(self, state: _TqdmState, progress: Float[Array, ""] | float) -> _TqdmState:
-        progress = unvmap_min(jax.lax.stop_gradient(jnp.asarray(progress)))
+        progress = _least(jnp.asarray(progress))
         number = jax.lax.cond(
             unvmap_max(state.step) % self.refresh_steps == 0,
             lambda: _meters.show(state.meter_idx, progress),

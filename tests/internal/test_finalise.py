@@ -41,6 +41,7 @@ PROGRAMS = {
         eqxi.unvmap_any(x > 0) & eqxi.unvmap_all(x > 0), x, eqxi.unvmap_max(x)
     ),
     "derivatives": lambda eqxi, x: jax.nn.relu(x) + jax.lax.stop_gradient(x),
+    "rows": lambda eqxi, x: refusals(eqxi, jnp.arange(3.0).at[jnp.array([0, 2])].add(x)[1] + x),
     "neighbours": lambda eqxi, x: eqxi.nextafter(x) + eqxi.prevbefore(x),
     "jit": lambda eqxi, x: jax.jit(lambda x: refusals(eqxi, x))(x),
     "checkpoint": lambda eqxi, x: jax.checkpoint(lambda x: refusals(eqxi, x))(x),

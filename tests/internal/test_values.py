@@ -152,12 +152,9 @@ def test_text_is_that_of_equinox(name, options):
 
 
 @both
-def test_smallest_and_largest_of_all_batches(eqxi):
+def test_largest_of_all_batches(eqxi):
     batch = jnp.arange(6).reshape(2, 3)
-    largest = jax.vmap(jax.vmap(eqxi.unvmap_max, out_axes=None), out_axes=None)(batch)
-    assert largest == 5
-    smallest = jax.vmap(jax.vmap(internal.unvmap_min, out_axes=None), out_axes=None)(batch)
-    assert smallest == 0
+    assert jax.vmap(jax.vmap(eqxi.unvmap_max, out_axes=None), out_axes=None)(batch) == 5
 
 
 def test_static_values_are_pickled():
