@@ -10,12 +10,13 @@ python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-pytorch bench profile lint format types clean
+.PHONY: help demo test test-pytorch test-downstream bench profile lint format types clean
 
 help:
 	@echo "make demo      the Bayesian networks on real data, with what filter_jit costs beside them"
 	@echo "make test      the whole test suite"
 	@echo "make test-pytorch  the layers beside PyTorch's"
+	@echo 'make test-downstream  Lineax, Optimistix and Diffrax on eqxlike, beside Equinox (ARGS="--whole": all programs)'
 	@echo "make bench     filter_jit side by side with jax.jit, Equinox and NNX"
 	@echo "make profile   where the time of a call goes"
 	@echo "make lint      ruff, format and rules (make format applies them)"
@@ -34,6 +35,10 @@ test:
 test-pytorch:
 	@.ci/setup pytorch
 	@$(python) -m pytest -n auto --maxprocesses 4 tests/pytorch $(ARGS)
+
+test-downstream:
+	@.ci/setup downstream
+	@$(python) -m pytest -n auto --maxprocesses 4 --dist loadgroup tests/downstream $(ARGS)
 
 bench:
 	@.ci/setup peers test dev

@@ -54,9 +54,10 @@ hypothesis.settings.load_profile("quick")
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
-    """Leaves out `tests/pytorch`, which needs an extra of its own, unless it is asked for."""
-    is_asked_for = any("pytorch" in arg for arg in config.args)
-    return True if collection_path.name == "pytorch" and not is_asked_for else None
+    """Leaves out what needs an extra of its own, unless it is asked for."""
+    name = collection_path.name
+    is_apart = collection_path.parent.name == "tests" and name in ("pytorch", "downstream")
+    return True if is_apart and not any(name in arg for arg in config.args) else None
 
 
 # What takes longest starts first, so that no worker is left with it at the end.
