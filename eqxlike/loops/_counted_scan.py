@@ -61,7 +61,7 @@ def save(scan: Scan, operands: Operands) -> Saved:
                 new, y = segment.step(consts, carry, [each[0] for each in xs], is_active)
                 y = [each[None] for each in y]
             else:
-                count = segments.count_in(index, total)
+                count = segments.count_in(index, total, is_active)
                 new, y = counted_scan(segment, Operands(consts, carry, xs, count))
             return new, [*scan.saved(carry), *y]
 
@@ -179,7 +179,7 @@ def _pull_back(
         [index], saved, xs, of_ys = split(x, 1, len(scan.saved(last)), num_xs)
         carry = scan.restored(saved, last)
         if segment.length > 1:
-            inner = Operands(consts, carry, xs, segments.count_in(index, total))
+            inner = Operands(consts, carry, xs, segments.count_in(index, total, is_active))
             _, _, saved = save(segment.reading, inner)
             at_end = dataclasses.replace(inner, carry=last)
             of_carry, of_consts, of_xs = _pull_back(

@@ -128,10 +128,9 @@ def _batch(
 
     is_shared = tuple(axis is None for axis in of_tangents)
     none_shared = (False,) * num_summed
+    name = axis.name if isinstance(axis.name, str) else None
 
     def mapped(function: Linear, in_axes: Any, out_axes: Any) -> Linear:
-        # What is done along the axis inside knows it by the name that the user gave it.
-        name = axis.name if isinstance(axis.name, str) else None
         return jax.vmap(function, in_axes, out_axes, axis_name=name, axis_size=axis.size)
 
     def batched_transpose(
@@ -155,7 +154,9 @@ def _batch(
 
             return run
 
-        summed_inside = jax.custom_jvp(by_members(is_shared[:num_summed]))
+        # What is done along a named axis inside needs the axis as it is.
+        is_summed = none_shared if name else is_shared[:num_summed]
+        summed_inside = jax.custom_jvp(by_members(is_summed))
 
         @summed_inside.defjvp
         def _differentiate(primals: Any, tangents: Any) -> Any:

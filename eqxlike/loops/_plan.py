@@ -140,11 +140,12 @@ class Segments:
     def indices(self) -> Array:
         return jnp.arange(self.number)
 
-    def count_in(self, index: Array, total: Arrays) -> Array | None:
-        """The number of steps in the segment at `index`; `None` for all."""
+    def count_in(self, index: Array, total: Arrays, is_active: Any) -> Array | None:
+        """The number of steps in the segment at `index`, 0 unless it is active; `None` for all."""
         if not total:
             return None
-        return jnp.clip(total[0] - index * self.segment_length, 0, self.segment_length)
+        count = jnp.clip(total[0] - index * self.segment_length, 0, self.segment_length)
+        return jnp.where(is_active, count, 0)
 
     def split(self, rows: Arrays) -> list[Array]:
         """Rows of steps, as rows of segments that have rows of steps."""

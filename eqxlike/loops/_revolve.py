@@ -274,6 +274,7 @@ def _distance(steps: Int[Array, ""], carries: Any, checkpoints: int) -> Int[Arra
     """After how many of `steps`, at least 2, the next carry is saved, if so many can be."""
     table = jnp.asarray(_most_steps(checkpoints))
     runs = jnp.clip(jnp.sum(table[carries] < steps), 1, _MOST_RUNS)
-    # The rest is reversed with one carry less in as many runs, and so it must not be longer.
-    at_least = steps - table[carries - 1, runs]
-    return jnp.clip(jnp.maximum(table[carries, runs - 1], at_least), 1, steps - 1)
+    # The rest is reversed with one carry less, in as many runs. It should be as long as can be
+    # done in one run less, and must not be longer than can be done.
+    distance = jnp.minimum(table[carries, runs - 1], steps - table[carries - 1, runs - 1])
+    return jnp.clip(jnp.maximum(distance, steps - table[carries - 1, runs]), 1, steps - 1)

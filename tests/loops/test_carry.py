@@ -4,6 +4,7 @@ import equinox as eqx
 import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import eqxlike
@@ -191,3 +192,72 @@ def test_index_counts_from_the_end_and_is_dropped_outside(index):
         lambda c: c[0] < 1, body, (0, jnp.arange(3.0)), buffers=lambda c: c[1], max_steps=2
     )
     assert jnp.array_equal(found[1], jnp.arange(3.0).at[index].set(5.0))
+
+
+def test_buffers_may_be_nodes_with_arrays_and_none():
+    def body(carry):
+        number, (first, nothing, second) = carry
+        return number + 1, (first.at[number].set(1.0), nothing, second.at[number].set(2.0))
+
+    carry = 0, (jnp.zeros(3), None, jnp.zeros(3))
+    _, (first, _, second) = loops.while_loop(
+        lambda c: c[0] < 2, body, carry, buffers=lambda c: c[1], max_steps=2
+    )
+    assert (first.tolist(), second.tolist()) == ([1, 1, 0], [2, 2, 0])
+
+
+@pytest.mark.parametrize("chosen", ["name", jnp.zeros(3)], ids=["static", "of-another-tree"])
+def test_buffers_that_are_no_arrays_of_the_carry_are_an_error(chosen):
+    with pytest.raises(TypeError, match="buffers must return arrays of the carry"):
+        loops.while_loop(
+            lambda c: c[0] < 2,
+            lambda c: c,
+            (0, "name"),
+            buffers=lambda c: c[1] if isinstance(chosen, str) else chosen,
+        )
+
+
+@pytest.mark.parametrize("kind", ["checkpointed", "bounded"])
+@pytest.mark.parametrize("is_named_inside", [True, False])
+def test_a_buffer_of_a_loop_may_be_one_of_a_loop_inside(kind, is_named_inside):
+    def run(library, x, count):
+        def write(carry):
+            number, buffer = carry
+            return number + 1, buffer.at[number].set(jnp.sin(x * number.astype(x.dtype)))
+
+        def body(carry):
+            number, buffer = carry
+            _, buffer = library.while_loop(
+                lambda c: c[0] < 2 * number + 2,
+                write,
+                (2 * number, buffer),
+                max_steps=6,
+                buffers=(lambda c: c[1]) if is_named_inside else None,
+                kind=kind,
+            )
+            return number + 1, buffer
+
+        carry = jnp.array(0), jnp.zeros(6)
+        return library.while_loop(
+            lambda c: c[0] < count, body, carry, max_steps=3, buffers=lambda c: c[1], kind=kind
+        )[1]
+
+    def found(library):
+        value = jax.vmap(lambda x, n: run(library, x, n))
+        grad = jax.vmap(jax.grad(lambda x, n: jnp.sum(run(library, x, n) ** 2)))
+        args = jnp.array([0.7, 0.2]), jnp.array([3, 2])
+        return jax.jit(lambda *args: (value(*args), grad(*args)))(*args)
+
+    if is_named_inside:
+        assert eqx.tree_equal(found(loops), found(eqxi), rtol=1e-5)
+    else:
+        angles = jnp.array([[0.7], [0.2]]) * jnp.arange(6.0)
+        expected = jnp.sin(angles) * jnp.array([[1.0] * 6, [1.0] * 4 + [0.0] * 2])
+        np.testing.assert_allclose(found(loops)[0], expected, rtol=1e-5)
+
+
+def test_a_loop_without_limit_asks_for_limit_or_checkpoints():
+    with pytest.raises(ValueError, match=r"needs `max_steps`, .* or `checkpoints`, the n"):
+        loops.while_loop(lambda x: x < 2, lambda x: x + 1, 0.0, kind="checkpointed")
+    with pytest.raises(ValueError, match="needs `max_steps`, the number of steps at most: "):
+        loops.while_loop(lambda x: x < 2, lambda x: x + 1, 0.0, kind="bounded", checkpoints=3)
