@@ -1,0 +1,185 @@
+"""What libraries built on Equinox cost with eqxlike in its place, beside Equinox itself.
+
+The programs are those of `tests/downstream`, on Lineax, Optimistix and Diffrax. Each runs in fresh
+processes that alternate between the two: first its first call, with all that is traced and
+compiled, then calls that find it compiled. Imports are timed in the same way. Nothing is kept on
+the disk. That the two compute the same numbers is checked in each pair of processes. Ctrl-C prints
+the rows that are finished.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks import cases, command, import_time, report
+from eqxlike._timing import Measurement, Samples, installed_version, round_orders, summarise
+from tests.downstream import run
+from tests.downstream.registry import programs_of
+
+NAME = "benchmarks.downstream"
+ROUNDS = command.Rounds(default=9, quick=2)
+
+OURS, EQUINOX = "eqxlike", "Equinox"
+BUILT_ON_EQUINOX = ("lineax", "optimistix", "diffrax")
+LIBRARIES = {OURS: run.OURS, EQUINOX: run.EQUINOX}
+
+IMPORT, FIRST, WARM = "Import in a fresh process", "First call", "Later calls"
+TABLES = (IMPORT, FIRST, WARM)
+
+WARM_S = 0.5
+"""Later calls are made for so long, and at least three."""
+
+TOLERANCE = 1e-9
+
+PROGRAMS: Mapping[str, Sequence[str]] = {
+    "linear_solves": ("solver LU", "solver CG", "solver GMRES", "operator Jacobian"),
+    "nonlinear_solves": (
+        "root by Newton",
+        "fit by LevenbergMarquardt",
+        "minimum by BFGS",
+        "fixed point by iteration",
+    ),
+    "ode_solvers": ("Tsit5, adaptive", "Kvaerno5, adaptive"),
+    "adjoints": ("RecursiveCheckpoint", "Direct", "Backsolve", "RecursiveCheckpoint, of a batch"),
+    "stepping": ("dense output",),
+    "events": ("a crossing",),
+    "stochastic": ("EulerHeun", "neural_controlled_equation"),
+    "real_data": ("network_of_continuous_depth", "rows_that_drive_an_equation"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of one of the tables.
+
+    - `table`: one of `TABLES`.
+    - `topic`: of the program; the library to import in the table of imports.
+    - `program`: its name, in the other tables.
+    """
+
+    table: str
+    topic: str
+    program: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name to select the row by."""
+        return f"{self.topic}: {self.program}" if self.program else f"import {self.topic}"
+
+
+ROWS: tuple[Row, ...] = (
+    *(Row(IMPORT, library) for library in BUILT_ON_EQUINOX),
+    *(
+        Row(table, topic, program)
+        for table in (FIRST, WARM)
+        for topic, programs in PROGRAMS.items()
+        for program in programs
+    ),
+)
+
+
+def timed(library: str, topic: str, program: str) -> dict[str, Any]:
+    """Times a program in this process, which has imported neither library yet.
+
+    **Returns:** the seconds of its first call, of each of the later ones, and the sums of the
+    arrays that it returned.
+    """
+    run.begin(library)
+    import jax
+
+    call = programs_of(topic)[program].run
+    start_s = time.perf_counter()
+    found = jax.block_until_ready(call())
+    first_s = time.perf_counter() - start_s
+    later_s: list[float] = []
+    while len(later_s) < 3 or sum(later_s) < WARM_S:
+        start_s = time.perf_counter()
+        jax.block_until_ready(call())
+        later_s.append(time.perf_counter() - start_s)
+    run.check_library(library)
+    sums = [float(np.nansum(np.abs(array))) for array in run.arrays_of(found).values()]
+    return {"first_s": first_s, "later_s": later_s, "sums": sums}
+
+
+def in_process(library: str, topic: str, program: str) -> dict[str, Any]:
+    """What `timed` returns in a fresh process that keeps nothing on the disk."""
+    process = subprocess.run(
+        [sys.executable, "-m", NAME, "--time", library, topic, program],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"},
+    )
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+@functools.cache
+def samples_of(topic: str, program: str, rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """What a program takes in each round on each library.
+
+    **Raises:** `AssertionError` if the two compute different numbers.
+    """
+    found: dict[str, list[dict[str, Any]]] = {column: [] for column in LIBRARIES}
+    for order in round_orders(tuple(LIBRARIES), rounds, seed=0):
+        for column in order:
+            found[column].append(in_process(LIBRARIES[column], topic, program))
+        ours, theirs = (found[column][-1]["sums"] for column in (OURS, EQUINOX))
+        np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE, err_msg=f"{topic}: {program}")
+    return found
+
+
+def measure(row: Row, rounds: int) -> Measurement:
+    """The measurement of a row. The first calls and the later ones of a program share processes."""
+    if row.table == IMPORT:
+        instead = "import eqxlike; eqxlike.install_as_equinox(); "
+        statements = {OURS: f"{instead}import {row.topic}", EQUINOX: f"import {row.topic}"}
+        times: dict[str, list[float]] = {column: [] for column in statements}
+        for order in round_orders(tuple(statements), rounds, seed=0):
+            for column in order:
+                times[column].append(import_time.import_s(statements[column]))
+    else:
+        found = samples_of(row.topic, row.program, rounds)
+        times = {
+            column: [
+                each["first_s"] if row.table == FIRST else float(np.median(each["later_s"]))
+                for each in of_column
+            ]
+            for column, of_column in found.items()
+        }
+    in_us = {column: tuple(1e6 * each for each in each_s) for column, each_s in times.items()}
+    samples = {column: Samples(us, us, calls=1) for column, us in in_us.items()}
+    return summarise(samples, EQUINOX)
+
+
+def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> int:
+    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    options = command.parse(arguments, NAME, __doc__, ROUNDS)
+
+    def begin() -> tuple[Sequence[Row], dict[str, Any]]:
+        result = report.new_report({"rounds": options.rounds})
+        result["machine"] |= {name: installed_version(name) for name in BUILT_ON_EQUINOX}
+        result["tables"] = [
+            {"title": title, "clocks": ["completion"], "unit": "milliseconds"} for title in TABLES
+        ]
+        return cases.find(options.rows, rows), result
+
+    def measured(row: Row) -> dict[str, Any]:
+        found = measure(row, options.rounds)
+        return report.row(row.name, found, []) | {"table": row.table}
+
+    return command.execute(NAME, options, begin, measured)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--time"]:
+        print(json.dumps(timed(*sys.argv[2:])))
+    else:
+        sys.exit(main())
