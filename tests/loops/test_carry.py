@@ -251,7 +251,7 @@ def test_a_buffer_of_a_loop_may_be_one_of_a_loop_inside(kind, is_named_inside):
     if is_named_inside:
         assert eqx.tree_equal(found(loops), found(eqxi), rtol=1e-5)
     else:
-        angles = jnp.array([[0.7], [0.2]]) * jnp.arange(6.0)
+        angles = jnp.outer(jnp.array([0.7, 0.2]), jnp.arange(6.0))
         expected = jnp.sin(angles) * jnp.array([[1.0] * 6, [1.0] * 4 + [0.0] * 2])
         np.testing.assert_allclose(found(loops)[0], expected, rtol=1e-5)
 
