@@ -13,16 +13,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks import cases, command, import_time, report
+from benchmarks import cases, command, downstream_process, import_time, report
 from eqxlike._timing import Measurement, Samples, installed_version, round_orders, summarise
 from tests.downstream import run
-from tests.downstream.registry import programs_of
 
 NAME = "benchmarks.downstream"
 ROUNDS = command.Rounds(default=9, quick=2)
@@ -33,9 +31,6 @@ LIBRARIES = {OURS: run.OURS, EQUINOX: run.EQUINOX}
 
 IMPORT, FIRST, WARM = "Import in a fresh process", "First call", "Later calls"
 TABLES = (IMPORT, FIRST, WARM)
-
-WARM_S = 0.5
-"""Later calls are made for so long, and at least three."""
 
 TOLERANCE = 1e-9
 
@@ -86,33 +81,10 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def timed(library: str, topic: str, program: str) -> dict[str, Any]:
-    """Times a program in this process, which has imported neither library yet.
-
-    **Returns:** the seconds of its first call, of each of the later ones, and the sums of the
-    arrays that it returned.
-    """
-    run.begin(library)
-    import jax
-
-    call = programs_of(topic)[program].run
-    start_s = time.perf_counter()
-    found = jax.block_until_ready(call())
-    first_s = time.perf_counter() - start_s
-    later_s: list[float] = []
-    while len(later_s) < 3 or sum(later_s) < WARM_S:
-        start_s = time.perf_counter()
-        jax.block_until_ready(call())
-        later_s.append(time.perf_counter() - start_s)
-    run.check_library(library)
-    sums = [float(np.nansum(np.abs(array))) for array in run.arrays_of(found).values()]
-    return {"first_s": first_s, "later_s": later_s, "sums": sums}
-
-
 def in_process(library: str, topic: str, program: str) -> dict[str, Any]:
-    """What `timed` returns in a fresh process that keeps nothing on the disk."""
+    """What `downstream_process.timed` returns in a fresh process that keeps nothing on the disk."""
     process = subprocess.run(
-        [sys.executable, "-m", NAME, "--time", library, topic, program],
+        [sys.executable, "-m", downstream_process.__name__, library, topic, program],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -179,7 +151,4 @@ def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> 
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--time"]:
-        print(json.dumps(timed(*sys.argv[2:])))
-    else:
-        sys.exit(main())
+    sys.exit(main())
