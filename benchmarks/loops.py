@@ -1,15 +1,18 @@
 """What loops cost forwards and backwards, beside `jax.lax.scan` and Equinox's loops.
 
 All columns of a row compute the same numbers, which is checked before anything is timed. The
-temporary memory of each, by XLA's analysis, is among the notes of its row. The method is that of
-`eqxlike._timing`. Ctrl-C prints the rows that are finished.
+temporary memory of each, by XLA's analysis, and the time to trace and compile it are among the
+notes of its row. The method is that of `eqxlike._timing`. Ctrl-C prints the rows that are finished.
 """
 
 import functools
 import importlib
+import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from operator import truediv
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +21,7 @@ import jax.random as jr
 from benchmarks import command, report
 from benchmarks.cases import Case, build, check_agreement, find
 from eqxlike import loops
-from eqxlike._timing import Call, measure
+from eqxlike._timing import measure
 
 NAME = "benchmarks.loops"
 ROUNDS = command.Rounds(default=30, quick=7)
@@ -27,6 +30,9 @@ SCAN = "lax.scan"
 WHILE = "lax.while_loop"
 MASKED = "masked lax.scan"
 EQUINOX = "equinox.internal"
+
+FIRST_CALLS = 3
+"""So many first calls are timed."""
 
 Recurrence = Callable[[Any, Any], Any]
 """`step(parameters, carry) -> carry`."""
@@ -116,6 +122,33 @@ def gradient(run: Run) -> Callable[[Any, Any], Any]:
     return jax.grad(forward(run))
 
 
+class Compiled:
+    """A function with its arguments, compiled ahead of time.
+
+    - `temporary_bytes`: by XLA's analysis.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], arguments: tuple[Any, Any]):
+        self._function = function
+        self._arguments = arguments
+        self._compiled = self._compile()
+        memory = self._compiled.memory_analysis()
+        self.temporary_bytes: int | None = getattr(memory, "temp_size_in_bytes", None)
+
+    def __call__(self) -> Any:
+        return self._compiled(*self._arguments)
+
+    def _compile(self) -> Any:
+        return jax.jit(self._function).lower(*self._arguments).compile()
+
+    def seconds_to_compile(self) -> float:
+        """The time to trace and compile with nothing cached."""
+        jax.clear_caches()
+        start = time.perf_counter()
+        self._compile()
+        return time.perf_counter() - start
+
+
 def case(
     name: str,
     way: Callable[[Run], Callable[[Any, Any], Any]],
@@ -123,15 +156,9 @@ def case(
     arguments: tuple[Any, Any],
 ) -> Case:
     """The row that compares `runs`; the first of them is what ratios are taken to."""
-
-    def call(run: Run) -> Call:
-        compiled = jax.jit(way(run)).lower(*arguments).compile()
-        bound = functools.partial(compiled, *arguments)
-        memory = compiled.memory_analysis()
-        bound.temporary_bytes = getattr(memory, "temp_size_in_bytes", None)  # pyright: ignore
-        return bound
-
-    builders = {column: functools.partial(call, run) for column, run in runs.items()}
+    builders = {
+        column: functools.partial(Compiled, way(run), arguments) for column, run in runs.items()
+    }
     return Case(name, builders, baseline=next(iter(runs)))
 
 
@@ -260,6 +287,20 @@ ROWS: tuple[Case, ...] = (
 )
 
 
+def first_calls(calls: Mapping[str, Compiled]) -> str:
+    """What it takes to trace and compile each, and how long of what it takes Equinox."""
+    seconds: dict[str, list[float]] = {column: [] for column in calls}
+    for _ in range(FIRST_CALLS):
+        for column, call in calls.items():
+            seconds[column].append(call.seconds_to_compile())
+    found = []
+    for column, own in seconds.items():
+        theirs = seconds.get(f"{EQUINOX} {column}")
+        ratio = "" if theirs is None else f" ({statistics.median(map(truediv, own, theirs)):.2f})"
+        found.append(f"{column} {1000 * statistics.median(own):.0f}{ratio}")
+    return f"first call, ms (ratio to {EQUINOX}): {', '.join(found)}"
+
+
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) -> int:
     """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS)
@@ -268,11 +309,13 @@ def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) ->
         return find(options.rows, rows), report.new_report({"rounds": options.rounds})
 
     def measured(row: Case) -> dict[str, Any]:
-        calls, notes = build(row)
+        built, notes = build(row)
+        calls = cast("dict[str, Compiled]", built)
         check_agreement(calls)
-        memory = [f"{column} {call.temporary_bytes:,}" for column, call in calls.items()]  # pyright: ignore
+        memory = [f"{column} {call.temporary_bytes:,}" for column, call in calls.items()]
         found = measure(calls, baseline=row.baseline, rounds=options.rounds)
-        return report.row(row.name, found, [*notes, f"temporary bytes: {', '.join(memory)}"])
+        notes += [f"temporary bytes: {', '.join(memory)}", first_calls(calls)]
+        return report.row(row.name, found, notes)
 
     return command.execute(NAME, options, begin, measured)
 
