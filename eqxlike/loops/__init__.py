@@ -6,5 +6,6 @@ from ._batched import unvmap_max as unvmap_max
 from ._buffers import Buffer as Buffer
 from ._buffers import MaybeBuffer as MaybeBuffer
 from ._buffers import buffer_at_set as buffer_at_set
+from ._fori_loop import fori_loop as fori_loop
 from ._scan import scan as scan
 from ._while_loop import while_loop as while_loop

@@ -11,7 +11,7 @@ from jaxtyping import Array, PyTree
 
 from .._numbers import whole_number
 from .._pytree import is_array_like
-from ._body import Buffers, scan_of, trace_body
+from ._body import Body, Buffers, scan_of, trace_body
 from ._carry import Form, take_arrays
 from ._counted_scan import counted_scan
 from ._kinds import check_kind
@@ -69,24 +69,30 @@ def scan(
     arrays = take_arrays(xs)
     rows = [jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in arrays]
     body = trace_body("f", lambda carry, x: _pair(f(carry, x)), init, Form(xs), rows, buffers)
+    carry, ys = run_scan(body, arrays, length, kind, checkpoints)
+    return body.put(carry), body.y_form.put(ys)
+
+
+def run_scan(
+    body: Body, xs: Arrays, length: int, kind: str, checkpoints: int | Literal["all"] | None
+) -> tuple[list[Array], list[Array]]:
+    """The last carry and the rows of outputs, of a body that is traced for the rows of `xs`."""
     if checkpoints == "all" or kind != "checkpointed":
         checkpoints, levels = None, (max(length, 1),)
     else:
         checkpoints = None if checkpoints is None else whole_number(checkpoints, "checkpoints")
         levels = levels_for(length, checkpoints)
     loop = scan_of(body, length, levels, checkpoints)
-    operands = Operands(body.consts, body.carry, arrays)
+    operands = Operands(body.consts, body.carry, xs)
     if kind == "lax":
-        carry, ys = run(loop, operands)
-        return body.put(carry), body.y_form.put(ys)
+        return run(loop, operands)
 
     def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
         consts, xs = split(shared, len(body.consts))
         return run(loop, Operands(consts, carry, xs))[0]
 
-    start = started(loop, [*body.consts, *arrays], body.carry, run_from)
-    carry, ys = counted_scan(loop, dataclasses.replace(operands, carry=start))
-    return body.put(carry), body.y_form.put(ys)
+    start = started(loop, [*body.consts, *xs], body.carry, run_from)
+    return counted_scan(loop, dataclasses.replace(operands, carry=start))
 
 
 def _length_of(xs: PyTree, length: int | None) -> int:

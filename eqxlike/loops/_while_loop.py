@@ -9,7 +9,7 @@ from jaxtyping import Array, ArrayLike, Bool
 from .._numbers import whole_number
 from ._body import Body, Buffers, scan_of, trace_body, trace_condition
 from ._carry import Form
-from ._counted_while import While, WhileOperands, counted_while, run_while
+from ._counted_while import Condition, While, WhileOperands, counted_while, run_while
 from ._kinds import check_kind
 from ._levels import levels_for
 from ._plan import Arrays, Scan
@@ -73,16 +73,7 @@ def while_loop(
         12.0 4.0
     """
     check_kind(kind, ("lax", "checkpointed", "bounded"))
-    if max_steps is not None:
-        max_steps = whole_number(max_steps, "max_steps", 0)
-    if checkpoints is not None:
-        checkpoints = whole_number(checkpoints, "checkpoints")
-    if max_steps is None and (kind == "bounded" or (kind == "checkpointed" and not checkpoints)):
-        way_out = " or `checkpoints`, the number of carries to save" * (kind == "checkpointed")
-        raise ValueError(
-            f"while_loop(kind={kind!r}) needs `max_steps`, the number of steps at most{way_out}: "
-            "the reverse mode saves carries in arrays of a size that is known when it is compiled."
-        )
+    max_steps, checkpoints = checked_limit("while_loop", kind, max_steps, checkpoints)
     whole_number(base, "base", 2)
 
     def step(carry: Any, _: None) -> tuple[Any, None]:
@@ -90,16 +81,53 @@ def while_loop(
 
     body = trace_body("body_fun", step, init_val, Form(None), [], buffers)
     consts, condition = trace_condition("cond_fun", cond_fun, body)
+    return body.put(run_while_of(body, consts, condition, kind, max_steps, checkpoints))
+
+
+def checked_limit(
+    name: str, kind: str, max_steps: int | None, checkpoints: int | None
+) -> tuple[int | None, int | None]:
+    """`max_steps` and `checkpoints` of the loop `name`.
+
+    **Raises:** `ValueError` if one is no such number, or there is none and the kind needs it.
+    """
+    if max_steps is not None:
+        max_steps = whole_number(max_steps, "max_steps", 0)
+    if checkpoints is not None:
+        checkpoints = whole_number(checkpoints, "checkpoints")
+    if max_steps is None and (kind == "bounded" or (kind == "checkpointed" and not checkpoints)):
+        way_out = " or `checkpoints`, the number of carries to save" * (kind == "checkpointed")
+        raise ValueError(
+            f"{name}(kind={kind!r}) needs `max_steps`, the number of steps at most{way_out}: "
+            "the reverse mode saves carries in arrays of a size that is known when it is compiled."
+        )
+    return max_steps, checkpoints
+
+
+def run_while_of(
+    body: Body,
+    of_condition: Arrays,
+    condition: Condition,
+    kind: str,
+    max_steps: int | None,
+    checkpoints: int | None,
+) -> list[Array]:
+    """The last carry of a body and a condition that have been traced.
+
+    **Arguments:**
+
+    - `of_condition`: the arrays that the condition closes over.
+    """
     loop = While(condition, _scan_of(body, kind, max_steps, checkpoints))
-    operands = WhileOperands(consts, body.consts, body.carry)
+    operands = WhileOperands(of_condition, body.consts, body.carry)
     if kind == "lax":
-        return body.put(run_while(loop, operands))
+        return run_while(loop, operands)
 
     def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
         return run_while(loop, operands.filled([*shared, *carry]))
 
-    carry = started(loop.scan, [*consts, *body.consts], body.carry, run_from)
-    return body.put(counted_while(loop, dataclasses.replace(operands, carry=carry)))
+    carry = started(loop.scan, [*of_condition, *body.consts], body.carry, run_from)
+    return counted_while(loop, dataclasses.replace(operands, carry=carry))
 
 
 def _scan_of(body: Body, kind: str, max_steps: int | None, checkpoints: int | None) -> Scan:
