@@ -170,7 +170,7 @@ def _write_where(
     residuals = [*masks, *indices]
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         return forward(residuals, [array, x])[0]
-    return linear_call(forward, transpose, residuals, [array, x])[0]
+    return linear_call(forward, transpose, residuals, [array, x], [array])[0]
 
 
 MaybeBuffer = Buffer | Array

@@ -129,7 +129,10 @@ def tangents_of(
         return [*of_consts, *of_carry, *of_xs]
 
     residuals = [*operands.flat(), *saved, *carry, *count]
-    found = iter(linear_call(forward, transpose, residuals, directions, sum(moving.consts)))
+    like = [*moved(carry, moving.carry), *moved(ys, moving.ys)]
+    found = iter(
+        linear_call(forward, transpose, residuals, directions, like, num_summed=sum(moving.consts))
+    )
     return (
         [_tangent(each, found) for each in carry],
         [_tangent(each, found) for each in ys],

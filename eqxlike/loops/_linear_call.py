@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
+from jax.custom_batching import custom_vmap
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
@@ -23,6 +24,7 @@ def linear_call(
     transpose: Transpose,
     residuals: Sequence[Array],
     tangents: Sequence[Array],
+    like: Sequence[Array],
     num_summed: int = 0,
 ) -> list[Array]:
     """`forward(residuals, tangents)`.
@@ -32,11 +34,11 @@ def linear_call(
     - `forward`: linear in the second of its arguments, and differentiable in both.
     - `transpose`: `transpose(residuals, cotangents, is_shared)`, from the residuals and cotangents
         of what `forward` returns to those of the tangents.
+    - `like`: arrays of the shapes and dtypes of what `forward` returns.
     - `num_summed`: for so many of the tangents, the first, `is_shared` says whether the members of
         a batch share it. `transpose` returns the sum over the batch for those: the weights of a
         batch of networks then have one cotangent, and not one a member.
     """
-    output = jax.eval_shape(forward, list(residuals), list(tangents))
     return _linear.bind(
         *residuals,
         *tangents,
@@ -44,7 +46,7 @@ def linear_call(
         transpose=transpose,
         num_residuals=len(residuals),
         num_summed=num_summed,
-        avals=tuple(ShapedArray(each.shape, each.dtype) for each in output),
+        avals=tuple(ShapedArray(each.shape, each.dtype) for each in like),
     )
 
 
@@ -133,9 +135,20 @@ def _batch(
     def mapped(function: Linear, in_axes: Any, out_axes: Any) -> Linear:
         return jax.vmap(function, in_axes, out_axes, axis_name=name, axis_size=axis.size)
 
+    is_batched = [True] * len(avals)
+    if None in of_tangents:
+        is_batched = _flag_batched(forward, mapped, (of_residuals, of_tangents), args)
+    of_output = [0 if is_one else None for is_one in is_batched]
+
     def batched_transpose(
         residuals: list[Array], cotangents: list[Array], _: tuple[bool, ...]
     ) -> list[Array]:
+        # What the members share is returned once, and so by the first of them.
+        cotangents = [
+            each if is_one else jnp.zeros((axis.size, *each.shape), each.dtype).at[0].set(each)
+            for each, is_one in zip(cotangents, is_batched, strict=True)
+        ]
+
         def by_members(is_summed: tuple[bool, ...]) -> Linear:
             """`transpose`, with these of its cotangents summed inside, and the others here."""
             out_axes = [None if summed else 0 for summed in is_summed]
@@ -166,14 +179,41 @@ def _batch(
 
     output = _linear.bind(
         *args,
-        forward=mapped(forward, (of_residuals, of_tangents), 0),
+        forward=mapped(forward, (of_residuals, of_tangents), of_output),
         transpose=batched_transpose,
         num_residuals=num_residuals,
         # Of batches of batches the outer one is summed over here.
         num_summed=0,
-        avals=tuple(ShapedArray((axis.size, *each.shape), each.dtype) for each in avals),
+        avals=tuple(
+            ShapedArray((axis.size, *each.shape), each.dtype) if is_one else each
+            for each, is_one in zip(avals, is_batched, strict=True)
+        ),
     )
-    return output, [0] * len(output)
+    return output, of_output
+
+
+def _flag_batched(forward: Linear, mapped: Any, axes: Any, args: Sequence[Array]) -> list[bool]:
+    """For each array that `forward` returns, whether it differs among the members of a batch."""
+    found = []
+
+    @custom_vmap
+    def noted(output: list[Array]) -> list[Array]:
+        return output
+
+    @noted.def_vmap
+    def _note(size: int, is_batched: list[list[bool]], output: list[Array]) -> Any:
+        found[:] = is_batched[0]
+        return output, is_batched[0]
+
+    def run(residuals: list[Array], tangents: list[Array]) -> list[Array]:
+        output = forward(residuals, tangents)
+        # This stands where none is.
+        found[:] = [False] * len(output)
+        return noted(output)
+
+    num_residuals = len(axes[0])
+    jax.eval_shape(mapped(run, axes, 0), list(args[:num_residuals]), list(args[num_residuals:]))
+    return found
 
 
 ad.primitive_jvps[_linear] = _jvp

@@ -73,7 +73,9 @@ def pull_back_any_length(
         second = _Second(scan, operands, moving, everything, push_forward)
         residuals = [count, *primals[0]]
         directions = [*moved(dots, everything.flat()), *of_outputs_dot]
-        return output, linear_call(second.forward, second.transpose, residuals, directions)
+        return output, linear_call(
+            second.forward, second.transpose, residuals, directions, like=output
+        )
 
     return run_flat([*operands.flat(), *last, *of_carry, *of_ys], count)
 

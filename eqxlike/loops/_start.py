@@ -51,7 +51,8 @@ def started(
         ]
 
     residuals = [jax.lax.stop_gradient(each) for each in (*operands, *carry)]
-    buffers = iter(linear_call(forward, transpose, residuals, only_buffers(carry)))
+    buffers = only_buffers(carry)
+    buffers = iter(linear_call(forward, transpose, residuals, buffers, buffers))
     return [
         next(buffers) if is_one else each for each, is_one in zip(carry, is_buffer, strict=True)
     ]

@@ -290,3 +290,37 @@ def test_collectives_of_a_named_batch_go_through_a_loop():
 
     one, other = (jax.value_and_grad(each)(jnp.array(0.8)) for each in (total, expected))
     np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [jax.grad, jax.jacfwd, jax.hessian], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "way", [("bounded", None), ("checkpointed", None), ("checkpointed", 2)], ids=str
+)
+def test_what_a_batch_shares_in_a_carry_stays_shared_in_a_compiled_loop(way, mode):
+    def run(w, x):
+        kind, checkpoints = way
+        _, t, y = loops.while_loop(
+            lambda state: state[1] < 0.45,
+            lambda state: (
+                state[0] + 1,
+                state[1] + 0.1 * w,
+                jnp.tanh(w * state[2]) + state[1] * x,
+            ),
+            (jnp.array(0), jnp.array(0.0), x),
+            max_steps=16,
+            kind=kind,
+            checkpoints=checkpoints,
+        )
+        return t * y
+
+    def in_python(w, x):
+        t, y = jnp.array(0.0), x
+        for _ in range(7):
+            t, y = t + 0.1 * w, jnp.tanh(w * y) + t * x
+        return t * y
+
+    def total(run):
+        return lambda w: jnp.sum(jax.vmap(jax.jit(run), (None, 0))(w, jnp.array([0.3, 0.6])))
+
+    found, expected = (mode(total(each))(0.7) for each in (run, in_python))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
