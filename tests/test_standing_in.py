@@ -37,6 +37,7 @@ import equinox as eqx
 import jax
 from equinox import nn
 from equinox.debug import breakpoint_if
+from equinox.internal import while_loop, ω
 
 
 class Model(eqx.Module):
@@ -49,6 +50,7 @@ found["same"] = {
     "Module": eqx.Module is eqxlike.Module,
     "nn": eqx.nn is nn and nn is sys.modules["equinox.nn"],
     "nn.Linear": nn.Linear is eqxlike.nn.Linear,
+    "internal": ω is eqxlike.internal.ω and while_loop is eqxlike.loops.while_loop,
     "debug": breakpoint_if is eqxlike.debug.breakpoint_if,
     "tree_inference": eqx.tree_inference is eqxlike.tree_inference,
 }
