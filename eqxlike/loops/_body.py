@@ -34,7 +34,7 @@ class Body:
     - `carry`: the arrays to start with, in the dtypes that the body returns.
     - `outer`: the buffers of loops outside that stand in the carry, by their places.
     - `form`: that of the carry, with arrays for these. `y_form`: that of what else a step returns.
-    - `is_buffer`: which of the carry are buffers.
+    - `is_buffer`: which of the carry are buffers. `starts_here`: which are none of a loop outside.
     """
 
     consts: list[Array]
@@ -44,6 +44,7 @@ class Body:
     form: Form
     y_form: Form
     is_buffer: tuple[bool, ...]
+    starts_here: tuple[bool, ...]
     outer: dict[int, Buffer]
 
     def put(self, arrays: Arrays) -> PyTree:
@@ -96,10 +97,10 @@ def trace_body(
         reading = jax.make_jaxpr(reader)(carry, list(x), jnp.asarray(True))
         reading_step = _step_of(reading, slice(len(consts), None), len(carry))
         consts += map(jnp.asarray, reading.consts)
-    is_buffer = tuple(
-        place in places for place, leaf in enumerate(jtu.tree_leaves(init)) if is_array_like(leaf)
-    )
-    return Body(consts, step, reading_step, carry, form, y_form, is_buffer, outer)
+    arrays = [place for place, leaf in enumerate(jtu.tree_leaves(init)) if is_array_like(leaf)]
+    is_buffer = tuple(place in places for place in arrays)
+    starts_here = tuple(place in places and place not in outer for place in arrays)
+    return Body(consts, step, reading_step, carry, form, y_form, is_buffer, starts_here, outer)
 
 
 def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int) -> Step:

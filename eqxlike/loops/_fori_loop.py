@@ -139,4 +139,4 @@ def _numbered(body: Body, first: Array) -> Body:
         reading_step=body.reading_step and numbered(body.reading_step),
         carry=[first, *body.carry],
         is_buffer=(False, *body.is_buffer),
-    )
+        starts_here=(False, *body.starts_here),

@@ -91,7 +91,7 @@ def run_scan(
         consts, xs = split(shared, len(body.consts))
         return run(loop, Operands(consts, carry, xs))[0]
 
-    start = started(loop, [*body.consts, *xs], body.carry, run_from)
+    start = started(body.starts_here, [*body.consts, *xs], body.carry, run_from)
     return counted_scan(loop, dataclasses.replace(operands, carry=start))
 
 

@@ -7,11 +7,14 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ._linear_call import linear_call
-from ._plan import Arrays, Scan
+from ._plan import Arrays
 
 
 def started(
-    scan: Scan, operands: Arrays, carry: Arrays, run: Callable[[Arrays, Arrays], Arrays]
+    starts_here: tuple[bool, ...],
+    operands: Arrays,
+    carry: Arrays,
+    run: Callable[[Arrays, Arrays], Arrays],
 ) -> list[Array]:
     """The carry to start with.
 
@@ -21,12 +24,14 @@ def started(
 
     **Arguments:**
 
+    - `starts_here`: which of the carry are buffers, but for those of a loop outside, which takes
+      it out itself.
     - `operands`: what else the loop is run on.
     - `run`: from the operands and a carry to start with to the last carry.
     """
     is_buffer = [
-        is_written_once and jnp.issubdtype(each.dtype, jnp.inexact)
-        for is_written_once, each in zip(scan.is_written_once, carry, strict=True)
+        starts and jnp.issubdtype(each.dtype, jnp.inexact)
+        for starts, each in zip(starts_here, carry, strict=True)
     ]
     if not any(is_buffer):
         return list(carry)

@@ -126,7 +126,7 @@ def run_while_of(
     def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
         return run_while(loop, operands.filled([*shared, *carry]))
 
-    carry = started(loop.scan, [*of_condition, *body.consts], body.carry, run_from)
+    carry = started(body.starts_here, [*of_condition, *body.consts], body.carry, run_from)
     return counted_while(loop, dataclasses.replace(operands, carry=carry))
 
 
