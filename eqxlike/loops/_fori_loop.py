@@ -140,3 +140,4 @@ def _numbered(body: Body, first: Array) -> Body:
         carry=[first, *body.carry],
         is_buffer=(False, *body.is_buffer),
         starts_here=(False, *body.starts_here),
+    )
