@@ -63,6 +63,7 @@ from ._version import __version__ as __version__
 if _typing.TYPE_CHECKING:
     from . import bayes as bayes
     from . import debug as debug
+    from . import internal as internal
     from . import loops as loops
     from . import nn as nn
     from . import train as train
@@ -74,6 +75,7 @@ else:
         __name__,
         "bayes",
         "debug",
+        "internal",
         "loops",
         "nn",
         "train",

@@ -331,3 +331,28 @@ def test_an_instance_may_be_weakly_referenced(eqx):
     assert reference() is model
     del model
     assert reference() is None
+
+
+@both
+def test_a_metaclass_may_stand_on_top_of_that_of_modules(eqx):
+    made = []
+
+    class Meta(type(eqx.Module)):
+        def __new__(mcs, name, bases, namespace, /, tag=None, **keywords):
+            cls = super().__new__(mcs, name, bases, namespace, **keywords)
+            type.__setattr__(cls, "tag", tag)
+            return cls
+
+        def __call__(cls, *args, **kwargs):
+            made.append(cls.__name__)
+            return super().__call__(*args, **kwargs)
+
+    class Base(eqx.Module, metaclass=Meta, tag="base"):
+        x: Any
+
+    class Model(Base, tag="model"):
+        mode: str = eqx.field(static=True, default="a")
+
+    model = eqx.filter_jit(lambda model: model)(Model(1.0))
+    assert (Base.tag, Model.tag, made) == ("base", "model", ["Model"])
+    assert (type(model), jtu.tree_leaves(model), model.mode) == (Model, [1.0], "a")
