@@ -13,6 +13,7 @@ from ._compat import Tracer, register_exclusion
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _OURS = (
     "<eqxlike ",  # Generated code.
+    os.path.join(_PACKAGE, "_compat.py"),
     *(os.path.join(_PACKAGE, name, "") for name in ("_module", "_partition", "_transforms")),
 )
 _NOT_OF_USER = (

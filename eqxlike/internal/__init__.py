@@ -51,6 +51,9 @@ from ._maybe_buffer import MaybeBuffer as MaybeBuffer
 from ._names import announce_jaxpr_p as announce_jaxpr_p
 from ._names import debug_backward_nan as debug_backward_nan
 from ._names import select_if_vmap_p as select_if_vmap_p
+from ._names import unvmap_all_p as unvmap_all_p
+from ._names import unvmap_any_p as unvmap_any_p
+from ._names import unvmap_max_p as unvmap_max_p
 from ._nextafter import nextafter as nextafter
 from ._nextafter import prevbefore as prevbefore
 from ._noinline import noinline as noinline

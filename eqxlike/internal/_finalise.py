@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 from jax.custom_derivatives import custom_jvp_call_p
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 
+from .._transforms._checks import _primitives as _checks
 from ..debug import _dce
 from ..loops import _linear_call
 from ._forbidden import (
@@ -17,7 +18,13 @@ from ._forbidden import (
     nondifferentiable_p,
     nontraceable_p,
 )
-from ._names import announce_jaxpr_p, select_if_vmap_p
+from ._names import (
+    announce_jaxpr_p,
+    select_if_vmap_p,
+    unvmap_all_p,
+    unvmap_any_p,
+    unvmap_max_p,
+)
 from ._vprim import vmapped_p
 
 primitive_finalisations: dict[Primitive, Callable[..., Any]] = {}
@@ -48,12 +55,17 @@ for _primitive in (
     nondifferentiable_backward_p,
     announce_jaxpr_p,
     select_if_vmap_p,
+    unvmap_all_p,
+    unvmap_any_p,
+    unvmap_max_p,
+    _checks.needing_p,
     _dce._watch_p,
 ):
     register_impl_finalisation(_primitive)
 # What these do is done by functions of the user's.
 for _primitive in (vmapped_p, _linear_call._linear):
     primitive_finalisations[_primitive] = functools.partial(_run_finalised, _primitive)
+primitive_finalisations[_checks.check_p] = _checks.stage
 primitive_finalisations[custom_jvp_call_p] = _call
 
 _BY_NAME: dict[str, Callable[..., Any]] = {

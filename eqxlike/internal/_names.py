@@ -6,3 +6,6 @@ from ..loops import _batched
 debug_backward_nan = backward_nan
 announce_jaxpr_p = _announce._announce_p
 select_if_vmap_p = _batched._select
+unvmap_all_p = _batched._all
+unvmap_any_p = _batched._any
+unvmap_max_p = _batched._max

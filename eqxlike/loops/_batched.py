@@ -5,44 +5,61 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_batching import custom_vmap
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jaxtyping import Array, Bool, Shaped
+from jaxtyping import Array, ArrayLike, Bool, Shaped
+
+from .._compat import set_batching_rule
 
 
-def _reducing(reduce: Callable[[Any, int], Any]) -> Callable[[Any], Any]:
-    """A function that gives its argument, reduced over each axis that it is mapped over."""
+def _reducing(name: str, reduce: Callable[[Any], Any], dtype: Any = None) -> Primitive:
+    """A reduction over all axes, and over each that its argument is mapped over.
 
-    @custom_vmap
-    def unvmapped(x: Any) -> Any:
-        return x
+    It has no derivative. Its output has the `dtype`, or that of its argument.
+    """
+    reduction = Primitive(name)
+    reduction.def_impl(reduce)
 
-    @unvmapped.def_vmap
-    def _reduce(size: int, is_batched: list[bool], x: Any) -> tuple[Any, bool]:
-        return unvmapped(reduce(x, 0)), False
+    @reduction.def_abstract_eval
+    def _shape(x: Any) -> Any:
+        return x.update(shape=(), dtype=dtype or x.dtype, weak_type=False)
 
-    return unvmapped
+    def differentiate(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        output = reduction.bind(*primals)
+        return output, ad.Zero(jax.typeof(output).to_tangent_aval())
+
+    def batch(axis: Any, arrays: Any, axes: Any) -> tuple[Any, None]:
+        return reduction.bind(*arrays), None
+
+    mlir.register_lowering(reduction, mlir.lower_fun(reduce, multiple_results=False))
+    ad.primitive_jvps[reduction] = differentiate
+    set_batching_rule(reduction, batch)
+    return reduction
 
 
-_any = _reducing(jnp.any)
-_all = _reducing(jnp.all)
-_max = _reducing(jnp.max)
+_any = _reducing("unvmap_any", jnp.any, np.dtype(bool))
+_all = _reducing("unvmap_all", jnp.all, np.dtype(bool))
+_max = _reducing("unvmap_max", jnp.max)
 
 
-def unvmap_any(x: Bool[Array, "..."]) -> Bool[Array, ""]:
+def unvmap_any(x: Bool[ArrayLike, "..."]) -> Bool[Array, ""]:
     """Whether any of `x` is true, in any member of any batch: never mapped itself."""
-    return _any(jnp.any(x))
+    return _any.bind(_as_jax_array(x))
 
 
-def unvmap_all(x: Bool[Array, "..."]) -> Bool[Array, ""]:
+def unvmap_all(x: Bool[ArrayLike, "..."]) -> Bool[Array, ""]:
     """Whether all of `x` are true, in all members of all batches: never mapped itself."""
-    return _all(jnp.all(x))
+    return _all.bind(_as_jax_array(x))
 
 
-def unvmap_max(x: Shaped[Array, "..."]) -> Shaped[Array, ""]:
+def unvmap_max(x: Shaped[ArrayLike, "..."]) -> Shaped[Array, ""]:
     """The largest of `x` in all members of all batches: never mapped itself."""
-    return _max(jnp.max(x))
+    return _max.bind(_as_jax_array(x))
+
+
+def _as_jax_array(x: Any) -> Array:
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
 def select_if_vmap(is_active: Bool[Array, ""], new: Array, old: Array) -> Array:

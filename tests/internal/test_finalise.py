@@ -40,6 +40,7 @@ PROGRAMS = {
     "questions to a batch": lambda eqxi, x: jnp.where(
         eqxi.unvmap_any(x > 0) & eqxi.unvmap_all(x > 0), x, eqxi.unvmap_max(x)
     ),
+    "checks": lambda eqxi, x: eqxi.error_if(x, x < 0, "negative"),
     "derivatives": lambda eqxi, x: jax.nn.relu(x) + jax.lax.stop_gradient(x),
     "rows": lambda eqxi, x: refusals(eqxi, jnp.arange(3.0).at[jnp.array([0, 2])].add(x)[1] + x),
     "neighbours": lambda eqxi, x: eqxi.nextafter(x) + eqxi.prevbefore(x),

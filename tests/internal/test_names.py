@@ -18,9 +18,6 @@ LEFT_OUT = {
     "maybe_set_p": "a buffer is written by primitives of JAX and a linear call",
     "noinline_p": "noinline is a jit",
     "to_onnx": "jax2onnx and jax2tf export programs of JAX",
-    "unvmap_all_p": "unvmap_all is a jax.custom_batching.custom_vmap",
-    "unvmap_any_p": "unvmap_any is a jax.custom_batching.custom_vmap",
-    "unvmap_max_p": "unvmap_max is a jax.custom_batching.custom_vmap",
 }
 CALLED_DIFFERENTLY = {
     "buffer_at_set": "its second parameter has the name that it has in NumPy, `index`",

@@ -157,5 +157,9 @@ def test_largest_of_all_batches(eqxi):
     assert jax.vmap(jax.vmap(eqxi.unvmap_max, out_axes=None), out_axes=None)(batch) == 5
 
 
+def test_largest_of_all_has_no_derivative():
+    assert jax.grad(lambda x: x.sum() * internal.unvmap_max(x))(jnp.ones(2)).tolist() == [1, 1]
+
+
 def test_static_values_are_pickled():
     assert pickle.loads(pickle.dumps(internal.Static([1, 2]))) == internal.Static([1, 2])

@@ -1,8 +1,9 @@
 """A check in a compiled program: a callback, and a `cond` that enters it only on failure.
 
-The predicate is reduced over each axis that it is mapped over, so that there is still one `cond`
-under `jax.vmap`. The callback receives the whole predicate, and can say where in the batch it is
-true. The checked arrays pass through neither of them: the output of the `cond` selects them.
+While a function is traced its check is one primitive; the two come when the program is lowered. The
+predicate is reduced over each axis that it is mapped over, so that there is still one `cond` under
+`jax.vmap`. The callback receives the whole predicate, and can say where in the batch it is true.
+The checked arrays pass through neither of them: `needing` selects them by the output of the check.
 """
 
 import dataclasses
@@ -16,9 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, get_opaque_trace_state, jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jaxtyping import Array
 
 from ..._compat import Tracer
 from ._failure_report import FailureReport
+from ._primitives import check_p
 from ._runtime_errors import EqxlikeRuntimeError, raise_in_callback
 from ._traced_checks import has_any_check_been_traced, is_for_several_devices, note_check
 
@@ -56,79 +59,71 @@ class Check:
     - `report`: the text of a failure.
     - `does_raise`: whether a failure raises; if not, it is printed and the program goes on.
     - `mesh`: the devices, each of which calls back, if they are known.
+    - `is_for_several_devices`: whether the program is known to run on more than one.
     """
 
     report: FailureReport
     does_raise: bool
-    mesh: AbstractMesh | None
+    mesh: AbstractMesh | None = None
+    is_for_several_devices: bool = dataclasses.field(default_factory=is_for_several_devices)
 
-    def passes(self, failed: Any, index: Any, earlier: Any = None) -> Any:
+    def passes(self, failed: Any, index: Any) -> Any:
         """Whether the check passes, for all members of all batches together.
+
+        The first check in the program that fails raises, in whatever order the compiler puts them.
 
         **Arguments:**
 
-        - `failed`: the predicate, one value for each member of a batch.
+        - `failed`: the predicate, one boolean; one for each member of a batch under `jax.vmap`.
         - `index`: the index of the message, one for each member too; or `None`.
-        - `earlier`: the output of the check before this one; by default the last of this trace.
-          Thus the first check in the program that fails raises, in whatever order the compiler
-          puts them.
         """
         if not isinstance(failed, Tracer) and not np.asarray(failed).any():
             return True
-        if not any(isinstance(operand, Tracer) for operand in (failed, index)):
-            text = self._text(failed, index)
-            if self.does_raise:
-                raise EqxlikeRuntimeError(text)
-            print(text, flush=True)
-            return False
+        operands = [failed] if index is None else [failed, index]
+        if not any(isinstance(operand, Tracer) for operand in operands):
+            return self.evaluate(*operands)
         note_check()
-        if earlier is None and self.does_raise:
-            earlier = _order.last()
-        staged = jax.custom_batching.custom_vmap(self._staged)
-        # The rule is this object itself, so that `holds_check` finds it in a jaxpr.
-        staged.def_vmap(self)
-        output = staged(failed, index, earlier)
-        if isinstance(output, Tracer) and self.does_raise:
+        if not self.does_raise:
+            return check_p.bind(*operands, check=self)
+        if (earlier := _order.last()) is not None:
+            earlier = jax.lax.broadcast(earlier, failed.shape)
+            operands[0] = jax.lax.bitwise_and(failed, earlier)
+        output = check_p.bind(*operands, check=self)
+        if isinstance(output, Tracer):
             _order.append(output)
         return output
 
-    def __call__(
-        self, axis_size: int, is_batched: list[Any], failed: Any, index: Any, earlier: Any
-    ) -> tuple[Any, bool]:
-        """The rule for `jax.vmap`: the same check with one axis more."""
+    def evaluate(self, failed: Any, *index: Any) -> bool:
+        """The check of values that are known."""
+        if not np.asarray(failed).any():
+            return True
+        text = self._text(failed, *index)
+        if self.does_raise:
+            raise EqxlikeRuntimeError(text)
+        print(text, flush=True)
+        return False
 
-        def spread(operand: Any, is_spread: bool) -> Any:
-            shape = (axis_size, *jnp.shape(operand))
-            return operand if is_spread else jnp.broadcast_to(operand, shape)
+    def staged(self, failed: Any, *index: Any) -> Array:
+        """The check as a program."""
+        if failed.shape == ():
+            # The callback is not given what it knows: XLA would compute it in a kernel of its own.
+            return jax.lax.cond(failed, self._call_back, _pass, None, *index)
+        return jax.lax.cond(jnp.any(failed), self._call_back, _pass, failed, *index)
 
-        failed = spread(failed, is_batched[0])
-        index = None if index is None else spread(index, is_batched[1])
-        # `earlier` is the output of another check, which is never mapped.
-        return self.passes(failed, index, earlier), False
-
-    def _staged(self, failed: Any, index: Any, earlier: Any) -> Any:
-        is_failure = jnp.any(failed)
-        if earlier is not None:
-            is_failure = is_failure & earlier
-        return jax.lax.cond(
-            is_failure, self._call_back, lambda failed, index: jnp.array(True), failed, index
-        )
-
-    def _call_back(self, failed: Any, index: Any) -> Any:
+    def _call_back(self, *operands: Any) -> Array:
         """Calls back from each device, if there are several.
 
         By itself JAX calls back from the first device alone. If that raises, the others wait for
         its output without end, until XLA ends the process.
         """
         mesh = self.mesh
-        if mesh is None and self.does_raise and is_for_several_devices():
-            return self._call_back_from_parts(failed, index)
+        if mesh is None and self.does_raise and self.is_for_several_devices:
+            return self._call_back_from_parts(*operands)
         if mesh is None or not (axes := _axes_not_manual(mesh)):
-            return self._call_back_once(failed, index)
+            return self._call_back_once(*operands)
         whole = PartitionSpec()
         # Where an axis of the mesh is mapped over, JAX has taken it out of the mesh in force.
         with jax.sharding.use_abstract_mesh(mesh):
-            operands = (failed, index)
             if AxisType.Explicit in mesh.axis_types:
                 operands = jax.sharding.reshard(operands, whole)
             return jax.shard_map(
@@ -140,31 +135,38 @@ class Check:
                 check_vma=False,
             )(*operands)
 
-    def _call_back_once(self, failed: Any, index: Any) -> Any:
+    def _call_back_once(self, *operands: Any) -> Array:
         output = jax.ShapeDtypeStruct((), jnp.bool_)
-        return jax.pure_callback(self._on_failure, output, failed, index)
+        return jax.pure_callback(self._on_failure, output, *operands)
 
-    def _call_back_from_parts(self, failed: Any, index: Any) -> Any:
+    def _call_back_from_parts(self, failed: Any, *index: Any) -> Array:
         """Calls back from devices that are not known, each with its part of the operands.
 
         So the operands have shape `()`, which has no parts, and do not tell the place in a batch.
         """
-        if index is not None:
-            index = jnp.max(jnp.where(failed, index, jnp.iinfo(index.dtype).min))
-        jax.debug.callback(self._raise, jnp.any(failed), index, partitioned=True)
+        if failed is not None and index:
+            lowest = jnp.iinfo(index[0].dtype).min
+            index = (jnp.max(jnp.where(failed, index[0], lowest)),)
+        jax.debug.callback(self._raise, None, *index, partitioned=True)
         return jnp.array(False)
 
-    def _on_failure(self, failed: Any, index: Any) -> np.ndarray:
+    def _on_failure(self, *operands: Any) -> np.ndarray:
         if self.does_raise:
-            self._raise(failed, index)
-        print(self._text(failed, index), flush=True)
+            self._raise(*operands)
+        print(self._text(*operands), flush=True)
         return np.array(False)
 
-    def _raise(self, failed: Any, index: Any) -> None:
-        raise_in_callback(self._text(failed, index))
+    def _raise(self, *operands: Any) -> None:
+        raise_in_callback(self._text(*operands))
 
-    def _text(self, failed: Any, index: Any) -> str:
-        return self.report.text(np.asarray(failed), None if index is None else np.asarray(index))
+    def _text(self, failed: Any, index: Any = None) -> str:
+        """The text of a failure; that of a check that is not mapped if `failed` is `None`."""
+        failed = np.asarray(True if failed is None else failed)
+        return self.report.text(failed, None if index is None else np.asarray(index))
+
+
+def _pass(*operands: Any) -> Array:
+    return jnp.array(True)
 
 
 def _axes_not_manual(mesh: AbstractMesh) -> set[str]:
@@ -202,12 +204,7 @@ def _holds_check(jaxpr: Jaxpr, seen: set[Jaxpr]) -> bool:
         return False
     seen.add(jaxpr)
     return any(
-        any(map(_is_check, equation.params.values()))
+        equation.primitive is check_p
         or any(_holds_check(inner, seen) for inner in jaxprs_in_params(equation.params))
         for equation in jaxpr.eqns
     )
-
-
-def _is_check(parameter: Any) -> bool:
-    # JAX wraps a rule in an object of its own, as `functools.update_wrapper` does.
-    return isinstance(getattr(parameter, "__wrapped__", parameter), Check)

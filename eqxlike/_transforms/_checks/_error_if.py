@@ -18,6 +18,7 @@ from ..._traceback import hide_our_frames
 from ._check import Check, mesh_of
 from ._failure_report import FailureReport
 from ._on_error import OnError, num_breakpoint_frames, resolve_on_error
+from ._primitives import needing
 from ._runtime_errors import EqxlikeTracetimeError
 
 Tree = TypeVar("Tree")
@@ -153,7 +154,7 @@ def _checked(
     pred = _array_of(pred, "pred", "a boolean or an array of booleans")
     index = None if index is None else _index_of(index)
     if on_error != "off":
-        arrays = _HANDLERS[on_error](arrays, jnp.any(pred), index, report)
+        arrays = _HANDLERS[on_error](arrays, _any(pred), index, report)
     return rest.merge(arrays)
 
 
@@ -173,6 +174,12 @@ def _array_of(value: Any, name: str, expected: str) -> Array:
     return _as_jax_array(value)
 
 
+def _any(pred: Array) -> Array:
+    """Whether `pred` is true anywhere: traced wherever something is, even of a constant."""
+    is_one_boolean = isinstance(pred, Tracer) and pred.shape == () and pred.dtype == jnp.bool_
+    return pred if is_one_boolean else jnp.any(pred)
+
+
 def _index_of(index: Any) -> Array:
     expected = "an integer or an array of integers"
     array = _array_of(index, "index", expected)
@@ -188,15 +195,13 @@ def _or_raise(
     passes = Check(report, does_raise=True, mesh=mesh).passes(failed, index)
     if not isinstance(passes, Tracer):
         return arrays
-    # The zeros are never selected: `select` makes the program need the check. The compiler puts it
-    # into what computes or uses the array, and its derivatives need the check too.
-    return [jax.lax.select(passes, array, jnp.zeros_like(array)) for array in arrays]
+    return needing(passes, arrays)
 
 
 def _or_break(
     arrays: list[Array], failed: Array, index: Array | None, report: FailureReport
 ) -> list[Array]:
-    passes = Check(report, does_raise=False, mesh=None).passes(failed, index)
+    passes = Check(report, does_raise=False).passes(failed, index)
     debug = functools.partial(jax.debug.breakpoint, num_frames=num_breakpoint_frames())
     jax.lax.cond(passes, lambda: None, debug)
     return _or_nan(arrays, failed, index, report)

@@ -1,6 +1,7 @@
 """What a failed check says and where it is made; what a check that passes leaves as it was."""
 
 import inspect
+import re
 import traceback
 
 import equinox
@@ -203,10 +204,16 @@ def test_tree_comes_back_with_its_leaves():
 
 
 def test_only_the_reduced_predicate_goes_to_the_callback():
-    text = str(jax.make_jaxpr(jax.vmap(jax.vmap(lambda x: error_if(x, x > 1, ""))))(CUBE))
-    cond = text[text.index("cond[") : text.index("in_tree")]
-    assert "pure_callback" in cond
-    assert ("bool[2,3]" in cond, "f32" in cond) == (True, False)
+    function = jax.vmap(jax.vmap(lambda x: error_if(x, x > 1, "")))
+    callbacks = re.findall(r"custom_call @xla.*callback.*", jax.jit(function).lower(CUBE).as_text())
+    assert len(callbacks) == 1
+    assert ("tensor<2x3xi1>" in callbacks[0], "f32" in callbacks[0]) == (True, False)
+
+
+def test_a_predicate_that_is_not_mapped_is_not_given_to_the_callback():
+    # It is true where the callback runs; given away, it would be computed once more for that.
+    text = jax.jit(lambda x: error_if(x, x.sum() > 1, "")).lower(X).as_text()
+    assert re.findall(r"custom_call @xla.*callback\w*\((.*?)\)", text) == [""]
 
 
 def test_check_is_not_entered_where_it_passes(monkeypatch):
@@ -214,6 +221,17 @@ def test_check_is_not_entered_where_it_passes(monkeypatch):
     monkeypatch.setattr("eqxlike._transforms._checks._check.Check._on_failure", entered.append)
     jax.block_until_ready(jax.jit(jax.vmap(checked))(X))
     assert entered == []
+
+
+def test_gradients_of_a_batch_pass_a_check_in_a_branch_that_some_take():
+    def function(x, check):
+        square = lambda x: (check(jnp.sin(x)) ** 2).sum()
+        return jax.lax.cond(x.sum() > 10, square, lambda x: jnp.cos(x).sum(), x)
+
+    def gradient(check):
+        return jax.jit(jax.vmap(jax.grad(lambda x: function(x, check))))(CUBE[0])
+
+    np.testing.assert_array_equal(gradient(checked), gradient(lambda x: x))
 
 
 def test_trace_leaks_nothing():

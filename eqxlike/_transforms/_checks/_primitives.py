@@ -1,0 +1,113 @@
+"""The primitives of a check: the check, and what needs it.
+
+JAX traces them faster than what they do, which is traced when the program is lowered.
+"""
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array
+
+from ..._compat import set_batching_rule
+
+
+class Staged(Protocol):
+    """A check: when it is traced, when it is lowered, and for values that are known."""
+
+    def passes(self, failed: Any, index: Any) -> Any: ...
+
+    def staged(self, failed: Any, *index: Any) -> Array: ...
+
+    def evaluate(self, failed: Any, *index: Any) -> bool: ...
+
+
+# From a predicate and, if there are several messages, an index to one boolean: whether it passes.
+check_p = Primitive("check")
+
+
+@check_p.def_impl
+def _evaluate(*operands: Any, check: Staged) -> Array:
+    return jnp.asarray(check.evaluate(*operands))
+
+
+@check_p.def_abstract_eval
+def _shape_of_check(*operands: Any, check: Staged) -> ShapedArray:
+    return ShapedArray((), np.dtype(bool))
+
+
+def stage(*operands: Any, check: Staged) -> Array:
+    """The check as a program of primitives of JAX."""
+    return check.staged(*operands)
+
+
+def _differentiate_check(primals: Any, tangents: Any, *, check: Staged) -> tuple[Any, ad.Zero]:
+    output = check_p.bind(*primals, check=check)
+    return output, ad.Zero(jax.typeof(output).to_tangent_aval())
+
+
+def _batch_check(axis: Any, operands: Any, axes: Any, *, check: Staged) -> tuple[Any, None]:
+    """The same check with one axis more."""
+    spread = (
+        batching.bdim_at_front(operand, at, axis.size)
+        for operand, at in zip(operands, axes, strict=True)
+    )
+    failed, *index = spread
+    return check.passes(failed, *index or [None]), None
+
+
+mlir.register_lowering(check_p, mlir.lower_fun(stage, multiple_results=False))
+ad.primitive_jvps[check_p] = _differentiate_check
+set_batching_rule(check_p, _batch_check)
+
+
+def needing(passes: Any, arrays: list[Array]) -> list[Array]:
+    """The arrays, for which, and for whose derivatives, the program needs the check."""
+    return needing_p.bind(passes, *arrays) if arrays else []
+
+
+# The identity of any number of arrays, after the output of a check.
+needing_p = Primitive("needing_check")
+needing_p.multiple_results = True
+
+
+@needing_p.def_impl
+def _select(passes: Any, *arrays: Any) -> list[Array]:
+    # The zeros are never selected. The compiler puts this into what computes or uses the array.
+    return [jax.lax.select(passes, array, jnp.zeros_like(array)) for array in arrays]
+
+
+@needing_p.def_abstract_eval
+def _shapes(passes: Any, *arrays: Any) -> list[Any]:
+    return list(arrays)
+
+
+def _differentiate(primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
+    return needing_p.bind(*primals), _of_nonzero(primals[0], tangents[1:])
+
+
+def _transpose(cotangents: Any, passes: Any, *arrays: Any) -> list[Any]:
+    return [None, *_of_nonzero(passes, cotangents)]
+
+
+def _of_nonzero(passes: Any, tangents: Any) -> list[Any]:
+    nonzero = [each for each in tangents if type(each) is not ad.Zero]
+    selected = iter(needing(passes, nonzero))
+    return [each if type(each) is ad.Zero else next(selected) for each in tangents]
+
+
+def _batch(axis: Any, operands: Any, axes: Any) -> tuple[list[Any], list[Any]]:
+    if axes[0] is None:
+        return needing_p.bind(*operands), list(axes[1:])
+    # The output of a check is not mapped, but that of a branch with a check in it may be.
+    return jax.vmap(_select, axes)(*operands), [0] * len(axes[1:])
+
+
+mlir.register_lowering(needing_p, mlir.lower_fun(_select, multiple_results=True))
+ad.primitive_jvps[needing_p] = _differentiate
+ad.primitive_transposes[needing_p] = _transpose
+set_batching_rule(needing_p, _batch)
