@@ -33,7 +33,7 @@ def names_of_topic(request, topic) -> tuple[str, ...]:
     """The programs of a topic that are to run: these tests and no other."""
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
     return tuple(
-        each.params["name"] for each in parameters if each and each.params["topic"] == topic
+        each.params["name"] for each in parameters if each and each.params.get("topic") == topic
     )
 
 
