@@ -7,5 +7,7 @@ from ._buffers import Buffer as Buffer
 from ._buffers import MaybeBuffer as MaybeBuffer
 from ._buffers import buffer_at_set as buffer_at_set
 from ._fori_loop import fori_loop as fori_loop
+from ._progress import ProgressBar as ProgressBar
+from ._progress import progress as progress
 from ._scan import scan as scan
 from ._while_loop import while_loop as while_loop

@@ -190,8 +190,9 @@ WRONG = [
 
 @pytest.mark.parametrize(("bounds", "message"), WRONG)
 def test_bounds_that_are_no_integers_of_one_dtype_are_an_error(bounds, message):
+    lower, upper = bounds
     with pytest.raises(TypeError, match=f"fori_loop expected .*{message}"):
-        loops.fori_loop(*bounds, lambda i, x: x, 0.0)
+        loops.fori_loop(lower, upper, lambda i, x: x, 0.0)
 
 
 @pytest.mark.parametrize("is_known", [True, False])
