@@ -16,7 +16,7 @@ from ._progress_board import BOARD, Level, Shown
 from ._progress_displays import chosen_kind
 
 _MOST_CALLS = 1000
-"""Of Python, by a loop of known length. A call takes 50 microseconds on a CPU."""
+"""Of Python, by a loop of known length. A call takes 100 microseconds on a CPU."""
 
 _CALLS_BY_DOUBLING = 128
 """By a loop of unknown length, each time that the number of its steps doubles; a power of two."""
@@ -45,7 +45,7 @@ def progress(
       `EQXLIKE_PROGRESS`, if there is one, goes before this argument.
     - `every`: the compiled program calls Python once in so many steps. By default that is chosen so
       that a loop of known length makes 1000 calls at most, and one of unknown length 128 each time
-      that its steps double: about 50 ms in all, however short a step is.
+      that its steps double: 0.1 s in all, however short a step is.
     - `interval_s`: of these calls, those that come sooner than so many seconds after one that was
       shown are not. By default 0.1 for a bar and 5 for lines. The end is always shown.
     - `stream`: where to write; standard error by default.
@@ -111,12 +111,15 @@ class ProgressBar(Module):
         is_due = jnp.asarray(True)
         for level, each in zip(self._shown.levels, steps, strict=True):
             is_due = is_due & _is_due(level, each)
-        number, ready = self._number, _readiness(after)
+        number = self._number
 
         def show(steps: Any, number: Any, ready: Any) -> None:
             BOARD.show(self._shown, number, *steps)
 
-        jax.lax.cond(is_due, lambda: jax.debug.callback(show, steps, number, ready), lambda: None)
+        def call() -> None:
+            jax.debug.callback(show, steps, number, _readiness(after))
+
+        jax.lax.cond(is_due, call, lambda: None)
 
     def inner(
         self,
