@@ -86,7 +86,8 @@ def run_while(loop: While, operands: WhileOperands) -> list[Array]:
 
 
 def _starts(loop: While, operands: WhileOperands) -> Bool[Array, ""]:
-    return loop.condition(operands.of_condition, operands.carry) & (loop.scan.length > 0)
+    starts = loop.condition(operands.of_condition, operands.carry)
+    return starts if loop.scan.length > 0 else starts & False
 
 
 def _step(
@@ -94,9 +95,12 @@ def _step(
 ) -> tuple[Array, Array, list[Array]]:
     new, _ = loop.scan.step(operands.consts, carry, [], is_active)
     carry = put_aside(loop.scan, is_active, new, carry)
-    number = number + 1
-    goes_on = loop.condition(operands.of_condition, carry) & (number < loop.scan.length)
-    return number, is_active & goes_on, carry
+    # Operators of arrays take JAX three times as long to trace.
+    number = jax.lax.add(number, 1)
+    goes_on = loop.condition(operands.of_condition, carry)
+    is_inside = jax.lax.lt(number, loop.scan.length)
+    is_active = jax.lax.bitwise_and(is_active, jax.lax.bitwise_and(goes_on, is_inside))
+    return number, is_active, carry
 
 
 SavedWhile = tuple[Int[Array, ""], list[Array], list[Array]]
