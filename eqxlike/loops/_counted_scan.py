@@ -16,16 +16,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
 from ._linear_call import linear_call
-from ._moving import Moving, is_inexact, moved, with_tangents
+from ._moving import Moving, find_moving, moved, moving_at_start, with_tangents
 from ._plan import Arrays, Operands, Scan, Step, segments_of, split
 from ._revolve import pull_back_any_length
 from ._run import run
 from ._step import pull_back_step
+from ._tangents import instantiate, is_inexact, zero_tangent
 
 Saved = tuple[list[Array], list[Array], list[Array]]
 """`(carry, ys, saved)`: the outputs of a scan, and what was saved of the carry by segment."""
@@ -89,16 +88,9 @@ def tangents_of(
     - `tangents`: of the operands, in one list; a `SymbolicZero` for those that do not move.
     - `carry`, `ys`, `saved`: what `save` returned.
     """
-    of_consts, _, of_xs = split(tangents, len(operands.consts), len(operands.carry))
-    moving = Moving(
-        consts=list(map(_moves, of_consts)),
-        # What the carry comes to depends on all of it, and on all that moves.
-        carry=list(map(is_inexact, carry)),
-        xs=list(map(_moves, of_xs)),
-        ys=list(map(is_inexact, ys)),
-    )
+    moving = find_moving(scan, operands, moving_at_start(operands, tangents, ys))
     directions = [
-        _instantiate(each)
+        instantiate(each)
         for each, is_moving in zip(tangents, moving.flat(), strict=True)
         if is_moving
     ]
@@ -134,8 +126,11 @@ def tangents_of(
         linear_call(forward, transpose, residuals, directions, like, num_summed=sum(moving.consts))
     )
     return (
-        [_tangent(each, found) for each in carry],
-        [_tangent(each, found) for each in ys],
+        [
+            next(found) if moves else zero_tangent(each)
+            for each, moves in zip(carry, moving.carry, strict=True)
+        ],
+        [next(found) if is_inexact(each) else zero_tangent(each) for each in ys],
     )
 
 
@@ -219,19 +214,3 @@ def _pull_back(
     state, of_xs = counted_scan(backward, over_segments)
     of_carry, of_consts = split(state, len(of_carry))
     return of_carry, of_consts, segments.join(of_xs)
-
-
-def _moves(tangent: Any) -> bool:
-    return type(tangent) is not SymbolicZero and tangent.dtype != jax.dtypes.float0
-
-
-def _instantiate(tangent: Any) -> Array:
-    if type(tangent) is not SymbolicZero:
-        return tangent
-    aval: Any = tangent.aval
-    return jnp.zeros(aval.shape, aval.dtype)
-
-
-def _tangent(array: Array, found: Any) -> Any:
-    """The next tangent that was found, or that of an array which has none."""
-    return next(found) if is_inexact(array) else np.zeros(array.shape, jax.dtypes.float0)

@@ -10,13 +10,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from ._batched import unvmap_any
 from ._counted_scan import save, tangents_of
+from ._moving import find_moving, moving_at_start
 from ._plan import Arrays, Operands, Scan, split
 from ._run import put_aside
+from ._tangents import jvp_of_moving, zero_tangent
 
 Condition = Callable[[Arrays, Arrays], Bool[Array, ""]]
 """`condition(consts, carry)`."""
@@ -114,22 +115,29 @@ def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     def run_flat(flat: Arrays) -> SavedWhile:
         return _save_while(loop, operands.filled(flat))
 
-    @run_flat.defjvp
+    @functools.partial(run_flat.defjvp, symbolic_zeros=True)
     def _differentiate(primals: Any, tangents: Any) -> Any:
         filled = operands.filled(primals[0])
         count, carry, saved = save_while(loop, filled)
         of_scan = filled.of_scan(count)
-        num_skipped = len(filled.of_condition)
+        _, flat = split(primals[0], len(filled.of_condition))
+        _, dots = split(tangents[0], len(filled.of_condition))
 
-        def replayed(flat: Arrays) -> tuple[list[Array], list[Array]]:
+        def replayed(flat: Arrays) -> list[Array]:
             carry, _, saved = save(loop.scan, of_scan.filled(flat, count))
-            return carry, saved
+            return [*carry, *saved]
 
-        _, tangents_out = jax.jvp(
-            replayed, (primals[0][num_skipped:],), (tangents[0][num_skipped:],)
+        moving = find_moving(loop.scan, of_scan, moving_at_start(of_scan, dots, []))
+        moves = [*moving.carry, *(loop.scan.saved(moving.carry) if saved else [])]
+        _, found = jvp_of_moving(replayed, flat, dots)
+        of_carry, of_saved = split(
+            [
+                dot if is_moving else zero_tangent(each)
+                for dot, is_moving, each in zip(found, moves, [*carry, *saved], strict=True)
+            ],
+            len(carry),
         )
-        no_tangent = np.zeros(count.shape, jax.dtypes.float0)
-        return (count, carry, saved), (no_tangent, *tangents_out)
+        return (count, carry, saved), (zero_tangent(count), of_carry, of_saved)
 
     return run_flat(operands.flat())
 

@@ -4,6 +4,7 @@
 a `linear_call` keeps it: the forward mode runs `forward`, and the reverse mode `transpose`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from jax.custom_batching import custom_vmap
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
+
+from ._tangents import jvp_of_moving
 
 Linear = Callable[[list[Array], list[Array]], list[Array]]
 Transpose = Callable[[list[Array], list[Array], tuple[bool, ...]], list[Array]]
@@ -73,17 +76,7 @@ def _jvp(primals: Any, dots: Any, *, num_residuals: int, **params: Any) -> tuple
             _linear.bind(*primals, **params),
             _linear.bind(*primals[:num_residuals], *directions, **params),
         )
-    moving = [place for place, dot in enumerate(dots) if type(dot) is not ad.Zero]
-
-    def of_moving(*values: Array) -> list[Array]:
-        args = list(primals)
-        for place, value in zip(moving, values, strict=True):
-            args[place] = value
-        return _run(*args, **params)
-
-    return jax.jvp(
-        of_moving, tuple(primals[place] for place in moving), tuple(dots[place] for place in moving)
-    )
+    return jvp_of_moving(lambda args: _run(*args, **params), primals, dots)
 
 
 def _transpose(
@@ -171,9 +164,14 @@ def _batch(
         is_summed = none_shared if name else is_shared[:num_summed]
         summed_inside = jax.custom_jvp(by_members(is_summed))
 
-        @summed_inside.defjvp
+        @functools.partial(summed_inside.defjvp, symbolic_zeros=True)
         def _differentiate(primals: Any, tangents: Any) -> Any:
-            return jax.jvp(by_members(none_shared), primals, tangents)
+            residuals, cotangents = primals
+
+            def run(flat: list[Array]) -> list[Array]:
+                return by_members(none_shared)(flat[: len(residuals)], flat[len(residuals) :])
+
+            return jvp_of_moving(run, [*residuals, *cotangents], [*tangents[0], *tangents[1]])
 
         return summed_inside(residuals, cotangents)
 

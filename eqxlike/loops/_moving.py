@@ -1,6 +1,8 @@
 """Which of the operands of a scan have tangents, and its steps as functions of those alone."""
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ._plan import Arrays, Operands, Scan, Step, split
+from ._tangents import has_tangent, is_inexact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +25,12 @@ class Moving:
 
     def flat(self) -> list[bool]:
         return [*self.consts, *self.carry, *self.xs]
+
+    def or_of(self, tangents: list[Any]) -> "Moving":
+        """What moves here or has one of these tangents, of the operands."""
+        moves = map(operator.or_, self.flat(), map(has_tangent, tangents))
+        consts, carry, xs = split(list(moves), len(self.consts), len(self.carry))
+        return Moving(consts, carry, xs, self.ys)
 
     def split(self, arrays: Arrays) -> list[list[Array]]:
         """Tangents of the operands, as those of consts, carry and xs."""
@@ -64,13 +73,8 @@ def of_moving(
 ) -> Callable[..., Any]:
     """A step as a function of what moves, to what moves; beside it all that it returns."""
 
-    def function(moving_consts: Arrays, moving_carry: Arrays, moving_x: Arrays) -> Any:
-        new, y = scan.step(
-            _put(moving_consts, consts, moving.consts),
-            _put(moving_carry, carry, moving.carry),
-            _put(moving_x, x, moving.xs),
-            is_active,
-        )
+    def function(*parts: Any) -> Any:
+        new, y = scan.step(*putting(moving, parts, consts, carry, x), is_active)
         return (moved(new, moving.carry), moved(y, moving.ys)), (list(new), list(y))
 
     return function
@@ -86,11 +90,70 @@ def moved(values: Any, is_moving: list[bool]) -> list[Any]:
     return [value for value, moves in zip(values, is_moving, strict=True) if moves]
 
 
+def putting(
+    moving: Moving, parts: Any, consts: Arrays, carry: Arrays, x: Arrays
+) -> tuple[list[Array], list[Array], list[Array]]:
+    """All consts, carry and x, with `parts` in the places of what moves."""
+    return (
+        _put(parts[0], consts, moving.consts),
+        _put(parts[1], carry, moving.carry),
+        _put(parts[2], x, moving.xs),
+    )
+
+
 def _put(moved: Arrays, values: Arrays, is_moving: list[bool]) -> list[Array]:
     """`values` with those `moved` in the places of what moves."""
     rest = iter(moved)
     return [next(rest) if moves else value for value, moves in zip(values, is_moving, strict=True)]
 
 
-def is_inexact(array: Any) -> bool:
-    return jnp.issubdtype(array.dtype, jnp.inexact)
+def moving_at_start(operands: Operands, tangents: Arrays, ys: Arrays) -> Moving:
+    """What has one of these tangents, of the operands; all of the `ys` may come to have one."""
+    of_consts, of_carry, of_xs = split(tangents, len(operands.consts), len(operands.carry))
+    moves = (list(map(has_tangent, each)) for each in (of_consts, of_carry, of_xs))
+    return Moving(*moves, ys=list(map(is_inexact, ys)))
+
+
+def find_moving(scan: Scan, operands: Operands, moving: Moving) -> Moving:
+    """What gets a tangent in a scan, where at its start `moving` has one.
+
+    The carry is asked about step by step, until no more of it moves.
+    """
+    while True:
+        if all(map(operator.eq, moving.carry, map(is_inexact, operands.carry))):
+            return moving
+        carry = list(map(operator.or_, moving.carry, _carry_moved(scan, operands, moving)))
+        if carry == moving.carry:
+            return moving
+        moving = dataclasses.replace(moving, carry=carry)
+
+
+def _carry_moved(scan: Scan, operands: Operands, moving: Moving) -> list[bool]:
+    """For each array of the carry, whether one step gives it a tangent."""
+    found = [False] * len(operands.carry)
+
+    @jax.custom_jvp
+    def noted(arrays: list[Array]) -> list[Array]:
+        return arrays
+
+    @functools.partial(noted.defjvp, symbolic_zeros=True)
+    def _note(primals: Any, tangents: Any) -> Any:
+        found[:] = map(has_tangent, tangents[0])
+        return primals[0], tangents[0]
+
+    def tangents_of_step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Array) -> Any:
+        def function(*parts: Any) -> list[Array]:
+            new, _ = scan.step(*putting(moving, parts, consts, carry, x), is_active)
+            return noted(list(new))
+
+        parts = moving_parts(moving, consts, carry, x)
+        return jax.jvp(function, parts, jax.tree.map(jnp.zeros_like, parts))
+
+    jax.eval_shape(
+        tangents_of_step,
+        [jax.typeof(each) for each in operands.consts],
+        [jax.typeof(each) for each in operands.carry],
+        [jax.ShapeDtypeStruct(each.shape[1:], each.dtype) for each in operands.xs],
+        jax.ShapeDtypeStruct((), jnp.bool_),
+    )
+    return found

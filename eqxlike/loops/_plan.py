@@ -66,8 +66,8 @@ class Scan:
             self, step=step, reading_step=reading_step, length=number, levels=(number,)
         )
 
-    def saved(self, carry: Arrays) -> list[Array]:
-        """What is saved of a carry."""
+    def saved(self, carry: Sequence[T]) -> list[T]:
+        """What is saved of a carry, or of something beside it."""
         return [
             each
             for each, is_written_once in zip(carry, self.is_written_once, strict=True)

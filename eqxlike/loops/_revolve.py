@@ -18,10 +18,11 @@ from jaxtyping import Array, Int
 
 from ._batched import select_if_vmap, unvmap_max
 from ._linear_call import linear_call
-from ._moving import Moving, is_inexact, moved, with_tangents
+from ._moving import Moving, find_moving, moved, with_tangents
 from ._plan import Arrays, Operands, Scan, split
 from ._run import put_aside
 from ._step import pull_back_step
+from ._tangents import instantiate, jvp_of_moving
 
 PushForward = Callable[[Scan, Operands, Moving, Arrays], list[Array]]
 """From a scan, what it is run on and directions to the tangents of the last carry and of the ys."""
@@ -56,23 +57,38 @@ def pull_back_any_length(
         filled = operands.filled(flat, count)
         return _pull_back(scan, filled, moving, last, of_carry, of_ys, is_shared)
 
-    @run_flat.defjvp
+    def run_wider(wider: Moving, count: Array, flat: Arrays) -> list[Array]:
+        """The same, as part of what is returned where more moves."""
+        flat, last, of_carry, of_ys = split(flat, *numbers)
+        cotangents = iter(of_carry)
+        of_carry = [
+            next(cotangents) if moves else jnp.zeros_like(each)
+            for each, moves, moves_now in zip(last, moving.carry, wider.carry, strict=True)
+            if moves_now
+        ]
+        filled, none_shared = operands.filled(flat, count), (False,) * sum(wider.consts)
+        found = pull_back_any_length(
+            scan, filled, wider, last, of_carry, of_ys, none_shared, push_forward
+        )
+        return moved(found, moved(moving.flat(), wider.flat()))
+
+    @functools.partial(run_flat.defjvp, symbolic_zeros=True)
     def _differentiate(primals: Any, tangents: Any) -> Any:
         flat, count = primals
         flat, last, of_carry, of_ys = split(flat, *numbers)
+        filled = operands.filled(flat, count)
         # What is in `last` follows from the operands, and so do its tangents.
         dots, _, of_outputs_dot = split(tangents[0], *numbers[:2])
-        filled = operands.filled(flat, count)
+        wider = find_moving(scan, filled, moving.or_of(dots))
+        if wider != moving:
+            run = functools.partial(run_wider, wider, count)
+            return jvp_of_moving(run, primals[0], tangents[0])
         output = pull_back_any_length(
             scan, filled, moving, last, of_carry, of_ys, is_shared, push_forward
         )
-        everything = Moving(
-            *(list(map(is_inexact, each)) for each in (filled.consts, filled.carry, filled.xs)),
-            ys=moving.ys,
-        )
-        second = _Second(scan, operands, moving, everything, push_forward)
+        second = _Second(scan, operands, moving, push_forward)
         residuals = [count, *primals[0]]
-        directions = [*moved(dots, everything.flat()), *of_outputs_dot]
+        directions = list(map(instantiate, [*moved(dots, moving.flat()), *of_outputs_dot]))
         return output, linear_call(
             second.forward, second.transpose, residuals, directions, like=output
         )
@@ -94,18 +110,17 @@ class _Second:
     scan: Scan
     operands: Operands
     moving: Moving
-    everything: Moving
     push_forward: PushForward
 
     def forward(self, residuals: Arrays, directions: Arrays) -> list[Array]:
-        dots, of_outputs_dot = split(directions, sum(self.everything.flat()))
-        return self._pull_back(residuals, self.everything, dots, of_outputs_dot, self.moving)
+        dots, of_outputs_dot = split(directions, sum(self.moving.flat()))
+        return self._pull_back(residuals, dots, of_outputs_dot)
 
     def transpose(self, residuals: Arrays, cotangents: Arrays, _: Any) -> list[Array]:
         operands, _, of_outputs = self._unpack(residuals)
         zeros = list(map(jnp.zeros_like, of_outputs))
         return [
-            *self._pull_back(residuals, self.moving, cotangents, zeros, self.everything),
+            *self._pull_back(residuals, cotangents, zeros),
             *self.push_forward(self.scan, operands, self.moving, cotangents),
         ]
 
@@ -115,30 +130,26 @@ class _Second:
         return self.operands.filled(flat, count), last, of_outputs
 
     def _pull_back(
-        self,
-        residuals: Arrays,
-        directions_of: Moving,
-        directions: Arrays,
-        of_outputs_dot: Arrays,
-        of: Moving,
+        self, residuals: Arrays, directions: Arrays, of_outputs_dot: Arrays
     ) -> list[Array]:
-        """What the scan beside its tangents takes back to, of what moves in `of`."""
+        """What the scan beside its tangents takes back to, but for the tangents."""
         operands, last, of_outputs = self._unpack(residuals)
-        consts_dot, carry_dot, xs_dot = directions_of.split(directions)
+        moving = self.moving
+        consts_dot, carry_dot, xs_dot = moving.split(directions)
         last_dot = carry_dot
         if any(self.scan.is_written_once):
-            last_dot = self.push_forward(self.scan, operands, directions_of, directions)
+            last_dot = self.push_forward(self.scan, operands, moving, directions)
         num_carry = len(carry_dot)
         of_carry, of_ys = split(of_outputs, num_carry)
         of_carry_dot, of_ys_dot = split(of_outputs_dot, num_carry)
         beside = Moving(
-            [*of.consts, *[False] * len(consts_dot)],
-            [*of.carry, *[True] * num_carry],
-            [*of.xs, *[False] * len(xs_dot)],
-            [*of.ys, *[True] * len(of_ys)],
+            [*moving.consts, *[False] * len(consts_dot)],
+            [*moving.carry, *[True] * num_carry],
+            [*moving.xs, *[False] * len(xs_dot)],
+            [*moving.ys, *[True] * len(of_ys)],
         )
         found = pull_back_any_length(
-            with_tangents(self.scan, operands, directions_of, with_ys=True),
+            with_tangents(self.scan, operands, moving, with_ys=True),
             Operands(
                 [*operands.consts, *consts_dot],
                 [*operands.carry, *carry_dot],
@@ -153,7 +164,7 @@ class _Second:
             self.push_forward,
         )
         of_consts, of_carry, of_xs = beside.split(found)
-        return [*of_consts, *of_carry[: sum(of.carry)], *of_xs]
+        return [*of_consts, *of_carry[:num_carry], *of_xs]
 
 
 def _pull_back(
