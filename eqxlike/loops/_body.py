@@ -1,6 +1,7 @@
 """The functions that a user gives a loop, traced once, as functions of lists of arrays."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from ._buffers import Buffer
 from ._carry import Form, take_arrays
 from ._counted_while import Condition
 from ._plan import Arrays, Scan, Step
+from ._start import started
 
 Buffers = Callable[[PyTree], Any]
 """From a carry to its buffers: arrays of it, or nodes that hold some."""
@@ -34,7 +36,7 @@ class Body:
     - `carry`: the arrays to start with, in the dtypes that the body returns.
     - `outer`: the buffers of loops outside that stand in the carry, by their places.
     - `form`: that of the carry, with arrays for these. `y_form`: that of what else a step returns.
-    - `is_buffer`: which of the carry are buffers. `starts_here`: which are none of a loop outside.
+    - `is_buffer`: which of the carry are buffers. `is_inside`: which are those of a loop outside.
     """
 
     consts: list[Array]
@@ -44,8 +46,14 @@ class Body:
     form: Form
     y_form: Form
     is_buffer: tuple[bool, ...]
-    starts_here: tuple[bool, ...]
+    is_inside: tuple[bool, ...]
     outer: dict[int, Buffer]
+
+    def started(self, operands: Arrays, run: Callable[[Arrays, Arrays], Arrays]) -> list[Array]:
+        """As `started` of its buffers."""
+        own = list(map(operator.ne, self.is_buffer, self.is_inside))
+        carry = started(own, operands, self.carry, run)
+        return started(self.is_inside, operands, carry, run, is_inside=True)
 
     def put(self, arrays: Arrays) -> PyTree:
         """The carry as the user has it outside of the loop."""
@@ -99,8 +107,8 @@ def trace_body(
         consts += map(jnp.asarray, reading.consts)
     arrays = [place for place, leaf in enumerate(jtu.tree_leaves(init)) if is_array_like(leaf)]
     is_buffer = tuple(place in places for place in arrays)
-    starts_here = tuple(place in places and place not in outer for place in arrays)
-    return Body(consts, step, reading_step, carry, form, y_form, is_buffer, starts_here, outer)
+    is_inside = tuple(place in places and place in outer for place in arrays)
+    return Body(consts, step, reading_step, carry, form, y_form, is_buffer, is_inside, outer)
 
 
 def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int) -> Step:
@@ -262,11 +270,18 @@ def _without_buffers(name: str, new: PyTree, buffers: set[int]) -> PyTree:
 def _check_carry(name: str, old: PyTree, new: PyTree) -> None:
     difference = find_difference(old, new, _fits)
     if difference is None:
+        # A treedef takes `2` and `2.0` in a static field for the same.
+        difference = find_static_difference(*map(_without_arrays, (old, new)))
+    if difference is None:
         return
     raise ValueError(
         f"{name} must return a carry of the form that it was given: "
         f"{difference.explain('the carry', 'what it returned')}."
     )
+
+
+def _without_arrays(tree: PyTree) -> PyTree:
+    return jtu.tree_map(lambda leaf: None if is_array_like(leaf) else leaf, tree)
 
 
 def _fits(old: Any, new: Any) -> bool | None:

@@ -167,10 +167,24 @@ def _write_where(
         # write a zero there, XLA would copy the array in each step.
         return [cotangents[0], select(residuals, of_x, jnp.zeros_like(of_x))]
 
+    def transpose_all(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
+        # In derivatives of derivatives a step writes to a buffer that the loop has filled before.
+        of_array, of_x = transpose(residuals, cotangents, ())
+        indices = residuals[len(masks) :]
+        kept = select(residuals, jnp.zeros_like(of_x), read(of_array, indices))
+        return [write(of_array, indices, kept), of_x]
+
     residuals = [*masks, *indices]
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         return forward(residuals, [array, x])[0]
-    return linear_call(forward, transpose, residuals, [array, x], [array])[0]
+    return linear_call(
+        forward,
+        transpose,
+        residuals,
+        [array, x],
+        like=[array],
+        transpose_beside_tangents=transpose_all,
+    )[0]
 
 
 MaybeBuffer = Buffer | Array

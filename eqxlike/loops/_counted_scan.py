@@ -23,8 +23,9 @@ from ._moving import Moving, find_moving, moved, moving_at_start, with_tangents
 from ._plan import Arrays, Operands, Scan, Step, segments_of, split
 from ._revolve import pull_back_any_length
 from ._run import run
+from ._start import started
 from ._step import pull_back_step
-from ._tangents import instantiate, is_inexact, zero_tangent
+from ._tangents import instantiate, zero_tangent
 
 Saved = tuple[list[Array], list[Array], list[Array]]
 """`(carry, ys, saved)`: the outputs of a scan, and what was saved of the carry by segment."""
@@ -61,7 +62,7 @@ def save(scan: Scan, operands: Operands) -> Saved:
                 y = [each[None] for each in y]
             else:
                 count = segments.count_in(index, total, is_active)
-                new, y = counted_scan(segment, Operands(consts, carry, xs, count))
+                new, y = _run_inside(segment, Operands(consts, carry, xs, count))
             return new, [*scan.saved(carry), *y]
 
         return run_segment
@@ -76,6 +77,19 @@ def save(scan: Scan, operands: Operands) -> Saved:
     carry, rows = counted_scan(outer, over_segments)
     saved, ys = split(rows, len(scan.saved(operands.carry)))
     return carry, segments.join(ys), saved
+
+
+def _run_inside(segment: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
+    """As `counted_scan`, for a segment, which has buffers of the scan that it is part of."""
+    count = [] if operands.count is None else [operands.count]
+
+    def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
+        consts, xs, count = split(shared, len(operands.consts), len(operands.xs))
+        return run(segment, Operands(consts, carry, xs, count[0] if count else None))[0]
+
+    shared = [*operands.consts, *operands.xs, *count]
+    carry = started(segment.is_written_once, shared, operands.carry, run_from, is_inside=True)
+    return counted_scan(segment, dataclasses.replace(operands, carry=carry))
 
 
 def tangents_of(
@@ -130,7 +144,10 @@ def tangents_of(
             next(found) if moves else zero_tangent(each)
             for each, moves in zip(carry, moving.carry, strict=True)
         ],
-        [next(found) if is_inexact(each) else zero_tangent(each) for each in ys],
+        [
+            next(found) if moves else zero_tangent(each)
+            for each, moves in zip(ys, moving.ys, strict=True)
+        ],
     )
 
 

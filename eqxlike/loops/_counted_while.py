@@ -47,8 +47,10 @@ class WhileOperands:
         return [*self.of_condition, *self.consts, *self.carry]
 
     def filled(self, flat: Arrays) -> "WhileOperands":
-        """Other arrays in the same places."""
-        return WhileOperands(*split(flat, len(self.of_condition), len(self.consts)))
+        """Other arrays in the same places; JAX hands on numbers of a jaxpr as they are."""
+        return WhileOperands(
+            *split(list(map(jnp.asarray, flat)), len(self.of_condition), len(self.consts))
+        )
 
     def of_scan(self, count: Int[Array, ""]) -> Operands:
         return Operands(self.consts, self.carry, [], count)

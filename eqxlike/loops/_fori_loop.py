@@ -139,5 +139,5 @@ def _numbered(body: Body, first: Array) -> Body:
         reading_step=body.reading_step and numbered(body.reading_step),
         carry=[first, *body.carry],
         is_buffer=(False, *body.is_buffer),
-        starts_here=(False, *body.starts_here),
+        is_inside=(False, *body.is_inside),
     )

@@ -29,6 +29,9 @@ def linear_call(
     tangents: Sequence[Array],
     like: Sequence[Array],
     num_summed: int = 0,
+    *,
+    transpose_beside_tangents: Transpose | None = None,
+    is_of_members: bool = False,
 ) -> list[Array]:
     """`forward(residuals, tangents)`.
 
@@ -41,6 +44,10 @@ def linear_call(
     - `num_summed`: for so many of the tangents, the first, `is_shared` says whether the members of
         a batch share it. `transpose` returns the sum over the batch for those: the weights of a
         batch of networks then have one cotangent, and not one a member.
+    - `transpose_beside_tangents`: in place of `transpose` for the call itself, once the call of its
+        tangents stands beside it; for a `transpose` that is short of the whole truth.
+    - `is_of_members`: whether `transpose` differs among the members of a batch even where
+        `forward` does not.
     """
     return _linear.bind(
         *residuals,
@@ -49,6 +56,8 @@ def linear_call(
         transpose=transpose,
         num_residuals=len(residuals),
         num_summed=num_summed,
+        transpose_beside_tangents=transpose_beside_tangents,
+        is_of_members=is_of_members,
         avals=tuple(ShapedArray(each.shape, each.dtype) for each in like),
     )
 
@@ -72,8 +81,9 @@ def _jvp(primals: Any, dots: Any, *, num_residuals: int, **params: Any) -> tuple
     params = {**params, "num_residuals": num_residuals}
     if all(type(dot) is ad.Zero for dot in dots[:num_residuals]):
         directions = map(ad.instantiate_zeros, dots[num_residuals:])
+        transpose = params["transpose_beside_tangents"] or params["transpose"]
         return (
-            _linear.bind(*primals, **params),
+            _linear.bind(*primals, **{**params, "transpose": transpose}),
             _linear.bind(*primals[:num_residuals], *directions, **params),
         )
     return jvp_of_moving(lambda args: _run(*args, **params), primals, dots)
@@ -108,12 +118,10 @@ def _batch(
     transpose: Transpose,
     num_residuals: int,
     num_summed: int,
+    transpose_beside_tangents: Transpose | None,
+    is_of_members: bool,
     avals: Any,
 ) -> tuple[Any, Any]:
-    if all(dim is None for dim in dims):
-        params = {"num_residuals": num_residuals, "num_summed": num_summed, "avals": avals}
-        output = _linear.bind(*args, forward=forward, transpose=transpose, **params)
-        return output, [None] * len(output)
     axes = [None if dim is None else 0 for dim in dims]
     args = [
         arg if dim is None else jnp.moveaxis(arg, dim, 0)
@@ -129,56 +137,63 @@ def _batch(
         return jax.vmap(function, in_axes, out_axes, axis_name=name, axis_size=axis.size)
 
     is_batched = [True] * len(avals)
-    if None in of_tangents:
+    if None in of_tangents and not (is_of_members and 0 in of_residuals):
         is_batched = _flag_batched(forward, mapped, (of_residuals, of_tangents), args)
     of_output = [0 if is_one else None for is_one in is_batched]
 
-    def batched_transpose(
-        residuals: list[Array], cotangents: list[Array], _: tuple[bool, ...]
-    ) -> list[Array]:
-        # What the members share is returned once, and so by the first of them.
-        cotangents = [
-            each if is_one else jnp.zeros((axis.size, *each.shape), each.dtype).at[0].set(each)
-            for each, is_one in zip(cotangents, is_batched, strict=True)
-        ]
+    def batched(transpose: Transpose) -> Transpose:
+        def batched_transpose(
+            residuals: list[Array], cotangents: list[Array], _: tuple[bool, ...]
+        ) -> list[Array]:
+            # What the members share is returned once, and so by the first of them.
+            cotangents = [
+                each if is_one else jnp.zeros((axis.size, *each.shape), each.dtype).at[0].set(each)
+                for each, is_one in zip(cotangents, is_batched, strict=True)
+            ]
 
-        def by_members(is_summed: tuple[bool, ...]) -> Linear:
-            """`transpose`, with these of its cotangents summed inside, and the others here."""
-            out_axes = [None if summed else 0 for summed in is_summed]
-            out_axes += [0] * (len(of_tangents) - num_summed)
+            def by_members(is_summed: tuple[bool, ...]) -> Linear:
+                """`transpose`, with these of its cotangents summed inside, and the others here."""
+                out_axes = [None if summed else 0 for summed in is_summed]
+                out_axes += [0] * (len(of_tangents) - num_summed)
 
-            def run(residuals: list[Array], cotangents: list[Array]) -> list[Array]:
-                found = mapped(
-                    lambda residuals, cotangents: transpose(residuals, cotangents, is_summed),
-                    (of_residuals, 0),
-                    out_axes,
-                )(residuals, cotangents)
-                return [
-                    each.sum(0) if shared and axis == 0 else each
-                    for each, shared, axis in zip(found, is_shared, out_axes, strict=True)
-                ]
+                def run(residuals: list[Array], cotangents: list[Array]) -> list[Array]:
+                    found = mapped(
+                        lambda residuals, cotangents: transpose(residuals, cotangents, is_summed),
+                        (of_residuals, 0),
+                        out_axes,
+                    )(residuals, cotangents)
+                    return [
+                        each.sum(0) if shared and axis == 0 else each
+                        for each, shared, axis in zip(found, is_shared, out_axes, strict=True)
+                    ]
 
-            return run
+                return run
 
-        # What is done along a named axis inside needs the axis as it is.
-        is_summed = none_shared if name else is_shared[:num_summed]
-        summed_inside = jax.custom_jvp(by_members(is_summed))
+            # What is done along a named axis inside needs the axis as it is.
+            is_summed = none_shared if name else is_shared[:num_summed]
+            summed_inside = jax.custom_jvp(by_members(is_summed))
 
-        @functools.partial(summed_inside.defjvp, symbolic_zeros=True)
-        def _differentiate(primals: Any, tangents: Any) -> Any:
-            residuals, cotangents = primals
+            @functools.partial(summed_inside.defjvp, symbolic_zeros=True)
+            def _differentiate(primals: Any, tangents: Any) -> Any:
+                residuals, cotangents = primals
 
-            def run(flat: list[Array]) -> list[Array]:
-                return by_members(none_shared)(flat[: len(residuals)], flat[len(residuals) :])
+                def run(flat: list[Array]) -> list[Array]:
+                    return by_members(none_shared)(flat[: len(residuals)], flat[len(residuals) :])
 
-            return jvp_of_moving(run, [*residuals, *cotangents], [*tangents[0], *tangents[1]])
+                return jvp_of_moving(run, [*residuals, *cotangents], [*tangents[0], *tangents[1]])
 
-        return summed_inside(residuals, cotangents)
+            return summed_inside(residuals, cotangents)
+
+        return batched_transpose
 
     output = _linear.bind(
         *args,
         forward=mapped(forward, (of_residuals, of_tangents), of_output),
-        transpose=batched_transpose,
+        transpose=batched(transpose),
+        transpose_beside_tangents=(
+            transpose_beside_tangents and batched(transpose_beside_tangents)
+        ),
+        is_of_members=is_of_members,
         num_residuals=num_residuals,
         # Of batches of batches the outer one is summed over here.
         num_summed=0,

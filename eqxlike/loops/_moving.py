@@ -122,15 +122,18 @@ def find_moving(scan: Scan, operands: Operands, moving: Moving) -> Moving:
     while True:
         if all(map(operator.eq, moving.carry, map(is_inexact, operands.carry))):
             return moving
-        carry = list(map(operator.or_, moving.carry, _carry_moved(scan, operands, moving)))
+        moved_carry, moved_ys = _moved_by_step(scan, operands, moving)
+        carry = list(map(operator.or_, moving.carry, moved_carry))
         if carry == moving.carry:
-            return moving
+            # Where nothing is saved row by row, all of them are counted: more may move later.
+            return moving if scan.checkpoints else dataclasses.replace(moving, ys=moved_ys)
         moving = dataclasses.replace(moving, carry=carry)
 
 
-def _carry_moved(scan: Scan, operands: Operands, moving: Moving) -> list[bool]:
-    """For each array of the carry, whether one step gives it a tangent."""
-    found = [False] * len(operands.carry)
+def _moved_by_step(scan: Scan, operands: Operands, moving: Moving) -> list[list[bool]]:
+    """For each array of the carry and of what a step returns, whether a step gives it a tangent."""
+    num_carry = len(operands.carry)
+    found = [False] * (num_carry + len(moving.ys))
 
     @jax.custom_jvp
     def noted(arrays: list[Array]) -> list[Array]:
@@ -143,8 +146,8 @@ def _carry_moved(scan: Scan, operands: Operands, moving: Moving) -> list[bool]:
 
     def tangents_of_step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Array) -> Any:
         def function(*parts: Any) -> list[Array]:
-            new, _ = scan.step(*putting(moving, parts, consts, carry, x), is_active)
-            return noted(list(new))
+            new, y = scan.step(*putting(moving, parts, consts, carry, x), is_active)
+            return noted([*new, *y])
 
         parts = moving_parts(moving, consts, carry, x)
         return jax.jvp(function, parts, jax.tree.map(jnp.zeros_like, parts))
@@ -156,4 +159,4 @@ def _carry_moved(scan: Scan, operands: Operands, moving: Moving) -> list[bool]:
         [jax.ShapeDtypeStruct(each.shape[1:], each.dtype) for each in operands.xs],
         jax.ShapeDtypeStruct((), jnp.bool_),
     )
-    return found
+    return split(found, num_carry)

@@ -102,8 +102,8 @@ class Operands:
         return [*self.consts, *self.carry, *self.xs]
 
     def filled(self, flat: Arrays, count: Int[Array, ""] | None) -> "Operands":
-        """Other arrays in the same places."""
-        consts, carry, xs = split(flat, len(self.consts), len(self.carry))
+        """Other arrays in the same places; JAX hands on numbers of a jaxpr as they are."""
+        consts, carry, xs = split(list(map(jnp.asarray, flat)), len(self.consts), len(self.carry))
         return Operands(consts, carry, xs, count)
 
 

@@ -18,7 +18,6 @@ from ._kinds import check_kind
 from ._levels import levels_for
 from ._plan import Arrays, Operands, split
 from ._run import run
-from ._start import started
 
 Carry = TypeVar("Carry")
 
@@ -91,7 +90,7 @@ def run_scan(
         consts, xs = split(shared, len(body.consts))
         return run(loop, Operands(consts, carry, xs))[0]
 
-    start = started(body.starts_here, [*body.consts, *xs], body.carry, run_from)
+    start = body.started([*body.consts, *xs], run_from)
     return counted_scan(loop, dataclasses.replace(operands, carry=start))
 
 

@@ -1,6 +1,6 @@
 """Buffers as a loop starts with them, for the derivatives of what it leaves in them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,12 @@ from ._plan import Arrays
 
 
 def started(
-    starts_here: tuple[bool, ...],
+    is_buffer: Sequence[bool],
     operands: Arrays,
     carry: Arrays,
     run: Callable[[Arrays, Arrays], Arrays],
+    *,
+    is_inside: bool = False,
 ) -> list[Array]:
     """The carry to start with.
 
@@ -24,14 +26,16 @@ def started(
 
     **Arguments:**
 
-    - `starts_here`: which of the carry are buffers, but for those of a loop outside, which takes
-      it out itself.
+    - `is_buffer`: which of the carry are such buffers.
     - `operands`: what else the loop is run on.
     - `run`: from the operands and a carry to start with to the last carry.
+    - `is_inside`: whether the loop is a part of another whose buffers they are, and which takes it
+      out. Only in derivatives of derivatives, where the buffer is full from the start, it is
+      taken out here too.
     """
     is_buffer = [
-        starts and jnp.issubdtype(each.dtype, jnp.inexact)
-        for starts, each in zip(starts_here, carry, strict=True)
+        is_one and jnp.issubdtype(each.dtype, jnp.inexact)
+        for is_one, each in zip(is_buffer, carry, strict=True)
     ]
     if not any(is_buffer):
         return list(carry)
@@ -57,10 +61,24 @@ def started(
 
     residuals = [jax.lax.stop_gradient(each) for each in (*operands, *carry)]
     buffers = only_buffers(carry)
-    buffers = iter(linear_call(forward, transpose, residuals, buffers, buffers))
+    buffers = iter(
+        linear_call(
+            forward,
+            _as_it_is if is_inside else transpose,
+            residuals,
+            buffers,
+            like=buffers,
+            transpose_beside_tangents=transpose,
+            is_of_members=True,
+        )
+    )
     return [
         next(buffers) if is_one else each for each, is_one in zip(carry, is_buffer, strict=True)
     ]
+
+
+def _as_it_is(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
+    return list(cotangents)
 
 
 def _is_same(one: Array, other: Array) -> Array:

@@ -77,7 +77,10 @@ def _pull_back_batch(
 
     def where_active(new: Array, old: Any) -> Array:
         if not is_mixed:
-            return new
+            # It may differ among the members of a batch around this one.
+            return select_if_vmap(
+                is_active, new, jnp.broadcast_to(old, new.shape).astype(new.dtype)
+            )
         return jnp.where(are_active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
 
     # A member that has ended may have infinite derivatives where it stands: it takes the place of

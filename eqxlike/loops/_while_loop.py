@@ -13,7 +13,6 @@ from ._counted_while import Condition, While, WhileOperands, counted_while, run_
 from ._kinds import check_kind
 from ._levels import levels_for
 from ._plan import Arrays, Scan
-from ._start import started
 
 Carry = TypeVar("Carry")
 
@@ -126,7 +125,7 @@ def run_while_of(
     def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
         return run_while(loop, operands.filled([*shared, *carry]))
 
-    carry = started(body.starts_here, [*of_condition, *body.consts], body.carry, run_from)
+    carry = body.started([*of_condition, *body.consts], run_from)
     return counted_while(loop, dataclasses.replace(operands, carry=carry))
 
 
