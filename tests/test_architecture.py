@@ -58,6 +58,13 @@ ROOMS = {
         {"_enumeration", "_jit"},
         {"_mapping"},
     ),
+    "loops": (
+        {"_flat", "_kinds"},
+        {"_buffers", "_carry"},
+        {"_body", "_progress"},
+        {"_scan", "_while_loop"},
+        {"_fori_loop"},
+    ),
     "nn": ({"_common"}, {"_stateful"}, {LAYERS_OF_NN}, {"_bayesian"}, {"_surgery"}),
 }
 # A family of layers imports none of its siblings, but for `Linear` and `Dropout`, which networks

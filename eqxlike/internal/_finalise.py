@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 
 from .._transforms._checks import _primitives as _checks
 from ..debug import _dce
-from ..loops import _linear_call
+from ..loops._flat import _linear_call
 from ._forbidden import (
     nonbatchable_p,
     nondifferentiable_backward_p,

@@ -1,7 +1,7 @@
 """Names that differ from those of the same things elsewhere."""
 
 from ..debug import _announce, backward_nan
-from ..loops import _batched
+from ..loops._flat import _batched
 
 debug_backward_nan = backward_nan
 announce_jaxpr_p = _announce._announce_p

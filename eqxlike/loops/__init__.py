@@ -1,11 +1,11 @@
 """Loops that reverse mode goes through: by any number of steps, in little memory, in every mode."""
 
-from ._batched import unvmap_all as unvmap_all
-from ._batched import unvmap_any as unvmap_any
-from ._batched import unvmap_max as unvmap_max
 from ._buffers import Buffer as Buffer
 from ._buffers import MaybeBuffer as MaybeBuffer
 from ._buffers import buffer_at_set as buffer_at_set
+from ._flat._batched import unvmap_all as unvmap_all
+from ._flat._batched import unvmap_any as unvmap_any
+from ._flat._batched import unvmap_max as unvmap_max
 from ._fori_loop import fori_loop as fori_loop
 from ._progress import ProgressBar as ProgressBar
 from ._progress import progress as progress

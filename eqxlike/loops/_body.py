@@ -15,9 +15,9 @@ from .._partition import find_static_difference
 from .._pytree import describe_node, find_difference, is_array_like, tree_pformat
 from ._buffers import Buffer
 from ._carry import Form, take_arrays
-from ._counted_while import Condition
-from ._plan import Arrays, Scan, Step
-from ._start import started
+from ._flat._counted_while import Condition
+from ._flat._plan import Arrays, Scan, Step
+from ._flat._start import started
 
 Buffers = Callable[[PyTree], Any]
 """From a carry to its buffers: arrays of it, or nodes that hold some."""

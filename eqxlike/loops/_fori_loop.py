@@ -12,8 +12,8 @@ from .._numbers import integer, whole_number
 from .._pytree import describe_node, is_array_like
 from ._body import Body, Buffers, trace_body
 from ._carry import Form
+from ._flat._plan import Arrays, Step
 from ._kinds import check_kind
-from ._plan import Arrays, Step
 from ._scan import run_scan
 from ._while_loop import checked_limit, run_while_of
 

@@ -13,7 +13,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import loops
-from eqxlike.loops._progress_board import Board, Level, Shown
+from eqxlike.loops._progress._board import Board, Level, Shown
 
 
 class Terminal(io.StringIO):

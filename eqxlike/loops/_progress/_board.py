@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from ._progress_displays import Display, open_display
+from ._displays import Display, open_display
 
 _MOST_OPEN = 1000
 """Runs whose bars may be open: of more, some must have ended without a word."""

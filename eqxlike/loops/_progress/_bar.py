@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
-from .._module import Module, field
-from .._numbers import real_number, whole_number
-from .._pytree import describe_node, is_array_like
-from ._batched import unvmap_any, unvmap_max
-from ._carry import take_arrays
-from ._progress_board import BOARD, Level, Shown
-from ._progress_displays import chosen_kind
+from ..._module import Module, field
+from ..._numbers import real_number, whole_number
+from ..._pytree import describe_node, is_array_like
+from .._carry import take_arrays
+from .._flat._batched import unvmap_any, unvmap_max
+from ._board import BOARD, Level, Shown
+from ._displays import chosen_kind
 
 _MOST_CALLS = 1000
 """Of Python, by a loop of known length. A call takes 100 microseconds on a CPU."""

@@ -10,7 +10,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, ArrayLike, Bool, Shaped
 
-from .._compat import set_batching_rule
+from ..._compat import set_batching_rule
 
 
 def _reducing(name: str, reduce: Callable[[Any], Any], dtype: Any = None) -> Primitive:

@@ -1,0 +1,1 @@
+"""Loops of lists of arrays, and their derivatives."""
