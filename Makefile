@@ -30,7 +30,7 @@ demo:
 
 test:
 	@.ci/setup test dev
-	@$(python) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(python) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 test-pytorch:
 	@.ci/setup pytorch

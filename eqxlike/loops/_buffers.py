@@ -77,6 +77,12 @@ class _Place:
         self._buffer = buffer
         self._index = index
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a buffer of a loop has no `.at[index].{name}`: each of its places is written once, "
+            "by `.at[index].set(x)`, and read by `buffer[index]`."
+        )
+
     def set(self, x: ArrayLike, *, pred: Any = None, **kwargs: Any) -> Buffer:
         """The buffer with `x` written at the index.
 

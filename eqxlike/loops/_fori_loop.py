@@ -48,8 +48,9 @@ def fori_loop(
     **Returns:** the last carry; `init_val` if `upper` is not above `lower`.
 
     **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf,
-    for an unknown `kind`, and for one that is differentiable backwards without `max_steps` where
-    the bounds are not known; `TypeError` for bounds that are no integers or of two dtypes.
+    for an unknown `kind`, and for one that is differentiable backwards without `max_steps` or
+    `checkpoints` where the bounds are not known; `TypeError` for bounds that are no integers or of
+    two dtypes.
 
     Under `jax.vmap` the loop runs until the last member of the batch has ended.
 

@@ -48,7 +48,8 @@ def while_loop(
       `"checkpointed"` and `"bounded"` are in every mode and to every order. For the reverse mode
       `"bounded"` saves the carry of each of `max_steps` steps, and runs each step twice;
       `"checkpointed"` saves twice the root of so many, and runs each step three times.
-    - `checkpoints`: for `"checkpointed"`, how many carries may be saved at one time. The fewer they
+    - `checkpoints`: for `"checkpointed"`, how many carries may be saved at one time. It may stand
+      in place of `max_steps`; the other kinds take no notice of it. The fewer they
       are, the more often a step is run: with twice the logarithm of `max_steps`, about that
       logarithm of times.
     - `base`: has no effect; `equinox.internal` has it for its loops in loops.
@@ -56,7 +57,8 @@ def while_loop(
     **Returns:** the last carry.
 
     **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf,
-    for an unknown `kind`, and for one that is differentiable backwards without `max_steps`;
+    for an unknown `kind`, and for one that is differentiable backwards without `max_steps`, or
+    `checkpoints` in its place;
     `TypeError` if `cond_fun` returns anything but a boolean.
 
     Under `jax.vmap` the loop runs until the last member of the batch has ended.
@@ -95,7 +97,7 @@ def checked_limit(
     if checkpoints is not None:
         checkpoints = whole_number(checkpoints, "checkpoints")
     if max_steps is None and (kind == "bounded" or (kind == "checkpointed" and not checkpoints)):
-        way_out = " or `checkpoints`, the number of carries to save" * (kind == "checkpointed")
+        way_out = ", or `checkpoints`, the number of carries to save" * (kind == "checkpointed")
         raise ValueError(
             f"{name}(kind={kind!r}) needs `max_steps`, the number of steps at most{way_out}: "
             "the reverse mode saves carries in arrays of a size that is known when it is compiled."

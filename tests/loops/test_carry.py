@@ -257,7 +257,19 @@ def test_a_buffer_of_a_loop_may_be_one_of_a_loop_inside(kind, is_named_inside):
 
 
 def test_a_loop_without_limit_asks_for_limit_or_checkpoints():
-    with pytest.raises(ValueError, match=r"needs `max_steps`, .* or `checkpoints`, the n"):
+    with pytest.raises(ValueError, match=r"needs `max_steps`, .*, or `checkpoints`, the "):
         loops.while_loop(lambda x: x < 2, lambda x: x + 1, 0.0, kind="checkpointed")
     with pytest.raises(ValueError, match="needs `max_steps`, the number of steps at most: "):
         loops.while_loop(lambda x: x < 2, lambda x: x + 1, 0.0, kind="bounded", checkpoints=3)
+
+
+def test_a_buffer_is_set_and_nothing_else():
+    def body(carry):
+        return carry[0] + 1, carry[1].at[0].add(1.0)
+
+    with pytest.raises(
+        AttributeError, match=r"has no `\.at\[index\]\.add`: .* by `\.at\[index\]\.set"
+    ):
+        loops.while_loop(
+            lambda carry: carry[0] < 1, body, (0, jnp.zeros(2)), buffers=lambda carry: carry[1]
+        )
