@@ -169,3 +169,26 @@ def test_what_cannot_be_differentiated_may_be_in_a_carry(kind, checkpoints):
     for mode in (jax.grad, jax.hessian, lambda f: jax.grad(jax.grad(f))):
         found, expected = (jax.jit(mode(total(each)))(0.7) for each in (run, in_python))
         np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@ways
+def test_a_loop_may_stand_in_a_batch_that_it_does_not_depend_on(kind, checkpoints):
+    def run(w):
+        return loops.while_loop(
+            lambda carry: carry[0] < 3,
+            lambda carry: (
+                carry[0] + 1,
+                jnp.sin(w * carry[1]),
+                carry[2].at[carry[0]].set(carry[1]),
+            ),
+            (0, 0.5, jnp.zeros(4)),
+            max_steps=5,
+            buffers=lambda carry: carry[2],
+            kind=kind,
+            checkpoints=checkpoints,
+        )[1]
+
+    for mode in (jax.grad, jax.jacfwd, jax.hessian):
+        alone = mode(run)(0.7)
+        batch = jax.vmap(lambda x, mode=mode: x * mode(run)(0.7))(jnp.ones(2))
+        np.testing.assert_allclose(batch, [alone, alone], rtol=1e-6)
