@@ -75,6 +75,9 @@ def converter_of(field: dataclasses.Field) -> Callable[[Any], Any] | None:
 
 def check_static(owner: type, name: str, value: Any) -> None:
     """Raises `TypeError` if `value` cannot stand in the static field `name` of `owner`."""
+    # Most values end here, at each construction.
+    if _is_hashable(value):
+        return
     found = _find_array_or_opaque(value, f"{owner.__name__}.{name}", set())
     if found is None:
         return
@@ -95,6 +98,15 @@ def check_static(owner: type, name: str, value: Any) -> None:
     ) from None
 
 
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except Exception:  # A `__hash__` may raise anything.
+        return False
+    # A NumPy scalar is as immutable and hashable as a Python number.
+    return not is_array(value) or isinstance(value, np.generic)
+
+
 def _at(path: str, owner: type, name: str) -> str:
     return f" at {path}" if path != f"{owner.__name__}.{name}" else ""
 
@@ -106,24 +118,28 @@ def _find_array_or_opaque(
 
     **Returns:** its path, the part itself and what went wrong with it; `None` if there is none.
     """
-    # A NumPy scalar is as immutable and hashable as a Python number.
-    if is_array(value) and not isinstance(value, np.generic):
-        return path, value, None
-    try:
-        hash(value)
+    if _is_hashable(value):
         return None
-    except Exception as error:
-        refused = path, value, error
+    if is_array(value):
+        return path, value, None
     if id(value) in inside:
         return path, value, RecursionError("it contains itself")
     parts = _parts(value)
     if parts is None:
-        return refused
+        return path, value, _error_of_hash(value)
     inside.add(id(value))
     for key, part in parts:
         if found := _find_array_or_opaque(part, path + key, inside):
             return found
     inside.discard(id(value))
+    return None
+
+
+def _error_of_hash(value: Any) -> Exception | None:
+    try:
+        hash(value)
+    except Exception as error:
+        return error
     return None
 
 
