@@ -1,0 +1,90 @@
+"""The Bayesian network on which Turing.jl compares differentiation backends.
+
+Two dense layers with ReLU between them; all weights ~ Normal(0, 1), `sigma` ~ Gamma(0.1, 1), and
+`y` ~ Normal(network(x), sigma). From 2 features through `width` units to one output there are `4 *
+width + 1` unknowns: three weights a unit before ReLU, one after it, and `sigma`. The output has no
+bias.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import eqxlike
+from benchmarks import ad_densities as density
+from benchmarks.ad_problem import Problem, floats, single
+from benchmarks.networks import with_arrays
+from eqxlike import Module, nn
+
+FEATURES = 2
+POINTS = 64
+
+WIDTHS = (5, 16, 150)
+"""Those of 21, 65 and 601 unknowns, the sizes that Turing.jl compares."""
+
+CLEARANCE = 0.02
+"""No unit is this close to the kink of ReLU at any point of the data: finite differences would see
+another function there than the derivatives do.
+"""
+
+CONSTRAINTS = {"sigma": "positive"}
+
+
+class BayesianNetwork(Module):
+    """A layer `hidden` from the features to the units, an `output` layer, and the noise `sigma`."""
+
+    hidden: Any
+    output: nn.Linear
+    sigma: Array
+
+    def __call__(self, x: Array) -> Array:
+        """The mean at one point, of shape (1,)."""
+        return self.output(jax.nn.relu(self.hidden(x)))
+
+
+def log_density(unknowns: BayesianNetwork, data: tuple[Array, Array]) -> Array:
+    """The log density of the unknowns and of `y`."""
+    x, y = data
+    prior = density.gamma(unknowns.sigma, 0.1, 1.0)
+    for weights in floats((unknowns.hidden, unknowns.output)):
+        prior += density.normal(weights, 0.0, 1.0)
+    return prior + density.normal(y, jax.vmap(unknowns)(x)[:, 0], unknowns.sigma)
+
+
+def bayesian_network(width: int) -> Problem:
+    """The network with one dense hidden layer."""
+
+    def start() -> tuple[BayesianNetwork, tuple[Array, Array]]:
+        weight, bias, output, data = _drawn(width)
+        hidden = nn.Linear(FEATURES, width, key=jax.random.key(0))
+        return _with_weights(hidden, [weight, bias, output]), data
+
+    return Problem(name(width), log_density, start, CONSTRAINTS)
+
+
+def name(width: int) -> str:
+    """The name of the network with one dense hidden layer."""
+    return f"Bayesian network, {4 * width + 1} unknowns"
+
+
+def _with_weights(hidden: Any, arrays: list[np.ndarray]) -> BayesianNetwork:
+    """The network of a hidden layer, with these weights in tree order."""
+    output = nn.Linear(arrays[-1].shape[1], 1, use_bias=False, key=jax.random.key(0))
+    network = BayesianNetwork(hidden, output, jnp.zeros(()))
+    return with_arrays(eqxlike, network, [*arrays, np.float32(0.5)])
+
+
+def _drawn(width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[Array, Array]]:
+    """Weight and bias of the hidden layer, weight of the output, and data clear of the kinks."""
+    draw = np.random.default_rng(7)
+    weight = draw.normal(size=(width, FEATURES)).astype(np.float32)
+    bias = draw.normal(0, 0.5, width).astype(np.float32)
+    output = draw.normal(0, width**-0.5, (1, width)).astype(np.float32)
+    x = draw.normal(size=(100 * POINTS, FEATURES)).astype(np.float32)
+    is_clear = np.min(np.abs(x @ weight.T + bias), axis=1) > CLEARANCE
+    x = x[is_clear][:POINTS]
+    y = np.sin(x[:, 0]) * x[:, 1] + draw.normal(0, 0.3, len(x))
+    return weight, bias, output, (single(x), single(y))

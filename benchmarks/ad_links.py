@@ -1,0 +1,56 @@
+"""The problems of the zoo in unconstrained space, by the bijections of NumPyro.
+
+Samplers move there: an unknown that is bound (positive, ordered, ...) is the image of one that is
+free, and the density is multiplied by the determinant of the Jacobian.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.ad_problem import Problem
+
+
+def linked(problem: Problem) -> Problem:
+    """The same density of unknowns that are all free.
+
+    **Raises:** `ImportError` if NumPyro is not installed; `ValueError` for a problem without
+    constraints.
+    """
+    if not problem.constraints:
+        raise ValueError(f"{problem.name} has no constraints: its unknowns are free as they are")
+    links = _links(problem.constraints)
+
+    def function(free: Any, data: Any) -> jax.Array:
+        unknowns, log_det = constrain(links, free)
+        return problem.function(unknowns, data) + log_det
+
+    def start() -> tuple[Any, Any]:
+        unknowns, data = problem.start()
+        free = {name: link.inv(getattr(unknowns, name)) for name, link in links.items()}
+        return dataclasses.replace(unknowns, **free), data
+
+    return dataclasses.replace(problem, function=function, start=start, is_linked=True)
+
+
+def constrain(links: Mapping[str, Any], free: Any) -> tuple[Any, Any]:
+    """The unknowns that free ones stand for, and the log of the Jacobian's determinant."""
+    images, log_det = {}, 0.0  # a Python number, so that it takes the dtype of the unknowns
+    for name, link in links.items():
+        x = getattr(free, name)
+        images[name] = link(x)
+        log_det += jnp.sum(link.log_abs_det_jacobian(x, images[name]))
+    return dataclasses.replace(free, **images), log_det
+
+
+def _links(constraints: Mapping[str, str]) -> dict[str, Any]:
+    """The bijection for each constrained unknown."""
+    from numpyro import distributions as dist
+
+    return {
+        name: dist.biject_to(getattr(dist.constraints, constraint))
+        for name, constraint in constraints.items()
+    }

@@ -1,0 +1,53 @@
+"""A function whose derivative is asked for, with the point and the data to take it at."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import eqxlike
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A log density or a loss.
+
+    It computes in the precision of its arguments: in float64 where all their arrays are.
+
+    - `name`: the name of its rows.
+    - `function`: `function(unknowns, data)` returns a real scalar.
+    - `start`: makes the unknowns to start from, a Module, and the data, a tuple of arrays. All
+      numbers are drawn by NumPy from fixed seeds, and are the same at each call.
+    - `constraints`: for each field of the unknowns that is not free, the name of what binds it in
+      `numpyro.distributions.constraints`.
+    - `is_linked`: whether `function` takes unconstrained unknowns instead.
+    """
+
+    name: str
+    function: Callable[[Any, Any], jax.Array]
+    start: Callable[[], tuple[Any, Any]]
+    constraints: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    is_linked: bool = False
+
+    @property
+    def space(self) -> str:
+        """What the unknowns are: "standard", as the model states them, or "linked"."""
+        return "linked" if self.is_linked else "standard"
+
+
+def single(array: Any) -> jax.Array:
+    """An array in single precision, the precision that the problems start in."""
+    return jnp.asarray(np.asarray(array, np.float32))
+
+
+def floats(unknowns: Any) -> list[jax.Array]:
+    """What a problem is differentiated by: the arrays of real numbers in a pytree, in its order."""
+    return jax.tree_util.tree_leaves(eqxlike.filter(unknowns, eqxlike.is_inexact_array))
+
+
+def count(unknowns: Any) -> int:
+    """The number of unknowns."""
+    return sum(leaf.size for leaf in floats(unknowns))

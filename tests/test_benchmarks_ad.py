@@ -1,0 +1,195 @@
+"""The zoo of the benchmark of differentiation modes: its values are those of others. No clock is
+read.
+"""
+
+import itertools
+import math
+import re
+
+import equinox
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.stats
+
+from benchmarks import ad_bayesian_network, ad_networks, ad_numpyro, ad_series, ad_zoo
+from benchmarks.ad_links import linked
+from benchmarks.ad_problem import count, floats
+from benchmarks.networks import with_arrays
+from eqxlike import combine, filter_jit, filter_value_and_grad, is_inexact_array, partition
+
+ALL = [*itertools.chain.from_iterable(map(ad_zoo.in_all_spaces, ad_zoo.PROBLEMS))]
+OF_NUMPYRO = [problem for problem in ALL if problem.name in ad_numpyro.MODELS]
+
+
+def named(problem):
+    return f"{problem.name}, {problem.space}"
+
+
+@pytest.fixture(autouse=True)
+def numpyro_promotes():
+    """NumPyro promotes ranks and dtypes."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def in_double(tree):
+    """The tree with its floats in double precision."""
+    return jax.tree_util.tree_map(
+        lambda leaf: jnp.asarray(leaf, jnp.float64) if is_inexact_array(leaf) else leaf, tree
+    )
+
+
+@pytest.mark.parametrize("problem", OF_NUMPYRO, ids=named)
+def test_log_density_is_that_of_numpyro(problem):
+    unknowns, data = problem.start()
+
+    @jax.jit
+    def both(unknowns, data):
+        theirs = ad_numpyro.value(problem)(ad_numpyro.sites(unknowns), data)
+        return problem.function(unknowns, data), theirs
+
+    np.testing.assert_allclose(*both(unknowns, data), rtol=1e-5)
+
+
+@pytest.mark.parametrize("problem", ALL, ids=named)
+def test_gradient_is_the_slope_in_double_precision(problem):
+    with jax.enable_x64(True):
+        unknowns, data = in_double(problem.start())
+        arrays, static = partition(unknowns, is_inexact_array)
+        flat, unravel = jax.flatten_util.ravel_pytree(arrays)
+        call = jax.jit(
+            filter_value_and_grad(
+                lambda flat, data: problem.function(combine(unravel(flat), static), data)
+            )
+        )
+        direction = np.random.default_rng(0).normal(size=flat.shape)
+        direction /= np.linalg.norm(direction)
+        step = 1e-4
+        fourth_order = {-2: 1 / 12, -1: -2 / 3, 1: 2 / 3, 2: -1 / 12}
+        slope = sum(
+            weight * call(flat + times * step * direction, data)[0] / step
+            for times, weight in fourth_order.items()
+        )
+        value, gradient = call(flat, data)
+        assert (value.shape, value.dtype) == ((), jnp.float64)
+        np.testing.assert_allclose(gradient @ direction, slope, rtol=1e-6)
+
+
+@pytest.mark.parametrize("width", ad_bayesian_network.WIDTHS)
+def test_name_says_how_many_unknowns_there_are(width):
+    problem = ad_bayesian_network.bayesian_network(width)
+    unknowns, _ = problem.start()
+    assert problem.name.endswith(f", {count(unknowns)} unknowns")
+
+
+def test_sizes_are_those_that_turing_compares():
+    sizes = [re.search(r"Bayesian network, (\d+) unknowns", each.name) for each in ad_zoo.PROBLEMS]
+    assert [int(size[1]) for size in sizes if size] == [21, 65, 601]
+
+
+@pytest.mark.parametrize("width", ad_bayesian_network.WIDTHS)
+def test_no_unit_is_near_a_kink(width):
+    unknowns, (x, _) = ad_bayesian_network.bayesian_network(width).start()
+    units = jax.vmap(unknowns.hidden)(x)
+    assert np.min(np.abs(units)) > ad_bayesian_network.CLEARANCE / 2
+    assert len(x) == ad_bayesian_network.POINTS
+
+
+def test_hidden_states_are_summed_out():
+    """Against the sum over all paths of the chain."""
+    problem = ad_series.hidden_markov(length=5)
+    unknowns, (y,) = problem.start()
+    transition, means = np.asarray(unknowns.transition), np.asarray(unknowns.means)
+    likelihood = 0.0
+    for path in itertools.product(range(3), repeat=5):
+        chain = math.prod(transition[one, other] for one, other in itertools.pairwise(path)) / 3
+        emissions = scipy.stats.norm.pdf(y, means[list(path)], unknowns.scale)
+        likelihood += chain * np.prod(emissions)
+    prior = scipy.stats.norm.logpdf(means, 0, 5).sum()
+    prior += scipy.stats.halfnorm.logpdf(unknowns.scale, scale=2)
+    for row in transition.astype(float):
+        prior += scipy.stats.dirichlet.logpdf(row / row.sum(), np.full(3, 1.5))
+    value = problem.function(unknowns, (y,))
+    np.testing.assert_allclose(value, prior + np.log(likelihood), rtol=1e-5)
+
+
+def test_variance_of_garch_follows_its_recurrence():
+    problem = ad_series.garch(length=20)
+    unknowns, (y,) = problem.start()
+    mean, base = float(unknowns.mean), float(unknowns.base)
+    deviation, memory, rest = np.asarray(unknowns.weights, float)
+    expected = scipy.stats.norm.logpdf(mean) + scipy.stats.halfnorm.logpdf(base)
+    expected += scipy.stats.dirichlet.logpdf((deviation, memory, rest), np.full(3, 2.0))
+    variance = base / rest
+    for each in np.asarray(y, float):
+        expected += scipy.stats.norm.logpdf(each, mean, math.sqrt(variance))
+        variance = base + deviation * (each - mean) ** 2 + memory * variance
+    np.testing.assert_allclose(problem.function(unknowns, (y,)), expected, rtol=1e-5)
+
+
+def test_neural_ode_is_solved():
+    """Against SciPy's solver."""
+    problem = ad_networks.neural_ode()
+    field, (first, path) = problem.start()
+    hidden, output = ([np.asarray(leaf) for leaf in floats(layer)] for layer in field.layers)
+    times = np.linspace(0, 2, len(path) + 1)
+    solution = scipy.integrate.solve_ivp(
+        lambda _, y: output[0] @ np.tanh(hidden[0] @ y + hidden[1]) + output[1],
+        (0, 2),
+        np.asarray(first),
+        t_eval=times[1:],
+        rtol=1e-8,
+    )
+    expected = np.mean((solution.y.T - np.asarray(path)) ** 2)
+    np.testing.assert_allclose(problem.function(field, (first, path)), expected, rtol=1e-4)
+
+
+def of_equinox(problem):
+    """The network of a problem, of the layers of Equinox."""
+    nn, key = equinox.nn, jax.random.key(0)
+    if problem.name == "convolutional network":
+        return nn.Sequential(
+            [
+                nn.Conv2d(1, 4, 3, padding=1, key=key),
+                nn.Lambda(jax.nn.gelu),
+                nn.AvgPool2d(2, 2),
+                nn.Conv2d(4, 8, 3, padding=1, key=key),
+                nn.Lambda(jax.nn.gelu),
+                nn.AvgPool2d(2, 2),
+                nn.Lambda(jnp.ravel),
+                nn.Linear(32, 10, key=key),
+            ]
+        )
+    if problem.name == "transformer block":
+        return ad_networks.Block(
+            nn.Embedding(12, 8, key=key),
+            nn.LayerNorm(8),
+            nn.MultiheadAttention(2, 8, key=key),
+            nn.LayerNorm(8),
+            nn.MLP(8, 8, 16, 1, activation=jax.nn.gelu, key=key),
+            nn.Linear(8, 12, key=key),
+        )
+    return ad_networks.Forecaster(nn.LSTMCell(1, 12, key=key), nn.Linear(12, 1, key=key))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [ad_networks.convolutional_network, ad_networks.transformer_block, ad_networks.lstm],
+    ids=lambda make: make.__name__,
+)
+def test_network_computes_what_layers_of_equinox_do(make):
+    problem = make()
+    model, data = problem.start()
+    with jax.debug_key_reuse(False):
+        other = of_equinox(problem)
+    other = with_arrays(equinox, other, floats(model))
+    value = filter_jit(problem.function)
+    np.testing.assert_allclose(value(other, data), value(model, data), rtol=1e-5)
+
+
+def test_what_is_free_has_no_link():
+    with pytest.raises(ValueError, match=r"^LSTM has no constraints: its unknowns are free as the"):
+        linked(ad_networks.lstm())
