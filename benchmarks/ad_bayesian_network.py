@@ -25,6 +25,9 @@ POINTS = 64
 WIDTHS = (5, 16, 150)
 """Those of 21, 65 and 601 unknowns, the sizes that Turing.jl compares."""
 
+BRANCHED = (16, 4)
+"""The width of the network with parallel branches, and the number of its branches."""
+
 CLEARANCE = 0.02
 """No unit is this close to the kink of ReLU at any point of the data: finite differences would see
 another function there than the derivatives do.
@@ -65,9 +68,24 @@ def bayesian_network(width: int) -> Problem:
     return Problem(name(width), log_density, start, CONSTRAINTS)
 
 
-def name(width: int) -> str:
-    """The name of the network with one dense hidden layer."""
-    return f"Bayesian network, {4 * width + 1} unknowns"
+def parallel_network(width: int, branches: int) -> Problem:
+    """The same network, its hidden layer made of equal branches whose outputs are concatenated."""
+
+    def start() -> tuple[BayesianNetwork, tuple[Array, Array]]:
+        weight, bias, output, data = _drawn(width)
+        each = width // branches
+        keys = jax.random.split(jax.random.key(0), branches)
+        hidden = nn.Parallel([nn.Linear(FEATURES, each, key=key) for key in keys], "concatenate")
+        stacked = [weight.reshape(branches, each, FEATURES), bias.reshape(branches, each)]
+        return _with_weights(hidden, [*stacked, output]), data
+
+    return Problem(name(width, branches), log_density, start, CONSTRAINTS)
+
+
+def name(width: int, branches: int = 1) -> str:
+    """The name of the network whose hidden layer has so many branches."""
+    beside = f", {branches} parallel branches" if branches > 1 else ""
+    return f"Bayesian network{beside}, {4 * width + 1} unknowns"
 
 
 def _with_weights(hidden: Any, arrays: list[np.ndarray]) -> BayesianNetwork:

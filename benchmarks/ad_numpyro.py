@@ -56,6 +56,22 @@ def bayesian_network(width: int) -> Model:
     return model
 
 
+def parallel_network(width: int, branches: int) -> Model:
+    """The model of `ad_bayesian_network.parallel_network`."""
+    each = width // branches
+
+    def model(x: Array, y: Array) -> None:
+        weight = _site("hidden.groups.0.weight", _normal(branches, each, x.shape[1]))
+        bias = _site("hidden.groups.0.bias", _normal(branches, each))
+        output = _site("output.weight", _normal(1, width))
+        sigma = _site("sigma", dist.Gamma(0.1, 1.0))
+        units = jax.nn.relu(jnp.einsum("nf,buf->nbu", x, weight) + bias)
+        mean = units.reshape(len(x), width) @ output[0]
+        numpyro.sample("y", dist.Normal(mean, sigma), obs=y)
+
+    return model
+
+
 def logistic_regression(x: Array, y: Array) -> None:
     """The model of `ad_bayesian.logistic_regression`."""
     weights = _site("weights", _normal(x.shape[1]))
@@ -173,6 +189,9 @@ MODELS: Mapping[str, Model] = {
         ad_bayesian_network.name(width): bayesian_network(width)
         for width in ad_bayesian_network.WIDTHS
     },
+    ad_bayesian_network.name(*ad_bayesian_network.BRANCHED): parallel_network(
+        *ad_bayesian_network.BRANCHED
+    ),
     "logistic regression": logistic_regression,
     "eight schools": eight_schools,
     "hierarchical Poisson": hierarchical_poisson(10),

@@ -12,6 +12,7 @@ from benchmarks.ad_problem import Problem
 
 PROBLEMS: tuple[Problem, ...] = (
     *(ad_bayesian_network.bayesian_network(width) for width in ad_bayesian_network.WIDTHS),
+    ad_bayesian_network.parallel_network(*ad_bayesian_network.BRANCHED),
     ad_bayesian.logistic_regression(),
     ad_bayesian.eight_schools(),
     ad_bayesian.hierarchical_poisson(),

@@ -61,6 +61,7 @@ from ._transforms import if_array as if_array
 from ._version import __version__ as __version__
 
 if _typing.TYPE_CHECKING:
+    from . import ad as ad
     from . import bayes as bayes
     from . import debug as debug
     from . import internal as internal
@@ -73,6 +74,7 @@ else:
     # Not every program uses these, and they would be a third of the cost of the import.
     __getattr__, __dir__, __all__ = _on_first_use(
         __name__,
+        "ad",
         "bayes",
         "debug",
         "internal",

@@ -63,3 +63,19 @@ def set_batching_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
         return outputs, [None] * len(outputs) if primitive.multiple_results else None
 
     batching.fancy_primitive_batchers[primitive] = of_any
+
+
+# jax 0.10.2 on a CPU: XLA takes the barriers of `jax.checkpoint` away before it looks for what is
+# computed twice, and so keeps what should have been computed again. In 0.12.0.1 it does not.
+def cpu_merges_recomputation() -> bool:
+    """Whether `jax.checkpoint` saves no memory."""
+    return jax.__version_info__ < (0, 12) and jax.default_backend() == "cpu"
+
+
+# jax 0.12.0.1 says with trees what jax 0.10.2 says with two numbers.
+def scan_counts(params: Any) -> tuple[int, int]:
+    """How many of the operands of a `scan` are constants, and how many its carry."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = map(list, params["ft_in"].unpack())
+    return len(consts), len(carry)

@@ -33,6 +33,7 @@ LAYERS = {
     "_module": 2,
     "_partition": 3,
     "_transforms": 4,
+    "ad": 5,
     "debug": 5,
     "loops": 5,
     "nn": 5,
@@ -65,7 +66,7 @@ ROOMS = {
         {"_scan", "_while_loop"},
         {"_fori_loop"},
     ),
-    "nn": ({"_common"}, {"_stateful"}, {LAYERS_OF_NN}, {"_bayesian"}, {"_surgery"}),
+    "nn": ({"_common"}, {"_stateful"}, {LAYERS_OF_NN, "_parallel"}, {"_bayesian"}, {"_surgery"}),
 }
 # A family of layers imports none of its siblings, but for `Linear` and `Dropout`, which networks
 # are made of.
@@ -73,7 +74,7 @@ SHARED_LAYERS = {"_dropout", "_linear"}
 
 CORE = {"jax", "jaxlib", "jaxtyping", "numpy", "optax", "wadler_lindig"}
 # Imported inside the function that needs them: without them the rest of the package works.
-EXTRAS = {"matplotlib", "rich", "sklearn", "tqdm"}
+EXTRAS = {"enzyme_ad", "matplotlib", "rich", "sklearn", "tqdm"}
 
 MOST_LINES = 400
 

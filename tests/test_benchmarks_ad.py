@@ -4,7 +4,6 @@ read.
 
 import itertools
 import math
-import re
 
 import equinox
 import jax
@@ -78,16 +77,26 @@ def test_gradient_is_the_slope_in_double_precision(problem):
         np.testing.assert_allclose(gradient @ direction, slope, rtol=1e-6)
 
 
-@pytest.mark.parametrize("width", ad_bayesian_network.WIDTHS)
-def test_name_says_how_many_unknowns_there_are(width):
-    problem = ad_bayesian_network.bayesian_network(width)
+@pytest.mark.parametrize(
+    "problem", [each for each in ad_zoo.PROBLEMS if "unknowns" in each.name], ids=named
+)
+def test_name_says_how_many_unknowns_there_are(problem):
     unknowns, _ = problem.start()
     assert problem.name.endswith(f", {count(unknowns)} unknowns")
 
 
 def test_sizes_are_those_that_turing_compares():
-    sizes = [re.search(r"Bayesian network, (\d+) unknowns", each.name) for each in ad_zoo.PROBLEMS]
-    assert [int(size[1]) for size in sizes if size] == [21, 65, 601]
+    names = {problem.name for problem in ad_zoo.PROBLEMS}
+    assert {f"Bayesian network, {size} unknowns" for size in (21, 65, 601)} <= names
+
+
+def test_branches_are_one_dense_layer():
+    dense = ad_bayesian_network.bayesian_network(16)
+    parallel = ad_bayesian_network.parallel_network(16, branches=4)
+    expected = filter_jit(dense.function)(*dense.start())
+    np.testing.assert_allclose(
+        filter_jit(parallel.function)(*parallel.start()), expected, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("width", ad_bayesian_network.WIDTHS)

@@ -55,8 +55,9 @@ class PmapOptions(TypedDict, total=False):
 
 
 class GradOptions(TypedDict, total=False):
-    """The options that `filter_grad` passes on to `jax.value_and_grad`."""
+    """The options of `filter_grad`, including those that it passes on to `jax.value_and_grad`."""
 
+    mode: Any
     holomorphic: bool
     allow_int: bool
     reduce_axes: Sequence[Hashable]

@@ -32,6 +32,7 @@ from ._mlp import MLP as MLP
 from ._norm import GroupNorm as GroupNorm
 from ._norm import LayerNorm as LayerNorm
 from ._norm import RMSNorm as RMSNorm
+from ._parallel import Parallel as Parallel
 from ._pool import AvgPool1d as AvgPool1d
 from ._pool import AvgPool2d as AvgPool2d
 from ._pool import AvgPool3d as AvgPool3d

@@ -22,16 +22,13 @@ from .._pytree import (
     tree_at,
 )
 from .._transforms import filter_checkpoint, filter_vmap
-from ._common import as_data, check_instance, describe
+from ._common import as_data, check_instance, describe, layer_at, stack_layers
 from ._stateful import (
     NO_STATE,
     State,
     StatefulLayer,
-    StateIndex,
-    find_indices,
-    is_named,
     is_stateful,
-    map_indices,
+    with_array_states,
 )
 
 
@@ -81,7 +78,7 @@ class ScanStack(StatefulLayer):
         **Raises:** `ValueError` if `depth` or `unroll` is not a positive integer.
         """
         depth = whole_number(depth, "depth")
-        self.layers = filter_vmap(lambda key: _with_array_states(make_layer(key)))(
+        self.layers = filter_vmap(lambda key: with_array_states(make_layer(key)))(
             jr.split(key, depth)
         )
         self.depth = depth
@@ -101,19 +98,17 @@ class ScanStack(StatefulLayer):
             raise ValueError("ScanStack.stack needs at least one layer.")
         for index, layer in enumerate(layers):
             check_instance(layer, f"ScanStack.stack: layers[{index}]")
-        layers = [_with_array_states(layer, layers[0]) for layer in layers]
+        layers = [with_array_states(layer, layers[0]) for layer in layers]
         for index, layer in enumerate(layers):
             if difference := _explain_difference(layers[0], layer, index):
                 raise ValueError(
                     "ScanStack.stack needs layers that differ in the values of their arrays alone: "
                     f"{difference}."
                 )
-        arrays, statics = zip(*(partition(layer, is_array) for layer in layers), strict=True)
-        stacked = jtu.tree_map(lambda *each: jnp.stack(each), *arrays)
         options = {"remat": remat, "unroll": unroll, "key": jr.key(0)}
         no_layer: Any = jnp.zeros(())
         shell = cls(lambda key: no_layer, len(layers), **options)
-        return tree_at(lambda stack: stack.layers, shell, combine(stacked, statics[0]))
+        return tree_at(lambda stack: stack.layers, shell, stack_layers(layers))
 
     def unstack(self) -> tuple[Any, ...]:
         """**Returns:** the layers by themselves, as a tuple."""
@@ -126,7 +121,7 @@ class ScanStack(StatefulLayer):
         """
         if not -self.depth <= index < self.depth:
             raise IndexError(f"ScanStack of depth {self.depth} has no layer {index}.")
-        return jtu.tree_map(lambda leaf: leaf[index] if is_array(leaf) else leaf, self.layers)
+        return layer_at(self.layers, index)
 
     def __len__(self) -> int:
         return self.depth
@@ -188,20 +183,6 @@ class ScanStack(StatefulLayer):
 
         x = jtu.tree_map(jnp.asarray, x)
         return jax.lax.scan(step, x, (arrays, state, key_data), self.depth, unroll=self.unroll)
-
-
-def _with_array_states(layer: Any, first: Any = None) -> Any:
-    """`layer` with an array for each number that a state begins with, so that it can be stacked.
-
-    A state index that has no name yet is, in the stack, that of `first`.
-    """
-    markers = {jtu.keystr(path): index.marker for path, index in find_indices(first)}
-
-    def visit(path: str, index: StateIndex) -> StateIndex:
-        marker = index.marker if is_named(index) else markers.get(path, index.marker)
-        return StateIndex(jtu.tree_map(jnp.asarray, index.init), marker=marker)
-
-    return map_indices(visit, layer)
 
 
 def _explain_difference(first: Any, layer: Any, index: int) -> str | None:

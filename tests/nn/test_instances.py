@@ -27,6 +27,8 @@ TAKERS = {
     "BayesianLinear.around": nn.BayesianLinear.around,
     "BayesianConv": nn.BayesianConv,
     r"Sequential: layers\[1\]": lambda model: nn.Sequential([nn.Identity(), model]),
+    r"Parallel: branches\[1\]": lambda model: nn.Parallel([nn.Identity(), model]),
+    "Parallel: join": lambda model: nn.Parallel([nn.Identity()], model),
     r"ScanStack.stack: layers\[0\]": lambda model: nn.ScanStack.stack([model]),
 }
 

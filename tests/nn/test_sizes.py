@@ -60,6 +60,7 @@ SIZES = {
         },
         {},
     ),
+    "Parallel": ({"axis": 1}, {"branches": [linear()], "join": "concatenate"}),
     "Pool": ({"num_spatial_dims": 2, **POOL}, MAX),
     "RMSNorm": ({"shape": 3}, {}),
     "RotaryPositionalEmbedding": ({"embedding_size": 4}, {}),

@@ -19,6 +19,8 @@ from .._wrapping import (
     differentiated_and_others,
     value_and_aux,
 )
+from ._advice import advised
+from ._by_mode import DifferentiationMode, check_mode, value_and_grad_by
 
 
 class _GradFunction(TransformedFunction):
@@ -26,6 +28,7 @@ class _GradFunction(TransformedFunction):
 
     _has_aux: bool = field(static=True)
     _returns_value: bool = field(static=True)
+    _mode: DifferentiationMode | None
     _grad_options: tuple[tuple[str, Any], ...] = field(static=True)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -41,9 +44,15 @@ class _GradFunction(TransformedFunction):
             aux_arrays, aux_rest = split(aux, is_array_or_traced_reference)
             return value, aux_arrays
 
-        (value, aux_arrays), gradients = jax.value_and_grad(
-            of_arrays, has_aux=True, **dict(self._grad_options)
-        )(arrays)
+        options, name = dict(self._grad_options), getattr(self, "__name__", "the function")
+        with advised(self._mode, name):
+            if self._mode is None:
+                differentiated_function = jax.value_and_grad(of_arrays, has_aux=True, **options)
+                (value, aux_arrays), gradients = differentiated_function(arrays)
+            else:
+                (value, aux_arrays), gradients = value_and_grad_by(
+                    self._mode, of_arrays, arrays, rest, options, name
+                )
         gradient = rest.merge_into(None, gradients)
         aux = aux_rest.merge(aux_arrays)
         if self._returns_value:
@@ -51,18 +60,27 @@ class _GradFunction(TransformedFunction):
         return (gradient, aux) if self._has_aux else gradient
 
 
-def _make(fun: Any, has_aux: bool, returns_value: bool, gradkwargs: dict[str, Any]) -> Any:
+def _make(
+    fun: Any, has_aux: bool, returns_value: bool, mode: Any, gradkwargs: dict[str, Any]
+) -> Any:
     if "argnums" in gradkwargs:
         raise ValueError(
             "`argnums` should not be passed. If you need to differentiate multiple objects then "
             "collect them into a tuple and pass that as the first argument."
         )
+    transform = "filter_value_and_grad" if returns_value else "filter_grad"
+    if mode is not None:
+        check_mode(mode, transform)
     if fun is MISSING:
         return functools.partial(
-            _make, has_aux=has_aux, returns_value=returns_value, gradkwargs=gradkwargs
+            _make,
+            has_aux=has_aux,
+            returns_value=returns_value,
+            mode=mode,
+            gradkwargs=gradkwargs,
         )
-    check_callable(fun, "filter_value_and_grad" if returns_value else "filter_grad")
-    return _GradFunction(fun, has_aux, returns_value, tuple(sorted(gradkwargs.items())))
+    check_callable(fun, transform)
+    return _GradFunction(fun, has_aux, returns_value, mode, tuple(sorted(gradkwargs.items())))
 
 
 @overload
@@ -98,7 +116,11 @@ def filter_value_and_grad(
     fun: Callable[Params, Any], *, has_aux: bool, **gradkwargs: Unpack[GradOptions]
 ) -> Callable[Params, tuple[Any, PyTree]]: ...
 def filter_value_and_grad(
-    fun: Callable[..., Any] = MISSING, *, has_aux: bool = False, **gradkwargs: Any
+    fun: Callable[..., Any] = MISSING,
+    *,
+    has_aux: bool = False,
+    mode: DifferentiationMode | None = None,
+    **gradkwargs: Any,
 ) -> Any:
     """The value of a function and its gradient in the floating-point arrays of its first argument.
 
@@ -107,13 +129,14 @@ def filter_value_and_grad(
     - `fun`: a function from any arguments to a floating-point scalar. Without it, a decorator is
       returned.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree.
+    - `mode`: how to differentiate, one of those in `eqxlike.ad`; `None` is JAX's reverse mode.
     - `**gradkwargs`: `holomorphic`, `allow_int` as in `jax.value_and_grad`.
 
     **Returns:** a function of the same arguments that returns `(value, gradient)`, or
     `((value, aux), gradient)`. The gradient has the structure of the first argument, with `None`
     for every leaf that is not a floating-point or complex array.
 
-    **Raises:** `ValueError` if `argnums` is given; when called, `TypeError` if the first argument
+    **Raises:** `ValueError` if `argnums` is given, `TypeError` if `mode` is no mode; when called, `TypeError` if the first argument
     is passed by keyword or the value is no floating-point scalar.
 
     !!! example
@@ -126,7 +149,7 @@ def filter_value_and_grad(
         >>> print(value, gradient["scale"], gradient["power"])
         36.0 24.0 None
     """
-    return _make(fun, has_aux, True, gradkwargs)
+    return _make(fun, has_aux, True, mode, gradkwargs)
 
 
 @overload
@@ -160,7 +183,11 @@ def filter_grad(
     fun: Callable[Params, Any], *, has_aux: bool, **gradkwargs: Unpack[GradOptions]
 ) -> Callable[Params, Any]: ...
 def filter_grad(
-    fun: Callable[..., Any] = MISSING, *, has_aux: bool = False, **gradkwargs: Any
+    fun: Callable[..., Any] = MISSING,
+    *,
+    has_aux: bool = False,
+    mode: DifferentiationMode | None = None,
+    **gradkwargs: Any,
 ) -> Any:
     """The gradient of a function in the floating-point arrays of its first argument.
 
@@ -174,4 +201,4 @@ def filter_grad(
         >>> print(eqx.filter_grad(lambda x: x**2)(jnp.array(3.0)))
         6.0
     """
-    return _make(fun, has_aux, False, gradkwargs)
+    return _make(fun, has_aux, False, mode, gradkwargs)

@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
-from ._tangents import jvp_of_moving
+from ._zero_tangents import jvp_of_moving
 
 Linear = Callable[[list[Array], list[Array]], list[Array]]
 Transpose = Callable[[list[Array], list[Array], tuple[bool, ...]], list[Array]]
@@ -70,7 +70,7 @@ def _impl(*args: Array, **params: Any) -> list[Array]:
     return jax.jit(lambda *args: _run(*args, **params))(*args)
 
 
-_linear = Primitive("linear_call_of_loop")
+_linear = Primitive("linear_call_with_transpose")
 _linear.multiple_results = True
 _linear.def_impl(_impl)
 _linear.def_abstract_eval(lambda *args, avals, **_: avals)

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from ..._transforms._derivatives._zero_tangents import has_tangent, is_inexact
 from ._plan import Arrays, Operands, Scan, Step, split
-from ._tangents import has_tangent, is_inexact
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ._linear_call import linear_call
+from ..._transforms._derivatives._linear_call import linear_call
 from ._plan import Arrays
 
 

@@ -1,4 +1,6 @@
-"""Helpers that layers share: features, keys, parameters, Gaussian weights, inputs, windows."""
+"""Helpers that layers share: features, keys, parameters, Gaussian weights, inputs, stacked layers,
+windows.
+"""
 
 from ._features import feature_count as feature_count
 from ._features import feature_shape as feature_shape
@@ -19,6 +21,8 @@ from ._parameters import Initializer as Initializer
 from ._parameters import Parameter as Parameter
 from ._parameters import draw as draw
 from ._parameters import fan_in_limit as fan_in_limit
+from ._stacked import layer_at as layer_at
+from ._stacked import stack_layers as stack_layers
 from ._windows import Padding as Padding
 from ._windows import Pads as Pads
 from ._windows import Sizes as Sizes

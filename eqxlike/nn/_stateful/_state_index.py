@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
+import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
@@ -86,6 +87,26 @@ def map_indices(function: Callable[[str, StateIndex], StateIndex], model: PyTree
         return function(jtu.keystr(path), node) if is_index(node) else node
 
     return jtu.tree_map_with_path(visit, model, is_leaf=is_index)
+
+
+def has_place_in_a_state(model: PyTree) -> bool:
+    """Whether an index in `model` is named, or has its value in a `State` alone."""
+    indices = [index for _, index in find_indices(model)]
+    return any(is_named(index) or isinstance(index.init, DeletedValue) for index in indices)
+
+
+def with_array_states(layer: Model, like: PyTree = None) -> Model:
+    """`layer` with an array for each number that a state begins with, so that it can be stacked.
+
+    An index that has no name yet gets the marker that stands in its place in `like`, if one does.
+    """
+    markers = {jtu.keystr(path): index.marker for path, index in find_indices(like)}
+
+    def visit(path: str, index: StateIndex) -> StateIndex:
+        marker = index.marker if is_named(index) else markers.get(path, index.marker)
+        return StateIndex(jtu.tree_map(jnp.asarray, index.init), marker=marker)
+
+    return map_indices(visit, layer)
 
 
 def delete_init_state(model: Model) -> Model:

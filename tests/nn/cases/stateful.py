@@ -38,8 +38,8 @@ def repeated(key, dtype):
     return nn.ScanStack(make_layer, 2, key=key)
 
 
-def make_norm(dtype):
-    return nn.BatchNorm(3, "batch", mode="batch", dtype=dtype)
+def make_norm(dtype, input_size=3):
+    return nn.BatchNorm(input_size, "batch", mode="batch", dtype=dtype)
 
 
 CASES = {

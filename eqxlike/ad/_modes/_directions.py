@@ -1,0 +1,94 @@
+"""Derivatives along one number of the input after another, in blocks: forward mode and differences."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from ._mode import Arrays
+
+
+def num_directions(arrays: Sequence[Array]) -> int:
+    """How many real numbers there are in `arrays`; a complex number is two."""
+    return sum(math.prod(each.shape) * _parts(each) for each in arrays)
+
+
+def is_one_block(arrays: Sequence[Array], chunk: int | None) -> bool:
+    """Whether `along_directions` takes all directions at once."""
+    return chunk is None or 1 < chunk >= num_directions(arrays)
+
+
+def along_directions(
+    derivative: Callable[[Arrays], Any], arrays: Arrays, chunk: int | None, out_axes: Any = 0
+) -> Any:
+    """`derivative` along each direction in which one number of `arrays` moves alone.
+
+    **Arguments:**
+
+    - `derivative`: from tangents of `arrays` to a pytree of arrays.
+    - `arrays`: `n` numbers in all. The real parts of an array come first, then its imaginary parts.
+    - `chunk`: how many directions to take at once; all where `None`. One at a time is taken without
+      `jax.vmap`.
+    - `out_axes`: if they are taken as one block, `None` for what all directions share, as for
+      `jax.vmap`.
+
+    **Returns:** what `derivative` returns, with a leading axis of length `n`.
+    """
+    total = num_directions(arrays)
+
+    def along(index: Int[Array, ""]) -> Any:
+        return derivative(_unit_tangents(arrays, index))
+
+    if is_one_block(arrays, chunk):
+        return jax.vmap(along, out_axes=out_axes)(jnp.arange(total))
+    if chunk == 1:
+        return jax.lax.map(along, jnp.arange(total))
+    assert chunk is not None
+    num_blocks = math.ceil(total / chunk)
+    # Past the last direction there are tangents of zeros.
+    blocks = jnp.arange(num_blocks * chunk).reshape(num_blocks, chunk)
+    found = jax.lax.map(jax.vmap(along), blocks)
+    return jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:])[:total], found)
+
+
+def gradients_of(derivatives: Array, arrays: Arrays) -> list[Array]:
+    """The derivatives of shape `(n, *out)` as one array of shape `(*out, *in)` for each of `arrays`.
+
+    That of a complex array `x + iy` is `d/dx - i d/dy`, as in JAX.
+    """
+    gradients, start = [], 0
+    for array in arrays:
+        parts = []
+        for _ in range(_parts(array)):
+            end = start + math.prod(array.shape)
+            part = jnp.moveaxis(derivatives[start:end], 0, -1)
+            parts.append(part.reshape(*derivatives.shape[1:], *array.shape))
+            start = end
+        gradient = parts[0] if len(parts) == 1 else jax.lax.complex(parts[0], -parts[1])
+        gradients.append(gradient.astype(array.dtype))
+    return gradients
+
+
+def _parts(array: Array) -> int:
+    return 2 if jnp.iscomplexobj(array) else 1
+
+
+def _unit_tangents(arrays: Arrays, index: Int[Array, ""]) -> Arrays:
+    tangents, start = [], 0
+    for array in arrays:
+        parts = []
+        for _ in range(_parts(array)):
+            parts.append(_is_at(index - start, array.shape))
+            start += math.prod(array.shape)
+        tangent = parts[0].astype(array.dtype)
+        if len(parts) == 2:
+            tangent = tangent + parts[1].astype(array.dtype) * 1j
+        tangents.append(tangent)
+    return tangents
+
+
+def _is_at(place: Int[Array, ""], shape: tuple[int, ...]) -> Bool[Array, "..."]:
+    return (jnp.arange(math.prod(shape)) == place).reshape(shape)

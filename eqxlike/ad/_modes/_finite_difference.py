@@ -1,0 +1,155 @@
+"""Finite differences."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ..._compat import Tracer
+from ..._module import field
+from ..._numbers import real_number
+from ..._transforms import error_if
+from ..._transforms._derivatives._by_mode import CannotDifferentiate
+from ._directions import along_directions, gradients_of
+from ._mode import Arrays, Mode, OfArrays, to_widest
+
+# The factors of f(x + h k) - f(x - h k), divided by h, that give f' up to O(h ** order).
+_WEIGHTS = {2: {1: 1 / 2}, 4: {1: 2 / 3, 2: -1 / 12}}
+
+
+class FiniteDifference(Mode):
+    """Central finite differences: the function alone, at points near by.
+
+    It needs no derivative rule of any operation, so it serves as a reference for those that have
+    one, and for what has none, such as a `jax.pure_callback`. It costs `order` evaluations for each
+    number among the inputs, one after another, and half of the digits or less: take it in float64.
+
+    - `order`: 2 or 4, the power of the step that the error falls with. Of order 2 it is
+      `(f(x + h) - f(x - h)) / 2h`; of order 4, `(8 f(x + h) - 8 f(x - h) - f(x + 2h) + f(x - 2h)) /
+      12h`.
+    - `step`: the step `h`. Where `None`, it is chosen for each number `x` of the input: near
+      `max(1, |x|)` times the machine epsilon to the power of `1 / (order + 1)`, which balances
+      rounding against truncation (Numerical Recipes, section 5.7).
+
+    **Raises:** `ValueError` if `order` is another number, or `step` is not positive. When called,
+    `ValueError` if `step` is lost beside a number of the input (`x + step == x`).
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> from eqxlike import ad
+        >>> gradient = eqx.filter_grad(jnp.sin, mode=ad.FiniteDifference(order=4))
+        >>> print(bool(jnp.allclose(gradient(jnp.array(0.5)), jnp.cos(0.5), atol=1e-4)))
+        True
+    """
+
+    only_evaluates: ClassVar[bool] = True
+
+    order: int = field(static=True, default=2)
+    step: float | None = field(static=True, default=None)
+
+    def __check_init__(self):
+        if self.order not in _WEIGHTS:
+            raise ValueError(f"FiniteDifference: order must be 2 or 4, got {self.order!r}.")
+        if self.step is not None and not 0 < real_number(
+            self.step, "FiniteDifference: step"
+        ) < float("inf"):
+            raise ValueError(
+                f"FiniteDifference: step must be positive and finite, got {self.step!r}."
+            )
+
+    def value_and_grad(
+        self, function: OfArrays, arrays: Arrays
+    ) -> tuple[tuple[Float[Array, ""], Arrays], Arrays]:
+        value, aux = function(arrays)
+        derivatives = self._derivatives(lambda arrays: [function(arrays)[0]], arrays, [value])
+        return (value, aux), gradients_of(derivatives[0], arrays)
+
+    def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
+        outputs, _ = function(arrays)
+        steps = self._steps(arrays, outputs)
+        # As far along the tangent as its largest component may move.
+        reach = [
+            jnp.where(tangent == 0, jnp.inf, step / jnp.abs(tangent)).min(initial=jnp.inf)
+            for tangent, step in zip(tangents, steps, strict=True)
+        ]
+        h = jnp.stack(to_widest(reach)).min()
+        h = jnp.where(jnp.isfinite(h), h, 1)
+        return self._difference(lambda arrays: function(arrays)[0], arrays, tangents, h)
+
+    def jacobian(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Arrays, list[Arrays]]:
+        outputs, aux = function(arrays)
+        derivatives = self._derivatives(lambda arrays: function(arrays)[0], arrays, outputs)
+        return outputs, aux, [gradients_of(each, arrays) for each in derivatives]
+
+    def _derivatives(self, function: Any, arrays: Arrays, outputs: Arrays) -> Arrays:
+        """For each output the derivatives in each direction, of shape `(n, *output.shape)`."""
+        steps = self._steps(arrays, outputs)
+
+        def along(tangents: Arrays) -> Arrays:
+            h = to_widest(
+                jnp.sum(jnp.where(tangent != 0, step, 0))
+                for step, tangent in zip(steps, tangents, strict=True)
+            )
+            return self._difference(function, arrays, tangents, sum(h[1:], h[0]))
+
+        return along_directions(along, arrays, 1)
+
+    def _difference(
+        self, function: Any, arrays: Arrays, tangents: Arrays, h: Float[Array, ""]
+    ) -> Arrays:
+        def moved(by: Float[Array, ""]) -> Arrays:
+            return function(
+                [
+                    array + tangent * by.astype(jnp.finfo(array.dtype).dtype)
+                    for array, tangent in zip(arrays, tangents, strict=True)
+                ]
+            )
+
+        found: Arrays | None = None
+        for factor, weight in _WEIGHTS[self.order].items():
+            terms = [
+                (above - below) * weight
+                for above, below in zip(moved(factor * h), moved(-factor * h), strict=True)
+            ]
+            found = [a + b for a, b in zip(found, terms, strict=True)] if found else terms
+        assert found is not None
+        return [each / h.astype(jnp.finfo(each.dtype).dtype) for each in found]
+
+    def _steps(self, arrays: Arrays, outputs: Arrays) -> list[Float[Array, "..."]]:
+        """The step for each number of each array."""
+        epsilon = max((float(jnp.finfo(each.dtype).eps) for each in outputs), default=0.0)
+        steps = []
+        for place, array in enumerate(arrays):
+            finfo = jnp.finfo(array.dtype)
+            size = jnp.abs(array).astype(finfo.dtype)
+            if self.step is None:
+                relative = max(float(finfo.eps), epsilon) ** (1 / (self.order + 1))
+                wanted = relative * jnp.maximum(size, 1)
+                # What is added in truth, once it is rounded.
+                steps.append((size + wanted) - size)
+            else:
+                wanted = jnp.full(size.shape, self.step, finfo.dtype)
+                lost = ((array.real + wanted) == array.real) & jnp.isfinite(size)
+                if jnp.iscomplexobj(array):
+                    lost |= (array.imag + wanted) == array.imag
+                steps.append(self._not_lost(wanted, lost, place, array))
+        return steps
+
+    def _not_lost(self, steps: Array, lost: Array, place: int, array: Array) -> Array:
+        """`steps`, with an error if one of them does not move its number."""
+        what = (
+            f"loses its step of {self.step} beside it: x + step == x in {array.dtype}. Use a "
+            "larger step, float64, or FiniteDifference(step=None), which chooses a step for each "
+            "number."
+        )
+        if not isinstance(lost, Tracer):
+            if np.any(lost):
+                raise CannotDifferentiate(place, what)
+            return steps
+        shape = jax.typeof(array).str_short(short_dtypes=True)
+        return error_if(
+            steps, lost, f"FiniteDifference: {shape}, array {place} of those differentiated, {what}"
+        )

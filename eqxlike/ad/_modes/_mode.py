@@ -1,0 +1,169 @@
+"""What a mode of differentiation is."""
+
+import abc
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import Array, Float, Inexact
+
+from ..._module import Module
+
+Arrays = list[Array]
+Pullback = Callable[[Arrays], Arrays]
+OfArrays = Callable[[Arrays], tuple[Any, Arrays]]
+"""What modes differentiate: from a list of floating-point or complex arrays to `(value, aux)`.
+
+`value` is a real scalar, or where it is said so a list of real arrays. `aux` is a list of arrays
+that are not differentiated.
+"""
+
+
+class Mode(Module):
+    """A way to differentiate a function. The modes are the classes that inherit from this one.
+
+    A mode of your own needs one method, `value_and_grad`. The others follow from it, and are there
+    to be overridden by a mode that has a better way. None of them meets anything but lists of
+    arrays: `filter_grad` and the rest take care of what else is in a tree.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> from eqxlike import ad
+        >>> class ComplexStep(ad.Mode):
+        ...     def value_and_grad(self, function, arrays):
+        ...         value, aux = function(arrays)
+        ...         (x,) = arrays  # of one real array, of shape ()
+        ...         moved, _ = function([x + 1e-20j])
+        ...         return (value, aux), [moved.imag / 1e-20]
+        >>> square = lambda x: x**2
+        >>> mode = ComplexStep()
+        >>> print(mode.value_and_grad(lambda arrays: (square(*arrays), []), [jnp.array(3.0)])[1])
+        [Array(6., dtype=float32)]
+    """
+
+    has_batching: ClassVar[bool] = True
+    """Whether what the mode computes can be mapped with `jax.vmap`."""
+
+    only_evaluates: ClassVar[bool] = False
+    """Whether the mode calls the function alone, and asks JAX for no derivative of it."""
+
+    @abc.abstractmethod
+    def value_and_grad(
+        self, function: OfArrays, arrays: Arrays
+    ) -> tuple[tuple[Float[Array, ""], Arrays], Arrays]:
+        """The value of a function and its gradient, as of `jax.value_and_grad(has_aux=True)`.
+
+        **Arguments:**
+
+        - `function`: from a list of arrays to `(value, aux)`, with `value` a real scalar.
+        - `arrays`: floating-point or complex arrays.
+
+        **Returns:** `((value, aux), gradient)`. `gradient` has an array for each of `arrays`, of its
+        shape and dtype; for a complex one `x + iy` that is `df/dx - i df/dy`, as in JAX.
+        """
+
+    def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:
+        """As `jax.vjp(has_aux=True)`.
+
+        **Arguments:**
+
+        - `function`: from a list of arrays to `(outputs, aux)`. `outputs` is a list of
+          floating-point or complex arrays.
+        - `arrays`: floating-point or complex arrays.
+
+        **Returns:** `(outputs, pullback, aux)`. `pullback` takes a cotangent for each of the outputs
+        and returns one for each of `arrays`. It is a pytree, whose leaves are the arrays that it
+        needs.
+        """
+        outputs, aux = function(arrays)
+
+        def pull_back(arrays: Arrays, cotangents: Arrays) -> Arrays:
+            def dotted(arrays: Arrays) -> tuple[Array, Arrays]:
+                outputs, _ = function(arrays)
+                return _real_dot(outputs, cotangents), []
+
+            return self.value_and_grad(dotted, arrays)[1]
+
+        return outputs, jtu.Partial(pull_back, arrays), aux
+
+    def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
+        """As the second of `jax.jvp`: the tangents of the outputs.
+
+        **Arguments:**
+
+        - `function`: from a list of arrays to `(outputs, aux)`. `outputs` is a list of
+          floating-point or complex arrays.
+        - `arrays`: floating-point or complex arrays.
+        - `tangents`: arrays of their shapes and dtypes.
+        """
+        outputs, pullback, _ = self.vjp(function, arrays)
+        # A pullback is linear, and its transpose is the JVP.
+        structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in outputs]
+        (directions,) = jax.linear_transpose(pullback, structs)(list(tangents))
+        return directions
+
+    def jacobian(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Arrays, list[Arrays]]:
+        """The outputs of a function and its Jacobian.
+
+        **Arguments:**
+
+        - `function`: from a list of arrays to `(outputs, aux)`. `outputs` is a list of real
+          floating-point arrays.
+        - `arrays`: floating-point or complex arrays.
+
+        **Returns:** `(outputs, aux, jacobian)`. `jacobian[i][j]` is the derivative of `outputs[i]` by
+        `arrays[j]`, of shape `(*outputs[i].shape, *arrays[j].shape)`.
+        """
+        outputs, pullback, aux = self.vjp(function, arrays)
+        mapped = jax.vmap(pullback) if self.has_batching else _mapped_in_turn(pullback)
+        found = mapped(_unit_cotangents(outputs))
+        jacobian: list[Arrays] = [[] for _ in outputs]
+        for gradient in found:
+            ends = _ends(outputs)[:-1]
+            for row, output, part in zip(jacobian, outputs, jnp.split(gradient, ends), strict=True):
+                row.append(part.reshape(*output.shape, *gradient.shape[1:]))
+        return outputs, aux, jacobian
+
+
+def _real_dot(outputs: Arrays, cotangents: Arrays) -> Float[Array, ""]:
+    """The real part of the product, without a conjugate: what a pullback differentiates."""
+    products = to_widest(
+        jnp.sum(jnp.real(output * cotangent))
+        for output, cotangent in zip(outputs, cotangents, strict=True)
+    )
+    return sum(products[1:], products[0])
+
+
+def to_widest(arrays: Iterable[Array]) -> Arrays:
+    """The real arrays in that of their dtypes that has the most bits."""
+    arrays = list(arrays)
+    dtype = max((each.dtype for each in arrays), key=lambda dtype: jnp.finfo(dtype).bits)
+    return [each.astype(dtype) for each in arrays]
+
+
+def _ends(arrays: Sequence[Array]) -> list[int]:
+    """Where each of the arrays ends, if they lie flat one after another."""
+    ends, end = [], 0
+    for each in arrays:
+        end += math.prod(each.shape)
+        ends.append(end)
+    return ends
+
+
+def _unit_cotangents(outputs: Arrays) -> list[Inexact[Array, "m *out"]]:
+    """For each of the `m` numbers among the outputs, a cotangent that is 1 there and 0 elsewhere."""
+    ends = _ends(outputs)
+    size = ends[-1] if ends else 0
+    columns = jnp.split(jnp.eye(size, dtype=bool), ends[:-1], axis=1)
+    return [
+        column.reshape(size, *output.shape).astype(output.dtype)
+        for column, output in zip(columns, outputs, strict=True)
+    ]
+
+
+def _mapped_in_turn(function: Pullback) -> Pullback:
+    return lambda cotangents: jax.lax.map(function, cotangents)

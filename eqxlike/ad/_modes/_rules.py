@@ -1,0 +1,81 @@
+"""Functions of arrays that are differentiated by a mode, whatever mode the caller is in."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jaxtyping import Array
+
+from ..._partition import split
+from ..._transforms._derivatives._linear_call import linear_call
+from ..._transforms._derivatives._zero_tangents import has_tangent, is_inexact, zero_tangent
+from ._mode import Arrays, Mode
+
+OfList = Callable[[Arrays], Arrays]
+
+
+def differentiated_by(mode: Mode, function: OfList) -> OfList:
+    """`function`, with the derivatives that `mode` finds for it.
+
+    In a pass forward they are those of `mode.jvp`, and in one backward those of `mode.vjp`, in the
+    arrays alone that the caller differentiates by.
+
+    **Arguments:**
+
+    - `function`: from a list of arrays to a list of arrays. It closes over no tracer.
+    """
+
+    @jax.custom_jvp
+    def run(arrays: Arrays) -> Arrays:
+        return function(arrays)
+
+    @functools.partial(run.defjvp, symbolic_zeros=True)
+    def _differentiate(primals: Any, tangents: Any) -> tuple[Arrays, list[Any]]:
+        (arrays,), (dots,) = primals, tangents
+        is_moving = list(map(has_tangent, dots))
+        # A mode that only evaluates may be differentiated in turn by the rule.
+        within = run if mode.only_evaluates else function
+        outputs: Arrays = []
+
+        def of_moving(arrays: Arrays) -> Callable[[Arrays], tuple[Arrays, Arrays]]:
+            def moved(values: Arrays) -> tuple[Arrays, Arrays]:
+                values_left = iter(values)
+                outputs[:] = within(
+                    [
+                        next(values_left) if moves else array
+                        for array, moves in zip(arrays, is_moving, strict=True)
+                    ]
+                )
+                smooth = [each for each in outputs if is_inexact(each)]
+                return smooth, [each for each in outputs if not is_inexact(each)]
+
+            return moved
+
+        moving = _where(is_moving, arrays)
+        smooth, pullback, others = mode.vjp(of_moving(arrays), moving)
+        is_smooth = list(map(is_inexact, outputs))
+        residuals, pullback_rest = split(pullback)
+
+        def forward(residuals: Arrays, directions: Arrays) -> Arrays:
+            arrays = residuals[: len(is_moving)]
+            return mode.jvp(of_moving(arrays), _where(is_moving, arrays), directions)
+
+        def transpose(residuals: Arrays, cotangents: Arrays, _: Any) -> Arrays:
+            return pullback_rest.merge(residuals[len(is_moving) :])(cotangents)
+
+        found = linear_call(
+            forward, transpose, [*arrays, *residuals], _where(is_moving, dots), like=smooth
+        )
+        values, directions, rest = iter(smooth), iter(found), iter(others)
+        outputs = [next(values if each else rest) for each in is_smooth]
+        return outputs, [
+            next(directions) if each else zero_tangent(output)
+            for each, output in zip(is_smooth, outputs, strict=True)
+        ]
+
+    return run
+
+
+def _where(flags: list[bool], values: list[Any]) -> list[Array]:
+    return [value for value, flag in zip(values, flags, strict=True) if flag]
