@@ -136,8 +136,10 @@ def filter_value_and_grad(
     `((value, aux), gradient)`. The gradient has the structure of the first argument, with `None`
     for every leaf that is not a floating-point or complex array.
 
-    **Raises:** `ValueError` if `argnums` is given, `TypeError` if `mode` is no mode; when called, `TypeError` if the first argument
-    is passed by keyword or the value is no floating-point scalar.
+    **Raises:** `ValueError` if `argnums` is given, and `TypeError` if `mode` is no mode; when
+    called, `TypeError` if the first argument is passed by keyword or the value is no floating-point
+    scalar. An error of JAX's, which a mode cannot differentiate, has a note that names one which
+    can.
 
     !!! example
 

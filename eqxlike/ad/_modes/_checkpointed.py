@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from jaxtyping import Array, Float
 
 from ..._module import field

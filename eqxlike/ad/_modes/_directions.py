@@ -1,4 +1,4 @@
-"""Derivatives along one number of the input after another, in blocks: forward mode and differences."""
+"""Derivatives along one number of the input after another, in blocks."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ def along_directions(
 
 
 def gradients_of(derivatives: Array, arrays: Arrays) -> list[Array]:
-    """The derivatives of shape `(n, *out)` as one array of shape `(*out, *in)` for each of `arrays`.
+    """Derivatives of shape `(n, *out)` as arrays of shape `(*out, *in)`, one for each of `arrays`.
 
     That of a complex array `x + iy` is `d/dx - i d/dy`, as in JAX.
     """

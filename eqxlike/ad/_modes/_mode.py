@@ -62,8 +62,8 @@ class Mode(Module):
         - `function`: from a list of arrays to `(value, aux)`, with `value` a real scalar.
         - `arrays`: floating-point or complex arrays.
 
-        **Returns:** `((value, aux), gradient)`. `gradient` has an array for each of `arrays`, of its
-        shape and dtype; for a complex one `x + iy` that is `df/dx - i df/dy`, as in JAX.
+        **Returns:** `((value, aux), gradient)`. `gradient` has an array for each of `arrays`, of
+        its shape and dtype; for a complex one `x + iy` that is `df/dx - i df/dy`, as in JAX.
         """
 
     def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:
@@ -75,9 +75,9 @@ class Mode(Module):
           floating-point or complex arrays.
         - `arrays`: floating-point or complex arrays.
 
-        **Returns:** `(outputs, pullback, aux)`. `pullback` takes a cotangent for each of the outputs
-        and returns one for each of `arrays`. It is a pytree, whose leaves are the arrays that it
-        needs.
+        **Returns:** `(outputs, pullback, aux)`. `pullback` takes a cotangent for each of the
+        outputs and returns one for each of `arrays`. It is a pytree, whose leaves are the arrays
+        that it needs.
         """
         outputs, aux = function(arrays)
 
@@ -115,8 +115,8 @@ class Mode(Module):
           floating-point arrays.
         - `arrays`: floating-point or complex arrays.
 
-        **Returns:** `(outputs, aux, jacobian)`. `jacobian[i][j]` is the derivative of `outputs[i]` by
-        `arrays[j]`, of shape `(*outputs[i].shape, *arrays[j].shape)`.
+        **Returns:** `(outputs, aux, jacobian)`. `jacobian[i][j]` is the derivative of `outputs[i]`
+        by `arrays[j]`, of shape `(*outputs[i].shape, *arrays[j].shape)`.
         """
         outputs, pullback, aux = self.vjp(function, arrays)
         mapped = jax.vmap(pullback) if self.has_batching else _mapped_in_turn(pullback)
@@ -155,7 +155,7 @@ def _ends(arrays: Sequence[Array]) -> list[int]:
 
 
 def _unit_cotangents(outputs: Arrays) -> list[Inexact[Array, "m *out"]]:
-    """For each of the `m` numbers among the outputs, a cotangent that is 1 there and 0 elsewhere."""
+    """A cotangent for each of the `m` numbers among the outputs: 1 there, and 0 elsewhere."""
     ends = _ends(outputs)
     size = ends[-1] if ends else 0
     columns = jnp.split(jnp.eye(size, dtype=bool), ends[:-1], axis=1)

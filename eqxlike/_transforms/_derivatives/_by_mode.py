@@ -1,0 +1,126 @@
+"""Derivatives by a mode that the caller names, one of those in `eqxlike.ad`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import Array
+
+from ..._partition import Rest
+from ..._pytree import describe_node, is_array_like
+from ._tangents import path_of
+
+Arrays = list[Array]
+OfArrays = Callable[[Arrays], tuple[Any, Arrays]]
+
+
+class DifferentiationMode(Protocol):
+    """What `filter_grad` needs of a mode: `eqxlike.ad.Mode` says what it means."""
+
+    def value_and_grad(
+        self, function: OfArrays, arrays: Arrays, /
+    ) -> tuple[tuple[Any, Arrays], Arrays]: ...
+
+
+class CannotDifferentiate(ValueError):
+    """Raised by a mode that cannot differentiate by the array at `place`, and says `why`.
+
+    Whoever knows the path of the array raises it anew with that.
+    """
+
+    def __init__(self, place: int, why: str):
+        super().__init__(f"Array {place} of those differentiated {why}")
+        self.place = place
+        self.why = why
+
+    def at(self, path: str) -> ValueError:
+        """The error that names the array by its path."""
+        return ValueError(f"The array at {path} {self.why}")
+
+
+def check_mode(mode: Any, transform: str) -> None:
+    """Raises `TypeError` unless `mode` is a mode."""
+    if isinstance(mode, type) or not callable(getattr(mode, "value_and_grad", None)):
+        hint = f": call it, `{mode.__name__}()`" if isinstance(mode, type) else ""
+        raise TypeError(
+            f"`{transform}` expects as `mode` one of those in eqxlike.ad, such as `ad.Reverse()`; "
+            f"got {mode!r}{hint}."
+        )
+
+
+def value_and_grad_by(
+    mode: DifferentiationMode,
+    function: OfArrays,
+    arrays: Arrays,
+    rest: Rest,
+    options: Mapping[str, Any],
+    name: str,
+) -> tuple[tuple[Any, Arrays], Arrays]:
+    """As `jax.value_and_grad(function, has_aux=True, **options)(arrays)`, by `mode`.
+
+    **Arguments:**
+
+    - `rest`: what `arrays` were taken out of, which knows their paths.
+    - `name`: the name of the function in messages.
+    """
+    is_holomorphic = bool(options.get("holomorphic", False))
+    if is_holomorphic:
+        _check_complex(arrays, rest, name)
+
+    def of_real_value(arrays: Arrays) -> tuple[Array, Arrays]:
+        value, aux = function(arrays)
+        value = _checked_value(value, is_holomorphic, name)
+        # The gradient of the real part, in JAX's convention, is the derivative of a holomorphic
+        # function.
+        return jnp.real(value), [value, *aux]
+
+    arrays = list(map(jnp.asarray, arrays))
+    if arrays:
+        try:
+            (_, (value, *aux)), gradients = mode.value_and_grad(of_real_value, arrays)
+        except CannotDifferentiate as error:
+            raise error.at(path_of_taken(rest, error.place)) from None
+    else:
+        (_, (value, *aux)), gradients = of_real_value([]), []
+    return (value, aux), gradients
+
+
+def path_of_taken(rest: Rest, place: int) -> str:
+    """The path of the array at `place` among those that were taken, in the first argument."""
+    places = rest.take(range(rest.treedef.num_leaves))
+    return f"args[0]{jtu.keystr(path_of(places[place], rest.treedef))}"
+
+
+def _check_complex(arrays: Arrays, rest: Rest, name: str) -> None:
+    for place, array in enumerate(arrays):
+        if not jnp.iscomplexobj(array):
+            raise TypeError(
+                f"With `holomorphic=True` every array that {name} is differentiated by must be "
+                f"complex; {path_of_taken(rest, place)} is {describe_node(array)}."
+            )
+
+
+def _checked_value(value: Any, is_holomorphic: bool, name: str) -> Array:
+    """The value as an array, if it is a scalar that has a gradient."""
+    if not is_array_like(value):
+        what, way_out = describe_node(value), "return the scalar alone, or pass `has_aux=True`"
+    else:
+        shape, dtype = jnp.shape(value), jnp.result_type(value)
+        what = f"an array of shape {shape} and dtype {dtype}"
+        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+        if shape:
+            way_out = "sum or average it, or take `ad.jacobian` of the function"
+        elif not jnp.issubdtype(dtype, jnp.inexact):
+            way_out = "an integer or boolean does not vary smoothly; return what it was made of"
+        elif is_complex and not is_holomorphic:
+            way_out = "take its real part or modulus, or pass `holomorphic=True`"
+        elif is_holomorphic and not is_complex:
+            way_out = "leave out `holomorphic=True`"
+        else:
+            return jnp.asarray(value)
+    wanted = "complex" if is_holomorphic else "real floating-point"
+    raise TypeError(
+        "Gradient only defined for scalar-output functions: the value of "
+        f"{name} must be a {wanted} scalar, and is {what}. Way out: {way_out}."
+    )
