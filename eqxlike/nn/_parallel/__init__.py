@@ -1,0 +1,3 @@
+"""Layers beside one another."""
+
+from ._parallel import Parallel as Parallel
