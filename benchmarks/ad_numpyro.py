@@ -24,7 +24,7 @@ Model = Callable[..., None]
 def value(problem: Problem) -> Callable[[Any, Any], Any]:
     """The log density that NumPyro makes of its model for a problem, in the space of the problem.
 
-    **Returns:** a function of the unknowns, by the names of the sites, and of the data.
+    **Returns:** a function of the unknowns, by their paths, and of the data.
 
     **Raises:** `LookupError` if NumPyro has no model for the problem.
     """
@@ -34,12 +34,6 @@ def value(problem: Problem) -> Callable[[Any, Any], Any]:
     if problem.is_linked:
         return lambda values, data: -potential_energy(model, data, {}, values)
     return lambda values, data: log_density(model, data, {}, values)[0]
-
-
-def sites(unknowns: Any) -> dict[str, Array]:
-    """The unknowns by the names of their sites."""
-    leaves = jax.tree_util.tree_leaves_with_path(unknowns)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def bayesian_network(width: int) -> Model:

@@ -43,9 +43,18 @@ def single(array: Any) -> jax.Array:
     return jnp.asarray(np.asarray(array, np.float32))
 
 
+def by_path(unknowns: Any) -> dict[str, jax.Array]:
+    """What a problem is differentiated by: the arrays of real numbers in a pytree, in its order, by
+    their paths ("hidden.weight").
+    """
+    arrays = eqxlike.filter(unknowns, eqxlike.is_inexact_array)
+    leaves = jax.tree_util.tree_leaves_with_path(arrays)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
 def floats(unknowns: Any) -> list[jax.Array]:
-    """What a problem is differentiated by: the arrays of real numbers in a pytree, in its order."""
-    return jax.tree_util.tree_leaves(eqxlike.filter(unknowns, eqxlike.is_inexact_array))
+    """The same arrays as a list."""
+    return list(by_path(unknowns).values())
 
 
 def count(unknowns: Any) -> int:

@@ -15,7 +15,7 @@ import scipy.stats
 
 from benchmarks import ad_bayesian_network, ad_networks, ad_numpyro, ad_series, ad_zoo
 from benchmarks.ad_links import linked
-from benchmarks.ad_problem import count, floats
+from benchmarks.ad_problem import by_path, count, floats
 from benchmarks.networks import with_arrays
 from eqxlike import combine, filter_jit, filter_value_and_grad, is_inexact_array, partition
 
@@ -47,7 +47,7 @@ def test_log_density_is_that_of_numpyro(problem):
 
     @jax.jit
     def both(unknowns, data):
-        theirs = ad_numpyro.value(problem)(ad_numpyro.sites(unknowns), data)
+        theirs = ad_numpyro.value(problem)(by_path(unknowns), data)
         return problem.function(unknowns, data), theirs
 
     np.testing.assert_allclose(*both(unknowns, data), rtol=1e-5)

@@ -1,0 +1,149 @@
+"""Problems of the zoo in PyTorch, for its gradients to be timed beside ours.
+
+PyTorch is no dependency, and is imported when this file is. Functions take the unknowns by their
+paths and the data, all of them tensors.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from benchmarks import ad_bayesian_network
+from benchmarks.ad_problem import Problem, by_path
+
+torch: Any = importlib.import_module("torch")
+dense: Any = importlib.import_module("torch.nn.functional")
+
+Tensor = Any
+Tensors = Mapping[str, Tensor]
+
+
+def calls(problem: Problem, *, compiles: bool) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """The calls that compute a problem's value, and its value and gradients by path.
+
+    **Arguments:**
+
+    - `compiles`: whether they are compiled by `torch.compile`.
+
+    **Raises:** `LookupError` if the problem is not written here, or has a link that is not.
+    """
+    if problem.name not in FUNCTIONS:
+        raise LookupError(f"{problem.name} is not written in PyTorch")
+    function = FUNCTIONS[problem.name]
+    if problem.is_linked:
+        function = _linked(function, problem.constraints)
+    if compiles:
+        torch.compiler.reset()  # it compiles one function so many times and no more
+        function = torch.compile(function, fullgraph=True, dynamic=False)
+    unknowns, data = problem.start()
+    leaves = {path: _tensor(leaf).requires_grad_() for path, leaf in by_path(unknowns).items()}
+    tensors = [_tensor(array) for array in data]
+
+    def primal() -> Tensor:
+        with torch.no_grad():
+            return function(leaves, *tensors)
+
+    def gradient() -> tuple[Tensor, dict[str, Tensor]]:
+        value = function(leaves, *tensors)
+        gradients = torch.autograd.grad(value, list(leaves.values()))
+        return value, dict(zip(leaves, gradients, strict=True))
+
+    return primal, gradient
+
+
+def bayesian_network(unknowns: Tensors, x: Tensor, y: Tensor) -> Tensor:
+    """`ad_bayesian_network.bayesian_network`."""
+    units = dense.relu(dense.linear(x, unknowns["hidden.weight"], unknowns["hidden.bias"]))
+    return _network_density(unknowns, units, y)
+
+
+def parallel_network(unknowns: Tensors, x: Tensor, y: Tensor) -> Tensor:
+    """`ad_bayesian_network.parallel_network`, its branches one by one."""
+    branches = zip(
+        unknowns["hidden.groups.0.weight"], unknowns["hidden.groups.0.bias"], strict=True
+    )
+    units = torch.cat([dense.relu(dense.linear(x, *branch)) for branch in branches], dim=1)
+    return _network_density(unknowns, units, y)
+
+
+def logistic_regression(unknowns: Tensors, x: Tensor, y: Tensor) -> Tensor:
+    """`ad_bayesian.logistic_regression`."""
+    logits = x @ unknowns["weights"] + unknowns["intercept"]
+    prior = sum(_normal(leaf, 0.0, 1.0) for leaf in unknowns.values())
+    return prior - dense.binary_cross_entropy_with_logits(logits, y, reduction="sum")
+
+
+def eight_schools(unknowns: Tensors, y: Tensor, errors: Tensor) -> Tensor:
+    """`ad_bayesian.eight_schools`."""
+    mean, scale, effects = unknowns["mean"], unknowns["scale"], unknowns["effects"]
+    half_cauchy = math.log(2 / (5 * math.pi)) - torch.log1p((scale / 5) ** 2)
+    prior = _normal(mean, 0.0, 5.0) + half_cauchy + _normal(effects, mean, scale)
+    return prior + _normal(y, effects, errors)
+
+
+def hierarchical_poisson(unknowns: Tensors, group: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """`ad_bayesian.hierarchical_poisson`."""
+    mean, scale, effects = unknowns["mean"], unknowns["scale"], unknowns["effects"]
+    prior = _normal(mean, 0.0, 1.0) + _normal(unknowns["slope"], 0.0, 1.0)
+    prior = prior + math.log(2) + _normal(scale, 0.0, 1.0) + _normal(effects, mean, scale)
+    log_rate = effects[group] + unknowns["slope"] * x
+    return prior + torch.sum(y * log_rate - torch.exp(log_rate) - torch.lgamma(y + 1))
+
+
+def convolutional_network(unknowns: Tensors, images: Tensor, labels: Tensor) -> Tensor:
+    """`ad_networks.convolutional_network`."""
+    x = images
+    for layer in (0, 3):
+        weight, bias = unknowns[f"layers.{layer}.weight"], unknowns[f"layers.{layer}.bias"]
+        x = dense.gelu(dense.conv2d(x, weight, bias.flatten(), padding=1), approximate="tanh")
+        x = dense.avg_pool2d(x, 2)
+    logits = dense.linear(x.flatten(1), unknowns["layers.7.weight"], unknowns["layers.7.bias"])
+    return dense.cross_entropy(logits, labels)
+
+
+def _network_density(unknowns: Tensors, units: Tensor, y: Tensor) -> Tensor:
+    """The log density of a Bayesian network, from the units that its hidden layer comes to."""
+    sigma = unknowns["sigma"]
+    prior = -math.lgamma(0.1) - 0.9 * torch.log(sigma) - sigma
+    for path, leaf in unknowns.items():
+        if path != "sigma":
+            prior = prior + _normal(leaf, 0.0, 1.0)
+    return prior + _normal(y, dense.linear(units, unknowns["output.weight"])[:, 0], sigma)
+
+
+def _normal(x: Tensor, mean: Tensor | float, scale: Tensor | float) -> Tensor:
+    """The log density of Normal(mean, scale), summed."""
+    log_scale = torch.log(scale) if torch.is_tensor(scale) else math.log(scale)
+    return torch.sum(-(((x - mean) / scale) ** 2) / 2 - log_scale - math.log(2 * math.pi) / 2)
+
+
+def _linked(function: Callable[..., Tensor], constraints: Mapping[str, str]) -> Callable[..., Any]:
+    """The function of unknowns whose positive ones are given by their logarithms."""
+    if others := set(constraints.values()) - {"positive"}:
+        raise LookupError(f"{', '.join(sorted(others))} is not linked in PyTorch")
+
+    def linked(unknowns: Tensors, *data: Tensor) -> Tensor:
+        images = {path: torch.exp(unknowns[path]) for path in constraints}
+        log_det = sum(torch.sum(unknowns[path]) for path in constraints)
+        return function({**unknowns, **images}, *data) + log_det
+
+    return linked
+
+
+def _tensor(array: Any) -> Tensor:
+    """An array as a tensor of its own memory; PyTorch wants indices to be of 64 bits."""
+    tensor = torch.from_numpy(np.array(array))
+    return tensor if tensor.is_floating_point() else tensor.long()
+
+
+FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
+    **{ad_bayesian_network.name(width): bayesian_network for width in ad_bayesian_network.WIDTHS},
+    ad_bayesian_network.name(*ad_bayesian_network.BRANCHED): parallel_network,
+    "logistic regression": logistic_regression,
+    "eight schools": eight_schools,
+    "hierarchical Poisson": hierarchical_poisson,
+    "convolutional network": convolutional_network,
+}
