@@ -1,5 +1,11 @@
 """Differentiation: the modes, and what is taken by them."""
 
+from ._differentiate_with import Differentiated as Differentiated
+from ._differentiate_with import differentiate_with as differentiate_with
+from ._into import gradient_buffers as gradient_buffers
+from ._into import value_and_grad_into as value_and_grad_into
+from ._jacobian import hessian as hessian
+from ._jacobian import jacobian as jacobian
 from ._modes import Auto as Auto
 from ._modes import Checkpointed as Checkpointed
 from ._modes import Enzyme as Enzyme
@@ -7,3 +13,6 @@ from ._modes import FiniteDifference as FiniteDifference
 from ._modes import Forward as Forward
 from ._modes import Mode as Mode
 from ._modes import Reverse as Reverse
+from ._products import Pushforward as Pushforward
+from ._products import hvp as hvp
+from ._products import jvp_and_vjp as jvp_and_vjp

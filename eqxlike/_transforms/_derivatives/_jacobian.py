@@ -16,12 +16,13 @@ from .._wrapping import (
     differentiated_and_others,
     value_and_aux,
 )
+from ._by_mode import CannotDifferentiate, path_of_taken
 
 
-class _JacobianFunction(TransformedFunction):
-    """The function that `filter_jacfwd`, `filter_jacrev` and `filter_hessian` return.
+class JacobianFunction(TransformedFunction):
+    """The function that `filter_jacfwd` and its like return.
 
-    - `_modes`: the transformations of JAX to apply, the innermost first.
+    - `_modes`: the transformations to apply, such as `jax.jacfwd`, the innermost first.
     """
 
     _has_aux: bool = field(static=True)
@@ -52,7 +53,10 @@ class _JacobianFunction(TransformedFunction):
         if arrays:
             for mode in self._modes:
                 transformed = mode(transformed, has_aux=True)
-            rows_of_outputs, aux_arrays = transformed(arrays)
+            try:
+                rows_of_outputs, aux_arrays = transformed(arrays)
+            except CannotDifferentiate as error:
+                raise error.at(path_of_taken(rest, error.place)) from None
         else:
             # JAX needs at least one array.
             value_arrays, aux_arrays = of_arrays(arrays)
@@ -92,7 +96,7 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
         [6. 6.] None
     """
     check_callable(fun, "filter_jacfwd")
-    return _JacobianFunction(fun, has_aux, "filter_jacfwd", (jax.jacfwd,))
+    return JacobianFunction(fun, has_aux, "filter_jacfwd", (jax.jacfwd,))
 
 
 def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
@@ -111,7 +115,7 @@ def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
         [1. 1. 1.]
     """
     check_callable(fun, "filter_jacrev")
-    return _JacobianFunction(fun, has_aux, "filter_jacrev", (jax.jacrev,))
+    return JacobianFunction(fun, has_aux, "filter_jacrev", (jax.jacrev,))
 
 
 def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
@@ -132,4 +136,4 @@ def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callabl
         10.0 6.0 0.0
     """
     check_callable(fun, "filter_hessian")
-    return _JacobianFunction(fun, has_aux, "filter_hessian", (jax.jacrev, jax.jacfwd))
+    return JacobianFunction(fun, has_aux, "filter_hessian", (jax.jacrev, jax.jacfwd))

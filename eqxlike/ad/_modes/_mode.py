@@ -119,8 +119,13 @@ class Mode(Module):
         by `arrays[j]`, of shape `(*outputs[i].shape, *arrays[j].shape)`.
         """
         outputs, pullback, aux = self.vjp(function, arrays)
-        mapped = jax.vmap(pullback) if self.has_batching else _mapped_in_turn(pullback)
-        found = mapped(_unit_cotangents(outputs))
+        cotangents = _unit_cotangents(outputs)
+        if sum(each.size for each in outputs) == 1:
+            found = [each[None] for each in pullback([each[0] for each in cotangents])]
+        elif self.has_batching:
+            found = jax.vmap(pullback)(cotangents)
+        else:
+            found = jax.lax.map(pullback, cotangents)
         jacobian: list[Arrays] = [[] for _ in outputs]
         for gradient in found:
             ends = _ends(outputs)[:-1]
@@ -163,7 +168,3 @@ def _unit_cotangents(outputs: Arrays) -> list[Inexact[Array, "m *out"]]:
         column.reshape(size, *output.shape).astype(output.dtype)
         for column, output in zip(columns, outputs, strict=True)
     ]
-
-
-def _mapped_in_turn(function: Pullback) -> Pullback:
-    return lambda cotangents: jax.lax.map(function, cotangents)

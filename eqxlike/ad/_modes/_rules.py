@@ -8,6 +8,7 @@ import jax
 from jaxtyping import Array
 
 from ..._partition import split
+from ..._transforms._derivatives._advice import advised
 from ..._transforms._derivatives._linear_call import linear_call
 from ..._transforms._derivatives._zero_tangents import has_tangent, is_inexact, zero_tangent
 from ._mode import Arrays, Mode
@@ -15,7 +16,7 @@ from ._mode import Arrays, Mode
 OfList = Callable[[Arrays], Arrays]
 
 
-def differentiated_by(mode: Mode, function: OfList) -> OfList:
+def differentiated_by(mode: Mode, function: OfList, name: str) -> OfList:
     """`function`, with the derivatives that `mode` finds for it.
 
     In a pass forward they are those of `mode.jvp`, and in one backward those of `mode.vjp`, in the
@@ -24,6 +25,7 @@ def differentiated_by(mode: Mode, function: OfList) -> OfList:
     **Arguments:**
 
     - `function`: from a list of arrays to a list of arrays. It closes over no tracer.
+    - `name`: its name in messages.
     """
 
     @jax.custom_jvp
@@ -53,16 +55,19 @@ def differentiated_by(mode: Mode, function: OfList) -> OfList:
             return moved
 
         moving = _where(is_moving, arrays)
-        smooth, pullback, others = mode.vjp(of_moving(arrays), moving)
+        with advised(mode, name):
+            smooth, pullback, others = mode.vjp(of_moving(arrays), moving)
         is_smooth = list(map(is_inexact, outputs))
         residuals, pullback_rest = split(pullback)
 
         def forward(residuals: Arrays, directions: Arrays) -> Arrays:
             arrays = residuals[: len(is_moving)]
-            return mode.jvp(of_moving(arrays), _where(is_moving, arrays), directions)
+            with advised(mode, name):
+                return mode.jvp(of_moving(arrays), _where(is_moving, arrays), directions)
 
         def transpose(residuals: Arrays, cotangents: Arrays, _: Any) -> Arrays:
-            return pullback_rest.merge(residuals[len(is_moving) :])(cotangents)
+            with advised(mode, name):
+                return pullback_rest.merge(residuals[len(is_moving) :])(cotangents)
 
         found = linear_call(
             forward, transpose, [*arrays, *residuals], _where(is_moving, dots), like=smooth

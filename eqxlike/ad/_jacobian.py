@@ -1,0 +1,173 @@
+"""Jacobians and Hessians by a mode."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import Array, PyTree
+
+from .._module import Module, field
+from .._pytree import describe_node
+from .._transforms._derivatives._advice import advised
+from .._transforms._derivatives._by_mode import check_mode
+from .._transforms._derivatives._jacobian import JacobianFunction
+from .._transforms._signatures import Params
+from .._transforms._wrapping import check_callable
+from ._modes import Auto, Forward, Mode, Reverse
+
+Arrays = list[Array]
+
+
+def jacobian(
+    fun: Callable[Params, Any],
+    mode: Mode = Auto(),
+    *,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> Callable[Params, PyTree]:
+    """The Jacobian of a function in the floating-point arrays of its first argument.
+
+    **Arguments:**
+
+    - `fun`: a function of any arguments that returns any pytree. Its arrays are floating-point or
+      complex.
+    - `mode`: how to differentiate. `Auto()` goes by the numbers of inputs and outputs.
+    - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
+      differentiated.
+    - `holomorphic`: whether `fun` is a holomorphic function of complex arrays. Else a derivative
+      by a complex array `x + iy` is `d/dx - i d/dy`, as in `filter_grad`, and the value is real.
+
+    **Returns:** a function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
+    The Jacobian has the structure of the value, with a tree in place of each array, of shape
+    `(*out)`, and `None` in place of what is no array. Each of these trees has the structure of the
+    first argument, with an array of shape `(*out, *in)` in place of each floating-point array, of
+    shape `(*in)`, and `None` in place of everything else.
+
+    **Raises:** `TypeError` if `mode` is no mode; when called, `TypeError` if the first argument is
+    passed by keyword, or an array of the value has no derivative.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> from eqxlike import ad
+        >>> def scale(parameters, x):
+        ...     return parameters["scale"] ** parameters["power"] * x
+        >>> parameters = {"scale": jnp.array(3.0), "power": 2}
+        >>> print(ad.jacobian(scale, ad.Forward())(parameters, jnp.ones(2))["scale"])
+        [6. 6.]
+    """
+    check_callable(fun, "ad.jacobian")
+    check_mode(mode, "ad.jacobian")
+    by_mode = _JacobianBy(mode, holomorphic, _name_of(fun))
+    return JacobianFunction(fun, has_aux, "ad.jacobian", (by_mode,))
+
+
+def hessian(
+    fun: Callable[Params, Any],
+    mode: Mode | tuple[Mode, Mode] = (Forward(), Reverse()),
+    *,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> Callable[Params, PyTree]:
+    """The second derivatives of a function in the floating-point arrays of its first argument.
+
+    **Arguments:** those of `ad.jacobian`, but for:
+
+    - `mode`: a pair `(outer, inner)`, or one mode for both. `(Forward(), Reverse())` is forward
+      over reverse, which is mostly the fastest; `(Reverse(), Forward())` and `(Reverse(),
+      Reverse())` are there for functions that leave no choice.
+
+    **Returns:** a function of the same arguments that returns the Hessian, or `(hessian, aux)`. The
+    Hessian is like the Jacobian, with another tree of the structure of the first argument in place
+    of each array; its arrays have shape `(*out, *in, *in)`.
+
+    **Raises:** as `ad.jacobian`.
+
+    !!! example
+
+        >>> import jax.numpy as jnp
+        >>> from eqxlike import ad
+        >>> hessian = ad.hessian(lambda x: x[0] ** 2 * x[1], (ad.Reverse(), ad.Forward()))
+        >>> print(hessian(jnp.array([3.0, 5.0])))
+        [[10.  6.]
+         [ 6.  0.]]
+    """
+    check_callable(fun, "ad.hessian")
+    modes = mode if isinstance(mode, tuple) else (mode, mode)
+    if len(modes) != 2:
+        raise ValueError(
+            f"`ad.hessian` expects a pair of modes, (outer, inner), or one; got {len(modes)}."
+        )
+    for each in modes:
+        check_mode(each, "ad.hessian")
+    outer, inner = (_JacobianBy(each, holomorphic, _name_of(fun)) for each in modes)
+    return JacobianFunction(fun, has_aux, "ad.hessian", (inner, outer))
+
+
+class _JacobianBy(Module):
+    """What `jax.jacfwd` does, by a mode."""
+
+    mode: Mode
+    is_holomorphic: bool = field(static=True)
+    name: str = field(static=True)
+
+    def __call__(self, function: Callable[[Arrays], Any], has_aux: bool) -> Callable[[Arrays], Any]:
+        assert has_aux
+
+        def jacobian_of_arrays(arrays: Arrays) -> tuple[PyTree, Arrays]:
+            arrays = list(map(jnp.asarray, arrays))
+            kinds = treedef = None
+
+            def of_real_outputs(arrays: Arrays) -> tuple[Arrays, Arrays]:
+                nonlocal kinds, treedef
+                outputs, aux = function(arrays)
+                leaves, treedef = jtu.tree_flatten(outputs)
+                kinds = [self._is_complex(leaf, arrays) for leaf in leaves]
+                parts = []
+                for leaf, is_complex in zip(leaves, kinds, strict=True):
+                    parts.append(jnp.real(leaf))
+                    if is_complex and not self.is_holomorphic:
+                        parts.append(jnp.imag(leaf))
+                return parts, aux
+
+            with advised(self.mode, self.name):
+                _, aux, rows = self.mode.jacobian(of_real_outputs, arrays)
+            assert kinds is not None and treedef is not None
+            next_row = iter(rows)
+            found = []
+            for is_complex in kinds:
+                row = next(next_row)
+                if is_complex and not self.is_holomorphic:
+                    pairs = zip(row, next(next_row), strict=True)
+                    row = [jnp.asarray(real + 1j * imag) for real, imag in pairs]
+                found.append(row)
+            return jtu.tree_unflatten(treedef, found), aux
+
+        return jacobian_of_arrays
+
+    def _is_complex(self, output: Any, arrays: Arrays) -> bool:
+        """Whether an output is complex; `TypeError` if it has no derivative by the arrays."""
+        dtype = jnp.result_type(output)
+        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            why = (
+                "an integer or boolean has no derivative: make it part of `aux` with `has_aux=True`"
+            )
+        elif self.is_holomorphic and not (is_complex and all(map(jnp.iscomplexobj, arrays))):
+            why = "with `holomorphic=True` all that is differentiated, and its value, is complex"
+        elif is_complex and not self.is_holomorphic and any(map(jnp.iscomplexobj, arrays)):
+            why = (
+                "the derivative of a complex number by a complex array exists for a holomorphic "
+                "function alone: pass `holomorphic=True`, or return real and imaginary part"
+            )
+        else:
+            return is_complex
+        raise TypeError(
+            f"{self.name} returns {describe_node(jnp.asarray(output))}, which cannot be "
+            f"differentiated: {why}."
+        )
+
+
+def _name_of(fun: Any) -> str:
+    return getattr(fun, "__name__", "the function")
