@@ -27,6 +27,7 @@ LAYERS = {
     "_missing": 0,
     "_numbers": 0,
     "_standing_in": 0,
+    "_tables": 0,
     "_version": 0,
     "_pytree": 1,
     "_timing": 1,

@@ -18,10 +18,13 @@ from ._modes import Auto, Forward, Mode, Reverse
 
 Arrays = list[Array]
 
+_AUTO: Mode = Auto()
+_FORWARD_OVER_REVERSE: tuple[Mode, Mode] = (Forward(), Reverse())
+
 
 def jacobian(
     fun: Callable[Params, Any],
-    mode: Mode = Auto(),
+    mode: Mode = _AUTO,
     *,
     has_aux: bool = False,
     holomorphic: bool = False,
@@ -65,7 +68,7 @@ def jacobian(
 
 def hessian(
     fun: Callable[Params, Any],
-    mode: Mode | tuple[Mode, Mode] = (Forward(), Reverse()),
+    mode: Mode | tuple[Mode, Mode] = _FORWARD_OVER_REVERSE,
     *,
     has_aux: bool = False,
     holomorphic: bool = False,
@@ -117,7 +120,8 @@ class _JacobianBy(Module):
 
         def jacobian_of_arrays(arrays: Arrays) -> tuple[PyTree, Arrays]:
             arrays = list(map(jnp.asarray, arrays))
-            kinds = treedef = None
+            kinds: list[bool] = []
+            treedef: Any = None
 
             def of_real_outputs(arrays: Arrays) -> tuple[Arrays, Arrays]:
                 nonlocal kinds, treedef
@@ -133,7 +137,6 @@ class _JacobianBy(Module):
 
             with advised(self.mode, self.name):
                 _, aux, rows = self.mode.jacobian(of_real_outputs, arrays)
-            assert kinds is not None and treedef is not None
             next_row = iter(rows)
             found = []
             for is_complex in kinds:

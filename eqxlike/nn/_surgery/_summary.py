@@ -9,12 +9,12 @@ from jaxtyping import PyTree
 
 from ..._module import Module, observe_calls
 from ..._pytree import flag_leaves, is_array, is_inexact_array, tree_pformat
+from ..._tables import align, grouped, rich_table
 from ..._transforms import filter_make_jaxpr
 from .._common import check_instance
 from .._stateful import State
 from ._calls import Record, Recorder
 from ._costs import Cost, cost_of
-from ._table import align, grouped, rich_table
 
 
 @dataclasses.dataclass(frozen=True)
