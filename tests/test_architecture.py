@@ -75,7 +75,7 @@ SHARED_LAYERS = {"_dropout", "_linear"}
 
 CORE = {"jax", "jaxlib", "jaxtyping", "numpy", "optax", "wadler_lindig"}
 # Imported inside the function that needs them: without them the rest of the package works.
-EXTRAS = {"enzyme_ad", "matplotlib", "rich", "sklearn", "tqdm"}
+EXTRAS = {"matplotlib", "rich", "sklearn", "tqdm"}
 
 MOST_LINES = 400
 

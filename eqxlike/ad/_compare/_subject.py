@@ -1,0 +1,91 @@
+"""A function that is differentiated, and where."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.tree_util as jtu
+from jaxtyping import Array, Float, PyTree
+
+from ..._compat import Tracer
+from ..._partition import Rest, split
+from ..._pytree import is_inexact_array
+from ..._transforms import filter_eval_shape, filter_value_and_grad
+from ..._transforms._derivatives._by_mode import path_of_taken
+from ..._transforms._wrapping import check_callable
+from .._modes import Mode
+from .._modes._mode import Arrays, OfArrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A function and its arguments, the first of which it is differentiated by.
+
+    - `has_aux`: whether it returns `(value, aux)`.
+    - `arrays`: those of the first argument that it is differentiated by.
+    - `rest`: what they were taken out of.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    has_aux: bool
+    arrays: Arrays
+    rest: Rest
+
+    def value_and_grad(self, mode: Mode) -> Callable[..., tuple[Any, PyTree]]:
+        """The function from the arguments to `(value or (value, aux), gradient)`."""
+        return filter_value_and_grad(self.function, has_aux=self.has_aux, mode=mode)
+
+    def value_of(self, output: Any) -> Array:
+        """The value, out of what the function returned."""
+        return output[0] if self.has_aux else output
+
+    def path_of(self, place: int) -> str:
+        """The path of the array at `place`."""
+        return path_of_taken(self.rest, place)
+
+
+def subject(
+    function: Callable[..., Any], args: tuple[Any, ...], has_aux: bool, caller: str
+) -> Subject:
+    """The Subject, checked.
+
+    **Raises:** `TypeError` or `ValueError`, in the name of `caller`, if it has no gradient in any
+    mode; and what the function itself raises when it is traced.
+    """
+    check_callable(function, caller)
+    if not args:
+        raise TypeError(
+            f"`{caller}` expects the function and its arguments, of which the first is the one "
+            "that is differentiated by; there are none."
+        )
+    if type(function) is functools.partial:
+        # As in `filter_jit`: arrays that it holds are arguments, not constants of the program.
+        function = jtu.Partial(function.func, *function.args, **function.keywords)
+    for path, leaf in jtu.tree_leaves_with_path((function, *args)):
+        if isinstance(leaf, Tracer):
+            name = "the function" if path[0].idx == 0 else f"args[{path[0].idx - 1}]"
+            raise TypeError(
+                f"`{caller}` measures, so it cannot be called inside of a transformation such as "
+                f"`filter_jit`, where arrays have no values: {name}{jtu.keystr(path[1:])} is "
+                "traced. Call it outside."
+            )
+    arrays, rest = split(args[0], is_inexact_array)
+    if not arrays:
+        raise ValueError(
+            f"`{caller}` has nothing to differentiate by: args[0] holds no floating-point or "
+            "complex array that is not frozen."
+        )
+    found = Subject(function, args, has_aux, arrays, rest)
+    filter_eval_shape(found.value_and_grad(_OnlyValue()), *args)
+    return found
+
+
+class _OnlyValue(Mode):
+    """No mode: the function is called, and so found fit to be differentiated or not."""
+
+    def value_and_grad(
+        self, function: OfArrays, arrays: Arrays
+    ) -> tuple[tuple[Float[Array, ""], Arrays], Arrays]:
+        return function(arrays), arrays

@@ -1,0 +1,106 @@
+"""Derivatives of higher order along one direction."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.jet import jet
+from jaxtyping import Array, PyTree
+
+from .._numbers import whole_number
+from .._partition import UNTRACED, Rest, split
+from .._pytree import is_inexact_array
+from .._transforms._derivatives._tangents import tangents_of
+from .._transforms._wrapping import check_callable
+
+Arrays = list[Array]
+Series = list[Arrays]  # the value, and the derivatives of order 1, 2, and so on
+
+
+def taylor(fun: Callable[..., Any], order: int) -> Callable[..., list[PyTree]]:
+    """The derivatives of a function along a direction, up to some order.
+
+    With `x(t) = x + t v` they are the derivatives of `fun(x(t))` by `t` at `t = 0`; divided by `k!`
+    they are the coefficients of its Taylor series. `jax.experimental.jet` propagates all of them in
+    one pass, at a cost that grows with the square of the order (Bettencourt et al., 2019). Where it
+    has no rule for an operation, they are nested Jacobian-vector products, which cost twice as much
+    with each order.
+
+    **Arguments:**
+
+    - `fun`: a function of any arguments that returns any pytree.
+    - `order`: the highest order, 1 or more.
+
+    **Returns:** a function `derivatives(x, direction, *args, **kwargs)`. `direction` has the
+    structure of `x`: beside each floating-point or complex array an array of that shape and dtype,
+    or `None` for a zero; beside everything else `None`. It returns a list of length `order + 1`:
+    the value, and the derivatives of order 1, 2, ..., with the structure of the value and `None`
+    for what is no floating-point or complex array.
+
+    **Raises:** `ValueError` if `order` is no positive integer; when called, naming the path:
+    `ValueError` if the structure or a shape of `direction` differs, `TypeError` for another dtype.
+
+    !!! example
+
+        >>> import jax.numpy as jnp
+        >>> from eqxlike import ad
+        >>> value, *derivatives = ad.taylor(jnp.exp, order=3)(jnp.array(0.0), jnp.array(2.0))
+        >>> print(*derivatives)
+        2.0 4.0 8.0
+    """
+    check_callable(fun, "ad.taylor")
+    order = whole_number(order, "ad.taylor: order")
+
+    def derivatives(x: PyTree, direction: PyTree, *args: Any, **kwargs: Any) -> list[PyTree]:
+        arrays, rest = split(x, is_inexact_array)
+        arrays = list(map(jnp.asarray, arrays))
+        types = rest.leaves_into(None, arrays)
+        found = rest.take(tangents_of(types, rest.treedef, direction, "direction", "x"))
+        tangents = [
+            jnp.zeros_like(array) if tangent is None else jnp.asarray(tangent)
+            for array, tangent in zip(arrays, found, strict=True)
+        ]
+        value = fun(x, *args, **kwargs)
+        value_rest: Rest = UNTRACED
+
+        def of_arrays(*arrays: Array) -> Arrays:
+            nonlocal value_rest
+            outputs, value_rest = split(fun(rest.merge(arrays), *args, **kwargs), is_inexact_array)
+            return list(map(jnp.asarray, outputs))
+
+        series = _by_jet(of_arrays, arrays, tangents, order)
+        if series is None:
+            series = _by_nesting(of_arrays, arrays, tangents, order)
+        return [value, *(value_rest.merge_into(None, each) for each in series)]
+
+    return derivatives
+
+
+def _by_jet(
+    function: Callable[..., Arrays], arrays: Arrays, tangents: Arrays, order: int
+) -> Series | None:
+    """The derivatives by `jet`; `None` where it does not serve."""
+    of_path = [[each] + [jnp.zeros_like(each)] * (order - 1) for each in tangents]
+    try:
+        _, found = jet(function, tuple(arrays), of_path)
+    except Exception:
+        # What it cannot do it says in many ways (jax 0.10.2 to 0.12.0.1): `KeyError` where there is
+        # no rule, `UnexpectedTracerError` at a `jax.custom_jvp`, `TypeError` for complex numbers.
+        # An error of the function itself comes again from the nested products.
+        return None
+    return [[each[number] for each in found] for number in range(order)]
+
+
+def _by_nesting(
+    function: Callable[..., Arrays], arrays: Arrays, tangents: Arrays, order: int
+) -> Series:
+    series = []
+    for _ in range(order):
+        function = _along(function, tangents)
+        series.append(function(*arrays))
+    return series
+
+
+def _along(function: Callable[..., Arrays], tangents: Arrays) -> Callable[..., Arrays]:
+    return lambda *arrays: jax.jvp(function, arrays, tuple(tangents))[1]
