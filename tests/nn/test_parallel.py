@@ -206,6 +206,23 @@ def test_branches_that_differ_in_more_than_values_stand_alone(name):
     assert [*map(id, model)] == [*map(id, branches)]
 
 
+class Sine(eqx.Module):
+    """Calls NumPy, which `jax.vmap` is not told how to map."""
+
+    weight: jax.Array
+
+    def __call__(self, x, *, key=None):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(np.sin, shape, self.weight * x)
+
+
+def test_branches_that_cannot_be_mapped_run_one_by_one_on_demand():
+    branches = [Sine(jnp.array(1.0)), Sine(jnp.array(2.0))]
+    model = nn.Parallel(branches, stack=False)
+    assert model.places == ((0,), (1,))
+    assert_close(model(X), np.sin(X) + np.sin(2 * X))
+
+
 def test_weak_branches_stay_weak():
     branches, x = [Scale(jnp.asarray(2.0)), Scale(jnp.asarray(3.0))], jnp.ones(2, jnp.bfloat16)
     model = nn.Parallel(branches)
@@ -583,6 +600,14 @@ def test_outputs_that_do_not_fit_are_refused_by_branch(name):
     model = nn.Sequential([nn.Parallel([*map(returning, outputs)], join, **options)])
     with pytest.raises(ValueError, match=r"^Parallel at Sequential.layers\[0\] .*" + message):
         model(X)
+
+
+def test_error_in_branches_that_run_as_one_says_where_they_are(getkey):
+    model = nn.Sequential([nn.Parallel([*linears(getkey(), 2), nn.Identity()])])
+    with pytest.raises(ValueError, match=r"Linear expected x of shape \(3,\)") as caught:
+        model(jnp.ones(2))
+    note = "It happened in branches 0, 1 of Parallel at Sequential.layers[0], which run as one."
+    assert note in caught.value.__notes__
 
 
 def test_scalars_of_equal_branches_are_not_concatenated(getkey):

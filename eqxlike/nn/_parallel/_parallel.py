@@ -59,6 +59,7 @@ class Parallel(StatefulLayer):
         join: Join | Callable[[tuple[Any, ...]], Any] = SUM,
         *,
         axis: int | None = None,
+        stack: bool = True,
     ):
         """**Arguments:**
 
@@ -70,6 +71,8 @@ class Parallel(StatefulLayer):
           `"sum"` and `"concatenate"` join.
         - `axis`: along which `"concatenate"` joins; 0 if left out, that of the features of a vector
           and of the channels of an image.
+        - `stack`: whether equal branches are stored and run as one. `False` is for branches that
+          `jax.vmap` cannot map, such as those with a callback.
 
         **Raises:** `ValueError` if there is no branch, `join` is another word, or `axis` is no
         integer or stands beside another `join`; `TypeError` for a branch that cannot be called.
@@ -83,7 +86,10 @@ class Parallel(StatefulLayer):
                 raise TypeError(
                     f"Parallel: branches[{index}] cannot be called; it is {describe_node(branch)}."
                 )
-        self.groups, self.places = group_branches(branches)
+        if stack:
+            self.groups, self.places = group_branches(branches)
+        else:
+            self.groups, self.places = branches, tuple((index,) for index in range(len(branches)))
         self.function, self.join = _join_by(join)
         self.axis = _axis_for(self.join, axis)
 
@@ -100,7 +106,9 @@ class Parallel(StatefulLayer):
         - `*args`: passed to every branch as they are, a mask say.
         - `state`: passed to every branch that is a `StatefulLayer` and says that it is stateful;
           needed if there is one. A `State` may be given as the first of `args`.
-        - `key`: split into one key a branch; every branch gets `key=None` without it.
+        - `key`: split into one key a branch; every branch gets `key=None` without it. From a key of
+          an `rbg` kind, branches that run as one draw other numbers than they do one by one, as
+          under any `jax.vmap`.
 
         **Returns:** the outputs, joined; the pair of that and the state if there is a `state`.
 
@@ -117,7 +125,16 @@ class Parallel(StatefulLayer):
                     f"{describe(self)} needs the state, since branches[{places[0]}], of type "
                     f"{type(group).__name__}, is stateful: write `y, state = model(x, state)`."
                 )
-            output, state = call_group(group, places, (x, *args), state, keys)
+            try:
+                output, state = call_group(group, places, (x, *args), state, keys)
+            except Exception as error:
+                if len(places) > 1:
+                    # The layer that the message names has no path: it is made for the call.
+                    error.add_note(
+                        f"It happened in branches {', '.join(map(str, places))} of "
+                        f"{describe(self)}, which run as one."
+                    )
+                raise
             outputs.append(Outputs(places, output))
         joined = self._join(outputs)
         return joined if state is NO_STATE else (joined, state)
