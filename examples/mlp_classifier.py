@@ -73,13 +73,14 @@ def step(state, images, labels):
     return (eqx.apply_updates(model, updates), optimiser_state), loss
 
 
-def train(state, batches):
+def train(step, state, batches):
+    loss = jnp.nan
     for images, labels in batches:
-        state, _ = step(state, images, labels)
-    return state
+        state, loss = step(state, images, labels)
+    return state, loss
 
 
-# ... to here.
+# ... to here. The loop serves the others as well.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,9 +221,8 @@ def compare(frameworks: Mapping[str, Framework], epochs: int, rounds: int) -> st
     training, held_out = load_digits()
     found, calls = {}, {}
     for name, framework in frameworks.items():
-        state, loss = framework.state, float("nan")
-        for batch in training.batches(epochs):
-            state, loss = framework.step(state, *map(framework.array, batch))
+        batches = (map(framework.array, batch) for batch in training.batches(epochs))
+        state, loss = train(framework.step, framework.state, batches)
         found[name] = [f"{accuracy(framework, state, held_out):.1%}", f"{float(loss):.4f}"]
         calls[name] = stepping(framework, state, next(training.batches(1)))
     columns = measure(calls, baseline=RAW_JAX, rounds=rounds).columns
