@@ -31,7 +31,8 @@ def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: st
     table = Table(caption=caption)
     to_the_right = _numeric_columns(header, rows)
     for name, right in zip(header, to_the_right, strict=True):
-        table.add_column(name, justify="right" if right else "left")
+        justify = "right" if right else "left"
+        table.add_column(name, justify=justify, overflow="fold")
     for row in rows:
         # As text: in a string rich would take the brackets of a path for markup.
         table.add_row(*map(Text, row))

@@ -60,6 +60,11 @@ ROOMS = {
         {"_enumeration", "_jit"},
         {"_mapping"},
     ),
+    "ad": (
+        {"_modes"},
+        {"_differentiate_with", "_into", "_jacobian", "_products", "_sparse", "_taylor"},
+        {"_compare"},
+    ),
     "loops": (
         {"_flat", "_kinds"},
         {"_buffers", "_carry"},

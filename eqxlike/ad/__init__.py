@@ -1,5 +1,8 @@
 """Differentiation: the modes, and what is taken by them."""
 
+from ._compare import Comparison as Comparison
+from ._compare import ComparisonRow as ComparisonRow
+from ._compare import compare as compare
 from ._differentiate_with import Differentiated as Differentiated
 from ._differentiate_with import differentiate_with as differentiate_with
 from ._into import gradient_buffers as gradient_buffers

@@ -99,8 +99,9 @@ class Comparison:
     @property
     def best(self) -> ComparisonRow | None:
         """The fastest mode whose verdict is `"ok"`; `None` if there is none."""
-        timed = [row for row in self.rows if row.verdict == "ok" and row.gradient_us is not None]
-        return min(timed, key=lambda row: row.gradient_us, default=None)
+        ok = (row for row in self.rows if row.verdict == "ok")
+        timed = [(row.gradient_us, row) for row in ok if row.gradient_us is not None]
+        return min(timed, key=lambda pair: pair[0], default=(None, None))[1]
 
     def __str__(self) -> str:
         return "\n".join([align(HEADER, [row.cells for row in self.rows]), *self.notes])

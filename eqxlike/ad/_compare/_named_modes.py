@@ -28,9 +28,9 @@ def named_modes(modes: Modes, caller: str) -> dict[str, Mode]:
         for name in modes:
             if not isinstance(name, str):
                 raise TypeError(f"`{caller}` expects names of modes to be strings; got {name!r}.")
-        named = list(modes.items())
+        named: list[tuple[Any, Any]] = list(modes.items())
     elif isinstance(modes, Iterable):
-        named = [(None, each) for each in modes]
+        named = [(as_written(each), each) for each in modes]
     else:
         raise TypeError(
             f"`{caller}` expects as `modes` a sequence of modes, or a mapping from names to modes; "
@@ -41,7 +41,7 @@ def named_modes(modes: Modes, caller: str) -> dict[str, Mode]:
     found: dict[str, Mode] = {}
     for name, mode in named:
         check_mode(mode, caller)
-        found[_unused(name or as_written(mode), found)] = mode
+        found[_unused(name, found)] = mode
     return found
 
 

@@ -25,6 +25,7 @@ class Subject:
     - `has_aux`: whether it returns `(value, aux)`.
     - `arrays`: those of the first argument that it is differentiated by.
     - `rest`: what they were taken out of.
+    - `value_dtype`: the dtype of the value.
     """
 
     function: Callable[..., Any]
@@ -32,6 +33,7 @@ class Subject:
     has_aux: bool
     arrays: Arrays
     rest: Rest
+    value_dtype: Any
 
     def value_and_grad(self, mode: Mode) -> Callable[..., tuple[Any, PyTree]]:
         """The function from the arguments to `(value or (value, aux), gradient)`."""
@@ -41,12 +43,19 @@ class Subject:
         """The value, out of what the function returned."""
         return output[0] if self.has_aux else output
 
+    def gradients_in(self, gradient: PyTree) -> list[Any]:
+        """What stands in `gradient` in the place of each of the arrays.
+
+        **Raises:** `ValueError` or `TypeError` if it has another structure.
+        """
+        return self.rest.take(self.rest.treedef.flatten_up_to(gradient))
+
     def path_of(self, place: int) -> str:
         """The path of the array at `place`."""
         return path_of_taken(self.rest, place)
 
 
-def subject(
+def checked_subject(
     function: Callable[..., Any], args: tuple[Any, ...], has_aux: bool, caller: str
 ) -> Subject:
     """The Subject, checked.
@@ -77,9 +86,10 @@ def subject(
             f"`{caller}` has nothing to differentiate by: args[0] holds no floating-point or "
             "complex array that is not frozen."
         )
-    found = Subject(function, args, has_aux, arrays, rest)
-    filter_eval_shape(found.value_and_grad(_OnlyValue()), *args)
-    return found
+    evaluate = filter_value_and_grad(function, has_aux=has_aux, mode=_OnlyValue())
+    output, _ = filter_eval_shape(evaluate, *args)
+    value = output[0] if has_aux else output
+    return Subject(function, args, has_aux, arrays, rest, value.dtype)
 
 
 class _OnlyValue(Mode):

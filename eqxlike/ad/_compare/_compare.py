@@ -1,0 +1,178 @@
+"""Modes of differentiation side by side on one function."""
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from ..._numbers import real_number, whole_number
+from ..._timing import machine_info, ratios
+from ..._transforms._derivatives._by_mode import check_mode
+from .._modes import FiniteDifference, Mode
+from ._comparison import Comparison, ComparisonRow
+from ._errors import described
+from ._named_modes import Modes, as_written, named_modes
+from ._program import compiled_anew
+from ._reference import Reference, reference_gradient
+from ._subject import Subject, checked_subject
+from ._timed import Call, Times, time_beside
+from ._verdict import judged
+
+_PRIMAL = ""
+"""The name of the function itself among the modes; no mode has it."""
+
+
+def compare(
+    f: Callable[..., Any],
+    *args: Any,
+    modes: Modes = None,
+    reference: Mode | None = FiniteDifference(4),  # noqa: B008
+    tolerance: float | None = None,
+    has_aux: bool = False,
+    rounds: int = 30,
+    budget_s: float = 2.0,
+) -> Comparison:
+    """Which modes differentiate `f` rightly at these arguments, and how fast.
+
+    Each mode is compiled, and its gradient compared with that of `reference`. Then all are timed in
+    turn, beside `f` alone. A mode that fails has a row that says so, and stops no other.
+
+    The error of a gradient is that of its worst leaf: the largest difference, relative to the
+    largest derivative that the reference has in this leaf. (Where these are all below `sqrt(eps)`
+    of the largest of all leaves, relative to that: such a leaf may be what rounding leaves of terms
+    that cancel.) A gradient is not `"wrong"` for what the reference does not know: differences have
+    no derivative at a kink, and have those of a function that rounds in float32 to few digits.
+
+    **Arguments:**
+
+    - `f`: any function that `filter_grad` takes; its value is a real scalar.
+    - `*args`: its arguments. It is differentiated by the floating-point and complex arrays of the
+      first.
+    - `modes`: the modes, in a sequence, or by the names that rows shall have. Where `None`, those
+      of `eqxlike.ad`: `Enzyme` if it is installed, and `Forward` with a chunk of 64.
+    - `reference`: the mode that is right. It is taken in float64: all floating-point arrays of `f`
+      and `args` are cast, though not those that a plain function closes over. Finite differences
+      evaluate `f` a few times for each number among the unknowns: where these are many, take
+      another. With `None`, a gradient need only be finite.
+    - `tolerance`: the largest error that is `"ok"`. Where `None`, three times the root of the
+      machine epsilon of a leaf's dtype or the value's, whichever is larger, such as 1e-3 for
+      float32: half of the digits.
+    - `has_aux`: whether `f` returns `(value, aux)`.
+    - `rounds`: how often each mode is timed.
+    - `budget_s`: the most seconds for which one mode is timed. If that is too little for so many
+      rounds, it has fewer, and its row says how many.
+
+    **Returns:** a `Comparison`. Programs that JAX has compiled before, for parts of `f`, are in no
+    first call.
+
+    **Raises:** `TypeError` or `ValueError`, before anything is measured, if `f` has no gradient in
+    any mode, an argument is not as said above, or the reference is not finite or fails. A
+    `KeyboardInterrupt` has what was measured until then as its attribute `comparison`.
+
+    !!! example
+
+        >>> import jax.numpy as jnp
+        >>> from eqxlike import ad
+        >>> def energy(x):
+        ...     return jnp.sum(jnp.sin(x) ** 2)
+        >>> comparison = ad.compare(energy, jnp.arange(3.0), modes=[ad.Reverse(), ad.Forward()])
+        >>> [(row.mode, row.verdict) for row in comparison.rows]
+        [('Reverse()', 'ok'), ('Forward()', 'ok')]
+    """
+    named = named_modes(modes, "ad.compare")
+    if reference is not None:
+        check_mode(reference, "ad.compare")
+    if tolerance is not None:
+        tolerance = _positive(tolerance, "tolerance")
+    rounds, budget_s = whole_number(rounds, "rounds"), _positive(budget_s, "budget_s")
+    subject = checked_subject(f, args, has_aux, "ad.compare")
+    primal = compiled_anew(subject.function, args)
+    expected_value = subject.value_of(primal.run())
+    right = None if reference is None else reference_gradient(subject, reference)
+
+    rows: dict[str, ComparisonRow] = {}
+    times = {name: Times() for name in (_PRIMAL, *named)}
+
+    def so_far() -> Comparison:
+        return Comparison(
+            rows=tuple(_with_times(row, times[name], times[_PRIMAL]) for name, row in rows.items()),
+            reference=None if reference is None else as_written(reference),
+            tolerance=tolerance,
+            machine=machine_info(),
+        )
+
+    try:
+        calls: dict[str, Call] = {_PRIMAL: lambda: subject.value_of(primal.run())}
+        for name, mode in named.items():
+            rows[name], call = _checked_row(subject, name, mode, expected_value, right, tolerance)
+            if call is not None:
+                calls[name] = call
+        time_beside(_PRIMAL, calls, times, rounds=rounds, budget_s=budget_s)
+    except KeyboardInterrupt as interrupt:
+        interrupt.comparison = so_far()  # pyright: ignore[reportAttributeAccessIssue]
+        interrupt.add_note(
+            "ad.compare: what was measured until then is `comparison` of this exception, such as "
+            "`sys.last_value.comparison`."
+        )
+        raise
+    return so_far()
+
+
+def _positive(value: Any, name: str) -> float:
+    number = real_number(value, f"ad.compare: {name}")
+    if not 0 < number < float("inf"):
+        raise ValueError(f"ad.compare: {name} must be positive and finite, got {value!r}.")
+    return number
+
+
+def _checked_row(
+    subject: Subject,
+    name: str,
+    mode: Mode,
+    expected_value: Any,
+    reference: Reference | None,
+    tolerance: float | None,
+) -> tuple[ComparisonRow, Call | None]:
+    """The row of a mode without its times, and what to time; nothing if it failed."""
+    row = ComparisonRow(name, "error")
+    try:
+        program = compiled_anew(subject.value_and_grad(mode), subject.args)
+        row = dataclasses.replace(
+            row,
+            first_call_ms=program.first_call_ms,
+            traced_operations=program.traced_operations,
+            compiled_operations=program.compiled_operations,
+            peak_bytes=program.peak_bytes,
+        )
+        output, gradient = program.run()
+        judgement = judged(
+            subject, (subject.value_of(output), gradient), expected_value, reference, tolerance
+        )
+    except Exception as error:
+        return dataclasses.replace(row, explanation=described(error)), None
+    # `run` alone is held, not what it returned.
+    run = program.run
+    row = dataclasses.replace(row, **dataclasses.asdict(judgement))
+    return row, lambda: subject.value_of(run()[0])
+
+
+def _with_times(row: ComparisonRow, times: Times, primal: Times) -> ComparisonRow:
+    if times.failure is not None:
+        row = dataclasses.replace(row, verdict="error", explanation=described(times.failure))
+    # The last round of the one may not have come to the other.
+    numbers = sorted(times.completion_us.keys() & primal.completion_us.keys())
+    if not numbers:
+        return row
+
+    def of(by_round: dict[int, float]) -> list[float]:
+        return [by_round[number] for number in numbers]
+
+    return dataclasses.replace(
+        row,
+        primal_us=statistics.median(of(primal.completion_us)),
+        primal_dispatch_us=statistics.median(of(primal.dispatch_us)),
+        gradient_us=statistics.median(of(times.completion_us)),
+        gradient_dispatch_us=statistics.median(of(times.dispatch_us)),
+        ratio=statistics.median(ratios(of(times.completion_us), of(primal.completion_us))),
+        rounds=len(numbers),
+    )
