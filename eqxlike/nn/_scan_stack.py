@@ -17,6 +17,7 @@ from .._pytree import (
     find_difference,
     flag_frozen,
     is_array,
+    is_reference,
     partition,
     same_shape_and_dtype,
     tree_at,
@@ -92,7 +93,8 @@ class ScanStack(StatefulLayer):
         """The stack of layers that are there already: the inverse of `unstack`.
 
         **Raises:** `ValueError` that names the place if they differ in more than the values of
-        their arrays: in an activation, in what is frozen; and if there is no layer.
+        their arrays: in an activation, in what is frozen; if one has a `jax.Ref`; and if there is
+        no layer.
         """
         if not layers:
             raise ValueError("ScanStack.stack needs at least one layer.")
@@ -105,6 +107,12 @@ class ScanStack(StatefulLayer):
                     "ScanStack.stack needs layers that differ in the values of their arrays alone: "
                     f"{difference}."
                 )
+            for path, leaf in jtu.tree_leaves_with_path(layer):
+                if is_reference(leaf):
+                    raise ValueError(
+                        f"ScanStack.stack cannot stack a jax.Ref, and layers[{index}]"
+                        f"{jtu.keystr(path)} is one: put these layers into a Sequential."
+                    )
         options = {"remat": remat, "unroll": unroll, "key": jr.key(0)}
         no_layer: Any = jnp.zeros(())
         shell = cls(lambda key: no_layer, len(layers), **options)

@@ -169,6 +169,14 @@ def test_layers_that_differ_in_more_than_arrays_are_refused_by_path(name):
         nn.ScanStack.stack(nested)
 
 
+def test_references_are_refused_by_path():
+    # The references of the first layer would stand for those of all.
+    layers = [nn.Lambda(activated(jax.new_ref(jnp.ones(3)))) for _ in range(2)]
+    message = r"cannot stack a jax\.Ref, and layers\[0\]\.fn\.activation is one: .* a Sequential"
+    with pytest.raises(ValueError, match=message):
+        nn.ScanStack.stack(layers)
+
+
 def test_nothing_does_not_stack():
     with pytest.raises(ValueError, match="at least one layer"):
         nn.ScanStack.stack([])
