@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array, PyTree
@@ -89,7 +90,8 @@ def hessian(
 
     !!! example
 
-        >>> import jax.numpy as jnp
+        >>> import jax
+    import jax.numpy as jnp
         >>> from eqxlike import ad
         >>> hessian = ad.hessian(lambda x: x[0] ** 2 * x[1], (ad.Reverse(), ad.Forward()))
         >>> print(hessian(jnp.array([3.0, 5.0])))
@@ -143,7 +145,7 @@ class _JacobianBy(Module):
                 row = next(next_row)
                 if is_complex and not self.is_holomorphic:
                     pairs = zip(row, next(next_row), strict=True)
-                    row = [jnp.asarray(real + 1j * imag) for real, imag in pairs]
+                    row = [jax.lax.complex(real, imag) for real, imag in pairs]
                 found.append(row)
             return jtu.tree_unflatten(treedef, found), aux
 

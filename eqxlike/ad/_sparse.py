@@ -129,7 +129,7 @@ def _asdex(name: str) -> Any:
             f"`{name}` needs the library asdex: `pip install 'eqxlike[sparse]'`."
         ) from error
     except ImportError as error:
-        # asdex 0.5.1 imports what jax 0.12.0.1 no longer has.
+        # asdex 0.5.2 imports what jax 0.12.0.1 no longer has.
         raise ImportError(
             f"`{name}` needs the library asdex, and the one that is installed does not run with "
             f"jax {jax.__version__}: {error}. Take a newer asdex or an older JAX."

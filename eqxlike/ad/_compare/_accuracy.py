@@ -10,12 +10,12 @@ import numpy as np
 
 
 def default_tolerance(*dtypes: Any) -> float:
-    """Three times the root of the machine epsilon of the least precise dtype: 1e-3 in float32.
+    """The cube root of the machine epsilon of the least precise dtype: 5e-3 in float32.
 
-    That is half of the digits. A right gradient loses some, where terms cancel; a wrong one has
-    seldom a digit right.
+    That is a third of the digits. A right gradient loses some where terms cancel, and differences
+    in that precision lose about as many. A wrong one has seldom a digit right.
     """
-    return 3 * math.sqrt(_epsilon(*dtypes))
+    return math.cbrt(_epsilon(*dtypes))
 
 
 @dataclasses.dataclass(frozen=True)

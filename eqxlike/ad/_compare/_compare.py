@@ -54,9 +54,9 @@ def compare(
       and `args` are cast, though not those that a plain function closes over. Finite differences
       evaluate `f` a few times for each number among the unknowns: where these are many, take
       another. With `None`, a gradient need only be finite.
-    - `tolerance`: the largest error that is `"ok"`. Where `None`, three times the root of the
-      machine epsilon of a leaf's dtype or the value's, whichever is larger, such as 1e-3 for
-      float32: half of the digits.
+    - `tolerance`: the largest error that is `"ok"`. Where `None`, the cube root of the machine
+      epsilon of a leaf's dtype or the value's, whichever is larger: 5e-3 for float32, a third of
+      the digits. Differences in that precision have no more, and a wrong gradient has seldom one.
     - `has_aux`: whether `f` returns `(value, aux)`.
     - `rounds`: how often each mode is timed.
     - `budget_s`: the most seconds for which one mode is timed. If that is too little for so many

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Float
 
-from ._mode import Arrays, Mode, OfArrays, Pullback
+from ._forward import Forward
+from ._mode import Arrays, Mode, OfArrays
 from ._reverse import Reverse
 
 
@@ -36,19 +38,13 @@ class Enzyme(Mode):
     def value_and_grad(
         self, function: OfArrays, arrays: Arrays
     ) -> tuple[tuple[Float[Array, ""], Arrays], Arrays]:
-        return _compiled(Reverse().value_and_grad)(_by_enzyme(function, arrays), arrays)
-
-    def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:
-        return _compiled(Reverse().vjp)(_by_enzyme(function, arrays), arrays)
+        # Enzyme's operations run in a compiled program alone.
+        by_enzyme = _by_enzyme(function, arrays)
+        return jax.jit(lambda arrays: Reverse().value_and_grad(by_enzyme, arrays))(arrays)
 
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
-        differentiated = _by_enzyme(function, arrays)
-        return jax.jit(lambda *args: Reverse().jvp(differentiated, *args))(arrays, tangents)
-
-
-def _compiled(method: Callable[..., Any]) -> Callable[..., Any]:
-    """`method` of a function and arrays in one program: Enzyme's operations run in no other way."""
-    return lambda function, arrays: jax.jit(lambda arrays: method(function, arrays))(arrays)
+        by_enzyme = _by_enzyme(function, arrays)
+        return jax.jit(lambda *args: Forward().jvp(by_enzyme, *args))(arrays, tangents)
 
 
 def _by_enzyme(function: OfArrays, arrays: Arrays) -> Callable[[Arrays], Any]:
@@ -62,15 +58,18 @@ def _by_enzyme(function: OfArrays, arrays: Arrays) -> Callable[[Arrays], Any]:
         ) from error
     closed, output = jax.make_jaxpr(function, return_shape=True)(arrays)
     treedef = jax.tree.structure(output)
+    num_consts, num_inputs = len(closed.consts), len(closed.consts) + len(arrays)
+    # The reverse mode of enzyme_ad 0.0.16 fails where there are more outputs than inputs.
+    spare = [jnp.zeros(()) for _ in range(treedef.num_leaves - num_inputs)]
 
     # Enzyme traces this again when the program is compiled: what it closes over must be explicit.
     def of_all(*args: Array) -> list[Array]:
-        consts, arrays = args[: len(closed.consts)], args[len(closed.consts) :]
+        consts, arrays = args[:num_consts], args[num_consts:num_inputs]
         return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*arrays)
 
     operation = enzyme.enzyme_jax_ir()(of_all)
 
     def run(arrays: Arrays) -> Any:
-        return jax.tree.unflatten(treedef, operation(*closed.consts, *arrays))
+        return jax.tree.unflatten(treedef, operation(*closed.consts, *arrays, *spare))
 
     return run

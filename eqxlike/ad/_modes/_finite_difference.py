@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -103,7 +102,7 @@ class FiniteDifference(Mode):
         def moved(by: Float[Array, ""]) -> Arrays:
             return function(
                 [
-                    array + tangent * by.astype(jnp.finfo(array.dtype).dtype)
+                    array + tangent * by.astype(array.dtype)
                     for array, tangent in zip(arrays, tangents, strict=True)
                 ]
             )
@@ -116,7 +115,7 @@ class FiniteDifference(Mode):
             ]
             found = [a + b for a, b in zip(found, terms, strict=True)] if found else terms
         assert found is not None
-        return [each / h.astype(jnp.finfo(each.dtype).dtype) for each in found]
+        return [each / h.astype(each.dtype) for each in found]
 
     def _steps(self, arrays: Arrays, outputs: Arrays) -> list[Float[Array, "..."]]:
         """The step for each number of each array."""
@@ -149,7 +148,5 @@ class FiniteDifference(Mode):
             if np.any(lost):
                 raise CannotDifferentiate(place, what)
             return steps
-        shape = jax.typeof(array).str_short(short_dtypes=True)
-        return error_if(
-            steps, lost, f"FiniteDifference: {shape}, array {place} of those differentiated, {what}"
-        )
+        which = f"array {place} of those differentiated, of shape {array.shape},"
+        return error_if(steps, lost, f"FiniteDifference: {which} {what}")

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 from jaxtyping import Array, Float, Inexact
 
 from ..._module import Module
@@ -76,19 +75,18 @@ class Mode(Module):
         - `arrays`: floating-point or complex arrays.
 
         **Returns:** `(outputs, pullback, aux)`. `pullback` takes a cotangent for each of the
-        outputs and returns one for each of `arrays`. It is a pytree, whose leaves are the arrays
-        that it needs.
+        outputs and returns one for each of `arrays`.
         """
         outputs, aux = function(arrays)
 
-        def pull_back(arrays: Arrays, cotangents: Arrays) -> Arrays:
+        def pull_back(cotangents: Arrays) -> Arrays:
             def dotted(arrays: Arrays) -> tuple[Array, Arrays]:
                 outputs, _ = function(arrays)
                 return _real_dot(outputs, cotangents), []
 
             return self.value_and_grad(dotted, arrays)[1]
 
-        return outputs, jtu.Partial(pull_back, arrays), aux
+        return outputs, pull_back, aux
 
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
         """As the second of `jax.jvp`: the tangents of the outputs.

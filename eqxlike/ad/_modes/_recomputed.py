@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 
 from ..._compat import cpu_merges_recomputation
 from ._mode import Arrays, OfArrays, Pullback
@@ -29,7 +28,7 @@ class _InBranch(Reverse):
     def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:
         outputs, aux = function(arrays)
 
-        def pull_back(arrays: Arrays, cotangents: Arrays) -> Arrays:
+        def pull_back(cotangents: Arrays) -> Arrays:
             # Always true, which XLA does not know.
             is_taken = jax.lax.rng_uniform(jnp.float32(0), jnp.float32(1), ()) < 2
             return jax.lax.cond(
@@ -40,4 +39,4 @@ class _InBranch(Reverse):
                 cotangents,
             )
 
-        return outputs, jtu.Partial(pull_back, arrays), aux
+        return outputs, pull_back, aux

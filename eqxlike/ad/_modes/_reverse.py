@@ -1,11 +1,9 @@
 """Reverse mode."""
 
-from typing import Any
-
 import jax
+from jax.extend.core import Jaxpr, jaxprs_in_params
 from jaxtyping import Array, Float
 
-from ..._module import Module
 from ._mode import Arrays, Mode, OfArrays, Pullback
 
 
@@ -30,22 +28,19 @@ class Reverse(Mode):
 
     def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:
         outputs, pullback, aux = jax.vjp(function, arrays, has_aux=True)
-        return outputs, _PullbackOfList(pullback), aux
+        return outputs, lambda cotangents: pullback(cotangents)[0], aux
 
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
-        try:
-            _, directions, _ = jax.jvp(function, (arrays,), (tangents,), has_aux=True)
-        except TypeError:
-            # A `jax.custom_vjp` has no JVP but this.
-            directions = super().jvp(function, arrays, tangents)
+        if _has_custom_vjp(jax.make_jaxpr(function)(arrays).jaxpr):
+            # Its one JVP is the transpose of its VJP.
+            return super().jvp(function, arrays, tangents)
+        _, directions, _ = jax.jvp(function, (arrays,), (tangents,), has_aux=True)
         return directions
 
 
-class _PullbackOfList(Module):
-    """The pullback of a function of one list, without the tuple that JAX puts round its result."""
-
-    _vjp: Any
-
-    def __call__(self, cotangents: Arrays) -> Arrays:
-        (gradients,) = self._vjp(cotangents)
-        return gradients
+def _has_custom_vjp(jaxpr: Jaxpr) -> bool:
+    return any(
+        equation.primitive.name.startswith("custom_vjp_call")
+        or any(map(_has_custom_vjp, jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array
 
-from ..._partition import split
 from ..._transforms._derivatives._advice import advised
 from ..._transforms._derivatives._linear_call import linear_call
 from ..._transforms._derivatives._zero_tangents import has_tangent, is_inexact, zero_tangent
@@ -57,8 +57,9 @@ def differentiated_by(mode: Mode, function: OfList, name: str) -> OfList:
         moving = _where(is_moving, arrays)
         with advised(mode, name):
             smooth, pullback, others = mode.vjp(of_moving(arrays), moving)
+            # Whatever the pullback needs becomes a residual, what it closes over too.
+            closed = jax.make_jaxpr(pullback)(smooth)
         is_smooth = list(map(is_inexact, outputs))
-        residuals, pullback_rest = split(pullback)
 
         def forward(residuals: Arrays, directions: Arrays) -> Arrays:
             arrays = residuals[: len(is_moving)]
@@ -66,11 +67,11 @@ def differentiated_by(mode: Mode, function: OfList, name: str) -> OfList:
                 return mode.jvp(of_moving(arrays), _where(is_moving, arrays), directions)
 
         def transpose(residuals: Arrays, cotangents: Arrays, _: Any) -> Arrays:
-            with advised(mode, name):
-                return pullback_rest.merge(residuals[len(is_moving) :])(cotangents)
+            consts = residuals[len(is_moving) :]
+            return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*cotangents)
 
         found = linear_call(
-            forward, transpose, [*arrays, *residuals], _where(is_moving, dots), like=smooth
+            forward, transpose, [*arrays, *closed.consts], _where(is_moving, dots), like=smooth
         )
         values, directions, rest = iter(smooth), iter(found), iter(others)
         outputs = [next(values if each else rest) for each in is_smooth]

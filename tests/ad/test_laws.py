@@ -1,0 +1,338 @@
+"""Laws that hold for every mode: each is compared with JAX's own derivatives, in float64."""
+
+import copy
+import importlib.util
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import ad, loops, nn
+from tests.ad.modes import MODES, tolerance
+
+W = np.linspace(-0.9, 1.1, 6).reshape(2, 3)
+X = np.array([0.4, -1.2, 0.7])
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(params=MODES)
+def mode(request):
+    return MODES[request.param]
+
+
+@pytest.fixture(params=[name for name in MODES if name != "Enzyme"])
+def batched_mode(request):
+    """Enzyme has no rule for batches, nor derivatives of derivatives."""
+    return MODES[request.param]
+
+
+def parameters():
+    return {"w": jnp.asarray(W), "b": jnp.array([0.3, -0.2]), "power": 2, "name": "tanh"}
+
+
+def layer(p, x):
+    return jnp.tanh(p["w"] @ x + p["b"]) ** p["power"]
+
+
+def loss(p, x):
+    return jnp.sum(layer(p, x) * jnp.array([1.0, -2.0]))
+
+
+def assert_close(found, expected, mode, order=1):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
+        scale = max(1.0, float(np.max(np.abs(other), initial=0.0)))
+        np.testing.assert_allclose(one, other, rtol=0, atol=scale * tolerance(mode, order))
+
+
+def test_registry_has_every_mode():
+    public = {each for each in vars(ad).values() if isinstance(each, type)}
+    modes = {each for each in public if issubclass(each, ad.Mode)} - {ad.Mode}
+    missing = modes - {type(each) for each in MODES.values()}
+    is_there = importlib.util.find_spec("enzyme_ad") is not None
+    assert missing == (set() if is_there else {ad.Enzyme})
+
+
+def test_gradient_and_value_are_jaxs(mode):
+    value, gradient = eqx.filter_value_and_grad(loss, mode=mode)(parameters(), jnp.asarray(X))
+    expected, of_jax = eqx.filter_value_and_grad(loss)(parameters(), jnp.asarray(X))
+    np.testing.assert_allclose(value, expected, rtol=1e-14)
+    assert value.dtype == expected.dtype
+    assert_close(gradient, of_jax, mode)
+
+
+def test_under_filter_jit_it_is_the_same(mode):
+    gradient = eqx.filter_jit(eqx.filter_grad(loss, mode=mode))(parameters(), jnp.asarray(X))
+    assert_close(gradient, eqx.filter_grad(loss)(parameters(), jnp.asarray(X)), mode)
+
+
+def test_a_jitted_part_is_the_same(mode):
+    part = eqx.filter_jit(layer)
+    whole = lambda p, x: jnp.sum(part(p, x) * part(p, 2 * x))
+    by_jax = lambda p, x: jnp.sum(layer(p, x) * layer(p, 2 * x))
+    found = eqx.filter_grad(whole, mode=mode)(parameters(), jnp.asarray(X))
+    assert_close(found, eqx.filter_grad(by_jax)(parameters(), jnp.asarray(X)), mode)
+
+
+def test_aux_comes_as_it_is(mode):
+    def with_aux(p, x):
+        return loss(p, x), {"x": x * 2, "label": p["name"], "count": jnp.arange(2)}
+
+    (_, aux), _ = eqx.filter_value_and_grad(with_aux, has_aux=True, mode=mode)(parameters(), X)
+    np.testing.assert_array_equal(aux["x"], 2 * X)
+    np.testing.assert_array_equal(aux["count"], [0, 1])
+    assert aux["label"] == "tanh"
+
+
+def test_a_module_with_frozen_and_whole_numbers_is_differentiated_where_it_may_be(mode):
+    model = nn.Sequential([nn.Linear(3, 4, key=jax.random.key(0)), nn.Lambda(jnp.tanh)])
+    model = nn.freeze(model, lambda model: model[0].bias)
+    tree = (model, jnp.arange(3), "text")
+    objective = lambda tree, x: jnp.sum(tree[0](x) * tree[1].sum().astype(x.dtype))
+    gradient = eqx.filter_grad(objective, mode=mode)(tree, jnp.asarray(X))
+    assert gradient[1] is None
+    assert gradient[2] is None
+    assert_close(gradient, eqx.filter_grad(objective)(tree, jnp.asarray(X)), mode)
+
+
+def test_complex_arrays_have_jaxs_gradient(mode):
+    if isinstance(mode, ad.Enzyme):
+        with pytest.raises(ValueError, match="complex"):
+            eqx.filter_grad(lambda z: jnp.abs(z), mode=mode)(jnp.array(1.0 + 2.0j))
+        return
+    objective = lambda z: jnp.sum(jnp.real(z**3 * jnp.array([1.0 + 0j, 2.0j])) + jnp.abs(z) ** 2)
+    z = jnp.array([0.5 + 1.0j, -0.3 + 0.2j])
+    assert_close(eqx.filter_grad(objective, mode=mode)(z), jax.grad(objective)(z), mode)
+
+
+def test_holomorphic_functions_have_their_derivative(batched_mode):
+    z = jnp.array(0.5 + 1.0j)
+    found = eqx.filter_grad(jnp.sin, mode=batched_mode, holomorphic=True)(z)
+    assert_close(found, jnp.cos(z), batched_mode)
+
+
+def test_no_array_gives_an_empty_gradient(mode):
+    value, gradient = eqx.filter_value_and_grad(lambda p: p["n"] * 2.0, mode=mode)({"n": 3})
+    assert (float(value), gradient) == (6.0, {"n": None})
+
+
+def test_empty_arrays_have_empty_gradients(batched_mode):
+    tree = {"none": jnp.zeros((0, 3)), "x": jnp.array(2.0)}
+    gradient = eqx.filter_grad(lambda t: t["none"].sum() + t["x"] ** 2, mode=batched_mode)(tree)
+    assert gradient["none"].shape == (0, 3)
+    np.testing.assert_allclose(gradient["x"], 4.0, rtol=1e-6)
+
+
+def test_numpy_arrays_are_differentiated_too(mode):
+    gradient = eqx.filter_grad(lambda x: jnp.sum(x**2), mode=mode)(X)
+    assert_close(gradient, jnp.asarray(2 * X), mode)
+
+
+def test_half_precision_keeps_its_dtype(batched_mode):
+    x = jnp.ones(3, jnp.bfloat16)
+    if getattr(batched_mode, "step", None):
+        with pytest.raises(ValueError, match="loses its step"):
+            eqx.filter_grad(lambda x: jnp.sum(x * x), mode=batched_mode)(x)
+        return
+    gradient = eqx.filter_grad(lambda x: jnp.sum(x * x), mode=batched_mode)(x)
+    assert gradient.dtype == jnp.bfloat16
+    np.testing.assert_allclose(gradient.astype(float), 2.0, rtol=0.2)
+
+
+def test_mapped_over_a_batch_it_is_the_same(batched_mode):
+    xs = jnp.stack([jnp.asarray(X), 2 * jnp.asarray(X)])
+    of_each = lambda gradient: eqx.filter_vmap(gradient, in_axes=(None, 0))(parameters(), xs)
+    found = of_each(eqx.filter_grad(loss, mode=batched_mode))
+    assert_close(found, of_each(eqx.filter_grad(loss)), batched_mode)
+
+
+def test_within_a_scan_it_is_the_same(mode):
+    def descend(mode):
+        gradient = eqx.filter_grad(lambda x: jnp.sum(jnp.cos(x)), mode=mode)
+        step = lambda x, _: (x - 0.1 * gradient(x), None)
+        return jax.jit(lambda x: jax.lax.scan(step, x, length=3)[0])(jnp.asarray(X))
+
+    assert_close(descend(mode), descend(ad.Reverse()), mode)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_inside_is_the_same(mode, reverse):
+    def objective(x):
+        def step(carry, y):
+            return jnp.sin(carry) * y + x, carry * y / 9
+
+        carry, ys = jax.lax.scan(step, x, jnp.arange(7.0) / 7, reverse=reverse)
+        return jnp.sum(carry) + jnp.sum(ys**2)
+
+    found = eqx.filter_grad(objective, mode=mode)(jnp.asarray(X))
+    assert_close(found, jax.grad(objective)(jnp.asarray(X)), mode)
+
+
+def test_a_loop_of_ours_inside_is_the_same(batched_mode):
+    def objective(x):
+        body = lambda carry: jnp.sin(carry) * 2
+        return jnp.sum(
+            loops.while_loop(
+                lambda carry: jnp.sum(carry**2) < 2, body, x, max_steps=9, kind="checkpointed"
+            )
+        )
+
+    found = eqx.filter_grad(objective, mode=batched_mode)(jnp.array([0.1, 0.2]))
+    assert_close(found, eqx.filter_grad(objective)(jnp.array([0.1, 0.2])), batched_mode)
+
+
+def test_branches_and_custom_rules_inside_are_the_same(mode):
+    def objective(x):
+        y = jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)
+        return jnp.sum(jax.nn.relu(y) * jax.nn.softplus(x)) + jax.scipy.special.logsumexp(x)
+
+    found = eqx.filter_grad(objective, mode=mode)(jnp.asarray(X))
+    assert_close(found, jax.grad(objective)(jnp.asarray(X)), mode)
+
+
+def test_a_derivative_can_be_differentiated(batched_mode):
+    inner = lambda x: jnp.sum(eqx.filter_grad(lambda x: jnp.sum(x**4), mode=batched_mode)(x))
+    found = eqx.filter_grad(inner)(jnp.asarray(X))
+    assert_close(found, 12 * jnp.asarray(X) ** 2, batched_mode, order=2)
+
+
+def test_what_is_closed_over_may_be_traced(mode):
+    def outer(p):
+        gradient = eqx.filter_grad(lambda x: jnp.sum(p * x**2), mode=mode)
+        return gradient(jnp.asarray(X))
+
+    assert_close(jax.jit(outer)(jnp.asarray(X)), 2 * jnp.asarray(X) ** 2, mode)
+
+
+# --- Jacobians and Hessians ---------------------------------------------------------------------
+
+
+def test_jacobian_is_jaxs(mode):
+    found = ad.jacobian(layer, mode)(parameters(), jnp.asarray(X))
+    assert_close(found, eqx.filter_jacfwd(layer)(parameters(), jnp.asarray(X)), mode)
+
+
+def test_jacobian_of_a_tree_with_aux(batched_mode):
+    def function(p, x):
+        return {
+            "y": layer(p, x),
+            "z": jax.lax.complex(jnp.sum(p["b"]), 2 * jnp.sum(p["b"])),
+            "text": "a",
+        }, p["name"]
+
+    found, aux = ad.jacobian(function, batched_mode, has_aux=True)(parameters(), jnp.asarray(X))
+    assert aux == "tanh"
+    assert found["text"] is None
+    np.testing.assert_allclose(found["z"]["b"], np.full(2, 1 + 2j), rtol=1e-6)
+    expected = eqx.filter_jacfwd(layer)(parameters(), jnp.asarray(X))
+    assert_close(found["y"], expected, batched_mode)
+
+
+@pytest.mark.parametrize("place", ["outer", "inner"])
+def test_hessian_is_jaxs(batched_mode, place):
+    pair = (batched_mode, ad.Reverse()) if place == "outer" else (ad.Reverse(), batched_mode)
+    objective = lambda p: loss(p, jnp.asarray(X))
+    found = ad.hessian(objective, pair)(parameters())
+    assert_close(found, eqx.filter_hessian(objective)(parameters()), batched_mode, order=2)
+
+
+# --- a part by a mode of its own ----------------------------------------------------------------
+
+
+class Scaled(eqx.Module):
+    scale: jax.Array
+    label: str = eqx.field(static=True, default="scaled")
+
+    def __call__(self, x):
+        return jnp.tanh(self.scale * x), jnp.arange(2), self.label
+
+
+def objective_with(part, x):
+    y, whole, label = part(jnp.sin(x))
+    assert label == "scaled"
+    return jnp.sum(y**2) * whole.sum().astype(y.dtype)
+
+
+CALLERS = {
+    "reverse": eqx.filter_grad,
+    "forward": lambda f: eqx.filter_grad(f, mode=ad.Forward()),
+    "jit": lambda f: eqx.filter_jit(eqx.filter_grad(f)),
+}
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_a_part_by_a_mode_has_the_same_gradient_for_every_caller(mode, caller):
+    if isinstance(mode, ad.Enzyme) and caller == "forward":
+        return  # It maps over directions, for which Enzyme has no rule.
+    transform, part = CALLERS[caller], Scaled(jnp.asarray(X))
+    found = transform(objective_with)(ad.differentiate_with(part, mode), jnp.asarray(X))
+    expected = transform(objective_with)(part, jnp.asarray(X))
+    assert_close(found.__wrapped__, expected, mode)
+
+
+def test_a_part_by_a_mode_in_a_batch_and_a_scan(batched_mode):
+    part = Scaled(jnp.asarray(X))
+
+    def gradient_of(part):
+        def objective(part, xs):
+            step = lambda carry, x: (carry + eqx.filter_vmap(part)(x)[0], None)
+            carry, _ = jax.lax.scan(step, jnp.zeros((2, 3)), xs)
+            return jnp.sum(carry**2)
+
+        xs = jnp.arange(12.0).reshape(2, 2, 3) / 10
+        return eqx.filter_grad(objective)(part, xs)
+
+    found = gradient_of(ad.differentiate_with(part, batched_mode))
+    assert_close(found.__wrapped__, gradient_of(part), batched_mode)
+
+
+def test_a_part_by_a_mode_has_a_hessian(batched_mode):
+    scale = jnp.asarray(X)
+    part = ad.differentiate_with(lambda x: jnp.tanh(scale * x), batched_mode)
+    found = jax.hessian(lambda x: jnp.sum(part(x) ** 2))(jnp.asarray(X))
+    expected = jax.hessian(lambda x: jnp.sum(jnp.tanh(scale * x) ** 2))(jnp.asarray(X))
+    assert_close(found, expected, batched_mode, order=2)
+
+
+def test_a_part_is_differentiated_by_what_it_closes_over(mode):
+    def objective(scale):
+        part = ad.differentiate_with(lambda x: jnp.sin(scale * x), mode)
+        return jnp.sum(part(jnp.asarray(X)))
+
+    x = jnp.asarray(X)
+    assert_close(eqx.filter_grad(objective)(x), x * jnp.cos(x * x), mode)
+
+
+# --- modes as values ----------------------------------------------------------------------------
+
+
+def test_a_mode_is_static_hashable_and_copied(mode):
+    assert jax.tree.leaves(mode) == []
+    assert hash(mode) == hash(copy.deepcopy(mode))
+    if getattr(mode, "policy", None) is None:  # a policy is a local function of JAX's
+        assert pickle.loads(pickle.dumps(mode)) == mode
+
+
+def test_two_modes_of_one_function_are_two_programs(mode):
+    seen = []
+
+    class Spy(ad.Mode):
+        def value_and_grad(self, function, arrays):
+            seen.append("spy")
+            return ad.Reverse().value_and_grad(function, arrays)
+
+    jitted = eqx.filter_jit(lambda f, x: f(x))
+    square = lambda x: jnp.sum(x**2)
+    jitted(eqx.filter_grad(square, mode=mode), jnp.asarray(X))
+    jitted(eqx.filter_grad(square, mode=Spy()), jnp.asarray(X))
+    assert seen == ["spy"]

@@ -1,0 +1,337 @@
+"""What each mode has of its own: its arguments, its memory, what it can do that others cannot."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import ad, nn
+
+X = jnp.array([0.4, -1.2, 0.7])
+
+
+def halvings(x):
+    return jax.lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
+
+
+def numpys_sine(x):
+    return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+@jax.custom_vjp
+def tripled_gradient(x):
+    return x
+
+
+tripled_gradient.defvjp(lambda x: (x, None), lambda _, cotangent: (3 * cotangent,))
+
+
+def temporary_bytes(function, *args):
+    memory = jax.jit(function).lower(*args).compile().memory_analysis()
+    return memory.temp_size_in_bytes
+
+
+# --- what is not a mode -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        (ad.Forward, r"got <class .*Forward'>: call it, `Forward\(\)`"),
+        ("forward", "expects as `mode` one of those in eqxlike.ad, such as `ad.Reverse\\(\\)`"),
+    ],
+)
+def test_another_object_is_an_error_that_says_what_a_mode_is(mode, text):
+    for transform in (
+        lambda: eqx.filter_grad(jnp.sum, mode=mode),
+        lambda: ad.jacobian(jnp.sum, mode),
+        lambda: ad.hessian(jnp.sum, (ad.Reverse(), mode)),
+        lambda: ad.differentiate_with(jnp.sum, mode),
+        lambda: ad.value_and_grad_into(jnp.sum, mode=mode),
+    ):
+        with pytest.raises(TypeError, match=text):
+            transform()
+
+
+def test_hessian_takes_a_pair_of_modes():
+    with pytest.raises(
+        ValueError, match=r"expects a pair of modes, \(outer, inner\), or one; got 3"
+    ):
+        ad.hessian(jnp.sum, (ad.Reverse(), ad.Reverse(), ad.Reverse()))
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 1.5, True])
+def test_chunk_is_a_positive_integer(chunk):
+    with pytest.raises(ValueError, match="Forward: chunk must be an integer of at least 1"):
+        ad.Forward(chunk)
+
+
+def test_order_is_2_or_4():
+    with pytest.raises(ValueError, match="order must be 2 or 4, got 3"):
+        ad.FiniteDifference(order=3)
+
+
+@pytest.mark.parametrize("step", [0.0, -1e-3, float("inf"), float("nan")])
+def test_step_is_positive(step):
+    with pytest.raises(ValueError, match="step must be positive and finite"):
+        ad.FiniteDifference(step=step)
+
+
+def test_step_is_a_number():
+    with pytest.raises(TypeError, match="step must be a number"):
+        ad.FiniteDifference(step="small")
+
+
+def test_policy_is_a_function():
+    with pytest.raises(TypeError, match="policy must be one of"):
+        ad.Checkpointed("dots_saveable")
+
+
+# --- values that have no gradient ---------------------------------------------------------------
+
+VALUES = {
+    "a vector": (
+        lambda x: x,
+        "of shape \\(3,\\) .* sum or average it, or take `ad.jacobian`",
+    ),
+    "an integer": (lambda x: jnp.sum(x).astype(int), "dtype int32. .* does not vary smoothly"),
+    "a boolean": (lambda x: jnp.sum(x) > 0, "dtype bool. .* does not vary smoothly"),
+    "a complex": (lambda x: jax.lax.complex(x[0], x[1]), "dtype complex64. .*real part or modulus"),
+    "a pair": (lambda x: (jnp.sum(x), x), "a tuple of length 2. .*`has_aux=True`"),
+    "nothing": (lambda x: None, "None"),
+}
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_value_that_is_no_real_scalar_is_an_error_that_says_the_way_out(value):
+    function, text = VALUES[value]
+
+    def objective(x):
+        return function(x)
+
+    expected = f"the value of objective must be a real floating-point scalar, and is .*{text}"
+    with pytest.raises(TypeError, match=expected):
+        eqx.filter_grad(objective, mode=ad.Forward())(X)
+
+
+def test_holomorphic_is_of_complex_arrays():
+    with pytest.raises(TypeError, match=r"must be complex; args\[0\]\['x'\] is an array of shape"):
+        eqx.filter_grad(lambda p: p["x"], mode=ad.Forward(), holomorphic=True)({"x": jnp.ones(())})
+
+
+# --- what a mode cannot differentiate -----------------------------------------------------------
+
+
+def notes_of(error):
+    return " ".join(error.value.__notes__)
+
+
+@pytest.mark.parametrize("mode", [None, ad.Reverse()])
+def test_while_loop_in_reverse_says_what_to_use_instead(mode):
+    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work") as error:
+        eqx.filter_grad(halvings, mode=mode)(jnp.array(10.0))
+    notes = notes_of(error)
+    assert "This was while halvings was differentiated by" in notes
+    assert "`ad.Forward()`" in notes
+    assert "eqxlike.loops" in notes
+
+
+def test_custom_vjp_in_forward_mode_says_what_to_use_instead():
+    with pytest.raises(TypeError, match="custom_vjp") as error:
+        eqx.filter_grad(lambda x: tripled_gradient(x), mode=ad.Forward())(X[0])
+    assert "`ad.differentiate_with(part, ad.Reverse())`" in notes_of(error)
+
+
+def test_callback_says_what_to_use_instead():
+    with pytest.raises(ValueError, match="do not support JVP") as error:
+        eqx.filter_grad(numpys_sine, mode=ad.Forward(chunk=1))(X[0])
+    assert "`ad.FiniteDifference()` differentiates any function" in notes_of(error)
+
+
+def test_jacobian_of_integers_says_how_to_return_them():
+    def count(x):
+        return {"n": jnp.arange(3), "x": x}
+
+    with pytest.raises(TypeError, match=r"count returns .* dtype int32, .*`has_aux=True`"):
+        ad.jacobian(count)(X)
+
+
+def test_jacobian_of_complex_by_complex_needs_a_holomorphic_function():
+    z = jax.lax.complex(X, X)
+    with pytest.raises(TypeError, match="holomorphic"):
+        ad.jacobian(lambda z: z**2)(z)
+    found = ad.jacobian(lambda z: z**2, ad.Reverse(), holomorphic=True)(z)
+    np.testing.assert_allclose(found, np.diag(2 * z), rtol=1e-5)
+
+
+# --- what a mode can ----------------------------------------------------------------------------
+
+
+def test_forward_differentiates_a_while_loop():
+    assert eqx.filter_grad(halvings, mode=ad.Forward())(jnp.array(10.0)) == 1 / 16
+
+
+def test_finite_differences_differentiate_a_callback():
+    found = eqx.filter_grad(lambda x: jnp.sum(numpys_sine(x)), mode=ad.FiniteDifference(4))(X)
+    np.testing.assert_allclose(found, np.cos(X), atol=1e-3)
+
+
+def test_a_part_by_finite_differences_has_second_derivatives_though_it_is_a_callback():
+    with jax.enable_x64(True):
+        part = ad.differentiate_with(numpys_sine, ad.FiniteDifference(4))
+        found = jax.jit(jax.grad(jax.grad(lambda x: part(x) ** 2)))(jnp.array(0.3))
+        np.testing.assert_allclose(found, 2 * np.cos(0.6), rtol=1e-4)
+
+
+def test_a_part_in_reverse_mode_gives_a_custom_vjp_a_forward_mode():
+    part = ad.differentiate_with(tripled_gradient, ad.Reverse())
+    _, tangent = jax.jvp(part, (X,), (X,))
+    np.testing.assert_allclose(tangent, 3 * X, rtol=1e-6)
+    np.testing.assert_allclose(ad.jacobian(part, ad.Forward())(X), 3 * np.eye(3), rtol=1e-6)
+
+
+def test_a_part_is_differentiated_by_what_moves_alone():
+    seen = []
+
+    class Spy(ad.Mode):
+        def value_and_grad(self, function, arrays):
+            seen.append([each.shape for each in arrays])
+            return ad.Reverse().value_and_grad(function, arrays)
+
+    part = ad.differentiate_with(nn.Linear(3, 2, key=jax.random.key(0)), Spy())
+    eqx.filter_grad(lambda x: jnp.sum(part(x)))(X)
+    assert seen == [[(3,)]]
+
+
+def test_a_wrapped_layer_trains_in_a_model():
+    layer = nn.Linear(3, 3, key=jax.random.key(0))
+    model = nn.Sequential([ad.differentiate_with(layer, ad.Forward(chunk=2)), nn.Lambda(jnp.tanh)])
+    plain = nn.Sequential([layer, nn.Lambda(jnp.tanh)])
+    objective = lambda model: jnp.sum(model(X) ** 2)
+    found = eqx.filter_jit(eqx.filter_grad(objective))(model)
+    expected = eqx.filter_grad(objective)(plain)
+    np.testing.assert_allclose(found[0].__wrapped__.weight, expected[0].weight, rtol=1e-5)
+    updated = eqx.apply_updates(model, jax.tree.map(lambda g: -g, found))
+    assert objective(updated) != objective(model)
+
+
+def test_differentiate_with_keeps_names_and_is_a_pytree():
+    layer = nn.Linear(3, 2, key=jax.random.key(0))
+    part = ad.differentiate_with(layer, ad.Forward())
+    assert part.__wrapped__ is layer
+    assert len(jax.tree.leaves(part)) == 2
+    assert ad.differentiate_with(halvings, ad.Forward()).__name__ == "halvings"
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def deep(weights, x):
+    for weight in weights:
+        x = jnp.tanh(x @ weight)
+    return jnp.sum(x**2)
+
+
+def deep_scan(weights, x):
+    layer = lambda x, weight: (jnp.tanh(x @ weight), None)
+    return jnp.sum(jax.lax.scan(layer, x, weights)[0] ** 2)
+
+
+def test_checkpointed_halves_the_memory_of_64_layers():
+    weights = [jnp.ones((4, 4)) / 4] * 64
+    x = jnp.ones((256, 4))
+    plain = temporary_bytes(eqx.filter_grad(deep), weights, x)
+    checkpointed = temporary_bytes(eqx.filter_grad(deep, mode=ad.Checkpointed()), weights, x)
+    assert checkpointed < plain / 2
+
+
+@pytest.mark.parametrize("length", [64, 67])
+def test_checkpointed_halves_the_memory_of_a_scan(length):
+    weights, x = jnp.ones((length, 4, 4)) / 4, jnp.ones((256, 4))
+    plain = temporary_bytes(eqx.filter_grad(deep_scan), weights, x)
+    checkpointed = temporary_bytes(eqx.filter_grad(deep_scan, mode=ad.Checkpointed()), weights, x)
+    assert checkpointed < plain / 2
+
+
+def test_forward_in_chunks_holds_so_many_directions():
+    weights, x = [jnp.ones((8, 8)) / 8] * 4, jnp.ones((128, 8))
+    of_all = temporary_bytes(eqx.filter_grad(deep, mode=ad.Forward()), weights, x)
+    of_8 = temporary_bytes(eqx.filter_grad(deep, mode=ad.Forward(chunk=8)), weights, x)
+    assert of_8 < of_all / 10
+
+
+# --- steps --------------------------------------------------------------------------------------
+
+
+def test_step_that_is_lost_is_an_error_that_names_the_array():
+    tree = {"a": jnp.ones(2), "b": [jnp.array(1e6)]}
+    with pytest.raises(
+        ValueError, match=r"The array at args\[0\]\['b'\]\[0\] loses its step of 0.01"
+    ):
+        eqx.filter_grad(lambda t: t["a"].sum() * t["b"][0], mode=ad.FiniteDifference(step=0.01))(
+            tree
+        )
+
+
+def test_step_that_is_lost_is_an_error_in_a_compiled_program():
+    gradient = eqx.filter_jit(eqx.filter_grad(lambda x: x**2, mode=ad.FiniteDifference(step=1e-9)))
+    with pytest.raises(eqx.EqxlikeRuntimeError, match=r"array 0 .* of shape \(\), loses its step"):
+        gradient(jnp.array(1.0))
+    assert abs(float(gradient(jnp.array(0.0)))) < 1e-6
+
+
+def test_step_goes_with_the_size_of_a_number():
+    with jax.enable_x64(True):
+        x = jnp.array([1e-6, 1.0, 1e8])
+        found = ad.jacobian(lambda x: x**2, ad.FiniteDifference())(x)
+        np.testing.assert_allclose(jnp.diag(found), 2 * x, rtol=1e-4, atol=1e-8)
+
+
+def test_step_goes_with_the_precision_of_the_value():
+    with jax.enable_x64(True):
+        single = lambda x: jnp.sum(jnp.sin(x.astype(jnp.float32)))
+        found = eqx.filter_grad(single, mode=ad.FiniteDifference(4))(jnp.array([0.3, 1.0]))
+        np.testing.assert_allclose(found, np.cos([0.3, 1.0]), atol=1e-3)
+
+
+def test_order_4_is_more_accurate_than_order_2():
+    with jax.enable_x64(True):
+        x = jnp.array(0.3)
+        modes = [ad.FiniteDifference(order, step=0.1) for order in (2, 4)]
+        found = [eqx.filter_grad(jnp.sin, mode=mode)(x) for mode in modes]
+    errors = [abs(float(each) - np.cos(0.3)) for each in found]
+    assert errors[1] < errors[0] / 100
+
+
+# --- Auto and Enzyme ----------------------------------------------------------------------------
+
+
+def primitives(function, *args):
+    return str(jax.make_jaxpr(function)(*args))
+
+
+def test_auto_takes_forward_mode_for_tall_jacobians_and_reverse_for_wide_ones():
+    tall, wide = (lambda x: x * jnp.ones(50)), (lambda x: jnp.sum(x))
+    x, xs = jnp.ones(()), jnp.ones(50)
+    for function, arg, mode in ((tall, x, ad.Forward()), (wide, xs, ad.Reverse())):
+        auto = primitives(ad.jacobian(function, ad.Auto()), arg)
+        assert auto == primitives(ad.jacobian(function, mode), arg)
+
+
+if importlib.util.find_spec("enzyme_ad"):
+
+    def test_enzyme_does_its_work_in_a_compiled_program():
+        found = eqx.filter_jit(
+            eqx.filter_grad(lambda x: jnp.sum(jnp.tanh(x) ** 2), mode=ad.Enzyme())
+        )(X)
+        expected = jax.grad(lambda x: jnp.sum(jnp.tanh(x) ** 2))(X)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+else:
+
+    def test_enzyme_says_how_to_install_it():
+        with pytest.raises(ImportError, match=r"pip install 'eqxlike\[enzyme\]'"):
+            eqx.filter_grad(jnp.sum, mode=ad.Enzyme())(X)

@@ -1,0 +1,259 @@
+"""Products with Jacobians and Hessians, Taylor derivatives, sparse matrices, reused buffers."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import ad
+
+X = jnp.array([0.4, -1.2, 0.7])
+V = jnp.array([1.0, 0.5, -2.0])
+
+
+def function(p, x):
+    return {"y": jnp.sin(p["w"] * x) ** p["power"], "label": p["label"]}
+
+
+def parameters():
+    return {"w": X, "power": 2, "label": "sine"}
+
+
+def scalar(p, x):
+    return jnp.sum(function(p, x)["y"] ** 2)
+
+
+DIRECTION = {"w": V, "power": None, "label": None}
+
+# --- hvp ----------------------------------------------------------------------------------------
+
+
+def test_hvp_is_the_product_with_the_hessian():
+    found = ad.hvp(scalar)(parameters(), DIRECTION, X)
+    hessian = eqx.filter_hessian(scalar)(parameters(), X)["w"]["w"]
+    np.testing.assert_allclose(found["w"], hessian @ V, rtol=1e-4)
+    assert found["power"] is None
+
+
+def test_hvp_of_a_linear_function_is_zero():
+    np.testing.assert_array_equal(ad.hvp(lambda x: jnp.sum(x))(X, V), np.zeros(3))
+
+
+def test_hvp_takes_none_for_zero_and_hands_aux_on():
+    product, aux = ad.hvp(lambda p: (jnp.sum(p["a"] * p["b"]), "aux"), has_aux=True)(
+        {"a": X, "b": X}, {"a": V, "b": None}
+    )
+    assert aux == "aux"
+    np.testing.assert_allclose(product["b"], V)
+    np.testing.assert_allclose(product["a"], np.zeros(3))
+
+
+def test_hvp_names_the_path_of_a_vector_that_does_not_fit():
+    with pytest.raises(ValueError, match=r"vector\['w'\] must have the shape of x\['w'\]"):
+        ad.hvp(scalar)(parameters(), DIRECTION | {"w": jnp.ones(2)}, X)
+
+
+# --- both products ------------------------------------------------------------------------------
+
+
+def test_both_products_are_jaxs():
+    value, jvp, vjp = ad.jvp_and_vjp(function, parameters(), X)
+    assert value["label"] == "sine"
+    jacobian = eqx.filter_jacfwd(function)(parameters(), X)["y"]["w"]
+    tangent = jvp(DIRECTION, None)
+    np.testing.assert_allclose(tangent["y"], jacobian @ V, rtol=1e-5)
+    assert tangent["label"] is None
+    gradient, _ = vjp({"y": V, "label": None})
+    np.testing.assert_allclose(gradient["w"], jacobian.T @ V, rtol=1e-5)
+
+
+def test_both_products_share_one_evaluation():
+    traces = []
+
+    def counted(x):
+        traces.append(1)
+        return jnp.sin(x)
+
+    _, jvp, vjp = ad.jvp_and_vjp(counted, X)
+    vjp(jvp(V))
+    vjp(jvp(V))
+    assert len(traces) == 1
+
+
+def test_both_products_pass_through_jit():
+    jvp, vjp = jax.jit(lambda x: ad.jvp_and_vjp(jnp.sin, x)[1:])(X)
+    (found,) = jax.jit(lambda jvp, vjp: vjp(jvp(V)))(jvp, vjp)
+    np.testing.assert_allclose(found, np.cos(X) ** 2 * V, rtol=1e-5)
+
+
+def test_both_products_hand_aux_on():
+    _, _, _, aux = ad.jvp_and_vjp(lambda x: (x**2, ("aux", x)), X, has_aux=True)
+    assert aux[0] == "aux"
+    np.testing.assert_array_equal(aux[1], X)
+
+
+def test_products_name_the_path_of_what_does_not_fit():
+    _, jvp, vjp = ad.jvp_and_vjp(function, parameters(), X)
+    with pytest.raises(ValueError, match=r"tangents\[0\]\['w'\] must have the shape"):
+        jvp(DIRECTION | {"w": jnp.ones(2)}, None)
+    with pytest.raises(TypeError, match=r"cotangent\['y'\] must have the dtype"):
+        vjp({"y": jnp.ones(3, jnp.float16), "label": None})
+
+
+# --- Taylor -------------------------------------------------------------------------------------
+
+W = np.linspace(-1, 1, 9).reshape(3, 3)
+
+SERIES = {
+    "exp": jnp.exp,
+    "polynomial": lambda x: x**3 - 2 * x,
+    "network": lambda x: jnp.tanh(jnp.array(W) @ x),
+    "relu": jax.nn.relu,  # no rule in jet, nor for those below
+    "loop": lambda x: jax.lax.fori_loop(0, 3, lambda _, x: jnp.sin(x), x),
+    "solve": lambda x: jnp.linalg.solve(jnp.eye(3) * 3 + jnp.outer(x, x), x),
+}
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_taylor_is_nested_products(name):
+    function = SERIES[name]
+    with jax.enable_x64(True):
+        x, v = np.array([0.4, -1.2, 0.7]), np.array([1.0, 0.5, -2.0])
+        found = ad.taylor(function, 3)(x, v)
+        path = lambda t: function(jnp.asarray(x) + t * jnp.asarray(v))
+        for each in found:
+            np.testing.assert_allclose(each, path(0.0), rtol=1e-8, atol=1e-10)
+            path = lambda t, path=path: jax.jvp(path, (t,), (1.0,))[1]
+
+
+def test_taylor_of_exp_is_the_series():
+    found = ad.taylor(jnp.exp, 5)(jnp.array(0.0), jnp.array(1.0))
+    coefficients = [float(each) / math.factorial(order) for order, each in enumerate(found)]
+    np.testing.assert_allclose(sum(coefficients), math.e, rtol=1e-3)
+
+
+def test_taylor_takes_trees_and_compiles():
+    derivatives = eqx.filter_jit(ad.taylor(function, 2))(parameters(), DIRECTION, X)
+    assert [each["label"] for each in derivatives] == ["sine", None, None]
+    jacobian = eqx.filter_jacfwd(function)(parameters(), X)["y"]["w"]
+    np.testing.assert_allclose(derivatives[1]["y"], jacobian @ V, rtol=1e-5)
+
+
+def test_taylor_checks_its_arguments():
+    with pytest.raises(ValueError, match="order must be an integer of at least 1, got 0"):
+        ad.taylor(jnp.sin, 0)
+    with pytest.raises(ValueError, match=r"direction must have the shape of x"):
+        ad.taylor(jnp.sin, 2)(X, jnp.ones(2))
+
+
+def test_an_error_of_the_function_is_raised_as_it_is():
+    def broken(x):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        ad.taylor(broken, 2)(X, V)
+
+
+# --- sparse -------------------------------------------------------------------------------------
+
+try:
+    import asdex
+except ImportError:  # asdex 0.5.2 imports what jax 0.12.0.1 no longer has.
+    asdex = None
+
+if asdex:
+
+    def differences(p, x):
+        return {"d": (p["u"][1:] - p["u"][:-1]) ** p["power"] * x, "label": "text"}
+
+    def test_sparse_jacobian_is_the_jacobian():
+        p = {"u": jnp.arange(5.0), "power": 3}
+        found = ad.sparse_jacobian(differences)(p, 2.0)
+        expected = ad.jacobian(differences)(p, 2.0)["d"]["u"]
+        np.testing.assert_allclose(found.todense(), expected)
+        assert found.nse == 8
+
+    def test_sparse_jacobian_compiles_and_takes_traced_arguments():
+        p = {"u": jnp.arange(5.0), "power": 3}
+        found = eqx.filter_jit(ad.sparse_jacobian(differences))(p, jnp.array(2.0))
+        expected = ad.jacobian(differences)(p, 2.0)["d"]["u"]
+        np.testing.assert_allclose(found.todense(), expected)
+
+    def test_sparse_jacobian_beside_traced_indices():
+        take = lambda x, index: x[index] ** 2
+        index = jnp.array([2, 0, 1])
+        found = eqx.filter_jit(ad.sparse_jacobian(take))(X, index)
+        np.testing.assert_allclose(found.todense(), ad.jacobian(take)(X, index))
+
+    def test_sparse_hessian_is_the_hessian():
+        energy = lambda x, k: k * jnp.sum((x[1:] - x[:-1]) ** 3)
+        found = eqx.filter_jit(ad.sparse_hessian(energy))(jnp.arange(6.0) ** 2, jnp.array(2.0))
+        expected = jax.hessian(energy)(jnp.arange(6.0) ** 2, 2.0)
+        np.testing.assert_allclose(found.todense(), expected, rtol=1e-6)
+        assert found.nse == 16
+
+    def test_sparse_hessian_is_of_a_scalar():
+        with pytest.raises(TypeError, match="needs a function whose value is a real scalar"):
+            ad.sparse_hessian(lambda x: x)(X)
+
+    def test_sparse_jacobian_says_what_it_takes():
+        with pytest.raises(TypeError, match="needs real arrays of one dtype"):
+            ad.sparse_jacobian(lambda x: x)(jax.lax.complex(X, X))
+        with pytest.raises(ValueError, match="found no floating-point array"):
+            ad.sparse_jacobian(lambda x: x)(3)
+
+else:
+
+    def test_asdex_that_does_not_run_is_named():
+        with pytest.raises(ImportError, match="does not run with jax"):
+            ad.sparse_jacobian(lambda x: x)
+
+
+# --- buffers ------------------------------------------------------------------------------------
+
+
+def test_gradient_is_written_over_the_buffers():
+    into = ad.value_and_grad_into(scalar)
+    buffers = ad.gradient_buffers(parameters())
+    pointer = buffers["w"].unsafe_buffer_pointer()
+    value, gradient = into(buffers, parameters(), X)
+    assert buffers["w"].is_deleted()
+    assert gradient["w"].unsafe_buffer_pointer() == pointer
+    expected_value, expected = eqx.filter_value_and_grad(scalar)(parameters(), X)
+    np.testing.assert_allclose(gradient["w"], expected["w"], rtol=1e-6)
+    np.testing.assert_allclose(value, expected_value, rtol=1e-6)
+
+
+def test_memory_analysis_shows_the_bytes():
+    into = ad.value_and_grad_into(scalar, mode=ad.Forward())
+    lowered = into.lower(ad.gradient_buffers(parameters()), parameters(), X)
+    assert lowered.compile().memory_analysis().alias_size_in_bytes == 12
+
+
+def test_further_arguments_are_donated_by_name():
+    into = ad.value_and_grad_into(lambda x, y: (jnp.sum(x * y), y + 1), has_aux=True, donate="y")
+    y = jnp.arange(3.0)
+    (_, aux), _ = into(ad.gradient_buffers(X), X, y)
+    assert y.is_deleted()
+    np.testing.assert_array_equal(aux, [1.0, 2.0, 3.0])
+
+
+def test_buffers_of_another_structure_are_named():
+    into = ad.value_and_grad_into(scalar)
+    with pytest.raises(
+        ValueError, match=r"gradient\['w'\] is .* \(3,\).*buffers\['w'\] is .*\(2,\)"
+    ):
+        into({"w": jnp.ones(2), "power": None, "label": None}, parameters(), X)
+
+
+def test_a_parameter_of_that_name_is_refused():
+    with pytest.raises(ValueError, match="passes the old gradient as `buffers`"):
+        ad.value_and_grad_into(lambda x, buffers: x)
+
+
+def test_donate_names_a_parameter():
+    with pytest.raises(ValueError, match="no parameter named 'z'"):
+        ad.value_and_grad_into(lambda x, y: x, donate="z")
