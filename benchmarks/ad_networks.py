@@ -87,6 +87,24 @@ def neural_ode(width: int = 16, steps: int = 64) -> Problem:
     return Problem("neural ODE", loss, start)
 
 
+def deep_network(layers: int, width: int = 6, batch: int = 128) -> Problem:
+    """The mean squared error of a narrow network: most of its memory is for what its layers put
+    out. It is not in the zoo, as finite differences of it take seconds.
+    """
+
+    def loss(model: nn.MLP, data: tuple[Array, Array]) -> Array:
+        x, y = data
+        return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+    def start() -> tuple[nn.MLP, tuple[Array, Array]]:
+        key = jax.random.key(0)
+        model = nn.MLP(width, width, width, layers - 1, activation=jnp.tanh, key=key)
+        x, y = np.random.default_rng(17).normal(size=(2, batch, width))
+        return _drawn(model, seed=18), (single(x), single(y))
+
+    return Problem(f"deep network, {layers} layers", loss, start)
+
+
 def convolutional_network(batch: int = 16) -> Problem:
     """The mean cross-entropy of a classifier of images of 8 by 8: two convolutions, each followed
     by GELU and a mean over squares of 2 by 2, and a linear layer.

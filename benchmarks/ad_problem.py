@@ -43,6 +43,13 @@ def single(array: Any) -> jax.Array:
     return jnp.asarray(np.asarray(array, np.float32))
 
 
+def in_double(tree: Any) -> Any:
+    """A pytree with its real numbers in double precision, which `jax.enable_x64` must allow."""
+    return jax.tree_util.tree_map(
+        lambda leaf: leaf.astype(jnp.float64) if eqxlike.is_inexact_array(leaf) else leaf, tree
+    )
+
+
 def by_path(unknowns: Any) -> dict[str, jax.Array]:
     """What a problem is differentiated by: the arrays of real numbers in a pytree, in its order, by
     their paths ("hidden.weight").

@@ -75,14 +75,15 @@ def hidden_markov(states: int = 3, length: int = 100) -> Problem:
     def log_density(unknowns: HiddenMarkov, data: tuple[Array]) -> Array:
         (y,) = data
         log_transition = jnp.log(unknowns.transition)
-        emissions = density.normal_each(y[:, None], unknowns.means[None], unknowns.scale)
 
-        def step(log_forward: Array, emission: Array) -> tuple[Array, None]:
+        def emission(y: Array) -> Array:
+            return density.normal_each(y, unknowns.means, unknowns.scale)
+
+        def step(log_forward: Array, y: Array) -> tuple[Array, None]:
             reached = jax.nn.logsumexp(log_forward[:, None] + log_transition, axis=0)
-            return reached + emission, None
+            return reached + emission(y), None
 
-        first = emissions[0] - math.log(states)
-        log_forward, _ = jax.lax.scan(step, first, emissions[1:])
+        log_forward, _ = jax.lax.scan(step, emission(y[0]) - math.log(states), y[1:])
         prior = density.dirichlet(unknowns.transition, 1.5)
         prior += density.normal(unknowns.means, 0.0, 5.0)
         prior += density.half_normal(unknowns.scale, 2.0)

@@ -15,7 +15,7 @@ import scipy.stats
 
 from benchmarks import ad_bayesian_network, ad_networks, ad_numpyro, ad_series, ad_zoo
 from benchmarks.ad_links import linked
-from benchmarks.ad_problem import by_path, count, floats
+from benchmarks.ad_problem import by_path, count, floats, in_double
 from benchmarks.networks import with_arrays
 from eqxlike import combine, filter_jit, filter_value_and_grad, is_inexact_array, partition
 
@@ -32,13 +32,6 @@ def numpyro_promotes():
     """NumPyro promotes ranks and dtypes."""
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
-
-
-def in_double(tree):
-    """The tree with its floats in double precision."""
-    return jax.tree_util.tree_map(
-        lambda leaf: jnp.asarray(leaf, jnp.float64) if is_inexact_array(leaf) else leaf, tree
-    )
 
 
 @pytest.mark.parametrize("problem", OF_NUMPYRO, ids=named)

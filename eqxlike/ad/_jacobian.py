@@ -90,8 +90,7 @@ def hessian(
 
     !!! example
 
-        >>> import jax
-    import jax.numpy as jnp
+        >>> import jax.numpy as jnp
         >>> from eqxlike import ad
         >>> hessian = ad.hessian(lambda x: x[0] ** 2 * x[1], (ad.Reverse(), ad.Forward()))
         >>> print(hessian(jnp.array([3.0, 5.0])))

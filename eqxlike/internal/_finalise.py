@@ -10,8 +10,8 @@ from jax.custom_derivatives import custom_jvp_call_p
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 
 from .._transforms._checks import _primitives as _checks
+from .._transforms._derivatives import _linear_call
 from ..debug import _dce
-from ..loops._flat import _linear_call
 from ._forbidden import (
     nonbatchable_p,
     nondifferentiable_backward_p,

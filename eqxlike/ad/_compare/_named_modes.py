@@ -29,7 +29,7 @@ def named_modes(modes: Modes, caller: str) -> dict[str, Mode]:
             if not isinstance(name, str):
                 raise TypeError(f"`{caller}` expects names of modes to be strings; got {name!r}.")
         named: list[tuple[Any, Any]] = list(modes.items())
-    elif isinstance(modes, Iterable):
+    elif isinstance(modes, Iterable) and not isinstance(modes, str):
         named = [(as_written(each), each) for each in modes]
     else:
         raise TypeError(

@@ -4,12 +4,11 @@ import dataclasses
 import functools
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
-
 from ..._transforms import filter_jit, filter_make_jaxpr
+from ._jaxprs import num_equations, work
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?\S+ = ", re.MULTILINE)
 
@@ -19,11 +18,13 @@ class Program:
     """A compiled function.
 
     - `run`: calls it with the arguments that it was compiled for.
+    - `work`: how much it computes, to be compared with that of others.
     - `first_call_ms`, `traced_operations`, `compiled_operations`, `peak_bytes`: see
       `ComparisonRow`.
     """
 
     run: Callable[[], Any]
+    work: int
     first_call_ms: float
     traced_operations: int
     compiled_operations: int | None
@@ -40,6 +41,7 @@ def compiled_anew(function: Callable[..., Any], args: tuple[Any, ...]) -> Progra
     text, memory = ahead.as_text(), ahead.memory_analysis()
     return Program(
         run=lambda: jitted(*args),
+        work=work(closed.jaxpr),
         first_call_ms=first_call_ms,
         traced_operations=num_equations(closed.jaxpr),
         compiled_operations=None if text is None else len(_INSTRUCTION.findall(text)),
@@ -54,21 +56,3 @@ def _another_call() -> Callable[..., Any]:
         return function(*args)
 
     return call
-
-
-def num_equations(jaxpr: Jaxpr) -> int:
-    """The number of equations of a jaxpr, with those of the jaxprs inside them."""
-    return sum(
-        1 + sum(map(num_equations, _inner_jaxprs(list(equation.params.values()))))
-        for equation in jaxpr.eqns
-    )
-
-
-def _inner_jaxprs(value: Any) -> Iterator[Jaxpr]:
-    if isinstance(value, ClosedJaxpr):
-        yield value.jaxpr
-    elif isinstance(value, Jaxpr):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _inner_jaxprs(each)

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array, Float, PyTree
 
@@ -23,7 +24,7 @@ class Subject:
     """A function and its arguments, the first of which it is differentiated by.
 
     - `has_aux`: whether it returns `(value, aux)`.
-    - `arrays`: those of the first argument that it is differentiated by.
+    - `arrays`: those of the first argument that it is differentiated by, as JAX takes them.
     - `rest`: what they were taken out of.
     - `value_dtype`: the dtype of the value.
     """
@@ -89,7 +90,7 @@ def checked_subject(
     evaluate = filter_value_and_grad(function, has_aux=has_aux, mode=_OnlyValue())
     output, _ = filter_eval_shape(evaluate, *args)
     value = output[0] if has_aux else output
-    return Subject(function, args, has_aux, arrays, rest, value.dtype)
+    return Subject(function, args, has_aux, list(map(jnp.asarray, arrays)), rest, value.dtype)
 
 
 class _OnlyValue(Mode):
