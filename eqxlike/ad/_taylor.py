@@ -45,9 +45,9 @@ def taylor(fun: Callable[..., Any], order: int) -> Callable[..., list[PyTree]]:
 
         >>> import jax.numpy as jnp
         >>> from eqxlike import ad
-        >>> value, *derivatives = ad.taylor(jnp.exp, order=3)(jnp.array(0.0), jnp.array(2.0))
+        >>> value, *derivatives = ad.taylor(lambda x: x**3, 3)(jnp.array(1.0), jnp.array(2.0))
         >>> print(*derivatives)
-        2.0 4.0 8.0
+        6.0 24.0 48.0
     """
     check_callable(fun, "ad.taylor")
     order = whole_number(order, "ad.taylor: order")

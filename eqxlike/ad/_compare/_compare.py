@@ -12,6 +12,7 @@ from .._modes import FiniteDifference, Mode
 from ._comparison import Comparison, ComparisonRow
 from ._errors import described
 from ._named_modes import Modes, as_written, named_modes
+from ._pace import Pace, pace_of
 from ._program import compiled_anew
 from ._reference import Reference, reference_gradient
 from ._subject import Subject, checked_subject
@@ -88,7 +89,8 @@ def compare(
     subject = checked_subject(f, args, has_aux, "ad.compare")
     primal = compiled_anew(subject.function, args)
     expected_value = subject.value_of(primal.run())
-    right = None if reference is None else reference_gradient(subject, reference)
+    pace = pace_of(primal, budget_s)
+    right = None if reference is None else reference_gradient(subject, reference, pace)
 
     rows: dict[str, ComparisonRow] = {}
     times = {name: Times() for name in (_PRIMAL, *named)}

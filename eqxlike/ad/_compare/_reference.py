@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -11,12 +12,18 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..._pytree import is_inexact_array
-from ..._transforms import filter_jit
-from .._modes import Mode
+from ..._transforms import filter_make_jaxpr
+from .._modes import FiniteDifference, Mode
 from ._accuracy import largest_of
+from ._errors import described
+from ._jaxprs import largest_epsilon
 from ._named_modes import as_written
 from ._one_sided import OneSided
+from ._pace import Pace
+from ._program import compiled_anew
 from ._subject import Subject, checked_subject
+
+_WAY_OUT = "Way out: another `reference`, such as `ad.Reverse()`, or none, `reference=None`."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,88 +36,100 @@ class Reference:
 
     name: str
     gradients: list[np.ndarray]
-    _subject: Subject
+    _wide: Subject
+    _epsilons: list[float]
     _mode: Mode
 
     @functools.cached_property
     def doubts(self) -> list[np.ndarray]:
         """How far each derivative is uncertain; computed on first use.
 
-        It may be so for two reasons. Where the arguments are rounded differently, in the precision
-        that they have, the right gradient is another one; at a minimum nothing else is left of it.
-        And differences tell no derivative where the function has a kink, or is rounded itself:
-        there those to the one side differ from those to the other.
+        It is so for two reasons. Where the arguments are rounded otherwise, in the precision that
+        they were given in, the right gradient is another one; near a minimum that is all of it. And
+        differences tell no derivative where the function has a kink, or computes in less than
+        double precision: there those to the one side differ from those to the other.
         """
-        moved = gradients_in_float64(_moved(self._subject), self._mode)
-        doubts = [
+        doubts = []
+        for other, right in zip(_gradients(self._rounded(), self._mode), self.gradients, strict=True):
             # Each operation rounds, not the arguments alone.
-            np.full(right.shape, 16 * largest_of(other - right))
-            for other, right in zip(moved, self.gradients, strict=True)
-        ]
-        if not getattr(self._mode, "only_evaluates", False):
+            doubts.append(np.full(right.shape, 16 * largest_of(other - right)))
+        if not isinstance(self._mode, FiniteDifference):
             return doubts
         for side in (1, -1):
-            others = gradients_in_float64(self._subject, OneSided(side=side))
+            others = _gradients(self._wide, OneSided(side=side, step=self._step()))
             for doubt, other, right in zip(doubts, others, self.gradients, strict=True):
-                apart = np.abs(other - right)
                 # Outside of the domain of the function nobody knows.
-                apart = np.where(np.isfinite(apart), apart, np.inf)
+                apart = np.where(np.isfinite(other), np.abs(other - right), np.inf)
                 # Rounding is random: what it does to one derivative it may do to all.
                 doubt += 3 * (apart + np.median(apart)) if apart.size else 0
         return doubts
 
+    def _rounded(self) -> Subject:
+        """The subject with arguments that are off by a rounding error."""
+        generator = np.random.default_rng(0)
+        arrays = [
+            np.asarray(array) * (1 + epsilon * generator.choice([-1.0, 1.0], array.shape))
+            for array, epsilon in zip(self._wide.arrays, self._epsilons, strict=True)
+        ]
+        args = (self._wide.rest.merge(arrays), *self._wide.args[1:])
+        return dataclasses.replace(self._wide, args=args)
 
-def reference_gradient(subject: Subject, mode: Mode) -> Reference:
+    def _step(self) -> float | None:
+        """A step that is seen in a function that computes in less than double precision."""
+        with jax.enable_x64(True):
+            program, _, _ = filter_make_jaxpr(self._wide.function)(*self._wide.args)
+        epsilon = largest_epsilon(program.jaxpr)
+        return math.cbrt(epsilon) if epsilon > np.finfo(np.float64).eps else None
+
+
+def reference_gradient(subject: Subject, mode: Mode, pace: Pace) -> Reference:
     """The gradient by `mode` in double precision.
 
-    **Raises:** `ValueError` if it is not finite, or there is none.
+    **Raises:** `ValueError` if it is not finite, or there is none, or it would take too long.
     """
     name = as_written(mode)
     try:
-        gradients = gradients_in_float64(subject, mode)
+        wide = _in_float64(subject)
+        gradients = _gradients(wide, mode, pace)
     except Exception as error:
         raise ValueError(
-            f"`ad.compare`: the reference, {name}, has no gradient in float64: "
-            f"{type(error).__name__}: {error} The arguments are cast to float64, and what the "
-            "function closes over is not. Way out: a function that computes in the precision of "
-            "its arguments, another `reference`, or `reference=None`, which compares with none."
+            f"`ad.compare`: the reference, {name}, has no gradient in float64: {described(error)}\n"
+            "The arguments are cast to float64, and what a plain function closes over is not. "
+            f"{_WAY_OUT}"
         ) from error
     for place, gradient in enumerate(gradients):
         if num_bad := int(np.sum(~np.isfinite(gradient))):
             raise ValueError(
                 f"`ad.compare`: the reference, {name}, is not finite in float64: {num_bad} of the "
-                f"{gradient.size} derivatives by {subject.path_of(place)}. Way out: arguments "
-                "where the function is smooth, another `reference`, or `reference=None`, which "
-                "compares with none."
+                f"{gradient.size} derivatives by {subject.path_of(place)}. Is the function smooth "
+                f"at these arguments, and defined near by? {_WAY_OUT}"
             )
-    return Reference(name, gradients, subject, mode)
+    epsilons = [float(jnp.finfo(array.dtype).eps) for array in subject.arrays]
+    return Reference(name, gradients, wide, epsilons, mode)
 
 
-def gradients_in_float64(subject: Subject, mode: Mode) -> list[np.ndarray]:
-    """The gradient by `mode`, with all floating-point arrays in double precision."""
+class _TakesTooLong(Exception):
+    pass
+
+
+def _gradients(wide: Subject, mode: Mode, pace: Pace | None = None) -> list[np.ndarray]:
     with jax.enable_x64(True):
-        function, args = _in_float64((subject.function, subject.args))
-        wide = checked_subject(function, args, subject.has_aux, "ad.compare")
-        _, gradient = filter_jit(wide.value_and_grad(mode))(*args)
+        program = compiled_anew(wide.value_and_grad(mode), wide.args)
+        complaint = pace and pace.complaint(program)
+        if complaint:
+            raise _TakesTooLong(complaint)
+        _, gradient = program.run()
         return [np.asarray(each) for each in wide.gradients_in(gradient)]
 
 
-def _in_float64(tree: PyTree) -> PyTree:
+def _in_float64(subject: Subject) -> Subject:
+    """The subject with all floating-point arrays in double precision."""
+
     def cast(leaf: Any) -> Any:
         if not is_inexact_array(leaf):
             return leaf
         return jnp.asarray(leaf, jnp.complex128 if jnp.iscomplexobj(leaf) else jnp.float64)
 
-    return jtu.tree_map(cast, tree)
-
-
-def _moved(subject: Subject) -> Subject:
-    """The subject in double precision, with arguments that are off by a rounding error."""
-    generator = np.random.default_rng(0)
     with jax.enable_x64(True):
-        arrays = []
-        for array in subject.arrays:
-            signs = generator.choice([-1.0, 1.0], array.shape)
-            arrays.append(_in_float64(array) * (1 + signs * float(jnp.finfo(array.dtype).eps)))
-    args = (subject.rest.merge(arrays), *subject.args[1:])
-    return dataclasses.replace(subject, args=args)
+        function, args = jtu.tree_map(cast, (subject.function, subject.args))
+        return checked_subject(function, args, subject.has_aux, "ad.compare")

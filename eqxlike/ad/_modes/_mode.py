@@ -30,18 +30,15 @@ class Mode(Module):
 
     !!! example
 
-        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> import eqxlike as eqx, jax.numpy as jnp
         >>> from eqxlike import ad
-        >>> class ComplexStep(ad.Mode):
+        >>> class Clipped(ad.Mode):
+        ...     limit: float = eqx.field(static=True)
         ...     def value_and_grad(self, function, arrays):
-        ...         value, aux = function(arrays)
-        ...         (x,) = arrays  # of one real array, of shape ()
-        ...         moved, _ = function([x + 1e-20j])
-        ...         return (value, aux), [moved.imag / 1e-20]
-        >>> square = lambda x: x**2
-        >>> mode = ComplexStep()
-        >>> print(mode.value_and_grad(lambda arrays: (square(*arrays), []), [jnp.array(3.0)])[1])
-        [Array(6., dtype=float32)]
+        ...         value_and_aux, gradient = ad.Reverse().value_and_grad(function, arrays)
+        ...         return value_and_aux, [each.clip(-self.limit, self.limit) for each in gradient]
+        >>> print(eqx.filter_grad(lambda x: x**2, mode=Clipped(1.0))(jnp.array(3.0)))
+        1.0
     """
 
     has_batching: ClassVar[bool] = True
