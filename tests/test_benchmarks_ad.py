@@ -2,7 +2,9 @@
 read.
 """
 
+import dataclasses
 import itertools
+import json
 import math
 
 import equinox
@@ -13,11 +15,23 @@ import pytest
 import scipy.integrate
 import scipy.stats
 
-from benchmarks import ad_bayesian_network, ad_networks, ad_numpyro, ad_series, ad_zoo
+from benchmarks import (
+    ad_bayesian,
+    ad_bayesian_network,
+    ad_modes,
+    ad_networks,
+    ad_numpyro,
+    ad_peer_rows,
+    ad_peers,
+    ad_series,
+    ad_tables,
+    ad_zoo,
+)
 from benchmarks.ad_links import linked
 from benchmarks.ad_problem import by_path, count, floats, in_double
+from benchmarks.ad_targets import targets
 from benchmarks.networks import with_arrays
-from eqxlike import combine, filter_jit, filter_value_and_grad, is_inexact_array, partition
+from eqxlike import ad, combine, filter_jit, filter_value_and_grad, is_inexact_array, partition
 
 ALL = [*itertools.chain.from_iterable(map(ad_zoo.in_all_spaces, ad_zoo.PROBLEMS))]
 OF_NUMPYRO = [problem for problem in ALL if problem.name in ad_numpyro.MODELS]
@@ -195,3 +209,97 @@ def test_network_computes_what_layers_of_equinox_do(make):
 def test_what_is_free_has_no_link():
     with pytest.raises(ValueError, match=r"^LSTM has no constraints: its unknowns are free as the"):
         linked(ad_networks.lstm())
+
+
+@pytest.fixture
+def only_reverse(monkeypatch):
+    """The command compiles one mode alone, and measures nothing beside."""
+    monkeypatch.setattr(ad_modes, "modes", lambda: {"Reverse": ad.Reverse()})
+
+
+def test_command_writes_what_it_prints(only_reverse, tmp_path, capsys):
+    path = tmp_path / "ad.json"
+    assert ad_modes.main(["--models", "^Dirichlet", "--rounds", "1", "--json", str(path)]) == 0
+    written = json.loads(path.read_text())
+    assert written["is_complete"]
+    assert [(row["name"], row["space"], row["unknowns"]) for row in written["rows"]] == [
+        ("Dirichlet-categorical", "standard", 6),
+        ("Dirichlet-categorical", "linked", 5),
+    ]
+    printed = capsys.readouterr().out
+    assert printed.strip() == ad_tables.render(written, targets(written), markdown=False)
+    assert "- reached: every JAX mode is ok on every model: 4 of 4" in printed
+
+
+def test_command_says_which_models_there_are(capsys):
+    assert ad_modes.main(["--models", "no such"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "benchmarks.ad_modes: no case matches 'no such'; there are\n  Bayesian network, 21 unknowns"
+    )
+
+
+def test_peers_have_the_same_gradient(monkeypatch):
+    names = (ad_peers.OURS, ad_peers.FLAT, ad_peers.MODULE, ad_peers.NUMPYRO)
+    peers = {name: ad_peers.PEERS[name] for name in names}
+    monkeypatch.setattr(ad_peer_rows, "PEERS", peers)
+    rows, notes = ad_peer_rows.peer_rows(linked(ad_bayesian.eight_schools()), rounds=1)
+    assert [(row.mode, row.verdict, row.explanation) for row in rows] == [
+        (name, "ok", "") for name in names
+    ]
+    assert notes == []
+
+
+def test_a_peer_that_fails_or_errs_stops_no_other(monkeypatch):
+    problem = ad_bayesian.dirichlet_categorical()
+
+    def wrong(problem):
+        right = ad_peers.on_flat_arrays(problem)
+        return dataclasses.replace(
+            right, by_path=lambda returned: {"probabilities": 2 * returned[1][0]}
+        )
+
+    def failing(problem):
+        raise RuntimeError("no memory")
+
+    def missing(problem):
+        raise ImportError("No module named 'peer'")
+
+    def elsewhere(problem):
+        raise LookupError("not stated")
+
+    peers = {"wrong": wrong, "failing": failing, "missing": missing, "elsewhere": elsewhere}
+    monkeypatch.setattr(ad_peer_rows, "PEERS", peers)
+    rows, notes = ad_peer_rows.peer_rows(problem, rounds=1)
+    assert [(row.mode, row.verdict, row.explanation) for row in rows] == [
+        ("wrong", "wrong", "the gradient of probabilities is off by 1.0e+00, more than 0.0001"),
+        ("failing", "error", "RuntimeError: no memory"),
+    ]
+    assert notes == ["missing is left out: No module named 'peer'"]
+
+
+def mode_row(mode, **fields):
+    row = {"mode": mode, "verdict": "ok", "gradient_us": 10.0, "ratio": 2.0, "peak_bytes": 100}
+    return row | fields
+
+
+def test_targets_name_what_is_worst():
+    modes = [
+        mode_row("Reverse", ratio=3.0),
+        mode_row("Auto", gradient_us=12.0),
+        mode_row("Forward", verdict="wrong", gradient_us=1.0, peak_bytes=601),
+        mode_row("Forward(64)", peak_bytes=64),
+    ]
+    row = {"name": "model", "space": "linked", "unknowns": 601, "modes": modes, "peers": []}
+    report = {
+        "rows": [row],
+        "beside": {"checkpointed": 0.4, "parallel primal": 1.3, "parallel gradient": 1.3},
+    }
+    assert [(each.found, each.is_reached) for each in targets(report)] == [
+        ("3 of 4, not model, linked by Forward: wrong", False),
+        ("3.00 (model, linked)", False),
+        ("1.20 (model, linked)", False),
+        ("1.00 (model, linked)", True),
+        ("0.40 (temporary memory)", True),
+        ("1.30 (primal)", False),
+        ("1.00 (of their ratios)", True),
+    ]

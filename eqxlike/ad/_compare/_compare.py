@@ -91,6 +91,7 @@ def compare(
     expected_value = subject.value_of(primal.run())
     pace = pace_of(primal, budget_s)
     right = None if reference is None else reference_gradient(subject, reference, pace)
+    trial = _Trial(subject, expected_value, right, tolerance, pace)
 
     rows: dict[str, ComparisonRow] = {}
     times = {name: Times() for name in (_PRIMAL, *named)}
@@ -106,7 +107,7 @@ def compare(
     try:
         calls: dict[str, Call] = {_PRIMAL: lambda: subject.value_of(primal.run())}
         for name, mode in named.items():
-            rows[name], call = _checked_row(subject, name, mode, expected_value, right, tolerance)
+            rows[name], call = trial.row(name, mode)
             if call is not None:
                 calls[name] = call
         time_beside(_PRIMAL, calls, times, rounds=rounds, budget_s=budget_s)
@@ -127,35 +128,39 @@ def _positive(value: Any, name: str) -> float:
     return number
 
 
-def _checked_row(
-    subject: Subject,
-    name: str,
-    mode: Mode,
-    expected_value: Any,
-    reference: Reference | None,
-    tolerance: float | None,
-) -> tuple[ComparisonRow, Call | None]:
-    """The row of a mode without its times, and what to time; nothing if it failed."""
-    row = ComparisonRow(name, "error")
-    try:
-        program = compiled_anew(subject.value_and_grad(mode), subject.args)
-        row = dataclasses.replace(
-            row,
-            first_call_ms=program.first_call_ms,
-            traced_operations=program.traced_operations,
-            compiled_operations=program.compiled_operations,
-            peak_bytes=program.peak_bytes,
-        )
-        output, gradient = program.run()
-        judgement = judged(
-            subject, (subject.value_of(output), gradient), expected_value, reference, tolerance
-        )
-    except Exception as error:
-        return dataclasses.replace(row, explanation=described(error)), None
-    # `run` alone is held, not what it returned.
-    run = program.run
-    row = dataclasses.replace(row, **dataclasses.asdict(judgement))
-    return row, lambda: subject.value_of(run()[0])
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """What each mode is put through before it is timed; see `judged` and `Pace`."""
+
+    subject: Subject
+    expected_value: Any
+    reference: Reference | None
+    tolerance: float | None
+    pace: Pace
+
+    def row(self, name: str, mode: Mode) -> tuple[ComparisonRow, Call | None]:
+        """The row of a mode without its times, and what to time; `None` if it failed."""
+        subject = self.subject
+        row = ComparisonRow(name, "error")
+        try:
+            program = compiled_anew(subject.value_and_grad(mode), subject.args)
+            row = dataclasses.replace(
+                row,
+                first_call_ms=program.first_call_ms,
+                traced_operations=program.traced_operations,
+                compiled_operations=program.compiled_operations,
+                peak_bytes=program.peak_bytes,
+            )
+            if complaint := self.pace.complaint(program):
+                what = f"Not run: {complaint}. Where that is wanted, give a larger `budget_s`."
+                return dataclasses.replace(row, explanation=what), None
+            output, gradient = program.run()
+            found = subject.value_of(output), gradient
+            judgement = judged(subject, found, self.expected_value, self.reference, self.tolerance)
+        except Exception as error:
+            return dataclasses.replace(row, explanation=described(error)), None
+        row = dataclasses.replace(row, **dataclasses.asdict(judgement))
+        return row, lambda: subject.value_of(program.run()[0])
 
 
 def _with_times(row: ComparisonRow, times: Times, primal: Times) -> ComparisonRow:

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from ..._pytree import is_inexact_array
 from ..._transforms import filter_make_jaxpr
-from .._modes import FiniteDifference, Mode
+from .._modes import Mode
 from ._accuracy import largest_of
 from ._errors import described
 from ._jaxprs import largest_epsilon
@@ -50,10 +50,12 @@ class Reference:
         double precision: there those to the one side differ from those to the other.
         """
         doubts = []
-        for other, right in zip(_gradients(self._rounded(), self._mode), self.gradients, strict=True):
+        for other, right in zip(
+            _gradients(self._rounded(), self._mode), self.gradients, strict=True
+        ):
             # Each operation rounds, not the arguments alone.
             doubts.append(np.full(right.shape, 16 * largest_of(other - right)))
-        if not isinstance(self._mode, FiniteDifference):
+        if not getattr(self._mode, "only_evaluates", False):
             return doubts
         for side in (1, -1):
             others = _gradients(self._wide, OneSided(side=side, step=self._step()))
@@ -91,6 +93,10 @@ def reference_gradient(subject: Subject, mode: Mode, pace: Pace) -> Reference:
     try:
         wide = _in_float64(subject)
         gradients = _gradients(wide, mode, pace)
+    except _TakesTooLong as error:
+        raise ValueError(
+            f"`ad.compare`: the reference, {name}, would take too long: {error}. {_WAY_OUT}"
+        ) from None
     except Exception as error:
         raise ValueError(
             f"`ad.compare`: the reference, {name}, has no gradient in float64: {described(error)}\n"

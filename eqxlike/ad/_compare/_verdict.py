@@ -109,18 +109,15 @@ def _compared(
         return Judgement("ok", "", error, path)
     found = errors(reference.doubts)
     if all(each.is_ok for each in found):
-        what = f"{path} is off by {error:.1e}, but no more than {reference.name} may be"
-        return Judgement("ok", f"{what}, or rounding of the arguments explains.", error, path)
+        what = f"The gradient by {path} is off by {error:.1e} of its size, and the reference is as"
+        what += " uncertain: a kink, a minimum, or low precision inside the function."
+        return Judgement("ok", what, error, path)
     worst = max(found, key=lambda each: each.beyond_doubt / each.tolerance)
     passing = max(each.beyond_doubt for each in found)
-    what = f"{subject.path_of(worst.place)} is off by {worst.error:.1e} of its size"
-    return Judgement(
-        "wrong",
-        f"{what}; the tolerance is {worst.tolerance:.1e}, and {_rounded_up(passing)} would have "
-        "passed.",
-        error,
-        subject.path_of(worst.place),
-    )
+    path = subject.path_of(worst.place)
+    what = f"The gradient by {path} is off by {worst.error:.1e} of its size. The tolerance is"
+    what += f" {worst.tolerance:.1e}; {_rounded_up(passing)} would have passed."
+    return Judgement("wrong", what, error, path)
 
 
 def _rounded_up(number: float) -> str:
