@@ -1,0 +1,142 @@
+"""Modes of differentiation on a zoo of models: which are right, how fast, and in how much memory.
+
+Each model of `benchmarks.ad_zoo` is compared by `eqxlike.ad.compare`, in standard space and, where
+its unknowns have constraints, in linked (unconstrained) space. With `--peers`, gradients by
+hand-written JAX, NumPyro and PyTorch are timed beside `filter_value_and_grad`, those that are
+installed. At the end stands what the modes are to reach, and what they did; parallel branches and
+the memory of a deep network, which belong there, are measured with the whole zoo alone. Ctrl-C
+prints the rows that are finished.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from benchmarks import ad_tables, ad_zoo, command, report
+from benchmarks.ad_beside import measure_beside
+from benchmarks.ad_peer_rows import peer_rows
+from benchmarks.ad_problem import Problem, count, in_double
+from benchmarks.ad_targets import targets
+from benchmarks.cases import find
+from eqxlike import ad
+from eqxlike._numbers import whole_number_in
+from eqxlike._timing import installed_version
+
+NAME = "benchmarks.ad_modes"
+ROUNDS = command.Rounds(default=30, quick=5)
+
+MODES: Mapping[str, ad.Mode] = {
+    "Reverse": ad.Reverse(),
+    "Checkpointed": ad.Checkpointed(),
+    "Forward": ad.Forward(),
+    "Forward(64)": ad.Forward(64),
+    "Auto": ad.Auto(),
+}
+
+DIFFERENCES = "FiniteDifference(4), float64"
+DIFFERENCES_TOLERANCE = 1e-6
+"""Finite differences of order 4 have about so many digits in double precision, and in single
+precision, where their steps are of 0.04, next to none.
+"""
+
+
+def modes() -> dict[str, ad.Mode]:
+    """The modes to compare, by the name of their column: Enzyme is one where it is installed."""
+    enzyme = {} if installed_version("enzyme-ad") is None else {"Enzyme": ad.Enzyme()}
+    return {**MODES, **enzyme}
+
+
+def measured(problem: Problem, rounds: int, *, with_peers: bool) -> dict[str, Any]:
+    """One row of the report: a problem in all modes and, if asked for, by its peers."""
+    unknowns, data = problem.start()
+    found = ad.compare(problem.function, unknowns, data, modes=modes(), rounds=rounds).rows
+    with jax.enable_x64(True):
+        differences = ad.compare(
+            problem.function,
+            *in_double((unknowns, data)),
+            modes={DIFFERENCES: ad.FiniteDifference(4)},
+            reference=ad.Reverse(),
+            tolerance=DIFFERENCES_TOLERANCE,
+            rounds=rounds,
+        ).rows
+    row = {
+        "name": problem.name,
+        "space": problem.space,
+        "unknowns": count(unknowns),
+        "modes": [dataclasses.asdict(each) for each in (*found, *differences)],
+        "peers": [],
+        "notes": [],
+    }
+    if with_peers:
+        peers, row["notes"] = peer_rows(problem, rounds)
+        row["peers"] = [dataclasses.asdict(each) for each in peers]
+    return row
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {NAME}",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--models", default="", metavar="REGEX", help="only models that it finds")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--peers", action="store_true", help="time other libraries beside ours")
+    parser.add_argument(
+        "--rounds",
+        type=whole_number_in,
+        metavar="N",
+        help=f"default {ROUNDS.default}; quote from 15 or more",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{ROUNDS.quick} rounds: a first look, not for quoting"
+    )
+    parser.add_argument("--markdown", action="store_true", help="Markdown instead of plain text")
+    options = parser.parse_args(arguments)
+    options.rounds = options.rounds or (ROUNDS.quick if options.quick else ROUNDS.default)
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compares and prints.
+
+    **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
+    """
+    options = parse(arguments)
+    result = report.new_report({"rounds": options.rounds})
+    for name in ("numpyro", "torch", "enzyme-ad"):
+        result["machine"][name] = installed_version(name)
+    try:
+        found = find(options.models, ad_zoo.PROBLEMS)
+        problems = [each for problem in found for each in ad_zoo.in_all_spaces(problem)]
+        if options.json is not None:
+            report.write(result, options.json)
+    except (ImportError, OSError, ValueError) as error:
+        print(f"{NAME}: {error}", file=sys.stderr)
+        return 2
+
+    def one(problem: Problem) -> dict[str, Any]:
+        return measured(problem, options.rounds, with_peers=options.peers)
+
+    status = 0
+    try:
+        command.run(problems, result, options.json, one)
+        if not options.models:
+            result["beside"] = measure_beside(options.rounds)
+        if options.json is not None:
+            report.write(result, options.json)
+    except KeyboardInterrupt:
+        print("interrupted; these rows are finished:", file=sys.stderr)
+        status = 130
+    print(ad_tables.render(result, targets(result), markdown=options.markdown))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

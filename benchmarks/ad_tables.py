@@ -1,0 +1,116 @@
+"""The report of `benchmarks.ad_modes` as tables: a row a model, a column a mode or a peer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks import table
+from benchmarks.ad_targets import Target, title
+
+Cell = Callable[[Mapping[str, Any]], str]
+
+
+def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool) -> str:
+    """The tables of a report, the machine it was measured on, the targets and the notes.
+
+    **Arguments:**
+
+    - `report`: as `benchmarks.ad_modes` makes it.
+    - `found`: the targets, as `benchmarks.ad_targets` finds them.
+    - `markdown`: whether to write Markdown rather than plain aligned text.
+    """
+    rows = report["rows"]
+    if not rows:
+        return "no models were measured"
+    draw = table.markdown_table if markdown else table.text_table
+    parts = [
+        "Value and gradient, microseconds a call until the result is ready (ratio to the value "
+        f"alone)\n\n{draw(cells(rows, 'modes', _time, ('unknowns', 'primal')))}",
+        "Largest relative error of the gradient: that of float32 to finite differences in float64, "
+        "and that of these to reverse mode\n\n"
+        f"{draw(cells(rows, 'modes', _error))}",
+        f"Temporary memory, kB\n\n{draw(cells(rows, 'modes', _peak))}",
+        f"Trace and compile, milliseconds\n\n{draw(cells(rows, 'modes', _first))}",
+    ]
+    if any(row["peers"] for row in rows):
+        parts.append(
+            "Peers: value and gradient, microseconds a call until the result is ready (ratio to "
+            f"the value alone)\n\n{draw(cells(rows, 'peers', _time))}"
+        )
+    if found:
+        parts.append("Targets\n\n" + "\n".join(map(_line, found)))
+    parts.append(table.describe(report))
+    notes = {note for row in rows for note in row["notes"]} | set(_explanations(rows))
+    if notes:
+        parts.append("\n".join(sorted(notes)))
+    return "\n\n".join(parts)
+
+
+def cells(
+    rows: Sequence[Mapping[str, Any]], of: str, cell: Cell, first: Sequence[str] = ()
+) -> list[list[str]]:
+    """The cells of one table, headings first.
+
+    **Arguments:**
+
+    - `rows`: the rows of a report.
+    - `of`: "modes" or "peers", what the columns are.
+    - `cell`: the text of a column in a row.
+    - `first`: the columns that go before, of "unknowns" and "primal".
+    """
+    names = list(dict.fromkeys(each["mode"] for row in rows for each in row[of]))
+    lines = [["", *first, *names]]
+    for row in rows:
+        before = {"unknowns": str(row["unknowns"]), "primal": _primal(row)}
+        own = {each["mode"]: _verdict_or(cell, each) for each in row[of]}
+        if own:
+            own_cells = [own.get(name, "") for name in names]
+            lines.append([title(row), *(before[name] for name in first), *own_cells])
+    return lines
+
+
+def _verdict_or(cell: Cell, of: Mapping[str, Any]) -> str:
+    """The cell, and the verdict beside it unless it is `ok`."""
+    text = cell(of)
+    return text if of["verdict"] == "ok" else f"{text} {of['verdict']}".strip()
+
+
+def _primal(row: Mapping[str, Any]) -> str:
+    times = [mode["primal_us"] for mode in row["modes"] if mode["primal_us"] is not None]
+    return _number(times[0]) if times else ""
+
+
+def _time(of: Mapping[str, Any]) -> str:
+    if of["gradient_us"] is None:
+        return ""
+    return f"{_number(of['gradient_us'])} ({of['ratio']:.2f})"
+
+
+def _error(of: Mapping[str, Any]) -> str:
+    return "" if of["max_relative_error"] is None else f"{of['max_relative_error']:.0e}"
+
+
+def _peak(of: Mapping[str, Any]) -> str:
+    return "" if of["peak_bytes"] is None else _number(of["peak_bytes"] / 1000)
+
+
+def _first(of: Mapping[str, Any]) -> str:
+    return "" if of["first_call_ms"] is None else f"{of['first_call_ms']:.0f}"
+
+
+def _number(number: float) -> str:
+    """With at most three digits, or as an integer."""
+    return f"{number:.{sum(number < power for power in (100, 10))}f}"
+
+
+def _line(target: Target) -> str:
+    return f"- {'reached' if target.is_reached else 'missed'}: {target.aim}: {target.found}"
+
+
+def _explanations(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The first line of why a verdict is what it is."""
+    return [
+        f"{title(row)}, {each['mode']}: {each['explanation'].splitlines()[0]}"
+        for row in rows
+        for each in (*row["modes"], *row["peers"])
+        if each["explanation"]
+    ]

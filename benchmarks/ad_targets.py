@@ -1,0 +1,128 @@
+"""What the modes are to reach on the zoo, and what they did in one run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.ad_peers import FLAT, MODULE, NUMPYRO
+
+NOT_OF_JAX = ("Enzyme",)
+"""The modes whose rows stand as they come out."""
+
+Row = Mapping[str, Any]
+
+
+class Target(NamedTuple):
+    """One thing to reach, what was found, and whether that reaches it."""
+
+    aim: str
+    found: str
+    is_reached: bool
+
+
+def targets(report: Mapping[str, Any]) -> list[Target]:
+    """The targets that the rows of a report speak of."""
+    rows = report["rows"]
+    return [
+        *_all_are_right(rows),
+        *_at_most("reverse gradient / primal, 21 to 601 unknowns", 2.5, _of_reverse(rows)),
+        *_at_most("Auto / fastest mode", 1.1, _of_auto(rows)),
+        *_at_most(f"filter_value_and_grad / {MODULE}", 1.02, _to_peer(rows, MODULE)),
+        *_at_most(f"filter_value_and_grad / {FLAT}", 1.02, _to_peer(rows, FLAT)),
+        *_at_most(
+            "filter_value_and_grad / NumPyro, Bayesian networks",
+            1.0,
+            _to_peer([row for row in rows if row["name"].startswith("Bayesian")], NUMPYRO),
+        ),
+        *_at_most("peak of Forward(64) / what 64 directions of Forward need", 1.5, _chunk(rows)),
+        *_of_beside(report.get("beside") or {}),
+    ]
+
+
+def title(row: Row) -> str:
+    """The name of a row: the model, and the space where there are two."""
+    return f"{row['name']}, linked" if row["space"] == "linked" else row["name"]
+
+
+def _all_are_right(rows: Sequence[Row]) -> Iterator[Target]:
+    verdicts = {
+        f"{title(row)} by {mode['mode']}": mode["verdict"]
+        for row in rows
+        for mode in row["modes"]
+        if mode["mode"] not in NOT_OF_JAX
+    }
+    wrong = [f"{name}: {verdict}" for name, verdict in verdicts.items() if verdict != "ok"]
+    if verdicts:
+        found = f"{len(verdicts) - len(wrong)} of {len(verdicts)}"
+        yield Target(
+            "every JAX mode is ok on every model", ", not ".join([found, *wrong]), not wrong
+        )
+
+
+def _at_most(aim: str, limit: float, found: Mapping[str, float]) -> Iterator[Target]:
+    """The target that no number is above the limit; nothing if there is none."""
+    if not found:
+        return
+    worst = max(found, key=lambda name: found[name])
+    numbers = sorted(found.values())
+    middle = f", median {numbers[len(numbers) // 2]:.2f}" if len(numbers) > 2 else ""
+    text = f"{found[worst]:.2f} ({worst}){middle}"
+    yield Target(f"{aim}: at most {limit:g}", text, found[worst] <= limit)
+
+
+def _of_mode(row: Row, name: str) -> Mapping[str, Any]:
+    """What there is of a mode in a row; an empty mapping if it failed."""
+    found = [mode for mode in row["modes"] if mode["mode"] == name and mode["gradient_us"]]
+    return found[0] if found else {}
+
+
+def _of_reverse(rows: Sequence[Row]) -> dict[str, float]:
+    return {
+        title(row): reverse["ratio"]
+        for row in rows
+        if 21 <= row["unknowns"] <= 601 and (reverse := _of_mode(row, "Reverse"))
+    }
+
+
+def _of_auto(rows: Sequence[Row]) -> dict[str, float]:
+    found = {}
+    for row in rows:
+        right = [
+            mode["gradient_us"]
+            for mode in row["modes"]
+            if mode["verdict"] == "ok" and mode["gradient_us"] and mode["mode"] not in NOT_OF_JAX
+        ]
+        if auto := _of_mode(row, "Auto"):
+            found[title(row)] = auto["gradient_us"] / min(right, default=auto["gradient_us"])
+    return found
+
+
+def _to_peer(rows: Sequence[Row], peer: str) -> dict[str, float]:
+    """The times of ours, relative to those of a peer."""
+    return {
+        title(row): 1 / each["to_ours"]
+        for row in rows
+        for each in row["peers"]
+        if each["mode"] == peer and each["to_ours"]
+    }
+
+
+def _chunk(rows: Sequence[Row]) -> dict[str, float]:
+    return {
+        title(row): chunk["peak_bytes"] / (every["peak_bytes"] * 64 / row["unknowns"])
+        for row in rows
+        if row["unknowns"] == 601
+        and (chunk := _of_mode(row, "Forward(64)"))
+        and (every := _of_mode(row, "Forward"))
+    }
+
+
+def _of_beside(ratios: Mapping[str, float]) -> Iterator[Target]:
+    """The targets of what is measured beside the zoo, by the names of `ad_beside`."""
+    if not ratios:
+        return
+    checkpointed = {"temporary memory": ratios["checkpointed"]}
+    yield from _at_most("Checkpointed / Reverse, 64 layers", 0.5, checkpointed)
+    parallel = {name: ratios[f"parallel {name}"] for name in ("primal", "gradient")}
+    yield from _at_most("parallel branches / one dense layer", 1.2, parallel)
+    to_primal = {"of their ratios": parallel["gradient"] / parallel["primal"]}
+    yield from _at_most("gradient / primal of branches / of one dense layer", 1.0, to_primal)
