@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from benchmarks import ad_tables, ad_zoo, command, report
+from benchmarks import ad_enzyme, ad_tables, ad_zoo, command, report
 from benchmarks.ad_beside import measure_beside
 from benchmarks.ad_peer_rows import peer_rows
 from benchmarks.ad_problem import Problem, count, in_double
@@ -45,16 +45,24 @@ precision, where their steps are of 0.04, next to none.
 """
 
 
-def modes() -> dict[str, ad.Mode]:
-    """The modes to compare, by the name of their column: Enzyme is one where it is installed."""
-    enzyme = {} if installed_version("enzyme-ad") is None else {"Enzyme": ad.Enzyme()}
-    return {**MODES, **enzyme}
+def modes_for(problem: Problem) -> tuple[dict[str, ad.Mode], list[ad.ComparisonRow]]:
+    """The modes to compare by the names of their columns, and the rows of those that fail.
+
+    Enzyme is one where it is installed.
+    """
+    if installed_version("enzyme-ad") is None:
+        return {**MODES}, []
+    failure = ad_enzyme.failure(problem)
+    if failure is not None:
+        return {**MODES}, [failure]
+    return {**MODES, ad_enzyme.MODE: ad.Enzyme()}, []
 
 
 def measured(problem: Problem, rounds: int, *, with_peers: bool) -> dict[str, Any]:
     """One row of the report: a problem in all modes and, if asked for, by its peers."""
     unknowns, data = problem.start()
-    found = ad.compare(problem.function, unknowns, data, modes=modes(), rounds=rounds).rows
+    modes, failures = modes_for(problem)
+    found = ad.compare(problem.function, unknowns, data, modes=modes, rounds=rounds).rows
     with jax.enable_x64(True):
         differences = ad.compare(
             problem.function,
@@ -68,7 +76,7 @@ def measured(problem: Problem, rounds: int, *, with_peers: bool) -> dict[str, An
         "name": problem.name,
         "space": problem.space,
         "unknowns": count(unknowns),
-        "modes": [dataclasses.asdict(each) for each in (*found, *differences)],
+        "modes": [dataclasses.asdict(each) for each in (*found, *failures, *differences)],
         "peers": [],
         "notes": [],
     }

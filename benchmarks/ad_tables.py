@@ -6,6 +6,9 @@ from typing import Any
 from benchmarks import table
 from benchmarks.ad_targets import Target, title
 
+MOST = 200
+"""So many characters are shown of an explanation, which may be one of several pages."""
+
 Cell = Callable[[Mapping[str, Any]], str]
 
 
@@ -107,9 +110,9 @@ def _line(target: Target) -> str:
 
 
 def _explanations(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The first line of why a verdict is what it is."""
+    """Why a verdict is what it is, in one line each."""
     return [
-        f"{title(row)}, {each['mode']}: {each['explanation'].splitlines()[0]}"
+        f"{title(row)}, {each['mode']}: {' '.join(each['explanation'].split())[:MOST]}"
         for row in rows
         for each in (*row["modes"], *row["peers"])
         if each["explanation"]

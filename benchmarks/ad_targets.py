@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks import ad_enzyme
 from benchmarks.ad_peers import FLAT, MODULE, NUMPYRO
 
-NOT_OF_JAX = ("Enzyme",)
+NOT_OF_JAX = (ad_enzyme.MODE,)
 """The modes whose rows stand as they come out."""
 
 Row = Mapping[str, Any]

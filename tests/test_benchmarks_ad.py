@@ -214,7 +214,7 @@ def test_what_is_free_has_no_link():
 @pytest.fixture
 def only_reverse(monkeypatch):
     """The command compiles one mode alone, and measures nothing beside."""
-    monkeypatch.setattr(ad_modes, "modes", lambda: {"Reverse": ad.Reverse()})
+    monkeypatch.setattr(ad_modes, "modes_for", lambda problem: ({"Reverse": ad.Reverse()}, []))
 
 
 def test_command_writes_what_it_prints(only_reverse, tmp_path, capsys):

@@ -12,12 +12,9 @@ from .._modes import FiniteDifference, Mode
 from ._comparison import Comparison, ComparisonRow
 from ._errors import described
 from ._named_modes import Modes, as_written, named_modes
-from ._pace import Pace, pace_of
-from ._program import compiled_anew
-from ._reference import Reference, reference_gradient
-from ._subject import Subject, checked_subject
+from ._subject import checked_subject
 from ._timed import Call, Times, time_beside
-from ._verdict import judged
+from ._trial import trial_of
 
 _PRIMAL = ""
 """The name of the function itself among the modes; no mode has it."""
@@ -87,11 +84,9 @@ def compare(
         tolerance = _positive(tolerance, "tolerance")
     rounds, budget_s = whole_number(rounds, "rounds"), _positive(budget_s, "budget_s")
     subject = checked_subject(f, args, has_aux, "ad.compare")
-    primal = compiled_anew(subject.function, args)
-    expected_value = subject.value_of(primal.run())
-    pace = pace_of(primal, budget_s)
-    right = None if reference is None else reference_gradient(subject, reference, pace)
-    trial = _Trial(subject, expected_value, right, tolerance, pace)
+    trial = trial_of(subject, budget_s, tolerance)
+    if reference is not None:
+        trial = trial.against(reference)
 
     rows: dict[str, ComparisonRow] = {}
     times = {name: Times() for name in (_PRIMAL, *named)}
@@ -105,11 +100,13 @@ def compare(
         )
 
     try:
-        calls: dict[str, Call] = {_PRIMAL: lambda: subject.value_of(primal.run())}
+        calls: dict[str, Call] = {_PRIMAL: trial.primal}
         for name, mode in named.items():
-            rows[name], call = trial.row(name, mode)
-            if call is not None:
-                calls[name] = call
+            entrant = trial.enter(name, mode)
+            rows[name] = entrant.row
+            if entrant.call is not None:
+                calls[name] = entrant.call
+            del entrant
         time_beside(_PRIMAL, calls, times, rounds=rounds, budget_s=budget_s)
     except KeyboardInterrupt as interrupt:
         interrupt.comparison = so_far()  # pyright: ignore[reportAttributeAccessIssue]
@@ -126,41 +123,6 @@ def _positive(value: Any, name: str) -> float:
     if not 0 < number < float("inf"):
         raise ValueError(f"ad.compare: {name} must be positive and finite, got {value!r}.")
     return number
-
-
-@dataclasses.dataclass(frozen=True)
-class _Trial:
-    """What each mode is put through before it is timed; see `judged` and `Pace`."""
-
-    subject: Subject
-    expected_value: Any
-    reference: Reference | None
-    tolerance: float | None
-    pace: Pace
-
-    def row(self, name: str, mode: Mode) -> tuple[ComparisonRow, Call | None]:
-        """The row of a mode without its times, and what to time; `None` if it failed."""
-        subject = self.subject
-        row = ComparisonRow(name, "error")
-        try:
-            program = compiled_anew(subject.value_and_grad(mode), subject.args)
-            row = dataclasses.replace(
-                row,
-                first_call_ms=program.first_call_ms,
-                traced_operations=program.traced_operations,
-                compiled_operations=program.compiled_operations,
-                peak_bytes=program.peak_bytes,
-            )
-            if complaint := self.pace.complaint(program):
-                what = f"Not run: {complaint}. Where that is wanted, give a larger `budget_s`."
-                return dataclasses.replace(row, explanation=what), None
-            output, gradient = program.run()
-            found = subject.value_of(output), gradient
-            judgement = judged(subject, found, self.expected_value, self.reference, self.tolerance)
-        except Exception as error:
-            return dataclasses.replace(row, explanation=described(error)), None
-        row = dataclasses.replace(row, **dataclasses.asdict(judgement))
-        return row, lambda: subject.value_of(program.run()[0])
 
 
 def _with_times(row: ComparisonRow, times: Times, primal: Times) -> ComparisonRow:
