@@ -1,0 +1,51 @@
+"""Whether Enzyme differentiates a problem of the zoo, asked in a process of its own.
+
+Where Enzyme lacks a rule it may end the process (enzyme_ad 0.0.16 does so in a scan), or write
+pages of its program: neither is for the process that measures.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from benchmarks import ad_zoo
+from benchmarks.ad_problem import Problem
+from eqxlike import ad
+
+MODE = "Enzyme"
+MOST_S = 300
+
+
+def failure(problem: Problem) -> ad.ComparisonRow | None:
+    """The row of Enzyme if it cannot differentiate the problem; None if it can."""
+    command = [sys.executable, "-m", "benchmarks.ad_enzyme", problem.name, problem.space]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=MOST_S)
+    except subprocess.TimeoutExpired:
+        return ad.ComparisonRow(MODE, "error", f"Enzyme takes more than {MOST_S} s to compile it")
+    if ended.returncode == 0:
+        row = ad.ComparisonRow(**json.loads(ended.stdout))
+        return row if row.verdict == "error" else None
+    said = [line for line in ended.stderr.splitlines() if "ERROR" in line or "Error" in line]
+    why = said[-1] if said else f"exit status {ended.returncode}"
+    return ad.ComparisonRow(MODE, "error", f"Enzyme ended its process: {why}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the row of Enzyme on a problem, given by its name and its space, as JSON."""
+    name, space = arguments
+    named = [problem for problem in ad_zoo.PROBLEMS if problem.name == name]
+    (problem,) = [
+        each for one in named for each in ad_zoo.in_all_spaces(one) if each.space == space
+    ]
+    modes = {MODE: ad.Enzyme()}
+    unknowns, data = problem.start()
+    found = ad.compare(problem.function, unknowns, data, modes=modes, reference=None, rounds=1)
+    print(json.dumps(dataclasses.asdict(found.rows[0])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
