@@ -178,6 +178,12 @@ def test_a_scan_inside_is_the_same(mode, reverse):
     assert_close(found, jax.grad(objective)(jnp.asarray(X)), mode)
 
 
+def test_a_loop_of_fixed_length_over_nothing_is_the_same(mode):
+    objective = lambda x: jnp.sum(jax.lax.fori_loop(0, 7, lambda _, y: jnp.sin(y) * x, x))
+    found = eqx.filter_grad(objective, mode=mode)(jnp.asarray(X))
+    assert_close(found, jax.grad(objective)(jnp.asarray(X)), mode)
+
+
 def test_a_loop_of_ours_inside_is_the_same(batched_mode):
     def objective(x):
         body = lambda carry: jnp.sin(carry) * 2

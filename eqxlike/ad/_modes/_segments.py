@@ -214,7 +214,11 @@ def _scan_in_blocks(params: Any, values: list[Any], policy: Policy) -> list[Arra
         return over(consts, carry, xs, size)
 
     carry, ys = jax.lax.scan(
-        jax.checkpoint(block, prevent_cse=False, policy=policy), carry, blocks, reverse=reverse
+        jax.checkpoint(block, prevent_cse=False, policy=policy),
+        carry,
+        blocks,
+        num_blocks,
+        reverse=reverse,
     )
     ys = [each.reshape(whole, *each.shape[2:]) for each in ys]
     if whole < length:
