@@ -59,6 +59,18 @@ def real_number(value: Any, name: str) -> float:
     return float(value)
 
 
+def positive_number(value: Any, name: str) -> float:
+    """`value`, the argument `name`, as a `float`.
+
+    **Raises:** `TypeError` unless it is a real number, `ValueError` unless that is positive and
+    finite.
+    """
+    number = real_number(value, name)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value!r}.")
+    return number
+
+
 def check_scale(scale: Any, name: str) -> None:
     """Raises `ValueError` unless `scale`, a number or an array, is one positive number.
 

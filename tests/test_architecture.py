@@ -64,6 +64,7 @@ ROOMS = {
         {"_modes"},
         {"_differentiate_with", "_into", "_jacobian", "_products", "_sparse", "_taylor"},
         {"_compare"},
+        {"_choose"},
     ),
     "loops": (
         {"_flat", "_kinds"},

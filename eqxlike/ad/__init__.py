@@ -1,5 +1,6 @@
 """Differentiation: the modes, and what is taken by them."""
 
+from ._choose import choose as choose
 from ._compare import Comparison as Comparison
 from ._compare import ComparisonRow as ComparisonRow
 from ._compare import compare as compare

@@ -5,13 +5,14 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from ..._numbers import real_number, whole_number
-from ..._timing import machine_info, ratios
+from ..._numbers import positive_number, whole_number
+from ..._timing import machine_info
 from ..._transforms._derivatives._by_mode import check_mode
 from .._modes import FiniteDifference, Mode
 from ._comparison import Comparison, ComparisonRow
 from ._errors import described
 from ._named_modes import Modes, as_written, named_modes
+from ._reference import NoReference
 from ._subject import checked_subject
 from ._timed import Call, Times, time_beside
 from ._trial import trial_of
@@ -81,12 +82,19 @@ def compare(
     if reference is not None:
         check_mode(reference, "ad.compare")
     if tolerance is not None:
-        tolerance = _positive(tolerance, "tolerance")
-    rounds, budget_s = whole_number(rounds, "rounds"), _positive(budget_s, "budget_s")
+        tolerance = positive_number(tolerance, "ad.compare: tolerance")
+    rounds = whole_number(rounds, "ad.compare: rounds")
+    budget_s = positive_number(budget_s, "ad.compare: budget_s")
     subject = checked_subject(f, args, has_aux, "ad.compare")
     trial = trial_of(subject, budget_s, tolerance)
     if reference is not None:
-        trial = trial.against(reference)
+        try:
+            trial = trial.against(reference)
+        except NoReference as error:
+            raise ValueError(
+                f"`ad.compare`: {error} Way out: another `reference`, such as `ad.Reverse()`, or "
+                "none, `reference=None`."
+            ) from error.__cause__
 
     rows: dict[str, ComparisonRow] = {}
     times = {name: Times() for name in (_PRIMAL, *named)}
@@ -106,7 +114,6 @@ def compare(
             rows[name] = entrant.row
             if entrant.call is not None:
                 calls[name] = entrant.call
-            del entrant
         time_beside(_PRIMAL, calls, times, rounds=rounds, budget_s=budget_s)
     except KeyboardInterrupt as interrupt:
         interrupt.comparison = so_far()  # pyright: ignore[reportAttributeAccessIssue]
@@ -116,13 +123,6 @@ def compare(
         )
         raise
     return so_far()
-
-
-def _positive(value: Any, name: str) -> float:
-    number = real_number(value, f"ad.compare: {name}")
-    if not 0 < number < float("inf"):
-        raise ValueError(f"ad.compare: {name} must be positive and finite, got {value!r}.")
-    return number
 
 
 def _with_times(row: ComparisonRow, times: Times, primal: Times) -> ComparisonRow:
@@ -142,6 +142,6 @@ def _with_times(row: ComparisonRow, times: Times, primal: Times) -> ComparisonRo
         primal_dispatch_us=statistics.median(of(primal.dispatch_us)),
         gradient_us=statistics.median(of(times.completion_us)),
         gradient_dispatch_us=statistics.median(of(times.dispatch_us)),
-        ratio=statistics.median(ratios(of(times.completion_us), of(primal.completion_us))),
+        ratio=times.ratio_to(primal),
         rounds=len(numbers),
     )

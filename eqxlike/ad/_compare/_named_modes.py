@@ -8,7 +8,7 @@ from typing import Any
 from ..._transforms._derivatives._by_mode import check_mode
 from .._modes import Auto, Checkpointed, Enzyme, FiniteDifference, Forward, Mode, Reverse
 
-_CHUNK = 64
+CHUNK = 64
 """So many directions at once keep a CPU busy, and memory within bounds."""
 
 Modes = Iterable[Mode] | Mapping[str, Mode] | None
@@ -21,7 +21,7 @@ def named_modes(modes: Modes, caller: str) -> dict[str, Mode]:
     are none.
     """
     if modes is None:
-        modes = [Reverse(), Checkpointed(), Forward(_CHUNK), FiniteDifference()]
+        modes = [Reverse(), Checkpointed(), Forward(CHUNK), FiniteDifference()]
         modes += [Enzyme()] if importlib.util.find_spec("enzyme_ad") else []
         modes += [Auto()]
     if isinstance(modes, Mapping):

@@ -22,8 +22,6 @@ from ._pace import Pace
 from ._program import compiled_anew
 from ._subject import Subject, checked_subject
 
-_WAY_OUT = "Way out: another `reference`, such as `ad.Reverse()`, or none, `reference=None`."
-
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
@@ -83,38 +81,35 @@ class Reference:
         return math.cbrt(epsilon) if epsilon > np.finfo(np.float64).eps else None
 
 
+class NoReference(Exception):
+    """Raised with the reason, a sentence or more, why there is no reference."""
+
+
 def reference_gradient(subject: Subject, mode: Mode, pace: Pace) -> Reference:
     """The gradient by `mode` in double precision.
 
-    **Raises:** `ValueError` if it is not finite, or there is none, or it would take too long.
+    **Raises:** `NoReference` if it is not finite, or there is none, or it would take too long.
     """
     name = as_written(mode)
     try:
         wide = _in_float64(subject)
         gradients = _gradients(wide, mode, pace)
-    except _TakesTooLong as error:
-        raise ValueError(
-            f"`ad.compare`: the reference, {name}, would take too long: {error}. {_WAY_OUT}"
-        ) from None
+    except NoReference as error:
+        raise NoReference(f"The reference, {name}, would take too long: {error}.") from None
     except Exception as error:
-        raise ValueError(
-            f"`ad.compare`: the reference, {name}, has no gradient in float64: {described(error)}\n"
-            "The arguments are cast to float64, and what a plain function closes over is not. "
-            f"{_WAY_OUT}"
+        raise NoReference(
+            f"The reference, {name}, has no gradient in float64: {described(error)}\n"
+            "(The arguments are cast to float64, and what a plain function closes over is not.)"
         ) from error
     for place, gradient in enumerate(gradients):
         if num_bad := int(np.sum(~np.isfinite(gradient))):
-            raise ValueError(
-                f"`ad.compare`: the reference, {name}, is not finite in float64: {num_bad} of the "
+            raise NoReference(
+                f"The reference, {name}, is not finite in float64: {num_bad} of the "
                 f"{gradient.size} derivatives by {subject.path_of(place)}. Is the function smooth "
-                f"at these arguments, and defined near by? {_WAY_OUT}"
+                "at these arguments, and defined near by?"
             )
     epsilons = [float(jnp.finfo(array.dtype).eps) for array in subject.arrays]
     return Reference(name, gradients, wide, epsilons, mode)
-
-
-class _TakesTooLong(Exception):
-    pass
 
 
 def _gradients(wide: Subject, mode: Mode, pace: Pace | None = None) -> list[np.ndarray]:
@@ -122,7 +117,7 @@ def _gradients(wide: Subject, mode: Mode, pace: Pace | None = None) -> list[np.n
         program = compiled_anew(wide.value_and_grad(mode), wide.args)
         complaint = pace and pace.complaint(program)
         if complaint:
-            raise _TakesTooLong(complaint)
+            raise NoReference(complaint)
         _, gradient = program.run()
         return [np.asarray(each) for each in wide.gradients_in(gradient)]
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..._partition import Rest, split
 from ..._pytree import is_inexact_array
 from ..._transforms import filter_eval_shape, filter_value_and_grad
 from ..._transforms._derivatives._by_mode import path_of_taken
+from ..._transforms._jit._callables import unbind
 from ..._transforms._wrapping import check_callable
 from .._modes import Mode
 from .._modes._mode import Arrays, OfArrays
@@ -70,17 +72,8 @@ def checked_subject(
             f"`{caller}` expects the function and its arguments, of which the first is the one "
             "that is differentiated by; there are none."
         )
-    if type(function) is functools.partial:
-        # As in `filter_jit`: arrays that it holds are arguments, not constants of the program.
-        function = jtu.Partial(function.func, *function.args, **function.keywords)
-    for path, leaf in jtu.tree_leaves_with_path((function, *args)):
-        if isinstance(leaf, Tracer):
-            name = "the function" if path[0].idx == 0 else f"args[{path[0].idx - 1}]"
-            raise TypeError(
-                f"`{caller}` measures, so it cannot be called inside of a transformation such as "
-                f"`filter_jit`, where arrays have no values: {name}{jtu.keystr(path[1:])} is "
-                "traced. Call it outside."
-            )
+    function = with_arrays_as_leaves(function)
+    refuse_tracers(function, args, caller)
     arrays, rest = split(args[0], is_inexact_array)
     if not arrays:
         raise ValueError(
@@ -91,6 +84,29 @@ def checked_subject(
     output, _ = filter_eval_shape(evaluate, *args)
     value = output[0] if has_aux else output
     return Subject(function, args, has_aux, list(map(jnp.asarray, arrays)), rest, value.dtype)
+
+
+def with_arrays_as_leaves(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`; if it is a partial function or a method, as a pytree of what is bound to it.
+
+    So its arrays are arguments of a program, as in `filter_jit`, and no constants.
+    """
+    if not isinstance(function, functools.partial | types.MethodType):
+        return function
+    unbound = unbind(function)
+    return jtu.Partial(unbound.function, *unbound.args, **unbound.kwargs)
+
+
+def refuse_tracers(function: Any, args: tuple[Any, ...], caller: str) -> None:
+    """Raises `TypeError`, naming the path, if there is a traced array."""
+    for path, leaf in jtu.tree_leaves_with_path((function, *args)):
+        if isinstance(leaf, Tracer):
+            name = "the function" if path[0].idx == 0 else f"args[{path[0].idx - 1}]"
+            raise TypeError(
+                f"`{caller}` measures, so it cannot be called inside of a transformation such as "
+                f"`filter_jit`, where arrays have no values: {name}{jtu.keystr(path[1:])} is "
+                "traced. Call it outside."
+            )
 
 
 class _OnlyValue(Mode):

@@ -1,6 +1,7 @@
 """Functions timed side by side, some of which may be slow, or fail."""
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,6 +34,11 @@ class Times:
     dispatch_us: dict[int, float] = dataclasses.field(default_factory=dict)
     completion_us: dict[int, float] = dataclasses.field(default_factory=dict)
     failure: Exception | None = None
+
+    def ratio_to(self, other: "Times") -> float:
+        """The median of the ratios of completion, over the rounds that both have."""
+        both = self.completion_us.keys() & other.completion_us.keys()
+        return statistics.median(self.completion_us[n] / other.completion_us[n] for n in both)
 
 
 @dataclasses.dataclass

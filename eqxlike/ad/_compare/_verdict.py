@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,18 @@ def judged(
     return _compared(subject, list(map(_wide, gradients)), reference, tolerance)
 
 
+def all_agree(subject: Subject, gradients: Sequence[PyTree]) -> bool:
+    """Whether gradients, which are finite, are the same but for rounding."""
+    if not gradients:
+        return True
+    first, *others = [list(map(_wide, subject.gradients_in(each))) for each in gradients]
+    return all(
+        each.is_ok
+        for other in others
+        for each in _errors(subject, other, first, [0.0] * len(first))
+    )
+
+
 def _wide(array: Any) -> np.ndarray:
     array = np.asarray(array)
     return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
@@ -97,17 +110,13 @@ def _compared(
     subject: Subject, gradients: list[np.ndarray], reference: Reference, tolerance: float | None
 ) -> Judgement:
     """The verdict on a gradient that is finite."""
-
-    def errors(doubts: list[Any]) -> list[LeafError]:
-        dtypes = [(array.dtype, subject.value_dtype) for array in subject.arrays]
-        return leaf_errors(gradients, reference.gradients, doubts, dtypes, tolerance)
-
-    found = errors([0.0] * len(gradients))
+    compared = gradients, reference.gradients
+    found = _errors(subject, *compared, [0.0] * len(gradients), tolerance)
     worst = max(found, key=lambda each: each.error)
     error, path = worst.error, subject.path_of(worst.place)
     if all(each.is_ok for each in found):
         return Judgement("ok", "", error, path)
-    found = errors(reference.doubts)
+    found = _errors(subject, *compared, reference.doubts, tolerance)
     if all(each.is_ok for each in found):
         what = f"The gradient by {path} is off by {error:.1e} of its size, and the reference is as"
         what += " uncertain: a kink, a minimum, or low precision inside the function."
@@ -118,6 +127,17 @@ def _compared(
     what = f"The gradient by {path} is off by {worst.error:.1e} of its size. The tolerance is"
     what += f" {worst.tolerance:.1e}; {_rounded_up(passing)} would have passed."
     return Judgement("wrong", what, error, path)
+
+
+def _errors(
+    subject: Subject,
+    gradients: list[np.ndarray],
+    expected: list[np.ndarray],
+    doubts: Sequence[np.ndarray | float],
+    tolerance: float | None = None,
+) -> list[LeafError]:
+    dtypes = [(array.dtype, subject.value_dtype) for array in subject.arrays]
+    return leaf_errors(gradients, expected, doubts, dtypes, tolerance)
 
 
 def _rounded_up(number: float) -> str:

@@ -1,0 +1,202 @@
+"""The fastest mode for a function, found once for each form of its arguments."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from .._numbers import positive_number, whole_number
+from .._pytree import is_array
+from .._transforms import filter_jit
+from ._compare._named_modes import CHUNK, Modes, named_modes
+from ._compare._reference import NoReference
+from ._compare._subject import checked_subject, refuse_tracers, with_arrays_as_leaves
+from ._compare._timed import Call, Times, time_beside
+from ._compare._trial import Entrant, Trial, trial_of
+from ._compare._verdict import all_agree
+from ._modes import Checkpointed, FiniteDifference, Forward, Mode, Reverse
+
+_PRIMAL = ""
+"""The name of the function itself among the modes; no mode has it."""
+
+
+def choose(
+    f: Callable[..., Any],
+    *args: Any,
+    modes: Modes = None,
+    has_aux: bool = False,
+    rounds: int = 15,
+    budget_s: float = 0.5,
+) -> Mode:
+    """The fastest mode that differentiates `f` rightly at arguments like these.
+
+    It is measured once, and remembered by what `filter_jit` compiles a function anew for: the
+    structure of `f` and the arguments, all that is static in them, the shapes and dtypes of their
+    arrays, and whether JAX computes in double precision; and by the devices of the arrays, the
+    modes and the other arguments. `eqxlike.clear_caches` forgets it.
+
+    A mode is right if its gradient is finite, and that of all others too. Where they do not agree,
+    finite differences in float64 decide, as in `ad.compare`. That shows all figures.
+
+    **Arguments:**
+
+    - `f`, `*args`, `has_aux`: as in `ad.compare`.
+    - `modes`: the modes to choose from, in a sequence or a mapping. Where `None`, those that serve
+      in every place: `Reverse()`, `Checkpointed()` and `Forward()`, this too in chunks of 64.
+    - `rounds`: how often each mode is timed.
+    - `budget_s`: the most seconds for which one mode is timed. One that would take far longer for
+      a single call is not considered.
+
+    **Returns:** one of the modes, for `filter_grad` and the like.
+
+    **Raises:** as `ad.compare`, if `f` has no gradient in any mode; and `ValueError` if none of the
+    modes is right.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> from eqxlike import ad
+        >>> def energy(x):
+        ...     return jnp.sum(jnp.sin(x) ** 2)
+        >>> mode = ad.choose(energy, jnp.arange(3.0))
+        >>> gradient = eqx.filter_grad(energy, mode=mode)(jnp.arange(3.0))
+    """
+    named = named_modes(_MODES if modes is None else modes, "ad.choose")
+    rounds = whole_number(rounds, "ad.choose: rounds")
+    budget_s = positive_number(budget_s, "ad.choose: budget_s")
+    refuse_tracers(f, args, "ad.choose")
+    f = with_arrays_as_leaves(f)
+    key = (_form((f, args, tuple(named.items()))), has_aux, rounds, budget_s, _surroundings())
+
+    def measure() -> str:
+        return _fastest(f, args, named, has_aux, rounds, budget_s)
+
+    try:
+        name = _recall(key)
+        if name is None:
+            # Two measurements at a time would disturb each other.
+            with _measuring:
+                name = _recall(key) or _remember(key, measure())
+    except _NotHashable:
+        with _measuring:
+            name = measure()
+    return named[name]
+
+
+_MODES = (Reverse(), Checkpointed(), Forward(CHUNK))
+
+_measuring = threading.RLock()
+
+
+class _Slot(threading.local):
+    name: str | None = None
+    """The name that this thread is about to remember."""
+
+
+_slot = _Slot()
+
+
+class _NothingToRemember(Exception):
+    pass
+
+
+class _NotHashable(Exception):
+    pass
+
+
+@filter_jit
+def _remembered(key: Any) -> str:
+    """The name that was in the slot when this was traced for `key`.
+
+    So `filter_jit` remembers: it knows what a trace serves for, how long it is needed, which thread
+    comes first, and when to forget. A trace that raises is not kept.
+    """
+    if _slot.name is None:
+        raise _NothingToRemember
+    return _slot.name
+
+
+def _recall(key: Any) -> str | None:
+    try:
+        return _remembered(key)
+    except _NothingToRemember:
+        return None
+    except TypeError as error:
+        raise _NotHashable from error
+
+
+def _remember(key: Any, name: str) -> str:
+    _slot.name = name
+    try:
+        return _remembered(key)
+    finally:
+        _slot.name = None
+
+
+def _surroundings() -> tuple[Any, ...]:
+    """What else a measurement depends on."""
+    config: Any = jax.config
+    return config.jax_enable_x64, str(config.jax_default_device), jax.default_backend()
+
+
+def _form(tree: PyTree) -> PyTree:
+    """`tree` with all that is not in the values of its arrays: with what they are, and where."""
+
+    def form(leaf: Any) -> Any:
+        if not is_array(leaf):
+            return leaf
+        return jax.typeof(leaf), getattr(leaf, "sharding", None)
+
+    return jtu.tree_map(form, tree)
+
+
+def _fastest(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    named: Mapping[str, Mode],
+    has_aux: bool,
+    rounds: int,
+    budget_s: float,
+) -> str:
+    """The name of the fastest of the modes that are right."""
+    trial = trial_of(checked_subject(f, args, has_aux, "ad.choose"), budget_s)
+    calls = _right(trial, [trial.enter(name, mode) for name, mode in named.items()])
+    if len(calls) == 1:
+        return next(iter(calls))
+    times = {name: Times() for name in (_PRIMAL, *calls)}
+    calls[_PRIMAL] = trial.primal
+    time_beside(_PRIMAL, calls, times, rounds=rounds, budget_s=budget_s)
+    primal = times.pop(_PRIMAL)
+    # A mode that failed while it was timed has not all rounds, and is none to recommend.
+    done = {name: each.ratio_to(primal) for name, each in times.items() if each.failure is None}
+    if not done:
+        raise ValueError(
+            "`ad.choose`: every mode failed while it was timed; `ad.compare` says how."
+        )
+    return min(done, key=lambda name: done[name])
+
+
+def _right(trial: Trial, entrants: Sequence[Entrant]) -> dict[str, Call]:
+    """What to time of the modes that are right, by name."""
+    fit = {each.row.mode: each for each in entrants if each.row.verdict == "ok"}
+    complaints = {each.row.mode: each.row.explanation for each in entrants}
+    if not all_agree(trial.subject, [each.gradient for each in fit.values()]):
+        try:
+            trial = trial.against(FiniteDifference(4))
+        except NoReference as error:
+            raise ValueError(
+                f"`ad.choose`: the gradients by {', '.join(fit)} do not agree, and nothing says "
+                f"which is right. {error} Way out: `modes` that agree."
+            ) from error.__cause__
+        for name, entrant in list(fit.items()):
+            judgement = trial.judge(entrant.value, entrant.gradient)
+            complaints[name] = judgement.explanation
+            if judgement.verdict != "ok":
+                del fit[name]
+    if not fit:
+        lines = "".join(f"\n{name}: {why}" for name, why in complaints.items())
+        raise ValueError(f"`ad.choose`: no mode has a gradient that is right.{lines}")
+    return {name: each.call for name, each in fit.items() if each.call is not None}
