@@ -51,10 +51,10 @@ class BayesianNetwork(Module):
 def log_density(unknowns: BayesianNetwork, data: tuple[Array, Array]) -> Array:
     """The log density of the unknowns and of `y`."""
     x, y = data
+    weights = [leaf.ravel() for leaf in floats((unknowns.hidden, unknowns.output))]
     prior = density.gamma(unknowns.sigma, 0.1, 1.0)
-    for weights in floats((unknowns.hidden, unknowns.output)):
-        prior += density.normal(weights, 0.0, 1.0)
-    return prior + density.normal(y, jax.vmap(unknowns)(x)[:, 0], unknowns.sigma)
+    prior += density.isotropic_normal(jnp.concatenate(weights), 0.0, 1.0)
+    return prior + density.isotropic_normal(y, jax.vmap(unknowns)(x)[:, 0], unknowns.sigma)
 
 
 def bayesian_network(width: int) -> Problem:

@@ -23,6 +23,12 @@ def normal(x: Array, mean: ArrayLike, scale: ArrayLike) -> Array:
     return jnp.sum(normal_each(x, mean, scale))
 
 
+def isotropic_normal(x: Array, mean: ArrayLike, scale: ArrayLike) -> Array:
+    """Normal(mean, scale**2 I): one scale for all, by which the sum is divided once."""
+    constant = jnp.log(scale) + math.log(2 * math.pi) / 2
+    return -jnp.sum((x - mean) ** 2) / (2 * scale**2) - x.size * constant
+
+
 def half_normal(x: Array, scale: float) -> Array:
     """The absolute value of Normal(0, scale)."""
     return x.size * math.log(2) + normal(x, 0.0, scale)

@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = parse(arguments)
     result = report.new_report({"rounds": options.rounds})
-    for name in ("numpyro", "torch", "enzyme-ad"):
+    for name in ad_tables.PEERS:
         result["machine"][name] = installed_version(name)
     try:
         found = find(options.models, ad_zoo.PROBLEMS)

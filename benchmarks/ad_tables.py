@@ -9,6 +9,9 @@ from benchmarks.ad_targets import Target, title
 MOST = 200
 """So many characters are shown of an explanation, which may be one of several pages."""
 
+PEERS = ("numpyro", "torch", "enzyme-ad")
+"""Packages whose versions belong to a report."""
+
 Cell = Callable[[Mapping[str, Any]], str]
 
 
@@ -41,7 +44,7 @@ def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool
         )
     if found:
         parts.append("Targets\n\n" + "\n".join(map(_line, found)))
-    parts.append(table.describe(report))
+    parts.append(f"{table.describe(report)}\n{_peer_versions(report)}")
     notes = {note for row in rows for note in row["notes"]} | set(_explanations(rows))
     if notes:
         parts.append("\n".join(sorted(notes)))
@@ -103,6 +106,11 @@ def _first(of: Mapping[str, Any]) -> str:
 def _number(number: float) -> str:
     """With at most three digits, or as an integer."""
     return f"{number:.{sum(number < power for power in (100, 10))}f}"
+
+
+def _peer_versions(report: Mapping[str, Any]) -> str:
+    versions = {name: report["machine"].get(name) for name in PEERS}
+    return ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
 
 
 def _line(target: Target) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import ad_enzyme
-from benchmarks.ad_peers import FLAT, MODULE, NUMPYRO
+from benchmarks.ad_peers import FLAT, MODULE, NUMPYRO, OURS
 
 NOT_OF_JAX = (ad_enzyme.MODE,)
 """The modes whose rows stand as they come out."""
@@ -23,16 +23,18 @@ class Target(NamedTuple):
 def targets(report: Mapping[str, Any]) -> list[Target]:
     """The targets that the rows of a report speak of."""
     rows = report["rows"]
+    bayesian = [row for row in rows if row["name"].startswith("Bayesian network")]
     return [
         *_all_are_right(rows),
         *_at_most("reverse gradient / primal, 21 to 601 unknowns", 2.5, _of_reverse(rows)),
         *_at_most("Auto / fastest mode", 1.1, _of_auto(rows)),
-        *_at_most(f"filter_value_and_grad / {MODULE}", 1.02, _to_peer(rows, MODULE)),
-        *_at_most(f"filter_value_and_grad / {FLAT}", 1.02, _to_peer(rows, FLAT)),
+        *_at_most(f"{OURS} / {MODULE}", 1.02, _to_peer(rows, OURS, MODULE)),
+        *_at_most(f"{OURS} / {FLAT}", 1.02, _to_peer(rows, OURS, FLAT)),
+        *_at_most(f"{OURS} / {NUMPYRO}, Bayesian networks", 1.0, _to_peer(bayesian, OURS, NUMPYRO)),
         *_at_most(
-            "filter_value_and_grad / NumPyro, Bayesian networks",
+            f"our density by {FLAT} / {NUMPYRO}, Bayesian networks",
             1.0,
-            _to_peer([row for row in rows if row["name"].startswith("Bayesian")], NUMPYRO),
+            _to_peer(bayesian, FLAT, NUMPYRO),
         ),
         *_at_most("peak of Forward(64) / what 64 directions of Forward need", 1.5, _chunk(rows)),
         *_of_beside(report.get("beside") or {}),
@@ -97,14 +99,14 @@ def _of_auto(rows: Sequence[Row]) -> dict[str, float]:
     return found
 
 
-def _to_peer(rows: Sequence[Row], peer: str) -> dict[str, float]:
-    """The times of ours, relative to those of a peer."""
-    return {
-        title(row): 1 / each["to_ours"]
-        for row in rows
-        for each in row["peers"]
-        if each["mode"] == peer and each["to_ours"]
-    }
+def _to_peer(rows: Sequence[Row], own: str, peer: str) -> dict[str, float]:
+    """The times of one peer, relative to those of another, where both were timed."""
+    found = {}
+    for row in rows:
+        to_ours = {each["mode"]: each["to_ours"] for each in row["peers"]}
+        if to_ours.get(own) and to_ours.get(peer):
+            found[title(row)] = to_ours[own] / to_ours[peer]
+    return found
 
 
 def _chunk(rows: Sequence[Row]) -> dict[str, float]:

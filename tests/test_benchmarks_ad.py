@@ -289,16 +289,25 @@ def test_targets_name_what_is_worst():
         mode_row("Forward", verdict="wrong", gradient_us=1.0, peak_bytes=601),
         mode_row("Forward(64)", peak_bytes=64),
     ]
-    row = {"name": "model", "space": "linked", "unknowns": 601, "modes": modes, "peers": []}
+    peers = [
+        {"mode": ad_peers.OURS, "to_ours": 1.0},
+        {"mode": ad_peers.FLAT, "to_ours": 0.8},
+        {"mode": ad_peers.NUMPYRO, "to_ours": 1.6},
+    ]
+    name = "Bayesian network"
+    row = {"name": name, "space": "linked", "unknowns": 601, "modes": modes, "peers": peers}
     report = {
         "rows": [row],
         "beside": {"checkpointed": 0.4, "parallel primal": 1.3, "parallel gradient": 1.3},
     }
     assert [(each.found, each.is_reached) for each in targets(report)] == [
-        ("3 of 4, not model, linked by Forward: wrong", False),
-        ("3.00 (model, linked)", False),
-        ("1.20 (model, linked)", False),
-        ("1.00 (model, linked)", True),
+        ("3 of 4, not Bayesian network, linked by Forward: wrong", False),
+        ("3.00 (Bayesian network, linked)", False),
+        ("1.20 (Bayesian network, linked)", False),
+        ("1.25 (Bayesian network, linked)", False),
+        ("0.62 (Bayesian network, linked)", True),
+        ("0.50 (Bayesian network, linked)", True),
+        ("1.00 (Bayesian network, linked)", True),
         ("0.40 (temporary memory)", True),
         ("1.30 (primal)", False),
         ("1.00 (of their ratios)", True),
