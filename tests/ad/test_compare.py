@@ -573,10 +573,11 @@ X = jnp.ones(2)
         (TypeError, "call it, `Reverse()`", (jnp.sum, X), {"modes": [ad.Reverse]}),
         (
             TypeError,
-            "names of modes to be strings; got 1",
+            "the names of modes to be strings, and not empty; got 1",
             (jnp.sum, X),
             {"modes": {1: ad.Reverse()}},
         ),
+        (TypeError, "and not empty; got ''", (jnp.sum, X), {"modes": {"": ad.Reverse()}}),
         (TypeError, "call it, `Reverse()`", (jnp.sum, X), {"reference": ad.Reverse}),
         (
             ValueError,

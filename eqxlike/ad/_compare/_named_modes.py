@@ -26,8 +26,11 @@ def named_modes(modes: Modes, caller: str) -> dict[str, Mode]:
         modes += [Auto()]
     if isinstance(modes, Mapping):
         for name in modes:
-            if not isinstance(name, str):
-                raise TypeError(f"`{caller}` expects names of modes to be strings; got {name!r}.")
+            if not isinstance(name, str) or not name:
+                raise TypeError(
+                    f"`{caller}` expects the names of modes to be strings, and not empty; got "
+                    f"{name!r}."
+                )
         named: list[tuple[Any, Any]] = list(modes.items())
     elif isinstance(modes, Iterable) and not isinstance(modes, str):
         named = [(as_written(each), each) for each in modes]

@@ -1,6 +1,7 @@
 """Programs that would take longer than anybody waits for, known before they run."""
 
 import dataclasses
+import math
 import time
 
 import jax
@@ -9,6 +10,9 @@ from ._program import Program
 
 _PATIENCE = 30
 """A call may be predicted to take so many times the budget. Nobody can interrupt one."""
+
+
+_CALLS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +41,13 @@ class Pace:
 
 def pace_of(program: Program, budget_s: float) -> Pace:
     """The pace of a function, which has been called before."""
-    start_s = time.perf_counter()
-    jax.block_until_ready(program.run())
-    return Pace(time.perf_counter() - start_s, program.work, budget_s)
+    fastest_s, spent_s = math.inf, 0.0
+    # One call may be disturbed, by a hundred times what it takes.
+    for _ in range(_CALLS):
+        start_s = time.perf_counter()
+        jax.block_until_ready(program.run())
+        call_s = time.perf_counter() - start_s
+        fastest_s, spent_s = min(fastest_s, call_s), spent_s + call_s
+        if spent_s > budget_s:
+            break
+    return Pace(fastest_s, program.work, budget_s)
