@@ -63,6 +63,7 @@ ROOMS = {
     "ad": (
         {"_modes"},
         {"_differentiate_with", "_into", "_jacobian", "_products", "_sparse", "_taylor"},
+        {"_measuring"},
         {"_compare"},
         {"_choose"},
     ),

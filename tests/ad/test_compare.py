@@ -21,9 +21,9 @@ import rich.console
 import eqxlike as eqx
 from eqxlike import ad, nn
 from eqxlike.ad._compare._accuracy import default_tolerance, leaf_errors
-from eqxlike.ad._compare._jaxprs import num_equations, work
 from eqxlike.ad._compare._named_modes import as_written, named_modes
-from eqxlike.ad._compare._timed import Times, time_beside
+from eqxlike.ad._measuring import Times, time_beside
+from eqxlike.ad._measuring._jaxprs import num_equations, work
 
 compare = functools.partial(ad.compare, rounds=1)
 
@@ -516,6 +516,21 @@ def test_default_modes_leave_out_what_is_not_installed(monkeypatch):
         "FiniteDifference()",
         "Auto()",
     ]
+
+
+def test_what_may_end_the_process_is_not_tried_unasked(monkeypatch):
+    def steps(x):
+        return jax.lax.scan(lambda x, _: (jnp.sin(x), None), x, None, 2)[0]
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "installed")
+    comparison = compare(steps, jnp.array(1.0))
+    row = row_of(comparison, "Enzyme()")
+    assert (row.verdict, row.first_call_ms) == ("error", None)
+    assert row.explanation == (
+        "Not run: Enzyme may end the process where a function has a loop. Name it among the "
+        "`modes` to try all the same."
+    )
+    assert {row.verdict for row in comparison.rows if row.mode != "Enzyme()"} == {"ok"}
 
 
 def test_mode_that_stands_twice_is_named_apart():

@@ -8,17 +8,22 @@ from typing import Any
 from ..._numbers import positive_number, whole_number
 from ..._timing import machine_info
 from ..._transforms._derivatives._by_mode import check_mode
+from .._measuring import Call, Times, time_beside
 from .._modes import FiniteDifference, Mode
 from ._comparison import Comparison, ComparisonRow
 from ._errors import described
 from ._named_modes import Modes, as_written, named_modes
 from ._reference import NoReference
 from ._subject import checked_subject
-from ._timed import Call, Times, time_beside
 from ._trial import trial_of
 
 _PRIMAL = ""
 """The name of the function itself among the modes; no mode has it."""
+
+_NOT_UNASKED = (
+    "Not run: Enzyme may end the process where a function has a loop. Name it among the `modes` to "
+    "try all the same."
+)
 
 
 def compare(
@@ -48,7 +53,8 @@ def compare(
     - `*args`: its arguments. It is differentiated by the floating-point and complex arrays of the
       first.
     - `modes`: the modes, in a sequence, or by the names that rows shall have. Where `None`, those
-      of `eqxlike.ad`: `Enzyme` if it is installed, and `Forward` with a chunk of 64.
+      of `eqxlike.ad`: `Forward` with a chunk of 64, and `Enzyme` if it is installed and `f` has no
+      loop, where Enzyme may end the process.
     - `reference`: the mode that is right. It is taken in float64: all floating-point arrays of `f`
       and `args` are cast, though not those that a plain function closes over. Finite differences
       evaluate `f` a few times for each number among the unknowns: where these are many, take
@@ -110,6 +116,9 @@ def compare(
     try:
         calls: dict[str, Call] = {_PRIMAL: trial.primal}
         for name, mode in named.items():
+            if modes is None and trial.may_end_process(mode):
+                rows[name] = ComparisonRow(name, "error", _NOT_UNASKED)
+                continue
             entrant = trial.enter(name, mode)
             rows[name] = entrant.row
             if entrant.call is not None:

@@ -12,14 +12,12 @@ import numpy as np
 
 from ..._pytree import is_inexact_array
 from ..._transforms import filter_make_jaxpr
+from .._measuring import Pace, compiled_anew, largest_epsilon
 from .._modes import Mode
 from ._accuracy import largest_of
 from ._errors import described
-from ._jaxprs import largest_epsilon
 from ._named_modes import as_written
 from ._one_sided import OneSided
-from ._pace import Pace
-from ._program import compiled_anew
 from ._subject import Subject, checked_subject
 
 

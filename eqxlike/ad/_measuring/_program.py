@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._transforms import filter_jit, filter_make_jaxpr
-from ._jaxprs import num_equations, work
+from ._jaxprs import has_loop, num_equations, work
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?\S+ = ", re.MULTILINE)
 
@@ -19,12 +19,14 @@ class Program:
 
     - `run`: calls it with the arguments that it was compiled for.
     - `work`: how much it computes, to be compared with that of others.
+    - `has_loop`: whether it has a loop.
     - `first_call_ms`, `traced_operations`, `compiled_operations`, `peak_bytes`: see
       `ComparisonRow`.
     """
 
     run: Callable[[], Any]
     work: int
+    has_loop: bool
     first_call_ms: float
     traced_operations: int
     compiled_operations: int | None
@@ -42,6 +44,7 @@ def compiled_anew(function: Callable[..., Any], args: tuple[Any, ...]) -> Progra
     return Program(
         run=lambda: jitted(*args),
         work=work(closed.jaxpr),
+        has_loop=has_loop(closed.jaxpr),
         first_call_ms=first_call_ms,
         traced_operations=num_equations(closed.jaxpr),
         compiled_operations=None if text is None else len(_INSTRUCTION.findall(text)),

@@ -28,6 +28,11 @@ def work(jaxpr: Jaxpr) -> int:
     return total
 
 
+def has_loop(jaxpr: Jaxpr) -> bool:
+    """Whether there is a `scan` or a `while_loop` in a program."""
+    return any(each.primitive.name in ("scan", "while") for each in _equations(jaxpr))
+
+
 def largest_epsilon(jaxpr: Jaxpr) -> float:
     """The machine epsilon of the least precise floating-point dtype that a program computes in."""
     dtypes = {
