@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental.jet import jet
+from jax.extend.core import Jaxpr, JaxprEqn, jaxpr_as_fun, jaxprs_in_params
 from jaxtyping import Array, PyTree
 
 from .._numbers import whole_number
@@ -16,6 +17,19 @@ from .._transforms._wrapping import check_callable
 
 Arrays = list[Array]
 Series = list[Arrays]  # the value, and the derivatives of order 1, 2, and so on
+
+# What `jet` computes wrongly, without a word (jax 0.10.2 to 0.12.0.1).
+_WRONG_BY_JET = {
+    "asinh": "infinite for large negative numbers",
+    "atan2": "NaN where the second argument is zero",
+    "atanh": "NaN outside of (-1, 1)",
+    "acosh": "NaN at 1",
+    "clamp": "half the derivative at a bound, where JAX has zero",
+    "custom_jvp_call": "differentiates the function, not by the rule",
+    "custom_vjp_call": "differentiates the function, not by the rule",
+    "pow": "NaN where the base is not positive",
+    "rem": "rounds down where the operation rounds to zero",
+}
 
 
 def taylor(fun: Callable[..., Any], order: int) -> Callable[..., list[PyTree]]:
@@ -83,13 +97,36 @@ def _by_jet(
     """The derivatives by `jet`; `None` where it does not serve."""
     of_path = [[each] + [jnp.zeros_like(each)] * (order - 1) for each in tangents]
     try:
-        _, found = jet(function, tuple(arrays), of_path)
+        closed = jax.make_jaxpr(function)(*arrays)
+        if _is_wrong_by_jet(closed.jaxpr):
+            return None
+        _, found = jet(jaxpr_as_fun(closed), tuple(arrays), of_path)
     except Exception:
         # What it cannot do it says in many ways (jax 0.10.2 to 0.12.0.1): `KeyError` where there is
         # no rule, `UnexpectedTracerError` at a `jax.custom_jvp`, `TypeError` for complex numbers.
         # An error of the function itself comes again from the nested products.
         return None
     return [[each[number] for each in found] for number in range(order)]
+
+
+def _is_wrong_by_jet(jaxpr: Jaxpr) -> bool:
+    def is_wrong(equation: JaxprEqn) -> bool:
+        if equation.primitive.name == "convert_element_type":
+            # A derivative of a whole number, whole as well.
+            return any(map(_is_inexact, equation.invars)) > any(map(_is_inexact, equation.outvars))
+        if equation.primitive.name == "gather":
+            # The derivative of what is out of bounds would be that value again.
+            return equation.params["fill_value"] is not None
+        return equation.primitive.name in _WRONG_BY_JET
+
+    return any(
+        is_wrong(equation) or any(map(_is_wrong_by_jet, jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
+
+
+def _is_inexact(var: Any) -> bool:
+    return jnp.issubdtype(var.aval.dtype, jnp.inexact)
 
 
 def _by_nesting(

@@ -114,6 +114,13 @@ SERIES = {
     "relu": jax.nn.relu,  # no rule in jet, nor for those below
     "loop": lambda x: jax.lax.fori_loop(0, 3, lambda _, x: jnp.sin(x), x),
     "solve": lambda x: jnp.linalg.solve(jnp.eye(3) * 3 + jnp.outer(x, x), x),
+    "power": lambda x: x ** jnp.array([2.0, 3.0, 1.5]),  # a wrong rule in jet, as those below
+    "remainder": lambda x: jax.lax.rem(x, jnp.full(3, 0.5)),
+    "rounded": lambda x: (4 * x).astype(int).astype(x.dtype) * x,
+    "angle": lambda x: jnp.arctan2(jnp.ones(3), x - jnp.array([0.4, 0.0, 0.0])),
+    "filled": lambda x: jnp.take(x**2, jnp.array([0, 5]), mode="fill", fill_value=3.0) ** 2,
+    "clamped": lambda x: jax.lax.clamp(-1.2, x**2 - 2.64, 0.7),
+    "asinh": lambda x: jnp.arcsinh(1e9 * x),
 }
 
 
