@@ -186,6 +186,14 @@ def test_a_part_by_finite_differences_has_second_derivatives_though_it_is_a_call
         np.testing.assert_allclose(found, 2 * np.cos(0.6), rtol=1e-4)
 
 
+def test_a_part_by_finite_differences_has_second_derivatives_in_reverse_over_forward_mode():
+    with jax.enable_x64(True):
+        part = ad.differentiate_with(jnp.sin, ad.FiniteDifference(4))
+        found = jax.jacrev(jax.jacfwd(part))(jnp.array([0.3, 1.0]))
+        expected = jax.jacrev(jax.jacfwd(jnp.sin))(jnp.array([0.3, 1.0]))
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 def test_a_part_in_reverse_mode_gives_a_custom_vjp_a_forward_mode():
     part = ad.differentiate_with(tripled_gradient, ad.Reverse())
     _, tangent = jax.jvp(part, (X,), (X,))

@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -72,8 +73,8 @@ class FiniteDifference(Mode):
         steps = self._steps(arrays, outputs)
         # As far along the tangent as its largest component may move.
         reach = [
-            jnp.where(tangent == 0, jnp.inf, step / jnp.abs(tangent)).min(initial=jnp.inf)
-            for tangent, step in zip(tangents, steps, strict=True)
+            jnp.where(size == 0, jnp.inf, step / size).min(initial=jnp.inf)
+            for size, step in zip(map(jnp.abs, jax.lax.stop_gradient(tangents)), steps, strict=True)
         ]
         h = jnp.stack(to_widest(reach)).min()
         h = jnp.where(jnp.isfinite(h), h, 1)
@@ -119,7 +120,8 @@ class FiniteDifference(Mode):
         return [each / h.astype(each.dtype) for each in found]
 
     def _steps(self, arrays: Arrays, outputs: Arrays) -> list[Float[Array, "..."]]:
-        """The step for each number of each array."""
+        """The step for each number of each array, as a constant."""
+        arrays = jax.lax.stop_gradient(arrays)
         epsilon = max((float(jnp.finfo(each.dtype).eps) for each in outputs), default=0.0)
         steps = []
         for place, array in enumerate(arrays):
