@@ -19,10 +19,10 @@ import pytest
 import rich.console
 
 import eqxlike as eqx
-from eqxlike import ad, nn
+from eqxlike import _timing, ad, nn
 from eqxlike.ad._compare._accuracy import default_tolerance, leaf_errors
 from eqxlike.ad._compare._named_modes import as_written, named_modes
-from eqxlike.ad._measuring import Times, time_beside
+from eqxlike.ad._measuring import Pace, Times, _timed, compiled_anew, time_beside
 from eqxlike.ad._measuring._jaxprs import num_equations, work
 
 compare = functools.partial(ad.compare, rounds=1)
@@ -384,6 +384,15 @@ def test_rounds_are_as_many_as_asked_for():
     assert [row.rounds for row in rows] == [3, 3]
 
 
+def test_time_of_a_program_is_predicted_by_what_it_computes():
+    pace = Pace(call_s=1e-3, work=10, budget_s=1.0)
+    program = compiled_anew(jnp.sum, (jnp.ones(2),))
+    assert pace.complaint(dataclasses.replace(program, work=10 * 20_000)) is None
+    assert pace.complaint(dataclasses.replace(program, work=10 * 40_000)) == (
+        "it computes about 40,000 times as much as the function alone, which is about 40 s a call"
+    )
+
+
 def test_what_would_take_hours_is_not_run():
     def of_many(x):
         return jnp.sum(x**2)
@@ -411,6 +420,13 @@ def test_nothing_is_held():
     del of_array
     gc.collect()
     assert alive() is None
+
+
+def test_one_disturbed_call_does_not_decide_how_many_fill_a_round(monkeypatch):
+    times_us = iter([50_000.0, 10.0, 10.0])
+    monkeypatch.setattr(_timed, "completion_us", lambda *_: next(times_us, 10.0))
+    contestant = _timed._contestant(lambda: jnp.ones(()), Times())
+    assert contestant.count == _timing.calls_for(_timed._TARGET_S, 10e-6)
 
 
 def test_function_that_fails_while_it_is_timed_stops_no_other():

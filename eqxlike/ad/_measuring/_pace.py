@@ -11,7 +11,6 @@ from ._program import Program
 _PATIENCE = 30
 """A call may be predicted to take so many times the budget. Nobody can interrupt one."""
 
-
 _CALLS = 5
 
 
