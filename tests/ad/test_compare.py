@@ -626,6 +626,13 @@ def test_bad_input_is_an_error_before_anything_is_measured(error, message, args,
         ad.compare(*args, **options)
 
 
+def test_donated_array_is_an_error_that_names_it():
+    donated = jnp.ones(2)
+    donated.delete()
+    with pytest.raises(ValueError, match=re.escape("donated to a call: args[0]['x'].")):
+        ad.compare(lambda tree: jnp.sum(tree["x"]), {"x": donated})
+
+
 def test_traced_array_is_an_error_that_names_it():
     with pytest.raises(TypeError, match=re.escape("args[0]['x'] is traced. Call it outside.")):
         eqx.filter_jit(lambda x: ad.compare(lambda tree: tree["x"], {"x": x}))(jnp.ones(()))

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..._compat import Tracer
 from ..._partition import Rest, split
-from ..._pytree import is_inexact_array
+from ..._pytree import deleted_paths, is_inexact_array, listed
 from ..._transforms import filter_eval_shape, filter_value_and_grad
 from ..._transforms._derivatives._by_mode import path_of_taken
 from ..._transforms._jit._callables import unbind
@@ -74,11 +74,17 @@ def checked_subject(
         )
     function = with_arrays_as_leaves(function)
     refuse_tracers(function, args, caller)
+    if deleted := [*deleted_paths(function, "f"), *deleted_paths(args, "args")]:
+        raise ValueError(
+            f"`{caller}` was given arrays that are no longer there, since they were donated to a "
+            f"call: {listed(deleted)}. Pass what that call returned, or donate a copy to it."
+        )
     arrays, rest = split(args[0], is_inexact_array)
     if not arrays:
         raise ValueError(
             f"`{caller}` has nothing to differentiate by: args[0] holds no floating-point or "
-            "complex array that is not frozen."
+            "complex array that is not frozen. (A Python number is static; `jnp.asarray` makes an "
+            "array of it.)"
         )
     evaluate = filter_value_and_grad(function, has_aux=has_aux, mode=_OnlyValue())
     output, _ = filter_eval_shape(evaluate, *args)
