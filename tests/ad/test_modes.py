@@ -151,6 +151,23 @@ def test_callback_says_what_to_use_instead():
     assert "`ad.FiniteDifference()` differentiates any function" in notes_of(error)
 
 
+def test_a_reference_that_is_written_says_what_to_use_instead():
+    calls = jax.new_ref(jnp.zeros(()))
+
+    def counted(x):
+        calls[...] = calls[...] + 1
+        return x**2
+
+    with pytest.raises(Exception, match="unbatched array reference") as error:
+        eqx.filter_grad(counted, mode=ad.Forward())(X[0])
+    assert "Use `ad.Reverse()` or `ad.Checkpointed()`" in notes_of(error)
+
+
+def test_an_option_that_is_not_known_is_an_error():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'holomorfic'"):
+        eqx.filter_grad(jnp.sum, mode=ad.Reverse(), holomorfic=True)
+
+
 def test_jacobian_of_integers_says_how_to_return_them():
     def count(x):
         return {"n": jnp.arange(3), "x": x}

@@ -37,6 +37,11 @@ _ADVICE = (
         "The operation `{operation}` has no reverse mode in JAX. Use `ad.Forward()`.",
     ),
     (
+        r"vmapped value on an unbatched array reference",
+        "What the function writes to a reference cannot be mapped over several directions at once. "
+        "Use `ad.Reverse()` or `ad.Checkpointed()`, which evaluate the function once.",
+    ),
+    (
         r"Batching rule for '(?P<operation>.*)' not implemented"
         r"|vmap is only supported for the (?P<callback>\w+) primitive when vmap_method",
         "The operation `{operation}` cannot be mapped over several directions at once. Take them "

@@ -71,6 +71,9 @@ def _make(
     transform = "filter_value_and_grad" if returns_value else "filter_grad"
     if mode is not None:
         check_mode(mode, transform)
+        # Without a mode JAX says so, when called.
+        if unknown := gradkwargs.keys() - GradOptions.__annotations__.keys():
+            raise TypeError(f"`{transform}` got an unexpected keyword argument {min(unknown)!r}.")
     if fun is MISSING:
         return functools.partial(
             _make,
