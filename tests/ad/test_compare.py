@@ -22,6 +22,7 @@ import eqxlike as eqx
 from eqxlike import _timing, ad, nn
 from eqxlike.ad._compare._accuracy import default_tolerance, leaf_errors
 from eqxlike.ad._compare._named_modes import as_written, named_modes
+from eqxlike.ad._compare._reference import Reference
 from eqxlike.ad._measuring import Pace, Times, _timed, compiled_anew, time_beside
 from eqxlike.ad._measuring._jaxprs import num_equations, work
 
@@ -284,6 +285,11 @@ def test_mode_is_not_wrong_for_what_the_reference_does_not_know(function, x):
     assert row.verdict == "ok"
     assert row.max_relative_error > default_tolerance(jnp.float32)
     assert "the reference is as uncertain" in row.explanation
+
+
+def test_look_at_the_reference_that_fails_blames_no_mode():
+    far = Reference("", [np.ones(2)], None, [1e-7], ad.FiniteDifference(4))
+    np.testing.assert_array_equal(far._apart(lambda: 1 / 0, ad.Reverse()), [[np.inf, np.inf]])
 
 
 def test_mode_is_wrong_beside_a_kink():

@@ -31,7 +31,8 @@ class ComparisonRow:
     - `compiled_operations`: the instructions of the program that XLA made of it.
     - `peak_bytes`: the temporary memory that this program needs, by XLA's analysis.
     - `max_relative_error`: the largest error of the gradient, over all leaves: see `compare`.
-    - `worst_path`: the path of the leaf where it is.
+    - `worst_path`: the path of the leaf where it is; if the verdict is not `"ok"`, of that which
+      decides it.
     """
 
     mode: str

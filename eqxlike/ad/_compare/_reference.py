@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -45,21 +46,30 @@ class Reference:
         double precision: there those to the one side differ from those to the other.
         """
         doubts = []
-        for other, right in zip(
-            _gradients(self._rounded(), self._mode), self.gradients, strict=True
-        ):
+        for apart in self._apart(self._rounded, self._mode):
             # Each operation rounds, not the arguments alone.
-            doubts.append(np.full(right.shape, 16 * largest_of(other - right)))
+            doubts.append(np.full(apart.shape, 16 * largest_of(apart)))
         if not getattr(self._mode, "only_evaluates", False):
             return doubts
+        step = self._step()
         for side in (1, -1):
-            others = _gradients(self._wide, OneSided(side=side, step=self._step()))
-            for doubt, other, right in zip(doubts, others, self.gradients, strict=True):
-                # Outside of the domain of the function nobody knows.
-                apart = np.where(np.isfinite(other), np.abs(other - right), np.inf)
+            beside = self._apart(lambda: self._wide, OneSided(side=side, step=step))
+            for doubt, apart in zip(doubts, beside, strict=True):
                 # Rounding is random: what it does to one derivative it may do to all.
                 doubt += 3 * (apart + np.median(apart)) if apart.size else 0
         return doubts
+
+    def _apart(self, make_subject: Callable[[], Subject], mode: Mode) -> list[np.ndarray]:
+        """How far another gradient is from this one; infinitely, where it is not known."""
+        try:
+            others = _gradients(make_subject(), mode)
+        except Exception:
+            # No mode is to blame for that.
+            others = [np.full(right.shape, np.inf) for right in self.gradients]
+        return [
+            np.where(np.isfinite(other), np.abs(other - right), np.inf)
+            for other, right in zip(others, self.gradients, strict=True)
+        ]
 
     def _rounded(self) -> Subject:
         """The subject with arguments that are off by a rounding error."""
