@@ -244,6 +244,12 @@ def test_jacobian_of_a_tree_with_aux(batched_mode):
     assert_close(found["y"], expected, batched_mode)
 
 
+def test_jacobian_of_a_constant_is_zero_and_that_of_nothing_is_empty(batched_mode):
+    found = ad.jacobian(lambda x: {"constant": jnp.array(3.0), "text": "a"}, batched_mode)(X)
+    np.testing.assert_array_equal(found["constant"], np.zeros(3))
+    assert ad.jacobian(lambda x: {"text": "a"}, batched_mode)(X) == {"text": None}
+
+
 @pytest.mark.parametrize("place", ["outer", "inner"])
 def test_hessian_is_jaxs(batched_mode, place):
     pair = (batched_mode, ad.Reverse()) if place == "outer" else (ad.Reverse(), batched_mode)

@@ -114,6 +114,8 @@ class Mode(Module):
         by `arrays[j]`, of shape `(*outputs[i].shape, *arrays[j].shape)`.
         """
         outputs, pullback, aux = self.vjp(function, arrays)
+        if not outputs:
+            return outputs, aux, []
         cotangents = _unit_cotangents(outputs)
         if sum(each.size for each in outputs) == 1:
             found = [each[None] for each in pullback([each[0] for each in cotangents])]

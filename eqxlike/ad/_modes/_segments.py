@@ -40,7 +40,8 @@ def in_segments(
                 run_segment = recomputed(lambda values, s=segment: s.run(values, policy), policy)
             found = run_segment([values[name] for name in segment.inputs])
             values.update(zip(segment.outputs, found, strict=True))
-        return jtu.tree_unflatten(treedef, [_read(values, each) for each in outputs])
+        # A number that is written in the program itself is no array.
+        return jtu.tree_unflatten(treedef, [jnp.asarray(_read(values, each)) for each in outputs])
 
     return run
 
