@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 from .._partition import split
 from .._pytree import find_difference, is_inexact_array, same_shape_and_dtype
 from .._transforms import filter_jit, filter_value_and_grad
+from .._transforms._derivatives._by_mode import check_mode
 from .._transforms._wrapping import check_callable
 from ._modes import Mode
 
@@ -75,6 +76,8 @@ def value_and_grad_into(
         True
     """
     check_callable(fun, "ad.value_and_grad_into")
+    if mode is not None:
+        check_mode(mode, "ad.value_and_grad_into")
     value_and_grad = filter_value_and_grad(fun, has_aux=has_aux, mode=mode)
 
     @functools.wraps(fun, updated=())
@@ -97,5 +100,11 @@ def value_and_grad_into(
         )
     into.__signature__ = inspect.Signature([first, *parameters.values()])  # pyright: ignore
     names = (donate,) if isinstance(donate, str) else tuple(donate)
+    if unknown := [name for name in names if name not in parameters]:
+        raise ValueError(
+            "`ad.value_and_grad_into(..., donate=...)` expects names of parameters of the "
+            f"function. {into.__name__} has no parameter named {unknown[0]!r}; it has "
+            f"{', '.join(map(repr, parameters))}."
+        )
     # JAX leaves out an argument that is not used, and with it its buffers.
     return filter_jit(into, donate=("buffers", *names), keep_unused=True)
