@@ -262,5 +262,5 @@ def test_a_parameter_of_that_name_is_refused():
 
 
 def test_donate_names_a_parameter():
-    with pytest.raises(ValueError, match="donate=.* no parameter named 'all'; it has 'x', 'y'"):
+    with pytest.raises(ValueError, match=r"donate=.* no parameter named 'all'; it has 'x', 'y'"):
         ad.value_and_grad_into(lambda x, y: x, donate="all")
