@@ -184,6 +184,27 @@ def test_jacobian_of_complex_by_complex_needs_a_holomorphic_function():
     np.testing.assert_allclose(found, np.diag(2 * z), rtol=1e-5)
 
 
+def test_segments_are_named_as_the_mode_that_cut_them():
+    def looping(x):
+        return halvings(jnp.sin(x)) + jnp.cos(x) * jnp.tan(x)
+
+    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work") as error:
+        eqx.filter_grad(looping, mode=ad.Checkpointed())(jnp.array(10.0))
+    assert "looping was differentiated by Checkpointed()" in notes_of(error)
+
+
+def test_a_mode_that_returns_too_few_gradients_is_named():
+    class Short(ad.Mode):
+        def value_and_grad(self, function, arrays):
+            value_and_aux, gradients = ad.Reverse().value_and_grad(function, arrays)
+            return value_and_aux, gradients[:-1]
+
+    with pytest.raises(
+        ValueError, match=r"Short\(\) differentiated .* by 2 arrays, and returned 1"
+    ):
+        eqx.filter_grad(lambda pair: jnp.sum(pair[0] * pair[1]), mode=Short())((X, X))
+
+
 # --- what a mode can ----------------------------------------------------------------------------
 
 

@@ -51,12 +51,18 @@ _ADVICE = (
 
 
 @contextlib.contextmanager
-def advised(mode: Any, name: str) -> Iterator[None]:
-    """Adds a note to an error of JAX's inside that says what the mode cannot do, and what can."""
+def advised(mode: Any, name: str | None) -> Iterator[None]:
+    """Adds a note to an error of JAX's inside that says what the mode cannot do, and what can.
+
+    **Arguments:**
+
+    - `name`: that of the function; where `None`, a caller knows more, and adds the note.
+    """
     try:
         yield
     except Exception as error:
-        advise(error, mode, name)
+        if name is not None:
+            advise(error, mode, name)
         raise
 
 

@@ -81,6 +81,11 @@ def value_and_grad_by(
             (_, (value, *aux)), gradients = mode.value_and_grad(of_real_value, arrays)
         except CannotDifferentiate as error:
             raise error.at(path_of_taken(rest, error.place)) from None
+        if len(gradients) != len(arrays):
+            raise ValueError(
+                f"{mode!r} differentiated {name} by {len(arrays)} arrays, and returned "
+                f"{len(gradients)} gradients: `value_and_grad` must return one for each."
+            )
     else:
         (_, (value, *aux)), gradients = of_real_value([]), []
     return (value, aux), gradients

@@ -14,7 +14,7 @@ from ._rules import OfList, differentiated_by
 def recomputed(function: OfList, policy: Callable[..., bool] | None) -> OfList:
     """`function`, of which the pass back keeps the arguments alone, and what `policy` says."""
     if policy is None and cpu_merges_recomputation():
-        return differentiated_by(_InBranch(), function, "a segment")
+        return differentiated_by(_InBranch(), function, None)
     return jax.checkpoint(function, policy=policy)
 
 

@@ -16,7 +16,7 @@ from ._mode import Arrays, Mode
 OfList = Callable[[Arrays], Arrays]
 
 
-def differentiated_by(mode: Mode, function: OfList, name: str) -> OfList:
+def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
     """`function`, with the derivatives that `mode` finds for it.
 
     In a pass forward they are those of `mode.jvp`, and in one backward those of `mode.vjp`, in the
@@ -25,7 +25,7 @@ def differentiated_by(mode: Mode, function: OfList, name: str) -> OfList:
     **Arguments:**
 
     - `function`: from a list of arrays to a list of arrays. It closes over no tracer.
-    - `name`: its name in messages.
+    - `name`: its name in messages; `None` if a caller names it.
     """
 
     @jax.custom_jvp
