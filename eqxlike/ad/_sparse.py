@@ -108,7 +108,15 @@ def _sparse(fun: Any, kind: _Kind) -> Callable[..., BCOO]:
             return _ravel(outputs, name)[0]
 
         example = np.zeros(vector.shape, vector.dtype), [np.zeros(a.shape, a.dtype) for a in traced]
-        found = getattr(asdex, f"{kind}_sparsity")(of_vector, *example, argnums=0)
+        try:
+            found = getattr(asdex, f"{kind}_sparsity")(of_vector, *example, argnums=0)
+        except Exception as error:
+            if "asdex" in str(error):
+                error.add_note(
+                    f"`{name}` leaves it to asdex to find the structure, which cannot do this "
+                    f"function. `ad.{kind}` does without one."
+                )
+            raise
         # Of the vector alone: asdex 0.5.1 does not differentiate beside arrays of integers.
         pattern = asdex.SparsityPattern.from_coo(found.rows, found.cols, found.shape)
         with warnings.catch_warnings():

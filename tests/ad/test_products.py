@@ -206,6 +206,11 @@ if asdex:
         with pytest.raises(TypeError, match="needs a function whose value is a real scalar"):
             ad.sparse_hessian(lambda x: x)(X)
 
+    def test_an_operation_that_asdex_does_not_know_names_the_dense_jacobian():
+        with pytest.raises(NotImplementedError, match="No handler for primitive 'fft'") as error:
+            ad.sparse_jacobian(lambda x: jnp.fft.fft(x).real)(X)
+        assert "`ad.jacobian` does without one" in error.value.__notes__[0]
+
     def test_sparse_jacobian_says_what_it_takes():
         with pytest.raises(TypeError, match="needs real arrays of one dtype"):
             ad.sparse_jacobian(lambda x: x)(jax.lax.complex(X, X))
