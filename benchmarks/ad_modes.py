@@ -1,6 +1,6 @@
 """Modes of differentiation on a zoo of models: which are right, how fast, and in how much memory.
 
-Each model of `benchmarks.ad_zoo` is compared by `eqxlike.ad.compare`, in standard space and, where
+Each model of `benchmarks/zoo/` is compared by `eqxlike.ad.compare`, in standard space and, where
 its unknowns have constraints, in linked (unconstrained) space. With `--peers`, gradients by
 hand-written JAX, NumPyro and PyTorch are timed beside `filter_value_and_grad`, those that are
 installed. At the end stands what the modes are to reach, and what they did; parallel branches and
@@ -17,12 +17,14 @@ from typing import Any
 
 import jax
 
-from benchmarks import ad_enzyme, ad_tables, ad_zoo, command, report
-from benchmarks.ad_beside import measure_beside
-from benchmarks.ad_peer_rows import peer_rows
-from benchmarks.ad_problem import Problem, count, in_double
-from benchmarks.ad_targets import targets
+from benchmarks import command, report
 from benchmarks.cases import find
+from benchmarks.modes import enzyme, tables
+from benchmarks.modes.beside import measure_beside
+from benchmarks.modes.peer_rows import peer_rows
+from benchmarks.modes.targets import targets
+from benchmarks.zoo import registry
+from benchmarks.zoo.problem import Problem, count, in_double
 from eqxlike import ad
 from eqxlike._numbers import whole_number_in
 from eqxlike._timing import installed_version
@@ -52,10 +54,10 @@ def modes_for(problem: Problem) -> tuple[dict[str, ad.Mode], list[ad.ComparisonR
     """
     if installed_version("enzyme-ad") is None:
         return {**MODES}, []
-    failure = ad_enzyme.failure(problem)
+    failure = enzyme.failure(problem)
     if failure is not None:
         return {**MODES}, [failure]
-    return {**MODES, ad_enzyme.MODE: ad.Enzyme()}, []
+    return {**MODES, enzyme.MODE: ad.Enzyme()}, []
 
 
 def measured(problem: Problem, rounds: int, *, with_peers: bool) -> dict[str, Any]:
@@ -118,11 +120,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = parse(arguments)
     result = report.new_report({"rounds": options.rounds})
-    for name in ad_tables.PEERS:
+    for name in tables.PEERS:
         result["machine"][name] = installed_version(name)
     try:
-        found = find(options.models, ad_zoo.PROBLEMS)
-        problems = [each for problem in found for each in ad_zoo.in_all_spaces(problem)]
+        found = find(options.models, registry.PROBLEMS)
+        problems = [each for problem in found for each in registry.in_all_spaces(problem)]
         if options.json is not None:
             report.write(result, options.json)
     except (ImportError, OSError, ValueError) as error:
@@ -142,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; these rows are finished:", file=sys.stderr)
         status = 130
-    print(ad_tables.render(result, targets(result), markdown=options.markdown))
+    print(tables.render(result, targets(result), markdown=options.markdown))
     return status
 
 

@@ -15,26 +15,18 @@ import pytest
 import scipy.integrate
 import scipy.stats
 
-from benchmarks import (
-    ad_bayesian,
-    ad_bayesian_network,
-    ad_modes,
-    ad_networks,
-    ad_numpyro,
-    ad_peer_rows,
-    ad_peers,
-    ad_series,
-    ad_tables,
-    ad_zoo,
-)
-from benchmarks.ad_links import linked
-from benchmarks.ad_problem import by_path, count, floats, in_double
-from benchmarks.ad_targets import targets
+from benchmarks import ad_modes
+from benchmarks.modes import peer_rows, tables
+from benchmarks.modes import peers as peer_calls
+from benchmarks.modes.targets import targets
 from benchmarks.networks import with_arrays
+from benchmarks.zoo import bayesian, bayesian_network, in_numpyro, networks, registry, series
+from benchmarks.zoo.links import linked
+from benchmarks.zoo.problem import by_path, count, floats, in_double
 from eqxlike import ad, combine, filter_jit, filter_value_and_grad, is_inexact_array, partition
 
-ALL = [*itertools.chain.from_iterable(map(ad_zoo.in_all_spaces, ad_zoo.PROBLEMS))]
-OF_NUMPYRO = [problem for problem in ALL if problem.name in ad_numpyro.MODELS]
+ALL = [*itertools.chain.from_iterable(map(registry.in_all_spaces, registry.PROBLEMS))]
+OF_NUMPYRO = [problem for problem in ALL if problem.name in in_numpyro.MODELS]
 
 
 def named(problem):
@@ -54,7 +46,7 @@ def test_log_density_is_that_of_numpyro(problem):
 
     @jax.jit
     def both(unknowns, data):
-        theirs = ad_numpyro.value(problem)(by_path(unknowns), data)
+        theirs = in_numpyro.value(problem)(by_path(unknowns), data)
         return problem.function(unknowns, data), theirs
 
     np.testing.assert_allclose(*both(unknowns, data), rtol=1e-5)
@@ -85,7 +77,7 @@ def test_gradient_is_the_slope_in_double_precision(problem):
 
 
 @pytest.mark.parametrize(
-    "problem", [each for each in ad_zoo.PROBLEMS if "unknowns" in each.name], ids=named
+    "problem", [each for each in registry.PROBLEMS if "unknowns" in each.name], ids=named
 )
 def test_name_says_how_many_unknowns_there_are(problem):
     unknowns, _ = problem.start()
@@ -93,30 +85,30 @@ def test_name_says_how_many_unknowns_there_are(problem):
 
 
 def test_sizes_are_those_that_turing_compares():
-    names = {problem.name for problem in ad_zoo.PROBLEMS}
+    names = {problem.name for problem in registry.PROBLEMS}
     assert {f"Bayesian network, {size} unknowns" for size in (21, 65, 601)} <= names
 
 
 def test_branches_are_one_dense_layer():
-    dense = ad_bayesian_network.bayesian_network(16)
-    parallel = ad_bayesian_network.parallel_network(16, branches=4)
+    dense = bayesian_network.bayesian_network(16)
+    parallel = bayesian_network.parallel_network(16, branches=4)
     expected = filter_jit(dense.function)(*dense.start())
     np.testing.assert_allclose(
         filter_jit(parallel.function)(*parallel.start()), expected, rtol=1e-6
     )
 
 
-@pytest.mark.parametrize("width", ad_bayesian_network.WIDTHS)
+@pytest.mark.parametrize("width", bayesian_network.WIDTHS)
 def test_no_unit_is_near_a_kink(width):
-    unknowns, (x, _) = ad_bayesian_network.bayesian_network(width).start()
+    unknowns, (x, _) = bayesian_network.bayesian_network(width).start()
     units = jax.vmap(unknowns.hidden)(x)
-    assert np.min(np.abs(units)) > ad_bayesian_network.CLEARANCE / 2
-    assert len(x) == ad_bayesian_network.POINTS
+    assert np.min(np.abs(units)) > bayesian_network.CLEARANCE / 2
+    assert len(x) == bayesian_network.POINTS
 
 
 def test_hidden_states_are_summed_out():
     """Against the sum over all paths of the chain."""
-    problem = ad_series.hidden_markov(length=5)
+    problem = series.hidden_markov(length=5)
     unknowns, (y,) = problem.start()
     transition, means = np.asarray(unknowns.transition), np.asarray(unknowns.means)
     likelihood = 0.0
@@ -133,7 +125,7 @@ def test_hidden_states_are_summed_out():
 
 
 def test_variance_of_garch_follows_its_recurrence():
-    problem = ad_series.garch(length=20)
+    problem = series.garch(length=20)
     unknowns, (y,) = problem.start()
     mean, base = float(unknowns.mean), float(unknowns.base)
     deviation, memory, rest = np.asarray(unknowns.weights, float)
@@ -148,7 +140,7 @@ def test_variance_of_garch_follows_its_recurrence():
 
 def test_neural_ode_is_solved():
     """Against SciPy's solver."""
-    problem = ad_networks.neural_ode()
+    problem = networks.neural_ode()
     field, (first, path) = problem.start()
     hidden, output = ([np.asarray(leaf) for leaf in floats(layer)] for layer in field.layers)
     times = np.linspace(0, 2, len(path) + 1)
@@ -180,7 +172,7 @@ def of_equinox(problem):
             ]
         )
     if problem.name == "transformer block":
-        return ad_networks.Block(
+        return networks.Block(
             nn.Embedding(12, 8, key=key),
             nn.LayerNorm(8),
             nn.MultiheadAttention(2, 8, key=key),
@@ -188,12 +180,12 @@ def of_equinox(problem):
             nn.MLP(8, 8, 16, 1, activation=jax.nn.gelu, key=key),
             nn.Linear(8, 12, key=key),
         )
-    return ad_networks.Forecaster(nn.LSTMCell(1, 12, key=key), nn.Linear(12, 1, key=key))
+    return networks.Forecaster(nn.LSTMCell(1, 12, key=key), nn.Linear(12, 1, key=key))
 
 
 @pytest.mark.parametrize(
     "make",
-    [ad_networks.convolutional_network, ad_networks.transformer_block, ad_networks.lstm],
+    [networks.convolutional_network, networks.transformer_block, networks.lstm],
     ids=lambda make: make.__name__,
 )
 def test_network_computes_what_layers_of_equinox_do(make):
@@ -208,7 +200,7 @@ def test_network_computes_what_layers_of_equinox_do(make):
 
 def test_what_is_free_has_no_link():
     with pytest.raises(ValueError, match=r"^LSTM has no constraints: its unknowns are free as the"):
-        linked(ad_networks.lstm())
+        linked(networks.lstm())
 
 
 @pytest.fixture
@@ -227,7 +219,7 @@ def test_command_writes_what_it_prints(only_reverse, tmp_path, capsys):
         ("Dirichlet-categorical", "linked", 5),
     ]
     printed = capsys.readouterr().out
-    assert printed.strip() == ad_tables.render(written, targets(written), markdown=False)
+    assert printed.strip() == tables.render(written, targets(written), markdown=False)
     assert "- reached: every JAX mode is ok on every model: 4 of 4" in printed
 
 
@@ -239,10 +231,10 @@ def test_command_says_which_models_there_are(capsys):
 
 
 def test_peers_have_the_same_gradient(monkeypatch):
-    names = (ad_peers.OURS, ad_peers.FLAT, ad_peers.MODULE, ad_peers.NUMPYRO)
-    peers = {name: ad_peers.PEERS[name] for name in names}
-    monkeypatch.setattr(ad_peer_rows, "PEERS", peers)
-    rows, notes = ad_peer_rows.peer_rows(linked(ad_bayesian.eight_schools()), rounds=1)
+    names = (peer_calls.OURS, peer_calls.FLAT, peer_calls.MODULE, peer_calls.NUMPYRO)
+    peers = {name: peer_calls.PEERS[name] for name in names}
+    monkeypatch.setattr(peer_rows, "PEERS", peers)
+    rows, notes = peer_rows.peer_rows(linked(bayesian.eight_schools()), rounds=1)
     assert [(row.mode, row.verdict, row.explanation) for row in rows] == [
         (name, "ok", "") for name in names
     ]
@@ -250,10 +242,10 @@ def test_peers_have_the_same_gradient(monkeypatch):
 
 
 def test_a_peer_that_fails_or_errs_stops_no_other(monkeypatch):
-    problem = ad_bayesian.dirichlet_categorical()
+    problem = bayesian.dirichlet_categorical()
 
     def wrong(problem):
-        right = ad_peers.on_flat_arrays(problem)
+        right = peer_calls.on_flat_arrays(problem)
         return dataclasses.replace(
             right, by_path=lambda returned: {"probabilities": 2 * returned[1][0]}
         )
@@ -268,8 +260,8 @@ def test_a_peer_that_fails_or_errs_stops_no_other(monkeypatch):
         raise LookupError("not stated")
 
     peers = {"wrong": wrong, "failing": failing, "missing": missing, "elsewhere": elsewhere}
-    monkeypatch.setattr(ad_peer_rows, "PEERS", peers)
-    rows, notes = ad_peer_rows.peer_rows(problem, rounds=1)
+    monkeypatch.setattr(peer_rows, "PEERS", peers)
+    rows, notes = peer_rows.peer_rows(problem, rounds=1)
     assert [(row.mode, row.verdict, row.explanation) for row in rows] == [
         ("wrong", "wrong", "the gradient of probabilities is off by 1.0e+00, more than 0.0001"),
         ("failing", "error", "RuntimeError: no memory"),
@@ -290,9 +282,9 @@ def test_targets_name_what_is_worst():
         mode_row("Forward(64)", peak_bytes=64),
     ]
     peers = [
-        {"mode": ad_peers.OURS, "to_ours": 1.0},
-        {"mode": ad_peers.FLAT, "to_ours": 0.8},
-        {"mode": ad_peers.NUMPYRO, "to_ours": 1.6},
+        {"mode": peer_calls.OURS, "to_ours": 1.0},
+        {"mode": peer_calls.FLAT, "to_ours": 0.8},
+        {"mode": peer_calls.NUMPYRO, "to_ours": 1.6},
     ]
     name = "Bayesian network"
     row = {"name": name, "space": "linked", "unknowns": 601, "modes": modes, "peers": peers}

@@ -1,21 +1,21 @@
 import numpy as np
 import pytest
 
-from benchmarks import ad_torch, ad_zoo
-from benchmarks.ad_problem import by_path
+from benchmarks.zoo import in_torch, registry
+from benchmarks.zoo.problem import by_path
 from eqxlike import filter_jit, filter_value_and_grad
 
 PROBLEMS = [
     problem
-    for each in ad_zoo.PROBLEMS
-    if each.name in ad_torch.FUNCTIONS
-    for problem in ad_zoo.in_all_spaces(each)
+    for each in registry.PROBLEMS
+    if each.name in in_torch.FUNCTIONS
+    for problem in registry.in_all_spaces(each)
 ]
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda each: f"{each.name}, {each.space}")
 def test_gradient_is_that_of_pytorch(problem):
-    _, gradient = ad_torch.calls(problem, compiles=False)
+    _, gradient = in_torch.calls(problem, compiles=False)
     value, gradients = gradient()
     expected = filter_jit(filter_value_and_grad(problem.function))(*problem.start())
     np.testing.assert_allclose(value, expected[0], rtol=1e-5)

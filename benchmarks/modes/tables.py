@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import table
-from benchmarks.ad_targets import Target, title
+from benchmarks.modes.targets import Target, title
 
 MOST = 200
 """So many characters are shown of an explanation, which may be one of several pages."""
@@ -21,7 +21,7 @@ def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool
     **Arguments:**
 
     - `report`: as `benchmarks.ad_modes` makes it.
-    - `found`: the targets, as `benchmarks.ad_targets` finds them.
+    - `found`: the targets, as `benchmarks.modes.targets` finds them.
     - `markdown`: whether to write Markdown rather than plain aligned text.
     """
     rows = report["rows"]

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 import eqxlike
-from benchmarks.ad_problem import Problem, by_path
+from benchmarks.zoo.problem import Problem, by_path
 
 Call = Callable[[], Any]
 Gradients = Mapping[str, Any]
@@ -81,7 +81,7 @@ def numpyro(problem: Problem) -> Peer:
     """
     if problem.constraints and not problem.is_linked:
         raise LookupError("a density in constrained space has no one gradient: NumPyro normalises")
-    value = importlib.import_module("benchmarks.ad_numpyro").value(problem)
+    value = importlib.import_module("benchmarks.zoo.in_numpyro").value(problem)
     unknowns, data = problem.start()
     values = by_path(unknowns)
     primal, gradient = jax.jit(value), jax.jit(jax.value_and_grad(value))
@@ -128,7 +128,7 @@ def _on_module(problem: Problem, primal: Any, gradient: Any) -> Peer:
 
 
 def _in_torch(problem: Problem, *, compiles: bool) -> Peer:
-    torch = importlib.import_module("benchmarks.ad_torch")
+    torch = importlib.import_module("benchmarks.zoo.in_torch")
     primal, gradient = torch.calls(problem, compiles=compiles)
     return Peer(primal, gradient, lambda returned: returned[1])
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import ad_enzyme
-from benchmarks.ad_peers import FLAT, MODULE, NUMPYRO, OURS
+from benchmarks.modes import enzyme
+from benchmarks.modes.peers import FLAT, MODULE, NUMPYRO, OURS
 
-NOT_OF_JAX = (ad_enzyme.MODE,)
+NOT_OF_JAX = (enzyme.MODE,)
 """The modes whose rows stand as they come out."""
 
 Row = Mapping[str, Any]
@@ -120,7 +120,7 @@ def _chunk(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _of_beside(ratios: Mapping[str, float]) -> Iterator[Target]:
-    """The targets of what is measured beside the zoo, by the names of `ad_beside`."""
+    """The targets of what is measured beside the zoo, by the names of `beside`."""
     if not ratios:
         return
     checkpointed = {"temporary memory": ratios["checkpointed"]}

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 import eqxlike
-from benchmarks.ad_peers import PEERS, Peer
-from benchmarks.ad_problem import Problem, by_path, in_double
+from benchmarks.modes.peers import PEERS, Peer
+from benchmarks.zoo.problem import Problem, by_path, in_double
 from eqxlike._timing import measure, ratios
 
 TOLERANCE = 1e-4

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.ad_problem import Problem
+from benchmarks.zoo.problem import Problem
 
 
 def linked(problem: Problem) -> Problem:

@@ -1,10 +1,10 @@
 """What is measured beside the zoo: a deep network's memory, and parallel branches."""
 
 import eqxlike
-from benchmarks import ad_bayesian_network as network
-from benchmarks.ad_networks import deep_network
-from benchmarks.ad_peers import eqxlike_filtered
-from benchmarks.ad_problem import Problem
+from benchmarks.modes.peers import eqxlike_filtered
+from benchmarks.zoo import bayesian_network as network
+from benchmarks.zoo.networks import deep_network
+from benchmarks.zoo.problem import Problem
 from eqxlike import ad
 from eqxlike._timing import measure
 

@@ -14,9 +14,9 @@ import numpy as np
 from jax import Array
 
 import eqxlike
-from benchmarks import ad_densities as density
-from benchmarks.ad_problem import Problem, floats, single
 from benchmarks.networks import with_arrays
+from benchmarks.zoo import densities as density
+from benchmarks.zoo.problem import Problem, floats, single
 from eqxlike import Module, nn
 
 FEATURES = 2

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ad_bayesian_network
-from benchmarks.ad_problem import Problem, by_path
+from benchmarks.zoo.bayesian_network import BRANCHED, WIDTHS, name
+from benchmarks.zoo.problem import Problem, by_path
 
 torch: Any = importlib.import_module("torch")
 dense: Any = importlib.import_module("torch.nn.functional")
@@ -59,13 +59,13 @@ def calls(problem: Problem, *, compiles: bool) -> tuple[Callable[[], Any], Calla
 
 
 def bayesian_network(unknowns: Tensors, x: Tensor, y: Tensor) -> Tensor:
-    """`ad_bayesian_network.bayesian_network`."""
+    """`bayesian_network.bayesian_network`."""
     units = dense.relu(dense.linear(x, unknowns["hidden.weight"], unknowns["hidden.bias"]))
     return _network_density(unknowns, units, y)
 
 
 def parallel_network(unknowns: Tensors, x: Tensor, y: Tensor) -> Tensor:
-    """`ad_bayesian_network.parallel_network`, its branches one by one."""
+    """`bayesian_network.parallel_network`, its branches one by one."""
     branches = zip(
         unknowns["hidden.groups.0.weight"], unknowns["hidden.groups.0.bias"], strict=True
     )
@@ -74,14 +74,14 @@ def parallel_network(unknowns: Tensors, x: Tensor, y: Tensor) -> Tensor:
 
 
 def logistic_regression(unknowns: Tensors, x: Tensor, y: Tensor) -> Tensor:
-    """`ad_bayesian.logistic_regression`."""
+    """`bayesian.logistic_regression`."""
     logits = x @ unknowns["weights"] + unknowns["intercept"]
     prior = sum(_normal(leaf, 0.0, 1.0) for leaf in unknowns.values())
     return prior - dense.binary_cross_entropy_with_logits(logits, y, reduction="sum")
 
 
 def eight_schools(unknowns: Tensors, y: Tensor, errors: Tensor) -> Tensor:
-    """`ad_bayesian.eight_schools`."""
+    """`bayesian.eight_schools`."""
     mean, scale, effects = unknowns["mean"], unknowns["scale"], unknowns["effects"]
     half_cauchy = math.log(2 / (5 * math.pi)) - torch.log1p((scale / 5) ** 2)
     prior = _normal(mean, 0.0, 5.0) + half_cauchy + _normal(effects, mean, scale)
@@ -89,7 +89,7 @@ def eight_schools(unknowns: Tensors, y: Tensor, errors: Tensor) -> Tensor:
 
 
 def hierarchical_poisson(unknowns: Tensors, group: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """`ad_bayesian.hierarchical_poisson`."""
+    """`bayesian.hierarchical_poisson`."""
     mean, scale, effects = unknowns["mean"], unknowns["scale"], unknowns["effects"]
     prior = _normal(mean, 0.0, 1.0) + _normal(unknowns["slope"], 0.0, 1.0)
     prior = prior + math.log(2) + _normal(scale, 0.0, 1.0) + _normal(effects, mean, scale)
@@ -98,7 +98,7 @@ def hierarchical_poisson(unknowns: Tensors, group: Tensor, x: Tensor, y: Tensor)
 
 
 def convolutional_network(unknowns: Tensors, images: Tensor, labels: Tensor) -> Tensor:
-    """`ad_networks.convolutional_network`."""
+    """`networks.convolutional_network`."""
     x = images
     for layer in (0, 3):
         weight, bias = unknowns[f"layers.{layer}.weight"], unknowns[f"layers.{layer}.bias"]
@@ -144,8 +144,8 @@ def _tensor(array: Any) -> Tensor:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
-    **{ad_bayesian_network.name(width): bayesian_network for width in ad_bayesian_network.WIDTHS},
-    ad_bayesian_network.name(*ad_bayesian_network.BRANCHED): parallel_network,
+    **{name(width): bayesian_network for width in WIDTHS},
+    name(*BRANCHED): parallel_network,
     "logistic regression": logistic_regression,
     "eight schools": eight_schools,
     "hierarchical Poisson": hierarchical_poisson,

@@ -14,8 +14,8 @@ from jax import Array
 from numpyro import distributions as dist
 from numpyro.infer.util import log_density, potential_energy
 
-from benchmarks import ad_bayesian_network
-from benchmarks.ad_problem import Problem
+from benchmarks.zoo.bayesian_network import BRANCHED, WIDTHS, name
+from benchmarks.zoo.problem import Problem
 
 Model = Callable[..., None]
 """It takes the data of the problem."""
@@ -37,7 +37,7 @@ def value(problem: Problem) -> Callable[[Any, Any], Any]:
 
 
 def bayesian_network(width: int) -> Model:
-    """The model of `ad_bayesian_network.bayesian_network`."""
+    """The model of `bayesian_network.bayesian_network`."""
 
     def model(x: Array, y: Array) -> None:
         weight = _site("hidden.weight", _normal(width, x.shape[1]))
@@ -51,7 +51,7 @@ def bayesian_network(width: int) -> Model:
 
 
 def parallel_network(width: int, branches: int) -> Model:
-    """The model of `ad_bayesian_network.parallel_network`."""
+    """The model of `bayesian_network.parallel_network`."""
     each = width // branches
 
     def model(x: Array, y: Array) -> None:
@@ -67,14 +67,14 @@ def parallel_network(width: int, branches: int) -> Model:
 
 
 def logistic_regression(x: Array, y: Array) -> None:
-    """The model of `ad_bayesian.logistic_regression`."""
+    """The model of `bayesian.logistic_regression`."""
     weights = _site("weights", _normal(x.shape[1]))
     intercept = _site("intercept", dist.Normal(0.0, 1.0))
     numpyro.sample("y", dist.Bernoulli(logits=x @ weights + intercept), obs=y)
 
 
 def eight_schools(y: Array, errors: Array) -> None:
-    """The model of `ad_bayesian.eight_schools`."""
+    """The model of `bayesian.eight_schools`."""
     mean = _site("mean", dist.Normal(0.0, 5.0))
     scale = _site("scale", dist.HalfCauchy(5.0))
     with numpyro.plate("schools", len(y)):
@@ -83,7 +83,7 @@ def eight_schools(y: Array, errors: Array) -> None:
 
 
 def hierarchical_poisson(groups: int) -> Model:
-    """The model of `ad_bayesian.hierarchical_poisson`."""
+    """The model of `bayesian.hierarchical_poisson`."""
 
     def model(group: Array, x: Array, y: Array) -> None:
         mean = _site("mean", dist.Normal(0.0, 1.0))
@@ -97,7 +97,7 @@ def hierarchical_poisson(groups: int) -> Model:
 
 
 def gaussian_mixture(y: Array) -> None:
-    """The model of `ad_bayesian.gaussian_mixture`."""
+    """The model of `bayesian.gaussian_mixture`."""
     weights = _site("weights", dist.Dirichlet(jnp.full(3, 2.0)))
     means = _ordered_normal("means", 3)
     scales = _site("scales", dist.HalfNormal(2.0).expand([3]).to_event(1))
@@ -107,7 +107,7 @@ def gaussian_mixture(y: Array) -> None:
 
 
 def lkj_normal(y: Array) -> None:
-    """The model of `ad_bayesian.lkj_normal`."""
+    """The model of `bayesian.lkj_normal`."""
     size = y.shape[1]
     scales = _site("scales", dist.HalfCauchy(2.0).expand([size]).to_event(1))
     cholesky = _site("cholesky", dist.LKJCholesky(size, 2.0))
@@ -116,7 +116,7 @@ def lkj_normal(y: Array) -> None:
 
 
 def dirichlet_categorical(classes: int) -> Model:
-    """The model of `ad_bayesian.dirichlet_categorical`."""
+    """The model of `bayesian.dirichlet_categorical`."""
 
     def model(y: Array) -> None:
         probabilities = _site("probabilities", dist.Dirichlet(jnp.full(classes, 1.5)))
@@ -126,7 +126,7 @@ def dirichlet_categorical(classes: int) -> Model:
 
 
 def garch(y: Array) -> None:
-    """The model of `ad_series.garch`."""
+    """The model of `series.garch`."""
     mean = _site("mean", dist.Normal(0.0, 1.0))
     base = _site("base", dist.HalfNormal(1.0))
     weights = _site("weights", dist.Dirichlet(jnp.full(3, 2.0)))
@@ -139,7 +139,7 @@ def garch(y: Array) -> None:
 
 
 def hidden_markov(states: int) -> Model:
-    """The model of `ad_series.hidden_markov`. What its chain comes to is a factor, as NumPyro's own
+    """The model of `series.hidden_markov`. What its chain comes to is a factor, as NumPyro's own
     examples have it.
     """
 
@@ -179,13 +179,8 @@ def _ordered_normal(name: str, size: int) -> Array:
 
 
 MODELS: Mapping[str, Model] = {
-    **{
-        ad_bayesian_network.name(width): bayesian_network(width)
-        for width in ad_bayesian_network.WIDTHS
-    },
-    ad_bayesian_network.name(*ad_bayesian_network.BRANCHED): parallel_network(
-        *ad_bayesian_network.BRANCHED
-    ),
+    **{name(width): bayesian_network(width) for width in WIDTHS},
+    name(*BRANCHED): parallel_network(*BRANCHED),
     "logistic regression": logistic_regression,
     "eight schools": eight_schools,
     "hierarchical Poisson": hierarchical_poisson(10),

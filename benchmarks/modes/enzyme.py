@@ -10,8 +10,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from benchmarks import ad_zoo
-from benchmarks.ad_problem import Problem
+from benchmarks.zoo import registry
+from benchmarks.zoo.problem import Problem
 from eqxlike import ad
 
 MODE = "Enzyme"
@@ -20,7 +20,7 @@ MOST_S = 300
 
 def failure(problem: Problem) -> ad.ComparisonRow | None:
     """The row of Enzyme if it cannot differentiate the problem; None if it can."""
-    command = [sys.executable, "-m", "benchmarks.ad_enzyme", problem.name, problem.space]
+    command = [sys.executable, "-m", "benchmarks.modes.enzyme", problem.name, problem.space]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=MOST_S)
     except subprocess.TimeoutExpired:
@@ -36,9 +36,9 @@ def failure(problem: Problem) -> ad.ComparisonRow | None:
 def main(arguments: Sequence[str]) -> int:
     """Prints the row of Enzyme on a problem, given by its name and its space, as JSON."""
     name, space = arguments
-    named = [problem for problem in ad_zoo.PROBLEMS if problem.name == name]
+    named = [problem for problem in registry.PROBLEMS if problem.name == name]
     (problem,) = [
-        each for one in named for each in ad_zoo.in_all_spaces(one) if each.space == space
+        each for one in named for each in registry.in_all_spaces(one) if each.space == space
     ]
     modes = {MODE: ad.Enzyme()}
     unknowns, data = problem.start()

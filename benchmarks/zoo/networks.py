@@ -12,8 +12,8 @@ import optax
 from jax import Array
 
 import eqxlike
-from benchmarks.ad_problem import Problem, floats, single
 from benchmarks.networks import with_arrays
+from benchmarks.zoo.problem import Problem, floats, single
 from eqxlike import Module, loops, nn
 
 

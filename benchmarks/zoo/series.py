@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from benchmarks import ad_densities as density
-from benchmarks.ad_problem import Problem, single
+from benchmarks.zoo import densities as density
+from benchmarks.zoo.problem import Problem, single
 from eqxlike import Module
 
 

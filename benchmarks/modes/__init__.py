@@ -1,0 +1,1 @@
+"""The parts of `python -m benchmarks.ad_modes`: peers, tables and targets."""

@@ -1,0 +1,35 @@
+"""The zoo of models that differentiation modes are compared on.
+
+To add one, write a function that returns a `Problem` and name it in `PROBLEMS`; if its unknowns
+have constraints, say which, and it is there in both spaces.
+"""
+
+from collections.abc import Iterator
+
+from benchmarks.zoo import bayesian, bayesian_network, networks, series
+from benchmarks.zoo.links import linked
+from benchmarks.zoo.problem import Problem
+
+PROBLEMS: tuple[Problem, ...] = (
+    *(bayesian_network.bayesian_network(width) for width in bayesian_network.WIDTHS),
+    bayesian_network.parallel_network(*bayesian_network.BRANCHED),
+    bayesian.logistic_regression(),
+    bayesian.eight_schools(),
+    bayesian.hierarchical_poisson(),
+    bayesian.gaussian_mixture(),
+    bayesian.lkj_normal(),
+    bayesian.dirichlet_categorical(),
+    series.garch(),
+    series.hidden_markov(),
+    networks.neural_ode(),
+    networks.convolutional_network(),
+    networks.transformer_block(),
+    networks.lstm(),
+)
+
+
+def in_all_spaces(problem: Problem) -> Iterator[Problem]:
+    """A problem as it is, and linked where its unknowns have constraints."""
+    yield problem
+    if problem.constraints:
+        yield linked(problem)
