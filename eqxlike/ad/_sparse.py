@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.sparse import BCOO
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
@@ -107,9 +108,19 @@ def _sparse(fun: Any, kind: _Kind) -> Callable[..., BCOO]:
             outputs, _ = split(value, is_inexact_array)
             return _ravel(outputs, name)[0]
 
-        example = np.zeros(vector.shape, vector.dtype), [np.zeros(a.shape, a.dtype) for a in traced]
+        # What `fun` closes over may be traced too.
+        closed = jax.make_jaxpr(of_vector)(vector, traced)
+        hidden, consts_rest = split(closed.consts, lambda leaf: isinstance(leaf, Tracer))
+
+        def of_all(vector: Array, inputs: list[Array]) -> Array:
+            consts = consts_rest.merge(inputs[: len(hidden)])
+            run = jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))
+            return run(vector, *inputs[len(hidden) :])[0]
+
+        inputs = [*hidden, *traced]
+        example = np.zeros(vector.shape, vector.dtype), [np.zeros(a.shape, a.dtype) for a in inputs]
         try:
-            found = getattr(asdex, f"{kind}_sparsity")(of_vector, *example, argnums=0)
+            found = getattr(asdex, f"{kind}_sparsity")(of_all, *example, argnums=0)
         except Exception as error:
             if "asdex" in str(error):
                 error.add_note(
@@ -124,7 +135,7 @@ def _sparse(fun: Any, kind: _Kind) -> Callable[..., BCOO]:
             warnings.simplefilter("ignore", asdex.DenseColoringWarning)
             colored = getattr(asdex, f"{kind}_coloring_from_sparsity")(pattern)
         of_colors = getattr(asdex, f"{kind}_from_coloring")
-        return of_colors(lambda vector: of_vector(vector, traced), colored)(vector)
+        return of_colors(lambda vector: of_all(vector, inputs), colored)(vector)
 
     return matrix
 

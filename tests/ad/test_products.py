@@ -195,6 +195,13 @@ if asdex:
         found = eqx.filter_jit(ad.sparse_jacobian(take))(X, index)
         np.testing.assert_allclose(found.todense(), ad.jacobian(take)(X, index))
 
+    def test_sparse_jacobian_of_what_closes_over_traced_arrays():
+        def scaled(scale, index):
+            return ad.sparse_jacobian(lambda x: x[index] * scale)(X)
+
+        found = jax.jit(lambda *args: scaled(*args).todense())(V, jnp.array([2, 0, 1]))
+        np.testing.assert_allclose(found, jnp.eye(3)[jnp.array([2, 0, 1])] * V[:, None])
+
     def test_sparse_hessian_is_the_hessian():
         energy = lambda x, k: k * jnp.sum((x[1:] - x[:-1]) ** 3)
         found = eqx.filter_jit(ad.sparse_hessian(energy))(jnp.arange(6.0) ** 2, jnp.array(2.0))
