@@ -316,6 +316,12 @@ def test_a_part_by_a_mode_has_a_hessian(batched_mode):
     assert_close(found, expected, batched_mode, order=2)
 
 
+def test_a_part_that_returns_no_real_numbers_has_no_derivative(mode):
+    is_positive = ad.differentiate_with(lambda x: x > 0, mode)
+    found = eqx.filter_grad(lambda x: jnp.sum(x * is_positive(x).astype(x.dtype)))(jnp.asarray(X))
+    np.testing.assert_array_equal(found, [1.0, 0.0, 1.0])
+
+
 def test_a_part_is_differentiated_by_what_it_closes_over(mode):
     def objective(scale):
         part = ad.differentiate_with(lambda x: jnp.sin(scale * x), mode)

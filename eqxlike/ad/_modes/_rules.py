@@ -57,6 +57,8 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
         moving = _where(is_moving, arrays)
         with advised(mode, name):
             smooth, pullback, others = mode.vjp(of_moving(arrays), moving)
+            if not smooth:
+                return others, list(map(zero_tangent, others))
             # Whatever the pullback needs becomes a residual, what it closes over too.
             closed = jax.make_jaxpr(pullback)(smooth)
         is_smooth = list(map(is_inexact, outputs))
