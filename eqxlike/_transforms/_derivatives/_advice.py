@@ -34,7 +34,8 @@ _ADVICE = (
     ),
     (
         r"Transpose rule .* for '(?P<operation>.*)' not implemented",
-        "The operation `{operation}` has no reverse mode in JAX. Use `ad.Forward()`.",
+        "The operation `{operation}` has no reverse mode in JAX: use `ad.Forward()`. Or, in the "
+        "backward rule of a `jax.custom_vjp`, it is not linear: use `ad.Reverse()` alone.",
     ),
     (
         r"vmapped value on an unbatched array reference",

@@ -73,7 +73,13 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
             return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*cotangents)
 
         found = linear_call(
-            forward, transpose, [*arrays, *closed.consts], _where(is_moving, dots), like=smooth
+            forward,
+            transpose,
+            [*arrays, *closed.consts],
+            _where(is_moving, dots),
+            like=smooth,
+            # So a batch in reverse mode does without `forward`, which a mode may not have.
+            is_of_members=True,
         )
         values, directions, rest = iter(smooth), iter(found), iter(others)
         outputs = [next(values if each else rest) for each in is_smooth]
