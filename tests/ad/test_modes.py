@@ -199,9 +199,7 @@ def test_a_mode_that_returns_too_few_gradients_is_named():
             value_and_aux, gradients = ad.Reverse().value_and_grad(function, arrays)
             return value_and_aux, gradients[:-1]
 
-    with pytest.raises(
-        ValueError, match=r"Short\(\) .* by 2 arrays, and returned 1"
-    ):
+    with pytest.raises(ValueError, match=r"Short\(\) .* by 2 arrays, and returned 1"):
         eqx.filter_grad(lambda pair: jnp.sum(pair[0] * pair[1]), mode=Short())((X, X))
 
 
@@ -237,6 +235,32 @@ def test_a_part_in_reverse_mode_gives_a_custom_vjp_a_forward_mode():
     _, tangent = jax.jvp(part, (X,), (X,))
     np.testing.assert_allclose(tangent, 3 * X, rtol=1e-6)
     np.testing.assert_allclose(ad.jacobian(part, ad.Forward())(X), 3 * np.eye(3), rtol=1e-6)
+
+
+def test_a_part_whose_custom_rule_is_not_linear_has_a_reverse_mode_in_a_batch():
+    @jax.custom_vjp
+    def clipped(x):
+        return x
+
+    clipped.defvjp(lambda x: (x, None), lambda _, cotangent: (jnp.clip(cotangent, -1, 1),))
+    part = ad.differentiate_with(lambda scale, x: clipped(scale * x), ad.Reverse())
+    objective = lambda scale: 3 * jnp.sum(jax.vmap(part, in_axes=(None, 0))(scale, X))
+    np.testing.assert_allclose(jax.grad(objective)(X[0]), jnp.sum(X), rtol=1e-6)
+
+
+def test_finite_differences_of_a_small_output_are_not_lost_beside_a_large_one():
+    part = ad.differentiate_with(lambda x: x, ad.FiniteDifference())
+    x = jnp.array([1e6, 1.0], jnp.float32)
+    np.testing.assert_allclose(jax.grad(lambda x: jnp.sum(part(x)))(x), np.ones(2), rtol=1e-3)
+
+
+def test_blocks_that_do_not_fit_are_made_smaller():
+    weights, x = [jnp.ones((8, 8)) / 8] * 4, jnp.ones((128, 8))
+    of_half, of_most = (
+        temporary_bytes(eqx.filter_grad(deep, mode=ad.Forward(chunk=chunk)), weights, x)
+        for chunk in (128, 255)  # of 256
+    )
+    assert of_most == of_half
 
 
 def test_a_part_is_differentiated_by_what_moves_alone():

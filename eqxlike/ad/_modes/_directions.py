@@ -30,8 +30,8 @@ def along_directions(
 
     - `derivative`: from tangents of `arrays` to a pytree of arrays.
     - `arrays`: `n` numbers in all. The real parts of an array come first, then its imaginary parts.
-    - `chunk`: how many directions to take at once; all where `None`. One at a time is taken without
-      `jax.vmap`.
+    - `chunk`: how many directions to take at once, at most; all where `None`. One at a time is
+      taken without `jax.vmap`.
     - `out_axes`: if they are taken as one block, `None` for what all directions share, as for
       `jax.vmap`.
 
@@ -48,6 +48,7 @@ def along_directions(
         return jax.lax.map(along, jnp.arange(total))
     assert chunk is not None
     num_blocks = math.ceil(total / chunk)
+    chunk = math.ceil(total / num_blocks)  # so that all are about as full
     # Past the last direction there are tangents of zeros.
     blocks = jnp.arange(num_blocks * chunk).reshape(num_blocks, chunk)
     found = jax.lax.map(jax.vmap(along), blocks)

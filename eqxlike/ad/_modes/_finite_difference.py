@@ -1,5 +1,6 @@
 """Finite differences."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -13,7 +14,7 @@ from ..._numbers import real_number
 from ..._transforms import error_if
 from ..._transforms._derivatives._by_mode import CannotDifferentiate
 from ._directions import along_directions, gradients_of
-from ._mode import Arrays, Mode, OfArrays, to_widest
+from ._mode import Arrays, Mode, OfArrays, Pullback, real_dot, to_widest
 
 # The factors of f(x + h k) - f(x - h k), divided by h, that give f' up to O(h ** order).
 _WEIGHTS = {2: {1: 1 / 2}, 4: {1: 2 / 3, 2: -1 / 12}}
@@ -68,6 +69,21 @@ class FiniteDifference(Mode):
         derivatives = self._derivatives(lambda arrays: [function(arrays)[0]], arrays, [value])
         return (value, aux), gradients_of(derivatives[0], arrays)
 
+    def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:
+        outputs, aux = function(arrays)
+
+        def pull_back(cotangents: Arrays) -> Arrays:
+            # The differences first: beside a large output that of a small one would be lost.
+            derivatives = self._derivatives(
+                lambda arrays: function(arrays)[0],
+                arrays,
+                outputs,
+                lambda found: [real_dot(found, cotangents)],
+            )
+            return gradients_of(derivatives[0], arrays)
+
+        return outputs, pull_back, aux
+
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
         outputs, _ = function(arrays)
         steps = self._steps(arrays, outputs)
@@ -85,8 +101,19 @@ class FiniteDifference(Mode):
         derivatives = self._derivatives(lambda arrays: function(arrays)[0], arrays, outputs)
         return outputs, aux, [gradients_of(each, arrays) for each in derivatives]
 
-    def _derivatives(self, function: Any, arrays: Arrays, outputs: Arrays) -> Arrays:
-        """For each output the derivatives in each direction, of shape `(n, *output.shape)`."""
+    def _derivatives(
+        self,
+        function: Any,
+        arrays: Arrays,
+        outputs: Arrays,
+        weigh: Callable[[Arrays], Arrays] = list,
+    ) -> Arrays:
+        """For each output the derivatives in each direction, of shape `(n, *output.shape)`.
+
+        **Arguments:**
+
+        - `weigh`: a linear function, applied to the derivatives of the outputs in one direction.
+        """
         steps = self._steps(arrays, outputs)
 
         def along(tangents: Arrays) -> Arrays:
@@ -94,7 +121,7 @@ class FiniteDifference(Mode):
                 jnp.sum(jnp.where(tangent != 0, step, 0))
                 for step, tangent in zip(steps, tangents, strict=True)
             )
-            return self._difference(function, arrays, tangents, sum(h[1:], h[0]))
+            return weigh(self._difference(function, arrays, tangents, sum(h[1:], h[0])))
 
         return along_directions(along, arrays, 1)
 

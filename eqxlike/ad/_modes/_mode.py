@@ -79,7 +79,7 @@ class Mode(Module):
         def pull_back(cotangents: Arrays) -> Arrays:
             def dotted(arrays: Arrays) -> tuple[Array, Arrays]:
                 outputs, _ = function(arrays)
-                return _real_dot(outputs, cotangents), []
+                return real_dot(outputs, cotangents), []
 
             return self.value_and_grad(dotted, arrays)[1]
 
@@ -131,7 +131,7 @@ class Mode(Module):
         return outputs, aux, jacobian
 
 
-def _real_dot(outputs: Arrays, cotangents: Arrays) -> Float[Array, ""]:
+def real_dot(outputs: Arrays, cotangents: Arrays) -> Float[Array, ""]:
     """The real part of the product, without a conjugate: what a pullback differentiates."""
     products = to_widest(
         jnp.sum(jnp.real(output * cotangent))
