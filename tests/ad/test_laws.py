@@ -322,6 +322,13 @@ def test_a_part_that_returns_no_real_numbers_has_no_derivative(mode):
     np.testing.assert_array_equal(found, [1.0, 0.0, 1.0])
 
 
+def test_a_part_leaks_no_tracers(batched_mode):
+    part = ad.differentiate_with(lambda x: jnp.sum(jnp.sin(x)), batched_mode)
+    with jax.checking_leaks():
+        found = jax.jit(jax.grad(part))(jnp.asarray(X))
+    assert_close(found, jnp.cos(jnp.asarray(X)), batched_mode)
+
+
 def test_a_part_is_differentiated_by_what_it_closes_over(mode):
     def objective(scale):
         part = ad.differentiate_with(lambda x: jnp.sin(scale * x), mode)

@@ -38,17 +38,18 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
         is_moving = list(map(has_tangent, dots))
         # A mode that only evaluates may be differentiated in turn by the rule.
         within = run if mode.only_evaluates else function
-        outputs: Arrays = []
+        is_smooth: list[bool] = []
 
         def of_moving(arrays: Arrays) -> Callable[[Arrays], tuple[Arrays, Arrays]]:
             def moved(values: Arrays) -> tuple[Arrays, Arrays]:
                 values_left = iter(values)
-                outputs[:] = within(
+                outputs = within(
                     [
                         next(values_left) if moves else array
                         for array, moves in zip(arrays, is_moving, strict=True)
                     ]
                 )
+                is_smooth[:] = map(is_inexact, outputs)
                 smooth = [each for each in outputs if is_inexact(each)]
                 return smooth, [each for each in outputs if not is_inexact(each)]
 
@@ -61,7 +62,6 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
                 return others, list(map(zero_tangent, others))
             # Whatever the pullback needs becomes a residual, what it closes over too.
             closed = jax.make_jaxpr(pullback)(smooth)
-        is_smooth = list(map(is_inexact, outputs))
 
         def forward(residuals: Arrays, directions: Arrays) -> Arrays:
             arrays = residuals[: len(is_moving)]
