@@ -79,3 +79,11 @@ def scan_counts(params: Any) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = map(list, params["ft_in"].unpack())
     return len(consts), len(carry)
+
+
+# jax 0.10.2 to 0.12.0.1: the type of an array says along which axes of a mesh it varies, under a
+# name that is in no page of JAX's.
+def varying_axes(array: Any) -> frozenset[Any]:
+    """The axes of `jax.shard_map` along which the devices may hold different values."""
+    manual = getattr(getattr(array, "aval", None), "manual_axis_type", None)
+    return getattr(manual, "varying", frozenset())

@@ -183,7 +183,9 @@ def _right(trial: Trial, entrants: Sequence[Entrant]) -> dict[str, Call]:
     """What to time of the modes that are right, by name."""
     fit = {each.row.mode: each for each in entrants if each.row.verdict == "ok"}
     complaints = {each.row.mode: each.row.explanation for each in entrants}
-    if not all_agree(trial.subject, [each.gradient for each in fit.values()]):
+    gradients = [each.gradient for each in fit.values()]
+    # One alone agrees with nobody.
+    if len(entrants) == 1 or not all_agree(trial.subject, gradients):
         try:
             trial = trial.against(FiniteDifference(4))
         except NoReference as error:

@@ -339,3 +339,13 @@ def test_threads_that_come_first_measure_once(measured, compiles_alone):
         thread.join()
     assert found == [ad.Reverse()] * 4
     assert len(measured) == 1
+
+
+def test_one_mode_alone_is_held_against_differences():
+    class Twice(ad.Mode):
+        def value_and_grad(self, function, arrays):
+            value_and_aux, gradients = ad.Reverse().value_and_grad(function, arrays)
+            return value_and_aux, [2 * each for each in gradients]
+
+    with pytest.raises(ValueError, match="no mode has a gradient that is right"):
+        ad.choose(lambda x: jnp.sum(x**2), jnp.arange(1.0, 4.0), modes=[Twice()])

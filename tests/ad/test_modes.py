@@ -203,6 +203,22 @@ def test_a_mode_that_returns_too_few_gradients_is_named():
         eqx.filter_grad(lambda pair: jnp.sum(pair[0] * pair[1]), mode=Short())((X, X))
 
 
+def test_callback_under_vmap_says_which_vmap_it_may_be():
+    part = ad.differentiate_with(numpys_sine, ad.FiniteDifference())
+    with pytest.raises(NotImplementedError, match="vmap_method") as error:
+        eqx.filter_grad(lambda x: jnp.sum(jax.vmap(part)(x)))(X)
+    assert 'A callback can, with `vmap_method="sequential"`' in notes_of(error)
+
+
+def test_a_mode_that_returns_something_else_is_told_what():
+    class Nothing(ad.Mode):
+        def value_and_grad(self, function, arrays):
+            return None
+
+    with pytest.raises(TypeError, match=r"Nothing\(\) must return .*; it returned None"):
+        eqx.filter_grad(jnp.sum, mode=Nothing())(X)
+
+
 # --- what a mode can ----------------------------------------------------------------------------
 
 
@@ -261,6 +277,35 @@ def test_blocks_that_do_not_fit_are_made_smaller():
         for chunk in (128, 255)  # of 256
     )
     assert of_most == of_half
+
+
+@pytest.mark.parametrize(
+    "mode", [ad.Reverse(), ad.Checkpointed(), ad.Forward(), ad.FiniteDifference()]
+)
+def test_a_part_takes_numbers_of_python_as_jax_does(mode):
+    square = ad.differentiate_with(lambda x, y: y * x**2, mode)
+    np.testing.assert_allclose(jax.grad(square)(3.0, 2.0), 12.0, rtol=1e-4)
+    np.testing.assert_allclose(jax.grad(square, argnums=1)(3.0, 2.0), 9.0, rtol=1e-4)
+    value, tangent = jax.jvp(square, (3.0, 2.0), (1.0, 0.0))
+    np.testing.assert_allclose((value, tangent), (18.0, 12.0), rtol=1e-4)
+    constant = ad.differentiate_with(lambda x: jnp.array(3.0), mode)
+    np.testing.assert_array_equal(eqx.filter_grad(constant)(X), np.zeros(3))
+
+
+MODES_IN_SHARDS = [ad.Reverse(), ad.Checkpointed(), ad.Forward(), ad.Forward(1), ad.Auto()]
+
+
+@pytest.mark.parametrize("mode", MODES_IN_SHARDS)
+def test_devices_that_share_an_array_share_its_gradient(mode):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, shared = jax.sharding.PartitionSpec("d"), jax.sharding.PartitionSpec()
+    xs = jnp.stack([X, 2 * X])
+
+    def gradient(w, xs):
+        return eqx.filter_grad(lambda w: jnp.sum(jnp.tanh(xs @ w)), mode=mode)(w)
+
+    in_shards = jax.shard_map(gradient, mesh=mesh, in_specs=(shared, rows), out_specs=shared)
+    np.testing.assert_allclose(jax.jit(in_shards)(X, xs), gradient(X, xs), rtol=1e-5)
 
 
 def test_a_part_is_differentiated_by_what_moves_alone():

@@ -614,3 +614,11 @@ def test_scalars_of_equal_branches_are_not_concatenated(getkey):
     model = nn.Parallel([linear(key, "scalar") for key in jr.split(getkey())], "concatenate")
     with pytest.raises(ValueError, match=r"branches\[0\] returns: .* shape \(\) .*has no axis 0"):
         model(X)
+
+
+def test_plain_function_as_a_branch_says_how_to_wrap_it():
+    model = nn.Parallel([nn.Identity(), jnp.sin])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'key'") as error:
+        model(jnp.ones(2))
+    note = "It happened in branch 1 of Parallel. Branches are called with `key=`: wrap a plain"
+    assert any(each.startswith(note) for each in error.value.__notes__)

@@ -45,8 +45,9 @@ _ADVICE = (
     (
         r"Batching rule for '(?P<operation>.*)' not implemented"
         r"|vmap is only supported for the (?P<callback>\w+) primitive when vmap_method",
-        "The operation `{operation}` cannot be mapped over several directions at once. Take them "
-        "one at a time: `ad.Forward(chunk=1)`.",
+        "The operation `{operation}` cannot be mapped with `jax.vmap`. A callback can, with "
+        '`vmap_method="sequential"`. Where no `vmap` of yours is the cause, but that of '
+        "`ad.Forward` over its directions, `ad.Forward(chunk=1)` takes them one at a time.",
     ),
 )
 

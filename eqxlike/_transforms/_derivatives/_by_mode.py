@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array
 
+from ..._compat import varying_axes
 from ..._partition import Rest
 from ..._pytree import describe_node, is_array_like
 from ._tangents import path_of
@@ -78,17 +80,34 @@ def value_and_grad_by(
     arrays = list(map(jnp.asarray, arrays))
     if arrays:
         try:
-            (_, (value, *aux)), gradients = mode.value_and_grad(of_real_value, arrays)
+            found = mode.value_and_grad(of_real_value, arrays)
         except CannotDifferentiate as error:
             raise error.at(path_of_taken(rest, error.place)) from None
+        try:
+            (_, (value, *aux)), gradients = found
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"`value_and_grad` of {mode!r} must return `((value, aux), gradient)`, where `aux` "
+                f"and `gradient` are lists of arrays; it returned {describe_node(found)}."
+            ) from None
         if len(gradients) != len(arrays):
             raise ValueError(
                 f"{mode!r} differentiated {name} by {len(arrays)} arrays, and returned "
                 f"{len(gradients)} gradients: `value_and_grad` must return one for each."
             )
+        gradients = list(map(_summed_over_devices, gradients, arrays))
     else:
         (_, (value, *aux)), gradients = of_real_value([]), []
     return (value, aux), gradients
+
+
+def _summed_over_devices(gradient: Any, array: Array) -> Any:
+    """Inside `jax.shard_map`, the gradient by an array that the devices share: the sum of theirs.
+
+    Reverse mode returns that. A mode that goes forward returns what each device found.
+    """
+    axes = varying_axes(gradient) - varying_axes(array)
+    return jax.lax.psum(gradient, tuple(axes)) if axes else gradient
 
 
 def path_of_taken(rest: Rest, place: int) -> str:

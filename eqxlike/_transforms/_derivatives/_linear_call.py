@@ -58,7 +58,8 @@ def linear_call(
         num_summed=num_summed,
         transpose_beside_tangents=transpose_beside_tangents,
         is_of_members=is_of_members,
-        avals=tuple(ShapedArray(each.shape, each.dtype) for each in like),
+        # With the axes of a mesh along which they vary, inside `jax.shard_map`.
+        avals=tuple(jax.typeof(each).to_tangent_aval() for each in like),
     )
 
 

@@ -21,7 +21,8 @@ class Enzyme(Mode):
     Python 3.11. Enzyme differentiates StableHLO, so it has no rules of JAX's for what it meets, and
     ignores a `jax.custom_vjp`. It does a reverse mode of `jax.lax.while_loop` whose number of steps
     the compiler can find. It has no rule for batches, so it cannot be called under `jax.vmap`, and
-    a Hessian is beyond it (enzyme_ad 0.0.16). Paper: Moses and Churavy, 2020, arXiv:2010.01709.
+    most Hessians are beyond it (enzyme_ad 0.0.16). Paper: Moses and Churavy, 2020,
+    arXiv:2010.01709.
 
     **Raises:** `ImportError` if Enzyme is not installed.
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array
 
@@ -34,7 +36,7 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
 
     @functools.partial(run.defjvp, symbolic_zeros=True)
     def _differentiate(primals: Any, tangents: Any) -> tuple[Arrays, list[Any]]:
-        (arrays,), (dots,) = primals, tangents
+        arrays, dots = (list(map(_as_array, each)) for (each,) in (primals, tangents))
         is_moving = list(map(has_tangent, dots))
         # A mode that only evaluates may be differentiated in turn by the rule.
         within = run if mode.only_evaluates else function
@@ -49,6 +51,7 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
                         for array, moves in zip(arrays, is_moving, strict=True)
                     ]
                 )
+                outputs = list(map(_as_array, outputs))
                 is_smooth[:] = map(is_inexact, outputs)
                 smooth = [each for each in outputs if is_inexact(each)]
                 return smooth, [each for each in outputs if not is_inexact(each)]
@@ -89,6 +92,12 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
         ]
 
     return run
+
+
+def _as_array(value: Any) -> Any:
+    """`value`, which may be a Python number where a user differentiates by one."""
+    is_array = hasattr(value, "shape") or isinstance(value, SymbolicZero)
+    return value if is_array else jnp.asarray(value)
 
 
 def _where(flags: list[bool], values: list[Any]) -> list[Array]:

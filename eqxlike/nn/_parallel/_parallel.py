@@ -134,6 +134,11 @@ class Parallel(StatefulLayer):
                         f"It happened in branches {', '.join(map(str, places))} of "
                         f"{describe(self)}, which run as one."
                     )
+                if "unexpected keyword argument 'key'" in str(error):
+                    error.add_note(
+                        f"It happened in branch {places[0]} of {describe(self)}. Branches are "
+                        "called with `key=`: wrap a plain function in `nn.Lambda`."
+                    )
                 raise
             outputs.append(Outputs(places, output))
         joined = self._join(outputs)
