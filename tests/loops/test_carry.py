@@ -1,5 +1,7 @@
 """What may be in a carry, and what is said of one that changes its form."""
 
+import functools
+
 import equinox as eqx
 import equinox.internal as eqxi
 import jax
@@ -273,3 +275,25 @@ def test_a_buffer_is_set_and_nothing_else():
         loops.while_loop(
             lambda carry: carry[0] < 1, body, (0, jnp.zeros(2)), buffers=lambda carry: carry[1]
         )
+
+
+@pytest.mark.parametrize("kind", ["lax", "checkpointed"])
+def test_devices_that_share_what_a_scan_closes_over_share_its_gradient(kind):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, shared = jax.sharding.PartitionSpec("d"), jax.sharding.PartitionSpec()
+    w, xs = jnp.array([1.0, 2.0]), jnp.arange(8.0).reshape(4, 2)
+
+    def gradient(scan):
+        def of_shared(w, xs):
+            def total(w):
+                step = lambda carry, _: (jnp.tanh(carry * w[None]), None)
+                return jnp.sum(scan(step, xs, None, length=5)[0])
+
+            return jax.grad(total)(w)
+
+        return of_shared
+
+    ours = gradient(functools.partial(loops.scan, kind=kind))
+    in_shards = jax.shard_map(ours, mesh=mesh, in_specs=(shared, rows), out_specs=shared)
+    expected = gradient(jax.lax.scan)(w, xs)
+    np.testing.assert_allclose(jax.jit(in_shards)(w, xs), expected, rtol=1e-5)
