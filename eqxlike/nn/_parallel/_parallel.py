@@ -136,7 +136,7 @@ class Parallel(StatefulLayer):
                     )
                 if "unexpected keyword argument 'key'" in str(error):
                     error.add_note(
-                        f"It happened in branch {places[0]} of {describe(self)}. Branches are "
+                        f"It happened in branch {min(places)} of {describe(self)}. Branches are "
                         "called with `key=`: wrap a plain function in `nn.Lambda`."
                     )
                 raise
