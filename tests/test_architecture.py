@@ -67,6 +67,12 @@ ROOMS = {
         {"_compare"},
         {"_choose"},
     ),
+    "bayes": (
+        {"_numpyro"},
+        {"_data", "_links", "_support", "_unknowns"},
+        {"_elbo", "_likelihoods", "_mixtures", "_predictive", "_priors", "metrics"},
+        {"_posterior"},
+    ),
     "loops": (
         {"_flat", "_kinds"},
         {"_buffers", "_carry"},

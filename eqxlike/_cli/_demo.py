@@ -16,7 +16,7 @@ from ._dispatch import measure_dispatch
 from ._errors import CommandError
 from ._settings import SETTINGS, Settings, settings_for
 
-NEEDED = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
+NEEDED = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "numpyro": "numpyro"}
 """The import names of the packages that the demo extra brings."""
 
 MOST_SEED = 2**31 - 1

@@ -11,6 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .. import bayes
+from ..bayes import metrics
+from ..bayes._numpyro import distributions
 from ._data import Data
 from ._models import Classifier, Model, Regressor, network_outputs
 
@@ -64,7 +66,7 @@ def evaluate(data: Data, model: Model, *, seed: int, num_samples: int) -> Evalua
     if isinstance(model, Regressor):
         return evaluate_regression(data, outputs, jnp.exp(model.log_noise))
     assert isinstance(model, Classifier)
-    return evaluate_classification(data, bayes.categorical_mixture_log_probabilities(outputs))
+    return evaluate_classification(data, bayes.CategoricalMixture(outputs).log_probabilities)
 
 
 def evaluate_regression(
@@ -86,16 +88,17 @@ def evaluate_regression(
     centre, scale = float(data.y_scaling.mean), float(data.y_scaling.scale)
     y = jnp.asarray(data.test.y) * scale + centre
     means, noise = means * scale + centre, noise * scale
-    mean = jnp.mean(means, axis=0)
-    lower, upper = bayes.gaussian_mixture_interval(means, noise, level=LEVEL)
-    metrics = {
-        "rmse": bayes.root_mean_squared_error(y, mean),
-        "nll": -jnp.mean(bayes.gaussian_mixture_log_density(y, means, noise)),
-        "coverage": bayes.interval_coverage(y, lower, upper),
-        "width": jnp.mean(upper - lower),
+    mixture = bayes.Mixture(distributions().Normal(means, noise))
+    mean = mixture.mean
+    lower, upper = mixture.interval(LEVEL)
+    found = {
+        "rmse": metrics.rmse(y, mean),
+        "nll": metrics.nll(mixture, y),
+        "coverage": metrics.coverage(y, lower, upper),
+        "width": metrics.sharpness(lower, upper),
         "noise": noise,
     }
-    return Intervals(_floats(metrics), np.asarray(mean), np.asarray(lower), np.asarray(upper))
+    return Intervals(_floats(found), np.asarray(mean), np.asarray(lower), np.asarray(upper))
 
 
 def evaluate_classification(data: Data, log_probabilities: Float[Array, "N C"]) -> Probabilities:
@@ -104,13 +107,13 @@ def evaluate_classification(data: Data, log_probabilities: Float[Array, "N C"]) 
     **Returns:** `accuracy`; `nll` in nats for an example; `ece`, the expected calibration error.
     """
     y, probabilities = jnp.asarray(data.test.y), jnp.exp(log_probabilities)
-    metrics = {
-        "accuracy": bayes.accuracy(log_probabilities, y),
-        "nll": bayes.categorical_nll(log_probabilities, y),
-        "ece": bayes.expected_calibration_error(probabilities, y, NUM_BINS),
+    found = {
+        "accuracy": metrics.accuracy(log_probabilities, y),
+        "nll": metrics.nll(bayes.CategoricalMixture(log_probabilities[None]), y),
+        "ece": metrics.ece(probabilities, y, NUM_BINS),
     }
-    bins = bayes.calibration_bins(probabilities, y, NUM_BINS)._asdict()
-    return Probabilities(_floats(metrics), {name: np.asarray(each) for name, each in bins.items()})
+    bins = metrics.calibration_bins(probabilities, y, NUM_BINS)._asdict()
+    return Probabilities(_floats(found), {name: np.asarray(each) for name, each in bins.items()})
 
 
 def _floats(metrics: dict[str, Array]) -> dict[str, float]:

@@ -1,23 +1,19 @@
 """Bayesian inference: objectives, predictions, and how far to believe them."""
 
-from ._calibration import CalibrationBins as CalibrationBins
-from ._calibration import accuracy as accuracy
-from ._calibration import calibration_bins as calibration_bins
-from ._calibration import categorical_nll as categorical_nll
-from ._calibration import expected_calibration_error as expected_calibration_error
-from ._calibration import gaussian_nll as gaussian_nll
-from ._calibration import interval_coverage as interval_coverage
-from ._calibration import root_mean_squared_error as root_mean_squared_error
+from . import metrics as metrics
 from ._elbo import negative_elbo as negative_elbo
-from ._predictive import CategoricalUncertainty as CategoricalUncertainty
-from ._predictive import GaussianMoments as GaussianMoments
-from ._predictive import (
-    categorical_mixture_log_probabilities as categorical_mixture_log_probabilities,
-)
-from ._predictive import categorical_uncertainty as categorical_uncertainty
-from ._predictive import gaussian_mixture_cdf as gaussian_mixture_cdf
-from ._predictive import gaussian_mixture_interval as gaussian_mixture_interval
-from ._predictive import gaussian_mixture_log_density as gaussian_mixture_log_density
-from ._predictive import gaussian_mixture_moments as gaussian_mixture_moments
-from ._predictive import gaussian_mixture_quantile as gaussian_mixture_quantile
+from ._likelihoods import Bernoulli as Bernoulli
+from ._likelihoods import Categorical as Categorical
+from ._likelihoods import Gaussian as Gaussian
+from ._likelihoods import Likelihood as Likelihood
+from ._likelihoods import Poisson as Poisson
+from ._likelihoods import StudentT as StudentT
+from ._mixtures import CategoricalMixture as CategoricalMixture
+from ._mixtures import Mixture as Mixture
+from ._posterior import Posterior as Posterior
 from ._predictive import predict_samples as predict_samples
+from ._priors import Prior as Prior
+from ._priors import horseshoe as horseshoe
+from ._priors import normal as normal
+from ._priors import prior_by_path as prior_by_path
+from ._unknowns import Unknowns as Unknowns

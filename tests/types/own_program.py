@@ -130,7 +130,7 @@ def log_likelihood(model: nn.BayesianMLP, example: Batch, key: PRNGKeyArray) -> 
 
 reveal_type(bayes.negative_elbo(bayesian, log_likelihood, batch, num_data=3, key=key))  # Array
 reveal_type(bayes.predict_samples(bayesian, x, key=key, num_samples=2))  # Array
-reveal_type(bayes.gaussian_mixture_moments(x, 1.0).variance)  # Array
+reveal_type(bayes.CategoricalMixture(x).entropy)  # Array
 bayes.negative_elbo(
     bayesian, lambda model, example, key: model(example.x).sum(), batch, num_data=3, key=key
 )

@@ -1,0 +1,139 @@
+"""What a likelihood is."""
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..._module import Module
+from ..._pytree import is_array
+from .._numpyro import is_distribution, summed_log_prob
+from .._support import check_positive
+
+Struct = jax.ShapeDtypeStruct
+
+
+class Likelihood(Module):
+    """How data are distributed, given what the network returns for their inputs.
+
+    A likelihood of your own has one method to write, `distribution`.
+    """
+
+    def unknowns(self) -> Mapping[str, Any]:
+        """The priors of what the likelihood itself does not know, by name."""
+        return {}
+
+    @abc.abstractmethod
+    def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
+        """The distribution of the target of one example.
+
+        **Arguments:**
+
+        - `output`: what the network returns for its input.
+        - `unknowns`: the values of `unknowns`.
+
+        **Returns:** a distribution of NumPyro.
+        """
+
+    def log_prob(self, output: Any, unknowns: Mapping[str, Any], y: Any) -> Float[Array, ""]:
+        """The log density of the target of one example."""
+        return summed_log_prob(self.distribution(output, unknowns), y)
+
+    def check(self, output: Any, y: Struct) -> None:
+        """Raises `ValueError` or `TypeError` if what the network returns does not fit the targets.
+
+        **Arguments:**
+
+        - `output`: the shapes and dtypes of what the network returns for one example.
+        - `y`: the shape and dtype of the target of one example.
+        """
+
+    def check_values(self, output: Any, y: Array) -> None:
+        """Raises `ValueError` if the targets of the data set, shape `(N, ...)`, are impossible.
+
+        They are finite, and `check` has passed.
+        """
+
+
+class HasScale(Likelihood):
+    """The base of likelihoods with a scale: a number, unknown, or a head of the network."""
+
+    scale: Any = 1.0
+
+    def __check_init__(self):
+        name = f"{type(self).__name__}: scale"
+        if is_distribution(self.scale):
+            check_positive(self.scale, name)
+        elif isinstance(self.scale, str):
+            if self.scale != "head":
+                raise ValueError(
+                    f'{name} must be a number, a distribution or "head", got {self.scale!r}.'
+                )
+        elif not is_array(self.scale) and not (
+            isinstance(self.scale, int | float) and self.scale > 0
+        ):
+            raise ValueError(f"{name} must be positive, got {self.scale!r}.")
+
+    def unknowns(self) -> dict[str, Any]:
+        return {"scale": self.scale} if is_distribution(self.scale) else {}
+
+    def loc_and_scale(self, output: Array, unknowns: Mapping[str, Any]) -> tuple[Array, Array]:
+        """The centre and the scale of the targets of one example."""
+        if not isinstance(self.scale, str):
+            scale = jnp.asarray(unknowns.get("scale", self.scale), output.dtype)
+            return output, jnp.broadcast_to(scale, output.shape)
+        loc, raw = output if output.shape == (2,) else output.reshape(2, -1)
+        return loc, jax.nn.softplus(raw)
+
+    def check(self, output: Any, y: Struct) -> None:
+        name = type(self).__name__
+        if isinstance(self.scale, str):
+            wanted = (2,) if y.shape == () else (2 * y.shape[0],) if len(y.shape) == 1 else None
+            what = f"{wanted}: a centre and a scale (before softplus) for each target"
+        else:
+            wanted, what = y.shape, f"{y.shape}, that of a target"
+        check_output(name, output, wanted, what)
+        check_real_targets(name, y)
+
+
+def check_output(name: str, output: Any, wanted: tuple[int, ...] | None, what: str) -> None:
+    """Raises `ValueError` unless the network returns one array of the shape that is wanted."""
+    if not isinstance(output, Struct):
+        raise TypeError(
+            f"{name} expects a network that returns one array for an example; it returns "
+            f"{type(output).__name__}."
+        )
+    if wanted is None or output.shape != wanted:
+        raise ValueError(
+            f"{name} expects the network to return, for one example, an array of shape {what}; it "
+            f"returns {output.shape}."
+        )
+
+
+def check_real_targets(name: str, y: Struct) -> None:
+    """Raises `TypeError` unless the targets are floating-point numbers."""
+    if not jnp.issubdtype(y.dtype, jnp.floating):
+        raise TypeError(f"{name} expects floating-point targets, got dtype {y.dtype}.")
+
+
+def check_counts(name: str, y: Struct, what: str) -> None:
+    """Raises `ValueError` unless the target of an example is one integer or boolean."""
+    is_whole = jnp.issubdtype(y.dtype, jnp.integer) or jnp.issubdtype(y.dtype, jnp.bool_)
+    if not is_whole or y.shape != ():
+        raise ValueError(
+            f"{name} expects one integer as the target of an example, {what}; got shape {y.shape} "
+            f"and dtype {y.dtype}."
+        )
+
+
+def check_range(name: str, y: Array, most: int | None, why: str) -> None:
+    """Raises `ValueError` unless the targets are integers from 0 to `most`."""
+    least, greatest = int(y.min()), int(y.max())
+    if least < 0 or (most is not None and greatest > most):
+        wanted = "0 or more" if most is None else f"0 to {most}"
+        raise ValueError(
+            f"{name} expects targets of {wanted}, {why}; they go from {least} to {greatest}."
+        )

@@ -1,0 +1,141 @@
+"""Equal mixtures of distributions over numbers: what the networks of a posterior predict."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Float
+
+from ..._module import Module
+from .._numpyro import as_numpyro_computes, check_distribution
+
+
+class Mixture(Module):
+    """The mixture, with equal weights, of `S` distributions over numbers.
+
+    `S` networks drawn from a posterior each predict a distribution; the predictive distribution is
+    their mixture. Its variance has two parts, by the law of total variance (Kendall and Gal, 2017,
+    "What Uncertainties Do We Need in Bayesian Deep Learning for Computer Vision?").
+
+    - `components`: a distribution of NumPyro with batch shape `(S, *B)`, over numbers.
+
+    **Raises:** `ValueError` if `components` has no batch axis, or is over vectors.
+
+    >>> import jax.numpy as jnp, numpyro.distributions as dist
+    >>> mixture = Mixture(dist.Normal(jnp.array([[0.0], [2.0]]), 1.0))
+    >>> float(mixture.mean[0]), float(mixture.epistemic[0]), float(mixture.aleatoric[0])
+    (1.0, 1.0, 1.0)
+    """
+
+    components: Any
+
+    def __check_init__(self):
+        check_distribution(self.components, "Mixture: components")
+        batch, event = self.components.batch_shape, self.components.event_shape
+        if not batch or event:
+            raise ValueError(
+                "Mixture expects a distribution over numbers with a leading batch axis of "
+                f"components; got batch shape {batch} and event shape {event}."
+            )
+
+    @property
+    def num_components(self) -> int:
+        """`S`."""
+        return self.components.batch_shape[0]
+
+    @property
+    def mean(self) -> Float[Array, "*B"]:
+        """The mean, in the unit of the numbers."""
+        return jnp.mean(self._moment("mean"), axis=0)
+
+    @property
+    def epistemic(self) -> Float[Array, "*B"]:
+        """The variance of the means, which more data removes."""
+        return jnp.var(self._moment("mean"), axis=0)
+
+    @property
+    def aleatoric(self) -> Float[Array, "*B"]:
+        """The mean of the variances, which no data removes."""
+        return jnp.mean(self._moment("variance"), axis=0)
+
+    @property
+    def variance(self) -> Float[Array, "*B"]:
+        """The variance, `epistemic + aleatoric`."""
+        return self.epistemic + self.aleatoric
+
+    def log_prob(self, y: Float[Array, "*B"]) -> Float[Array, "*B"]:
+        """The log density at `y`, in nats: of a density in the unit of `y`."""
+        terms = self._of_each("log_prob", y)
+        return logsumexp(terms, axis=0) - jnp.log(jnp.asarray(self.num_components, terms.dtype))
+
+    def cdf(self, y: Float[Array, "*B"]) -> Float[Array, "*B"]:
+        """The probability of at most `y`."""
+        return jnp.mean(self._of_each("cdf", y), axis=0)
+
+    def quantile(self, probability: float | Float[Array, ""]) -> Float[Array, "*B"]:
+        """The smallest number that holds this probability below it, by bisection of the CDF.
+
+        **Arguments:**
+
+        - `probability`: between 0 and 1, both excluded.
+
+        **Raises:** `ValueError` for a Python number outside.
+        """
+        if isinstance(probability, int | float) and not 0 < probability < 1:
+            raise ValueError(f"probability must lie in (0, 1), got {probability!r}.")
+        return _bisect(self, jnp.asarray(probability, self.mean.dtype))
+
+    def interval(self, level: float = 0.9) -> tuple[Float[Array, "*B"], Float[Array, "*B"]]:
+        """The ends of the central interval that holds probability `level`.
+
+        **Raises:** `ValueError` unless `0 < level < 1`.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level must lie in (0, 1), got {level!r}.")
+        tail = (1 - level) / 2
+        return self.quantile(tail), self.quantile(1 - tail)
+
+    def _moment(self, name: str) -> Float[Array, "S *B"]:
+        with as_numpyro_computes():
+            return jnp.broadcast_to(getattr(self.components, name), self.components.batch_shape)
+
+    def _of_each(self, method: str, y: Array) -> Float[Array, "S *B"]:
+        with as_numpyro_computes():
+            return getattr(self.components, method)(jnp.asarray(y)[None])
+
+
+# Jitted, so that a call outside jit does not compile the loops anew.
+@jax.jit
+def _bisect(mixture: Mixture, probability: Float[Array, ""]) -> Float[Array, "*B"]:
+    # Not every distribution has a mean and a variance.
+    mean, spread = mixture.mean, jnp.sqrt(mixture.variance)
+    mean = jnp.where(jnp.isfinite(mean), mean, 0)
+    spread = jnp.where(jnp.isfinite(spread) & (spread > 0), spread, 1)
+
+    def beyond(sign: int) -> Float[Array, "*B"]:
+        """A number with too little, or enough, below it."""
+
+        def is_short(width: Array) -> Array:
+            below = mixture.cdf(mean + sign * width)
+            return (below < probability) if sign > 0 else (below >= probability)
+
+        def widen(width: Array) -> Array:
+            return jnp.where(is_short(width), 2 * width, width)
+
+        width = jax.lax.fori_loop(0, _MOST_DOUBLINGS, lambda _, width: widen(width), spread)
+        return mean + sign * width
+
+    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = low + (high - low) / 2
+        is_below = mixture.cdf(middle) < probability
+        return jnp.where(is_below, middle, low), jnp.where(is_below, high, middle)
+
+    num_halvings = jnp.finfo(mean.dtype).nmant + 8
+    low, high = jax.lax.fori_loop(0, num_halvings, halve, (beyond(-1), beyond(1)))
+    return jnp.round(high) if mixture.components.is_discrete else low + (high - low) / 2
+
+
+_MOST_DOUBLINGS = math.ceil(math.log2(1e6))

@@ -1,0 +1,308 @@
+"""A model with priors, a likelihood and data: the log density of what is not known."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from .._dtypes import wider
+from .._module import Module
+from .._partition import Rest, split
+from .._pytree import is_inexact_array
+from .._transforms import filter_eval_shape
+from ._data import check_data, num_examples, struct_of_example
+from ._likelihoods import Likelihood
+from ._links import constrained, log_det_jacobian, unconstrained
+from ._numpyro import is_distribution, summed_log_prob
+from ._priors import Prior, as_prior, fitted
+from ._support import check_proper
+from ._unknowns import Unknowns
+
+Data = tuple[PyTree[Array], PyTree[Array]]
+
+
+class Posterior(Module):
+    """The distribution of the unknowns of a model, given data, as a log density.
+
+    It is known up to a constant: the log prior and the log likelihood. The unknowns are the
+    floating-point arrays of the model that are not frozen, and what prior and likelihood do not
+    know themselves.
+
+    >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
+    >>> from eqxlike import bayes, nn
+    >>> model = nn.MLP(1, "scalar", width_size=8, depth=1, key=jax.random.key(0))
+    >>> x = jnp.linspace(-1.0, 1.0, 20)[:, None]
+    >>> likelihood = bayes.Gaussian(scale=dist.Gamma(2.0, 1.0))
+    >>> target = bayes.Posterior(model, bayes.normal(0.0, 1.0), likelihood, (x, x[:, 0] ** 2))
+    >>> vector, log_density, unflatten = target.flat(linked=True, key=jax.random.key(1))
+    >>> vector.shape, log_density(vector).shape, unflatten(vector).likelihood["scale"].shape
+    ((26,), (), ())
+    """
+
+    network: Any
+    prior: Prior
+    likelihood: Likelihood
+    data: Data
+
+    def __init__(self, model: Any, prior: Any, likelihood: Likelihood, data: Data):
+        """**Arguments:**
+
+        - `model`: any Module that is called with one example.
+        - `prior`: a prior of `bayes`, or a distribution of NumPyro for each number.
+        - `likelihood`: how the targets are distributed around what the model returns.
+        - `data`: `(x, y)`, arrays or pytrees of arrays with one leading length, `N` examples.
+
+        **Raises:** `TypeError` or `ValueError` that says what does not fit: data of different
+        lengths or with NaN, a network that returns another shape than the likelihood expects, a
+        prior that does not fit a parameter, has no integral, or is for none.
+        """
+        if not isinstance(likelihood, Likelihood):
+            raise TypeError(
+                "Posterior: likelihood must be one of eqxlike.bayes, such as `bayes.Gaussian()`; "
+                f"got {likelihood!r}."
+            )
+        self.network = model
+        self.prior = as_prior(prior)
+        self.likelihood = likelihood
+        self.data = check_data(data)
+        if not self._arrays()[0]:
+            raise ValueError("Posterior: the model has no floating-point array that is trained.")
+        x, y = (struct_of_example(each) for each in self.data)
+        output = filter_eval_shape(lambda model, x: model(x), model, x)
+        likelihood.check(output, y)
+        likelihood.check_values(output, self.data[1])
+        self._check_priors()
+
+    def _check_priors(self) -> None:
+        for path, distribution in jtu.tree_leaves_with_path(
+            self._hyperpriors(), is_leaf=is_distribution
+        ):
+            check_proper(distribution, f"The prior of {jtu.keystr(path)}")
+        # Shapes alone decide, so the values do not matter.
+        hyperpriors = self.prior.hyperpriors(self._structs())
+        hyper = jtu.tree_map(_median, hyperpriors, is_leaf=is_distribution)
+        for path, distribution in zip(self._structs(), self._priors_of_leaves(hyper), strict=True):
+            check_proper(distribution, f"The prior of {path}")
+
+    # --- the parts ---
+
+    @property
+    def num_data(self) -> int:
+        """`N`, the number of examples."""
+        return num_examples(self.data)
+
+    def _arrays(self) -> tuple[list[Array], Rest]:
+        return split(self.network, is_inexact_array)
+
+    def _structs(self) -> dict[str, jax.ShapeDtypeStruct]:
+        arrays, rest = self._arrays()
+        marked = rest.merge_into(None, arrays)
+        return {
+            jtu.keystr(path).removeprefix("."): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            for path, leaf in jtu.tree_leaves_with_path(marked)
+        }
+
+    def _hyperpriors(self) -> dict[str, Any]:
+        """The distributions of all that is not a parameter of the model."""
+        return {
+            "prior": dict(self.prior.hyperpriors(self._structs())),
+            "likelihood": dict(self.likelihood.unknowns()),
+        }
+
+    def _priors_of_leaves(self, hyper: Any) -> list[Any]:
+        return [
+            fitted(self.prior.of_leaf(path, struct, hyper), path, struct)
+            for path, struct in self._structs().items()
+        ]
+
+    def _by_parts(
+        self, of_one: Callable[[Any, Any], tuple[Any, Array]], unknowns: Unknowns
+    ) -> tuple[Unknowns, list[Array]]:
+        """Does something with each unknown and its prior, those of the prior itself first.
+
+        **Arguments:**
+
+        - `of_one`: from a distribution and what stands beside it in `unknowns`, to a value and a
+          term of a sum. The value is what the priors of the others see.
+        """
+        terms: list[Array] = []
+
+        def of_each(distributions: Any, values: Any) -> Any:
+            def run(distribution: Any, value: Any) -> Any:
+                found, term = of_one(distribution, value)
+                terms.append(term)
+                return found
+
+            return jtu.tree_map(run, distributions, values, is_leaf=is_distribution)
+
+        outer = self._hyperpriors()
+        hyper = of_each(outer["prior"], unknowns.prior)
+        own = of_each(outer["likelihood"], unknowns.likelihood)
+        rest = self._arrays()[1]
+        leaves = of_each(self._priors_of_leaves(hyper), jtu.tree_leaves(unknowns.model))
+        return Unknowns(rest.merge_into(None, leaves), own, hyper), terms
+
+    # --- densities ---
+
+    def log_prior(self, unknowns: Unknowns) -> Float[Array, ""]:
+        """The log density of the prior, in nats, at unknowns in their own space."""
+        _, terms = self._by_parts(
+            lambda distribution, value: (value, summed_log_prob(distribution, value)), unknowns
+        )
+        return _sum(terms)
+
+    def log_likelihood(self, unknowns: Unknowns, data: Data | None = None) -> Float[Array, " N"]:
+        """The log density of each example, in nats, at unknowns in their own space.
+
+        **Arguments:**
+
+        - `data`: other examples than the posterior's.
+        """
+        x, y = self.data if data is None else data
+        model, likelihood, own = self.model(unknowns), self.likelihood, unknowns.likelihood
+        return jax.vmap(lambda x, y: likelihood.log_prob(model(x), own, y))(x, y)
+
+    def log_density(self, unknowns: Unknowns, linked: bool = False) -> Float[Array, ""]:
+        """The log density of the posterior, in nats, up to a constant.
+
+        **Arguments:**
+
+        - `unknowns`: a tree of the form of `initial`.
+        - `linked`: whether they are unconstrained: the density is then one of those, with the
+          log determinant of the Jacobian of the link.
+        """
+        return self._log_density(unknowns, linked, self.data, 1.0)
+
+    def minibatch_log_density(
+        self, unknowns: Unknowns, batch: Data, linked: bool = False
+    ) -> Float[Array, ""]:
+        """An unbiased estimate of `log_density` from `B` examples: their part counts `N / B` times.
+
+        **Arguments:** as those of `log_density`, and
+
+        - `batch`: `(x, y)`, drawn from the data.
+        """
+        weight = self.num_data / num_examples(batch)
+        return self._log_density(unknowns, linked, batch, weight)
+
+    def _log_density(
+        self, unknowns: Unknowns, linked: bool, data: Data, weight: float
+    ) -> Float[Array, ""]:
+        log_det = jnp.zeros(())
+        if linked:
+            unknowns, log_det = self.constrain(unknowns)
+        terms = [self.log_prior(unknowns), jnp.sum(self.log_likelihood(unknowns, data)) * weight]
+        return _sum([*terms, log_det])
+
+    # --- spaces ---
+
+    def constrain(self, linked: Unknowns) -> tuple[Unknowns, Float[Array, ""]]:
+        """Unconstrained unknowns in their own space, and the log determinant of the Jacobian."""
+        unknowns, terms = self._by_parts(
+            lambda distribution, value: (
+                constrained(distribution, value),
+                log_det_jacobian(distribution, value),
+            ),
+            linked,
+        )
+        return unknowns, _sum(terms)
+
+    def unconstrain(self, unknowns: Unknowns) -> Unknowns:
+        """The inverse of `constrain`."""
+        pairs: list[Array] = []
+
+        def of_one(distribution: Any, value: Array) -> tuple[Array, Array]:
+            pairs.append(unconstrained(distribution, value))
+            return value, jnp.zeros(())
+
+        own, _ = self._by_parts(of_one, unknowns)
+        # In the order of `_by_parts`.
+        values = iter(pairs)
+        prior, likelihood = (
+            jtu.tree_map(lambda _: next(values), each) for each in (own.prior, own.likelihood)
+        )
+        return Unknowns(jtu.tree_map(lambda _: next(values), own.model), likelihood, prior)
+
+    def initial(self, *, key: PRNGKeyArray) -> Unknowns:
+        """Unknowns to begin with: the arrays of the model, and draws from the priors of the rest.
+
+        An array of the model that lies outside of the support of its prior is drawn too.
+        """
+        return self._drawn(key, keeps_model=True)
+
+    def sample_prior(self, *, key: PRNGKeyArray) -> Unknowns:
+        """A draw of all unknowns from the prior."""
+        return self._drawn(key, keeps_model=False)
+
+    def _drawn(self, key: PRNGKeyArray, *, keeps_model: bool) -> Unknowns:
+        arrays, rest = self._arrays()
+        outer = self._hyperpriors()
+        size = len(arrays) + len(jtu.tree_leaves(outer, is_leaf=is_distribution))
+        keys = iter(jr.split(key, size))
+
+        def draw(distribution: Any) -> Array:
+            return distribution.sample(next(keys))
+
+        hyper, own = (
+            jtu.tree_map(draw, outer[name], is_leaf=is_distribution)
+            for name in ("prior", "likelihood")
+        )
+        leaves = []
+        for array, distribution in zip(arrays, self._priors_of_leaves(hyper), strict=True):
+            drawn = draw(distribution)
+            if keeps_model:
+                drawn = jnp.where(jnp.all(distribution.support(array)), array, drawn)
+            leaves.append(drawn.astype(array.dtype))
+        return Unknowns(rest.merge_into(None, leaves), own, hyper)
+
+    def model(self, unknowns: Unknowns) -> Any:
+        """The network with these unknowns."""
+        return self._arrays()[1].merge(jtu.tree_leaves(unknowns.model))
+
+    def flat(
+        self, *, linked: bool = True, key: PRNGKeyArray
+    ) -> tuple[
+        Float[Array, " d"],
+        Callable[[Float[Array, " d"]], Float[Array, ""]],
+        Callable[[Float[Array, " d"]], Unknowns],
+    ]:
+        """The unknowns as one vector, as samplers and optimisers want them.
+
+        **Arguments:**
+
+        - `linked`: whether the vector is unconstrained.
+        - `key`: for `initial`.
+
+        **Returns:** `(vector, log_density, unflatten)`: where to begin, a function from such a
+        vector to the log density, and one to the unknowns, in their own space.
+        """
+        unknowns = self.initial(key=key)
+        vector, unravel = ravel_pytree(self.unconstrain(unknowns) if linked else unknowns)
+
+        def log_density(vector: Float[Array, " d"]) -> Float[Array, ""]:
+            return self.log_density(unravel(vector), linked)
+
+        def unflatten(vector: Float[Array, " d"]) -> Unknowns:
+            unknowns = unravel(vector)
+            return self.constrain(unknowns)[0] if linked else unknowns
+
+        return vector, log_density, unflatten
+
+
+def _sum(terms: list[Array]) -> Float[Array, ""]:
+    total = terms[0]
+    for term in terms[1:]:
+        dtype = wider(total.dtype, term.dtype)
+        total = total.astype(dtype) + term.astype(dtype)
+    return total
+
+
+def _median(distribution: Any) -> Array:
+    """A value in the middle of the support."""
+    shape = distribution.batch_shape + distribution.event_shape
+    return constrained(distribution, jnp.zeros(shape))

@@ -1,0 +1,118 @@
+"""Whether probabilities hold: reliability diagrams and the calibration error.
+
+`N` is the number of examples, `C` the number of classes, `M` the number of bins.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Shaped
+
+from ..._numbers import whole_number
+from ._checks import check_classification
+
+Equal = Literal["width", "mass"]
+
+
+class CalibrationBins(NamedTuple):
+    """Predictions grouped by confidence, as a reliability diagram shows them.
+
+    - `edges`: of the `M` bins; bin m holds confidences in `(edges[m], edges[m + 1]]`, the first one
+      its lower edge as well.
+    - `count`: examples in each bin.
+    - `confidence`, `accuracy`: mean over each bin; NaN where it is empty.
+    """
+
+    edges: Float[Array, " M_plus_1"]
+    count: Int[Array, " M"]
+    confidence: Float[Array, " M"]
+    accuracy: Float[Array, " M"]
+
+
+def calibration_bins(
+    probabilities: Float[Array, "N C"],
+    labels: Int[Array, " N"],
+    num_bins: int = 15,
+    *,
+    equal: Equal = "width",
+) -> CalibrationBins:
+    """Groups examples by the probability of their predicted class, for a reliability diagram.
+
+    DeGroot & Fienberg (1983), "The Comparison and Evaluation of Forecasters".
+
+    **Arguments:**
+
+    - `probabilities`: shape `(N, C)`.
+    - `labels`: integers from 0 to C - 1, shape `(N,)`.
+    - `num_bins`: M.
+    - `equal`: what is equal for all bins: their `"width"`, or their `"mass"`, the number of
+      examples.
+
+    **Returns:** a `CalibrationBins`.
+
+    **Raises:** `ValueError` for other shapes, labels that are no integers, an M that is not a
+    positive integer, or another word.
+
+    >>> import jax.numpy as jnp
+    >>> probabilities = jnp.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+    >>> bins = calibration_bins(probabilities, jnp.array([0, 1, 1]), num_bins=2)
+    >>> bins.count.tolist(), round(float(bins.accuracy[1]), 2)
+    ([0, 3], 0.67)
+    """
+    edges, count, confidence, right = _bin_sums(probabilities, labels, num_bins, equal)
+    size = count.astype(confidence.dtype)
+    # Empty bins are 0 / 0 = NaN; dividing by NaN instead says so without a numerical warning.
+    size = jnp.where(size > 0, size, jnp.nan)
+    return CalibrationBins(edges, count, confidence / size, right / size)
+
+
+def ece(
+    probabilities: Float[Array, "N C"],
+    labels: Int[Array, " N"],
+    num_bins: int = 15,
+    *,
+    equal: Equal = "width",
+) -> Float[Array, ""]:
+    """The expected calibration error: `sum_m n_m / N |accuracy_m - confidence_m|`.
+
+    With bins of equal width it is that of Guo, Pleiss, Sun & Weinberger (2017), "On Calibration of
+    Modern Neural Networks", equation 3; with bins of equal mass that of Nixon et al. (2019),
+    "Measuring Calibration in Deep Learning".
+
+    Arguments and errors are those of `calibration_bins`.
+
+    **Returns:** shape `()`, between 0 and 1.
+
+    >>> import jax.numpy as jnp
+    >>> probabilities = jnp.array([[0.75, 0.25]] * 4)
+    >>> float(ece(probabilities, jnp.array([0, 0, 0, 1])))
+    0.0
+    """
+    _, count, confidence, right = _bin_sums(probabilities, labels, num_bins, equal)
+    return jnp.sum(jnp.abs(right - confidence)) / jnp.sum(count).astype(confidence.dtype)
+
+
+def _bin_sums(
+    probabilities: Float[Array, "N C"], labels: Int[Array, " N"], num_bins: int, equal: Equal
+) -> tuple[Array, Array, Array, Array]:
+    check_classification(probabilities, labels, "probabilities")
+    num_bins = whole_number(num_bins, "num_bins")
+    probabilities, labels = jnp.asarray(probabilities), jnp.asarray(labels)
+    dtype = probabilities.dtype
+    confidence = jnp.max(probabilities, axis=-1)
+    is_right = (jnp.argmax(probabilities, axis=-1) == labels).astype(dtype)
+    if equal == "width":
+        edges = jnp.linspace(0, 1, num_bins + 1, dtype=dtype)
+        index = jnp.searchsorted(edges[1:-1], confidence, side="left")
+    elif equal == "mass":
+        size = confidence.shape[0]
+        order = jnp.argsort(confidence)
+        index = jnp.zeros(size, int).at[order].set(jnp.arange(size) * num_bins // max(size, 1))
+        edges = jnp.quantile(confidence, jnp.linspace(0, 1, num_bins + 1, dtype=dtype))
+    else:
+        raise ValueError(f'equal must be "width" or "mass", got {equal!r}.')
+
+    def total(values: Shaped[Array, " N"]) -> Shaped[Array, " M"]:
+        return jnp.zeros(num_bins, values.dtype).at[index].add(values)
+
+    return edges, total(jnp.ones_like(labels)), total(confidence), total(is_right)

@@ -1,0 +1,34 @@
+"""The log predictive density, the one measure for predictions of every kind."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def nll(prediction: Any, y: Array) -> Float[Array, ""]:
+    """The negative log predictive density: the mean of `-log p(y)` over the examples.
+
+    **Arguments:**
+
+    - `prediction`: what has a method `log_prob`: a `bayes.Mixture` or `bayes.CategoricalMixture`,
+      or a distribution of NumPyro.
+    - `y`: the targets.
+
+    **Returns:** shape `()`, in nats; lower is better. For numbers it is that of a density in the
+    unit of `y`.
+
+    **Raises:** `TypeError` if `prediction` has no `log_prob`.
+
+    >>> import jax.numpy as jnp
+    >>> from eqxlike import bayes
+    >>> mixture = bayes.CategoricalMixture(jnp.zeros((3, 2, 4)))
+    >>> round(float(nll(mixture, jnp.array([0, 1]))), 4)
+    1.3863
+    """
+    if not callable(getattr(prediction, "log_prob", None)):
+        raise TypeError(
+            "nll expects a prediction with a method `log_prob`, such as a `bayes.Mixture`; got "
+            f"{type(prediction).__name__}."
+        )
+    return -jnp.mean(prediction.log_prob(y))

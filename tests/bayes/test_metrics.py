@@ -1,0 +1,191 @@
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+import scipy.stats
+import sklearn.calibration
+import sklearn.metrics
+
+from eqxlike import bayes
+from eqxlike.bayes import metrics
+
+
+@pytest.fixture
+def predictions(getkey):
+    probabilities = jax.nn.softmax(2 * jr.normal(getkey(), (500, 4)), axis=-1)
+    return probabilities, jr.randint(getkey(), (500,), 0, 4)
+
+
+@pytest.fixture
+def regression(getkey):
+    y, mean = jr.normal(getkey(), (2, 50))
+    return y, mean, jnp.exp(jr.normal(getkey(), (50,)))
+
+
+def test_rmse_is_that_of_sklearn(regression):
+    y, mean, _ = regression
+    expected = sklearn.metrics.root_mean_squared_error(y, mean)
+    np.testing.assert_allclose(metrics.rmse(y, mean), expected, rtol=1e-5)
+
+
+def test_nll_of_one_component_is_that_of_scipy(regression):
+    y, mean, scale = map(np.asarray, regression)
+    expected = -scipy.stats.norm(mean, scale).logpdf(y).mean()
+    mixture = bayes.Mixture(dist.Normal(mean[None], scale[None]))
+    np.testing.assert_allclose(metrics.nll(mixture, y), expected, rtol=1e-5)
+
+
+def test_nll_is_of_what_has_a_density():
+    with pytest.raises(TypeError, match="with a method `log_prob`"):
+        metrics.nll([1.0], jnp.ones(1))
+
+
+def test_crps_is_the_written_out_mean_over_pairs(regression, getkey):
+    y, _, _ = regression
+    draws = np.asarray(jr.normal(getkey(), (7, 50)), np.float64)
+    pairs = np.abs(draws[:, None] - draws[None]).mean((0, 1))
+    expected = (np.abs(draws - np.asarray(y)).mean(0) - pairs / 2).mean()
+    np.testing.assert_allclose(metrics.crps(y, draws.astype(np.float32)), expected, rtol=1e-4)
+
+
+def test_crps_of_a_normal_is_its_closed_form(getkey):
+    draws = jr.normal(getkey(), (20_000, 1))
+    y = jnp.array([0.7])
+    norm = scipy.stats.norm
+    expected = 0.7 * (2 * norm.cdf(0.7) - 1) + 2 * norm.pdf(0.7) - 1 / np.sqrt(np.pi)
+    np.testing.assert_allclose(metrics.crps(y, draws), expected, atol=0.02)
+
+
+def test_crps_of_draws_without_their_axis_is_refused():
+    with pytest.raises(ValueError, match=r"draws of shape \(S, \*N\) .* got \(5,\) and \(5,\)"):
+        metrics.crps(jnp.zeros(5), jnp.zeros(5))
+
+
+def test_brier_score_is_that_of_sklearn(predictions):
+    probabilities, labels = predictions
+    exact = np.asarray(probabilities, np.float64)
+    expected = sklearn.metrics.brier_score_loss(
+        labels, exact / exact.sum(-1, keepdims=True), scale_by_half=False
+    )
+    np.testing.assert_allclose(metrics.brier(probabilities, labels), expected, rtol=1e-5)
+
+
+def test_bins_of_equal_mass_hold_as_many_each(predictions):
+    bins = metrics.calibration_bins(*predictions, 10, equal="mass")
+    assert bins.count.tolist() == [50] * 10
+    assert (jnp.diff(bins.confidence) > 0).all()
+    assert ((bins.edges[:-1] <= bins.confidence) & (bins.confidence <= bins.edges[1:])).all()
+
+
+def test_ece_of_equal_mass_is_the_written_out_sum(predictions):
+    probabilities, labels = map(np.asarray, predictions)
+    confidence, is_right = probabilities.max(-1), probabilities.argmax(-1) == labels
+    order = np.argsort(confidence)
+    gaps = [abs(is_right[part].mean() - confidence[part].mean()) for part in np.split(order, 10)]
+    found = metrics.ece(*predictions, 10, equal="mass")
+    np.testing.assert_allclose(found, np.mean(gaps), rtol=1e-4)
+
+
+def test_another_word_for_bins_is_refused(predictions):
+    with pytest.raises(ValueError, match='equal must be "width" or "mass", got \'size\''):
+        metrics.ece(*predictions, equal="size")
+
+
+def test_coverage_counts_both_ends_in():
+    y = jnp.array([0.0, 1.0, 2.0, 2.5, -1.0])
+    assert metrics.coverage(y, jnp.zeros(5), jnp.full(5, 2.0)) == np.float32(0.6)
+
+
+def test_accuracy_and_nll_are_those_of_sklearn(predictions):
+    probabilities, labels = predictions
+    expected = sklearn.metrics.accuracy_score(labels, probabilities.argmax(-1))
+    np.testing.assert_allclose(metrics.accuracy(probabilities, labels), expected, rtol=1e-6)
+    exact = np.asarray(probabilities, np.float64)
+    expected = sklearn.metrics.log_loss(labels, exact / exact.sum(-1, keepdims=True))
+    value = metrics.nll(bayes.CategoricalMixture(jnp.log(probabilities)[None]), labels)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_bins", [1, 5, 15])
+def test_bins_are_those_of_sklearn(num_bins, predictions):
+    probabilities, labels = predictions
+    bins = metrics.calibration_bins(probabilities, labels, num_bins)
+    accuracy, confidence = sklearn.calibration.calibration_curve(
+        np.asarray(probabilities.argmax(-1) == labels), probabilities.max(-1), n_bins=num_bins
+    )
+    is_filled = np.asarray(bins.count > 0)
+    np.testing.assert_allclose(bins.accuracy[is_filled], accuracy, rtol=1e-5)
+    np.testing.assert_allclose(bins.confidence[is_filled], confidence, rtol=1e-5)
+    assert bins.count.sum() == 500
+    assert np.isnan(bins.accuracy[~is_filled]).all()
+
+
+@pytest.mark.parametrize("num_bins", [1, 5, 15])
+def test_ece_is_the_written_out_sum(num_bins, predictions):
+    probabilities, labels = map(np.asarray, predictions)
+    confidence, is_right = probabilities.max(-1), probabilities.argmax(-1) == labels
+    expected = 0
+    for m in range(num_bins):
+        inside = (confidence > m / num_bins) & (confidence <= (m + 1) / num_bins)
+        if inside.any():
+            gap = abs(is_right[inside].mean() - confidence[inside].mean())
+            expected += inside.mean() * gap
+    value = metrics.ece(*predictions, num_bins)
+    np.testing.assert_allclose(value, expected, rtol=1e-4)
+
+
+def test_ece_of_labels_drawn_from_the_probabilities_is_small(getkey):
+    logits = 2 * jr.normal(getkey(), (20_000, 4))
+    labels = jr.categorical(getkey(), logits)
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    assert metrics.ece(probabilities, labels) < 0.02
+    assert metrics.ece(jax.nn.softmax(4 * logits, axis=-1), labels) > 0.1
+
+
+def test_certainty_falls_in_the_last_bin_and_none_in_the_first():
+    probabilities = jnp.array([[1.0, 0.0], [0.0, 0.0]])
+    bins = metrics.calibration_bins(probabilities, jnp.array([0, 1]), 4)
+    assert bins.count.tolist() == [1, 0, 0, 1]
+
+
+def test_all_run_under_jit(predictions, regression):
+    y, mean, scale = regression
+    np.testing.assert_allclose(
+        jax.jit(metrics.ece)(*predictions),
+        metrics.ece(*predictions),
+        rtol=1e-5,
+    )
+    np.testing.assert_allclose(
+        jax.jit(metrics.coverage)(y, mean - scale, mean + scale),
+        metrics.coverage(y, mean - scale, mean + scale),
+        rtol=1e-6,
+    )
+
+
+def test_numpy_arrays_are_taken(predictions, regression):
+    expected = metrics.ece(*predictions)
+    value = metrics.ece(*map(np.asarray, predictions))
+    np.testing.assert_array_equal(value, expected)
+    y, mean, _ = map(np.asarray, regression)
+    assert metrics.rmse(y, mean).shape == ()
+
+
+@pytest.mark.parametrize("function", [metrics.accuracy, metrics.brier, metrics.ece])
+def test_wrong_shapes_are_refused(function):
+    with pytest.raises(ValueError, match=r"of shape \(N,\), got \(5, 3\) and \(4,\)"):
+        function(jnp.ones((5, 3)), jnp.zeros(4, jnp.int32))
+    with pytest.raises(ValueError, match="integer labels, got dtype float32"):
+        function(jnp.ones((5, 3)), jnp.zeros(5))
+
+
+def test_shapes_that_would_broadcast_are_refused():
+    with pytest.raises(ValueError, match=r"one shape, got y \(5,\), prediction \(5, 1\)"):
+        metrics.rmse(jnp.zeros(5), jnp.zeros((5, 1)))
+
+
+@pytest.mark.parametrize("num_bins", [0, 2.5])
+def test_wrong_number_of_bins_is_refused(num_bins, predictions):
+    with pytest.raises(ValueError, match=f"num_bins must be an integer of .* 1, got {num_bins}"):
+        metrics.calibration_bins(*predictions, num_bins=num_bins)

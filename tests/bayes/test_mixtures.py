@@ -1,0 +1,163 @@
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+import scipy.special
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from eqxlike import bayes
+
+FLOATS = st.floats(-10, 10, width=32)
+MEANS = hnp.arrays(np.float32, (5, 3), elements=FLOATS)
+SCALES = hnp.arrays(np.float32, (5, 3), elements=st.floats(0.0625, 5, width=32))
+
+
+def mixture_of(means, scales):
+    return bayes.Mixture(dist.Normal(means, scales))
+
+
+@jax.jit
+def log_density(y, means, scales):
+    return mixture_of(means, scales).log_prob(y)
+
+
+@jax.jit
+def cdf(y, means, scales):
+    return mixture_of(means, scales).cdf(y)
+
+
+@jax.jit
+def moments(means, scales):
+    mixture = mixture_of(means, scales)
+    return mixture.mean, mixture.variance, mixture.epistemic
+
+
+@jax.jit
+def quantile(probability, means, scales):
+    return mixture_of(means, scales).quantile(probability)
+
+
+@given(MEANS, SCALES, hnp.arrays(np.float32, (3,), elements=FLOATS))
+def test_log_density_and_cdf_are_those_of_scipy(means, scales, y):
+    density = scipy.stats.norm(means, scales).pdf(y).mean(0)
+    np.testing.assert_allclose(
+        np.exp(log_density(y, means, scales)), density, rtol=1e-3, atol=1e-30
+    )
+    exact = scipy.stats.norm(means.astype(np.float64), scales).cdf(y).mean(0)
+    np.testing.assert_allclose(cdf(y, means, scales), exact, rtol=1e-4, atol=1e-6)
+
+
+def test_log_density_is_finite_where_the_density_underflows():
+    value = mixture_of(jnp.zeros((3, 1)), 1.0).log_prob(jnp.array([100.0]))
+    np.testing.assert_allclose(value, scipy.stats.norm.logpdf(100), rtol=1e-5)
+
+
+@given(MEANS, SCALES)
+def test_moments_are_those_of_the_mixture(means, scales):
+    mean, variance, epistemic = moments(means, scales)
+    means, scales = means.astype(np.float64), scales.astype(np.float64)
+    second = (means**2 + scales**2).mean(0)
+    np.testing.assert_allclose(mean, means.mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(variance, second - means.mean(0) ** 2, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(epistemic, means.var(0), rtol=1e-3, atol=1e-4)
+
+
+@given(MEANS, SCALES, st.floats(0.01, 0.99))
+def test_quantile_inverts_the_cdf(means, scales, probability):
+    found = cdf(quantile(probability, means, scales), means, scales)
+    np.testing.assert_allclose(found, probability, atol=1e-5)
+
+
+@pytest.mark.parametrize("probability", [1e-4, 0.05, 0.5, 0.95, 0.9999])
+def test_quantile_of_one_component_is_that_of_scipy(probability):
+    means, scale = np.array([[-3.0, 0.0, 40.0]], np.float32), 2.5
+    exact = scipy.stats.norm(means[0], scale).ppf(probability)
+    np.testing.assert_allclose(quantile(probability, means, scale), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_quantile_in_64_bit_mode_has_its_digits():
+    with jax.enable_x64(True):
+        found = quantile(0.975, np.zeros((2, 1)), 1.0)
+        np.testing.assert_allclose(found, scipy.stats.norm.ppf(0.975), rtol=1e-13)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_interval_holds_its_level_of_samples(level):
+    generator = np.random.default_rng(0)
+    means = generator.normal(0, 3, (7, 1)).astype(np.float32)
+    scales = generator.lognormal(0, 1, (7, 1)).astype(np.float32)
+    lower, upper = mixture_of(means, scales).interval(level)
+    index = generator.integers(7, size=20_000)
+    y = generator.normal(means[index, 0], scales[index, 0])
+    np.testing.assert_allclose((y < lower).mean(), (1 - level) / 2, atol=0.02)
+    np.testing.assert_allclose((y > upper).mean(), (1 - level) / 2, atol=0.02)
+
+
+@pytest.mark.parametrize("level", [0, 1, 90])
+def test_wrong_level_is_refused(level):
+    with pytest.raises(ValueError, match=r"level must lie in \(0, 1\)"):
+        mixture_of(jnp.zeros((2, 1)), 1.0).interval(level)
+
+
+def test_quantile_of_counts_is_that_of_scipy():
+    mixture = bayes.Mixture(dist.Poisson(jnp.array([[3.0, 100.0]])))
+    for probability in (0.05, 0.5, 0.95):
+        expected = scipy.stats.poisson([3, 100]).ppf(probability)
+        np.testing.assert_array_equal(mixture.quantile(probability), expected)
+
+
+def test_quantile_of_heavy_tails_without_a_mean_is_that_of_scipy():
+    mixture = bayes.Mixture(dist.StudentT(1.0, jnp.array([[3.0, 100.0]]), 1.0))
+    expected = scipy.stats.t(1, [3, 100]).ppf(0.001)
+    np.testing.assert_allclose(mixture.quantile(0.001), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("probability", [0, 1.0, -0.5])
+def test_wrong_probability_is_refused(probability):
+    with pytest.raises(ValueError, match=r"probability must lie in \(0, 1\)"):
+        mixture_of(jnp.zeros((2, 1)), 1.0).quantile(probability)
+
+
+def test_components_need_an_axis_and_are_over_numbers():
+    with pytest.raises(ValueError, match=r"got batch shape \(\) and event shape \(\)"):
+        bayes.Mixture(dist.Normal())
+    with pytest.raises(ValueError, match=r"got batch shape \(2,\) and event shape \(3,\)"):
+        bayes.Mixture(dist.Dirichlet(jnp.ones((2, 3))))
+    with pytest.raises(TypeError, match="components must be a distribution"):
+        bayes.Mixture(jnp.ones(3))
+
+
+def test_probabilities_are_averaged_not_logits(getkey):
+    logits = np.asarray(5 * jr.normal(getkey(), (6, 4, 3)))
+    log_probabilities = bayes.CategoricalMixture(logits).log_probabilities
+    expected = scipy.special.softmax(logits, axis=-1).mean(0)
+    np.testing.assert_allclose(np.exp(log_probabilities), expected, rtol=1e-5)
+
+
+def test_log_probabilities_stay_finite_where_probabilities_underflow():
+    logits = jnp.array([[0.0, 500.0]])
+    np.testing.assert_allclose(
+        bayes.CategoricalMixture(logits[None]).log_probabilities[0], [-500, 0], atol=1e-4
+    )
+
+
+def test_uncertainty_is_that_of_written_out_entropies(getkey):
+    logits = np.asarray(jr.normal(getkey(), (6, 4, 3)))
+    probabilities = scipy.special.softmax(logits.astype(np.float64), axis=-1)
+    total = scipy.stats.entropy(probabilities.mean(0), axis=-1)
+    aleatoric = scipy.stats.entropy(probabilities, axis=-1).mean(0)
+    parts = bayes.CategoricalMixture(logits)
+    np.testing.assert_allclose(parts.entropy, total, rtol=1e-5)
+    np.testing.assert_allclose(parts.aleatoric, aleatoric, rtol=1e-5)
+    np.testing.assert_allclose(parts.epistemic, total - aleatoric, atol=1e-6)
+
+
+def test_networks_that_agree_leave_no_epistemic_uncertainty():
+    logits = jnp.broadcast_to(jnp.array([1.0, -200.0, 300.0]), (5, 1, 3))
+    parts = bayes.CategoricalMixture(logits)
+    np.testing.assert_allclose(parts.epistemic, 0, atol=1e-6)

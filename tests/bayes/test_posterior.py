@@ -1,0 +1,335 @@
+"""The log density of a model with priors, a likelihood and data."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax.flatten_util import ravel_pytree
+from numpyro.infer.util import log_density as numpyros_log_density
+from scipy import stats
+
+import eqxlike as eqx
+from eqxlike import ad, bayes, nn
+
+X = np.linspace(-1.0, 1.0, 12).reshape(6, 2)
+Y = X[:, 0] ** 2 - X[:, 1]
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def network(out_size="scalar"):
+    with jax.enable_x64(True):
+        return nn.MLP(2, out_size, width_size=3, depth=1, key=jr.key(0), dtype=jnp.float64)
+
+
+def posterior(prior=None, likelihood=None, y=Y, model=None):
+    prior = bayes.normal(0.0, 1.0) if prior is None else prior
+    likelihood = bayes.Gaussian(dist.Gamma(2.0, 1.0)) if likelihood is None else likelihood
+    return bayes.Posterior(network() if model is None else model, prior, likelihood, (X, y))
+
+
+# --- the density --------------------------------------------------------------------------------
+
+
+def test_density_is_that_of_scipy():
+    target = posterior()
+    unknowns = target.initial(key=jr.key(1))
+    weights, scale = ravel_pytree(unknowns.model)[0], unknowns.likelihood["scale"]
+    mean = np.array([target.model(unknowns)(x) for x in X])
+    expected = (
+        stats.norm.logpdf(weights).sum()
+        + stats.gamma.logpdf(scale, 2.0)
+        + stats.norm.logpdf(Y, mean, scale).sum()
+    )
+    np.testing.assert_allclose(target.log_density(unknowns), expected, rtol=1e-10)
+
+
+def test_density_is_that_of_numpyro_with_a_hierarchy():
+    target = posterior(bayes.normal(0.0, dist.HalfCauchy(0.5)))
+    unknowns = target.initial(key=jr.key(1))
+
+    def model():
+        scale = numpyro.sample("prior", dist.HalfCauchy(0.5))
+        weights = numpyro.sample("weights", dist.Normal(0.0, scale).expand([13]))
+        noise = numpyro.sample("noise", dist.Gamma(2.0, 1.0))
+        net = jax.vmap(target.model(bayes.Unknowns(unravel(weights), {}, {})))
+        numpyro.sample("y", dist.Normal(net(jnp.asarray(X)), noise), obs=jnp.asarray(Y))
+
+    vector, unravel = ravel_pytree(unknowns.model)
+    values = {
+        "weights": vector,
+        "noise": unknowns.likelihood["scale"],
+        "prior": unknowns.prior["scale"],
+    }
+    expected, _ = numpyros_log_density(model, (), {}, values)
+    np.testing.assert_allclose(target.log_density(unknowns), expected, rtol=1e-10)
+
+
+PRIORS = {
+    "one for all": dist.Laplace(0.0, 2.0),
+    "normal": bayes.normal(0.5, 2.0),
+    "unknown scale": bayes.normal(0.0, dist.Gamma(2.0, 2.0)),
+    "horseshoe": bayes.horseshoe(0.1),
+    "positive": dist.Gamma(2.0, 1.0),
+    "interval": dist.Uniform(-4.0, 4.0),
+    "by path": bayes.prior_by_path(
+        {
+            "layers[*].weight": bayes.normal(0.0, dist.HalfNormal(1.0)),
+            "layers[0].bias": dist.LogNormal(0.0, 1.0),
+            "**": dist.StudentT(3.0),
+        }
+    ),
+    "simplex": bayes.prior_by_path(
+        {
+            "layers[1].weight": dist.Dirichlet(jnp.ones(3)),
+            "layers[0].bias": dist.TransformedDistribution(
+                dist.Normal().expand([3]).to_event(1), dist.transforms.OrderedTransform()
+            ),
+            "**": dist.Normal(),
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_linked_density_obeys_the_change_of_variables(name):
+    target = posterior(PRIORS[name])
+    vector, log_density, unflatten = target.flat(linked=True, key=jr.key(1))
+
+    def moving(vector):
+        # A point of the simplex is known from all but one of its numbers.
+        unknowns = unflatten(vector)
+        if name == "simplex":
+            cut = unknowns.model.layers[1].weight[..., :-1]
+            unknowns = eqx.tree_at(lambda u: u.model.layers[1].weight, unknowns, cut)
+        return ravel_pytree(unknowns)[0]
+
+    _, log_det = np.linalg.slogdet(jax.jacobian(moving)(vector))
+    expected = target.log_density(unflatten(vector)) + log_det
+    np.testing.assert_allclose(log_density(vector), expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_unconstrain_is_the_inverse_of_constrain(name):
+    target = posterior(PRIORS[name])
+    unknowns = target.sample_prior(key=jr.key(1))
+    again, _ = target.constrain(target.unconstrain(unknowns))
+    assert jax.tree.structure(again) == jax.tree.structure(unknowns)
+    for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(unknowns), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize(
+    "mode", [ad.Checkpointed(), ad.Forward(), ad.Forward(4), ad.FiniteDifference(4), ad.Auto()]
+)
+def test_density_differentiates_in_every_mode(mode, linked):
+    vector, log_density, _ = posterior(PRIORS["by path"]).flat(linked=linked, key=jr.key(1))
+    found = eqx.filter_grad(log_density, mode=mode)(vector)
+    np.testing.assert_allclose(found, jax.grad(log_density)(vector), rtol=1e-5, atol=1e-5)
+
+
+def test_batches_estimate_the_density_without_bias():
+    target = posterior()
+    unknowns = target.initial(key=jr.key(1))
+    batches = [(X[i : i + 2], Y[i : i + 2]) for i in (0, 2, 4)]
+    found = [target.minibatch_log_density(unknowns, batch) for batch in batches]
+    np.testing.assert_allclose(np.mean(found), target.log_density(unknowns), rtol=1e-10)
+
+
+def test_frozen_leaves_are_no_unknowns():
+    model = nn.freeze(network(), lambda model: model.layers[0])
+    target = posterior(model=model)
+    assert target.flat(key=jr.key(1))[0].shape == (5,)
+    unknowns = target.sample_prior(key=jr.key(1))
+    np.testing.assert_array_equal(
+        nn.unfreeze(target.model(unknowns)).layers[0].weight, network().layers[0].weight
+    )
+
+
+def test_initial_keeps_the_model_where_its_prior_allows():
+    unknowns = posterior().initial(key=jr.key(1))
+    np.testing.assert_array_equal(unknowns.model.layers[0].weight, network().layers[0].weight)
+    positive = posterior(dist.Gamma(2.0, 1.0)).initial(key=jr.key(1))
+    assert all((leaf > 0).all() for leaf in jax.tree.leaves(positive.model))
+
+
+def test_densities_keep_the_dtype_of_the_model():
+    with jax.enable_x64(False):
+        model = nn.MLP(2, "scalar", width_size=3, depth=1, key=jr.key(0))
+        x, y = jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32)
+        target = bayes.Posterior(model, bayes.horseshoe(), bayes.Gaussian(dist.Gamma(2.0)), (x, y))
+        vector, log_density, _ = target.flat(key=jr.key(1))
+        assert eqx.filter_jit(log_density)(vector).dtype == jnp.float32
+
+
+# --- likelihoods --------------------------------------------------------------------------------
+
+COUNTS = np.array([0, 1, 1, 0, 1, 0])
+LIKELIHOODS = {
+    "Gaussian": (bayes.Gaussian(0.5), "scalar", Y, lambda f: stats.norm.logpdf(Y, f, 0.5)),
+    "Gaussian, head": (
+        bayes.Gaussian("head"),
+        2,
+        Y,
+        lambda f: stats.norm.logpdf(Y, f[:, 0], np.log1p(np.exp(f[:, 1]))),
+    ),
+    "Gaussian, vectors, head": (
+        bayes.Gaussian("head"),
+        4,
+        X,
+        lambda f: stats.norm.logpdf(X, f[:, :2], np.log1p(np.exp(f[:, 2:]))).sum(1),
+    ),
+    "StudentT": (bayes.StudentT(0.5, 3.0), "scalar", Y, lambda f: stats.t.logpdf(Y, 3, f, 0.5)),
+    "Bernoulli": (
+        bayes.Bernoulli(),
+        "scalar",
+        COUNTS,
+        lambda f: stats.bernoulli.logpmf(COUNTS, 1 / (1 + np.exp(-f))),
+    ),
+    "Categorical": (
+        bayes.Categorical(),
+        3,
+        COUNTS,
+        lambda f: np.log(np.exp(f) / np.exp(f).sum(1, keepdims=True))[np.arange(6), COUNTS],
+    ),
+    "Poisson": (
+        bayes.Poisson(),
+        "scalar",
+        COUNTS,
+        lambda f: stats.poisson.logpmf(COUNTS, np.exp(f)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_likelihood_is_that_of_scipy(name):
+    likelihood, out_size, y, log_prob = LIKELIHOODS[name]
+    target = posterior(likelihood=likelihood, y=y, model=network(out_size))
+    unknowns = target.initial(key=jr.key(1))
+    output = np.array([target.model(unknowns)(x) for x in X])
+    np.testing.assert_allclose(target.log_likelihood(unknowns), log_prob(output), rtol=1e-8)
+
+
+def test_degrees_of_freedom_may_be_unknown():
+    likelihood = bayes.StudentT(dist.Gamma(2.0), degrees_of_freedom=dist.Gamma(2.0, 0.1))
+    unknowns = posterior(likelihood=likelihood).initial(key=jr.key(1))
+    assert set(unknowns.likelihood) == {"scale", "degrees_of_freedom"}
+
+
+def test_a_likelihood_of_ones_own_has_one_method():
+    class Exponential(bayes.Likelihood):
+        def distribution(self, output, unknowns):
+            return dist.Exponential(jnp.exp(output))
+
+    target = posterior(likelihood=Exponential(), y=np.exp(Y))
+    assert jnp.isfinite(target.log_density(target.initial(key=jr.key(1))))
+
+
+# --- what does not fit --------------------------------------------------------------------------
+
+
+def make(**changes):
+    wanted = {
+        "model": network(),
+        "prior": dist.Normal(),
+        "likelihood": bayes.Gaussian(),
+        "data": (X, Y),
+    }
+    return lambda: bayes.Posterior(**(wanted | changes))
+
+
+WRONG = {
+    "lengths": (make(data=(X, Y[:3])), ValueError, "must have one length; they have x 6, y 3"),
+    "no pair": (make(data=X), TypeError, r"data must be a pair \(x, y\)"),
+    "empty": (make(data=(X[:0], Y[:0])), ValueError, "there is no example"),
+    "scalar data": (make(data=(X, 1.0)), TypeError, "y must be an array with an axis of examples"),
+    "nan": (make(data=(X, np.where(Y > 1, np.nan, Y))), ValueError, r"y\[0\] is nan; 1 of 6"),
+    "width": (make(data=(X, X)), ValueError, r"array of shape \(2,\), that of a target; it .*\(\)"),
+    "head": (
+        make(likelihood=bayes.Gaussian("head")),
+        ValueError,
+        r"of shape \(2,\): a centre and a scale",
+    ),
+    "integers": (make(data=(X, COUNTS)), TypeError, "Gaussian expects floating-point targets"),
+    "classes": (
+        make(likelihood=bayes.Categorical(), model=network(2), data=(X, COUNTS + 1)),
+        ValueError,
+        "expects targets of 0 to 1, .* they go from 1 to 2",
+    ),
+    "one class": (
+        make(likelihood=bayes.Categorical()),
+        ValueError,
+        "a logit for each of C classes",
+    ),
+    "real classes": (
+        make(likelihood=bayes.Bernoulli()),
+        ValueError,
+        "expects one integer as the target of an example, 0 or 1; got .* float64",
+    ),
+    "negative counts": (
+        make(likelihood=bayes.Poisson(), data=(X, COUNTS - 1)),
+        ValueError,
+        "0 or more, counts; they go from -1 to 0",
+    ),
+    "class of prior": (make(prior=dist.Normal), TypeError, "prior must be a distribution"),
+    "shape of prior": (
+        make(prior=dist.Normal(jnp.zeros(7), 1.0)),
+        ValueError,
+        r"The prior of layers\[0\].weight does not fit: the parameter has shape \(3, 2\)",
+    ),
+    "improper": (
+        make(prior=dist.ImproperUniform(dist.constraints.real, (), ())),
+        ValueError,
+        r"The prior of layers\[0\].weight is improper",
+    ),
+    "no pattern": (
+        make(prior=bayes.prior_by_path({"layers[*].weight": dist.Normal()})),
+        ValueError,
+        r"no pattern matches layers\[0\].bias; the patterns are 'layers\[\*\].weight'",
+    ),
+    "no leaf": (
+        make(prior=bayes.prior_by_path({"layer[*]": dist.Normal(), "**": dist.Normal()})),
+        ValueError,
+        r"'layer\[\*\]' matches no parameter .* The parameters are layers\[0\].weight",
+    ),
+    "likelihood": (make(likelihood=dist.Normal()), TypeError, "likelihood must be one of"),
+    "nothing to learn": (
+        make(model=nn.freeze(network(), lambda model: model)),
+        ValueError,
+        "no floating-point array that is trained",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_named_before_anything_runs(name):
+    build, error, text = WRONG[name]
+    with pytest.raises(error, match=text):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (lambda: bayes.Gaussian(dist.Normal()), "scale is a scale, and must be .* Real"),
+        (lambda: bayes.Gaussian(dist.Gamma(jnp.ones(2))), r"over one number, got shape \(2,\)"),
+        (lambda: bayes.Gaussian(-1.0), "Gaussian: scale must be positive, got -1.0"),
+        (lambda: bayes.Gaussian("heads"), 'a number, a distribution or "head"'),
+        (lambda: bayes.StudentT(1.0, 0.0), "degrees_of_freedom must be positive"),
+        (lambda: bayes.normal(0.0, -1.0), "normal: scale must be positive"),
+        (lambda: bayes.normal(0.0, dist.Normal()), "over positive numbers"),
+        (lambda: bayes.horseshoe(0.0), "horseshoe: scale must be positive"),
+        (lambda: bayes.prior_by_path({}), "needs at least one pattern"),
+    ],
+)
+def test_a_scale_is_positive(build, text):
+    with pytest.raises(ValueError, match=text):
+        build()
