@@ -219,6 +219,18 @@ def test_a_mode_that_returns_something_else_is_told_what():
         eqx.filter_grad(jnp.sum, mode=Nothing())(X)
 
 
+@pytest.mark.parametrize("mode", [ad.Forward(chunk=1), ad.FiniteDifference()])
+def test_writes_to_a_reference_are_refused_where_they_would_happen_again(mode):
+    count = jax.new_ref(jnp.zeros(()))
+
+    def counted(x):
+        count[...] += 1.0
+        return jnp.sum(x**2)
+
+    with pytest.raises(ValueError, match="a mode that evaluates it for one direction"):
+        jax.jit(eqx.filter_grad(counted, mode=mode))(X)
+
+
 # --- what a mode can ----------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array, Bool, Int
 
 from ._mode import Arrays
@@ -36,6 +37,8 @@ def along_directions(
       `jax.vmap`.
 
     **Returns:** what `derivative` returns, with a leading axis of length `n`.
+
+    **Raises:** `ValueError` if `derivative` writes to a `jax.Ref`, which it would do `n` times.
     """
     total = num_directions(arrays)
 
@@ -45,7 +48,7 @@ def along_directions(
     if is_one_block(arrays, chunk):
         return jax.vmap(along, out_axes=out_axes)(jnp.arange(total))
     if chunk == 1:
-        return jax.lax.map(along, jnp.arange(total))
+        return jax.lax.map(_without_writes(along), jnp.arange(total))
     assert chunk is not None
     num_blocks = math.ceil(total / chunk)
     chunk = math.ceil(total / num_blocks)  # so that all are about as full
@@ -53,6 +56,19 @@ def along_directions(
     blocks = jnp.arange(num_blocks * chunk).reshape(num_blocks, chunk)
     found = jax.lax.map(jax.vmap(along), blocks)
     return jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:])[:total], found)
+
+
+def _without_writes(along: Callable[[Int[Array, ""]], Any]) -> Callable[[Int[Array, ""]], Any]:
+    """`along`, traced once; `ValueError` if it writes to a reference."""
+    closed, output = jax.make_jaxpr(along, return_shape=True)(jnp.zeros((), int))
+    if any(type(each).__name__ in ("WriteEffect", "AccumEffect") for each in closed.effects):
+        raise ValueError(
+            "The function writes to a `jax.Ref`, and a mode that evaluates it for one direction "
+            "after another would write each time. Use `ad.Reverse()` or `ad.Checkpointed()`, which "
+            "evaluate it once."
+        )
+    treedef = jax.tree.structure(output)
+    return lambda index: jax.tree.unflatten(treedef, jaxpr_as_fun(closed)(index))
 
 
 def gradients_of(derivatives: Array, arrays: Arrays) -> list[Array]:
