@@ -61,6 +61,7 @@ ROOMS = {
         {"_mapping"},
     ),
     "ad": (
+        {"_equations"},
         {"_modes"},
         {"_differentiate_with", "_into", "_jacobian", "_products", "_sparse", "_taylor"},
         {"_measuring"},

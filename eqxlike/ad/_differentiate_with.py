@@ -7,9 +7,8 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array
 
-from .._partition import UNTRACED, Rest, split
 from .._transforms._derivatives._by_mode import check_mode
-from .._transforms._references import refuse_references
+from .._transforms._derivatives._flat_call import FlatCall
 from .._transforms._signatures import Output, Params
 from .._transforms._wrapping import TransformedFunction, check_callable
 from ._modes import Mode
@@ -22,17 +21,8 @@ class Differentiated(TransformedFunction):
     _mode: Mode
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        arrays, call_rest = split((self._function, args, kwargs))
-        output_rest: Rest = UNTRACED
-
-        def of_arrays(arrays: list[Array]) -> list[Array]:
-            nonlocal output_rest
-            function, args, kwargs = call_rest.merge(arrays)
-            output = refuse_references(function(*args, **kwargs), "a function with a mode")
-            output_arrays, output_rest = split(output)
-            return output_arrays
-
-        closed = jax.make_jaxpr(of_arrays)(arrays)
+        call = FlatCall(self._function, args, kwargs, "a function with a mode")
+        closed = jax.make_jaxpr(call.of_arrays)(call.arrays)
         num_consts = len(closed.consts)
 
         # What the function closes over may be differentiated too, and so is an argument.
@@ -41,8 +31,8 @@ class Differentiated(TransformedFunction):
             return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*arrays)
 
         name = getattr(self, "__name__", type(self._function).__name__)
-        output_arrays = differentiated_by(self._mode, of_all, name)([*closed.consts, *arrays])
-        return output_rest.merge(output_arrays)
+        run = differentiated_by(self._mode, of_all, name)
+        return call.output(run([*closed.consts, *call.arrays]))
 
 
 def differentiate_with(function: Callable[Params, Output], mode: Mode) -> Callable[Params, Output]:

@@ -72,7 +72,7 @@ def value_and_grad_by(
 
     def of_real_value(arrays: Arrays) -> tuple[Array, Arrays]:
         value, aux = function(arrays)
-        value = _checked_value(value, is_holomorphic, name)
+        value = checked_value(value, is_holomorphic, name)
         # The gradient of the real part, in JAX's convention, is the derivative of a holomorphic
         # function.
         return jnp.real(value), [value, *aux]
@@ -125,7 +125,7 @@ def _check_complex(arrays: Arrays, rest: Rest, name: str) -> None:
             )
 
 
-def _checked_value(value: Any, is_holomorphic: bool, name: str) -> Array:
+def checked_value(value: Any, is_holomorphic: bool, name: str) -> Array:
     """The value as an array, if it is a scalar that has a gradient."""
     if not is_array_like(value):
         what, way_out = describe_node(value), "return the scalar alone, or pass `has_aux=True`"

@@ -8,10 +8,9 @@ import jax
 
 from ..._missing import MISSING
 from ..._module import field
-from ..._partition import UNTRACED, Rest, split
-from .._references import refuse_references
 from .._signatures import Output, Params
 from .._wrapping import TransformedFunction, check_callable
+from ._flat_call import FlatCall
 
 
 class _CheckpointFunction(TransformedFunction):
@@ -21,19 +20,11 @@ class _CheckpointFunction(TransformedFunction):
     _policy: Callable[..., bool] | None = field(static=True)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        arrays, call_rest = split((self._function, args, kwargs))
-        output_rest: Rest = UNTRACED
-
-        def of_arrays(arrays: list[Any]) -> list[Any]:
-            nonlocal output_rest
-            function, args, kwargs = call_rest.merge(arrays)
-            output = refuse_references(function(*args, **kwargs), "a checkpointed function")
-            output_arrays, output_rest = split(output)
-            return output_arrays
-
-        checkpointed = jax.checkpoint(of_arrays, prevent_cse=self._prevent_cse, policy=self._policy)
-        output_arrays = checkpointed(arrays)
-        return output_rest.merge(output_arrays)
+        call = FlatCall(self._function, args, kwargs, "a checkpointed function")
+        checkpointed = jax.checkpoint(
+            call.of_arrays, prevent_cse=self._prevent_cse, policy=self._policy
+        )
+        return call.output(checkpointed(call.arrays))
 
 
 @overload

@@ -4,6 +4,7 @@ They have its structure, with `None` for zero: in the place of one leaf, or of a
 is below it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import PyTree
 
+from ..._partition import Rest
 from ..._pytree import describe_node, find_difference, is_array_like
 
 
@@ -30,6 +32,26 @@ def tangents_of(types: list[Any], treedef: Any, tangents: PyTree, name: str, of:
     """
     found = leaves_beside(treedef, tangents, name, of)
     return checked_tangents(found, types, treedef, name, of)
+
+
+def full_tangents(
+    arrays: Sequence[Any], rest: Rest, tangents: PyTree, name: str, of: str
+) -> list[Any]:
+    """The tangents beside `arrays`, with zeros for `None`.
+
+    **Arguments:**
+
+    - `arrays`, `rest`: the parts of the tree that `tangents` stands beside.
+    - `name`, `of`: as in `tangents_of`.
+
+    **Raises:** as `tangents_of`.
+    """
+    types = rest.leaves_into(None, arrays)
+    found = rest.take(tangents_of(types, rest.treedef, tangents, name, of))
+    return [
+        jnp.zeros(array.shape, array.dtype) if tangent is None else jnp.asarray(tangent)
+        for array, tangent in zip(arrays, found, strict=True)
+    ]
 
 
 def leaves_beside(treedef: Any, tree: PyTree, name: str, of: str) -> list[Any]:

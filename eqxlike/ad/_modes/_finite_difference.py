@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from ..._compat import Tracer
 from ..._module import field
-from ..._numbers import real_number
+from ..._numbers import positive_number
 from ..._transforms import error_if
 from ..._transforms._derivatives._by_mode import CannotDifferentiate
 from ._directions import along_directions, gradients_of
@@ -55,12 +55,8 @@ class FiniteDifference(Mode):
     def __check_init__(self):
         if self.order not in _WEIGHTS:
             raise ValueError(f"FiniteDifference: order must be 2 or 4, got {self.order!r}.")
-        if self.step is not None and not 0 < real_number(
-            self.step, "FiniteDifference: step"
-        ) < float("inf"):
-            raise ValueError(
-                f"FiniteDifference: step must be positive and finite, got {self.step!r}."
-            )
+        if self.step is not None:
+            positive_number(self.step, "FiniteDifference: step")
 
     def value_and_grad(
         self, function: OfArrays, arrays: Arrays

@@ -1,6 +1,7 @@
 """What a mode of differentiation is."""
 
 import abc
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact
 
+from ..._dtypes import wider
 from ..._module import Module
 
 Arrays = list[Array]
@@ -141,9 +143,9 @@ def real_dot(outputs: Arrays, cotangents: Arrays) -> Float[Array, ""]:
 
 
 def to_widest(arrays: Iterable[Array]) -> Arrays:
-    """The real arrays in that of their dtypes that has the most bits."""
+    """The arrays in the widest of their dtypes."""
     arrays = list(arrays)
-    dtype = max((each.dtype for each in arrays), key=lambda dtype: jnp.finfo(dtype).bits)
+    dtype = functools.reduce(wider, (each.dtype for each in arrays))
     return [each.astype(dtype) for each in arrays]
 
 

@@ -1,9 +1,9 @@
 """Reverse mode."""
 
 import jax
-from jax.extend.core import Jaxpr, jaxprs_in_params
 from jaxtyping import Array, Float
 
+from .._equations import equations_in
 from ._mode import Arrays, Mode, OfArrays, Pullback
 
 
@@ -31,16 +31,9 @@ class Reverse(Mode):
         return outputs, lambda cotangents: pullback(cotangents)[0], aux
 
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
-        if _has_custom_vjp(jax.make_jaxpr(function)(arrays).jaxpr):
+        equations = equations_in(jax.make_jaxpr(function)(arrays).jaxpr)
+        if any(each.primitive.name.startswith("custom_vjp_call") for each in equations):
             # Its one JVP is the transpose of its VJP.
             return super().jvp(function, arrays, tangents)
         _, directions, _ = jax.jvp(function, (arrays,), (tangents,), has_aux=True)
         return directions
-
-
-def _has_custom_vjp(jaxpr: Jaxpr) -> bool:
-    return any(
-        equation.primitive.name.startswith("custom_vjp_call")
-        or any(map(_has_custom_vjp, jaxprs_in_params(equation.params)))
-        for equation in jaxpr.eqns
-    )
