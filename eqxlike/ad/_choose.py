@@ -36,7 +36,8 @@ def choose(
     It is measured once, and remembered by what `filter_jit` compiles a function anew for: the
     structure of `f` and the arguments, all that is static in them, the shapes and dtypes of their
     arrays, and whether JAX computes in double precision; and by the devices of the arrays, the
-    modes and the other arguments. `eqxlike.clear_caches` forgets it.
+    modes and the other arguments. `eqxlike.clear_caches` forgets it. With a mode that holds arrays
+    it is measured each time.
 
     A mode is right if its gradient is finite, and that of all others too. Where they do not agree,
     finite differences in float64 decide, as in `ad.compare`. That shows all figures.
@@ -72,15 +73,20 @@ def choose(
     key = (_form((f, args, tuple(named.items()))), has_aux, rounds, budget_s, _surroundings())
 
     def measure() -> str:
-        return _fastest(f, args, named, has_aux, rounds, budget_s)
+        # Each call uses the same keys again.
+        with jax.debug_key_reuse(False):
+            return _fastest(f, args, named, has_aux, rounds, budget_s)
 
     try:
+        # What a mode does may depend on the values of its arrays, of which none are remembered.
+        if any(map(is_array, jtu.tree_leaves(tuple(named.values())))):
+            raise _NotToRemember
         name = _recall(key)
         if name is None:
             # Two measurements at a time would disturb each other.
             with _measuring:
                 name = _recall(key) or _remember(key, measure())
-    except _NotHashable:
+    except _NotToRemember:
         with _measuring:
             name = measure()
     return named[name]
@@ -103,7 +109,7 @@ class _NothingToRemember(Exception):
     pass
 
 
-class _NotHashable(Exception):
+class _NotToRemember(Exception):
     pass
 
 
@@ -125,7 +131,7 @@ def _recall(key: Any) -> str | None:
     except _NothingToRemember:
         return None
     except TypeError as error:
-        raise _NotHashable from error
+        raise _NotToRemember from error
 
 
 def _remember(key: Any, name: str) -> str:

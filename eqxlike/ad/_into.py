@@ -13,7 +13,7 @@ from .._pytree import find_difference, is_inexact_array, same_shape_and_dtype
 from .._transforms import filter_jit, filter_value_and_grad
 from .._transforms._derivatives._by_mode import check_mode
 from .._transforms._wrapping import check_callable
-from ._modes import Mode
+from ._modes import Mode, Reverse
 
 
 def gradient_buffers(x: PyTree) -> PyTree:
@@ -78,6 +78,8 @@ def value_and_grad_into(
     check_callable(fun, "ad.value_and_grad_into")
     if mode is not None:
         check_mode(mode, "ad.value_and_grad_into")
+    # By name, since a mode says more of a value that is no scalar.
+    mode = Reverse() if mode is None else mode
     value_and_grad = filter_value_and_grad(fun, has_aux=has_aux, mode=mode)
 
     @functools.wraps(fun, updated=())

@@ -12,9 +12,10 @@ from .._partition import UNTRACED, Rest, split
 from .._pytree import is_array_or_traced_reference, is_inexact_array
 from .._transforms import filter_grad
 from .._transforms._derivatives._advice import advised
-from .._transforms._derivatives._tangents import tangents_of
+from .._transforms._derivatives._tangents import full_tangents
 from .._transforms._derivatives._vjp import Pullback
 from .._transforms._wrapping import check_callable, value_and_aux
+from ._modes import Reverse
 
 Arrays = list[Array]
 
@@ -47,7 +48,8 @@ def hvp(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., PyTr
         [10.  6.]
     """
     check_callable(fun, "ad.hvp")
-    gradient = filter_grad(fun, has_aux=has_aux)
+    # By name, since a mode says more of a value that is no scalar.
+    gradient = filter_grad(fun, has_aux=has_aux, mode=Reverse())
 
     def product(x: PyTree, vector: PyTree, *args: Any, **kwargs: Any) -> PyTree:
         arrays, rest = split(x, is_inexact_array)
@@ -60,7 +62,7 @@ def hvp(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., PyTr
             aux_arrays, aux_rest = split(aux, is_array_or_traced_reference)
             return split(found, is_inexact_array)[0], aux_arrays
 
-        found = _tangents(arrays, rest, vector, "vector", "x")
+        found = full_tangents(arrays, rest, vector, "vector", "x")
         if arrays:
             _, products, aux_arrays = jax.jvp(of_arrays, (arrays,), (found,), has_aux=True)
         else:
@@ -83,7 +85,7 @@ class Pushforward(Module):
     _types: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
 
     def __call__(self, *tangents: PyTree) -> PyTree:
-        found = _tangents(self._types, self._primals, tangents, "tangents", "primals")
+        found = full_tangents(self._types, self._primals, tangents, "tangents", "primals")
         return self._output.merge_into(None, self._linear(found))
 
 
@@ -154,13 +156,3 @@ def jvp_and_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False
 
 def _structs(arrays: Sequence[Array]) -> tuple[jax.ShapeDtypeStruct, ...]:
     return tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays)
-
-
-def _tangents(arrays: Sequence[Any], rest: Rest, tangents: PyTree, name: str, of: str) -> Arrays:
-    """The tangents beside `arrays`, with zeros for `None`."""
-    types = rest.leaves_into(None, arrays)
-    found = rest.take(tangents_of(types, rest.treedef, tangents, name, of))
-    return [
-        jnp.zeros(array.shape, array.dtype) if tangent is None else tangent
-        for array, tangent in zip(arrays, found, strict=True)
-    ]

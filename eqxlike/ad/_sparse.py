@@ -8,21 +8,21 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.sparse import BCOO
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from .._compat import Tracer
 from .._partition import split
-from .._pytree import is_array, is_inexact_array
+from .._pytree import is_inexact_array
+from .._transforms._derivatives._by_mode import checked_value
 from .._transforms._signatures import Params
-from .._transforms._wrapping import check_callable
+from .._transforms._wrapping import check_callable, value_and_aux
 
 _Kind = Literal["jacobian", "hessian"]
 
 
-def sparse_jacobian(fun: Callable[Params, Any]) -> Callable[Params, BCOO]:
+def sparse_jacobian(fun: Callable[Params, Any], *, has_aux: bool = False) -> Callable[Params, Any]:
     """The Jacobian of a function whose outputs each depend on few inputs, as a sparse matrix.
 
     The library asdex (`pip install 'eqxlike[sparse]'`) reads off the traced function which output
@@ -37,6 +37,8 @@ def sparse_jacobian(fun: Callable[Params, Any]) -> Callable[Params, BCOO]:
     **Arguments:**
 
     - `fun`: a function of any arguments that returns any pytree.
+    - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
+      differentiated. Then a pair `(matrix, aux)` is returned.
 
     **Returns:** a function of the same arguments that returns a `jax.experimental.sparse.BCOO` of
     shape `(m, n)`. Its columns are the `n` numbers in the floating-point arrays of the first
@@ -57,10 +59,10 @@ def sparse_jacobian(fun: Callable[Params, Any]) -> Callable[Params, BCOO]:
          [ 0. -2.  2.  0.]
          [ 0.  0. -2.  2.]]
     """
-    return _sparse(fun, "jacobian")
+    return _sparse(fun, "jacobian", has_aux)
 
 
-def sparse_hessian(fun: Callable[Params, Any]) -> Callable[Params, BCOO]:
+def sparse_hessian(fun: Callable[Params, Any], *, has_aux: bool = False) -> Callable[Params, Any]:
     """The Hessian of a scalar function whose inputs interact with few others, as a sparse matrix.
 
     It is found as in `sparse_jacobian`, with forward over reverse mode and a colouring that uses
@@ -69,6 +71,7 @@ def sparse_hessian(fun: Callable[Params, Any]) -> Callable[Params, BCOO]:
     **Arguments:**
 
     - `fun`: a function of any arguments that returns a real floating-point scalar.
+    - `has_aux`: as for `sparse_jacobian`.
 
     **Returns:** a function of the same arguments that returns a `jax.experimental.sparse.BCOO` of
     shape `(n, n)`, over the `n` numbers in the floating-point arrays of the first argument, leaf
@@ -86,15 +89,15 @@ def sparse_hessian(fun: Callable[Params, Any]) -> Callable[Params, BCOO]:
          [-2.  4. -2.]
          [ 0. -2.  2.]]
     """
-    return _sparse(fun, "hessian")
+    return _sparse(fun, "hessian", has_aux)
 
 
-def _sparse(fun: Any, kind: _Kind) -> Callable[..., BCOO]:
+def _sparse(fun: Any, kind: _Kind, has_aux: bool) -> Callable[..., Any]:
     name = f"ad.sparse_{kind}"
     check_callable(fun, name)
     asdex = _asdex(name)
 
-    def matrix(x: Any, /, *args: Any, **kwargs: Any) -> BCOO:
+    def matrix(x: Any, /, *args: Any, **kwargs: Any) -> Any:
         arrays, rest = split(x, is_inexact_array)
         vector, unravel = _ravel(arrays, name)
         # Traced arrays become inputs. The values of the others are known, indices for one.
@@ -102,9 +105,10 @@ def _sparse(fun: Any, kind: _Kind) -> Callable[..., BCOO]:
 
         def of_vector(vector: Array, traced: list[Array]) -> Array:
             args, kwargs = others_rest.merge(traced)
-            value = fun(rest.merge(unravel(vector)), *args, **kwargs)
+            output = fun(rest.merge(unravel(vector)), *args, **kwargs)
+            value, _ = value_and_aux(output, has_aux, fun)
             if kind == "hessian":
-                return _checked_scalar(value, fun)
+                return checked_value(value, False, getattr(fun, "__name__", "the function"))
             outputs, _ = split(value, is_inexact_array)
             return _ravel(outputs, name)[0]
 
@@ -128,14 +132,17 @@ def _sparse(fun: Any, kind: _Kind) -> Callable[..., BCOO]:
                     f"function. `ad.{kind}` does without one."
                 )
             raise
-        # Of the vector alone: asdex 0.5.1 does not differentiate beside arrays of integers.
+        # Of the vector alone: asdex 0.5.2 does not differentiate beside arrays of integers.
         pattern = asdex.SparsityPattern.from_coo(found.rows, found.cols, found.shape)
         with warnings.catch_warnings():
             # That a matrix is dense is no reason to warn where one asked for it.
             warnings.simplefilter("ignore", asdex.DenseColoringWarning)
             colored = getattr(asdex, f"{kind}_coloring_from_sparsity")(pattern)
         of_colors = getattr(asdex, f"{kind}_from_coloring")
-        return of_colors(lambda vector: of_all(vector, inputs), colored)(vector)
+        found = of_colors(lambda vector: of_all(vector, inputs), colored)(vector)
+        if not has_aux:
+            return found
+        return found, value_and_aux(fun(x, *args, **kwargs), has_aux, fun)[1]
 
     return matrix
 
@@ -165,12 +172,3 @@ def _ravel(arrays: list[Array], name: str) -> tuple[Array, Any]:
     if not arrays:
         raise ValueError(f"`{name}` found no floating-point array to differentiate.")
     return ravel_pytree(list(map(jnp.asarray, arrays)))
-
-
-def _checked_scalar(value: Any, fun: Any) -> Array:
-    if not is_array(value) or value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
-        raise TypeError(
-            f"`ad.sparse_hessian` needs a function whose value is a real scalar; "
-            f"{getattr(fun, '__name__', 'the function')} returned {value!r}."
-        )
-    return jnp.asarray(value)

@@ -6,14 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental.jet import jet
-from jax.extend.core import Jaxpr, JaxprEqn, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import JaxprEqn, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
 from .._numbers import whole_number
 from .._partition import UNTRACED, Rest, split
 from .._pytree import is_inexact_array
-from .._transforms._derivatives._tangents import tangents_of
-from .._transforms._wrapping import check_callable
+from .._transforms._derivatives._tangents import full_tangents
+from .._transforms._wrapping import check_callable, value_and_aux
+from ._equations import equations_in
 
 Arrays = list[Array]
 Series = list[Arrays]  # the value, and the derivatives of order 1, 2, and so on
@@ -32,7 +33,7 @@ _WRONG_BY_JET = {
 }
 
 
-def taylor(fun: Callable[..., Any], order: int) -> Callable[..., list[PyTree]]:
+def taylor(fun: Callable[..., Any], order: int, *, has_aux: bool = False) -> Callable[..., Any]:
     """The derivatives of a function along a direction, up to some order.
 
     With `x(t) = x + t v` they are the derivatives of `fun(x(t))` by `t` at `t = 0`; divided by `k!`
@@ -45,12 +46,15 @@ def taylor(fun: Callable[..., Any], order: int) -> Callable[..., list[PyTree]]:
 
     - `fun`: a function of any arguments that returns any pytree.
     - `order`: the highest order, 1 or more.
+    - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
+      differentiated.
 
     **Returns:** a function `derivatives(x, direction, *args, **kwargs)`. `direction` has the
     structure of `x`: beside each floating-point or complex array an array of that shape and dtype,
     or `None` for a zero; beside everything else `None`. It returns a list of length `order + 1`:
     the value, and the derivatives of order 1, 2, ..., with the structure of the value and `None`
-    for what is no floating-point or complex array.
+    for what is no floating-point or complex array. With `has_aux` it is that list and `aux`, a
+    pair.
 
     **Raises:** `ValueError` if `order` is no positive integer; when called, naming the path:
     `ValueError` if the structure or a shape of `direction` differs, `TypeError` for another dtype.
@@ -66,27 +70,24 @@ def taylor(fun: Callable[..., Any], order: int) -> Callable[..., list[PyTree]]:
     check_callable(fun, "ad.taylor")
     order = whole_number(order, "ad.taylor: order")
 
-    def derivatives(x: PyTree, direction: PyTree, *args: Any, **kwargs: Any) -> list[PyTree]:
+    def derivatives(x: PyTree, direction: PyTree, *args: Any, **kwargs: Any) -> Any:
         arrays, rest = split(x, is_inexact_array)
         arrays = list(map(jnp.asarray, arrays))
-        types = rest.leaves_into(None, arrays)
-        found = rest.take(tangents_of(types, rest.treedef, direction, "direction", "x"))
-        tangents = [
-            jnp.zeros_like(array) if tangent is None else jnp.asarray(tangent)
-            for array, tangent in zip(arrays, found, strict=True)
-        ]
-        value = fun(x, *args, **kwargs)
+        tangents = full_tangents(arrays, rest, direction, "direction", "x")
+        value, aux = value_and_aux(fun(x, *args, **kwargs), has_aux, fun)
         value_rest: Rest = UNTRACED
 
         def of_arrays(*arrays: Array) -> Arrays:
             nonlocal value_rest
-            outputs, value_rest = split(fun(rest.merge(arrays), *args, **kwargs), is_inexact_array)
+            output = fun(rest.merge(arrays), *args, **kwargs)
+            outputs, value_rest = split(value_and_aux(output, has_aux, fun)[0], is_inexact_array)
             return list(map(jnp.asarray, outputs))
 
         series = _by_jet(of_arrays, arrays, tangents, order)
         if series is None:
             series = _by_nesting(of_arrays, arrays, tangents, order)
-        return [value, *(value_rest.merge_into(None, each) for each in series)]
+        found = [value, *(value_rest.merge_into(None, each) for each in series)]
+        return (found, aux) if has_aux else found
 
     return derivatives
 
@@ -98,7 +99,7 @@ def _by_jet(
     of_path = [[each] + [jnp.zeros_like(each)] * (order - 1) for each in tangents]
     try:
         closed = jax.make_jaxpr(function)(*arrays)
-        if _is_wrong_by_jet(closed.jaxpr):
+        if any(map(_is_wrong_by_jet, equations_in(closed.jaxpr))):
             return None
         _, found = jet(jaxpr_as_fun(closed), tuple(arrays), of_path)
     except Exception:
@@ -109,20 +110,14 @@ def _by_jet(
     return [[each[number] for each in found] for number in range(order)]
 
 
-def _is_wrong_by_jet(jaxpr: Jaxpr) -> bool:
-    def is_wrong(equation: JaxprEqn) -> bool:
-        if equation.primitive.name == "convert_element_type":
-            # A derivative of a whole number, whole as well.
-            return any(map(_is_inexact, equation.invars)) > any(map(_is_inexact, equation.outvars))
-        if equation.primitive.name == "gather":
-            # The derivative of what is out of bounds would be that value again.
-            return equation.params["fill_value"] is not None
-        return equation.primitive.name in _WRONG_BY_JET
-
-    return any(
-        is_wrong(equation) or any(map(_is_wrong_by_jet, jaxprs_in_params(equation.params)))
-        for equation in jaxpr.eqns
-    )
+def _is_wrong_by_jet(equation: JaxprEqn) -> bool:
+    if equation.primitive.name == "convert_element_type":
+        # A derivative of a whole number, whole as well.
+        return any(map(_is_inexact, equation.invars)) > any(map(_is_inexact, equation.outvars))
+    if equation.primitive.name == "gather":
+        # The derivative of what is out of bounds would be that value again.
+        return equation.params["fill_value"] is not None
+    return equation.primitive.name in _WRONG_BY_JET
 
 
 def _is_inexact(var: Any) -> bool:

@@ -65,6 +65,7 @@ def leaf_errors(
         # Where all is zero, the error is the difference itself.
         scale = max(largest_of(right), floor) or 1.0
         difference = np.abs(own - right)
+        difference = np.where(difference <= _lost(*dtypes[place]), 0.0, difference)
         found.append(
             LeafError(
                 place=place,
@@ -79,6 +80,14 @@ def leaf_errors(
 def largest_of(array: np.ndarray) -> float:
     """The largest absolute value; zero if there is none."""
     return float(np.max(np.abs(array), initial=0.0))
+
+
+def _lost(*dtypes: Any) -> float:
+    """What underflows in the least precise dtype: it is rounded to zero, and nothing is wrong."""
+    # XLA keeps no subnormal numbers of float32, and those of float16 it does.
+    flushed = float(jnp.finfo(jnp.float32).tiny)
+    finfos = map(jnp.finfo, dtypes)
+    return max(min(float(x.tiny), max(float(x.smallest_subnormal), flushed)) for x in finfos)
 
 
 def _epsilon(*dtypes: Any) -> float:

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from ..._numbers import positive_number, whole_number
 from ..._timing import machine_info
 from ..._transforms._derivatives._by_mode import check_mode
@@ -92,16 +94,6 @@ def compare(
     rounds = whole_number(rounds, "ad.compare: rounds")
     budget_s = positive_number(budget_s, "ad.compare: budget_s")
     subject = checked_subject(f, args, has_aux, "ad.compare")
-    trial = trial_of(subject, budget_s, tolerance)
-    if reference is not None:
-        try:
-            trial = trial.against(reference)
-        except NoReference as error:
-            raise ValueError(
-                f"`ad.compare`: {error} Way out: another `reference`, such as `ad.Reverse()`, or "
-                "none, `reference=None`."
-            ) from error.__cause__
-
     rows: dict[str, ComparisonRow] = {}
     times = {name: Times() for name in (_PRIMAL, *named)}
 
@@ -114,16 +106,26 @@ def compare(
         )
 
     try:
-        calls: dict[str, Call] = {_PRIMAL: trial.primal}
-        for name, mode in named.items():
-            if modes is None and trial.may_end_process(mode):
-                rows[name] = ComparisonRow(name, "error", _NOT_UNASKED)
-                continue
-            entrant = trial.enter(name, mode)
-            rows[name] = entrant.row
-            if entrant.call is not None:
-                calls[name] = entrant.call
-        time_beside(_PRIMAL, calls, times, rounds=rounds, budget_s=budget_s)
+        # Each call uses the same keys again.
+        with jax.debug_key_reuse(False):
+            trial = trial_of(subject, budget_s, tolerance)
+            if reference is not None:
+                try:
+                    trial = trial.against(reference)
+                except NoReference as error:
+                    raise ValueError(
+                        f"`ad.compare`: {error} Way out: {error.way_out}"
+                    ) from error.__cause__
+            calls: dict[str, Call] = {_PRIMAL: trial.primal}
+            for name, mode in named.items():
+                if modes is None and trial.may_end_process(mode):
+                    rows[name] = ComparisonRow(name, "error", _NOT_UNASKED)
+                    continue
+                entrant = trial.enter(name, mode)
+                rows[name] = entrant.row
+                if entrant.call is not None:
+                    calls[name] = entrant.call
+            time_beside(_PRIMAL, calls, times, rounds=rounds, budget_s=budget_s)
     except KeyboardInterrupt as interrupt:
         interrupt.comparison = so_far()  # pyright: ignore[reportAttributeAccessIssue]
         interrupt.add_note(

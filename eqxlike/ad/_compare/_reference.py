@@ -13,6 +13,7 @@ import numpy as np
 
 from ..._pytree import is_inexact_array
 from ..._transforms import filter_make_jaxpr
+from .._equations import equations_in
 from .._measuring import Pace, compiled_anew, largest_epsilon
 from .._modes import Mode
 from ._accuracy import largest_of
@@ -90,13 +91,22 @@ class Reference:
 
 
 class NoReference(Exception):
-    """Raised with the reason, a sentence or more, why there is no reference."""
+    """Raised with the reason, a sentence or more, why there is no reference, and the way out."""
+
+    def __init__(
+        self,
+        reason: str,
+        way_out: str = "another `reference`, such as `ad.Reverse()`, or none, `reference=None`.",
+    ) -> None:
+        super().__init__(reason)
+        self.way_out = way_out
 
 
 def reference_gradient(subject: Subject, mode: Mode, pace: Pace) -> Reference:
     """The gradient by `mode` in double precision.
 
-    **Raises:** `NoReference` if it is not finite, or there is none, or it would take too long.
+    **Raises:** `NoReference` if it is not finite, or there is none, or it would take too long; or
+    if the function draws random numbers, which are others in double precision.
     """
     name = as_written(mode)
     try:
@@ -109,6 +119,15 @@ def reference_gradient(subject: Subject, mode: Mode, pace: Pace) -> Reference:
             f"The reference, {name}, has no gradient in float64: {described(error)}\n"
             "(The arguments are cast to float64, and what a plain function closes over is not.)"
         ) from error
+    with jax.enable_x64(True):
+        bits = _bits_drawn(wide)
+    if bits != _bits_drawn(subject):
+        raise NoReference(
+            f"The reference, {name}, is taken in float64, where the function draws other random "
+            "numbers: `jax.random` makes them of more bits there.",
+            "draw them outside of the function; or name their dtype, as in `jax.random.normal(key, "
+            "shape, jnp.float32)`; or take no reference, `reference=None`.",
+        )
     for place, gradient in enumerate(gradients):
         if num_bad := int(np.sum(~np.isfinite(gradient))):
             raise NoReference(
@@ -128,6 +147,13 @@ def _gradients(wide: Subject, mode: Mode, pace: Pace | None = None) -> list[np.n
             raise NoReference(complaint)
         _, gradient = program.run()
         return [np.asarray(each) for each in wide.gradients_in(gradient)]
+
+
+def _bits_drawn(subject: Subject) -> list[int]:
+    """Of how many bits the random numbers are that the function draws, one draw after another."""
+    program, _, _ = filter_make_jaxpr(subject.function)(*subject.args)
+    found = equations_in(program.jaxpr)
+    return [each.params["bit_width"] for each in found if each.primitive.name == "random_bits"]
 
 
 def _in_float64(subject: Subject) -> Subject:
