@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, PyTree, Shaped
 
 from .._pytree import describe_node, is_array_like
 
@@ -54,9 +54,20 @@ def _check_finite(array: Any, where: str) -> None:
         )
 
 
-def num_examples(data: Any) -> int:
-    """The length of the axis of examples."""
-    return jtu.tree_leaves(data)[0].shape[0]
+def num_examples(batch: PyTree[Shaped[Array, "B ..."]], caller: str) -> int:
+    """The length of the axis of examples.
+
+    **Raises:** `ValueError`, in the name of `caller`, if the arrays have not one such length.
+    """
+    shapes = [jnp.shape(leaf) for leaf in jtu.tree_leaves(batch)]
+    lengths = {shape[:1] for shape in shapes}
+    if len(lengths) != 1 or lengths == {()}:
+        raise ValueError(
+            f"{caller} expects a batch of arrays with one leading length, got shapes "
+            f"{sorted(shapes)}."
+        )
+    ((length,),) = lengths
+    return length
 
 
 def struct_of_example(tree: PyTree[Array]) -> PyTree[jax.ShapeDtypeStruct]:

@@ -6,25 +6,15 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._dtypes import wider
 from .._numbers import whole_number
 from ..nn import kl_divergence
+from ._data import num_examples
 
 Model = TypeVar("Model", bound=Any)
 Batch = TypeVar("Batch", bound=Any)
-
-
-def _batch_size(batch: PyTree[Shaped[Array, "B ..."]]) -> int:
-    sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
-    if len(sizes) != 1 or sizes == {()}:
-        found = sorted(jnp.shape(leaf) for leaf in jax.tree_util.tree_leaves(batch))
-        raise ValueError(
-            f"negative_elbo expects a batch of arrays with one leading length, got shapes {found}."
-        )
-    ((size,),) = sizes
-    return size
 
 
 def negative_elbo(
@@ -80,7 +70,7 @@ def negative_elbo(
     """
     num_data = whole_number(num_data, "num_data")
     num_samples = whole_number(num_samples, "num_samples")
-    batch_size = _batch_size(batch)
+    batch_size = num_examples(batch, "negative_elbo")
 
     def one(example: Any, keys: PRNGKeyArray) -> Array:
         terms = jax.vmap(lambda key: log_likelihood(model, example, key))(keys)

@@ -94,7 +94,7 @@ class Posterior(Module):
     @property
     def num_data(self) -> int:
         """`N`, the number of examples."""
-        return num_examples(self.data)
+        return num_examples(self.data, "Posterior")
 
     def _arrays(self) -> tuple[list[Array], Rest]:
         return split(self.network, is_inexact_array)
@@ -187,7 +187,7 @@ class Posterior(Module):
 
         - `batch`: `(x, y)`, drawn from the data.
         """
-        weight = self.num_data / num_examples(batch)
+        weight = self.num_data / num_examples(batch, "minibatch_log_density")
         return self._log_density(unknowns, linked, batch, weight)
 
     def _log_density(

@@ -321,7 +321,7 @@ def test_what_does_not_fit_is_named_before_anything_runs(name):
     [
         (lambda: bayes.Gaussian(dist.Normal()), "scale is a scale, and must be .* Real"),
         (lambda: bayes.Gaussian(dist.Gamma(jnp.ones(2))), r"over one number, got shape \(2,\)"),
-        (lambda: bayes.Gaussian(-1.0), "Gaussian: scale must be positive, got -1.0"),
+        (lambda: bayes.Gaussian(-1.0), "Gaussian: scale must be positive and finite, got -1.0"),
         (lambda: bayes.Gaussian("heads"), 'a number, a distribution or "head"'),
         (lambda: bayes.StudentT(1.0, 0.0), "degrees_of_freedom must be positive"),
         (lambda: bayes.normal(0.0, -1.0), "normal: scale must be positive"),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..._module import Module
-from ..._pytree import is_array
+from ..._numbers import check_scale
 from .._numpyro import is_distribution, summed_log_prob
 from .._support import check_positive
 
@@ -72,10 +72,8 @@ class HasScale(Likelihood):
                 raise ValueError(
                     f'{name} must be a number, a distribution or "head", got {self.scale!r}.'
                 )
-        elif not is_array(self.scale) and not (
-            isinstance(self.scale, int | float) and self.scale > 0
-        ):
-            raise ValueError(f"{name} must be positive, got {self.scale!r}.")
+        else:
+            check_scale(self.scale, name)
 
     def unknowns(self) -> dict[str, Any]:
         return {"scale": self.scale} if is_distribution(self.scale) else {}

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from ..._numbers import check_scale
 from .._numpyro import distributions, is_distribution
 from .._support import check_positive
 from ._likelihood import HasScale
@@ -24,8 +25,8 @@ class StudentT(HasScale):
         value, name = self.degrees_of_freedom, "StudentT: degrees_of_freedom"
         if is_distribution(value):
             check_positive(value, name)
-        elif isinstance(value, int | float) and not value > 0:
-            raise ValueError(f"{name} must be positive, got {value!r}.")
+        else:
+            check_scale(value, name)
 
     def unknowns(self) -> dict[str, Any]:
         own = self.degrees_of_freedom

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..._numbers import check_scale, positive_number
 from .._numpyro import distributions, is_distribution
 from .._support import check_positive
 from ._prior import Leaves, Prior
@@ -20,8 +21,8 @@ class NormalPrior(Prior):
     def __check_init__(self):
         if is_distribution(self.scale):
             check_positive(self.scale, "normal: scale")
-        elif isinstance(self.scale, int | float) and not self.scale > 0:
-            raise ValueError(f"normal: scale must be positive, got {self.scale!r}.")
+        else:
+            check_scale(self.scale, "normal: scale")
 
     def hyperpriors(self, leaves: Leaves) -> dict[str, Any]:
         return {"scale": self.scale} if is_distribution(self.scale) else {}
@@ -53,8 +54,7 @@ class HorseshoePrior(Prior):
     scale: float
 
     def __check_init__(self):
-        if isinstance(self.scale, int | float) and not self.scale > 0:
-            raise ValueError(f"horseshoe: scale must be positive, got {self.scale!r}.")
+        positive_number(self.scale, "horseshoe: scale")
 
     def hyperpriors(self, leaves: Leaves) -> dict[str, Any]:
         half_cauchy = distributions().HalfCauchy
@@ -62,7 +62,7 @@ class HorseshoePrior(Prior):
             path: half_cauchy(jnp.ones((), leaf.dtype)).expand(leaf.shape)
             for path, leaf in leaves.items()
         }
-        return {"shrinkage": half_cauchy(float(self.scale)), "local": local}
+        return {"shrinkage": half_cauchy(self.scale), "local": local}
 
     def of_leaf(self, path: str, leaf: jax.ShapeDtypeStruct, hyper: Mapping[str, Any]) -> Any:
         scale = hyper["shrinkage"].astype(leaf.dtype) * hyper["local"][path]
