@@ -56,6 +56,37 @@ def test_hvp_names_the_path_of_a_vector_that_does_not_fit():
         ad.hvp(scalar)(parameters(), DIRECTION | {"w": jnp.ones(2)}, X)
 
 
+def test_hvp_of_a_vector_says_the_way_out():
+    with pytest.raises(TypeError, match=r"must be a real floating-point scalar, and is .* average"):
+        ad.hvp(jnp.sin)(X, V)
+
+
+BATCH = jnp.stack([X, 2 * X])
+
+
+def second_along(x):
+    return jnp.stack([ad.hvp(lambda x: jnp.sum(jnp.sin(x)))(x, V), ad.taylor(jnp.cos, 1)(x, V)[1]])
+
+
+def gauss_newton(x):
+    _, jvp, vjp = ad.jvp_and_vjp(jnp.sin, x)
+    return vjp(jvp(V))[0]
+
+
+@pytest.mark.parametrize(
+    ("product", "expected"),
+    [
+        (second_along, lambda x: np.stack([-np.sin(x) * V, -np.sin(x) * V])),
+        (gauss_newton, lambda x: np.cos(x) ** 2 * V),
+    ],
+)
+def test_products_map_and_scan(product, expected):
+    expected = [expected(np.asarray(x)) for x in BATCH]
+    np.testing.assert_allclose(jax.vmap(product)(BATCH), expected, rtol=1e-5)
+    _, scanned = jax.jit(lambda xs: jax.lax.scan(lambda _, x: (None, product(x)), None, xs))(BATCH)
+    np.testing.assert_allclose(scanned, expected, rtol=1e-5)
+
+
 # --- both products ------------------------------------------------------------------------------
 
 
@@ -149,6 +180,13 @@ def test_taylor_takes_trees_and_compiles():
     np.testing.assert_allclose(derivatives[1]["y"], jacobian @ V, rtol=1e-5)
 
 
+def test_taylor_hands_aux_on():
+    (value, first), aux = ad.taylor(lambda x: (x**3, {"aux": x}), 1, has_aux=True)(X, V)
+    np.testing.assert_allclose(value, X**3, rtol=1e-6)
+    np.testing.assert_allclose(first, 3 * X**2 * V, rtol=1e-5)
+    np.testing.assert_array_equal(aux["aux"], X)
+
+
 def test_taylor_checks_its_arguments():
     with pytest.raises(ValueError, match="order must be an integer of at least 1, got 0"):
         ad.taylor(jnp.sin, 0)
@@ -209,8 +247,18 @@ if asdex:
         np.testing.assert_allclose(found.todense(), expected, rtol=1e-6)
         assert found.nse == 16
 
+    def test_sparse_matrices_hand_aux_on():
+        found, aux = ad.sparse_jacobian(lambda x: (x**2, "aux"), has_aux=True)(X)
+        np.testing.assert_allclose(found.todense(), np.diag(2 * X), rtol=1e-6)
+        assert aux == "aux"
+        found, aux = ad.sparse_hessian(lambda x: (jnp.sum(x**3), x), has_aux=True)(X)
+        np.testing.assert_allclose(found.todense(), np.diag(6 * X), rtol=1e-6)
+        np.testing.assert_array_equal(aux, X)
+
     def test_sparse_hessian_is_of_a_scalar():
-        with pytest.raises(TypeError, match="needs a function whose value is a real scalar"):
+        with pytest.raises(
+            TypeError, match="must be a real floating-point scalar, and is an array of shape"
+        ):
             ad.sparse_hessian(lambda x: x)(X)
 
     def test_an_operation_that_asdex_does_not_know_names_the_dense_jacobian():
@@ -266,6 +314,11 @@ def test_buffers_of_another_structure_are_named():
         ValueError, match=r"gradient\['w'\] is .* \(3,\).*buffers\['w'\] is .*\(2,\)"
     ):
         into({"w": jnp.ones(2), "power": None, "label": None}, parameters(), X)
+
+
+def test_gradient_of_a_vector_says_the_way_out():
+    with pytest.raises(TypeError, match=r"must be a real floating-point scalar, and is .* average"):
+        ad.value_and_grad_into(jnp.sin)(X, X)
 
 
 def test_a_parameter_of_that_name_is_refused():

@@ -1,0 +1,138 @@
+"""What `ad.compare` and `ad.choose` said wrongly once."""
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxlike as eqx
+from eqxlike import ad, nn
+
+compare = functools.partial(ad.compare, rounds=1, modes=[ad.Reverse()])
+X = jnp.array([0.3, -1.2, 2.0])
+
+
+class Scaled(ad.Mode):
+    """Reverse mode, but for a factor."""
+
+    factor: Any
+
+    def value_and_grad(self, function, arrays):
+        output, gradient = ad.Reverse().value_and_grad(function, arrays)
+        return output, [self.factor * each for each in gradient]
+
+
+def energy(x):
+    return jnp.sum(jnp.sin(x) ** 2)
+
+
+# Random numbers, which are others in float64
+
+
+def noisy(x, key):
+    return jnp.sum(x**2 * jax.random.normal(key, x.shape))
+
+
+def named_dtype(x, key):
+    return jnp.sum(x**2 * jax.random.normal(key, x.shape, jnp.float32).astype(x.dtype))
+
+
+def dropped(x, key):
+    return jnp.sum(nn.Dropout(0.5)(x, key=key) ** 2)
+
+
+@pytest.mark.parametrize("function", [noisy, dropped])
+def test_no_mode_is_wrong_for_random_numbers_that_the_reference_does_not_draw(function):
+    message = (
+        "`ad.compare`: The reference, Reverse(), is taken in float64, where the function draws "
+        "other random numbers: `jax.random` makes them of more bits there. Way out: draw them "
+        "outside of the function; or name their dtype, as in `jax.random.normal(key, shape, "
+        "jnp.float32)`; or take no reference, `reference=None`."
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        compare(function, X, jax.random.key(0), reference=ad.Reverse())
+
+
+def test_random_numbers_of_a_named_dtype_are_those_of_the_reference():
+    (row,) = compare(named_dtype, X, jax.random.key(0)).rows
+    assert (row.verdict, row.explanation) == ("ok", "")
+
+
+def test_random_numbers_are_those_of_the_reference_in_double_precision():
+    with jax.enable_x64(True):
+        (row,) = compare(noisy, jnp.arange(3.0), jax.random.key(0)).rows
+    assert row.verdict == "ok"
+
+
+def test_choice_does_not_blame_modes_for_random_numbers():
+    with pytest.raises(ValueError, match="draws other random numbers"):
+        ad.choose(noisy, X, jax.random.key(0), modes=[ad.Reverse()], rounds=1)
+
+
+@pytest.mark.parametrize("measure", [compare, functools.partial(ad.choose, rounds=1)])
+def test_key_may_be_used_in_each_call_and_once_more(measure):
+    key = jax.random.key(0)
+    with jax.debug_key_reuse(True):
+        measure(named_dtype, X, key)
+        measure(named_dtype, X, key)
+
+
+# Underflow
+
+
+def test_gradient_that_underflows_is_right():
+    (row,) = compare(lambda x: jnp.sum(jnp.exp(-120 - x)), X).rows
+    assert (row.verdict, row.max_relative_error) == ("ok", 0)
+
+
+def test_small_gradient_in_float64_must_be_right():
+    with jax.enable_x64(True):
+        x = jnp.arange(3.0)
+        modes = [Scaled(1.5)]
+        (row,) = compare(lambda x: jnp.sum(jnp.exp(-120 - x)), x, modes=modes).rows
+    assert row.verdict == "wrong"
+
+
+def test_gradient_in_float16_is_good_to_its_last_bit():
+    (row,) = compare(lambda x: jnp.sum(jnp.sin(x) * 1e-7), X.astype(jnp.float16)).rows
+    assert row.verdict == "ok"
+
+
+def test_small_gradient_in_float16_must_be_right():
+    x = X.astype(jnp.float16)
+    (row,) = compare(lambda x: jnp.sum(jnp.sin(x) * 2e-5), x, modes=[Scaled(1.5)]).rows
+    assert row.verdict == "wrong"
+
+
+# Interrupts
+
+
+@pytest.mark.parametrize("stop", [3, 7])
+def test_interrupt_before_the_first_mode_has_a_comparison_too(stop):
+    num_calls = 0
+
+    def function(x):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == stop:
+            raise KeyboardInterrupt
+        return jnp.sum(x)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        compare(function, X)
+    assert caught.value.comparison.rows == ()
+
+
+# What is remembered
+
+
+@pytest.mark.parametrize("make", [float, jnp.asarray])
+def test_choice_is_not_that_of_a_mode_with_other_values(make):
+    right, wrong = ({"mine": Scaled(make(factor))} for factor in (1.0, 2.0))
+    eqx.clear_caches()
+    assert ad.choose(energy, X, modes=right, rounds=1) is right["mine"]
+    with pytest.raises(ValueError, match="no mode has a gradient that is right"):
+        ad.choose(energy, X, modes=wrong, rounds=1)

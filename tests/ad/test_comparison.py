@@ -1,0 +1,160 @@
+"""`ad.Comparison` as text, JSON and a picture."""
+
+import dataclasses
+import io
+import json
+import re
+import sys
+
+import jax
+import matplotlib.image
+import matplotlib.text
+import numpy as np
+import pytest
+import rich.console
+
+from eqxlike import ad
+
+KNOWN = ad.Comparison(
+    rows=(
+        ad.ComparisonRow(
+            mode="Reverse()",
+            verdict="ok",
+            primal_us=36.25,
+            primal_dispatch_us=11.5,
+            gradient_us=54.31,
+            gradient_dispatch_us=22.75,
+            ratio=1.4982,
+            rounds=30,
+            first_call_ms=131.4,
+            traced_operations=54,
+            compiled_operations=2139,
+            peak_bytes=2640,
+            max_relative_error=1.1e-7,
+            worst_path="args[0].weight",
+        ),
+        ad.ComparisonRow(
+            mode="[Forward]",
+            verdict="wrong",
+            explanation="The gradient by args[0] is off.",
+            gradient_us=1234.5,
+            peak_bytes=0,
+            max_relative_error=0.5,
+        ),
+        ad.ComparisonRow(mode="None", verdict="error", explanation="ValueError: no\nand more"),
+    ),
+    reference="FiniteDifference(order=4)",
+    tolerance=0.125,
+    machine={"cpu": "A processor", "device": "cpu", "jax": "0.10.2"},
+)
+
+
+def test_text_is_a_table_with_explanations():
+    assert str(KNOWN) == (
+        "Mode       Primal us  Gradient us  Ratio  Dispatch us  First call ms  Operations  "
+        "Peak bytes    Error  Verdict\n"
+        "Reverse()       36.2         54.3   1.50  11.5 / 22.8            131  54 / 2,139  "
+        "     2,640  1.1e-07  ok\n"
+        "[Forward]          -        1,234      -  - / -                    -  - / -       "
+        "         0  5.0e-01  wrong\n"
+        "None               -            -      -  - / -                    -  - / -       "
+        "         -        -  error\n"
+        "[Forward]: The gradient by args[0] is off.\n"
+        "None: ValueError: no [...]\n"
+        "Dispatch: of primal / gradient. Operations: traced / compiled.\n"
+        "cpu; jax 0.10.2; error: relative to FiniteDifference(order=4) in float64"
+    )
+
+
+def test_text_needs_no_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    assert str(KNOWN).startswith("Mode")
+    with pytest.raises(ImportError, match=re.escape("pip install 'eqxlike[train]'")):
+        KNOWN.table()
+
+
+def test_rich_shows_the_same_cells():
+    stream = io.StringIO()
+    rich.console.Console(file=stream, width=200).print(KNOWN)
+    shown = stream.getvalue()
+    for row in KNOWN.rows:
+        for cell in row.cells:
+            assert cell in shown
+
+
+def test_json_is_read_back(comparison):
+    for each in (KNOWN, comparison):
+        assert ad.Comparison.from_json(each.to_json()) == each
+
+
+def test_json_has_the_fields_by_their_names(comparison):
+    def refuse_constant(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    row, *_ = json.loads(comparison.to_json(), parse_constant=refuse_constant)["rows"]
+    assert row.keys() == {field.name for field in dataclasses.fields(ad.ComparisonRow)}
+    assert row.keys() >= {"mode", "primal_us", "gradient_us", "ratio", "first_call_ms"}
+    assert row.keys() >= {"peak_bytes", "max_relative_error", "verdict"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "3", "[]", "{}", '{"rows": 3}', '{"rows": [{"mode": 1}]}', '{"rows": [], "a": 1}']
+)
+def test_other_json_is_an_error(text):
+    with pytest.raises(ValueError, match=re.escape("expects what Comparison.to_json wrote")):
+        ad.Comparison.from_json(text)
+
+
+def test_comparison_knows_its_machine(comparison):
+    assert comparison.machine["jax"] == jax.__version__
+
+
+def test_best_is_the_fastest_that_is_ok():
+    rows = (
+        ad.ComparisonRow("slow", "ok", gradient_us=2.0),
+        ad.ComparisonRow("fast", "ok", gradient_us=1.0),
+        ad.ComparisonRow("wrong", "wrong", gradient_us=0.5),
+        ad.ComparisonRow("not timed", "ok"),
+    )
+    assert ad.Comparison(rows).best is rows[1]
+    assert ad.Comparison(rows[2:]).best is None
+
+
+def test_plot_has_a_point_and_a_label_for_each_mode_that_was_measured():
+    (axes,) = KNOWN.plot().axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "symlog")
+    points = np.concatenate([each.get_offsets() for each in axes.collections])
+    np.testing.assert_allclose(points, [[54.31, 2640], [1234.5, 0]])
+    assert [each.get_text() for each in axes.texts] == ["Reverse()", "[Forward]"]
+
+
+def test_labels_of_equal_modes_do_not_overlap(tmp_path):
+    rows = tuple(
+        ad.ComparisonRow(f"Mode{number}()", "ok", gradient_us=50.0, peak_bytes=2640)
+        for number in range(5)
+    )
+    figure = ad.Comparison(rows).plot()
+    figure.savefig(tmp_path / "plot.png")
+    boxes = [matplotlib.text.Text.get_window_extent(each) for each in figure.axes[0].texts]
+    overlaps = [a.overlaps(b) for a in boxes for b in boxes if a is not b]
+    assert len(overlaps) == 20
+    assert not any(overlaps)
+
+
+def test_plot_can_be_written_to_a_file(tmp_path):
+    KNOWN.plot().savefig(tmp_path / "plot.png")
+    height, width, _ = matplotlib.image.imread(tmp_path / "plot.png").shape
+    assert height > 100
+    assert width > 100
+
+
+def test_plot_of_nothing_is_an_error():
+    with pytest.raises(ValueError, match="no mode was measured, so there is nothing to draw"):
+        ad.Comparison(KNOWN.rows[2:]).plot()
+
+
+def test_plot_without_matplotlib_is_an_error_that_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=re.escape("pip install 'eqxlike[plot]'")):
+        KNOWN.plot()

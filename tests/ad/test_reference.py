@@ -1,0 +1,163 @@
+"""The gradient that others are compared with, how far one is from it, and how far it is known."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqxlike import ad, nn
+from eqxlike.ad._compare._accuracy import default_tolerance, leaf_errors
+from eqxlike.ad._compare._reference import Reference
+from tests.ad.broken_modes import (
+    MODES,
+    PARAMETERS,
+    Broken,
+    compare,
+    loss,
+    row_of,
+)
+
+# The reference
+
+
+def test_error_is_that_of_the_worst_leaf(comparison):
+    assert row_of(comparison, "off").max_relative_error == pytest.approx(0.253, rel=1e-4)
+    assert row_of(comparison, "right").max_relative_error < 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
+def test_gradient_in_any_dtype_is_compared_in_double_precision(dtype):
+    def energy(x):
+        return jnp.sum(jnp.abs(jnp.sin(x)) ** 2)
+
+    x = jnp.array([0.3, 0.7, 1.1]).astype(dtype)
+    (row,) = compare(energy, x, modes=[ad.Reverse()]).rows
+    assert row.verdict == "ok"
+    assert 0 < row.max_relative_error < 4 * float(jnp.finfo(dtype).eps)
+
+
+def test_gradient_in_float64_needs_to_be_good_to_five_digits():
+    with jax.enable_x64(True):
+        modes = {"right": ad.Reverse(), "off": Broken(lambda found: [found[0] * (1 + 1e-4)])}
+        comparison = compare(lambda x: jnp.sum(jnp.sin(x)), jnp.array([0.3, 0.7]), modes=modes)
+    assert [row.verdict for row in comparison.rows] == ["ok", "wrong"]
+
+
+def test_double_precision_is_switched_off_again():
+    compare(jnp.sum, jnp.ones(2), modes=[ad.Reverse()])
+    assert jnp.ones(2).dtype == jnp.float32
+
+
+def test_function_that_is_a_module_is_cast_too():
+    model = nn.MLP(2, "scalar", 4, 1, key=jax.random.key(0))
+    (row,) = compare(model, jnp.array([0.3, 0.7]), modes=[ad.Reverse()]).rows
+    assert (row.verdict, row.max_relative_error < 1e-6) == ("ok", True)
+
+
+def test_function_without_a_derivative_in_float64_is_an_error_that_says_so():
+    def stuck(x):
+        return jax.lax.scan(lambda carry, _: (carry * x, None), jnp.float32(1), None, 2)[0]
+
+    with pytest.raises(
+        ValueError, match=r"has no gradient in float64: TypePromotionError: "
+    ) as caught:
+        compare(stuck, jnp.array(2.0))
+    assert "what a plain function closes over is not.) Way out: another `ref" in str(caught.value)
+    (row,) = compare(stuck, jnp.array(2.0), modes=[ad.Reverse()], reference=None).rows
+    assert (row.verdict, row.max_relative_error) == ("ok", None)
+
+
+def test_reference_that_is_not_finite_is_an_error_that_names_the_leaf():
+    def barrier(x):
+        return jnp.sum(jnp.log(x["a"][0])) + jnp.sum(x["b"])
+
+    x = {"a": [jnp.array([1.0, 0.0])], "b": jnp.ones(2)}
+    with pytest.raises(ValueError, match="is not finite in float64") as caught:
+        compare(barrier, x)
+    assert "FiniteDifference(order=4)" in str(caught.value)
+    assert "2 of the 2 derivatives by args[0]['a'][0]" in str(caught.value)
+    assert "`reference=None`" in str(caught.value)
+
+
+def test_without_a_reference_a_gradient_must_be_finite():
+    modes = {"off": MODES["off"], "nan": MODES["nan"]}
+    rows = compare(loss, PARAMETERS, 2, modes=modes, reference=None).rows
+    assert [(row.verdict, row.max_relative_error) for row in rows] == [("ok", None), ("nan", None)]
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        (lambda x: jnp.sum(jax.nn.relu(x) * 2), jnp.array([0.0, 1.0, -1.0])),
+        (lambda x: jnp.sum(jnp.abs(x)), jnp.zeros(2)),
+        (lambda x: jnp.sum((x.astype(jnp.bfloat16) ** 2).astype(x.dtype)), jnp.arange(1.0, 4)),
+        (lambda x: jnp.sum((jnp.exp(x) - 2) ** 2), jnp.log(jnp.array([2.0, 2.0]))),
+    ],
+    ids=["kink", "only kinks", "rounds inside", "minimum"],
+)
+def test_mode_is_not_wrong_for_what_the_reference_does_not_know(function, x):
+    (row,) = compare(function, x, modes=[ad.Reverse()]).rows
+    assert row.verdict == "ok"
+    assert row.max_relative_error > default_tolerance(jnp.float32)
+    assert "the reference is as uncertain" in row.explanation
+
+
+def test_look_at_the_reference_that_fails_blames_no_mode():
+    far = Reference("", [np.ones(2)], None, [1e-7], ad.FiniteDifference(4))
+    np.testing.assert_array_equal(far._apart(lambda: 1 / 0, ad.Reverse()), [[np.inf, np.inf]])
+
+
+def test_mode_is_wrong_beside_a_kink():
+    modes = [Broken(lambda found: [found[0] * 2])]
+    x = jnp.array([0.0, 1.0, -1.0])
+    (row,) = compare(lambda x: jnp.sum(jax.nn.relu(x) * 2), x, modes=modes).rows
+    assert row.verdict == "wrong"
+
+
+def test_another_mode_may_be_the_reference():
+    def through(x):
+        return jnp.sum(x**2 * jax.lax.stop_gradient(x))
+
+    x = jnp.arange(1.0, 4)
+    by_reverse = compare(through, x, modes=[ad.Forward()], reference=ad.Reverse())
+    assert (by_reverse.reference, by_reverse.rows[0].verdict) == ("Reverse()", "ok")
+    assert compare(through, x, modes=[ad.Forward()]).rows[0].verdict == "wrong"
+
+
+# Errors of leaves
+
+numbers = st.floats(-10, 10, allow_subnormal=False).filter(lambda number: abs(number) > 1e-3)
+leaves = st.lists(numbers, min_size=1, max_size=3).map(np.array)
+
+
+def errors_of(gradients, expected, doubts=None, dtype="float32"):
+    dtypes = [(jnp.dtype(dtype), jnp.dtype(dtype))] * len(expected)
+    doubts = doubts or [0.0] * len(expected)
+    return [each.error for each in leaf_errors(gradients, expected, doubts, dtypes, None)]
+
+
+@hypothesis.given(expected=st.lists(leaves, min_size=1, max_size=3), factor=st.floats(1e-6, 1e6))
+def test_error_does_not_depend_on_the_unit_of_the_value(expected, factor):
+    gradients = [each * 1.5 for each in expected]
+    scaled = errors_of([each * factor for each in gradients], [each * factor for each in expected])
+    assert scaled == pytest.approx(errors_of(gradients, expected))
+
+
+@hypothesis.given(leaf=leaves, off=st.floats(1e-6, 10))
+def test_error_of_a_leaf_is_relative_to_its_largest_derivative(leaf, off):
+    leaf = np.append(leaf, 0.0)
+    found = leaf.copy()
+    found[-1] += off * np.max(np.abs(leaf))
+    assert errors_of([found], [leaf]) == pytest.approx([off])
+
+
+def test_what_rounding_leaves_of_a_zero_is_no_error():
+    gradients = [np.array([1e-7, -1e-7]), np.array([1.0])]
+    (error, _) = errors_of(gradients, [np.zeros(2), np.array([1.0])])
+    assert error < default_tolerance(jnp.float32)
+
+
+def test_error_is_absolute_where_all_is_zero():
+    assert errors_of([np.array([0.5])], [np.zeros(1)]) == [0.5]

@@ -1,0 +1,38 @@
+"""The pages in `docs/` show what their examples print, and link to what is there."""
+
+import pathlib
+import re
+
+import jax
+import pytest
+
+DOCS = pathlib.Path(__file__).parents[1] / "docs"
+TEXTS = {name: (DOCS / name).read_text() for name in ("differentiation.md", "loops.md")}
+BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_page_has_examples(name):
+    assert len(BLOCK.findall(TEXTS[name])) >= 6
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_examples_print_what_the_page_shows(name, capsys, monkeypatch):
+    monkeypatch.delenv("EQXLIKE_PROGRESS", raising=False)
+    text, names = TEXTS[name], {"__name__": "page"}
+    for match in BLOCK.finditer(text):
+        # Empty lines in front, so that a traceback names the line of the page.
+        code = "\n" * text.count("\n", 0, match.start(1)) + match[1]
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            exec(compile(code, str(DOCS / name), "exec"), names)
+        assert capsys.readouterr().out == (match[2] or "")
+
+
+LINKS = [
+    (name, target) for name, text in TEXTS.items() for target in re.findall(r"\]\(([^)#\s]+)", text)
+]
+
+
+@pytest.mark.parametrize(("name", "target"), LINKS)
+def test_link_leads_somewhere(name, target):
+    assert (DOCS / name).parent.joinpath(target).exists()
