@@ -4,7 +4,7 @@ import argparse
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import report, table
@@ -26,6 +26,9 @@ def parse(
     description: str | None,
     rounds: Rounds,
     first_rounds: Rounds | None = None,
+    *,
+    rows: str = "rows",
+    flags: Mapping[str, str] | None = None,
 ) -> argparse.Namespace:
     """The options of a command: `json`, `rows`, `markdown`, and the number of rounds to measure.
 
@@ -37,6 +40,8 @@ def parse(
     - `rounds`: the rounds of a row that it measures.
     - `first_rounds`: the rounds of first calls, if it has such; then `first_rounds` is an option as
       `rounds` is.
+    - `rows`: what the command calls its rows; the option that chooses among them has that name.
+    - `flags`: further options that are there or not, with the help for each.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m {name}",
@@ -44,7 +49,11 @@ def parse(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all numbers there")
-    parser.add_argument("--rows", default="", metavar="REGEX", help="only rows whose name it finds")
+    parser.add_argument(
+        f"--{rows}", default="", metavar="REGEX", help=f"only {rows} whose name it finds"
+    )
+    for flag, what in (flags or {}).items():
+        parser.add_argument(f"--{flag}", action="store_true", help=what)
     parser.add_argument(
         "--rounds",
         type=whole_number_in,
