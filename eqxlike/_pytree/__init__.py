@@ -1,5 +1,6 @@
 """Functions of any pytree."""
 
+from ._atomic_file import open_to_replace as open_to_replace
 from ._check import tree_check as tree_check
 from ._deleted import deleted_paths as deleted_paths
 from ._deleted import listed as listed
@@ -14,6 +15,7 @@ from ._filters import flag_leaves as flag_leaves
 from ._filters import partition as partition
 from ._frozen import Frozen as Frozen
 from ._frozen import flag_frozen as flag_frozen
+from ._frozen import frozen_mask as frozen_mask
 from ._frozen import is_frozen as is_frozen
 from ._leaf_format import default_deserialise_filter_spec as default_deserialise_filter_spec
 from ._leaf_format import default_serialise_filter_spec as default_serialise_filter_spec

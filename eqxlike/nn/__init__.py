@@ -14,7 +14,9 @@ from ._bayesian import BayesianLayer as BayesianLayer
 from ._bayesian import BayesianLinear as BayesianLinear
 from ._bayesian import BayesianMLP as BayesianMLP
 from ._bayesian import kl_divergence as kl_divergence
+from ._bayesian import posterior_mean as posterior_mean
 from ._bayesian import sample_posterior as sample_posterior
+from ._bayesian import with_perturbation as with_perturbation
 from ._conv import Conv as Conv
 from ._conv import Conv1d as Conv1d
 from ._conv import Conv2d as Conv2d

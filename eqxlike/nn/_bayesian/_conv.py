@@ -2,42 +2,52 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ..._module import field
 from ..._numbers import check_scale
-from ..._pytree import tree_at
 from .._common import (
+    axis_names,
+    check_input,
     check_instance,
-    check_key,
     check_real_floating,
-    draw_gaussian,
-    draw_noise,
     fan_in_limit,
-    gaussian_kl,
     rho_for,
     scale_of_each,
 )
 from .._conv import Conv
-from ._posterior import BayesianLayer
+from ._gaussian_layer import (
+    Estimator,
+    GaussianLayer,
+    check_estimator,
+    check_parts,
+    with_posterior_scales,
+)
 
 
-class BayesianConv(BayesianLayer):
+class BayesianConv(GaussianLayer):
     """A convolution with independent Gaussian weights: a mean-field variational layer.
 
     Posterior: each weight is N(m, s^2) with `s = softplus(rho)`. Prior: weights N(0, prior_scale^2
     / fan_in), biases N(0, prior_scale^2), with `fan_in = in_channels / groups * (points of the
     kernel)`: the scales mean what they do for `BayesianLinear`.
 
-    In training the output is sampled, not the weights: for given `x` each entry is Gaussian, with
-    the convolution of `x` by `m` as its mean and that of `x^2` by `s^2` as its variance (Kingma,
-    Salimans & Welling 2015, "Variational Dropout and the Local Reparameterization Trick"; for
-    convolutions Shridhar, Laumann & Liwicki 2019, "A Comprehensive guide to Bayesian Convolutional
-    Neural Network with Variational Inference"). Each entry has the distribution that random weights
-    give it, and is drawn by itself; under weights that are shared by all places, entries of one
-    output would be correlated. `sample` draws such weights, as predictions need.
+    What is drawn in training is chosen by `estimator`, as for `BayesianLinear`:
+
+    - `"local"`: the output. For given `x` each entry is Gaussian, with the convolution of `x` by
+      `m` as its mean and that of `x^2` by `s^2` as its variance (Kingma, Salimans & Welling 2015,
+      "Variational Dropout and the Local Reparameterization Trick"; for convolutions Shridhar,
+      Laumann & Liwicki 2019, "A Comprehensive guide to Bayesian Convolutional Neural Network with
+      Variational Inference"). Each entry has the distribution that random weights give it, and is
+      drawn by itself; under weights that are shared by all places, entries of one output would be
+      correlated.
+    - `"flipout"`: one perturbation of the weights for the batch, and for each example random signs
+      of the channels of input and output, shared by all places (Wen, Vicol, Ba, Tran & Grosse
+      2018). The perturbation comes from `with_perturbation`, once a step.
+    - `"weights"`: the weights (Blundell, Cornebise, Kavukcuoglu & Wierstra 2015).
+
+    `sample` draws weights that are the same for all inputs, as predictions need.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -53,6 +63,8 @@ class BayesianConv(BayesianLayer):
     bias_rho: Float[Array, "out_channels *ones"] | None
     prior_scale: float | Float[Array, ""]
     inference: bool
+    shared_key: PRNGKeyArray | None
+    estimator: Estimator = field(static=True)
 
     def __init__(
         self,
@@ -61,6 +73,7 @@ class BayesianConv(BayesianLayer):
         prior_scale: float | Float[Array, ""] = 1.0,
         posterior_scale: float = 0.1,
         inference: bool = False,
+        estimator: Estimator = "local",
     ):
         """**Arguments:**
 
@@ -70,9 +83,10 @@ class BayesianConv(BayesianLayer):
         - `posterior_scale`: sets the initial standard deviations the same way: `posterior_scale /
           sqrt(fan_in)` for weights, `posterior_scale` for biases.
         - `inference`: whether calls use the posterior mean.
+        - `estimator`: `"local"`, `"flipout"` or `"weights"`, see above.
 
         **Raises:** `TypeError` if `mean` is no `Conv` or not of a real floating dtype, `ValueError`
-        for a scale that is not positive.
+        for a scale that is not positive or an unknown estimator.
         """
         check_instance(mean, "BayesianConv")
         if not isinstance(mean, Conv):
@@ -86,10 +100,32 @@ class BayesianConv(BayesianLayer):
         self.weight_rho = rho_for(posterior_scale * limit, mean.weight.shape, dtype)
         bias = mean.bias
         self.bias_rho = None if bias is None else rho_for(posterior_scale, bias.shape, dtype)
-        # Those of layers that are stored stacked have axes before their own.
-        stacked = mean.weight.shape[: -(mean.num_spatial_dims + 2)]
-        self.prior_scale = scale_of_each(prior_scale, stacked)
+        self.prior_scale = scale_of_each(prior_scale, self._stacked)
         self.inference = inference
+        self.shared_key = None
+        self.estimator = check_estimator(estimator)
+
+    @classmethod
+    def from_parts(
+        cls, mean: Conv, scales: Conv, *, estimator: Estimator = "local"
+    ) -> "BayesianConv":
+        """The layer of which `mean_layer` and `posterior_scales` are these; the inverse of both.
+
+        Arguments and errors are those of `BayesianLinear.from_parts`, with a `Conv` each.
+
+        >>> import jax
+        >>> from eqxlike import nn
+        >>> layer = BayesianConv(nn.Conv1d(3, 4, kernel_size=2, key=jax.random.key(0)))
+        >>> same = BayesianConv.from_parts(layer.mean_layer(), layer.posterior_scales())
+        >>> bool(abs(same.weight_rho - layer.weight_rho).max() < 1e-5)
+        True
+        """
+        check_parts(mean, scales, Conv)
+        return with_posterior_scales(cls(mean, estimator=estimator), scales)
+
+    @property
+    def _stacked(self) -> tuple[int, ...]:
+        return self.mean.weight.shape[: -(self.mean.num_spatial_dims + 2)]
 
     @property
     def weight_prior_scale(self) -> Float[Array, ""]:
@@ -115,38 +151,12 @@ class BayesianConv(BayesianLayer):
         **Raises:** `ValueError` if `x` has another shape, `RuntimeError` if a key is needed and
         none came.
         """
-        y = self.mean(x)
-        if self.inference:
-            return y
-        key = check_key(key, self)
-        variance = self._with_weights(
-            jax.nn.softplus(self.weight_rho) ** 2,
-            None if self.bias_rho is None else jax.nn.softplus(self.bias_rho) ** 2,
-        )
-        return y + draw_noise(key, variance(x**2))
+        check_input(self, x, (self.mean.in_channels, *axis_names(self.mean.num_spatial_dims)))
+        return self._output(x, key)
 
-    def kl(self) -> Float[Array, ""]:
-        """KL(posterior || prior), summed over weights and biases, in closed form.
-
-        **Returns:** shape `()`, at least float32.
-        """
-        kl = gaussian_kl(self.mean.weight, self.weight_rho, self.weight_prior_scale)
-        if self.mean.bias is not None and self.bias_rho is not None:
-            kl = kl + gaussian_kl(self.mean.bias, self.bias_rho, self.bias_prior_scale)
-        return kl
-
-    def sample(self, key: PRNGKeyArray) -> Conv:
-        """**Returns:** a convolution like `mean`, weights and biases drawn from the posterior."""
-        weight_key, bias_key = jr.split(key)
-        weight = draw_gaussian(weight_key, self.mean.weight, self.weight_rho)
-        if self.mean.bias is None or self.bias_rho is None:
-            return self._with_weights(weight, None)
-        return self._with_weights(weight, draw_gaussian(bias_key, self.mean.bias, self.bias_rho))
-
-    def _with_weights(self, weight: Array, bias: Array | None) -> Conv:
-        if bias is None:
-            return tree_at(lambda conv: conv.weight, self.mean, weight)
-        return tree_at(lambda conv: (conv.weight, conv.bias), self.mean, (weight, bias))
+    def mean_layer(self) -> Conv:
+        """**Returns:** the convolution by the posterior means."""
+        return self.mean
 
 
 def _weight_limit(conv: Conv) -> float:

@@ -1,43 +1,42 @@
 """Linear layers whose weights are random: a Gaussian posterior beside a Gaussian prior."""
 
 import functools
-import itertools
-from collections.abc import Callable
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._dtypes import parameter_dtype
-from ..._module import Module, field
-from ..._numbers import check_scale, whole_number
-from ..._pytree import tree_at
+from ..._module import field, freeze_where
+from ..._numbers import check_scale
+from ..._pytree import frozen_mask, tree_at
 from ..._transforms import filter_eval_shape
 from .._common import (
     Parameter,
     check_input,
     check_instance,
-    check_key,
     check_real_floating,
     draw,
-    draw_gaussian,
-    draw_noise,
     fan_in_limit,
     feature_count,
     feature_shape,
-    gaussian_kl,
     number_of_features,
     rho_for,
     scale_of_each,
-    split_key,
 )
 from .._linear import Linear
-from ._posterior import BayesianLayer
+from ._gaussian_layer import (
+    Estimator,
+    GaussianLayer,
+    check_estimator,
+    check_parts,
+    with_arrays,
+    with_posterior_scales,
+)
 
 
-class BayesianLinear(BayesianLayer):
+class BayesianLinear(GaussianLayer):
     """An affine map with independent Gaussian weights: a mean-field variational layer.
 
     Posterior: each weight is N(m, s^2) with `s = softplus(rho)`. Prior: weights N(0, prior_scale^2
@@ -46,12 +45,23 @@ class BayesianLinear(BayesianLayer):
     section 2.1): `prior_scale` is the prior standard deviation of an output, without bias, for an
     input whose entries have unit mean square.
 
-    In training the output is sampled, not the weights: for given `x` it is Gaussian with mean `m @
-    x` and variance `s^2 @ x^2`, so that one draw per output unit is enough and each example has its
-    own. This local reparameterisation trick (Kingma, Salimans & Welling 2015, "Variational Dropout
-    and the Local Reparameterization Trick") has a gradient of much lower variance than a weight
-    draw shared by a batch. In inference mode the weights are their posterior means; `sample` draws
-    a layer whose weights are the same for all inputs, as predictions need.
+    What is drawn in training is chosen by `estimator`:
+
+    - `"local"`, the local reparameterisation trick: the output, not the weights. For given `x` it
+      is Gaussian with mean `m @ x` and variance `s^2 @ x^2`, so that one draw per output unit is
+      enough and each example has its own (Kingma, Salimans & Welling 2015, "Variational Dropout and
+      the Local Reparameterization Trick"). Its gradient has the lowest variance.
+    - `"flipout"`: one perturbation of the weights for the batch, whose rows and columns get random
+      signs for each example, so that no two examples are correlated (Wen, Vicol, Ba, Tran & Grosse
+      2018, "Flipout: Efficient Pseudo-Independent Weight Perturbations on Mini-Batches"). The
+      perturbation comes from `with_perturbation`, once a step.
+    - `"weights"`: the weights (Blundell, Cornebise, Kavukcuoglu & Wierstra 2015, "Weight
+      Uncertainty in Neural Networks"). The examples of a batch share a draw if they share the key,
+      or if the model went through `with_perturbation`; otherwise each has its own, which costs as
+      many draws of all weights.
+
+    In inference mode the weights are their posterior means; `sample` draws a layer whose weights
+    are the same for all inputs, as predictions need.
 
     >>> import jax, jax.numpy as jnp
     >>> layer = BayesianLinear(3, 4, key=jax.random.key(0))
@@ -67,9 +77,11 @@ class BayesianLinear(BayesianLayer):
     bias_rho: Float[Array, " out_size"] | None
     prior_scale: float | Float[Array, ""]
     inference: bool
+    shared_key: PRNGKeyArray | None
     in_features: int | Literal["scalar"] = field(static=True)
     out_features: int | Literal["scalar"] = field(static=True)
     use_bias: bool = field(static=True)
+    estimator: Estimator = field(static=True)
 
     def __init__(
         self,
@@ -81,6 +93,7 @@ class BayesianLinear(BayesianLayer):
         prior_scale: float | Float[Array, ""] = 1.0,
         posterior_scale: float = 0.1,
         inference: bool = False,
+        estimator: Estimator = "local",
         key: PRNGKeyArray,
     ):
         """**Arguments:**
@@ -96,10 +109,11 @@ class BayesianLinear(BayesianLayer):
           the initial means (0.58 in the same unit), so that training starts with signal above
           noise.
         - `inference`: whether calls use the posterior mean.
+        - `estimator`: `"local"`, `"flipout"` or `"weights"`, see above.
         - `key`: for the initial means, which are those of a `Linear` from the same key.
 
-        **Raises:** `ValueError` for a wrong size or a scale that is not positive, `TypeError` for a
-        dtype that is not real floating.
+        **Raises:** `ValueError` for a wrong size, a scale that is not positive or an unknown
+        estimator, `TypeError` for a dtype that is not real floating.
         """
         in_features = number_of_features(in_features, "in_features")
         out_features = number_of_features(out_features, "out_features")
@@ -119,6 +133,8 @@ class BayesianLinear(BayesianLayer):
         self.bias_rho = rho_for(posterior_scale, bias_shape, dtype) if use_bias else None
         self.prior_scale = prior_scale
         self.inference = inference
+        self.shared_key = None
+        self.estimator = check_estimator(estimator)
         self.in_features = in_features
         self.out_features = out_features
         self.use_bias = use_bias
@@ -131,6 +147,7 @@ class BayesianLinear(BayesianLayer):
         prior_scale: float | Float[Array, ""] = 1.0,
         posterior_scale: float = 0.1,
         inference: bool = False,
+        estimator: Estimator = "local",
     ) -> "BayesianLinear":
         """**Returns:** the layer whose means are the weights of `linear`; scales as above. If these
         have leading axes, as those of layers that are stored stacked, each layer has a
@@ -147,6 +164,7 @@ class BayesianLinear(BayesianLayer):
             prior_scale=prior_scale,
             posterior_scale=posterior_scale,
             inference=inference,
+            estimator=estimator,
             key=jr.key(0),
         )
         weight, bias = linear.weight, linear.bias
@@ -162,6 +180,37 @@ class BayesianLinear(BayesianLayer):
         return tree_at(
             lambda layer: [getattr(layer, name) for name in values], layer, list(values.values())
         )
+
+    @classmethod
+    def from_parts(
+        cls, mean: Linear, scales: Linear, *, estimator: Estimator = "local"
+    ) -> "BayesianLinear":
+        """The layer of which `mean_layer` and `posterior_scales` are these; the inverse of both.
+
+        **Arguments:**
+
+        - `mean`: its arrays are the posterior means.
+        - `scales`: a `Linear` of the same shapes, its arrays the posterior standard deviations,
+          positive ones.
+        - `estimator`: see above.
+
+        **Returns:** the layer, with the prior of a new one.
+
+        **Raises:** `TypeError` if one of them is no `Linear`, or not of a real floating dtype;
+        `ValueError` if their shapes differ.
+
+        >>> import jax
+        >>> layer = BayesianLinear(3, 4, key=jax.random.key(0))
+        >>> same = BayesianLinear.from_parts(layer.mean_layer(), layer.posterior_scales())
+        >>> bool(abs(same.weight_rho - layer.weight_rho).max() < 1e-5)
+        True
+        """
+        check_parts(mean, scales, Linear)
+        return with_posterior_scales(cls.around(mean, estimator=estimator), scales)
+
+    @property
+    def _stacked(self) -> tuple[int, ...]:
+        return self.weight_mean.shape[:-2]
 
     @property
     def weight_prior_scale(self) -> Float[Array, ""]:
@@ -189,99 +238,21 @@ class BayesianLinear(BayesianLayer):
         none came.
         """
         check_input(self, x, feature_shape(self.in_features))
-        if self.in_features == "scalar":
-            x = jnp.reshape(x, (1,))
-        y = self.weight_mean @ x
-        if self.bias_mean is not None:
-            y = y + self.bias_mean
-        if not self.inference:
-            y = y + self._noise(x, key)
-        return jnp.squeeze(y) if self.out_features == "scalar" else y
+        return self._output(x, key)
 
-    def _noise(self, x: Float[Array, " in_size"], key: PRNGKeyArray | None) -> Array:
-        key = check_key(key, self)
-        variance = jax.nn.softplus(self.weight_rho) ** 2 @ x**2
-        if self.bias_rho is not None:
-            variance = variance + jax.nn.softplus(self.bias_rho) ** 2
-        return draw_noise(key, variance)
-
-    def kl(self) -> Float[Array, ""]:
-        """KL(posterior || prior), summed over weights and biases, in closed form.
-
-        A Gaussian N(m, s^2) against N(0, p^2) gives `log(p / s) + (s^2 + m^2) / (2 p^2) - 1/2`.
-
-        **Returns:** shape `()`, at least float32: a sum over many weights loses digits in less.
-        """
-        kl = gaussian_kl(self.weight_mean, self.weight_rho, self.weight_prior_scale)
-        if self.bias_mean is not None and self.bias_rho is not None:
-            kl = kl + gaussian_kl(self.bias_mean, self.bias_rho, self.bias_prior_scale)
-        return kl
-
-    def sample(self, key: PRNGKeyArray) -> Linear:
-        """**Returns:** a `Linear` with weights and biases drawn from the posterior."""
-        weight_key, bias_key = jr.split(key)
-        # The form of a layer without its initial values, which nobody would read.
-        layer = filter_eval_shape(
-            Linear, self.in_features, self.out_features, self.use_bias, key=jr.key(0)
-        )
-        weight = draw_gaussian(weight_key, self.weight_mean, self.weight_rho)
-        if self.bias_mean is None or self.bias_rho is None:
-            return tree_at(lambda layer: layer.weight, layer, weight)
-        bias = draw_gaussian(bias_key, self.bias_mean, self.bias_rho)
-        return tree_at(lambda layer: (layer.weight, layer.bias), layer, (weight, bias))
+    def mean_layer(self) -> Linear:
+        """**Returns:** the `Linear` whose arrays are the posterior means."""
+        shell = _linear_without_values(self.in_features, self.out_features, self.use_bias)
+        linear = with_arrays(shell, self.weight_mean, self.bias_mean)
+        if (mask := frozen_mask(self)) is None:
+            return linear
+        return freeze_where(linear, with_arrays(linear, mask.weight_mean, mask.bias_mean))
 
 
-class BayesianMLP(Module):
-    """A multi-layer perceptron of `BayesianLinear` layers.
+@functools.lru_cache(typed=True)
+def _linear_without_values(*form: Any) -> Linear:
+    """The form of a `Linear` without its initial values, which nobody would read.
 
-    >>> import jax, jax.numpy as jnp
-    >>> model = BayesianMLP(2, 1, width_size=8, depth=1, key=jax.random.key(0))
-    >>> model(jnp.ones(2), key=jax.random.key(1)).shape
-    (1,)
+    To make it takes 0.4 ms, and a call outside of `jax.jit` needs it twice.
     """
-
-    layers: tuple[BayesianLinear | Linear, ...]
-    activation: Callable
-
-    def __init__(
-        self,
-        in_size: int | Literal["scalar"],
-        out_size: int | Literal["scalar"],
-        width_size: int,
-        depth: int,
-        activation: Callable = jax.nn.relu,
-        dtype: Any = None,
-        *,
-        prior_scale: float | Float[Array, ""] = 1.0,
-        posterior_scale: float = 0.1,
-        inference: bool = False,
-        key: PRNGKeyArray,
-    ):
-        """**Arguments:** sizes, `depth` and `activation` as for `MLP`, others as for a layer.
-
-        **Raises:** `ValueError` for a negative or non-integer size or depth.
-        """
-        in_size = number_of_features(in_size, "in_size")
-        out_size = number_of_features(out_size, "out_size")
-        width_size = whole_number(width_size, "width_size", least=0)
-        depth = whole_number(depth, "depth", least=0)
-        make = functools.partial(
-            BayesianLinear,
-            dtype=dtype,
-            prior_scale=prior_scale,
-            posterior_scale=posterior_scale,
-            inference=inference,
-        )
-        sizes = itertools.pairwise((in_size, *[width_size] * depth, out_size))
-        keys = split_key(key, depth + 1)
-        self.layers = tuple(
-            make(*pair, key=layer_key) for pair, layer_key in zip(sizes, keys, strict=True)
-        )
-        self.activation = activation
-
-    def __call__(self, x: Float[Array, " in_size"], *, key: PRNGKeyArray | None = None) -> Array:
-        """**Arguments:** `x` of shape `(in_size,)`, and a `key` as for a layer."""
-        keys = [None] * len(self.layers) if key is None else jr.split(key, len(self.layers))
-        for layer, layer_key in zip(self.layers[:-1], keys[:-1], strict=True):
-            x = self.activation(layer(x, key=layer_key))
-        return self.layers[-1](x, key=keys[-1])
+    return filter_eval_shape(Linear, *form, key=jr.key(0))

@@ -1,16 +1,19 @@
 """Models with random weights: what their layers have in common, and the model as a whole."""
 
 import abc
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
+import jax.tree_util as jtu
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from ..._dtypes import wider
 from ..._module import Module
 from .._common import check_instance
+
+Tree = TypeVar("Tree", bound=Any)
 
 
 class BayesianLayer(Module):
@@ -19,6 +22,11 @@ class BayesianLayer(Module):
     What `kl_divergence` and `sample_posterior` ask of a layer; a layer of your own that derives
     from it is found in any model. It is a base, not only a form, so that a model which happens to
     have a method `sample` is not taken for one.
+
+    Methods that it may have beside: `mean_layer()`, the plain layer that `posterior_mean` puts in
+    its place; `posterior_scales()` and `prior_scales()`, plain layers of the same structure whose
+    arrays are standard deviations, for inference that keeps means and scales apart; and
+    `with_perturbation(key)`, which is asked before each step.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> class Shift(BayesianLayer):
@@ -42,6 +50,11 @@ class BayesianLayer(Module):
     def sample(self, key: PRNGKeyArray) -> Any:
         """A layer with weights drawn from the posterior, the same for all inputs."""
 
+    def with_perturbation(self, key: PRNGKeyArray) -> Self:
+        """The layer with what the examples of a batch share; itself if that is nothing."""
+        del key
+        return self
+
 
 def _is_bayesian(node: Any) -> bool:
     return isinstance(node, BayesianLayer)
@@ -60,7 +73,7 @@ def kl_divergence(model: PyTree) -> Float[Array, ""]:
     0.0
     """
     check_instance(model, "kl_divergence")
-    nodes = jax.tree_util.tree_leaves(model, is_leaf=_is_bayesian)
+    nodes = jtu.tree_leaves(model, is_leaf=_is_bayesian)
     total = jnp.zeros((), jnp.float32)
     for term in (node.kl() for node in nodes if _is_bayesian(node)):
         dtype = wider(total.dtype, term.dtype)
@@ -88,7 +101,50 @@ def sample_posterior(model: PyTree, key: PRNGKeyArray) -> PyTree:
     'Linear'
     """
     check_instance(model, "sample_posterior")
-    nodes, treedef = jax.tree_util.tree_flatten(model, is_leaf=_is_bayesian)
+    return _map_with_keys(lambda layer, key: layer.sample(key), model, key)
+
+
+def with_perturbation(model: Tree, key: PRNGKeyArray) -> Tree:
+    """Draws what the examples of a batch share: the perturbation of layers with
+    `estimator="flipout"`, and the weights of those with `estimator="weights"`.
+
+    Call it once a step, in the loss, before `jax.vmap` over the examples. A layer is given a part
+    of the key, no noise: so there is nothing in the model that an optimiser could take for a
+    parameter, and the draw is made inside of `jax.vmap`, where it is made once, since the key of
+    the model has no batch axis.
+
+    **Arguments:**
+
+    - `model`: any pytree. What is no `BayesianLayer` stays, as does a layer with
+      `estimator="local"`, the default, whose examples share nothing.
+    - `key`: another one in each step; split into one key for each `BayesianLayer`.
+
+    **Returns:** the model, whose layers draw alike for all examples until they are given another
+    key. `kl_divergence`, `sample_posterior` and `inference_mode` do with it what they do without.
+
+    **Raises:** `TypeError` for a class.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from eqxlike import nn
+    >>> model = nn.to_bayesian(nn.MLP(2, 1, 8, 1, key=jax.random.key(0)), estimator="flipout")
+    >>> def loss(model, x, y, key):
+    ...     shared_key, own_key = jax.random.split(key)
+    ...     model = nn.with_perturbation(model, shared_key)
+    ...     keys = jax.random.split(own_key, len(x))
+    ...     outputs = jax.vmap(lambda x, key: model(x, key=key))(x, keys)
+    ...     return jnp.sum((outputs - y) ** 2) + nn.kl_divergence(model)
+    >>> loss(model, jnp.ones((5, 2)), jnp.ones((5, 1)), jax.random.key(1)).shape
+    ()
+    """
+    check_instance(model, "with_perturbation")
+    return _map_with_keys(lambda layer, key: layer.with_perturbation(key), model, key)
+
+
+def _map_with_keys(
+    function: Callable[[BayesianLayer, PRNGKeyArray], Any], model: Any, key: PRNGKeyArray
+) -> Any:
+    nodes, treedef = jtu.tree_flatten(model, is_leaf=_is_bayesian)
     keys = iter(jr.split(key, max(1, sum(map(_is_bayesian, nodes)))))
-    drawn = [node.sample(next(keys)) if _is_bayesian(node) else node for node in nodes]
-    return jax.tree_util.tree_unflatten(treedef, drawn)
+    return treedef.unflatten(
+        [function(node, next(keys)) if _is_bayesian(node) else node for node in nodes]
+    )

@@ -11,6 +11,7 @@ from ._gaussian import draw_gaussian as draw_gaussian
 from ._gaussian import draw_noise as draw_noise
 from ._gaussian import gaussian_kl as gaussian_kl
 from ._gaussian import rho_for as rho_for
+from ._gaussian import rho_of as rho_of
 from ._gaussian import scale_of_each as scale_of_each
 from ._inputs import check_input as check_input
 from ._inputs import check_instance as check_instance

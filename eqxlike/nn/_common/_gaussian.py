@@ -19,6 +19,12 @@ def rho_for(scale: float, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Arr
     return jnp.full(shape, scale + math.log(-math.expm1(-scale)), dtype)
 
 
+def rho_of(scale: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The `rho` of each of given standard deviations, small and large ones alike."""
+    exact = scale.astype(at_least_float32(scale.dtype))
+    return (exact + jnp.log(-jnp.expm1(-exact))).astype(scale.dtype)
+
+
 def log_softplus(rho: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """`log(softplus(rho))`, finite with a finite gradient where `softplus(rho)` underflows to 0."""
     # Below -40 log(softplus(rho)) = rho - exp(rho) / 2 + ... is rho to the last digit of a float64.

@@ -6,9 +6,8 @@ from typing import Any
 from jaxtyping import Array, Float, PyTree
 
 from ..._pytree import tree_at
-from .._bayesian import BayesianConv, BayesianLayer, BayesianLinear
+from .._bayesian import BayesianConv, BayesianLayer, BayesianLinear, Estimator, linear_or_conv
 from .._common import check_instance
-from .._conv import Conv
 from .._linear import Linear
 from ._freeze import unfreeze
 from ._replace import replace_layers
@@ -20,6 +19,7 @@ def to_bayesian(
     *,
     prior_scale: float | Float[Array, ""] = 1.0,
     posterior_scale: float = 0.1,
+    estimator: Estimator = "local",
 ) -> PyTree:
     """Gives the layers of a model a posterior around the weights that they have.
 
@@ -39,12 +39,14 @@ def to_bayesian(
     - `prior_scale`: of every layer, relative to its fan-in: see `BayesianLinear`. An array is
       learnt, by each layer for itself: also by those that are stored stacked, as in `ScanStack`.
     - `posterior_scale`: the initial spread around the weights, in the same unit.
+    - `estimator`: what a layer draws when it is called: `"local"`, its output; `"flipout"` or
+      `"weights"`, its weights, for which see `BayesianLinear` and `with_perturbation`.
 
     **Returns:** the model with Bayesian layers in it. Subclasses of `Linear` and `Conv` that are
     called in their own way stay as they are, as do transposed convolutions.
 
-    **Raises:** `ValueError` if there is no layer to turn, or a scale is not positive; `TypeError`
-    if a layer is not of a real floating dtype, or `model` is a class.
+    **Raises:** `ValueError` if there is no layer to turn, a scale is not positive or the estimator
+    unknown; `TypeError` if a layer is not of a real floating dtype, or `model` is a class.
 
     !!! example
 
@@ -60,21 +62,19 @@ def to_bayesian(
         (1,)
     """
     check_instance(model, "to_bayesian")
-    scales: Any = {"prior_scale": prior_scale, "posterior_scale": posterior_scale}
+    options: Any = {
+        "prior_scale": prior_scale,
+        "posterior_scale": posterior_scale,
+        "estimator": estimator,
+    }
 
     def make(layer: Any) -> BayesianLayer:
         if isinstance(layer, Linear):
-            return BayesianLinear.around(layer, **scales)
+            return BayesianLinear.around(layer, **options)
         # The means are trained, also those of a layer that was not.
-        return BayesianConv(unfreeze(layer), **scales)
+        return BayesianConv(unfreeze(layer), **options)
 
     def turn(node: PyTree) -> PyTree:
         return replace_layers(node, linear_or_conv, make)
 
     return turn(model) if where is None else tree_at(where, model, replace_fn=turn)
-
-
-def linear_or_conv(node: Any) -> bool:
-    """Whether a node is a layer that can be turned; an error says its name if there is none."""
-    # A layer is told by what it does when it is called, which a user's subclass may change.
-    return type(node).__call__ in (Linear.__call__, Conv.__call__)

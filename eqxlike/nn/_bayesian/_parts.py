@@ -1,0 +1,195 @@
+"""Models with random weights taken apart into means and scales, and put together again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from ..._pytree import is_array
+from .._common import check_instance
+from .._conv import Conv
+from .._linear import Linear
+from ._conv import BayesianConv
+from ._gaussian_layer import Estimator, check_estimator
+from ._linear import BayesianLinear
+from ._posterior import BayesianLayer
+
+
+def posterior_mean(model: PyTree) -> PyTree:
+    """The network at the posterior means: every `BayesianLayer` in a pytree becomes a plain one.
+
+    It computes what the model does in inference mode, and needs no key.
+
+    **Arguments:**
+
+    - `model`: any pytree; what is no `BayesianLayer` stays.
+
+    **Returns:** the model with each `BayesianLinear` as a `Linear` and each `BayesianConv` as a
+    `Conv`. What was frozen still is.
+
+    **Raises:** `TypeError` for a class, and for a `BayesianLayer` of your own that has no method
+    `mean_layer`.
+
+    >>> import jax
+    >>> from eqxlike import nn
+    >>> model = nn.BayesianMLP(2, 1, width_size=8, depth=1, key=jax.random.key(0))
+    >>> type(posterior_mean(model).layers[0]).__name__
+    'Linear'
+    """
+    check_instance(model, "posterior_mean")
+    return _map_layers(model, "mean_layer", lambda leaf: leaf)
+
+
+def posterior_scales(model: PyTree) -> PyTree:
+    """The posterior standard deviations of a model.
+
+    **Returns:** a tree like `posterior_mean(model)`, with a standard deviation for each entry of
+    each array of a `BayesianLayer`, and `None` for all else.
+
+    **Raises:** `TypeError` for a class, and for a `BayesianLayer` that has no method
+    `posterior_scales`.
+
+    >>> import jax
+    >>> from eqxlike import nn
+    >>> layer = nn.Linear(2, 1, key=jax.random.key(0))
+    >>> scales = posterior_scales([layer, nn.BayesianLinear.around(layer, posterior_scale=0.1)])
+    >>> scales[0].weight, round(float(scales[1].bias[0]), 6)
+    (None, 0.1)
+    """
+    check_instance(model, "posterior_scales")
+    return _map_layers(model, "posterior_scales", lambda leaf: None)
+
+
+def prior_scales(model: PyTree) -> PyTree:
+    """The prior standard deviations of a model, as `posterior_scales` gives those of the posterior.
+
+    >>> import jax
+    >>> from eqxlike import nn
+    >>> layer = nn.BayesianLinear(4, 1, prior_scale=2.0, key=jax.random.key(0))
+    >>> prior_scales(layer).weight.tolist()
+    [[1.0, 1.0, 1.0, 1.0]]
+    """
+    check_instance(model, "prior_scales")
+    return _map_layers(model, "prior_scales", lambda leaf: None)
+
+
+def _map_layers(model: PyTree, method: str, other: Callable[[Any], Any]) -> PyTree:
+    """Every `BayesianLayer` replaced by what its method returns, every leaf outside by `other`."""
+
+    def change(path: jtu.KeyPath, node: Any) -> Any:
+        if not isinstance(node, BayesianLayer):
+            return other(node)
+        if not hasattr(node, method):
+            raise TypeError(
+                f"{type(node).__name__} at model{jtu.keystr(path)} has no method `{method}`, which "
+                "a BayesianLayer needs to be taken apart into means and scales. Give it one: see "
+                "`nn.BayesianLayer`."
+            )
+        return getattr(node, method)()
+
+    return jtu.tree_map_with_path(
+        change, model, is_leaf=lambda node: isinstance(node, BayesianLayer)
+    )
+
+
+def bayesian_from_parts(network: PyTree, scales: PyTree, estimator: Estimator) -> PyTree:
+    """A network whose `Linear` and `Conv` layers have the posterior of given means and scales.
+
+    The inverse of `posterior_mean` and `posterior_scales`.
+
+    **Arguments:**
+
+    - `network`: a Module, or any pytree; its arrays are the posterior means.
+    - `scales`: a tree like it, with posterior standard deviations in the places of arrays, and
+      `None`, or nothing, where there is none.
+    - `estimator`: of all layers.
+
+    **Returns:** the network with a `BayesianLinear` for each `Linear` and a `BayesianConv` for each
+    `Conv` that has scales for all its arrays. Other arrays with scales, which
+    `layers_with_estimators` tells, stay: draw them yourself.
+
+    **Raises:** `TypeError` for a class; `ValueError` for an unknown estimator, a scale of another
+    shape than its array, or one where `network` has no array.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from eqxlike import nn
+    >>> network = [nn.Linear(2, 1, key=jax.random.key(0)), nn.LayerNorm(1)]
+    >>> scales = jax.tree.map(jnp.ones_like, network)
+    >>> [type(layer).__name__ for layer in bayesian_from_parts(network, scales, "local")]
+    ['BayesianLinear', 'LayerNorm']
+    """
+    check_instance(network, "bayesian_from_parts")
+    check_estimator(estimator)
+    nodes, treedef, parts = _match_scales(network, scales)
+
+    def put_together(node: Any, scale: Any) -> Any:
+        if scale is None:
+            return node
+        kind: Any = BayesianLinear if isinstance(node, Linear) else BayesianConv
+        return kind.from_parts(node, scale, estimator=estimator)
+
+    return treedef.unflatten(map(put_together, nodes, parts))
+
+
+def layers_with_estimators(network: PyTree, scales: PyTree) -> PyTree[bool]:
+    """Which arrays `bayesian_from_parts` puts into Bayesian layers.
+
+    **Returns:** a tree like `network`, with `True` for the arrays of `Linear` and `Conv` layers
+    that have scales for all of them, and `False` for every other leaf.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from eqxlike import nn
+    >>> network = [nn.Linear(2, 1, key=jax.random.key(0)), nn.LayerNorm(1)]
+    >>> covered = layers_with_estimators(network, jax.tree.map(jnp.ones_like, network))
+    >>> covered[0].weight, covered[1].weight
+    (True, False)
+    """
+    check_instance(network, "layers_with_estimators")
+    nodes, treedef, parts = _match_scales(network, scales)
+    return treedef.unflatten(
+        jtu.tree_map(lambda leaf, is_covered=scale is not None: is_covered, node)
+        for node, scale in zip(nodes, parts, strict=True)
+    )
+
+
+def linear_or_conv(node: Any) -> bool:
+    """Whether a node is a layer that can be turned; an error says its name if there is none."""
+    # A layer is told by what it does when it is called, which a user's subclass may change.
+    return type(node).__call__ in (Linear.__call__, Conv.__call__)
+
+
+def _match_scales(network: PyTree, scales: PyTree) -> tuple[list[Any], Any, list[Any]]:
+    """The layers and leaves of `network`, its structure, and for each a layer of its scales, `None`
+    for what cannot be Bayesian.
+    """
+    # By path, so that marks of frozen arrays, which `scales` need not have, make no difference.
+    by_path = {jtu.keystr(path): leaf for path, leaf in jtu.tree_leaves_with_path(scales)}
+    _check_scales(network, by_path)
+    nodes, treedef = jtu.tree_flatten_with_path(network, is_leaf=linear_or_conv)
+    return [node for _, node in nodes], treedef, [_scales_of(*each, by_path) for each in nodes]
+
+
+def _check_scales(network: PyTree, by_path: dict[str, Any]) -> None:
+    arrays = {jtu.keystr(path): leaf for path, leaf in jtu.tree_leaves_with_path(network)}
+    for path, scale in by_path.items():
+        if not is_array(arrays.get(path)):
+            raise ValueError(
+                f"There is a scale at scales{path}, and no array at network{path}: scales are in a "
+                "tree like the network, with `None` where there are none."
+            )
+        if jnp.shape(scale) != arrays[path].shape:
+            raise ValueError(
+                f"Expected scales{path} to be of the shape of network{path}, "
+                f"{arrays[path].shape}; got {jnp.shape(scale)}."
+            )
+
+
+def _scales_of(path: jtu.KeyPath, node: Any, by_path: dict[str, Any]) -> Any:
+    """A layer like `node` of its scales; `None` if one is missing or it has no Gaussian weights."""
+    if not linear_or_conv(node) or not jnp.issubdtype(node.weight.dtype, jnp.floating):
+        return None
+    inner, treedef = jtu.tree_flatten_with_path(node)
+    found = [by_path.get(jtu.keystr((*path, *each))) for each, _ in inner]
+    return None if any(scale is None for scale in found) else treedef.unflatten(found)
