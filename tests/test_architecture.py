@@ -71,7 +71,9 @@ ROOMS = {
     "bayes": (
         {"_numpyro"},
         {"_data", "_links", "_support", "_unknowns"},
-        {"_elbo", "_likelihoods", "_mixtures", "_predictive", "_priors", "metrics"},
+        {"_elbo", "_likelihoods", "_mixtures", "_predictive", "_priors"},
+        {"metrics"},
+        {"_calibration"},
         {"_posterior"},
     ),
     "loops": (
@@ -89,7 +91,7 @@ SHARED_LAYERS = {"_dropout", "_linear"}
 
 CORE = {"jax", "jaxlib", "jaxtyping", "numpy", "optax", "wadler_lindig"}
 # Imported inside the function that needs them: without them the rest of the package works.
-EXTRAS = {"matplotlib", "rich", "sklearn", "tqdm"}
+EXTRAS = {"arviz_stats", "matplotlib", "rich", "sklearn", "tqdm"}
 
 MOST_LINES = 400
 

@@ -1,6 +1,12 @@
 """Bayesian inference: objectives, predictions, and how far to believe them."""
 
 from . import metrics as metrics
+from ._calibration import ConformalIntervals as ConformalIntervals
+from ._calibration import ConformalSets as ConformalSets
+from ._calibration import TemperatureScaling as TemperatureScaling
+from ._calibration import conformal_intervals as conformal_intervals
+from ._calibration import conformal_sets as conformal_sets
+from ._calibration import temperature_scaling as temperature_scaling
 from ._elbo import negative_elbo as negative_elbo
 from ._likelihoods import Bernoulli as Bernoulli
 from ._likelihoods import Categorical as Categorical

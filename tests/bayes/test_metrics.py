@@ -42,25 +42,15 @@ def test_nll_is_of_what_has_a_density():
         metrics.nll([1.0], jnp.ones(1))
 
 
-def test_crps_is_the_written_out_mean_over_pairs(regression, getkey):
-    y, _, _ = regression
-    draws = np.asarray(jr.normal(getkey(), (7, 50)), np.float64)
-    pairs = np.abs(draws[:, None] - draws[None]).mean((0, 1))
-    expected = (np.abs(draws - np.asarray(y)).mean(0) - pairs / 2).mean()
-    np.testing.assert_allclose(metrics.crps(y, draws.astype(np.float32)), expected, rtol=1e-4)
+def test_nll_of_targets_that_would_broadcast_is_refused():
+    with pytest.raises(ValueError, match=r"y has shape \(5, 1\), and its log density \(5, 5\)"):
+        metrics.nll(dist.Normal(jnp.zeros(5), 1.0), jnp.zeros((5, 1)))
 
 
-def test_crps_of_a_normal_is_its_closed_form(getkey):
-    draws = jr.normal(getkey(), (20_000, 1))
-    y = jnp.array([0.7])
-    norm = scipy.stats.norm
-    expected = 0.7 * (2 * norm.cdf(0.7) - 1) + 2 * norm.pdf(0.7) - 1 / np.sqrt(np.pi)
-    np.testing.assert_allclose(metrics.crps(y, draws), expected, atol=0.02)
-
-
-def test_crps_of_draws_without_their_axis_is_refused():
-    with pytest.raises(ValueError, match=r"draws of shape \(S, \*N\) .* got \(5,\) and \(5,\)"):
-        metrics.crps(jnp.zeros(5), jnp.zeros(5))
+def test_nll_takes_a_distribution_over_vectors():
+    normal = dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3))
+    exact = -scipy.stats.multivariate_normal(np.zeros(3)).logpdf(np.ones((2, 3))).mean()
+    np.testing.assert_allclose(metrics.nll(normal, jnp.ones((2, 3))), exact, rtol=1e-5)
 
 
 def test_brier_score_is_that_of_sklearn(predictions):

@@ -161,3 +161,17 @@ def test_networks_that_agree_leave_no_epistemic_uncertainty():
     logits = jnp.broadcast_to(jnp.array([1.0, -200.0, 300.0]), (5, 1, 3))
     parts = bayes.CategoricalMixture(logits)
     np.testing.assert_allclose(parts.epistemic, 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (2, 5), ()])
+@pytest.mark.parametrize("method", ["log_prob", "cdf"])
+def test_targets_that_would_broadcast_are_refused(method, shape):
+    mixture = mixture_of(jnp.zeros((2, 5)), 1.0)
+    with pytest.raises(ValueError, match=rf"Mixture\.{method} expects y .* \(5,\), got \("):
+        getattr(mixture, method)(jnp.zeros(shape))
+
+
+def test_classes_that_would_broadcast_are_refused():
+    mixture = bayes.CategoricalMixture(jnp.zeros((2, 5, 3)))
+    with pytest.raises(ValueError, match=r"expects y of the shape .* \(5,\), got \(5, 1\)"):
+        mixture.log_prob(jnp.zeros((5, 1), int))

@@ -34,6 +34,11 @@ class CategoricalMixture(Module):
             )
 
     @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The shape of what is predicted, `*B`."""
+        return jnp.shape(self.logits)[1:-1]
+
+    @property
     def log_probabilities(self) -> Float[Array, "*B C"]:
         """The logarithms of `probabilities`."""
         terms = jax.nn.log_softmax(self.logits, axis=-1)
@@ -45,7 +50,15 @@ class CategoricalMixture(Module):
         return jnp.exp(self.log_probabilities)
 
     def log_prob(self, y: Int[Array, "*B"]) -> Float[Array, "*B"]:
-        """The log probability of the classes `y`, in nats."""
+        """The log probability of the classes `y`, in nats.
+
+        **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
+        """
+        if jnp.shape(y) != self.batch_shape:
+            raise ValueError(
+                "CategoricalMixture.log_prob expects y of the shape that is predicted, "
+                f"{self.batch_shape}, got {jnp.shape(y)}."
+            )
         picked = jnp.take_along_axis(self.log_probabilities, jnp.asarray(y)[..., None], axis=-1)
         return picked[..., 0]
 

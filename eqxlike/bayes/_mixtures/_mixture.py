@@ -9,7 +9,8 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from ..._module import Module
-from .._numpyro import as_numpyro_computes, check_distribution
+from .._library_rules import as_libraries_compute
+from .._numpyro import check_distribution
 
 
 class Mixture(Module):
@@ -46,6 +47,11 @@ class Mixture(Module):
         return self.components.batch_shape[0]
 
     @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The shape of what is predicted, `*B`."""
+        return self.components.batch_shape[1:]
+
+    @property
     def mean(self) -> Float[Array, "*B"]:
         """The mean, in the unit of the numbers."""
         return jnp.mean(self._moment("mean"), axis=0)
@@ -66,12 +72,18 @@ class Mixture(Module):
         return self.epistemic + self.aleatoric
 
     def log_prob(self, y: Float[Array, "*B"]) -> Float[Array, "*B"]:
-        """The log density at `y`, in nats: of a density in the unit of `y`."""
+        """The log density at `y`, in nats: of a density in the unit of `y`.
+
+        **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
+        """
         terms = self._of_each("log_prob", y)
         return logsumexp(terms, axis=0) - jnp.log(jnp.asarray(self.num_components, terms.dtype))
 
     def cdf(self, y: Float[Array, "*B"]) -> Float[Array, "*B"]:
-        """The probability of at most `y`."""
+        """The probability of at most `y`.
+
+        **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
+        """
         return jnp.mean(self._of_each("cdf", y), axis=0)
 
     def quantile(self, probability: float | Float[Array, ""]) -> Float[Array, "*B"]:
@@ -98,11 +110,16 @@ class Mixture(Module):
         return self.quantile(tail), self.quantile(1 - tail)
 
     def _moment(self, name: str) -> Float[Array, "S *B"]:
-        with as_numpyro_computes():
+        with as_libraries_compute():
             return jnp.broadcast_to(getattr(self.components, name), self.components.batch_shape)
 
     def _of_each(self, method: str, y: Array) -> Float[Array, "S *B"]:
-        with as_numpyro_computes():
+        if jnp.shape(y) != self.batch_shape:
+            raise ValueError(
+                f"Mixture.{method} expects y of the shape that is predicted, {self.batch_shape}, "
+                f"got {jnp.shape(y)}."
+            )
+        with as_libraries_compute():
             return getattr(self.components, method)(jnp.asarray(y)[None])
 
 

@@ -65,35 +65,3 @@ def sharpness(lower: Float[Array, "*N"], upper: Float[Array, "*N"]) -> Float[Arr
     """
     check_same_shape(lower=lower, upper=upper)
     return jnp.mean(jnp.asarray(upper) - jnp.asarray(lower))
-
-
-def crps(y: Float[Array, "*N"], draws: Float[Array, "S *N"]) -> Float[Array, ""]:
-    """The continuous ranked probability score, `E|X - y| - E|X - X'| / 2`, from `S` draws of X.
-
-    It is proper, and of a point prediction the absolute error (Gneiting and Raftery, 2007,
-    "Strictly Proper Scoring Rules, Prediction, and Estimation").
-
-    **Arguments:**
-
-    - `y`: shape `(*N)`.
-    - `draws`: from the predictive distributions, shape `(S, *N)`, in the unit of `y`.
-
-    **Returns:** the mean over the examples, shape `()`, in the unit of `y`; lower is better.
-
-    **Raises:** `ValueError` if the shapes do not fit.
-
-    >>> import jax.numpy as jnp
-    >>> float(crps(jnp.array([1.0]), jnp.array([[3.0]])))
-    2.0
-    """
-    y, draws = jnp.asarray(y), jnp.asarray(draws)
-    if draws.ndim != y.ndim + 1 or draws.shape[1:] != y.shape:
-        raise ValueError(
-            f"Expected draws of shape (S, *N) beside y of shape (*N), got {draws.shape} and "
-            f"{y.shape}."
-        )
-    size = draws.shape[0]
-    # The sum of |x_i - x_j| over all pairs, from the draws in order.
-    weights = (2 * jnp.arange(size) - size + 1).astype(draws.dtype)
-    spread = jnp.tensordot(weights, jnp.sort(draws, axis=0), axes=1) / size**2
-    return jnp.mean(jnp.mean(jnp.abs(draws - y[None]), axis=0) - spread)

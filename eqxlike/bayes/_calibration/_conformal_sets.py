@@ -1,0 +1,134 @@
+"""Split conformal prediction of classes. `N` is the number of examples, `C` that of classes."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from ..._module import Module, field
+from .._mixtures import CategoricalMixture
+from ._checks import check_finite, check_labels
+from ._quantile import conformal_quantile
+
+SetScore = Literal["probability", "adaptive"]
+
+
+class ConformalSets(Module):
+    """Sets of classes that hold the label with a given probability, as `conformal_sets` fits them.
+
+    - `quantile`: the quantile of the calibration scores, shape `()`.
+    - `level`: the probability, between 0 and 1.
+    - `score`: the score.
+    - `is_randomised`: whether a call takes a key.
+    """
+
+    quantile: Float[Array, ""]
+    level: float = field(static=True)
+    score: SetScore = field(static=True)
+    is_randomised: bool = field(static=True)
+
+    def __call__(
+        self, prediction: CategoricalMixture, *, key: PRNGKeyArray | None = None
+    ) -> Bool[Array, "*B C"]:
+        """Which classes are in the set of each example.
+
+        **Arguments:**
+
+        - `prediction`: of the same model as those it was calibrated on.
+        - `key`: another one than that of the calibration, where that had one; else none.
+
+        **Returns:** shape `(*B, C)`.
+
+        **Raises:** `ValueError` if the key is missing, or one too many.
+        """
+        if self.is_randomised != (key is not None):
+            wanted, came = ("a key", "none") if self.is_randomised else ("no key", "one")
+            raise ValueError(
+                f"ConformalSets expects {wanted}, as at its calibration, got {came}: the sets of "
+                "both are randomised, or neither."
+            )
+        probabilities = prediction.probabilities
+        if self.score == "probability":
+            return 1 - probabilities <= self.quantile
+        before = _mass_before(probabilities)
+        if key is None:
+            # The class with which the mass reaches the quantile is in the set, too.
+            return before < self.quantile
+        return before + _uniform(key, probabilities) * probabilities <= self.quantile
+
+
+def conformal_sets(
+    prediction: CategoricalMixture,
+    labels: Int[Array, " N"],
+    *,
+    level: float = 0.9,
+    score: SetScore = "probability",
+    key: PRNGKeyArray | None = None,
+) -> ConformalSets:
+    """Sets that hold the next label with probability `level`, be the model right or wrong.
+
+    Split conformal prediction. The probability is over the calibration examples and the next one,
+    if they are exchangeable; it is at least `level`, and but for ties at most
+    `level + 1 / (N + 1)`, except for adaptive sets without a key, which are larger.
+
+    **Arguments:**
+
+    - `prediction`: of the classes `labels`, by a model that was not trained on them.
+    - `labels`: calibration examples, integers from 0 to C - 1, shape `(N,)`.
+    - `level`: between 0 and 1.
+    - `score`: `"probability"`, 1 less the probability of the class, whose sets are the smallest on
+      average and may be empty (Sadinle, Lei and Wasserman, 2019, "Least Ambiguous Set-Valued
+      Classifiers With Bounded Error Levels"); or `"adaptive"`, the probability of all classes from
+      the most probable down to it, whose sets are larger where classes are harder to tell (Romano,
+      Sesia and Candès, 2020, "Classification with Valid and Adaptive Coverage").
+    - `key`: for adaptive sets that take the last class in by chance, so that they cover no more
+      than they must; such a set may be empty. Without it no set is.
+
+    **Returns:** a `ConformalSets`, to be called on the predictions of other examples.
+
+    **Raises:** `ValueError` for other shapes or words, labels that are no classes, a level outside,
+    fewer examples than `level / (1 - level)`, probabilities that are not finite, or a key where
+    nothing is random. Under `jit` values are not looked at.
+
+    >>> import jax.numpy as jnp
+    >>> probabilities = jnp.array([[0.6, 0.3, 0.1]])
+    >>> calibration = CategoricalMixture(jnp.log(jnp.tile(probabilities, (9, 1)))[None])
+    >>> sets = conformal_sets(calibration, jnp.array([0, 0, 0, 0, 0, 1, 1, 1, 2]), level=0.8)
+    >>> sets(CategoricalMixture(jnp.log(probabilities)[None])).tolist()
+    [[True, True, False]]
+    """
+    labels = jnp.asarray(labels)
+    check_labels(labels, prediction.batch_shape, prediction.logits.shape[-1], "conformal_sets")
+    probabilities = prediction.probabilities
+    if score == "probability":
+        if key is not None:
+            raise ValueError('conformal_sets takes a key for score="adaptive" alone.')
+        scores = 1 - _of_label(probabilities, labels)
+    elif score == "adaptive":
+        part = 1 if key is None else _of_label(_uniform(key, probabilities), labels)
+        before = _of_label(_mass_before(probabilities), labels)
+        scores = before + part * _of_label(probabilities, labels)
+    else:
+        raise ValueError(f'score must be "probability" or "adaptive", got {score!r}.')
+    quantile = conformal_quantile(scores, level, "conformal_sets")
+    check_finite(scores, "conformal_sets: scores", "")
+    return ConformalSets(quantile, float(level), score, key is not None)
+
+
+def _of_label(values: Array, labels: Int[Array, " N"]) -> Array:
+    return jnp.take_along_axis(values, labels[:, None], axis=-1)[:, 0]
+
+
+def _mass_before(probabilities: Float[Array, "*B C"]) -> Float[Array, "*B C"]:
+    """The probability of all classes that are more probable than each; of equals, the first is."""
+    order = jnp.argsort(-probabilities, axis=-1)
+    ordered = jnp.take_along_axis(probabilities, order, axis=-1)
+    before = jnp.cumsum(ordered, axis=-1) - ordered
+    return jnp.take_along_axis(before, jnp.argsort(order, axis=-1), axis=-1)
+
+
+def _uniform(key: PRNGKeyArray, probabilities: Float[Array, "*B C"]) -> Float[Array, "*B C"]:
+    """One number an example, the same for all its classes."""
+    shape = (*probabilities.shape[:-1], 1)
+    return jnp.broadcast_to(jr.uniform(key, shape, probabilities.dtype), probabilities.shape)

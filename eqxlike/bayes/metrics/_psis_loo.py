@@ -1,0 +1,134 @@
+"""Leave-one-out cross-validation without fitting anew. `N` is the number of examples."""
+
+import math
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Array, Float
+
+_FEWEST_DRAWS = 100
+
+
+class LeaveOneOut(NamedTuple):
+    """The estimate of `psis_loo`, in nats.
+
+    - `elpd`: the expected log pointwise predictive density, summed over the examples; of two models
+      of the same data, the greater is better.
+    - `standard_error`: of `elpd`.
+    - `p_loo`: the effective number of parameters.
+    - `pointwise`: the part of each example in `elpd`, shape `(N,)`. The difference of two models
+      has the standard error `sqrt(N) * std(pointwise_1 - pointwise_2, ddof=1)`.
+    - `pareto_k`: the shape of the tail of each example's importance weights, shape `(N,)`.
+    """
+
+    elpd: float
+    standard_error: float
+    p_loo: float
+    pointwise: np.ndarray
+    pareto_k: np.ndarray
+
+
+def psis_loo(
+    log_likelihoods: Float[Array, "S N"] | Float[Array, "chains draws N"],
+) -> LeaveOneOut:
+    """How well a model predicts each example from all others, to choose between models.
+
+    One posterior serves for all examples: its draws are weighted by `1 / p(y_n | draw)`, and the
+    tail of the weights is smoothed by a Pareto distribution (PSIS). Vehtari, Gelman and Gabry
+    (2017), "Practical Bayesian model evaluation using leave-one-out cross-validation and WAIC", as
+    ArviZ computes it.
+
+    Where an example's Pareto k is large, its weights hang on a few draws, and a warning says so.
+    The bound is `min(1 - 1 / log10(S), 0.7)`, of Vehtari, Simpson, Gelman, Yao and Gabry (2024),
+    "Pareto Smoothed Importance Sampling".
+
+    **Arguments:**
+
+    - `log_likelihoods`: the log likelihood of each example under each draw, in nats; independent
+      draws with shape `(S, N)`, or those of Markov chains with shape `(chains, draws, N)`, whose
+      autocorrelation is then taken into account.
+
+    **Returns:** a `LeaveOneOut`, as NumPy holds it.
+
+    **Raises:** `ImportError` if ArviZ is not installed; `ValueError` for another number of axes,
+    numbers that are not finite, fewer than 2 examples, or fewer than 100 draws.
+
+    >>> import numpy as np
+    >>> means = np.random.default_rng(0).normal(0, 0.1, (400, 1))  # draws from a posterior
+    >>> y = np.linspace(-2, 2, 100)
+    >>> found = psis_loo(-((y - means) ** 2) / 2 - np.log(2 * np.pi) / 2)
+    >>> round(found.elpd), round(found.p_loo), found.pareto_k.shape
+    (-161, 1, (100,))
+    """
+    values = _checked(log_likelihoods)
+    statistics = _array_statistics()
+    chains, draws, num_examples = values.shape
+    pointwise, pareto_k, p_loo = statistics.loo(
+        values,
+        chain_axis=0,
+        draw_axis=1,
+        r_eff=_relative_efficiency(statistics, values) if np.ndim(log_likelihoods) == 3 else 1.0,
+    )
+    _warn_of_tails(pareto_k, chains * draws)
+    return LeaveOneOut(
+        elpd=float(np.sum(pointwise)),
+        standard_error=float(math.sqrt(num_examples) * np.std(pointwise, ddof=1)),
+        p_loo=float(np.sum(p_loo)),
+        pointwise=pointwise,
+        pareto_k=pareto_k,
+    )
+
+
+def _checked(log_likelihoods: Any) -> np.ndarray:
+    """With shape `(chains, draws, N)`: independent draws are one chain."""
+    values = np.asarray(log_likelihoods, np.float64)
+    if values.ndim not in (2, 3):
+        raise ValueError(
+            "psis_loo expects log likelihoods of shape (S, N) or (chains, draws, N), got shape "
+            f"{values.shape}."
+        )
+    values = values[None] if values.ndim == 2 else values
+    chains, draws, num_examples = values.shape
+    if num_examples < 2:
+        raise ValueError(f"psis_loo expects at least 2 examples, got {num_examples}.")
+    if chains * draws < _FEWEST_DRAWS:
+        raise ValueError(
+            f"psis_loo expects at least {_FEWEST_DRAWS} draws, got {chains * draws}: the tail of "
+            "fewer says nothing."
+        )
+    if not np.isfinite(values).all():
+        raise ValueError(
+            f"psis_loo: {np.sum(~np.isfinite(values))} of {values.size} log likelihoods are not "
+            "finite."
+        )
+    return values
+
+
+def _array_statistics() -> Any:
+    try:
+        from arviz_stats.base.array import array_stats
+    except ImportError as error:
+        raise ImportError("psis_loo needs ArviZ: `pip install 'eqxlike[arviz]'`.") from error
+    return array_stats
+
+
+def _relative_efficiency(statistics: Any, values: np.ndarray) -> float:
+    """Effective draws of the likelihoods over draws, the mean over the examples."""
+    likelihoods = np.exp(values - values.max(axis=(0, 1)))
+    effective = statistics.ess(likelihoods, chain_axis=0, draw_axis=1, method="mean")
+    return float(np.mean(effective)) / (values.shape[0] * values.shape[1])
+
+
+def _warn_of_tails(pareto_k: np.ndarray, num_draws: int) -> None:
+    bound = min(1 - 1 / math.log10(num_draws), 0.7)
+    is_bad = ~(pareto_k <= bound)  # NaN is bad too
+    if is_bad.any():
+        worst = int(np.argmax(np.where(np.isnan(pareto_k), np.inf, pareto_k)))
+        warnings.warn(
+            f"psis_loo: {is_bad.sum()} of {len(pareto_k)} examples have a Pareto k above "
+            f"{bound:.2f}; the worst is example {worst}, {pareto_k[worst]:.2f}. Their importance "
+            "weights hang on a few draws, and `elpd` may be far off. Take more draws, leave those "
+            "examples out and fit anew, or use K-fold cross-validation.",
+            stacklevel=3,
+        )

@@ -1,0 +1,87 @@
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+import scipy.integrate
+import scipy.stats
+
+from eqxlike import bayes
+from eqxlike.bayes import metrics
+
+
+@pytest.fixture
+def regression(getkey):
+    y, mean = jr.normal(getkey(), (2, 50))
+    return y, mean, jnp.exp(jr.normal(getkey(), (50,)))
+
+
+def integrated(cdf, y):
+    """The score as it is defined: the integral of `(F(x) - 1[x >= y])^2`."""
+    below, _ = scipy.integrate.quad(lambda x: cdf(x) ** 2, -60, y, points=[0, -5], limit=200)
+    above, _ = scipy.integrate.quad(lambda x: (1 - cdf(x)) ** 2, y, 60, points=[5], limit=200)
+    return below + above
+
+
+def test_crps_is_the_written_out_mean_over_pairs(regression, getkey):
+    y, _, _ = regression
+    draws = np.asarray(jr.normal(getkey(), (7, 50)), np.float64)
+    pairs = np.abs(draws[:, None] - draws[None]).mean((0, 1))
+    expected = (np.abs(draws - np.asarray(y)).mean(0) - pairs / 2).mean()
+    np.testing.assert_allclose(metrics.crps(y, draws.astype(np.float32)), expected, rtol=1e-4)
+
+
+def test_crps_of_a_normal_is_its_closed_form(getkey):
+    draws = jr.normal(getkey(), (20_000, 1))
+    y = jnp.array([0.7])
+    norm = scipy.stats.norm
+    expected = 0.7 * (2 * norm.cdf(0.7) - 1) + 2 * norm.pdf(0.7) - 1 / np.sqrt(np.pi)
+    np.testing.assert_allclose(metrics.crps(y, draws), expected, atol=0.02)
+
+
+def test_crps_of_a_mixture_of_normals_is_the_integral_that_defines_it():
+    means, scales = np.array([[-1.0], [0.5], [2.0]]), np.array([[0.3], [1.0], [2.5]])
+    exact = integrated(lambda x: scipy.stats.norm(means, scales).cdf(x).mean(), 0.7)
+    with jax.enable_x64(True):
+        mixture = bayes.Mixture(dist.Normal(means, scales))
+        np.testing.assert_allclose(metrics.crps(np.array([0.7]), mixture), exact, rtol=1e-7)
+
+
+def test_crps_of_an_expanded_normal_has_the_closed_form(regression):
+    y, mean, _ = regression
+    whole = metrics.crps(y, bayes.Mixture(dist.Normal(mean[None], jnp.full((1, 50), 2.0))))
+    expanded = dist.Normal(mean, 2.0).expand([1, 50])
+    np.testing.assert_allclose(metrics.crps(y, bayes.Mixture(expanded)), whole, rtol=1e-6)
+
+
+def test_crps_of_another_mixture_is_that_of_its_draws(getkey):
+    mixture = bayes.Mixture(dist.StudentT(4.0, jnp.array([[-1.0], [2.0]]), 1.0))
+    cdf = lambda x: scipy.stats.t(4, [-1, 2]).cdf(x).mean()
+    found = metrics.crps(jnp.array([0.7]), mixture, key=getkey(), num_draws=20_000)
+    np.testing.assert_allclose(found, integrated(cdf, 0.7), rtol=0.03)
+
+
+def test_crps_of_another_mixture_asks_for_a_key():
+    mixture = bayes.Mixture(dist.Poisson(jnp.ones((2, 1))))
+    with pytest.raises(ValueError, match="that of Poisson is computed from draws, so pass key="):
+        metrics.crps(jnp.ones(1), mixture)
+
+
+def test_crps_of_a_mixture_differentiates(regression):
+    y, mean, scale = regression
+    score = lambda mean: metrics.crps(y, bayes.Mixture(dist.Normal(mean[None], scale[None])))
+    # Of one normal, by its mean: -(2 F(y) - 1) a number.
+    expected = (1 - 2 * scipy.stats.norm(mean, scale).cdf(y)) / 50
+    np.testing.assert_allclose(jax.grad(score)(mean), expected, atol=1e-6)
+
+
+def test_crps_of_a_mixture_of_another_shape_is_refused():
+    mixture = bayes.Mixture(dist.Normal(jnp.zeros((3, 5)), 1.0))
+    with pytest.raises(ValueError, match=r"shape of y; got \(5, 1\) and batch shape \(5,\)"):
+        metrics.crps(jnp.zeros((5, 1)), mixture)
+
+
+def test_crps_of_draws_without_their_axis_is_refused():
+    with pytest.raises(ValueError, match=r"draws of shape \(S, \*N\) .* got \(5,\) and \(5,\)"):
+        metrics.crps(jnp.zeros(5), jnp.zeros(5))

@@ -1,0 +1,107 @@
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.special
+
+from eqxlike import bayes
+
+
+def overconfident(key, scale, size=400):
+    """Logits that are `scale` times too large, and labels drawn by the right ones."""
+    key_logits, key_labels = jr.split(key)
+    logits = 2 * jr.normal(key_logits, (size, 4))
+    return scale * logits, jr.categorical(key_labels, logits)
+
+
+def nll(temperature, logits, labels):
+    log_probabilities = scipy.special.log_softmax(np.asarray(logits) / temperature, axis=-1)
+    return -np.take_along_axis(log_probabilities, np.asarray(labels)[:, None], -1).mean()
+
+
+def by_scipy(logits, labels):
+    objective = lambda log_temperature: nll(np.exp(log_temperature), logits, labels)
+    return np.exp(scipy.optimize.minimize_scalar(objective, bracket=(-1, 1), tol=1e-12).x)
+
+
+@pytest.mark.parametrize("scale", [0.2, 1.0, 5.0])
+def test_temperature_is_that_of_scipy(scale, getkey):
+    with jax.enable_x64(True):
+        logits, labels = overconfident(getkey(), scale)
+        found = bayes.temperature_scaling(logits, labels).temperature
+        np.testing.assert_allclose(found, by_scipy(logits, labels), rtol=1e-6)
+
+
+def test_temperature_in_32_bits_is_that_of_scipy(getkey):
+    logits, labels = overconfident(getkey(), 3.0)
+    found = bayes.temperature_scaling(logits, labels).temperature
+    np.testing.assert_allclose(found, by_scipy(np.asarray(logits, np.float64), labels), rtol=1e-5)
+
+
+def test_temperature_of_many_labels_is_what_the_logits_were_scaled_by(getkey):
+    logits, labels = overconfident(getkey(), 3.0, size=20_000)
+    found = bayes.temperature_scaling(logits, labels).temperature
+    np.testing.assert_allclose(found, 3, rtol=0.05)
+
+
+def test_logits_are_divided_by_the_temperature(getkey):
+    logits, labels = overconfident(getkey(), 3.0)
+    scaling = bayes.temperature_scaling(logits, labels)
+    np.testing.assert_allclose(scaling(logits), logits / scaling.temperature, rtol=1e-6)
+
+
+def test_mixture_is_scaled_as_a_whole(getkey):
+    logits = 5 * jr.normal(getkey(), (6, 50, 4))
+    labels = jr.categorical(getkey(), logits.mean(axis=0) / 4)
+    mixture = bayes.CategoricalMixture(logits)
+    scaling = bayes.temperature_scaling(mixture, labels)
+    exact = by_scipy(np.asarray(mixture.log_probabilities, np.float64), labels)
+    np.testing.assert_allclose(scaling.temperature, exact, rtol=1e-4)
+    expected = jax.nn.softmax(mixture.log_probabilities / scaling.temperature, axis=-1)
+    np.testing.assert_allclose(scaling(mixture).probabilities, expected, rtol=1e-4)
+    assert bayes.metrics.nll(scaling(mixture), labels) < bayes.metrics.nll(mixture, labels)
+
+
+def test_fit_runs_under_jit(getkey):
+    logits, labels = overconfident(getkey(), 3.0)
+    jitted = jax.jit(lambda *args: bayes.temperature_scaling(*args))(logits, labels)
+    eager = bayes.temperature_scaling(logits, labels)
+    np.testing.assert_allclose(jitted.temperature, eager.temperature, rtol=1e-6)
+
+
+def test_labels_that_are_all_predicted_leave_the_least_temperature():
+    logits = jnp.eye(3)
+    with pytest.warns(UserWarning, match=r"until the temperature is 0, and it was held at 0\.01"):
+        scaling = bayes.temperature_scaling(logits, jnp.arange(3))
+    np.testing.assert_allclose(scaling.temperature, 0.01, rtol=1e-5)
+
+
+def test_logits_against_the_labels_leave_the_greatest_temperature():
+    with pytest.warns(UserWarning, match="is infinite, and it was held at 100: the logits say"):
+        scaling = bayes.temperature_scaling(-jnp.eye(3), jnp.arange(3))
+    np.testing.assert_allclose(scaling.temperature, 100, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "message"),
+    [
+        ((5, 3), jnp.zeros(4, int), r"labels of shape \(N,\), got \(5, 3\) and \(4,\)"),
+        ((5, 2, 3), jnp.zeros((5, 2), int), r"labels of shape \(N,\), got \(5, 2, 3\)"),
+        ((3,), jnp.zeros((), int), r"labels of shape \(N,\), got \(3,\) and \(\)"),
+        ((), jnp.zeros((), int), r"expects logits of shape \(N, C\), got shape \(\)"),
+        ((0, 3), jnp.zeros(0, int), "there is no example"),
+        ((5, 3), jnp.zeros(5), "integer labels, got dtype float32"),
+        ((5, 3), jnp.arange(1, 6), "labels from 0 to 2, got labels from 1 to 5"),
+        ((5, 3), jnp.full(5, -1), "labels from 0 to 2, got labels from -1 to -1"),
+    ],
+)
+def test_wrong_labels_are_refused(logits, labels, message):
+    with pytest.raises(ValueError, match=message):
+        bayes.temperature_scaling(jnp.zeros(logits), labels)
+
+
+def test_logits_that_are_not_finite_are_refused():
+    with pytest.raises(ValueError, match="logits: 1 of 6 are not finite"):
+        bayes.temperature_scaling(jnp.zeros((2, 3)).at[0, 1].set(jnp.nan), jnp.zeros(2, int))
