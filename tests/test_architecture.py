@@ -69,6 +69,7 @@ ROOMS = {
         {"_choose"},
     ),
     "bayes": (
+        {"_library_rules"},
         {"_numpyro"},
         {"_data", "_links", "_support", "_unknowns"},
         {"_elbo", "_likelihoods", "_mixtures", "_predictive", "_priors"},

@@ -1,12 +1,11 @@
 """NumPyro, which `bayes` takes its distributions, constraints and bijections from."""
 
-import contextlib
 import importlib
-from collections.abc import Iterator
 from typing import Any
 
-import jax
 from jaxtyping import Array, Float
+
+from ._library_rules import as_libraries_compute
 
 
 def distributions() -> Any:
@@ -23,16 +22,9 @@ def distributions() -> Any:
         ) from error
 
 
-@contextlib.contextmanager
-def as_numpyro_computes() -> Iterator[None]:
-    """Lets NumPyro mix dtypes and ranks, as it does inside, in a program that allows neither."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
 def summed_log_prob(distribution: Any, value: Array) -> Float[Array, ""]:
     """The log density of all numbers of `value` together."""
-    with as_numpyro_computes():
+    with as_libraries_compute():
         return distribution.log_prob(value).sum()
 
 
