@@ -1,5 +1,6 @@
 """The evidence lower bound on a minibatch."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._dtypes import wider
 from .._numbers import whole_number
-from ..nn import kl_divergence
+from ..nn import kl_divergence, with_perturbation
 from ._data import num_examples
 
 Model = TypeVar("Model", bound=Any)
@@ -38,7 +39,7 @@ def negative_elbo(
     Kavukcuoglu & Wierstra (2015), "Weight Uncertainty in Neural Networks". The factor N / B makes
     the batch stand for the data set, so that the KL counts once for N examples. Examples get keys
     of their own, so that their noise is independent and its average over the batch small (Kingma,
-    Salimans & Welling 2015).
+    Salimans & Welling 2015). In each of the S draws they share what `nn.with_perturbation` says.
 
     **Arguments:**
 
@@ -72,17 +73,19 @@ def negative_elbo(
     num_samples = whole_number(num_samples, "num_samples")
     batch_size = num_examples(batch, "negative_elbo")
 
-    def one(example: Any, keys: PRNGKeyArray) -> Array:
-        terms = jax.vmap(lambda key: log_likelihood(model, example, key))(keys)
-        if jnp.shape(terms) != (num_samples,):
+    def one_draw(shared_key: PRNGKeyArray, keys: PRNGKeyArray) -> Array:
+        network = with_perturbation(model, shared_key)
+        terms = jax.vmap(functools.partial(log_likelihood, network))(batch, keys)
+        if jnp.shape(terms) != (batch_size,):
             raise ValueError(
                 "log_likelihood must return shape () for one example, got shape "
                 f"{jnp.shape(terms)[1:]}."
             )
         return terms
 
-    keys = jr.split(key, (batch_size, num_samples))
-    log_likelihoods = jax.vmap(one)(batch, keys)
+    shared_keys = jr.split(jr.fold_in(key, 2**32 - 1), num_samples)
+    keys = jr.split(key, (num_samples, batch_size))
+    log_likelihoods = jax.vmap(one_draw)(shared_keys, keys)
     kl = kl_divergence(model)
     dtype = wider(kl.dtype, log_likelihoods.dtype)
     expected = jnp.mean(log_likelihoods.astype(dtype))

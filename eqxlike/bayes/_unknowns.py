@@ -14,8 +14,10 @@ class Unknowns(Module):
       `None` in place of everything else.
     - `likelihood`: what the likelihood does not know, by name.
     - `prior`: what the prior does not know, by name.
+    - `noise`: what the network of a draw draws by itself, such as the key of its masks.
     """
 
     model: PyTree
     likelihood: dict[str, Any]
     prior: dict[str, Any]
+    noise: Any = None

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from .._interrupt import Interrupt, delayed_interrupt
 from .._numbers import whole_number
 from .._pytree import deleted_paths, tree_at
 from ._checks import check_not_deleted, check_state
-from ._interrupt import Interrupt, delayed_interrupt
 from ._state import Model, TrainState, copy_arrays
 
 Batch = TypeVar("Batch")

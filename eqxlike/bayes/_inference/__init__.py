@@ -1,0 +1,13 @@
+"""Finding a posterior, whatever the method: what a method is, its run, and what is found."""
+
+from ._diagnostics import Convergence as Convergence
+from ._diagnostics import Diagnostics as Diagnostics
+from ._fitted import FittedPosterior as FittedPosterior
+from ._fitted import load as load
+from ._infer import InferenceWarning as InferenceWarning
+from ._infer import infer as infer
+from ._method import Method as Method
+from ._method import Record as Record
+from ._method import State as State
+from ._method import chosen as chosen
+from ._problem import Problem as Problem

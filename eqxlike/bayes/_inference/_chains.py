@@ -1,0 +1,185 @@
+"""Running chains: many steps a call, whatever the method."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, PRNGKeyArray
+
+from ..._module import Module
+from ..._transforms import filter_eval_shape, filter_jit
+from .._library_rules import as_libraries_compute
+from ._method import Method, Record, State
+from ._problem import Problem
+
+ChainMethod = Literal["vectorized", "sequential", "parallel"]
+"""How chains run beside each other; NumPyro's words."""
+
+# A call takes about so long: it is how long Ctrl-C waits, and how often a bar moves.
+_CALL_S = 0.5
+# What one call may return.
+_MOST_BYTES = 64 * 2**20
+_MOST_STEPS = 256
+
+
+class Chains(Module):
+    """Where a run stands.
+
+    - `step`: how many steps were made.
+    - `states`: of the chains, with a leading axis.
+    - `records`: what was kept, each with leading axes of chains and of records.
+    """
+
+    step: int
+    states: State
+    records: dict[str, np.ndarray]
+
+
+@as_libraries_compute()
+def start(method: Method, problem: Problem, key: PRNGKeyArray) -> Chains:
+    """Chains before their first step."""
+    states = _start(method, problem, key)
+    records = {
+        name: np.zeros((struct.shape[0], 0, *struct.shape[1:]), struct.dtype)
+        for name, struct in _record_structs(method, problem, states).items()
+    }
+    return Chains(0, states, records)
+
+
+def advance(
+    method: Method,
+    problem: Problem,
+    chains: Chains,
+    key: PRNGKeyArray,
+    chain_method: ChainMethod,
+) -> Iterator[tuple[Chains, dict[str, np.ndarray]]]:
+    """Runs chains to their end, and yields where they stand after each call.
+
+    Each step has a key by its number, so that it does not matter where a call ends.
+
+    **Returns:** pairs of the chains, whose records are those of this call alone, and of the records
+    of its last step.
+    """
+    structs = _record_structs(method, problem, chains.states)
+    step_bytes = sum(math.prod(each.shape) * each.dtype.itemsize for each in structs.values())
+    size = max(1, min(_MOST_STEPS, method.num_steps, _MOST_BYTES // max(1, step_bytes)))
+    keys = jr.split(jr.fold_in(key, 1), method.num_chains)
+    count, step, states = 1, chains.step, chains.states
+    while step < method.num_steps:
+        count = min(count, size, method.num_steps - step)
+        before = time.perf_counter()
+        states, buffers = _advance(
+            method,
+            problem,
+            states,
+            keys,
+            jnp.asarray(step, jnp.int32),
+            jnp.asarray(count, jnp.int32),
+            size,
+            chain_method,
+        )
+        records = {name: np.asarray(buffer)[:, :count] for name, buffer in buffers.items()}
+        seconds = time.perf_counter() - before
+        kept = _kept(method, np.arange(step, step + count))
+        step += count
+        last = {name: each[:, -1] for name, each in records.items()}
+        yield Chains(step, states, {name: each[:, kept] for name, each in records.items()}), last
+        # The first call also compiles.
+        count = 2 * count if seconds < _CALL_S / 2 else max(1, int(count * _CALL_S / seconds))
+
+
+def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Records of several calls as those of one."""
+    return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
+
+
+def _kept(method: Method, steps: np.ndarray) -> np.ndarray:
+    after = steps - method.num_dropped
+    return (after >= 0) & ((after + 1) % method.thinning == 0)
+
+
+@as_libraries_compute()
+def _record_structs(
+    method: Method, problem: Problem, states: State
+) -> dict[str, jax.ShapeDtypeStruct]:
+    def one(method: Method, problem: Problem, states: State) -> Record:
+        def step(state: State) -> Record:
+            first = jnp.zeros((), jnp.int32)
+            return _strong(dict(method.step(problem, state, first, jr.key(0))[1]))
+
+        return jax.vmap(step)(states)
+
+    return filter_eval_shape(one, method, problem, states)
+
+
+@filter_jit
+def _start(method: Method, problem: Problem, key: PRNGKeyArray) -> State:
+    keys = jr.split(jr.fold_in(key, 0), method.num_chains)
+    return jax.vmap(lambda key: _strong(method.init(problem, key)))(keys)
+
+
+@as_libraries_compute()
+@filter_jit
+def _advance(
+    method: Method,
+    problem: Problem,
+    states: State,
+    keys: PRNGKeyArray,
+    first: Array,
+    count: Array,
+    size: int,
+    chain_method: ChainMethod,
+) -> tuple[State, dict[str, Array]]:
+    def step(state: State, index: Array, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+        return _strong(method.step(problem, state, index, jr.fold_in(key, index)))
+
+    def run(pair: tuple[State, PRNGKeyArray]) -> tuple[State, dict[str, Array]]:
+        state, key = pair
+        _, struct = filter_eval_shape(step, state, first, key)
+        empty = jtu.tree_map(lambda each: jnp.zeros((size, *each.shape), each.dtype), struct)
+
+        def one(index: Array, carry: Any) -> Any:
+            state, buffers = carry
+            state, record = step(state, first + index, key)
+            buffers = jtu.tree_map(lambda buffer, new: buffer.at[index].set(new), buffers, record)
+            return state, buffers
+
+        return jax.lax.fori_loop(0, count, one, (state, empty))
+
+    return _side_by_side(chain_method)(run)((states, keys))
+
+
+def _side_by_side(chain_method: ChainMethod) -> Callable[[Any], Any]:
+    if chain_method == "vectorized":
+        return jax.vmap
+    if chain_method == "sequential":
+        return lambda run: lambda pairs: jax.lax.map(run, pairs)
+    return _over_devices
+
+
+def _over_devices(run: Any) -> Any:
+    def of_all(pairs: Any) -> Any:
+        num_chains = jtu.tree_leaves(pairs)[0].shape[0]
+        devices = jax.devices()
+        used = max(n for n in range(1, len(devices) + 1) if num_chains % n == 0)
+        mesh = jax.make_mesh((used,), ("chains",), devices=devices[:used])
+        spec = PartitionSpec("chains")
+        return jax.shard_map(
+            jax.vmap(run), mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=False
+        )(pairs)
+
+    return of_all
+
+
+def _strong(tree: Any) -> Any:
+    """Arrays whose types a loop can carry: without the weakness of numbers of Python."""
+    return jtu.tree_map(
+        lambda leaf: jax.lax.convert_element_type(leaf, jnp.result_type(leaf)), tree
+    )

@@ -1,0 +1,186 @@
+"""Whether chains found the posterior: how far they agree, and how many independent draws they hold.
+
+Vehtari, Gelman, Simpson, Carpenter and Buerkner (2021), "Rank-Normalization, Folding, and
+Localization: An Improved R-hat for Assessing Convergence of MCMC". Chains have `c` members and `n`
+draws each.
+"""
+
+import importlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from ..._module import Module
+
+Draws = Float[np.ndarray, "c n *shape"]
+
+
+class Convergence(Module):
+    """How far chains agree on some numbers, each with an entry.
+
+    - `r_hat`: the spread of all chains over that within one, 1 where they agree; above 1.01 they
+      may not have met.
+    - `ess_bulk`, `ess_tail`: effective sample sizes, for means and for 5% and 95% quantiles.
+    """
+
+    r_hat: Float[np.ndarray, "*shape"]
+    ess_bulk: Float[np.ndarray, "*shape"]
+    ess_tail: Float[np.ndarray, "*shape"]
+
+
+def convergence(draws: Draws) -> Convergence:
+    """Diagnostics of each number that chains drew."""
+    draws = np.asarray(draws, np.float64)
+    halves = _split(draws)
+    ranked = _rank_normalised(halves)
+    folded = _rank_normalised(np.abs(halves - np.median(halves, axis=(0, 1))))
+    low, high = np.quantile(draws, [0.05, 0.95], axis=(0, 1))
+    tails = [_ess((halves <= each).astype(np.float64)) for each in (low, high)]
+    return Convergence(np.maximum(_r_hat(ranked), _r_hat(folded)), _ess(ranked), np.minimum(*tails))
+
+
+def _split(draws: Draws) -> Draws:
+    """Each chain as two: a chain that drifts disagrees with itself."""
+    half = draws.shape[1] // 2
+    return np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
+
+
+def _rank_normalised(draws: Draws) -> Draws:
+    flat = draws.reshape(-1, *draws.shape[2:])
+    with jax.enable_x64(True):
+        ranks = jax.scipy.stats.rankdata(jnp.asarray(flat), axis=0)
+        normal = jax.scipy.special.ndtri((ranks - 3 / 8) / (flat.shape[0] + 1 / 4))
+        return np.asarray(normal).reshape(draws.shape)
+
+
+def _r_hat(draws: Draws) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _numpyro_diagnostics().gelman_rubin(draws)
+
+
+def _ess(draws: Draws) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _numpyro_diagnostics().effective_sample_size(draws)
+
+
+def _numpyro_diagnostics() -> Any:
+    return importlib.import_module("numpyro.diagnostics")
+
+
+def energy_mixing(energies: Float[np.ndarray, "c n"]) -> Float[np.ndarray, " c"]:
+    """E-BFMI of each chain: below 0.3 its momenta are too small for its energies.
+
+    Betancourt (2016), "Diagnosing Suboptimal Cotangent Disintegrations in Hamiltonian Monte Carlo".
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.mean(np.diff(energies, axis=1) ** 2, axis=1) / np.var(energies, axis=1)
+
+
+class Diagnostics(Module):
+    """How a run went. What a method does not have is `None`.
+
+    - `losses`: `(c, n)`, of each step of an optimiser.
+    - `outputs`: `Convergence` of what the networks return for some of the inputs. Parameters of
+      networks have many equal modes, since hidden units can be exchanged; outputs do not.
+    - `others`: `Convergence` of the unknowns of prior and likelihood, before their link.
+    - `log_density`: `Convergence` of the log density.
+    - `divergences`: the number of draws of each chain whose trajectory diverged.
+    - `acceptance`: the mean acceptance rate of each chain.
+    - `energy`: E-BFMI of each chain.
+    - `warnings`: what is poor, in words.
+    """
+
+    losses: np.ndarray | None = None
+    outputs: Convergence | None = None
+    others: Convergence | None = None
+    log_density: Convergence | None = None
+    divergences: np.ndarray | None = None
+    acceptance: np.ndarray | None = None
+    energy: np.ndarray | None = None
+    warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = []
+        if self.losses is not None and self.losses.size:
+            lines.append(f"loss: {self.losses[:, 0].mean():.4g} to {self.losses[:, -1].mean():.4g}")
+        for name in ("outputs", "others", "log_density"):
+            each = getattr(self, name)
+            if each is not None:
+                lines.append(
+                    f"{name}: R-hat at most {np.max(each.r_hat):.3f}, ESS at least "
+                    f"{np.min(each.ess_bulk):.0f} (bulk), {np.min(each.ess_tail):.0f} (tail)"
+                )
+        for name in ("divergences", "acceptance", "energy"):
+            values = getattr(self, name)
+            if values is not None:
+                lines.append(f"{name}: " + ", ".join(f"{value:.3g}" for value in values))
+        return "\n".join(lines + [f"warning: {text}" for text in self.warnings])
+
+
+def in_words(diagnostics: Diagnostics) -> tuple[str, ...]:
+    """What is poor about a run, and what helps."""
+    return tuple(
+        text
+        for text in (
+            _of_losses(diagnostics.losses),
+            _of_divergences(diagnostics.divergences),
+            *(
+                _of_convergence(name, getattr(diagnostics, field))
+                for name, field in (
+                    ("what the networks return", "outputs"),
+                    ("the unknowns of prior and likelihood", "others"),
+                )
+            ),
+            _of_energy(diagnostics.energy),
+        )
+        if text is not None
+    )
+
+
+def _of_losses(losses: np.ndarray | None) -> str | None:
+    if losses is None or not losses.size:
+        return None
+    last = losses[:, -1]
+    bad = last[~np.isfinite(last)]
+    if not bad.size:
+        return None
+    return (
+        f"the loss of {bad.size} of {last.size} runs ended at {bad[0]}: a smaller learning rate "
+        "may help."
+    )
+
+
+def _of_divergences(divergences: np.ndarray | None) -> str | None:
+    if divergences is None or not divergences.sum():
+        return None
+    return (
+        f"{int(divergences.sum())} trajectories diverged: draws may leave out a part of the "
+        "posterior. A higher target_acceptance, or priors that keep scales away from zero, help."
+    )
+
+
+def _of_convergence(name: str, found: Convergence | None) -> str | None:
+    if found is None or not found.r_hat.size:
+        return None
+    r_hat = float(np.max(found.r_hat))
+    if not r_hat < 1.05:
+        return (
+            f"the chains disagree on {name}: R-hat is {r_hat:.2f}, where 1.01 or less is good. "
+            "Longer chains and a longer warm-up may help."
+        )
+    ess = float(min(np.min(found.ess_bulk), np.min(found.ess_tail)))
+    if ess < 100:
+        return f"the draws of {name} count for no more than {ess:.0f} independent ones: draw more."
+    return None
+
+
+def _of_energy(energy: np.ndarray | None) -> str | None:
+    if energy is None or not np.any(energy < 0.3):
+        return None
+    return (
+        f"E-BFMI is {float(np.min(energy)):.2f}, where 0.3 or more is good: the chains hardly move "
+        "from one energy to another. A prior with lighter tails may help."
+    )

@@ -1,0 +1,135 @@
+"""Runs in files: a line that says what it is, and arrays. Nothing in them is run."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from typing import Any, BinaryIO
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from ..._pytree import open_to_replace, tree_deserialise_leaves, tree_serialise_leaves
+from ._chains import Chains
+from ._method import Method
+from ._problem import Problem
+
+_FORMAT = "eqxlike.bayes run 1"
+
+
+def write_chains(
+    path: pathlib.Path, problem: Problem, method: Method, chains: Chains, key: PRNGKeyArray
+) -> None:
+    """Writes where a run stands to a file, which is replaced as a whole."""
+    header = _header(problem, method, key) | {
+        "step": chains.step,
+        "kept": {name: list(each.shape) for name, each in chains.records.items()},
+    }
+    with open_to_replace(path) as file:
+        file.write(json.dumps(header).encode() + b"\n")
+        tree_serialise_leaves(file, (chains.states, chains.records))
+
+
+def read_chains(
+    path: pathlib.Path, problem: Problem, method: Method, started: Chains, key: PRNGKeyArray | None
+) -> Chains:
+    """Where a run stands, from a file.
+
+    **Arguments:**
+
+    - `started`: the run before its first step.
+    - `key`: that of the run; `None` if it does not matter.
+
+    **Raises:** `ValueError` if the file is none of such, or that of another run.
+    """
+    with open(path, "rb") as file:
+        header = _read_header(path, file)
+        _check_header(path, header, _header(problem, method, key))
+        records = {
+            name: np.zeros(header["kept"][name], each.dtype)
+            for name, each in started.records.items()
+        }
+        states, records = tree_deserialise_leaves(file, (started.states, records))
+    return Chains(header["step"], states, jtu.tree_map(np.asarray, records))
+
+
+def read_key(path: pathlib.Path) -> PRNGKeyArray:
+    """The key of a run in a file."""
+    with open(path, "rb") as file:
+        header = _read_header(path, file)
+    data, name = header["key"]
+    return jr.wrap_key_data(jnp.asarray(data, jnp.uint32), impl=name)
+
+
+def _header(problem: Problem, method: Method, key: PRNGKeyArray | None) -> dict[str, Any]:
+    leaves = jtu.tree_leaves_with_path(problem.unflatten(jnp.zeros(problem.size, problem.dtype)))
+    header = {
+        "format": _FORMAT,
+        "method": type(method).__name__,
+        "settings": _settings(method),
+        "unknowns": {
+            jtu.keystr(path): [list(leaf.shape), str(leaf.dtype)] for path, leaf in leaves
+        },
+        "data": _digest(problem.target.data),
+    }
+    if key is not None:
+        typed = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jr.wrap_key_data(key)
+        header["key"] = [jr.key_data(typed).tolist(), str(jr.key_impl(typed))]
+    return header
+
+
+def _settings(value: Any) -> Any:
+    """The fields of a method as far as text can tell them apart."""
+    if isinstance(value, Method):
+        return {
+            each.name: _settings(getattr(value, each.name)) for each in dataclasses.fields(value)
+        }
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [_settings(each) for each in value]
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _digest(data: Any) -> str:
+    digest = hashlib.sha256()
+    for leaf in jtu.tree_leaves(data):
+        array = np.asarray(leaf)
+        digest.update(f"{array.shape} {array.dtype}".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+def _read_header(path: pathlib.Path, file: BinaryIO) -> dict[str, Any]:
+    try:
+        header = json.loads(file.readline())
+        is_ours = header["format"] == _FORMAT
+    except (ValueError, KeyError, TypeError):
+        is_ours, header = False, {}
+    if not is_ours:
+        raise ValueError(f"{path} is no run of `bayes.infer`, or one of another version.")
+    return header
+
+
+def _check_header(path: pathlib.Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for name in ("method", "unknowns", "data", "key"):
+        if name in wanted and found[name] != wanted[name]:
+            detail = "" if name in ("data", "key") else f": {found[name]}, not {wanted[name]}"
+            raise ValueError(
+                f"{path} holds another run: its {name} differs{detail}. Give the target, method "
+                "and key that it began with, or another file."
+            )
+    there, here = found["settings"], wanted["settings"]
+    # A run with more draws begins as one with fewer does.
+    others = [name for name in here if name != "num_samples" and there.get(name) != here[name]]
+    if others:
+        listed = ", ".join(f"{name} {there.get(name)!r}, not {here[name]!r}" for name in others)
+        raise ValueError(f"{path} holds a run of {found['method']} with other settings: {listed}.")
+    if "num_samples" in here and there["num_samples"] > here["num_samples"]:
+        raise ValueError(
+            f"{path} holds a run for {there['num_samples']} draws, more than num_samples = "
+            f"{here['num_samples']}."
+        )

@@ -1,0 +1,209 @@
+"""What inference found: a posterior that one draws from."""
+
+import os
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ..._module import Module
+from ..._numbers import whole_number
+from ..._transforms import filter_jit
+from .._library_rules import as_libraries_compute
+from .._posterior import Posterior
+from .._unknowns import Unknowns
+from ._chains import Chains, start
+from ._diagnostics import Convergence, Diagnostics, convergence, energy_mixing, in_words
+from ._files import read_chains, read_key, write_chains
+from ._method import Method
+from ._problem import Problem
+
+# Of so many inputs the outputs are followed through a chain.
+_MOST_INPUTS = 20
+_DEFAULT_DRAWS = 100
+
+
+class FittedPosterior(Module):
+    """The posterior of a target, as a method found it: what `bayes.infer` returns.
+
+    - `method`: the method.
+    - `target`: the target.
+    - `records`: what was kept of the steps, by name, with leading axes of chains and of records.
+    - `key`: that of the run.
+    """
+
+    problem: Problem
+    method: Method
+    found: Any
+    chains: Chains
+    key: PRNGKeyArray
+
+    @property
+    def target(self) -> Posterior:
+        return self.problem.target
+
+    @property
+    def records(self) -> dict[str, np.ndarray]:
+        return self.chains.records
+
+    def samples(self, num: int | None = None, *, key: PRNGKeyArray) -> Unknowns:
+        """Draws of the unknowns, in their own space, each array with a leading axis of draws.
+
+        **Arguments:**
+
+        - `num`: how many. By default all that the method kept, or 100 where it can always make
+          more. Of draws that were kept, each comes as often as the others, or once more.
+        - `key`: for the draws.
+        """
+        num = self._num(num)
+        return _samples(self.problem, self.method, self.found, num, key)
+
+    def model(self, sample: Unknowns) -> Any:
+        """The network with the unknowns of one draw, a function of one input.
+
+        **Arguments:**
+
+        - `sample`: one draw. Of `samples`, `jax.tree.map(lambda each: each[0], samples)` is the
+          first; `jax.vmap` runs over all.
+
+        **Raises:** `ValueError` if `sample` has other shapes than the unknowns.
+        """
+        wanted = jax.eval_shape(self.problem.unknowns, jnp.zeros(self.problem.size))
+        for (path, leaf), struct in zip(
+            jtu.tree_leaves_with_path((sample.model, sample.likelihood, sample.prior)),
+            jtu.tree_leaves((wanted.model, wanted.likelihood, wanted.prior)),
+            strict=True,
+        ):
+            if jnp.shape(leaf) != struct.shape:
+                raise ValueError(
+                    f"model: the sample has shape {jnp.shape(leaf)} at {jtu.keystr(path)}, where "
+                    f"one draw has {struct.shape}. Take one of many with `jax.tree.map(lambda "
+                    "each: each[0], samples)`, or all with `jax.vmap`."
+                )
+        return self.method.network(self.problem, sample)
+
+    def _num(self, num: int | None) -> int:
+        if num is None:
+            return self.method.num_found(self.found) or _DEFAULT_DRAWS
+        return whole_number(num, "num")
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """How the run went: what its chains agree on, and what is poor, in words."""
+        records = self.records
+        known: dict[str, Any] = {}
+        if "loss" in records:
+            known["losses"] = records["loss"]
+        if "draw" in records and records["draw"].shape[1] >= 4:
+            outputs, others = _followed(self.problem, self.method, jnp.asarray(records["draw"]))
+            known["outputs"] = convergence(np.asarray(outputs))
+            if others.shape[-1]:
+                known["others"] = convergence(np.asarray(others))
+            if "log_density" in records:
+                known["log_density"] = convergence(records["log_density"])
+        if "is_divergent" in records:
+            known["divergences"] = records["is_divergent"].sum(axis=1)
+        if "acceptance" in records:
+            known["acceptance"] = records["acceptance"].mean(axis=1)
+        if "energy" in records and records["energy"].shape[1] >= 2:
+            known["energy"] = energy_mixing(records["energy"])
+        found = Diagnostics(**known)
+        return Diagnostics(**known, warnings=in_words(found))
+
+    @property
+    def convergence(self) -> Convergence:
+        """How far the chains agree on each unknown, as trees of the form of the unknowns.
+
+        **Raises:** `ValueError` for a method without chains.
+        """
+        if "draw" not in self.records:
+            raise ValueError(f"{method_name(self.method)} has no chains that could agree.")
+        found = convergence(self.records["draw"])
+        trees: list[Any] = [
+            self.problem.unflatten(jnp.asarray(each, self.problem.dtype))
+            for each in (found.r_hat, found.ess_bulk, found.ess_tail)
+        ]
+        return Convergence(*trees)
+
+    @property
+    def log_evidence(self) -> Float[Array, ""]:
+        """The log of the density of the data under the model, in nats.
+
+        **Raises:** `ValueError` if the method has no estimate of it.
+        """
+        found = self.method.log_evidence(self.problem, self.found)
+        if found is None:
+            raise ValueError(
+                f"{method_name(self.method)} has no estimate of the evidence; `bayes.Laplace` has."
+            )
+        return found
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the posterior to a file, for `bayes.load`: arrays and a line of JSON, no code."""
+        write_chains(pathlib.Path(path), self.problem, self.method, self.chains, self.key)
+
+
+def load(path: str | os.PathLike[str], target: Posterior, method: Method) -> FittedPosterior:
+    """Reads a posterior that `FittedPosterior.save` wrote.
+
+    **Arguments:**
+
+    - `target`, `method`: those that it was found with.
+
+    **Raises:** `ValueError` if the file is no such posterior, or one of another target or method.
+    """
+    path = pathlib.Path(path)
+    problem, key = Problem(target), read_key(path)
+    chains = read_chains(path, problem, method, start(method, problem, key), None)
+    return fitted_from(problem, method, chains, key)
+
+
+def fitted_from(
+    problem: Problem, method: Method, chains: Chains, key: PRNGKeyArray
+) -> FittedPosterior:
+    """The posterior that a run found."""
+    found = _finish(method, problem, chains.states, chains.records, jr.fold_in(key, 2))
+    return FittedPosterior(problem, method, found, chains, key)
+
+
+def method_name(method: Method) -> str:
+    """The name of a method for messages."""
+    return type(method).__name__
+
+
+@as_libraries_compute()
+@filter_jit
+def _finish(method: Method, problem: Problem, states: Any, records: Any, key: PRNGKeyArray) -> Any:
+    return method.finish(problem, states, records, key)
+
+
+@as_libraries_compute()
+@filter_jit
+def _samples(problem: Problem, method: Method, found: Any, num: int, key: PRNGKeyArray) -> Unknowns:
+    draw_key, noise_key = jr.split(key)
+    vectors = method.sample(problem, found, num, draw_key)
+    unknowns = jax.vmap(problem.unknowns)(vectors)
+    noise = method.noise(num, noise_key)
+    return Unknowns(unknowns.model, unknowns.likelihood, unknowns.prior, noise)
+
+
+@filter_jit
+def _followed(problem: Problem, method: Method, draws: Array) -> tuple[Array, Array]:
+    """Outputs for some inputs, and the unknowns that are no parameters, along chains."""
+    x = jtu.tree_map(lambda each: each[:_MOST_INPUTS], problem.target.data[0])
+
+    def of_one(vector: Array) -> tuple[Array, Array]:
+        linked = problem.unflatten(vector)
+        network = problem.target.model(problem.unknowns(vector))
+        outputs = jax.vmap(network)(x)
+        others = jtu.tree_leaves((linked.likelihood, linked.prior))
+        return outputs.reshape(-1), jnp.concatenate(
+            [jnp.zeros(0, vector.dtype), *(each.reshape(-1) for each in others)]
+        )
+
+    return jax.lax.map(jax.vmap(of_one), draws)

@@ -1,0 +1,6 @@
+"""Methods of inference: one a file."""
+
+from ._deep_ensemble import DeepEnsemble as DeepEnsemble
+from ._hmc import HMC as HMC
+from ._map import MAP as MAP
+from ._nuts import NUTS as NUTS

@@ -1,0 +1,92 @@
+"""The most probable parameters."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ..._numbers import positive_number, whole_number
+from .._inference import Method, Problem, Record
+
+
+class Optimised(NamedTuple):
+    """A place, and what the optimiser keeps."""
+
+    place: Float[Array, " d"]
+    optimiser: Any
+
+
+class MAP(Method):
+    """The most probable unknowns, by gradient descent: what training with weight decay finds.
+
+    The density is that of unconstrained unknowns. Draws are all alike, so predictions know no
+    epistemic uncertainty.
+
+    - `steps`: of the optimiser.
+    - `learning_rate`: of Adam (Kingma and Ba, 2015), falling to zero along a cosine.
+    - `optimiser`: one of Optax in its place, such as `optax.lbfgs()`.
+    - `batch_size`: examples in a step, drawn with replacement; all of them by default.
+
+    >>> from eqxlike import bayes
+    >>> method = bayes.MAP(steps=500, learning_rate=0.01)
+    """
+
+    steps: int = 2000
+    learning_rate: float = 0.01
+    optimiser: optax.GradientTransformation | None = None
+    batch_size: int | None = None
+
+    def __check_init__(self):
+        name = type(self).__name__
+        whole_number(self.steps, f"{name}: steps")
+        positive_number(self.learning_rate, f"{name}: learning_rate")
+        if self.batch_size is not None:
+            whole_number(self.batch_size, f"{name}: batch_size")
+
+    @property
+    def num_steps(self) -> int:
+        return self.steps
+
+    def init(self, problem: Problem, key: PRNGKeyArray) -> Optimised:
+        place = self.first_place(problem, key)
+        return Optimised(place, self._optimiser().init(place))
+
+    def first_place(self, problem: Problem, key: PRNGKeyArray) -> Float[Array, " d"]:
+        """Where descent begins."""
+        return problem.initial(key)
+
+    def step(
+        self, problem: Problem, state: Optimised, index: Array, key: PRNGKeyArray
+    ) -> tuple[Optimised, Record]:
+        batch = problem.batch(key, self.batch_size)
+
+        def loss(place: Array) -> Array:
+            return -problem.batch_log_density(place, batch) / problem.target.num_data
+
+        value, gradient = jax.value_and_grad(loss)(state.place)
+        updates, kept = self._optimiser().update(
+            gradient, state.optimiser, state.place, value=value, grad=gradient, value_fn=loss
+        )
+        place = jnp.asarray(optax.apply_updates(state.place, updates))
+        return Optimised(place, kept), {"loss": value}
+
+    def finish(
+        self, problem: Problem, states: Optimised, records: Record, key: PRNGKeyArray
+    ) -> Float[Array, "c d"]:
+        return states.place
+
+    def sample(
+        self, problem: Problem, found: Array, num: int, key: PRNGKeyArray
+    ) -> Float[Array, "S d"]:
+        return jnp.broadcast_to(found, (num, found.shape[-1]))
+
+    def num_found(self, found: Any) -> int:
+        return 1
+
+    def _optimiser(self) -> optax.GradientTransformationExtraArgs:
+        if self.optimiser is not None:
+            return optax.with_extra_args_support(self.optimiser)
+        schedule = optax.cosine_decay_schedule(self.learning_rate, self.steps)
+        return optax.with_extra_args_support(optax.adam(schedule))

@@ -1,0 +1,143 @@
+"""What a fitted posterior predicts, whatever the method that found it.
+
+`S` is the number of draws, `B` the number of inputs.
+"""
+
+import importlib
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+from jaxtyping import Array, PRNGKeyArray, PyTree, Shaped
+
+from .._numbers import whole_number
+from .._transforms import filter_eval_shape, filter_jit
+from ._data import num_examples, struct_of_example
+from ._inference import FittedPosterior
+from ._library_rules import as_libraries_compute
+from ._likelihoods import Likelihood
+from ._mixtures import CategoricalMixture, Mixture
+from ._numpyro import distributions
+from ._unknowns import Unknowns
+
+
+def predict(
+    posterior: FittedPosterior,
+    x: PyTree[Shaped[Array, "B ..."]],
+    *,
+    key: PRNGKeyArray,
+    num_samples: int | None = None,
+    batch_size: int = 256,
+) -> Mixture | CategoricalMixture:
+    """The predictive distributions of the targets of inputs: what all draws predict, mixed.
+
+    **Arguments:**
+
+    - `posterior`: what `bayes.infer` returned.
+    - `x`: inputs with a leading axis of examples, as in the data of the target.
+    - `key`: for the draws.
+    - `num_samples`: how many; by default all that the method kept, or 100 where it can always make
+      more.
+    - `batch_size`: how many inputs are worked on at once: it bounds the memory that networks need,
+      and changes no result but by rounding.
+
+    **Returns:** a `bayes.CategoricalMixture` of classes where the likelihood is `Categorical` or
+    `Bernoulli`: `probabilities`, `entropy`, its parts `epistemic` and `aleatoric`, `log_prob`. A
+    `bayes.Mixture` of numbers for others: `mean`, `variance`, its parts `epistemic` and
+    `aleatoric`, `quantile`, `interval`, `log_prob`.
+
+    **Raises:** `TypeError` if `posterior` was not found by `bayes.infer`; `ValueError` if `x` has
+    not the form of the inputs of the data, or a number is not positive.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from eqxlike import bayes, nn
+    >>> x = jnp.linspace(-1.0, 1.0, 20)[:, None]
+    >>> model = nn.Linear(1, "scalar", key=jax.random.key(0))
+    >>> target = bayes.Posterior(model, bayes.normal(), bayes.Gaussian(0.1), (x, 2 * x[:, 0]))
+    >>> posterior = bayes.infer(target, bayes.MAP(), key=jax.random.key(1), progress=False)
+    >>> prediction = bayes.predict(posterior, x[:3], key=jax.random.key(2))
+    >>> prediction.mean.shape, prediction.interval(0.9)[0].shape
+    ((3,), (3,))
+    """
+    if not isinstance(posterior, FittedPosterior):
+        raise TypeError(
+            "predict: posterior must be what `bayes.infer` returned, got "
+            f"{type(posterior).__name__}."
+        )
+    x = jtu.tree_map(jnp.asarray, x)
+    _check_inputs(x, posterior.target.data[0])
+    batch_size = whole_number(batch_size, "batch_size")
+    draw_key, key = jr.split(key)
+    draws = posterior.samples(num_samples, key=draw_key)
+    outputs, unknowns = _outputs(posterior, draws, x, key, batch_size)
+    return _mixture(posterior.target.likelihood, outputs, unknowns)
+
+
+def _check_inputs(x: Any, known: Any) -> None:
+    num_examples(x, "predict")
+    ours, theirs = struct_of_example(x), struct_of_example(known)
+    shapes, expected = (jtu.tree_map(lambda each: each.shape, tree) for tree in (ours, theirs))
+    if jtu.tree_structure(ours) != jtu.tree_structure(theirs) or shapes != expected:
+        raise ValueError(
+            f"predict: an input of the data has shape {expected}; one of x has shape {shapes}."
+        )
+
+
+@filter_jit
+def _outputs(
+    posterior: FittedPosterior, draws: Unknowns, x: Any, key: PRNGKeyArray, batch_size: int
+) -> tuple[Array, Any]:
+    """The outputs of all draws for all inputs, and the unknowns of the likelihood."""
+    num = num_examples(x, "predict")
+    batch_size = min(batch_size, num)
+    num_batches = math.ceil(num / batch_size)
+
+    def padded(leaf: Array) -> Array:
+        index = jnp.minimum(jnp.arange(num_batches * batch_size), num - 1)
+        return leaf[index].reshape(num_batches, batch_size, *leaf.shape[1:])
+
+    def of_batch(batch: Any) -> Array:
+        return posterior.method.outputs(posterior.problem, posterior.found, draws, batch, key)
+
+    outputs = jax.lax.map(of_batch, jtu.tree_map(padded, x))
+    # (batches, S, B, ...) to (S, batches * B, ...).
+    outputs = jnp.moveaxis(outputs, 0, 1)
+    size = outputs.shape[0]
+    outputs = outputs.reshape(size, num_batches * batch_size, *outputs.shape[3:])[:, :num]
+    return outputs, draws.likelihood
+
+
+def _mixture(likelihood: Likelihood, outputs: Array, unknowns: Any) -> Mixture | CategoricalMixture:
+    of_one = filter_eval_shape(
+        likelihood.distribution, outputs[0, 0], jtu.tree_map(lambda each: each[0], unknowns)
+    )
+    kinds = distributions()
+    if isinstance(of_one, kinds.CategoricalLogits | kinds.CategoricalProbs):
+        return CategoricalMixture(_of_each(likelihood, outputs, unknowns, _logits))
+    if isinstance(of_one, kinds.BernoulliLogits | kinds.BernoulliProbs):
+        logits = _of_each(likelihood, outputs, unknowns, _logits)
+        return CategoricalMixture(jnp.stack([jnp.zeros_like(logits), logits], axis=-1))
+    components = _of_each(likelihood, outputs, unknowns, lambda each: each)
+    with as_libraries_compute():
+        return Mixture(_with_batch_shape(components))
+
+
+def _of_each(likelihood: Likelihood, outputs: Array, unknowns: Any, take: Any) -> Any:
+    def of_draw(outputs: Array, unknowns: Any) -> Any:
+        return jax.vmap(lambda output: take(likelihood.distribution(output, unknowns)))(outputs)
+
+    with as_libraries_compute():
+        return jax.vmap(of_draw)(outputs, unknowns)
+
+
+def _logits(distribution: Any) -> Array:
+    return distribution.logits
+
+
+def _with_batch_shape(components: Any) -> Any:
+    """Distributions from under `vmap`, which does not tell them that they became more."""
+    module = importlib.import_module("numpyro.distributions.batch_util")
+    return module.promote_batch_shape(components)
