@@ -44,9 +44,13 @@ def test_minibatches_average_to_the_full_batch(model, data, getkey):
     np.testing.assert_allclose(sum(parts) / 3, value(data), rtol=1e-5)
 
 
-def test_estimate_is_unbiased_with_any_number_of_samples(model, data, getkey):
+@pytest.mark.parametrize(
+    ("estimator", "num_samples"), [("local", 1), ("local", 3), ("flipout", 2), ("weights", 2)]
+)
+def test_estimate_is_unbiased_with_any_number_of_samples(estimator, num_samples, data, getkey):
     # E_q log N(y | w x + b, s^2) is Gaussian in closed form.
     x, y = data
+    model = nn.BayesianLinear(3, "scalar", estimator=estimator, key=getkey())
 
     @jax.jit
     def exact(x, y):
@@ -56,17 +60,30 @@ def test_estimate_is_unbiased_with_any_number_of_samples(model, data, getkey):
         log_likelihood = jax.scipy.stats.norm.logpdf(y, mean, 0.5) - variance / (2 * 0.5**2)
         return model.kl() - jnp.sum(log_likelihood)
 
-    expected = float(exact(x, y))
-    for num_samples in (1, 3):
-        estimates = jax.jit(
-            jax.vmap(
-                lambda key, num_samples=num_samples: negative_elbo(
-                    model, gaussian, data, num_data=12, key=key, num_samples=num_samples
-                )
-            )
-        )(jr.split(getkey(), 4000))
-        error = abs(np.mean(estimates) - expected)
-        assert error < 5 * np.std(estimates) / 4000**0.5
+    @jax.jit
+    @jax.vmap
+    def estimate(key):
+        options = {"num_data": 12, "num_samples": num_samples}
+        return negative_elbo(model, gaussian, data, key=key, **options)
+
+    estimates = estimate(jr.split(getkey(), 4000))
+    error = abs(np.mean(estimates) - float(exact(x, y)))
+    assert error < 5 * np.std(estimates) / 4000**0.5
+
+
+@pytest.mark.parametrize("estimator", ["flipout", "weights"])
+def test_examples_share_one_perturbation_in_each_draw(estimator, getkey):
+    model = nn.BayesianLinear(1, "scalar", False, estimator=estimator, key=getkey())
+    seen = []
+
+    def spy(model, example, key):
+        noise = model(example, key=key) - model.mean_layer()(example)
+        jax.debug.callback(lambda value: seen.append(round(abs(float(value)), 6)), noise)
+        return noise
+
+    negative_elbo(model, spy, jnp.ones((5, 1)), num_data=5, key=getkey(), num_samples=2)
+    jax.effects_barrier()
+    assert (len(seen), len(set(seen))) == (10, 2)
 
 
 def test_is_above_the_negative_log_evidence(model, data, getkey):

@@ -20,6 +20,7 @@ from .._conv import Conv
 from ._gaussian_layer import (
     Estimator,
     GaussianLayer,
+    SharedKey,
     check_estimator,
     check_parts,
     with_posterior_scales,
@@ -63,7 +64,7 @@ class BayesianConv(GaussianLayer):
     bias_rho: Float[Array, "out_channels *ones"] | None
     prior_scale: float | Float[Array, ""]
     inference: bool
-    shared_key: PRNGKeyArray | None
+    shared_key: SharedKey | None
     estimator: Estimator = field(static=True)
 
     def __init__(

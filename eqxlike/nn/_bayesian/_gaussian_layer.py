@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..._module import AbstractVar
+from ..._module import AbstractVar, Module, field
 from ..._pytree import tree_at
 from .._common import (
     check_instance,
@@ -23,6 +23,28 @@ from .._common import (
 from ._posterior import BayesianLayer
 
 Estimator = Literal["local", "flipout", "weights"]
+
+
+class SharedKey(Module):
+    """A key that several calls draw by, to draw alike.
+
+    It is kept as the numbers that it is made of: JAX's check for keys that are used twice would
+    take what is meant here for a mistake.
+    """
+
+    data: Array
+    implementation: Any = field(static=True)
+
+    def __init__(self, key: PRNGKeyArray):
+        is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        self.data = jr.key_data(key)
+        self.implementation = jr.key_impl(key) if is_typed else None
+
+    def key(self) -> PRNGKeyArray:
+        """**Returns:** the key, of the kind that it was."""
+        if self.implementation is None:
+            return self.data
+        return jr.wrap_key_data(self.data, impl=self.implementation)
 
 
 class GaussianLayer(BayesianLayer):
@@ -45,7 +67,7 @@ class GaussianLayer(BayesianLayer):
     bias_rho: AbstractVar[Array | None]
     inference: AbstractVar[bool]
     estimator: AbstractVar[Estimator]
-    shared_key: AbstractVar[PRNGKeyArray | None]
+    shared_key: AbstractVar[SharedKey | None]
     weight_prior_scale: AbstractVar[Array]
     bias_prior_scale: AbstractVar[Array]
     _stacked: AbstractVar[tuple[int, ...]]
@@ -95,9 +117,9 @@ class GaussianLayer(BayesianLayer):
         if self.estimator == "local":
             return self
         # Layers that are stored stacked have a key each.
-        keys = jr.split(key, self._stacked) if self._stacked else key
+        shared_key = SharedKey(jr.split(key, self._stacked) if self._stacked else key)
         return tree_at(
-            lambda layer: layer.shared_key, self, keys, is_leaf=lambda node: node is None
+            lambda layer: layer.shared_key, self, shared_key, is_leaf=lambda node: node is None
         )
 
     def _output(self, x: Array, key: PRNGKeyArray | None) -> Array:
@@ -105,7 +127,7 @@ class GaussianLayer(BayesianLayer):
             return self.mean_layer()(x)
         key = check_key(key, self)
         if self.estimator == "weights":
-            return self.sample(key if self.shared_key is None else self._shared_key())(x)
+            return self.sample(key if self.shared_key is None else self.shared_key.key())(x)
         noise = self._local_noise if self.estimator == "local" else self._flipout_noise
         return self.mean_layer()(x) + noise(x, key)
 
@@ -120,7 +142,7 @@ class GaussianLayer(BayesianLayer):
                 "examples of a batch share: in the loss, before `jax.vmap`, write `model = "
                 "nn.with_perturbation(model, key)`, with another key in each step."
             )
-        keys = iter(jr.split(self._shared_key()))
+        keys = iter(jr.split(self.shared_key.key()))
         perturbation = self._map_rho(
             lambda rho: draw_gaussian(next(keys), jnp.zeros_like(rho), rho)
         )
@@ -128,10 +150,6 @@ class GaussianLayer(BayesianLayer):
         # The sign of a bias is that of its row: it is the weight of an input that is always 1.
         y = perturbation(_random_signs(in_key, x) * x)
         return _random_signs(out_key, y) * y
-
-    def _shared_key(self) -> PRNGKeyArray:
-        # Each call draws by it again, on purpose.
-        return jr.clone(self.shared_key)
 
     def _map_rho(self, function: Callable[[Array], Array]) -> Any:
         bias = None if self.bias_rho is None else function(self.bias_rho)

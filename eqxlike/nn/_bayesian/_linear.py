@@ -29,6 +29,7 @@ from .._linear import Linear
 from ._gaussian_layer import (
     Estimator,
     GaussianLayer,
+    SharedKey,
     check_estimator,
     check_parts,
     with_arrays,
@@ -77,7 +78,7 @@ class BayesianLinear(GaussianLayer):
     bias_rho: Float[Array, " out_size"] | None
     prior_scale: float | Float[Array, ""]
     inference: bool
-    shared_key: PRNGKeyArray | None
+    shared_key: SharedKey | None
     in_features: int | Literal["scalar"] = field(static=True)
     out_features: int | Literal["scalar"] = field(static=True)
     use_bias: bool = field(static=True)

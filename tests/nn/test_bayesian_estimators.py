@@ -1,0 +1,314 @@
+"""Estimators: what layers with random weights draw when they are called."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn
+
+ESTIMATORS = ["local", "flipout", "weights"]
+NUM_DRAWS = 8000
+
+
+def uneven(layer, key):
+    """`layer` with another spread of each weight."""
+    where = lambda layer: (layer.weight_rho, layer.bias_rho)
+    keys = jr.split(key)
+    moved = [rho + jr.normal(k, rho.shape) for rho, k in zip(where(layer), keys, strict=True)]
+    return eqx.tree_at(where, layer, tuple(moved))
+
+
+def make_linear(estimator, getkey):
+    layer = nn.BayesianLinear(3, 2, posterior_scale=0.5, estimator=estimator, key=getkey())
+    return uneven(layer, getkey())
+
+
+def make_conv(estimator, getkey):
+    plain = nn.Conv1d(4, 2, 2, groups=2, key=getkey())
+    layer = nn.BayesianConv(plain, posterior_scale=0.5, estimator=estimator)
+    return uneven(layer, getkey())
+
+
+def outputs_of_batch(model, x, key):
+    shared_key, own_key = jr.split(key)
+    model = nn.with_perturbation(model, shared_key)
+    return jax.vmap(lambda x, key: model(x, key=key))(x, jr.split(own_key, len(x)))
+
+
+@eqx.filter_jit
+def _draw(model, x, key):
+    return jax.vmap(lambda key: outputs_of_batch(model, x, key))(jr.split(key, NUM_DRAWS))
+
+
+def draw(model, x, key):
+    """Outputs for the batch `x` in each of many steps, as float64."""
+    return np.asarray(_draw(model, x, key), np.float64)
+
+
+def squares(rho):
+    return np.log1p(np.exp(np.asarray(rho, np.float64))) ** 2
+
+
+def moments_of_linear(layer, x):
+    x = np.asarray(x, np.float64)
+    mean = x @ np.asarray(layer.weight_mean).T + np.asarray(layer.bias_mean)
+    return mean, x**2 @ squares(layer.weight_rho).T + squares(layer.bias_rho)
+
+
+def moments_of_conv(layer, x):
+    # Each of the two groups has two channels of the input and one of the output.
+    x = np.asarray(x, np.float64).reshape(len(x), 2, 2, -1)
+    windows = np.stack([x[..., n : n + 2] for n in range(x.shape[-1] - 1)], axis=-1)
+
+    def correlate(windows, weight, bias):
+        return np.einsum("bgikn,gik->bgn", windows, weight) + bias
+
+    mean = correlate(windows, np.asarray(layer.mean.weight), np.asarray(layer.mean.bias))
+    return mean, correlate(windows**2, squares(layer.weight_rho), squares(layer.bias_rho))
+
+
+LAYERS = {
+    "linear": (make_linear, (3,), moments_of_linear),
+    "conv": (make_conv, (4, 3), moments_of_conv),
+}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_output_has_the_mean_and_the_variance_of_random_weights(name, estimator, getkey):
+    make, shape, moments = LAYERS[name]
+    layer, x = make(estimator, getkey), jr.normal(getkey(), (2, *shape))
+    outputs = draw(layer, x, getkey())
+    mean, variance = moments(layer, x)
+    assert (abs(outputs.mean(0) - mean) < 5 * np.sqrt(variance / NUM_DRAWS)).all()
+    # The variance of n Gaussian draws has a standard error of sqrt(2 / n) of itself.
+    np.testing.assert_allclose(outputs.var(0), variance, rtol=5 * math.sqrt(2 / NUM_DRAWS))
+
+
+def covariance(first, second):
+    """The sample covariance of two columns, and its standard error."""
+    products = (first - first.mean(0)) * (second - second.mean(0))
+    return products.mean(0), products.std(0) / math.sqrt(len(products))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_examples_covary_if_they_share_their_weights_and_under_no_other_estimator(
+    estimator, getkey
+):
+    layer, x = make_linear(estimator, getkey), jr.normal(getkey(), (2, 3)) + 1
+    outputs = draw(layer, x, getkey())
+    found, standard_error = covariance(outputs[:, 0], outputs[:, 1])
+    shared = np.asarray(x[0] * x[1]) @ squares(layer.weight_rho).T + squares(layer.bias_rho)
+    expected = shared if estimator == "weights" else np.zeros(2)
+    assert (abs(found - expected) < 5 * standard_error).all()
+    assert (shared > 10 * standard_error).all()
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_places_of_one_image_covary_unless_each_is_drawn_by_itself(estimator, getkey):
+    layer, x = make_conv(estimator, getkey), jnp.ones((1, 4, 3))
+    outputs = draw(layer, x, getkey())[:, 0]
+    found, standard_error = covariance(outputs[..., 0], outputs[..., 1])
+    _, variance = moments_of_conv(layer, x)
+    # Of a constant image, each place is the same function of the weights.
+    expected = np.zeros(2) if estimator == "local" else variance[0, :, 0]
+    assert (abs(found - expected) < 5 * standard_error).all()
+
+
+def gradients(estimator, batch_size, getkey):
+    """Gradients of the squared error of a batch in many steps, as rows; and the exact mean."""
+    layer = make_linear(estimator, getkey)
+    x, y = jr.normal(getkey(), (batch_size, 3)), jr.normal(getkey(), (batch_size, 2))
+
+    def loss(layer, key):
+        return jnp.mean(jnp.sum((outputs_of_batch(layer, x, key) - y) ** 2, axis=1))
+
+    def expected_loss(layer):
+        mean = jax.vmap(layer.mean_layer())(x)
+        variance = x**2 @ jax.nn.softplus(layer.weight_rho.T) ** 2
+        variance = variance + jax.nn.softplus(layer.bias_rho)[None] ** 2
+        return jnp.mean(jnp.sum((mean - y) ** 2 + variance, axis=1))
+
+    def flat(gradient):
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(gradient)])
+
+    @eqx.filter_jit
+    def both(layer, key):
+        steps = jax.vmap(lambda key: flat(eqx.filter_grad(loss)(layer, key)))
+        return steps(jr.split(key, NUM_DRAWS)), flat(eqx.filter_grad(expected_loss)(layer))
+
+    return [np.asarray(each, np.float64) for each in both(layer, getkey())]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_gradient_is_that_of_the_expected_loss(estimator, getkey):
+    found, expected = gradients(estimator, 4, getkey)
+    standard_error = found.std(0) / math.sqrt(NUM_DRAWS)
+    assert (abs(found.mean(0) - expected) < 5 * standard_error).all()
+
+
+def test_gradient_of_a_batch_varies_least_by_local_and_most_by_weights():
+    variances = {}
+    for estimator in ESTIMATORS:
+        keys = iter(jr.split(jr.key(5678), 10))
+        found, _ = gradients(estimator, 16, lambda keys=keys: next(keys))
+        variances[estimator] = found.var(0).sum()
+    assert variances["local"] < variances["flipout"] < variances["weights"]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_inference_mode_computes_by_the_means_and_needs_no_key(name, estimator, getkey):
+    make, shape, _ = LAYERS[name]
+    layer, x = make(estimator, getkey), jr.normal(getkey(), shape)
+    np.testing.assert_array_equal(nn.inference_mode(layer)(x), layer.mean_layer()(x))
+
+
+def test_examples_of_a_flipout_batch_differ_in_signs_alone(getkey):
+    layer = make_linear("flipout", getkey)
+    x = jnp.tile(jnp.array([0.0, 1.0, 0.0]), (8, 1))
+    # Without bias each output for a unit vector is one entry of the perturbation, with a sign.
+    layer = eqx.tree_at(lambda layer: layer.bias_rho, layer, jnp.full(2, -1000.0))
+    noise = outputs_of_batch(layer, x, getkey()) - layer.mean_layer()(x[0])[None]
+    np.testing.assert_allclose(abs(noise), abs(noise[:1]).repeat(8, axis=0), rtol=1e-4)
+    assert {-1.0, 1.0} == set(np.sign(noise[:, 0]).tolist())
+
+
+@pytest.mark.parametrize("estimator", ["flipout", "weights"])
+def test_another_key_draws_another_perturbation(estimator, getkey):
+    layer, x, key = make_linear(estimator, getkey), jnp.ones(3), getkey()
+    first, same, other = (
+        nn.with_perturbation(layer, shared_key)(x, key=jr.clone(key))
+        for shared_key in (jr.key(0), jr.key(0), jr.key(1))
+    )
+    np.testing.assert_array_equal(first, same)
+    assert (first != other).all()
+
+
+def test_perturbation_takes_the_place_of_the_one_before(getkey):
+    layer, x, key = make_linear("flipout", getkey), jnp.ones(3), getkey()
+    once = nn.with_perturbation(layer, jr.key(1))
+    twice = nn.with_perturbation(nn.with_perturbation(layer, jr.key(0)), jr.key(1))
+    np.testing.assert_array_equal(twice(x, key=key), once(x, key=jr.clone(key)))
+
+
+def test_layers_of_one_model_are_perturbed_apart(getkey):
+    layer = make_linear("weights", getkey)
+    first, second = nn.with_perturbation([layer, layer], getkey())
+    key = getkey()
+    assert (first(jnp.ones(3), key=key) != second(jnp.ones(3), key=jr.clone(key))).all()
+
+
+@pytest.mark.parametrize("estimator", ["flipout", "weights"])
+def test_draw_that_a_batch_shares_is_made_once(estimator, getkey):
+    model = nn.to_bayesian(nn.MLP(3, 3, 5, 1, key=getkey()), estimator=estimator)
+    x, key = jnp.ones((7, 3)), getkey()
+
+    def of_each(x, key):
+        return jax.vmap(lambda x, key: outputs_of_batch(model, x[None], key))(
+            x, jr.split(key, len(x))
+        )
+
+    def shared(x, key):
+        return outputs_of_batch(model, x, key)
+
+    # An array of a weight for each example.
+    weights = "f32[7,5,3]"
+    assert weights in str(jax.make_jaxpr(of_each)(x, key))
+    assert weights not in str(jax.make_jaxpr(shared)(x, jr.clone(key)))
+
+
+def test_weights_are_those_of_a_sample_by_the_same_key(getkey):
+    layer, key, x = make_linear("weights", getkey), getkey(), jnp.ones(3)
+    np.testing.assert_array_equal(layer(x, key=key), layer.sample(jr.clone(key))(x))
+
+
+@pytest.mark.parametrize("estimator", ["flipout", "weights"])
+def test_layers_that_are_stored_stacked_are_perturbed_one_by_one(estimator, getkey):
+    stack = nn.ScanStack(lambda key: nn.Linear(3, 3, key=key), 2, key=getkey())
+    model = nn.with_perturbation(nn.to_bayesian(stack, estimator=estimator), getkey())
+    x, key = jnp.ones(3), getkey()
+    expected = x
+    for layer, layer_key in zip(model.unstack(), jr.split(jr.clone(key), 2), strict=True):
+        expected = layer(expected, key=layer_key)
+    np.testing.assert_allclose(model(x, key=key), expected, rtol=1e-5)
+    noises = [layer.sample(layer.shared_key.key()).weight for layer in model.unstack()]
+    assert (noises[0] - model[0].weight_mean != noises[1] - model[1].weight_mean).all()
+
+
+def test_flipout_goes_through_models_that_know_nothing_of_it(getkey):
+    model = nn.Sequential(
+        [
+            nn.Conv1d(2, 3, 2, key=getkey()),
+            nn.Lambda(jnp.ravel),
+            nn.MLP(6, 2, 4, 3, scan=True, key=getkey()),
+        ]
+    )
+    model = nn.to_bayesian(model, estimator="flipout")
+    with jax.debug_key_reuse(True):
+        outputs = eqx.filter_jit(outputs_of_batch)(model, jnp.ones((5, 2, 3)), getkey())
+    assert len(np.unique(np.asarray(outputs)[:, 0])) == 5
+
+
+def test_keys_of_the_old_kind_serve_too(getkey):
+    layer = make_linear("flipout", getkey)
+    assert outputs_of_batch(layer, jnp.ones((2, 3)), jr.PRNGKey(0)).shape == (2, 2)
+
+
+def test_perturbation_puts_nothing_to_train_into_a_model(getkey):
+    model = nn.BayesianMLP(3, 2, 4, 1, estimator="flipout", key=getkey())
+    count = lambda model: len(jax.tree.leaves(eqx.filter(model, eqx.is_inexact_array)))
+    assert count(nn.with_perturbation(model, getkey())) == count(model)
+
+
+def test_layers_that_share_nothing_stay_as_they_are(getkey):
+    model = [make_linear("local", getkey), nn.Linear(2, 2, key=getkey()), jnp.ones(3)]
+    assert eqx.tree_equal(nn.with_perturbation(model, getkey()), model)
+
+
+def test_kl_and_draws_are_those_of_the_layer_without_a_perturbation(getkey):
+    layer, key = make_linear("flipout", getkey), getkey()
+    perturbed = nn.with_perturbation(layer, getkey())
+    np.testing.assert_array_equal(perturbed.kl(), layer.kl())
+    np.testing.assert_array_equal(perturbed.sample(key).weight, layer.sample(jr.clone(key)).weight)
+
+
+def test_flipout_without_a_perturbation_says_where_and_what_to_write(getkey):
+    model = nn.BayesianMLP(3, 2, 4, 1, estimator="flipout", key=getkey())
+    with pytest.raises(
+        RuntimeError,
+        match=r"BayesianLinear at BayesianMLP\.layers\[0\] with estimator=\"flipout\" needs the "
+        r"perturbation .* write `model = nn\.with_perturbation\(model, key\)`",
+    ):
+        model(jnp.ones(3), key=getkey())
+
+
+TAKERS = {
+    "BayesianLinear": lambda key, **options: nn.BayesianLinear(2, 2, key=key, **options),
+    "around": lambda key, **options: nn.BayesianLinear.around(nn.Linear(2, 2, key=key), **options),
+    "BayesianConv": lambda key, **options: nn.BayesianConv(nn.Conv1d(1, 1, 1, key=key), **options),
+    "BayesianMLP": lambda key, **options: nn.BayesianMLP(2, 2, 2, 1, key=key, **options),
+    "to_bayesian": lambda key, **options: nn.to_bayesian(nn.Linear(2, 2, key=key), **options),
+}
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_unknown_estimator_is_refused(name, getkey):
+    with pytest.raises(
+        ValueError,
+        match=r"^estimator must be one of 'local', 'flipout', 'weights', got 'global'",
+    ):
+        TAKERS[name](getkey(), estimator="global")
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_estimator_reaches_every_layer(name, getkey):
+    made = TAKERS[name](getkey(), estimator="flipout")
+    is_layer = lambda node: isinstance(node, nn.BayesianLayer)
+    layers = [node for node in jax.tree.leaves(made, is_leaf=is_layer) if is_layer(node)]
+    assert {layer.estimator for layer in layers} == {"flipout"}

@@ -1,0 +1,297 @@
+"""Models with random weights, taken apart into means and scales and put together again."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import eqxlike as eqx
+from eqxlike import nn
+from eqxlike.nn._bayesian import (
+    bayesian_from_parts,
+    layers_with_estimators,
+    posterior_scales,
+    prior_scales,
+)
+from eqxlike.nn._common import rho_of
+
+LAYERS = {
+    "linear": (lambda **options: nn.BayesianLinear(3, 2, **options), (3,)),
+    "linear without bias": (lambda **options: nn.BayesianLinear(3, 2, False, **options), (3,)),
+    "scalar": (lambda **options: nn.BayesianLinear("scalar", "scalar", **options), ()),
+    "conv": (
+        lambda key, **options: nn.BayesianConv(nn.Conv1d(2, 4, 2, groups=2, key=key), **options),
+        (2, 3),
+    ),
+    "conv without bias": (
+        lambda key, **options: nn.BayesianConv(
+            nn.Conv2d(2, 1, 2, use_bias=False, key=key), **options
+        ),
+        (2, 3, 3),
+    ),
+}
+
+
+class Shift(nn.BayesianLayer):
+    """A user's layer, which cannot be taken apart."""
+
+    mean: jax.Array
+
+    def kl(self):
+        return self.mean**2 / 2
+
+    def sample(self, key):
+        return nn.Lambda(jnp.negative)
+
+
+class Scaled(eqx.Module):
+    """A user's Module, with a layer and arrays of its own around it."""
+
+    layer: object
+    scale: jax.Array
+    activation: object = jnp.tanh
+
+    def __call__(self, x, *, key=None):
+        return self.scale * self.activation(self.layer(x, key=key))
+
+
+def uneven(tree, getkey):
+    """`tree` with every array moved, so that no two entries are alike."""
+    move = lambda leaf: leaf + jr.normal(getkey(), leaf.shape) if eqx.is_array(leaf) else leaf
+    return jax.tree.map(move, tree)
+
+
+@pytest.fixture
+def network(getkey):
+    """Linear layers and convolutions in a dict, a tuple and Modules; one stacked, one frozen."""
+    return {
+        "first": (nn.Conv1d(2, 3, 2, key=getkey()), nn.LayerNorm(3)),
+        "second": Scaled(nn.Linear(3, 2, use_bias=False, key=getkey()), jnp.array(2.0)),
+        "stack": nn.ScanStack(lambda key: nn.Linear(2, 2, key=key), 3, key=getkey()),
+        "frozen": nn.freeze(nn.Linear(2, 2, key=getkey())),
+    }
+
+
+@pytest.fixture
+def model(network):
+    """`network` with Bayesian layers, the frozen one among them as it is."""
+    where = lambda network: (network["first"], network["second"], network["stack"])
+    return nn.to_bayesian(network, where)
+
+
+@pytest.mark.parametrize("estimator", ["local", "flipout", "weights"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer_put_together_from_its_parts_computes_the_same(name, estimator, getkey):
+    make, shape = LAYERS[name]
+    layer = uneven(make(estimator=estimator, key=getkey()), getkey)
+    same = type(layer).from_parts(
+        layer.mean_layer(), layer.posterior_scales(), estimator=layer.estimator
+    )
+    x, shared_key, key = jr.normal(getkey(), shape), getkey(), getkey()
+    call = eqx.filter_jit(
+        lambda layer, shared_key, key: nn.with_perturbation(layer, shared_key)(x, key=key)
+    )
+    expected = call(layer, shared_key, key)
+    found = call(same, jr.clone(shared_key), jr.clone(key))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_scales_are_those_of_a_new_layer(name, getkey):
+    make, _ = LAYERS[name]
+    layer = make(prior_scale=2.0, posterior_scale=0.3, key=getkey())
+    mean, posterior, prior = layer.mean_layer(), layer.posterior_scales(), layer.prior_scales()
+    fan_in = mean.weight[0].size
+    np.testing.assert_allclose(posterior.weight, 0.3 / np.sqrt(fan_in), rtol=1e-5)
+    np.testing.assert_allclose(prior.weight, 2.0 / np.sqrt(fan_in), rtol=1e-6)
+    if mean.bias is not None:
+        np.testing.assert_allclose(posterior.bias, 0.3, rtol=1e-5)
+        np.testing.assert_allclose(prior.bias, 2.0, rtol=1e-6)
+    assert jax.tree.structure(posterior) == jax.tree.structure(prior) == jax.tree.structure(mean)
+
+
+@given(st.floats(1e-30, 1e30))
+def test_scale_comes_back_in_float32(scale):
+    # A rho has 24 bits, and so its exponential an error of its size times 2**-24.
+    exact = np.float32(scale)
+    tolerance = 2**-22 * max(1, abs(np.log(exact)))
+    found = jax.nn.softplus(rho_of(jnp.asarray(exact)))
+    np.testing.assert_allclose(found, exact, rtol=tolerance)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 1.0, 50.0, 1e4])
+def test_gradient_passes_through_a_scale_of_any_size(scale):
+    gradient = jax.grad(lambda scale: jax.nn.softplus(rho_of(scale)))(jnp.asarray(scale))
+    np.testing.assert_allclose(gradient, 1, rtol=1e-5)
+
+
+def test_posterior_mean_is_the_network_before(network, model):
+    mean = nn.posterior_mean(model)
+    assert jax.tree.structure(mean) == jax.tree.structure(network)
+    assert eqx.tree_equal(mean, network)
+
+
+def test_posterior_mean_computes_what_inference_mode_does(getkey):
+    model, x = nn.BayesianMLP(2, 3, 4, 2, key=getkey()), jnp.ones(2)
+    np.testing.assert_array_equal(nn.posterior_mean(model)(x), nn.inference_mode(model)(x))
+
+
+@pytest.mark.parametrize("scales_of", [posterior_scales, prior_scales])
+def test_scales_stand_where_the_means_of_bayesian_layers_do(scales_of, model):
+    mean, scales = nn.posterior_mean(model), scales_of(model)
+    is_none = lambda leaf: leaf is None
+    mean_leaves = jax.tree_util.tree_leaves_with_path(mean, is_leaf=is_none)
+    scale_leaves = jax.tree_util.tree_leaves_with_path(scales, is_leaf=is_none)
+    assert [path for path, _ in mean_leaves] == [path for path, _ in scale_leaves]
+    scales = {jax.tree_util.keystr(path): leaf for path, leaf in scale_leaves if leaf is not None}
+    shapes = {path: leaf.shape for path, leaf in scales.items()}
+    assert shapes == {
+        "['first'][0].weight": (3, 2, 2),
+        "['first'][0].bias": (3, 1),
+        "['second'].layer.weight": (2, 3),
+        "['stack'].layers.weight": (3, 2, 2),
+        "['stack'].layers.bias": (3, 2),
+    }
+
+
+def test_learnt_prior_scales_of_stacked_layers_stand_with_their_layer(getkey):
+    stack = nn.ScanStack(lambda key: nn.Linear(4, 4, key=key), 2, key=getkey())
+    model = nn.to_bayesian(stack, prior_scale=jnp.array(1.0))
+    model = eqx.tree_at(lambda model: model.layers.prior_scale, model, jnp.array([2.0, 6.0]))
+    scales = prior_scales(model)
+    np.testing.assert_allclose(scales[0].weight, 1.0)
+    np.testing.assert_allclose(scales[1].weight, 3.0)
+    np.testing.assert_allclose(scales[1].bias, 6.0)
+
+
+def test_frozen_means_stay_frozen_and_their_scales_match_them(getkey):
+    layer = nn.freeze(nn.BayesianLinear(2, 2, key=getkey()), lambda layer: layer.weight_mean)
+    mean, scales = nn.posterior_mean(layer), posterior_scales(layer)
+    trained = eqx.filter(mean, eqx.is_inexact_array)
+    assert trained.weight is None
+    assert trained.bias is not None
+    assert jax.tree.structure(scales) == jax.tree.structure(mean)
+
+
+@pytest.mark.parametrize("estimator", ["local", "flipout", "weights"])
+def test_network_put_together_is_the_model(network, model, estimator):
+    rebuilt = bayesian_from_parts(network, posterior_scales(model), estimator)
+    where = lambda network: (network["first"], network["second"], network["stack"])
+    expected = nn.to_bayesian(network, where, estimator=estimator)
+    assert jax.tree.structure(rebuilt) == jax.tree.structure(expected)
+    arrays = (jax.tree.leaves(eqx.filter(each, eqx.is_array)) for each in (rebuilt, expected))
+    for found, each in zip(*arrays, strict=True):
+        np.testing.assert_allclose(found, each, rtol=1e-5)
+
+
+def test_layer_with_a_scale_missing_stays_plain(getkey):
+    network = [nn.Linear(2, 2, key=getkey()), nn.Linear(2, 2, key=getkey())]
+    scales = jax.tree.map(jnp.ones_like, network)
+    scales[0] = eqx.tree_at(lambda layer: layer.bias, scales[0], None)
+    rebuilt = bayesian_from_parts(network, scales, "local")
+    assert [type(layer) for layer in rebuilt] == [nn.Linear, nn.BayesianLinear]
+    covered = layers_with_estimators(network, scales)
+    assert jax.tree.leaves(covered) == [False, False, True, True]
+
+
+def test_arrays_of_other_layers_are_left_to_the_caller(network, model):
+    scales = jax.tree.map(lambda leaf: jnp.ones_like(leaf) if eqx.is_array(leaf) else None, network)
+    covered = jax.tree_util.tree_leaves_with_path(layers_with_estimators(network, scales))
+    paths = {jax.tree_util.keystr(path): flag for path, flag in covered}
+    assert [path for path, flag in paths.items() if not flag] == [
+        "['first'][1].weight",
+        "['first'][1].bias",
+        "['second'].scale",
+        "['second'].activation",
+    ]
+    assert type(bayesian_from_parts(network, scales, "local")["first"][1]) is nn.LayerNorm
+
+
+def test_complex_layers_stay_plain(getkey):
+    network = nn.Linear(2, 2, dtype=jnp.complex64, key=getkey())
+    scales = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), network)
+    assert bayesian_from_parts(network, scales, "local") == network
+
+
+def test_gradient_reaches_means_and_scales(getkey):
+    network = Scaled(nn.Linear(2, 2, key=getkey()), jnp.array(2.0))
+    scales = eqx.tree_at(
+        lambda scales: scales.scale,
+        jax.tree.map(lambda leaf: jnp.ones_like(leaf) if eqx.is_array(leaf) else None, network),
+        None,
+    )
+
+    @eqx.filter_jit
+    @eqx.filter_grad
+    def gradient(parts, key):
+        model = bayesian_from_parts(*parts, "local")
+        keys = jr.split(key, 3)
+        outputs = jax.vmap(lambda key: model(jnp.ones(2), key=key))(keys)
+        return jnp.sum(outputs) + nn.kl_divergence(model)
+
+    means, spreads = gradient((network, scales), getkey())
+    for leaf in (means.layer.weight, means.layer.bias, spreads.layer.weight, spreads.layer.bias):
+        assert np.all(leaf)
+    assert spreads.scale is None
+
+
+def test_parts_of_members_are_the_members_of_parts(getkey):
+    make = lambda key: nn.BayesianLinear(2, 3, key=key)
+    members = eqx.filter_vmap(make)(jr.split(getkey(), 4))
+    outputs = eqx.filter_vmap(lambda layer: nn.posterior_mean(layer)(jnp.ones(2)))(members)
+    together = eqx.filter_vmap(lambda layer: layer(jnp.ones(2)))(nn.posterior_mean(members))
+    np.testing.assert_array_equal(outputs, together)
+    assert posterior_scales(members).weight.shape == (4, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "method"),
+    [
+        (nn.posterior_mean, "mean_layer"),
+        (posterior_scales, "posterior_scales"),
+        (prior_scales, "prior_scales"),
+    ],
+)
+def test_layer_of_a_user_without_the_method_is_named_with_its_path(function, method, getkey):
+    model = {"a": [nn.BayesianLinear(2, 2, key=getkey()), Shift(jnp.array(1.0))]}
+    with pytest.raises(
+        TypeError, match=rf"^Shift at model\['a'\]\[1\] has no method `{method}`, which .*Give it"
+    ):
+        function(model)
+
+
+def test_scale_of_another_shape_is_refused_with_its_path(getkey):
+    network = [nn.Linear(2, 3, key=getkey())]
+    scales = [eqx.tree_at(lambda layer: layer.weight, network[0], jnp.ones((2, 3)))]
+    with pytest.raises(
+        ValueError,
+        match=r"^Expected scales\[0\]\.weight to be of the shape of network\[0\]\.weight, "
+        r"\(3, 2\); got \(2, 3\)\.$",
+    ):
+        bayesian_from_parts(network, scales, "local")
+
+
+def test_scale_without_an_array_is_refused_with_its_path(getkey):
+    with pytest.raises(ValueError, match=r"There is a scale at scales\['b'\], and no array"):
+        bayesian_from_parts({"a": nn.Linear(2, 3, key=getkey())}, {"b": jnp.ones(2)}, "local")
+
+
+@pytest.mark.parametrize(("layer", "other"), [("linear", "conv"), ("conv", "linear")])
+def test_parts_of_another_kind_are_refused(layer, other, getkey):
+    layer, other = (LAYERS[name][0](key=getkey()) for name in (layer, other))
+    name = "Linear" if isinstance(layer, nn.BayesianLinear) else "Conv"
+    with pytest.raises(TypeError, match=rf"^mean must be an nn\.{name}, got a "):
+        type(layer).from_parts(other.mean_layer(), layer.posterior_scales())
+    with pytest.raises(TypeError, match=rf"^scales must be an nn\.{name}, got a "):
+        type(layer).from_parts(layer.mean_layer(), other.posterior_scales())
+
+
+def test_parts_of_other_shapes_are_refused(getkey):
+    mean = nn.Linear(2, 3, key=getkey())
+    with pytest.raises(
+        ValueError, match=r"scales\.bias to be like mean\.bias, shape \(3,\); got None\.$"
+    ):
+        nn.BayesianLinear.from_parts(mean, nn.Linear(2, 3, use_bias=False, key=getkey()))
