@@ -6,17 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from .._figures import BLUE, GREEN, GREY, INK, ORANGE, RED, new_figure, tidy
+from ..bayes.plot._reliability import draw_reliability
 from ._compare import BAYESIAN, PLAIN, Output
 from ._dispatch import FILTERED, FLAT, MODULE
 from ._evaluate import LEVEL, Intervals, Probabilities
 from ._tables import TITLES
 
-BLUE, ORANGE, GREEN, RED, GREY = "#2b6cb0", "#dd8a2b", "#3a9a5c", "#c53030", "#777777"
 COLOURS = {BAYESIAN: BLUE, PLAIN: ORANGE, "ridge": GREEN, "logistic": GREEN}
 COLUMN_COLOURS = {FLAT: "#b8c4d0", MODULE: "#7f95ab", FILTERED: BLUE}
 DPI = 150
-FEW = 5
-"""Fewer predictions than this in a bin say little about it."""
 
 
 def draw(outputs: Mapping[str, Output], folder: pathlib.Path) -> list[pathlib.Path]:
@@ -44,19 +43,9 @@ def draw(outputs: Mapping[str, Output], folder: pathlib.Path) -> list[pathlib.Pa
 
 
 def _new_figure(width: float, height: float, title: str) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(width, height, "The demo's pictures")
     figure.suptitle(title, fontsize=12, fontweight="bold")
     return figure
-
-
-def _tidy(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.set_axisbelow(True)
 
 
 def _draw_intervals(outputs: Mapping[str, Output]) -> Any:
@@ -84,7 +73,7 @@ def _draw_intervals(outputs: Mapping[str, Output]) -> Any:
             place, lower, upper, color=colour, alpha=0.3, linewidth=2, label=f"{LEVEL:.0%} interval"
         )
         axes.plot(place, mean, color=colour, linewidth=1.8, label="predictive mean")
-        axes.plot(place[is_inside], y[is_inside], "o", color="#333333", ms=3.2, label="truth")
+        axes.plot(place[is_inside], y[is_inside], "o", color=INK, ms=3.2, label="truth")
         axes.plot(
             place[~is_inside], y[~is_inside], "X", color=RED, ms=6, label="truth outside interval"
         )
@@ -94,7 +83,7 @@ def _draw_intervals(outputs: Mapping[str, Output]) -> Any:
             fontsize=10,
         )
         axes.set_xlabel("held-out patients, ordered by predictive mean")
-        _tidy(axes)
+        tidy(axes)
     panels[0].set_ylabel("disease progression after one year (score)")
     panels[0].legend(loc="upper left", fontsize=8, framealpha=0.9)
     return figure
@@ -113,32 +102,11 @@ def _draw_reliability(outputs: Mapping[str, Output]) -> Any:
     )
     for axes, counts, (name, predicted) in zip(*panels, evaluations.items(), strict=True):
         assert isinstance(predicted, Probabilities)
-        is_filled = predicted.bins["count"] > 0
-        count, confidence, accuracy = (
-            predicted.bins[field][is_filled] for field in ("count", "confidence", "accuracy")
-        )
-        lower, upper = _wilson_interval(accuracy, count)
         edges, colour = predicted.bins["edges"], COLOURS[name]
+        draw_reliability(axes, **predicted.bins, colour=colour)
+        is_filled = predicted.bins["count"] > 0
+        count, left = predicted.bins["count"][is_filled], edges[:-1][is_filled]
         width = edges[1] - edges[0]
-        left = edges[:-1][is_filled]
-        # A bar that stands for a handful of predictions is fainter.
-        for place, height, number in zip(left, accuracy, count, strict=True):
-            alpha = 0.35 if number >= FEW else 0.12
-            axes.bar(place, height, width, align="edge", color=colour, alpha=alpha, edgecolor="w")
-        axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="as claimed")
-        axes.errorbar(
-            confidence,
-            accuracy,
-            yerr=(accuracy - lower, upper - accuracy),
-            fmt="o",
-            markersize=5,
-            color=colour,
-            elinewidth=1.2,
-            capsize=2.5,
-            clip_on=False,
-            zorder=3,
-            label="accuracy, 90% interval",
-        )
         counts.bar(left, count, width, align="edge", color=colour, alpha=0.7, edgecolor="white")
         for place, number in zip(left, count, strict=True):
             counts.text(place + width / 2, number * 1.25, str(number), ha="center", fontsize=7)
@@ -147,27 +115,14 @@ def _draw_reliability(outputs: Mapping[str, Output]) -> Any:
             f"{TITLES[name]}\nECE {metrics['ece']:.3f}, NLL {metrics['nll']:.3f} nats", fontsize=10
         )
         counts.set_xlabel("confidence (predicted probability)")
-        _tidy(axes)
-        _tidy(counts)
+        tidy(counts)
     axes, counts = panels[0, 0], panels[1, 0]
-    axes.set_xlim(0, 1)
-    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
-    axes.set_ylim(0, 1)
     axes.set_ylabel("accuracy in the bin")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     counts.set_yscale("log")
     counts.set_ylim(0.7, 4 * len(outputs["digits"].data.test))
     counts.set_ylabel("predictions")
     return figure
-
-
-def _wilson_interval(fraction: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The 90% score interval of a fraction of `count` (Wilson 1927); sound at 0, at 1, for few."""
-    z = 1.645
-    middle = (fraction + z**2 / (2 * count)) / (1 + z**2 / count)
-    spread = np.sqrt(fraction * (1 - fraction) / count + z**2 / (4 * count**2))
-    half = z / (1 + z**2 / count) * spread
-    return np.minimum(middle - half, fraction), np.maximum(middle + half, fraction)
 
 
 def _draw_elbo(outputs: Mapping[str, Output]) -> Any:
@@ -200,7 +155,7 @@ def _draw_elbo(outputs: Mapping[str, Output]) -> Any:
         axes.set_xlabel("training step")
         axes.set_ylabel(f"{'ELBO' if weight == 1 else 'tempered ELBO'} (nats per example)")
         axes.legend(loc="lower right", fontsize=8)
-        _tidy(axes)
+        tidy(axes)
     return figure
 
 
@@ -241,7 +196,7 @@ def _draw_dispatch(outputs: Mapping[str, Output]) -> Any:
                 medians,
                 height * 0.92,
                 xerr=abs(quartiles - medians),
-                error_kw={"elinewidth": 0.8, "capsize": 1.5, "ecolor": "#333333"},
+                error_kw={"elinewidth": 0.8, "capsize": 1.5, "ecolor": INK},
                 color=COLUMN_COLOURS[column],
                 label=column,
             )
@@ -262,7 +217,7 @@ def _draw_dispatch(outputs: Mapping[str, Output]) -> Any:
         axes.set_title(title, fontsize=10)
         axes.set_xlabel(f"ratio to {MODULE}: median and quartiles of the rounds")
         axes.set_yticks(range(len(rows)), list(rows))
-        _tidy(axes)
+        tidy(axes)
         axes.grid(axis="y", visible=False)
     panels[0].invert_yaxis()
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

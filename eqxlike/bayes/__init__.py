@@ -1,6 +1,7 @@
 """Bayesian inference: objectives, predictions, and how far to believe them."""
 
 from . import metrics as metrics
+from . import plot as plot
 from ._calibration import ConformalIntervals as ConformalIntervals
 from ._calibration import ConformalSets as ConformalSets
 from ._calibration import TemperatureScaling as TemperatureScaling

@@ -4,7 +4,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-_COLOURS = {"ok": "#2b6cb0", "wrong": "#c53030", "nan": "#dd8a2b", "error": "#777777"}
+from ..._figures import BLUE, GREY, ORANGE, RED, new_figure, tidy
+
+_COLOURS = {"ok": BLUE, "wrong": RED, "nan": ORANGE, "error": GREY}
 
 # The size of a label, in parts of the axes; a letter is about so wide in a figure of this size.
 _LINE, _LETTER = 0.06, 0.014
@@ -21,17 +23,9 @@ def plot(rows: Sequence[Any]) -> Any:
     rows = [row for row in rows if row.gradient_us is not None and row.peak_bytes is not None]
     if not rows:
         raise ValueError("Comparison.plot: no mode was measured, so there is nothing to draw.")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import LogFormatter
-    except ImportError as error:
-        raise ImportError(
-            "Comparison.plot needs matplotlib: `pip install 'eqxlike[plot]'`."
-        ) from error
+    figure = new_figure(8, 4.5, "Comparison.plot")
+    from matplotlib.ticker import LogFormatter
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for verdict in dict.fromkeys(row.verdict for row in rows):
         times = [row.gradient_us for row in rows if row.verdict == verdict]
@@ -47,9 +41,7 @@ def plot(rows: Sequence[Any]) -> Any:
     axes.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.5)))
     axes.set_xlabel("Time of value and gradient (microseconds)")
     axes.set_ylabel("Peak temporary memory (bytes)")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.set_axisbelow(True)
+    tidy(axes)
     figure.legend(title="Verdict", loc="outside right upper", frameon=False)
     _label(axes, rows)
     return figure

@@ -1,0 +1,252 @@
+import sys
+
+import jax.numpy as jnp
+import matplotlib.collections
+import matplotlib.figure
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+import scipy.stats
+
+from eqxlike import bayes
+from eqxlike.bayes import metrics, plot
+
+
+@pytest.fixture
+def regression():
+    """Inputs in no order, a prediction there, and observations."""
+    generator = np.random.default_rng(0)
+    x = generator.permutation(np.linspace(0, 1, 30, dtype=np.float32))
+    means = np.stack([np.sin(x), np.sin(x) + 0.5])
+    y = means[0] + generator.normal(0, 0.5, 30).astype(np.float32)
+    return x, bayes.Mixture(dist.Normal(means, 0.3)), y
+
+
+@pytest.fixture
+def classes():
+    generator = np.random.default_rng(0)
+    probabilities = generator.dirichlet(np.ones(3), 200).astype(np.float32)
+    return probabilities, generator.integers(0, 3, 200)
+
+
+def line(axes, label):
+    (found,) = [each for each in axes.lines if each.get_label() == label]
+    return found.get_xydata()
+
+
+def ends_of_band(axes, label, x):
+    """The lower and the upper end of a filled band at the places x of its corners."""
+    (band,) = [each for each in axes.collections if each.get_label() == label]
+    corners = band.get_paths()[0].vertices
+    at_x = [corners[np.isclose(corners[:, 0], place, atol=1e-6), 1] for place in x]
+    return [each.min() for each in at_x], [each.max() for each in at_x]
+
+
+def heights(axes):
+    return [bar.get_height() for bar in axes.patches]
+
+
+def texts(axes):
+    return [each.get_text() for each in axes.get_legend().get_texts()]
+
+
+def draws_of_two_chains():
+    """The second chain lies above the first."""
+    generator = np.random.default_rng(0)
+    return np.stack([generator.normal(0, 1, 300), generator.normal(1, 1, 300)])
+
+
+def test_bands_are_the_intervals_in_the_order_of_x(regression):
+    x, prediction, _ = regression
+    axes = plot.bands(x, prediction, levels=(0.5, 0.9))
+    order = np.argsort(x)
+    for level in (0.5, 0.9):
+        lower, upper = ends_of_band(axes, f"{level:.0%} interval", x[order])
+        np.testing.assert_allclose(lower, prediction.interval(level)[0][order], rtol=1e-5)
+        np.testing.assert_allclose(upper, prediction.interval(level)[1][order], rtol=1e-5)
+    mean = line(axes, "predictive mean")
+    np.testing.assert_allclose(mean, np.stack([x, prediction.mean], 1)[order], rtol=1e-6)
+
+
+def test_bands_show_what_was_observed_and_the_truth(regression):
+    x, prediction, y = regression
+    axes = plot.bands(x, prediction, y, truth=np.sin(x))
+    order = np.argsort(x)
+    np.testing.assert_array_equal(line(axes, "observed"), np.stack([x, y], 1)[order])
+    np.testing.assert_array_equal(line(axes, "truth"), np.stack([x, np.sin(x)], 1)[order])
+    assert texts(axes) == ["90% interval", "50% interval", "predictive mean", "truth", "observed"]
+
+
+def test_bands_of_other_shapes_are_refused(regression):
+    x, prediction, y = regression
+    with pytest.raises(ValueError, match=r"x \(30,\), prediction \(30,\), y \(29,\)"):
+        plot.bands(x, prediction, y[1:])
+    with pytest.raises(ValueError, match=r"one shape \(N,\), got x \(30, 1\), prediction"):
+        plot.bands(x[:, None], prediction)
+    with pytest.raises(ValueError, match="at least one level"):
+        plot.bands(x, prediction, levels=())
+
+
+def test_coverage_is_that_of_the_intervals(regression):
+    _, prediction, y = regression
+    axes = plot.coverage(prediction, y)
+    drawn = line(axes, "observed")
+    for level in (0.25, 0.5, 0.9):
+        expected = metrics.coverage(y, *prediction.interval(level))
+        np.testing.assert_allclose(np.interp(level, *drawn.T), expected, rtol=1e-6)
+    np.testing.assert_array_equal(line(axes, "as claimed"), [[0, 0], [1, 1]])
+    inside = metrics.coverage(y, *prediction.interval(0.9))
+    assert axes.get_title() == f"90% intervals hold {inside:.1%} of 30"
+
+
+def test_band_of_coverage_is_that_of_binomial_counts(regression):
+    _, prediction, y = regression
+    axes = plot.coverage(prediction, y)
+    levels = [0.0, 0.1, 0.5, 0.93, 1.0]
+    lower, upper = ends_of_band(axes, "90% of calibrated predictions", levels)
+    np.testing.assert_allclose(lower, scipy.stats.binom(30, levels).ppf(0.05) / 30, atol=1e-12)
+    np.testing.assert_allclose(upper, scipy.stats.binom(30, levels).ppf(0.95) / 30, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(29,), (30, 1), ()])
+def test_coverage_of_other_shapes_is_refused(shape, regression):
+    with pytest.raises(ValueError, match=r"y of shape \(N,\) and a prediction of as many numbers"):
+        plot.coverage(regression[1], jnp.zeros(shape))
+
+
+@pytest.mark.parametrize("equal", ["width", "mass"])
+def test_reliability_shows_the_bins(equal, classes):
+    axes = plot.reliability(*classes, 5, equal=equal)
+    bins = metrics.calibration_bins(*classes, 5, equal=equal)
+    is_filled = np.asarray(bins.count) > 0
+    np.testing.assert_allclose(heights(axes), bins.accuracy[is_filled], rtol=1e-6)
+    widths = [bar.get_width() for bar in axes.patches]
+    np.testing.assert_allclose(widths, np.diff(bins.edges)[is_filled], rtol=1e-5)
+    assert [text.get_text() for text in axes.texts] == [str(n) for n in bins.count[is_filled]]
+    (points,) = axes.containers[-1].lines[:1]
+    expected = np.stack([bins.confidence, bins.accuracy], 1)[is_filled]
+    np.testing.assert_allclose(points.get_xydata(), expected, rtol=1e-6)
+    assert axes.get_title() == f"ECE {metrics.ece(*classes, 5, equal=equal):.3f}, 200 predictions"
+
+
+def test_bars_of_accuracy_are_wilsons_intervals(classes):
+    axes = plot.reliability(*classes, 5)
+    bins = metrics.calibration_bins(*classes, 5)
+    (segments,) = [
+        each.get_segments()
+        for each in axes.collections
+        if isinstance(each, matplotlib.collections.LineCollection)
+    ]
+    filled = [m for m in range(5) if bins.count[m]]
+    for m, segment in zip(filled, segments, strict=True):
+        right = round(float(bins.accuracy[m]) * int(bins.count[m]))
+        test = scipy.stats.binomtest(right, int(bins.count[m]))
+        interval = test.proportion_ci(0.9, method="wilson")
+        np.testing.assert_allclose(segment[:, 1], interval, atol=1e-4)
+
+
+def test_traces_are_the_draws():
+    draws = np.random.default_rng(0).normal(size=(3, 20, 2))
+    slope, scale = plot.traces(draws, ["slope", "scale"])
+    for chain in range(3):
+        drawn = line(scale, f"chain {chain + 1}")
+        np.testing.assert_array_equal(drawn, np.stack([np.arange(20), draws[chain, :, 1]], 1))
+    assert (slope.get_ylabel(), scale.get_ylabel()) == ("slope", "scale")
+    assert texts(slope) == ["chain 1", "chain 2", "chain 3"]
+
+
+def test_traces_of_one_unknown_are_in_one_axes():
+    draws = np.random.default_rng(0).normal(size=(2, 20))
+    axes = plot.traces(draws, "slope")
+    np.testing.assert_array_equal(line(axes, "chain 2")[:, 1], draws[1])
+    assert axes.get_ylabel() == "slope"
+
+
+def test_traces_of_other_shapes_are_refused():
+    with pytest.raises(ValueError, match=r"\(chains, draws\) or \(chains, draws, K\), got shape"):
+        plot.traces(np.zeros(5))
+    with pytest.raises(ValueError, match=r"of 2 unknowns expects as many names, got \['slope'\]"):
+        plot.traces(np.zeros((2, 5, 2)), ["slope"])
+    axes = matplotlib.figure.Figure().subplots(3)
+    with pytest.raises(ValueError, match="of 2 unknowns expects as many axes, got 3"):
+        plot.traces(np.zeros((2, 5, 2)), ax=axes)
+
+
+def test_ranks_are_those_of_scipy():
+    draws = draws_of_two_chains().round(1)  # with ties
+    axes = plot.ranks(draws, num_bins=10)
+    ranked = scipy.stats.rankdata(draws).reshape(2, 300)
+    expected = [np.histogram(row - 0.5, np.linspace(0, 600, 11))[0] for row in ranked]
+    np.testing.assert_array_equal(heights(axes), np.concatenate(expected))
+
+
+def test_uniform_ranks_are_drawn_above_the_foot_of_each_chain():
+    axes = plot.ranks(draws_of_two_chains(), num_bins=10)
+    floors = [axes.patches[0].get_y(), axes.patches[10].get_y()]
+    assert floors[1] < floors[0]
+    np.testing.assert_allclose([each.get_ydata()[0] for each in axes.lines], np.add(floors, 30))
+    assert texts(axes) == ["uniform: 30 draws a bin"]
+
+
+def test_ranks_of_other_draws_are_refused():
+    with pytest.raises(ValueError, match=r"shape \(chains, draws\), got shape \(5,\)"):
+        plot.ranks(np.zeros(5))
+    with pytest.raises(ValueError, match="1 draws are not finite"):
+        plot.ranks(np.array([[0.0, np.nan]]))
+
+
+@pytest.mark.parametrize(("num_draws", "num_bins"), [(99, 20), (99, 7), (4, 20)])
+def test_sbc_ranks_have_the_band_of_binomial_counts(num_draws, num_bins):
+    ranks = np.random.default_rng(0).integers(0, num_draws + 1, 200)
+    axes = plot.sbc_ranks(ranks, num_draws, num_bins=num_bins)
+    ends = [bar.get_x() for bar in axes.patches] + [num_draws + 0.5]
+    assert len(axes.patches) == min(num_bins, num_draws + 1)
+    np.testing.assert_array_equal(heights(axes), np.histogram(ranks, ends)[0])
+    chances = np.diff(ends) / (num_draws + 1)
+    (band,) = axes.collections
+    corners = band.get_paths()[0].vertices
+    for tail in (0.005, 0.995):
+        for end, count in zip(ends[:-1], scipy.stats.binom(200, chances).ppf(tail), strict=True):
+            assert [end, count] in corners.tolist()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        (np.zeros((5, 1), int), r"integers of shape \(N,\), got int64 of shape \(5, 1\)"),
+        (np.zeros(5), r"integers of shape \(N,\), got float64 of shape \(5,\)"),
+        (np.arange(5), "ranks from 0 to num_draws, 3, got ranks from 0 to 4"),
+    ],
+)
+def test_other_sbc_ranks_are_refused(ranks, message):
+    with pytest.raises(ValueError, match=message):
+        plot.sbc_ranks(ranks, num_draws=3)
+
+
+def everything(regression, classes, **options):
+    x, prediction, y = regression
+    yield plot.bands(x, prediction, **options)
+    yield plot.coverage(prediction, y, **options)
+    yield plot.reliability(*classes, **options)
+    yield plot.traces(draws_of_two_chains(), **options)
+    yield plot.ranks(draws_of_two_chains(), **options)
+    yield plot.sbc_ranks(np.arange(5), 4, **options)
+
+
+def test_each_draws_in_the_axes_given(regression, classes):
+    axes = matplotlib.figure.Figure().subplots()
+    assert all(each is axes for each in everything(regression, classes, ax=axes))
+
+
+def test_new_figures_are_none_of_pyplots(regression, classes):
+    figures = [axes.figure for axes in everything(regression, classes)]
+    assert len({id(figure) for figure in figures}) == 6
+    assert not any(hasattr(figure.canvas.manager, "num") for figure in figures)
+
+
+def test_without_matplotlib_the_extra_is_named(regression, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    x, prediction, _ = regression
+    message = r"plot\.bands needs matplotlib: `pip install 'eqxlike\[plot\]'`"
+    with pytest.raises(ImportError, match=message):
+        plot.bands(x, prediction)
