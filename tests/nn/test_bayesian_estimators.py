@@ -10,6 +10,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
+from eqxlike.nn._bayesian._gaussian_layer import _random_signs
 
 ESTIMATORS = ["local", "flipout", "weights"]
 NUM_DRAWS = 8000
@@ -177,6 +178,18 @@ def test_examples_of_a_flipout_batch_differ_in_signs_alone(getkey):
     noise = outputs_of_batch(layer, x, getkey()) - layer.mean_layer()(x[0])[None]
     np.testing.assert_allclose(abs(noise), abs(noise[:1]).repeat(8, axis=0), rtol=1e-4)
     assert {-1.0, 1.0} == set(np.sign(noise[:, 0]).tolist())
+
+
+def test_signs_of_flipout_are_balanced_and_uncorrelated(getkey):
+    # More than the 32 that one word gives.
+    signs = jax.jit(jax.vmap(lambda key: _random_signs(key, jnp.zeros(40))))(
+        jr.split(getkey(), NUM_DRAWS)
+    )
+    signs = np.asarray(signs, np.float64)
+    tolerance = 5 / math.sqrt(NUM_DRAWS)
+    np.testing.assert_array_equal(abs(signs), 1)
+    np.testing.assert_allclose(signs.mean(0), 0, atol=tolerance)
+    np.testing.assert_allclose(signs.T @ signs / NUM_DRAWS, np.eye(40), atol=tolerance)
 
 
 @pytest.mark.parametrize("estimator", ["flipout", "weights"])

@@ -25,14 +25,6 @@ def rho_of(scale: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return (exact + jnp.log(-jnp.expm1(-exact))).astype(scale.dtype)
 
 
-def log_softplus(rho: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """`log(softplus(rho))`, finite with a finite gradient where `softplus(rho)` underflows to 0."""
-    # Below -40 log(softplus(rho)) = rho - exp(rho) / 2 + ... is rho to the last digit of a float64.
-    # The inner `where` keeps the 0 / 0 of an underflow out of the gradient.
-    is_tiny = rho < -40
-    return jnp.where(is_tiny, rho, jnp.log(jax.nn.softplus(jnp.where(is_tiny, 0, rho))))
-
-
 def draw_gaussian(
     key: PRNGKeyArray, mean: Float[Array, "*shape"], rho: Float[Array, "*shape"]
 ) -> Float[Array, "*shape"]:
@@ -69,8 +61,14 @@ def gaussian_kl(
     dtype = at_least_float32(mean.dtype)
     mean, rho, prior = mean.astype(dtype), rho.astype(dtype), prior_scale.astype(dtype)
     prior = jnp.expand_dims(prior, range(prior.ndim, mean.ndim))
-    ratio = (jax.nn.softplus(rho) / prior) ** 2 + (mean / prior) ** 2
-    return jnp.sum(jnp.log(prior) - log_softplus(rho) + (ratio - 1) / 2)
+    scale = jax.nn.softplus(rho)
+    # Below -40 log(softplus(rho)) = rho - exp(rho) / 2 + ... is rho to the last digit of a float64,
+    # finite where the scale underflows to 0. The inner `where` keeps the 0 / 0 of an underflow out
+    # of the gradient.
+    is_tiny = rho < -40
+    log_scale = jnp.where(is_tiny, rho, jnp.log(jnp.where(is_tiny, 1, scale)))
+    ratio = (scale / prior) ** 2 + (mean / prior) ** 2
+    return jnp.sum(jnp.log(prior) - log_scale + (ratio - 1) / 2)
 
 
 def check_key(key: PRNGKeyArray | None, layer: Module) -> PRNGKeyArray:
