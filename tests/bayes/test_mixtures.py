@@ -175,3 +175,16 @@ def test_classes_that_would_broadcast_are_refused():
     mixture = bayes.CategoricalMixture(jnp.zeros((2, 5, 3)))
     with pytest.raises(ValueError, match=r"expects y of the shape .* \(5,\), got \(5, 1\)"):
         mixture.log_prob(jnp.zeros((5, 1), int))
+
+
+def test_log_densities_of_components_are_those_of_scipy(getkey):
+    means, y = np.asarray(jr.normal(getkey(), (4, 3))), np.ones(3, np.float32)
+    found = mixture_of(means, 0.5).component_log_prob(y)
+    np.testing.assert_allclose(found, scipy.stats.norm(means, 0.5).logpdf(y), rtol=1e-5)
+
+
+def test_log_probabilities_of_components_are_those_of_scipy(getkey):
+    logits = np.asarray(jr.normal(getkey(), (4, 2, 3)))
+    found = bayes.CategoricalMixture(logits).component_log_prob(jnp.array([2, 0]))
+    expected = scipy.special.log_softmax(logits, axis=-1)[:, [0, 1], [2, 0]]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

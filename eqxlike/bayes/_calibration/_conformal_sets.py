@@ -51,11 +51,7 @@ class ConformalSets(Module):
         probabilities = prediction.probabilities
         if self.score == "probability":
             return 1 - probabilities <= self.quantile
-        before = _mass_before(probabilities)
-        if key is None:
-            # The class with which the mass reaches the quantile is in the set, too.
-            return before < self.quantile
-        return before + _uniform(key, probabilities) * probabilities <= self.quantile
+        return _adaptive_scores(probabilities, key) <= self.quantile
 
 
 def conformal_sets(
@@ -70,7 +66,7 @@ def conformal_sets(
 
     Split conformal prediction. The probability is over the calibration examples and the next one,
     if they are exchangeable; it is at least `level`, and but for ties at most
-    `level + 1 / (N + 1)`, except for adaptive sets without a key, which are larger.
+    `level + 1 / (N + 1)`.
 
     **Arguments:**
 
@@ -79,11 +75,12 @@ def conformal_sets(
     - `level`: between 0 and 1.
     - `score`: `"probability"`, 1 less the probability of the class, whose sets are the smallest on
       average and may be empty (Sadinle, Lei and Wasserman, 2019, "Least Ambiguous Set-Valued
-      Classifiers With Bounded Error Levels"); or `"adaptive"`, the probability of all classes from
-      the most probable down to it, whose sets are larger where classes are harder to tell (Romano,
-      Sesia and Candès, 2020, "Classification with Valid and Adaptive Coverage").
-    - `key`: for adaptive sets that take the last class in by chance, so that they cover no more
-      than they must; such a set may be empty. Without it no set is.
+      Classifiers With Bounded Error Levels"); or `"adaptive"`, the probability of all classes that
+      are more probable, whose sets are larger where classes are harder to tell, and never empty
+      (Romano, Sesia and Candès, 2020, "Classification with Valid and Adaptive Coverage").
+    - `key`: for adaptive sets that leave their last class out by chance. Without it the labels that
+      are predicted tie, so that sets cover more than they must where most are; with it a set may be
+      empty.
 
     **Returns:** a `ConformalSets`, to be called on the predictions of other examples.
 
@@ -106,9 +103,7 @@ def conformal_sets(
             raise ValueError('conformal_sets takes a key for score="adaptive" alone.')
         scores = 1 - _of_label(probabilities, labels)
     elif score == "adaptive":
-        part = 1 if key is None else _of_label(_uniform(key, probabilities), labels)
-        before = _of_label(_mass_before(probabilities), labels)
-        scores = before + part * _of_label(probabilities, labels)
+        scores = _of_label(_adaptive_scores(probabilities, key), labels)
     else:
         raise ValueError(f'score must be "probability" or "adaptive", got {score!r}.')
     quantile = conformal_quantile(scores, level, "conformal_sets")
@@ -120,15 +115,17 @@ def _of_label(values: Array, labels: Int[Array, " N"]) -> Array:
     return jnp.take_along_axis(values, labels[:, None], axis=-1)[:, 0]
 
 
-def _mass_before(probabilities: Float[Array, "*B C"]) -> Float[Array, "*B C"]:
-    """The probability of all classes that are more probable than each; of equals, the first is."""
+def _adaptive_scores(
+    probabilities: Float[Array, "*B C"], key: PRNGKeyArray | None
+) -> Float[Array, "*B C"]:
+    """The probability of all classes that are more probable than each; of equals, the first is.
+    With a key a part of its own is added, the same part for all classes of an example.
+    """
     order = jnp.argsort(-probabilities, axis=-1)
     ordered = jnp.take_along_axis(probabilities, order, axis=-1)
     before = jnp.cumsum(ordered, axis=-1) - ordered
-    return jnp.take_along_axis(before, jnp.argsort(order, axis=-1), axis=-1)
-
-
-def _uniform(key: PRNGKeyArray, probabilities: Float[Array, "*B C"]) -> Float[Array, "*B C"]:
-    """One number an example, the same for all its classes."""
-    shape = (*probabilities.shape[:-1], 1)
-    return jnp.broadcast_to(jr.uniform(key, shape, probabilities.dtype), probabilities.shape)
+    scores = jnp.take_along_axis(before, jnp.argsort(order, axis=-1), axis=-1)
+    if key is None:
+        return scores
+    part = jr.uniform(key, (*probabilities.shape[:-1], 1), probabilities.dtype)
+    return scores + part * probabilities

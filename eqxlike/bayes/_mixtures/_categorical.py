@@ -54,13 +54,22 @@ class CategoricalMixture(Module):
 
         **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
         """
+        terms = self.component_log_prob(y)
+        return logsumexp(terms, axis=0) - jnp.log(jnp.asarray(terms.shape[0], terms.dtype))
+
+    def component_log_prob(self, y: Int[Array, "*B"]) -> Float[Array, "S *B"]:
+        """The log probability of the classes `y` under each component, in nats, as
+        `metrics.psis_loo` takes it.
+
+        **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
+        """
         if jnp.shape(y) != self.batch_shape:
             raise ValueError(
                 "CategoricalMixture.log_prob expects y of the shape that is predicted, "
                 f"{self.batch_shape}, got {jnp.shape(y)}."
             )
-        picked = jnp.take_along_axis(self.log_probabilities, jnp.asarray(y)[..., None], axis=-1)
-        return picked[..., 0]
+        terms = jax.nn.log_softmax(self.logits, axis=-1)
+        return jnp.take_along_axis(terms, jnp.asarray(y)[None, ..., None], axis=-1)[..., 0]
 
     @property
     def entropy(self) -> Float[Array, "*B"]:

@@ -76,8 +76,15 @@ class Mixture(Module):
 
         **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
         """
-        terms = self._of_each("log_prob", y)
+        terms = self.component_log_prob(y)
         return logsumexp(terms, axis=0) - jnp.log(jnp.asarray(self.num_components, terms.dtype))
+
+    def component_log_prob(self, y: Float[Array, "*B"]) -> Float[Array, "S *B"]:
+        """The log density at `y` under each component, in nats, as `metrics.psis_loo` takes it.
+
+        **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
+        """
+        return self._of_each("log_prob", y)
 
     def cdf(self, y: Float[Array, "*B"]) -> Float[Array, "*B"]:
         """The probability of at most `y`.

@@ -47,7 +47,8 @@ def psis_loo(
 
     - `log_likelihoods`: the log likelihood of each example under each draw, in nats; independent
       draws with shape `(S, N)`, or those of Markov chains with shape `(chains, draws, N)`, whose
-      autocorrelation is then taken into account.
+      autocorrelation is then taken into account. A prediction of the examples that the posterior
+      was found from has them: `prediction.component_log_prob(y)`.
 
     **Returns:** a `LeaveOneOut`, as NumPy holds it.
 
