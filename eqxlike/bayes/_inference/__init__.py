@@ -2,6 +2,7 @@
 
 from ._diagnostics import Convergence as Convergence
 from ._diagnostics import Diagnostics as Diagnostics
+from ._diagnostics import convergence as convergence
 from ._fitted import FittedPosterior as FittedPosterior
 from ._fitted import load as load
 from ._infer import InferenceWarning as InferenceWarning

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray
 
 from ..._module import Module
@@ -169,7 +169,9 @@ def _over_devices(run: Any) -> Any:
         num_chains = jtu.tree_leaves(pairs)[0].shape[0]
         devices = jax.devices()
         used = max(n for n in range(1, len(devices) + 1) if num_chains % n == 0)
-        mesh = jax.make_mesh((used,), ("chains",), devices=devices[:used])
+        mesh = jax.make_mesh(
+            (used,), ("chains",), devices=devices[:used], axis_types=(AxisType.Auto,)
+        )
         spec = PartitionSpec("chains")
         return jax.shard_map(
             jax.vmap(run), mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=False

@@ -44,7 +44,7 @@ def read_chains(
     - `started`: the run before its first step.
     - `key`: that of the run; `None` if it does not matter.
 
-    **Raises:** `ValueError` if the file is none of such, or that of another run.
+    **Raises:** `ValueError` if the file is none of such, damaged, or that of another run.
     """
     with open(path, "rb") as file:
         header = _read_header(path, file)
@@ -53,7 +53,10 @@ def read_chains(
             name: np.zeros(header["kept"][name], each.dtype)
             for name, each in started.records.items()
         }
-        states, records = tree_deserialise_leaves(file, (started.states, records))
+        try:
+            states, records = tree_deserialise_leaves(file, (started.states, records))
+        except RuntimeError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
     return Chains(header["step"], states, jtu.tree_map(np.asarray, records))
 
 

@@ -1,0 +1,339 @@
+"""Running a method: its file, Ctrl-C, its keys, what it says of itself, and what it refuses."""
+
+import functools
+import os
+import pathlib
+import signal
+
+import arviz_stats
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+
+import eqxlike as eqx
+from eqxlike import ad, bayes, nn
+from eqxlike.bayes._inference import _infer
+from tests.bayes.methods.cases import LinearModel, X, Y, small_target
+
+pytestmark = pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
+
+SHORT = bayes.HMC(num_samples=8, num_warmup=6, chains=2, trajectory_steps=3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def run(method=SHORT, target=None, seed=1, **kwargs):
+    target = small_target() if target is None else target
+    return bayes.infer(target, method, key=jr.key(seed), progress=False, **kwargs)
+
+
+@functools.cache
+def uninterrupted():
+    return run()
+
+
+def draws(posterior):
+    return np.asarray(posterior.records["draw"])
+
+
+def stop_after(monkeypatch, num_calls):
+    """Ctrl-C comes while the call of this number runs."""
+    real, calls = _infer.advance, []
+
+    def advance(*args):
+        for each in real(*args):
+            calls.append(each)
+            if len(calls) == num_calls:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield each
+
+    monkeypatch.setattr(_infer, "advance", advance)
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_calls", [1, 3])
+def test_interrupted_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, num_calls):
+    path = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_after(patch, num_calls)
+        with pytest.raises(
+            KeyboardInterrupt, match=r"stopped after step \d+ of 14. The run is saved"
+        ):
+            run(checkpoint=path)
+    resumed = run(checkpoint=path)
+    np.testing.assert_array_equal(draws(resumed), draws(uninterrupted()))
+
+
+def test_run_without_a_file_says_that_nothing_was_saved(monkeypatch):
+    stop_after(monkeypatch, 1)
+    with pytest.raises(
+        KeyboardInterrupt, match=r"Nothing was saved: `checkpoint=PATH` keeps a run."
+    ):
+        run()
+
+
+def test_finished_run_is_read_from_its_file(tmp_path, monkeypatch):
+    first = run(checkpoint=tmp_path / "run")
+    monkeypatch.setattr(_infer, "advance", lambda *args: iter(()))
+    np.testing.assert_array_equal(draws(run(checkpoint=tmp_path / "run")), draws(first))
+
+
+def test_more_samples_go_on_from_fewer(tmp_path):
+    run(checkpoint=tmp_path / "run")
+    longer = eqx.tree_at(lambda method: method.num_samples, SHORT, 12)
+    extended = run(longer, checkpoint=tmp_path / "run")
+    np.testing.assert_array_equal(draws(extended), draws(run(longer)))
+
+
+def test_where_calls_end_does_not_matter(monkeypatch):
+    expected = draws(uninterrupted())
+    monkeypatch.setattr("eqxlike.bayes._inference._chains._CALL_S", 1e-9)
+    np.testing.assert_array_equal(draws(uninterrupted()), expected)
+
+
+def test_interrupt_while_writing_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    run(checkpoint=path)
+    before = path.read_bytes()
+
+    def broken(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("eqxlike.bayes._inference._files.tree_serialise_leaves", broken)
+    longer = eqx.tree_at(lambda method: method.num_samples, SHORT, 12)
+    with pytest.raises(KeyboardInterrupt):
+        run(longer, checkpoint=path)
+    assert path.read_bytes() == before
+
+
+OTHERS = {
+    "its key differs": {"seed": 2},
+    "its method differs: HMC, not MAP": {"method": bayes.MAP(steps=3)},
+    r"with other settings: num_warmup 6, not 5": {
+        "method": bayes.HMC(num_samples=8, num_warmup=5, chains=2, trajectory_steps=3)
+    },
+    "its data differs": {"order": slice(None, None, -1)},
+    "for 8 draws, more than num_samples = 4": {
+        "method": bayes.HMC(num_samples=4, num_warmup=6, chains=2, trajectory_steps=3)
+    },
+}
+
+
+@pytest.mark.parametrize("message", OTHERS)
+def test_file_of_another_run_is_refused(tmp_path, message):
+    run(checkpoint=tmp_path / "run")
+    other = dict(OTHERS[message])
+    target = small_target(other.pop("order", slice(None)))
+    with pytest.raises(ValueError, match=message):
+        run(target=target, checkpoint=tmp_path / "run", **other)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]\n", b'{"format": 3}\n'])
+def test_file_that_is_no_run_is_refused(tmp_path: pathlib.Path, content):
+    path = tmp_path / "run"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"is no run of `bayes.infer`"):
+        run(checkpoint=path)
+    with pytest.raises(ValueError, match=r"is no run of `bayes.infer`"):
+        bayes.load(path, small_target(), SHORT)
+
+
+def test_truncated_file_is_refused(tmp_path):
+    path = tmp_path / "run"
+    run(checkpoint=path)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"run is damaged: .*num_gradients.* expected 128 bytes"):
+        bayes.load(path, small_target(), SHORT)
+
+
+# --- how chains run -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chain_method", ["sequential", "parallel"])
+def test_chains_run_beside_each_other_or_one_after_another(chain_method):
+    np.testing.assert_allclose(
+        draws(run(chain_method=chain_method)), draws(uninterrupted()), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("mode", [ad.Forward(), ad.Checkpointed(), ad.FiniteDifference(4)])
+def test_modes_reach_the_sampler(mode):
+    np.testing.assert_allclose(draws(run(mode=mode)), draws(uninterrupted()), rtol=1e-4, atol=1e-6)
+
+
+def test_mode_is_what_differentiates():
+    class Zero(ad.Mode):
+        def value_and_grad(self, function, arrays):
+            return function(arrays), [jnp.zeros_like(each) for each in arrays]
+
+    posterior = run(bayes.MAP(steps=3), mode=Zero())
+    np.testing.assert_array_equal(
+        posterior.samples(1, key=jr.key(0)).model.layers[0].weight[0],
+        small_target().network.layers[0].weight,
+    )
+
+
+def test_warm_up_and_thinning_leave_their_draws_out():
+    whole = run(bayes.HMC(num_samples=12, num_warmup=0, chains=2, trajectory_steps=3))
+    thinned = run(bayes.HMC(num_samples=4, num_warmup=0, thin=3, chains=2, trajectory_steps=3))
+    np.testing.assert_array_equal(draws(thinned), draws(whole)[:, 2::3])
+
+
+def test_progress_is_shown(capsys):
+    bayes.infer(small_target(), bayes.MAP(steps=20), key=jr.key(0))
+    assert "MAP: step 20/20, loss " in capsys.readouterr().err
+
+
+def test_kept_draws_come_equally_often():
+    posterior = run(bayes.DeepEnsemble(steps=3, members=3))
+    samples = posterior.samples(8, key=jr.key(3)).likelihood["scale"]
+    _, counts = np.unique(np.asarray(samples), return_counts=True)
+    assert sorted(counts) == [2, 3, 3]
+
+
+# --- diagnostics --------------------------------------------------------------------------------
+
+
+def test_convergence_is_that_of_arviz():
+    noise = np.random.default_rng(0).normal(size=(4, 100))
+    chains = np.cumsum(noise, axis=1) * 0.1 + noise
+    found = bayes.convergence(chains[..., None])
+    np.testing.assert_allclose(found.r_hat[0], arviz_stats.rhat(chains), rtol=1e-6)
+    # NumPyro's estimator cuts the sum of autocorrelations off a little later than ArviZ's.
+    ess = functools.partial(arviz_stats.ess, chains)
+    np.testing.assert_allclose(found.ess_bulk[0], ess(method="bulk"), rtol=0.05)
+    np.testing.assert_allclose(found.ess_tail[0], ess(method="tail", prob=(0.05, 0.95)), rtol=0.05)
+
+
+def test_convergence_of_unknowns_has_their_form():
+    found = uninterrupted().convergence
+    one = small_target().initial(key=jr.key(0))
+    shapes = jtu.tree_map(jnp.shape, found.r_hat)
+    assert jtu.tree_leaves(shapes) == jtu.tree_leaves(jtu.tree_map(jnp.shape, one))
+
+
+def test_chains_that_did_not_meet_are_told():
+    with pytest.warns(
+        bayes.InferenceWarning, match="HMC: the chains disagree on what the networks"
+    ):
+        run()
+
+
+def test_diverged_optimiser_is_told():
+    method = bayes.MAP(steps=50, learning_rate=1e200)
+    with pytest.warns(bayes.InferenceWarning, match="a smaller learning rate may help"):
+        run(method, LinearModel().target)
+
+
+def test_method_without_chains_or_evidence_says_so():
+    posterior = run(bayes.MAP(steps=2))
+    with pytest.raises(ValueError, match="MAP has no chains that could agree"):
+        _ = posterior.convergence
+    with pytest.raises(
+        ValueError, match=r"MAP has no estimate of the evidence; `bayes.Laplace` has"
+    ):
+        _ = posterior.log_evidence
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+def test_class_in_place_of_a_method():
+    with pytest.raises(TypeError, match=r"call the class, `bayes.NUTS\(\)`"):
+        bayes.infer(small_target(), bayes.NUTS, key=jr.key(0))  # pyright: ignore[reportArgumentType]
+
+
+def test_model_in_place_of_a_target():
+    with pytest.raises(TypeError, match=r"target must be a bayes.Posterior, got 3"):
+        bayes.infer(3, bayes.MAP(), key=jr.key(0))  # pyright: ignore[reportArgumentType]
+
+
+def test_start_that_is_not_finite():
+    model = nn.Linear(2, "scalar", key=jr.key(0), dtype=jnp.float64)
+    target = bayes.Posterior(model, bayes.normal(), bayes.Gaussian(1.0), (1e200 * X, Y))
+    with pytest.raises(ValueError, match=r"infer: the log likelihood is -inf at the parameters of"):
+        run(target=target)
+
+
+def test_many_samples_in_place_of_one():
+    posterior = run()
+    with pytest.raises(
+        ValueError, match=r"has shape \(3,3,2\).*Take one of many|has shape \(3, 3, 2\)"
+    ):
+        posterior.model(posterior.samples(3, key=jr.key(0)))
+
+
+def test_inputs_of_another_shape():
+    with pytest.raises(
+        ValueError, match=r"an input of the data has shape \(2,\); one of x has shape \(3,\)"
+    ):
+        bayes.predict(uninterrupted(), np.ones((4, 3)), key=jr.key(0))
+
+
+def test_settings_that_are_no_numbers():
+    with pytest.raises(ValueError, match="NUTS: target_acceptance must be less than 1"):
+        bayes.NUTS(target_acceptance=1.5)
+    with pytest.raises(ValueError, match="NUTS: num_samples"):
+        bayes.NUTS(num_samples=0)
+
+
+# --- predictions --------------------------------------------------------------------------------
+
+
+def classes(likelihood, out_size):
+    model = nn.Linear(2, out_size, key=jr.key(0), dtype=jnp.float64)
+    return bayes.Posterior(model, bayes.normal(), likelihood, (X, (Y > 0).astype(int)))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "out_size"), [(bayes.Bernoulli(), "scalar"), (bayes.Categorical(), 2)]
+)
+def test_classes_have_probabilities(likelihood, out_size):
+    target = classes(likelihood, out_size)
+    posterior = run(bayes.MAP(steps=5), target)
+    prediction = bayes.predict(posterior, X, key=jr.key(0), num_samples=2)
+    assert isinstance(prediction, bayes.CategoricalMixture)
+    network = posterior.model(
+        jtu.tree_map(lambda each: each[0], posterior.samples(1, key=jr.key(0)))
+    )
+    logits = jax.vmap(network)(X)
+    expected = jax.nn.softmax(logits) if out_size == 2 else jax.nn.sigmoid(logits)
+    ours = prediction.probabilities if out_size == 2 else prediction.probabilities[:, 1]
+    np.testing.assert_allclose(ours, expected, rtol=1e-10)
+
+
+def test_counts_have_quantiles():
+    posterior = run(bayes.MAP(steps=5), classes(bayes.Poisson(), "scalar"))
+    prediction = bayes.predict(posterior, X, key=jr.key(0), num_samples=2)
+    assert isinstance(prediction, bayes.Mixture)
+    assert np.all(np.asarray(prediction.quantile(0.9)) == np.round(prediction.quantile(0.9)))
+
+
+@pytest.mark.parametrize("likelihood", [bayes.StudentT(0.5), bayes.Gaussian(dist.Gamma(2.0, 1.0))])
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_predictions_are_those_of_each_draw(likelihood, batch_size):
+    model = nn.Linear(2, "scalar", key=jr.key(0), dtype=jnp.float64)
+    target = bayes.Posterior(model, bayes.normal(), likelihood, (X, Y))
+    posterior = run(bayes.DeepEnsemble(steps=3, members=3), target)
+    prediction = bayes.predict(posterior, X, key=jr.key(0), num_samples=3, batch_size=batch_size)
+    assert isinstance(prediction, bayes.Mixture)
+    samples = posterior.samples(key=jr.key(5))
+
+    def density(sample):
+        network = posterior.model(sample)
+        return jax.vmap(
+            lambda x, y: likelihood.distribution(network(x), sample.likelihood).log_prob(y)
+        )(X, Y)
+
+    expected = jax.nn.logsumexp(jax.vmap(density)(samples), axis=0) - np.log(3)
+    np.testing.assert_allclose(prediction.log_prob(jnp.asarray(Y)), expected, rtol=1e-9)
