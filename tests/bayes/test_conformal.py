@@ -178,6 +178,15 @@ def test_wrong_labels_are_refused(labels, message):
         bayes.conformal_sets(categorical(jnp.full((5, 3), 1 / 3)), labels, level=0.5)
 
 
+def test_what_is_no_mixture_is_refused():
+    message = r"sets expects .* a bayes\.CategoricalMixture, got .*Mixture\(logits\[None\]\)"
+    with pytest.raises(TypeError, match=message):
+        bayes.conformal_sets(jnp.ones((9, 2)), jnp.ones(9, int))
+    message = r"intervals expects .* a bayes\.Mixture, got .* Normal\(mean\[None\], scale\)"
+    with pytest.raises(TypeError, match=message):
+        bayes.conformal_intervals(jnp.ones(9), jnp.ones(9))
+
+
 def test_another_score_is_refused():
     with pytest.raises(ValueError, match='score must be "normalised" or "quantile", got \'mean\''):
         bayes.conformal_intervals(normal(jnp.zeros(5)), jnp.zeros(5), level=0.5, score="mean")

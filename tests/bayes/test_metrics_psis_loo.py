@@ -87,6 +87,22 @@ def test_weights_with_a_heavy_tail_are_warned_of(conjugate):
         metrics.psis_loo(spoilt)
 
 
+def test_example_that_all_draws_agree_on_is_as_likely_without_it():
+    log_likelihoods = np.random.default_rng(0).normal(size=(2, 200, 3)) / 10
+    log_likelihoods[..., 1] = -1.5
+    found = metrics.psis_loo(log_likelihoods)
+    np.testing.assert_allclose(found.pointwise[1], -1.5, rtol=1e-10)
+    assert found.pareto_k[1] == -np.inf
+
+
+def test_example_that_one_draw_decides_is_warned_of():
+    log_likelihoods = np.random.default_rng(0).normal(size=(200, 3)) / 10
+    log_likelihoods[7, 1] = -1e6
+    with pytest.warns(UserWarning, match="1 of 3 examples .* the worst is example 1, inf"):
+        found = metrics.psis_loo(log_likelihoods)
+    np.testing.assert_allclose(found.pointwise[1], -1e6, rtol=1e-4)
+
+
 @pytest.mark.parametrize("shape", [(4000,), (1, 2, 3, 4)])
 def test_another_number_of_axes_is_refused(shape):
     with pytest.raises(ValueError, match=r"\(S, N\) or \(chains, draws, N\), got shape"):

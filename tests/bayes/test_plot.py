@@ -87,6 +87,14 @@ def test_bands_of_other_shapes_are_refused(regression):
         plot.bands(x, prediction, levels=())
 
 
+def test_predictions_that_are_no_mixtures_are_refused(regression):
+    x, _, y = regression
+    with pytest.raises(TypeError, match=r"plot\.bands expects .* a bayes\.Mixture, got ndarray"):
+        plot.bands(x, y)
+    with pytest.raises(TypeError, match=r"plot\.coverage expects .* bayes\.Mixture, got ndarray"):
+        plot.coverage(x, y)
+
+
 def test_coverage_is_that_of_the_intervals(regression):
     _, prediction, y = regression
     axes = plot.coverage(prediction, y)

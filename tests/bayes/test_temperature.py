@@ -46,6 +46,13 @@ def test_temperature_of_many_labels_is_what_the_logits_were_scaled_by(getkey):
     np.testing.assert_allclose(found, 3, rtol=0.05)
 
 
+def test_integers_are_taken_as_logits():
+    logits, labels = np.array([[1, 0], [2, 0], [1, 0]]), jnp.array([0, 0, 1])
+    found = bayes.temperature_scaling(logits, labels).temperature
+    expected = bayes.temperature_scaling(logits.astype(np.float32), labels).temperature
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_logits_are_divided_by_the_temperature(getkey):
     logits, labels = overconfident(getkey(), 3.0)
     scaling = bayes.temperature_scaling(logits, labels)

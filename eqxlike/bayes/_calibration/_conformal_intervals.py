@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..._module import Module, field
-from .._mixtures import Mixture
+from .._mixtures import Mixture, check_mixture
 from ._checks import check_finite
 from ._quantile import conformal_quantile
 
@@ -34,6 +34,7 @@ class ConformalIntervals(Module):
 
         **Returns:** `(lower, upper)`, in the unit of the numbers.
         """
+        check_mixture(prediction, Mixture, "ConformalIntervals")
         if self.score == "normalised":
             half = self.quantile * jnp.sqrt(prediction.variance)
             return prediction.mean - half, prediction.mean + half
@@ -73,8 +74,9 @@ def conformal_intervals(
 
     **Returns:** a `ConformalIntervals`, to be called on the predictions of other examples.
 
-    **Raises:** `ValueError` for other shapes or words, a level outside, fewer examples than
-    `level / (1 - level)`, or a score that is not finite. Under `jit` scores are not looked at.
+    **Raises:** `TypeError` if `prediction` is no mixture; `ValueError` for other shapes or words, a
+    level outside, fewer examples than `level / (1 - level)`, or a score that is not
+    finite. Under `jit` scores are not looked at.
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
     >>> overconfident = lambda x: Mixture(dist.Normal(x[None], 0.1))
@@ -84,6 +86,7 @@ def conformal_intervals(
     >>> lower.tolist(), upper.tolist()
     ([19.0], [21.0])
     """
+    check_mixture(prediction, Mixture, "conformal_intervals")
     y = jnp.asarray(y)
     if y.ndim != 1 or y.shape != prediction.batch_shape:
         raise ValueError(

@@ -7,7 +7,7 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from ..._module import Module, field
-from .._mixtures import CategoricalMixture
+from .._mixtures import CategoricalMixture, check_mixture
 from ._checks import check_finite, check_labels
 from ._quantile import conformal_quantile
 
@@ -42,6 +42,7 @@ class ConformalSets(Module):
 
         **Raises:** `ValueError` if the key is missing, or one too many.
         """
+        check_mixture(prediction, CategoricalMixture, "ConformalSets")
         if self.is_randomised != (key is not None):
             wanted, came = ("a key", "none") if self.is_randomised else ("no key", "one")
             raise ValueError(
@@ -84,9 +85,10 @@ def conformal_sets(
 
     **Returns:** a `ConformalSets`, to be called on the predictions of other examples.
 
-    **Raises:** `ValueError` for other shapes or words, labels that are no classes, a level outside,
-    fewer examples than `level / (1 - level)`, probabilities that are not finite, or a key where
-    nothing is random. Under `jit` values are not looked at.
+    **Raises:** `TypeError` if `prediction` is no mixture; `ValueError` for other shapes or words,
+    labels that are no classes, a level outside, fewer examples than `level / (1 - level)`,
+    probabilities that are not finite, or a key where nothing is random. Under `jit` values are not
+    looked at.
 
     >>> import jax.numpy as jnp
     >>> probabilities = jnp.array([[0.6, 0.3, 0.1]])
@@ -95,6 +97,7 @@ def conformal_sets(
     >>> sets(CategoricalMixture(jnp.log(probabilities)[None])).tolist()
     [[True, True, False]]
     """
+    check_mixture(prediction, CategoricalMixture, "conformal_sets")
     labels = jnp.asarray(labels)
     check_labels(labels, prediction.batch_shape, prediction.logits.shape[-1], "conformal_sets")
     probabilities = prediction.probabilities

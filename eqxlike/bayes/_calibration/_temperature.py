@@ -93,7 +93,8 @@ def temperature_scaling(
 def _logits(prediction: CategoricalMixture | Float[Array, "*B C"]) -> Float[Array, "*B C"]:
     if isinstance(prediction, CategoricalMixture):
         return prediction.log_probabilities
-    return jnp.asarray(prediction)
+    logits = jnp.asarray(prediction)
+    return logits if jnp.issubdtype(logits.dtype, jnp.floating) else logits.astype(float)
 
 
 # Jitted, so that a call outside jit does not compile the loop anew.

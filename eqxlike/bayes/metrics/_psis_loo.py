@@ -65,11 +65,10 @@ def psis_loo(
     values = _checked(log_likelihoods)
     statistics = _array_statistics()
     chains, draws, num_examples = values.shape
-    pointwise, pareto_k, p_loo = statistics.loo(
-        values,
-        chain_axis=0,
-        draw_axis=1,
-        r_eff=_relative_efficiency(statistics, values) if np.ndim(log_likelihoods) == 3 else 1.0,
+    is_of_chains = np.ndim(log_likelihoods) == 3
+    efficiency = _relative_efficiency(statistics, values) if is_of_chains else 1.0
+    pointwise, pareto_k, p_loo = np.transpose(
+        [_of_example(statistics, each, efficiency) for each in np.moveaxis(values, -1, 0)]
     )
     _warn_of_tails(pareto_k, chains * draws)
     return LeaveOneOut(
@@ -119,6 +118,26 @@ def _relative_efficiency(statistics: Any, values: np.ndarray) -> float:
     likelihoods = np.exp(values - values.max(axis=(0, 1)))
     effective = statistics.ess(likelihoods, chain_axis=0, draw_axis=1, method="mean")
     return float(np.mean(effective)) / (values.shape[0] * values.shape[1])
+
+
+def _of_example(
+    statistics: Any, values: np.ndarray, efficiency: float
+) -> tuple[float, float, float]:
+    """`(elpd, Pareto k, p_loo)` of one example, from values of shape `(chains, draws)`."""
+    if np.ptp(values) == 0:  # all draws weigh the same
+        return values[0, 0], -math.inf, 0.0
+    try:
+        with np.errstate(all="ignore"):
+            found = statistics.loo(values, chain_axis=0, draw_axis=1, r_eff=efficiency)
+    except ValueError:  # ArviZ fits no tail of equal weights
+        found = (math.nan,) * 3
+    if not np.isfinite(found).all():
+        # Without smoothing, and with a tail of which nothing is known.
+        size = math.log(values.size)
+        elpd = size - float(np.logaddexp.reduce(-values, axis=None))
+        return elpd, math.inf, float(np.logaddexp.reduce(values, axis=None)) - size - elpd
+    elpd, pareto_k, p_loo = map(float, found)
+    return elpd, pareto_k, p_loo
 
 
 def _warn_of_tails(pareto_k: np.ndarray, num_draws: int) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..._figures import BLUE, INK, ORANGE, tidy
-from .._mixtures import Mixture
+from .._mixtures import Mixture, check_mixture
 from ._axes import axes_for, legend_above, tint
 
 
@@ -34,7 +34,8 @@ def bands(
 
     **Returns:** the axes.
 
-    **Raises:** `ImportError` if matplotlib is not installed; `ValueError` for other shapes, no
+    **Raises:** `ImportError` if matplotlib is not installed; `TypeError` if `prediction` is no
+    mixture; `ValueError` for other shapes, no
     level or one outside.
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
@@ -43,6 +44,7 @@ def bands(
     >>> [text.get_text() for text in axes.get_legend().get_texts()]
     ['90% interval', '50% interval', 'predictive mean', 'truth']
     """
+    check_mixture(prediction, Mixture, "plot.bands")
     shapes = {"x": np.shape(x), "prediction": prediction.batch_shape}
     shapes |= {
         name: np.shape(each) for name, each in (("y", y), ("truth", truth)) if each is not None
@@ -59,7 +61,12 @@ def bands(
     for level, strength in zip(sorted(levels, reverse=True), strengths, strict=True):
         lower, upper = (np.asarray(end)[order] for end in prediction.interval(level))
         axes.fill_between(
-            place, lower, upper, color=tint(BLUE, strength), lw=0, label=f"{level:.0%} interval"
+            place,
+            lower,
+            upper,
+            color=tint(BLUE, strength),
+            lw=0,
+            label=f"{100 * level:g}% interval",
         )
     mean = np.asarray(prediction.mean)[order]
     axes.plot(place, mean, color=BLUE, linewidth=1.8, label="predictive mean")

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..._figures import BLUE, GREY, tidy
-from .._mixtures import Mixture
+from .._mixtures import Mixture, check_mixture
 from ._axes import axes_for, tint
 from ._binomial import binomial_quantile
 
@@ -29,7 +29,8 @@ def coverage(prediction: Mixture, y: Float[Array, " N"], *, ax: Any = None) -> A
 
     **Returns:** the axes.
 
-    **Raises:** `ImportError` if matplotlib is not installed; `ValueError` for other shapes, or no
+    **Raises:** `ImportError` if matplotlib is not installed; `TypeError` if `prediction` is no
+    mixture; `ValueError` for other shapes, or no
     observation.
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
@@ -37,6 +38,7 @@ def coverage(prediction: Mixture, y: Float[Array, " N"], *, ax: Any = None) -> A
     >>> axes.get_xlabel()
     'probability of the central interval'
     """
+    check_mixture(prediction, Mixture, "plot.coverage")
     if np.ndim(y) != 1 or np.shape(y) != prediction.batch_shape or len(y) == 0:
         raise ValueError(
             "coverage expects y of shape (N,) and a prediction of as many numbers, got "
