@@ -182,7 +182,7 @@ def test_what_is_no_mixture_is_refused():
     message = r"sets expects .* a bayes\.CategoricalMixture, got .*Mixture\(logits\[None\]\)"
     with pytest.raises(TypeError, match=message):
         bayes.conformal_sets(jnp.ones((9, 2)), jnp.ones(9, int))
-    message = r"intervals expects .* a bayes\.Mixture, got .* Normal\(mean\[None\], scale\)"
+    message = r"intervals expects .* a bayes\.Mixture, got .*Normal\(mean\[None\], scale\)"
     with pytest.raises(TypeError, match=message):
         bayes.conformal_intervals(jnp.ones(9), jnp.ones(9))
 
