@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import ndtr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._numbers import whole_number
@@ -93,9 +92,10 @@ def _of_normals(
 ) -> Float[Array, "*N"]:
     def absolute(mean: Array, variance: Array) -> Array:
         """`E|Z|` of a normal Z."""
-        scale = jnp.sqrt(variance)
-        density = jnp.exp(-((mean / scale) ** 2) / 2) / jnp.sqrt(2 * jnp.pi).astype(mean.dtype)
-        return mean * (2 * ndtr(mean / scale) - 1) + 2 * scale * density
+        # By erf: by the normal CDF 1000 components of 500 numbers took 3.7 s, not 1.7 s.
+        z = mean / jnp.sqrt(2 * variance)
+        density = jnp.sqrt(2 * variance / jnp.pi) * jnp.exp(-(z**2))
+        return mean * jax.lax.erf(z) + density
 
     # One component against all at a time: S times N numbers in memory, not S^2 times N.
     def to_others(one: tuple[Array, Array]) -> Array:
