@@ -80,6 +80,7 @@ ROOMS = {
         {"_calibration", "plot"},
         {"_posterior"},
         {"_inference"},
+        {"_curvature"},
         {"_methods", "_predict"},
     ),
     "loops": (

@@ -27,6 +27,7 @@ from ._methods import HMC as HMC
 from ._methods import MAP as MAP
 from ._methods import NUTS as NUTS
 from ._methods import DeepEnsemble as DeepEnsemble
+from ._methods import Laplace as Laplace
 from ._mixtures import CategoricalMixture as CategoricalMixture
 from ._mixtures import Mixture as Mixture
 from ._posterior import Posterior as Posterior

@@ -39,8 +39,7 @@ class PriorByPath(Prior):
 
     def _place(self, path: str, leaf: jax.ShapeDtypeStruct, leaves: Leaves) -> int:
         for place, which in enumerate(self.which):
-            matches = which(path, leaf) if callable(which) else _regex(which).fullmatch(path)
-            if matches:
+            if path_matches(which, path, leaf):
                 return place
         raise ValueError(
             f"prior_by_path: no pattern matches {path}; the patterns are "
@@ -73,6 +72,11 @@ def prior_by_path(
             )
     which, own = zip(*pairs, strict=True)
     return PriorByPath(tuple(which), tuple(map(as_prior, own)))
+
+
+def path_matches(which: Which, path: str, leaf: jax.ShapeDtypeStruct) -> bool:
+    """Whether the parameter at a path is one of those that a pattern means."""
+    return bool(which(path, leaf) if callable(which) else _regex(which).fullmatch(path))
 
 
 def _name(which: Which, place: int) -> str:

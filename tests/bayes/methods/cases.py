@@ -13,6 +13,7 @@ from eqxlike import bayes, nn
 METHODS: dict[str, bayes.Method] = {
     "DeepEnsemble": bayes.DeepEnsemble(steps=30, members=3),
     "HMC": bayes.HMC(num_samples=8, num_warmup=6, chains=2, trajectory_steps=3),
+    "Laplace": bayes.Laplace(steps=30),
     "MAP": bayes.MAP(steps=30),
     "NUTS": bayes.NUTS(num_samples=8, num_warmup=6, chains=2, max_doublings=3),
 }

@@ -1,0 +1,302 @@
+"""A normal distribution around the mode."""
+
+import math
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+
+from ..._module import Module
+from .._curvature import (
+    AroundMode,
+    Normal,
+    Part,
+    best_prior_scale,
+    block_size,
+    dense_curvature,
+    dense_size,
+    diagonal_curvature,
+    diagonal_size,
+    kronecker_curvature,
+    kronecker_size,
+    parts_of,
+)
+from .._inference import Problem, Record
+from .._likelihoods import Bernoulli, Categorical, Gaussian
+from .._numpyro import is_distribution
+from .._priors import NormalPrior, Which, path_matches
+from .._unknowns import Unknowns
+from ._map import MAP, Optimised
+
+Structure = Literal["full", "diagonal", "kronecker", "last_layer"]
+Predictive = Literal["linearised", "probit", "sampled"]
+
+_CURVATURES: dict[Structure, Any] = {
+    "full": (dense_curvature, dense_size),
+    "last_layer": (dense_curvature, dense_size),
+    "kronecker": (kronecker_curvature, kronecker_size),
+    "diagonal": (diagonal_curvature, diagonal_size),
+}
+_MOST_BYTES = 4 * 2**30
+
+
+class LaplacePosterior(Module):
+    """What `bayes.Laplace` found: the `found` of a `bayes.FittedPosterior`.
+
+    - `mode`: the most probable vector of unconstrained unknowns.
+    - `normal`: the distribution of those that vary around their mode.
+    - `log_evidence`: the log of the density of the data.
+    - `prior_scale`: the scale of the prior that was tuned; `None` if none was.
+    """
+
+    mode: Float[Array, " d"]
+    normal: Normal
+    log_evidence: Float[Array, ""]
+    prior_scale: Float[Array, ""] | None
+
+
+class Laplace(MAP):
+    """A normal distribution around the most probable unknowns, as wide as the density is curved.
+
+    It costs little more than `bayes.MAP` (MacKay, 1992, "A Practical Bayesian Framework for
+    Backpropagation Networks"; Daxberger et al., 2021, "Laplace Redux"). Its precision is the
+    Hessian of minus the log density of unconstrained unknowns, in which the network counts as
+    linear in its parameters: the generalised Gauss-Newton matrix. For a linear model with known
+    noise the posterior is exact.
+
+    - `structure`: how much of the precision is kept. `"full"`, all of it; `"kronecker"`, a
+      Kronecker product for each matrix or kernel, and all of each other array; `"diagonal"`;
+      `"last_layer"`, all of it for the last layer and for the unknowns of prior and likelihood,
+      while other parameters stay at the mode.
+    - `predictive`: what predictions are made from. `"linearised"`, the normal distribution of the
+      outputs of the linearised network, which fits the Gauss-Newton matrix (Immer, Korzepa and
+      Bauer, 2021, "Improving Predictions of Bayesian Neural Nets via Local Linearization"): for
+      one output the `S` draws of it are quantiles, with the exact mean and variance; for `C`
+      outputs the mean and covariance are exact if `S > C`. `"probit"`, logits at the mode divided
+      by `sqrt(1 + pi / 8 * variance)`, an approximation of the mean probability (MacKay, 1992,
+      "The Evidence Framework Applied to Classification Networks"; Gibbs, 1997, "Bayesian Gaussian
+      Processes for Regression and Classification", for several classes); for a `bayes.Gaussian`
+      likelihood it is `"linearised"`. `"sampled"`, networks with the parameters that are drawn.
+    - `tune_prior`: whether the scale of a prior `bayes.normal(loc, number)` is chosen by the
+      evidence, with the mode as it is. `posterior.found.prior_scale` is what was chosen.
+    - `layer`: for `"last_layer"`, which parameters vary, a pattern of paths as for
+      `bayes.prior_by_path`. By default those beside the last parameter of the model.
+
+    The other fields are those of `bayes.MAP`. The nearer to the mode they lead, the better.
+
+    `posterior.log_evidence` is the log of the density of the data. With `"last_layer"` it is the
+    log of the density of the data together with the parameters that stay at the mode, so that only
+    models with the same such parameters compare.
+
+    >>> from eqxlike import bayes
+    >>> method = bayes.Laplace(structure="kronecker", tune_prior=True)
+    """
+
+    structure: Structure = "full"
+    predictive: Predictive = "linearised"
+    tune_prior: bool = False
+    layer: Which | None = None
+
+    def __check_init__(self):
+        for name, words in (("structure", Structure), ("predictive", Predictive)):
+            if getattr(self, name) not in get_args(words):
+                raise ValueError(
+                    f"Laplace: {name} must be one of {', '.join(map(repr, get_args(words)))}, got "
+                    f"{getattr(self, name)!r}."
+                )
+        if not isinstance(self.tune_prior, bool):
+            raise TypeError(f"Laplace: tune_prior must be a bool, got {self.tune_prior!r}.")
+        if self.layer is not None and self.structure != "last_layer":
+            raise ValueError(
+                f'Laplace: layer is for structure="last_layer", and structure is '
+                f"{self.structure!r}."
+            )
+
+    # --- checks ---
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        self._check_size(problem)
+        likelihood, prior = problem.target.likelihood, problem.target.prior
+        if self.predictive == "probit" and not isinstance(
+            likelihood, Bernoulli | Categorical | Gaussian
+        ):
+            raise ValueError(
+                'Laplace: predictive="probit" is for classes, `bayes.Bernoulli` or '
+                f"`bayes.Categorical`; the likelihood is {type(likelihood).__name__}. "
+                '"linearised" serves every likelihood.'
+            )
+        if self.tune_prior and (not isinstance(prior, NormalPrior) or is_distribution(prior.scale)):
+            raise ValueError(
+                "Laplace: tune_prior is for one prior `bayes.normal(loc, number)`, whose number it "
+                f"chooses; the prior is {prior!r}."
+            )
+
+    def _check_size(self, problem: Problem) -> None:
+        sizes = {
+            structure: size(self._parts(problem, structure))
+            for structure, (_, size) in _CURVATURES.items()
+            if structure == self.structure or structure != "last_layer"
+        }
+        item = jnp.dtype(problem.dtype).itemsize
+        if sizes[self.structure] * item <= _MOST_BYTES:
+            return
+        others = [repr(each) for each, size in sizes.items() if size * item <= _MOST_BYTES]
+        raise ValueError(
+            f"Laplace: structure={self.structure!r} would keep {sizes[self.structure]:,} numbers, "
+            f"{sizes[self.structure] * item / 2**30:.1f} GiB, for {problem.size:,} unknowns; at "
+            f"most {_MOST_BYTES / 2**30:.0f} GiB are taken. Structures that do: "
+            f"{', '.join([*others, repr('last_layer')])}."
+        )
+
+    def _parts(self, problem: Problem, structure: Structure) -> tuple[Part, ...]:
+        """The arrays of unknowns that vary."""
+        parts = parts_of(problem)
+        if structure != "last_layer":
+            return parts
+        parameters = [part for part in parts if part.kind == "model"]
+        if self.layer is None:
+            found = [part for part in parameters if part.layer == parameters[-1].layer]
+        else:
+            found = [
+                part
+                for part in parameters
+                if path_matches(
+                    self.layer, part.path, jax.ShapeDtypeStruct(part.shape, problem.dtype)
+                )
+            ]
+        if not found:
+            raise ValueError(
+                f"Laplace: layer {self.layer!r} matches no parameter. The parameters are "
+                f"{', '.join(part.path for part in parameters)}."
+            )
+        return (*found, *(part for part in parts if part.kind != "model"))
+
+    # --- what is found ---
+
+    def finish(
+        self, problem: Problem, states: Optimised, records: Record, key: PRNGKeyArray
+    ) -> LaplacePosterior:
+        mode = states.place[0]
+        around = AroundMode(problem, mode, self._parts(problem, self.structure))
+        curvature = _CURVATURES[self.structure][0](around)
+        log_joint = around.log_likelihood() - around.negative_log_prior(around.centre)
+        added, scale = jnp.zeros((), mode.dtype), None
+        if self.tune_prior:
+            scale, added, gained = _tuned(around, curvature)
+            log_joint = log_joint + gained
+        normal = curvature.normal(added)
+        size = around.centre.shape[0]
+        log_evidence = log_joint + (size * math.log(2 * math.pi) - normal.log_det_precision) / 2
+        return LaplacePosterior(mode, normal, log_evidence, scale)
+
+    def _around(self, problem: Problem, found: LaplacePosterior) -> AroundMode:
+        return AroundMode(problem, found.mode, self._parts(problem, self.structure))
+
+    def sample(
+        self, problem: Problem, found: LaplacePosterior, num: int, key: PRNGKeyArray
+    ) -> Float[Array, "S d"]:
+        around = self._around(problem, found)
+        noise = jr.normal(key, (num, *around.centre.shape), found.mode.dtype)
+        moved = around.centre[None] + found.normal.scaled(noise)
+        return jax.vmap(around.vector)(moved)
+
+    def num_found(self, found: Any) -> None:
+        return None
+
+    def log_evidence(self, problem: Problem, found: LaplacePosterior) -> Float[Array, ""]:
+        return found.log_evidence
+
+    # --- what is predicted ---
+
+    def outputs(
+        self,
+        problem: Problem,
+        found: LaplacePosterior,
+        draws: Unknowns,
+        x: Any,
+        key: PRNGKeyArray,
+    ) -> Shaped[Array, "S B ..."]:
+        if self.predictive == "sampled":
+            return super().outputs(problem, found, draws, x, key)
+        around = self._around(problem, found)
+        num = jax.tree_util.tree_leaves(draws.model)[0].shape[0]
+        mean, covariance = _of_outputs(around, found.normal, x)
+        if self.predictive == "probit" and not isinstance(problem.target.likelihood, Gaussian):
+            variance = jnp.diagonal(covariance, axis1=1, axis2=2)
+            flat = (mean / jnp.sqrt(1 + math.pi / 8 * variance))[None]
+        elif mean.shape[1] == 1:
+            if num < 2:
+                raise ValueError(
+                    'Laplace: one sample has no variance; take at least 2, or predictive="sampled".'
+                )
+            moved = _quantiles(num, mean.dtype)[:, None] * jnp.sqrt(covariance[:, 0, 0])[None]
+            flat = mean[None] + moved[..., None]
+        else:
+            noise = _whitened_noise(key, num, mean.shape[1], mean.dtype)
+            flat = mean[None] + jnp.einsum("bij,sj->sbi", _root(covariance), noise)
+        struct = around.output
+        flat = jnp.broadcast_to(flat, (num, *mean.shape))
+        return flat.reshape(num, -1, *struct.shape).astype(struct.dtype)
+
+
+def _tuned(
+    around: AroundMode, curvature: Any
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+    """The scale of the prior, what it adds to the precision, and to the log prior at the mode."""
+    problem, mode = around.problem, around.mode
+    prior = problem.target.prior
+    assert isinstance(prior, NormalPrior)
+    before = jnp.asarray(prior.scale, mode.dtype)
+    parameters = [part for part in parts_of(problem) if part.kind == "model"]
+    num = parameters[-1].stop
+    squared_distance = jnp.sum((mode[:num] - prior.loc) ** 2)
+    eigenvalues = curvature.likelihood_eigenvalues(before**-2)
+    scale = best_prior_scale(eigenvalues, squared_distance, num, before)
+    added = scale**-2 - before**-2
+    return scale, added, num * jnp.log(before / scale) - squared_distance * added / 2
+
+
+def _of_outputs(
+    around: AroundMode, normal: Normal, x: Any
+) -> tuple[Float[Array, "B C"], Float[Array, "B C C"]]:
+    """Mean and covariance of the outputs of the linearised network."""
+
+    def of_input(x: Any) -> tuple[Array, Array]:
+        jacobian, outputs = around.jacobian(x)
+        rows = normal.whitened(jacobian)
+        return outputs, rows @ rows.T
+
+    num = jax.tree_util.tree_leaves(x)[0].shape[0]
+    num_outputs = math.prod(around.output.shape)
+    size = block_size(3 * num_outputs * around.centre.nbytes, num)
+    return jax.lax.map(of_input, x, batch_size=size)
+
+
+def _quantiles(num: int, dtype: Any) -> Float[Array, " S"]:
+    """Points of the standard normal distribution, with mean 0 and variance 1."""
+    middles = (jnp.arange(num, dtype=dtype) + 0.5) / num
+    points = jax.scipy.special.ndtri(middles)
+    points = points - jnp.mean(points)
+    return points / jnp.sqrt(jnp.mean(points**2))
+
+
+def _whitened_noise(key: PRNGKeyArray, num: int, size: int, dtype: Any) -> Float[Array, "S C"]:
+    """Draws from the standard normal distribution, moved to have its mean and covariance."""
+    # All batches of inputs have the same on purpose, which a key may not say, but its numbers may.
+    key = jr.wrap_key_data(jr.key_data(key), impl=jr.key_impl(key))
+    noise = jr.normal(key, (num, size), dtype)
+    if num <= size:
+        return noise
+    noise = noise - jnp.mean(noise, axis=0, keepdims=True)
+    left, _, right = jnp.linalg.svd(noise, full_matrices=False)
+    return math.sqrt(num) * left @ right
+
+
+def _root(covariance: Float[Array, "B C C"]) -> Float[Array, "B C C"]:
+    """Symmetric roots of matrices that may be singular."""
+    values, vectors = jnp.linalg.eigh(covariance)
+    scaled = vectors * jnp.sqrt(jnp.maximum(values, 0))[:, None, :]
+    return scaled @ jnp.swapaxes(vectors, 1, 2)
