@@ -81,7 +81,7 @@ ROOMS = {
         {"_posterior"},
         {"_inference"},
         {"_curvature"},
-        {"_methods", "_predict"},
+        {"_methods", "_predict", "_simulation"},
     ),
     "loops": (
         {"_flat", "_kinds"},

@@ -2,11 +2,13 @@
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 
 from .._timing import Measurement
 from ._baselines import baseline_name, evaluate_baseline
 from ._data import Data
 from ._evaluate import Evaluation, evaluate
+from ._methods import evaluate_method
 from ._settings import Settings
 from ._train import Training, train_bayesian, train_plain
 
@@ -42,7 +44,14 @@ class Output:
         return {name: training for name, training in pairs if training is not None}
 
 
-def compare(data: Data, settings: Settings, *, seed: int, outputs: dict[str, Output]) -> Output:
+def compare(
+    data: Data,
+    settings: Settings,
+    *,
+    seed: int,
+    outputs: dict[str, Output],
+    methods: Sequence[str] = (),
+) -> Output:
     """Trains a Bayesian and a plain network and the baseline, and evaluates them.
 
     A training that did not finish is reported on standard error, and what it reached is evaluated.
@@ -54,6 +63,7 @@ def compare(data: Data, settings: Settings, *, seed: int, outputs: dict[str, Out
     - `seed`: the seed of weights and noise.
     - `outputs`: gets the output under the name of the data set as soon as there is something in
       it, so that it is there when Ctrl-C ends the rest.
+    - `methods`: names of further methods, see `_methods`.
 
     **Returns:** the output.
 
@@ -65,6 +75,8 @@ def compare(data: Data, settings: Settings, *, seed: int, outputs: dict[str, Out
     output.plain = train_plain(data, settings, seed=seed)
     _evaluate(output, PLAIN, output.plain, seed, num_samples=1)
     output.evaluations[baseline_name(data)] = evaluate_baseline(data)
+    for name in methods:
+        output.evaluations[name] = evaluate_method(data, settings, name, seed=seed)
     return output
 
 

@@ -5,6 +5,7 @@ import importlib.util
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from .._numbers import whole_number_in
@@ -14,9 +15,15 @@ from ._data import Data
 from ._device import CHOICES, choose_device
 from ._dispatch import measure_dispatch
 from ._errors import CommandError
+from ._methods import METHODS
 from ._settings import SETTINGS, Settings, settings_for
 
-NEEDED = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "numpyro": "numpyro"}
+NEEDED = {
+    "blackjax": "blackjax",
+    "matplotlib": "matplotlib",
+    "numpyro": "numpyro",
+    "sklearn": "scikit-learn",
+}
 """The import names of the packages that the demo extra brings."""
 
 MOST_SEED = 2**31 - 1
@@ -34,6 +41,13 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
     parser.add_argument(
         "--data", choices=[*SETTINGS, "both"], default="both", help="which data set (both)"
+    )
+    parser.add_argument(
+        "--method",
+        choices=[*METHODS, "all"],
+        action="append",
+        default=[],
+        help="infer the posterior by this method of eqxlike.bayes too; may come several times",
     )
     parser.add_argument(
         "--steps",
@@ -68,12 +82,13 @@ def run(options: argparse.Namespace) -> int:
     datasets = [_data.prepare(name, _data.load(name), seed=options.seed) for name in names]
     device = choose_device(options.device)
     print(f"device: {device}", flush=True)
+    methods = list(METHODS) if "all" in options.method else list(dict.fromkeys(options.method))
     outputs: dict[str, Output] = {}
     is_interrupted = False
     try:
         for data in datasets:
             settings = settings_for(data.name, steps=options.steps, is_quick=options.quick)
-            _run_one(data, settings, options.seed, outputs)
+            _run_one(data, settings, options.seed, outputs, methods)
     except KeyboardInterrupt:
         is_interrupted = True
     stopped = "interrupted" if is_interrupted else _how_it_ended(outputs)
@@ -94,13 +109,15 @@ def run(options: argparse.Namespace) -> int:
     return STATUSES[stopped]
 
 
-def _run_one(data: Data, settings: Settings, seed: int, outputs: dict[str, Output]) -> None:
+def _run_one(
+    data: Data, settings: Settings, seed: int, outputs: dict[str, Output], methods: Sequence[str]
+) -> None:
     """Trains and evaluates on one data set; keeps in `outputs` what is reached as it is reached.
 
     **Raises:** `KeyboardInterrupt` if Ctrl-C came, in a training or elsewhere.
     """
     start_s = time.perf_counter()
-    output = compare(data, settings, seed=seed, outputs=outputs)
+    output = compare(data, settings, seed=seed, outputs=outputs, methods=methods)
     output.dispatch = measure_dispatch(data, output.bayesian, settings)
     output.seconds = time.perf_counter() - start_s
 

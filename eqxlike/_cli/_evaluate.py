@@ -70,7 +70,7 @@ def evaluate(data: Data, model: Model, *, seed: int, num_samples: int) -> Evalua
 
 
 def evaluate_regression(
-    data: Data, means: Float[Array, "S N"], noise: Float[Array, ""]
+    data: Data, means: Float[Array, "S N"], noise: Float[Array, "*S_N"]
 ) -> Intervals:
     """Evaluates an equal mixture of Gaussians against the target, both in its own units.
 
@@ -78,7 +78,7 @@ def evaluate_regression(
 
     - `data`: the data set whose test part is predicted.
     - `means`: the means of the Gaussians, for the standardised target.
-    - `noise`: their standard deviation, likewise.
+    - `noise`: their standard deviations, likewise: one, or one each.
 
     **Returns:** `rmse` in units of the target; `nll` in nats for an example, of the density in
     those units; `coverage` of the intervals of probability `LEVEL`, and their mean `width`;
@@ -96,7 +96,7 @@ def evaluate_regression(
         "nll": metrics.nll(mixture, y),
         "coverage": metrics.coverage(y, lower, upper),
         "width": metrics.sharpness(lower, upper),
-        "noise": noise,
+        "noise": jnp.mean(noise),
     }
     return Intervals(_floats(found), np.asarray(mean), np.asarray(lower), np.asarray(upper))
 

@@ -61,17 +61,18 @@ Model = Regressor | Classifier
 
 def bayesian_model(data: Data, settings: Settings, *, key: PRNGKeyArray) -> Model:
     """The model of `data` over a Bayesian MLP."""
-    sizes = _sizes(data, settings)
+    sizes = sizes_of(data, settings)
     network = BayesianMLP(*sizes, jax.nn.silu, prior_scale=settings.prior_scale, key=key)
     return _with_likelihood(data, network)
 
 
 def plain_model(data: Data, settings: Settings, *, key: PRNGKeyArray) -> Model:
     """The model of `data` over a plain MLP of the same architecture."""
-    return _with_likelihood(data, MLP(*_sizes(data, settings), jax.nn.silu, key=key))
+    return _with_likelihood(data, MLP(*sizes_of(data, settings), jax.nn.silu, key=key))
 
 
-def _sizes(data: Data, settings: Settings) -> tuple[int, int | Literal["scalar"], int, int]:
+def sizes_of(data: Data, settings: Settings) -> tuple[int, int | Literal["scalar"], int, int]:
+    """The sizes of the networks: input, output, width and depth."""
     out_size = "scalar" if data.is_regression else data.num_classes
     return data.train.x.shape[1], out_size, settings.width_size, settings.depth
 

@@ -11,9 +11,15 @@ from ..bayes.plot._reliability import draw_reliability
 from ._compare import BAYESIAN, PLAIN, Output
 from ._dispatch import FILTERED, FLAT, MODULE
 from ._evaluate import LEVEL, Intervals, Probabilities
+from ._methods import METHODS
 from ._tables import TITLES
 
-COLOURS = {BAYESIAN: BLUE, PLAIN: ORANGE, "ridge": GREEN, "logistic": GREEN}
+COLOURS = dict.fromkeys(METHODS, BLUE) | {
+    BAYESIAN: BLUE,
+    PLAIN: ORANGE,
+    "ridge": GREEN,
+    "logistic": GREEN,
+}
 COLUMN_COLOURS = {FLAT: "#b8c4d0", MODULE: "#7f95ab", FILTERED: BLUE}
 DPI = 150
 
@@ -53,7 +59,7 @@ def _draw_intervals(outputs: Mapping[str, Output]) -> Any:
     if "diabetes" not in outputs or not outputs["diabetes"].evaluations:
         return None
     output = outputs["diabetes"]
-    names = [name for name in (BAYESIAN, PLAIN) if name in output.evaluations]
+    names = [name for name in (BAYESIAN, PLAIN, *METHODS) if name in output.evaluations]
     scaling = output.data.y_scaling
     assert scaling is not None
     truth = output.data.test.y * scaling.scale + scaling.mean

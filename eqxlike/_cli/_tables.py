@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from ._baselines import baseline_name
 from ._compare import BAYESIAN, PLAIN, Output
 from ._evaluate import LEVEL
+from ._methods import METHODS
 
 TITLES = {
     BAYESIAN: "Bayesian MLP",
     PLAIN: "plain MLP",
     "ridge": "ridge regression",
     "logistic": "logistic regression",
-}
+} | {name: choice.title for name, choice in METHODS.items()}
 """The titles of models in tables and pictures, by name."""
 
 METRICS = {
@@ -23,28 +24,28 @@ METRICS = {
     "coverage": (f"in {LEVEL:.0%} interval", ".1%"),
     "width": ("interval width", ".0f"),
     "ece": ("ECE", ".4f"),
+    "seconds": ("seconds", ".0f"),
 }
 """The heading and the format of each metric, by name."""
 
 
 def print_metrics(output: Output) -> None:
     """Prints the models side by side, on the test part."""
-    names = [
-        name for name in (BAYESIAN, PLAIN, baseline_name(output.data)) if name in output.evaluations
-    ]
-    if not names:
+    found = {name: each.metrics for name, each in output.evaluations.items()}
+    if not found:
         return
-    first = output.evaluations[names[0]].metrics
-    shown = [metric for metric in METRICS if metric in first]
-    rows = [
-        [TITLES[name]]
-        + [format(output.evaluations[name].metrics[metric], METRICS[metric][1]) for metric in shown]
-        for name in names
-    ]
+    order = (BAYESIAN, PLAIN, baseline_name(output.data), *METHODS)
+    names = [name for name in order if name in found]
+    shown = [metric for metric in METRICS if any(metric in each for each in found.values())]
+    rows = [[TITLES[name], *(_cell(found[name], metric) for metric in shown)] for name in names]
     title = f"{output.data.name}: {len(output.data.test)} held-out examples"
     print_table(title, ["", *(METRICS[metric][0] for metric in shown)], rows)
     if (weight := output.settings.kl_weight) != 1:
         print(f"  ({TITLES[BAYESIAN]}: KL weight {weight:g}, a tempered posterior)")
+
+
+def _cell(metrics: Mapping[str, float], metric: str) -> str:
+    return format(metrics[metric], METRICS[metric][1]) if metric in metrics else ""
 
 
 def print_dispatch(outputs: Mapping[str, Output]) -> None:
@@ -99,7 +100,7 @@ def plain_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
 def _number_columns(rows: Sequence[Sequence[str]]) -> list[bool]:
     columns = zip(*rows, strict=True)
-    return [all(cell[:1].isdigit() or cell[:1] == "-" for cell in column) for column in columns]
+    return [all(cell[:1] in "-0123456789" for cell in column) for column in columns]
 
 
 def _print_rich(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -15,6 +15,7 @@ from ._inference import FittedPosterior as FittedPosterior
 from ._inference import InferenceWarning as InferenceWarning
 from ._inference import Method as Method
 from ._inference import Problem as Problem
+from ._inference import convergence as convergence
 from ._inference import infer as infer
 from ._inference import load as load
 from ._likelihoods import Bernoulli as Bernoulli
@@ -25,9 +26,16 @@ from ._likelihoods import Poisson as Poisson
 from ._likelihoods import StudentT as StudentT
 from ._methods import HMC as HMC
 from ._methods import MAP as MAP
+from ._methods import MCLMC as MCLMC
 from ._methods import NUTS as NUTS
+from ._methods import SGHMC as SGHMC
+from ._methods import SGLD as SGLD
+from ._methods import SWAG as SWAG
 from ._methods import DeepEnsemble as DeepEnsemble
 from ._methods import Laplace as Laplace
+from ._methods import MCDropout as MCDropout
+from ._methods import MeanField as MeanField
+from ._methods import Pathfinder as Pathfinder
 from ._mixtures import CategoricalMixture as CategoricalMixture
 from ._mixtures import Mixture as Mixture
 from ._posterior import Posterior as Posterior
@@ -37,4 +45,5 @@ from ._priors import Prior as Prior
 from ._priors import horseshoe as horseshoe
 from ._priors import normal as normal
 from ._priors import prior_by_path as prior_by_path
+from ._simulation import simulation_ranks as simulation_ranks
 from ._unknowns import Unknowns as Unknowns

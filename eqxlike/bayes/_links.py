@@ -30,5 +30,18 @@ def log_det_jacobian(distribution: Any, unconstrained: Array) -> Float[Array, ""
         return link.log_abs_det_jacobian(unconstrained, link(unconstrained)).sum()
 
 
+def is_free(distribution: Any) -> bool:
+    """Whether its values are unconstrained already: the link leaves them as they are."""
+    return isinstance(_link_of(distribution), distributions().transforms.IdentityTransform)
+
+
+def is_normal(distribution: Any) -> bool:
+    """Whether its values are independent normals, be it one distribution for many of them."""
+    base = getattr(distribution, "base_dist", distribution)
+    kinds = distributions()
+    is_many = isinstance(distribution, kinds.ExpandedDistribution | kinds.Independent)
+    return isinstance(base if is_many else distribution, kinds.Normal)
+
+
 def _link_of(distribution: Any) -> Any:
     return distributions().biject_to(distribution.support)

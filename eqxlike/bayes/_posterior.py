@@ -15,11 +15,14 @@ from .._module import Module
 from .._partition import Rest, split
 from .._pytree import is_inexact_array
 from .._transforms import filter_eval_shape
+from ..nn import BayesianLayer, inference_mode, posterior_mean
+from ..nn._bayesian import posterior_scales, prior_scales
 from ._data import check_data, num_examples, struct_of_example
+from ._library_rules import as_libraries_compute
 from ._likelihoods import Likelihood
 from ._links import constrained, log_det_jacobian, unconstrained
 from ._numpyro import is_distribution, summed_log_prob
-from ._priors import Prior, as_prior, fitted
+from ._priors import Prior, as_prior, fitted, prior_of_layers
 from ._support import check_proper
 from ._unknowns import Unknowns
 
@@ -31,7 +34,7 @@ class Posterior(Module):
 
     It is known up to a constant: the log prior and the log likelihood. The unknowns are the
     floating-point arrays of the model that are not frozen, and what prior and likelihood do not
-    know themselves.
+    know themselves. The model is taken in inference mode: a density has no noise of `nn.Dropout`.
 
     >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
     >>> from eqxlike import bayes, nn
@@ -48,12 +51,16 @@ class Posterior(Module):
     prior: Prior
     likelihood: Likelihood
     data: Data
+    initial_scales: PyTree | None
 
     def __init__(self, model: Any, prior: Any, likelihood: Likelihood, data: Data):
         """**Arguments:**
 
-        - `model`: any Module that is called with one example.
-        - `prior`: a prior of `bayes`, or a distribution of NumPyro for each number.
+        - `model`: any Module that is called with one example. Of layers whose weights are random,
+          `nn.BayesianLinear` and its kin, it has the posterior means, as plain layers; their
+          posterior standard deviations are where `bayes.MeanField` begins.
+        - `prior`: a prior of `bayes`, or a distribution of NumPyro for each number; `None` for that
+          of layers whose weights are random.
         - `likelihood`: how the targets are distributed around what the model returns.
         - `data`: `(x, y)`, arrays or pytrees of arrays with one leading length, `N` examples.
 
@@ -66,14 +73,21 @@ class Posterior(Module):
                 "Posterior: likelihood must be one of eqxlike.bayes, such as `bayes.Gaussian()`; "
                 f"got {likelihood!r}."
             )
-        self.network = model
-        self.prior = as_prior(prior)
+        is_random = any(isinstance(each, BayesianLayer) for each in _layers(model))
+        if prior is None and not is_random:
+            raise TypeError(
+                "Posterior: the model has no layer with a prior of its own, such as "
+                "`nn.BayesianLinear`: give a prior, such as `bayes.normal(0.0, 1.0)`."
+            )
+        self.network = inference_mode(posterior_mean(model))
+        self.initial_scales = posterior_scales(model) if is_random else None
+        self.prior = prior_of_layers(prior_scales(model)) if prior is None else as_prior(prior)
         self.likelihood = likelihood
         self.data = check_data(data)
         if not self._arrays()[0]:
             raise ValueError("Posterior: the model has no floating-point array that is trained.")
         x, y = (struct_of_example(each) for each in self.data)
-        output = filter_eval_shape(lambda model, x: model(x), model, x)
+        output = filter_eval_shape(lambda model, x: model(x), self.network, x)
         likelihood.check(output, y)
         likelihood.check_values(output, self.data[1])
         self._check_priors()
@@ -113,6 +127,10 @@ class Posterior(Module):
             "prior": dict(self.prior.hyperpriors(self._structs())),
             "likelihood": dict(self.likelihood.unknowns()),
         }
+
+    def parameter_priors(self, unknowns: Unknowns) -> dict[str, Any]:
+        """The prior of each parameter by its path, in tree order, given the unknowns of priors."""
+        return dict(zip(self._structs(), self._priors_of_leaves(unknowns.prior), strict=True))
 
     def _priors_of_leaves(self, hyper: Any) -> list[Any]:
         return [
@@ -239,6 +257,23 @@ class Posterior(Module):
         """A draw of all unknowns from the prior."""
         return self._drawn(key, keeps_model=False)
 
+    def simulate(self, unknowns: Unknowns, *, key: PRNGKeyArray) -> PyTree[Array]:
+        """Targets for the inputs of the data, as these unknowns would give them.
+
+        With unknowns from `sample_prior` they are a draw from the prior predictive distribution.
+
+        **Returns:** targets of the form of those of the data.
+        """
+        x, y = self.data
+        model, likelihood, own = self.model(unknowns), self.likelihood, unknowns.likelihood
+
+        def of_one(x: Any, key: PRNGKeyArray) -> Array:
+            with as_libraries_compute():
+                return likelihood.distribution(model(x), own).sample(key)
+
+        drawn = jax.vmap(of_one)(x, jr.split(key, self.num_data))
+        return jtu.tree_map(lambda drawn, like: drawn.astype(like.dtype), drawn, y)
+
     def _drawn(self, key: PRNGKeyArray, *, keeps_model: bool) -> Unknowns:
         arrays, rest = self._arrays()
         outer = self._hyperpriors()
@@ -292,6 +327,10 @@ class Posterior(Module):
             return self.constrain(unknowns)[0] if linked else unknowns
 
         return vector, log_density, unflatten
+
+
+def _layers(model: Any) -> list[Any]:
+    return jtu.tree_leaves(model, is_leaf=lambda node: isinstance(node, BayesianLayer))
 
 
 def _sum(terms: list[Array]) -> Float[Array, ""]:

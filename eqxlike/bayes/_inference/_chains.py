@@ -45,12 +45,16 @@ class Chains(Module):
 @as_libraries_compute()
 def start(method: Method, problem: Problem, key: PRNGKeyArray) -> Chains:
     """Chains before their first step."""
-    states = _start(method, problem, key)
-    records = {
-        name: np.zeros((struct.shape[0], 0, *struct.shape[1:]), struct.dtype)
-        for name, struct in _record_structs(method, problem, states).items()
-    }
-    return Chains(0, states, records)
+    states, records = _start(method, problem, key)
+    return Chains(0, states, jtu.tree_map(np.asarray, records))
+
+
+@as_libraries_compute()
+def blank(method: Method, problem: Problem) -> Chains:
+    """Chains of the form of those that have started, computed without their methods: zeros."""
+    structs = filter_eval_shape(_start, method, problem, jr.key(0))
+    states, records = jtu.tree_map(lambda each: np.zeros(each.shape, each.dtype), structs)
+    return Chains(0, jtu.tree_map(jnp.asarray, states), records)
 
 
 def advance(
@@ -67,8 +71,8 @@ def advance(
     **Returns:** pairs of the chains, whose records are those of this call alone, and of the records
     of its last step.
     """
-    structs = _record_structs(method, problem, chains.states)
-    step_bytes = sum(math.prod(each.shape) * each.dtype.itemsize for each in structs.values())
+    empty = {name: each[:, :0] for name, each in chains.records.items()}
+    step_bytes = sum(_bytes_of_record(each) for each in empty.values())
     size = max(1, min(_MOST_STEPS, method.num_steps, _MOST_BYTES // max(1, step_bytes)))
     keys = jr.split(jr.fold_in(key, 1), method.num_chains)
     count, step, states = 1, chains.step, chains.states
@@ -79,6 +83,7 @@ def advance(
             method,
             problem,
             states,
+            empty,
             keys,
             jnp.asarray(step, jnp.int32),
             jnp.asarray(count, jnp.int32),
@@ -105,24 +110,30 @@ def _kept(method: Method, steps: np.ndarray) -> np.ndarray:
     return (after >= 0) & ((after + 1) % method.thinning == 0)
 
 
-@as_libraries_compute()
-def _record_structs(
-    method: Method, problem: Problem, states: State
-) -> dict[str, jax.ShapeDtypeStruct]:
-    def one(method: Method, problem: Problem, states: State) -> Record:
-        def step(state: State) -> Record:
-            first = jnp.zeros((), jnp.int32)
-            return _strong(dict(method.step(problem, state, first, jr.key(0))[1]))
-
-        return jax.vmap(step)(states)
-
-    return filter_eval_shape(one, method, problem, states)
+def _bytes_of_record(empty: np.ndarray) -> int:
+    """What one record of all chains takes."""
+    return math.prod((empty.shape[0], *empty.shape[2:])) * empty.dtype.itemsize
 
 
 @filter_jit
-def _start(method: Method, problem: Problem, key: PRNGKeyArray) -> State:
+def _start(method: Method, problem: Problem, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+    """States, and records of no step."""
     keys = jr.split(jr.fold_in(key, 0), method.num_chains)
-    return jax.vmap(lambda key: _strong(method.init(problem, key)))(keys)
+    states = jax.vmap(lambda key: _strong(method.init(problem, key)))(keys)
+
+    def record_of(states: State) -> Record:
+        first = jnp.zeros((), jnp.int32)
+
+        def of_one(state: State) -> Record:
+            return _strong(dict(method.step(problem, state, first, jr.key(0))[1]))
+
+        return jax.vmap(of_one)(states)
+
+    # Its shapes alone are asked for, and its operations left out.
+    structs = filter_eval_shape(record_of, states)
+    return states, jtu.tree_map(
+        lambda each: jnp.zeros((each.shape[0], 0, *each.shape[1:]), each.dtype), dict(structs)
+    )
 
 
 @as_libraries_compute()
@@ -131,27 +142,28 @@ def _advance(
     method: Method,
     problem: Problem,
     states: State,
+    empty: dict[str, np.ndarray],
     keys: PRNGKeyArray,
     first: Array,
     count: Array,
     size: int,
     chain_method: ChainMethod,
 ) -> tuple[State, dict[str, Array]]:
-    def step(state: State, index: Array, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
-        return _strong(method.step(problem, state, index, jr.fold_in(key, index)))
+    """Makes `count` steps of all chains, and returns records of `size`, of which so many count."""
 
     def run(pair: tuple[State, PRNGKeyArray]) -> tuple[State, dict[str, Array]]:
         state, key = pair
-        _, struct = filter_eval_shape(step, state, first, key)
-        empty = jtu.tree_map(lambda each: jnp.zeros((size, *each.shape), each.dtype), struct)
+        buffers = {
+            name: jnp.zeros((size, *each.shape[2:]), each.dtype) for name, each in empty.items()
+        }
 
         def one(index: Array, carry: Any) -> Any:
             state, buffers = carry
-            state, record = step(state, first + index, key)
-            buffers = jtu.tree_map(lambda buffer, new: buffer.at[index].set(new), buffers, record)
-            return state, buffers
+            number = first + index
+            state, record = _strong(method.step(problem, state, number, jr.fold_in(key, number)))
+            return state, {name: buffers[name].at[index].set(record[name]) for name in buffers}
 
-        return jax.lax.fori_loop(0, count, one, (state, empty))
+        return jax.lax.fori_loop(0, count, one, (state, buffers))
 
     return _side_by_side(chain_method)(run)((states, keys))
 

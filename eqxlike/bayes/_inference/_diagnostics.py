@@ -90,6 +90,9 @@ class Diagnostics(Module):
     - `divergences`: the number of draws of each chain whose trajectory diverged.
     - `acceptance`: the mean acceptance rate of each chain.
     - `energy`: E-BFMI of each chain.
+    - `lost`: the number of draws of each chain that are not finite; with such, nothing is said of
+      how far chains agree.
+    - `pareto_k`: the shape of the tail of importance weights: above 0.7 a few of them decide.
     - `warnings`: what is poor, in words.
     """
 
@@ -100,6 +103,8 @@ class Diagnostics(Module):
     divergences: np.ndarray | None = None
     acceptance: np.ndarray | None = None
     energy: np.ndarray | None = None
+    lost: np.ndarray | None = None
+    pareto_k: float | None = None
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -113,10 +118,12 @@ class Diagnostics(Module):
                     f"{name}: R-hat at most {np.max(each.r_hat):.3f}, ESS at least "
                     f"{np.min(each.ess_bulk):.0f} (bulk), {np.min(each.ess_tail):.0f} (tail)"
                 )
-        for name in ("divergences", "acceptance", "energy"):
+        for name in ("divergences", "acceptance", "energy", "lost"):
             values = getattr(self, name)
             if values is not None:
                 lines.append(f"{name}: " + ", ".join(f"{value:.3g}" for value in values))
+        if self.pareto_k is not None:
+            lines.append(f"Pareto k: {self.pareto_k:.2f}")
         return "\n".join(lines + [f"warning: {text}" for text in self.warnings])
 
 
@@ -135,6 +142,8 @@ def in_words(diagnostics: Diagnostics) -> tuple[str, ...]:
                 )
             ),
             _of_energy(diagnostics.energy),
+            _of_lost(diagnostics.lost),
+            _of_pareto_k(diagnostics.pareto_k),
         )
         if text is not None
     )
@@ -183,4 +192,23 @@ def _of_energy(energy: np.ndarray | None) -> str | None:
     return (
         f"E-BFMI is {float(np.min(energy)):.2f}, where 0.3 or more is good: the chains hardly move "
         "from one energy to another. A prior with lighter tails may help."
+    )
+
+
+def _of_lost(lost: np.ndarray | None) -> str | None:
+    if lost is None or not lost.sum():
+        return None
+    return (
+        f"{int(np.count_nonzero(lost))} of {lost.size} chains left for infinity: a smaller "
+        "step_size helps."
+    )
+
+
+def _of_pareto_k(pareto_k: float | None) -> str | None:
+    if pareto_k is None or pareto_k <= 0.7:
+        return None
+    return (
+        f"the Pareto k of the importance weights is {pareto_k:.2f}, where 0.7 or less is good: a "
+        "few draws have most of the weight, and the evidence is not to be relied on. The posterior "
+        "is far from the approximation; `bayes.NUTS` needs none."
     )

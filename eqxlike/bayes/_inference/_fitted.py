@@ -17,7 +17,7 @@ from ..._transforms import filter_jit
 from .._library_rules import as_libraries_compute
 from .._posterior import Posterior
 from .._unknowns import Unknowns
-from ._chains import Chains, start
+from ._chains import Chains, blank
 from ._diagnostics import Convergence, Diagnostics, convergence, energy_mixing, in_words
 from ._files import read_chains, read_key, write_chains
 from ._method import Method
@@ -99,7 +99,10 @@ class FittedPosterior(Module):
         known: dict[str, Any] = {}
         if "loss" in records:
             known["losses"] = records["loss"]
-        if "draw" in records and records["draw"].shape[1] >= 4:
+        lost = _num_lost(records)
+        if lost.any():
+            known["lost"] = lost
+        elif "draw" in records and records["draw"].shape[1] >= 4:
             outputs, others = _followed(self.problem, self.method, jnp.asarray(records["draw"]))
             known["outputs"] = convergence(np.asarray(outputs))
             if others.shape[-1]:
@@ -112,6 +115,7 @@ class FittedPosterior(Module):
             known["acceptance"] = records["acceptance"].mean(axis=1)
         if "energy" in records and records["energy"].shape[1] >= 2:
             known["energy"] = energy_mixing(records["energy"])
+        known |= self.method.diagnosed(self.found)
         found = Diagnostics(**known)
         return Diagnostics(**known, warnings=in_words(found))
 
@@ -159,7 +163,7 @@ def load(path: str | os.PathLike[str], target: Posterior, method: Method) -> Fit
     """
     path = pathlib.Path(path)
     problem, key = Problem(target), read_key(path)
-    chains = read_chains(path, problem, method, start(method, problem, key), None)
+    chains = read_chains(path, problem, method, blank(method, problem), None)
     return fitted_from(problem, method, chains, key)
 
 
@@ -174,6 +178,13 @@ def fitted_from(
 def method_name(method: Method) -> str:
     """The name of a method for messages."""
     return type(method).__name__
+
+
+def _num_lost(records: dict[str, np.ndarray]) -> np.ndarray:
+    """How many draws of each chain are not finite."""
+    if "draw" not in records:
+        return np.zeros(0, int)
+    return np.sum(~np.isfinite(records["draw"]).all(axis=2), axis=1)
 
 
 @as_libraries_compute()

@@ -121,6 +121,10 @@ class Method(Module):
         """The log of the density of the data, in nats; `None` where the method has none."""
         return None
 
+    def diagnosed(self, found: Any) -> dict[str, Any]:
+        """Fields of `bayes.Diagnostics` that what was found says itself, by name."""
+        return {}
+
 
 def chosen(draws: Float[Array, "n d"], num: int, key: PRNGKeyArray) -> Float[Array, "S d"]:
     """`S = num` of `n` draws, each as often as the others, or once more.

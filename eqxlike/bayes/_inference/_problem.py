@@ -72,11 +72,11 @@ class Problem(Module):
 
     def log_density(self, vector: Vector) -> Float[Array, ""]:
         """The log density of the posterior, in nats, up to a constant."""
-        return self._differentiable(lambda vector: self._density(vector, None))(vector)
+        return self.differentiable(lambda vector: self._density(vector, None))(vector)
 
     def batch_log_density(self, vector: Vector, batch: Data | None) -> Float[Array, ""]:
         """Its estimate from a batch, or its value where there is none."""
-        return self._differentiable(lambda vector: self._density(vector, batch))(vector)
+        return self.differentiable(lambda vector: self._density(vector, batch))(vector)
 
     def _density(self, vector: Vector, batch: Data | None) -> Float[Array, ""]:
         linked = self.unflatten(vector)
@@ -84,7 +84,8 @@ class Problem(Module):
             return self.target.log_density(linked, linked=True)
         return self.target.minibatch_log_density(linked, batch, linked=True)
 
-    def _differentiable(self, function: Any) -> Any:
+    def differentiable(self, function: Any) -> Any:
+        """A function of a vector, that is differentiated by the mode."""
         return function if self.mode is None else differentiate_with(function, self.mode)
 
     def batch(self, key: PRNGKeyArray, size: int | None) -> Data | None:
@@ -116,6 +117,13 @@ class Problem(Module):
         model = jtu.tree_unflatten(treedef, shuffled)
         return self.flatten(Unknowns(model, linked.likelihood, linked.prior))
 
+    def spread(self, vector: Vector) -> Vector:
+        """How far the numbers of the array differ that each number is in; 1 where they do not."""
+        linked = self.unflatten(vector)
+        return self.flatten(
+            jtu.tree_map(lambda leaf: jnp.broadcast_to(_spread(leaf), leaf.shape), linked)
+        )
+
     def dispersed(self, key: PRNGKeyArray) -> Vector:
         """Unknowns further apart than those of the posterior should be, for chains to begin with.
 
@@ -128,15 +136,19 @@ class Problem(Module):
         model_key, others_key = jr.split(key)
 
         def moved(key: PRNGKeyArray, leaf: Array) -> Array:
-            spread = jnp.std(leaf)
-            width = jnp.where(spread > 0, spread, 1)
-            return leaf + width * jr.uniform(key, leaf.shape, leaf.dtype, -2, 2)
+            return leaf + _spread(leaf) * jr.uniform(key, leaf.shape, leaf.dtype, -2, 2)
 
         def drawn(key: PRNGKeyArray, leaf: Array) -> Array:
             return jr.uniform(key, leaf.shape, leaf.dtype, -2, 2)
 
         likelihood, prior = _with_keys(drawn, others_key, others)
         return self.flatten(Unknowns(_with_keys(moved, model_key, model), likelihood, prior))
+
+
+def _spread(leaf: Array) -> Array:
+    """How far the numbers of an array differ; 1 where they do not."""
+    spread = jnp.std(leaf)
+    return jnp.where(spread > 0, spread, 1)
 
 
 def _with_keys(function: Any, key: PRNGKeyArray, tree: Any) -> Any:

@@ -99,14 +99,13 @@ class Hamiltonian(MarkovChain):
     def _learn(self, state: HamiltonianState, index: Array, acceptance: Array) -> HamiltonianState:
         step_sizes, masses = self._adaptation()
         schedule = blackjax().adaptation.window_adaptation.build_schedule(self.num_warmup)
-        stages = jnp.asarray([stage for stage, _ in schedule])
-        ends = jnp.asarray([is_end for _, is_end in schedule])
         index = jnp.minimum(index, self.num_warmup - 1)
+        stage, is_end = jnp.asarray(schedule)[index]
 
         learnt = step_sizes.update(state.step_sizes, acceptance)
         state = state._replace(step_sizes=learnt, step_size=jnp.exp(learnt.log_step_size))
         gathered = jax.lax.cond(
-            stages[index] == 1,
+            stage == 1,
             lambda: masses.update(state.masses, state.chain.position),
             lambda: state.masses,
         )
@@ -122,7 +121,7 @@ class Hamiltonian(MarkovChain):
                 step_size=jnp.exp(again.log_step_size),
             )
 
-        state = jax.lax.cond(ends[index], close, lambda state: state, state)
+        state = jax.lax.cond(is_end == 1, close, lambda state: state, state)
         is_last = index == self.num_warmup - 1
         average = step_sizes.final(state.step_sizes)
         return state._replace(step_size=jnp.where(is_last, average, state.step_size))

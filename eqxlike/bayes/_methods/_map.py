@@ -1,5 +1,6 @@
 """The most probable parameters."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,12 +10,13 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._numbers import positive_number, whole_number
 from .._inference import Method, Problem, Record
+from ._batch_size import check_batch_size
 
 
 class Optimised(NamedTuple):
-    """A place, and what the optimiser keeps."""
+    """A place, or what else descends, and what the optimiser keeps."""
 
-    place: Float[Array, " d"]
+    place: Any
     optimiser: Any
 
 
@@ -42,8 +44,10 @@ class MAP(Method):
         name = type(self).__name__
         whole_number(self.steps, f"{name}: steps")
         positive_number(self.learning_rate, f"{name}: learning_rate")
-        if self.batch_size is not None:
-            whole_number(self.batch_size, f"{name}: batch_size")
+        check_batch_size(self, self.batch_size)
+
+    def check(self, problem: Problem) -> None:
+        check_batch_size(self, self.batch_size, problem)
 
     @property
     def num_steps(self) -> int:
@@ -60,17 +64,13 @@ class MAP(Method):
     def step(
         self, problem: Problem, state: Optimised, index: Array, key: PRNGKeyArray
     ) -> tuple[Optimised, Record]:
+        state, value = descend(self._optimiser(), self.loss(problem, key), state)
+        return state, {"loss": value}
+
+    def loss(self, problem: Problem, key: PRNGKeyArray) -> Callable[[Array], Array]:
+        """What a step makes smaller, a function of the place: minus the log density, by example."""
         batch = problem.batch(key, self.batch_size)
-
-        def loss(place: Array) -> Array:
-            return -problem.batch_log_density(place, batch) / problem.target.num_data
-
-        value, gradient = jax.value_and_grad(loss)(state.place)
-        updates, kept = self._optimiser().update(
-            gradient, state.optimiser, state.place, value=value, grad=gradient, value_fn=loss
-        )
-        place = jnp.asarray(optax.apply_updates(state.place, updates))
-        return Optimised(place, kept), {"loss": value}
+        return lambda place: -problem.batch_log_density(place, batch) / problem.target.num_data
 
     def finish(
         self, problem: Problem, states: Optimised, records: Record, key: PRNGKeyArray
@@ -90,3 +90,17 @@ class MAP(Method):
             return optax.with_extra_args_support(self.optimiser)
         schedule = optax.cosine_decay_schedule(self.learning_rate, self.steps)
         return optax.with_extra_args_support(optax.adam(schedule))
+
+
+def descend(
+    optimiser: optax.GradientTransformationExtraArgs,
+    loss: Callable[[Any], Array],
+    state: Optimised,
+) -> tuple[Optimised, Array]:
+    """One step of an optimiser: where it leads, and the loss before it."""
+    value, gradient = jax.value_and_grad(loss)(state.place)
+    updates, kept = optimiser.update(
+        gradient, state.optimiser, state.place, value=value, grad=gradient, value_fn=loss
+    )
+    place: Any = optax.apply_updates(state.place, updates)
+    return Optimised(place, kept), value

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -15,7 +16,14 @@ METHODS: dict[str, bayes.Method] = {
     "HMC": bayes.HMC(num_samples=8, num_warmup=6, chains=2, trajectory_steps=3),
     "Laplace": bayes.Laplace(steps=30),
     "MAP": bayes.MAP(steps=30),
+    "MCDropout": bayes.MCDropout(steps=30),
+    "MCLMC": bayes.MCLMC(num_samples=8, num_warmup=100, chains=2, thin=1),
+    "MeanField": bayes.MeanField(steps=30),
     "NUTS": bayes.NUTS(num_samples=8, num_warmup=6, chains=2, max_doublings=3),
+    "Pathfinder": bayes.Pathfinder(paths=2, path_steps=5, elbo_draws=3, draws=25),
+    "SGHMC": bayes.SGHMC(num_samples=8, num_warmup=6, chains=2, descent_steps=4),
+    "SGLD": bayes.SGLD(num_samples=8, num_warmup=6, chains=2, thin=2, descent_steps=4),
+    "SWAG": bayes.SWAG(steps=10, batch_size=None, collect_steps=20, collect_every=4, rank=3),
 }
 
 X = np.linspace(-1.0, 1.0, 12).reshape(6, 2)
@@ -23,8 +31,15 @@ Y = X[:, 0] ** 2 - X[:, 1]
 
 
 def small_target(order=slice(None)):
-    """A network of 13 parameters and an unknown scale."""
-    model = nn.MLP(2, "scalar", width_size=3, depth=1, key=jr.key(0), dtype=jnp.float64)
+    """A network of 13 parameters, with dropout, and an unknown scale."""
+    keys = jr.split(jr.key(0))
+    layers = [
+        nn.Linear(2, 3, key=keys[0], dtype=jnp.float64),
+        nn.Lambda(jax.nn.tanh),
+        nn.Dropout(0.2),
+        nn.Linear(3, "scalar", key=keys[1], dtype=jnp.float64),
+    ]
+    model = nn.Sequential(layers)
     likelihood = bayes.Gaussian(dist.Gamma(2.0, 1.0))
     return bayes.Posterior(model, bayes.normal(0.0, 1.0), likelihood, (X[order], Y[order]))
 

