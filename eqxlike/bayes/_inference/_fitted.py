@@ -17,6 +17,7 @@ from ..._transforms import filter_jit
 from .._library_rules import as_libraries_compute
 from .._posterior import Posterior
 from .._unknowns import Unknowns
+from ._arviz import to_arviz
 from ._chains import Chains, blank
 from ._diagnostics import Convergence, Diagnostics, convergence, energy_mixing, in_words
 from ._files import read_chains, read_key, write_chains
@@ -147,6 +148,32 @@ class FittedPosterior(Module):
             )
         return found
 
+    def to_arviz(self, num: int = 1000, *, key: PRNGKeyArray | None = None) -> Any:
+        """The draws as ArviZ holds them, with the log likelihood of each example.
+
+        Parameters have their paths as names, and the unknowns of likelihood and prior theirs, such
+        as `likelihood.scale`.
+
+        **Arguments:**
+
+        - `num`, `key`: how many draws of a method that has no chains, and their key. Of chains all
+          that were kept are there.
+
+        **Returns:** a `DataTree` with the groups `posterior`, `log_likelihood`, `observed_data`
+        and, of chains, `sample_stats`.
+
+        **Raises:** `ImportError` if ArviZ is not installed; `TypeError` without a key for a method
+        that needs one.
+        """
+        if "draw" in self.records:
+            draws = self.records["draw"]
+            flat = jnp.asarray(draws.reshape(-1, draws.shape[-1]))
+            unknowns = _unknowns(self.problem, flat)
+            return to_arviz(self.target, unknowns, draws.shape[0], self.records)
+        if key is None:
+            raise TypeError(f"to_arviz: {method_name(self.method)} draws anew, and needs a key.")
+        return to_arviz(self.target, self.samples(num, key=key), 1, {})
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the posterior to a file, for `bayes.load`: arrays and a line of JSON, no code."""
         write_chains(pathlib.Path(path), self.problem, self.method, self.chains, self.key)
@@ -201,6 +228,11 @@ def _samples(problem: Problem, method: Method, found: Any, num: int, key: PRNGKe
     unknowns = jax.vmap(problem.unknowns)(vectors)
     noise = method.noise(num, noise_key)
     return Unknowns(unknowns.model, unknowns.likelihood, unknowns.prior, noise)
+
+
+@filter_jit
+def _unknowns(problem: Problem, vectors: Array) -> Unknowns:
+    return jax.vmap(problem.unknowns)(vectors)
 
 
 @filter_jit

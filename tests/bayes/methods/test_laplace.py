@@ -17,6 +17,7 @@ import eqxlike as eqx
 from eqxlike import ad, bayes, nn
 from eqxlike.bayes._curvature import _around
 from eqxlike.bayes._curvature._positive import positive_cholesky
+from eqxlike.bayes._inference._fitted import fitted_from
 from tests.bayes.methods.cases import LinearModel
 
 LINEAR = LinearModel()
@@ -32,10 +33,17 @@ def double_precision():
         yield
 
 
-def around(target, *, mode=None, **fields):
-    """Laplace around the parameters that the model has, be they the most probable or not."""
-    method = bayes.Laplace(steps=1, optimiser=optax.set_to_zero(), **fields)
+def start(target, mode=None):
+    """A run that stays at the parameters that the model has."""
+    method = bayes.MAP(steps=1, optimiser=optax.set_to_zero())
     return bayes.infer(target, method, key=jr.key(1), progress=False, mode=mode)
+
+
+def around(run, **fields):
+    """Laplace around where a run ended, be that the most probable place or not."""
+    if not isinstance(run, bayes.FittedPosterior):
+        run = start(run)
+    return fitted_from(run.problem, bayes.Laplace(**fields), run.chains, run.key)
 
 
 def predicting(posterior, predictive):
@@ -52,19 +60,24 @@ def linear_target(likelihood):
 
 
 @functools.cache
-def linear(structure="full"):
-    return around(linear_target(bayes.Gaussian(LINEAR.noise)), structure=structure)
+def linear():
+    return around(linear_target(bayes.Gaussian(LINEAR.noise)))
 
 
 @functools.cache
-def small(structure="full", **fields):
-    """A network of 13 parameters with an unknown scale."""
+def small_start():
     model = nn.MLP(2, "scalar", width_size=3, depth=1, key=jr.key(0), dtype=jnp.float64)
     likelihood = bayes.Gaussian(dist.Gamma(20.0, 5.0))
     target = bayes.Posterior(
         model, bayes.normal(0.0, 1.0), likelihood, (LINEAR.x, np.sin(LINEAR.y))
     )
-    return around(target, structure=structure, **fields)
+    return start(target)
+
+
+@functools.cache
+def small(structure="full", **fields):
+    """A network of 13 parameters with an unknown scale."""
+    return around(small_start(), structure=structure, **fields)
 
 
 def classes_target(num=10):
@@ -74,9 +87,14 @@ def classes_target(num=10):
 
 
 @functools.cache
-def classes(structure="full", num=10):
+def classes_start():
+    return start(classes_target())
+
+
+@functools.cache
+def classes(structure="full"):
     """A network of 21 parameters for three classes."""
-    return around(classes_target(num), structure=structure)
+    return around(classes_start(), structure=structure)
 
 
 # --- the same by hand ---
@@ -221,7 +239,7 @@ def test_a_layer_can_be_named():
 
 
 def test_kronecker_is_exact_for_the_layers_of_one_example():
-    posterior = classes("kronecker", num=1)
+    posterior = around(classes_target(1), structure="kronecker")
     precision = precision_by_hand(posterior)
     start = 0
     for block in posterior.found.normal.blocks:
@@ -298,13 +316,13 @@ def test_draws_and_predictions_have_one_covariance(structure):
 def test_curvature_does_not_depend_on_the_size_of_blocks(monkeypatch):
     expected = covariance_of(classes("kronecker").found.normal, 21)
     monkeypatch.setattr(_around, "_BLOCK_BYTES", 5000)  # some examples at once, not all ten
-    again = around(classes_target(), structure="kronecker")
+    again = around(classes_start(), structure="kronecker")
     np.testing.assert_allclose(covariance_of(again.found.normal, 21), expected, atol=1e-12)
 
 
 def test_the_mode_of_differentiation_reaches_the_curvature():
     expected = covariance_of(classes().found.normal, 21)
-    again = around(classes_target(), mode=ad.Forward())
+    again = around(start(classes_target(), ad.Forward()))
     np.testing.assert_allclose(covariance_of(again.found.normal, 21), expected, atol=1e-12)
 
 

@@ -1,0 +1,75 @@
+"""Targets drawn from a model, and calibration by them."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+
+from eqxlike import bayes, nn
+
+pytestmark = pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
+
+X = np.linspace(-1.0, 1.0, 8)[:, None]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def target(likelihood, y=X[:, 0]):
+    model = nn.Linear(1, "scalar", key=jr.key(0), dtype=jnp.float64)
+    return bayes.Posterior(model, bayes.normal(), likelihood, (X, y))
+
+
+def test_simulated_targets_have_the_moments_of_the_likelihood():
+    problem = target(bayes.Gaussian(0.5))
+    unknowns = problem.sample_prior(key=jr.key(1))
+    draws = jax.vmap(lambda key: problem.simulate(unknowns, key=key))(jr.split(jr.key(2), 4000))
+    mean = jax.vmap(problem.model(unknowns))(X)
+    np.testing.assert_allclose((draws.mean(0) - mean) / (0.5 / np.sqrt(4000)), 0, atol=5)
+    np.testing.assert_allclose(draws.std(0), 0.5, rtol=0.06)
+
+
+def test_simulated_classes_are_of_the_dtype_of_the_data():
+    problem = target(bayes.Bernoulli(), np.array([0, 1] * 4, np.int8))
+    y = problem.simulate(problem.sample_prior(key=jr.key(1)), key=jr.key(2))
+    assert (y.dtype, y.shape) == (np.int8, (8,))
+    assert set(np.asarray(y).tolist()) <= {0, 1}
+
+
+def test_ranks_of_an_exact_method_are_uniform():
+    """For a normal posterior the Laplace approximation is exact."""
+    ranks = bayes.simulation_ranks(
+        target(bayes.Gaussian(0.5)),
+        bayes.Laplace(steps=400, learning_rate=0.05),
+        key=jr.key(0),
+        num_simulations=60,
+        num_draws=19,
+    )
+    assert ranks.shape == (60, 2)
+    for each in ranks.T:
+        assert stats.chisquare(np.histogram(each, 5, (0, 20))[0]).pvalue > 1e-3
+
+
+def test_ranks_of_nuts_are_uniform():
+    ranks = bayes.simulation_ranks(
+        target(bayes.Gaussian(dist.Gamma(2.0, 2.0))),
+        bayes.NUTS(num_samples=200, num_warmup=150, chains=1),
+        key=jr.key(0),
+        num_simulations=40,
+        num_draws=19,
+    )
+    for each in ranks.T:
+        assert stats.chisquare(np.histogram(each, 4, (0, 20))[0]).pvalue > 1e-3
+
+
+def test_ranks_show_a_posterior_without_width():
+    ranks = bayes.simulation_ranks(
+        target(bayes.Gaussian(0.5)), bayes.MAP(steps=400), key=jr.key(0), num_simulations=20
+    )
+    assert set(np.unique(ranks)) == {0, 99}
