@@ -31,8 +31,8 @@ class SGHMC(StochasticGradient):
     >>> method = bayes.SGHMC(step_size=1e-4, batch_size=64)
     """
 
-    num_warmup: int = 500
-    thin: int = 1
+    num_warmup: int = 1000
+    thin: int = 2
     step_size: float = 3e-4
     friction: float = 0.1
     trajectory_steps: int = 30

@@ -33,8 +33,8 @@ class StochasticGradient(MarkovChain):
     - `descent_steps`: of `bayes.MAP`, from where the chain begins to a mode.
     """
 
-    num_warmup: int = 2000
-    thin: int = 10
+    num_warmup: int = 5000
+    thin: int = 50
     step_size: float = 1e-3
     decay: float = 0.0
     batch_size: int | None = None
