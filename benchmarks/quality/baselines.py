@@ -1,0 +1,204 @@
+"""What Bayesian methods are compared with: the plain network, and scikit-learn's models."""
+
+import functools
+import importlib
+import itertools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import numpyro.distributions as dist
+import optax
+from jax.typing import ArrayLike
+
+from benchmarks.quality.data import TEST_PART, Split
+from benchmarks.quality.network import likelihood, network
+from benchmarks.quality.scores import Prediction
+from eqxlike import (
+    bayes,
+    combine,
+    filter_jit,
+    is_inexact_array,
+    nn,
+    partition,
+)
+
+Predict = Callable[[Split, jax.Array], Prediction]
+
+STEPS = 2000
+LEARNING_RATE = 3e-3
+
+MOST_FOR_KERNEL = 200
+"""Of so many examples a Gaussian process learns the parameters of its kernel."""
+
+MOST_FOR_CLASSES = 1000
+"""With so many examples a Gaussian process of classes is fitted: its cost is their cube."""
+
+VARIANCES = (3.0, 30.0, 300.0)
+LENGTHS = (0.5, 1.0, 2.0, 4.0)
+"""The kernels of classifiers to choose from: lengths are times the root of the features."""
+
+
+def of_normals(means: ArrayLike, scales: ArrayLike) -> bayes.Mixture:
+    """The prediction of normal distributions, one for each input."""
+    loc = jnp.asarray(means, jnp.float32)[None]
+    scale = jnp.broadcast_to(jnp.asarray(scales, jnp.float32), loc.shape)
+    return bayes.Mixture(dist.Normal(loc, scale))
+
+
+def of_probabilities(probabilities: np.ndarray) -> bayes.CategoricalMixture:
+    """The prediction of probabilities of classes, shape `(N, C)`."""
+    return bayes.CategoricalMixture(jnp.log(jnp.asarray(probabilities, jnp.float32))[None])
+
+
+def _residual_scale(means: np.ndarray, y: np.ndarray) -> float:
+    """The standard deviation of the noise under which the training part is most probable."""
+    return float(np.sqrt(np.mean((y - means) ** 2)))
+
+
+# --- the network, trained without a prior ---
+
+
+def plain_network(split: Split, key: jax.Array, steps: int = STEPS) -> Prediction:
+    """The prediction of the network with the parameters of maximum likelihood, by Adam."""
+    model = nn.inference_mode(network(split.data, key))
+    return _prediction(_trained(model, likelihood(split.data), split.x, split.y, steps)[0], split)
+
+
+def stopped_early(split: Split, key: jax.Array, steps: int = STEPS) -> Prediction:
+    """The same, after as many steps as served a tenth that was held out best."""
+    model = nn.inference_mode(network(split.data, key))
+    of, num_held = likelihood(split.data), round(TEST_PART * len(split.x))
+    x, y, x_held, y_held = (
+        each[part]
+        for part in (slice(num_held, None), slice(num_held))
+        for each in (split.x, split.y)
+    )
+    _, losses = _trained(model, of, x, y, steps, (x_held, y_held))
+    best = np.argmin(losses)
+    return _prediction(_trained(model, of, split.x, split.y, best)[0], split)
+
+
+def _prediction(model: nn.Sequential, split: Split) -> Prediction:
+    outputs = jax.vmap(model)(jnp.asarray(split.x_test))
+    if split.data.is_regression:
+        means = jax.vmap(model)(jnp.asarray(split.x))
+        return of_normals(outputs, _residual_scale(np.asarray(means), split.y))
+    if split.data.num_classes == 2:
+        outputs = jnp.stack([jnp.zeros_like(outputs), outputs], axis=-1)
+    return bayes.CategoricalMixture(outputs[None])
+
+
+def _trained(
+    model: nn.Sequential,
+    of: bayes.Likelihood,
+    x: np.ndarray,
+    y: np.ndarray,
+    steps: int | np.integer,
+    held_out: tuple[np.ndarray, np.ndarray] | None = None,
+) -> tuple[nn.Sequential, np.ndarray]:
+    """The model after so many steps on all examples, and the loss on others before each step."""
+    train, held = jtu.tree_map(jnp.asarray, ((x, y), held_out or (x, y)))
+    num_losses = 1 if held_out is None else int(steps)
+    model, losses = _descend(model, of, train, held, jnp.asarray(steps), num_losses)
+    return model, np.asarray(losses)
+
+
+@filter_jit
+def _descend(
+    model: nn.Sequential,
+    of: bayes.Likelihood,
+    train: tuple[jax.Array, jax.Array],
+    held_out: tuple[jax.Array, jax.Array],
+    steps: jax.Array,
+    num_losses: int,
+) -> tuple[nn.Sequential, jax.Array]:
+    arrays, rest = partition(model, is_inexact_array)
+    optimiser = optax.adam(LEARNING_RATE)
+
+    def loss(arrays: nn.Sequential, data: tuple[jax.Array, jax.Array]) -> jax.Array:
+        outputs = jax.vmap(combine(arrays, rest))(data[0])
+        # Whatever its scale, noise that is normal asks for least squares.
+        known = {"scale": jnp.ones(())} if isinstance(of, bayes.Gaussian) else {}
+        return -jnp.mean(
+            jax.vmap(lambda output, y: of.log_prob(output, known, y))(outputs, data[1])
+        )
+
+    def step(index: jax.Array, carry: tuple) -> tuple:
+        arrays, state, losses = carry
+        if num_losses > 1:
+            losses = losses.at[index].set(loss(arrays, held_out))
+        updates, state = optimiser.update(jax.grad(loss)(arrays, train), state)
+        return optax.apply_updates(arrays, updates), state, losses
+
+    carry = arrays, optimiser.init(arrays), jnp.zeros(num_losses)
+    arrays, _, losses = jax.lax.fori_loop(0, steps, step, carry)
+    return combine(arrays, rest), losses
+
+
+# --- scikit-learn's ---
+
+
+def one_thread(predict: Predict) -> Predict:
+    """The same with scikit-learn's linear algebra on one thread.
+
+    It makes many small calls of BLAS, which several threads make slow where cores are busy.
+    """
+
+    @functools.wraps(predict)
+    def run(split: Split, key: jax.Array) -> Prediction:
+        with importlib.import_module("threadpoolctl").threadpool_limits(1):
+            return predict(split, key)
+
+    return run
+
+
+@one_thread
+def linear(split: Split, key: jax.Array) -> Prediction:
+    """Ridge or logistic regression, with the penalty of the best cross-validation."""
+    del key  # Nothing is random.
+    models = importlib.import_module("sklearn.linear_model")
+    if split.data.is_regression:
+        model = models.RidgeCV(alphas=np.logspace(-2, 4, 13)).fit(split.x, split.y)
+        scale = _residual_scale(model.predict(split.x), split.y)
+        return of_normals(model.predict(split.x_test), scale)
+    model = models.LogisticRegressionCV(
+        Cs=np.logspace(-3, 2, 6),
+        l1_ratios=(0.0,),
+        scoring="neg_log_loss",
+        cv=5,
+        use_legacy_attributes=False,
+    )
+    return of_probabilities(model.fit(split.x, split.y).predict_proba(split.x_test))
+
+
+@one_thread
+def gaussian_process(split: Split, key: jax.Array) -> Prediction:
+    """A Gaussian process with a squared exponential kernel, chosen by the evidence.
+
+    Of classes each has a process of its own, against all others.
+    """
+    del key  # Nothing is random.
+    processes = importlib.import_module("sklearn.gaussian_process")
+    kernels = importlib.import_module("sklearn.gaussian_process.kernels")
+    length = float(np.sqrt(split.x.shape[1]))
+    if split.data.is_regression:
+        kernel = kernels.ConstantKernel() * kernels.RBF(length) + kernels.WhiteKernel(0.5)
+        learnt = processes.GaussianProcessRegressor(kernel).fit(*_first(split)).kernel_
+        model = processes.GaussianProcessRegressor(learnt, optimizer=None).fit(split.x, split.y)
+        return of_normals(*model.predict(split.x_test, return_std=True))
+    fitted = [
+        processes.GaussianProcessClassifier(
+            kernels.ConstantKernel(variance) * kernels.RBF(length * factor), optimizer=None
+        ).fit(*_first(split))
+        for variance, factor in itertools.product(VARIANCES, LENGTHS)
+    ]
+    best = max(fitted, key=lambda each: each.log_marginal_likelihood_value_)
+    best.fit(*_first(split, MOST_FOR_CLASSES))
+    return of_probabilities(best.predict_proba(split.x_test))
+
+
+def _first(split: Split, num: int = MOST_FOR_KERNEL) -> tuple[np.ndarray, np.ndarray]:
+    return split.x[:num], split.y[:num]

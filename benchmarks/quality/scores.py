@@ -1,0 +1,79 @@
+"""How good a prediction of a test part is."""
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.quality.data import Split
+from eqxlike import bayes
+
+LEVEL = 0.9
+"""That of the intervals and sets whose coverage is looked at."""
+
+LEVELS = np.linspace(0.05, 0.95, 19, dtype=np.float32)
+NUM_BINS = 10
+
+Prediction = bayes.Mixture | bayes.CategoricalMixture
+
+
+class Scores(NamedTuple):
+    """What is measured on a test part.
+
+    - `nll`: in nats by example, of a density in the unit of the targets.
+    - `accuracy`: RMSE in that unit, or the fraction of classes that are predicted right.
+    - `calibration_error`: between 0 and 1.
+    - `coverage`: of what is to hold nine targets in ten.
+    """
+
+    nll: float
+    accuracy: float
+    calibration_error: float
+    coverage: float
+
+
+def scores(prediction: Prediction, split: Split) -> Scores:
+    """The scores of a prediction, of standardised targets or of classes."""
+    y = jnp.asarray(split.y_test_standard)
+    nll = float(bayes.metrics.nll(prediction, y))
+    if isinstance(prediction, bayes.Mixture):
+        rmse = float(bayes.metrics.rmse(y, prediction.mean)) * split.unit
+        covered = bayes.metrics.coverage(y, *prediction.interval(LEVEL))
+        calibration_error = interval_calibration_error(prediction, y)
+        return Scores(nll + math.log(split.unit), rmse, calibration_error, float(covered))
+    probabilities = prediction.probabilities
+    return Scores(
+        nll,
+        float(bayes.metrics.accuracy(probabilities, y)),
+        float(bayes.metrics.ece(probabilities, y, NUM_BINS)),
+        set_coverage(np.asarray(probabilities, np.float64), np.asarray(y)),
+    )
+
+
+def interval_calibration_error(prediction: bayes.Mixture, y: jnp.ndarray) -> float:
+    """By how much the coverage of central intervals differs from their level, over many levels."""
+    # A central interval of level `p` holds what is not further than `p / 2` from the median.
+    level_of_each = np.abs(2 * np.asarray(prediction.cdf(y)) - 1)
+    coverage = np.mean(level_of_each[None] <= LEVELS[:, None], axis=1)
+    return float(np.mean(np.abs(coverage - LEVELS)))
+
+
+def set_coverage(probabilities: np.ndarray, y: np.ndarray) -> float:
+    """How often the sets of the most probable classes hold the label.
+
+    A set takes classes by their probability until it has `LEVEL` of it, the last of them by chance,
+    so that it has that much exactly; it holds a label with the probability that is averaged here.
+    Without chance sets of a sure classifier would have one class, and cover as much as it is right.
+
+    **Arguments:**
+
+    - `probabilities`: shape `(N, C)`.
+    - `y`: the labels, shape `(N,)`.
+    """
+    # Of classes that are as probable as each other the first is first.
+    order = np.argsort(-probabilities, axis=1, kind="stable")
+    ordered = np.take_along_axis(probabilities, order, axis=1)
+    room = LEVEL - (np.cumsum(ordered, axis=1) - ordered)
+    chance = np.clip(room / np.maximum(ordered, np.finfo(np.float64).tiny), 0.0, 1.0)
+    return float(np.mean(np.sum(chance, axis=1, where=order == y[:, None])))

@@ -1,0 +1,114 @@
+"""The report of `benchmarks.bayes_quality` as tables: one a data set, a row a method."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks import table
+from benchmarks.modes.targets import Target
+from benchmarks.quality.published import SOURCES, published
+
+PACKAGES = ("eqxlike", "jax", "numpyro", "blackjax", "scikit-learn", "numpy", "python")
+"""Whose versions belong to a report."""
+
+EXPLANATION = """\
+Mean over the splits, and its standard error in brackets. NLL: in nats an example, of a density in
+the unit of the targets. Calibration error: for numbers, by how much the coverage of central
+intervals differs from their level, over 19 levels; for classes, the expected calibration error
+with 10 bins of equal width. Coverage: of central intervals of 90%; for classes, of sets of the
+most probable ones that have probability 90%, the last taken by chance so that they have it exactly.
+Seconds: to fit and to predict, the median over the splits, without what the first one compiles."""
+
+Row = Mapping[str, Any]
+
+
+def mean(row: Row, score: str) -> float:
+    """The mean of a score over the splits of a row."""
+    return float(np.mean([split[score] for split in row["splits"]]))
+
+
+def standard_error(row: Row, score: str) -> float:
+    """The standard error of that mean; NaN of one split."""
+    values = [split[score] for split in row["splits"]]
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+
+
+def seconds(row: Row) -> float:
+    """What a split takes."""
+    return float(np.median([split["seconds"] for split in row["splits"][1:] or row["splits"]]))
+
+
+def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool) -> str:
+    """The tables of a report, the targets, the machine it was measured on, and the notes.
+
+    **Arguments:**
+
+    - `report`: as `benchmarks.bayes_quality` makes it.
+    - `found`: the targets, as `benchmarks.quality.targets` finds them.
+    - `markdown`: whether to write Markdown rather than plain aligned text.
+    """
+    rows = report["rows"]
+    if not rows:
+        return "no methods were run"
+    draw = table.markdown_table if markdown else table.text_table
+    parts = []
+    for data in dict.fromkeys(row["data"] for row in rows):
+        own = [row for row in rows if row["data"] == data]
+        first = own[0]
+        title = (
+            f"{data}: {first['examples']} examples, {first['features']} features, "
+            f"{first['unknowns']} unknowns, {len(first['splits'])} splits"
+        )
+        parts.append(f"{title}\n\n{draw(cells(own))}")
+    parts.append(EXPLANATION)
+    if any(published(row["data"]) for row in rows):
+        sources = [f"- {method}: {source}" for method, source in SOURCES.items()]
+        parts.append("\n".join(["Published figures", "", *sources]))
+    if found:
+        lines = (
+            f"- {'reached' if each.is_reached else 'missed'}: {each.aim}: {each.found}"
+            for each in found
+        )
+        parts.append("\n".join(["Targets", "", *lines]))
+    parts.append(describe(report))
+    notes = dict.fromkeys(note for row in rows for note in row["notes"])
+    if notes:
+        parts.append("\n".join(f"- {note}" for note in notes))
+    return "\n\n".join(parts)
+
+
+def cells(rows: Sequence[Row]) -> list[list[str]]:
+    """The cells of the table of one data set, headings first."""
+    accuracy = "RMSE" if rows[0]["is_regression"] else "accuracy"
+    lines = [["", "NLL", accuracy, "calibration error", "coverage", "seconds"]]
+    for row in rows:
+        scores = ("nll", "accuracy", "calibration_error", "coverage")
+        lines.append(
+            [row["method"], *(_cell(row, score) for score in scores), f"{seconds(row):.2f}"]
+        )
+    for figure in published(rows[0]["data"]):
+        numbers = (f"{figure.nll:.2f}", f"{figure.rmse:.2f}")
+        lines.append([f"{figure.method}, published", *numbers, "", "", ""])
+    return lines
+
+
+def _cell(row: Row, score: str) -> str:
+    value, error = mean(row, score), standard_error(row, score)
+    # Two digits of the error are all that a value can be believed to.
+    digits = 3 if abs(value) < 20 else 2
+    return (
+        f"{value:.{digits}f}" if math.isnan(error) else f"{value:.{digits}f} ({error:.{digits}f})"
+    )
+
+
+def describe(report: Mapping[str, Any]) -> str:
+    """Two lines on versions, machine and method."""
+    machine, method = report["machine"], report["method"]
+    versions = ", ".join(f"{name} {machine[name] or 'not installed'}" for name in PACKAGES)
+    return (
+        f"{versions}\n{machine['device']} ({machine['cpu']}, {machine['cores']} cores), "
+        f"{machine['date']}; {method['splits']} splits, a tenth of the examples to test on"
+        f"{', quick settings' if method['is_quick'] else ''}"
+    )
