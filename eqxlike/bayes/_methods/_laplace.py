@@ -80,7 +80,8 @@ class Laplace(MAP):
       Processes for Regression and Classification", for several classes); for a `bayes.Gaussian`
       likelihood it is `"linearised"`. `"sampled"`, networks with the parameters that are drawn.
     - `tune_prior`: whether the scale of a prior `bayes.normal(loc, number)` is chosen by the
-      evidence, with the mode as it is. `posterior.found.prior_scale` is what was chosen.
+      evidence, with the mode as it is. `posterior.found.prior_scale` is what was chosen; a run
+      with that prior moves the mode as well.
     - `layer`: for `"last_layer"`, which parameters vary, a pattern of paths as for
       `bayes.prior_by_path`. By default those beside the last parameter of the model.
 
