@@ -7,7 +7,7 @@ import jax
 import pytest
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-TEXTS = {name: (DOCS / name).read_text() for name in ("differentiation.md", "loops.md")}
+TEXTS = {name: (DOCS / name).read_text() for name in ("bayes.md", "differentiation.md", "loops.md")}
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 
 
