@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import table
-from benchmarks.modes.targets import Target, title
+from benchmarks import table, targets
+from benchmarks.modes.targets import title
+from benchmarks.targets import Target
 
 MOST = 200
 """So many characters are shown of an explanation, which may be one of several pages."""
@@ -43,7 +44,7 @@ def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool
             f"the value alone)\n\n{draw(cells(rows, 'peers', _time))}"
         )
     if found:
-        parts.append("Targets\n\n" + "\n".join(map(_line, found)))
+        parts.append(targets.render(found))
     parts.append(f"{table.describe(report)}\n{_peer_versions(report)}")
     notes = {note for row in rows for note in row["notes"]} | set(_explanations(rows))
     if notes:
@@ -111,10 +112,6 @@ def _number(number: float) -> str:
 def _peer_versions(report: Mapping[str, Any]) -> str:
     versions = {name: report["machine"].get(name) for name in PEERS}
     return ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
-
-
-def _line(target: Target) -> str:
-    return f"- {'reached' if target.is_reached else 'missed'}: {target.aim}: {target.found}"
 
 
 def _explanations(rows: Sequence[Mapping[str, Any]]) -> list[str]:

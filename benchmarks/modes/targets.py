@@ -1,23 +1,16 @@
 """What the modes are to reach on the zoo, and what they did in one run."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.modes import enzyme
 from benchmarks.modes.peers import FLAT, MODULE, NUMPYRO, OURS
+from benchmarks.targets import Target, at_most
 
 NOT_OF_JAX = (enzyme.MODE,)
 """The modes whose rows stand as they come out."""
 
 Row = Mapping[str, Any]
-
-
-class Target(NamedTuple):
-    """One thing to reach, what was found, and whether that reaches it."""
-
-    aim: str
-    found: str
-    is_reached: bool
 
 
 def targets(report: Mapping[str, Any]) -> list[Target]:
@@ -26,17 +19,17 @@ def targets(report: Mapping[str, Any]) -> list[Target]:
     bayesian = [row for row in rows if row["name"].startswith("Bayesian network")]
     return [
         *_all_are_right(rows),
-        *_at_most("reverse gradient / primal, 21 to 601 unknowns", 2.5, _of_reverse(rows)),
-        *_at_most("Auto / fastest mode", 1.1, _of_auto(rows)),
-        *_at_most(f"{OURS} / {MODULE}", 1.02, _to_peer(rows, OURS, MODULE)),
-        *_at_most(f"{OURS} / {FLAT}", 1.02, _to_peer(rows, OURS, FLAT)),
-        *_at_most(f"{OURS} / {NUMPYRO}, Bayesian networks", 1.0, _to_peer(bayesian, OURS, NUMPYRO)),
-        *_at_most(
+        *at_most("reverse gradient / primal, 21 to 601 unknowns", 2.5, _of_reverse(rows)),
+        *at_most("Auto / fastest mode", 1.1, _of_auto(rows)),
+        *at_most(f"{OURS} / {MODULE}", 1.02, _to_peer(rows, OURS, MODULE)),
+        *at_most(f"{OURS} / {FLAT}", 1.02, _to_peer(rows, OURS, FLAT)),
+        *at_most(f"{OURS} / {NUMPYRO}, Bayesian networks", 1.0, _to_peer(bayesian, OURS, NUMPYRO)),
+        *at_most(
             f"our density by {FLAT} / {NUMPYRO}, Bayesian networks",
             1.0,
             _to_peer(bayesian, FLAT, NUMPYRO),
         ),
-        *_at_most("peak of Forward(64) / what 64 directions of Forward need", 1.5, _chunk(rows)),
+        *at_most("peak of Forward(64) / what 64 directions of Forward need", 1.5, _chunk(rows)),
         *_of_beside(report.get("beside") or {}),
     ]
 
@@ -59,17 +52,6 @@ def _all_are_right(rows: Sequence[Row]) -> Iterator[Target]:
         yield Target(
             "every JAX mode is ok on every model", ", not ".join([found, *wrong]), not wrong
         )
-
-
-def _at_most(aim: str, limit: float, found: Mapping[str, float]) -> Iterator[Target]:
-    """The target that no number is above the limit; nothing if there is none."""
-    if not found:
-        return
-    worst = max(found, key=lambda name: found[name])
-    numbers = sorted(found.values())
-    middle = f", median {numbers[len(numbers) // 2]:.2f}" if len(numbers) > 2 else ""
-    text = f"{found[worst]:.2f} ({worst}){middle}"
-    yield Target(f"{aim}: at most {limit:g}", text, found[worst] <= limit)
 
 
 def _of_mode(row: Row, name: str) -> Mapping[str, Any]:
@@ -124,8 +106,8 @@ def _of_beside(ratios: Mapping[str, float]) -> Iterator[Target]:
     if not ratios:
         return
     checkpointed = {"temporary memory": ratios["checkpointed"]}
-    yield from _at_most("Checkpointed / Reverse, 64 layers", 0.5, checkpointed)
+    yield from at_most("Checkpointed / Reverse, 64 layers", 0.5, checkpointed)
     parallel = {name: ratios[f"parallel {name}"] for name in ("primal", "gradient")}
-    yield from _at_most("parallel branches / one dense layer", 1.2, parallel)
+    yield from at_most("parallel branches / one dense layer", 1.2, parallel)
     to_primal = {"of their ratios": parallel["gradient"] / parallel["primal"]}
-    yield from _at_most("gradient / primal of branches / of one dense layer", 1.0, to_primal)
+    yield from at_most("gradient / primal of branches / of one dense layer", 1.0, to_primal)

@@ -1,0 +1,96 @@
+"""The cost of Bayesian methods, each beside what it should cost no more than.
+
+Value and gradient of a posterior are timed beside the density written by hand and NumPyro's, after
+a check that all are the same numbers; a step of variational inference beside the plain training
+step; NUTS beside NumPyro's in effective samples a second, over several seeds; an ensemble beside
+one network. At the end stands what they are to reach, and what they did. Compilation lies outside
+of every clock. Only ratios of one run count. Ctrl-C prints the rows that are finished.
+"""
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks import command, report, table, targets
+from benchmarks.cases import find
+from benchmarks.cost import densities, ensembles, sampling, steps
+from benchmarks.cost.rows import Effort, Row
+from benchmarks.cost.targets import targets as targets_of
+from eqxlike import bayes
+from eqxlike._timing import installed_version
+
+NAME = "benchmarks.bayes_cost"
+ROUNDS = command.Rounds(default=100, quick=5)
+PEERS = ("numpyro", "blackjax")
+
+DEFAULT = Effort(rounds=ROUNDS.default, runs=5, draws=500, steps=2000)
+QUICK_ROWS = "21 unknowns|13-50-1, batch|32 examples|regression, vectorized"
+"""A first look is at the smallest of each."""
+QUICK = Effort(rounds=ROUNDS.quick, runs=1, draws=50, steps=200)
+
+
+def all_rows() -> list[Row]:
+    """The rows of all tables."""
+    return [*densities.rows(), *steps.rows(), *sampling.rows(), *ensembles.rows()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    options = command.parse(arguments, NAME, __doc__, ROUNDS)
+    effort = (QUICK if options.quick else DEFAULT)._replace(rounds=options.rounds)
+    try:
+        rows = find(options.rows or (QUICK_ROWS if options.quick else ""), all_rows())
+        result = new_report(effort)
+        if options.json is not None:
+            report.write(result, options.json)
+    except (ImportError, OSError, ValueError) as error:
+        print(f"{NAME}: {error}", file=sys.stderr)
+        return 2
+    status = 0
+    try:
+        with warnings.catch_warnings():
+            # What the chains came to stands in the table.
+            warnings.simplefilter("ignore", bayes.InferenceWarning)
+            command.run(rows, result, options.json, lambda row: row.measured(row, effort))
+    except KeyboardInterrupt:
+        print("interrupted; these rows are finished:", file=sys.stderr)
+        status = 130
+    print(render(result, markdown=options.markdown))
+    return status
+
+
+def new_report(effort: Effort) -> dict[str, Any]:
+    """A report without rows."""
+    result = report.new_report(effort._asdict())
+    result["machine"] |= {name: installed_version(name) for name in PEERS}
+    of_microseconds = (densities.ONE, densities.LOOP, steps.INFERENCE, steps.BY_HAND)
+    tables = [
+        {"title": title, "clocks": ["completion"], "unit": "microseconds"}
+        for title in of_microseconds
+    ]
+    ensemble = {"title": ensembles.TABLE, "clocks": ["completion"], "unit": "milliseconds"}
+    return result | {"tables": [*tables, ensemble]}
+
+
+def render(result: Mapping[str, Any], *, markdown: bool) -> str:
+    """The tables of a report, the targets, and the machine it was measured on."""
+    parts = []
+    chains = [row for row in result["rows"] if row["table"] == sampling.TABLE]
+    if chains:
+        draw = table.markdown_table if markdown else table.text_table
+        method = result["method"]
+        title = (
+            f"{sampling.TABLE}: {sampling.CHAINS} chains of so many draws after as many "
+            f"steps, {method['runs']} seeds; ESS and R-hat of predictions at {sampling.INPUTS} "
+            "inputs; gradients are those of draws, and steps of the warm-up count as draws do"
+        )
+        parts.append(f"{title}\n\n{draw(sampling.cells(chains))}")
+    if found := targets_of(result):
+        parts.append(targets.render(found))
+    versions = ", ".join(f"{name} {result['machine'][name]}" for name in PEERS)
+    return "\n\n".join([*parts, table.render(result, markdown=markdown), versions])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Value and gradient of a posterior, beside the density written by hand and NumPyro's."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro.infer.util import potential_energy
+
+import eqxlike
+from benchmarks.cases import Case, check_agreement
+from benchmarks.cost.models import Stated, network
+from benchmarks.cost.rows import Row, row_of_case
+from benchmarks.zoo import in_numpyro
+from benchmarks.zoo.bayesian_network import FEATURES, WIDTHS
+from eqxlike._timing import Call
+
+ONE = "Value and gradient"
+LOOP = "Value and gradient, 200 in one call as samplers call them"
+IN_LOOP = 200
+
+BY_HAND = "by hand"
+BY_HAND_VECTOR = "by hand, vector"
+OURS = "Posterior"
+OURS_FILTERED = "Posterior, filter_jit"
+OURS_VECTOR = "Posterior.flat"
+NUMPYRO = "NumPyro"
+
+Density = Callable[[Any], Array]
+
+
+def rows() -> Iterator[Row]:
+    """Each network in its own space and in linked space; in a loop in that of samplers."""
+    for table, spaces in ((ONE, (False, True)), (LOOP, (True,))):
+        for width in WIDTHS:
+            for linked in spaces:
+                yield row_of_case(table, _case(table, width, linked), check_agreement)
+
+
+def _case(table: str, width: int, linked: bool) -> Case:
+    @functools.cache
+    def stated() -> Stated:
+        return network(width)
+
+    makers = {BY_HAND: by_hand, OURS: of_unknowns}
+    if linked:
+        makers |= {BY_HAND_VECTOR: vector_by_hand, OURS_VECTOR: of_vector, NUMPYRO: by_numpyro}
+    call = one_call if table == ONE else loop_call
+    builders: dict[str, Callable[[], Call]] = {
+        name: functools.partial(lambda make: call(jax.jit, *make(stated(), linked)), make)
+        for name, make in makers.items()
+    }
+    if table == ONE:
+        builders[OURS_FILTERED] = lambda: one_call(
+            eqxlike.filter_jit, *of_unknowns(stated(), linked)
+        )
+    space = ", linked" if linked else ""
+    return Case(f"{4 * width + 1} unknowns{space}", builders, BY_HAND)
+
+
+def one_call(jit: Any, density: Density, unknowns: Any) -> Call:
+    """Value and gradient in one call; returns the value, which is ready when the gradient is."""
+    gradient = jit(jax.value_and_grad(density))
+    return lambda: gradient(unknowns)[0]
+
+
+def loop_call(jit: Any, density: Density, unknowns: Any) -> Call:
+    """Many values and gradients in one call, each at a place that the last one led to."""
+
+    def run(unknowns: Any) -> Array:
+        def step(_: Any, carry: tuple[Any, Array]) -> tuple[Any, Array]:
+            place, _ = carry
+            value, gradient = jax.value_and_grad(density)(place)
+            moved = jax.tree_util.tree_map(lambda one, by: one + 1e-9 * by, place, gradient)
+            return moved, value
+
+        return jax.lax.fori_loop(0, IN_LOOP, step, (unknowns, jnp.zeros(())))[1]
+
+    jitted = jit(run)
+    return lambda: jitted(unknowns)
+
+
+def of_unknowns(stated: Stated, linked: bool) -> tuple[Density, Any]:
+    """`log_density` of the tree of unknowns."""
+    return (
+        lambda unknowns: stated.target.log_density(unknowns, linked),
+        stated.unknowns(linked),
+    )
+
+
+def of_vector(stated: Stated, linked: bool) -> tuple[Density, Any]:
+    """That of `flat`."""
+    density = stated.target.flat(linked=linked, key=jax.random.key(0))[1]
+    return density, _vector(stated, linked)
+
+
+def by_hand(stated: Stated, linked: bool) -> tuple[Density, Any]:
+    """The density as one writes it for these arrays alone, with the link written out."""
+    x, y = stated.data
+
+    def density(arrays: tuple[Array, ...]) -> Array:
+        weight, bias, output, free = arrays
+        sigma = jnp.exp(free) if linked else free
+        size = weight.size + bias.size + output.size
+        prior = -(jnp.sum(weight**2) + jnp.sum(bias**2) + jnp.sum(output**2)) / 2
+        prior -= size * math.log(2 * math.pi) / 2
+        prior += (0.1 - 1) * jnp.log(sigma) - sigma - math.lgamma(0.1)
+        mean = jax.nn.relu(x @ weight.T + bias) @ output[0]
+        log_scale = jnp.log(sigma) + math.log(2 * math.pi) / 2
+        likelihood = -jnp.sum(((y - mean) / sigma) ** 2) / 2 - len(y) * log_scale
+        return prior + likelihood + (free if linked else 0.0)
+
+    return density, tuple(jax.tree_util.tree_leaves(stated.unknowns(linked)))
+
+
+def vector_by_hand(stated: Stated, linked: bool) -> tuple[Density, Any]:
+    """The same of a vector, which is cut where one knows its parts to be."""
+    of_arrays, _ = by_hand(stated, linked)
+    width = stated.start[1].size
+
+    def density(vector: Array) -> Array:
+        weight, bias, output = jnp.split(vector[:-1], [FEATURES * width, (FEATURES + 1) * width])
+        return of_arrays((weight.reshape(width, FEATURES), bias, output[None], vector[-1]))
+
+    return density, _vector(stated, linked)
+
+
+def by_numpyro(stated: Stated, linked: bool) -> tuple[Density, Mapping[str, Array]]:
+    """Minus `potential_energy` of NumPyro's model, as its own samplers call it."""
+    model, data = in_numpyro.MODELS[stated.name], stated.data
+    leaves = jax.tree_util.tree_leaves(stated.unknowns(linked))
+    return (
+        lambda values: -jnp.asarray(potential_energy(model, data, {}, values)),
+        dict(zip(stated.sites, leaves, strict=True)),
+    )
+
+
+def _vector(stated: Stated, linked: bool) -> Array:
+    leaves = jax.tree_util.tree_leaves(stated.unknowns(linked))
+    return jnp.concatenate([leaf.ravel() for leaf in leaves])

@@ -1,0 +1,61 @@
+"""What the rows of all tables of the costs have in common."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from benchmarks import report
+from benchmarks.cases import Case, build
+from eqxlike._timing import measure
+
+
+class Effort(NamedTuple):
+    """How much is measured.
+
+    - `rounds`: of calls that take microseconds.
+    - `runs`: of what takes seconds, each with a seed of its own.
+    - `draws`: of each chain, and as many steps before the first.
+    - `steps`: of an optimiser in a whole run.
+    """
+
+    rounds: int
+    runs: int
+    draws: int
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row of a table.
+
+    - `table`: the title of the table.
+    - `what`: the name of the row in it.
+    - `measured`: returns the row as a report takes it.
+    """
+
+    table: str
+    what: str
+    measured: Callable[["Row", Effort], dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """The name to select the row by."""
+        return f"{self.table}; {self.what}"
+
+
+def row_of_case(table: str, case: Case, check: Callable[[Any], None] | None = None) -> Row:
+    """The row of a case, whose columns are called in turn.
+
+    **Arguments:**
+
+    - `check`: takes the calls by column; raises AssertionError unless they do the same.
+    """
+
+    def measured(row: Row, effort: Effort) -> dict[str, Any]:
+        calls, notes = build(case)
+        if check is not None:
+            check(calls)
+        found = measure(calls, baseline=case.baseline, rounds=effort.rounds)
+        return report.row(case.name, found, notes) | {"table": table}
+
+    return Row(table, case.name, measured)

@@ -1,0 +1,202 @@
+"""NUTS beside NumPyro's on the same models, in effective samples a second."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC, NUTS
+
+from benchmarks import networks, table
+from benchmarks.cost.models import Stated, logistic_regression, network
+from benchmarks.cost.rows import Effort, Row
+from benchmarks.zoo import in_numpyro
+from eqxlike import bayes
+
+TABLE = "NUTS"
+
+OURS = "bayes.NUTS"
+NUMPYRO = "NumPyro"
+
+CHAINS = 4
+INPUTS = 20
+
+
+class Run(NamedTuple):
+    """What one run of all chains came to.
+
+    - `seconds`: from the key to the draws, with their warm-up and without compilation.
+    - `ess`: the smallest bulk effective sample size of predictions at some inputs.
+    - `r_hat`: the largest R-hat of them.
+    - `gradients`: the mean number of gradients for a draw.
+    - `divergences`: draws whose trajectory diverged.
+    """
+
+    seconds: float
+    ess: float
+    r_hat: float
+    gradients: float
+    divergences: int
+
+
+class Drawn(NamedTuple):
+    """What chains drew: arrays `(chains, draws, ...)` in tree order, and what each draw took."""
+
+    arrays: tuple[Any, ...]
+    gradients: Any
+    is_divergent: Any
+
+
+Sampler = Callable[[int], Drawn]
+"""From a seed to draws that are ready."""
+
+
+def rows() -> Iterator[Row]:
+    """Each model, with the chains in one batch and one after another."""
+    for chain_method in ("vectorized", "sequential"):
+        # What a run costs but for its steps is small beside a second, and the first is fast.
+        yield _row(logistic_regression, 4, chain_method)
+        yield _row(lambda: network(5), 1, chain_method)
+
+
+def _row(make: Callable[[], Stated], times: int, chain_method: Any) -> Row:
+    def measured(row: Row, effort: Effort) -> dict[str, Any]:
+        stated, draws = make(), times * effort.draws
+        samplers = {
+            OURS: ours(stated, draws, chain_method),
+            NUMPYRO: by_numpyro(stated, draws, chain_method),
+        }
+        for sample in samplers.values():
+            sample(0)
+        runs: dict[str, list[Any]] = {name: [] for name in samplers}
+        for seed in range(1, effort.runs + 1):
+            # In turn one and the other goes first.
+            for name in sorted(samplers, reverse=seed % 2 == 0):
+                runs[name].append(_run(stated, samplers[name], seed)._asdict())
+        return {"name": row.what, "table": TABLE, "columns": {}, "notes": [], "runs": runs} | {
+            "draws": draws
+        }
+
+    return Row(TABLE, f"{make().name}, {chain_method}", measured)
+
+
+def ours(stated: Stated, draws: int, chain_method: Any) -> Sampler:
+    """`bayes.infer`, with the diagnostics that it always makes."""
+    method = bayes.NUTS(num_samples=draws, num_warmup=draws, chains=CHAINS)
+    problem = bayes.Problem(stated.target)
+
+    @jax.jit
+    def unflatten(vectors: Any) -> Any:
+        return jax.vmap(jax.vmap(problem.unknowns))(vectors)
+
+    def sample(seed: int) -> Drawn:
+        key = jax.random.key(seed)
+        posterior = bayes.infer(
+            stated.target, method, key=key, progress=False, chain_method=chain_method
+        )
+        records = posterior.records
+        unknowns = jax.block_until_ready(unflatten(jnp.asarray(records["draw"])))
+        arrays = tuple(jax.tree_util.tree_leaves(unknowns))
+        return Drawn(arrays, records["num_gradients"], records["is_divergent"])
+
+    return sample
+
+
+def by_numpyro(stated: Stated, draws: int, chain_method: str) -> Sampler:
+    """NumPyro's `MCMC`, all of it in one `jax.jit`: called by itself it compiles in each run."""
+    model, data = in_numpyro.MODELS[stated.name], stated.data
+
+    @jax.jit
+    def run(key: Any) -> Any:
+        chains = MCMC(
+            NUTS(model),
+            num_warmup=draws,
+            num_samples=draws,
+            num_chains=CHAINS,
+            chain_method=chain_method,
+            progress_bar=False,
+        )
+        chains.run(key, *data, extra_fields=("num_steps", "diverging"))
+        return chains.get_samples(group_by_chain=True), chains.get_extra_fields(group_by_chain=True)
+
+    def sample(seed: int) -> Drawn:
+        found, extra = jax.block_until_ready(run(jax.random.key(seed)))
+        arrays = tuple(found[site] for site in stated.sites)
+        return Drawn(arrays, extra["num_steps"], extra["diverging"])
+
+    return sample
+
+
+def _run(stated: Stated, sample: Sampler, seed: int) -> Run:
+    """Draws, and says how many of the draws count."""
+    start_s = time.perf_counter()
+    drawn = sample(seed)
+    seconds = time.perf_counter() - start_s
+    x = networks.normal(INPUTS, stated.data[0].shape[1], seed=3)
+    predict = jax.vmap(jax.vmap(lambda arrays: stated.predict(arrays, x)))
+    predictions = np.asarray(jax.jit(predict)(drawn.arrays))
+    found = bayes.convergence(predictions)
+    return Run(
+        seconds,
+        float(found.ess_bulk.min()),
+        float(found.r_hat.max()),
+        float(np.mean(drawn.gradients)),
+        int(np.sum(drawn.is_divergent)),
+    )
+
+
+def per_second(runs: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Effective samples a second, one number for each seed."""
+    return [run["ess"] / run["seconds"] for run in runs]
+
+
+def ratio(row: Mapping[str, Any]) -> float:
+    """That of the means over the seeds, ours to NumPyro's."""
+    means = {name: statistics.mean(per_second(runs)) for name, runs in row["runs"].items()}
+    return means[OURS] / means[NUMPYRO]
+
+
+def cells(rows: Sequence[Mapping[str, Any]]) -> table.Rows:
+    """The cells of the table, headings first."""
+    lines = [
+        [
+            "",
+            "",
+            "ESS a second: mean (least to most)",
+            "draws",
+            "seconds",
+            "ESS",
+            "R-hat",
+            "divergences",
+            "gradients a draw",
+            "us a gradient",
+        ]
+    ]
+    for row in rows:
+        for name, runs in row["runs"].items():
+            rates = per_second(runs)
+
+            def mean(of: str, runs: Any = runs) -> float:
+                return statistics.mean(run[of] for run in runs)
+
+            steps = 2 * CHAINS * row["draws"]
+            drawn = [run["gradients"] * steps for run in runs]
+            each = [1e6 * run["seconds"] / total for run, total in zip(runs, drawn, strict=True)]
+            lines.append(
+                [
+                    row["name"],
+                    name,
+                    f"{statistics.mean(rates):.1f} ({min(rates):.1f} to {max(rates):.1f})",
+                    str(row["draws"]),
+                    f"{mean('seconds'):.2f}",
+                    f"{mean('ess'):.0f}",
+                    f"{max(run['r_hat'] for run in runs):.3f}",
+                    f"{mean('divergences'):.1f}",
+                    f"{mean('gradients'):.1f}",
+                    f"{statistics.mean(each):.2f}",
+                ]
+            )
+    return lines

@@ -1,0 +1,43 @@
+"""What a benchmark is to reach, and what one run of it did."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+
+class Target(NamedTuple):
+    """One thing to reach, what was found, and whether that reaches it."""
+
+    aim: str
+    found: str
+    is_reached: bool
+
+
+def at_most(aim: str, limit: float, found: Mapping[str, float]) -> Iterator[Target]:
+    """The target that no number is above the limit; nothing if there is none."""
+    if found:
+        worst = max(found, key=lambda name: found[name])
+        text = _with_median(worst, found)
+        yield Target(f"{aim}: at most {limit:g}", text, found[worst] <= limit)
+
+
+def at_least(aim: str, limit: float, found: Mapping[str, float]) -> Iterator[Target]:
+    """The target that no number is below the limit; nothing if there is none."""
+    if found:
+        worst = min(found, key=lambda name: found[name])
+        text = _with_median(worst, found)
+        yield Target(f"{aim}: at least {limit:g}", text, found[worst] >= limit)
+
+
+def render(found: Sequence[Target]) -> str:
+    """A line for each target, under a heading."""
+    return "Targets\n\n" + "\n".join(map(_line, found))
+
+
+def _with_median(worst: str, found: Mapping[str, float]) -> str:
+    numbers = sorted(found.values())
+    middle = f", median {numbers[len(numbers) // 2]:.2f}" if len(numbers) > 2 else ""
+    return f"{found[worst]:.2f} ({worst}){middle}"
+
+
+def _line(target: Target) -> str:
+    return f"- {'reached' if target.is_reached else 'missed'}: {target.aim}: {target.found}"
