@@ -276,6 +276,7 @@ def made_up(data, method, nll, coverage):
 def test_targets_name_the_best_and_who_covers_everywhere():
     rows = [
         made_up("a", methods.PLAIN, 2.0, 0.9),
+        made_up("a", methods.STOPPED, 1.75, 0.9),
         made_up("a", "MAP", 1.5, 0.9),
         made_up("a", "NUTS", 1.0, 0.88),
         made_up("b", methods.PLAIN, 2.0, 0.9),
@@ -284,6 +285,7 @@ def test_targets_name_the_best_and_who_covers_everywhere():
     ]
     assert [(each.found, each.is_reached) for each in targets({"rows": rows})] == [
         ("a 1.000 (NUTS) to 2.000; b 2.250 (NUTS) to 2.000", False),
+        ("a 1.000 (NUTS) to 1.750", True),
         ("1 on all data (MAP); by data: a 2, b 1", False),
     ]
 

@@ -21,7 +21,7 @@ STOPPED = "plain network, stopped early"
 NUM_DRAWS = 200
 """Of so many networks a prediction is the mixture, but of an ensemble."""
 
-LARGE = 1000
+LARGE = 1500
 """From so many examples on, chains are shorter."""
 
 METHODS: Mapping[str, bayes.Method] = {
@@ -59,7 +59,6 @@ QUICK: Mapping[str, bayes.Method] = {
     "deep ensemble": bayes.DeepEnsemble(members=3, steps=500),
     "MC dropout": bayes.MCDropout(steps=500),
     "Laplace, last layer": bayes.Laplace(structure="last_layer", steps=500),
-    "mean field": bayes.MeanField(steps=500, batch_size=128),
 }
 """The methods of a quick run, for all data."""
 
