@@ -99,7 +99,7 @@ def _target(
     data: Data, settings: Settings, method: bayes.Method, key: jax.Array
 ) -> bayes.Posterior:
     model = BayesianMLP(
-        *sizes_of(data, settings), jax.nn.silu, prior_scale=settings.prior_scale, key=key
+        *sizes_of(data, settings), jax.nn.silu, prior_scale=_prior_scale(settings, method), key=key
     )
     if isinstance(method, bayes.MCDropout):
         model = _with_dropout(model)
@@ -110,6 +110,11 @@ def _target(
     )
     x, y = jnp.asarray(data.train.x), jnp.asarray(data.train.y)
     return bayes.Posterior(model, None, likelihood, (x, y))
+
+
+def _prior_scale(settings: Settings, method: bayes.Method) -> float:
+    is_cold = isinstance(method, bayes.MeanField) and method.kl_weight != 1
+    return settings.prior_scale if is_cold else settings.wide_prior_scale
 
 
 def _with_dropout(model: BayesianMLP) -> Sequential:

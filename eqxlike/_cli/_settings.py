@@ -19,6 +19,8 @@ class Settings:
     - `batch_size`: examples in a minibatch, for the Bayesian network.
     - `learning_rate`: rate of Adam for the Bayesian network, where a cosine decay starts.
     - `prior_scale`: scale of the prior on the weights, see `nn.BayesianLinear`.
+    - `wide_prior_scale`: that for the methods of `--method`, which find the whole posterior and not
+      one tempered by `kl_weight`.
     - `kl_weight`: weight of the KL in the ELBO. At 1 the ELBO bounds the evidence; below, the
       posterior is tempered, narrower than the model and the data say.
     - `num_samples`: networks drawn from the posterior for a prediction.
@@ -34,6 +36,7 @@ class Settings:
     batch_size: int
     learning_rate: float
     prior_scale: float
+    wide_prior_scale: float
     kl_weight: float
     num_samples: int
     plain_batch_size: int
@@ -50,6 +53,7 @@ SETTINGS: dict[Name, Settings] = {
         batch_size=64,
         learning_rate=1e-2,
         prior_scale=1.0,
+        wide_prior_scale=1.0,
         kl_weight=1.0,
         num_samples=200,
         plain_batch_size=64,
@@ -68,6 +72,7 @@ SETTINGS: dict[Name, Settings] = {
         batch_size=256,
         learning_rate=1e-2,
         prior_scale=1.0,
+        wide_prior_scale=8.0,
         kl_weight=0.002,
         num_samples=100,
         plain_batch_size=128,

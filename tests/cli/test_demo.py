@@ -13,7 +13,9 @@ import matplotlib.image
 import optax
 import pytest
 
+from eqxlike import bayes
 from eqxlike._cli import _demo, _dispatch, _settings, main
+from eqxlike._cli._methods import METHODS
 
 COLUMNS = {"jax.jit, flat list", "jax.jit, module", "filter_jit"}
 PICTURES = {"diabetes_intervals.png", "digits_reliability.png", "elbo.png", "dispatch.png"}
@@ -193,3 +195,33 @@ def test_interrupt_ends_cleanly_with_what_was_reached(tmp_path):
     assert results["stopped"] == training["stopped"] == "interrupted"
     assert 4000 <= training["steps"] < 20000
     assert results["data"]["diabetes"]["metrics"]["bayesian"]["rmse"] < 100
+
+
+def test_methods_stand_beside_the_networks(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(_demo, "measure_dispatch", lambda *arguments: {})
+    arguments = ["--data", "diabetes", "--quick", "--steps", "100", "--out", str(tmp_path)]
+    methods = ["--method", "ensemble", "--method", "mc-dropout", "--method", "ensemble"]
+    assert main(["demo", *arguments, *methods]) == 0
+    metrics = json.loads((tmp_path / "results.json").read_text())["data"]["diabetes"]["metrics"]
+    assert set(metrics) == {"bayesian", "plain", "ridge", "ensemble", "mc-dropout"}
+    for name in ("ensemble", "mc-dropout"):
+        assert 40 < metrics[name]["rmse"] < 80
+        assert metrics[name]["seconds"] > 0
+    out = capsys.readouterr().out
+    assert "deep ensemble" in out
+    assert "MC dropout" in out
+
+
+def test_every_method_of_the_library_is_one_of_the_demo():
+    made = {type(choice.make(_settings.SETTINGS["digits"])) for choice in METHODS.values()}
+    of_library = {
+        each
+        for each in vars(bayes).values()
+        if isinstance(each, type) and issubclass(each, bayes.Method) and each is not bayes.Method
+    }
+    assert made == of_library
+
+
+def test_unknown_method_is_refused_with_the_names_of_all(capsys):
+    assert main(["demo", "--method", "gibbs"]) == 2
+    assert "invalid choice: 'gibbs'" in capsys.readouterr().err
