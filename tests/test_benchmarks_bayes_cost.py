@@ -24,9 +24,13 @@ OF_SPACE = {
 
 
 @pytest.fixture(autouse=True)
-def numpyro_promotes():
-    """NumPyro promotes ranks and dtypes, as what is written by hand does."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+def as_numpyro_computes():
+    """NumPyro promotes ranks and dtypes, as what is written by hand does, and uses keys again."""
+    with (
+        jax.numpy_rank_promotion("allow"),
+        jax.numpy_dtype_promotion("standard"),
+        jax.debug_key_reuse(False),
+    ):
         yield
 
 
