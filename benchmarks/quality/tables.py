@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import table
-from benchmarks.modes.targets import Target
+from benchmarks import table, targets
 from benchmarks.quality.published import SOURCES, published
+from benchmarks.targets import Target
 
 PACKAGES = ("eqxlike", "jax", "numpyro", "blackjax", "scikit-learn", "numpy", "python")
 """Whose versions belong to a report."""
@@ -67,11 +67,7 @@ def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool
         sources = [f"- {method}: {source}" for method, source in SOURCES.items()]
         parts.append("\n".join(["Published figures", "", *sources]))
     if found:
-        lines = (
-            f"- {'reached' if each.is_reached else 'missed'}: {each.aim}: {each.found}"
-            for each in found
-        )
-        parts.append("\n".join(["Targets", "", *lines]))
+        parts.append(targets.render(found))
     parts.append(describe(report))
     notes = dict.fromkeys(note for row in rows for note in row["notes"])
     if notes:

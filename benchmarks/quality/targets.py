@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.modes.targets import Target
 from benchmarks.quality.methods import METHODS, PLAIN, STOPPED
 from benchmarks.quality.tables import mean
+from benchmarks.targets import Target
 
 LEAST, MOST = 0.87, 0.93
 """The bounds of what covers nine tenths."""
