@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from ..._numbers import positive_number, whole_number
-from ...nn import with_perturbation
+from ...nn import Conv, with_perturbation
 from ...nn._bayesian import Estimator, bayesian_from_parts, layers_with_estimators
 from .._data import num_examples
 from .._inference import Problem, Record
@@ -54,8 +54,11 @@ class MeanField(MAP):
       example (Kingma, Salimans and Welling, 2015, "Variational Dropout and the Local
       Reparameterization Trick"), the least noisy; `"flipout"`, weights for all examples with random
       signs for each (Wen, Vicol, Ba, Tran and Grosse, 2018); `"weights"`, weights for all examples.
-      The first two need a model that is called by `model(x, key=key)`, and are `"local"` by default
-      where it is.
+      The first two need a model that is called by `model(x, key=key)`. By default it is then
+      `"local"`, or, with a convolution in the model, `"flipout"`, and else `"weights"`: `"local"`
+      draws each place that a convolution comes to as if it had a kernel of its own. Neither knows
+      that a layer which is called more than once for an example has the same weights each time: a
+      model with such a layer needs `"weights"`.
     - `draws`: of all unknowns in a step, over which the bound is averaged.
     - `kl_weight`: what the KL counts; less than 1 for a tempered (cold) posterior, for which the
       bound is none on the evidence (Wenzel et al., 2020, "How Good is the Bayes Posterior in Deep
@@ -128,12 +131,10 @@ class MeanField(MAP):
     ) -> Array:
         """The negative bound by one draw, divided by the number of examples."""
         draw_key, key = jr.split(key)
-        noise = jr.normal(draw_key, place.mean.shape, place.mean.dtype)
-        target, drawn = problem.target, place.mean + place.scale * noise
-        linked = problem.unflatten(drawn)
+        linked = _drawn(problem, place, draw_key)
         log_likelihood = jnp.mean(self._log_likelihood(problem, place, linked, batch, key))
-        kl = _kl(problem, place, drawn)
-        return weight * kl / target.num_data - log_likelihood
+        kl = _kl(problem, place, linked)
+        return weight * kl / problem.target.num_data - log_likelihood
 
     def _log_likelihood(
         self, problem: Problem, place: Normals, linked: Unknowns, batch: Any, key: PRNGKeyArray
@@ -141,7 +142,7 @@ class MeanField(MAP):
         """The log density of each example, under a draw or under draws of its own."""
         target = problem.target
         unknowns, _ = target.constrain(linked)
-        estimator = self.estimator or ("local" if takes_key(target.network) else "weights")
+        estimator = self._estimator_of(target.network)
         if estimator == "weights":
             return target.log_likelihood(unknowns, batch)
         model = _with_random_layers(problem, place, unknowns, estimator)
@@ -154,6 +155,14 @@ class MeanField(MAP):
             return target.likelihood.log_prob(model(x, key=key), unknowns.likelihood, y)
 
         return jax.vmap(of_one)(x, y, keys)
+
+    def _estimator_of(self, network: Any) -> Estimator:
+        if self.estimator is not None:
+            return self.estimator
+        if not takes_key(network):
+            return "weights"
+        layers = jtu.tree_leaves(network, is_leaf=_is_conv)
+        return "flipout" if any(map(_is_conv, layers)) else "local"
 
     def finish(
         self, problem: Problem, states: Optimised, records: Record, key: PRNGKeyArray
@@ -170,18 +179,46 @@ class MeanField(MAP):
         """New draws can be made without end."""
 
 
-def _kl(problem: Problem, place: Normals, drawn: Float[Array, " d"]) -> Float[Array, ""]:
+def _is_conv(node: Any) -> bool:
+    return isinstance(node, Conv)
+
+
+def _drawn(problem: Problem, place: Normals, key: PRNGKeyArray) -> Unknowns:
+    """A draw, before its link.
+
+    Each array has a key of its own: what nothing asks for is not drawn.
+    """
+    means, treedef = jtu.tree_flatten(problem.unflatten(place.mean))
+    rhos = jtu.tree_leaves(problem.unflatten(place.rho))
+    keys = jr.split(key, len(means))
+    return jtu.tree_unflatten(
+        treedef,
+        [
+            mean + jax.nn.softplus(rho) * jr.normal(key, mean.shape, mean.dtype)
+            for key, mean, rho in zip(keys, means, rhos, strict=True)
+        ],
+    )
+
+
+def _kl(problem: Problem, place: Normals, linked: Unknowns) -> Float[Array, ""]:
     """KL(q || prior), exact for parameters with normal priors, by the draw for all else.
 
     The expected log density of `Normal(m, p)` is that at the mean, less `s^2 / (2 p^2)`.
     """
-    target, linked = problem.target, problem.unflatten(drawn)
+    target = problem.target
     priors = target.parameter_priors(target.constrain(linked)[0])
-    means, scales = (problem.unflatten(each).model for each in (place.mean, place.scale))
+    means, rhos = (problem.unflatten(each) for each in (place.mean, place.rho))
+    # Array by array, as layers and draws do it too: XLA then computes each of them once.
+    scales = jtu.tree_map(jax.nn.softplus, rhos)
     leaves, treedef = jtu.tree_flatten(linked.model)
     excess = jnp.zeros((), problem.dtype)
     for index, (prior, mean, scale) in enumerate(
-        zip(priors.values(), jtu.tree_leaves(means), jtu.tree_leaves(scales), strict=True)
+        zip(
+            priors.values(),
+            jtu.tree_leaves(means.model),
+            jtu.tree_leaves(scales.model),
+            strict=True,
+        )
     ):
         if is_normal(prior):
             leaves[index] = mean
@@ -189,7 +226,8 @@ def _kl(problem: Problem, place: Normals, drawn: Float[Array, " d"]) -> Float[Ar
     mixed = Unknowns(jtu.tree_unflatten(treedef, leaves), linked.likelihood, linked.prior)
     unknowns, log_det = target.constrain(mixed)
     log_prior = target.log_prior(unknowns) + log_det - excess
-    entropy = jnp.sum(jnp.log(place.scale)) + problem.size * (1 + math.log(2 * math.pi)) / 2
+    log_scales = sum(jnp.sum(jnp.log(scale)) for scale in jtu.tree_leaves(scales))
+    entropy = log_scales + problem.size * (1 + math.log(2 * math.pi)) / 2
     return -entropy - log_prior
 
 
@@ -199,15 +237,15 @@ def _with_random_layers(
     """The network of a draw, but for the layers that draw themselves: they have the means."""
     target = problem.target
     priors = target.parameter_priors(unknowns).values()
-    means, scales = (
-        jtu.tree_leaves(problem.unflatten(each).model) for each in (place.mean, place.scale)
+    means, rhos = (
+        jtu.tree_leaves(problem.unflatten(each).model) for each in (place.mean, place.rho)
     )
     treedef = jtu.tree_structure(unknowns.model)
-    scale_tree = jtu.tree_unflatten(
+    rho_tree = jtu.tree_unflatten(
         treedef,
-        [scale if is_free(prior) else None for prior, scale in zip(priors, scales, strict=True)],
+        [rho if is_free(prior) else None for prior, rho in zip(priors, rhos, strict=True)],
     )
-    is_covered = _by_path(layers_with_estimators(target.model(unknowns), scale_tree))
+    is_covered = _by_path(layers_with_estimators(target.model(unknowns), rho_tree))
     drawn = jtu.tree_leaves_with_path(unknowns.model)
     leaves = [
         mean if is_covered[jtu.keystr(path)] else leaf
@@ -215,7 +253,7 @@ def _with_random_layers(
     ]
     tree = jtu.tree_unflatten(treedef, leaves)
     network = target.model(Unknowns(tree, unknowns.likelihood, unknowns.prior))
-    return bayesian_from_parts(network, scale_tree, estimator)
+    return bayesian_from_parts(network, rho_tree, estimator, are_rhos=True)
 
 
 def _by_path(tree: PyTree) -> dict[str, Any]:

@@ -166,13 +166,18 @@ def with_arrays(layer: Any, weight: Any, bias: Any) -> Any:
 
 def with_posterior_scales(layer: Any, scales: Any) -> Any:
     """A `GaussianLayer` whose posterior has the standard deviations in the plain layer `scales`."""
-    rhos = {"weight_rho": scales.weight}
-    if layer.bias_rho is not None:
-        rhos["bias_rho"] = scales.bias
+    bias = None if layer.bias_rho is None else rho_of(scales.bias)
+    return with_rhos(layer, with_arrays(scales, rho_of(scales.weight), bias))
+
+
+def with_rhos(layer: Any, rhos: Any) -> Any:
+    """A `GaussianLayer` whose posterior has the standard deviations `softplus(rho)`, with `rho` in
+    the plain layer `rhos`.
+    """
+    if layer.bias_rho is None:
+        return tree_at(lambda layer: layer.weight_rho, layer, rhos.weight)
     return tree_at(
-        lambda layer: [getattr(layer, name) for name in rhos],
-        layer,
-        [rho_of(scale) for scale in rhos.values()],
+        lambda layer: (layer.weight_rho, layer.bias_rho), layer, (rhos.weight, rhos.bias)
     )
 
 

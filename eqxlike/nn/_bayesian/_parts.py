@@ -12,7 +12,7 @@ from .._common import check_instance
 from .._conv import Conv
 from .._linear import Linear
 from ._conv import BayesianConv
-from ._gaussian_layer import Estimator, check_estimator
+from ._gaussian_layer import Estimator, check_estimator, with_rhos
 from ._linear import BayesianLinear
 from ._posterior import BayesianLayer
 
@@ -94,7 +94,9 @@ def _map_layers(model: PyTree, method: str, other: Callable[[Any], Any]) -> PyTr
     )
 
 
-def bayesian_from_parts(network: PyTree, scales: PyTree, estimator: Estimator) -> PyTree:
+def bayesian_from_parts(
+    network: PyTree, scales: PyTree, estimator: Estimator, *, are_rhos: bool = False
+) -> PyTree:
     """A network whose `Linear` and `Conv` layers have the posterior of given means and scales.
 
     The inverse of `posterior_mean` and `posterior_scales`.
@@ -105,6 +107,8 @@ def bayesian_from_parts(network: PyTree, scales: PyTree, estimator: Estimator) -
     - `scales`: a tree like it, with posterior standard deviations in the places of arrays, and
       `None`, or nothing, where there is none.
     - `estimator`: of all layers.
+    - `are_rhos`: whether `scales` has what `softplus` makes standard deviations of, as the layers
+      keep them.
 
     **Returns:** the network with a `BayesianLinear` for each `Linear` and a `BayesianConv` for each
     `Conv` that has scales for all its arrays. Other arrays with scales, which
@@ -127,10 +131,19 @@ def bayesian_from_parts(network: PyTree, scales: PyTree, estimator: Estimator) -
     def put_together(node: Any, scale: Any) -> Any:
         if scale is None:
             return node
-        kind: Any = BayesianLinear if isinstance(node, Linear) else BayesianConv
+        kind, make = _KINDS[isinstance(node, Linear)]
+        if are_rhos:
+            return with_rhos(make(node, estimator=estimator), scale)
         return kind.from_parts(node, scale, estimator=estimator)
 
     return treedef.unflatten(map(put_together, nodes, parts))
+
+
+# The layer for a `Conv` and for a `Linear`, and how it is made from one.
+_KINDS: tuple[tuple[Any, Any], ...] = (
+    (BayesianConv, BayesianConv),
+    (BayesianLinear, BayesianLinear.around),
+)
 
 
 def layers_with_estimators(network: PyTree, scales: PyTree) -> PyTree[bool]:
