@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array, PyTree, Shaped
 
+from .._compat import Tracer
 from .._pytree import describe_node, is_array_like
 
 
 def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
-    """`(x, y)` as arrays of JAX.
+    """`(x, y)` as arrays of JAX. The values of traced ones are not looked at.
 
     **Raises:** `TypeError` or `ValueError` that names what is wrong, and where.
     """
@@ -41,7 +42,7 @@ def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
 
 
 def _check_finite(array: Any, where: str) -> None:
-    if not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
+    if isinstance(array, Tracer) or not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
         return
     is_finite = jnp.isfinite(jnp.asarray(array))
     if not bool(jnp.all(is_finite)):

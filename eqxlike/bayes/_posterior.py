@@ -23,7 +23,7 @@ from ._likelihoods import Likelihood
 from ._links import constrained, log_det_jacobian, unconstrained
 from ._numpyro import is_distribution, summed_log_prob
 from ._priors import Prior, as_prior, fitted, prior_of_layers
-from ._support import check_proper
+from ._support import check_continuous, check_proper
 from ._unknowns import Unknowns
 
 Data = tuple[PyTree[Array], PyTree[Array]]
@@ -86,6 +86,12 @@ class Posterior(Module):
         self.data = check_data(data)
         if not self._arrays()[0]:
             raise ValueError("Posterior: the model has no floating-point array that is trained.")
+        for path, struct in self._structs().items():
+            if jnp.issubdtype(struct.dtype, jnp.complexfloating):
+                raise TypeError(
+                    f"Posterior: {path} is complex, dtype {struct.dtype}, and priors are over real "
+                    "numbers. Freeze it by `nn.freeze`, or keep its two parts as arrays."
+                )
         x, y = (struct_of_example(each) for each in self.data)
         output = filter_eval_shape(lambda model, x: model(x), self.network, x)
         likelihood.check(output, y)
@@ -96,12 +102,15 @@ class Posterior(Module):
         for path, distribution in jtu.tree_leaves_with_path(
             self._hyperpriors(), is_leaf=is_distribution
         ):
-            check_proper(distribution, f"The prior of {jtu.keystr(path)}")
+            name = f"The prior of {jtu.keystr(path)}"
+            check_proper(distribution, name)
+            check_continuous(distribution, name)
         # Shapes alone decide, so the values do not matter.
         hyperpriors = self.prior.hyperpriors(self._structs())
         hyper = jtu.tree_map(_median, hyperpriors, is_leaf=is_distribution)
         for path, distribution in zip(self._structs(), self._priors_of_leaves(hyper), strict=True):
             check_proper(distribution, f"The prior of {path}")
+            check_continuous(distribution, f"The prior of {path}")
 
     # --- the parts ---
 
@@ -249,7 +258,8 @@ class Posterior(Module):
     def initial(self, *, key: PRNGKeyArray) -> Unknowns:
         """Unknowns to begin with: the arrays of the model, and draws from the priors of the rest.
 
-        An array of the model that lies outside of the support of its prior is drawn too.
+        An array of the model that lies outside of the support of its prior, or at an end of it, is
+        drawn too.
         """
         return self._drawn(key, keeps_model=True)
 
@@ -281,7 +291,8 @@ class Posterior(Module):
         keys = iter(jr.split(key, size))
 
         def draw(distribution: Any) -> Array:
-            return distribution.sample(next(keys))
+            with as_libraries_compute():
+                return distribution.sample(next(keys))
 
         hyper, own = (
             jtu.tree_map(draw, outer[name], is_leaf=is_distribution)
@@ -289,10 +300,13 @@ class Posterior(Module):
         )
         leaves = []
         for array, distribution in zip(arrays, self._priors_of_leaves(hyper), strict=True):
-            drawn = draw(distribution)
+            drawn = draw(distribution).astype(array.dtype)
             if keeps_model:
-                drawn = jnp.where(jnp.all(distribution.support(array)), array, drawn)
-            leaves.append(drawn.astype(array.dtype))
+                is_inside = jnp.all(distribution.support(array))
+                # At an end of the support, which may be part of it, the link has no number.
+                is_linked = jnp.all(jnp.isfinite(unconstrained(distribution, array)))
+                drawn = jnp.where(is_inside & is_linked, array, drawn)
+            leaves.append(drawn)
         return Unknowns(rest.merge_into(None, leaves), own, hyper)
 
     def model(self, unknowns: Unknowns) -> Any:
@@ -317,7 +331,8 @@ class Posterior(Module):
         vector to the log density, and one to the unknowns, in their own space.
         """
         unknowns = self.initial(key=key)
-        vector, unravel = ravel_pytree(self.unconstrain(unknowns) if linked else unknowns)
+        with as_libraries_compute():
+            vector, unravel = ravel_pytree(self.unconstrain(unknowns) if linked else unknowns)
 
         def log_density(vector: Float[Array, " d"]) -> Float[Array, ""]:
             return self.log_density(unravel(vector), linked)

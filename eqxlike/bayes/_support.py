@@ -13,6 +13,7 @@ _PROBES = (-8.0, 0.0, 8.0)
 def check_positive(distribution: Any, name: str) -> None:
     """Raises `ValueError` unless the draws of a distribution are positive numbers."""
     check_distribution(distribution, name)
+    check_continuous(distribution, name)
     check_scalar(distribution, name)
     link = distributions().biject_to(distribution.support)
     if not all(bool(link(jnp.array(probe)) > 0) for probe in _PROBES):
@@ -28,6 +29,17 @@ def check_scalar(distribution: Any, name: str) -> None:
     shape = distribution.batch_shape + distribution.event_shape
     if shape != ():
         raise ValueError(f"{name} must be a distribution over one number, got shape {shape}.")
+
+
+def check_continuous(distribution: Any, name: str) -> None:
+    """Raises `ValueError` for a distribution whose draws no link makes unconstrained."""
+    try:
+        distributions().biject_to(distribution.support)
+    except NotImplementedError:
+        raise ValueError(
+            f"{name} must have a density over real numbers; the support of "
+            f"{type(distribution).__name__} is {distribution.support}."
+        ) from None
 
 
 def check_proper(distribution: Any, name: str) -> None:

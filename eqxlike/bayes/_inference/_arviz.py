@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Array
 
 from ..._transforms import filter_jit
-from .._posterior import Posterior
 from .._unknowns import Unknowns
+from ._method import Method
+from ._problem import Problem
 
 # What ArviZ calls what chains record.
 _STATISTICS = {
@@ -24,7 +25,11 @@ _STATISTICS = {
 
 
 def to_arviz(
-    target: Posterior, unknowns: Unknowns, num_chains: int, records: dict[str, np.ndarray]
+    problem: Problem,
+    method: Method,
+    unknowns: Unknowns,
+    num_chains: int,
+    records: dict[str, np.ndarray],
 ) -> Any:
     """A `DataTree` of ArviZ.
 
@@ -46,10 +51,10 @@ def to_arviz(
 
     groups = {
         "posterior": {name: by_chain(each) for name, each in _by_name(unknowns).items()},
-        "log_likelihood": {"y": by_chain(_log_likelihoods(target, unknowns))},
+        "log_likelihood": {"y": by_chain(_log_likelihoods(problem, method, unknowns))},
         "observed_data": {
             f"y{jtu.keystr(path)}": np.asarray(leaf)
-            for path, leaf in jtu.tree_leaves_with_path(target.data[1])
+            for path, leaf in jtu.tree_leaves_with_path(problem.target.data[1])
         },
     }
     statistics = {theirs: records[ours] for ours, theirs in _STATISTICS.items() if ours in records}
@@ -73,6 +78,11 @@ def _step(entry: Any) -> str:
 
 
 @filter_jit
-def _log_likelihoods(target: Posterior, unknowns: Unknowns) -> Array:
-    known = Unknowns(unknowns.model, unknowns.likelihood, unknowns.prior)
-    return jax.lax.map(target.log_likelihood, jtu.tree_map(jnp.asarray, known))
+def _log_likelihoods(problem: Problem, method: Method, unknowns: Unknowns) -> Array:
+    (x, y), likelihood = problem.target.data, problem.target.likelihood
+
+    def of_one(unknowns: Unknowns) -> Array:
+        network, own = method.network(problem, unknowns), unknowns.likelihood
+        return jax.vmap(lambda x, y: likelihood.log_prob(network(x), own, y))(x, y)
+
+    return jax.lax.map(of_one, jtu.tree_map(jnp.asarray, unknowns))

@@ -83,8 +83,9 @@ class Diagnostics(Module):
     """How a run went. What a method does not have is `None`.
 
     - `losses`: `(c, n)`, of each step of an optimiser.
-    - `outputs`: `Convergence` of what the networks return for some of the inputs. Parameters of
-      networks have many equal modes, since hidden units can be exchanged; outputs do not.
+    - `outputs`: `Convergence` of what the networks return for some of the inputs, but for what is
+      the same in all draws. Parameters of networks have many equal modes, since hidden units can be
+      exchanged; outputs do not.
     - `others`: `Convergence` of the unknowns of prior and likelihood, before their link.
     - `log_density`: `Convergence` of the log density.
     - `divergences`: the number of draws of each chain whose trajectory diverged.

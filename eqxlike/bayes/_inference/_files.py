@@ -1,8 +1,8 @@
 """Runs in files: a line that says what it is, and arrays. Nothing in them is run."""
 
 import dataclasses
-import hashlib
 import json
+import numbers
 import pathlib
 from typing import Any, BinaryIO
 
@@ -13,12 +13,30 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from ..._pytree import open_to_replace, tree_deserialise_leaves, tree_serialise_leaves
+from ..._numbers import integer
+from ..._partition import split
+from ..._pytree import (
+    is_inexact_array,
+    open_to_replace,
+    tree_deserialise_leaves,
+    tree_serialise_leaves,
+)
 from ._chains import Chains
+from ._fingerprint import fingerprint
 from ._method import Method
 from ._problem import Problem
 
 _FORMAT = "eqxlike.bayes run 1"
+
+# What tells runs apart, but for settings, and how each differs where its value says little.
+_DIFFERENCES = {
+    "method": "",
+    "unknowns": "",
+    "target": " in its prior, its likelihood, or what of the model is no unknown",
+    "data": " in a value or a shape",
+    "key": " from the one given",
+    "start": ": the model has other initial parameters",
+}
 
 
 def write_chains(
@@ -69,7 +87,17 @@ def read_key(path: pathlib.Path) -> PRNGKeyArray:
 
 
 def _header(problem: Problem, method: Method, key: PRNGKeyArray | None) -> dict[str, Any]:
+    """What tells a run from others.
+
+    **Arguments:**
+
+    - `key`: that of the run. Without it a run that has ended is meant, and it does not matter where
+      it began.
+    """
+    target = problem.target
     leaves = jtu.tree_leaves_with_path(problem.unflatten(jnp.zeros(problem.size, problem.dtype)))
+    arrays, rest = split(target.network, is_inexact_array)
+    network = rest.merge([jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays])
     header = {
         "format": _FORMAT,
         "method": type(method).__name__,
@@ -77,33 +105,31 @@ def _header(problem: Problem, method: Method, key: PRNGKeyArray | None) -> dict[
         "unknowns": {
             jtu.keystr(path): [list(leaf.shape), str(leaf.dtype)] for path, leaf in leaves
         },
-        "data": _digest(problem.target.data),
+        "target": fingerprint((network, target.prior, target.likelihood)),
+        "data": fingerprint(target.data),
     }
     if key is not None:
+        header["start"] = fingerprint((arrays, target.initial_scales))
         typed = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jr.wrap_key_data(key)
         header["key"] = [jr.key_data(typed).tolist(), str(jr.key_impl(typed))]
     return header
 
 
 def _settings(value: Any) -> Any:
-    """The fields of a method as far as text can tell them apart."""
+    """The fields of a method, as text tells them apart."""
     if isinstance(value, Method):
         return {
             each.name: _settings(getattr(value, each.name)) for each in dataclasses.fields(value)
         }
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | str):
         return value
-    if isinstance(value, tuple | list):
-        return [_settings(each) for each in value]
-    return getattr(value, "__qualname__", type(value).__qualname__)
-
-
-def _digest(data: Any) -> str:
-    digest = hashlib.sha256()
-    for leaf in jtu.tree_leaves(data):
-        array = np.asarray(leaf)
-        digest.update(f"{array.shape} {array.dtype}".encode() + array.tobytes())
-    return digest.hexdigest()
+    number = integer(value)
+    if number is not None:
+        return number
+    if isinstance(value, numbers.Real):
+        return float(value)
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    return f"{name} {fingerprint(value)[:8]}"
 
 
 def _read_header(path: pathlib.Path, file: BinaryIO) -> dict[str, Any]:
@@ -118,9 +144,10 @@ def _read_header(path: pathlib.Path, file: BinaryIO) -> dict[str, Any]:
 
 
 def _check_header(path: pathlib.Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    for name in ("method", "unknowns", "data", "key"):
-        if name in wanted and found[name] != wanted[name]:
-            detail = "" if name in ("data", "key") else f": {found[name]}, not {wanted[name]}"
+    for name, hint in _DIFFERENCES.items():
+        there = found.get(name)
+        if name in wanted and there != wanted[name]:
+            detail = hint or f": {there}, not {wanted[name]}"
             raise ValueError(
                 f"{path} holds another run: its {name} differs{detail}. Give the target, method "
                 "and key that it began with, or another file."

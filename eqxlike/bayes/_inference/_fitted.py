@@ -21,7 +21,7 @@ from ._arviz import to_arviz
 from ._chains import Chains, blank
 from ._diagnostics import Convergence, Diagnostics, convergence, energy_mixing, in_words
 from ._files import read_chains, read_key, write_chains
-from ._method import Method
+from ._method import Method, with_plain_numbers
 from ._problem import Problem
 
 # Of so many inputs the outputs are followed through a chain.
@@ -104,10 +104,12 @@ class FittedPosterior(Module):
         if lost.any():
             known["lost"] = lost
         elif "draw" in records and records["draw"].shape[1] >= 4:
-            outputs, others = _followed(self.problem, self.method, jnp.asarray(records["draw"]))
-            known["outputs"] = convergence(np.asarray(outputs))
-            if others.shape[-1]:
-                known["others"] = convergence(np.asarray(others))
+            followed = _followed(self.problem, self.method, jnp.asarray(records["draw"]))
+            for name, each in zip(("outputs", "others"), map(np.asarray, followed), strict=True):
+                if each.shape[-1]:
+                    # An output that no unknown moves is the same in all draws.
+                    is_moving = np.ptp(each, axis=(0, 1)) > 0
+                    known[name] = convergence(each[..., is_moving] if is_moving.any() else each)
             if "log_density" in records:
                 known["log_density"] = convergence(records["log_density"])
         if "is_divergent" in records:
@@ -169,10 +171,11 @@ class FittedPosterior(Module):
             draws = self.records["draw"]
             flat = jnp.asarray(draws.reshape(-1, draws.shape[-1]))
             unknowns = _unknowns(self.problem, flat)
-            return to_arviz(self.target, unknowns, draws.shape[0], self.records)
+            return to_arviz(self.problem, self.method, unknowns, draws.shape[0], self.records)
         if key is None:
             raise TypeError(f"to_arviz: {method_name(self.method)} draws anew, and needs a key.")
-        return to_arviz(self.target, self.samples(num, key=key), 1, {})
+        samples = self.samples(num, key=key)
+        return to_arviz(self.problem, self.method, samples, 1, {})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the posterior to a file, for `bayes.load`: arrays and a line of JSON, no code."""
@@ -188,7 +191,7 @@ def load(path: str | os.PathLike[str], target: Posterior, method: Method) -> Fit
 
     **Raises:** `ValueError` if the file is no such posterior, or one of another target or method.
     """
-    path = pathlib.Path(path)
+    path, method = pathlib.Path(path), with_plain_numbers(method)
     problem, key = Problem(target), read_key(path)
     chains = read_chains(path, problem, method, blank(method, problem), None)
     return fitted_from(problem, method, chains, key)

@@ -12,9 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from ..._compat import Tracer
 from ..._interrupt import delayed_interrupt
 from ..._numbers import positive_number
 from ..._progress import OnStep, run_progress
@@ -24,7 +26,7 @@ from .._posterior import Posterior
 from ._chains import ChainMethod, Chains, advance, joined, start
 from ._files import read_chains, write_chains
 from ._fitted import FittedPosterior, fitted_from, method_name
-from ._method import Method
+from ._method import Method, with_plain_numbers
 from ._problem import Problem
 
 
@@ -75,9 +77,10 @@ def infer(
     >>> posterior = bayes.infer(target, bayes.MAP(), key=jax.random.key(1), progress=False)
     >>> posterior.model(posterior.samples(1, key=jax.random.key(2)))  # doctest: +SKIP
     """
-    _check(target, method, chain_method)
+    _check(target, method, chain_method, mode)
+    _check_not_traced(target, key)
     checkpoint_every_s = positive_number(checkpoint_every_s, "checkpoint_every_s")
-    problem = Problem(target, mode)
+    problem, method = Problem(target, mode), with_plain_numbers(method)
     method.check(problem)
     _check_start(problem, key)
     path = None if checkpoint is None else pathlib.Path(checkpoint)
@@ -153,7 +156,7 @@ def _interrupted(path: pathlib.Path | None, step: int, num_steps: int) -> Keyboa
 # --- checks ---
 
 
-def _check(target: Any, method: Any, chain_method: Any) -> None:
+def _check(target: Any, method: Any, chain_method: Any, mode: Any) -> None:
     if not isinstance(target, Posterior):
         raise TypeError(f"infer: target must be a bayes.Posterior, got {target!r}.")
     if isinstance(method, type) and issubclass(method, Method):
@@ -169,6 +172,26 @@ def _check(target: Any, method: Any, chain_method: Any) -> None:
             'infer: chain_method must be "vectorized", "sequential" or "parallel", got '
             f"{chain_method!r}."
         )
+    if mode is not None and not isinstance(mode, Mode):
+        raise TypeError(
+            f"infer: mode must be one of eqxlike.ad, such as `ad.Forward()`; got {mode!r}."
+        )
+    if mode is not None and not mode.has_batching:
+        raise ValueError(
+            f"infer: chains run in a batch, for which {type(mode).__name__} has no rule; every "
+            "other mode of eqxlike.ad has."
+        )
+
+
+def _check_not_traced(target: Posterior, key: Any) -> None:
+    for name, tree in (("target", target), ("key", key)):
+        for path, leaf in jtu.tree_leaves_with_path(tree):
+            if isinstance(leaf, Tracer):
+                raise TypeError(
+                    f"infer: {name}{jtu.keystr(path)} is traced, and infer is no function to "
+                    "transform: it compiles its steps itself, shows how far they are and takes "
+                    "Ctrl-C. Call it outside of `jit`, `vmap` and `grad`."
+                )
 
 
 def _check_start(problem: Problem, key: PRNGKeyArray) -> None:

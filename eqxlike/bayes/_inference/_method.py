@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from ..._module import Module
@@ -124,6 +126,13 @@ class Method(Module):
     def diagnosed(self, found: Any) -> dict[str, Any]:
         """Fields of `bayes.Diagnostics` that what was found says itself, by name."""
         return {}
+
+
+def with_plain_numbers(method: Method) -> Method:
+    """A method whose settings are numbers of Python where they were NumPy's: those are arrays to
+    `jax.jit`, and sizes may not be.
+    """
+    return jtu.tree_map(lambda leaf: leaf.item() if isinstance(leaf, np.generic) else leaf, method)
 
 
 def chosen(draws: Float[Array, "n d"], num: int, key: PRNGKeyArray) -> Float[Array, "S d"]:

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
 from .._numpyro import distributions
 from ._likelihood import Likelihood, Struct, check_counts, check_output, check_range
 
@@ -12,6 +15,10 @@ class Categorical(Likelihood):
 
     def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
         return distributions().Categorical(logits=output)
+
+    def log_prob(self, output: Any, unknowns: Mapping[str, Any], y: Any) -> Float[Array, ""]:
+        # The number of a class is an index, which a bool is not.
+        return super().log_prob(output, unknowns, jnp.asarray(y).astype(jnp.int32))
 
     def check(self, output: Any, y: Struct) -> None:
         shape = getattr(output, "shape", ())

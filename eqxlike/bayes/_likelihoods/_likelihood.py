@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ..._compat import Tracer
 from ..._module import Module
 from ..._numbers import check_scale
 from .._numpyro import is_distribution, summed_log_prob
@@ -89,7 +90,13 @@ class HasScale(Likelihood):
     def check(self, output: Any, y: Struct) -> None:
         name = type(self).__name__
         if isinstance(self.scale, str):
-            wanted = (2,) if y.shape == () else (2 * y.shape[0],) if len(y.shape) == 1 else None
+            if len(y.shape) > 1 or y.shape == (1,):
+                hint = "; `y[:, 0]` serves" if y.shape == (1,) else ""
+                raise ValueError(
+                    f'{name}: with scale="head" the target of an example has shape (), or (k,) '
+                    f"with k of 2 or more; got {y.shape}{hint}."
+                )
+            wanted = (2,) if y.shape == () else (2 * y.shape[0],)
             what = f"{wanted}: a centre and a scale (before softplus) for each target"
         else:
             wanted, what = y.shape, f"{y.shape}, that of a target"
@@ -128,7 +135,9 @@ def check_counts(name: str, y: Struct, what: str) -> None:
 
 
 def check_range(name: str, y: Array, most: int | None, why: str) -> None:
-    """Raises `ValueError` unless the targets are integers from 0 to `most`."""
+    """Raises `ValueError` unless the targets are integers from 0 to `most`. Traced ones pass."""
+    if isinstance(y, Tracer):
+        return
     least, greatest = int(y.min()), int(y.max())
     if least < 0 or (most is not None and greatest > most):
         wanted = "0 or more" if most is None else f"0 to {most}"

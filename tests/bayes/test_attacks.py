@@ -1,0 +1,280 @@
+"""What was found by trying to break `bayes`: each test failed before it was mended."""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+import optax
+import pytest
+
+import eqxlike as eqx
+from eqxlike import ad, bayes, nn
+from eqxlike.bayes._inference._fingerprint import fingerprint
+
+X = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(6, 2)
+Y = X[:, 0] ** 2 - X[:, 1]
+NORMAL, GAUSSIAN = bayes.normal(0.0, 1.0), bayes.Gaussian(0.5)
+SHORT = bayes.MAP(steps=2)
+
+
+def linear(seed=0, outputs="scalar", **kwargs):
+    return nn.Linear(2, outputs, key=jr.key(seed), **kwargs)
+
+
+def target(model=None, prior=NORMAL, likelihood=GAUSSIAN, data=(X, Y)):
+    return bayes.Posterior(linear() if model is None else model, prior, likelihood, data)
+
+
+def run(target, method=SHORT, **kwargs):
+    return bayes.infer(target, method, key=jr.key(1), progress=False, **kwargs)
+
+
+# --- a file of another run whose arrays have the same shapes ------------------------------------
+
+
+def network(seed=1, frozen_seed=2, activation=jax.nn.tanh):
+    hidden = nn.freeze(linear(frozen_seed, 2))
+    return nn.Sequential([hidden, nn.Lambda(activation), linear(seed)])
+
+
+def optimised(learning_rate):
+    return bayes.MAP(steps=2, optimiser=optax.adam(learning_rate))
+
+
+def case(method=SHORT, **kwargs):
+    return target(**{"model": network(), **kwargs}), method
+
+
+OTHER_TARGETS = {
+    "scale of the prior": case(prior=bayes.normal(0.0, 2.0)),
+    "kind of the prior": case(prior=dist.Laplace(0.0, 1.0)),
+    "scale of the likelihood": case(likelihood=bayes.Gaussian(0.7)),
+    "kind of the likelihood": case(likelihood=bayes.StudentT(0.5)),
+    "frozen arrays": case(model=network(frozen_seed=3)),
+    "activation": case(model=network(activation=jax.nn.relu)),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_TARGETS)
+def test_run_of_another_target_does_not_go_on(tmp_path, what):
+    run(*case(), checkpoint=tmp_path / "run")
+    with pytest.raises(ValueError, match="its target differs in its prior, its likelihood, or"):
+        run(*OTHER_TARGETS[what], checkpoint=tmp_path / "run")
+
+
+@pytest.mark.parametrize("what", OTHER_TARGETS)
+def test_posterior_of_another_target_is_not_loaded(tmp_path, what):
+    run(*case()).save(tmp_path / "posterior")
+    with pytest.raises(ValueError, match="its target differs in its prior, its likelihood, or"):
+        bayes.load(tmp_path / "posterior", *OTHER_TARGETS[what])
+
+
+def test_run_from_other_initial_parameters_does_not_go_on(tmp_path):
+    run(*case(), checkpoint=tmp_path / "run")
+    with pytest.raises(ValueError, match="start differs: the model has other initial parameters"):
+        run(*case(model=network(seed=4)), checkpoint=tmp_path / "run")
+
+
+def test_posterior_is_loaded_into_a_model_with_other_initial_parameters(tmp_path):
+    posterior = run(*case())
+    posterior.save(tmp_path / "posterior")
+    loaded = bayes.load(tmp_path / "posterior", *case(model=network(seed=4)))
+    np.testing.assert_array_equal(loaded.found, posterior.found)
+
+
+def test_run_of_another_optimiser_does_not_go_on(tmp_path):
+    run(*case(optimised(0.1)), checkpoint=tmp_path / "run")
+    with pytest.raises(ValueError, match="with other settings: optimiser 'GradientTransformation"):
+        run(*case(optimised(0.2)), checkpoint=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: optax.chain(optax.clip(1.0), optax.adam(0.1)),
+        lambda: functools.partial(jnp.sum, axis=0),
+        lambda: dist.TruncatedNormal(0.0, 1.0, low=0.0),
+        lambda: nn.Sequential([nn.Lambda(lambda x: x), nn.Dropout(0.1)]),
+        lambda: {"b": jr.key(0), "a": object()},
+    ],
+)
+def test_fingerprint_is_that_of_what_is_made_the_same_way(make):
+    assert fingerprint(make()) == fingerprint(make())
+
+
+def test_fingerprint_ends_for_a_function_that_holds_itself():
+    def outer(number):
+        def inner():
+            return inner, number
+
+        return inner
+
+    assert fingerprint(outer(1)) != fingerprint(outer(2))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (dist.Uniform(0.0, 1.0), dist.Uniform(0.0, 2.0)),
+        (dist.Normal().expand((2,)), dist.Normal().expand((3,))),
+        (functools.partial(jnp.sum, axis=0), functools.partial(jnp.sum, axis=1)),
+        (nn.Dropout(0.1), nn.Dropout(0.2)),
+        (jnp.zeros(2), jnp.zeros(2, jnp.int32)),
+    ],
+)
+def test_fingerprints_differ(one, other):
+    assert fingerprint(one) != fingerprint(other)
+
+
+def test_settings_may_be_numbers_of_numpy(tmp_path):
+    def method(number):
+        return bayes.SGLD(
+            num_samples=number(2),
+            num_warmup=number(1),
+            chains=number(2),
+            thin=number(1),
+            descent_steps=number(0),
+        )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bayes.InferenceWarning)
+        posterior = run(target(), method(np.int64), checkpoint=tmp_path / "run")
+    loaded = bayes.load(tmp_path / "run", target(), method(int))
+    np.testing.assert_array_equal(loaded.found, posterior.found)
+
+
+# --- targets ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prior", [dist.Uniform(0.0, 1.0), dist.Beta(2.0, 2.0)])
+def test_parameters_at_an_end_of_their_support_are_drawn(prior):
+    model = eqx.tree_at(lambda model: model.bias, linear(), jnp.zeros(1))
+    priors = bayes.prior_by_path({"bias": prior, "weight": dist.Normal()})
+    vector, log_density, _ = target(model, priors).flat(key=jr.key(0))
+    assert np.isfinite(log_density(vector))
+
+
+def test_prior_over_integers_is_refused():
+    with pytest.raises(ValueError, match="The prior of weight must have a density over real"):
+        target(prior=dist.Poisson(3.0))
+
+
+def test_scale_over_integers_is_refused():
+    with pytest.raises(ValueError, match="Gaussian: scale must have a density over real numbers"):
+        bayes.Gaussian(dist.Poisson(3.0))
+
+
+class Complex(eqx.Module):
+    weight: jax.Array
+
+    def __call__(self, x):
+        return jnp.sum(self.weight.real) * x[0]
+
+
+def test_complex_parameter_is_refused():
+    with pytest.raises(TypeError, match="weight is complex, dtype complex64, and priors are over"):
+        target(Complex(jnp.ones(2, jnp.complex64)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [((1,), r"got \(1,\); `y\[:, 0\]` serves"), ((2, 2), r"shape \(\), or \(k,\) .* \(2, 2\)\.")],
+)
+def test_head_says_which_targets_it_takes(shape, message):
+    with pytest.raises(ValueError, match=message):
+        target(linear(outputs=2), likelihood=bayes.Gaussian("head"), data=(X, np.ones((6, *shape))))
+
+
+def test_booleans_are_two_classes():
+    model = linear(outputs=2)
+    of_bools, of_integers = (
+        target(model, likelihood=bayes.Categorical(), data=(X, (Y > 0).astype(dtype)))
+        for dtype in (bool, int)
+    )
+    unknowns = of_bools.initial(key=jr.key(0))
+    np.testing.assert_array_equal(
+        of_bools.log_likelihood(unknowns), of_integers.log_likelihood(unknowns)
+    )
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "y"), [(GAUSSIAN, Y), (bayes.Bernoulli(), (Y > 0).astype(np.int32))]
+)
+def test_target_can_be_made_of_traced_data(likelihood, y):
+    def density(x, y):
+        made = target(likelihood=likelihood, data=(x, y))
+        return made.log_density(made.initial(key=jr.key(0)))
+
+    np.testing.assert_allclose(jax.jit(density)(X, y), density(X, y), rtol=1e-6)
+
+
+def test_single_precision_serves_where_double_is_the_default():
+    with jax.enable_x64(True):
+        model = linear(dtype=jnp.float32)
+        made = target(model, dist.Normal(), bayes.Gaussian(dist.Gamma(2.0, 1.0)))
+        vector, log_density, _ = made.flat(key=jr.key(0))
+        assert np.isfinite(log_density(vector))
+
+
+# --- inference ----------------------------------------------------------------------------------
+
+
+def test_infer_under_jit_says_where_to_call_it():
+    with pytest.raises(TypeError, match=r"target\.network\.weight is traced, .* outside of `jit`"):
+        eqx.filter_jit(run)(target())
+
+
+def test_mode_that_has_no_batches_is_refused():
+    with pytest.raises(ValueError, match="chains run in a batch, for which Enzyme has no rule"):
+        run(target(), mode=ad.Enzyme())
+
+
+def test_word_is_no_mode():
+    with pytest.raises(TypeError, match=r"mode must be one of eqxlike.ad, .* got 'forward'"):
+        run(target(), mode="forward")
+
+
+def test_output_that_no_unknown_moves_counts_for_no_convergence():
+    model = linear(use_bias=False)
+    x = np.concatenate([np.zeros((1, 2), np.float32), X[1:]])
+    method = bayes.HMC(num_samples=40, num_warmup=40, chains=2, trajectory_steps=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bayes.InferenceWarning)
+        posterior = run(target(model, data=(x, Y)), method)
+    assert np.isfinite(posterior.diagnostics.outputs.r_hat).all()
+
+
+def test_log_likelihoods_of_dropout_are_those_of_its_masks():
+    model = nn.Sequential([nn.Dropout(0.5), linear()])
+    posterior = run(target(model), bayes.MCDropout(steps=2))
+    tree = posterior.to_arviz(5, key=jr.key(2))
+    draws = posterior.samples(5, key=jr.key(2))
+    outputs = jax.vmap(lambda draw: jax.vmap(posterior.model(draw))(X))(draws)
+    expected = dist.Normal(np.asarray(outputs), 0.5).log_prob(Y[None])
+    np.testing.assert_allclose(tree["log_likelihood"]["y"][0], expected, rtol=1e-5)
+
+
+class Convolutional(eqx.Module):
+    convolution: nn.Conv1d
+    readout: nn.Linear
+
+    def __call__(self, x, *, key=None):
+        keys = (None, None) if key is None else jr.split(key)
+        hidden = self.convolution(x[None], key=keys[0])
+        return self.readout(jnp.mean(hidden, axis=1), key=keys[1])
+
+
+def test_places_of_a_convolution_share_their_kernel_in_training():
+    convolution = nn.Conv1d(1, 2, 1, key=jr.key(0))
+    model = Convolutional(convolution, nn.Linear(2, "scalar", key=jr.key(1)))
+    x = np.ones((6, 8), np.float32)
+
+    def mean_loss(estimator):
+        method = bayes.MeanField(steps=1, draws=4000, initial_scale=2.0, estimator=estimator)
+        return run(target(model, data=(x, Y)), method).records["loss"][0, 0]
+
+    np.testing.assert_allclose(mean_loss(None), mean_loss("weights"), rtol=0.1)
