@@ -23,12 +23,15 @@ from ._takes_key import takes_key
 class Normals(NamedTuple):
     """Independent normal distributions of the unconstrained unknowns.
 
+    They are vectors in what is found, and trees in a run: to take arrays out of a vector costs a
+    gradient of the whole vector for each, which XLA computes with all that depends on it.
+
     - `mean`: their means.
     - `rho`: their standard deviations are `softplus(rho)`.
     """
 
-    mean: Float[Array, " d"]
-    rho: Float[Array, " d"]
+    mean: Any
+    rho: Any
 
     @property
     def scale(self) -> Float[Array, " d"]:
@@ -105,7 +108,8 @@ class MeanField(MAP):
         if own is not None:
             scale = _with_own(problem, scale, own)
         # The inverse of softplus.
-        place = Normals(mean, scale + jnp.log(-jnp.expm1(-scale)))
+        rho = scale + jnp.log(-jnp.expm1(-scale))
+        place = Normals(problem.unflatten(mean), problem.unflatten(rho))
         return Optimised(place, self._optimiser().init(place))
 
     def step(
@@ -120,8 +124,11 @@ class MeanField(MAP):
         keys = jr.split(key, self.draws)
 
         def loss(place: Normals) -> Array:
-            bounds = jax.vmap(lambda key: self._loss_of_draw(problem, place, batch, weight, key))
-            return jnp.mean(bounds(keys))
+            def of_draw(key: PRNGKeyArray) -> Array:
+                return self._loss_of_draw(problem, place, batch, weight, key)
+
+            # A batch of one draw would cost what several do.
+            return of_draw(keys[0]) if self.draws == 1 else jnp.mean(jax.vmap(of_draw)(keys))
 
         state, value = descend(self._optimiser(), problem.differentiable(loss), state)
         return state, {"loss": value}
@@ -131,7 +138,7 @@ class MeanField(MAP):
     ) -> Array:
         """The negative bound by one draw, divided by the number of examples."""
         draw_key, key = jr.split(key)
-        linked = _drawn(problem, place, draw_key)
+        linked = _drawn(place, draw_key)
         log_likelihood = jnp.mean(self._log_likelihood(problem, place, linked, batch, key))
         kl = _kl(problem, place, linked)
         return weight * kl / problem.target.num_data - log_likelihood
@@ -167,7 +174,8 @@ class MeanField(MAP):
     def finish(
         self, problem: Problem, states: Optimised, records: Record, key: PRNGKeyArray
     ) -> Normals:
-        return jtu.tree_map(lambda leaf: leaf[0], states.place)
+        mean, rho = jtu.tree_map(lambda leaf: leaf[0], states.place)
+        return Normals(problem.flatten(mean), problem.flatten(rho))
 
     def sample(
         self, problem: Problem, found: Normals, num: int, key: PRNGKeyArray
@@ -183,13 +191,13 @@ def _is_conv(node: Any) -> bool:
     return isinstance(node, Conv)
 
 
-def _drawn(problem: Problem, place: Normals, key: PRNGKeyArray) -> Unknowns:
+def _drawn(place: Normals, key: PRNGKeyArray) -> Unknowns:
     """A draw, before its link.
 
     Each array has a key of its own: what nothing asks for is not drawn.
     """
-    means, treedef = jtu.tree_flatten(problem.unflatten(place.mean))
-    rhos = jtu.tree_leaves(problem.unflatten(place.rho))
+    means, treedef = jtu.tree_flatten(place.mean)
+    rhos = jtu.tree_leaves(place.rho)
     keys = jr.split(key, len(means))
     return jtu.tree_unflatten(
         treedef,
@@ -207,15 +215,14 @@ def _kl(problem: Problem, place: Normals, linked: Unknowns) -> Float[Array, ""]:
     """
     target = problem.target
     priors = target.parameter_priors(target.constrain(linked)[0])
-    means, rhos = (problem.unflatten(each) for each in (place.mean, place.rho))
-    # Array by array, as layers and draws do it too: XLA then computes each of them once.
-    scales = jtu.tree_map(jax.nn.softplus, rhos)
+    # As layers and draws do it too: XLA computes each of them once.
+    scales = jtu.tree_map(jax.nn.softplus, place.rho)
     leaves, treedef = jtu.tree_flatten(linked.model)
     excess = jnp.zeros((), problem.dtype)
     for index, (prior, mean, scale) in enumerate(
         zip(
             priors.values(),
-            jtu.tree_leaves(means.model),
+            jtu.tree_leaves(place.mean.model),
             jtu.tree_leaves(scales.model),
             strict=True,
         )
@@ -237,9 +244,7 @@ def _with_random_layers(
     """The network of a draw, but for the layers that draw themselves: they have the means."""
     target = problem.target
     priors = target.parameter_priors(unknowns).values()
-    means, rhos = (
-        jtu.tree_leaves(problem.unflatten(each).model) for each in (place.mean, place.rho)
-    )
+    means, rhos = (jtu.tree_leaves(each.model) for each in (place.mean, place.rho))
     treedef = jtu.tree_structure(unknowns.model)
     rho_tree = jtu.tree_unflatten(
         treedef,
