@@ -15,7 +15,7 @@ from .._module import Module
 from .._partition import Rest, split
 from .._pytree import is_inexact_array
 from .._transforms import filter_eval_shape
-from ..nn import BayesianLayer, inference_mode, posterior_mean
+from ..nn import BayesianLayer, StateIndex, inference_mode, posterior_mean
 from ..nn._bayesian import posterior_scales, prior_scales
 from ._data import check_data, num_examples, struct_of_example
 from ._library_rules import as_libraries_compute
@@ -93,10 +93,26 @@ class Posterior(Module):
                     "numbers. Freeze it by `nn.freeze`, or keep its two parts as arrays."
                 )
         x, y = (struct_of_example(each) for each in self.data)
-        output = filter_eval_shape(lambda model, x: model(x), self.network, x)
+        output = self._output_of(x)
         likelihood.check(output, y)
         likelihood.check_values(output, self.data[1])
         self._check_priors()
+
+    def _output_of(self, x: PyTree[jax.ShapeDtypeStruct]) -> Any:
+        """The shapes and dtypes of what the network returns for one example."""
+        try:
+            return filter_eval_shape(lambda model, x: model(x), self.network, x)
+        except TypeError as error:
+            nodes = jtu.tree_leaves(self.network, is_leaf=_is_state_index)
+            if not any(map(_is_state_index, nodes)):
+                raise
+            raise TypeError(
+                "Posterior calls the model by `model(x)`, and this one has layers that keep a "
+                "state, such as `nn.BatchNorm`, which has no likelihood of single examples. Take "
+                "`nn.LayerNorm` or `nn.GroupNorm` in their place; or, where the state stays as it "
+                "is, a Module of your own that has `nn.freeze(state)`, and whose "
+                "`__call__(self, x)` returns `self.model(x, self.state)[0]`."
+            ) from error
 
     def _check_priors(self) -> None:
         for path, distribution in jtu.tree_leaves_with_path(
@@ -342,6 +358,10 @@ class Posterior(Module):
             return self.constrain(unknowns)[0] if linked else unknowns
 
         return vector, log_density, unflatten
+
+
+def _is_state_index(node: Any) -> bool:
+    return isinstance(node, StateIndex)
 
 
 def _layers(model: Any) -> list[Any]:

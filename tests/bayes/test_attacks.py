@@ -220,6 +220,21 @@ def test_single_precision_serves_where_double_is_the_default():
         assert np.isfinite(log_density(vector))
 
 
+def test_batch_norm_is_refused_in_words():
+    model, _ = nn.make_with_state(nn.BatchNorm)(2, axis_name="batch", mode="batch")
+    with pytest.raises(
+        TypeError, match=r"by `model\(x\)`, and this one has layers that keep a state"
+    ):
+        target(model, data=(X, X))
+
+
+def test_predictions_of_two_classes_take_booleans():
+    prediction = bayes.CategoricalMixture(jnp.log(jnp.array([[[0.25, 0.75], [0.5, 0.5]]])))
+    np.testing.assert_allclose(
+        prediction.log_prob(jnp.array([True, False])), np.log([0.75, 0.5]), rtol=1e-6
+    )
+
+
 # --- inference ----------------------------------------------------------------------------------
 
 
@@ -236,6 +251,20 @@ def test_mode_that_has_no_batches_is_refused():
 def test_word_is_no_mode():
     with pytest.raises(TypeError, match=r"mode must be one of eqxlike.ad, .* got 'forward'"):
         run(target(), mode="forward")
+
+
+@pytest.mark.parametrize("key", [0, None, jr.split(jr.key(0))])
+def test_what_is_no_key_is_refused(key):
+    with pytest.raises(
+        TypeError, match=r"infer: key must be one key, such as `jax.random.key\(0\)`"
+    ):
+        bayes.infer(target(), SHORT, key=key, progress=False)
+
+
+def test_directory_of_the_file_is_looked_for_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr("eqxlike.bayes._inference._infer.start", pytest.fail)
+    with pytest.raises(FileNotFoundError, match=r"infer: checkpoint is .*, and there is no dir"):
+        run(target(), checkpoint=tmp_path / "missing" / "run")
 
 
 def test_output_that_no_unknown_moves_counts_for_no_convergence():

@@ -65,7 +65,8 @@ def infer(
 
     **Raises:** `TypeError` or `ValueError`, before anything runs, for a method that cannot serve
     the target, a log density that is not finite where the run would begin, or a checkpoint of
-    another run. `KeyboardInterrupt` at Ctrl-C, once the call under way has ended.
+    another run; `FileNotFoundError` where the checkpoint has no directory. `KeyboardInterrupt` at
+    Ctrl-C, once the call under way has ended.
 
     **Warns:** `bayes.InferenceWarning` that says in words what is poor.
 
@@ -79,11 +80,16 @@ def infer(
     """
     _check(target, method, chain_method, mode)
     _check_not_traced(target, key)
+    _check_key(key)
     checkpoint_every_s = positive_number(checkpoint_every_s, "checkpoint_every_s")
+    path = None if checkpoint is None else pathlib.Path(checkpoint)
+    if path is not None and not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"infer: checkpoint is {str(path)!r}, and there is no directory {str(path.parent)!r}."
+        )
     problem, method = Problem(target, mode), with_plain_numbers(method)
     method.check(problem)
     _check_start(problem, key)
-    path = None if checkpoint is None else pathlib.Path(checkpoint)
     chains = start(method, problem, key)
     if path is not None and path.exists():
         chains = read_chains(path, problem, method, chains, key)
@@ -192,6 +198,18 @@ def _check_not_traced(target: Posterior, key: Any) -> None:
                     "transform: it compiles its steps itself, shows how far they are and takes "
                     "Ctrl-C. Call it outside of `jit`, `vmap` and `grad`."
                 )
+
+
+def _check_key(key: Any) -> None:
+    shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
+    if dtype is None:
+        is_one = False
+    elif jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        is_one = shape == ()
+    else:
+        is_one = dtype == jnp.uint32 and len(shape or ()) == 1
+    if not is_one:
+        raise TypeError(f"infer: key must be one key, such as `jax.random.key(0)`; got {key!r}.")
 
 
 def _check_start(problem: Problem, key: PRNGKeyArray) -> None:

@@ -69,7 +69,10 @@ class CategoricalMixture(Module):
                 f"{self.batch_shape}, got {jnp.shape(y)}."
             )
         terms = jax.nn.log_softmax(self.logits, axis=-1)
-        return jnp.take_along_axis(terms, jnp.asarray(y)[None, ..., None], axis=-1)[..., 0]
+        # A boolean is one of two classes, and no index.
+        classes = jnp.asarray(y)
+        classes = classes.astype(jnp.int32) if classes.dtype == bool else classes
+        return jnp.take_along_axis(terms, classes[None, ..., None], axis=-1)[..., 0]
 
     @property
     def entropy(self) -> Float[Array, "*B"]:
