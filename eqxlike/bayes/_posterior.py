@@ -21,7 +21,7 @@ from ._data import check_data, num_examples, struct_of_example
 from ._library_rules import as_libraries_compute
 from ._likelihoods import Likelihood
 from ._links import constrained, log_det_jacobian, unconstrained
-from ._numpyro import is_distribution, summed_log_prob
+from ._numpyro import check_distribution, is_distribution, summed_log_prob
 from ._priors import Prior, as_prior, fitted, prior_of_layers
 from ._support import check_continuous, check_proper
 from ._unknowns import Unknowns
@@ -97,6 +97,24 @@ class Posterior(Module):
         likelihood.check(output, y)
         likelihood.check_values(output, self.data[1])
         self._check_priors()
+        self._check_target_shape(output, y)
+
+    def _check_target_shape(self, output: Any, y: PyTree[jax.ShapeDtypeStruct]) -> None:
+        """Raises `ValueError` if the likelihood is one of another shape than the targets."""
+        if not isinstance(y, jax.ShapeDtypeStruct):
+            return
+        own = jtu.tree_map(_median, dict(self.likelihood.unknowns()), is_leaf=is_distribution)
+
+        def draw(output: Any, own: Any) -> Array:
+            with as_libraries_compute():
+                return self.likelihood.distribution(output, own).sample(jr.key(0))
+
+        shape = filter_eval_shape(draw, output, own).shape
+        if shape != y.shape:
+            raise ValueError(
+                f"Posterior: a target has shape {y.shape}, and the distribution of "
+                f"{type(self.likelihood).__name__} for it has shape {shape}."
+            )
 
     def _output_of(self, x: PyTree[jax.ShapeDtypeStruct]) -> Any:
         """The shapes and dtypes of what the network returns for one example."""
@@ -119,6 +137,7 @@ class Posterior(Module):
             self._hyperpriors(), is_leaf=is_distribution
         ):
             name = f"The prior of {jtu.keystr(path)}"
+            check_distribution(distribution, name)
             check_proper(distribution, name)
             check_continuous(distribution, name)
         # Shapes alone decide, so the values do not matter.
@@ -152,6 +171,11 @@ class Posterior(Module):
             "prior": dict(self.prior.hyperpriors(self._structs())),
             "likelihood": dict(self.likelihood.unknowns()),
         }
+
+    def hyperprior_names(self) -> list[str]:
+        """What the prior does not know itself, such as `scale`."""
+        found = jtu.tree_leaves_with_path(self._hyperpriors()["prior"], is_leaf=is_distribution)
+        return [jtu.keystr(path, simple=True, separator=".") for path, _ in found]
 
     def parameter_priors(self, unknowns: Unknowns) -> dict[str, Any]:
         """The prior of each parameter by its path, in tree order, given the unknowns of priors."""

@@ -307,3 +307,32 @@ def test_places_of_a_convolution_share_their_kernel_in_training():
         return run(target(model, data=(x, Y)), method).records["loss"][0, 0]
 
     np.testing.assert_allclose(mean_loss(None), mean_loss("weights"), rtol=0.1)
+
+
+class Tied(eqx.Module):
+    shared: nn.Shared
+
+    def __init__(self):
+        layers = linear(0, 2), linear(1, 2)
+        self.shared = nn.Shared(
+            layers, where=lambda pair: pair[1].weight, get=lambda pair: pair[0].weight
+        )
+
+    def __call__(self, x, *, key=None):
+        first, second = self.shared()
+        return jnp.sum(second(jnp.tanh(first(x, key=key)), key=key))
+
+
+def test_shared_arrays_are_drawn_once():
+    of_default, of_weights = (
+        run(target(Tied()), bayes.MeanField(steps=2, estimator=estimator))
+        for estimator in (None, "weights")
+    )
+    np.testing.assert_array_equal(of_default.records["loss"], of_weights.records["loss"])
+
+
+def test_estimator_that_draws_layers_by_themselves_is_refused_for_shared_arrays():
+    with pytest.raises(
+        ValueError, match=r'"flipout" draws each layer by itself, and Tied has some'
+    ):
+        run(target(Tied()), bayes.MeanField(steps=2, estimator="flipout"))

@@ -76,7 +76,10 @@ def infer(
     >>> model = nn.Linear(1, "scalar", key=jax.random.key(0))
     >>> target = bayes.Posterior(model, bayes.normal(), bayes.Gaussian(0.1), (x, 2 * x[:, 0]))
     >>> posterior = bayes.infer(target, bayes.MAP(), key=jax.random.key(1), progress=False)
-    >>> posterior.model(posterior.samples(1, key=jax.random.key(2)))  # doctest: +SKIP
+    >>> samples = posterior.samples(3, key=jax.random.key(2))
+    >>> first = jax.tree.map(lambda each: each[0], samples)
+    >>> bool(abs(posterior.model(first)(x[-1]) - 2.0) < 0.1)
+    True
     """
     _check(target, method, chain_method, mode)
     _check_not_traced(target, key)
@@ -89,6 +92,8 @@ def infer(
         )
     problem, method = Problem(target, mode), with_plain_numbers(method)
     method.check(problem)
+    for text in method.doubts(problem):
+        warnings.warn(f"{method_name(method)}: {text}", InferenceWarning, stacklevel=2)
     _check_start(problem, key)
     chains = start(method, problem, key)
     if path is not None and path.exists():

@@ -27,6 +27,11 @@ class Method(Module):
     `bayes.infer` runs `init`, `num_steps` times `step`, and `finish`, for `num_chains` chains side
     by side; `sample` then draws from what `finish` returned. All of them are traced, and work on
     the vector of unconstrained unknowns that a `Problem` has. `S` draws have `d` numbers each.
+
+    A step may record whatever helps. Some names mean something to `bayes.FittedPosterior`: `draw`,
+    the place of a chain, gives R-hat, effective sample sizes and the draws of `to_arviz`;
+    `log_density`, `acceptance`, `is_divergent` and `energy` go into its diagnostics; `loss` is what
+    an optimiser makes smaller.
     """
 
     @property
@@ -52,6 +57,10 @@ class Method(Module):
     def check(self, problem: Problem) -> None:
         """Raises `ValueError` or `TypeError` if the method cannot serve the target."""
 
+    def doubts(self, problem: Problem) -> tuple[str, ...]:
+        """What may make a poor posterior of this target, in words: warnings before the run."""
+        return ()
+
     @abc.abstractmethod
     def init(self, problem: Problem, key: PRNGKeyArray) -> State:
         """The state of a chain before its first step."""
@@ -69,7 +78,7 @@ class Method(Module):
         """
 
     def finish(self, problem: Problem, states: State, records: Record, key: PRNGKeyArray) -> Any:
-        """What draws are made from.
+        """What draws are made from; by default the last states.
 
         **Arguments:**
 

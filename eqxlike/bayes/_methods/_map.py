@@ -49,6 +49,17 @@ class MAP(Method):
     def check(self, problem: Problem) -> None:
         check_batch_size(self, self.batch_size, problem)
 
+    def doubts(self, problem: Problem) -> tuple[str, ...]:
+        names = ", ".join(problem.target.hyperprior_names())
+        if not names:
+            return ()
+        return (
+            f"the prior has unknowns of its own ({names}), and the density may have no highest "
+            "point: where a scale goes to zero with the parameters below it, it grows without end. "
+            "Fix the scale, or take a method that averages, such as `bayes.NUTS` or "
+            "`bayes.MeanField`.",
+        )
+
     @property
     def num_steps(self) -> int:
         return self.steps

@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from ..._numbers import positive_number, whole_number
-from ...nn import Conv, with_perturbation
+from ...nn import Conv, Shared, with_perturbation
 from ...nn._bayesian import Estimator, bayesian_from_parts, layers_with_estimators
 from .._data import num_examples
 from .._inference import Problem, Record
@@ -100,6 +100,15 @@ class MeanField(MAP):
                 f"and {type(network).__name__} takes no `key`. Write `def __call__(self, x, *, "
                 'key=None)` and pass the key to its layers, or take estimator="weights".'
             )
+        if self.estimator in ("local", "flipout") and _has(Shared, network):
+            raise ValueError(
+                f'MeanField: estimator "{self.estimator}" draws each layer by itself, and '
+                f"{type(network).__name__} has some that share arrays by `nn.Shared`: take "
+                'estimator="weights".'
+            )
+
+    def doubts(self, problem: Problem) -> tuple[str, ...]:
+        return ()
 
     def init(self, problem: Problem, key: PRNGKeyArray) -> Optimised:
         mean = problem.initial(key)
@@ -166,10 +175,9 @@ class MeanField(MAP):
     def _estimator_of(self, network: Any) -> Estimator:
         if self.estimator is not None:
             return self.estimator
-        if not takes_key(network):
+        if not takes_key(network) or _has(Shared, network):
             return "weights"
-        layers = jtu.tree_leaves(network, is_leaf=_is_conv)
-        return "flipout" if any(map(_is_conv, layers)) else "local"
+        return "flipout" if _has(Conv, network) else "local"
 
     def finish(
         self, problem: Problem, states: Optimised, records: Record, key: PRNGKeyArray
@@ -187,8 +195,10 @@ class MeanField(MAP):
         """New draws can be made without end."""
 
 
-def _is_conv(node: Any) -> bool:
-    return isinstance(node, Conv)
+def _has(kind: type, network: Any) -> bool:
+    """Whether something of a kind is in a network."""
+    nodes = jtu.tree_leaves(network, is_leaf=lambda node: isinstance(node, kind))
+    return any(isinstance(node, kind) for node in nodes)
 
 
 def _drawn(place: Normals, key: PRNGKeyArray) -> Unknowns:

@@ -126,8 +126,18 @@ class Mixture(Module):
                 f"Mixture.{method} expects y of the shape that is predicted, {self.batch_shape}, "
                 f"got {jnp.shape(y)}."
             )
+        if method == "cdf" and self.components.is_discrete:
+            # Some of NumPyro's count between the counts too.
+            y = jnp.floor(y)
         with as_libraries_compute():
-            return getattr(self.components, method)(jnp.asarray(y)[None])
+            found = getattr(self.components, method)(jnp.asarray(y)[None])
+        return self._past_the_ends(found, y) if method == "cdf" else found
+
+    def _past_the_ends(self, cdf: Float[Array, "S *B"], y: Array) -> Float[Array, "S *B"]:
+        """The CDF, with 0 and 1 where NumPyro has NaN: below and above where there is anything."""
+        mean = self._moment("mean")
+        is_past = jnp.isnan(cdf) & jnp.isfinite(mean)
+        return jnp.where(is_past, (jnp.asarray(y)[None] > mean).astype(cdf.dtype), cdf)
 
 
 # Jitted, so that a call outside jit does not compile the loops anew.
