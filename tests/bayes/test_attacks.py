@@ -303,10 +303,10 @@ def test_places_of_a_convolution_share_their_kernel_in_training():
     x = np.ones((6, 8), np.float32)
 
     def mean_loss(estimator):
-        method = bayes.MeanField(steps=1, draws=4000, initial_scale=2.0, estimator=estimator)
+        method = bayes.MeanField(steps=1, draws=1000, initial_scale=2.0, estimator=estimator)
         return run(target(model, data=(x, Y)), method).records["loss"][0, 0]
 
-    np.testing.assert_allclose(mean_loss(None), mean_loss("weights"), rtol=0.1)
+    np.testing.assert_allclose(mean_loss(None), mean_loss("weights"), rtol=0.15)
 
 
 class Tied(eqx.Module):

@@ -345,6 +345,7 @@ def test_an_unknown_scale_has_the_hessian_of_scipy():
     np.testing.assert_allclose(covariance_of(found.normal, 4), np.linalg.inv(hessian), rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
 @pytest.mark.parametrize("structure", ["full", "kronecker"])
 def test_a_hierarchical_prior_has_positive_variances(structure):
     model = nn.MLP(2, "scalar", width_size=3, depth=1, key=jr.key(0), dtype=jnp.float64)

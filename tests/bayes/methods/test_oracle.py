@@ -54,7 +54,7 @@ def theirs(num_warmup, num_samples):
 
 
 def test_predictions_of_nuts_are_those_of_numpyro():
-    num_warmup, num_samples = 150, 500
+    num_warmup, num_samples = 150, 400
     model = nn.MLP(2, "scalar", WIDTH, 1, jnp.tanh, dtype=jnp.float64, key=jr.key(0))
     target = bayes.Posterior(model, dist.Normal(0.0, 1.0), bayes.Gaussian(NOISE), (X, Y))
     method = bayes.NUTS(num_samples=num_samples, num_warmup=num_warmup, chains=2)
