@@ -39,9 +39,11 @@ def equinox_network(equinox: Any) -> Any:
         bias_rho: jax.Array
         prior_scale: float
         inference: bool
+        shared_key: None
         in_features: int = equinox.field(static=True)
         out_features: int = equinox.field(static=True)
         use_bias: bool = equinox.field(static=True)
+        estimator: str = equinox.field(static=True)
 
         def __call__(self, x: jax.Array, *, key: jax.Array) -> jax.Array:
             return output(x, key, self.weight_mean, self.weight_rho, self.bias_mean, self.bias_rho)

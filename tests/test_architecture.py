@@ -78,6 +78,7 @@ ROOMS = {
         {"_elbo", "_likelihoods", "_mixtures", "_predictive", "_priors"},
         {"metrics"},
         {"_calibration", "plot"},
+        {"_checks"},
         {"_posterior"},
         {"_inference"},
         {"_curvature"},

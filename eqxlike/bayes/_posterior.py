@@ -14,9 +14,9 @@ from .._dtypes import wider
 from .._module import Module
 from .._partition import Rest, split
 from .._pytree import is_inexact_array
-from .._transforms import filter_eval_shape
-from ..nn import BayesianLayer, StateIndex, inference_mode, posterior_mean
+from ..nn import BayesianLayer, inference_mode, posterior_mean
 from ..nn._bayesian import posterior_scales, prior_scales
+from ._checks import check_real, check_target_shape, output_of
 from ._data import check_data, num_examples, struct_of_example
 from ._library_rules import as_libraries_compute
 from ._likelihoods import Likelihood
@@ -86,51 +86,14 @@ class Posterior(Module):
         self.data = check_data(data)
         if not self._arrays()[0]:
             raise ValueError("Posterior: the model has no floating-point array that is trained.")
-        for path, struct in self._structs().items():
-            if jnp.issubdtype(struct.dtype, jnp.complexfloating):
-                raise TypeError(
-                    f"Posterior: {path} is complex, dtype {struct.dtype}, and priors are over real "
-                    "numbers. Freeze it by `nn.freeze`, or keep its two parts as arrays."
-                )
+        check_real(self._structs())
         x, y = (struct_of_example(each) for each in self.data)
-        output = self._output_of(x)
+        output = output_of(self.network, x)
         likelihood.check(output, y)
         likelihood.check_values(output, self.data[1])
         self._check_priors()
-        self._check_target_shape(output, y)
-
-    def _check_target_shape(self, output: Any, y: PyTree[jax.ShapeDtypeStruct]) -> None:
-        """Raises `ValueError` if the likelihood is one of another shape than the targets."""
-        if not isinstance(y, jax.ShapeDtypeStruct):
-            return
-        own = jtu.tree_map(_median, dict(self.likelihood.unknowns()), is_leaf=is_distribution)
-
-        def draw(output: Any, own: Any) -> Array:
-            with as_libraries_compute():
-                return self.likelihood.distribution(output, own).sample(jr.key(0))
-
-        shape = filter_eval_shape(draw, output, own).shape
-        if shape != y.shape:
-            raise ValueError(
-                f"Posterior: a target has shape {y.shape}, and the distribution of "
-                f"{type(self.likelihood).__name__} for it has shape {shape}."
-            )
-
-    def _output_of(self, x: PyTree[jax.ShapeDtypeStruct]) -> Any:
-        """The shapes and dtypes of what the network returns for one example."""
-        try:
-            return filter_eval_shape(lambda model, x: model(x), self.network, x)
-        except TypeError as error:
-            nodes = jtu.tree_leaves(self.network, is_leaf=_is_state_index)
-            if not any(map(_is_state_index, nodes)):
-                raise
-            raise TypeError(
-                "Posterior calls the model by `model(x)`, and this one has layers that keep a "
-                "state, such as `nn.BatchNorm`, which has no likelihood of single examples. Take "
-                "`nn.LayerNorm` or `nn.GroupNorm` in their place; or, where the state stays as it "
-                "is, a Module of your own that has `nn.freeze(state)`, and whose "
-                "`__call__(self, x)` returns `self.model(x, self.state)[0]`."
-            ) from error
+        own = jtu.tree_map(_median, dict(likelihood.unknowns()), is_leaf=is_distribution)
+        check_target_shape(likelihood, output, own, y)
 
     def _check_priors(self) -> None:
         for path, distribution in jtu.tree_leaves_with_path(
@@ -382,10 +345,6 @@ class Posterior(Module):
             return self.constrain(unknowns)[0] if linked else unknowns
 
         return vector, log_density, unflatten
-
-
-def _is_state_index(node: Any) -> bool:
-    return isinstance(node, StateIndex)
 
 
 def _layers(model: Any) -> list[Any]:
