@@ -30,8 +30,8 @@ def output_of(network: Any, x: PyTree[jax.ShapeDtypeStruct]) -> Any:
             "Posterior calls the model by `model(x)`, and this one has layers that keep a state, "
             "such as `nn.BatchNorm`, which has no likelihood of single examples. Take "
             "`nn.LayerNorm` or `nn.GroupNorm` in their place; or, where the state stays as it is, "
-            "a Module of your own that has `nn.freeze(state)`, and whose `__call__(self, x)` returns "
-            "`self.model(x, self.state)[0]`."
+            "a Module of your own that has `nn.freeze(state)`, and whose `__call__(self, x)` "
+            "returns `self.model(x, self.state)[0]`."
         ) from error
 
 
