@@ -124,6 +124,8 @@ def test_fingerprint_ends_for_a_function_that_holds_itself():
         (functools.partial(jnp.sum, axis=0), functools.partial(jnp.sum, axis=1)),
         (nn.Dropout(0.1), nn.Dropout(0.2)),
         (jnp.zeros(2), jnp.zeros(2, jnp.int32)),
+        ([[1], 2], [[1, 2]]),
+        (((1,), (2, 3)), ((1, 2), (3,))),
     ],
 )
 def test_fingerprints_differ(one, other):

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import inspect
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -50,8 +50,15 @@ def _described(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
         yield from _of_function(value, above)
     else:
         yield type(value).__qualname__.encode()
-        for each in _parts(value):
-            yield from _described(each, above)
+        yield from _of_several(_parts(value), above)
+
+
+def _of_several(values: Iterable[Any], above: tuple[Any, ...]) -> Iterator[bytes]:
+    # Their number says where they end: `[[1], 2]` is not `[[1, 2]]`.
+    each_of = list(values)
+    yield str(len(each_of)).encode()
+    for each in each_of:
+        yield from _described(each, above)
 
 
 def _of_array(value: Any) -> Iterator[bytes]:
@@ -73,8 +80,7 @@ def _of_function(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
         held = (value.__self__, value.__func__)
     elif inspect.isfunction(value):
         held = (*_closure(value), value.__defaults__, value.__kwdefaults__)
-    for each in held:
-        yield from _described(each, (*above, value))
+    yield from _of_several(held, (*above, value))
 
 
 def _closure(function: Any) -> Iterator[Any]:

@@ -32,9 +32,10 @@ _DEFAULT_DRAWS = 100
 class FittedPosterior(Module):
     """The posterior of a target, as a method found it: what `bayes.infer` returns.
 
+    - `problem`: the target, over a vector of unconstrained unknowns.
     - `method`: the method.
-    - `target`: the target.
-    - `records`: what was kept of the steps, by name, with leading axes of chains and of records.
+    - `found`: what draws are made from, as the method has it.
+    - `chains`: where the run stood at its end.
     - `key`: that of the run.
     """
 
@@ -46,10 +47,12 @@ class FittedPosterior(Module):
 
     @property
     def target(self) -> Posterior:
+        """The target whose posterior it is."""
         return self.problem.target
 
     @property
     def records(self) -> dict[str, np.ndarray]:
+        """What was kept of the steps, by name, with leading axes of chains and of records."""
         return self.chains.records
 
     def samples(self, num: int | None = None, *, key: PRNGKeyArray) -> Unknowns:
@@ -104,7 +107,7 @@ class FittedPosterior(Module):
         if lost.any():
             known["lost"] = lost
         elif "draw" in records and records["draw"].shape[1] >= 4:
-            followed = _followed(self.problem, self.method, jnp.asarray(records["draw"]))
+            followed = _followed(self.problem, jnp.asarray(records["draw"]))
             for name, each in zip(("outputs", "others"), map(np.asarray, followed), strict=True):
                 if each.shape[-1]:
                     # An output that no unknown moves is the same in all draws.
@@ -146,7 +149,8 @@ class FittedPosterior(Module):
         found = self.method.log_evidence(self.problem, self.found)
         if found is None:
             raise ValueError(
-                f"{method_name(self.method)} has no estimate of the evidence; `bayes.Laplace` has."
+                f"{method_name(self.method)} has no estimate of the evidence; `bayes.Laplace` and "
+                "`bayes.Pathfinder` have."
             )
         return found
 
@@ -183,7 +187,9 @@ class FittedPosterior(Module):
 
 
 def load(path: str | os.PathLike[str], target: Posterior, method: Method) -> FittedPosterior:
-    """Reads a posterior that `FittedPosterior.save` wrote.
+    """Reads a posterior that `FittedPosterior.save` wrote, or a checkpoint of `bayes.infer`.
+
+    A run that had not ended is read as far as it came.
 
     **Arguments:**
 
@@ -239,7 +245,7 @@ def _unknowns(problem: Problem, vectors: Array) -> Unknowns:
 
 
 @filter_jit
-def _followed(problem: Problem, method: Method, draws: Array) -> tuple[Array, Array]:
+def _followed(problem: Problem, draws: Array) -> tuple[Array, Array]:
     """Outputs for some inputs, and the unknowns that are no parameters, along chains."""
     x = jtu.tree_map(lambda each: each[:_MOST_INPUTS], problem.target.data[0])
 

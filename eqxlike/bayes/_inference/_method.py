@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
@@ -151,5 +152,5 @@ def chosen(draws: Float[Array, "n d"], num: int, key: PRNGKeyArray) -> Float[Arr
     """
     size = draws.shape[0]
     order = jr.permutation(key, size)
-    indices = jax.numpy.concatenate([jax.numpy.tile(order, num // size), order[: num % size]])
-    return draws[jax.numpy.sort(indices)]
+    indices = jnp.concatenate([jnp.tile(order, num // size), order[: num % size]])
+    return draws[jnp.sort(indices)]
