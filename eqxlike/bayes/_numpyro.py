@@ -3,6 +3,8 @@
 import importlib
 from typing import Any
 
+import jax.numpy as jnp
+import jax.tree_util as jtu
 from jaxtyping import Array, Float
 
 from ._library_rules import as_libraries_compute
@@ -30,6 +32,34 @@ def summed_log_prob(distribution: Any, value: Array) -> Float[Array, ""]:
 
 def is_distribution(value: Any) -> bool:
     return isinstance(value, distributions().Distribution)
+
+
+def with_leading_axes(distribution: Any, leading: tuple[int, ...]) -> Any:
+    """A distribution from under `jax.vmap`, which does not tell it that it became many.
+
+    NumPyro's own `promote_batch_shape` does not reach the distributions that one is made of, as the
+    gamma distribution in a negative binomial, and those drew one number for all.
+
+    **Arguments:**
+
+    - `leading`: the axes that all of its arrays have in front.
+    """
+
+    def is_part(node: Any) -> bool:
+        return node is not distribution and is_distribution(node)
+
+    def of_part(node: Any) -> Any:
+        if not is_part(node):
+            return node
+        # Axes that it is broadcast along come after those in front.
+        num_added = max(0, len(distribution.batch_shape) - len(node.batch_shape))
+        axes = range(len(leading), len(leading) + num_added)
+        node = jtu.tree_map(lambda leaf: jnp.expand_dims(leaf, axes), node)
+        return with_leading_axes(node, (*leading, *(1,) * num_added))
+
+    many = jtu.tree_map(of_part, distribution, is_leaf=is_part)
+    many._batch_shape = leading + distribution.batch_shape
+    return many
 
 
 def check_distribution(value: Any, name: str) -> None:

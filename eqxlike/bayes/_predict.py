@@ -3,7 +3,6 @@
 `S` is the number of draws, `B` the number of inputs.
 """
 
-import importlib
 import math
 from typing import Any
 
@@ -20,7 +19,7 @@ from ._inference import FittedPosterior
 from ._library_rules import as_libraries_compute
 from ._likelihoods import Likelihood
 from ._mixtures import CategoricalMixture, Mixture
-from ._numpyro import distributions
+from ._numpyro import distributions, with_leading_axes
 from ._unknowns import Unknowns
 
 
@@ -121,8 +120,7 @@ def _mixture(likelihood: Likelihood, outputs: Array, unknowns: Any) -> Mixture |
         logits = _of_each(likelihood, outputs, unknowns, _logits)
         return CategoricalMixture(jnp.stack([jnp.zeros_like(logits), logits], axis=-1))
     components = _of_each(likelihood, outputs, unknowns, lambda each: each)
-    with as_libraries_compute():
-        return Mixture(_with_batch_shape(components))
+    return Mixture(with_leading_axes(components, outputs.shape[:2]))
 
 
 def _of_each(likelihood: Likelihood, outputs: Array, unknowns: Any, take: Any) -> Any:
@@ -135,9 +133,3 @@ def _of_each(likelihood: Likelihood, outputs: Array, unknowns: Any, take: Any) -
 
 def _logits(distribution: Any) -> Array:
     return distribution.logits
-
-
-def _with_batch_shape(components: Any) -> Any:
-    """Distributions from under `vmap`, which does not tell them that they became more."""
-    module = importlib.import_module("numpyro.distributions.batch_util")
-    return module.promote_batch_shape(components)

@@ -1,6 +1,8 @@
 """Equal mixtures of distributions over numbers: what the networks of a posterior predict."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -104,7 +106,7 @@ class Mixture(Module):
         """
         if isinstance(probability, int | float) and not 0 < probability < 1:
             raise ValueError(f"probability must lie in (0, 1), got {probability!r}.")
-        return _bisect(self, jnp.asarray(probability, self.mean.dtype))
+        return _bisect(self, jnp.asarray(probability, self._moment_if_any("mean").dtype))
 
     def interval(self, level: float = 0.9) -> tuple[Float[Array, "*B"], Float[Array, "*B"]]:
         """The ends of the central interval that holds probability `level`.
@@ -117,8 +119,15 @@ class Mixture(Module):
         return self.quantile(tail), self.quantile(1 - tail)
 
     def _moment(self, name: str) -> Float[Array, "S *B"]:
-        with as_libraries_compute():
+        with as_libraries_compute(), self._named(name):
             return jnp.broadcast_to(getattr(self.components, name), self.components.batch_shape)
+
+    def _moment_if_any(self, name: str) -> Float[Array, "S *B"]:
+        """NaN where NumPyro has none."""
+        try:
+            return self._moment(name)
+        except NotImplementedError:
+            return jnp.full(self.components.batch_shape, jnp.nan)
 
     def _of_each(self, method: str, y: Array) -> Float[Array, "S *B"]:
         if jnp.shape(y) != self.batch_shape:
@@ -129,13 +138,26 @@ class Mixture(Module):
         if method == "cdf" and self.components.is_discrete:
             # Some of NumPyro's count between the counts too.
             y = jnp.floor(y)
-        with as_libraries_compute():
+        with as_libraries_compute(), self._named(method):
             found = getattr(self.components, method)(jnp.asarray(y)[None])
         return self._past_the_ends(found, y) if method == "cdf" else found
 
+    @contextlib.contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """Says what NumPyro has not, where it says nothing."""
+        try:
+            yield
+        except NotImplementedError as error:
+            raise NotImplementedError(
+                f"Mixture: {type(self.components).__name__} of NumPyro has no {what!r}, from which "
+                "this is computed. `components.sample(key, (1000,))` has draws of shape "
+                f"{(1000, *self.components.batch_shape)}: over its first two axes they have means "
+                "and quantiles, and `bayes.metrics.crps` takes them, too."
+            ) from error
+
     def _past_the_ends(self, cdf: Float[Array, "S *B"], y: Array) -> Float[Array, "S *B"]:
         """The CDF, with 0 and 1 where NumPyro has NaN: below and above where there is anything."""
-        mean = self._moment("mean")
+        mean = self._moment_if_any("mean")
         is_past = jnp.isnan(cdf) & jnp.isfinite(mean)
         return jnp.where(is_past, (jnp.asarray(y)[None] > mean).astype(cdf.dtype), cdf)
 
@@ -144,7 +166,9 @@ class Mixture(Module):
 @jax.jit
 def _bisect(mixture: Mixture, probability: Float[Array, ""]) -> Float[Array, "*B"]:
     # Not every distribution has a mean and a variance.
-    mean, spread = mixture.mean, jnp.sqrt(mixture.variance)
+    means, variances = (mixture._moment_if_any(name) for name in ("mean", "variance"))
+    mean = jnp.mean(means, axis=0)
+    spread = jnp.sqrt(jnp.var(means, axis=0) + jnp.mean(variances, axis=0))
     mean = jnp.where(jnp.isfinite(mean), mean, 0)
     spread = jnp.where(jnp.isfinite(spread) & (spread > 0), spread, 1)
 

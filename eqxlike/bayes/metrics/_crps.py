@@ -72,8 +72,11 @@ def crps(
             f"{y.shape}."
         )
     size = draws.shape[0]
+    with as_libraries_compute():
+        dtype = jnp.result_type(y, draws, float)  # draws of counts are integers
+    y, draws = y.astype(dtype), draws.astype(dtype)
     # The sum of |x_i - x_j| over all pairs, from the draws in order.
-    weights = (2 * jnp.arange(size) - size + 1).astype(draws.dtype)
+    weights = (2 * jnp.arange(size) - size + 1).astype(dtype)
     spread = jnp.tensordot(weights, jnp.sort(draws, axis=0), axes=1) / size**2
     return jnp.mean(jnp.mean(jnp.abs(draws - y[None]), axis=0) - spread)
 

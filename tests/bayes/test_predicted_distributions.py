@@ -1,0 +1,120 @@
+"""Predictions with distributions that NumPyro makes of others, or of which it knows little."""
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+
+from eqxlike import bayes
+from eqxlike.bayes import metrics
+from eqxlike.bayes._library_rules import as_libraries_compute
+from eqxlike.bayes._predict import _mixture
+
+OUTPUTS = jr.normal(jr.key(0), (3, 4, 2))
+
+MAKERS = {
+    "NegativeBinomial2": lambda out: dist.NegativeBinomial2(jnp.exp(out), 2.0),
+    "BetaBinomial": lambda out: dist.BetaBinomial(jnp.exp(out), jnp.full_like(out, 2.0), 10),
+    "LogNormal": lambda out: dist.LogNormal(out, jnp.full_like(out, 0.5)),
+    "ZeroInflatedPoisson": lambda out: dist.ZeroInflatedPoisson(0.3, jnp.exp(out)),
+    "StudentT": lambda out: dist.StudentT(3.0, out, jnp.full_like(out, 0.5)),
+    "MixtureSameFamily": lambda out: dist.MixtureSameFamily(
+        dist.Categorical(jnp.array([0.3, 0.7])), dist.Normal(jnp.stack([out, -out], axis=-1), 0.5)
+    ),
+    "expanded": lambda out: dist.LogNormal(out[..., :1], 0.5).expand(out.shape),
+}
+
+
+class Made(bayes.Likelihood):
+    name: str
+
+    def distribution(self, output, unknowns):
+        return MAKERS[self.name](output)
+
+
+def prediction(name, outputs=OUTPUTS):
+    """That of outputs with two axes in front: of draws, and of inputs."""
+    mixture = _mixture(Made(name), outputs, {})
+    assert isinstance(mixture, bayes.Mixture)
+    return mixture
+
+
+def draws(components, num):
+    with as_libraries_compute():
+        return np.asarray(components.sample(jr.key(1), (num,)))
+
+
+@pytest.mark.parametrize("outputs", [OUTPUTS, OUTPUTS[..., 0]], ids=["two targets", "one"])
+@pytest.mark.parametrize("name", ["NegativeBinomial2", "BetaBinomial", "LogNormal", "StudentT"])
+def test_draws_are_those_of_the_distribution_of_all_outputs(name, outputs):
+    with as_libraries_compute():
+        theirs = MAKERS[name](outputs)
+    ours = prediction(name, outputs).components
+    np.testing.assert_allclose(draws(ours, 5), draws(theirs, 5), rtol=1e-6)
+
+
+def test_draws_of_mixtures_differ_from_each_other():
+    drawn = draws(prediction("MixtureSameFamily").components, 5)
+    assert drawn.shape == (5, 3, 4, 2)
+    assert len(np.unique(drawn)) == drawn.size
+
+
+def test_draws_of_expanded_distributions_have_their_moments():
+    drawn = draws(prediction("expanded").components, 4000)
+    assert drawn.shape == (4000, 3, 4, 2)
+    expected = np.broadcast_to(np.asarray(OUTPUTS)[..., :1], (3, 4, 2))
+    np.testing.assert_allclose(np.log(drawn).mean(axis=0), expected, atol=0.05)
+    # No two have the same noise.
+    assert np.abs(np.corrcoef(np.log(drawn[..., 0, :]).reshape(4000, -1).T))[0, 1:].max() < 0.1
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_score_of_all_is_computed_from_draws(name):
+    y = jnp.ones((4, 2))
+    found = metrics.crps(y, prediction(name), key=jr.key(1), num_draws=30)
+    assert np.isfinite(found)
+
+
+def test_score_of_zero_inflated_counts_is_that_of_scipy():
+    y, rates = np.array([0.0, 2.0]), np.exp(np.asarray(OUTPUTS[0, 0]))
+    counts = np.arange(60)
+    cdf = 0.3 + 0.7 * stats.poisson(rates[:, None]).cdf(counts)
+    expected = np.mean(np.sum((cdf - (counts >= y[:, None])) ** 2, axis=1))
+    mixture = prediction("ZeroInflatedPoisson", OUTPUTS[:1, :1])
+    found = metrics.crps(jnp.asarray(y[None], jnp.float32), mixture, key=jr.key(1), num_draws=9000)
+    np.testing.assert_allclose(found, expected, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda mixture: mixture.cdf(jnp.ones((4, 2))), lambda mixture: mixture.interval(0.9)],
+    ids=["cdf", "interval"],
+)
+def test_distribution_without_a_cdf_is_named(use):
+    message = (
+        r"Mixture: ZeroInflatedPoisson of NumPyro has no 'cdf', from which this is computed\. "
+        r"`components.sample\(key, \(1000,\)\)` has draws of shape \(1000, 3, 4, 2\)"
+    )
+    with pytest.raises(NotImplementedError, match=message):
+        use(prediction("ZeroInflatedPoisson"))
+
+
+def test_distribution_without_a_mean_is_named():
+    mixture = bayes.Mixture(logistic_normal())
+    with pytest.raises(
+        NotImplementedError, match="TransformedDistribution of NumPyro has no 'mean"
+    ):
+        _ = mixture.mean
+
+
+def test_quantiles_need_no_mean():
+    quantile = bayes.Mixture(logistic_normal()).quantile(0.5)
+    np.testing.assert_allclose(quantile, 1 / (1 + np.exp(-2.0)), rtol=1e-5)
+
+
+def logistic_normal():
+    """Of one component, for one number."""
+    normal = dist.Normal(jnp.full((1, 1), 2.0), 0.5)
+    return dist.TransformedDistribution(normal, dist.transforms.SigmoidTransform())
