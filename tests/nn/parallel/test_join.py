@@ -1,0 +1,95 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn
+from tests.nn.parallel.branches import Scale, X, assert_close, linear, linears, one_by_one
+
+
+def test_sum_of_linear_layers_is_the_layer_of_summed_weights(getkey):
+    branches = linears(getkey())
+    weight = sum(np.asarray(branch.weight) for branch in branches)
+    bias = sum(np.asarray(branch.bias) for branch in branches)
+    assert_close(nn.Parallel(branches)(X), weight @ X + bias)
+
+
+def test_concatenated_linear_layers_are_the_layer_of_all_rows(getkey):
+    branches = linears(getkey())
+    weight = np.concatenate([branch.weight for branch in branches])
+    bias = np.concatenate([branch.bias for branch in branches])
+    assert_close(nn.Parallel(branches, "concatenate")(X), weight @ X + bias)
+
+
+def test_function_gets_the_outputs_in_the_order_of_the_branches(getkey):
+    first, last, other = *linears(getkey(), 2), nn.Identity()
+    outputs = nn.Parallel([first, other, last], join=lambda outputs: outputs)(X)
+    for output, expected in zip(outputs, [first(X), X, last(X)], strict=True):
+        assert_close(output, expected)
+
+
+def test_mixed_branches_are_concatenated_in_their_order(getkey):
+    (first, last), other = linears(getkey(), 2), linear(getkey(), 2)
+    model = nn.Parallel([first, other, last], "concatenate")
+    assert model.places == ((0, 2), (1,))
+    assert_close(model(X), np.concatenate([first(X), other(X), last(X)]))
+
+
+def test_mixed_branches_are_summed(getkey):
+    first, last = linears(getkey(), 2)
+    other = nn.MLP(3, 4, 5, 1, key=getkey())
+    model = nn.Parallel([first, other, last], "sum")
+    assert_close(model(X), first(X) + other(X) + last(X))
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, 2, -1, -3])
+@pytest.mark.parametrize("num_mixed", [0, 1])
+def test_outputs_are_concatenated_along_any_axis(axis, num_mixed, getkey):
+    sizes = [(1, 3)] * 2 + [(2, 4)] * num_mixed
+    branches = [nn.Conv2d(1, 2, size[1], padding="SAME", key=getkey()) for size in sizes]
+    image = jr.normal(getkey(), (1, 5, 6))
+    expected = np.concatenate(one_by_one(branches, image), 0 if axis is None else axis)
+    assert_close(nn.Parallel(branches, "concatenate", axis=axis)(image), expected)
+
+
+def test_outputs_that_are_trees_are_joined_leaf_by_leaf(getkey):
+    cells = [nn.LSTMCell(3, 2, key=key) for key in jr.split(getkey(), 2)]
+    carry = jnp.ones(2), jnp.zeros(2)
+    branches = [nn.Lambda(functools.partial(cell, X)) for cell in cells]
+    (h, c), (other_h, other_c) = one_by_one(branches, carry)
+    for join, expected in (
+        ("sum", (h + other_h, c + other_c)),
+        ("concatenate", (np.append(h, other_h), np.append(c, other_c))),
+    ):
+        for output, each in zip(nn.Parallel(branches, join)(carry), expected, strict=True):
+            assert_close(output, each)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bool"])
+def test_sum_has_the_dtype_of_the_outputs(dtype):
+    branches = [Scale(jnp.ones((), dtype)), Scale(jnp.ones((), dtype))]
+    x = jnp.ones(2, dtype)
+    total = nn.Parallel(branches)(x)
+    assert (total.dtype, total.tolist()) == (x.dtype, (x + x).tolist())
+
+
+def test_numbers_are_summed():
+    assert nn.Parallel([Scale(2), Scale(2), Scale(3)])(10) == 70
+
+
+class Weigh(eqx.Module):
+    weights: jax.Array
+
+    def __call__(self, outputs):
+        return self.weights @ jnp.stack(outputs)
+
+
+def test_module_that_joins_is_trained(getkey):
+    branches = linears(getkey())
+    model = nn.Parallel(branches, Weigh(jnp.arange(3.0)))
+    gradient = eqx.filter_grad(lambda model: jnp.sum(model(X)))(model)
+    assert_close(gradient.function.weights, np.sum(one_by_one(branches, X), axis=1))

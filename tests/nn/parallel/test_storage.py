@@ -1,0 +1,135 @@
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn
+from tests.nn.parallel.branches import Scale, X, assert_close, linear, linears
+
+
+def test_branches_come_back_by_index_and_in_turn(getkey):
+    branches = [*linears(getkey(), 2), nn.Identity(), linear(getkey())]
+    model = nn.Parallel(branches, lambda outputs: outputs)
+    assert len(model) == 4
+    assert eqx.tree_equal(tuple(branches), model.unstack())
+    assert eqx.tree_equal(branches, [*model])
+    assert eqx.tree_equal(model[np.int64(1)], branches[1])
+    assert eqx.tree_equal(model[-1], branches[3])
+    assert model[2] is branches[2]
+
+
+def test_equal_branches_are_stored_stacked(getkey):
+    branches = [*linears(getkey(), 2), nn.Identity(), linear(getkey())]
+    model = nn.Parallel(branches, lambda outputs: outputs)
+    assert model.places == ((0, 1, 3), (2,))
+    assert model.groups[0].weight.shape == (3, 4, 3)
+    assert model.groups[1] is branches[2]
+
+
+def programs(model, batch):
+    """The forward pass of a batch and its gradient, as XLA gets them."""
+
+    def loss(model, batch):
+        return jnp.sum(jax.vmap(model)(batch) ** 2)
+
+    forward = eqx.filter_jit(lambda model, batch: jax.vmap(model)(batch))
+    return [
+        eqx.filter_jit(function).lower(model, batch).as_text()
+        for function in (forward, eqx.filter_grad(loss))
+    ]
+
+
+@pytest.mark.parametrize("join", ["sum", "concatenate"])
+def test_equal_linear_layers_are_one_product_and_no_weights_are_copied(join, getkey):
+    branches, batch = linears(getkey(), 7), jnp.ones((5, 3))
+    for program, number in zip(programs(nn.Parallel(branches, join), batch), (1, 2), strict=True):
+        assert program.count("stablehlo.dot_general") == number
+        assert "stablehlo.concatenate" not in program
+        from_weights = re.findall(r"stablehlo\.(\w+) [^\n]*: \(?tensor<7x4x3xf32>", program)
+        assert set(from_weights) == {"dot_general"}
+
+
+class Kept(eqx.Module):
+    """Has a field for each kind of difference."""
+
+    weight: jax.Array
+    other: object = None
+    options: object = eqx.field(static=True, default=None)
+
+    def __call__(self, x, *, key=None):
+        return x * jnp.sum(self.weight)
+
+
+ONES = jnp.ones(2)
+DIFFERENT = {
+    "shape": (Kept(ONES), Kept(jnp.ones(3))),
+    "dtype": (Kept(ONES), Kept(jnp.ones(2, jnp.bfloat16))),
+    "weak type": (Scale(jnp.float32(2.0)), Scale(jnp.asarray(2.0))),
+    "missing array": (Kept(ONES), Kept(ONES, ONES)),
+    "function": (Kept(ONES, jnp.sin), Kept(ONES, jnp.cos)),
+    "number": (Kept(ONES, 1.0), Kept(ONES, 2.0)),
+    "type of number": (Kept(ONES, 1), Kept(ONES, True)),
+    "static field": (Kept(ONES, options=1), Kept(ONES, options=True)),
+    "class": (nn.LayerNorm(2), nn.RMSNorm(2)),
+    "frozen": (Kept(ONES), nn.freeze(Kept(ONES))),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_branches_that_differ_in_more_than_values_stand_alone(name):
+    branches = DIFFERENT[name]
+    model = nn.Parallel(branches, lambda outputs: outputs)
+    assert model.places == ((0,), (1,))
+    assert [*map(id, model)] == [*map(id, branches)]
+
+
+class Sine(eqx.Module):
+    """Calls NumPy, which `jax.vmap` is not told how to map."""
+
+    weight: jax.Array
+
+    def __call__(self, x, *, key=None):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(np.sin, shape, self.weight * x)
+
+
+def test_branches_that_cannot_be_mapped_run_one_by_one_on_demand():
+    branches = [Sine(jnp.array(1.0)), Sine(jnp.array(2.0))]
+    model = nn.Parallel(branches, stack=False)
+    assert model.places == ((0,), (1,))
+    assert_close(model(X), np.sin(X) + np.sin(2 * X))
+
+
+def test_weak_branches_stay_weak():
+    branches, x = [Scale(jnp.asarray(2.0)), Scale(jnp.asarray(3.0))], jnp.ones(2, jnp.bfloat16)
+    model = nn.Parallel(branches)
+    assert model.places == ((0, 1),)
+    assert model(x).dtype == jnp.bfloat16
+
+
+def test_arrays_of_numpy_are_stacked():
+    model = nn.Parallel([Scale(np.full(3, factor, np.float32)) for factor in (2, 3)])
+    assert model.places == ((0, 1),)
+    assert_close(model(X), 5 * X)
+
+
+def test_branches_with_references_stand_alone():
+    class Add(eqx.Module):
+        reference: object
+
+        def __call__(self, x, *, key=None):
+            return x + self.reference[...]
+
+    model = nn.Parallel([Add(jax.new_ref(jnp.array(value))) for value in (1.0, 2.0)])
+    assert model.places == ((0,), (1,))
+    assert model(jnp.array(10.0)) == 23
+
+
+def test_equal_branches_without_arrays_run_each(getkey):
+    assert_close(nn.Parallel([nn.Lambda(jnp.sin), nn.Lambda(jnp.sin)])(X), 2 * jnp.sin(X))
+    x = jnp.ones(100)
+    first, second = nn.Parallel([nn.Dropout(), nn.Dropout()], tuple)(x, key=getkey())
+    assert (first != second).any()
