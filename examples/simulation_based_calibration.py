@@ -11,6 +11,7 @@ probability that uniform ranks are as uneven (chi-squared test).
 import argparse
 import pathlib
 import warnings
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -65,13 +66,13 @@ def draw(found: dict[str, np.ndarray], path: pathlib.Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--simulations", type=int, default=200, metavar="N")
     parser.add_argument("--out", type=pathlib.Path, metavar="FILE.png")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", bayes.InferenceWarning)
         found = all_ranks(options.simulations)
