@@ -8,6 +8,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 _FEWEST_DRAWS = 100
+# Chains repeat draws where they refuse a step; the members of an ensemble are fewer.
+_FEWEST_DIFFERENT = 50
 
 
 class LeaveOneOut(NamedTuple):
@@ -43,6 +45,15 @@ def psis_loo(
     The bound is `min(1 - 1 / log10(S), 0.7)`, of Vehtari, Simpson, Gelman, Yao and Gabry (2024),
     "Pareto Smoothed Importance Sampling".
 
+    The weights hold for draws from the posterior, as Markov chains have them. Draws from an
+    approximation, such as `bayes.Laplace` or `bayes.MeanField`, are weighted as if it were the
+    posterior, and no Pareto k says how far off it is: the estimate judges the approximation, and
+    where that is too narrow it is too high. It would need the weights
+    `p(draw, data) / (q(draw) p(y_n | draw))`, with the density `q` of the approximation (Magnusson,
+    Andersen, Jonasson and Vehtari, 2019, "Bayesian leave-one-out cross-validation for large data").
+    Of a point, `bayes.MAP`, or of a few of them, `bayes.DeepEnsemble`, there is no estimate: hold
+    examples out, and compare `bayes.metrics.nll`.
+
     **Arguments:**
 
     - `log_likelihoods`: the log likelihood of each example under each draw, in nats; independent
@@ -53,7 +64,11 @@ def psis_loo(
     **Returns:** a `LeaveOneOut`, as NumPy holds it.
 
     **Raises:** `ImportError` if ArviZ is not installed; `ValueError` for another number of axes,
-    numbers that are not finite, fewer than 2 examples, or fewer than 100 draws.
+    numbers that are not finite, fewer than 2 examples, fewer than 100 draws, or draws that are all
+    alike.
+
+    **Warns:** that `elpd` may be far off, where Pareto k is large, or where fewer than 50 draws are
+    different.
 
     >>> import numpy as np
     >>> means = np.random.default_rng(0).normal(0, 0.1, (400, 1))  # draws from a posterior
@@ -64,13 +79,17 @@ def psis_loo(
     """
     values = _checked(log_likelihoods)
     statistics = _array_statistics()
+    num_different = _num_different(values)
     chains, draws, num_examples = values.shape
     is_of_chains = np.ndim(log_likelihoods) == 3
     efficiency = _relative_efficiency(statistics, values) if is_of_chains else 1.0
     pointwise, pareto_k, p_loo = np.transpose(
         [_of_example(statistics, each, efficiency) for each in np.moveaxis(values, -1, 0)]
     )
-    _warn_of_tails(pareto_k, chains * draws)
+    if num_different < _FEWEST_DIFFERENT:
+        _warn_of_few(num_different, chains * draws)
+    else:
+        _warn_of_tails(pareto_k, chains * draws)
     return LeaveOneOut(
         elpd=float(np.sum(pointwise)),
         standard_error=float(math.sqrt(num_examples) * np.std(pointwise, ddof=1)),
@@ -103,6 +122,23 @@ def _checked(log_likelihoods: Any) -> np.ndarray:
             "finite."
         )
     return values
+
+
+def _num_different(values: np.ndarray) -> int:
+    """How many draws are different.
+
+    **Raises:** `ValueError` if they are all alike.
+    """
+    rows = values.reshape(-1, values.shape[-1])
+    found = len({row.tobytes() for row in rows})
+    if found == 1:
+        raise ValueError(
+            f"psis_loo: all {len(rows)} draws give each example the same log likelihood, as those "
+            'of `bayes.MAP` or of `bayes.Laplace(predictive="probit")` do: without draws from a '
+            "posterior nothing says what leaving an example out would change. Take draws, such as "
+            "those of `bayes.NUTS`, or hold examples out and compare `bayes.metrics.nll`."
+        )
+    return found
 
 
 def _array_statistics() -> Any:
@@ -138,6 +174,16 @@ def _of_example(
         return elpd, math.inf, float(np.logaddexp.reduce(values, axis=None)) - size - elpd
     elpd, pareto_k, p_loo = map(float, found)
     return elpd, pareto_k, p_loo
+
+
+def _warn_of_few(num_different: int, num_draws: int) -> None:
+    warnings.warn(
+        f"psis_loo: of {num_draws} draws only {num_different} are different, as of an ensemble or "
+        "of chains that hardly move: they are no draws from a posterior, and `elpd` may be far "
+        "off, whatever Pareto k is. Take draws, such as those of `bayes.NUTS`, or hold examples "
+        "out and compare `bayes.metrics.nll`.",
+        stacklevel=3,
+    )
 
 
 def _warn_of_tails(pareto_k: np.ndarray, num_draws: int) -> None:
