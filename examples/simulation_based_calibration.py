@@ -62,7 +62,7 @@ def draw(found: dict[str, np.ndarray], path: pathlib.Path) -> None:
     for row, (name, ranks) in zip(panels, found.items(), strict=True):
         for axes, unknown, each in zip(row, UNKNOWNS, ranks.T, strict=True):
             bayes.plot.sbc_ranks(each, NUM_DRAWS, num_bins=NUM_BINS, ax=axes)
-            axes.set_title(f"{name}: {unknown}", fontsize=10, pad=20)
+            axes.set_title(f"{name}: {unknown}", fontsize=10)
     figure.savefig(path, dpi=120)
 
 

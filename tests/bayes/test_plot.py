@@ -1,3 +1,4 @@
+import itertools
 import sys
 
 import jax.numpy as jnp
@@ -160,7 +161,7 @@ def test_traces_are_the_draws():
         drawn = line(scale, f"chain {chain + 1}")
         np.testing.assert_array_equal(drawn, np.stack([np.arange(20), draws[chain, :, 1]], 1))
     assert (slope.get_ylabel(), scale.get_ylabel()) == ("slope", "scale")
-    assert texts(slope) == ["chain 1", "chain 2", "chain 3"]
+    assert texts(scale) == ["chain 1", "chain 2", "chain 3"]
 
 
 def test_traces_of_one_unknown_are_in_one_axes():
@@ -244,6 +245,47 @@ def everything(regression, classes, **options):
 def test_each_draws_in_the_axes_given(regression, classes):
     axes = matplotlib.figure.Figure().subplots()
     assert all(each is axes for each in everything(regression, classes, ax=axes))
+
+
+def extents(axes):
+    """What the axes, their title and their legend cover, in pixels."""
+    return [each.get_window_extent() for each in (axes, axes.title, axes.get_legend())]
+
+
+def test_legends_in_a_row_hide_no_title_no_data_and_no_neighbour(regression, classes):
+    figure = matplotlib.figure.Figure(figsize=(9, 3), layout="constrained")
+    panels = figure.subplots(1, 3)
+    x, prediction, y = regression
+    for axes in panels[:2]:
+        plot.bands(x, prediction, y, truth=np.sin(x), ax=axes)
+        axes.set_title("a title that is as wide as the axes")
+    plot.reliability(*classes, ax=panels[2])
+    figure.draw_without_rendering()
+    boxes = [box for axes in panels for box in extents(axes)]
+    for box, other in itertools.combinations(boxes, 2):
+        assert not box.overlaps(other)
+    for box in boxes:
+        assert (box.min >= figure.bbox.min).all()
+        assert (box.max <= figure.bbox.max).all()
+
+
+def test_legend_is_in_axes_that_have_no_room_around_them(regression, classes):
+    for axes in everything(regression, classes, ax=matplotlib.figure.Figure().subplots()):
+        frame, _, legend = extents(axes)
+        assert frame.contains(*legend.min)
+        assert frame.contains(*legend.max)
+
+
+def test_legend_is_where_it_is_asked_for(regression, classes):
+    for axes in everything(regression, classes, legend="lower right"):
+        frame, _, legend = extents(axes)
+        corner, place = (np.array([each.x1, each.y0]) for each in (frame, legend))
+        assert np.abs(corner - place).max() < 10
+
+
+def test_legend_is_left_out_on_demand(regression, classes):
+    drawn = everything(regression, classes, legend=False)
+    assert all(axes.get_legend() is None for axes in drawn)
 
 
 def test_new_figures_are_none_of_pyplots(regression, classes):

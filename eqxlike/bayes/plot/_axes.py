@@ -21,8 +21,38 @@ def tint(colour: str, strength: float) -> tuple[float, ...]:
     return tuple(1 - strength * (1 - parts))
 
 
-def legend_above(axes: Any, columns: int) -> Any:
-    """A legend that hides no data, in so many columns; returns it."""
-    return axes.legend(
-        loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, fontsize=8, frameon=False
-    )
+def add_legend(axes: Any, legend: bool | str) -> Any:
+    """A legend below the axes, or where a string says in matplotlib's words; `False` is for none.
+
+    Below the axes it hides neither data nor a title. A figure without a layout makes no room for it
+    there: then it is inside of them, where matplotlib finds most.
+
+    **Returns:** the legend, or `None`.
+    """
+    if legend is False:
+        return None
+    if legend is not True or axes.figure.get_layout_engine() is None:
+        place = "best" if legend is True else legend
+        return axes.legend(loc=place, fontsize=8, framealpha=0.9)
+    return _legend_below(axes)
+
+
+def _legend_below(axes: Any) -> Any:
+    """A legend under the labels of the x-axis, in as many columns as are no wider than the axes."""
+    from matplotlib.transforms import ScaledTranslation
+
+    labels, figure = axes.xaxis.get_tightbbox(), axes.figure
+    drop = 0 if labels is None else labels.y0 - axes.bbox.y0
+    below = ScaledTranslation(0, drop / figure.dpi, figure.dpi_scale_trans)
+    for columns in range(len(axes.get_legend_handles_labels()[0]), 0, -1):
+        legend = axes.legend(
+            loc="upper center",
+            bbox_to_anchor=(0.5, 0),
+            bbox_transform=axes.transAxes + below,
+            ncols=columns,
+            fontsize=8,
+            frameon=False,
+        )
+        if legend.get_window_extent().width <= axes.bbox.width:
+            break
+    return axes.get_legend()

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from ..._figures import BLUE, INK, ORANGE, tidy
 from .._mixtures import Mixture, check_mixture
-from ._axes import axes_for, legend_above, tint
+from ._axes import add_legend, axes_for, tint
 
 
 def bands(
@@ -19,6 +19,7 @@ def bands(
     levels: Sequence[float] = (0.5, 0.9),
     truth: Float[Array, " N"] | None = None,
     ax: Any = None,
+    legend: bool | str = True,
 ) -> Any:
     """The predictive mean over x, within bands that hold given probabilities.
 
@@ -31,6 +32,8 @@ def bands(
     - `levels`: the probability that each band holds at each x, between 0 and 1.
     - `truth`: the function that is to be found, at each x, shape `(N,)`.
     - `ax`: axes of matplotlib; those of a new figure if there are none.
+    - `legend`: whether there is one, below the axes; or where in them, in matplotlib's words, such
+      as `"upper left"`.
 
     **Returns:** the axes.
 
@@ -79,5 +82,5 @@ def bands(
     axes.set_xlabel("input x")
     axes.set_ylabel("predicted y")
     tidy(axes)
-    legend_above(axes, 3)
+    add_legend(axes, legend)
     return axes

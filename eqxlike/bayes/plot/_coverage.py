@@ -7,14 +7,16 @@ from jaxtyping import Array, Float
 
 from ..._figures import BLUE, GREY, tidy
 from .._mixtures import Mixture, check_mixture
-from ._axes import axes_for, tint
+from ._axes import add_legend, axes_for, tint
 from ._binomial import binomial_quantile
 
 _LEVELS = np.linspace(0, 1, 101)
 _BAND = 0.9
 
 
-def coverage(prediction: Mixture, y: Float[Array, " N"], *, ax: Any = None) -> Any:
+def coverage(
+    prediction: Mixture, y: Float[Array, " N"], *, ax: Any = None, legend: bool | str = True
+) -> Any:
     """How many observations the central interval of each level holds.
 
     On the diagonal are intervals that hold as many as they say; below it they are too narrow, above
@@ -26,6 +28,8 @@ def coverage(prediction: Mixture, y: Float[Array, " N"], *, ax: Any = None) -> A
     - `prediction`: of each observation.
     - `y`: shape `(N,)`.
     - `ax`: axes of matplotlib; those of a new figure if there are none.
+    - `legend`: whether there is one, below the axes; or where in them, in matplotlib's words, such
+      as `"upper left"`.
 
     **Returns:** the axes.
 
@@ -65,5 +69,5 @@ def coverage(prediction: Mixture, y: Float[Array, " N"], *, ax: Any = None) -> A
     inside = np.mean(reached <= 0.9)
     axes.set_title(f"90% intervals hold {inside:.1%} of {len(y):,}", fontsize=10)
     tidy(axes)
-    axes.legend(loc="upper left", fontsize=8, framealpha=0.9)
+    add_legend(axes, legend)
     return axes

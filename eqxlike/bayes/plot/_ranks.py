@@ -7,13 +7,19 @@ from jaxtyping import Array, Float, Int
 
 from ..._figures import BLUE, GREY, INK, tidy
 from ..._numbers import whole_number
-from ._axes import DISTINCT, axes_for, legend_above, tint
+from ._axes import DISTINCT, add_legend, axes_for, tint
 from ._binomial import binomial_quantile
 
 _BAND = 0.99
 
 
-def ranks(draws: Float[Array, "chains draws"], *, num_bins: int = 20, ax: Any = None) -> Any:
+def ranks(
+    draws: Float[Array, "chains draws"],
+    *,
+    num_bins: int = 20,
+    ax: Any = None,
+    legend: bool | str = True,
+) -> Any:
     """The ranks of each chain's draws among those of all chains, a histogram a chain.
 
     Chains that have mixed have as many draws in each bin, the dashed line; one that is stuck has
@@ -25,6 +31,8 @@ def ranks(draws: Float[Array, "chains draws"], *, num_bins: int = 20, ax: Any = 
     - `draws`: of one unknown.
     - `num_bins`: bins of each histogram.
     - `ax`: axes of matplotlib; those of a new figure if there are none.
+    - `legend`: whether there is one, below the axes; or where in them, in matplotlib's words, such
+      as `"upper left"`.
 
     **Returns:** the axes.
 
@@ -71,12 +79,17 @@ def ranks(draws: Float[Array, "chains draws"], *, num_bins: int = 20, ax: Any = 
     axes.set_xlabel(f"rank among the {values.size:,} draws of all chains")
     tidy(axes)
     axes.grid(axis="y", visible=False)
-    legend_above(axes, 2)
+    add_legend(axes, legend)
     return axes
 
 
 def sbc_ranks(
-    ranks: Int[Array, " N"], num_draws: int, *, num_bins: int = 20, ax: Any = None
+    ranks: Int[Array, " N"],
+    num_draws: int,
+    *,
+    num_bins: int = 20,
+    ax: Any = None,
+    legend: bool | str = True,
 ) -> Any:
     """The ranks of simulation-based calibration: of true values among draws from their posterior.
 
@@ -91,6 +104,8 @@ def sbc_ranks(
     - `num_draws`: draws in each simulation, independent ones.
     - `num_bins`: bins of the histogram; no more than `num_draws + 1` are drawn.
     - `ax`: axes of matplotlib; those of a new figure if there are none.
+    - `legend`: whether there is one, below the axes; or where in them, in matplotlib's words, such
+      as `"upper left"`.
 
     **Returns:** the axes.
 
@@ -147,7 +162,7 @@ def sbc_ranks(
     axes.set_xlabel(f"rank of the true value among {num_draws:,} draws")
     axes.set_ylabel("simulations in the bin")
     tidy(axes)
-    legend_above(axes, 2)
+    add_legend(axes, legend)
     return axes
 
 

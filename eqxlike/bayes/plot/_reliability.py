@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from ..._figures import BLUE, GREY, INK, tidy
 from ..metrics import calibration_bins, ece
 from ..metrics._calibration import Equal
-from ._axes import axes_for
+from ._axes import add_legend, axes_for
 
 _FEW = 5
 """Fewer predictions than this in a bin say little about it."""
@@ -21,6 +21,7 @@ def reliability(
     *,
     equal: Equal = "width",
     ax: Any = None,
+    legend: bool | str = True,
 ) -> Any:
     """The accuracy of predictions by their confidence, and their number in each bin.
 
@@ -32,6 +33,8 @@ def reliability(
 
     - `probabilities`, `labels`, `num_bins`, `equal`: those of `metrics.calibration_bins`.
     - `ax`: axes of matplotlib; those of a new figure if there are none.
+    - `legend`: whether there is one, below the axes; or where in them, in matplotlib's words, such
+      as `"upper left"`.
 
     **Returns:** the axes.
 
@@ -62,7 +65,7 @@ def reliability(
     axes.set_title(f"ECE {error:.3f}, {len(labels):,} predictions", fontsize=10)
     axes.set_xlabel("confidence (in the bars: how many predictions)")
     axes.set_ylabel("accuracy in the bin")
-    axes.legend(loc="upper left", fontsize=8, framealpha=0.9)
+    add_legend(axes, legend)
     return axes
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..._figures import new_figure, tidy
-from ._axes import DISTINCT, axes_for, legend_above
+from ._axes import DISTINCT, add_legend, axes_for
 
 
 def traces(
@@ -15,6 +15,7 @@ def traces(
     names: Sequence[str] | str | None = None,
     *,
     ax: Any = None,
+    legend: bool | str = True,
 ) -> Any:
     """The draws of each chain in their order: chains that have mixed lie on each other.
 
@@ -24,6 +25,8 @@ def traces(
     - `names`: of the unknown, or of each.
     - `ax`: axes of matplotlib, for K unknowns a sequence of as many; those of a new figure if there
       are none.
+    - `legend`: whether there is one, below the last axes; or where in them, in matplotlib's words,
+      such as `"upper left"`. More chains than colours have none.
 
     **Returns:** the axes, for K unknowns an array of shape `(K,)`.
 
@@ -63,8 +66,8 @@ def traces(
         tidy(axes)
     panels[-1].set_xlabel("draw")
     if len(values) <= len(DISTINCT):
-        legend = legend_above(panels[0], len(values))
-        for line in legend.get_lines():
+        drawn = add_legend(panels[-1], legend)
+        for line in drawn.get_lines() if drawn is not None else ():
             line.set_linewidth(2)
     return panels[0] if is_one else np.array(panels)
 
