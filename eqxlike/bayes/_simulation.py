@@ -3,6 +3,8 @@
 `R` is the number of simulations, `d` that of unknowns.
 """
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +15,7 @@ from jaxtyping import Int, PRNGKeyArray
 from .._numbers import whole_number
 from .._pytree import tree_at
 from .._transforms import filter_jit
-from ._inference import Method, Problem, infer
+from ._inference import InferenceWarning, Method, Problem, inferred
 from ._posterior import Posterior
 
 
@@ -45,6 +47,8 @@ def simulation_ranks(
 
     **Raises:** what `bayes.infer` raises, and `ValueError` for a number that is not positive.
 
+    **Warns:** `bayes.InferenceWarning`, once for all runs in which something is poor.
+
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import bayes, nn
     >>> x = jnp.linspace(-1.0, 1.0, 5)[:, None]
@@ -59,19 +63,40 @@ def simulation_ranks(
     """
     num_simulations = whole_number(num_simulations, "num_simulations")
     num_draws = whole_number(num_draws, "num_draws")
-    return np.stack(
-        [_ranks(target, method, each, num_draws) for each in jr.split(key, num_simulations)]
-    )
+    doubts: list[list[str]] = [[] for _ in range(num_simulations)]
+    ranks = [
+        _ranks(target, method, each, num_draws, told.append)
+        for each, told in zip(jr.split(key, num_simulations), doubts, strict=True)
+    ]
+    _warn(method, doubts)
+    return np.stack(ranks)
 
 
-def _ranks(target: Posterior, method: Method, key: PRNGKeyArray, num_draws: int) -> np.ndarray:
+def _ranks(
+    target: Posterior,
+    method: Method,
+    key: PRNGKeyArray,
+    num_draws: int,
+    on_doubt: Callable[[str], None],
+) -> np.ndarray:
     simulation_key, infer_key, draw_key = jr.split(key, 3)
     truth, y = _simulated(target, simulation_key)
     simulated = tree_at(lambda target: target.data[1], target, y)
-    posterior = infer(simulated, method, key=infer_key, progress=False)
+    posterior = inferred(simulated, method, on_doubt, key=infer_key)
     samples = posterior.samples(num_draws, key=draw_key)
     draws = _linked(posterior.problem, samples)
     return np.sum(np.asarray(draws) < np.asarray(truth)[None], axis=0)
+
+
+def _warn(method: Method, doubts: list[list[str]]) -> None:
+    poor = [index for index, texts in enumerate(doubts) if texts]
+    if poor:
+        warnings.warn(
+            f"simulation_ranks: {len(poor)} of {len(doubts)} runs of {type(method).__name__} are "
+            f"poor. The first, run {poor[0]}: {' '.join(doubts[poor[0]])}",
+            InferenceWarning,
+            stacklevel=3,
+        )
 
 
 @filter_jit

@@ -1,5 +1,7 @@
 """Targets drawn from a model, and calibration by them."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -73,3 +75,17 @@ def test_ranks_show_a_posterior_without_width():
         target(bayes.Gaussian(0.5)), bayes.MAP(steps=400), key=jr.key(0), num_simulations=20
     )
     assert set(np.unique(ranks)) == {0, 99}
+
+
+def test_runs_that_are_poor_are_told_at_once():
+    method = bayes.MAP(steps=20, learning_rate=1e200)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        bayes.simulation_ranks(
+            target(bayes.Gaussian(0.5)), method, key=jr.key(0), num_simulations=3
+        )
+    message = "simulation_ranks: 3 of 3 runs of MAP are poor. The first, run 0: the loss of 1 of 1"
+    assert [(each.category, str(each.message)[: len(message)]) for each in caught] == [
+        (bayes.InferenceWarning, message)
+    ]
+    assert caught[0].filename == __file__

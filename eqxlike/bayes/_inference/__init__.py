@@ -7,6 +7,7 @@ from ._fitted import FittedPosterior as FittedPosterior
 from ._fitted import load as load
 from ._infer import InferenceWarning as InferenceWarning
 from ._infer import infer as infer
+from ._infer import inferred as inferred
 from ._method import Method as Method
 from ._method import Record as Record
 from ._method import State as State

@@ -6,7 +6,7 @@ import os
 import pathlib
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -81,6 +81,42 @@ def infer(
     >>> bool(abs(posterior.model(first)(x[-1]) - 2.0) < 0.1)
     True
     """
+
+    def warn(text: str) -> None:
+        # In the line that called `infer`, which called `inferred`, which called this.
+        warnings.warn(f"{method_name(method)}: {text}", InferenceWarning, stacklevel=4)
+
+    return inferred(
+        target,
+        method,
+        warn,
+        key=key,
+        mode=mode,
+        progress=progress,
+        chain_method=chain_method,
+        checkpoint=checkpoint,
+        checkpoint_every_s=checkpoint_every_s,
+    )
+
+
+def inferred(
+    target: Posterior,
+    method: Method,
+    on_doubt: Callable[[str], None],
+    *,
+    key: PRNGKeyArray,
+    mode: Mode | None = None,
+    progress: bool = False,
+    chain_method: ChainMethod = "vectorized",
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every_s: float = 60.0,
+) -> FittedPosterior:
+    """What `infer` returns, where something else than a warning is made of what is poor.
+
+    **Arguments:** those of `infer`, and
+
+    - `on_doubt`: called with each thing that is poor, in words.
+    """
     _check(target, method, chain_method, mode)
     _check_not_traced(target, key)
     _check_key(key)
@@ -93,7 +129,7 @@ def infer(
     problem, method = Problem(target, mode), with_plain_numbers(method)
     method.check(problem)
     for text in method.doubts(problem):
-        warnings.warn(f"{method_name(method)}: {text}", InferenceWarning, stacklevel=2)
+        on_doubt(text)
     _check_start(problem, key)
     chains = start(method, problem, key)
     if path is not None and path.exists():
@@ -101,7 +137,7 @@ def infer(
     chains = _run(problem, method, chains, key, progress, chain_method, path, checkpoint_every_s)
     posterior = fitted_from(problem, method, chains, key)
     for text in posterior.diagnostics.warnings:
-        warnings.warn(f"{method_name(method)}: {text}", InferenceWarning, stacklevel=2)
+        on_doubt(text)
     return posterior
 
 
