@@ -1,4 +1,4 @@
-"""Links: bijections from unconstrained numbers to the support of a distribution.
+"""Links: bijections from linked space, all numbers, to the support of a distribution.
 
 A density of `x` becomes one of `u`, where `x = t(u)`, by the factor `|det dx/du|`.
 """
@@ -11,10 +11,10 @@ from ._library_rules import as_libraries_compute
 from ._numpyro import distributions
 
 
-def constrained(distribution: Any, unconstrained: Array) -> Array:
+def constrained(distribution: Any, linked: Array) -> Array:
     """`x = t(u)`, a value in the support of the distribution."""
     with as_libraries_compute():
-        return _link_of(distribution)(unconstrained)
+        return _link_of(distribution)(linked)
 
 
 def unconstrained(distribution: Any, value: Array) -> Array:
@@ -23,15 +23,15 @@ def unconstrained(distribution: Any, value: Array) -> Array:
         return _link_of(distribution).inv(value)
 
 
-def log_det_jacobian(distribution: Any, unconstrained: Array) -> Float[Array, ""]:
+def log_det_jacobian(distribution: Any, linked: Array) -> Float[Array, ""]:
     """`log |det dx/du|`, summed over all values."""
     link = _link_of(distribution)
     with as_libraries_compute():
-        return link.log_abs_det_jacobian(unconstrained, link(unconstrained)).sum()
+        return link.log_abs_det_jacobian(linked, link(linked)).sum()
 
 
 def is_free(distribution: Any) -> bool:
-    """Whether its values are unconstrained already: the link leaves them as they are."""
+    """Whether both spaces are one: the link leaves its values as they are."""
     return isinstance(_link_of(distribution), distributions().transforms.IdentityTransform)
 
 

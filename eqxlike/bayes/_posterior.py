@@ -180,14 +180,14 @@ class Posterior(Module):
     # --- densities ---
 
     def log_prior(self, unknowns: Unknowns) -> Float[Array, ""]:
-        """The log density of the prior, in nats, at unknowns in their own space."""
+        """The log density of the prior, in nats, at unknowns in standard space."""
         _, terms = self._by_parts(
             lambda distribution, value: (value, summed_log_prob(distribution, value)), unknowns
         )
         return _sum(terms)
 
     def log_likelihood(self, unknowns: Unknowns, data: Data | None = None) -> Float[Array, " N"]:
-        """The log density of each example, in nats, at unknowns in their own space.
+        """The log density of each example, in nats, at unknowns in standard space.
 
         **Arguments:**
 
@@ -203,8 +203,8 @@ class Posterior(Module):
         **Arguments:**
 
         - `unknowns`: a tree of the form of `initial`.
-        - `linked`: whether they are unconstrained: the density is then one of those, with the
-          log determinant of the Jacobian of the link.
+        - `linked`: whether they are in linked space, where they have no constraints: the density is
+          then one of that space, with the log determinant of the link's Jacobian.
         """
         return self._log_density(unknowns, linked, self.data, 1.0)
 
@@ -232,7 +232,7 @@ class Posterior(Module):
     # --- spaces ---
 
     def constrain(self, linked: Unknowns) -> tuple[Unknowns, Float[Array, ""]]:
-        """Unconstrained unknowns in their own space, and the log determinant of the Jacobian."""
+        """From linked to standard space, and the log determinant of the Jacobian."""
         unknowns, terms = self._by_parts(
             lambda distribution, value: (
                 constrained(distribution, value),
@@ -243,7 +243,7 @@ class Posterior(Module):
         return unknowns, _sum(terms)
 
     def unconstrain(self, unknowns: Unknowns) -> Unknowns:
-        """The inverse of `constrain`."""
+        """From standard to linked space: the inverse of `constrain`."""
         pairs: list[Array] = []
 
         def of_one(distribution: Any, value: Array) -> tuple[Array, Array]:
@@ -261,17 +261,17 @@ class Posterior(Module):
     def initial(self, *, key: PRNGKeyArray) -> Unknowns:
         """Unknowns to begin with: the arrays of the model, and draws from the priors of the rest.
 
-        An array of the model that lies outside of the support of its prior, or at an end of it, is
-        drawn too.
+        They are in standard space. An array of the model that lies outside of the support of its
+        prior, or at an end of it, is drawn too.
         """
         return self._drawn(key, keeps_model=True)
 
     def sample_prior(self, *, key: PRNGKeyArray) -> Unknowns:
-        """A draw of all unknowns from the prior."""
+        """A draw of all unknowns from the prior, in standard space."""
         return self._drawn(key, keeps_model=False)
 
     def simulate(self, unknowns: Unknowns, *, key: PRNGKeyArray) -> PyTree[Array]:
-        """Targets for the inputs of the data, as these unknowns would give them.
+        """Targets for the inputs of the data, as these unknowns, in standard space, give them.
 
         With unknowns from `sample_prior` they are a draw from the prior predictive distribution.
 
@@ -313,7 +313,7 @@ class Posterior(Module):
         return Unknowns(rest.merge_into(None, leaves), own, hyper)
 
     def model(self, unknowns: Unknowns) -> Any:
-        """The network with these unknowns."""
+        """The network with these unknowns, which are in standard space."""
         return self._arrays()[1].merge(jtu.tree_leaves(unknowns.model))
 
     def flat(
@@ -327,11 +327,11 @@ class Posterior(Module):
 
         **Arguments:**
 
-        - `linked`: whether the vector is unconstrained.
+        - `linked`: whether the vector is in linked space.
         - `key`: for `initial`.
 
         **Returns:** `(vector, log_density, unflatten)`: where to begin, a function from such a
-        vector to the log density, and one to the unknowns, in their own space.
+        vector to the log density, and one to the unknowns, in standard space.
         """
         unknowns = self.initial(key=key)
         with as_libraries_compute():

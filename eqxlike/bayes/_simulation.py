@@ -43,7 +43,7 @@ def simulation_ranks(
     - `num_draws`: from each posterior. Draws of chains should be nearly independent: let the
       method keep many more than this.
 
-    **Returns:** the rank of each unknown, before its link, in each simulation, shape `(R, d)`.
+    **Returns:** the rank of each unknown, in linked space, in each simulation, shape `(R, d)`.
 
     **Raises:** what `bayes.infer` raises, and `ValueError` for a number that is not positive.
 

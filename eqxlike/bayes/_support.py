@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from ._numpyro import check_distribution, distributions
 
-# Unconstrained numbers as far out as float32 tells their images apart.
+# Numbers in linked space as far out as float32 tells their images apart.
 _PROBES = (-8.0, 0.0, 8.0)
 
 
@@ -32,7 +32,7 @@ def check_scalar(distribution: Any, name: str) -> None:
 
 
 def check_continuous(distribution: Any, name: str) -> None:
-    """Raises `ValueError` for a distribution whose draws no link makes unconstrained."""
+    """Raises `ValueError` for a distribution whose draws no link takes to linked space."""
     try:
         distributions().biject_to(distribution.support)
     except NotImplementedError:

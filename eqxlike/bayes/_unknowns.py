@@ -8,7 +8,7 @@ from .._module import Module
 
 
 class Unknowns(Module):
-    """What is not known, as a tree of arrays.
+    """What is not known, as a tree of arrays, in standard space or in linked space.
 
     - `model`: the structure of the model, with an array in place of each that is trained, and
       `None` in place of everything else.

@@ -80,7 +80,7 @@ class AroundMode(Module):
         return ad.jacobian(outputs, by, has_aux=True)(self.centre)
 
     def negative_log_prior(self, varying: Float[Array, " k"]) -> Float[Array, ""]:
-        """Minus the log density of the unconstrained unknowns before data."""
+        """Minus the log density of the unknowns in linked space before data."""
         target = self.problem.target
         unknowns, log_det = target.constrain(self.problem.unflatten(self.vector(varying)))
         return -(target.log_prior(unknowns) + log_det)

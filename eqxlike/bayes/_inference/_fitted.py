@@ -32,7 +32,7 @@ _DEFAULT_DRAWS = 100
 class FittedPosterior(Module):
     """The posterior of a target, as a method found it: what `bayes.infer` returns.
 
-    - `problem`: the target, over a vector of unconstrained unknowns.
+    - `problem`: the target, over a vector of unknowns in linked space.
     - `method`: the method.
     - `found`: what draws are made from, as the method has it.
     - `chains`: where the run stood at its end.
@@ -56,7 +56,7 @@ class FittedPosterior(Module):
         return self.chains.records
 
     def samples(self, num: int | None = None, *, key: PRNGKeyArray) -> Unknowns:
-        """Draws of the unknowns, in their own space, each array with a leading axis of draws.
+        """Draws of the unknowns, in standard space, each array with a leading axis of draws.
 
         **Arguments:**
 
@@ -121,7 +121,7 @@ class FittedPosterior(Module):
             known["acceptance"] = records["acceptance"].mean(axis=1)
         if "energy" in records and records["energy"].shape[1] >= 2:
             known["energy"] = energy_mixing(records["energy"])
-        known |= self.method.diagnosed(self.found)
+        known |= self.method.diagnosed(self.problem, self.found)
         found = Diagnostics(**known)
         return Diagnostics(**known, warnings=in_words(found))
 

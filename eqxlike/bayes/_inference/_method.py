@@ -27,7 +27,7 @@ class Method(Module):
 
     `bayes.infer` runs `init`, `num_steps` times `step`, and `finish`, for `num_chains` chains side
     by side; `sample` then draws from what `finish` returned. All of them are traced, and work on
-    the vector of unconstrained unknowns that a `Problem` has. `S` draws have `d` numbers each.
+    the vector of unknowns in linked space that a `Problem` has. `S` draws have `d` numbers each.
 
     A step may record whatever helps. Some names mean something to `bayes.FittedPosterior`: `draw`,
     the place of a chain, gives R-hat, effective sample sizes and the draws of `to_arviz`;
@@ -133,7 +133,7 @@ class Method(Module):
         """The log of the density of the data, in nats; `None` where the method has none."""
         return None
 
-    def diagnosed(self, found: Any) -> dict[str, Any]:
+    def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
         """Fields of `bayes.Diagnostics` that what was found says itself, by name."""
         return {}
 

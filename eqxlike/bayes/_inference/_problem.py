@@ -1,4 +1,4 @@
-"""What a method works on: the unknowns of a posterior as one unconstrained vector."""
+"""What a method works on: the unknowns of a posterior as one vector in linked space."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ Vector = Float[Array, " d"]
 
 
 class Problem(Module):
-    """A posterior over a vector of `d` unconstrained numbers.
+    """A posterior over a vector of `d` numbers in linked space.
 
     - `target`: the posterior that is to be found.
     - `mode`: how its density is differentiated; `None` for reverse mode.
@@ -50,13 +50,13 @@ class Problem(Module):
     # --- vectors and trees ---
 
     def flatten(self, linked: Unknowns) -> Vector:
-        """Unconstrained unknowns as a vector."""
+        """Unknowns in linked space as a vector."""
         return jnp.concatenate(
             [leaf.reshape(-1).astype(self.dtype) for leaf in jtu.tree_leaves(linked)]
         )
 
     def unflatten(self, vector: Vector) -> Unknowns:
-        """A vector as unconstrained unknowns."""
+        """A vector as unknowns in linked space."""
         leaves, start = [], 0
         for struct in self._structs:
             stop = start + math.prod(struct.shape)
@@ -65,7 +65,7 @@ class Problem(Module):
         return jtu.tree_unflatten(self._treedef, leaves)
 
     def unknowns(self, vector: Vector) -> Unknowns:
-        """A vector as unknowns in their own space."""
+        """A vector as unknowns in standard space."""
         return self.target.constrain(self.unflatten(vector))[0]
 
     # --- densities ---
@@ -128,7 +128,7 @@ class Problem(Module):
         """Unknowns further apart than those of the posterior should be, for chains to begin with.
 
         Parameters of the model are shuffled and moved by as much as they differ among themselves;
-        the others lie between -2 and 2 before the link, as Stan has them.
+        the others lie between -2 and 2 in linked space, as Stan has them.
         """
         shuffle_key, key = jr.split(key)
         linked = self.unflatten(self.redrawn(shuffle_key))

@@ -34,7 +34,7 @@ class Likelihood(Module):
         **Arguments:**
 
         - `output`: what the network returns for its input.
-        - `unknowns`: the values of `unknowns`.
+        - `unknowns`: the values of `unknowns`, by name, in standard space.
 
         **Returns:** a distribution of NumPyro.
         """
@@ -60,7 +60,10 @@ class Likelihood(Module):
 
 
 class HasScale(Likelihood):
-    """The base of likelihoods with a scale: a number, unknown, or a head of the network."""
+    """The base of likelihoods with a scale: a number, unknown, or a head of the network.
+
+    With a head, the output of the network has all centres first, then all scales before softplus.
+    """
 
     scale: Any = 1.0
 

@@ -14,7 +14,8 @@ from ._likelihood import HasScale
 class StudentT(HasScale):
     """Targets around what the network returns, with heavy tails.
 
-    - `scale`: as for `Gaussian`.
+    - `scale`: as for `Gaussian`, but it is no standard deviation, which is larger, or infinite for
+      2 degrees of freedom or fewer. With `"head"` the network returns all centres, then all scales.
     - `degrees_of_freedom`: a number, or a distribution of NumPyro over positive numbers. The fewer,
       the heavier the tails.
     """

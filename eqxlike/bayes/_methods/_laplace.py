@@ -45,7 +45,7 @@ _MOST_BYTES = 4 * 2**30
 class LaplacePosterior(Module):
     """What `bayes.Laplace` found: the `found` of a `bayes.FittedPosterior`.
 
-    - `mode`: the most probable vector of unconstrained unknowns.
+    - `mode`: the most probable vector of unknowns in linked space.
     - `normal`: the distribution of those that vary around their mode.
     - `log_evidence`: the log of the density of the data.
     - `prior_scale`: the scale of the prior that was tuned; `None` if none was.
@@ -62,7 +62,7 @@ class Laplace(MAP):
 
     It costs little more than `bayes.MAP` (MacKay, 1992, "A Practical Bayesian Framework for
     Backpropagation Networks"; Daxberger et al., 2021, "Laplace Redux"). Its precision is the
-    Hessian of minus the log density of unconstrained unknowns, in which the network counts as
+    Hessian of minus the log density of unknowns in linked space, in which the network counts as
     linear in its parameters: the generalised Gauss-Newton matrix. For a linear model with known
     noise the posterior is exact.
 
@@ -206,6 +206,9 @@ class Laplace(MAP):
 
     def num_found(self, found: Any) -> None:
         return None
+
+    def diagnosed(self, problem: Problem, found: LaplacePosterior) -> dict[str, Any]:
+        return super().diagnosed(problem, found.mode[None])
 
     def log_evidence(self, problem: Problem, found: LaplacePosterior) -> Float[Array, ""]:
         return found.log_evidence

@@ -21,7 +21,7 @@ from ._takes_key import takes_key
 
 
 class Normals(NamedTuple):
-    """Independent normal distributions of the unconstrained unknowns.
+    """Independent normal distributions of the unknowns in linked space.
 
     They are vectors in what is found, and trees in a run: to take arrays out of a vector costs a
     gradient of the whole vector for each, which XLA computes with all that depends on it.
@@ -42,7 +42,7 @@ class Normals(NamedTuple):
 class MeanField(MAP):
     """Variational inference: independent normal distributions that are nearest to the posterior.
 
-    Before its link each unknown has a normal distribution of its own, and what descends is the
+    In linked space each unknown has a normal distribution of its own, and what descends is the
     negative evidence lower bound, for data of `N` examples
 
         KL(q || p) - sum_n E_q log p(y_n | x_n, unknowns)
@@ -194,6 +194,10 @@ class MeanField(MAP):
     def num_found(self, found: Any) -> None:
         """New draws can be made without end."""
 
+    def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
+        """Nothing: what descends is no log density, and noisy."""
+        return {}
+
 
 def _has(kind: type, network: Any) -> bool:
     """Whether something of a kind is in a network."""
@@ -202,7 +206,7 @@ def _has(kind: type, network: Any) -> bool:
 
 
 def _drawn(place: Normals, key: PRNGKeyArray) -> Unknowns:
-    """A draw, before its link.
+    """A draw, in linked space.
 
     Each array has a key of its own: what nothing asks for is not drawn.
     """

@@ -58,6 +58,12 @@ def prior_by_path(
       `layers[0].weight`, in which `*` stands for a name or an index and `**` for anything; or a
       function of path and `jax.ShapeDtypeStruct` that returns a bool.
 
+    **Returns:** the prior; `Unknowns.prior` has what one of them does not know under its pattern.
+
+    **Raises:** `ValueError` for no pattern, `TypeError` for one that is neither a string nor a
+    function. `Posterior` raises `ValueError` for a parameter that no pattern matches, and for a
+    pattern that matches none.
+
     >>> import numpyro.distributions as dist
     >>> prior = prior_by_path({"layers[*].weight": dist.Laplace(0.0, 1.0), "**": dist.Normal()})
     """

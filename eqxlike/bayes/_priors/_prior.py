@@ -39,7 +39,7 @@ class Prior(Module):
 
         - `path`: where it is in the model.
         - `leaf`: its shape and dtype.
-        - `hyper`: the values of `hyperpriors`.
+        - `hyper`: the values of `hyperpriors`, in standard space.
 
         **Returns:** a distribution of NumPyro, whose draws have the shape of the parameter, or one
         that can be expanded to it.
