@@ -54,7 +54,7 @@ def simulation_ranks(
     >>> x = jnp.linspace(-1.0, 1.0, 5)[:, None]
     >>> model = nn.Linear(1, "scalar", key=jax.random.key(0))
     >>> target = bayes.Posterior(model, bayes.normal(), bayes.Gaussian(0.5), (x, x[:, 0]))
-    >>> method = bayes.Laplace(steps=50)
+    >>> method = bayes.Laplace(steps=300, learning_rate=0.05)
     >>> ranks = bayes.simulation_ranks(
     ...     target, method, key=jax.random.key(1), num_simulations=2, num_draws=9
     ... )

@@ -20,6 +20,8 @@ Y = X[:, 0] ** 2 - X[:, 1]
 NORMAL, GAUSSIAN = bayes.normal(0.0, 1.0), bayes.Gaussian(0.5)
 SHORT = bayes.MAP(steps=2)
 
+pytestmark = pytest.mark.filterwarnings("ignore:MAP. 1 of 1 runs stopped before they came to")
+
 
 def linear(seed=0, outputs="scalar", **kwargs):
     return nn.Linear(2, outputs, key=jr.key(seed), **kwargs)

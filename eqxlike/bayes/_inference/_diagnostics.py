@@ -94,6 +94,10 @@ class Diagnostics(Module):
     - `lost`: the number of draws of each chain that are not finite; with such, nothing is said of
       how far chains agree.
     - `pareto_k`: the shape of the tail of importance weights: above 0.7 a few of them decide.
+    - `rise`: by how many nats, for each unknown, ten steps of conjugate gradients raise the log
+      density from where each run of an optimiser ended; for each example, where those are fewer
+      than unknowns. Of a normal posterior a draw lies half a nat for each unknown below the mode:
+      above 1 a run stopped well before it. Runs on batches of examples do not have it.
     - `warnings`: what is poor, in words.
     """
 
@@ -106,6 +110,7 @@ class Diagnostics(Module):
     energy: np.ndarray | None = None
     lost: np.ndarray | None = None
     pareto_k: float | None = None
+    rise: np.ndarray | None = None
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -119,7 +124,7 @@ class Diagnostics(Module):
                     f"{name}: R-hat at most {np.max(each.r_hat):.3f}, ESS at least "
                     f"{np.min(each.ess_bulk):.0f} (bulk), {np.min(each.ess_tail):.0f} (tail)"
                 )
-        for name in ("divergences", "acceptance", "energy", "lost"):
+        for name in ("divergences", "acceptance", "energy", "lost", "rise"):
             values = getattr(self, name)
             if values is not None:
                 lines.append(f"{name}: " + ", ".join(f"{value:.3g}" for value in values))
@@ -134,6 +139,7 @@ def in_words(diagnostics: Diagnostics) -> tuple[str, ...]:
         text
         for text in (
             _of_losses(diagnostics.losses),
+            _of_rise(diagnostics.rise),
             _of_divergences(diagnostics.divergences),
             *(
                 _of_convergence(name, getattr(diagnostics, field))
@@ -160,6 +166,19 @@ def _of_losses(losses: np.ndarray | None) -> str | None:
     return (
         f"the loss of {bad.size} of {last.size} runs ended at {bad[0]}: a smaller learning rate "
         "may help."
+    )
+
+
+def _of_rise(rise: np.ndarray | None) -> str | None:
+    if rise is None or not np.any(rise > 1):
+        return None
+    num_short = int(np.count_nonzero(rise > 1))
+    return (
+        f"{num_short} of {rise.size} runs stopped before they came to a mode: from where they "
+        "ended, ten steps of conjugate gradients raise the log density by up to "
+        f"{float(np.nanmax(rise)):.3g} nats for each unknown (or example, where those are fewer), "
+        "and the posterior is about half a nat for each wide. More steps, a larger learning_rate, "
+        "or optimiser=optax.lbfgs() help."
     )
 
 

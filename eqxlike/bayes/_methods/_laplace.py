@@ -207,6 +207,9 @@ class Laplace(MAP):
     def num_found(self, found: Any) -> None:
         return None
 
+    def diagnosed(self, problem: Problem, found: LaplacePosterior) -> dict[str, Any]:
+        return super().diagnosed(problem, found.mode[None])
+
     def log_evidence(self, problem: Problem, found: LaplacePosterior) -> Float[Array, ""]:
         return found.log_evidence
 

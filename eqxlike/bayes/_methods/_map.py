@@ -5,12 +5,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._numbers import positive_number, whole_number
 from .._inference import Method, Problem, Record
 from ._batch_size import check_batch_size
+from ._rise import rise
 
 
 class Optimised(NamedTuple):
@@ -95,6 +97,10 @@ class MAP(Method):
 
     def num_found(self, found: Any) -> int:
         return 1
+
+    def diagnosed(self, problem: Problem, found: Array) -> dict[str, Any]:
+        # All data at once may be more than memory holds, where no step has them.
+        return {"rise": np.asarray(rise(problem, found))} if self.batch_size is None else {}
 
     def _optimiser(self) -> optax.GradientTransformationExtraArgs:
         if self.optimiser is not None:

@@ -93,6 +93,10 @@ class MCDropout(MAP):
     def num_found(self, found: Any) -> None:
         """New masks can be drawn without end."""
 
+    def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
+        """Nothing: what descends has masks in it, which the log density has not."""
+        return {}
+
     def noise(self, num: int, key: PRNGKeyArray) -> Array:
         return jr.bits(key, (num, 2), jnp.uint32)
 

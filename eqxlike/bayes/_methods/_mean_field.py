@@ -194,6 +194,10 @@ class MeanField(MAP):
     def num_found(self, found: Any) -> None:
         """New draws can be made without end."""
 
+    def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
+        """Nothing: what descends is no log density, and noisy."""
+        return {}
+
 
 def _has(kind: type, network: Any) -> bool:
     """Whether something of a kind is in a network."""

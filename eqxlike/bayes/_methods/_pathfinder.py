@@ -134,7 +134,7 @@ class Pathfinder(Method):
     def log_evidence(self, problem: Problem, found: Resampled) -> Float[Array, ""]:
         return found.log_evidence
 
-    def diagnosed(self, found: Resampled) -> dict[str, Any]:
+    def diagnosed(self, problem: Problem, found: Resampled) -> dict[str, Any]:
         return {"pareto_k": float(found.pareto_k)}
 
 

@@ -134,6 +134,10 @@ class SWAG(MAP):
     def num_found(self, found: Any) -> None:
         """Draws are made without end."""
 
+    def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
+        """Nothing: the places that are averaged are not meant to be modes."""
+        return {}
+
     def _collector(self) -> optax.GradientTransformationExtraArgs:
         optimiser = self.collect_optimiser
         if optimiser is None:

@@ -181,6 +181,7 @@ def test_bound_is_that_of_negative_elbo():
     np.testing.assert_allclose(kl, nn.kl_divergence(model), rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:MAP. 1 of 1 runs stopped before they came to a mode")
 @pytest.mark.parametrize("method", [bayes.MAP(steps=3), bayes.MeanField(steps=3)])
 def test_convolutions_with_random_weights_go_in_as_they_are(method):
     class Network(eqx.Module):
