@@ -13,6 +13,7 @@ from .._transforms import filter_eval_shape
 from ..nn import StateIndex
 from ._library_rules import as_libraries_compute
 from ._likelihoods import Likelihood
+from ._unknowns import Unknowns
 
 
 def output_of(network: Any, x: PyTree[jax.ShapeDtypeStruct]) -> Any:
@@ -46,6 +47,26 @@ def check_real(parameters: Mapping[str, jax.ShapeDtypeStruct]) -> None:
             raise TypeError(
                 f"Posterior: {path} is complex, dtype {struct.dtype}, and priors are over real "
                 "numbers. Freeze it by `nn.freeze`, or keep its two parts as arrays."
+            )
+
+
+def check_one_draw(unknowns: Unknowns, wanted: Unknowns, is_linked: bool) -> None:
+    """Raises `ValueError` if unknowns have other shapes than one draw has, such as a leading axis.
+
+    **Arguments:**
+
+    - `wanted`: shapes and dtypes in standard space, in place of arrays.
+    - `is_linked`: whether the unknowns are in linked space, where arrays may be smaller.
+    """
+    structs = dict(jtu.tree_leaves_with_path(wanted))
+    for path, leaf in jtu.tree_leaves_with_path(unknowns):
+        ours, theirs = jnp.shape(leaf), structs[path].shape if path in structs else jnp.shape(leaf)
+        if len(ours) > len(theirs) if is_linked else ours != theirs:
+            raise ValueError(
+                f"Posterior: the unknowns have shape {ours} at "
+                f"{jtu.keystr(path).removeprefix('.')}, where one draw has {theirs}. Of draws with "
+                "a leading axis take one, `jax.tree.map(lambda each: each[0], samples)`, or all "
+                "with `jax.vmap`."
             )
 
 

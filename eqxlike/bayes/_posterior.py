@@ -16,7 +16,7 @@ from .._partition import Rest, split
 from .._pytree import is_inexact_array
 from ..nn import BayesianLayer, inference_mode, posterior_mean
 from ..nn._bayesian import posterior_scales, prior_scales
-from ._checks import check_real, check_target_shape, output_of
+from ._checks import check_one_draw, check_real, check_target_shape, output_of
 from ._data import check_data, num_examples, struct_of_example
 from ._library_rules import as_libraries_compute
 from ._likelihoods import Likelihood
@@ -128,6 +128,17 @@ class Posterior(Module):
             for path, leaf in jtu.tree_leaves_with_path(marked)
         }
 
+    def _check_one(self, unknowns: Unknowns, is_linked: bool = False) -> None:
+        arrays, rest = self._arrays()
+        structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays]
+        outer = jtu.tree_map(
+            lambda distribution: jax.ShapeDtypeStruct(distribution.shape(), float),
+            self._hyperpriors(),
+            is_leaf=is_distribution,
+        )
+        wanted = Unknowns(rest.merge_into(None, structs), outer["likelihood"], outer["prior"])
+        check_one_draw(unknowns, wanted, is_linked)
+
     def _hyperpriors(self) -> dict[str, Any]:
         """The distributions of all that is not a parameter of the model."""
         return {
@@ -181,6 +192,7 @@ class Posterior(Module):
 
     def log_prior(self, unknowns: Unknowns) -> Float[Array, ""]:
         """The log density of the prior, in nats, at unknowns in standard space."""
+        self._check_one(unknowns)
         _, terms = self._by_parts(
             lambda distribution, value: (value, summed_log_prob(distribution, value)), unknowns
         )
@@ -233,6 +245,7 @@ class Posterior(Module):
 
     def constrain(self, linked: Unknowns) -> tuple[Unknowns, Float[Array, ""]]:
         """From linked to standard space, and the log determinant of the Jacobian."""
+        self._check_one(linked, is_linked=True)
         unknowns, terms = self._by_parts(
             lambda distribution, value: (
                 constrained(distribution, value),
@@ -313,7 +326,11 @@ class Posterior(Module):
         return Unknowns(rest.merge_into(None, leaves), own, hyper)
 
     def model(self, unknowns: Unknowns) -> Any:
-        """The network with these unknowns, which are in standard space."""
+        """The network with the unknowns of one draw, which are in standard space.
+
+        **Raises:** `ValueError` for arrays of other shapes.
+        """
+        self._check_one(unknowns)
         return self._arrays()[1].merge(jtu.tree_leaves(unknowns.model))
 
     def flat(

@@ -124,9 +124,10 @@ OTHERS = {
         "method": bayes.HMC(num_samples=8, num_warmup=5, chains=2, trajectory_steps=3)
     },
     "its data differs": {"order": slice(None, None, -1)},
-    "for 8 draws, more than num_samples = 4": {
-        "method": bayes.HMC(num_samples=4, num_warmup=6, chains=2, trajectory_steps=3)
-    },
+    (
+        r"for 8 draws, more than num_samples = 4\. Give at least 8, and the run goes on from "
+        r"there; `bayes\.load` with num_samples = 8 reads it as it is, and its `samples\(4, key=key"
+    ): {"method": bayes.HMC(num_samples=4, num_warmup=6, chains=2, trajectory_steps=3)},
 }
 
 
@@ -188,6 +189,14 @@ def test_warm_up_and_thinning_leave_their_draws_out():
     whole = run(bayes.HMC(num_samples=12, num_warmup=0, chains=2, trajectory_steps=3))
     thinned = run(bayes.HMC(num_samples=4, num_warmup=0, thin=3, chains=2, trajectory_steps=3))
     np.testing.assert_array_equal(draws(thinned), draws(whole)[:, 2::3])
+
+
+@pytest.mark.parametrize("kind", [bayes.HMC, bayes.NUTS])
+def test_step_size_without_warm_up_is_the_one_given(kind):
+    settings = {"num_samples": 8, "num_warmup": 0, "chains": 2}
+    small, large = (run(kind(**settings, step_size=size)) for size in (1e-3, 3.0))
+    assert np.all(small.diagnostics.acceptance > 0.99)
+    assert np.all(large.diagnostics.acceptance < 0.5)
 
 
 def test_progress_is_shown(capsys):
@@ -268,7 +277,7 @@ def test_start_that_is_not_finite():
 def test_many_samples_in_place_of_one():
     posterior = run()
     with pytest.raises(
-        ValueError, match=r"has shape \(3,3,2\).*Take one of many|has shape \(3, 3, 2\)"
+        ValueError, match=r"have shape \(3, 3, 2\) at model\.layers\[0\]\.weight, where one draw"
     ):
         posterior.model(posterior.samples(3, key=jr.key(0)))
 
@@ -283,6 +292,8 @@ def test_inputs_of_another_shape():
 def test_settings_that_are_no_numbers():
     with pytest.raises(ValueError, match="NUTS: target_acceptance must be less than 1"):
         bayes.NUTS(target_acceptance=1.5)
+    with pytest.raises(ValueError, match="NUTS: step_size must be positive"):
+        bayes.NUTS(step_size=0.0)
     with pytest.raises(ValueError, match="NUTS: num_samples"):
         bayes.NUTS(num_samples=0)
 

@@ -159,7 +159,9 @@ def _check_header(path: pathlib.Path, found: dict[str, Any], wanted: dict[str, A
         listed = ", ".join(f"{name} {there.get(name)!r}, not {here[name]!r}" for name in others)
         raise ValueError(f"{path} holds a run of {found['method']} with other settings: {listed}.")
     if "num_samples" in here and there["num_samples"] > here["num_samples"]:
+        many, few = there["num_samples"], here["num_samples"]
         raise ValueError(
-            f"{path} holds a run for {there['num_samples']} draws, more than num_samples = "
-            f"{here['num_samples']}."
+            f"{path} holds a run for {many} draws, more than num_samples = {few}. Give at least "
+            f"{many}, and the run goes on from there; `bayes.load` with num_samples = {many} reads "
+            f"it as it is, and its `samples({few}, key=key)` are fewer of its draws."
         )

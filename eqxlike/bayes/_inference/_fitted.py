@@ -77,18 +77,6 @@ class FittedPosterior(Module):
 
         **Raises:** `ValueError` if `sample` has other shapes than the unknowns.
         """
-        wanted = jax.eval_shape(self.problem.unknowns, jnp.zeros(self.problem.size))
-        for (path, leaf), struct in zip(
-            jtu.tree_leaves_with_path((sample.model, sample.likelihood, sample.prior)),
-            jtu.tree_leaves((wanted.model, wanted.likelihood, wanted.prior)),
-            strict=True,
-        ):
-            if jnp.shape(leaf) != struct.shape:
-                raise ValueError(
-                    f"model: the sample has shape {jnp.shape(leaf)} at {jtu.keystr(path)}, where "
-                    f"one draw has {struct.shape}. Take one of many with `jax.tree.map(lambda "
-                    "each: each[0], samples)`, or all with `jax.vmap`."
-                )
         return self.method.network(self.problem, sample)
 
     def _num(self, num: int | None) -> int:

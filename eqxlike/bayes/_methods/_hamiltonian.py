@@ -41,12 +41,17 @@ class Hamiltonian(MarkovChain):
       the smaller the steps.
     - `dense_mass`: whether the mass matrix has correlations: slower steps, of which fewer are
       needed.
+    - `step_size`: with which warm-up begins. With `num_warmup=0` nothing is adapted: it is that of
+      all steps, in the unit of unknowns in linked space, and the mass matrix is the identity;
+      choose it so that `diagnostics.acceptance` lies near `target_acceptance`.
     """
 
     target_acceptance: float = 0.8
     dense_mass: bool = False
+    step_size: float = 1.0
 
     def __check_init__(self):
+        positive_number(self.step_size, f"{type(self).__name__}: step_size")
         name = f"{type(self).__name__}: target_acceptance"
         if not positive_number(self.target_acceptance, name) < 1:
             raise ValueError(f"{name} must be less than 1, got {self.target_acceptance}.")
@@ -56,7 +61,7 @@ class Hamiltonian(MarkovChain):
         chain = blackjax().mcmc.nuts.init(place, problem.log_density)
         step_sizes, masses = self._adaptation()
         mass_state = masses.init(problem.size)
-        first = jnp.ones((), problem.dtype)
+        first = jnp.asarray(self.step_size, problem.dtype)
         return HamiltonianState(
             chain, first, mass_state.inverse_mass_matrix, step_sizes.init(first), mass_state
         )

@@ -26,6 +26,9 @@ class HMC(Hamiltonian):
       the smaller the steps.
     - `dense_mass`: whether the mass matrix has correlations: slower steps, of which fewer are
       needed.
+    - `step_size`: with which warm-up begins. With `num_warmup=0` nothing is adapted: it is that of
+      all steps, in the unit of unknowns in linked space, and the mass matrix is the identity;
+      choose it so that `diagnostics.acceptance` lies near `target_acceptance`.
     - `trajectory_steps`: the most gradients that a trajectory takes.
 
     >>> from eqxlike import bayes
