@@ -22,7 +22,7 @@ from benchmarks import command, report
 from benchmarks.cases import find
 from benchmarks.quality import methods, tables
 from benchmarks.quality.data import SOURCES, DataSet, read_csv, split
-from benchmarks.quality.network import target
+from benchmarks.quality.network import prior_scale, target
 from benchmarks.quality.scores import scores
 from benchmarks.quality.targets import targets
 from eqxlike import bayes
@@ -49,8 +49,11 @@ def measured(row: Row, num_splits: int) -> dict[str, Any]:
     data, method = row
     found: list[dict[str, float]] = []
     poor: list[str] = []
+    scales = []
     for seed in range(num_splits):
         part = split(data, seed)
+        # Before the clock starts: the choice is of the data, not of a method.
+        scales.append(prior_scale(part))
         start_s = time.perf_counter()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -67,7 +70,8 @@ def measured(row: Row, num_splits: int) -> dict[str, Any]:
         "method": method.name,
         "examples": len(data.x),
         "features": data.x.shape[1],
-        "unknowns": bayes.Problem(target(split(data, 0), jr.key(0))).size,
+        "unknowns": bayes.Problem(target(split(data, 0), jr.key(0), scales[0])).size,
+        "prior_scales": scales,
         "is_regression": data.is_regression,
         "splits": found,
         "notes": notes,

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import importlib
 import pathlib
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 TEST_PART = 0.1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class DataSet:
     """Examples of one problem.
 
@@ -33,7 +34,8 @@ class DataSet:
         return self.num_classes is None
 
 
-class Split(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Split:
     """A training and a test part.
 
     - `x`, `y`: what is trained on. Features, and the targets of a regression, have mean 0 and
@@ -59,11 +61,16 @@ class Split(NamedTuple):
         return ((self.y_test - self.centre) / self.unit).astype(np.float32)
 
 
+@functools.cache
 def split(data: DataSet, seed: int) -> Split:
     """Nine tenths of the examples to train on and a tenth to test on, drawn by a seed."""
     order = np.random.default_rng(seed).permutation(len(data.x))
     num_test = max(1, round(TEST_PART * len(order)))
-    test, train = order[:num_test], order[num_test:]
+    return split_at(data, order[:num_test], order[num_test:])
+
+
+def split_at(data: DataSet, test: np.ndarray, train: np.ndarray) -> Split:
+    """The examples of these indices to test on, and those to train on."""
     mean, spread = data.x[train].mean(axis=0), data.x[train].std(axis=0)
     # A feature that is constant in the training part says nothing.
     spread = np.where(spread > 0, spread, 1.0)

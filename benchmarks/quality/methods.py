@@ -11,7 +11,7 @@ import jax.random as jr
 
 from benchmarks.quality import baselines
 from benchmarks.quality.data import Split
-from benchmarks.quality.network import target
+from benchmarks.quality.network import prior_scale, target
 from benchmarks.quality.scores import Prediction
 from eqxlike import bayes
 
@@ -96,7 +96,8 @@ def bayesian(
         is_large = len(split.data.x) >= LARGE
         method = of_large.get(name, usual[name]) if is_large else usual[name]
         network_key, infer_key, predict_key = jr.split(key, 3)
-        posterior = bayes.infer(target(split, network_key), method, key=infer_key, progress=False)
+        given = target(split, network_key, prior_scale(split))
+        posterior = bayes.infer(given, method, key=infer_key, progress=False)
         num = None if isinstance(method, bayes.DeepEnsemble) else NUM_DRAWS
         return bayes.predict(posterior, split.x_test, key=predict_key, num_samples=num)
 

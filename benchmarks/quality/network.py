@@ -1,20 +1,27 @@
 """The network that all methods fit, its prior and its likelihood."""
 
+import functools
 import math
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 import numpyro.distributions as dist
 
-from benchmarks.quality.data import DataSet, Split
+from benchmarks.quality.data import DataSet, Split, split_at
+from benchmarks.quality.scores import scores
 from eqxlike import bayes, nn
 
 WIDTH = 50
 DROPOUT = 0.1
-OF_NUMBERS, OF_CLASSES = 1.0, 4.0
-"""The scale of the prior. Standardised targets are about 1; the logits of a class that is certain
-are several.
+PRIOR_SCALES = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""The scales of the prior to choose from. Standardised targets are about 1; the logits of a class
+that is certain are several.
 """
+
+NUM_PARTS = 3
+"""Of the training part: each is held out once when the scale of the prior is chosen."""
 
 
 def network(data: DataSet, key: jax.Array) -> nn.Sequential:
@@ -41,23 +48,52 @@ def likelihood(data: DataSet) -> bayes.Likelihood:
     return bayes.Bernoulli() if data.num_classes == 2 else bayes.Categorical()
 
 
-def prior(data: DataSet) -> bayes.Prior:
+def prior(data: DataSet, scale: float) -> bayes.Prior:
     """Normal: weights have the scale over the root of the inputs of their layer, biases the scale.
 
     Its draws are functions that vary about as much whatever the number of features.
     """
-    num_features = data.x.shape[1]
-    scale = OF_NUMBERS if data.is_regression else OF_CLASSES
+    # As arrays, so that another scale is not another program.
+    features, hidden, biases = jnp.asarray(
+        [scale / math.sqrt(data.x.shape[1]), scale / math.sqrt(WIDTH), scale], jnp.float32
+    )
     return bayes.prior_by_path(
         {
-            "layers[0].weight": dist.Normal(0.0, scale / math.sqrt(num_features)),
-            "layers[3].weight": dist.Normal(0.0, scale / math.sqrt(WIDTH)),
-            "**": dist.Normal(0.0, scale),
+            "layers[0].weight": dist.Normal(0.0, features),
+            "layers[3].weight": dist.Normal(0.0, hidden),
+            "**": dist.Normal(0.0, biases),
         }
     )
 
 
-def target(split: Split, key: jax.Array) -> bayes.Posterior:
-    """The posterior of the network, given the training part."""
+@functools.cache
+def prior_scale(split: Split) -> float:
+    """The scale with which `bayes.MAP` predicts parts of the training part best, each held out.
+
+    The test part has no say in it. All methods have the scale that is chosen here.
+    """
+    data, rows = split.data, np.arange(len(split.x))
+    # Of the training part alone: what is trained on is standardised already.
+    examples = DataSet(data.name, split.x, split.y, data.num_classes)
+    held_out = [rows[index::NUM_PARTS] for index in range(NUM_PARTS)]
+    parts = [split_at(examples, held, np.setdiff1d(rows, held)) for held in held_out]
+
+    def nll(scale: float) -> float:
+        return float(np.mean([_nll_of_map(part, scale) for part in parts]))
+
+    return min(PRIOR_SCALES, key=nll)
+
+
+def _nll_of_map(split: Split, scale: float) -> float:
+    network_key, infer_key, predict_key = jr.split(jr.key(0), 3)
+    given = target(split, network_key, scale)
+    posterior = bayes.infer(given, bayes.MAP(), key=infer_key, progress=False)
+    prediction = bayes.predict(posterior, split.x_test, key=predict_key, num_samples=1)
+    return scores(prediction, split).nll
+
+
+def target(split: Split, key: jax.Array, scale: float) -> bayes.Posterior:
+    """The posterior of the network, given the training part, with a prior of this scale."""
     data = split.data
-    return bayes.Posterior(network(data, key), prior(data), likelihood(data), (split.x, split.y))
+    given = network(data, key), prior(data, scale), likelihood(data)
+    return bayes.Posterior(*given, (split.x, split.y))

@@ -1,5 +1,6 @@
 """The report of `benchmarks.bayes_quality` as tables: one a data set, a row a method."""
 
+import collections
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,7 +62,10 @@ def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool
             f"{data}: {first['examples']} examples, {first['features']} features, "
             f"{first['unknowns']} unknowns, {len(first['splits'])} splits"
         )
-        parts.append(f"{title}\n\n{draw(cells(own))}")
+        counts = sorted(collections.Counter(first["prior_scales"]).items())
+        scales = ", ".join(f"{scale:g} ({count})" for scale, count in counts)
+        chosen = f"Scale of the prior, and of how many splits: {scales}."
+        parts.append(f"{title}\n\n{draw(cells(own))}\n\n{chosen}")
     parts.append(EXPLANATION)
     if any(published(row["data"]) for row in rows):
         sources = [f"- {method}: {source}" for method, source in SOURCES.items()]

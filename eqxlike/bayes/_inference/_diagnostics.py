@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from ..._module import Module
 
@@ -49,11 +49,16 @@ def _split(draws: Draws) -> Draws:
 
 
 def _rank_normalised(draws: Draws) -> Draws:
-    flat = draws.reshape(-1, *draws.shape[2:])
     with jax.enable_x64(True):
-        ranks = jax.scipy.stats.rankdata(jnp.asarray(flat), axis=0)
-        normal = jax.scipy.special.ndtri((ranks - 3 / 8) / (flat.shape[0] + 1 / 4))
+        normal = _normal_of_ranks(jnp.asarray(draws.reshape(-1, *draws.shape[2:])))
         return np.asarray(normal).reshape(draws.shape)
+
+
+# In one program: by itself each of JAX's functions here is compiled in dozens of small ones.
+@jax.jit
+def _normal_of_ranks(draws: Float[Array, "n *shape"]) -> Float[Array, "n *shape"]:
+    ranks = jax.scipy.stats.rankdata(draws, axis=0)
+    return jax.scipy.special.ndtri((ranks - 3 / 8) / (draws.shape[0] + 1 / 4))
 
 
 def _r_hat(draws: Draws) -> np.ndarray:
