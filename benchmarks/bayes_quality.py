@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.random as jr
 
+import eqxlike
 from benchmarks import command, report
 from benchmarks.cases import find
 from benchmarks.quality import methods, tables
@@ -47,6 +48,9 @@ class Row(NamedTuple):
 def measured(row: Row, num_splits: int) -> dict[str, Any]:
     """One row of the report: the scores of a method on each split of the data."""
     data, method = row
+    # The programs of all rows at once are more memory maps than Linux gives one process.
+    eqxlike.clear_caches()
+    jax.clear_caches()
     found: list[dict[str, float]] = []
     poor: list[str] = []
     scales = []

@@ -22,6 +22,8 @@ from ._leaf_format import default_serialise_filter_spec as default_serialise_fil
 from ._levels import children_with_keys as children_with_keys
 from ._levels import flatten_one_level_with_keys as flatten_one_level_with_keys
 from ._levels import tree_flatten_one_level as tree_flatten_one_level
+from ._patterns import Which as Which
+from ._patterns import path_matches as path_matches
 from ._predicates import is_array as is_array
 from ._predicates import is_array_like as is_array_like
 from ._predicates import is_inexact_array as is_inexact_array

@@ -1,8 +1,6 @@
 """Priors over the parameters of a model."""
 
 from ._by_path import PriorByPath as PriorByPath
-from ._by_path import Which as Which
-from ._by_path import path_matches as path_matches
 from ._by_path import prior_by_path as prior_by_path
 from ._of_layers import prior_of_layers as prior_of_layers
 from ._prior import IndependentPrior as IndependentPrior

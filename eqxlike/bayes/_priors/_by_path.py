@@ -1,15 +1,13 @@
 """Priors that differ from one part of a model to another."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
 from ..._module import field
+from ..._pytree import Which, path_matches
 from ._prior import Leaves, Prior, as_prior
-
-Which = str | Callable[[str, jax.ShapeDtypeStruct], bool]
 
 
 class PriorByPath(Prior):
@@ -80,16 +78,5 @@ def prior_by_path(
     return PriorByPath(tuple(which), tuple(map(as_prior, own)))
 
 
-def path_matches(which: Which, path: str, leaf: jax.ShapeDtypeStruct) -> bool:
-    """Whether the parameter at a path is one of those that a pattern means."""
-    return bool(which(path, leaf) if callable(which) else _regex(which).fullmatch(path))
-
-
 def _name(which: Which, place: int) -> str:
     return which if isinstance(which, str) else f"{getattr(which, '__name__', 'pattern')} {place}"
-
-
-def _regex(pattern: str) -> re.Pattern[str]:
-    parts = re.split(r"(\*\*|\*)", pattern)
-    meanings = {"**": ".*", "*": r"[^.\[\]]*"}
-    return re.compile("".join(meanings.get(part, re.escape(part)) for part in parts))
