@@ -174,9 +174,26 @@ def test_network_predicts_as_its_likelihood_asks(num_classes):
     assert prediction.batch_shape == part.y_test.shape
 
 
+def test_scale_of_the_prior_is_chosen_within_the_training_part(monkeypatch):
+    looked_at = []
+
+    def nll(part, scale):
+        looked_at.append(part)
+        return abs(scale - 2.0)
+
+    monkeypatch.setattr(network, "_nll_of_map", nll)
+    whole = split(linear_data(), 0)
+    assert network.prior_scale(whole) == 2.0
+    held_out = np.concatenate([part.y_test for part in looked_at[: network.NUM_PARTS]])
+    np.testing.assert_array_equal(np.sort(held_out), np.sort(whole.data.y[whole.train]))
+    for part in looked_at:
+        seen = [*(part.y * part.unit + part.centre), *part.y_test]
+        np.testing.assert_allclose(np.sort(seen), np.sort(held_out), rtol=1e-5)
+
+
 @pytest.mark.parametrize("num_features", [1, 200])
 def test_outputs_vary_by_the_prior_alike_for_few_features_and_many(num_features):
-    prior = network.prior(DataSet("", np.ones((30, num_features)), np.ones(30), None))
+    prior = network.prior(DataSet("", np.ones((30, num_features)), np.ones(30), None), 1.0)
     shapes = {"layers[0].weight": (50, num_features), "layers[3].weight": (50,)}
     for path, shape in shapes.items():
         distribution = prior.of_leaf(path, jax.ShapeDtypeStruct(shape, jnp.float32), {})
@@ -212,6 +229,7 @@ def test_plain_network_believes_noise_and_the_stopped_one_less():
 def one_method(monkeypatch):
     """The command has two methods, which hardly train."""
     settings = {"MAP": bayes.MAP(steps=2)}
+    monkeypatch.setattr(network, "_nll_of_map", lambda part, scale: scale)
     rows = (
         methods.Row(
             methods.PLAIN, lambda part, key: baselines.of_normals(np.zeros(len(part.y_test)), 9.0)

@@ -43,6 +43,7 @@ class Split:
     - `x_test`: features, less the mean of the training part, over its standard deviation.
     - `y_test`: targets in their own unit.
     - `centre`, `unit`: a standardised target times `unit` plus `centre` is in its own unit.
+    - `train`: the indices of the examples that are trained on.
     """
 
     data: DataSet
@@ -52,6 +53,7 @@ class Split:
     y_test: np.ndarray
     centre: float
     unit: float
+    train: np.ndarray
 
     @property
     def y_test_standard(self) -> np.ndarray:
@@ -79,7 +81,7 @@ def split_at(data: DataSet, test: np.ndarray, train: np.ndarray) -> Split:
     if data.is_regression:
         centre, unit = float(y.mean()), float(y.std())
         y = ((y - centre) / unit).astype(np.float32)
-    return Split(data, x, y, x_test, data.y[test], centre, unit)
+    return Split(data, x, y, x_test, data.y[test], centre, unit, train)
 
 
 # --- where the data come from ---

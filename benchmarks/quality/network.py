@@ -72,11 +72,11 @@ def prior_scale(split: Split) -> float:
 
     The test part has no say in it. All methods have the scale that is chosen here.
     """
-    data, rows = split.data, np.arange(len(split.x))
-    # Of the training part alone: what is trained on is standardised already.
-    examples = DataSet(data.name, split.x, split.y, data.num_classes)
-    held_out = [rows[index::NUM_PARTS] for index in range(NUM_PARTS)]
-    parts = [split_at(examples, held, np.setdiff1d(rows, held)) for held in held_out]
+    held_out = [split.train[index::NUM_PARTS] for index in range(NUM_PARTS)]
+    parts = [
+        split_at(split.data, held, np.setdiff1d(split.train, held, assume_unique=True))
+        for held in held_out
+    ]
 
     def nll(scale: float) -> float:
         return float(np.mean([_nll_of_map(part, scale) for part in parts]))
