@@ -9,6 +9,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from ..._module import Module
+from ..._pytree import Which, path_matches
 from .._curvature import (
     AroundMode,
     Normal,
@@ -26,7 +27,7 @@ from .._curvature import (
 from .._inference import Problem, Record
 from .._likelihoods import Bernoulli, Categorical, Gaussian
 from .._numpyro import is_distribution
-from .._priors import NormalPrior, Which, path_matches
+from .._priors import NormalPrior
 from .._unknowns import Unknowns
 from ._map import MAP, Optimised
 
