@@ -1,12 +1,35 @@
 """Training: a state, a step made from a loss, a loop, loss scaling, minibatches and progress."""
 
 from ._batches import minibatches as minibatches
+from ._callbacks import Callback as Callback
+from ._callbacks import EarlyStopping as EarlyStopping
+from ._callbacks import JsonLines as JsonLines
+from ._callbacks import Progress as Progress
+from ._checkpoints import CheckpointError as CheckpointError
+from ._checkpoints import CheckpointFolder as CheckpointFolder
+from ._checkpoints import Restored as Restored
+from ._checkpoints import Saving as Saving
+from ._checkpoints import restore as restore
+from ._checkpoints import save as save
 from ._finite import all_finite as all_finite
 from ._finite import tree_where as tree_where
 from ._fit import FitResult as FitResult
 from ._fit import fit as fit
 from ._guard import keep_if_finite as keep_if_finite
 from ._loss_scale import DynamicLossScale as DynamicLossScale
+from ._prefetch import Prefetch as Prefetch
+from ._prefetch import prefetch as prefetch
 from ._progress import progress as progress
+from ._run import Run as Run
+from ._sharding import Collective as Collective
+from ._sharding import Exchange as Exchange
+from ._sharding import Memory as Memory
+from ._sharding import Plan as Plan
+from ._sharding import Sharding as Sharding
+from ._sharding import collectives as collectives
+from ._sharding import data_parallel as data_parallel
+from ._sharding import fsdp as fsdp
+from ._sharding import plan as plan
+from ._sharding import shard as shard
 from ._state import TrainState as TrainState
 from ._step import make_step as make_step

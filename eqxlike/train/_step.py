@@ -16,6 +16,7 @@ from ._checks import check_optimiser, check_optimiser_state, check_state
 from ._evaluate import Evaluate, Evaluation, evaluator
 from ._guard import keep_if_finite, skip_overflow
 from ._loss_scale import DynamicLossScale
+from ._sharding import Sharding, check_sharding, evaluate_sharded, shard
 from ._state import TrainState
 
 Model = TypeVar("Model", bound=Any)
@@ -31,6 +32,7 @@ def make_step(
     *,
     has_aux: Literal[False] = False,
     check_finite: bool = True,
+    sharding: Sharding | None = None,
 ) -> Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""]]]: ...
 @overload
 def make_step(
@@ -39,6 +41,7 @@ def make_step(
     *,
     has_aux: Literal[False] = False,
     check_finite: bool = True,
+    sharding: Sharding | None = None,
 ) -> Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""]]]: ...
 @overload
 def make_step(
@@ -47,6 +50,7 @@ def make_step(
     *,
     has_aux: Literal[True],
     check_finite: bool = True,
+    sharding: Sharding | None = None,
 ) -> Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""], Aux]]: ...
 @overload
 def make_step(
@@ -57,6 +61,7 @@ def make_step(
     *,
     has_aux: Literal[True],
     check_finite: bool = True,
+    sharding: Sharding | None = None,
 ) -> Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""], Aux]]: ...
 def make_step(
     loss: Callable[..., Any],
@@ -64,6 +69,7 @@ def make_step(
     *,
     has_aux: bool = False,
     check_finite: bool = True,
+    sharding: Sharding | None = None,
 ) -> Any:
     """A jitted training step.
 
@@ -80,6 +86,8 @@ def make_step(
       the optimiser keep NaN or infinite; see `keep_if_finite` and `TrainState.is_halted`. It goes
       over the state once more, which shows where a step does little else. Without it `fit` still
       stops at a loss that is not finite, but has no good state left.
+    - `sharding`: that of the states, placed by `train.shard`, and of the batches. The state that a
+      step returns lies as the one that it got; what the loss computes is that of one device.
 
     If the state has a loss scale, the loss is scaled for its gradients, which the optimiser sees
     unscaled. Where one of them is not finite the step leaves model and optimiser state exactly as
@@ -90,9 +98,9 @@ def make_step(
     **Returns:** `step(state, batch)` which gives `(state, loss)`, or `(state, loss, aux)`. The
     state that it gets is donated: use the one it returns.
 
-    **Raises:** `TypeError` if `optimiser` is none. When called, `TypeError` for what is no
-    `TrainState`, and for a loss that returns something else; `ValueError` if the state was made
-    with another optimiser.
+    **Raises:** `TypeError` if `optimiser` or `sharding` is none. When called, `TypeError` for what
+    is no `TrainState`, and for a loss that returns something else; `ValueError` if the state was
+    made with another optimiser, or does not divide as `sharding` says, nor does the batch.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn
@@ -108,6 +116,9 @@ def make_step(
     """
     check_optimiser(optimiser, "make_step")
     evaluate = evaluator(loss, has_aux)
+    if sharding is not None:
+        check_sharding(sharding, "make_step")
+        evaluate = evaluate_sharded(evaluate, sharding)
 
     def step(state: TrainState, batch: Any) -> tuple:
         check_state(state, TrainState, "The step")
@@ -120,6 +131,8 @@ def make_step(
         updated, judged = skip_overflow(state, updated, gradients, evaluation.loss)
         if check_finite:
             updated = keep_if_finite(state, updated, judged)
+        if sharding is not None:
+            updated = shard(updated, sharding)
         returned = updated, evaluation.loss, evaluation.aux
         return returned if has_aux else returned[:2]
 

@@ -1,0 +1,74 @@
+"""What the devices of a program send each other."""
+
+import math
+import re
+from typing import Any, NamedTuple
+
+KINDS = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+
+_INSTRUCTION = re.compile(rf"= (?P<type>.*?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(")
+_ARRAY = re.compile(r"\b(?P<dtype>pred|[a-z]+(?P<bits>\d+)\w*)\[(?P<shape>[\d,]*)\]")
+
+
+class Collective(NamedTuple):
+    """One exchange between devices, of one or more arrays at once.
+
+    - `kind`: `all-gather`, `all-reduce`, `reduce-scatter`, `all-to-all`, `collective-permute` or
+      `collective-broadcast`.
+    - `shapes`: those of its results on one device.
+    - `num_bytes`: of all of these.
+    """
+
+    kind: str
+    shapes: tuple[tuple[int, ...], ...]
+    num_bytes: int
+
+
+def collectives(compiled: Any) -> tuple[Collective, ...]:
+    """The collectives of a compiled program, in the order of its text.
+
+    One within a loop is there once, however often the loop turns.
+
+    **Arguments:**
+
+    - `compiled`: as `filter_jit(...).lower(...).compile()` and `jax.jit`'s return it.
+
+    >>> import jax, jax.numpy as jnp, optax
+    >>> from eqxlike import nn, train
+    >>> optimiser, sharding = optax.sgd(0.1), train.data_parallel()
+    >>> state = train.TrainState.create(
+    ...     nn.Linear(2, 3, key=jax.random.key(0)), optimiser, key=jax.random.key(1)
+    ... )
+    >>> def loss(model, x, key):
+    ...     return jnp.mean(jax.vmap(model)(x) ** 2)
+    >>> step = train.make_step(loss, optimiser, sharding=sharding)
+    >>> x = jnp.ones((4 * jax.device_count(), 2))
+    >>> compiled = step.lower(train.shard(state, sharding), x).compile()
+    >>> {each.kind for each in collectives(compiled)} <= {"all-reduce"}
+    True
+    """
+    return tuple(
+        _collective(match)
+        for line in compiled.as_text().splitlines()
+        if (match := _INSTRUCTION.search(line))
+    )
+
+
+def _collective(match: re.Match[str]) -> Collective:
+    arrays = list(_ARRAY.finditer(match["type"]))
+    if match["start"] and match["kind"] != "all-reduce":
+        # The results stand behind the operands.
+        arrays = arrays[len(arrays) // 2 :]
+    shapes = tuple(tuple(map(int, filter(None, array["shape"].split(",")))) for array in arrays)
+    num_bytes = sum(
+        math.prod(shape) * int(array["bits"] or 8) // 8
+        for shape, array in zip(shapes, arrays, strict=True)
+    )
+    return Collective(match["kind"], shapes, num_bytes)

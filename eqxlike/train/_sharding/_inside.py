@@ -1,0 +1,29 @@
+"""What a training step over several devices does that one over a single device does not."""
+
+from typing import Any
+
+from jaxtyping import PRNGKeyArray
+
+from ..._pytree import is_array
+from .._evaluate import Evaluate, Evaluation
+from ._shard import place
+from ._sharding import Sharding
+
+
+def evaluate_sharded(evaluate: Evaluate, sharding: Sharding) -> Evaluate:
+    """The same loss, with the model brought together and the batch split.
+
+    The transpose of a constraint is that constraint: gradients are summed over devices where the
+    parameter is whole, and each device keeps its part where it is split. Left to itself, XLA may
+    split the work along features instead, and exchange activations.
+    """
+
+    def evaluated(model: Any, model_state: Any, batch: Any, key: PRNGKeyArray) -> Evaluation:
+        model = place(model, sharding.of_model(model))
+        model = place(model, sharding.of_gathered(model))
+        batch = place(batch, sharding.of_batch(batch))
+        evaluation = evaluate(model, model_state, batch, key)
+        loss = evaluation.loss
+        return evaluation._replace(loss=place(loss, sharding.whole if is_array(loss) else None))
+
+    return evaluated
