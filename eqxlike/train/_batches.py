@@ -1,7 +1,8 @@
 """Shuffled minibatches of data in memory."""
 
-from collections.abc import Iterator
-from typing import Any, TypeVar
+import copy
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -44,13 +45,95 @@ def _check_finite(named: list[tuple[str, np.ndarray]]) -> None:
                 )
 
 
+class Minibatches(Generic[Arrays]):
+    """Shuffled minibatches without end, an iterator that can be placed; `minibatches` makes it.
+
+    Several threads need a lock of their own around `next`.
+    """
+
+    def __init__(self, leaves: list[np.ndarray], treedef: Any, batch_size: int, seed: int) -> None:
+        self._leaves, self._treedef = leaves, treedef
+        self._batch_size, self._seed = batch_size, seed
+        self._generator = np.random.default_rng(seed)
+        self._begin_epoch(0)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch, self._index = epoch, 0
+        # What the permutation is drawn with: an epoch begins anew from it.
+        self._generator_then = copy.deepcopy(self._generator.bit_generator.state)
+        self._order = self._generator.permutation(len(self._leaves[0]))
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Where the next batch begins, as numbers and texts that JSON can hold.
+
+        - `epoch`, `index`: how many epochs were finished, and how many batches of this one.
+        - `seed`, `batch_size`, `num_examples`: of the stream, by which `seek` knows its own.
+        - `generator`: the state of NumPy's generator where this epoch began.
+        """
+        return {
+            "seed": self._seed,
+            "batch_size": self._batch_size,
+            "num_examples": len(self._leaves[0]),
+            "epoch": self._epoch,
+            "index": self._index,
+            "generator": copy.deepcopy(self._generator_then),
+        }
+
+    def seek(self, position: Mapping[str, Any]) -> None:
+        """Goes to a `position`: the batches from there on are those that came then.
+
+        **Raises:** `ValueError` for a position of a stream with another seed, batch size or number
+        of examples, or for what is no position.
+        """
+        own = self.position
+        if not isinstance(position, Mapping) or position.keys() != own.keys():
+            raise ValueError(
+                f"seek expected a position of minibatches, with {', '.join(own)}; got {position!r}."
+            )
+        for name in ("seed", "batch_size", "num_examples"):
+            if position[name] != own[name]:
+                raise ValueError(
+                    f"The position is one of minibatches with {name} {position[name]!r}, and these "
+                    f"have {own[name]!r}: they would go on with other batches."
+                )
+        per_epoch = len(self._leaves[0]) // self._batch_size
+        epoch = whole_number(position["epoch"], "epoch", least=0)
+        index = whole_number(position["index"], "index", least=0)
+        if index > per_epoch:
+            raise ValueError(
+                f"index must be at most {per_epoch}, the batches of an epoch: {index}."
+            )
+        before = self._generator.bit_generator.state
+        try:
+            self._generator.bit_generator.state = copy.deepcopy(position["generator"])
+        except (TypeError, ValueError, KeyError) as error:
+            self._generator.bit_generator.state = before
+            raise ValueError("The position has no state of NumPy's generator.") from error
+        self._begin_epoch(epoch)
+        self._index = index
+
+    def __iter__(self) -> "Minibatches[Arrays]":
+        return self
+
+    def __next__(self) -> Arrays:
+        start = self._index * self._batch_size
+        if start + self._batch_size > len(self._leaves[0]):
+            self._begin_epoch(self._epoch + 1)
+            start = 0
+        chosen = self._order[start : start + self._batch_size]
+        batch = self._treedef.unflatten([leaf[chosen] for leaf in self._leaves])
+        self._index += 1
+        return batch
+
+
 def minibatches(
     arrays: Arrays,
     batch_size: int,
     *,
     seed: int,
     check_finite: bool = True,
-) -> Iterator[Arrays]:
+) -> Minibatches[Arrays]:
     """Shuffled minibatches without end.
 
     Every epoch is a fresh permutation of the examples. All batches have the same shape, so that a
@@ -63,21 +146,30 @@ def minibatches(
     - `seed`: the same seed gives the same batches.
     - `check_finite`: refuse data with NaN or infinite values.
 
-    **Returns:** an iterator of pytrees like `arrays` with leading length B.
+    **Returns:** an iterator of pytrees like `arrays` with leading length B. Its `position` says
+    where it is, and `seek(position)` goes there.
 
     **Raises:** `ValueError`, at once and not at the first batch, if lengths differ, if `batch_size`
-    is not an integer in 1 to N, or if the data is not finite.
+    is not an integer in 1 to N or `seed` none of at least 0, or if the data is not finite.
 
     >>> x, y = np.arange(10.0).reshape(5, 2), np.arange(5)
-    >>> batch_x, batch_y = next(minibatches((x, y), 3, seed=0))
+    >>> batches = minibatches((x, y), 3, seed=0)
+    >>> batch_x, batch_y = next(batches)
     >>> batch_x.shape, batch_y.shape, bool((batch_x[:, 0] == 2 * batch_y).all())
     ((3, 2), (3,), True)
+
+    >>> position = batches.position
+    >>> _, second = next(batches)
+    >>> batches.seek(position)
+    >>> bool((next(batches)[1] == second).all())
+    True
     """
     named = _named_arrays(arrays)
     length = _check_lengths(named)
     if not length:
         raise ValueError("minibatches expects arrays with examples, and these have a length of 0.")
     batch_size = whole_number(batch_size, "batch_size")
+    seed = whole_number(seed, "seed", least=0)
     if batch_size > length:
         raise ValueError(
             f"batch_size must be at most {length}, the number of examples, got {batch_size}."
@@ -85,15 +177,4 @@ def minibatches(
     if check_finite:
         _check_finite(named)
     treedef = jax.tree_util.tree_structure(arrays)
-    return _endless([array for _, array in named], treedef, batch_size, np.random.default_rng(seed))
-
-
-def _endless(
-    leaves: list[np.ndarray], treedef: Any, batch_size: int, generator: np.random.Generator
-) -> Iterator[Any]:
-    length = len(leaves[0])
-    while True:
-        order = generator.permutation(length)
-        for start in range(0, length - batch_size + 1, batch_size):
-            chosen = order[start : start + batch_size]
-            yield jax.tree_util.tree_unflatten(treedef, [leaf[chosen] for leaf in leaves])
+    return Minibatches([array for _, array in named], treedef, batch_size, seed)

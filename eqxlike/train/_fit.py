@@ -1,21 +1,23 @@
 """The training loop."""
 
-import math
-from collections.abc import Callable, Iterable
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from .._interrupt import Interrupt, delayed_interrupt
 from .._numbers import whole_number
 from .._pytree import deleted_paths, tree_at
+from ._callbacks import Callback
 from ._checks import check_not_deleted, check_state
+from ._feed import Feed
+from ._moments import Evaluate, Moments, checked_callbacks
+from ._pace import MeasuredPace, Pace, StepsPerCall, pace_of
+from ._run import Batch, Run, Step
 from ._state import Model, TrainState, copy_arrays
 
-Batch = TypeVar("Batch")
-Step = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], *tuple[Any, ...]]]
+Stopped = Literal["finished", "stopped", "interrupted", "diverged"]
 
 
 class FitResult(NamedTuple, Generic[Model]):
@@ -23,81 +25,24 @@ class FitResult(NamedTuple, Generic[Model]):
 
     - `state`: after the last good step, ready to go on from.
     - `history`: the loss of every step that was made, as Python floats.
-    - `stopped`: why: all steps were made, Ctrl-C, or a loss or state that was not finite.
+    - `stopped`: why: all steps were made, a callback asked for it, Ctrl-C, or a loss or state that
+      was not finite.
     - `message`: the same in a sentence, with the step and, for a divergence, the loss.
+    - `evaluations`: the step and the metrics of each evaluation.
+    - `steps_per_call`: how many steps went into one call, as they were given or chosen.
     """
 
     state: TrainState[Model]
     history: tuple[float, ...]
-    stopped: Literal["finished", "interrupted", "diverged"]
+    stopped: Stopped
     message: str
-
-
-class _Run:
-    """The newest state, the losses read so far, and those still on the device."""
-
-    def __init__(self, state: TrainState):
-        self.state = state
-        self.first_step = int(state.step)
-        self.history: list[float] = []
-        # Each loss comes with whether the state was halted then, until it is known that the step
-        # adds one to `state.step`, which says by itself how many steps were good.
-        self.pending: list[tuple[Array, Array | None]] = []
-        self.counts_steps = False
-        self.divergence: str | None = None
+    evaluations: tuple[tuple[int, Mapping[str, float]], ...] = ()
+    steps_per_call: int = 1
 
     @property
-    def count(self) -> int:
-        """Calls of the step so far."""
-        return len(self.history) + len(self.pending)
-
-    def advance(self, step: Step, batch: Any) -> None:
-        # One statement: whatever interrupts it, `state` is one that no call has been given.
-        self.state, loss, *_ = step(self.state, batch)
-        # A copy: the next step may donate it.
-        is_halted = None if self.counts_steps else jnp.copy(self.state.is_halted)
-        self.pending.append((loss, is_halted))
-
-    def read(self) -> None:
-        """Waits for the losses on the device; says in `divergence` if a step of theirs was bad."""
-        if not self.pending:
-            return
-        pending, self.pending = jax.device_get(self.pending), []
-        losses = [float(loss) for loss, _ in pending]
-        num_counted = int(self.state.step) - self.first_step - len(self.history)
-        if bool(self.state.is_halted):
-            were_halted = [bool(is_halted) for _, is_halted in pending]
-            num_good = num_counted if self.counts_steps else [*were_halted, True].index(True)
-            self.history += losses[:num_good]
-            # A step that was interrupted may have no loss.
-            if num_good < len(losses):
-                self.divergence = self._describe(losses[num_good])
-            return
-        self.counts_steps = num_counted == len(losses)
-        for loss in losses:
-            if not math.isfinite(loss):
-                self.divergence = (
-                    f"The loss was {loss} in step {self._failed_step}. The step did not keep its "
-                    "last good state: make it with `make_step(..., check_finite=True)`, or call "
-                    "`keep_if_finite` in it."
-                )
-                return
-            self.history.append(loss)
-
-    @property
-    def _failed_step(self) -> int:
-        return self.first_step + len(self.history) + 1
-
-    def _describe(self, loss: float) -> str:
-        failed = self._failed_step
-        if math.isfinite(loss):
-            array = "A parameter, or what the optimiser or the model keeps,"
-            if self.state.loss_scale is not None:
-                array = f"A gradient at the smallest loss scale, {array[0].lower()}{array[1:]}"
-            what = f"{array} became NaN or infinite in step {failed}, at a loss of {loss:.6g}"
-        else:
-            what = f"The loss was {loss} in step {failed}"
-        return f"{what}; the state is that after step {failed - 1}."
+    def exit_status(self) -> int:
+        """What a script may end with: 0, or 130 after Ctrl-C, or 1 for a divergence."""
+        return {"interrupted": 130, "diverged": 1}.get(self.stopped, 0)
 
 
 def fit(
@@ -106,6 +51,10 @@ def fit(
     batches: Iterable[Batch],
     *,
     num_steps: int,
+    steps_per_call: StepsPerCall = 1,
+    evaluate: Evaluate[Model] | None = None,
+    evaluate_every: int | None = None,
+    callbacks: Sequence[Callback] = (),
     log_every: int = 100,
     on_log: Callable[[int, float], None] | None = None,
     check_every: int = 25,
@@ -117,8 +66,9 @@ def fit(
     such an update on the device, the state is that before it, however many steps were dispatched
     after.
 
-    The first Ctrl-C ends training after the step under way; a second one raises
-    `KeyboardInterrupt`.
+    The first Ctrl-C ends training after the call under way; a second one raises
+    `KeyboardInterrupt`. SIGTERM, with which schedulers and containers ask a process to end, does
+    the same, and then raises `SystemExit` with status 143.
 
     **Arguments:**
 
@@ -126,6 +76,15 @@ def fit(
     - `step`: `step(state, batch)` which gives `(state, loss, ...)`; see `make_step`.
     - `batches`: for example `minibatches(...)`. If they end early, so does training.
     - `num_steps`: how many steps to make, at least 1.
+    - `steps_per_call`: so many batches are stacked, and their steps run in one call, a compiled
+      loop. A small step costs a fraction so: its call costs more than its work. The state after it
+      is that of single steps, but for rounding; logs, evaluations and callbacks that are due in
+      between are not late. `"auto"` measures both at the beginning, and says what it chose in
+      `FitResult.message`.
+    - `evaluate`: `evaluate(state)` which gives metrics by name, each a number; see
+      `make_evaluate`.
+    - `evaluate_every`: steps between evaluations. The last step is followed by one anyway.
+    - `callbacks`: see `Callback`.
     - `log_every`: steps between calls of `on_log`.
     - `on_log`: `on_log(step, loss)` with the steps made in this call and the mean loss since the
       last log; see `progress`.
@@ -133,10 +92,11 @@ def fit(
 
     **Returns:** a `FitResult`.
 
-    **Raises:** `TypeError` if `state` is no `TrainState`; `RuntimeError` if its arrays were
-    donated; `ValueError` if `num_steps`, `log_every` or `check_every` is not a positive integer;
-    whatever `step`, `batches` and `on_log` raise, except that `KeyboardInterrupt` from the last two
-    ends training.
+    **Raises:** `TypeError` if `state` is no `TrainState`, or a callback none, and where many steps
+    in one call cannot be what single ones are; `RuntimeError` if the arrays of the state were
+    donated; `ValueError` if a number of steps is no positive integer; whatever `step`, `batches`,
+    `evaluate` and callbacks raise, except that `KeyboardInterrupt` from all but the first ends
+    training.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -151,61 +111,102 @@ def fit(
     """
     check_state(state, TrainState, "fit")
     check_not_deleted(state, "state", "fit")
-    num_steps = whole_number(num_steps, "num_steps")
-    log_every = whole_number(log_every, "log_every")
-    check_every = whole_number(check_every, "check_every")
-    run = _Run(_unhalted(copy_arrays(state)))
-    with delayed_interrupt() as interrupt:
+    loop = _Loop(
+        Run(_unhalted(copy_arrays(state)), whole_number(num_steps, "num_steps")),
+        step,
+        Feed(batches),
+        pace_of(steps_per_call),
+        Moments(
+            evaluate,
+            checked_callbacks(callbacks, on_log),
+            whole_number(log_every, "log_every"),
+            None if evaluate_every is None else whole_number(evaluate_every, "evaluate_every"),
+        ),
+        whole_number(check_every, "check_every"),
+    )
+    with delayed_interrupt() as interrupt, contextlib.ExitStack() as closing:
+        for callback in loop.moments.callbacks:
+            closing.callback(callback.close)
+        loop.run_all(interrupt)
+    result = loop.result(interrupt)
+    if interrupt.is_termination:
+        raise interrupt.exception(f"fit: {result.message}")
+    return result
+
+
+class _Loop(NamedTuple):
+    """A run, and all that it is run with."""
+
+    run: Run
+    step: Step
+    feed: Feed
+    pace: Pace
+    moments: Moments
+    check_every: int
+
+    def run_all(self, interrupt: Interrupt) -> None:
+        """All steps, and the moments of callbacks before and after."""
+        run = self.run
+        self.moments.tell("on_start", run)
         try:
-            _loop(run, step, batches, num_steps, log_every, on_log, check_every, interrupt)
+            self._run_steps(interrupt)
         except KeyboardInterrupt:
             if deleted_paths(run.state):
                 # It came inside the step, after the state was given away: nothing to return.
                 raise
             interrupt.is_requested = True
         run.read()
-    return _result(run, interrupt, num_steps)
+        self.moments.tell("on_end", run)
 
+    def _run_steps(self, interrupt: Interrupt) -> None:
+        run, moments = self.run, self.moments
+        while run.steps < run.num_steps and run.end is None:
+            due = moments.next_after(run)
+            while run.steps < due:
+                batches = self.feed.take(min(self.pace.most, due - run.steps))
+                if not batches:
+                    return
+                self._advance(batches)
+                is_stopping = interrupt.is_requested and not self.feed.has_odd
+                if is_stopping or run.steps == due or run.num_unread >= self.check_every:
+                    run.read()
+                    if run.divergence is not None or is_stopping:
+                        return
+            moments.at(run)
 
-def _loop(
-    run: _Run,
-    step: Step,
-    batches: Iterable[Any],
-    num_steps: int,
-    log_every: int,
-    on_log: Callable[[int, float], None] | None,
-    check_every: int,
-    interrupt: Interrupt,
-) -> None:
-    logged = 0
-    for batch in batches:
-        run.advance(step, batch)
-        is_last = run.count == num_steps
-        is_log = on_log is not None and (is_last or run.count % log_every == 0)
-        if is_log or is_last or interrupt.is_requested or run.count % check_every == 0:
-            run.read()
-            if run.divergence is not None or interrupt.is_requested:
-                return
-            if on_log is not None and is_log:
-                recent = run.history[logged:]
-                logged = len(run.history)
-                on_log(run.count, math.fsum(recent) / len(recent))
-        if is_last:
-            return
+    def _advance(self, batches: list[Any]) -> None:
+        run, pace = self.run, self.pace
+        if isinstance(pace, MeasuredPace) and not pace.is_settled:
+            pace.measure(lambda: run.advance(self.step, batches, pace.most), len(batches))
+        else:
+            run.advance(self.step, batches, pace.most)
+
+    def result(self, interrupt: Interrupt) -> FitResult:
+        """How it ended."""
+        run = self.run
+        made = len(run.history)
+        if run.divergence is not None:
+            stopped, message = "diverged", run.divergence
+        elif interrupt.is_requested:
+            stopped, message = (
+                "interrupted",
+                f"Interrupted after {run.steps} of {run.num_steps} steps.",
+            )
+        elif run.end is not None:
+            stopped, message = "stopped", run.end
+        else:
+            is_all = run.steps >= run.num_steps
+            ending = "." if is_all else "; the batches ended."
+            stopped, message = "finished", f"Made {made} of {run.num_steps} steps{ending}"
+        return FitResult(
+            _unhalted(run.state),
+            tuple(run.history),
+            stopped,
+            " ".join(filter(None, [message, self.pace.message, *run.notes])),
+            tuple(self.moments.evaluations),
+            self.pace.most,
+        )
 
 
 def _unhalted(state: TrainState[Model]) -> TrainState[Model]:
     return tree_at(lambda state: state.is_halted, state, jnp.zeros((), bool))
-
-
-def _result(run: _Run, interrupt: Interrupt, num_steps: int) -> FitResult:
-    state, made = _unhalted(run.state), len(run.history)
-    if run.divergence is not None:
-        return FitResult(state, tuple(run.history), "diverged", run.divergence)
-    if interrupt.is_requested:
-        message = f"Interrupted after {made} of {num_steps} steps."
-        return FitResult(state, tuple(run.history), "interrupted", message)
-    message = f"Made {made} of {num_steps} steps" + (
-        "." if made == num_steps else "; the batches ended."
-    )
-    return FitResult(state, tuple(run.history), "finished", message)

@@ -1,4 +1,5 @@
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -87,3 +88,69 @@ def test_data_that_is_not_finite_is_refused_with_its_place(bad):
 def test_data_that_is_not_finite_is_taken_on_request():
     batches = minibatches(np.full(4, np.nan), 2, seed=0, check_finite=False)
     assert np.isnan(next(batches)).all()
+
+
+# --- positions ---
+
+
+def taken(batches, number):
+    return [batch.tolist() for batch in itertools.islice(batches, number)]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 7])
+def test_a_position_leads_to_the_batches_that_came_then(number):
+    """Two batches an epoch: the position is one in an epoch, or at its end."""
+    batches = minibatches(np.arange(7), 3, seed=1)
+    taken(batches, number)
+    # As a file would hold it.
+    position = json.loads(json.dumps(batches.position))
+    expected = taken(batches, 6)
+    assert taken(batches, 6) != expected
+    batches.seek(position)
+    assert taken(batches, 6) == expected
+    other = minibatches(np.arange(7), 3, seed=1)
+    other.seek(position)
+    assert taken(other, 6) == expected
+
+
+def test_a_position_does_not_move_with_its_stream():
+    batches = minibatches(np.arange(7), 3, seed=1)
+    position = batches.position
+    taken(batches, 5)
+    assert position == minibatches(np.arange(7), 3, seed=1).position
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (minibatches(np.arange(7), 3, seed=2), "with seed 2, and these have 1"),
+        (minibatches(np.arange(7), 2, seed=1), "with batch_size 2, and these have 3"),
+        (minibatches(np.arange(8), 3, seed=1), "with num_examples 8, and these have 7"),
+    ],
+)
+def test_a_position_of_another_stream_is_refused(other, message):
+    with pytest.raises(ValueError, match=message):
+        minibatches(np.arange(7), 3, seed=1).seek(other.position)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"index": 3}, {"index": -1}, {"epoch": 1.5}, {"generator": {}}, {"generator": 3}],
+)
+def test_a_position_that_is_none_is_refused_and_nothing_moves(change):
+    batches = minibatches(np.arange(7), 3, seed=1)
+    taken(batches, 3)
+    before = batches.position
+    with pytest.raises(ValueError, match=r"index must|epoch must|no state of NumPy's generator"):
+        batches.seek({**before, **change})
+    with pytest.raises(ValueError, match="seek expected a position of minibatches, with seed"):
+        batches.seek({"seed": 1})
+    expected = taken(batches, 6)
+    batches.seek(before)
+    assert taken(batches, 6) == expected
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, None])
+def test_seed_that_is_none_is_refused(seed):
+    with pytest.raises(ValueError, match="seed must be an integer of at least 0"):
+        minibatches(np.arange(5), 2, seed=seed)

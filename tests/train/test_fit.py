@@ -203,7 +203,7 @@ def test_losses_are_read_every_so_many_steps_and_no_sooner(state, step, monkeypa
     reads = []
     device_get = jax.device_get
     monkeypatch.setattr(
-        _fit.jax, "device_get", lambda losses: reads.append(len(losses)) or device_get(losses)
+        jax, "device_get", lambda losses: reads.append(len(losses)) or device_get(losses)
     )
     fit(state, step, batches(), num_steps=11, check_every=4)
     assert reads == [4, 4, 3]

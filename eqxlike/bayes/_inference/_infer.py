@@ -56,9 +56,9 @@ def infer(
     - `progress`: whether a bar, or lines where there is no terminal, say how far a run is.
     - `chain_method`: how the chains of a method run: `"vectorized"`, all in one batch;
       `"sequential"`, one after another; or `"parallel"`, spread over the devices.
-    - `checkpoint`: a file that the run is saved in now and then, and at Ctrl-C. The same call goes
-      on from there, and ends with the same numbers as a run that was not interrupted. A run with
-      more `num_samples` goes on from one with fewer.
+    - `checkpoint`: a file that the run is saved in now and then, and at Ctrl-C or SIGTERM. The same
+      call goes on from there, and ends with the same numbers as a run that was not interrupted. A
+      run with more `num_samples` goes on from one with fewer.
     - `checkpoint_every_s`: seconds between two times that it is saved.
 
     **Returns:** a `bayes.FittedPosterior`.
@@ -66,7 +66,7 @@ def infer(
     **Raises:** `TypeError` or `ValueError`, before anything runs, for a method that cannot serve
     the target, a log density that is not finite where the run would begin, or a checkpoint of
     another run; `FileNotFoundError` where the checkpoint has no directory. `KeyboardInterrupt` at
-    Ctrl-C, once the call under way has ended.
+    Ctrl-C, and `SystemExit` with status 143 at SIGTERM, once the call under way has ended.
 
     **Warns:** `bayes.InferenceWarning` that says in words what is poor.
 
@@ -166,7 +166,7 @@ def _run(
             on_step(chains.step, _described(last))
             if interrupt.is_requested:
                 save()
-                raise _interrupted(path, chains.step, method.num_steps)
+                raise interrupt.exception(_stopped(path, chains.step, method.num_steps))
             if time.monotonic() - saved_at > checkpoint_every_s:
                 save()
                 saved_at = time.monotonic()
@@ -192,12 +192,12 @@ def _described(last: dict[str, np.ndarray]) -> str:
     return ", ".join(f"{told} {value:.4g}" for told, value in values.items()) or "running"
 
 
-def _interrupted(path: pathlib.Path | None, step: int, num_steps: int) -> KeyboardInterrupt:
+def _stopped(path: pathlib.Path | None, step: int, num_steps: int) -> str:
     if path is None:
         where = "Nothing was saved: `checkpoint=PATH` keeps a run."
     else:
         where = f"The run is saved in {path}; the same call goes on from there."
-    return KeyboardInterrupt(f"bayes.infer: stopped after step {step} of {num_steps}. {where}")
+    return f"bayes.infer: stopped after step {step} of {num_steps}. {where}"
 
 
 # --- checks ---

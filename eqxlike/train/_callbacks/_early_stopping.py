@@ -1,0 +1,91 @@
+"""Stops where there is no more progress, and keeps the best state."""
+
+import math
+from typing import Any, Literal
+
+from ..._numbers import whole_number
+from .._run import Run
+from .._state import copy_arrays
+from ._callback import Callback
+
+
+class EarlyStopping(Callback):
+    """Ends a training once a metric was not better for a while, with the best state there was.
+
+    **Arguments:**
+
+    - `metric`: its name among those that `evaluate` gives.
+    - `patience`: after so many evaluations in a row that were no better the run ends.
+    - `mode`: whether the least metric is the best, `"min"`, or the greatest, `"max"`.
+    - `min_delta`: what is better by no more than this is no better.
+    - `restore_best`: whether the result is the best state, of which a copy is kept, or the last.
+
+    A metric that is NaN is no better.
+
+    **Raises:** `ValueError` for another mode, a `patience` that is no positive integer, or a
+    negative `min_delta`; `KeyError` at the first evaluation that does not give the metric.
+
+    >>> from eqxlike import train
+    >>> callback = train.EarlyStopping("accuracy", patience=3, mode="max")
+    """
+
+    def __init__(
+        self,
+        metric: str,
+        *,
+        patience: int = 5,
+        mode: Literal["min", "max"] = "min",
+        min_delta: float = 0.0,
+        restore_best: bool = True,
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise ValueError(f'EarlyStopping: mode must be "min" or "max", got {mode!r}.')
+        if not min_delta >= 0:
+            raise ValueError(f"EarlyStopping: min_delta must be at least 0, got {min_delta!r}.")
+        self.metric, self.mode, self.min_delta = metric, mode, min_delta
+        self.patience = whole_number(patience, "EarlyStopping: patience")
+        self.restore_best = restore_best
+        self._reset()
+
+    def _reset(self) -> None:
+        self.best = math.nan
+        self.best_step = 0
+        self._best_state: Any = None
+        self._num_worse = 0
+
+    def on_start(self, run: Run) -> None:
+        """Forgets another run."""
+        self._reset()
+
+    def on_evaluate(self, run: Run) -> None:
+        """Compares the metric with the best."""
+        if self.metric not in run.metrics:
+            raise KeyError(
+                f"EarlyStopping looks for the metric {self.metric!r}, and `evaluate` gives "
+                f"{', '.join(map(repr, run.metrics)) or 'none'}."
+            )
+        value = run.metrics[self.metric]
+        if self._is_better(value):
+            self.best, self.best_step, self._num_worse = value, run.steps, 0
+            if self.restore_best:
+                self._best_state = copy_arrays(run.state)
+            return
+        self._num_worse += 1
+        if self._num_worse >= self.patience:
+            run.stop(
+                f"Stopped after step {run.steps}: {self.metric} was not better than "
+                f"{self.best:.6g}, of step {self.best_step}, in {self.patience} evaluations."
+            )
+
+    def _is_better(self, value: float) -> bool:
+        if math.isnan(value):
+            return False
+        gain = self.best - value if self.mode == "min" else value - self.best
+        return math.isnan(self.best) or gain > self.min_delta
+
+    def on_end(self, run: Run) -> None:
+        """Puts the best state in the place of the last one."""
+        if self._best_state is not None and self.best_step != run.steps:
+            run.state = self._best_state
+            run.note(f"The state is that after step {self.best_step}, the best.")
+        self._best_state = None

@@ -1,0 +1,157 @@
+"""A training under way: the newest state, and what is known of its losses."""
+
+import math
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from ._many import many_steps
+from ._state import Model, TrainState
+
+Batch = TypeVar("Batch")
+Step = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], *tuple[Any, ...]]]
+
+
+class _Pending(NamedTuple):
+    """Losses on the device, of one step or of the first `count` of many.
+
+    - `were_halted`: whether the state was halted after each; `None` once it is known that the step
+      adds one to `state.step`, which says by itself how many steps were good.
+    """
+
+    losses: Any
+    were_halted: Array | None
+    count: int
+
+
+class Run(Generic[Model]):
+    """A training under way, as callbacks see it.
+
+    - `state`: after the last step. The next step takes its arrays: keep a copy, not these.
+    - `num_steps`: how many steps the run is to have made at its end.
+    - `steps`: how many it has made, with those before it was resumed.
+    - `history`: the losses of the steps that this call of `fit` made, as far as they were read.
+    - `loss`: the mean of those since the last log; NaN before the first one.
+    - `metrics`: what the last evaluation gave, by name; empty before the first one.
+    - `checkpoint`: the folder of the last checkpoint; `None` before the first one.
+    - `position`: where the stream of batches is, if it can say.
+    """
+
+    def __init__(self, state: TrainState[Model], num_steps: int, steps: int = 0) -> None:
+        self.state = state
+        self.num_steps = num_steps
+        self.steps = steps
+        self.history: list[float] = []
+        self.loss = math.nan
+        self.metrics: Mapping[str, float] = {}
+        self.checkpoint: pathlib.Path | None = None
+        self.position: Any = None
+        self.divergence: str | None = None
+        self.end: str | None = None
+        self.notes: list[str] = []
+        self._first_step = int(state.step)
+        self._pending: list[_Pending] = []
+        self._num_pending = 0
+        self._counts_steps = False
+        self._num_logged = 0
+
+    @property
+    def learning_rate(self) -> float | None:
+        """That of the last step, where the optimiser keeps it: made with `inject_hyperparams`."""
+        found = optax.tree_utils.tree_get_all_with_path(self.state.optimiser_state, "learning_rate")
+        # The state of a schedule has that name too.
+        rates = [value for _, value in found if isinstance(value, jax.Array) and value.ndim == 0]
+        return float(rates[0]) if len(rates) == 1 else None
+
+    def stop(self, message: str) -> None:
+        """Ends the run after this moment; `FitResult.message` begins with `message`."""
+        self.end = self.end or message
+
+    def note(self, message: str) -> None:
+        """Adds a sentence to `FitResult.message`."""
+        self.notes.append(message)
+
+    # --- for the loop ---
+
+    def advance(self, step: Step, batches: Sequence[Any], most: int) -> Any:
+        """A step on each batch: one by one, or where there may be more in a call, in one call."""
+        if most == 1:
+            # One statement: whatever interrupts it, `state` is one that no call has been given.
+            self.state, losses, *_ = step(self.state, batches[0])
+            # A copy: the next step may donate it.
+            were_halted = None if self._counts_steps else jnp.copy(self.state.is_halted)
+        else:
+            self.state, losses, were_halted = many_steps(step, self.state, batches, most)
+        count = len(batches)
+        self._pending.append(_Pending(losses, were_halted, count))
+        self._num_pending += count
+        self.steps += count
+        return losses
+
+    @property
+    def num_unread(self) -> int:
+        """Steps whose losses were not read yet."""
+        return self._num_pending
+
+    def read(self) -> None:
+        """Waits for the losses on the device; says in `divergence` if a step of theirs was bad."""
+        if not self._pending:
+            return
+        pending, self._pending, self._num_pending = jax.device_get(self._pending), [], 0
+        losses = [loss for each in pending for loss in _as_list(each.losses, each.count)]
+        num_counted = int(self.state.step) - self._first_step - len(self.history)
+        if bool(self.state.is_halted):
+            num_good = num_counted
+            if not self._counts_steps:
+                were_halted = [
+                    was for each in pending for was in _as_list(each.were_halted, each.count)
+                ]
+                num_good = [*map(bool, were_halted), True].index(True)
+            self.history += losses[:num_good]
+            # A step that was interrupted may have no loss.
+            if num_good < len(losses):
+                self.divergence = self._describe(losses[num_good])
+            self.steps -= len(losses) - num_good
+            return
+        self._counts_steps = num_counted == len(losses)
+        for index, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                self.divergence = (
+                    f"The loss was {loss} in step {self._failed_step}. The step did not keep its "
+                    "last good state: make it with `make_step(..., check_finite=True)`, or call "
+                    "`keep_if_finite` in it."
+                )
+                self.steps -= len(losses) - index
+                return
+            self.history.append(loss)
+
+    def log(self) -> None:
+        """Sets `loss` to the mean of what was read since the last log."""
+        recent = self.history[self._num_logged :]
+        self._num_logged = len(self.history)
+        self.loss = math.fsum(recent) / len(recent) if recent else math.nan
+
+    @property
+    def _failed_step(self) -> int:
+        return self._first_step + len(self.history) + 1
+
+    def _describe(self, loss: float) -> str:
+        failed = self._failed_step
+        if math.isfinite(loss):
+            array = "A parameter, or what the optimiser or the model keeps,"
+            if self.state.loss_scale is not None:
+                array = f"A gradient at the smallest loss scale, {array[0].lower()}{array[1:]}"
+            what = f"{array} became NaN or infinite in step {failed}, at a loss of {loss:.6g}"
+        else:
+            what = f"The loss was {loss} in step {failed}"
+        return f"{what}; the state is that after step {failed - 1}."
+
+
+def _as_list(values: Any, count: int) -> list[float]:
+    """The first `count` entries of an array, or a number by itself."""
+    return [float(values)] if jnp.ndim(values) == 0 else [float(each) for each in values[:count]]

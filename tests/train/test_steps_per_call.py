@@ -1,0 +1,293 @@
+"""Many steps in one call are what single steps are."""
+
+import itertools
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn, train
+from eqxlike.train import _pace
+
+
+def squared_error(model, batch, key):
+    x, y = batch
+    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+
+def plain(key):
+    return nn.Linear(3, "scalar", key=key), None, squared_error
+
+
+def with_dropout(key):
+    model = nn.Sequential([nn.Linear(3, "scalar", key=key), nn.Dropout(0.5)])
+
+    def loss(model, batch, key):
+        x, y = batch
+        outputs = jax.vmap(lambda x, key: model(x, key=key))(x, jax.random.split(key, len(x)))
+        return jnp.mean((outputs - y) ** 2)
+
+    return model, None, loss
+
+
+def with_batch_norm(key):
+    def make(key):
+        layers = [nn.Linear(3, 2, key=key), nn.BatchNorm(2, "batch", mode="batch")]
+        return nn.Sequential([*layers, nn.Lambda(jnp.sum)])
+
+    def loss(model, state, batch, key):
+        x, y = batch
+        in_batch = jax.vmap(model, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
+        outputs, state = in_batch(x, state)
+        return jnp.mean((outputs - y) ** 2), state
+
+    return *nn.make_with_state(make)(key), loss
+
+
+def with_a_frozen_layer(key):
+    keys = jax.random.split(key)
+    model = nn.Sequential([nn.Linear(3, 2, key=keys[0]), nn.Linear(2, "scalar", key=keys[1])])
+    return nn.freeze(model, lambda model: model.layers[0]), None, squared_error
+
+
+CASES = {
+    "plain": (plain, optax.adam(0.1), None),
+    "dropout": (with_dropout, optax.adam(0.1), None),
+    "state": (with_batch_norm, optax.sgd(0.1), None),
+    "frozen": (with_a_frozen_layer, optax.adam(0.1), None),
+    "schedule": (plain, optax.sgd(optax.cosine_decay_schedule(0.1, 20)), None),
+    "loss scale": (
+        plain,
+        optax.sgd(0.01),
+        train.DynamicLossScale(2.0**126, period=3, maximum=2.0**126),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    """A state, and its step."""
+    make, optimiser, loss_scale = CASES[request.param]
+    model, model_state, loss = make(jax.random.key(0))
+    state = train.TrainState.create(
+        model, optimiser, key=jax.random.key(1), loss_scale=loss_scale, model_state=model_state
+    )
+    return state, train.make_step(loss, optimiser)
+
+
+def batches(length=8, *, bad_at=None):
+    random = np.random.default_rng(0)
+    for number in itertools.count(1):
+        x = random.normal(size=(length, 3)).astype(np.float32)
+        yield (x * np.nan if number == bad_at else x), x.sum(axis=1)
+
+
+def on_device(source):
+    return (jax.tree.map(jnp.asarray, batch) for batch in source)
+
+
+def assert_same(result, expected):
+    assert (result.stopped, result.message) == (expected.stopped, expected.message)
+    np.testing.assert_allclose(result.history, expected.history, rtol=1e-5)
+    assert eqx.tree_equal(result.state, expected.state, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("places", [iter, on_device])
+def test_state_after_many_is_that_after_single_ones(case, places):
+    state, step = case
+    expected = train.fit(state, step, batches(), num_steps=11)
+    result = train.fit(state, step, places(batches()), num_steps=11, steps_per_call=4)
+    assert_same(result, expected)
+    assert int(result.state.step) == 11
+    assert result.steps_per_call == 4
+
+
+@pytest.fixture(scope="module")
+def simple():
+    optimiser = optax.sgd(0.1)
+    model, _, loss = plain(jax.random.key(0))
+    state = train.TrainState.create(model, optimiser, key=jax.random.key(1))
+    return state, train.make_step(loss, optimiser)
+
+
+@pytest.mark.parametrize("bad_at", [1, 4, 6, 11])
+def test_a_halted_step_in_the_middle(simple, bad_at):
+    runs = (
+        train.fit(*simple, batches(bad_at=bad_at), num_steps=11, steps_per_call=each)
+        for each in (4, 1)
+    )
+    assert_same(*runs)
+
+
+def test_a_loss_that_is_not_finite_where_steps_do_not_look(simple):
+    state, _ = simple
+    step = train.make_step(squared_error, optax.sgd(0.1), check_finite=False)
+    single, many = (
+        train.fit(state, step, batches(bad_at=6), num_steps=11, steps_per_call=each)
+        for each in (1, 4)
+    )
+    assert (many.stopped, many.message) == (single.stopped, single.message)
+    np.testing.assert_allclose(many.history, single.history, rtol=1e-5)
+
+
+def test_batches_that_end(simple):
+    runs = (
+        train.fit(*simple, itertools.islice(batches(), 6), num_steps=11, steps_per_call=each)
+        for each in (4, 1)
+    )
+    assert_same(*runs)
+
+
+def test_batches_of_other_shapes_are_in_calls_of_their_own(simple):
+    def source():
+        sizes = [8, 8, 4, 8, 8, 8, 4, 4, 8]
+        return (next(batches(size)) for size in sizes)
+
+    runs = (train.fit(*simple, source(), num_steps=9, steps_per_call=each) for each in (4, 1))
+    assert_same(*runs)
+
+
+class Recorder(train.Callback):
+    every = 3
+
+    def __init__(self):
+        self.moments = []
+
+    def on_log(self, run):
+        self.moments.append(("log", run.steps, run.loss, run.state.step.item()))
+
+    def on_evaluate(self, run):
+        self.moments.append(("evaluate", run.steps, run.metrics["at"], run.state.step.item()))
+
+    def on_step(self, run):
+        self.moments.append(("step", run.steps, 0.0, run.state.step.item()))
+
+
+def test_what_is_due_in_the_middle_is_not_late(simple):
+    moments = []
+    for steps_per_call in (1, 4):
+        recorder = Recorder()
+        train.fit(
+            *simple,
+            batches(),
+            num_steps=13,
+            steps_per_call=steps_per_call,
+            evaluate=lambda state: {"at": state.step},
+            evaluate_every=6,
+            log_every=5,
+            callbacks=[recorder],
+        )
+        moments.append(recorder.moments)
+    single, many = moments
+    assert [(name, steps) for name, steps, *_ in many] == [
+        *[("step", 3), ("log", 5), ("evaluate", 6), ("step", 6), ("step", 9), ("log", 10)],
+        *[("evaluate", 12), ("step", 12), ("log", 13), ("evaluate", 13)],
+    ]
+    assert all(steps == of_state for _, steps, _, of_state in many)
+    for one, other in zip(single, many, strict=True):
+        assert one[:2] == other[:2]
+        np.testing.assert_allclose(one[2], other[2], rtol=1e-5)
+
+
+def interrupted_at(number):
+    for index, batch in enumerate(batches(), start=1):
+        if index == number:
+            signal.raise_signal(signal.SIGINT)
+        yield batch
+
+
+@pytest.fixture
+def python_handles_signals():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_after_the_call_with_all_that_was_taken(simple, python_handles_signals):
+    result = train.fit(*simple, interrupted_at(6), num_steps=20, steps_per_call=4)
+    expected = train.fit(*simple, batches(), num_steps=8)
+    assert (result.stopped, result.exit_status) == ("interrupted", 130)
+    assert result.message == "Interrupted after 8 of 20 steps."
+    assert eqx.tree_equal(result.state, expected.state, rtol=1e-5, atol=1e-6)
+
+
+def test_batches_that_raise_keyboard_interrupt_lose_none_that_they_gave(simple):
+    def source():
+        yield from itertools.islice(batches(), 6)
+        raise KeyboardInterrupt
+
+    result = train.fit(*simple, source(), num_steps=20, steps_per_call=4)
+    assert (result.stopped, len(result.history)) == ("interrupted", 6)
+
+
+def test_no_batch_is_taken_that_no_step_is_made_on(simple):
+    source = train.minibatches((np.ones((16, 3), np.float32), np.ones(16, np.float32)), 4, seed=0)
+    train.fit(*simple, source, num_steps=6, steps_per_call=4)
+    assert (source.position["epoch"], source.position["index"]) == (1, 2)
+
+
+def test_one_program_serves_for_any_number_of_steps(simple):
+    state, _ = simple
+    traces = []
+
+    def loss(model, batch, key):
+        traces.append(batch)
+        return squared_error(model, batch, key)
+
+    step = train.make_step(loss, optax.sgd(0.1))
+    for num_steps in (4, 7, 9):
+        train.fit(state, step, batches(), num_steps=num_steps, steps_per_call=4)
+    assert len(traces) == 1
+
+
+def test_auto_measures_both_and_says_what_it_chose(simple, monkeypatch):
+    def run(num_steps):
+        return train.fit(*simple, batches(), num_steps=num_steps, steps_per_call="auto")
+
+    assert "too short to measure" in run(30).message
+    ticks = itertools.count()
+    monkeypatch.setattr(_pace.time, "perf_counter", lambda: float(next(ticks)))
+    # A call takes one tick whatever it does.
+    result = run(100)
+    assert result.steps_per_call == 16
+    assert result.message == (
+        "Made 100 of 100 steps. Chose 16 a call: a step took 1e+06 us by itself, and 6.25e+04 us "
+        "among 16."
+    )
+    np.testing.assert_allclose(
+        result.history, train.fit(*simple, batches(), num_steps=100).history, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "all", True, None])
+def test_other_numbers_are_refused(simple, value):
+    with pytest.raises(ValueError, match="steps_per_call must be an integer of at least 1"):
+        train.fit(*simple, batches(), num_steps=3, steps_per_call=value)
+
+
+def test_a_step_that_changes_more_than_arrays_is_refused():
+    model = nn.Linear(3, "scalar", key=jax.random.key(0))
+    state = train.TrainState.create(
+        model, optax.sgd(0.1), key=jax.random.key(1), model_state="before"
+    )
+
+    def changing(state, batch):
+        return eqx.tree_at(lambda state: state.model_state, state, "after"), jnp.mean(batch[0])
+
+    with pytest.raises(TypeError, match="can change the arrays of a state only"):
+        train.fit(state, changing, batches(), num_steps=3, steps_per_call=2)
+
+
+def test_a_loss_that_is_no_number_is_refused(simple):
+    state, step = simple
+
+    def of_two(state, batch):
+        state, loss = step(state, batch)
+        return state, jnp.stack([loss, loss])
+
+    with pytest.raises(TypeError, match=r"a real loss of shape \(\); got float32 of shape \(2,\)"):
+        train.fit(state, of_two, batches(), num_steps=3, steps_per_call=2)
