@@ -1,0 +1,99 @@
+"""A small training with all that a state can hold, run under a sharding or without one."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import eqxlike as eqx
+from eqxlike import nn, train
+
+OPTIMISER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
+
+
+class Network(nn.StatefulLayer):
+    """Statistics over the whole batch, and dropout, between two layers."""
+
+    first: nn.Linear
+    norm: nn.BatchNorm
+    dropout: nn.Dropout
+    last: nn.Linear
+
+    def __init__(self, key):
+        first_key, last_key = jax.random.split(key)
+        # Its bias would have no gradient but rounding errors, which Adam scales up.
+        self.first = nn.Linear(4, 16, use_bias=False, key=first_key)
+        self.norm = nn.BatchNorm(16, "batch", mode="batch")
+        self.dropout = nn.Dropout(0.2)
+        self.last = nn.Linear(16, 4, key=last_key)
+
+    def __call__(self, x, state, *, key):
+        x, state = self.norm(self.first(x), state)
+        return self.last(self.dropout(jax.nn.relu(x), key=key)), state
+
+
+def squares(model, model_state, batch, key):
+    x, y = batch
+    keys = jax.random.split(key, len(x))
+    outputs, model_state = jax.vmap(
+        lambda x, key: model(x, model_state, key=key), out_axes=(0, None), axis_name="batch"
+    )(x, keys)
+    return jnp.mean((outputs - y) ** 2), model_state
+
+
+def start(**options):
+    model, model_state = nn.make_with_state(Network)(jax.random.key(0))
+    key = jax.random.key(1)
+    return train.TrainState.create(model, OPTIMISER, key=key, model_state=model_state, **options)
+
+
+def batches(count):
+    generator = np.random.default_rng(0)
+    dtype = jax.dtypes.canonicalize_dtype(float)
+    return [
+        (generator.normal(size=(8, 4)).astype(dtype), generator.normal(size=(8, 4)).astype(dtype))
+        for _ in range(count)
+    ]
+
+
+class Trained(NamedTuple):
+    losses: list[float]
+    state: Any
+    num_traces: int
+    num_compiled_later: int
+    """Programs that were compiled after the first step."""
+
+
+def run(sharding, count, **options):
+    traces, compiled = [], []
+
+    def loss(*arguments):
+        traces.append(None)
+        return squares(*arguments)
+
+    def listen(event, duration_s, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    state = start(**options)
+    if sharding is not None:
+        state = train.shard(state, sharding)
+    step = train.make_step(loss, OPTIMISER, sharding=sharding)
+    losses = []
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for number, batch in enumerate(batches(count)):
+            state, value = step(state, batch)
+            if number == 0:
+                assert compiled
+                compiled.clear()
+            losses.append(value)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    return Trained([float(value) for value in losses], state, len(traces), len(compiled))
+
+
+def shardings_of(tree):
+    return [leaf.sharding for leaf in jax.tree.leaves(tree) if eqx.is_array(leaf)]
