@@ -1,0 +1,265 @@
+"""A folder of checkpoints of one run: the newest, the best, and what to go on from."""
+
+import contextlib
+import errno
+import math
+import operator
+import os
+import pathlib
+import shutil
+import socket
+import warnings
+import weakref
+from typing import Any, Literal, TypeVar
+
+from jaxtyping import PyTree
+
+from ._background import Saving, wait_for_newest
+from ._error import CheckpointError
+from ._locks import lock, unlock
+from ._manifest import read_manifest
+from ._processes import in_first
+from ._restore import Restored, read_one
+from ._save import save_and_then
+from ._steps import name_of, steps_in
+
+State = TypeVar("State")
+
+
+class CheckpointFolder:
+    """A folder with the checkpoints of one run, each named by its step.
+
+    One process at a time writes there, from its first `save` until `close`, or its end; any number
+    may read.
+
+    **Arguments:**
+
+    - `folder`: made at the first `save`, if it is not there.
+    - `keep_last`: how many of the newest checkpoints stay, at least one.
+    - `keep_best`: how many of those with the best scores stay beside these; `None` for none.
+    - `mode`: whether the best score is the smallest, `"min"`, or the largest, `"max"`.
+
+    **Raises:** `ValueError` if an argument is out of range.
+
+    >>> import tempfile, jax.numpy as jnp
+    >>> with CheckpointFolder(tempfile.mkdtemp(), keep_last=2) as checkpoints:
+    ...     for step in (10, 20, 30):
+    ...         _ = checkpoints.save(step, {"weight": jnp.full(2, step)})
+    >>> [path.name for path in checkpoints.paths()]
+    ['step_000000030', 'step_000000020']
+    >>> checkpoints.restore_newest({"weight": jnp.zeros(2, int)}).state
+    {'weight': Array([30, 30], dtype=int32)}
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep_last: int = 3,
+        keep_best: int | None = None,
+        mode: Literal["min", "max"] = "min",
+    ) -> None:
+        self.folder = pathlib.Path(os.path.realpath(folder))
+        self.keep_last = _count(keep_last, "keep_last")
+        self.keep_best = 0 if keep_best is None else _count(keep_best, "keep_best")
+        if mode not in ("min", "max"):
+            raise ValueError(f'CheckpointFolder expected mode "min" or "max", and got {mode!r}.')
+        self.mode = mode
+        # Gives the lock back, at the latest when nobody has this object any more.
+        self._unlock: weakref.finalize | None = None
+        self._damaged: set[pathlib.Path] = set()
+
+    def __enter__(self) -> "CheckpointFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Waits for what is being written, and lets another process write here."""
+        wait_for_newest()
+        if self._unlock is not None:
+            self._unlock()
+            self._unlock = None
+
+    def save(
+        self,
+        step: int,
+        state: PyTree,
+        data: Any = None,
+        *,
+        score: float | None = None,
+        background: bool = False,
+    ) -> Saving:
+        """Writes a checkpoint, and once it is in its place deletes those that need not stay.
+
+        **Arguments:**
+
+        - `step`: which it is of. A checkpoint of the same step is replaced.
+        - `state`, `data`, `background`: as of `train.save`.
+        - `score`: for `keep_best`. One that is not finite is never among the best.
+
+        **Returns:** as `train.save`.
+
+        **Raises:** as `train.save`, and what is here stays; also `BlockingIOError` if another
+        process writes here, and `ValueError` if the folder has a checkpoint of a later step.
+        """
+        step = _step(step)
+        path = self.folder / name_of(step)
+        in_first(lambda: self._begin(step))
+        return save_and_then(
+            path,
+            state,
+            data,
+            background=background,
+            score=None if score is None else float(score),
+            then=lambda: in_first(lambda: self._prune(path)) and None,
+        )
+
+    def check_free(self, step: int) -> None:
+        """Raises what `save` would, of `step`, for what is in the folder: to know before a run."""
+        in_first(lambda: self._begin(_step(step)))
+
+    def paths(self) -> list[pathlib.Path]:
+        """The checkpoints, newest first; whether they are whole is not asked."""
+        return list(steps_in(self.folder).values())
+
+    def newest(self) -> pathlib.Path | None:
+        """The newest checkpoint, `None` if there is none; whether it is whole is not asked."""
+        wait_for_newest()
+        return next(iter(self.paths()), None)
+
+    def restore_newest(self, like: State) -> Restored[State] | None:
+        """The newest checkpoint that is not damaged, with a warning for each that is.
+
+        **Arguments:**
+
+        - `like`: as of `train.restore`.
+
+        **Returns:** as `train.restore`; `None` where there is no checkpoint.
+
+        **Raises:** `CheckpointError` if all are damaged; another `ValueError` if the newest whole
+        one does not fit `like`: older ones would hardly, and are not tried.
+        """
+        wait_for_newest()
+        damages: list[str] = []
+        for path in self.paths():
+            try:
+                restored = read_one(path, like)
+            except CheckpointError as error:
+                damages.append(str(error))
+                self._damaged.add(path)
+                continue
+            for damage in damages:
+                warnings.warn(f"{damage} Going on from {path}, which is older.", stacklevel=2)
+            return restored
+        if damages:
+            raise CheckpointError(
+                f"None of the {len(damages)} checkpoints in {self.folder} is whole: "
+                f"{' '.join(damages)}"
+            )
+        return None
+
+    def _begin(self, step: int) -> None:
+        """Locks the folder, clears it of what was left half-made, sees that `step` is newest."""
+        self._lock_folder()
+        for path in self.folder.iterdir():
+            if path.name.startswith(".step_") and path.name.endswith((".tmp", ".old")):
+                _remove_if_left(path)
+        for later, path in steps_in(self.folder).items():
+            if later <= step:
+                break
+            if path not in self._damaged:
+                raise ValueError(
+                    f"{self.folder} has a checkpoint of step {later}, and one of step {step} is to "
+                    f"be saved, which would not be the newest. Go on from {path}, or give another "
+                    "folder."
+                )
+            os.rename(path, _free_name(path))
+
+    def _lock_folder(self) -> None:
+        if self._unlock is not None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / ".lock"
+        path.touch()
+        try:
+            descriptor = lock(path)
+        except BlockingIOError:
+            raise BlockingIOError(
+                errno.EWOULDBLOCK,
+                f"somebody else writes checkpoints here, {_owner(path)}: end it, or give another "
+                "folder",
+                str(self.folder),
+            ) from None
+        self._unlock = weakref.finalize(self, unlock, descriptor)
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+
+    def _prune(self, saved: pathlib.Path) -> None:
+        """Deletes what need not stay, now that the checkpoint at `saved` is in its place."""
+        paths = self.paths()
+        kept = {saved, *paths[: self.keep_last]}
+        if self.keep_best:
+            kept |= set(self._best(paths))
+        for path in paths:
+            if path not in kept:
+                # Renamed first, so that no half of it is ever taken for a checkpoint.
+                old = path.with_name(f".{path.name}.old")
+                try:
+                    os.rename(path, old)
+                    shutil.rmtree(old)
+                except OSError as error:
+                    error.add_note(f"The checkpoint {saved} is in its place; {path} was to go.")
+                    raise
+
+    def _best(self, paths: list[pathlib.Path]) -> list[pathlib.Path]:
+        """Those with the best scores, of equal ones the newest."""
+        sign = 1 if self.mode == "min" else -1
+        scores = {path: _score_of(path) for path in paths}
+        ranked = [path for path in paths if math.isfinite(scores[path])]
+        return sorted(ranked, key=lambda path: sign * scores[path])[: self.keep_best]
+
+
+def _score_of(path: pathlib.Path) -> float:
+    try:
+        score = read_manifest(path).score
+    except (ValueError, OSError):
+        return math.nan
+    return math.nan if score is None else score
+
+
+def _remove_if_left(path: pathlib.Path) -> None:
+    """Removes a folder that nobody is working in."""
+    with contextlib.suppress(OSError):
+        descriptor = lock(path)
+        shutil.rmtree(path, ignore_errors=True)
+        unlock(descriptor)
+
+
+def _free_name(path: pathlib.Path) -> pathlib.Path:
+    """Where a damaged checkpoint goes, for whoever wants to look at it."""
+    number = 0
+    while (free := path.with_name(f"{path.name}.damaged{number or ''}")).exists():
+        number += 1
+    return free
+
+
+def _owner(path: pathlib.Path) -> str:
+    try:
+        return path.read_text() or "unnamed"
+    except OSError:
+        return "unnamed"
+
+
+def _step(step: Any) -> int:
+    step = operator.index(step)
+    if step < 0:
+        raise ValueError(f"A step is counted from 0, got {step}.")
+    return step
+
+
+def _count(number: int, name: str) -> int:
+    number = operator.index(number)
+    if number < 1:
+        raise ValueError(f"CheckpointFolder expected {name} of at least 1, and got {number}.")
+    return number

@@ -1,0 +1,159 @@
+"""The manifest: a JSON file that says what a checkpoint is made of, down to its last byte."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+from ._error import CheckpointError
+from ._leaves import Leaf
+
+NAME = "manifest.json"
+_FORMAT = "eqxlike.train checkpoint"
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredLeaf:
+    """A leaf as it was when it was saved.
+
+    - `leaf`: what it was.
+    - `name`: that of its folder among the arrays; `None` for what is not stored: a static leaf, and
+      an array without elements.
+    - `stored_dtype`: of the numbers in the files, which are the bits of others where tensorstore
+      does not know them.
+    - `checksum`: of its bytes in memory, in C order; `None` where no process had all of them.
+    - `sharding`: text for whoever reads the manifest.
+    """
+
+    leaf: Leaf
+    name: str | None = None
+    stored_dtype: str | None = None
+    checksum: str | None = None
+    sharding: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredFile:
+    """A file under the folder of arrays: bytes, and the sha256 of them."""
+
+    size: int
+    checksum: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint is made of.
+
+    - `arrays_folder`: the folder beside the manifest with the arrays.
+    - `nodes`: path and type of each node of the tree.
+    - `leaves`: in the order of the tree.
+    - `files`: under `arrays_folder`, by their paths with `/`.
+    - `data`: the user's own.
+    - `step`: the state's, if it has one.
+    - `score`: how good it is, if somebody said.
+    - `versions`: of the libraries that wrote it.
+    """
+
+    arrays_folder: str
+    nodes: list[list[str]]
+    leaves: list[StoredLeaf]
+    files: dict[str, StoredFile]
+    data: Any
+    step: int | None
+    score: float | None
+    versions: dict[str, str]
+
+
+def to_text(manifest: Manifest) -> str:
+    """The manifest as JSON, with a checksum of itself."""
+    content = dataclasses.asdict(manifest)
+    # `format`, `version`, `checksum` and `content` are for all versions to come: so a newer version
+    # is told from one that a flipped bit made.
+    document = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "checksum": _checksum(_VERSION, content),
+        "content": content,
+    }
+    return json.dumps(document, indent=1)
+
+
+def read_manifest(folder: pathlib.Path) -> Manifest:
+    """The manifest in a folder.
+
+    **Raises:** `FileNotFoundError` if there is no such folder; `CheckpointError` if it is no
+    checkpoint, or its manifest is damaged; `ValueError` if it is from a newer version.
+    """
+    path = folder / NAME
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        if not folder.exists():
+            raise FileNotFoundError(f"There is no checkpoint at {folder}.") from None
+        raise CheckpointError(
+            f"{folder} is no checkpoint, or one that was not written to its end: it has no {NAME}."
+        ) from None
+    except NotADirectoryError:
+        raise CheckpointError(f"{folder} is no checkpoint: that is a folder.") from None
+    try:
+        document = json.loads(text)
+        version, content = document["version"], document["content"]
+        is_ours = document["format"] == _FORMAT and type(version) is int
+        is_whole = is_ours and document["checksum"] == _checksum(version, content)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise _no_manifest(path) from None
+    if not is_ours:
+        raise _no_manifest(path)
+    if not is_whole:
+        raise CheckpointError(f"{path} is damaged: its checksum is not that of what it says.")
+    if version > _VERSION:
+        raise ValueError(
+            f"{folder} was written by a newer version of eqxlike, in format {version}; this one "
+            f"reads formats up to {_VERSION}. Update eqxlike, or give another folder."
+        )
+    try:
+        return _from_content(content)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _no_manifest(path) from None
+
+
+def _no_manifest(path: pathlib.Path) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged, or no manifest of a checkpoint.")
+
+
+def _checksum(version: int, content: Any) -> str:
+    text = json.dumps([version, content], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _from_content(content: dict[str, Any]) -> Manifest:
+    """The manifest that JSON tells of; whatever is raised if it tells of none."""
+    leaves = [_leaf_from(each) for each in content["leaves"]]
+    files = {str(name): StoredFile(**each) for name, each in content["files"].items()}
+    nodes = [[str(path), str(text)] for path, text in content["nodes"]]
+    rest = {"leaves": leaves, "files": files, "nodes": nodes}
+    manifest = Manifest(**content | rest)
+    names = [manifest.arrays_folder, *(each.name for each in leaves if each.name is not None)]
+    for name in [*names, *files]:
+        parts = pathlib.PurePosixPath(name).parts
+        # Nothing outside the checkpoint is read.
+        if not parts or "/" in parts or ".." in parts or (name in names and len(parts) > 1):
+            raise ValueError(name)
+    if not isinstance(manifest.score, int | float | None):
+        raise ValueError(manifest.score)
+    for file in files.values():
+        if type(file.size) is not int or file.size < 0 or type(file.checksum) is not str:
+            raise ValueError(file)
+    return manifest
+
+
+def _leaf_from(stored: dict[str, Any]) -> StoredLeaf:
+    shape = stored["leaf"]["shape"]
+    if shape is not None:
+        if not all(type(length) is int and length >= 0 for length in shape):
+            raise ValueError(shape)
+        shape = tuple(shape)
+    leaf: Any = Leaf(**stored["leaf"] | {"shape": shape})
+    return StoredLeaf(**stored | {"leaf": leaf})

@@ -1,0 +1,211 @@
+"""Saving a state."""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import importlib.metadata
+import operator
+import os
+import pathlib
+import platform
+import re
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ..._version import __version__
+from .._checks import check_not_deleted
+from ._background import Saving, save_in_turn
+from ._files import checksum_of, in_threads, seal
+from ._leaves import Leaf, describe_leaves, describe_nodes, is_key
+from ._manifest import Manifest, StoredLeaf
+from ._orbax import orbax, write_arrays
+from ._place import ARRAYS, folder_beside, put_in_place, temporary_of
+from ._processes import in_first, together
+from ._user_data import check_user_data
+
+_LIBRARIES = ("jax", "jaxlib", "numpy", "orbax-checkpoint", "tensorstore")
+
+
+def save(
+    path: str | os.PathLike[str], state: PyTree, data: Any = None, *, background: bool = False
+) -> Saving:
+    """Writes a state to a folder of files, from which `restore` reads it.
+
+    The folder is put in place by one rename, once all of it is on the disk: whatever happens
+    before, a kill or a full disk, what was at `path` stays. A checkpoint there is replaced, and at
+    no moment is there none.
+
+    **Arguments:**
+
+    - `path`: the folder to make, or a checkpoint to replace. Folders above it are made.
+    - `state`: a `TrainState`, or any pytree. JAX and NumPy arrays of numbers and bools, and PRNG
+      keys, are written. Of other leaves numbers, strings and bools are noted, so that a state with
+      others is told; the rest, such as functions, is left out. `restore` takes them from `like`.
+    - `data`: what is to be kept along, such as where a stream of batches stands: of `None`, bools,
+      numbers, strings, lists and dicts, as in JSON.
+    - `background`: copy the arrays to the host and return; a thread writes them. The state may be
+      donated or changed at once. The interpreter waits for it as it exits, and the next save before
+      it begins. In a run of several processes it is written before this returns.
+
+    **Returns:** a `Saving`; its `wait()` returns when the checkpoint is in place, and raises what
+    went wrong. An error for which nobody waits is raised by the next save, or printed at exit.
+
+    **Raises:** `TypeError` for a leaf that is no number and yet an array, for a `jax.Ref`, and for
+    `data` that is no JSON; `RuntimeError` if an array was donated; `FileExistsError` if something
+    else is at `path`; `BlockingIOError` if another process is writing there; another `OSError` if
+    it cannot be written; `ImportError` without Orbax, which `pip install 'eqxlike[train]'` brings.
+
+    >>> import pathlib, tempfile, jax.numpy as jnp
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "checkpoint"
+    >>> saving = save(path, {"weight": jnp.ones(2), "rate": 0.1}, {"epoch": 3}, background=True)
+    >>> saving.wait()
+    >>> sorted(each.name.split("-")[0] for each in path.iterdir())
+    ['arrays', 'manifest.json']
+    """
+    return save_and_then(path, state, data, background=background)
+
+
+def save_and_then(
+    path: str | os.PathLike[str],
+    state: PyTree,
+    data: Any,
+    *,
+    background: bool,
+    score: float | None = None,
+    then: Callable[[], None] = lambda: None,
+) -> Saving:
+    """As `save`; where the checkpoint is in place, `then` is called, in the same thread."""
+    orbax()
+    check_user_data(data)
+    check_not_deleted(state, "state", "train.save")
+    described, _ = describe_leaves(state)
+    target = pathlib.Path(os.path.realpath(path))
+    # Several processes meet at each save, and so must not do so in threads beside their steps.
+    background = background and jax.process_count() == 1
+    leaves, arrays = _take(described, copies=background)
+    manifest = Manifest(
+        arrays_folder="",
+        nodes=describe_nodes(state),
+        leaves=leaves,
+        files={},
+        data=copy.deepcopy(data),
+        step=_step_of(state),
+        score=score,
+        versions=_versions(),
+    )
+
+    def write() -> None:
+        _write(target, manifest, arrays)
+        then()
+
+    return save_in_turn(str(target), write, background)
+
+
+def _write(path: pathlib.Path, manifest: Manifest, arrays: dict[str, Any]) -> None:
+    with contextlib.ExitStack() as stack:
+        temporary = temporary_of(path)
+        folder = temporary / "arrays"
+
+        def begin() -> None:
+            stack.enter_context(folder_beside(path))
+            folder.mkdir()
+
+        def write() -> None:
+            with _as_os_error(path):
+                write_arrays(folder, arrays)
+
+        def end() -> None:
+            leaves = in_threads(functools.partial(_with_checksum, arrays), manifest.leaves)
+            name = f"{ARRAYS}{secrets.token_hex(4)}"
+            whole = dataclasses.replace(
+                manifest, arrays_folder=name, leaves=leaves, files=seal(folder)
+            )
+            os.rename(folder, temporary / name)
+            put_in_place(temporary, path, whole)
+
+        in_first(begin)
+        if arrays:
+            together(write)
+        in_first(end)
+
+
+@contextlib.contextmanager
+def _as_os_error(path: pathlib.Path):
+    """Raises what tensorstore raises for a disk as what Python does."""
+    try:
+        yield
+    except ValueError as error:
+        raise OSError(f"The checkpoint {path} could not be written: {error}") from error
+
+
+def _take(
+    described: list[tuple[Leaf, Any]], copies: bool
+) -> tuple[list[StoredLeaf], dict[str, Any]]:
+    """What to write of each leaf, and the arrays by the names that they get.
+
+    **Arguments:**
+
+    - `copies`: take the numbers of now, whatever becomes of the arrays.
+    """
+    for _, leaf in described:
+        if isinstance(leaf, jax.Array) and not is_key(leaf) and leaf.is_fully_addressable:
+            # All transfers are begun before the first is waited for.
+            leaf.copy_to_host_async()
+    leaves, arrays = [], {}
+    for index, (leaf, value) in enumerate(described):
+        if leaf.kind == "static" or leaf.num_bytes == 0:
+            leaves.append(StoredLeaf(leaf))
+            continue
+        name = f"{index:05d}{_readable(leaf.path)}"
+        sharding = str(value.sharding) if isinstance(value, jax.Array) else None
+        arrays[name] = array = _numbers(value, copies)
+        leaves.append(StoredLeaf(leaf, name, str(array.dtype), None, sharding))
+    return leaves, arrays
+
+
+def _numbers(value: Any, copies: bool) -> Any:
+    """The numbers to write: NumPy's, but for an array of which this process has a part alone."""
+    if isinstance(value, jax.Array):
+        if is_key(value):
+            value = jax.random.key_data(value)
+        if not (value.is_fully_addressable or value.is_fully_replicated):
+            return value
+    # On a CPU, what JAX hands to NumPy are the numbers of the array itself.
+    numbers = np.array(value, order="C", copy=True if copies else None)
+    numbers = numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
+    # Tensorstore does not know all floats and integers of a byte or less that were added to NumPy.
+    is_added = numbers.dtype.isbuiltin == 2 and numbers.dtype.itemsize == 1
+    return numbers.view(np.uint8) if is_added else numbers
+
+
+def _with_checksum(arrays: dict[str, Any], stored: StoredLeaf) -> StoredLeaf:
+    array = arrays.get(stored.name or "")
+    if not isinstance(array, np.ndarray):
+        return stored
+    return dataclasses.replace(stored, checksum=checksum_of(array))
+
+
+def _readable(path: str) -> str:
+    """A path as a part of a file's name, on all systems: to be read by people, it may not tell."""
+    return re.sub(r"[^A-Za-z0-9_]+", ".", path).rstrip(".")[:80]
+
+
+def _step_of(state: Any) -> int | None:
+    step = getattr(state, "step", None)
+    if not isinstance(step, jax.Array | np.ndarray | np.generic | int) or np.ndim(step):
+        return None
+    try:
+        return operator.index(np.asarray(step).item())
+    except TypeError:
+        return None
+
+
+def _versions() -> dict[str, str]:
+    found = {"eqxlike": __version__, "python": platform.python_version()}
+    return found | {name: importlib.metadata.version(name) for name in _LIBRARIES}
