@@ -1,5 +1,6 @@
 """Training: a state, a step made from a loss, a loop, loss scaling, minibatches and progress."""
 
+from . import metrics as metrics
 from ._batches import minibatches as minibatches
 from ._callbacks import Callback as Callback
 from ._callbacks import EarlyStopping as EarlyStopping
@@ -17,6 +18,7 @@ from ._fit import FitResult as FitResult
 from ._fit import fit as fit
 from ._guard import keep_if_finite as keep_if_finite
 from ._loss_scale import DynamicLossScale as DynamicLossScale
+from ._make_evaluate import make_evaluate as make_evaluate
 from ._prefetch import Prefetch as Prefetch
 from ._prefetch import prefetch as prefetch
 from ._progress import progress as progress

@@ -12,7 +12,7 @@ from .._pytree import deleted_paths, tree_at
 from ._callbacks import Callback
 from ._checks import check_not_deleted, check_state
 from ._feed import Feed
-from ._moments import Evaluate, Moments, checked_callbacks
+from ._moments import EvaluateState, Moments, checked_callbacks
 from ._pace import MeasuredPace, Pace, StepsPerCall, pace_of
 from ._run import Batch, Run, Step
 from ._state import Model, TrainState, copy_arrays
@@ -52,7 +52,7 @@ def fit(
     *,
     num_steps: int,
     steps_per_call: StepsPerCall = 1,
-    evaluate: Evaluate[Model] | None = None,
+    evaluate: EvaluateState[Model] | None = None,
     evaluate_every: int | None = None,
     callbacks: Sequence[Callback] = (),
     log_every: int = 100,

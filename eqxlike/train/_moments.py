@@ -9,7 +9,7 @@ from ._callbacks import Callback
 from ._run import Run
 from ._state import Model, TrainState
 
-Evaluate = Callable[[TrainState[Model]], Mapping[str, ArrayLike]]
+EvaluateState = Callable[[TrainState[Model]], Mapping[str, ArrayLike]]
 """From a state to metrics by name."""
 
 
@@ -47,7 +47,7 @@ class Moments:
 
     def __init__(
         self,
-        evaluate: Evaluate | None,
+        evaluate: EvaluateState | None,
         callbacks: tuple[Callback, ...],
         log_every: int,
         evaluate_every: int | None,

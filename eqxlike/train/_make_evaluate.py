@@ -1,0 +1,100 @@
+"""Metrics of a model over batches, added up on the device."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from .._transforms import filter_jit
+from ._state import TrainState
+from .metrics import Mean, mean
+
+Batches = Iterable[Any] | Callable[[], Iterable[Any]]
+Measure = Callable[..., Mapping[str, Mean | ArrayLike]]
+
+
+class Evaluator:
+    """From a state to metrics by name; `make_evaluate` makes it."""
+
+    def __init__(self, measure: Measure, batches: Batches) -> None:
+        self._batches = batches
+        self._measure = filter_jit(_as_means(measure))
+
+    def __call__(self, state: TrainState) -> dict[str, float]:
+        """The metrics over all batches, as Python floats.
+
+        **Raises:** `ValueError` if there are no batches, or batches that give other metrics than
+        the first; `TypeError` if one gives no mapping.
+        """
+        batches = self._batches() if callable(self._batches) else self._batches
+        # The optimiser's state is no argument: it would only be carried along.
+        given = (state.model,) if state.model_state is None else (state.model, state.model_state)
+        totals: dict[str, Mean] = {}
+        for batch in batches:
+            means = self._measure(*given, batch)
+            totals = _merge(totals, means) if totals else means
+        if not totals:
+            raise ValueError(
+                "make_evaluate expected at least one batch, and one metric. An iterator has no "
+                "batches once it was gone through: give a list, or a function that returns a fresh "
+                "iterator."
+            )
+        return {name: float(total.value) for name, total in totals.items()}
+
+
+def make_evaluate(measure: Measure, batches: Batches) -> Evaluator:
+    """What `fit` takes as `evaluate`: metrics of the model over batches.
+
+    **Arguments:**
+
+    - `measure`: `measure(model, batch)` which gives metrics by name, each a `metrics.Mean`, such as
+      `metrics.accuracy(...)`, or an array whose mean over everything is wanted. For a `TrainState`
+      with a `model_state` it is `measure(model, model_state, batch)`. It is compiled. It gets the
+      model as it is trained: where that is another one than at test time, as with dropout, let it
+      begin with `model = nn.inference_mode(model)`.
+    - `batches`: a list, or anything that one can go through many times; or a function that returns
+      an iterator. They may have different lengths: every example counts alike.
+
+    **Returns:** `evaluate(state)`, which gives the metrics as floats. Sums stay on the device
+    until the last batch.
+
+    >>> import jax, jax.numpy as jnp, optax
+    >>> from eqxlike import nn, train
+    >>> state = train.TrainState.create(
+    ...     nn.Linear(2, 3, key=jax.random.key(0)), optax.sgd(0.1), key=jax.random.key(1)
+    ... )
+    >>> def measure(model, batch):
+    ...     x, labels = batch
+    ...     return {"accuracy": train.metrics.accuracy(jax.vmap(model)(x), labels)}
+    >>> evaluate = train.make_evaluate(measure, [(jnp.ones((4, 2)), jnp.array([0, 1, 2, 2]))])
+    >>> sorted(evaluate(state))
+    ['accuracy']
+    """
+    return Evaluator(measure, batches)
+
+
+def _as_means(measure: Measure) -> Callable[..., dict[str, Mean]]:
+    def measured(*arguments: Any) -> dict[str, Mean]:
+        found = measure(*arguments)
+        if not isinstance(found, Mapping):
+            raise TypeError(
+                "make_evaluate expected `measure` to give a mapping from names to metrics; got "
+                f"{type(found).__name__}."
+            )
+        return {
+            name: each if isinstance(each, Mean) else mean(jnp.asarray(each))
+            for name, each in found.items()
+        }
+
+    return measured
+
+
+@filter_jit
+def _merge(totals: dict[str, Mean], means: dict[str, Mean]) -> dict[str, Mean]:
+    if totals.keys() != means.keys():
+        raise ValueError(
+            f"make_evaluate expected the same metrics of each batch: {', '.join(totals)}; got "
+            f"{', '.join(means) or 'none'}."
+        )
+    return {name: total.merge(means[name]) for name, total in totals.items()}
