@@ -11,7 +11,7 @@ import pathlib
 import platform
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -108,7 +108,7 @@ def save_and_then(
 
 
 def _write(path: pathlib.Path, manifest: Manifest, arrays: dict[str, Any]) -> None:
-    with contextlib.ExitStack() as stack:
+    with _naming(path), contextlib.ExitStack() as stack:
         temporary = temporary_of(path)
         folder = temporary / "arrays"
 
@@ -117,8 +117,7 @@ def _write(path: pathlib.Path, manifest: Manifest, arrays: dict[str, Any]) -> No
             folder.mkdir()
 
         def write() -> None:
-            with _as_os_error(path):
-                write_arrays(folder, arrays)
+            write_arrays(folder, arrays)
 
         def end() -> None:
             leaves = in_threads(functools.partial(_with_checksum, arrays), manifest.leaves)
@@ -136,12 +135,24 @@ def _write(path: pathlib.Path, manifest: Manifest, arrays: dict[str, Any]) -> No
 
 
 @contextlib.contextmanager
-def _as_os_error(path: pathlib.Path):
-    """Raises what tensorstore raises for a disk as what Python does."""
+def _naming(path: pathlib.Path) -> Iterator[None]:
+    """Names the checkpoint in what the system raised, also where tensorstore hides it in a text."""
     try:
         yield
+    except OSError as error:
+        if error.errno is None or error.filename == str(path):
+            raise
+        number, cause = error.errno, error
     except ValueError as error:
-        raise OSError(f"The checkpoint {path} could not be written: {error}") from error
+        hidden = re.search(r"os_error_code='(\d+)'", str(error))
+        if hidden is None:
+            raise
+        number, cause = int(hidden[1]), error
+    else:
+        return
+    # Python finds the subclass by the number.
+    reason = f"{os.strerror(number)}, in writing a checkpoint there"
+    raise OSError(number, reason, str(path)) from cause
 
 
 def _take(
