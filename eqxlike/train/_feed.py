@@ -12,7 +12,7 @@ class Feed(Generic[Batch]):
     """Takes batches from an iterable, a few that are alike at a time."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
-        self._source = batches
+        self._source: Any = batches
         self._iterator = iter(batches)
         self._odd: list[Batch] = []
         self._interrupt: KeyboardInterrupt | None = None

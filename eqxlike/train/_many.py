@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int32, PyTree
 
 from .._pytree import combine, find_difference, is_array, partition
 from .._transforms import filter_jit
@@ -36,7 +36,7 @@ def many_steps(
 
 
 def _loop(
-    step: Any, state: TrainState, batches: PyTree, count: Array, most: int
+    step: Any, state: TrainState, batches: PyTree, count: Int32[Array, ""] | np.int32, most: int
 ) -> tuple[TrainState, Float[Array, " most"], Bool[Array, " most"]]:
     """As many steps as `count` says.
 
@@ -79,8 +79,8 @@ def stacked(batches: Sequence[Any], length: int) -> PyTree:
         if isinstance(first, np.ndarray):
             # Rows beyond the last batch are never read.
             array = np.empty((length, *first.shape), first.dtype)
-            for row, leaf in zip(array, leaves, strict=False):
-                row[...] = leaf
+            for row, leaf in enumerate(leaves):
+                array[row] = leaf
             return array
         if isinstance(first, jax.Array):
             return Together((*leaves, *[leaves[-1]] * (length - len(leaves))))

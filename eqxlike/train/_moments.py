@@ -1,15 +1,14 @@
 """What is due after which steps: logs, evaluations, and what callbacks do."""
 
 from collections.abc import Callable, Mapping, Sequence
-
-from jax.typing import ArrayLike
+from typing import Any
 
 from .._numbers import whole_number
 from ._callbacks import Callback
 from ._run import Run
 from ._state import Model, TrainState
 
-EvaluateState = Callable[[TrainState[Model]], Mapping[str, ArrayLike]]
+EvaluateState = Callable[[TrainState[Model]], Mapping[str, Any]]
 """From a state to metrics by name."""
 
 
@@ -68,7 +67,7 @@ class Moments:
     def at(self, run: Run) -> None:
         """Does what is due now. The losses have been read."""
         is_last = run.steps >= run.num_steps
-        if self.callbacks and (is_last or run.steps % self.log_every == 0):
+        if self.log_every is not None and (is_last or run.steps % self.log_every == 0):
             run.log()
             self.tell("on_log", run)
         is_due = self.evaluate_every is not None and run.steps % self.evaluate_every == 0

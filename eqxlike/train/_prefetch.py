@@ -50,14 +50,16 @@ class Prefetch(Generic[Batch]):
     """
 
     def __init__(self, batches: Iterable[Batch], size: int, sharding: Any) -> None:
-        self._source, self._size, self._sharding = iter(batches), size, sharding
+        self._source: Any = iter(batches)
+        self._size, self._sharding = size, sharding
         self._start()
 
     def _start(self) -> None:
         self._position = getattr(self._source, "position", None)
         self._ended: _Ended | None = None
         self._ahead = _Ahead(self._size)
-        settings = _Settings(jax.config.jax_enable_x64, jax.config.jax_default_device)
+        config: Any = jax.config
+        settings = _Settings(config.jax_enable_x64, config.jax_default_device)
         # The thread must not hold the iterator, or nobody would ever let it go.
         self._thread = threading.Thread(
             target=_fill,
