@@ -1,5 +1,6 @@
 """Restoring a state."""
 
+import functools
 import os
 import pathlib
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -169,7 +170,8 @@ def _placed(folder: pathlib.Path, stored: StoredLeaf, like: Any, value: Any) -> 
         return value if isinstance(like, np.ndarray) else value[()]
     sharding = _sharding_on_purpose(like)
     if is_key(like):
-        key = jax.random.wrap_key_data(jnp.asarray(value), impl=leaf.key)
-        return key if sharding is None else jax.device_put(key, sharding)
+        # Compiled, since a transfer of keys reaches no devices of other processes.
+        wrap = functools.partial(jax.random.wrap_key_data, impl=leaf.key)
+        return wrap(value) if sharding is None else jax.jit(wrap, out_shardings=sharding)(value)
     # Not the memory of NumPy's array: a step may donate it.
     return jax.device_put(value, sharding, may_alias=False)
