@@ -7,6 +7,7 @@ from ._checks import EqxlikeRuntimeError as EqxlikeRuntimeError
 from ._checks import EqxlikeTracetimeError as EqxlikeTracetimeError
 from ._checks import branched_error_if as branched_error_if
 from ._checks import error_if as error_if
+from ._checks import note_check as note_check
 from ._derivatives import filter_checkpoint as filter_checkpoint
 from ._derivatives import filter_closure_convert as filter_closure_convert
 from ._derivatives import filter_custom_jvp as filter_custom_jvp

@@ -5,6 +5,7 @@ from typing import Any
 from jaxtyping import PRNGKeyArray
 
 from ..._pytree import is_array
+from ..._transforms import note_check
 from .._evaluate import Evaluate, Evaluation
 from ._shard import place
 from ._sharding import Sharding
@@ -19,6 +20,9 @@ def evaluate_sharded(evaluate: Evaluate, sharding: Sharding) -> Evaluate:
     """
 
     def evaluated(model: Any, model_state: Any, batch: Any, key: PRNGKeyArray) -> Evaluation:
+        if _share_threads(sharding):
+            # As for a check: the call waits for its result, also one of which it is a part.
+            note_check()
         model = place(model, sharding.of_model(model))
         model = place(model, sharding.of_gathered(model))
         batch = place(batch, sharding.of_batch(batch))
@@ -27,3 +31,12 @@ def evaluate_sharded(evaluate: Evaluate, sharding: Sharding) -> Evaluate:
         return evaluation._replace(loss=place(loss, sharding.whole if is_array(loss) else None))
 
     return evaluated
+
+
+def _share_threads(sharding: Sharding) -> bool:
+    """Whether steps must not be dispatched ahead of each other.
+
+    XLA's devices on CPU share threads. One that is a step ahead of the others, and waits for them,
+    may take the thread that they need: a loop of a few hundred steps hung for good.
+    """
+    return sharding.mesh.size > 1 and sharding.mesh.devices.flat[0].platform == "cpu"

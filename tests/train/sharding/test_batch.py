@@ -33,8 +33,9 @@ def test_batch_that_does_not_divide_is_refused(where):
         "data split them into 2 parts. Choose a batch size that is a multiple"
     )
     step = train.make_step(trainings.squares, trainings.OPTIMISER, sharding=SHARDING)
+    state = train.shard(trainings.start(), SHARDING)
+    call = (
+        (lambda: place_batch(batch, SHARDING)) if where == "before" else lambda: step(state, batch)
+    )
     with pytest.raises(ValueError, match=expected):
-        if where == "before":
-            place_batch(batch, SHARDING)
-        else:
-            step(train.shard(trainings.start(), SHARDING), batch)
+        call()

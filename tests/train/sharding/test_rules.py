@@ -35,7 +35,9 @@ def test_pattern_may_be_a_function_of_path_and_leaf(model):
 
 
 def test_split_may_be_a_function_of_path_and_leaf(model):
-    sharding = Sharding(MESH, {"**.weight": lambda path, leaf: P(*[None] * (leaf.ndim - 1), "data")})
+    sharding = Sharding(
+        MESH, {"**.weight": lambda path, leaf: P(*[None] * (leaf.ndim - 1), "data")}
+    )
     assert specs(sharding, model) == [P(None, "data"), P(), P(None, "data"), P()]
 
 
@@ -82,12 +84,16 @@ def test_rest_may_be_empty_for_the_rule_for_all_others(model):
             r"the rule for 'layer\[0\].weight' matches no array of the model that an earlier rule "
             r"left. The arrays are layers\[0\].weight, layers\[0\].bias, layers\[1\].weight",
         ),
-        ({"**": P(), "**.bias": P("data")}, ValueError, "the rule for '..[.]bias' matches no array"),
+        (
+            {"**": P(), "**.bias": P("data")},
+            ValueError,
+            "the rule for '..[.]bias' matches no array",
+        ),
         (
             {"layers[0].weight": P("rows")},
             ValueError,
-            r"layers\[0\].weight, of shape \(16, 8\), is to be split over the mesh axis 'rows', and "
-            "the mesh has data=4, model=2",
+            r"layers\[0\].weight, of shape \(16, 8\), is to be split over the mesh axis 'rows', "
+            "and the mesh has data=4, model=2",
         ),
         (
             {"layers[0].bias": P(None, "data")},
@@ -97,18 +103,18 @@ def test_rest_may_be_empty_for_the_rule_for_all_others(model):
         (
             {"layers[1].bias": P("data")},
             ValueError,
-            r"layers\[1\].bias, of shape \(6,\), does not divide: axis 0 has length 6, and .* splits "
-            r"it into 4 parts. Split another axis, or leave it whole with PartitionSpec\(\)",
+            r"layers\[1\].bias, of shape \(6,\), does not divide: axis 0 has length 6, and .* "
+            r"splits it into 4 parts. Split another axis, or leave it whole with PartitionSpec\(\)",
         ),
         (
             {"layers[0].weight": P("data", "data")},
             ValueError,
-            r"layers\[0\].weight, of shape \(16, 8\), is to be split over the mesh axis 'data' twice",
+            r"layers\[0\].weight, of shape \(16, 8\), is to be split over .* 'data' twice",
         ),
         (
             {"**.weight": lambda path, leaf: "data"},
             TypeError,
-            r"the rule for layers\[0\].weight, .* must return a jax.sharding.PartitionSpec, got 'data'",
+            r"the rule for layers\[0\].weight, .* must return a jax.sharding.Partit.*, got 'data'",
         ),
         (
             {"**.weight": lambda path, leaf: P(P.UNCONSTRAINED)},
@@ -125,10 +131,20 @@ def test_rule_that_does_not_fit_is_refused_with_the_path(rules, error, message, 
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        ((MESH, {"**": "data"}), {}, TypeError, r"the rule for '\*\*' must give a jax.sharding.Part"),
+        (
+            (MESH, {"**": "data"}),
+            {},
+            TypeError,
+            r"the rule for '\*\*' must give a jax.sharding.Part",
+        ),
         ((MESH, {3: P()}), {}, TypeError, "a pattern must be a string or a function .* got 3"),
         ((MESH, ["**"]), {}, TypeError, r"a pair of a pattern and a PartitionSpec, got '\*\*'"),
-        ((jax.devices, {}), {}, TypeError, "expected a jax.sharding.Mesh, as jax.make_mesh returns"),
+        (
+            (jax.devices, {}),
+            {},
+            TypeError,
+            "expected a jax.sharding.Mesh, as jax.make_mesh returns",
+        ),
         (
             (MESH, {}),
             {"batch_axes": "rows"},

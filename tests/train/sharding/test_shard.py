@@ -91,7 +91,7 @@ def test_donated_state_is_refused():
 
 
 def test_abstract_mesh_is_refused():
-    with pytest.raises(ValueError, match="this one has an AbstractMesh, which is for train.plan"):
+    with pytest.raises(ValueError, match=r"this one has an AbstractMesh, which is for train\.plan"):
         train.shard(trainings.start(), train.fsdp(AbstractMesh((4,), ("data",))))
 
 

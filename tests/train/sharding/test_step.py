@@ -151,6 +151,21 @@ def test_sharded_state_is_trained_by_fit(getkey):
     assert result.state.model.weight.sharding.spec == P("data")
 
 
+@pytest.mark.parametrize(("sharding", "waits"), [("FSDP", True), ("one device", False)])
+def test_call_waits_where_devices_share_threads(sharding, waits, monkeypatch):
+    # Of two steps that run at once one can take the thread that the other waits for.
+    sharding, waited = SHARDINGS[sharding], []
+    step = train.make_step(trainings.squares, trainings.OPTIMISER, sharding=sharding)
+    state = train.shard(trainings.start(), sharding)
+    monkeypatch.setattr(jax, "block_until_ready", waited.append)
+    for batch in trainings.batches(2):
+        state, _ = step(state, batch)
+    assert len(waited) == 2 * waits
+    many = eqx.filter_jit(lambda state, batch: step(step(state, batch)[0], batch)[0])
+    many(state, batch)
+    assert len(waited) == 3 * waits
+
+
 def exchanged(model, sharding, getkey, **options):
     state, step = make_step(model, sharding, getkey, **options)
     return train.collectives(step.lower(state, batch_of(4)).compile())
