@@ -3,6 +3,7 @@
 from . import metrics as metrics
 from ._batches import minibatches as minibatches
 from ._callbacks import Callback as Callback
+from ._callbacks import Checkpoint as Checkpoint
 from ._callbacks import EarlyStopping as EarlyStopping
 from ._callbacks import JsonLines as JsonLines
 from ._callbacks import Progress as Progress

@@ -1,6 +1,7 @@
 """The training loop."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, NamedTuple
 
@@ -14,6 +15,7 @@ from ._checks import check_not_deleted, check_state
 from ._feed import Feed
 from ._moments import EvaluateState, Moments, checked_callbacks
 from ._pace import MeasuredPace, Pace, StepsPerCall, pace_of
+from ._resume import newest_in
 from ._run import Batch, Run, Step
 from ._state import Model, TrainState, copy_arrays
 
@@ -58,6 +60,7 @@ def fit(
     log_every: int = 100,
     on_log: Callable[[int, float], None] | None = None,
     check_every: int = 25,
+    resume_from: str | os.PathLike[str] | None = None,
 ) -> FitResult[Model]:
     """Runs a training step over batches.
 
@@ -75,7 +78,7 @@ def fit(
     - `state`: where to start. It is copied, and stays usable.
     - `step`: `step(state, batch)` which gives `(state, loss, ...)`; see `make_step`.
     - `batches`: for example `minibatches(...)`. If they end early, so does training.
-    - `num_steps`: how many steps to make, at least 1.
+    - `num_steps`: how many steps to make, at least 1, with those before the run was resumed.
     - `steps_per_call`: so many batches are stacked, and their steps run in one call, a compiled
       loop. A small step costs a fraction so: its call costs more than its work. The state after it
       is that of single steps, but for rounding; logs, evaluations and callbacks that are due in
@@ -86,15 +89,22 @@ def fit(
     - `evaluate_every`: steps between evaluations. The last step is followed by one anyway.
     - `callbacks`: see `Callback`.
     - `log_every`: steps between calls of `on_log`.
-    - `on_log`: `on_log(step, loss)` with the steps made in this call and the mean loss since the
-      last log; see `progress`.
+    - `on_log`: `on_log(step, loss)` with the steps made so far and the mean loss since the last
+      log; see `progress`.
     - `check_every`: steps between looks at the losses. The device idles for a moment at each.
+    - `resume_from`: a folder of checkpoints, as `Checkpoint` makes it. The run goes on from the
+      newest good one there, with the state and the batches that came then, and ends with the same
+      numbers as one that was not interrupted; it begins with `state` where there is none. A damaged
+      one is warned of and left out. `batches` go to the position that was saved, if they have
+      `seek`, as `minibatches` do; of others as many are passed over as there were steps.
+      `EarlyStopping` looks at the evaluations from there on.
 
     **Returns:** a `FitResult`.
 
     **Raises:** `TypeError` if `state` is no `TrainState`, or a callback none, and where many steps
     in one call cannot be what single ones are; `RuntimeError` if the arrays of the state were
-    donated; `ValueError` if a number of steps is no positive integer; whatever `step`, `batches`,
+    donated; `ValueError` if a number of steps is no positive integer, or a checkpoint does not fit
+    the state or the batches; `CheckpointError` if all are damaged; whatever `step`, `batches`,
     `evaluate` and callbacks raise, except that `KeyboardInterrupt` from all but the first ends
     training.
 
@@ -111,21 +121,26 @@ def fit(
     """
     check_state(state, TrainState, "fit")
     check_not_deleted(state, "state", "fit")
-    loop = _Loop(
-        Run(_unhalted(copy_arrays(state)), whole_number(num_steps, "num_steps")),
-        step,
-        Feed(batches),
-        pace_of(steps_per_call),
-        Moments(
-            evaluate,
-            checked_callbacks(callbacks, on_log),
-            whole_number(log_every, "log_every"),
-            None if evaluate_every is None else whole_number(evaluate_every, "evaluate_every"),
-        ),
-        whole_number(check_every, "check_every"),
+    num_steps = whole_number(num_steps, "num_steps")
+    checked = checked_callbacks(callbacks, on_log)
+    moments = Moments(
+        evaluate,
+        checked,
+        whole_number(log_every, "log_every"),
+        None if evaluate_every is None else whole_number(evaluate_every, "evaluate_every"),
     )
+    feed, pace = Feed(batches), pace_of(steps_per_call)
+    check_every = whole_number(check_every, "check_every")
+    resumed = None if resume_from is None else newest_in(resume_from, state, checked)
+    if resumed is None:
+        run = Run(_unhalted(copy_arrays(state)), num_steps)
+    else:
+        run = Run(resumed.state, num_steps, resumed.steps)
+        feed.seek(resumed.position, resumed.steps)
+    run.on_checkpoint = lambda: moments.tell("on_checkpoint", run)
+    loop = _Loop(run, step, feed, pace, moments, check_every)
     with delayed_interrupt() as interrupt, contextlib.ExitStack() as closing:
-        for callback in loop.moments.callbacks:
+        for callback in checked:
             closing.callback(callback.close)
         loop.run_all(interrupt)
     result = loop.result(interrupt)
@@ -156,6 +171,7 @@ class _Loop(NamedTuple):
                 raise
             interrupt.is_requested = True
         run.read()
+        run.position = self.feed.position
         self.moments.tell("on_end", run)
 
     def _run_steps(self, interrupt: Interrupt) -> None:
@@ -172,6 +188,7 @@ class _Loop(NamedTuple):
                     run.read()
                     if run.divergence is not None or is_stopping:
                         return
+            run.position = self.feed.position
             moments.at(run)
 
     def _advance(self, batches: list[Any]) -> None:
@@ -184,20 +201,18 @@ class _Loop(NamedTuple):
     def result(self, interrupt: Interrupt) -> FitResult:
         """How it ended."""
         run = self.run
-        made = len(run.history)
+        made = f"{run.steps} of {run.num_steps} steps"
+        if run.steps_before:
+            made += f", {run.steps_before} of them before this call"
         if run.divergence is not None:
             stopped, message = "diverged", run.divergence
         elif interrupt.is_requested:
-            stopped, message = (
-                "interrupted",
-                f"Interrupted after {run.steps} of {run.num_steps} steps.",
-            )
+            stopped, message = "interrupted", f"Interrupted after {made}."
         elif run.end is not None:
             stopped, message = "stopped", run.end
         else:
-            is_all = run.steps >= run.num_steps
-            ending = "." if is_all else "; the batches ended."
-            stopped, message = "finished", f"Made {made} of {run.num_steps} steps{ending}"
+            ending = "." if run.steps >= run.num_steps else "; the batches ended."
+            stopped, message = "finished", f"Made {made}{ending}"
         return FitResult(
             _unhalted(run.state),
             tuple(run.history),

@@ -34,7 +34,7 @@ class Run(Generic[Model]):
 
     - `state`: after the last step. The next step takes its arrays: keep a copy, not these.
     - `num_steps`: how many steps the run is to have made at its end.
-    - `steps`: how many it has made, with those before it was resumed.
+    - `steps`: how many it has made, with those before it was resumed, `steps_before`.
     - `history`: the losses of the steps that this call of `fit` made, as far as they were read.
     - `loss`: the mean of those since the last log; NaN before the first one.
     - `metrics`: what the last evaluation gave, by name; empty before the first one.
@@ -45,12 +45,13 @@ class Run(Generic[Model]):
     def __init__(self, state: TrainState[Model], num_steps: int, steps: int = 0) -> None:
         self.state = state
         self.num_steps = num_steps
-        self.steps = steps
+        self.steps = self.steps_before = steps
         self.history: list[float] = []
         self.loss = math.nan
         self.metrics: Mapping[str, float] = {}
         self.checkpoint: pathlib.Path | None = None
         self.position: Any = None
+        self.on_checkpoint: Callable[[], None] = lambda: None
         self.divergence: str | None = None
         self.end: str | None = None
         self.notes: list[str] = []
@@ -75,6 +76,11 @@ class Run(Generic[Model]):
     def note(self, message: str) -> None:
         """Adds a sentence to `FitResult.message`."""
         self.notes.append(message)
+
+    def tell_checkpoint(self, folder: pathlib.Path) -> None:
+        """Tells all callbacks of a checkpoint that is in its place."""
+        self.checkpoint = folder
+        self.on_checkpoint()
 
     # --- for the loop ---
 

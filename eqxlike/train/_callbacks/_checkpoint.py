@@ -1,0 +1,125 @@
+"""Saves a training now and then, so that it can go on where it ended."""
+
+import os
+import pathlib
+import warnings
+from typing import Any, Literal
+
+from ..._numbers import whole_number
+from .._checkpoints import CheckpointFolder, Saving
+from .._run import Run
+from ._callback import Callback
+
+
+class Checkpoint(Callback):
+    """Saves the state and the position of the batches every so many steps, and at the end.
+
+    `fit(..., resume_from=folder)` goes on from the newest of them. The end is also Ctrl-C, SIGTERM
+    and what a callback asked for; after a divergence the last good state is the result, and no
+    checkpoint.
+
+    **Arguments:**
+
+    - `folder`: where checkpoints go, each in a folder named by its step.
+    - `every`: steps between two of them.
+    - `keep_last`: how many of the newest ones stay.
+    - `keep_best`: how many of those with the best `metric` stay beside these; `None` for none.
+    - `metric`: its name among those of the last evaluation.
+    - `mode`: whether the least metric is the best, `"min"`, or the greatest, `"max"`.
+    - `background`: whether a thread writes while training goes on. It needs a copy of the state in
+      the memory of the host.
+    - `on_error`: what a checkpoint that cannot be written does, as where the disk is full: end the
+      run with the `OSError`, `"raise"`, or only `"warn"`. The last good checkpoint stays.
+
+    **Raises:** `ValueError` if an argument is out of range, or `keep_best` has no `metric`. When
+    training starts, what `train.CheckpointFolder.check_free` raises: where another process writes
+    to the folder, or it has checkpoints of later steps than the run begins with.
+
+    >>> import tempfile
+    >>> from eqxlike import train
+    >>> callback = train.Checkpoint(tempfile.mkdtemp(), every=1000, keep_last=2)
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every: int,
+        keep_last: int = 3,
+        keep_best: int | None = None,
+        metric: str | None = None,
+        mode: Literal["min", "max"] = "min",
+        background: bool = True,
+        on_error: Literal["raise", "warn"] = "raise",
+    ) -> None:
+        if on_error not in ("raise", "warn"):
+            raise ValueError(f'Checkpoint: on_error must be "raise" or "warn", got {on_error!r}.')
+        if keep_best is not None and metric is None:
+            raise ValueError("Checkpoint: keep_best needs the name of a metric: give `metric`.")
+        self.every = whole_number(every, "Checkpoint: every")
+        self.folder = CheckpointFolder(folder, keep_last=keep_last, keep_best=keep_best, mode=mode)
+        self.metric, self.background, self.on_error = metric, background, on_error
+        self._under_way: Saving | None = None
+        self._saved_at = -1
+
+    def on_start(self, run: Run) -> None:
+        """Sees that the folder takes the checkpoints of this run."""
+        self._under_way, self._saved_at = None, run.steps
+        self.folder.check_free(run.steps)
+
+    def on_step(self, run: Run) -> None:
+        """Saves."""
+        self._finish(run)
+        self._save(run, self.background)
+
+    def on_end(self, run: Run) -> None:
+        """Saves the end, unless that is saved already, and says where."""
+        self._finish(run)
+        if run.divergence is None and run.steps != self._saved_at:
+            self._save(run, background=False)
+            self._finish(run)
+        if run.checkpoint is not None and run.divergence is None:
+            run.note(f"The run is saved in {run.checkpoint}.")
+
+    def close(self) -> None:
+        """Waits for what is being written, and lets others write there."""
+        self.folder.close()
+
+    def _save(self, run: Run, background: bool) -> None:
+        data: dict[str, Any] = {"steps": run.steps, "batches": run.position}
+        try:
+            self._under_way = self.folder.save(
+                run.steps, run.state, data, score=self._score(run), background=background
+            )
+        except OSError as error:
+            self._failed(error)
+        else:
+            self._saved_at = run.steps
+
+    def _score(self, run: Run) -> float | None:
+        if self.metric is None or not run.metrics:
+            return None
+        if self.metric not in run.metrics:
+            raise KeyError(
+                f"Checkpoint looks for the metric {self.metric!r}, and `evaluate` gives "
+                f"{', '.join(map(repr, run.metrics))}."
+            )
+        return run.metrics[self.metric]
+
+    def _finish(self, run: Run) -> None:
+        """Waits for the checkpoint under way, and tells of it."""
+        saving, self._under_way = self._under_way, None
+        if saving is None:
+            return
+        try:
+            saving.wait()
+        except OSError as error:
+            self._saved_at = -1
+            self._failed(error)
+        else:
+            run.tell_checkpoint(pathlib.Path(saving.path))
+
+    def _failed(self, error: OSError) -> None:
+        if self.on_error == "raise":
+            raise error
+        warnings.warn(f"A checkpoint was not written, and training goes on: {error}.", stacklevel=2)
