@@ -7,7 +7,8 @@ import jax
 import pytest
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-TEXTS = {name: (DOCS / name).read_text() for name in ("bayes.md", "differentiation.md", "loops.md")}
+NAMES = ("bayes.md", "differentiation.md", "loops.md", "training.md")
+TEXTS = {name: (DOCS / name).read_text() for name in NAMES}
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 
 
