@@ -102,7 +102,7 @@ def young_heap() -> None:
     there already is left out of the garbage collections that tests ask for: the whole heap would
     take each of them half a second.
     """
-    if MANY_PROGRAMS < Programs.count:
+    if Programs.count > MANY_PROGRAMS:
         Programs.count = 0
         jax.clear_caches()
     gc.collect()

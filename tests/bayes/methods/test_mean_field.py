@@ -143,7 +143,9 @@ def test_kl_counts_by_its_weight_as_it_warms_up():
         method = bayes.MeanField(kl_weight=0.5, warm_up=5)
         share = 0.5 * min(1.0, (index + 1) / 5)
         assert share == pytest.approx(part)
-        np.testing.assert_allclose(loss(method, jnp.asarray(index)), none + share * (whole - none), rtol=1e-9)
+        np.testing.assert_allclose(
+            loss(method, jnp.asarray(index)), none + share * (whole - none), rtol=1e-9
+        )
 
 
 # --- layers whose weights are random ------------------------------------------------------------
