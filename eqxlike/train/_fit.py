@@ -224,4 +224,4 @@ class _Loop(NamedTuple):
 
 
 def _unhalted(state: TrainState[Model]) -> TrainState[Model]:
-    return tree_at(lambda state: state.is_halted, state, jnp.zeros((), bool))
+    return tree_at(lambda state: state.is_halted, state, jnp.zeros_like(state.is_halted))

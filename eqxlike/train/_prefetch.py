@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from .._numbers import whole_number
+from ._sharding import Sharding, place_batch
 
 Batch = TypeVar("Batch")
 
@@ -126,8 +127,8 @@ def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -
 
     - `batches`: any iterable, for example `minibatches(...)`. From now on the thread reads it.
     - `size`: how many batches are ready at most, each of them in the memory of the device.
-    - `sharding`: where arrays go, a device or a `jax.sharding.Sharding`; the default device where
-      it is `None`.
+    - `sharding`: where arrays go: a `train.Sharding`, which splits the examples over its devices, a
+      device, or a `jax.sharding.Sharding`; the default device where it is `None`.
 
     **Returns:** an iterator of the same batches with `jax.Array`s in place of NumPy's; other leaves
     stay. It has the `position` and `seek` of `batches`, if these have them.
@@ -169,6 +170,8 @@ def _fill(source: Iterator[Any], ahead: _Ahead, sharding: Any, settings: _Settin
 
 
 def _moved(batch: Any, sharding: Any) -> Any:
+    if isinstance(sharding, Sharding):
+        return place_batch(batch, sharding)
     leaves, treedef = jax.tree_util.tree_flatten(batch)
     places = [
         index for index, leaf in enumerate(leaves) if isinstance(leaf, np.ndarray | jax.Array)

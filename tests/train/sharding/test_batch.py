@@ -25,6 +25,15 @@ def test_keys_are_split_as_examples_are():
     assert place_batch(keys, SHARDING).sharding == SHARDING.batch
 
 
+def test_batches_are_placed_ahead_of_time():
+    batches = [{"x": np.full((4, 3), number), "name": "training"} for number in range(2)]
+    with train.prefetch(batches, sharding=SHARDING) as ahead:
+        placed = list(ahead)
+    assert [float(batch["x"].sum()) for batch in placed] == [0, 12]
+    assert {batch["x"].sharding for batch in placed} == {SHARDING.batch}
+    assert {batch["name"] for batch in placed} == {"training"}
+
+
 @pytest.mark.parametrize("where", ["before", "within"])
 def test_batch_that_does_not_divide_is_refused(where):
     batch = np.ones((8, 4), np.float32), np.ones((3, 4), np.float32)

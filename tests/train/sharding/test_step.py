@@ -139,18 +139,6 @@ def test_scalars_and_arrays_of_odd_length_are_trained_whole(getkey):
     assert state.model.scale < 1
 
 
-def test_sharded_state_is_trained_by_fit(getkey):
-    model = nn.Linear(4, 4, key=getkey())
-    histories = []
-    for sharding in (None, train.fsdp(min_size=1)):
-        state, step = make_step(model, sharding, getkey)
-        result = train.fit(state, step, [batch_of(4)] * 3, num_steps=3)
-        assert (result.stopped, len(result.history)) == ("finished", 3)
-        histories.append(result.history)
-    np.testing.assert_allclose(*histories, rtol=1e-6)
-    assert result.state.model.weight.sharding.spec == P("data")
-
-
 @pytest.mark.parametrize(("sharding", "waits"), [("FSDP", True), ("one device", False)])
 def test_call_waits_where_devices_share_threads(sharding, waits, monkeypatch):
     # Of two steps that run at once one can take the thread that the other waits for.
@@ -164,6 +152,40 @@ def test_call_waits_where_devices_share_threads(sharding, waits, monkeypatch):
     many = eqx.filter_jit(lambda state, batch: step(step(state, batch)[0], batch)[0])
     many(state, batch)
     assert len(waited) == 3 * waits
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_many_steps_are_one_program_over_devices_too(steps_per_call, getkey):
+    traces = []
+
+    def loss(model, batch, key):
+        traces.append(None)
+        return squares(model, batch, key)
+
+    model, sharding, optimiser = nn.Linear(4, 4, key=getkey()), SHARDINGS["FSDP"], optax.adam(0.01)
+    state = train.TrainState.create(model, optimiser, key=getkey())
+    step = train.make_step(loss, optimiser, sharding=sharding)
+    result = train.fit(
+        train.shard(state, sharding),
+        step,
+        train.prefetch([batch_of(4)] * 4, sharding=sharding),
+        num_steps=4,
+        steps_per_call=steps_per_call,
+    )
+    assert len(traces) == 1
+    assert result.state.model.weight.sharding.spec == P("data")
+    expected_step = train.make_step(squares, optimiser)
+    expected = train.fit(state, expected_step, [batch_of(4)] * 4, num_steps=4)
+    np.testing.assert_allclose(result.history, expected.history, rtol=1e-5)
+
+
+def test_state_that_lies_otherwise_is_brought_where_it_belongs(getkey):
+    model, optimiser = nn.Linear(4, 4, key=getkey()), optax.adam(0.01)
+    state = train.TrainState.create(model, optimiser, key=getkey())
+    step = train.make_step(squares, optimiser, sharding=SHARDINGS["FSDP"])
+    state, _ = step(train.shard(state, SHARDINGS["data parallel"]), batch_of(4))
+    assert state.model.weight.sharding.spec == P("data")
+    assert state.optimiser_state[0].mu.weight.sharding.spec == P("data")
 
 
 def exchanged(model, sharding, getkey, **options):
