@@ -99,7 +99,7 @@ SHARED_LAYERS = {"_dropout", "_linear"}
 
 CORE = {"jax", "jaxlib", "jaxtyping", "numpy", "optax", "wadler_lindig"}
 # Imported inside the function that needs them: without them the rest of the package works.
-EXTRAS = {"arviz_stats", "etils", "matplotlib", "orbax", "rich", "sklearn", "tqdm"}
+EXTRAS = {"arviz_stats", "etils", "matplotlib", "orbax", "rich", "safetensors", "sklearn", "tqdm"}
 
 MOST_LINES = 400
 

@@ -24,6 +24,8 @@ from ._prefetch import Prefetch as Prefetch
 from ._prefetch import prefetch as prefetch
 from ._progress import progress as progress
 from ._run import Run as Run
+from ._safetensors import export_safetensors as export_safetensors
+from ._safetensors import import_safetensors as import_safetensors
 from ._sharding import Collective as Collective
 from ._sharding import Exchange as Exchange
 from ._sharding import Memory as Memory

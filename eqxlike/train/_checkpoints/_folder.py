@@ -113,7 +113,7 @@ class CheckpointFolder:
             data,
             background=background,
             score=None if score is None else float(score),
-            then=lambda: in_first(lambda: self._prune(path)) and None,
+            then=lambda: in_first(lambda: self._prune(path)),
         )
 
     def check_free(self, step: int) -> None:
@@ -149,6 +149,9 @@ class CheckpointFolder:
             except CheckpointError as error:
                 damages.append(str(error))
                 self._damaged.add(path)
+                continue
+            except FileNotFoundError:
+                # The process that writes here has deleted it meanwhile.
                 continue
             for damage in damages:
                 warnings.warn(f"{damage} Going on from {path}, which is older.", stacklevel=2)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._compat import Tracer
 from ._background import wait_for_newest
 from ._compare import check_fits
 from ._error import CheckpointError
@@ -17,6 +16,7 @@ from ._files import check_files, checksum_of
 from ._leaves import Leaf, describe_leaves, is_key
 from ._manifest import Manifest, StoredLeaf, read_manifest
 from ._orbax import read_arrays, stored_shapes
+from ._placing import place_like, sharding_on_purpose
 from ._steps import newest_whole_beside
 
 State = TypeVar("State")
@@ -137,17 +137,10 @@ def _check_shapes(
             )
 
 
-def _sharding_on_purpose(like: Any) -> jax.sharding.Sharding | None:
-    if isinstance(like, jax.ShapeDtypeStruct):
-        return like.sharding
-    is_placed = isinstance(like, jax.Array) and not isinstance(like, Tracer) and like.committed
-    return like.sharding if is_placed else None
-
-
 def _sharding_to_read(stored: StoredLeaf, like: Any) -> jax.sharding.Sharding | None:
     """The sharding with which each device reads its part alone; `None` to read all on the host."""
     is_as_stored = stored.leaf.kind == "array" and stored.stored_dtype == stored.leaf.dtype
-    return _sharding_on_purpose(like) if is_as_stored else None
+    return sharding_on_purpose(like) if is_as_stored else None
 
 
 def _placed(folder: pathlib.Path, stored: StoredLeaf, like: Any, value: Any) -> Any:
@@ -165,13 +158,9 @@ def _placed(folder: pathlib.Path, stored: StoredLeaf, like: Any, value: Any) -> 
         )
     if stored.stored_dtype not in (None, leaf.dtype):
         value = value.view(jnp.dtype(leaf.dtype))
-    if isinstance(like, np.ndarray | np.generic):
-        value = np.asarray(value).astype(like.dtype, copy=False)
-        return value if isinstance(like, np.ndarray) else value[()]
-    sharding = _sharding_on_purpose(like)
-    if is_key(like):
-        # Compiled, since a transfer of keys reaches no devices of other processes.
-        wrap = functools.partial(jax.random.wrap_key_data, impl=leaf.key)
-        return wrap(value) if sharding is None else jax.jit(wrap, out_shardings=sharding)(value)
-    # Not the memory of NumPy's array: a step may donate it.
-    return jax.device_put(value, sharding, may_alias=False)
+    if not isinstance(like, jax.Array | jax.ShapeDtypeStruct) or not is_key(like):
+        return place_like(value, like)
+    sharding = sharding_on_purpose(like)
+    # Compiled, since a transfer of keys reaches no devices of other processes.
+    wrap: Any = functools.partial(jax.random.wrap_key_data, impl=leaf.key)
+    return wrap(value) if sharding is None else jax.jit(wrap, out_shardings=sharding)(value)

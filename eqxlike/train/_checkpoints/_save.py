@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import errno
 import functools
 import importlib.metadata
 import operator
@@ -23,7 +24,7 @@ from .._checks import check_not_deleted
 from ._background import Saving, save_in_turn
 from ._files import checksum_of, in_threads, seal
 from ._leaves import Leaf, describe_leaves, describe_nodes, is_key
-from ._manifest import Manifest, StoredLeaf
+from ._manifest import Manifest, StoredFile, StoredLeaf
 from ._orbax import orbax, write_arrays
 from ._place import ARRAYS, folder_beside, put_in_place, temporary_of
 from ._processes import in_first, together
@@ -78,7 +79,7 @@ def save_and_then(
     *,
     background: bool,
     score: float | None = None,
-    then: Callable[[], None] = lambda: None,
+    then: Callable[[], object] = lambda: None,
 ) -> Saving:
     """As `save`; where the checkpoint is in place, `then` is called, in the same thread."""
     orbax()
@@ -122,9 +123,9 @@ def _write(path: pathlib.Path, manifest: Manifest, arrays: dict[str, Any]) -> No
         def end() -> None:
             leaves = in_threads(functools.partial(_with_checksum, arrays), manifest.leaves)
             name = f"{ARRAYS}{secrets.token_hex(4)}"
-            whole = dataclasses.replace(
-                manifest, arrays_folder=name, leaves=leaves, files=seal(folder)
-            )
+            files = seal(folder)
+            _check_written(path, leaves, files)
+            whole = dataclasses.replace(manifest, arrays_folder=name, leaves=leaves, files=files)
             os.rename(folder, temporary / name)
             put_in_place(temporary, path, whole)
 
@@ -132,6 +133,25 @@ def _write(path: pathlib.Path, manifest: Manifest, arrays: dict[str, Any]) -> No
         if arrays:
             together(write)
         in_first(end)
+
+
+def _check_written(
+    path: pathlib.Path, leaves: list[StoredLeaf], files: dict[str, StoredFile]
+) -> None:
+    """Raises `OSError` if a file does not read as what was in memory: what a checkpoint replaces
+    is deleted after this.
+    """
+    values: dict[str, list[str]] = {}
+    for name, file in files.items():
+        top, _, rest = name.partition("/")
+        if not rest.startswith("."):
+            values.setdefault(top, []).append(file.checksum)
+    for each in leaves:
+        found = values.get(each.name or "", [])
+        # An array that was written whole is one file, of its bytes alone.
+        if each.checksum is not None and len(found) == 1 and found != [each.checksum]:
+            reason = f"state{each.leaf.path} reads otherwise than it was written"
+            raise OSError(errno.EIO, reason, str(path))
 
 
 @contextlib.contextmanager
@@ -217,6 +237,7 @@ def _step_of(state: Any) -> int | None:
         return None
 
 
+@functools.cache
 def _versions() -> dict[str, str]:
     found = {"eqxlike": __version__, "python": platform.python_version()}
     return found | {name: importlib.metadata.version(name) for name in _LIBRARIES}

@@ -22,7 +22,7 @@ def steps_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
     except FileNotFoundError:
         return {}
     matches = [match for match in map(_PATTERN.fullmatch, entries) if match]
-    found = {int(match[1]): folder / match[0] for match in matches}
+    found = {int(match[1]): folder / match[0] for match in matches if (folder / match[0]).is_dir()}
     return {step: found[step] for step in sorted(found, reverse=True)}
 
 
