@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
 from ..._pytree import is_array
@@ -39,4 +40,5 @@ def _share_threads(sharding: Sharding) -> bool:
     XLA's devices on CPU share threads. One that is a step ahead of the others, and waits for them,
     may take the thread that they need: a loop of a few hundred steps hung for good.
     """
-    return sharding.mesh.size > 1 and sharding.mesh.devices.flat[0].platform == "cpu"
+    mesh = sharding.mesh
+    return isinstance(mesh, Mesh) and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"

@@ -1,0 +1,258 @@
+"""The time and the memory of a training step over several devices, and a large training on paper.
+
+An MLP is trained by Adam on the same batches, whole on each device (`train.data_parallel`) or split
+over them (`train.fsdp`). All columns compute the same losses, which is checked before anything is
+timed. The method is that of `eqxlike._timing`. Ctrl-C prints the rows that are finished.
+
+Devices of a CPU share its cores, and the calls wait for each other: a ratio below 1 is not to be
+had there where one device has the cores for itself, and what the ratio shows is the price of the
+exchange. Memory is that of one device either way. Where there are fewer than four devices, the
+columns for more are left out.
+
+At the end stands what `train.plan` says of a transformer of seven billion parameters.
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+
+import eqxlike
+from benchmarks import command, networks, report, table
+from benchmarks.cases import check_agreement, find
+from benchmarks.targets import Target, at_most, render
+from eqxlike import nn, train
+from eqxlike._tables import grouped
+from eqxlike._timing import Call, measure
+
+NAME = "benchmarks.scaling"
+ROUNDS = command.Rounds(default=30, quick=5)
+
+COUNTS = (1, 2, 4)
+BATCH = 256
+SHARDINGS = {
+    "data parallel": train.data_parallel,
+    "FSDP": lambda devices: train.fsdp(devices, min_size=1),
+}
+
+MESHES = (AbstractMesh((8,), ("data",)), AbstractMesh((64,), ("data",)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A training over some devices.
+
+    - `call`: makes one more step and returns its loss.
+    - `memory`: bytes on one device: of the state between steps, of what a step needs beside, and of
+      what it gets from the other devices.
+    """
+
+    call: Call
+    memory: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One network, trained in one way over each number of devices."""
+
+    sharding: str
+    depth: int
+    width: int
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return f"{self.sharding}, depth {self.depth}, width {self.width}, batch {BATCH}"
+
+    def training(self, count: int) -> Training:
+        """The training over the first `count` devices."""
+        sharding = SHARDINGS[self.sharding](jax.devices()[:count])
+        model = networks.mlp(eqxlike, self.width, self.depth)
+        optimiser = networks.optimiser()
+        state = train.TrainState.create(model, optimiser, key=jax.random.key(0))
+        state = train.shard(state, sharding)
+        step = train.make_step(loss, optimiser, sharding=sharding)
+        data = (
+            jax.device_put(networks.normal(BATCH, self.width, seed=1), sharding.batch),
+            jax.device_put(networks.normal(BATCH, self.width, seed=2), sharding.batch),
+        )
+        compiled = step.lower(state, data).compile()
+        memory = {
+            "at rest": sum(array.addressable_shards[0].data.nbytes for array in arrays(state)),
+            "within a step": compiled.memory_analysis().temp_size_in_bytes,
+            "exchanged": sum(each.num_bytes for each in train.collectives(compiled)),
+        }
+
+        def call() -> jax.Array:
+            nonlocal state
+            state, value = step(state, data)
+            return value
+
+        return Training(call, memory)
+
+    def measured(self, rounds: int) -> dict[str, Any]:
+        """The row as a report takes it."""
+        trainings = {column(count): self.training(count) for count in counts()}
+        calls = {name: training.call for name, training in trainings.items()}
+        check_agreement(calls)
+        found = measure(calls, baseline=column(1), rounds=rounds)
+        memory = {name: dict(training.memory) for name, training in trainings.items()}
+        return report.row(self.name, found, notes()) | {"memory": memory}
+
+
+ROWS = tuple(Row(sharding, 2, width) for width in (256, 1024) for sharding in SHARDINGS)
+
+
+def loss(model: Any, batch: tuple[jax.Array, jax.Array], key: Any) -> jax.Array:
+    """The mean squared error, with the arguments that `make_step` passes."""
+    return networks.mean_squared_error(model, *batch)
+
+
+def arrays(state: Any) -> Iterator[jax.Array]:
+    """The arrays of a state whose bytes can be counted: all but its key."""
+    leaves = jax.tree.leaves((state.model, state.optimiser_state))
+    return (leaf for leaf in leaves if eqxlike.is_array(leaf))
+
+
+def counts() -> list[int]:
+    """The numbers of devices that are here."""
+    return [count for count in COUNTS if count <= jax.device_count()]
+
+
+def column(count: int) -> str:
+    """The column of a number of devices."""
+    return "1 device" if count == 1 else f"{count} devices"
+
+
+def notes() -> list[str]:
+    """What was left out."""
+    missing = [column(count) for count in COUNTS if count not in counts()]
+    return [f"left out, as there are no more devices: {', '.join(missing)}"] if missing else []
+
+
+class Block(eqxlike.Module):
+    """A layer of the large transformer; its positions are left out, as they have no weights."""
+
+    attention_norm: nn.RMSNorm
+    attention: nn.MultiheadAttention
+    norm: nn.RMSNorm
+    gate: nn.Linear
+    up: nn.Linear
+    down: nn.Linear
+
+    def __init__(self, key: jax.Array):
+        attention_key, gate_key, up_key, down_key = jax.random.split(key, 4)
+        self.attention_norm = nn.RMSNorm(4096, use_bias=False)
+        self.attention = nn.MultiheadAttention(32, 4096, key=attention_key)
+        self.norm = nn.RMSNorm(4096, use_bias=False)
+        self.gate = nn.Linear(4096, 11008, use_bias=False, key=gate_key)
+        self.up = nn.Linear(4096, 11008, use_bias=False, key=up_key)
+        self.down = nn.Linear(11008, 4096, use_bias=False, key=down_key)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """From (position, 4096) to the same."""
+        normed = jax.vmap(self.attention_norm)(x)
+        causal = jnp.tril(jnp.ones((len(x), len(x)), bool))
+        x = x + self.attention(normed, normed, normed, mask=causal)
+        normed = jax.vmap(self.norm)(x)
+        hidden = jax.nn.silu(jax.vmap(self.gate)(normed)) * jax.vmap(self.up)(normed)
+        return x + jax.vmap(self.down)(hidden)
+
+
+class Transformer(eqxlike.Module):
+    """A transformer of the sizes of Touvron et al. (2023), "LLaMA", with 6.7 billion parameters."""
+
+    embedding: nn.Embedding
+    blocks: nn.ScanStack
+    norm: nn.RMSNorm
+    readout: nn.Linear
+
+    def __init__(self, key: jax.Array):
+        embedding_key, blocks_key, readout_key = jax.random.split(key, 3)
+        self.embedding = nn.Embedding(32000, 4096, key=embedding_key)
+        self.blocks = nn.ScanStack(Block, 32, key=blocks_key)
+        self.norm = nn.RMSNorm(4096, use_bias=False)
+        self.readout = nn.Linear(4096, 32000, use_bias=False, key=readout_key)
+
+
+def plans() -> Iterator[tuple[str, train.Plan]]:
+    """What the large transformer would need, by the title of each way to train it."""
+    model = eqxlike.filter_eval_shape(Transformer, jax.random.key(0))
+    for mesh in MESHES:
+        for name, sharding in SHARDINGS.items():
+            title = (
+                f"A transformer of seven billion parameters, float32, Adam, {name} on {mesh.size}"
+            )
+            yield title, train.plan(model, networks.optimiser(), sharding(mesh))
+
+
+def memory_cells(rows: Sequence[Mapping[str, Any]]) -> table.Rows:
+    """The cells of the table of memory, headings first."""
+    kinds = ("at rest", "within a step", "exchanged")
+    cells = [["", *kinds, "at rest, of one device's"]]
+    for row in rows:
+        alone = row["memory"][column(1)]["at rest"]
+        for name, memory in row["memory"].items():
+            part = f"{memory['at rest'] / alone:.3f}"
+            cells.append(
+                [f"{row['name']}, {name}", *(grouped(memory[kind]) for kind in kinds), part]
+            )
+    return cells
+
+
+def targets(rows: Sequence[Mapping[str, Any]]) -> list[Target]:
+    """What the rows of a report are to reach."""
+    found = {}
+    for row in rows:
+        memory = row["memory"]
+        for count in COUNTS[1:]:
+            if row["name"].startswith("FSDP") and column(count) in memory:
+                share = memory[column(count)]["at rest"] / memory[column(1)]["at rest"]
+                found[f"{row['name']}, {column(count)}"] = count * share
+    return list(at_most("FSDP, bytes at rest on a device x devices / in all", 1.05, found))
+
+
+def shown(result: Mapping[str, Any], *, markdown: bool) -> str:
+    """The tables of a report."""
+    draw: Callable[[table.Rows], str] = table.markdown_table if markdown else table.text_table
+    parts = []
+    if result["rows"]:
+        cells = draw(memory_cells(result["rows"]))
+        parts = [f"Memory, bytes on one device\n\n{cells}"]
+        if found := targets(result["rows"]):
+            parts.append(render(found))
+    parts += [f"{title}\n\n{plan}" for title, plan in result["plans"].items()]
+    return "\n\n".join([*parts, table.render(result, markdown=markdown)])
+
+
+def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> int:
+    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    options = command.parse(arguments, NAME, __doc__, ROUNDS)
+    try:
+        selected = find(options.rows, rows)
+        result = report.new_report({"rounds": options.rounds})
+        result["plans"] = {title: str(plan) for title, plan in plans()}
+        if options.json is not None:
+            report.write(result, options.json)
+    except (OSError, ValueError) as error:
+        print(f"{NAME}: {error}", file=sys.stderr)
+        return 2
+    status = 0
+    try:
+        command.run(selected, result, options.json, lambda row: row.measured(options.rounds))
+    except KeyboardInterrupt:
+        print("interrupted; these rows are finished:", file=sys.stderr)
+        status = 130
+    print(shown(result, markdown=options.markdown))
+    return status
+
+
+if __name__ == "__main__":
+    if "device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", max(COUNTS))
+    sys.exit(main())
