@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from eqxlike import train
-from eqxlike.train._checkpoints import _save
+from eqxlike.train._checkpoints import _restore, _save
 
 
 @pytest.fixture
@@ -26,14 +26,23 @@ class Gate:
     def __init__(self):
         self.is_open = threading.Event()
         self.error = None
-        self.calls = 0
+        self.written = []
 
     def __call__(self, folder, arrays):
         assert self.is_open.wait(timeout=60)
-        self.calls += 1
         if self.error is not None:
             raise self.error
         self.write(folder, arrays)
+        self.written += [array.tolist() for array in arrays.values()]
+
+    def opened_by(self, function):
+        """`function`, which opens the gate first."""
+
+        def wrapper(*args):
+            self.is_open.set()
+            return function(*args)
+
+        return wrapper
 
 
 @pytest.fixture
@@ -100,24 +109,18 @@ def test_save_returns_before_it_has_written(path, gate):
     assert repr(saving) == f"Saving('{path}', written)"
 
 
-def test_saves_are_written_in_their_order(path, gate):
+@pytest.mark.parametrize("background", [False, True])
+def test_save_waits_for_the_one_before(path, gate, monkeypatch, background):
     train.save(path, np.zeros(1), background=True)
-    threading.Timer(0.05, gate.is_open.set).start()
-    train.save(path, np.ones(1), background=True)
-    assert gate.calls == 1
+    monkeypatch.setattr(train.Saving, "raise_untold", gate.opened_by(train.Saving.raise_untold))
+    train.save(path, np.ones(1), background=background).wait()
+    assert gate.written == [[0], [1]]
     assert train.restore(path, np.zeros(1)).state == 1
 
 
-def test_save_in_the_foreground_waits_for_the_one_before(path, gate):
-    train.save(path, np.zeros(1), background=True)
-    threading.Timer(0.05, gate.is_open.set).start()
-    train.save(path, np.ones(1))
-    assert train.restore(path, np.zeros(1)).state == 1
-
-
-def test_restore_waits_for_what_is_being_written(path, gate):
+def test_restore_waits_for_what_is_being_written(path, gate, monkeypatch):
     train.save(path, np.ones(1), background=True)
-    threading.Timer(0.05, gate.is_open.set).start()
+    monkeypatch.setattr(_restore, "wait_for_newest", gate.opened_by(_restore.wait_for_newest))
     assert train.restore(path, np.zeros(1)).state == 1
 
 
