@@ -1,8 +1,8 @@
 """One process of a training over four devices: it prints what it found as JSON.
 
 `python -m tests.train.sharding.on_devices JSON`, with the number of steps, the trainings to run,
-each a sharding and a dtype, and for one of two processes the port of the first, its own number, and
-the step at which it dies.
+each a sharding and a dtype, and for one of two processes the port of the first, its own number, how
+long it waits for a sign of life of the other, and the step at which it dies.
 """
 
 import json
@@ -29,7 +29,7 @@ SHARDINGS = {
 }
 
 
-def join(port: int, process: int) -> None:
+def join(port: int, process: int, heartbeat_s: int) -> None:
     """Makes this one of two processes, which wait for each other on the loopback interface."""
     jax.distributed.initialize(
         f"127.0.0.1:{port}",
@@ -37,8 +37,8 @@ def join(port: int, process: int) -> None:
         process_id=process,
         coordinator_bind_address=f"127.0.0.1:{port}",
         initialization_timeout=60,
-        heartbeat_timeout_seconds=4,
-        shutdown_timeout_seconds=10,
+        heartbeat_timeout_seconds=heartbeat_s,
+        shutdown_timeout_seconds=heartbeat_s,
     )
 
 
@@ -95,7 +95,7 @@ def die_at(step: int) -> None:
 
 def main(options: dict[str, Any]) -> None:
     if "process" in options:
-        join(options["port"], options["process"])
+        join(options["port"], options["process"], options["heartbeat_s"])
     if "dies_at" in options:
         die_at(options["dies_at"])
     results = {}

@@ -1,7 +1,7 @@
 """The example of a training on several hosts, in a short form."""
 
+import importlib.util
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -12,6 +12,16 @@ from tests.train.sharding import processes
 
 PATH = processes.ROOT / "examples" / "multi_host.py"
 SHORT = ["--steps", "20", "--width", "32", "--batch-size", "64"]
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("multi_host", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def start(*arguments):
@@ -29,7 +39,7 @@ def losses(output):
     return [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", output)]
 
 
-def test_two_processes_train_as_one_does():
+def test_two_processes_train_as_one_does(script, capsys):
     address = f"127.0.0.1:{processes.free_port()}"
     joined = [
         "--coordinator",
@@ -40,28 +50,28 @@ def test_two_processes_train_as_one_does():
         "20",
         "--process",
     ]
-    first, second, alone = start(*joined, "0"), start(*joined, "1"), start()
-    printed = [processes.finish(each) for each in (first, second, alone)]
-    assert [each.returncode for each in (first, second, alone)] == [0, 0, 0], printed
-    (together, _), (silent, _), (single, _) = printed
+    started = [start(*joined, number) for number in "01"]
+    assert script.main(SHORT) == 0
+    alone = capsys.readouterr().out
+    (together, first_errors), (silent, errors) = map(processes.finish, started)
+    assert [each.returncode for each in started] == [0, 0], first_errors + errors
     assert "2 processes, 4 devices" in together
-    assert "1 processes, 2 devices" in single
+    assert "1 processes, 2 devices" in alone
     assert "loss" not in silent
-    assert losses(together) == pytest.approx(losses(single), abs=2e-4)
-    assert len(losses(single)) == 5
-    assert losses(single)[-1] < losses(single)[0]
+    assert len(losses(alone)) == 5
+    assert losses(together) == pytest.approx(losses(alone), abs=2e-4)
     assert "A device holds (8, 32) of a weight of shape (32, 32)." in together
-    assert "A device holds (16, 32) of a weight of shape (32, 32)." in single
+    assert "A device holds (16, 32) of a weight of shape (32, 32)." in alone
 
 
-def test_coordinator_alone_is_refused():
-    process = start("--coordinator", "127.0.0.1:1")
-    assert "--coordinator needs --processes and --process" in processes.finish(process)[1]
-    assert process.returncode == 2
+def test_coordinator_alone_is_refused(script, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        script.main(["--coordinator", "127.0.0.1:1"])
+    assert "--coordinator needs --processes and --process" in capsys.readouterr().err
 
 
 def test_commands_in_the_docstring_have_options_that_there_are():
-    source = pathlib.Path(PATH).read_text()
+    source = PATH.read_text()
     commands = re.findall(r"python examples/multi_host.py(.*)", source.partition("import")[0])
     options = {option for line in commands for option in re.findall(r"--[a-z-]+", line)}
     assert options == {"--coordinator", "--processes", "--process", "--cluster"}

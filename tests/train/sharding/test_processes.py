@@ -20,7 +20,8 @@ def alone():
 def found():
     port = processes.free_port()
     started = [
-        processes.start(2, steps=STEPS, runs=RUNS, port=port, process=number) for number in (0, 1)
+        processes.start(2, steps=STEPS, runs=RUNS, port=port, process=number, heartbeat_s=60)
+        for number in (0, 1)
     ]
     return [processes.results(process) for process in started]
 
@@ -61,7 +62,9 @@ def test_no_sum_is_scattered_between_processes_on_cpu(found):
 def test_process_whose_peer_died_stops_and_says_so():
     port = processes.free_port()
     first, second = (
-        processes.start(2, steps=STEPS, runs=RUNS[1:], port=port, process=number, **options)
+        processes.start(
+            2, steps=STEPS, runs=RUNS[1:], port=port, process=number, heartbeat_s=5, **options
+        )
         for number, options in ((0, {}), (1, {"dies_at": 3}))
     )
     processes.finish(second)
