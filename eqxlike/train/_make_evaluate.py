@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from .._transforms import filter_jit
+from ._sharding import Sharding, check_sharding, measure_sharded
 from ._state import TrainState
 from .metrics import Mean, mean
 
@@ -17,8 +18,10 @@ Measure = Callable[..., Mapping[str, Mean | ArrayLike]]
 class Evaluator:
     """From a state to metrics by name; `make_evaluate` makes it."""
 
-    def __init__(self, measure: Measure, batches: Batches) -> None:
+    def __init__(self, measure: Measure, batches: Batches, sharding: Sharding | None) -> None:
         self._batches = batches
+        if sharding is not None:
+            measure = measure_sharded(measure, sharding)
         self._measure = filter_jit(_as_means(measure))
 
     def __call__(self, state: TrainState) -> dict[str, float]:
@@ -43,7 +46,9 @@ class Evaluator:
         return {name: float(total.value) for name, total in totals.items()}
 
 
-def make_evaluate(measure: Measure, batches: Batches) -> Evaluator:
+def make_evaluate(
+    measure: Measure, batches: Batches, *, sharding: Sharding | None = None
+) -> Evaluator:
     """What `fit` takes as `evaluate`: metrics of the model over batches.
 
     **Arguments:**
@@ -55,9 +60,13 @@ def make_evaluate(measure: Measure, batches: Batches) -> Evaluator:
       begin with `model = nn.inference_mode(model)`.
     - `batches`: a list, or anything that one can go through many times; or a function that returns
       an iterator. They may have different lengths: every example counts alike.
+    - `sharding`: that of the states, placed by `train.shard`. Batches are split over its devices so
+      far as they divide.
 
     **Returns:** `evaluate(state)`, which gives the metrics as floats. Sums stay on the device
     until the last batch.
+
+    **Raises:** `TypeError` if `sharding` is none of `train`.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -71,7 +80,9 @@ def make_evaluate(measure: Measure, batches: Batches) -> Evaluator:
     >>> sorted(evaluate(state))
     ['accuracy']
     """
-    return Evaluator(measure, batches)
+    if sharding is not None:
+        check_sharding(sharding, "make_evaluate")
+    return Evaluator(measure, batches, sharding)
 
 
 def _as_means(measure: Measure) -> Callable[..., dict[str, Mean]]:

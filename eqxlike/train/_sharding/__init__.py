@@ -3,6 +3,7 @@
 from ._collectives import Collective as Collective
 from ._collectives import collectives as collectives
 from ._inside import evaluate_sharded as evaluate_sharded
+from ._inside import measure_sharded as measure_sharded
 from ._plan import Exchange as Exchange
 from ._plan import Memory as Memory
 from ._plan import Plan as Plan

@@ -122,28 +122,28 @@ class Sharding:
         optimiser_state = self._of_optimiser_state(state.optimiser_state, state.model, model)
         return dataclasses.replace(shardings, model=model, optimiser_state=optimiser_state)
 
-    def of_batch(self, batch: PyTree) -> PyTree:
+    def of_batch(self, batch: PyTree, *, must_divide: bool = True) -> PyTree:
         """The `NamedSharding` for each array of a batch, `None` for what is none.
 
-        Leading axes are split over `batch_axes`; what has no axis is whole on each device.
+        Leading axes are split over `batch_axes`; what has no axis is whole on each device, as is
+        what does not divide where it need not.
 
-        **Raises:** `ValueError` for a leading axis that does not divide, with the path.
+        **Raises:** `ValueError` for a leading axis that must divide and does not, with the path.
         """
         num_parts = num_devices_along(self.mesh, self.batch_axes)
 
         def of_leaf(keys: Any, leaf: Any) -> NamedSharding | None:
             if not is_array_or_struct(leaf):
                 return None
-            if not leaf.shape:
-                return self.whole
-            if leaf.shape[0] % num_parts:
+            divides = bool(leaf.shape) and leaf.shape[0] % num_parts == 0
+            if leaf.shape and not divides and must_divide:
                 raise ValueError(
                     f"Sharding: the batch does not divide: {jtu.keystr(keys) or 'it'} has "
                     f"{leaf.shape[0]} examples, of shape {leaf.shape}, and the mesh axes "
                     f"{', '.join(self.batch_axes)} split them into {num_parts} parts. Choose a "
                     "batch size that is a multiple."
                 )
-            return self.batch
+            return self.batch if divides else self.whole
 
         return jtu.tree_map_with_path(of_leaf, batch)
 
