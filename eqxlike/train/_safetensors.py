@@ -165,7 +165,8 @@ class _Source:
         if self.function is None:
             return array
         try:
-            return np.asarray(self.function(array))
+            # A copy: it may be an array that the function keeps.
+            return np.array(self.function(array))
         except Exception as error:
             error.add_note(f"This was raised by the function in `names` for {self}.")
             raise

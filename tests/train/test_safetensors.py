@@ -264,6 +264,17 @@ def test_what_a_function_gives_is_compared_with_the_model(path):
     assert "w has dtype float16, and float32 is" in refusal(like, path, {"w": ("w", halve)})
 
 
+def test_array_that_a_function_gives_is_copied(path):
+    save_file({"w": zeros(256)}, path)
+    memory = zeros(256 + 16)
+    # JAX takes over memory only where 64 bytes divide its address.
+    start = -memory.ctypes.data % 64 // 4
+    kept = memory[start : start + 256]
+    found = train.import_safetensors({"w": jnp.ones(256)}, path, {"w": ("w", lambda _: kept)})
+    kept[:] = 5
+    assert not found["w"].any()
+
+
 def test_error_of_a_function_says_whose_it_is(path):
     save_file({"w": zeros(2)}, path)
     with pytest.raises(ValueError, match="equal division") as caught:

@@ -201,7 +201,7 @@ class CheckpointFolder:
     def _prune(self, saved: pathlib.Path) -> None:
         """Deletes what need not stay, now that the checkpoint at `saved` is in its place."""
         paths = self.paths()
-        kept = {saved, *paths[: self.keep_last]}
+        kept = set(paths[: self.keep_last])
         if self.keep_best:
             kept |= set(self._best(paths))
         for path in paths:

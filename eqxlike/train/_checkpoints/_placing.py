@@ -17,9 +17,11 @@ def sharding_on_purpose(like: Any) -> jax.sharding.Sharding | None:
 
 
 def place_like(value: Any, like: Any) -> Any:
-    """The numbers in `value`, an array of JAX's or NumPy's, as what `like` is."""
+    """The numbers in `value`, an array of JAX's or NumPy's, as what `like` is.
+
+    Nobody else may have `value`: on a CPU JAX takes over the memory of NumPy's arrays.
+    """
     if isinstance(like, np.ndarray | np.generic):
         array = np.asarray(value).astype(like.dtype, copy=False)
         return array if isinstance(like, np.ndarray) else array[()]
-    # Not the memory of NumPy's array: a step may donate it.
-    return jax.device_put(value, sharding_on_purpose(like), may_alias=False)
+    return jax.device_put(value, sharding_on_purpose(like))

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import eqxlike as eqx
 from eqxlike import nn, train
+from eqxlike.train._checkpoints import _restore
 
 NUMPYS = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 NUMPYS += ["float16", "float32", "float64", "complex64", "complex128"]
@@ -322,6 +323,22 @@ def test_checkpoint_can_be_moved(path, tmp_path):
     train.save(path, np.arange(3.0))
     path.rename(tmp_path / "elsewhere")
     assert train.restore(tmp_path / "elsewhere", np.zeros(3)).state.tolist() == [0, 1, 2]
+
+
+def test_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(path, monkeypatch):
+    train.save(path, np.zeros(1), 0)
+    check = _restore.check_files
+    calls = []
+
+    def check_files(*args):
+        if not calls:
+            train.save(path, np.ones(1), 1)
+        calls.append(args)
+        check(*args)
+
+    monkeypatch.setattr(_restore, "check_files", check_files)
+    state, data = train.restore(path, np.zeros(1))
+    assert (state, data, len(calls)) == (1, 1, 2)
 
 
 def test_checkpoint_is_replaced_where_a_symbolic_link_points(path, tmp_path):
