@@ -4,11 +4,12 @@ import argparse
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import report, table
+from benchmarks import report, table, targets
 from benchmarks.cases import Case, NamedT, build, check_agreement, find
+from benchmarks.targets import Target
 from eqxlike._numbers import whole_number_in
 from eqxlike._timing import measure
 
@@ -90,6 +91,7 @@ def measure_cases(
     description: str | None,
     rounds: Rounds,
     among: Sequence[Case],
+    targets_of: Callable[[Mapping[str, Any]], Iterable[Target]] = lambda result: (),
 ) -> int:
     """Checks and measures cases, and prints them: the whole of a simple command.
 
@@ -100,6 +102,7 @@ def measure_cases(
     - `description`: what the command does.
     - `rounds`: the rounds of a row that it measures.
     - `among`: the cases to choose from.
+    - `targets_of`: from the report to what its rows were to reach.
 
     **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
     """
@@ -114,7 +117,7 @@ def measure_cases(
         found = measure(calls, baseline=case.baseline, rounds=options.rounds)
         return report.row(case.name, found, notes)
 
-    return execute(name, options, begin, measured)
+    return execute(name, options, begin, measured, targets_of)
 
 
 def execute(
@@ -122,6 +125,7 @@ def execute(
     options: argparse.Namespace,
     begin: Callable[[], tuple[Sequence[NamedT], dict[str, Any]]],
     measured: Callable[[NamedT], dict[str, Any]],
+    targets_of: Callable[[Mapping[str, Any]], Iterable[Target]] = lambda result: (),
 ) -> int:
     """Measures and prints.
 
@@ -132,6 +136,7 @@ def execute(
     - `begin`: returns the selected rows and the report to add them to; raises ValueError for
       options that select none.
     - `measured`: measures one row and returns it as the report takes it.
+    - `targets_of`: from the report to what its rows were to reach.
 
     **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
     """
@@ -149,6 +154,8 @@ def execute(
         print("interrupted; these rows are finished:", file=sys.stderr)
         status = 130
     print(table.render(result, markdown=options.markdown))
+    if found := list(targets_of(result)):
+        print(f"\n{targets.render(found)}")
     return status
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of the guard of a training step: its columns compute the same. No clock is read."""
+"""The benchmarks of training: their columns compute the same. No clock is read."""
 
 import json
 
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxlike
-from benchmarks import cases, train_guard
+from benchmarks import cases, train_guard, training
 from benchmarks.train_guard import CHECKED, PARAMETERS, UNCHECKED
 
 ROW = train_guard.adam_step(1, 2, batch=4)
@@ -44,3 +44,37 @@ def test_report_has_every_column(tmp_path):
     (row,) = json.loads(path.read_text())["rows"]
     assert list(row["columns"]) == [UNCHECKED, PARAMETERS, CHECKED]
     assert row["baseline"] == UNCHECKED
+
+
+# --- the loop ---
+
+
+@pytest.fixture
+def short_runs(monkeypatch):
+    monkeypatch.setattr(training, "STEPS", 20)
+    training.batches.cache_clear()
+    yield
+    training.batches.cache_clear()
+
+
+def test_all_loops_have_one_loss(short_runs):
+    calls, notes = cases.build(training.row(2, 1))
+    assert {training.BY_HAND, training.FIT, training.MANY, training.EQUINOX} <= calls.keys()
+    assert all(note.startswith(training.KERAS) for note in notes)
+    cases.check_agreement(calls)
+
+
+def test_targets_are_found_in_a_report():
+    columns = {
+        name: {"samples": {"dispatch_us": [1.0], "completion_us": [us], "calls": 1}}
+        for name, us in [
+            *[(training.BY_HAND, 10.0), (training.BY_HAND_KEY, 12.0)],
+            *[(training.FIT, 12.0), (training.MANY, 5.0)],
+        ]
+    }
+    row = {"name": "8x32", "baseline": training.BY_HAND, "columns": columns}
+    assert [(each.aim, each.is_reached) for each in training.found({"rows": [row]})] == [
+        ("fit / by hand: at most 1.1", False),
+        ("fit / by hand, with a key: at most 1.1", True),
+        ("fit, 16 steps a call / by hand: at most 0.55", True),
+    ]

@@ -20,6 +20,7 @@ from ._derivatives import filter_jvp as filter_jvp
 from ._derivatives import filter_value_and_grad as filter_value_and_grad
 from ._derivatives import filter_vjp as filter_vjp
 from ._enumeration import Enumeration as Enumeration
+from ._jit import JitFunction as JitFunction
 from ._jit import clear_caches as clear_caches
 from ._jit import filter_jit as filter_jit
 from ._mapping import filter_pmap as filter_pmap

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-from ._many import are_alike
+from ._flat_steps import are_alike
 
 Batch = TypeVar("Batch")
 

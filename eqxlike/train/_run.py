@@ -7,10 +7,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array
 
-from ._many import many_steps
+from .._partition import split
+from .._transforms import JitFunction
+from ._flat_steps import Itself, Leaves, StateChanged, many_steps, single_step
 from ._state import Model, TrainState
 
 Batch = TypeVar("Batch")
@@ -43,7 +46,12 @@ class Run(Generic[Model]):
     """
 
     def __init__(self, state: TrainState[Model], num_steps: int, steps: int = 0) -> None:
-        self.state = state
+        # One of the two is always there: the state, or its arrays, which go from call to call.
+        self._state: TrainState[Model] | None = state
+        self._leaves: Leaves | None = None
+        self._rest = split(state)[1]
+        self._may_be_flat = True
+        self._programs: dict[int, Callable[..., Any]] = {}
         self.num_steps = num_steps
         self.steps = self.steps_before = steps
         self.history: list[float] = []
@@ -60,6 +68,19 @@ class Run(Generic[Model]):
         self._num_pending = 0
         self._counts_steps = False
         self._num_logged = 0
+
+    @property
+    def state(self) -> TrainState[Model]:
+        if self._state is None:
+            assert self._leaves is not None
+            state: TrainState[Model] = self._rest.merge(self._leaves)
+            self._state = state
+            return state
+        return self._state
+
+    @state.setter
+    def state(self, state: TrainState[Model]) -> None:
+        self._state, self._leaves = state, None
 
     @property
     def learning_rate(self) -> float | None:
@@ -86,18 +107,48 @@ class Run(Generic[Model]):
 
     def advance(self, step: Step, batches: Sequence[Any], most: int) -> Any:
         """A step on each batch: one by one, or where there may be more in a call, in one call."""
-        if most == 1:
-            # One statement: whatever interrupts it, `state` is one that no call has been given.
+        # One statement makes each call: whatever interrupts it, what is here was given to none.
+        if most > 1:
+            leaves, program = self._opened(), self._program(step, most)
+            self._leaves, losses, were_halted = program(leaves, batches)
+        elif self._may_be_flat and isinstance(step, JitFunction):
+            leaves, program = self._opened(), self._program(step, most)
+            try:
+                self._leaves, losses, were_halted = program(leaves, batches[0])
+            except StateChanged:
+                # It came while tracing: nothing was given away.
+                self._may_be_flat = False
+                return self.advance(step, batches, most)
+        else:
+            # As it is: a step that is not compiled may do anything.
             self.state, losses, *_ = step(self.state, batches[0])
             # A copy: the next step may donate it.
             were_halted = None if self._counts_steps else jnp.copy(self.state.is_halted)
-        else:
-            self.state, losses, were_halted = many_steps(step, self.state, batches, most)
         count = len(batches)
         self._pending.append(_Pending(losses, were_halted, count))
         self._num_pending += count
         self.steps += count
         return losses
+
+    def _opened(self) -> Leaves:
+        """The arrays of the state; the state is built again when somebody asks for it."""
+        if self._leaves is None:
+            self._leaves, rest = split(self._state)
+            if rest != self._rest:
+                self._rest = rest
+                self._programs.clear()
+        self._state = None
+        return self._leaves
+
+    def _program(self, step: Step, most: int) -> Callable[..., Any]:
+        if most not in self._programs:
+            itself = Itself(step)
+            self._programs[most] = (
+                single_step(itself, self._rest)
+                if most == 1
+                else many_steps(itself, self._rest, most)
+            )
+        return self._programs[most]
 
     @property
     def num_unread(self) -> int:
@@ -108,16 +159,14 @@ class Run(Generic[Model]):
         """Waits for the losses on the device; says in `divergence` if a step of theirs was bad."""
         if not self._pending:
             return
-        pending, self._pending, self._num_pending = jax.device_get(self._pending), [], 0
-        losses = [loss for each in pending for loss in _as_list(each.losses, each.count)]
+        pending, self._pending, self._num_pending = self._pending, [], 0
+        losses = _as_list(pending, jax.device_get([each.losses for each in pending]))
         num_counted = int(self.state.step) - self._first_step - len(self.history)
         if bool(self.state.is_halted):
             num_good = num_counted
             if not self._counts_steps:
-                were_halted = [
-                    was for each in pending for was in _as_list(each.were_halted, each.count)
-                ]
-                num_good = [*map(bool, were_halted), True].index(True)
+                were_halted = jax.device_get([each.were_halted for each in pending])
+                num_good = [*map(bool, _as_list(pending, were_halted)), True].index(True)
             self.history += losses[:num_good]
             # A step that was interrupted may have no loss.
             if num_good < len(losses):
@@ -158,6 +207,12 @@ class Run(Generic[Model]):
         return f"{what}; the state is that after step {failed - 1}."
 
 
-def _as_list(values: Any, count: int) -> list[float]:
-    """The first `count` entries of an array, or a number by itself."""
-    return [float(values)] if jnp.ndim(values) == 0 else [float(each) for each in values[:count]]
+def _as_list(pending: Sequence[_Pending], values: Sequence[Any]) -> list[float]:
+    """The numbers of all steps: of each call one, or the first `count` of an array."""
+    numbers: list[float] = []
+    for each, value in zip(pending, values, strict=True):
+        if np.ndim(value) == 0:
+            numbers.append(float(value))
+        else:
+            numbers += value[: each.count].tolist()
+    return numbers

@@ -297,7 +297,7 @@ def test_bad_step_that_is_interrupted_leaves_the_last_good_state(state, step, mo
         return jnp.array(array, copy=True)
 
     monkeypatch.setattr(_fit.jnp, "copy", copy)
-    result = fit(state, step, batches(bad_at=3), num_steps=10)
+    result = fit(state, lambda *arguments: step(*arguments), batches(bad_at=3), num_steps=10)
     assert (result.stopped, len(result.history), result.state.step) == ("interrupted", 2, 2)
     assert not result.state.is_halted
 

@@ -6,6 +6,7 @@ and `_fast_path` makes the generated function that is tried before all of this.
 """
 
 from ._callables import Options as Options
+from ._filter_jit import JitFunction as JitFunction
 from ._filter_jit import clear_caches as clear_caches
 from ._filter_jit import filter_jit as filter_jit
 from ._lowerable import AnyArguments as AnyArguments

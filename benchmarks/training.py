@@ -1,0 +1,237 @@
+"""The cost of a training loop: `train.fit` beside loops that one writes by hand.
+
+Each call is a whole run over the same batches, NumPy arrays, of an MLP trained by Adam, from the
+same weights; it ends when all losses are on the host. By hand is a loop over `jax.jit` of a flat
+list of arrays that are donated, also with a key that each step splits, as those of `fit` do.
+Equinox's and NNX's are the loops of their documentation. Keras runs on JAX, where it is installed.
+All columns have the same mean loss, which is checked before anything is timed. The method is that
+of `eqxlike._timing`. Ctrl-C prints the rows that are finished.
+"""
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import eqxlike
+from benchmarks import command, networks, report, targets
+from benchmarks.cases import Case
+from eqxlike import train
+from eqxlike._timing import Call
+
+NAME = "benchmarks.training"
+ROUNDS = command.Rounds(default=30, quick=7)
+
+BY_HAND = "by hand"
+BY_HAND_KEY = "by hand, with a key"
+FIT = "fit"
+MANY = "fit, 16 steps a call"
+AHEAD = "fit, 16 steps a call, prefetch"
+EQUINOX = "Equinox"
+NNX = "NNX"
+KERAS = "Keras on JAX, 16 steps a call"
+
+STEPS = 512
+BATCH = 32
+
+LIMITS = {"2x8": 0.40, "2x32": 0.40, "8x32": 0.55, "64x8": 0.55}
+"""What 16 steps a call are to cost at most, to a loop by hand."""
+
+Batches = Sequence[tuple[np.ndarray, np.ndarray]]
+
+
+@functools.cache
+def batches(width: int) -> Batches:
+    """The batches of a run."""
+    draw = np.random.default_rng(1).normal
+    shape = BATCH, width
+    return [
+        (draw(size=shape).astype(np.float32), draw(size=shape).astype(np.float32))
+        for _ in range(STEPS)
+    ]
+
+
+def by_hand(width: int, depth: int, has_key: bool = False) -> Call:
+    """A loop over `jax.jit` of a flat list of arrays, and of a key that each step splits."""
+    optimiser = networks.optimiser()
+    treedef = jax.tree_util.tree_structure(_start(width, depth, optimiser))
+
+    def loss(arrays: Sequence[jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
+        *hidden, (weight, bias) = zip(arrays[::2], arrays[1::2], strict=True)
+        for each_weight, each_bias in hidden:
+            x = jax.nn.relu(x @ each_weight.T + each_bias[None])
+        return jnp.mean((x @ weight.T + bias[None] - y) ** 2)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(leaves: list[jax.Array], x: jax.Array, y: jax.Array) -> tuple[list, jax.Array]:
+        arrays, state = treedef.unflatten(leaves[: treedef.num_leaves])
+        keys = [jax.random.split(key)[0] for key in leaves[treedef.num_leaves :]]
+        value, gradients = jax.value_and_grad(loss)(arrays, x, y)
+        updates, state = optimiser.update(gradients, state)
+        new = optax.apply_updates(arrays, updates), state
+        return [*jax.tree_util.tree_leaves(new), *keys], value
+
+    def call() -> np.floating:
+        leaves = jax.tree_util.tree_leaves(_start(width, depth, optimiser))
+        leaves += [jax.random.key(0)] if has_key else []
+        losses = []
+        for x, y in batches(width):
+            leaves, value = step(leaves, x, y)
+            losses.append(value)
+        return np.mean(jax.device_get(losses))
+
+    return call
+
+
+def _start(width: int, depth: int, optimiser: optax.GradientTransformation) -> tuple[list, Any]:
+    arrays = [jnp.asarray(each) for each in networks.weights([width] * (depth + 2))]
+    return arrays, optimiser.init(arrays)
+
+
+def by_fit(width: int, depth: int, steps_per_call: int, size: int | None = None) -> Call:
+    """A run of `train.fit`, with a thread that makes so many batches ahead."""
+    optimiser = networks.optimiser()
+    model = networks.mlp(eqxlike, width, depth)
+    state = train.TrainState.create(model, optimiser, key=jax.random.key(0))
+    step = train.make_step(
+        lambda model, batch, key: networks.mean_squared_error(model, *batch),
+        optimiser,
+        check_finite=False,
+    )
+
+    def call() -> np.floating:
+        source = batches(width) if size is None else train.prefetch(batches(width), size)
+        result = train.fit(state, step, source, num_steps=STEPS, steps_per_call=steps_per_call)
+        return np.mean(result.history)
+
+    return call
+
+
+def by_equinox(width: int, depth: int) -> Call:
+    """The loop of Equinox's examples."""
+    eqx = importlib.import_module("equinox")
+    optimiser = networks.optimiser()
+    start = networks.mlp(eqx, width, depth)
+
+    @eqx.filter_jit(donate="all-except-first")
+    def step(data: Any, model: Any, state: Any) -> tuple:
+        value, gradients = eqx.filter_value_and_grad(networks.mean_squared_error)(model, *data)
+        updates, state = optimiser.update(gradients, state)
+        return eqx.apply_updates(model, updates), state, value
+
+    def call() -> np.floating:
+        arrays, static = eqx.partition(start, eqx.is_array)
+        model = eqx.combine(jax.tree_util.tree_map(jnp.copy, arrays), static)
+        state = optimiser.init(eqx.filter(model, eqx.is_array))
+        losses = []
+        for data in batches(width):
+            model, state, value = step(data, model, state)
+            losses.append(value)
+        return np.mean(jax.device_get(losses))
+
+    return call
+
+
+def by_nnx(width: int, depth: int) -> Call:
+    """The loop of NNX's examples."""
+    nnx = importlib.import_module("flax.nnx")
+    models = importlib.import_module("benchmarks.nnx_networks")
+
+    @nnx.jit
+    def step(model: Any, optimiser: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        value, gradients = nnx.value_and_grad(models.mean_squared_error)(model, x, y)
+        optimiser.update(model, gradients)
+        return value
+
+    def call() -> np.floating:
+        model = models.mlp(width, depth)
+        optimiser = nnx.Optimizer(model, networks.optimiser(), wrt=nnx.Param)
+        losses = [step(model, optimiser, x, y) for x, y in batches(width)]
+        return np.mean(jax.device_get(losses))
+
+    return call
+
+
+def by_keras(width: int, depth: int) -> Call:
+    """`fit` of Keras."""
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    keras = importlib.import_module("keras")
+    if keras.backend.backend() != "jax":
+        raise ImportError(f"Keras runs on {keras.backend.backend()} here: set KERAS_BACKEND=jax")
+    x, y = (np.concatenate(each) for each in zip(*batches(width), strict=True))
+    names = ["relu"] * depth + [None]
+    start = [each.T for each in networks.weights([width] * (depth + 2))]
+
+    def call() -> np.floating:
+        model.set_weights(start)
+        # It goes on with the moments of the last run otherwise; the rate is one of its variables.
+        for variable in model.optimizer.variables:
+            if variable.path != "adam/learning_rate":
+                variable.assign(np.zeros(variable.shape, variable.dtype))
+        history = model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        return np.asarray(history.history["loss"])[-1]
+
+    model = keras.Sequential([keras.layers.Dense(width, activation=name) for name in names])
+    model.build((BATCH, width))
+    model.compile(
+        keras.optimizers.Adam(networks.LEARNING_RATE, epsilon=1e-8),
+        loss="mean_squared_error",
+        steps_per_execution=16,
+    )
+    return call
+
+
+def row(width: int, depth: int) -> Case:
+    """The row of an MLP with `depth` hidden layers, `width` features everywhere."""
+    builders: Mapping[str, Callable[[], Call]] = {
+        BY_HAND: lambda: by_hand(width, depth),
+        BY_HAND_KEY: lambda: by_hand(width, depth, has_key=True),
+        FIT: lambda: by_fit(width, depth, 1),
+        MANY: lambda: by_fit(width, depth, 16),
+        AHEAD: lambda: by_fit(width, depth, 16, size=32),
+        EQUINOX: lambda: by_equinox(width, depth),
+        NNX: lambda: by_nnx(width, depth),
+        KERAS: lambda: by_keras(width, depth),
+    }
+    return Case(f"{depth}x{width}", builders, baseline=BY_HAND)
+
+
+ROWS: tuple[Case, ...] = (row(8, 2), row(32, 2), row(32, 8), row(8, 64))
+
+
+def found(result: Mapping[str, Any]) -> Iterator[targets.Target]:
+    """The targets that the rows of a report speak of."""
+    ratios = {
+        column: {
+            each["name"]: report.measurement(each).columns[column].completion_ratio.median
+            for each in result["rows"]
+            if column in each["columns"]
+        }
+        for column in (FIT, MANY)
+    }
+    to_key = {
+        each["name"]: report.measurement(each, BY_HAND_KEY).columns[FIT].completion_ratio.median
+        for each in result["rows"]
+        if {FIT, BY_HAND_KEY} <= each["columns"].keys()
+    }
+    yield from targets.at_most(f"{FIT} / {BY_HAND}", 1.1, ratios[FIT])
+    yield from targets.at_most(f"{FIT} / {BY_HAND_KEY}", 1.1, to_key)
+    for limit in sorted(set(LIMITS.values())):
+        those = {name: ratio for name, ratio in ratios[MANY].items() if LIMITS[name] == limit}
+        yield from targets.at_most(f"{MANY} / {BY_HAND}", limit, those)
+
+
+def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) -> int:
+    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    return command.measure_cases(arguments, NAME, __doc__, ROUNDS, rows, found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
