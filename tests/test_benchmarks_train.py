@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -53,7 +54,9 @@ def test_report_has_every_column(tmp_path):
 def short_runs(monkeypatch):
     monkeypatch.setattr(training, "STEPS", 20)
     training.batches.cache_clear()
-    yield
+    # As others write loops.
+    with jax.numpy_dtype_promotion("standard"):
+        yield
     training.batches.cache_clear()
 
 
