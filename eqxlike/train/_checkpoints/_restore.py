@@ -79,7 +79,9 @@ def read_one(folder: pathlib.Path, like: State) -> Restored[State]:
     while True:
         manifest = read_manifest(folder)
         try:
-            found = _read(folder, manifest, like, leaves)
+            # Somebody who forbids transfers means those that nobody asked for.
+            with jax.transfer_guard("allow"):
+                found = _read(folder, manifest, like, leaves)
         except Exception:
             # Another process may have put a newer one in its place meanwhile.
             if _arrays_folder_of(folder) in (manifest.arrays_folder, None):

@@ -89,14 +89,17 @@ def save_and_then(
     target = pathlib.Path(os.path.realpath(path))
     # Several processes meet at each save, and so must not do so in threads beside their steps.
     background = background and jax.process_count() == 1
-    leaves, arrays = _take(described, copies=background)
+    # Somebody who forbids transfers means those that nobody asked for.
+    with jax.transfer_guard("allow"):
+        leaves, arrays = _take(described, copies=background)
+        step = _step_of(state)
     manifest = Manifest(
         arrays_folder="",
         nodes=describe_nodes(state),
         leaves=leaves,
         files={},
         data=copy.deepcopy(data),
-        step=_step_of(state),
+        step=step,
         score=score,
         versions=_versions(),
     )

@@ -267,6 +267,14 @@ def test_array_of_an_added_dtype_takes_the_sharding_of_like(path, dtype):
     assert bits(restored) == bits(values)
 
 
+def test_transfers_that_nobody_asked_for_may_be_forbidden(path):
+    state = {"key": jr.key(0), "w": jnp.ones(2)}
+    with jax.transfer_guard("disallow"):
+        train.save(path, state)
+        restored = train.restore(path, state).state
+    assert bits(jr.key_data(restored["key"])) == bits(jr.key_data(state["key"]))
+
+
 def test_keys_take_the_sharding_of_like(path):
     keys = jr.split(jr.key(0), 4)
     sharding = NamedSharding(mesh(2), P("x"))
