@@ -105,7 +105,7 @@ reveal_type(result.state.model)  # Linear
 reveal_type(result.history)  # tuple[float, ...]
 reveal_type(train.keep_if_finite(state, state, x))  # TrainState[Linear]
 reveal_type(train.tree_where(x, batch, batch))  # Batch
-reveal_type(train.minibatches(batch, 2, seed=0))  # Iterator[Batch]
+reveal_type(train.minibatches(batch, 2, seed=0))  # Minibatches[Batch]
 untyped_step = train.make_step(lambda model, batch, key: jnp.mean(model(batch)), optimiser)
 untyped_step(state, batch)
 train.make_step(loss)  # mistake
