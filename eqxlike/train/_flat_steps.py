@@ -32,33 +32,25 @@ class Together(NamedTuple):
     arrays: tuple[Array, ...]
 
 
-class Itself:
-    """Something that equals nothing but itself, and is kept alive."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Itself) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
 # A run asks once. The next run with the same step finds what is compiled.
 @functools.lru_cache(maxsize=8)
 def single_step(
-    step: Itself, rest: Rest
-) -> Callable[[Leaves, Any], tuple[Leaves, Any, Bool[Array, ""]]]:
-    """The step on the arrays of a state, which is `rest` beside them.
+    step: Rest, rest: Rest
+) -> Callable[[Leaves, Leaves, Any], tuple[Leaves, Any, Bool[Array, ""]]]:
+    """A step on the arrays of a state.
 
-    **Returns:** from the arrays, which are donated, and a batch to the next arrays, the loss, and
-    whether the state is halted. It raises `StateChanged` where more than arrays changes.
+    **Arguments:**
+
+    - `step`, `rest`: what step and state are beside their arrays.
+
+    **Returns:** from the arrays of the step, those of the state, which are donated, and a batch to
+    the next arrays, the loss, and whether the state is halted. It raises `StateChanged` where more
+    than arrays changes.
     """
 
-    def single(leaves: Leaves, batch: Any) -> tuple[Leaves, Any, Array]:
+    def single(own: Leaves, leaves: Leaves, batch: Any) -> tuple[Leaves, Any, Array]:
         state = rest.merge(leaves)
-        new, loss, *_ = step.value(state, batch)
+        new, loss, *_ = step.merge(own)(state, batch)
         # A buffer of its own: the next call takes those of the state.
         return _leaves_of(new, state, rest), loss, jnp.copy(new.is_halted)
 
@@ -67,18 +59,25 @@ def single_step(
 
 @functools.lru_cache(maxsize=8)
 def many_steps(
-    step: Itself, rest: Rest, most: int
-) -> Callable[[Leaves, Sequence[Any]], tuple[Leaves, Float[Array, " most"], Bool[Array, " most"]]]:
-    """The step on each of at most `most` batches that are alike, in one call.
+    step: Rest, rest: Rest, most: int
+) -> Callable[
+    [Leaves, Leaves, Sequence[Any]],
+    tuple[Leaves, Float[Array, " most"], Bool[Array, " most"]],
+]:
+    """A step on each of at most `most` batches that are alike, in one call.
 
-    **Returns:** from the arrays, which are donated, and batches to the next arrays, the losses, and
-    whether the state was halted after each; what stands there beyond the number of batches means
-    nothing. It raises `StateChanged` where more than arrays changes, and `TypeError` for a loss
-    that is no real number.
+    **Arguments:**
+
+    - `step`, `rest`: what step and state are beside their arrays.
+
+    **Returns:** from the arrays of the step, those of the state, which are donated, and batches to
+    the next arrays, the losses, and whether the state was halted after each; what stands there
+    beyond the number of batches means nothing. It raises `StateChanged` where more than arrays
+    changes, and `TypeError` for a loss that is no real number.
     """
 
     def many(
-        leaves: Leaves, batches: PyTree, count: Int32[Array, ""] | np.int32
+        own: Leaves, leaves: Leaves, batches: PyTree, count: Int32[Array, ""] | np.int32
     ) -> tuple[Leaves, Array, Array]:
         batches = jtu.tree_map(_stacked_inside, batches, is_leaf=_is_together)
         arrays, others = partition(batches, is_array)
@@ -94,7 +93,7 @@ def many_steps(
                 lambda each: lax.dynamic_index_in_dim(each, index, 0, False), arrays
             )
             state = rest.merge(leaves)
-            new, loss, *_ = step.value(state, combine(batch, others))
+            new, loss, *_ = step.merge(own)(state, combine(batch, others))
             losses = losses.at[index].set(_as_loss(loss, losses.dtype))
             were_halted = were_halted.at[index].set(new.is_halted)
             return index + 1, _leaves_of(new, state, rest), losses, were_halted
@@ -109,8 +108,8 @@ def many_steps(
 
     compiled = filter_jit(many, donate=("leaves",))
 
-    def call(leaves: Leaves, batches: Sequence[Any]) -> tuple[Leaves, Array, Array]:
-        return compiled(leaves, stacked(batches, most), np.int32(len(batches)))
+    def call(own: Leaves, leaves: Leaves, batches: Sequence[Any]) -> tuple[Leaves, Array, Array]:
+        return compiled(own, leaves, stacked(batches, most), np.int32(len(batches)))
 
     return call
 

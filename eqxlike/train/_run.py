@@ -1,5 +1,6 @@
 """A training under way: the newest state, and what is known of its losses."""
 
+import functools
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from jaxtyping import Array
 
 from .._partition import split
 from .._transforms import JitFunction
-from ._flat_steps import Itself, Leaves, StateChanged, many_steps, single_step
+from ._flat_steps import Leaves, StateChanged, many_steps, single_step
 from ._state import Model, TrainState
 
 Batch = TypeVar("Batch")
@@ -142,12 +143,11 @@ class Run(Generic[Model]):
 
     def _program(self, step: Step, most: int) -> Callable[..., Any]:
         if most not in self._programs:
-            itself = Itself(step)
-            self._programs[most] = (
-                single_step(itself, self._rest)
-                if most == 1
-                else many_steps(itself, self._rest, most)
+            own, rest = split(step)
+            program = (
+                single_step(rest, self._rest) if most == 1 else many_steps(rest, self._rest, most)
             )
+            self._programs[most] = functools.partial(program, own)
         return self._programs[most]
 
     @property

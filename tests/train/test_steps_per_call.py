@@ -291,3 +291,22 @@ def test_a_loss_that_is_no_number_is_refused(simple):
 
     with pytest.raises(TypeError, match=r"a real loss of shape \(\); got float32 of shape \(2,\)"):
         train.fit(state, of_two, batches(), num_steps=3, steps_per_call=2)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_arrays_of_the_step_itself_are_those_of_now(simple, steps_per_call):
+    state, _ = simple
+    target = np.zeros((), np.float32)
+
+    class Step(eqx.Module):
+        target: np.ndarray
+
+        def __call__(self, state, batch):
+            new = eqx.tree_at(lambda state: state.step, state, state.step + 1)
+            return new, jnp.mean(batch[0]) * 0 + self.target
+
+    step = eqx.filter_jit(Step(target))
+    for value in (1.0, 2.0):
+        target[...] = value
+        result = train.fit(state, step, batches(), num_steps=2, steps_per_call=steps_per_call)
+        assert result.history == (value, value)
