@@ -73,8 +73,9 @@ _newest: Saving | None = None
 _waits_at_exit = False
 
 
-def save_in_turn(path: str, write: Callable[[], None], background: bool) -> Saving:
-    """Calls `write` after those before it, in the background or at once.
+def save_in_turn(path: str, begin: Callable[[], Callable[[], None]], background: bool) -> Saving:
+    """Calls `begin` when those before it are written, so that one copy of a state is held at a
+    time, and then what it returns, in the background or at once.
 
     **Raises:** the error of the one before, if nobody has seen it; this one is not begun then.
     """
@@ -82,6 +83,7 @@ def save_in_turn(path: str, write: Callable[[], None], background: bool) -> Savi
     with _lock:
         if _newest is not None:
             _newest.raise_untold()
+        write = begin()
         saving = Saving(path)
         if background:
             _wait_at_exit()

@@ -165,6 +165,8 @@ class CheckpointFolder:
 
     def _begin(self, step: int) -> None:
         """Locks the folder, clears it of what was left half-made, sees that `step` is newest."""
+        # What is being written here is not left half-made.
+        wait_for_newest()
         self._lock_folder()
         for path in self.folder.iterdir():
             if path.name.startswith(".step_") and path.name.endswith((".tmp", ".old")):

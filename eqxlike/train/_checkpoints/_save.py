@@ -89,26 +89,30 @@ def save_and_then(
     target = pathlib.Path(os.path.realpath(path))
     # Several processes meet at each save, and so must not do so in threads beside their steps.
     background = background and jax.process_count() == 1
-    # Somebody who forbids transfers means those that nobody asked for.
-    with jax.transfer_guard("allow"):
-        leaves, arrays = _take(described, copies=background)
-        step = _step_of(state)
-    manifest = Manifest(
-        arrays_folder="",
-        nodes=describe_nodes(state),
-        leaves=leaves,
-        files={},
-        data=copy.deepcopy(data),
-        step=step,
-        score=score,
-        versions=_versions(),
-    )
 
-    def write() -> None:
-        _write(target, manifest, arrays)
-        then()
+    def begin() -> Callable[[], None]:
+        # Somebody who forbids transfers means those that nobody asked for.
+        with jax.transfer_guard("allow"):
+            leaves, arrays = _take(described, copies=background)
+            step = _step_of(state)
+        manifest = Manifest(
+            arrays_folder="",
+            nodes=describe_nodes(state),
+            leaves=leaves,
+            files={},
+            data=copy.deepcopy(data),
+            step=step,
+            score=score,
+            versions=_versions(),
+        )
 
-    return save_in_turn(str(target), write, background)
+        def write() -> None:
+            _write(target, manifest, arrays)
+            then()
+
+        return write
+
+    return save_in_turn(str(target), begin, background)
 
 
 def _write(path: pathlib.Path, manifest: Manifest, arrays: dict[str, Any]) -> None:

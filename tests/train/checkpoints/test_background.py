@@ -118,6 +118,20 @@ def test_save_waits_for_the_one_before(path, gate, monkeypatch, background):
     assert train.restore(path, np.zeros(1)).state == 1
 
 
+def test_one_copy_of_a_state_is_held_at_a_time(path, gate, monkeypatch):
+    train.save(path, np.zeros(1), background=True)
+    monkeypatch.setattr(train.Saving, "raise_untold", gate.opened_by(train.Saving.raise_untold))
+    take, written_before = _save._take, []
+
+    def take_and_note(*args, **options):
+        written_before.append(list(gate.written))
+        return take(*args, **options)
+
+    monkeypatch.setattr(_save, "_take", take_and_note)
+    train.save(path, np.ones(1), background=True).wait()
+    assert written_before == [[[0]]]
+
+
 def test_restore_waits_for_what_is_being_written(path, gate, monkeypatch):
     train.save(path, np.ones(1), background=True)
     monkeypatch.setattr(_restore, "wait_for_newest", gate.opened_by(_restore.wait_for_newest))

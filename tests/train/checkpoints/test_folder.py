@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from eqxlike import train
-from eqxlike.train._checkpoints import _save
+from eqxlike.train._checkpoints import _folder, _place, _save
 
 
 def state(value=0):
@@ -191,6 +192,27 @@ def test_what_is_no_checkpoint_of_the_run_stays(folder):
         checkpoints.save(1, state())
         checkpoints.save(2, state())
     assert set(os.listdir(folder)) == before | {".lock", "step_000000002"}
+
+
+def test_what_this_process_is_writing_is_not_taken_for_left_behind(folder, monkeypatch):
+    is_waited_for = threading.Event()
+    lock, wait = _place.lock, _folder.wait_for_newest
+
+    def lock_late(path):
+        assert is_waited_for.wait(timeout=60)
+        return lock(path)
+
+    def wait_and_tell():
+        is_waited_for.set()
+        wait()
+
+    with train.CheckpointFolder(folder) as checkpoints:
+        monkeypatch.setattr(_place, "lock", lock_late)
+        first = checkpoints.save(1, state(1), background=True)
+        monkeypatch.setattr(_folder, "wait_for_newest", wait_and_tell)
+        checkpoints.save(2, state(2), background=True).wait()
+        first.wait()
+    assert steps(checkpoints) == [2, 1]
 
 
 def test_what_a_dead_process_left_is_removed(folder):
