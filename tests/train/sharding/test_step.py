@@ -1,6 +1,7 @@
 """A step over two devices does what it does on one."""
 
 import collections
+import math
 
 import jax
 import jax.numpy as jnp
@@ -193,28 +194,28 @@ def exchanged(model, sharding, getkey, **options):
     return train.collectives(step.lower(state, batch_of(4)).compile())
 
 
-def shapes_by_kind(found):
-    """What is sent, by kind; single numbers are left out."""
-    shapes = collections.defaultdict(list)
+def sizes_by_kind(found):
+    """How many numbers each array has that is sent, by kind; single numbers are left out.
+
+    The compiler may send an array transposed.
+    """
+    sizes = collections.defaultdict(list)
     for each in found:
-        shapes[each.kind] += [shape for shape in each.shapes if shape]
-    return {kind: sorted(each) for kind, each in shapes.items() if each}
+        sizes[each.kind] += [math.prod(shape) for shape in each.shapes if shape]
+    return {kind: sorted(each) for kind, each in sizes.items() if each}
 
 
 def test_data_parallel_step_sums_gradients_and_no_more(getkey):
-    model = nn.MLP(4, 4, 8, 1, key=getkey())
+    model = nn.MLP(4, 3, 8, 1, key=getkey())
     found = exchanged(model, train.data_parallel(), getkey)
-    assert shapes_by_kind(found) == {"all-reduce": sorted([(8, 4), (8,), (4, 8), (4,)])}
+    assert sizes_by_kind(found) == {"all-reduce": [3, 8, 24, 32]}, found
 
 
 def test_fsdp_step_gathers_split_parameters_sums_gradients_and_no_more(getkey):
-    model = nn.MLP(4, 4, 8, 1, key=getkey())
-    found = exchanged(model, train.fsdp(min_size=32), getkey)
+    model = nn.MLP(4, 3, 8, 1, key=getkey())
+    found = exchanged(model, train.fsdp(min_size=24), getkey)
     # Nothing is scattered on CPU: each device keeps its part of the whole sum.
-    assert shapes_by_kind(found) == {
-        "all-gather": sorted([(8, 4), (4, 8)]),
-        "all-reduce": sorted([(8, 4), (8,), (4, 8), (4,)]),
-    }
+    assert sizes_by_kind(found) == {"all-gather": [24, 32], "all-reduce": [3, 8, 24, 32]}, found
 
 
 def test_step_on_one_device_sends_nothing(getkey):
