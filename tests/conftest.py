@@ -37,7 +37,6 @@ os.environ.setdefault(
 
 import hypothesis
 import jax
-import jax.monitoring
 import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -77,34 +76,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
 
 
-MANY_PROGRAMS = 500
-
-
-class Programs:
-    """How many programs JAX has made, compiled or read from its cache, since it forgot them."""
-
-    count = 0
-
-    @classmethod
-    def heard(cls, event: str, duration_s: float, **_: object) -> None:
-        cls.count += event.endswith("jaxpr_to_mlir_module_duration")
-
-
-jax.monitoring.register_event_duration_secs_listener(Programs.heard)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def young_heap() -> None:
     """Begins each file with a small heap.
 
     JAX keeps 1.7 MB for each program that it compiled, and after a thousand of them compiles half
-    as fast; but files share the smallest of them, which would be compiled in each one. What is
-    there already is left out of the garbage collections that tests ask for: the whole heap would
-    take each of them half a second.
+    as fast. What is there already is left out of the garbage collections that tests ask for: the
+    whole heap would take each of them half a second.
     """
-    if Programs.count > MANY_PROGRAMS:
-        Programs.count = 0
-        jax.clear_caches()
+    jax.clear_caches()
     gc.collect()
     gc.freeze()
 
