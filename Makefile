@@ -10,7 +10,7 @@ python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-pytorch test-downstream bench profile lint format types clean
+.PHONY: help demo test test-pytorch test-downstream bench profile docs release-check lint format types clean
 
 help:
 	@echo "make demo      the Bayesian networks on real data, with what filter_jit costs beside them"
@@ -19,6 +19,8 @@ help:
 	@echo 'make test-downstream  Lineax, Optimistix and Diffrax on eqxlike, beside Equinox (ARGS="--whole": all programs)'
 	@echo "make bench     filter_jit side by side with jax.jit, Equinox and NNX"
 	@echo "make profile   where the time of a call goes"
+	@echo "make docs      the site, in build/site"
+	@echo "make release-check  wheel and sdist, each extra alone on each Python, sizes beside the last"
 	@echo "make lint      ruff, format and rules (make format applies them)"
 	@echo "make types     pyright"
 	@echo "make clean     takes away the environments, caches and builds"
@@ -47,6 +49,13 @@ bench:
 profile:
 	@.ci/setup profile test dev
 	@$(python) -m profiling.jit_dispatch $(ARGS)
+
+docs:
+	@.ci/setup docs
+	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --config-file docs/site/mkdocs.yml $(ARGS)
+
+release-check:
+	@.ci/check-release --whole $(ARGS)
 
 lint:
 	@.ci/setup dev

@@ -72,6 +72,7 @@ def compare(name: str, work: Callable[[Any], Work], nnx: Callable[[Any], Call]) 
             columns.FLAT: lambda: columns.on_flat_list(work(eqxlike)),
             columns.MODULE: lambda: columns.on_module(work(eqxlike)),
             columns.OURS: lambda: columns.filtered(work(eqxlike)),
+            columns.WATCHED: lambda: columns.watched(work(eqxlike)),
             columns.EQUINOX_MODULE: lambda: columns.on_module(equinox()),
             columns.EQUINOX: lambda: columns.filtered(equinox()),
             columns.NNX: lambda: nnx(importlib.import_module("benchmarks.nnx_networks")),

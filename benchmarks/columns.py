@@ -17,6 +17,7 @@ from eqxlike._timing import Call
 FLAT = "jax.jit, flat list"
 MODULE = "jax.jit, module"
 OURS = "filter_jit"
+WATCHED = "filter_jit, on_retrace"
 EQUINOX_MODULE = "jax.jit, Equinox module"
 EQUINOX = "Equinox filter_jit"
 NNX = "nnx.jit"
@@ -46,6 +47,16 @@ class Work:
 def filtered(work: Work) -> Call:
     """The library's own `filter_jit` on the Modules as they are."""
     return bind(work, work.library.filter_jit(work.function), work.state)
+
+
+def watched(work: Work) -> Call:
+    """The same, with somebody who wants to know of each further trace: no call here has any."""
+    function = work.library.filter_jit(work.function, on_retrace=_hear, max_traces=1_000_000)
+    return bind(work, function, work.state)
+
+
+def _hear(trace: Any) -> None:
+    """Does nothing about it."""
 
 
 def on_module(work: Work) -> Call:

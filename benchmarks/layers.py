@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import jax
 
-from benchmarks import command, layer_cases, layer_depth, layer_rows
+from benchmarks import command, layer_cases, layer_depth, layer_fused, layer_rows
 from benchmarks.layer_networks import NETWORKS
 from benchmarks.layer_rows import Row
 
@@ -33,6 +33,11 @@ ROWS: tuple[Row, ...] = (
     layer_depth.sequential(depth=100, width=64),
     layer_depth.mlp(depth=100, width=64),
     *(layer_depth.stack(depth, width=64) for depth in (4, 16, 64)),
+    *(
+        layer_fused.attention(width, length, batch, table)
+        for table in (layer_fused.FORWARD, layer_fused.GRADIENT)
+        for width, length, batch in ((32, 16, 4), (128, 64, 4), (512, 1, 1))
+    ),
 )
 
 

@@ -173,7 +173,7 @@ def by_keras(width: int, depth: int) -> Call:
         model.set_weights(start)
         # It goes on with the moments of the last run otherwise; the rate is one of its variables.
         for variable in model.optimizer.variables:
-            if variable.path != "adam/learning_rate":
+            if not variable.path.endswith("/learning_rate"):
                 variable.assign(np.zeros(variable.shape, variable.dtype))
         history = model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
         return np.asarray(history.history["loss"])[-1]

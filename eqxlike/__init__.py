@@ -31,6 +31,8 @@ from ._pytree import tree_flatten_one_level as tree_flatten_one_level
 from ._pytree import tree_pformat as tree_pformat
 from ._pytree import tree_pprint as tree_pprint
 from ._pytree import tree_serialise_leaves as tree_serialise_leaves
+from ._transfers import TransferError as TransferError
+from ._transfers import transfers as transfers
 from ._transforms import Enumeration as Enumeration
 from ._transforms import EquinoxRuntimeError as EquinoxRuntimeError
 from ._transforms import EquinoxTracetimeError as EquinoxTracetimeError
@@ -64,10 +66,17 @@ if _typing.TYPE_CHECKING:
     from . import ad as ad
     from . import bayes as bayes
     from . import debug as debug
+    from . import graph as graph
     from . import internal as internal
     from . import loops as loops
     from . import nn as nn
     from . import train as train
+    from ._compilation_cache import CompilationCache as CompilationCache
+    from ._compilation_cache import cache_compilations as cache_compilations
+    from ._export import Exported as Exported
+    from ._export import export as export
+    from ._export import load_exported as load_exported
+    from ._profile import profile as profile
     from ._standing_in import install_as_equinox as install_as_equinox
     from .nn import tree_inference as tree_inference
 else:
@@ -77,10 +86,17 @@ else:
         "ad",
         "bayes",
         "debug",
+        "graph",
         "internal",
         "loops",
         "nn",
         "train",
+        CompilationCache="_compilation_cache",
+        cache_compilations="_compilation_cache",
+        Exported="_export",
+        export="_export",
+        load_exported="_export",
+        profile="_profile",
         install_as_equinox="_standing_in",
         tree_inference="nn",
     )

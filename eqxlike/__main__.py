@@ -1,11 +1,13 @@
-"""`python -m eqxlike`."""
+"""`python -m eqxlike`, and the command `eqxlike`."""
 
 import os
 import sys
 
 from ._cli import main
 
-if __name__ == "__main__":
+
+def run() -> None:
+    """Runs the command that this process was started with, and ends the process if it fails."""
     status = main()
     if status != 0:
         # If Ctrl-C breaks off a compilation, JAX 0.10.2 crashes Python as it exits, whatever the
@@ -13,3 +15,7 @@ if __name__ == "__main__":
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+if __name__ == "__main__":
+    run()

@@ -46,6 +46,11 @@ def hide_our_frames(error: BaseException) -> None:
     error.__traceback__ = kept
 
 
+def is_of_user(file_name: str) -> bool:
+    """Whether a frame of this file is the user's, and neither ours nor JAX's."""
+    return not file_name.startswith(_NOT_OF_USER)
+
+
 def stacklevel_of_user() -> int:
     """The `stacklevel` with which a warning of the caller shows the line in the user's code."""
     level, frame = 1, sys._getframe(1)

@@ -8,15 +8,15 @@ and the session file. How to read them: profiling/README.md.
 import argparse
 import dataclasses
 import pathlib
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 
 from benchmarks import cases, columns
 from benchmarks.table import text_table
+from eqxlike import _profile
 from eqxlike._numbers import whole_number_in
-from eqxlike._timing import Column, measure, ratios
-from profiling import sessions
+from eqxlike._profile import JAX, OTHER, OURS, Frame, Split, split
+from eqxlike._timing import measure
 
 DEFAULT = r"Identity|forward, depth (2|64), width 8$|Adam step, depth (2|64)|ELBO"
 """The default cases are one of each type, the smallest, where overhead counts most, and the
@@ -26,27 +26,6 @@ deepest.
 OUT = pathlib.Path("profiling-results")
 CALLS = 5000
 ROUNDS = 200
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """The time of one call, in microseconds; the three parts add up to its completion.
-
-    - `ours_us`: the time that `filter_jit` needs beyond flat `jax.jit` until the call returns.
-    - `jax_us`: the time that flat `jax.jit` needs until the call returns: C++ dispatch, and
-      execution where the runtime runs a cheap program on the calling thread.
-    - `rest_us`: the time from the return of the call until the result is ready. It is near 0, of
-      either sign, where execution was part of dispatch.
-    """
-
-    ours_us: float
-    jax_us: float
-    rest_us: float
-
-    @property
-    def total_us(self) -> float:
-        """The time until the result is ready."""
-        return self.ours_us + self.jax_us + self.rest_us
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,29 +40,17 @@ class Profile:
 
     case: str
     split: Split
-    times: Mapping[sessions.Frame, float]
+    times: Mapping[Frame, float]
     files: Sequence[pathlib.Path]
-
-
-def split(ours: Column) -> Split:
-    """Splits the time of a call.
-
-    **Arguments:**
-
-    - `ours`: the column of `filter_jit`, measured with flat `jax.jit` as its baseline.
-    """
-    jax_us = ours.dispatch_us / ours.dispatch_ratio.median
-    waiting = statistics.median(ratios(ours.samples.completion_us, ours.samples.dispatch_us)) - 1
-    return Split(ours.dispatch_us - jax_us, jax_us, ours.dispatch_us * waiting)
 
 
 def profile(case: cases.Case, out: pathlib.Path, calls: int, rounds: int = ROUNDS) -> Profile:
     """Measures and samples one case, and writes its files into `out`."""
     pair = {name: case.builders[name]() for name in (columns.FLAT, columns.OURS)}
     measured = measure(pair, baseline=columns.FLAT, rounds=rounds)
-    session = sessions.sample(pair[columns.OURS], calls)
-    files = sessions.write(session, out / case.slug)
-    times = sessions.self_times(session)
+    session = _profile.sample(pair[columns.OURS], calls)
+    files = _profile.write(session, out / case.slug)
+    times = _profile.self_times(session)
     return Profile(case.name, split(measured.columns[columns.OURS]), times, files)
 
 
@@ -94,29 +61,21 @@ def split_table(profiles: Sequence[Profile]) -> str:
     for one in profiles:
         parts = one.split
         times_us = (parts.total_us, parts.ours_us, parts.jax_us, parts.rest_us)
-        shares = sessions.shares(one.times)
+        shares = _profile.shares(one.times)
         rows.append(
             [
                 one.case,
                 *(f"{time_us:.1f}" for time_us in times_us),
                 f"{parts.ours_us / parts.jax_us:.2f}",
-                *(f"{shares[who]:.0%}" for who in (sessions.OURS, sessions.JAX, sessions.OTHER)),
+                *(f"{shares[who]:.0%}" for who in (OURS, JAX, OTHER)),
             ]
         )
     return text_table(rows)
 
 
-def hot_frames(profile: Profile, count: int = 6) -> str:
+def hot_frames(profile: Profile) -> str:
     """The functions of ours and of JAX's Python that most of the samples fell into."""
-    total = sum(profile.times.values()) or 1.0
-    found = {
-        frame: seconds for frame, seconds in profile.times.items() if frame.owner != sessions.OTHER
-    }
-    lines = [
-        f"  {seconds / total:4.0%}  {frame.function}  {_short(frame.file)}:{frame.line}"
-        for frame, seconds in sorted(found.items(), key=lambda item: -item[1])[:count]
-    ]
-    return "\n".join([profile.case, *lines])
+    return "\n".join([profile.case, *_profile.hot_frames(profile.times)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,15 +100,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for one in profiles:
         print(f"\n{hot_frames(one)}")
     return status
-
-
-def _short(file: str) -> str:
-    """The last parts of a path, from the package on."""
-    parts = pathlib.Path(file).parts
-    for package in ("eqxlike", "jax", "jaxlib"):
-        if package in parts:
-            return "/".join(parts[len(parts) - 1 - parts[::-1].index(package) :])
-    return file
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -20,6 +20,8 @@ PACKAGE = pathlib.Path(__file__).parent.parent / "eqxlike"
 LAYERS = {
     "_checking": 0,
     "_codegen": 0,
+    "_collectives": 0,
+    "_compilation_cache": 0,
     "_traceback": 1,
     "_compat": 0,
     "_dtypes": 0,
@@ -34,11 +36,16 @@ LAYERS = {
     "_version": 0,
     "_pytree": 1,
     "_timing": 1,
+    "_departures": 2,
+    "_transfers": 2,
     "_module": 2,
     "_partition": 3,
     "_transforms": 4,
+    "_export": 5,
+    "_profile": 5,
     "ad": 5,
     "debug": 5,
+    "graph": 5,
     "loops": 5,
     "nn": 5,
     "bayes": 6,
@@ -71,6 +78,7 @@ ROOMS = {
         {"_compare"},
         {"_choose"},
     ),
+    "_export": ({"_dynamic", "_form"}, {"_file", "_given"}, {"_exported"}, {"_export"}),
     "bayes": (
         {"_blackjax", "_library_rules"},
         {"_numpyro"},
@@ -84,6 +92,13 @@ ROOMS = {
         {"_curvature"},
         {"_methods", "_predict", "_simulation"},
     ),
+    "graph": (
+        {"_flops", "_hlo", "_json", "_origins", "_parts", "_scopes", "_traced"},
+        {"_gradient", "_operations", "_text"},
+        {"_nested", "_redundant", "_rows"},
+        {"_page"},
+        {"_report"},
+    ),
     "loops": (
         {"_flat", "_kinds"},
         {"_buffers", "_carry"},
@@ -92,6 +107,13 @@ ROOMS = {
         {"_fori_loop"},
     ),
     "nn": ({"_common"}, {"_stateful"}, {LAYERS_OF_NN, "_parallel"}, {"_bayesian"}, {"_surgery"}),
+    "train": (
+        {"_checks", "_evaluate", "_progress"},
+        {"_checkpoints", "_state", "metrics"},
+        {"_run", "_safetensors", "_sharding"},
+        {"_batches", "_callbacks", "_make_evaluate", "_step"},
+        {"_loop"},
+    ),
 }
 # A family of layers imports none of its siblings, but for `Linear` and `Dropout`, which networks
 # are made of.
@@ -99,7 +121,18 @@ SHARED_LAYERS = {"_dropout", "_linear"}
 
 CORE = {"jax", "jaxlib", "jaxtyping", "numpy", "optax", "wadler_lindig"}
 # Imported inside the function that needs them: without them the rest of the package works.
-EXTRAS = {"arviz_stats", "etils", "matplotlib", "orbax", "rich", "safetensors", "sklearn", "tqdm"}
+EXTRAS = {
+    "arviz_stats",
+    "etils",
+    "matplotlib",
+    "orbax",
+    "pyinstrument",
+    "rich",
+    "safetensors",
+    "sklearn",
+    "tensorboardX",
+    "tqdm",
+}
 
 MOST_LINES = 400
 
@@ -364,8 +397,8 @@ BROKEN = [
     ("_module/a/_field.py", "from ..._partition import partition_of", "not below it"),
     ("debug/_scan.py", "from ..nn import Linear", "not below it"),
     ("_version.py", "from ._compat import Tracer", "not below it"),
-    ("train/_fit.py", "from ..nn import MLP", "imports neither of"),
-    ("train/_fit.py", "from .. import bayes", "imports neither of"),
+    ("train/_step.py", "from ..nn import MLP", "imports neither of"),
+    ("train/_step.py", "from .. import bayes", "imports neither of"),
     ("nn/_mlp.py", "from ._sequential import Lambda", "none of its siblings"),
     ("nn/_mlp.py", "from . import _common, _sequential", "none of its siblings"),
     ("nn/_mlp.py", "if TYPE_CHECKING:\n    from ._conv import Conv", "none of its siblings"),

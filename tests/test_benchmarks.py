@@ -15,7 +15,7 @@ from eqxlike._timing import Samples, summarise
 PEERS = {columns.EQUINOX_MODULE: "equinox", columns.EQUINOX: "equinox", columns.NNX: "flax"}
 INSTALLED = [
     name
-    for name in (columns.FLAT, columns.MODULE, columns.OURS, *PEERS)
+    for name in (columns.FLAT, columns.MODULE, columns.OURS, columns.WATCHED, *PEERS)
     if name not in PEERS or importlib.util.find_spec(PEERS[name])
 ]
 

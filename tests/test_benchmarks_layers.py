@@ -12,6 +12,7 @@ from benchmarks import (
     cases,
     layer_cases,
     layer_depth,
+    layer_fused,
     layer_models,
     layer_networks,
     layers,
@@ -112,6 +113,12 @@ def test_stacks_compute_the_same_and_only_the_unrolled_one_grows():
     before, after = shallow.count_lines(), deep.count_lines()
     assert before[layer_depth.SEQUENTIAL] < after[layer_depth.SEQUENTIAL]
     assert before[layer_depth.SCAN_STACK] == after[layer_depth.SCAN_STACK]
+
+
+@pytest.mark.parametrize("table_of", [layer_fused.FORWARD, layer_fused.GRADIENT])
+def test_fused_attention_computes_the_same(table_of):
+    row = layer_fused.attention(width=4, length=3, batch=2, table=table_of)
+    assert checked(row) == [layer_fused.APART, layer_fused.FUSED]
 
 
 def test_a_wrong_gradient_names_the_column(monkeypatch):

@@ -46,11 +46,12 @@ def _default(parameter: inspect.Parameter) -> Any:
 
 
 def _shared_parameters(place: str, name: str, ours: Any, theirs: Any) -> Any:
-    """Our parameters, less those that layers and gradients have beside Equinox's: all by keyword,
-    with a default.
+    """Our parameters, less those that layers, gradients and `filter_jit` have beside Equinox's: all
+    by keyword, with a default.
     """
     own, their = _parameters(ours), _parameters(theirs)
-    has_more = place == "equinox.nn" or name in ("filter_grad", "filter_value_and_grad")
+    have_more = ("filter_grad", "filter_value_and_grad", "filter_jit")
+    has_more = place == "equinox.nn" or name in have_more
     if not has_more or own is None or their is None:
         return own
     known = {each.name for each in inspect.signature(theirs).parameters.values()}

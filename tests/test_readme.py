@@ -20,11 +20,11 @@ URLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
 HOME = URLS["Homepage"]
 RAW = HOME.replace("https://github.com", "https://raw.githubusercontent.com")
 
-# [text](target), ![text](target) and src="target", less the anchor.
+# [text](target), ![text](target), src="target" and their like, less the anchor.
 LINKS = sorted(
     {
         target
-        for pair in re.findall(r"\]\(([^)#\s]+)|(?:src|href)=\"([^\"#]+)", README)
+        for pair in re.findall(r"\]\(([^)#\s]+)|(?:src|srcset|href)=\"([^\"#]+)", README)
         for target in pair
         if target
     }
@@ -63,3 +63,10 @@ def test_link_leads_somewhere(path):
 
 def test_links_are_absolute():
     assert [target for target in LINKS if not target.startswith("https://")] == []
+
+
+def test_each_cell_beside_equinox_and_nnx_is_linked():
+    rows = re.findall(r"^\| (?!---|\|)(\S.*) \|$", README, re.MULTILINE)
+    cells = [cell for row in rows for cell in row.split(" | ")[1:]]
+    assert cells
+    assert [cell for cell in cells if not re.fullmatch(r"\[[^\]]+\]\(\S+\)", cell)] == []

@@ -16,6 +16,7 @@ from ._device import CHOICES, choose_device
 from ._dispatch import measure_dispatch
 from ._errors import CommandError
 from ._methods import METHODS
+from ._page import page_of
 from ._settings import SETTINGS, Settings, settings_for
 
 NEEDED = {
@@ -100,7 +101,9 @@ def run(options: argparse.Namespace) -> int:
     )
     try:
         _report.write(contents, folder / "results.json")
-        files = [folder / "results.json", *_pictures.draw(outputs, folder)]
+        page = folder / "report.html"
+        page.write_text(page_of(contents), encoding="utf-8")
+        files = [page, folder / "results.json", *_pictures.draw(outputs, folder)]
     except OSError as error:
         raise CommandError(f"cannot write the results: {error}") from None
     print("\nwritten: " + ", ".join(map(str, files)), flush=True)

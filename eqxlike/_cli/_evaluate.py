@@ -25,12 +25,14 @@ class Intervals:
     """Predictions of numbers, in the units of the target.
 
     - `metrics`: the metrics, by name.
+    - `truth`: what was to be predicted, shape (N,).
     - `mean`: the mean of the predictive distribution, shape (N,).
     - `lower`: the lower end of its central interval of probability `LEVEL`, shape (N,).
     - `upper`: the upper end, shape (N,).
     """
 
     metrics: dict[str, float]
+    truth: np.ndarray
     mean: np.ndarray
     lower: np.ndarray
     upper: np.ndarray
@@ -98,7 +100,7 @@ def evaluate_regression(
         "width": metrics.sharpness(lower, upper),
         "noise": jnp.mean(noise),
     }
-    return Intervals(_floats(found), np.asarray(mean), np.asarray(lower), np.asarray(upper))
+    return Intervals(_floats(found), *map(np.asarray, (y, mean, lower, upper)))
 
 
 def evaluate_classification(data: Data, log_probabilities: Float[Array, "N C"]) -> Probabilities:

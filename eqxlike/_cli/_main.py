@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .._version import __version__
-from . import _demo
+from . import _demo, _profile
 from ._errors import CommandError
 
 INTERRUPTED = 130
@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(metavar="command", required=True)
     _demo.add_parser(subparsers)
+    _profile.add_parser(subparsers)
     try:
         options = parser.parse_args(arguments)
     except SystemExit as exit:  # argparse's way out, after help as after an error

@@ -60,9 +60,6 @@ def _draw_intervals(outputs: Mapping[str, Output]) -> Any:
         return None
     output = outputs["diabetes"]
     names = [name for name in (BAYESIAN, PLAIN, *METHODS) if name in output.evaluations]
-    scaling = output.data.y_scaling
-    assert scaling is not None
-    truth = output.data.test.y * scaling.scale + scaling.mean
     figure = _new_figure(5.6 * len(names), 4.6, "Diabetes: predictive intervals against truth")
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
@@ -71,7 +68,8 @@ def _draw_intervals(outputs: Mapping[str, Output]) -> Any:
         order = np.argsort(predicted.mean)
         place = np.arange(len(order))
         mean, lower, upper, y = (
-            values[order] for values in (predicted.mean, predicted.lower, predicted.upper, truth)
+            values[order]
+            for values in (predicted.mean, predicted.lower, predicted.upper, predicted.truth)
         )
         is_inside = (lower <= y) & (y <= upper)
         colour = COLOURS[name]

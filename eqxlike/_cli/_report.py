@@ -17,12 +17,13 @@ from ._evaluate import Intervals
 from ._train import Training
 
 PACKAGES = ("matplotlib", "optax", "scikit-learn")
+PREDICTED = ("truth", "mean", "lower", "upper")
 
 
 def report(
     outputs: Mapping[str, Output], *, stopped: str, seed: int, is_quick: bool, device: str
 ) -> dict[str, Any]:
-    """The whole report.
+    """The whole report, of plain values: rounded to six digits, None for what is NaN or infinite.
 
     **Arguments:**
 
@@ -33,7 +34,7 @@ def report(
     - `device`: the device on which it ran, in words.
     """
     versions = {name: installed_version(name) for name in PACKAGES}
-    return {
+    contents = {
         "stopped": stopped,
         "seed": seed,
         "quick": is_quick,
@@ -41,6 +42,7 @@ def report(
         "machine": machine_info() | versions | {"eqxlike": __version__},
         "data": {name: _output(output) for name, output in outputs.items()},
     }
+    return _plain(contents)
 
 
 def _output(output: Output) -> dict[str, Any]:
@@ -54,6 +56,11 @@ def _output(output: Output) -> dict[str, Any]:
             name: {field: values.tolist() for field, values in each.bins.items()}
             for name, each in output.evaluations.items()
             if not isinstance(each, Intervals)
+        },
+        "intervals": {
+            name: {field: getattr(each, field).tolist() for field in PREDICTED}
+            for name, each in output.evaluations.items()
+            if isinstance(each, Intervals)
         },
         "elbo": [-loss for loss in history],
         "dispatch": {name: _measurement(each) for name, each in output.dispatch.items()},
@@ -83,8 +90,8 @@ def _column(column: Column) -> dict[str, Any]:
 
 
 def write(contents: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Writes a report as JSON: rounded to six digits, null for what is NaN or infinite."""
-    path.write_text(json.dumps(_plain(contents), indent=1, allow_nan=False) + "\n")
+    """Writes a report as JSON."""
+    path.write_text(json.dumps(contents, indent=1, allow_nan=False) + "\n")
 
 
 def _plain(value: Any) -> Any:

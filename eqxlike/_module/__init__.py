@@ -24,6 +24,10 @@ from ._module import Module as Module
 from ._module import ModuleMeta as ModuleMeta
 from ._module import Wrapper as Wrapper
 from ._module import bind as bind
+from ._naming import LayerCall as LayerCall
+from ._naming import name_again as name_again
+from ._naming import names_in as names_in
+from ._naming import naming_layers as naming_layers
 from ._observe import observe_calls as observe_calls
 from ._partial import Partial as Partial
 from ._strict import StrictConfig as StrictConfig

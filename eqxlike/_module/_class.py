@@ -37,12 +37,15 @@ class Traits:
       what follows from the fields.
     - `flattening`: a function from the codec of the class to the object by which JAX flattens.
     - `unfrozen`: the same class without frozen arrays, if this one has some.
+    - `is_layer`: whether a call has a name of its own in a program, which what only stands for
+      something else has not.
     """
 
     is_fixed: bool = True
     complete: Callable[[dict[str, Any]], None] | None = None
     flattening: Callable[[Codec], Any] | None = None
     unfrozen: type | None = None
+    is_layer: bool = True
 
 
 @dataclasses.dataclass(slots=True)

@@ -21,6 +21,7 @@ from ._codec import make_codec
 from ._dataclass import amend, found_in_class, make_dataclass
 from ._field import converter_of, field
 from ._metadata import METADATA, is_found_by_name
+from ._naming import LayerCall
 from ._strict import check_strict, read_strict
 
 
@@ -44,12 +45,15 @@ class ModuleMeta(abc.ABCMeta):
         **kwargs: Any,
     ):
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
+        traits = _inherited_traits(cls) if _traits is None else _traits
         # `namespace` will not do: an `__init_subclass__` or a `__set_name__` may have replaced some
         # of what stands in the body.
         own = dict(vars(cls))
         for key, value in own.items():
             if _is_method(key, value):
                 setattr(cls, key, Method(value))
+        if traits.is_layer and inspect.isfunction(own.get("__call__")):
+            type.__setattr__(cls, "__call__", LayerCall(own["__call__"]))
         _install_mixin_methods(cls)
         # A subclass inherits an `__init__` that somebody wrote, even one that replaced a generated
         # one. A generated one is generated anew, for the fields that were added.
@@ -62,7 +66,7 @@ class ModuleMeta(abc.ABCMeta):
             makes_init=makes_init,
             is_forced=bool(is_forced),
             is_strict=strictness is not None,
-            traits=_inherited_traits(cls) if _traits is None else _traits,
+            traits=traits,
         )
         type.__setattr__(cls, RECORD, record)
         fields = make_dataclass(cls, makes_init)
@@ -121,6 +125,8 @@ class ModuleMeta(abc.ABCMeta):
         def __setattr__(cls, name: str, value: Any) -> None:
             if _is_method(name, value):
                 value = Method(value)
+            if name == "__call__" and inspect.isfunction(value):
+                value = LayerCall(value) if cls._eqxlike_class.traits.is_layer else value
             is_for_field = type(found_in_class(cls, name)) is Field and type(value) is not Field
             if is_for_field and not hasattr(type(value), "__set__"):
                 # A value set under the name of a field must not hide the fields of lazy instances.
@@ -267,7 +273,7 @@ class Module(CachesPartition, metaclass=ModuleMeta):
         return tree_pformat(self)
 
 
-class Wrapper(Module):
+class Wrapper(Module, _traits=Traits(is_layer=False)):
     """The base of Modules that stand for a callable, their `__wrapped__`, and show its metadata.
 
     The metadata is read from the callable, not stored. So it is no part of the tree, unless

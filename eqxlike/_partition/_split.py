@@ -6,6 +6,7 @@ from typing import Any
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
+from .._module import name_again, names_in
 from .._pytree import flag_leaves, is_array
 from ._same import is_same_static
 
@@ -18,11 +19,12 @@ class Rest:
     - `treedef`: the treedef of the whole tree.
     """
 
-    __slots__ = ("_is_dynamic", "_leaves", "treedef")
+    __slots__ = ("_is_dynamic", "_leaves", "_paths", "treedef")
 
     def __init__(self, leaves: list[Any], is_dynamic: list[bool], treedef: Any):
         self._leaves = leaves
         self._is_dynamic = is_dynamic
+        self._paths: tuple[str | None, ...] | None = None
         self.treedef = treedef
 
     def __repr__(self) -> str:
@@ -41,6 +43,10 @@ class Rest:
         # Not all leaves are hashable.
         return hash((self.treedef, tuple(self._is_dynamic)))
 
+    def keep_names_of(self, tree: PyTree) -> None:
+        """The layers in trees merged from this one have the names of those in `tree`."""
+        self._paths = names_in(tree)
+
     def leaves(self, dynamic: Iterable[Any]) -> list[Any]:
         """All leaves, with `dynamic`, in order, in the places of those taken."""
         dynamic = iter(dynamic)
@@ -56,7 +62,10 @@ class Rest:
 
     def merge(self, dynamic: Iterable[Any]) -> PyTree:
         """The tree with `dynamic`, in order, in the places of the leaves taken."""
-        return self.treedef.unflatten(self.leaves(dynamic))
+        tree = self.treedef.unflatten(self.leaves(dynamic))
+        if self._paths is not None:
+            name_again(tree, self._paths)
+        return tree
 
     def merge_into(self, other: Any, dynamic: Iterable[Any]) -> PyTree:
         """The tree as in `merge`, but with `other` for every leaf that was not taken.
@@ -80,7 +89,9 @@ def split(tree: PyTree, is_dynamic: Callable[[Any], bool] = is_array) -> tuple[l
     **Returns:** `(dynamic, rest)`, with `rest.merge(dynamic)` being the tree again.
     """
     leaves, treedef = jtu.tree_flatten(tree)
-    return split_leaves(leaves, treedef, flag_leaves(tree, leaves, is_dynamic))
+    dynamic, rest = split_leaves(leaves, treedef, flag_leaves(tree, leaves, is_dynamic))
+    rest.keep_names_of(tree)
+    return dynamic, rest
 
 
 def split_leaves(leaves: list[Any], treedef: Any, is_dynamic: list[bool]) -> tuple[list[Any], Rest]:

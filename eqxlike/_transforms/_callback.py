@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 from .._compat import Tracer
 from .._partition import split
 from .._pytree import is_array, tree_pformat
+from .._transfers import refuse_call
 from ._trace import is_array_or_struct
 from ._wrapping import check_callable
 
@@ -63,6 +64,7 @@ def filter_pure_callback(
         [3 2 1]
     """
     check_callable(callback, "filter_pure_callback")
+    refuse_call("filter_pure_callback")
     if vectorized is not None:
         if vmap_method is not None:
             raise ValueError(

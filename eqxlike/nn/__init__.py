@@ -28,6 +28,7 @@ from ._conv_transpose import ConvTranspose3d as ConvTranspose3d
 from ._dropout import Dropout as Dropout
 from ._embedding import Embedding as Embedding
 from ._embedding import RotaryPositionalEmbedding as RotaryPositionalEmbedding
+from ._linear import FusedLinear as FusedLinear
 from ._linear import Identity as Identity
 from ._linear import Linear as Linear
 from ._mlp import MLP as MLP
@@ -55,6 +56,7 @@ from ._stateful import StatefulLayer as StatefulLayer
 from ._stateful import StateIndex as StateIndex
 from ._stateful import delete_init_state as delete_init_state
 from ._stateful import make_with_state as make_with_state
+from ._surgery import FusedAttention as FusedAttention
 from ._surgery import LayerSummary as LayerSummary
 from ._surgery import LoRALinear as LoRALinear
 from ._surgery import MergedLinear as MergedLinear
@@ -62,6 +64,7 @@ from ._surgery import MixedPrecision as MixedPrecision
 from ._surgery import Policy as Policy
 from ._surgery import Summary as Summary
 from ._surgery import freeze as freeze
+from ._surgery import fuse as fuse
 from ._surgery import inference_mode as inference_mode
 from ._surgery import reinitialise as reinitialise
 from ._surgery import replace_layers as replace_layers
@@ -69,4 +72,5 @@ from ._surgery import summary as summary
 from ._surgery import to_bayesian as to_bayesian
 from ._surgery import tree_inference as tree_inference
 from ._surgery import unfreeze as unfreeze
+from ._surgery import unfuse as unfuse
 from ._weight_norm import WeightNorm as WeightNorm

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -214,14 +214,12 @@ class MultiheadAttention(Module):
 
         keys = (None,) * 4 if key is None else split_key(jr.fold_in(key, _PROJECTIONS), 4)
 
-        def heads_of(projection: Linear, x: Array, size: int, key: PRNGKeyArray | None) -> Heads:
-            return _project(projection, x, key).reshape(x.shape[0], self.num_heads, size)
+        def heads_of(projected: Array, size: int) -> Heads:
+            return projected.reshape(projected.shape[0], self.num_heads, size)
 
-        heads = (
-            heads_of(self.query_proj, query, self.qk_size, keys[0]),
-            heads_of(self.key_proj, key_, self.qk_size, keys[1]),
-            heads_of(self.value_proj, value, self.vo_size, keys[2]),
-        )
+        sizes = (self.qk_size, self.qk_size, self.vo_size)
+        queries, keys_, values = map(heads_of, self._project((query, key_, value), keys), sizes)
+        heads = (queries, keys_, values)
         if process_heads is not None:
             heads = _processed(heads, process_heads)
         fits_jax = self.qk_size == self.vo_size and not self._drops(inference)
@@ -243,7 +241,14 @@ class MultiheadAttention(Module):
 
             attended = _attend(*heads, mask, drop)
         attended = attended.reshape(query.shape[0], self.num_heads * self.vo_size)
-        return _project(self.output_proj, attended, keys[3])
+        return project(self.output_proj, attended, keys[3])
+
+    def _project(
+        self, inputs: tuple[Array, Array, Array], keys: Sequence[PRNGKeyArray | None]
+    ) -> Sequence[Array]:
+        """Query, key and value, each row through the projection that is for it."""
+        projections = (self.query_proj, self.key_proj, self.value_proj)
+        return tuple(map(project, projections, inputs, keys))
 
     def _drops(self, inference: bool | None) -> bool:
         inference = self.dropout.inference if inference is None else inference
@@ -251,7 +256,7 @@ class MultiheadAttention(Module):
         return not (inference or (isinstance(p, int | float) and p == 0))
 
 
-def _project(projection: Linear, x: Array, key: PRNGKeyArray | None) -> Array:
+def project(projection: Linear, x: Array, key: PRNGKeyArray | None) -> Array:
     """Each row of `x` through the layer, with a key of its own."""
     if key is None:
         return jax.vmap(projection)(x)

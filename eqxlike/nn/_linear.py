@@ -1,12 +1,14 @@
-"""The affine map, and the map that does nothing."""
+"""The affine map, several of them as one, and the map that does nothing."""
 
+import itertools
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._dtypes import parameter_dtype
-from .._module import Module, field
+from .._module import Module, field, stored_fields
 from ._common import (
     Initializer,
     Parameter,
@@ -101,6 +103,118 @@ class Linear(Module):
         if self.bias is not None:
             y = y + self.bias
         return jnp.squeeze(y) if self.out_features == "scalar" else y
+
+
+class FusedLinear(Module):
+    """Linear layers that read one input, as one matrix product: their weights one below the other.
+
+    For a layer of your own, gates say: `gate, value = self.fused(x)`. `nn.fuse` puts it in the
+    place of layers of a model.
+
+    >>> import jax, jax.numpy as jnp
+    >>> keys = jax.random.split(jax.random.key(0))
+    >>> gate, value = (Linear(3, size, key=key) for size, key in zip((4, 5), keys))
+    >>> fused = FusedLinear([gate, value])
+    >>> [y.shape for y in fused(jnp.ones(3))], fused.weight.shape
+    ([(4,), (5,)], (9, 3))
+    >>> fused.unfuse() == (gate, value)
+    True
+    """
+
+    weight: Shaped[Array, "sum_of_out in_size"]
+    bias: Shaped[Array, " sum_of_out"] | None
+    in_features: int = field(static=True)
+    out_features: tuple[int, ...] = field(static=True)
+    use_bias: bool = field(static=True)
+
+    def __init__(self, layers: Sequence[Linear]):
+        """**Arguments:**
+
+        - `layers`: layers with the same number of inputs and the same dtype, all with a bias or all
+          without. If their arrays have leading axes, as those of stacked layers, these are equal.
+
+        **Raises:** `ValueError` if there is none, or one differs from the first in any of this;
+        `TypeError` for what is no `Linear`.
+        """
+        sizes: list[int] = []
+        if not layers:
+            raise ValueError("FusedLinear needs at least one layer.")
+        for index, layer in enumerate(layers):
+            if not isinstance(layer, Linear):
+                raise TypeError(
+                    f"FusedLinear takes nn.Linear layers; layers[{index}] is a "
+                    f"{type(layer).__name__}."
+                )
+            if _form(layer) != _form(layers[0]):
+                raise ValueError(
+                    f"FusedLinear: layers[0] has {_describe_form(layers[0])}, and layers[{index}] "
+                    f"has {_describe_form(layer)}. Layers that are one product read the same input "
+                    "and have one dtype, and all of them a bias or none."
+                )
+            if not isinstance(layer.in_features, int) or not isinstance(layer.out_features, int):
+                raise ValueError(
+                    f"FusedLinear: layers[{index}] takes or returns a scalar; expected vectors."
+                )
+            sizes.append(layer.out_features)
+        self.weight = jnp.concatenate([layer.weight for layer in layers], axis=-2)
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        self.bias = jnp.concatenate(biases, axis=-1) if biases else None
+        self.in_features = self.weight.shape[-1]
+        self.out_features = tuple(sizes)
+        self.use_bias = layers[0].use_bias
+
+    def __call__(
+        self, x: Shaped[Array, " in_features"], *, key: PRNGKeyArray | None = None
+    ) -> tuple[Array, ...]:
+        """**Arguments:** those of `Linear`.
+
+        **Returns:** the output of each layer, of shape `(out_features[i],)`.
+
+        **Raises:** `ValueError` if `x` has another shape.
+        """
+        del key
+        check_input(self, x, feature_shape(self.in_features))
+        y = self.weight @ x
+        if self.bias is not None:
+            y = y + self.bias
+        return tuple(jnp.split(y, self._starts[1:-1]))
+
+    @property
+    def _starts(self) -> list[int]:
+        return [0, *itertools.accumulate(self.out_features)]
+
+    def between(self, start: int, stop: int) -> "FusedLinear":
+        """**Returns:** the layers from `start` on, up to `stop`, as one product of their own."""
+        return self._rows(FusedLinear, start, stop, out_features=self.out_features[start:stop])
+
+    def unfuse(self) -> tuple[Linear, ...]:
+        """**Returns:** the layers, every bit of their weights."""
+        return tuple(
+            self._rows(Linear, index, index + 1, out_features=out_features)
+            for index, out_features in enumerate(self.out_features)
+        )
+
+    def _rows(self, cls: type, start: int, stop: int, **fields: Any) -> Any:
+        rows = slice(self._starts[start], self._starts[stop])
+        new: Any = object.__new__(cls)
+        stored_fields(new).update(
+            weight=self.weight[..., rows, :],
+            bias=None if self.bias is None else self.bias[..., rows],
+            in_features=self.in_features,
+            use_bias=self.use_bias,
+            **fields,
+        )
+        return new
+
+
+def _form(layer: Linear) -> tuple[Any, ...]:
+    """The parts of a layer that are the same in all that are one product."""
+    return layer.in_features, layer.weight.dtype, layer.weight.shape[:-2], layer.use_bias
+
+
+def _describe_form(layer: Linear) -> str:
+    bias = "a bias" if layer.use_bias else "no bias"
+    return f"{layer.in_features} inputs, {bias} and a weight of {layer.weight.dtype}"
 
 
 class Identity(Module):

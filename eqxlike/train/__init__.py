@@ -1,27 +1,24 @@
 """Training: a state, a step made from a loss, a loop, loss scaling, minibatches and progress."""
 
 from . import metrics as metrics
+from ._batches import Prefetch as Prefetch
 from ._batches import minibatches as minibatches
+from ._batches import prefetch as prefetch
 from ._callbacks import Callback as Callback
 from ._callbacks import Checkpoint as Checkpoint
 from ._callbacks import EarlyStopping as EarlyStopping
 from ._callbacks import JsonLines as JsonLines
 from ._callbacks import Progress as Progress
+from ._callbacks import TensorBoard as TensorBoard
 from ._checkpoints import CheckpointError as CheckpointError
 from ._checkpoints import CheckpointFolder as CheckpointFolder
 from ._checkpoints import Restored as Restored
 from ._checkpoints import Saving as Saving
 from ._checkpoints import restore as restore
 from ._checkpoints import save as save
-from ._finite import all_finite as all_finite
-from ._finite import tree_where as tree_where
-from ._fit import FitResult as FitResult
-from ._fit import fit as fit
-from ._guard import keep_if_finite as keep_if_finite
-from ._loss_scale import DynamicLossScale as DynamicLossScale
+from ._loop import FitResult as FitResult
+from ._loop import fit as fit
 from ._make_evaluate import make_evaluate as make_evaluate
-from ._prefetch import Prefetch as Prefetch
-from ._prefetch import prefetch as prefetch
 from ._progress import progress as progress
 from ._run import Run as Run
 from ._safetensors import export_safetensors as export_safetensors
@@ -36,5 +33,9 @@ from ._sharding import data_parallel as data_parallel
 from ._sharding import fsdp as fsdp
 from ._sharding import plan as plan
 from ._sharding import shard as shard
+from ._state import DynamicLossScale as DynamicLossScale
 from ._state import TrainState as TrainState
+from ._state import all_finite as all_finite
+from ._state import keep_if_finite as keep_if_finite
+from ._state import tree_where as tree_where
 from ._step import make_step as make_step

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 import optax
 from jaxtyping import PyTree
 
-from .._pytree import deleted_paths, find_difference, listed
+from .._pytree import deleted_paths, find_difference, is_array, listed
 
 
 def check_model(model: Any) -> None:
@@ -19,6 +19,25 @@ def check_model(model: Any) -> None:
             f"TrainState.create expected a model, and got the class {name}: make one first, with "
             f"`{name}(...)`."
         )
+
+
+def check_key(key: Any, taker: str) -> None:
+    """Raises `TypeError` for what is no key of `jax.random`, `ValueError` for several of them."""
+    is_typed = is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_typed and not (is_array(key) and key.dtype == jnp.uint32):
+        raise TypeError(f"{taker} expected a key, as `jax.random.key(0)` makes it; got {key!r}.")
+    if is_typed and key.shape != ():
+        raise ValueError(
+            f"{taker} expected one key, of shape (); got keys of shape {key.shape}. Take one of "
+            "them, as in `keys[0]`."
+        )
+
+
+def check_callable(value: Any, call: str) -> None:
+    """Raises `TypeError` for what is no function, given to `fit` for the one that is called so."""
+    if not callable(value):
+        name = call.partition("(")[0]
+        raise TypeError(f"fit expected `{name}` to be a function, `{call}`; got {value!r}.")
 
 
 def check_optimiser(optimiser: Any, taker: str) -> None:
@@ -56,12 +75,20 @@ def check_not_deleted(tree: PyTree, name: str, taker: str) -> None:
         )
 
 
+def initial_state(optimiser: optax.GradientTransformation, parameters: PyTree) -> optax.OptState:
+    """What `optimiser` keeps of parameters at the beginning."""
+    # Optax counts on promotion (schedules compare their count with floats), also where the user
+    # wants the model's own arithmetic strict.
+    with jax.numpy_dtype_promotion("standard"):
+        return optimiser.init(parameters)
+
+
 def check_optimiser_state(
     optimiser: optax.GradientTransformation, parameters: PyTree, state: optax.OptState
 ) -> None:
     """Raises `ValueError` if `state` is not of the form that `optimiser` makes of `parameters`."""
     try:
-        expected = jax.eval_shape(optimiser.init, parameters)
+        expected = jax.eval_shape(lambda tree: initial_state(optimiser, tree), parameters)
     except TypeError:
         # It looks at numbers, or keeps what is no array: the update itself has to say.
         return

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .._partition import find_static_difference
-from .._pytree import find_difference, same_shape_and_dtype, tree_pformat
+from .._pytree import find_difference, is_array_like, same_shape_and_dtype, tree_pformat
 
 
 class Evaluation(NamedTuple):
@@ -38,9 +39,10 @@ def evaluator(loss: Callable[..., Any], has_aux: bool) -> Evaluate:
             return _with_model_state(returned, model_state, has_aux)
         returned = loss(model, batch, key)
         if not has_aux:
-            return Evaluation(returned, None, None)
+            way_out = "if it returns something beside, give make_step has_aux=True"
+            return Evaluation(_number(returned, way_out), None, None)
         _check_pair(returned, "make_step(has_aux=True): the loss is to return (loss, aux)")
-        return Evaluation(returned[0], None, returned[1])
+        return Evaluation(_number(returned[0]), None, returned[1])
 
     return evaluate
 
@@ -62,7 +64,18 @@ def _with_model_state(returned: Any, old: Any, has_aux: bool) -> Evaluation:
             f"{expected}, of the form that it got, {tree_pformat(old)}; got {tree_pformat(new)}: "
             f"{difference.explain('the old model_state', 'the new model_state')}."
         )
-    return Evaluation(value, new, aux)
+    return Evaluation(_number(value), new, aux)
+
+
+def _number(loss: Any, way_out: str | None = None) -> Any:
+    """The loss. Raises `TypeError` if it is no number."""
+    is_known = is_array_like(loss) or isinstance(loss, np.ndarray | np.generic)
+    if is_known and getattr(loss, "shape", ()) == ():
+        return loss
+    ways = "take the mean over the batch" + ("" if way_out is None else f"; {way_out}")
+    raise TypeError(
+        f"make_step expected a loss of shape (), a number, and got {tree_pformat(loss)}: {ways}."
+    )
 
 
 def _check_pair(pair: Any, expected: str, returned: Any = None) -> None:

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from .._pytree import is_array
 from .._transforms import filter_jit
+from ._checks import check_state
 from ._sharding import Sharding, check_sharding, measure_sharded
 from ._state import TrainState
 from .metrics import Mean, mean
@@ -28,8 +31,9 @@ class Evaluator:
         """The metrics over all batches, as Python floats.
 
         **Raises:** `ValueError` if there are no batches, or batches that give other metrics than
-        the first; `TypeError` if one gives no mapping.
+        the first; `TypeError` if one gives no mapping, and for what is no `TrainState`.
         """
+        check_state(state, TrainState, "evaluate")
         batches = self._batches() if callable(self._batches) else self._batches
         # The optimiser's state is no argument: it would only be carried along.
         given = (state.model,) if state.model_state is None else (state.model, state.model_state)
@@ -54,7 +58,8 @@ def make_evaluate(
     **Arguments:**
 
     - `measure`: `measure(model, batch)` which gives metrics by name, each a `metrics.Mean`, such as
-      `metrics.accuracy(...)`, or an array whose mean over everything is wanted. For a `TrainState`
+      `metrics.accuracy(...)`, or an array whose mean over everything is wanted. A single number
+      counts as often as the batch has examples, if all its arrays have as many. For a `TrainState`
       with a `model_state` it is `measure(model, model_state, batch)`. It is compiled. It gets the
       model as it is trained: where that is another one than at test time, as with dropout, let it
       begin with `model = nn.inference_mode(model)`.
@@ -93,12 +98,25 @@ def _as_means(measure: Measure) -> Callable[..., dict[str, Mean]]:
                 "make_evaluate expected `measure` to give a mapping from names to metrics; got "
                 f"{type(found).__name__}."
             )
-        return {
-            name: each if isinstance(each, Mean) else mean(jnp.asarray(each))
-            for name, each in found.items()
-        }
+        batch = arguments[-1]
+        return {name: _as_mean(each, batch) for name, each in found.items()}
 
     return measured
+
+
+def _as_mean(found: Any, batch: Any) -> Mean:
+    if isinstance(found, Mean):
+        return found
+    values = jnp.asarray(found)
+    # The mean over a short batch counts less.
+    return mean(values) if values.ndim else mean(values, jnp.asarray(_num_examples(batch)))
+
+
+def _num_examples(batch: Any) -> int:
+    """The length of all arrays of a batch; 1 where they have several."""
+    arrays = filter(is_array, jax.tree_util.tree_leaves(batch))
+    lengths = {array.shape[0] for array in arrays if array.ndim}
+    return lengths.pop() if len(lengths) == 1 else 1
 
 
 @filter_jit

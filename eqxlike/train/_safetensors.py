@@ -133,7 +133,9 @@ def import_safetensors(
     named, treedef = _named_leaves(model_like, "train.import_safetensors")
     sources = _sources([name for name, _ in named if name is not None], names)
     file = _File(pathlib.Path(path))
-    file.refuse(_problems_in_header(named, sources, file, strict))
+    is_unnamed = names is None and any(each.name not in file.entries for each in sources.values())
+    hint = " If the file has other names, give a table of `names`." if is_unnamed else ""
+    file.refuse(_problems_in_header(named, sources, file, strict), hint)
     leaves, problems = [], []
     for name, leaf in named:
         if name is None or sources[name].name not in file.entries:
@@ -206,10 +208,10 @@ class _File:
             numbers = np.fromfile(file, np.uint8, end - begin)
         return numbers.view(jnp.dtype(dtype)).reshape(shape)
 
-    def refuse(self, problems: list[str]) -> None:
+    def refuse(self, problems: list[str], hint: str = "") -> None:
         """Raises `ValueError` if there are problems."""
         if problems:
-            raise ValueError(f"{self.path} does not fit `model_like`: {'; '.join(problems)}.")
+            raise ValueError(f"{self.path} does not fit `model_like`: {'; '.join(problems)}.{hint}")
 
 
 def _problems_in_header(
@@ -244,6 +246,9 @@ def _mismatch(like: Any, shape: tuple[int, ...], dtype: str) -> str | None:
         return f"has shape {shape}, and {like.shape} is expected"
     if dtype != str(expected):
         return f"has dtype {dtype}, and {expected} is expected"
+    if not _is_numpys(like) and jax.dtypes.canonicalize_dtype(expected) != expected:
+        flag = "`jax.config.update('jax_enable_x64', True)`"
+        return f"has dtype {dtype}, which JAX has only with {flag}"
     return None
 
 

@@ -14,10 +14,8 @@ from .._pytree import apply_updates, filter, is_inexact_array
 from .._transforms import filter_jit, filter_value_and_grad
 from ._checks import check_optimiser, check_optimiser_state, check_state
 from ._evaluate import Evaluate, Evaluation, evaluator
-from ._guard import keep_if_finite, skip_overflow
-from ._loss_scale import DynamicLossScale
 from ._sharding import Sharding, check_sharding, evaluate_sharded, shard
-from ._state import TrainState
+from ._state import DynamicLossScale, TrainState, keep_if_finite, skip_overflow
 
 Model = TypeVar("Model", bound=Any)
 ModelState = TypeVar("ModelState", bound=Any)
@@ -124,10 +122,10 @@ def make_step(
         check_state(state, TrainState, "The step")
         parameters = filter(state.model, is_inexact_array)
         check_optimiser_state(optimiser, parameters, state.optimiser_state)
-        next_key, loss_key = jr.split(state.key)
+        loss_key = jr.fold_in(state.key, state.step)
         objective = scale(evaluate, state.loss_scale)
         evaluation, gradients = differentiate(objective, state, batch, loss_key)
-        updated = update(optimiser, state, parameters, evaluation, gradients, next_key)
+        updated = update(optimiser, state, parameters, evaluation, gradients)
         updated, judged = skip_overflow(state, updated, gradients, evaluation.loss)
         if check_finite:
             updated = keep_if_finite(state, updated, judged)
@@ -173,7 +171,6 @@ def update(
     parameters: PyTree,
     evaluation: Evaluation,
     gradients: PyTree,
-    next_key: PRNGKeyArray,
 ) -> TrainState:
     """The state after the update, one step on."""
     # Optax counts on promotion (Adam raises a float to an integer count), also where the user wants
@@ -186,7 +183,7 @@ def update(
         apply_updates(state.model, updates),
         optimiser_state,
         state.step + 1,
-        next_key,
+        state.key,
         state.is_halted,
         state.loss_scale,
         evaluation.model_state,

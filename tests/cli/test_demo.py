@@ -16,9 +16,11 @@ import pytest
 from eqxlike import bayes
 from eqxlike._cli import _demo, _dispatch, _settings, main
 from eqxlike._cli._methods import METHODS
+from eqxlike._cli._page import page_of
 
 COLUMNS = {"jax.jit, flat list", "jax.jit, module", "filter_jit"}
 PICTURES = {"diabetes_intervals.png", "digits_reliability.png", "elbo.png", "dispatch.png"}
+TEXTS = {"results.json", "report.html"}
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +50,27 @@ def test_it_succeeds(quick):
 
 
 def test_pictures_are_drawn(quick):
-    assert {path.name for path in quick.folder.iterdir()} == PICTURES | {"results.json"}
+    assert {path.name for path in quick.folder.iterdir()} == PICTURES | TEXTS
     for name in PICTURES:
         height, width, _ = matplotlib.image.imread(quick.folder / name).shape
         assert min(height, width) > 400
 
 
 def test_files_are_named_in_the_output(quick):
-    for name in PICTURES | {"results.json"}:
+    for name in PICTURES | TEXTS:
         assert str(quick.folder / name) in quick.out
+
+
+def test_page_is_that_of_the_results(quick):
+    assert (quick.folder / "report.html").read_text(encoding="utf-8") == page_of(quick.results)
+
+
+def test_intervals_hold_as_many_truths_as_the_coverage_says(quick):
+    data = quick.results["data"]["diabetes"]
+    for name, predicted in data["intervals"].items():
+        triples = zip(predicted["lower"], predicted["truth"], predicted["upper"], strict=True)
+        inside = sum(lower <= truth <= upper for lower, truth, upper in triples)
+        assert inside == round(data["metrics"][name]["coverage"] * data["examples"]["test"])
 
 
 def test_device_is_said_first(quick):

@@ -1,9 +1,10 @@
 """A training with dropout that saves itself; the tests kill it and start it again.
 
-`python killed_run.py FOLDER RESULT STEPS_PER_CALL` prints each step that it reached, and writes
-the last state to RESULT.
+`python killed_run.py FOLDER RESULT STEPS_PER_CALL` prints steps that it reached, and writes the
+last state to RESULT.
 """
 
+import os
 import pathlib
 import sys
 
@@ -14,13 +15,16 @@ import optax
 
 from eqxlike import nn, train
 
-NUM_STEPS, EVERY = 60, 4
+NUM_STEPS = int(os.environ.get("EQXLIKE_STEPS", "60"))
+EVERY = {1: 4, 16: 20}
+"""Steps between checkpoints, by the steps in a call: one of 16 and one of 4."""
 
 
 class Said(train.Callback):
     """Says after which step it is."""
 
-    every = 1
+    def __init__(self, every):
+        self.every = every
 
     def on_step(self, run):
         print(run.steps, flush=True)
@@ -47,7 +51,10 @@ def main(folder, steps_per_call):
         train.minibatches((x, x.sum(axis=1)), 4, seed=0),
         num_steps=NUM_STEPS,
         steps_per_call=steps_per_call,
-        callbacks=[train.Checkpoint(folder, every=EVERY), Said()],
+        callbacks=[
+            train.Checkpoint(folder, every=EVERY[steps_per_call]),
+            Said(EVERY[steps_per_call] if steps_per_call > 1 else 1),
+        ],
         resume_from=folder,
     )
 

@@ -1,6 +1,7 @@
 import itertools
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -83,6 +84,11 @@ def test_data_that_is_not_finite_is_refused_with_its_place(bad):
     x[3, 1] = x[4, 0] = bad
     with pytest.raises(ValueError, match=r"2 NaN or infinite values in \[1\], .* index \(3, 1\)"):
         minibatches((np.arange(5), x), 2, seed=0)
+
+
+def test_data_of_a_dtype_that_numpy_does_not_know_is_looked_at():
+    with pytest.raises(ValueError, match=r"1 NaN or infinite values in arrays, .* index \(2,\)"):
+        minibatches(jnp.array([0, 1, jnp.nan], jnp.bfloat16), 2, seed=0)
 
 
 def test_data_that_is_not_finite_is_taken_on_request():

@@ -119,6 +119,7 @@ def test_an_optimiser_that_keeps_no_rate_has_none():
     [
         ([print], TypeError, r"expected a train.Callback at callbacks\[0\], got <built-in"),
         ([train.Progress], TypeError, r"got <class .*Progress'>: call the class"),
+        (train.Progress(), TypeError, r"expected a list of callbacks; got <.*>: put it in a list"),
     ],
 )
 def test_what_is_no_callback_is_refused(state, step, callbacks, error, message):
@@ -146,10 +147,22 @@ def test_evaluations_are_in_the_result(state, step):
     assert result.evaluations == ((2, {"steps": 2.0}), (4, {"steps": 4.0}), (5, {"steps": 5.0}))
 
 
+def test_period_with_nothing_to_evaluate_is_refused(state, step):
+    with pytest.raises(ValueError, match="evaluate_every=2 and nothing to evaluate: give it"):
+        train.fit(*(state, step, [BATCH]), num_steps=1, evaluate_every=2)
+
+
 def test_without_a_period_the_end_is_evaluated(state, step):
     batches = itertools.repeat(BATCH)
     result = train.fit(state, step, batches, num_steps=5, evaluate=metrics_in_turn([1.0]))
     assert result.evaluations == ((5, {"score": 1.0}),)
+
+
+def test_a_metric_that_is_no_number_is_named(state, step):
+    with pytest.raises(TypeError, match=r"a number for 'each', got f32\[2\]"):
+        train.fit(
+            *(state, step, [BATCH]), num_steps=1, evaluate=lambda state: {"each": jnp.ones(2)}
+        )
 
 
 def test_an_evaluation_that_is_no_mapping_is_refused(state, step):
@@ -225,6 +238,7 @@ def test_a_metric_that_is_not_there_is_named(state, step):
             *(state, step, [BATCH]),
             num_steps=1,
             evaluate=metrics_in_turn([1]),
+            evaluate_every=1,
             callbacks=[train.EarlyStopping("loss")],
         )
 
@@ -241,6 +255,11 @@ def test_a_metric_that_is_not_there_is_named(state, step):
 def test_settings_that_are_none_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         train.EarlyStopping("score", **options)
+
+
+def test_early_stopping_without_evaluations_is_refused(state, step):
+    with pytest.raises(ValueError, match="call fit with `evaluate` and `evaluate_every`"):
+        train.fit(state, step, [BATCH], num_steps=1, callbacks=[train.EarlyStopping("score")])
 
 
 # --- what is written ---
@@ -263,6 +282,25 @@ def test_lines_of_json(state, step, tmp_path):
     np.testing.assert_allclose(lines[1]["loss"], np.mean(result.history[:2]))
     np.testing.assert_allclose(lines[1]["learning_rate"], 0.09, rtol=1e-5)
     assert lines[3]["metrics"] == {"score": "inf"}
+
+
+def test_lines_of_json_make_the_folders_above(state, step, tmp_path):
+    path = tmp_path / "runs/one/log.jsonl"
+    train.fit(*(state, step, [BATCH]), num_steps=1, callbacks=[train.JsonLines(path)])
+    assert path.is_file()
+
+
+def test_speed_that_progress_shows_is_that_since_the_last_log(state, step, monkeypatch):
+    stream, now = io.StringIO(), itertools.accumulate([100.0, 2.0], initial=5.0)
+    monkeypatch.setattr("time.perf_counter", now.__next__)
+    progress = train.Progress(stream=stream)
+    run = train.Run(state, num_steps=20)
+    progress.on_start(run)
+    for run.steps in (10, 20):
+        progress.on_log(run)
+    progress.close()
+    speeds = [line.rsplit(", ", 1)[1] for line in stream.getvalue().splitlines()]
+    assert speeds == ["0.1 steps/s", "5 steps/s"]
 
 
 def test_progress_shows_what_is_known(state, step):

@@ -8,8 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from eqxlike import is_array, nn, tree_at, tree_equal
-from eqxlike.train import DynamicLossScale, TrainState, _fit, fit, make_step
+from eqxlike import filter_jit, is_array, nn, tree_at, tree_equal
+from eqxlike.train import Callback, DynamicLossScale, TrainState, fit, make_step
+from eqxlike.train._state import copy_arrays
 
 OPTIMISER = optax.adam(0.1)
 GOOD = np.ones((4, 2), np.float32)
@@ -296,7 +297,7 @@ def test_bad_step_that_is_interrupted_leaves_the_last_good_state(state, step, mo
             raise KeyboardInterrupt
         return jnp.array(array, copy=True)
 
-    monkeypatch.setattr(_fit.jnp, "copy", copy)
+    monkeypatch.setattr(jnp, "copy", copy)
     result = fit(state, lambda *arguments: step(*arguments), batches(bad_at=3), num_steps=10)
     assert (result.stopped, len(result.history), result.state.step) == ("interrupted", 2, 2)
     assert not result.state.is_halted
@@ -344,3 +345,86 @@ def test_other_errors_pass(state, step):
 def test_count_that_is_no_positive_integer_is_refused_by_name(name, count, state, step):
     with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1, got {count}"):
         fit(state, step, batches(), **{"num_steps": 1, name: count})
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+@pytest.mark.parametrize("compiled", [filter_jit, lambda step: step])
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda state, batch: state, lambda state, batch: (0.0, state), lambda state, batch: (state,)],
+)
+def test_a_step_that_returns_something_else_is_refused(state, wrong, compiled, steps_per_call):
+    message = r"expected the step to return the next TrainState and the loss, `\(state, loss\)`"
+    with pytest.raises(TypeError, match=message):
+        fit(state, compiled(wrong), batches(), num_steps=2, steps_per_call=steps_per_call)
+
+
+@pytest.mark.parametrize("loss", [None, "low", [0.0]])
+def test_a_loss_that_is_no_number_is_refused(state, loss):
+    with pytest.raises(TypeError, match="expected the step to return a number as loss; got "):
+        fit(state, lambda state, batch: (state, loss), batches(), num_steps=2)
+
+
+class Rewind(Callback):
+    """Goes back to the start once."""
+
+    every = 5
+
+    def on_start(self, run):
+        self.start = copy_arrays(run.state)
+
+    def on_step(self, run):
+        if run.steps == 10:
+            run.state = self.start
+
+
+def test_a_divergence_is_found_where_a_callback_has_put_an_older_state(state, step):
+    result = fit(state, step, batches(bad_at=13), num_steps=20, callbacks=[Rewind()])
+    assert result.message == "The loss was nan in step 3; the state is that after step 2."
+    assert (len(result.history), int(result.state.step)) == (12, 2)
+
+
+def test_ctrl_c_while_losses_are_waited_for_loses_none(state, step, ctrl_c, monkeypatch):
+    get, calls = jax.device_get, []
+
+    def interrupted(arrays):
+        calls.append(arrays)
+        found = get(arrays)
+        if len(calls) == 1:
+            ctrl_c()
+            ctrl_c()
+        return found
+
+    monkeypatch.setattr(jax, "device_get", interrupted)
+    result = fit(state, step, batches(), num_steps=20, check_every=4)
+    assert (result.stopped, len(result.history)) == ("interrupted", 4)
+
+
+def test_the_last_step_is_evaluated_and_logged_where_batches_end(state, step):
+    logged = []
+    result = fit(
+        *(state, step, itertools.islice(batches(), 6)),
+        num_steps=20,
+        log_every=4,
+        on_log=lambda number, loss: logged.append(number),
+        evaluate=lambda state: {"step": state.step},
+        evaluate_every=3,
+    )
+    assert logged == [4, 6]
+    assert result.evaluations == ((3, {"step": 3.0}), (6, {"step": 6.0}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"step": None}, r"`step` to be a function, `step\(state, batch\)`; got None"),
+        ({"batches": batches}, r"batches that one can go through, .* got <function .*>: call it"),
+        ({"batches": 3}, r"batches that one can go through, .* got 3\."),
+        ({"evaluate": {}}, r"`evaluate` to be a function, `evaluate\(state\)`; got \{\}"),
+        ({"on_log": 100}, r"`on_log` to be a function, `on_log\(step, loss\)`; got 100"),
+    ],
+)
+def test_argument_of_another_kind_is_named(arguments, message, state, step):
+    given = {"step": step, "batches": [], **arguments}
+    with pytest.raises(TypeError, match=f"fit expected {message}"):
+        fit(state, **given, num_steps=1)

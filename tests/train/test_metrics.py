@@ -120,6 +120,29 @@ def test_evaluation_is_that_of_all_examples(state, given):
             np.testing.assert_allclose(found[name], value, rtol=1e-5)
 
 
+def test_a_number_for_a_short_batch_counts_less(state):
+    def means(model, batch):
+        return {"number": jnp.mean(batch["x"]), "array": batch["x"]}
+
+    batches = [{"x": np.arange(length, dtype=np.float32), "of": "all"} for length in (1, 5, 9)]
+    found = train.make_evaluate(means, batches)(state)
+    expected = np.concatenate([batch["x"] for batch in batches]).mean()
+    np.testing.assert_allclose([found["number"], found["array"]], expected, rtol=1e-6)
+
+
+def test_a_number_for_arrays_of_several_lengths_counts_once(state):
+    def first(model, batch):
+        return {"first": batch[0][0]}
+
+    batches = [(np.full(length, length, np.float32), np.ones(7)) for length in (1, 5)]
+    assert train.make_evaluate(first, batches)(state) == {"first": 3.0}
+
+
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(TypeError, match="evaluate expected a TrainState, and got Linear"):
+        train.make_evaluate(measure, batches())(state.model)
+
+
 def test_a_model_with_state_is_measured_with_it():
     def make(key):
         return nn.Sequential([nn.BatchNorm(4, "batch", mode="batch"), nn.Linear(4, 4, key=key)])

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import queue
 import threading
 import traceback
 import weakref
@@ -47,6 +48,27 @@ def test_what_is_no_array_stays():
     assert isinstance(found["x"], jax.Array)
 
 
+def aligned(length):
+    """An array that lies in memory as XLA likes it."""
+    numbers = np.zeros(length + 16, np.float32)
+    start = -numbers.ctypes.data % 64 // 4
+    return numbers[start : start + length]
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_stream_may_write_each_batch_into_the_same_array(is_sharded):
+    buffer = aligned(64)
+
+    def source():
+        for number in range(3):
+            buffer[...] = number
+            yield buffer
+
+    sharding = train.data_parallel() if is_sharded else None
+    batches = list(train.prefetch(source(), 3, sharding=sharding))
+    assert [float(batch[-1]) for batch in batches] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_no_more_are_made_ahead_than_asked_for(size):
     made = []
@@ -62,7 +84,8 @@ def test_no_more_are_made_ahead_than_asked_for(size):
     with train.prefetch(source(), size) as ahead:
         assert all_made.wait(5)
         # The thread asks for no other one: it waits for room.
-        assert not ahead._ahead.room.acquire(timeout=0.1)
+        with pytest.raises(queue.Empty):
+            ahead._ahead.room.get(timeout=0.1)
         assert made == list(range(size))
         assert [int(next(ahead)) for _ in range(5)] == [0, 1, 2, 3, 4]
 
@@ -153,6 +176,17 @@ def test_arrays_are_moved_as_the_caller_would():
     assert (array.dtype, array.devices()) == (np.float64, {device})
     (array,) = train.prefetch([np.ones(2)])
     assert (array.dtype, array.devices()) == (np.float32, {jax.devices()[0]})
+
+
+def test_moving_them_was_asked_for():
+    before = jax.config.jax_transfer_guard_host_to_device
+    # For all threads, unlike the context of that name.
+    jax.config.update("jax_transfer_guard_host_to_device", "disallow")
+    try:
+        (array,) = train.prefetch([np.ones(2)])
+    finally:
+        jax.config.update("jax_transfer_guard_host_to_device", before)
+    assert isinstance(array, jax.Array)
 
 
 def test_arrays_go_where_they_are_to():

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ from tests.train import killed_run
 
 ROOT = pathlib.Path(__file__).parents[2]
 KILLS = int(os.environ.get("EQXLIKE_KILLS", "2"))
-"""How often the run is killed. More take longer."""
+"""How often the run is killed. More take longer, as more of `EQXLIKE_STEPS` do."""
 
 
 def start(folder, result, steps_per_call):
@@ -34,12 +35,13 @@ def start(folder, result, steps_per_call):
     )
 
 
-def end_after(process, number, with_signal):
-    """Sends a signal after so many further steps; whether it came in time."""
+def end_after(process, number, with_signal, *, seconds=0.0):
+    """Sends a signal after so many lines on steps, and a moment; whether it came in time."""
     for said in itertools.count(1):
         if not process.stdout.readline().strip().isdigit():
             return False
         if said == number:
+            time.sleep(seconds)
             process.send_signal(with_signal)
             return True
 
@@ -50,8 +52,10 @@ def test_a_run_that_is_killed_and_resumed_ends_with_the_same_bits(tmp_path, step
     for _ in range(KILLS):
         process = start(tmp_path / "run", tmp_path / "result.npz", steps_per_call)
         with process:
-            most = max(2, 2 * killed_run.NUM_STEPS // KILLS)
-            end_after(process, random.integers(1, most), signal.SIGKILL)
+            said = killed_run.NUM_STEPS // (killed_run.EVERY[16] if steps_per_call > 1 else 1)
+            number = random.integers(1, max(2, 2 * said // KILLS))
+            # In the middle of a step, or of what is written after it.
+            end_after(process, number, signal.SIGKILL, seconds=random.uniform(0, 0.02))
             process.communicate(timeout=120)
     with start(tmp_path / "run", tmp_path / "result.npz", steps_per_call) as process:
         said, errors = process.communicate(timeout=120)
@@ -113,7 +117,12 @@ def in_two_parts(simple, folder, make_batches, *, first=7, **options):
 
 @pytest.mark.parametrize(
     "make_batches",
-    [stream, lambda: train.prefetch(stream(), 3), lambda: itertools.islice(stream(), 99)],
+    [
+        stream,
+        lambda: train.prefetch(stream(), 3),
+        lambda: itertools.islice(stream(), 99),
+        lambda: train.prefetch(itertools.islice(stream(), 99)),
+    ],
 )
 @pytest.mark.parametrize("background", [True, False])
 def test_a_run_in_two_parts_is_one(simple, tmp_path, make_batches, background):
@@ -133,6 +142,12 @@ def test_a_run_that_was_finished_makes_no_step(simple, tmp_path):
     assert second.history == ()
     assert second.message == "Made 10 of 10 steps, 10 of them before this call."
     assert eqx.tree_equal(second.state, first.state)
+
+
+def test_a_stream_without_a_position_goes_on_after_one_that_has_one(simple, tmp_path):
+    streams = [stream(), train.prefetch(itertools.islice(stream(), 99))]
+    _, second = in_two_parts(simple, tmp_path, lambda: streams.pop(0))
+    assert eqx.tree_equal(second.state, train.fit(*simple, stream(), num_steps=10).state)
 
 
 def test_other_batches_are_refused(simple, tmp_path):
@@ -194,6 +209,36 @@ def test_the_best_stay_beside_the_newest(simple, tmp_path):
     assert names == ["step_000000008", "step_000000004"]
 
 
+def test_a_score_is_that_of_an_evaluation_after_the_same_step(simple, tmp_path):
+    scores = iter([1.0, 2.0, 3.0])
+    train.fit(
+        *(*simple, stream()),
+        num_steps=12,
+        evaluate=lambda state: {"score": next(scores)},
+        evaluate_every=4,
+        # After 6 steps the newest score is that of step 4.
+        callbacks=[train.Checkpoint(tmp_path, every=3, keep_last=1, keep_best=2, metric="score")],
+    )
+    names = [path.name for path in train.CheckpointFolder(tmp_path).paths()]
+    assert names == ["step_000000012"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "call fit with `evaluate` and `evaluate_every`"),
+        (
+            {"evaluate": lambda state: {"score": 1.0}, "evaluate_every": 5},
+            "got checkpoints every 3 steps and evaluations every 5",
+        ),
+    ],
+)
+def test_keep_best_without_evaluations_is_refused(simple, tmp_path, options, message):
+    best = train.Checkpoint(tmp_path, every=3, keep_best=1, metric="score")
+    with pytest.raises(ValueError, match=message):
+        train.fit(*simple, stream(), num_steps=9, callbacks=[best], **options)
+
+
 def test_a_divergence_is_not_saved(simple, tmp_path):
     batches = [np.ones((4, 3), np.float32)] * 4 + [np.full((4, 3), np.nan, np.float32)]
     checkpoint = train.Checkpoint(tmp_path, every=3)
@@ -244,7 +289,7 @@ def test_a_folder_with_later_steps_is_refused_before_the_first(simple, tmp_path)
         ({"every": 0}, "every must be an integer of at least 1"),
         ({"every": 3, "on_error": "ignore"}, 'on_error must be "raise" or "warn", got \'ignore\''),
         ({"every": 3, "keep_best": 1}, "keep_best needs the name of a metric"),
-        ({"every": 3, "keep_last": 0}, "keep_last of at least 1"),
+        ({"every": 3, "keep_last": 0}, "keep_last must be an integer of at least 1"),
         ({"every": 3, "mode": "least"}, 'mode "min" or "max"'),
     ],
 )

@@ -240,7 +240,7 @@ def test_all_that_does_not_fit_is_named_at_once(path):
     assert refusal(like, path) == (
         f"{path} does not fit `model_like`: a has shape (2,), and (3,) is expected; b has dtype "
         "float32, and int32 is expected; c is missing; x is in the file alone; y is in the file "
-        "alone."
+        "alone. If the file has other names, give a table of `names`."
     )
 
 
@@ -249,8 +249,8 @@ def test_names_in_the_file_are_named_too(path):
     assert "ours (in the file theirs) has shape (2,), and (3,)" in refusal(
         {"ours": zeros(3)}, path, {"ours": "theirs"}
     )
-    assert "ours (in the file other) is missing; theirs is in the file alone" in refusal(
-        {"ours": zeros(2)}, path, {"ours": "other"}
+    assert refusal({"ours": zeros(2)}, path, {"ours": "other"}).endswith(
+        "ours (in the file other) is missing; theirs is in the file alone."
     )
 
 
@@ -331,6 +331,12 @@ NO_DTYPES = {
     "int4": lambda: jnp.zeros(1, "int4"),
     "objects": lambda: np.array([None]),
 }
+
+
+def test_number_of_64_bits_for_jax_needs_its_flag(path):
+    save_file({"w": zeros(2, dtype=np.float64)}, path)
+    like = {"w": jax.ShapeDtypeStruct((2,), np.float64)}
+    assert "w has dtype float64, which JAX has only with `jax.config." in refusal(like, path)
 
 
 @pytest.mark.parametrize("name", NO_DTYPES)

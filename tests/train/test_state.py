@@ -77,6 +77,19 @@ def test_old_style_keys_are_taken(getkey):
     assert (state.key == key).all()
 
 
+@pytest.mark.parametrize("key", [0, None, np.zeros(2, np.int32)])
+def test_what_is_no_key_is_refused(model, key):
+    with pytest.raises(
+        TypeError, match=r"create expected a key, as `jax.random.key\(0\)` makes it"
+    ):
+        TrainState.create(model, optax.adam(0.1), key=key)
+
+
+def test_several_keys_are_refused(model, getkey):
+    with pytest.raises(ValueError, match=r"expected one key, of shape \(\); got .* shape \(3,\)"):
+        TrainState.create(model, optax.adam(0.1), key=jax.random.split(getkey(), 3))
+
+
 def test_class_in_the_place_of_a_model_is_refused(getkey):
     with pytest.raises(TypeError, match=r"got the class Linear: make one first, with `Linear\("):
         TrainState.create(nn.Linear, optax.adam(0.1), key=getkey())

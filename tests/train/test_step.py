@@ -329,12 +329,6 @@ def test_check_can_be_left_out(model, batch, getkey):
     assert jnp.isnan(state.model.layers[0].weight).all()
 
 
-def test_loss_of_another_shape_is_refused(model, batch, getkey):
-    step = make_step(lambda model, batch, key: jax.vmap(model)(batch[0]), optax.sgd(0.1))
-    with pytest.raises(TypeError, match="scalar"):
-        step(TrainState.create(model, optax.sgd(0.1), key=getkey()), batch)
-
-
 @pytest.mark.parametrize(
     ("optimiser", "expected"),
     [
@@ -447,4 +441,20 @@ def test_loss_with_aux_that_returns_no_pair_is_refused(wrong, model, batch, getk
     with pytest.raises(
         TypeError, match=r"has_aux=True\): the loss is to return \(loss, aux\), got"
     ):
+        step(state, batch)
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (lambda loss: (loss, {"aux": loss}), r"got \(f32\[\], {'aux': f32\[\]}\): .*has_aux=True"),
+        (lambda loss: loss[None], r"got f32\[1\]: take the mean over the batch"),
+    ],
+    ids=["pair", "vector"],
+)
+def test_loss_that_is_no_number_is_refused(returned, expected, model, batch, getkey):
+    optimiser = optax.sgd(0.1)
+    state = TrainState.create(model, optimiser, key=getkey())
+    step = make_step(lambda *arguments: returned(squared_error(*arguments)), optimiser)
+    with pytest.raises(TypeError, match=rf"make_step expected a loss of shape \(\).* {expected}"):
         step(state, batch)

@@ -11,7 +11,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn, train
-from eqxlike.train import _pace
+from eqxlike.train._loop import _pace
 
 
 def squared_error(model, batch, key):
@@ -224,6 +224,94 @@ def test_batches_that_raise_keyboard_interrupt_lose_none_that_they_gave(simple):
     assert (result.stopped, len(result.history)) == ("interrupted", 6)
 
 
+def stepped(measured):
+    """A step that changes nothing, and what it measures of a batch as its loss."""
+    state = train.TrainState.create(jnp.zeros(()), optax.sgd(0.1), key=jax.random.key(1))
+
+    def step(state, batch):
+        return eqx.tree_at(lambda state: state.step, state, state.step + 1), measured(batch)
+
+    return state, eqx.filter_jit(step)
+
+
+def into_one_array():
+    buffer = np.zeros(3, np.float32)
+    for number in range(7):
+        buffer[...] = number
+        # Another shape at the fourth: it waits for the next call.
+        yield buffer[: 2 if number == 3 else 3]
+
+
+class Batch(eqx.Module):
+    x: np.ndarray
+    power: float = eqx.field(static=True)
+
+
+def by_type(value):
+    return {int: 0.0, bool: 1.0, float: 2.0}[type(value)]
+
+
+X = np.ones(3, np.float32)
+SOURCES = {
+    "one array for all": (into_one_array, jnp.max),
+    "numbers of NumPy": (lambda: ((X, np.float32(number)) for number in range(7)), lambda b: b[1]),
+    "zeros of both signs": (
+        lambda: ((X, zero) for zero in (0.0, -0.0) * 3),
+        lambda b: jnp.float32(np.signbit(b[1])),
+    ),
+    "static fields that are equal": (
+        lambda: (Batch(X, power) for power in (1, True, 1.0, 1.0)),
+        lambda b: jnp.float32(by_type(b.power)),
+    ),
+    "keys of a dict that are equal": (
+        lambda: ({key: X} for key in (1, True, 1.0, 1.0)),
+        lambda b: jnp.float32(by_type(*b)),
+    ),
+    "weak types": (
+        lambda: (jnp.asarray(1.0, dtype) for dtype in (None, jnp.float32, None)),
+        lambda b: jnp.float32(b.weak_type),
+    ),
+    "keys of two kinds": (
+        lambda: (jax.random.key(0, impl=impl) for impl in ("rbg", "threefry2x32") * 2),
+        lambda b: jax.random.key_data(b).size * jnp.ones(()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_each_step_gets_its_own_batch(name):
+    source, measured = SOURCES[name]
+    single, many = (
+        train.fit(*stepped(measured), source(), num_steps=7, steps_per_call=each).history
+        for each in (1, 3)
+    )
+    assert many == single
+    assert len(set(single)) > 1
+
+
+def test_masks_are_not_lost(simple):
+    x, y = next(batches())
+    with pytest.raises(ValueError, match="masked arrays are not supported"):
+        train.fit(*simple, [(np.ma.masked_array(x), y)] * 4, num_steps=4, steps_per_call=4)
+
+
+def test_an_iterator_that_has_ended_is_not_asked_again(simple):
+    class Epochs:
+        def __init__(self):
+            self.made = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.made += 1
+            if self.made % 4 == 0:
+                raise StopIteration
+            return next(batches())
+
+    assert len(train.fit(*simple, Epochs(), num_steps=9, steps_per_call=2).history) == 3
+
+
 def test_no_batch_is_taken_that_no_step_is_made_on(simple):
     source = train.minibatches((np.ones((16, 3), np.float32), np.ones(16, np.float32)), 4, seed=0)
     train.fit(*simple, source, num_steps=6, steps_per_call=4)
@@ -255,11 +343,13 @@ def test_auto_measures_both_and_says_what_it_chose(simple, monkeypatch):
     result = run(100)
     assert result.steps_per_call == 16
     assert result.message == (
-        "Made 100 of 100 steps. Chose 16 a call: a step took 1e+06 us by itself, and 6.25e+04 us "
-        "among 16."
+        "Made 100 of 100 steps. Chose 16 a call: a step took 1000000.0 us by itself, and 62500.0 "
+        "us among 16."
     )
     np.testing.assert_allclose(
-        result.history, train.fit(*simple, batches(), num_steps=100).history, rtol=1e-4
+        *(result.history, train.fit(*simple, batches(), num_steps=100).history),
+        rtol=1e-4,
+        atol=1e-9,
     )
 
 
@@ -282,7 +372,23 @@ def test_a_step_that_changes_more_than_arrays_is_refused():
         train.fit(state, changing, batches(), num_steps=3, steps_per_call=2)
 
 
-def test_a_loss_that_is_no_number_is_refused(simple):
+def test_a_step_that_changes_the_shape_of_an_array_is_refused_with_its_path():
+    state = train.TrainState.create(
+        jnp.zeros(()), optax.sgd(0.1), key=jax.random.key(1), model_state=jnp.zeros(1)
+    )
+
+    def growing(state, batch):
+        grown = jnp.zeros(len(state.model_state) + 1)
+        return eqx.tree_at(lambda state: state.model_state, state, grown), jnp.zeros(())
+
+    message = r"state\.model_state is an array of shape \(1,\) .* \(2,\) .* Give `steps_per_call=1`"
+    with pytest.raises(TypeError, match=message):
+        train.fit(state, growing, batches(), num_steps=3, steps_per_call=2)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+@pytest.mark.parametrize("compiled", [eqx.filter_jit, lambda step: step])
+def test_a_loss_that_is_no_number_is_refused(simple, compiled, steps_per_call):
     state, step = simple
 
     def of_two(state, batch):
@@ -290,7 +396,40 @@ def test_a_loss_that_is_no_number_is_refused(simple):
         return state, jnp.stack([loss, loss])
 
     with pytest.raises(TypeError, match=r"a real loss of shape \(\); got float32 of shape \(2,\)"):
-        train.fit(state, of_two, batches(), num_steps=3, steps_per_call=2)
+        train.fit(state, compiled(of_two), batches(), num_steps=3, steps_per_call=steps_per_call)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_models_whose_static_fields_are_equal_have_programs_of_their_own(steps_per_call):
+    class Model(eqx.Module):
+        weight: jax.Array
+        power: float = eqx.field(static=True)
+
+    def loss(model, batch, key):
+        return model.weight * 0 + by_type(model.power)
+
+    step = train.make_step(loss, optax.sgd(0.1))
+    for power in (1, True, 1.0):
+        state = train.TrainState.create(
+            Model(jnp.ones(()), power), optax.sgd(0.1), key=jax.random.key(1)
+        )
+        result = train.fit(state, step, [X] * 2, num_steps=2, steps_per_call=steps_per_call)
+        assert result.history == (by_type(power),) * 2
+        assert type(result.state.model.power) is type(power)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_what_a_plain_step_reads_is_that_of_the_run(steps_per_call):
+    state, _ = stepped(jnp.mean)
+    number = np.zeros((), np.float32)
+
+    def step(state, batch):
+        return eqx.tree_at(lambda state: state.step, state, state.step + 1), jnp.asarray(number)
+
+    for value in (1.0, 2.0):
+        number[...] = value
+        result = train.fit(state, step, [X] * 2, num_steps=2, steps_per_call=steps_per_call)
+        assert result.history == (value, value)
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 2])

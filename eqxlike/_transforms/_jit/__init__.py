@@ -2,9 +2,12 @@
 
 `_callables` finds the function behind a wrapped callable, `_arguments` brings the arguments of a
 call into one order, `_dispatcher` looks up the compiled function for them (`_cache`, `_compiled`),
-and `_fast_path` makes the generated function that is tried before all of this.
+and `_fast_path` makes the generated function that is tried before all of this. `_traces` says why
+there was another trace.
 """
 
+from ._anew import Anew as Anew
+from ._anew import trace_anew as trace_anew
 from ._callables import Options as Options
 from ._filter_jit import JitFunction as JitFunction
 from ._filter_jit import clear_caches as clear_caches
@@ -15,3 +18,14 @@ from ._lowerable import Function as Function
 from ._lowerable import Lowerable as Lowerable
 from ._lowerable import Method as Method
 from ._lowered import Lowered as Lowered
+from ._timed import CallTimes as CallTimes
+from ._timed import timing_calls as timing_calls
+from ._traces import History as History
+from ._traces import RetraceError as RetraceError
+from ._traces import RetraceWarning as RetraceWarning
+from ._traces import Trace as Trace
+from ._traces import TraceDifference as TraceDifference
+from ._traces import check_on_retrace as check_on_retrace
+from ._traces import compared_with as compared_with
+from ._traces import listening as listening
+from ._traces import react as react

@@ -2,7 +2,7 @@
 
 import collections
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -52,6 +52,12 @@ class Cache:
         table = self._table(compiled.structures)
         for key in [key for key, each in table.items() if each is compiled]:
             del table[key]
+
+    def __iter__(self) -> Iterator[CompiledFunction]:
+        yield from list(self._lasting.values())
+        for anchor in list(self._anchors):
+            tables = attached(anchor, _NAME, weakref.WeakKeyDictionary)
+            yield from list(tables.get(self, {}).values())
 
     def clear(self) -> None:
         self._lasting.clear()

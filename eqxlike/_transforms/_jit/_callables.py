@@ -10,22 +10,30 @@ from typing import Any, NamedTuple
 import jax
 
 from ..._compat import PjitFunction
-from ..._module import BoundMethod, Module, Wrapper
+from ..._module import BoundMethod, LayerCall, Module, Wrapper
 from ._arguments import WRAPPER, ArgumentOrder, signature_of
 from ._attached import attached
 from ._dispatcher import Dispatcher
+from ._traces import History, Policy, place_of
 
 
 class Options:
-    """Keyword arguments, hashable although their values may be dicts or lists; not mutated."""
+    """Options of one compiled function, hashable although they may be dicts or lists; not mutated.
 
-    __slots__ = ("values",)
+    - `values`: keyword arguments of `jax.jit` and the like.
+    - `policy`: what a further trace leads to; `None` for nothing.
+    """
 
-    def __init__(self, values: dict[str, Any]):
+    __slots__ = ("policy", "values")
+
+    def __init__(self, values: dict[str, Any], policy: Policy | None = None):
         self.values = values
+        self.policy = policy
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Options and self.values == other.values
+        return (
+            type(other) is Options and self.values == other.values and self.policy == other.policy
+        )
 
     def __hash__(self) -> int:
         return hash(frozenset(self.values))
@@ -84,6 +92,8 @@ def unbind(callable_: Any) -> Unbound:
 def _call_of(cls: Any) -> Any:
     """The function that a call of an instance of `cls` calls, with the instance in front."""
     found = inspect.getattr_static(cls, "__call__", None)
+    if isinstance(found, LayerCall):
+        return found.__wrapped__
     if isinstance(found, types.FunctionType | Module):
         return found
     # Any other descriptor is left to Python: what it gives may depend on the instance.
@@ -151,6 +161,8 @@ def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatche
     """
     function, bound, bound_kwargs, _ = unbound
     described = _describe(unbound)
+    wrapper_types = tuple(type(each) for each in bound if isinstance(each, Wrapper))
+    key = (described.path, wrapper_types, donate, options)
 
     def make() -> Dispatcher:
         # A default that is left out is not mapped, and one that is filled in would be.
@@ -158,7 +170,10 @@ def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatche
         order = ArgumentOrder(described.name, described.signature, fills_defaults=not is_mapping)
         names = tuple(bound_kwargs)
         called = _call if unbound.is_call else function
-        return Dispatcher(called, function, len(bound), names, order, donate, options.values)
+        history = History(*place_of(described.anchor), options.policy, key)
+        return Dispatcher(
+            called, function, len(bound), names, order, donate, options.values, history
+        )
 
     anchor = described.anchor
     try:
@@ -170,7 +185,5 @@ def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatche
         # Some callables, as the `__call__` of a class in C, have no weak references: each wrapper
         # has a dispatcher of its own.
         return make()
-    wrapper_types = tuple(type(each) for each in bound if isinstance(each, Wrapper))
-    key = (described.path, wrapper_types, donate, options)
     found = of_function.get(key)
     return of_function.setdefault(key, make()) if found is None else found

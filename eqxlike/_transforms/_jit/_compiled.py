@@ -10,6 +10,7 @@ import jax
 import jax.tree_util as jtu
 
 from ..._compat import Tracer
+from ..._module import naming_layers
 from ..._partition import ARRAY, StaticLeaf, Structure, are_concrete_arrays, flatten
 from ..._pytree import is_array, is_reference
 from .._checks import (
@@ -26,6 +27,7 @@ from ._arguments import ArgumentOrder
 from ._donation import Donate, DonationWarnings, donated_places
 from ._fast_path import MISS, FastPath, make_fast_path
 from ._in_shardings import shardings_of_arguments
+from ._traces import History, Observer
 from ._watched import WatchedArrays
 
 
@@ -68,6 +70,7 @@ class Function(Protocol):
     order: ArgumentOrder
     donate: Donate
     jit_options: dict[str, Any]
+    history: History
 
     def drop(self, compiled: "CompiledFunction") -> None: ...
 
@@ -92,7 +95,9 @@ class CompiledFunction:
     ):
         self.structures = structures
         self.names = names
-        self._drop = _weak_drop(function, self)
+        labels = function.order.labels(len(ordered), names)
+        drop = _weak_drop(function, self)
+        self._observer = Observer(function.history, labels, structures, drop)
         self._trace_lock = threading.RLock()
         self._is_traced = False
         # Whether the first call itself traces it, and nobody has looked at the program before.
@@ -156,6 +161,7 @@ class CompiledFunction:
     def _make_flat_function(self, function: Function) -> Callable[..., Any]:
         """The function that JAX traces: flat arrays in, flat arrays out."""
         get_function = function.get_function
+        observer = self._observer
         num_by_place = len(self.structures) - len(self.names)
         parts = [
             (structure.rebuilder(cache=False), start, stop)
@@ -164,13 +170,18 @@ class CompiledFunction:
             )
         ]
 
+        labels = function.order.labels(len(self.structures), self.names)
+        num_bound = function.num_bound
+
         def flat(*arrays: Any) -> Any:
+            trace = observer.begin(arrays)
             structures: list[Structure] = []
 
             def run(*arrays: Any) -> list[Any]:
                 args = [rebuild(arrays[start:stop]) for rebuild, start, stop in parts]
                 kwargs = dict(zip(self.names, args[num_by_place:], strict=True))
-                output = get_function()(*args[:num_by_place], **kwargs)
+                with naming_layers(args, labels, num_bound):
+                    output = get_function()(*args[:num_by_place], **kwargs)
                 output_arrays, structure = self._take_apart(output)
                 structures.append(structure)
                 return output_arrays
@@ -183,11 +194,13 @@ class CompiledFunction:
                     else:
                         # `_trace_first` looks through the jaxpr of the first trace.
                         output_arrays = run(*arrays)
-                return self._pack(output_arrays, structures[0], program.holds_check)
+                packed = self._pack(output_arrays, structures[0], program.holds_check)
             except BaseException:
-                # JAX takes its slow path for good where a trace has failed.
-                self._drop()
+                observer.fail()
                 raise
+            if trace is not None:
+                trace.clock.end()
+            return packed
 
         flat.__name__ = flat.__qualname__ = function.order.function_name
         return flat

@@ -8,12 +8,15 @@ from typing import Any
 
 from ..._checking import is_checking, when_switched_on
 from ..._partition import Structure, concrete_array_types, flatten
+from ..._transfers import is_any_exclusive, when_exclusive
 from ._arguments import ArgumentOrder
 from ._cache import Cache
 from ._compiled import CompiledFunction
 from ._donation import Donate, check_donate
+from ._exclusive import refuse_leaving
 from ._fast_path import MISS, FastPath, always_miss
 from ._in_shardings import check_in_shardings
+from ._traces import History
 
 _MAX_RECENT = 16
 """At most this many fast paths are tried before the long way. They serve functions that are called
@@ -36,6 +39,7 @@ class Dispatcher:
     - `order`: the order of its arguments.
     - `donate`: see `check_donate`.
     - `jit_options`: further keyword arguments of `jax.jit`.
+    - `history`: the traces of the function, none so far.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Dispatcher:
         order: ArgumentOrder,
         donate: Donate | Iterable[str],
         jit_options: dict[str, Any],
+        history: History,
     ):
         self.get_function = _reference(function)
         self.get_described = _reference(described)
@@ -56,6 +61,7 @@ class Dispatcher:
         self.donate = check_donate(donate, self.order)
         check_in_shardings(jit_options.get("in_shardings"), self.order)
         self.jit_options = jit_options
+        self.history = history
         self.lock = threading.RLock()
         self.cache = Cache()
         # The fast path that was taken last, for calls that pass nothing by name; and the last few,
@@ -76,11 +82,17 @@ class Dispatcher:
                     return output
         arrays, compiled = self.find(ordered, names)
         compiled.watched.warn_of_changes()
+        is_looked_at = is_checking() or is_any_exclusive()
+        if is_looked_at:
+            refuse_leaving(self.order, ordered, names, arrays, compiled)
         output = compiled.call(arrays)
-        if all(type(array) in concrete_array_types for array in arrays) and not is_checking():
+        if all(type(array) in concrete_array_types for array in arrays) and not is_looked_at:
             fast_path = compiled.fast_path(arrays)
             if fast_path is not None:
                 self._remember(fast_path, names)
+                if is_checking() or is_any_exclusive():
+                    # Since this call began: who asked then had fast paths forgotten before.
+                    self.forget_fast_paths()
         return output
 
     def find(
@@ -127,6 +139,7 @@ class Dispatcher:
     def clear(self) -> None:
         with self.lock:
             self.cache.clear()
+            self.history = self.history.emptied()
         self.forget_fast_paths()
 
 
@@ -151,3 +164,4 @@ def _forget_all_fast_paths() -> None:
 
 
 when_switched_on(_forget_all_fast_paths)
+when_exclusive(_forget_all_fast_paths)

@@ -6,6 +6,7 @@ JAX knows the arguments of a compiled function by their numbers alone.
 from typing import Any
 
 import jax.tree_util as jtu
+import numpy as np
 
 from ..._pytree import deleted_paths, is_reference, listed
 from ._arguments import ArgumentOrder
@@ -42,6 +43,25 @@ def name_donated(
     if paths:
         failure.add_note(
             f"Donated to the call that failed, and so no longer there: {listed(paths)}."
+        )
+
+
+def name_host_arrays(
+    error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Adds a note to `error` that names the arrays of NumPy, if JAX must not copy such an array."""
+    if "Disallowed host-to-device" not in str(error):
+        return
+    paths = [
+        f"{name}{jtu.keystr(path)}"
+        for name, argument in order.named(args, kwargs)
+        for path, leaf in jtu.tree_leaves_with_path(argument)
+        if isinstance(leaf, np.ndarray | np.generic)
+    ]
+    if paths:
+        error.add_note(
+            f"Among the arguments of {order.function_name}, these are arrays of NumPy, which each "
+            f"call copies to the device: {listed(paths)}. Put them there with `jax.device_put`."
         )
 
 

@@ -16,10 +16,11 @@ from .._checks import EqxlikeRuntimeError, claim_failure
 from .._signatures import DonateNames, DonateWord, JitOptions, Output
 from ._callables import Options, dispatcher_for, unbind
 from ._dispatcher import Dispatcher, clear_dispatchers
-from ._error_notes import name_deleted, name_donated, name_references
+from ._error_notes import name_deleted, name_donated, name_host_arrays, name_references
 from ._fast_path import MISS
 from ._lowerable import AnyArguments, CompilingDecorator, Function, Lowerable, Method
 from ._lowered import Lowered
+from ._traces import OnRetrace, Policy, Trace
 
 _REFUSED = {
     "static_argnums": "what is no array is static already",
@@ -38,7 +39,7 @@ def _show(fields: dict[str, Any]) -> None:
     fields.update(shown_by(fields["_function"]))
 
 
-class JitFunction(Wrapper, _traits=Traits(complete=_show)):
+class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
     """A compiled function, as `filter_jit` returns it: a pytree with the arrays of the function."""
 
     __slots__ = ("_eqxlike_dispatch",)
@@ -79,6 +80,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show)):
                     name_tracers(error, args, kwargs)
                 name_deleted(error, dispatcher.order, args, kwargs)
                 name_references(error, dispatcher.order, args, kwargs)
+                name_host_arrays(error, dispatcher.order, args, kwargs)
                 hide_our_frames(error)
                 raise
         # This stands outside of the handler, so that JAX's pages are not in the context.
@@ -106,6 +108,11 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show)):
 
     def __repr__(self) -> str:
         return f"filter_jit({self._function!r})"
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """The traces of the function so far, the latest 32 of them."""
+        return _attach(self)[0].history.traces
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Traces and lowers the function for these arguments, without compiling or running it.
@@ -147,13 +154,19 @@ _set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__
 
 @overload
 def filter_jit(
-    *, donate: DonateWord | DonateNames = "none", **jitkwargs: Unpack[JitOptions]
+    *,
+    donate: DonateWord | DonateNames = "none",
+    on_retrace: OnRetrace | None = None,
+    max_traces: int | None = None,
+    **jitkwargs: Unpack[JitOptions],
 ) -> CompilingDecorator: ...
 @overload
 def filter_jit(
     fun: AnyArguments[Output],
     *,
     donate: DonateWord | DonateNames = "none",
+    on_retrace: OnRetrace | None = None,
+    max_traces: int | None = None,
     **jitkwargs: Unpack[JitOptions],
 ) -> Lowerable[Callable[..., Output]]: ...
 @overload
@@ -161,6 +174,8 @@ def filter_jit(
     fun: Method,
     *,
     donate: DonateWord | DonateNames = "none",
+    on_retrace: OnRetrace | None = None,
+    max_traces: int | None = None,
     **jitkwargs: Unpack[JitOptions],
 ) -> Method: ...
 @overload
@@ -168,12 +183,16 @@ def filter_jit(
     fun: Function,
     *,
     donate: DonateWord | DonateNames = "none",
+    on_retrace: OnRetrace | None = None,
+    max_traces: int | None = None,
     **jitkwargs: Unpack[JitOptions],
 ) -> Lowerable[Function]: ...
 def filter_jit(
     fun: Callable[..., Any] = MISSING,
     *,
     donate: DonateWord | Iterable[str] = "none",
+    on_retrace: OnRetrace | None = None,
+    max_traces: int | None = None,
     **jitkwargs: Any,
 ) -> Any:
     """Compiles a function of any arguments: arrays are traced, everything else is static.
@@ -186,6 +205,10 @@ def filter_jit(
     - `donate`: the arguments whose buffers may be reused for the output: `"all"`,
       `"all-except-first"`, the same with a warning where a buffer could not be reused (`"warn"`,
       `"warn-except-first"`), `"none"`, or names of parameters as in `("model", "opt_state")`.
+    - `on_retrace`: what is done when the function is traced again, and so compiled again: `"warn"`
+      warns, `"error"` raises, and a callable is called with an `eqxlike.debug.Trace`, whose `str`
+      says what differs from the most similar trace before.
+    - `max_traces`: the number of traces after which another is an error.
     - `**jitkwargs`: passed to `jax.jit`. Options that name static or donated arguments are refused.
       `in_shardings` has one for each argument, in the order of the signature however they are
       passed, or is a dictionary from names of parameters; each is a prefix of its argument.
@@ -193,11 +216,12 @@ def filter_jit(
     **Returns:** a callable with the signature of `fun`. It is asynchronous like `jax.jit`. It
     traces once for each structure of its arguments and each shape and dtype of their arrays,
     however a call orders them. Leaves of the output that are no arrays are those of the trace. It
-    also has `.lower`.
+    also has `.lower`, and `.traces`, the latest traces as a tuple of `eqxlike.debug.Trace`.
 
     **Raises:** `TypeError` if `fun` is not callable; `ValueError` for an unknown word or name in
-    `donate` or `in_shardings`; when called, `ValueError` if there are fewer `in_shardings` than
-    arguments, and `TypeError` naming the path of a static leaf that is not hashable.
+    `donate`, `in_shardings`, `on_retrace` or `max_traces`; when called, `ValueError` if there are
+    fewer `in_shardings` than arguments, `TypeError` naming the path of a static leaf that is not
+    hashable, and `eqxlike.debug.RetraceError` for a trace that is refused.
 
     !!! example
 
@@ -209,7 +233,9 @@ def filter_jit(
         6.0
     """
     if fun is MISSING:
-        return functools.partial(filter_jit, donate=donate, **jitkwargs)
+        return functools.partial(
+            filter_jit, donate=donate, on_retrace=on_retrace, max_traces=max_traces, **jitkwargs
+        )
     if not callable(fun):
         raise TypeError(f"{fun!r} is not a callable object: `filter_jit` expects a function.")
     for name, instead in _REFUSED.items():
@@ -226,7 +252,8 @@ def filter_jit(
     if type(fun) is functools.partial:
         # `jtu.Partial` is the same, and a pytree: the arrays bound to it are leaves of the wrapper.
         fun = jtu.Partial(fun.func, *fun.args, **fun.keywords)
-    wrapper = JitFunction(fun, donate, Options(jitkwargs))
+    policy = Policy.of(on_retrace, max_traces)
+    wrapper = JitFunction(fun, donate, Options(jitkwargs, policy))
     _attach(wrapper)
     _show(stored_fields(wrapper))
     return wrapper

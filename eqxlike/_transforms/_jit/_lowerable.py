@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from .._signatures import Output
 from ._lowered import Lowered
+from ._traces import Trace
 
 Output_co = TypeVar("Output_co", covariant=True)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -23,6 +24,11 @@ class Lowerable(Protocol[Function]):
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces and lowers the function for these arguments, without running it."""
+        ...
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """The traces of the function so far, the latest 32 of them."""
         ...
 
 

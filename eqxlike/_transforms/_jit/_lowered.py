@@ -4,9 +4,11 @@ from typing import Any
 
 import jax
 
+from ..._transfers import is_any_exclusive
 from .._checks import ERRORS_OF_JAX, claim_failure
 from ._compiled import CompiledFunction
 from ._dispatcher import Dispatcher
+from ._exclusive import refuse_leaving
 
 
 class Lowered:
@@ -64,6 +66,8 @@ class Compiled:
                 f"{self._dispatcher.order.function_name} was compiled for arguments of another "
                 "structure, or with other static values: compile it again for these."
             )
+        if is_any_exclusive():
+            refuse_leaving(self._dispatcher.order, ordered, names, arrays, function)
         try:
             return self._function.finish(self._compiled(*arrays))
         except ERRORS_OF_JAX as error:

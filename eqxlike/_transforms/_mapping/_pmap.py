@@ -21,6 +21,7 @@ from .._jit import (
     Lowered,
     Method,
     Options,
+    Trace,
     filter_jit,
 )
 from .._signatures import Output, PmapOptions
@@ -125,6 +126,11 @@ class _PmapFunction(Wrapper):
         """Traces and lowers the function for these arguments, as `filter_jit(...).lower` does."""
         _check_no_keywords(kwargs)
         return self._jitted.lower(*args)
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """The traces of the function so far, the latest 32 of them."""
+        return self._jitted.traces
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else bind(self, instance)

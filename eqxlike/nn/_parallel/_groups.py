@@ -12,10 +12,15 @@ from ..._partition import find_static_difference
 from ..._pytree import is_array, is_reference, same_shape_and_dtype
 from ..._transforms import filter_vmap
 from .._common import as_data, stack_layers
+from .._linear import FusedLinear
 from .._stateful import has_place_in_a_state, is_stateful, with_array_states
 
 Places = tuple[int, ...]
 """The indices of the branches of a group."""
+
+
+class FusedBranches(FusedLinear):
+    """Linear branches of different sizes, which `nn.fuse` made one product."""
 
 
 def group_branches(
@@ -62,7 +67,8 @@ def _is_weak(array: Any) -> bool:
 def call_group(
     group: Any, places: Places, args: tuple[Any, ...], state: Any, keys: PRNGKeyArray | None
 ) -> tuple[Any, Any]:
-    """The outputs of the branches of a group, stacked if they are several; and the state.
+    """The outputs of the branches of a group, stacked if they are several; and the state. Those of
+    `FusedBranches` are a tuple.
 
     **Arguments:**
 
@@ -76,6 +82,8 @@ def call_group(
             return branch(*args, state=state, key=key_of(data))
         return branch(*args, key=key_of(data)), state
 
+    if isinstance(group, FusedBranches):
+        return group(*args), state
     if len(places) == 1:
         return call(group, state, None if data is None else data[places[0]])
     own_state = state.substate(group) if has_state else None

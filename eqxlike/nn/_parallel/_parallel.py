@@ -11,7 +11,7 @@ from ..._numbers import integer
 from ..._pytree import describe_node
 from .._common import check_instance, describe, layer_at
 from .._stateful import NO_STATE, State, StatefulLayer, is_stateful
-from ._groups import Places, call_group, group_branches
+from ._groups import FusedBranches, Places, call_group, group_branches
 from ._outputs import Outputs, add, concatenate, explain_misfit, in_order
 
 SUM, CONCATENATE = "sum", "concatenate"
@@ -140,7 +140,10 @@ class Parallel(StatefulLayer):
                         "called with `key=`: wrap a plain function in `nn.Lambda`."
                     )
                 raise
-            outputs.append(Outputs(places, output))
+            if isinstance(group, FusedBranches):
+                outputs += [Outputs((at,), each) for at, each in zip(places, output, strict=True)]
+            else:
+                outputs.append(Outputs(places, output))
         joined = self._join(outputs)
         return joined if state is NO_STATE else (joined, state)
 
@@ -168,6 +171,8 @@ class Parallel(StatefulLayer):
         number %= len(self)
         pairs = zip(self.groups, self.places, strict=True)
         group, places = next(pair for pair in pairs if number in pair[1])
+        if isinstance(group, FusedBranches):
+            return group.unfuse()[places.index(number)]
         return group if len(places) == 1 else layer_at(group, places.index(number))
 
     def __iter__(self) -> Iterator[Any]:

@@ -2,6 +2,9 @@
 
 from ._freeze import freeze as freeze
 from ._freeze import unfreeze as unfreeze
+from ._fuse import fuse as fuse
+from ._fuse import unfuse as unfuse
+from ._fused_attention import FusedAttention as FusedAttention
 from ._inference import inference_mode as inference_mode
 from ._inference import tree_inference as tree_inference
 from ._lora import LoRALinear as LoRALinear

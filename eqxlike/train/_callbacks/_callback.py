@@ -1,5 +1,10 @@
 """What a callback is."""
 
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import PyTree
+
 from .._run import Run
 
 
@@ -30,6 +35,19 @@ class Callback:
     ... )
     >>> result.stopped
     'stopped'
+
+    What it keeps from step to step goes into checkpoints, and comes back from them in a resumed
+    run, by `save_state` and `load_state`; arrays by `save_arrays` and `load_arrays`:
+
+    >>> class CountLogs(train.Callback):
+    ...     def on_start(self, run):
+    ...         self.count = 0
+    ...     def on_log(self, run):
+    ...         self.count += 1
+    ...     def save_state(self):
+    ...         return {"count": self.count}
+    ...     def load_state(self, run, state):
+    ...         self.count = state["count"]
     """
 
     every: int | None = None
@@ -47,10 +65,36 @@ class Callback:
         """After each `every` steps. Logs and evaluations that are due then have been made."""
 
     def on_checkpoint(self, run: Run) -> None:
-        """After a checkpoint: `run.checkpoint` is its folder."""
+        """After a checkpoint: `run.checkpoint` is its folder.
+
+        One that a thread writes is told of when the next is due, or at the end.
+        """
 
     def on_end(self, run: Run) -> None:
         """After the last step, whatever ended the run but an exception."""
+
+    @property
+    def state_name(self) -> str:
+        """By which a resumed run finds what was kept. Those of one name are told by their order."""
+        return type(self).__qualname__
+
+    def save_state(self) -> Any:
+        """What a checkpoint is to keep of it, in bools, numbers, strings, lists and dicts, as JSON
+        has them; `None` for nothing.
+        """
+        return None
+
+    def load_state(self, run: Run, state: Any) -> None:
+        """In a resumed run, after `on_start`: gets back what `save_state` gave."""
+
+    def save_arrays(self) -> PyTree:
+        """Arrays that a checkpoint is to keep of it, in any pytree; `None` for none."""
+        return None
+
+    def load_arrays(self, run: Run, read: Callable[[PyTree], PyTree]) -> None:
+        """After `load_state`, where there were arrays: `read(like)` gives them back, for a pytree
+        like theirs; see `train.restore`.
+        """
 
     def close(self) -> None:
         """At the very end, also after an exception: lets go of files and the like."""

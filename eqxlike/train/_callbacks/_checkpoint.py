@@ -1,18 +1,21 @@
 """Saves a training now and then, so that it can go on where it ended."""
 
+import math
 import os
 import pathlib
 import warnings
-from typing import Any, Literal
+from typing import Literal
 
 from ..._numbers import whole_number
 from .._checkpoints import CheckpointFolder, Saving
 from .._run import Run
 from ._callback import Callback
+from ._kept import kept_by
 
 
 class Checkpoint(Callback):
-    """Saves the state and the position of the batches every so many steps, and at the end.
+    """Saves the state, the position of the batches and what callbacks keep every so many steps, and
+    at the end.
 
     `fit(..., resume_from=folder)` goes on from the newest of them. The end is also Ctrl-C, SIGTERM
     and what a callback asked for; after a divergence the last good state is the result, and no
@@ -24,7 +27,8 @@ class Checkpoint(Callback):
     - `every`: steps between two of them.
     - `keep_last`: how many of the newest ones stay.
     - `keep_best`: how many of those with the best `metric` stay beside these; `None` for none.
-    - `metric`: its name among those of the last evaluation.
+    - `metric`: its name among those of an evaluation after the same step; a checkpoint without one
+      is never among the best.
     - `mode`: whether the least metric is the best, `"min"`, or the greatest, `"max"`.
     - `background`: whether a thread writes while training goes on. It needs a copy of the state in
       the memory of the host.
@@ -32,8 +36,9 @@ class Checkpoint(Callback):
       run with the `OSError`, `"raise"`, or only `"warn"`. The last good checkpoint stays.
 
     **Raises:** `ValueError` if an argument is out of range, or `keep_best` has no `metric`. When
-    training starts, what `train.CheckpointFolder.check_free` raises: where another process writes
-    to the folder, or it has checkpoints of later steps than the run begins with.
+    training starts, `ValueError` if `keep_best` is given and no checkpoint would be evaluated, and
+    what `train.CheckpointFolder.check_free` raises: where another process writes to the folder, or
+    it has checkpoints of later steps than the run begins with.
 
     >>> import tempfile
     >>> from eqxlike import train
@@ -56,15 +61,18 @@ class Checkpoint(Callback):
             raise ValueError(f'Checkpoint: on_error must be "raise" or "warn", got {on_error!r}.')
         if keep_best is not None and metric is None:
             raise ValueError("Checkpoint: keep_best needs the name of a metric: give `metric`.")
-        self.every = whole_number(every, "Checkpoint: every")
+        self.every = self._saved_every = whole_number(every, "Checkpoint: every")
         self.folder = CheckpointFolder(folder, keep_last=keep_last, keep_best=keep_best, mode=mode)
-        self.metric, self.background, self.on_error = metric, background, on_error
+        self.keep_best, self.metric = keep_best, metric
+        self.background, self.on_error = background, on_error
         self._under_way: Saving | None = None
         self._saved_at = -1
 
     def on_start(self, run: Run) -> None:
         """Sees that the folder takes the checkpoints of this run."""
         self._under_way, self._saved_at = None, run.steps
+        if self.keep_best is not None:
+            self._check_evaluated(run)
         self.folder.check_free(run.steps)
 
     def on_step(self, run: Run) -> None:
@@ -76,7 +84,8 @@ class Checkpoint(Callback):
         """Saves the end, unless that is saved already, and says where."""
         self._finish(run)
         if run.divergence is None and run.steps != self._saved_at:
-            self._save(run, background=False)
+            # In a thread too: another Ctrl-C ends the waiting for it, and not the writing.
+            self._save(run, self.background)
             self._finish(run)
         if run.checkpoint is not None and run.divergence is None:
             run.note(f"The run is saved in {run.checkpoint}.")
@@ -86,18 +95,37 @@ class Checkpoint(Callback):
         self.folder.close()
 
     def _save(self, run: Run, background: bool) -> None:
-        data: dict[str, Any] = {"steps": run.steps, "batches": run.position}
+        callbacks, arrays = kept_by(run.callbacks)
+        data = {"steps": run.steps, "batches": run.position, "callbacks": callbacks}
         try:
             self._under_way = self.folder.save(
-                run.steps, run.state, data, score=self._score(run), background=background
+                *(run.steps, run.state, data),
+                score=self._score(run),
+                beside=arrays,
+                background=background,
             )
         except OSError as error:
             self._failed(error)
         else:
             self._saved_at = run.steps
 
+    def _check_evaluated(self, run: Run) -> None:
+        """Sees that checkpoints can be told apart by what is evaluated."""
+        saved, evaluated = self._saved_every, run.evaluate_every
+        if evaluated is None:
+            raise ValueError(
+                "Checkpoint: keep_best compares what evaluations give: call fit with `evaluate` "
+                "and `evaluate_every`."
+            )
+        if saved <= run.num_steps < math.lcm(saved, evaluated):
+            raise ValueError(
+                "Checkpoint: keep_best compares checkpoints by evaluations after the same step; "
+                f"got checkpoints every {saved} steps and evaluations every {evaluated}. Make one "
+                "a multiple of the other."
+            )
+
     def _score(self, run: Run) -> float | None:
-        if self.metric is None or not run.metrics:
+        if self.metric is None or run.evaluated_at != run.steps:
             return None
         if self.metric not in run.metrics:
             raise KeyError(

@@ -1,6 +1,7 @@
 """Stops where there is no more progress, and keeps the best state."""
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 from ..._numbers import whole_number
@@ -20,10 +21,12 @@ class EarlyStopping(Callback):
     - `min_delta`: what is better by no more than this is no better.
     - `restore_best`: whether the result is the best state, of which a copy is kept, or the last.
 
-    A metric that is NaN is no better.
+    A metric that is NaN is no better. Checkpoints keep the best state too, beside the last one, and
+    a run that is resumed ends as if it had not been interrupted: at once, if it was at its end.
 
     **Raises:** `ValueError` for another mode, a `patience` that is no positive integer, or a
-    negative `min_delta`; `KeyError` at the first evaluation that does not give the metric.
+    negative `min_delta`. When training starts, `ValueError` if nothing is evaluated; `KeyError` at
+    the first evaluation that does not give the metric.
 
     >>> from eqxlike import train
     >>> callback = train.EarlyStopping("accuracy", patience=3, mode="max")
@@ -55,6 +58,10 @@ class EarlyStopping(Callback):
 
     def on_start(self, run: Run) -> None:
         """Forgets another run."""
+        if run.evaluate_every is None:
+            raise ValueError(
+                "EarlyStopping looks at evaluations: call fit with `evaluate` and `evaluate_every`."
+            )
         self._reset()
 
     def on_evaluate(self, run: Run) -> None:
@@ -71,6 +78,9 @@ class EarlyStopping(Callback):
                 self._best_state = copy_arrays(run.state)
             return
         self._num_worse += 1
+        self._stop_if_due(run)
+
+    def _stop_if_due(self, run: Run) -> None:
         if self._num_worse >= self.patience:
             run.stop(
                 f"Stopped after step {run.steps}: {self.metric} was not better than "
@@ -84,8 +94,48 @@ class EarlyStopping(Callback):
         return math.isnan(self.best) or gain > self.min_delta
 
     def on_end(self, run: Run) -> None:
-        """Puts the best state in the place of the last one."""
+        """Makes the best state the result."""
         if self._best_state is not None and self.best_step != run.steps:
-            run.state = self._best_state
+            run.result = self._best_state
             run.note(f"The state is that after step {self.best_step}, the best.")
+
+    @property
+    def state_name(self) -> str:
+        """With its metric: of another one nothing is taken over."""
+        return f"EarlyStopping({self.metric!r}, mode={self.mode!r})"
+
+    def save_state(self) -> dict[str, Any]:
+        """What was best, and for how long."""
+        return {
+            "best": None if math.isnan(self.best) else self.best,
+            "best_step": self.best_step,
+            "num_worse": self._num_worse,
+            "has_best_state": self._best_state is not None,
+        }
+
+    def load_state(self, run: Run, state: dict[str, Any]) -> None:
+        """Goes on from what was best, or ends the run if that was long ago.
+
+        **Raises:** `ValueError` if the best state is to be the result, and was not kept.
+        """
+        if self.restore_best and state["best"] is not None and not state["has_best_state"]:
+            raise ValueError(
+                f"EarlyStopping: the best state, of step {state['best_step']}, was not kept by the "
+                "run that is resumed, which had restore_best=False: give that here too."
+            )
+        self.best = math.nan if state["best"] is None else state["best"]
+        self.best_step, self._num_worse = state["best_step"], state["num_worse"]
+        self._stop_if_due(run)
+
+    def save_arrays(self) -> Any:
+        """The best state."""
+        return self._best_state
+
+    def load_arrays(self, run: Run, read: Callable[[Any], Any]) -> None:
+        """Reads the best state."""
+        if self.restore_best:
+            self._best_state = read(run.state)
+
+    def close(self) -> None:
+        """Lets go of the best state."""
         self._best_state = None

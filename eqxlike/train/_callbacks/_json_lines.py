@@ -7,6 +7,8 @@ import pathlib
 import time
 from typing import IO, Any
 
+import jax
+
 from .._run import Run
 from ._callback import Callback
 
@@ -16,12 +18,15 @@ class JsonLines(Callback):
 
     Each has `event`, one of `"start"`, `"log"`, `"evaluate"`, `"checkpoint"` and `"end"`; `step`;
     and `seconds` since the start. A log has `loss`, and `learning_rate` where the optimiser keeps
-    one; an evaluation its metrics; a checkpoint its `path`. JSON has no NaN and no infinity: they
-    are the texts `"nan"`, `"inf"` and `"-inf"`.
+    one; an evaluation its metrics; a checkpoint its `path`, told of once it is in its place, which
+    may be some steps later. JSON has no NaN and no infinity: they are the texts `"nan"`, `"inf"`
+    and `"-inf"`. Of several processes the first writes.
 
     **Arguments:**
 
-    - `path`: the file. Lines are added to those it has, so that a resumed run goes on in it.
+    - `path`: the file; folders above it are made. Lines are added to those it has, so that a
+      resumed run goes on in it. Of steps that a killed run had made since its last checkpoint
+      there are lines of both: the later ones count.
 
     **Raises:** `OSError` at the start, where the file cannot be written.
 
@@ -37,6 +42,9 @@ class JsonLines(Callback):
 
     def on_start(self, run: Run) -> None:
         """Opens the file."""
+        if jax.process_index() != 0:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a", encoding="utf-8")
         self._started = time.perf_counter()
         self._write("start", run, num_steps=run.num_steps)
@@ -65,7 +73,8 @@ class JsonLines(Callback):
         self._file = None
 
     def _write(self, event: str, run: Run, **what: Any) -> None:
-        assert self._file is not None, "JsonLines is used by fit, which calls on_start first."
+        if self._file is None:
+            return
         seconds = round(time.perf_counter() - self._started, 6)
         line = {"event": event, "step": run.steps, "seconds": seconds, **what}
         # One write a line, at once: a run that is killed leaves whole lines.

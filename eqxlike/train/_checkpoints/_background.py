@@ -15,9 +15,13 @@ class Saving:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._thread: threading.Thread | None = None
+        # Not the thread's own `join`: one that Ctrl-C interrupts takes the thread for ended, up to
+        # Python 3.12.
+        self._is_over = threading.Event()
+        self._is_over.set()
         self._error: BaseException | None = None
         self._is_told = False
+        self._began_in = threading.get_ident()
 
     def __repr__(self) -> str:
         how = "being written" if not self.is_done else "failed" if self._error else "written"
@@ -26,50 +30,68 @@ class Saving:
     @property
     def is_done(self) -> bool:
         """Whether the checkpoint is in its place, or will never be."""
-        return self._thread is None or not self._thread.is_alive()
+        return self._is_over.is_set()
 
     def wait(self) -> None:
         """Waits until the checkpoint is in its place.
 
         **Raises:** what went wrong in writing it, such as `OSError`; what was there before stays.
         """
-        if self._thread is not None:
-            self._thread.join()
+        self.join()
         if self._error is not None:
             self._is_told = True
             raise self._error
 
     def run(self, write: Callable[[], None]) -> None:
         """Calls `write` in a thread of its own."""
+        is_taken = threading.Lock()
 
         def target() -> None:
+            if not is_taken.acquire(blocking=False):
+                return
             try:
                 write()
             except BaseException as error:
                 self._error = error
+            finally:
+                self._is_over.set()
 
-        self._thread = threading.Thread(target=target, name=f"saving {self.path}")
-        self._thread.start()
+        self._is_over.clear()
+        try:
+            threading.Thread(target=target, name=f"saving {self.path}").start()
+        except BaseException as error:
+            # Ctrl-C, or no more threads. Where it has not begun to write it never will.
+            if is_taken.acquire(blocking=False):
+                self._error, self._is_told = error, True
+                self._is_over.set()
+            raise
 
     def tell(self) -> None:
         """Prints the error, if there is one that nobody has seen."""
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None and not self._is_told:
+        self.join()
+        if self.has_untold_error:
             self._is_told = True
             print(f"The checkpoint {self.path} was not written:", file=sys.stderr)
             traceback.print_exception(self._error)
 
-    def raise_untold(self) -> None:
-        """Waits; raises the error if there is one that nobody has seen."""
-        if self._thread is not None:
-            self._thread.join()
-        if not self._is_told:
-            self.wait()
+    def join(self) -> None:
+        """Waits until it is written, or has failed."""
+        self._is_over.wait()
+
+    @property
+    def has_untold_error(self) -> bool:
+        """Whether something went wrong that nobody has seen."""
+        return self._error is not None and not self._is_told
+
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Whether it is this thread that asked for it."""
+        return self._began_in == threading.get_ident()
 
 
 _lock = threading.RLock()
-_newest: Saving | None = None
+# The last one, which may be under way, and others of which nobody has seen that they failed.
+_begun: list[Saving] = []
 _waits_at_exit = False
 
 
@@ -77,18 +99,21 @@ def save_in_turn(path: str, begin: Callable[[], Callable[[], None]], background:
     """Calls `begin` when those before it are written, so that one copy of a state is held at a
     time, and then what it returns, in the background or at once.
 
-    **Raises:** the error of the one before, if nobody has seen it; this one is not begun then.
+    **Raises:** the error of one that this thread began before, if nobody has seen it; this one is
+    not begun then.
     """
-    global _newest
     with _lock:
-        if _newest is not None:
-            _newest.raise_untold()
+        wait_for_newest()
+        _begun[:] = [each for each in _begun if each.has_untold_error]
+        for each in _begun:
+            if each.is_of_this_thread:
+                each.wait()
         write = begin()
         saving = Saving(path)
         if background:
             _wait_at_exit()
             # From here on it is waited for, also where Ctrl-C comes before the next line.
-            _newest = saving
+            _begun.append(saving)
             saving.run(write)
         else:
             write()
@@ -97,9 +122,10 @@ def save_in_turn(path: str, begin: Callable[[], Callable[[], None]], background:
 
 def wait_for_newest() -> None:
     """Waits for what is being written; its error is left to those who ask for it."""
-    saving = _newest
-    if saving is not None and saving._thread is not None:
-        saving._thread.join()
+    # Another thread may be about to begin one.
+    with _lock:
+        for each in _begun:
+            each.join()
 
 
 def _wait_at_exit() -> None:
@@ -115,5 +141,5 @@ def _wait_at_exit() -> None:
 
 
 def _tell_at_exit() -> None:
-    if _newest is not None:
-        _newest.tell()
+    for each in _begun:
+        each.tell()

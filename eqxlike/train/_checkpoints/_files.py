@@ -61,11 +61,11 @@ def check_files(folder: pathlib.Path, manifest: Manifest) -> None:
     Files are read block by block, so that nothing of their size is allocated.
     """
     arrays = folder / manifest.arrays_folder
-    leaves = {each.name: each.leaf.path for each in manifest.leaves if each.name is not None}
-    held = dict.fromkeys(leaves, 0)
+    places = {each.name: each.place for each in manifest.leaves if each.name is not None}
+    held = dict.fromkeys(places, 0)
     for name, file in manifest.files.items():
         place = arrays / name
-        whose = _whose(leaves, name)
+        whose = _whose(places, name)
         try:
             size = os.stat(place).st_size
         except (FileNotFoundError, NotADirectoryError):
@@ -83,24 +83,24 @@ def check_files(folder: pathlib.Path, manifest: Manifest) -> None:
         if stored.name is not None and held[stored.name] < stored.leaf.num_bytes:
             raise CheckpointError(
                 f"{folder} is damaged: its manifest promises {stored.leaf.num_bytes} bytes of "
-                f"state{stored.leaf.path}, and its files hold {held[stored.name]}."
+                f"{stored.place}, and its files hold {held[stored.name]}."
             )
 
     def check(entry: tuple[str, StoredFile]) -> None:
         name, file = entry
         if _checksum_of_file(arrays / name) != file.checksum:
             raise CheckpointError(
-                f"{folder} is damaged: {arrays / name}{_whose(leaves, name)} was changed after it "
+                f"{folder} is damaged: {arrays / name}{_whose(places, name)} was changed after it "
                 "was written; its checksum differs."
             )
 
     in_threads(check, manifest.files.items())
 
 
-def _whose(leaves: dict[Any, str], file: str) -> str:
+def _whose(places: dict[Any, str], file: str) -> str:
     """Of which leaf a file is, in words."""
-    path = leaves.get(file.partition("/")[0])
-    return "" if path is None else f", with the values of state{path},"
+    place = places.get(file.partition("/")[0])
+    return "" if place is None else f", with the values of {place},"
 
 
 def _seal_file(path: pathlib.Path) -> StoredFile:

@@ -10,14 +10,16 @@ import shutil
 import socket
 import warnings
 import weakref
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 from jaxtyping import PyTree
 
+from ..._numbers import whole_number
 from ._background import Saving, wait_for_newest
 from ._error import CheckpointError
 from ._locks import lock, unlock
-from ._manifest import read_manifest
+from ._manifest import NAME, read_manifest
 from ._processes import in_first
 from ._restore import Restored, read_one
 from ._save import save_and_then
@@ -39,7 +41,7 @@ class CheckpointFolder:
     - `keep_best`: how many of those with the best scores stay beside these; `None` for none.
     - `mode`: whether the best score is the smallest, `"min"`, or the largest, `"max"`.
 
-    **Raises:** `ValueError` if an argument is out of range.
+    **Raises:** `ValueError` if an argument is out of range, or the folder is itself a checkpoint.
 
     >>> import tempfile, jax.numpy as jnp
     >>> with CheckpointFolder(tempfile.mkdtemp(), keep_last=2) as checkpoints:
@@ -60,8 +62,15 @@ class CheckpointFolder:
         mode: Literal["min", "max"] = "min",
     ) -> None:
         self.folder = pathlib.Path(os.path.realpath(folder))
-        self.keep_last = _count(keep_last, "keep_last")
-        self.keep_best = 0 if keep_best is None else _count(keep_best, "keep_best")
+        if (self.folder / NAME).exists():
+            raise ValueError(
+                f"CheckpointFolder expected a folder of checkpoints, and {self.folder} is one "
+                f"itself: give {self.folder.parent}."
+            )
+        self.keep_last = whole_number(keep_last, "CheckpointFolder: keep_last")
+        self.keep_best = (
+            0 if keep_best is None else whole_number(keep_best, "CheckpointFolder: keep_best")
+        )
         if mode not in ("min", "max"):
             raise ValueError(f'CheckpointFolder expected mode "min" or "max", and got {mode!r}.')
         self.mode = mode
@@ -89,6 +98,7 @@ class CheckpointFolder:
         data: Any = None,
         *,
         score: float | None = None,
+        beside: Mapping[str, PyTree] | None = None,
         background: bool = False,
     ) -> Saving:
         """Writes a checkpoint, and once it is in its place deletes those that need not stay.
@@ -98,6 +108,7 @@ class CheckpointFolder:
         - `step`: which it is of. A checkpoint of the same step is replaced.
         - `state`, `data`, `background`: as of `train.save`.
         - `score`: for `keep_best`. One that is not finite is never among the best.
+        - `beside`: other pytrees by name, kept along as `state` is; see `restore_beside`.
 
         **Returns:** as `train.save`.
 
@@ -113,6 +124,7 @@ class CheckpointFolder:
             data,
             background=background,
             score=None if score is None else float(score),
+            beside=beside,
             then=lambda: in_first(lambda: self._prune(path)),
         )
 
@@ -128,6 +140,20 @@ class CheckpointFolder:
         """The newest checkpoint, `None` if there is none; whether it is whole is not asked."""
         wait_for_newest()
         return next(iter(self.paths()), None)
+
+    def best(self) -> pathlib.Path | None:
+        """The checkpoint with the best score, of equal ones the newest; `None` if none has one.
+
+        >>> import tempfile, jax.numpy as jnp
+        >>> from eqxlike import train
+        >>> with CheckpointFolder(tempfile.mkdtemp(), keep_best=1, mode="max") as checkpoints:
+        ...     for step, accuracy in ((10, 0.7), (20, 0.9), (30, 0.8)):
+        ...         _ = checkpoints.save(step, {"weight": jnp.full(2, step)}, score=accuracy)
+        >>> train.restore(checkpoints.best(), {"weight": jnp.zeros(2, int)}).state
+        {'weight': Array([20, 20], dtype=int32)}
+        """
+        wait_for_newest()
+        return next(iter(self._ranked(self.paths())), None)
 
     def restore_newest(self, like: State) -> Restored[State] | None:
         """The newest checkpoint that is not damaged, with a warning for each that is.
@@ -162,6 +188,19 @@ class CheckpointFolder:
                 f"{' '.join(damages)}"
             )
         return None
+
+    def restore_beside(self, step: int, name: str, like: State) -> State:
+        """A pytree that was saved beside the state of a step.
+
+        **Arguments:**
+
+        - `step`, `name`: which.
+        - `like`: as of `train.restore`.
+
+        **Raises:** as `train.restore`; `KeyError` if none of that name was saved along.
+        """
+        wait_for_newest()
+        return read_one(self.folder / name_of(_step(step)), like, name).state
 
     def _begin(self, step: int) -> None:
         """Locks the folder, clears it of what was left half-made, sees that `step` is newest."""
@@ -205,7 +244,7 @@ class CheckpointFolder:
         paths = self.paths()
         kept = set(paths[: self.keep_last])
         if self.keep_best:
-            kept |= set(self._best(paths))
+            kept |= set(self._ranked(paths)[: self.keep_best])
         for path in paths:
             if path not in kept:
                 # Renamed first, so that no half of it is ever taken for a checkpoint.
@@ -217,12 +256,12 @@ class CheckpointFolder:
                     error.add_note(f"The checkpoint {saved} is in its place; {path} was to go.")
                     raise
 
-    def _best(self, paths: list[pathlib.Path]) -> list[pathlib.Path]:
-        """Those with the best scores, of equal ones the newest."""
+    def _ranked(self, paths: list[pathlib.Path]) -> list[pathlib.Path]:
+        """Those with a score, the best first; of equal ones the newest."""
         sign = 1 if self.mode == "min" else -1
         scores = {path: _score_of(path) for path in paths}
         ranked = [path for path in paths if math.isfinite(scores[path])]
-        return sorted(ranked, key=lambda path: sign * scores[path])[: self.keep_best]
+        return sorted(ranked, key=lambda path: sign * scores[path])
 
 
 def _score_of(path: pathlib.Path) -> float:
@@ -261,10 +300,3 @@ def _step(step: Any) -> int:
     if step < 0:
         raise ValueError(f"A step is counted from 0, got {step}.")
     return step
-
-
-def _count(number: int, name: str) -> int:
-    number = operator.index(number)
-    if number < 1:
-        raise ValueError(f"CheckpointFolder expected {name} of at least 1, and got {number}.")
-    return number

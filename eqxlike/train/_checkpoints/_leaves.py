@@ -101,6 +101,11 @@ def _describe_leaf(path: str, leaf: Any) -> Leaf:
             f"A checkpoint holds values, and state{path} is a jax.Ref: put its value `ref[...]` in "
             "its place."
         )
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError(
+            f"A checkpoint has no masks, and state{path} is a masked array: put its numbers, and "
+            "`numpy.ma.getmaskarray(array)`, in its place."
+        )
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
         return Leaf(path, "static", text=stable_text(leaf))
     if is_key(leaf):

@@ -1,5 +1,6 @@
 """Locks between processes, which end with the process that has them."""
 
+import errno
 import os
 import pathlib
 
@@ -8,11 +9,13 @@ try:
 except ImportError:  # Windows, where nothing is locked
     fcntl = None
 
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
 
 def lock(path: pathlib.Path) -> int | None:
     """Locks a file or folder that exists.
 
-    **Returns:** what `unlock` takes; `None` where the system has no such locks.
+    **Returns:** what `unlock` takes; `None` where the system, or the disk, has no such locks.
 
     **Raises:** `BlockingIOError` if somebody has it; `OSError` as `os.open` does.
     """
@@ -21,8 +24,11 @@ def lock(path: pathlib.Path) -> int | None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
+    except BaseException as error:
         os.close(descriptor)
+        # Some file systems of clusters and networks are mounted without.
+        if isinstance(error, OSError) and error.errno in _NO_LOCKS:
+            return None
         raise
     return descriptor
 

@@ -25,6 +25,7 @@ class StoredLeaf:
       does not know them.
     - `checksum`: of its bytes in memory, in C order; `None` where no process had all of them.
     - `sharding`: text for whoever reads the manifest.
+    - `tree`: the name of the pytree beside the state whose leaf it is; `None` for the state's own.
     """
 
     leaf: Leaf
@@ -32,6 +33,12 @@ class StoredLeaf:
     stored_dtype: str | None = None
     checksum: str | None = None
     sharding: str | None = None
+    tree: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it was, as a message says it."""
+        return f"state{self.leaf.path}" if self.tree is None else f"{self.tree}{self.leaf.path}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +54,14 @@ class Manifest:
     """What a checkpoint is made of.
 
     - `arrays_folder`: the folder beside the manifest with the arrays.
-    - `nodes`: path and type of each node of the tree.
-    - `leaves`: in the order of the tree.
+    - `nodes`: path and type of each node of the state.
+    - `leaves`: in the order of the state, and then of each tree beside it.
     - `files`: under `arrays_folder`, by their paths with `/`.
     - `data`: the user's own.
     - `step`: the state's, if it has one.
     - `score`: how good it is, if somebody said.
     - `versions`: of the libraries that wrote it.
+    - `beside`: the nodes of other trees that were saved along, by the names of these.
     """
 
     arrays_folder: str
@@ -64,6 +72,13 @@ class Manifest:
     step: int | None
     score: float | None
     versions: dict[str, str]
+    beside: dict[str, list[list[str]]] = dataclasses.field(default_factory=dict)
+
+    def of_tree(self, name: str | None) -> "Manifest":
+        """The same with the nodes and leaves of one tree alone: the state's, `None`, or another."""
+        leaves = [each for each in self.leaves if each.tree == name]
+        nodes = self.nodes if name is None else self.beside[name]
+        return dataclasses.replace(self, nodes=nodes, leaves=leaves)
 
 
 def to_text(manifest: Manifest) -> str:
@@ -132,10 +147,13 @@ def _from_content(content: dict[str, Any]) -> Manifest:
     """The manifest that JSON tells of; whatever is raised if it tells of none."""
     leaves = [_leaf_from(each) for each in content["leaves"]]
     files = {str(name): StoredFile(**each) for name, each in content["files"].items()}
-    nodes = [[str(path), str(text)] for path, text in content["nodes"]]
-    rest = {"leaves": leaves, "files": files, "nodes": nodes}
+    nodes = _nodes_from(content["nodes"])
+    beside = {str(name): _nodes_from(each) for name, each in content.get("beside", {}).items()}
+    rest = {"leaves": leaves, "files": files, "nodes": nodes, "beside": beside}
     manifest = Manifest(**content | rest)
     names = [manifest.arrays_folder, *(each.name for each in leaves if each.name is not None)]
+    if len(set(names)) < len(names):
+        raise ValueError(names)
     for name in [*names, *files]:
         parts = pathlib.PurePosixPath(name).parts
         # Nothing outside the checkpoint is read.
@@ -149,6 +167,10 @@ def _from_content(content: dict[str, Any]) -> Manifest:
     return manifest
 
 
+def _nodes_from(stored: list[Any]) -> list[list[str]]:
+    return [[str(path), str(text)] for path, text in stored]
+
+
 def _leaf_from(stored: dict[str, Any]) -> StoredLeaf:
     shape = stored["leaf"]["shape"]
     if shape is not None:
@@ -156,4 +178,8 @@ def _leaf_from(stored: dict[str, Any]) -> StoredLeaf:
             raise ValueError(shape)
         shape = tuple(shape)
     leaf: Any = Leaf(**stored["leaf"] | {"shape": shape})
-    return StoredLeaf(**stored | {"leaf": leaf})
+    made = StoredLeaf(**stored | {"leaf": leaf})
+    # An array without a name would come back as zeros.
+    if (made.name is not None) != (leaf.num_bytes > 0):
+        raise ValueError(made)
+    return made

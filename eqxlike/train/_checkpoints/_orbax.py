@@ -43,7 +43,9 @@ def read_arrays(
         else ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding)
         for name, sharding in shardings.items()
     }
-    args = ocp.args.PyTreeRestore(dict.fromkeys(shardings, 0), restore_args=restore_args)
+    args = ocp.args.PyTreeRestore(
+        dict.fromkeys(shardings, 0), restore_args=restore_args, partial_restore=True
+    )
     handler = _handler()
     found = handler.restore(_as_orbax_path(folder), args=args)
     handler.close()

@@ -17,7 +17,7 @@ from ._leaves import Leaf, describe_leaves, is_key
 from ._manifest import Manifest, StoredLeaf, read_manifest
 from ._orbax import read_arrays, stored_shapes
 from ._placing import place_like, sharding_on_purpose
-from ._steps import newest_whole_beside
+from ._steps import newest_whole_near
 
 State = TypeVar("State")
 
@@ -67,21 +67,26 @@ def restore(path: str | os.PathLike[str], like: State) -> Restored[State]:
     try:
         return read_one(folder, like)
     except CheckpointError as error:
-        other = newest_whole_beside(folder)
+        other = newest_whole_near(folder)
         if other is None:
             raise
         raise CheckpointError(f"{error} The newest whole one here is {other}.") from error
 
 
-def read_one(folder: pathlib.Path, like: State) -> Restored[State]:
-    """As `restore`; where the checkpoint is damaged, no others are looked at."""
+def read_one(folder: pathlib.Path, like: State, tree: str | None = None) -> Restored[State]:
+    """As `restore`; where the checkpoint is damaged, no others are looked at.
+
+    **Arguments:**
+
+    - `tree`: the name of one beside the state, to be read in its place.
+    """
     leaves, treedef = describe_leaves(like)
     while True:
         manifest = read_manifest(folder)
         try:
             # Somebody who forbids transfers means those that nobody asked for.
             with jax.transfer_guard("allow"):
-                found = _read(folder, manifest, like, leaves)
+                found = _read(folder, manifest, like, leaves, tree)
         except Exception:
             # Another process may have put a newer one in its place meanwhile.
             if _arrays_folder_of(folder) in (manifest.arrays_folder, None):
@@ -98,10 +103,20 @@ def _arrays_folder_of(folder: pathlib.Path) -> str | None:
 
 
 def _read(
-    folder: pathlib.Path, manifest: Manifest, like: Any, leaves: list[tuple[Leaf, Any]]
+    folder: pathlib.Path,
+    whole: Manifest,
+    like: Any,
+    leaves: list[tuple[Leaf, Any]],
+    tree: str | None,
 ) -> list[Any]:
+    if tree is not None and tree not in whole.beside:
+        raise KeyError(
+            f"{folder} has nothing named {tree!r} beside its state, but "
+            f"{', '.join(map(repr, whole.beside)) or 'no other tree'}."
+        )
+    manifest = whole.of_tree(tree)
     check_fits(folder, manifest, like, leaves)
-    check_files(folder, manifest)
+    check_files(folder, whole)
     arrays = folder / manifest.arrays_folder
     stored = {each.name: each for each in manifest.leaves if each.name is not None}
     values: dict[str, Any] = {}
@@ -135,7 +150,7 @@ def _check_shapes(
         if name not in shapes or shapes[name] != promised:
             raise CheckpointError(
                 f"{folder} is damaged: its manifest promises {each.leaf.describe()} as "
-                f"state{each.leaf.path}, and the files hold {shapes.get(name, 'none')}."
+                f"{each.place}, and the files hold {shapes.get(name, 'none')}."
             )
 
 
@@ -155,7 +170,7 @@ def _placed(folder: pathlib.Path, stored: StoredLeaf, like: Any, value: Any) -> 
     is_here = isinstance(value, np.ndarray) or value.is_fully_addressable
     if stored.checksum is not None and is_here and checksum_of(value) != stored.checksum:
         raise CheckpointError(
-            f"{folder} is damaged: the values of state{leaf.path} are not those that were saved; "
+            f"{folder} is damaged: the values of {stored.place} are not those that were saved; "
             "their checksum differs."
         )
     if stored.stored_dtype not in (None, leaf.dtype):

@@ -12,7 +12,7 @@ import pathlib
 import platform
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -79,13 +79,20 @@ def save_and_then(
     *,
     background: bool,
     score: float | None = None,
+    beside: Mapping[str, PyTree] | None = None,
     then: Callable[[], object] = lambda: None,
 ) -> Saving:
-    """As `save`; where the checkpoint is in place, `then` is called, in the same thread."""
+    """As `save`, with other trees beside the state, by their names; where the checkpoint is in
+    place, `then` is called, in the same thread.
+    """
     orbax()
     check_user_data(data)
-    check_not_deleted(state, "state", "train.save")
-    described, _ = describe_leaves(state)
+    trees: dict[str | None, PyTree] = {None: state}
+    trees.update(beside or {})
+    described = []
+    for name, tree in trees.items():
+        check_not_deleted(tree, name or "state", "train.save")
+        described += [(name, *each) for each in describe_leaves(tree)[0]]
     target = pathlib.Path(os.path.realpath(path))
     # Several processes meet at each save, and so must not do so in threads beside their steps.
     background = background and jax.process_count() == 1
@@ -98,6 +105,7 @@ def save_and_then(
         manifest = Manifest(
             arrays_folder="",
             nodes=describe_nodes(state),
+            beside={name: describe_nodes(tree) for name, tree in trees.items() if name is not None},
             leaves=leaves,
             files={},
             data=copy.deepcopy(data),
@@ -157,7 +165,7 @@ def _check_written(
         found = values.get(each.name or "", [])
         # An array that was written whole is one file, of its bytes alone.
         if each.checksum is not None and len(found) == 1 and found != [each.checksum]:
-            reason = f"state{each.leaf.path} reads otherwise than it was written"
+            reason = f"{each.place} reads otherwise than it was written"
             raise OSError(errno.EIO, reason, str(path))
 
 
@@ -183,27 +191,28 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
 
 
 def _take(
-    described: list[tuple[Leaf, Any]], copies: bool
+    described: list[tuple[str | None, Leaf, Any]], copies: bool
 ) -> tuple[list[StoredLeaf], dict[str, Any]]:
     """What to write of each leaf, and the arrays by the names that they get.
 
     **Arguments:**
 
+    - `described`: each leaf, with the name of its tree before it.
     - `copies`: take the numbers of now, whatever becomes of the arrays.
     """
-    for _, leaf in described:
+    for _, _, leaf in described:
         if isinstance(leaf, jax.Array) and not is_key(leaf) and leaf.is_fully_addressable:
             # All transfers are begun before the first is waited for.
             leaf.copy_to_host_async()
     leaves, arrays = [], {}
-    for index, (leaf, value) in enumerate(described):
+    for index, (tree, leaf, value) in enumerate(described):
         if leaf.kind == "static" or leaf.num_bytes == 0:
-            leaves.append(StoredLeaf(leaf))
+            leaves.append(StoredLeaf(leaf, tree=tree))
             continue
         name = f"{index:05d}{_readable(leaf.path)}"
         sharding = str(value.sharding) if isinstance(value, jax.Array) else None
         arrays[name] = array = _numbers(value, copies)
-        leaves.append(StoredLeaf(leaf, name, str(array.dtype), None, sharding))
+        leaves.append(StoredLeaf(leaf, name, str(array.dtype), None, sharding, tree))
     return leaves, arrays
 
 

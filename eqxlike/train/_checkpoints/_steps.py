@@ -26,11 +26,14 @@ def steps_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
     return {step: found[step] for step in sorted(found, reverse=True)}
 
 
-def newest_whole_beside(path: pathlib.Path) -> pathlib.Path | None:
-    """The newest checkpoint in the same folder whose files are all as they were written."""
-    if not _PATTERN.fullmatch(path.name):
+def newest_whole_near(path: pathlib.Path) -> pathlib.Path | None:
+    """The newest checkpoint whose files are all as they were written: beside a checkpoint in its
+    folder, or in a folder that is none.
+    """
+    folder = path.parent if _PATTERN.fullmatch(path.name) else path
+    if not folder.is_dir():
         return None
-    others = [other for other in steps_in(path.parent).values() if other != path]
+    others = [other for other in steps_in(folder).values() if other != path]
     return next((other for other in others if _is_whole(other)), None)
 
 

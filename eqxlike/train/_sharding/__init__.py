@@ -1,7 +1,7 @@
 """Where the arrays of a training lie: on which devices, and in which parts."""
 
-from ._collectives import Collective as Collective
-from ._collectives import collectives as collectives
+from ..._collectives import Collective as Collective
+from ..._collectives import collectives as collectives
 from ._inside import evaluate_sharded as evaluate_sharded
 from ._inside import measure_sharded as measure_sharded
 from ._plan import Exchange as Exchange

@@ -75,6 +75,10 @@ def _mesh_of(devices: Devices | None, taker: str) -> Mesh | AbstractMesh:
     """**Raises:** `ValueError` for no devices."""
     if isinstance(devices, Mesh | AbstractMesh):
         return devices
+    if isinstance(devices, jax.Device):
+        raise TypeError(
+            f"{taker} expected a sequence of devices, got one, {devices!r}: put it in a list."
+        )
     devices = jax.devices() if devices is None else list(devices)
     if not devices:
         raise ValueError(f"{taker} needs at least one device, got none.")

@@ -102,7 +102,7 @@ def jacobian_by_hand(posterior, x):
     def outputs(vector):
         return jax.vmap(problem.target.model(problem.unknowns(vector)))(x).reshape(len(x), -1)
 
-    return np.asarray(jax.jacfwd(outputs)(posterior.found.mode))
+    return np.asarray(jax.jit(jax.jacfwd(outputs))(posterior.found.mode))
 
 
 @jax.numpy_dtype_promotion("standard")
@@ -112,23 +112,27 @@ def precision_by_hand(posterior):
     problem, target, mode = posterior.problem, posterior.target, posterior.found.mode
     x, y = target.data
     jacobian = jacobian_by_hand(posterior, x)
-    outputs = jax.vmap(target.model(problem.unknowns(mode)))(x)
-    own = problem.unknowns(mode).likelihood
-
-    def log_prob(output, y):
-        return target.likelihood.log_prob(output, own, y)
-
     size = jacobian.shape[1]
-    inner = -jax.vmap(jax.hessian(log_prob))(outputs, y).reshape(-1, size, size)
-    gauss_newton = np.einsum("nci,ncd,ndj->ij", jacobian, inner, jacobian)
 
     def log_prior(vector):
         unknowns, log_det = target.constrain(problem.unflatten(vector))
         return target.log_prior(unknowns) + log_det
 
+    @jax.jit
+    def hessians(vector):
+        unknowns = problem.unknowns(vector)
+
+        def log_prob(output, y):
+            return target.likelihood.log_prob(output, unknowns.likelihood, y)
+
+        of_outputs = jax.vmap(jax.hessian(log_prob))(jax.vmap(target.model(unknowns))(x), y)
+        return of_outputs, jax.hessian(problem.log_density)(vector), jax.hessian(log_prior)(vector)
+
+    of_outputs, of_density, of_prior = (np.asarray(each) for each in hessians(mode))
+    inner = -of_outputs.reshape(-1, size, size)
+    gauss_newton = np.einsum("nci,ncd,ndj->ij", jacobian, inner, jacobian)
     is_other = np.arange(problem.size) >= num_parameters(posterior)
-    exact = -jax.hessian(problem.log_density)(mode)
-    approximate = gauss_newton - jax.hessian(log_prior)(mode)
+    exact, approximate = -of_density, gauss_newton - of_prior
     return np.where(is_other[:, None] | is_other[None, :], exact, approximate)
 
 

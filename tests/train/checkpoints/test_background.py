@@ -1,6 +1,7 @@
 """Saves in the background: what they write, when they end, and where their errors go."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -112,7 +113,7 @@ def test_save_returns_before_it_has_written(path, gate):
 @pytest.mark.parametrize("background", [False, True])
 def test_save_waits_for_the_one_before(path, gate, monkeypatch, background):
     train.save(path, np.zeros(1), background=True)
-    monkeypatch.setattr(train.Saving, "raise_untold", gate.opened_by(train.Saving.raise_untold))
+    monkeypatch.setattr(train.Saving, "join", gate.opened_by(train.Saving.join))
     train.save(path, np.ones(1), background=background).wait()
     assert gate.written == [[0], [1]]
     assert train.restore(path, np.zeros(1)).state == 1
@@ -120,7 +121,7 @@ def test_save_waits_for_the_one_before(path, gate, monkeypatch, background):
 
 def test_one_copy_of_a_state_is_held_at_a_time(path, gate, monkeypatch):
     train.save(path, np.zeros(1), background=True)
-    monkeypatch.setattr(train.Saving, "raise_untold", gate.opened_by(train.Saving.raise_untold))
+    monkeypatch.setattr(train.Saving, "join", gate.opened_by(train.Saving.join))
     take, written_before = _save._take, []
 
     def take_and_note(*args, **options):
@@ -158,6 +159,76 @@ def test_error_for_which_nobody_waits_is_raised_by_the_next_save(path, gate):
     gate.error = None
     train.save(path, np.ones(1), background=True).wait()
     assert train.restore(path, np.zeros(1)).state == 1
+
+
+def test_ctrl_c_while_one_waits_ends_the_waiting_alone(path, gate):
+    saving = train.save(path, np.ones(1), background=True)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    main = threading.main_thread().ident
+    ctrl_c = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT))
+
+    def wait():
+        ctrl_c.start()
+        saving.wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        wait()
+    signal.signal(signal.SIGINT, before)
+    assert not saving.is_done
+    gate.is_open.set()
+    saving.wait()
+    assert train.restore(path, np.zeros(1)).state == 1
+
+
+def test_save_for_which_there_is_no_thread_is_no_save(path, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            train.save(path, np.ones(1), background=True)
+    train.save(path, np.ones(1), background=True).wait()
+    assert train.restore(path, np.zeros(1)).state == 1
+
+
+def in_a_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join(timeout=60)
+
+
+def test_error_in_one_thread_is_none_of_another(path, gate):
+    gate.error = OSError("the disk is on fire")
+    gate.is_open.set()
+    failed = train.save(path, np.zeros(1), background=True)
+    failed.join()
+    gate.error = None
+    other = path.with_name("other")
+    in_a_thread(lambda: train.save(other, np.ones(1)))
+    assert train.restore(other, np.zeros(1)).state == 1
+    with pytest.raises(OSError, match="on fire"):
+        train.save(path, np.zeros(1))
+
+
+def test_save_that_another_thread_is_about_to_begin_is_waited_for(path, gate, monkeypatch):
+    begin, about_to = threading.Thread.start, threading.Event()
+
+    def start_late(thread):
+        if thread.name.startswith("saving"):
+            about_to.set()
+            gate.is_open.wait(timeout=60)
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    saver = threading.Thread(target=lambda: train.save(path, np.ones(1), background=True))
+    saver.start()
+    assert about_to.wait(timeout=60)
+    opener = threading.Timer(0.1, gate.is_open.set)
+    opener.start()
+    assert train.restore(path, np.zeros(1)).state == 1
+    saver.join(timeout=60)
+    opener.join(timeout=60)
 
 
 def test_error_that_was_seen_is_not_raised_again(path, gate):

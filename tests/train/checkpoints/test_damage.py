@@ -273,6 +273,11 @@ CHANGES = {
     "field less": lambda content: content.pop("data"),
     "shape": lambda content: content["leaves"][1]["leaf"].update(shape=[-1]),
     "score": lambda content: content.update(score="best"),
+    "array without a name": lambda content: content["leaves"][1].update(name=None),
+    "name of no array": lambda content: content["leaves"][2].update(name="00002.rate"),
+    "one name for two": lambda content: content["leaves"][1].update(
+        name=content["leaves"][0]["name"]
+    ),
 }
 
 
@@ -285,6 +290,15 @@ def test_manifest_with_another_content_is_told(path, name):
 
 def test_folder_without_manifest_is_told(tmp_path):
     with pytest.raises(train.CheckpointError, match=r"it has no manifest\.json"):
+        train.restore(tmp_path, STATE)
+
+
+def test_folder_of_checkpoints_is_told_with_the_newest_whole_one_in_it(tmp_path):
+    for step in (1, 2):
+        train.save(tmp_path / f"step_00000000{step}", STATE)
+    (tmp_path / "step_000000002/manifest.json").write_text("")
+    newest = re.escape(str(tmp_path / "step_000000001"))
+    with pytest.raises(train.CheckpointError, match=rf"newest whole one here is {newest}\."):
         train.restore(tmp_path, STATE)
 
 

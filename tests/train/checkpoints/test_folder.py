@@ -1,8 +1,10 @@
 """A folder of checkpoints: which stay, which is gone on from, and who may write there."""
 
+import errno
 import gc
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 
 from eqxlike import train
-from eqxlike.train._checkpoints import _folder, _place, _save
+from eqxlike.train._checkpoints import _folder, _locks, _place, _save
 from tests.train.checkpoints import full_disk
 
 
@@ -73,6 +75,22 @@ def test_best_are_known_to_who_comes_later(folder):
         checkpoints.save(2, state(), score=0.75)
         checkpoints.save(3, state(), score=jnp.float32(1))
     assert steps(checkpoints) == [3, 1]
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("min", 2), ("max", 8)])
+def test_best_is_found(folder, mode, expected):
+    with train.CheckpointFolder(folder, keep_last=9) as checkpoints:
+        for step, score in SCORES.items():
+            checkpoints.save(step, state(step), score=score, background=True)
+    found = train.CheckpointFolder(folder, mode=mode).best()
+    assert found == folder / f"step_{expected:09d}"
+
+
+def test_none_is_best_where_none_has_a_score(folder):
+    with train.CheckpointFolder(folder) as checkpoints:
+        assert checkpoints.best() is None
+        checkpoints.save(1, state())
+        assert checkpoints.best() is None
 
 
 def test_of_equally_good_ones_the_newest_stays(folder):
@@ -378,9 +396,9 @@ def test_folder_that_cannot_be_made_is_named(tmp_path):
 
 
 BAD_ARGUMENTS = [
-    ({"keep_last": 0}, ValueError, "keep_last of at least 1, and got 0"),
-    ({"keep_best": 0}, ValueError, "keep_best of at least 1, and got 0"),
-    ({"keep_last": 1.5}, TypeError, "integer"),
+    ({"keep_last": 0}, ValueError, "keep_last must be an integer of at least 1, got 0"),
+    ({"keep_last": 1.5}, ValueError, "keep_last must be an integer of at least 1, got 1.5"),
+    ({"keep_best": 0}, ValueError, "keep_best must be an integer of at least 1, got 0"),
     ({"mode": "best"}, ValueError, 'mode "min" or "max", and got \'best\''),
 ]
 
@@ -389,6 +407,23 @@ BAD_ARGUMENTS = [
 def test_arguments_out_of_range_are_refused(folder, arguments, error, message):
     with pytest.raises(error, match=message):
         train.CheckpointFolder(folder, **arguments)
+
+
+def test_checkpoint_is_no_folder_of_checkpoints(folder):
+    with train.CheckpointFolder(folder) as checkpoints:
+        saved = checkpoints.save(3, state()).path
+    with pytest.raises(ValueError, match=re.escape(f"{saved} is one itself: give {folder}.")):
+        train.CheckpointFolder(saved)
+
+
+def test_disk_without_locks_takes_checkpoints(folder, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(_locks.fcntl, "flock", refuse)
+    with train.CheckpointFolder(folder) as checkpoints:
+        checkpoints.save(3, state())
+    assert steps(checkpoints) == [3]
 
 
 def test_step_below_zero_is_refused(folder):

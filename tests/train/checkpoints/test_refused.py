@@ -108,6 +108,7 @@ NO_STATES = {
     "dates": (np.array(["2020"], "M8[Y]"), TypeError, "dtype datetime64"),
     "records": (np.zeros(1, [("a", int)]), TypeError, "numbers and bools alone"),
     "widest float": (np.zeros(1, np.longdouble), TypeError, "numbers and bools alone"),
+    "mask": (np.ma.zeros(2), TypeError, r"no masks, and state\['x'\] is a masked array"),
     "reference": (jax.new_ref(jnp.ones(2)), TypeError, r"state\['x'\] is a jax.Ref"),
 }
 

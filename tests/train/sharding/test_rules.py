@@ -193,3 +193,9 @@ def test_ready_made_shardings_split_batches_over_a_whole_mesh(make):
 def test_min_size_is_a_whole_number():
     with pytest.raises(ValueError, match="min_size must be an integer of at least 0, got -1"):
         train.fsdp(min_size=-1)
+
+
+@pytest.mark.parametrize("ready_made", [train.data_parallel, train.fsdp])
+def test_one_device_in_the_place_of_several_is_refused(ready_made):
+    with pytest.raises(TypeError, match=r"expected a sequence of devices, got one, .*: put it in"):
+        ready_made(jax.devices()[0])

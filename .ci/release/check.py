@@ -1,0 +1,268 @@
+"""Checks what would be released: the wheel and the sdist, and what they install.
+
+Both are built, their metadata and long description checked, each installed into an empty
+environment outside of the checkout, where a small model is trained and saved. `--whole` installs
+every extra alone, on each Python that the classifiers name, and runs what it promises (smoke.py).
+Sizes and the time of the import are printed beside those of the last release (figures.json); a size
+that grew by more than `MARGIN` fails. `--record` writes the figures. Nothing is uploaded.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import textwrap
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parents[2]
+SMOKE = pathlib.Path(__file__).with_name("smoke.py")
+FIGURES = pathlib.Path(__file__).with_name("figures.json")
+
+MARGIN = 1.25
+"""By how much a size may grow from one release to the next."""
+
+OF_DEVELOPERS = {"checkers", "dev", "docs", "downstream", "peers", "pytorch", "test"}
+"""The extras that `make` installs; all others are for users."""
+
+# What somebody needs who packages or tests it from the sdist.
+IN_SDIST = (
+    "README.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "Makefile",
+    "docs/migrating.md",
+    "tests/conftest.py",
+    ".ci/setup",
+)
+
+IMPORTS = 5
+"""The processes whose import is timed."""
+
+TIMED = """
+import time
+start_s = time.perf_counter()
+import jax, numpy, optax, jaxtyping, wadler_lindig
+between_s = time.perf_counter()
+import eqxlike
+print(between_s - start_s, time.perf_counter() - between_s)
+"""
+
+
+class Failed(Exception):
+    """What was run did not end well."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="check-release", description=__doc__)
+    parser.add_argument("--whole", action="store_true", help="every extra, on every Python")
+    parser.add_argument("--record", action="store_true", help="write the figures; with --whole")
+    options = parser.parse_args()
+    if options.record and not options.whole:
+        parser.error("--record needs --whole")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    last = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    failed: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = pathlib.Path(folder)
+        wheel, sdist = build(scratch / "dist")
+        print(f"{wheel.name}, {sdist.name}: metadata and long description are sound", flush=True)
+        figures = {"wheel": size_of(wheel), "sdist": size_of(sdist)}
+        with environment(scratch, sys.executable) as python:
+            install(python, str(sdist))
+            smoke(python, "core", scratch)
+            print(f"{sdist.name}: installs and runs", flush=True)
+        pythons = found_pythons(project) if options.whole else {version_of(sys.executable): None}
+        extras = sorted(set(project["optional-dependencies"]) - OF_DEVELOPERS)
+        for version, path in pythons.items():
+            for extra in ["core", *(extras if options.whole else ())]:
+                try:
+                    figures |= try_extra(scratch, path or sys.executable, version, extra, wheel)
+                except Failed as error:
+                    print(f"Python {version}, {extra}: failed\n{error}", flush=True)
+                    failed.append(f"Python {version}, {extra}")
+    print(table(figures, last))
+    if failed:
+        print(f"failed: {'; '.join(failed)}", file=sys.stderr)
+        return 1
+    if options.record:
+        FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
+        print(f"written: {FIGURES.relative_to(ROOT)}")
+        return 0
+    grown = too_large(figures, last)
+    for name in grown:
+        print(f"{name}: more than {MARGIN:.0%} of the size of the last release", file=sys.stderr)
+    return 1 if grown else 0
+
+
+def build(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """Builds the wheel and the sdist, and checks that they are whole."""
+    run([sys.executable, "-m", "build", "--outdir", folder, ROOT])
+    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    run([sys.executable, "-m", "twine", "check", "--strict", wheel, sdist])
+    with tarfile.open(sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    if missing := [name for name in IN_SDIST if name not in held]:
+        raise SystemExit(f"{sdist.name} lacks {', '.join(missing)}")
+    return wheel, sdist
+
+
+def try_extra(
+    scratch: pathlib.Path, interpreter: str, version: str, extra: str, wheel: pathlib.Path
+) -> dict[str, float]:
+    """Installs one extra by itself and runs what it promises.
+
+    **Returns:** the figures, by name.
+    """
+    start_s = time.perf_counter()
+    with environment(scratch, interpreter) as python:
+        install(python, str(wheel) if extra == "core" else f"{wheel}[{extra}]")
+        said = smoke(python, extra, scratch)
+        packages = next(python.parents[1].glob("lib/python*/site-packages"))
+        figures = {f"Python {version}, {extra}": size_of(packages)}
+        if extra == "core":
+            figures[f"Python {version}, eqxlike alone"] = size_of(packages / "eqxlike")
+            of_jax_s, of_ours_s = import_times_s(python, scratch)
+            figures[f"Python {version}, import of what it needs"] = of_jax_s
+            figures[f"Python {version}, import of eqxlike"] = of_ours_s
+    seconds = time.perf_counter() - start_s
+    print(f"Python {version}, {extra}: installs and runs ({seconds:.0f} s)", flush=True)
+    if said:
+        print(textwrap.indent(said.strip(), "    "), flush=True)
+    return figures
+
+
+@contextlib.contextmanager
+def environment(scratch: pathlib.Path, interpreter: str) -> Iterator[pathlib.Path]:
+    """An empty environment, gone afterwards; its Python."""
+    folder = scratch / "environment"
+    uv("venv", "--quiet", "--no-project", "--python", interpreter, folder)
+    try:
+        yield folder / "bin" / "python"
+    finally:
+        shutil.rmtree(folder)
+
+
+def install(python: pathlib.Path, what: str) -> None:
+    uv("pip", "install", "--quiet", "--python", python, what)
+
+
+def smoke(python: pathlib.Path, extra: str, scratch: pathlib.Path) -> str:
+    """Runs what an extra promises, in a folder that holds nothing else; what that prints."""
+    folder = pathlib.Path(tempfile.mkdtemp(dir=scratch))
+    shutil.copy(SMOKE, folder)
+    return run([python, "smoke.py", extra], folder)
+
+
+def import_times_s(python: pathlib.Path, scratch: pathlib.Path) -> tuple[float, float]:
+    """Seconds that importing what eqxlike needs takes, and then eqxlike: medians of processes."""
+    pairs = [run([python, "-c", TIMED], scratch).split() for _ in range(IMPORTS + 1)]
+    # The first process compiles the sources.
+    of_needs, of_ours = zip(*pairs[1:], strict=True)
+    return statistics.median(map(float, of_needs)), statistics.median(map(float, of_ours))
+
+
+def found_pythons(project: dict[str, Any]) -> dict[str, str]:
+    """The Pythons that the classifiers name: paths by version.
+
+    Exits if one is not on this machine.
+    """
+    named = [each.rpartition(" :: ")[2] for each in project["classifiers"]]
+    versions = [each for each in named if each.startswith("3.")]
+    found = {}
+    for version in versions:
+        minor = version.removeprefix("3.")
+        done = subprocess.run(
+            [ROOT / ".ci" / "find-python", minor, minor], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise SystemExit(f"no Python {version} on the PATH or among pyenv's versions")
+        found[version] = done.stdout.strip()
+    return found
+
+
+def version_of(python: str) -> str:
+    return run([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip()
+
+
+def uv(*arguments: Any) -> None:
+    run([sys.executable, "-m", "uv", *arguments])
+
+
+def run(command: Sequence[Any], folder: pathlib.Path = ROOT) -> str:
+    """What a command prints.
+
+    **Raises:** `Failed` with the end of what it said if its status is not 0.
+    """
+    # Nothing of the checkout is on the path.
+    surrounding = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env=surrounding,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        said = "\n".join((done.stdout + done.stderr).splitlines()[-30:])
+        raise Failed(f"{' '.join(map(str, command))}: status {done.returncode}\n{said}")
+    return done.stdout
+
+
+def size_of(path: pathlib.Path) -> int:
+    """The bytes of a file, or of all files in a folder but for compiled ones."""
+    if path.is_file():
+        return path.stat().st_size
+    files = (each for each in path.rglob("*") if each.is_file() and each.suffix != ".pyc")
+    return sum(each.stat().st_size for each in files)
+
+
+def is_time(name: str) -> bool:
+    return ", import of " in name
+
+
+def too_large(figures: dict[str, float], last: dict[str, float]) -> list[str]:
+    """The names of the sizes that grew by more than `MARGIN`."""
+    return [
+        name
+        for name, value in figures.items()
+        if name in last and not is_time(name) and value > MARGIN * last[name]
+    ]
+
+
+def table(figures: dict[str, float], last: dict[str, float]) -> str:
+    """The figures beside the last ones, in lines."""
+    width = max(map(len, figures))
+    lines = [f"{'':{width}}  {'now':>10}  {'last':>10}  ratio"]
+    for name, value in figures.items():
+        before = last.get(name)
+        ratio = f"{value / before:5.2f}" if before else ""
+        lines.append(
+            f"{name:{width}}  {shown(name, value):>10}  {shown(name, before):>10}  {ratio}"
+        )
+    return "\n".join(lines)
+
+
+def shown(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    if is_time(name):
+        return f"{value:.2f} s"
+    return f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value / 2**10:.0f} KiB"
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Failed as error:
+        sys.exit(str(error))

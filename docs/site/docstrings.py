@@ -1,0 +1,77 @@
+"""How docstrings are read for the site: an extension of Griffe, which mkdocstrings uses."""
+
+import importlib
+import inspect
+import re
+import textwrap
+from typing import Any
+
+import griffe
+
+from docs.site import links
+
+# A `>>>` would be a quotation in Markdown. An example ends at an empty line.
+ADMONITION = re.compile(r"^( *)!!! example\n\n((?:(?:\1    .*)?\n?)+)", re.MULTILINE)
+EXAMPLE = re.compile(r"^( *)>>> .*(?:\n(?! *$).*)*", re.MULTILINE)
+
+KINDS = {
+    inspect.Parameter.POSITIONAL_ONLY: griffe.ParameterKind.positional_only,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: griffe.ParameterKind.positional_or_keyword,
+    inspect.Parameter.VAR_POSITIONAL: griffe.ParameterKind.var_positional,
+    inspect.Parameter.KEYWORD_ONLY: griffe.ParameterKind.keyword_only,
+    inspect.Parameter.VAR_KEYWORD: griffe.ParameterKind.var_keyword,
+}
+
+
+def as_markdown(docstring: str) -> str:
+    """A docstring with its examples as blocks of code and public names as links."""
+
+    def fenced(match: re.Match[str]) -> str:
+        return f"{match[1]}```pycon\n{match[0]}\n{match[1]}```"
+
+    plain = ADMONITION.sub(lambda match: textwrap.dedent(match[2]), docstring)
+    return links.to_api(EXAMPLE.sub(fenced, plain))
+
+
+class Docstrings(griffe.Extension):
+    """Examples as code, public names as links, and signatures as people write calls."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = as_markdown(obj.docstring.value)
+
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        """Leaves out a default that only says that nothing was given."""
+        for parameter in func.parameters:
+            if parameter.default is not None and str(parameter.default) == "MISSING":
+                parameter.default = None
+
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Gives a class without an `__init__` that can be read in its source the one it has."""
+        if "__init__" in cls.members or cls.name.startswith("_") or not cls.docstring:
+            return
+        value = importlib.import_module(cls.module.path)
+        for name in cls.path.removeprefix(f"{cls.module.path}.").split("."):
+            value = getattr(value, name, None)
+        if not inspect.isclass(value) or issubclass(value, BaseException):
+            return
+        try:
+            signature = inspect.signature(value)
+        except (TypeError, ValueError):
+            return
+        parameters = [griffe.Parameter("self", kind=KINDS[inspect.Parameter.POSITIONAL_ONLY])]
+        for each in signature.parameters.values():
+            if each.name.startswith("_"):
+                continue
+            default = None if each.default is each.empty else shown_default(each.default)
+            parameters.append(griffe.Parameter(each.name, kind=KINDS[each.kind], default=default))
+        function = griffe.Function("__init__", parameters=griffe.Parameters(*parameters))
+        cls.set_member("__init__", function)
+
+
+def shown_default(value: Any) -> str:
+    """A default as one would write it."""
+    if inspect.isroutine(value) or inspect.isclass(value):
+        return value.__name__
+    text = repr(value)
+    return "..." if " at 0x" in text or text.startswith("<") else text

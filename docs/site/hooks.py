@@ -1,0 +1,62 @@
+"""What mkdocs calls while it builds the site: pages that are generated, and checks of the whole."""
+
+import pathlib
+import re
+import sys
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from mkdocs.exceptions import PluginError  # noqa: E402
+from mkdocs.structure.files import File, Files  # noqa: E402
+from mkdocs.structure.pages import Page  # noqa: E402
+
+from docs.site import api_pages, links, measured, tutorials  # noqa: E402
+
+# A page asks nobody else for what it is made of; links may lead elsewhere.
+FETCHED = re.compile(
+    r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?(?:https?:)?//[^\"'\s>]+"
+    r"|<link[^>]*rel=[\"']?(?:stylesheet|preconnect|preload|icon)[^>]*href=[\"']?(?:https?:)?//[^\"'\s>]+"
+    r"|<pre[^>]*class=[\"']?mermaid|data-md-component=[\"']?source[\"' >]"
+    r"|url\([\"']?(?:https?:)?//[^)]+|@import\s+[\"'](?:https?:)?//[^\"']+",
+)
+
+GENERATED = {"api": api_pages, "measured": measured, "tutorials": tutorials}
+
+
+def on_config(config: Any) -> Any:
+    """Puts the generated pages in the menu, where it names the part they belong to."""
+    for entry in config.nav:
+        for title, what in entry.items():
+            if isinstance(what, str) and what in GENERATED:
+                entry[title] = GENERATED[what].menu()
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for source in GENERATED.values():
+        for path, text in source.files().items():
+            files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
+    if page.file.src_uri.startswith("api/"):
+        return markdown  # links are made as docstrings are read
+    if page.file.abs_src_path is not None:
+        folder = pathlib.Path(page.file.abs_src_path).parent
+        markdown = links.to_repository(links.to_tests(markdown), folder)
+    return links.to_api(markdown)
+
+
+def on_post_build(config: Any) -> None:
+    """The site works without a network: what is fetched from elsewhere is an error.
+
+    The theme's own script would fetch a drawing program for Mermaid, and GitHub's stars, for pages
+    that ask for them.
+    """
+    for path in pathlib.Path(config.site_dir).rglob("*"):
+        if path.suffix in (".html", ".css"):
+            if found := FETCHED.search(path.read_text()):
+                raise PluginError(f"{path}: {found[0]} is fetched from elsewhere.")

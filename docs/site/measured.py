@@ -1,0 +1,183 @@
+"""The measured tables, generated from the reports in benchmarks/results/.
+
+`python -m docs.site.measured` prints the paths of the pages that it would make.
+"""
+
+import ast
+import dataclasses
+import json
+import pathlib
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks import bayes_cost, table
+from benchmarks.modes import tables as modes
+from benchmarks.modes.targets import targets as targets_of_modes
+from benchmarks.quality import tables as quality
+from benchmarks.quality.targets import targets as targets_of_quality
+from docs.site.links import HOME, ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+NAME = re.compile(r"(?P<benchmark>.+?)-(?P<device>\w+)-jax-(?P<jax>[\d.]+)")
+TITLED = re.compile(r"^(?!\||- |#)(?P<title>\S.*)\n\n(?=\|)", re.MULTILINE)
+# A machine's part that is no version.
+NO_VERSION = {"date", "platform", "cpu", "cores", "backend", "device", "devices"}
+
+Report = Mapping[str, Any]
+
+
+def _plain(report: Report) -> str:
+    return table.render(report, markdown=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """What a benchmark is called, what it answers, and what draws its tables."""
+
+    title: str
+    question: str
+    render: Callable[[Report], str] = _plain
+
+
+BENCHMARKS = {
+    "jit_overhead": Benchmark(
+        "Calls of filter_jit",
+        "What does a call cost, beside `jax.jit`, Equinox and NNX? `jax.jit` on the same Module, "
+        "its arrays split off outside, is the baseline; on a flat list of the arrays it is the "
+        "floor.",
+    ),
+    "jit_edges": Benchmark(
+        "Calls at the edges",
+        "First calls, models of a thousand arrays, lists and dicts in a model, arguments of other "
+        "libraries, memory.",
+    ),
+    "layers": Benchmark(
+        "Layers",
+        "Networks built, compiled, run and differentiated, beside Equinox and NNX, from the same "
+        "weights and with the same outputs.",
+    ),
+    "loops": Benchmark("Loops", "The kinds of loops and their gradients, in time and memory."),
+    "downstream": Benchmark(
+        "Libraries built on Equinox",
+        "Lineax, Optimistix and Diffrax, on eqxlike and on Equinox, in fresh processes.",
+    ),
+    "export": Benchmark(
+        "Exported programs",
+        "The first call of an exported network in a fresh process, beside tracing it anew.",
+    ),
+    "ad-modes": Benchmark(
+        "Modes of differentiation",
+        "Which mode is right for which model, and what value and gradient cost.",
+        lambda report: modes.render(report, targets_of_modes(report), markdown=True),
+    ),
+    "bayes-cost": Benchmark(
+        "Bayesian methods: cost",
+        "Each beside what it should cost no more than.",
+        lambda report: bayes_cost.render(report, markdown=True),
+    ),
+    "bayes-quality": Benchmark(
+        "Bayesian methods: quality",
+        "Every method on real data, beside plain networks and classical models.",
+        lambda report: quality.render(report, targets_of_quality(report), markdown=True),
+    ),
+}
+
+
+def menu() -> list[Any]:
+    found = {name: _benchmark(name).title for name in _reports()}
+    return ["measured/index.md", *({title: _path(name)} for name, title in found.items())]
+
+
+def files() -> dict[str, str]:
+    """A path to the Markdown of each page."""
+    found = _reports()
+    pages = {_path(name): _page(name, reports) for name, reports in found.items()}
+    return {"measured/index.md": _index(found)} | pages
+
+
+def _reports() -> dict[str, dict[str, pathlib.Path]]:
+    """The benchmarks, those that are described first, and their reports by version of JAX."""
+    found: dict[str, dict[str, pathlib.Path]] = {name: {} for name in BENCHMARKS}
+    for path in sorted(RESULTS.glob("*.json")):
+        if match := NAME.fullmatch(path.stem):
+            label = f"{match['device'].upper()}, jax {match['jax']}"
+            found.setdefault(match["benchmark"], {})[label] = path
+    return {name: reports for name, reports in found.items() if reports}
+
+
+def _benchmark(name: str) -> Benchmark:
+    """What is said of a benchmark: by default its name, and what its module says in one line."""
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
+    source = (ROOT / "benchmarks" / f"{name.replace('-', '_')}.py").read_text()
+    said = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")[0].replace("\n", " ")
+    return Benchmark(name.replace("_", " ").replace("-", " ").capitalize(), said)
+
+
+def _path(name: str) -> str:
+    return f"measured/{name.replace('_', '-')}.md"
+
+
+def _page(name: str, reports: Mapping[str, pathlib.Path]) -> str:
+    benchmark = _benchmark(name)
+    # Tables are wide: they take the place of the contents.
+    parts = ["---\nhide:\n  - toc\n---", f"# {benchmark.title}", benchmark.question]
+    command = f"python -m benchmarks.{name.replace('-', '_')}"
+    parts.append(f"`{command}` measures it again.")
+    for label, path in reports.items():
+        report = json.loads(path.read_text())
+        body = f"{_machine(report['machine'], path)}\n\n{_tables(benchmark, report)}"
+        parts.append(f'=== "{label}"\n\n{textwrap.indent(body, "    ")}')
+    return "\n\n".join(parts) + "\n"
+
+
+def _machine(machine: Report, path: pathlib.Path) -> str:
+    versions = ", ".join(
+        f"{name} {version}"
+        for name, version in machine.items()
+        if name not in NO_VERSION and version
+    )
+    date = machine["date"].partition("T")[0]
+    return (
+        f"{machine['device']} ({machine['cpu']}, {machine['cores']} cores), {date}. {versions}. "
+        f"[All numbers]({HOME}/benchmarks/results/{path.name}).\n{{ .machine }}"
+    )
+
+
+def _tables(benchmark: Benchmark, report: Report) -> str:
+    text = benchmark.render(report)
+    if "jaxlib" in report["machine"] and "rounds" in report["method"]:
+        text = text.replace(table.describe(report), f"{_rounds(report)}.")
+    return TITLED.sub(r"**\g<title>**\n\n", text)
+
+
+def _rounds(report: Report) -> str:
+    """How often it was measured: what a description says after the machine and the date."""
+    return table.describe(report).partition("; ")[2]
+
+
+def _index(found: Mapping[str, Mapping[str, pathlib.Path]]) -> str:
+    lines = [
+        "# Measured",
+        "",
+        "All tables are generated from the runs that are committed in "
+        f"[benchmarks/results]({HOME.replace('/blob/', '/tree/')}/benchmarks/results), with every "
+        "round in them. Columns are measured side by side in one process, interleaved; a ratio "
+        "is the median of the ratios of the rounds. Ratios within one run count; "
+        "times on a shared machine do not.",
+        "",
+        "| | answers | last run |",
+        "| --- | --- | --- |",
+    ]
+    for name, reports in found.items():
+        benchmark = _benchmark(name)
+        dates = [json.loads(path.read_text())["machine"]["date"] for path in reports.values()]
+        link = f"[{benchmark.title}]({_path(name).removeprefix('measured/')})"
+        lines.append(f"| {link} | {benchmark.question} | {max(dates).partition('T')[0]} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print("\n".join(files()))

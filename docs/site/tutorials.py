@@ -1,0 +1,124 @@
+"""The pages of the tutorials, generated from the scripts in examples/ and what they printed.
+
+`python -m docs.site.tutorials [NAME ...]` runs scripts, all of them without NAME, and keeps what
+they print in docs/site/outputs/.
+"""
+
+import ast
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+from docs.site.links import HOME, ROOT
+
+EXAMPLES = ROOT / "examples"
+OUTPUTS = pathlib.Path(__file__).parent / "outputs"
+
+TITLES = {
+    "classifier": "Train, stop early, resume",
+    "mlp_classifier": "A classifier beside raw JAX",
+    "language_model": "A small language model",
+    "vae": "A variational autoencoder",
+    "lora": "Low-rank adaptation",
+    "neural_ode": "A neural ODE",
+    "bayesian": "A Bayesian network",
+    "bnn_coverage": "Coverage of Bayesian networks",
+    "simulation_based_calibration": "Simulation-based calibration",
+    "differentiation_modes": "Which mode of differentiation",
+    "devices": "Data-parallel and FSDP",
+    "multi_host": "Many devices and hosts",
+    "export_model": "A model that leaves the house",
+    "loops": "Graphs and costs of loops",
+    "foreign_function": "Functions in C++ and Numba",
+}
+
+# What makes a script short enough to look on.
+OPTIONS = {
+    "bnn_coverage": ["--seeds", "2"],
+    "foreign_function": ["--quick"],
+    "loops": ["--quick"],
+    "mlp_classifier": ["--epochs", "20"],
+    "simulation_based_calibration": ["--simulations", "50"],
+}
+# And for want of several devices, as many parts of the processor.
+FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+ENVIRONMENT = {"devices": FOUR_DEVICES, "multi_host": FOUR_DEVICES}
+
+
+def menu() -> list[Any]:
+    return ["tutorials/index.md", *({_title(name): _path(name)} for name in _names())]
+
+
+def files() -> dict[str, str]:
+    """A path to the Markdown of each page."""
+    return {"tutorials/index.md": _index()} | {_path(name): _page(name) for name in _names()}
+
+
+def record(name: str) -> None:
+    """Runs a script and keeps what it prints, with the command above it."""
+    variables = ENVIRONMENT.get(name, {})
+    command = ["python", f"examples/{name}.py", *OPTIONS.get(name, [])]
+    process = subprocess.run(
+        [sys.executable, *command[1:]],
+        cwd=ROOT,
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    shown = " ".join([*(f"{key}={value}" for key, value in variables.items()), *command])
+    OUTPUTS.mkdir(exist_ok=True)
+    lines = [f"$ {shown}", *(line.rstrip() for line in process.stdout.splitlines())]
+    (OUTPUTS / f"{name}.txt").write_text("\n".join(lines) + "\n")
+
+
+def _names() -> list[str]:
+    found = {path.stem for path in EXAMPLES.glob("*.py") if not path.stem.startswith("_")}
+    return [name for name in TITLES if name in found] + sorted(found - set(TITLES))
+
+
+def _title(name: str) -> str:
+    return TITLES.get(name) or name.replace("_", " ").capitalize()
+
+
+def _path(name: str) -> str:
+    return f"tutorials/{name.replace('_', '-')}.md"
+
+
+def _docstring(name: str) -> str:
+    return ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text())) or ""
+
+
+def _page(name: str) -> str:
+    source = (EXAMPLES / f"{name}.py").read_text()
+    parts = [f"# {_title(name)}", _docstring(name)]
+    output = OUTPUTS / f"{name}.txt"
+    if output.exists():
+        parts += ["## What it prints", f"```console\n{output.read_text()}```"]
+    code = source.split('"""', 2)[2].strip() if source.startswith('"""') else source
+    parts += [
+        "## The script",
+        f"[examples/{name}.py]({HOME}/examples/{name}.py)",
+        f"```python\n{code}\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _index() -> str:
+    lines = [
+        "# Tutorials",
+        "",
+        "Each is a script in `examples/` that tests run in a short form, with what it prints.",
+        "",
+    ]
+    for name in _names():
+        first = _docstring(name).partition("\n\n")[0].replace("\n", " ")
+        lines += [f"- **[{_title(name)}]({_path(name).removeprefix('tutorials/')})**: {first}"]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or _names():
+        record(each)

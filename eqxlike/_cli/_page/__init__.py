@@ -1,0 +1,3 @@
+"""The demo's report as one page."""
+
+from ._page import page_of as page_of

@@ -1,0 +1,5 @@
+"""Programs that leave the machine: a file that runs without the source of the model."""
+
+from ._export import export as export
+from ._exported import Exported as Exported
+from ._exported import load_exported as load_exported

@@ -1,0 +1,195 @@
+"""From a function and the shapes of its arguments to a program that needs neither."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.export
+
+from .._departures import departures
+from .._numbers import whole_number
+from .._partition import split
+from .._pytree import listed
+from .._timing import installed_version
+from .._traceback import hide_our_frames
+from .._transforms._trace import is_array_or_struct
+from .._version import __version__
+from ._dynamic import Dynamic, with_dynamic_axes
+from ._exported import Exported, from_parts, need_flatbuffers
+from ._file import Header
+from ._form import ArrayForm, Form, NodeForm, StaticForm, describe, form_of, lost_in
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+def export(
+    function: Callable[..., Any],
+    *args: Any,
+    dynamic: Dynamic = ("batch",),
+    platforms: Sequence[str] = ("cpu", "cuda"),
+    vjp_order: int = 0,
+) -> Exported:
+    """Makes a program of a function that runs where its source is not: `.save` writes it to a file.
+
+    Arrays that the function holds, such as the weights of a model that is called, are part of the
+    program. Those of `*args` are passed to each call. What is no array is static, as in
+    `filter_jit`: part of the program too.
+
+    **Arguments:**
+
+    - `function`: any callable: a Module, a filtered function, a method. It must be pure: a program
+      takes no Python along.
+    - `*args`: its arguments, or `jax.ShapeDtypeStruct`s in the places of arrays. A shape may hold
+      names of axes, as in `jax.ShapeDtypeStruct(("batch", 64), jnp.float32)`.
+    - `dynamic`: the axes that have any size from 1 upwards. Names, as in `("batch", "time")`, are
+      those of the leading axes of every array, so far as it has so many; the weights of Modules
+      have none, and where a shape in `*args` holds names itself these count instead. A dictionary
+      names the axes of an argument, or of an array in it by its path, as in `{"x": {0: "batch"},
+      "y['mask']": ("batch", None, "time")}`; all others are of fixed size. Axes of the same name
+      have the same size. `()` for none.
+    - `platforms`: where it is to run, of `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`. None of them need be
+      there.
+    - `vjp_order`: how many times the program can be differentiated, in reverse mode.
+
+    **Returns:** an `Exported`, with `.call`, `.save` and `.stablehlo`.
+
+    **Raises:** `ValueError`, with file and line, for a function that calls back to Python; for an
+    axis or a platform that is not there; `TypeError` for an output, at a path, that is neither
+    array nor plain value; what tracing the function raises; `ImportError` if flatbuffers is not
+    installed.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> model = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+        >>> def predict(x):
+        ...     return jax.vmap(model)(x)
+        >>> exported = eqx.export(predict, jax.ShapeDtypeStruct(("batch", 3), jnp.float32))
+        >>> print(str(exported).splitlines()[0])
+        Exported: predict(x: float32[batch, 3]) -> float32[batch, 2]
+        >>> exported.call(jnp.ones((5, 3))).shape
+        (5, 2)
+    """
+    need_flatbuffers("export")
+    _check_callable(function)
+    platforms = _checked_platforms(platforms)
+    vjp_order = whole_number(vjp_order, "vjp_order", least=0)
+    parameters = _parameters(function, args)
+    args = with_dynamic_axes(parameters, args, dynamic)
+    structs, rest = split(args, is_array_or_struct)
+    forms = map(_array_form, structs)
+    children = [form_of(arg, name, forms) for name, arg in zip(parameters, args, strict=True)]
+    inputs = NodeForm("tuple", "", tuple(range(len(args))), tuple(children))
+    outputs: list[Any] = []
+
+    def flat(*arrays: Any) -> list[Any]:
+        output = function(*rest.merge(arrays))
+        arrays_out, _ = split(output)
+        outputs.append(output)
+        return arrays_out
+
+    flat.__name__ = flat.__qualname__ = name = _name_of(function)
+    jitted = jax.jit(flat)
+    try:
+        jaxpr = jitted.trace(*structs).jaxpr
+    except Exception as error:
+        _note_shapes(error, name, parameters, children)
+        hide_our_frames(error)
+        raise
+    _refuse_calls(name, list(map(str, departures(jaxpr))))
+    form = form_of(outputs[-1], "output", map(_array_form, jaxpr.out_avals))
+    _refuse_lost(name, form)
+    try:
+        exported = jax.export.export(jitted, platforms=platforms)(*structs)
+        program = bytes(exported.serialize(vjp_order=vjp_order))
+    except NotImplementedError as error:
+        # Operations of other libraries may call back too, under names that nobody here knows.
+        _refuse_calls(name, [str(error)] if "callback" in str(error) else [])
+        raise
+    header = Header(
+        name=name,
+        parameters=parameters,
+        inputs=inputs,
+        outputs=form,
+        platforms=platforms,
+        vjp_order=vjp_order,
+        calling_convention_version=exported.calling_convention_version,
+        versions={
+            "eqxlike": __version__,
+            "jax": jax.__version__,
+            "jaxlib": str(installed_version("jaxlib")),
+        },
+    )
+    return from_parts(header, program, name)
+
+
+def _check_callable(function: Any) -> None:
+    if not callable(function):
+        raise TypeError(f"`export` expects a function and its arguments, got {function!r}.")
+
+
+def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
+    names = (platforms,) if isinstance(platforms, str) else tuple(platforms)
+    unknown = [name for name in names if name not in PLATFORMS]
+    if unknown or not names:
+        raise ValueError(
+            f"`platforms` must be of {', '.join(map(repr, PLATFORMS))}; got "
+            f"{unknown[0] if unknown else platforms!r}."
+        )
+    return names
+
+
+def _parameters(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, ...]:
+    """What the arguments are called: as in the signature, or `args[0]` and so on."""
+    try:
+        bound = inspect.signature(function).bind(*args)
+    except ValueError:
+        return tuple(f"args[{index}]" for index in range(len(args)))
+    except TypeError as error:
+        raise TypeError(f"export({_name_of(function)}, ...): {error}.") from None
+    names: list[str] = []
+    for name, value in bound.arguments.items():
+        is_variadic = bound.signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+        names += [f"{name}[{index}]" for index in range(len(value))] if is_variadic else [name]
+    return tuple(names)
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+def _array_form(array: Any) -> ArrayForm:
+    shape = tuple(size if isinstance(size, int) else str(size) for size in array.shape)
+    return ArrayForm(shape, str(array.dtype))
+
+
+def _refuse_calls(name: str, calls: list[str]) -> None:
+    if calls:
+        raise ValueError(
+            f"{name} cannot be exported, for a program takes no Python along, and it calls back: "
+            f"{listed(calls)}. Leave that out of what is exported."
+        )
+
+
+def _refuse_lost(name: str, form: Any) -> None:
+    lost = ["output"] if isinstance(form, StaticForm) and not form.is_plain else []
+    lost += lost_in(form, "output")
+    if lost:
+        raise TypeError(
+            f"{name} returned something at {listed(lost)} that no file can hold: return arrays, "
+            "numbers and strings."
+        )
+
+
+def _note_shapes(
+    error: Exception, name: str, parameters: Sequence[str], forms: Sequence[Form]
+) -> None:
+    """Says in what tracing raised which shapes it was traced with."""
+    arguments = ", ".join(
+        f"{parameter}: {describe(form)}" for parameter, form in zip(parameters, forms, strict=True)
+    )
+    error.add_note(
+        f"While {name}({arguments}) was exported. Axes that go by name are of any size; "
+        "`dynamic=()` fixes all, `dynamic={'x': {0: 'batch'}}` names some."
+    )

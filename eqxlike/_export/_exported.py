@@ -1,0 +1,232 @@
+"""A program that runs without the source of its function."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import struct
+import threading
+from typing import Any
+
+import jax
+import jax.export
+from jaxtyping import PyTree
+
+from ._file import Header, read, write
+from ._form import NodeForm, arrays_in, build, describe
+from ._given import as_given
+
+
+class Exported:
+    """A program, its weights and what it takes and returns, as `export` makes it.
+
+    - `name`: of the function.
+    - `platforms`: those it runs on, as in `("cpu", "cuda")`.
+    - `vjp_order`: how many times it can be differentiated.
+    - `versions`: of the libraries that made it, by name.
+    """
+
+    def __init__(self, header: Header, program: bytes, read_as: jax.export.Exported):
+        self._header = header
+        self._program = program
+        self._read_as = read_as
+        self._jitted: Any = None
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return self._header.name
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        return self._header.platforms
+
+    @property
+    def vjp_order(self) -> int:
+        return self._header.vjp_order
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return dict(self._header.versions)
+
+    @property
+    def stablehlo(self) -> str:
+        """The program as text, in StableHLO."""
+        return self._read_as.mlir_module()
+
+    def call(self, /, *args: PyTree) -> PyTree:
+        """What the function returns; the first call with new shapes compiles the program.
+
+        **Arguments:**
+
+        - `*args`: what the function was exported for: the same tuples, lists, dictionaries and
+          named tuples of arrays. In the place of a Module, or any other node, comes one of the same
+          fields, or a dictionary of them; whatever of it has no arrays may be left out. A leaf that
+          is no array is part of the program, and must be the same.
+
+        **Returns:** the output, in which a dictionary stands for a Module and any other node.
+
+        **Raises:** `TypeError` or `ValueError`, with the path, for an argument of another form,
+        shape or dtype; `ValueError` on a platform that it was not exported for, and when it is
+        differentiated more often than `vjp_order` says.
+        """
+        header = self._header
+        inputs: Any = header.inputs
+        if len(args) != len(header.parameters):
+            raise TypeError(
+                f"{header.name} takes {len(header.parameters)} arguments, ({self._arguments()}); "
+                f"it got {len(args)}."
+            )
+        sizes: dict[str, int] = {}
+        arrays = [
+            as_given(form, array, path, sizes)
+            for child, arg, name in zip(inputs.children, args, header.parameters, strict=True)
+            for form, array, path in arrays_in(child, arg, name)
+        ]
+        outputs = self._jit()(*arrays)
+        return build(header.outputs, iter(outputs))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the program to a file, which is replaced as a whole.
+
+        **Raises:** `OSError` if it cannot be written.
+        """
+        write(pathlib.Path(path), self._header, self._program)
+
+    def __repr__(self) -> str:
+        header = self._header
+        versions = ", ".join(f"{name} {version}" for name, version in header.versions.items())
+        return (
+            f"Exported: {header.name}({self._arguments()}) -> {describe(header.outputs)}\n"
+            f"  platforms  {', '.join(header.platforms)}\n"
+            f"  gradients  {_times(header.vjp_order)}\n"
+            f"  program    {len(self._program):,} bytes\n"
+            f"  made by    {versions}"
+        )
+
+    def __reduce__(self) -> Any:
+        return from_parts, (self._header, self._program, self.name)
+
+    def _arguments(self) -> str:
+        inputs = self._header.inputs
+        forms = inputs.children if isinstance(inputs, NodeForm) else ()
+        return ", ".join(
+            f"{name}: {describe(form)}"
+            for name, form in zip(self._header.parameters, forms, strict=True)
+        )
+
+    def _jit(self) -> Any:
+        # One function for all calls: JAX compiles anew for each that it does not know.
+        with self._lock:
+            if self._jitted is None:
+                call = self._read_as.call
+                self._jitted = jax.jit(call if self.vjp_order else self._without_gradient(call))
+            return self._jitted
+
+    def _without_gradient(self, call: Any) -> Any:
+        """`call`, which says in our words that it has no gradient."""
+
+        def refuse(*_: Any) -> Any:
+            raise ValueError(
+                f"{self.name} was exported without gradients: export it again with `vjp_order=1`."
+            )
+
+        with_rule = jax.custom_vjp(call)
+        with_rule.defvjp(lambda *arrays: (call(*arrays), None), refuse)
+        return with_rule
+
+
+def load_exported(path: str | os.PathLike[str]) -> Exported:
+    """Reads a program that `Exported.save` has written. The source of its function is not needed.
+
+    Nothing in the file is run to read it: it holds JSON and StableHLO.
+
+    **Arguments:**
+
+    - `path`: the file.
+
+    **Returns:** the program; see `Exported`.
+
+    **Raises:** `OSError` if the file cannot be read; `ValueError`, with the path, if it is cut off,
+    damaged, of another kind, or from an eqxlike or a jax that is too new; `ImportError` if
+    flatbuffers is not installed.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp, pathlib, tempfile
+        >>> def double(x):
+        ...     return 2 * x
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = pathlib.Path(folder.name, "double.eqxport")
+        >>> eqx.export(double, jnp.ones(3)).save(path)
+        >>> print(eqx.load_exported(path).call(jnp.arange(2.0)))
+        [0. 2.]
+        >>> folder.cleanup()
+    """
+    place = pathlib.Path(path)
+    return from_parts(*read(place), str(place))
+
+
+def from_parts(header: Header, program: bytes, where: str) -> Exported:
+    """The program of these bytes.
+
+    **Arguments:**
+
+    - `where`: what to call them in errors.
+
+    **Raises:** `ValueError` if this jax cannot read them.
+    """
+    need_flatbuffers("load_exported")
+    versions = range(
+        jax.export.minimum_supported_calling_convention_version,
+        jax.export.maximum_supported_calling_convention_version + 1,
+    )
+    made_by = header.versions.get("jax")
+    if header.calling_convention_version not in versions:
+        raise ValueError(
+            f"{where} was exported by jax {made_by}, with calling convention "
+            f"{header.calling_convention_version}; jax {jax.__version__} reads {versions[0]} to "
+            f"{versions[-1]}: use a jax nearer to {made_by}, or export again."
+        )
+    is_newer = made_by is not None and _numbers_in(made_by) > _numbers_in(jax.__version__)
+    try:
+        read_as = jax.export.deserialize(bytearray(program))
+        if is_newer:
+            # Otherwise the first call would be where an operation is found that is not known yet.
+            read_as.mlir_module()
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"{where} was exported by jax {made_by}, and jax {jax.__version__} cannot read it "
+            f"({_first_line(error)}): update jax, or export again."
+        ) from error
+    return Exported(header, program, read_as)
+
+
+def need_flatbuffers(caller: str) -> None:
+    """Raises `ImportError`, in the name of `caller`, if JAX cannot write and read programs."""
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise ImportError(f"{caller} needs flatbuffers: `pip install 'eqxlike[export]'`.")
+
+
+_UNREADABLE = (
+    jax.errors.JaxRuntimeError,
+    AssertionError,
+    KeyError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What jax raises for a program that it cannot read."""
+
+
+def _numbers_in(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _times(vjp_order: int) -> str:
+    return {0: "none", 1: "once", 2: "twice"}.get(vjp_order, f"{vjp_order} times")

@@ -1,0 +1,90 @@
+"""Tracing a function though it may have been traced before."""
+
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.tree_util as jtu
+
+from ..._traceback import hide_our_frames
+from .._trace import is_array_or_struct
+from ._compiled import CompiledFunction
+from ._dispatcher import Dispatcher
+from ._filter_jit import JitFunction, filter_jit
+
+
+class Anew(NamedTuple):
+    """A function that was traced and lowered by itself.
+
+    - `paths`: those of its arrays in the arguments.
+    - `trace_s`, `lower_s`: the seconds that it took.
+    """
+
+    name: str
+    traced: Any
+    lowered: jax.stages.Lowered
+    paths: tuple[str, ...]
+    trace_s: float
+    lower_s: float
+
+
+class _Alone:
+    """A dispatcher whose history does not hear of what is traced."""
+
+    def __init__(self, dispatcher: Dispatcher):
+        self._dispatcher = dispatcher
+        self.history = dispatcher.history.emptied()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dispatcher, name)
+
+
+def trace_anew(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Anew:
+    """Traces and lowers `function(*args, **kwargs)` as `filter_jit` does, and keeps nothing of it.
+
+    **Arguments:**
+
+    - `function`: any callable; what `filter_jit` returned keeps its options.
+    - `args`, `kwargs`: a `jax.ShapeDtypeStruct` may stand for an array.
+    """
+    wrapper: Any = function if isinstance(function, JitFunction) else filter_jit(function)
+    if not hasattr(wrapper, "_eqxlike_dispatch"):
+        # It was unpickled, or passed through a transformation.
+        options = wrapper._jit_options.values
+        wrapper = filter_jit(wrapper.__wrapped__, donate=wrapper._donate, **options)
+    dispatcher, bound, bound_kwargs = wrapper._eqxlike_dispatch
+    ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
+    arrays, cached = dispatcher.find(ordered, names, with_abstract=True)
+    alone: Any = _Alone(dispatcher)
+    compiled = CompiledFunction(alone, cached.structures, names, ordered)
+    try:
+        start_s = time.perf_counter()
+        traced = compiled.jitted(arrays).trace(*arrays)
+        traced_s = time.perf_counter()
+        lowered = traced.lower()
+        lowered_s = time.perf_counter()
+    except Exception as error:
+        hide_our_frames(error)
+        raise
+    finally:
+        compiled.donation_warnings.restore()
+    labels = [
+        *("" for _ in range(dispatcher.num_bound)),
+        *dispatcher.order.labels(len(ordered), names)[dispatcher.num_bound :],
+    ]
+    paths = [
+        label + jtu.keystr(path)
+        for label, arg in zip(labels, ordered, strict=True)
+        for path, leaf in jtu.tree_leaves_with_path(arg)
+        if is_array_or_struct(leaf)
+    ]
+    if len(paths) != len(arrays):
+        paths = [f"array {index}" for index in range(len(arrays))]
+    return Anew(
+        dispatcher.order.function_name,
+        traced,
+        lowered,
+        tuple(paths),
+        traced_s - start_s,
+        lowered_s - traced_s,
+    )

@@ -1,0 +1,166 @@
+"""The times of the calls of all functions that `filter_jit` wrapped, taken from inside.
+
+Only while somebody asks for them: `JitFunction` then has another `__call__`, and a generated fast
+path another function to hand its arrays to. A call at any other time is as it always is.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+
+from ..._compat import Tracer
+from ._dispatcher import Dispatcher
+from ._filter_jit import JitFunction, _attach
+
+_TRACE = "/jax/core/compile/jaxpr_trace_duration"
+_COMPILING = "/jax/core/compile/"
+
+
+@dataclasses.dataclass(slots=True)
+class CallTimes:
+    """The times of one call, in seconds.
+
+    - `dispatcher`: that of the function.
+    - `num_traces`: how often it was traced.
+    - `compiling_s`: the time that JAX took to trace, lower and compile.
+    - `dispatch_s`: until the call returned.
+    - `jax_s`: the part of it in the function that `jax.jit` made; `None` for a call that took no
+      fast path, as the first of each kind.
+    - `ready_s`: until the result was ready; `None` if nobody waited.
+    """
+
+    dispatcher: Dispatcher
+    num_traces: int = 0
+    compiling_s: float = 0.0
+    dispatch_s: float = 0.0
+    jax_s: float | None = None
+    ready_s: float | None = None
+    result: Any = None
+
+
+class _Thread(threading.local):
+    call: CallTimes | None = None
+    """The call that this thread is in."""
+
+
+_thread = _Thread()
+_being_timed = threading.Lock()
+_JITTED = "jitted"
+
+
+@contextlib.contextmanager
+def timing_calls(report: Callable[[CallTimes], None], wait: bool) -> Iterator[None]:
+    """A context in which `report` is given the times of each call of a `filter_jit` function.
+
+    A call while another one is traced is part of that one, and one in a transformation is none.
+
+    **Arguments:**
+
+    - `report`: it may be called in several threads.
+    - `wait`: whether to wait for the result of each call.
+
+    **Raises:** `RuntimeError` if somebody takes times already.
+    """
+    if not _being_timed.acquire(blocking=False):
+        raise RuntimeError("Calls are timed already: one `profile` at a time, in one thread.")
+    plain = JitFunction.__call__
+    clocks = _Clocks()
+
+    def timed(self: JitFunction, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            dispatcher = self._eqxlike_dispatch[0]
+        except AttributeError:
+            dispatcher = _attach(self)[0]
+        around = _thread.call
+        _thread.call = call = CallTimes(dispatcher)
+        start_s = time.perf_counter()
+        try:
+            output = plain(self, *args, **kwargs)
+            call.dispatch_s = time.perf_counter() - start_s
+        finally:
+            _thread.call = around
+        if around is not None:
+            return output
+        result = output if call.result is None else call.result
+        if any(isinstance(leaf, Tracer) for leaf in jtu.tree_leaves(result)):
+            return output
+        if wait:
+            waiting_s = time.perf_counter()
+            jax.block_until_ready(result)
+            call.ready_s = call.dispatch_s + time.perf_counter() - waiting_s
+        if call.jax_s is None:
+            clocks.put_into(dispatcher)
+        call.result = None
+        report(call)
+        return output
+
+    try:
+        jax.monitoring.register_event_duration_secs_listener(_listen)
+        type.__setattr__(JitFunction, "__call__", timed)
+        yield
+    finally:
+        type.__setattr__(JitFunction, "__call__", plain)
+        clocks.take_out()
+        jax.monitoring.unregister_event_duration_listener(_listen)
+        _being_timed.release()
+
+
+def _listen(event: str, duration_secs: float, **details: Any) -> None:
+    """Notes what JAX does for the call that this thread is in."""
+    call = _thread.call
+    if call is not None and event.startswith(_COMPILING):
+        call.compiling_s += duration_secs
+        is_own = details.get("fun_name") == call.dispatcher.order.function_name
+        call.num_traces += event == _TRACE and is_own
+
+
+class _Clocks:
+    """Clocks in the fast paths of functions, which tell the time that JAX takes."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._restore: list[Callable[[], None]] = []
+        self._is_over = False
+
+    def put_into(self, dispatcher: Dispatcher) -> None:
+        """Puts clocks into a function, unless they have been taken out: calls in other threads may
+        outlast the context.
+        """
+        with self._lock:
+            for compiled in () if self._is_over else dispatcher.cache:
+                names = getattr(compiled._fast_path, "__globals__", None)
+                if names is not None and not isinstance(names[_JITTED], _Clocked):
+                    jitted = names[_JITTED]
+                    names[_JITTED] = _Clocked(jitted)
+                    self._restore.append(functools.partial(names.__setitem__, _JITTED, jitted))
+
+    def take_out(self) -> None:
+        with self._lock:
+            self._is_over = True
+            for each in self._restore:
+                each()
+
+
+class _Clocked:
+    """The function that `jax.jit` made, with a clock."""
+
+    __slots__ = ("_jitted",)
+
+    def __init__(self, jitted: Callable[..., Any]):
+        self._jitted = jitted
+
+    def __call__(self, *arrays: Any) -> Any:
+        start_s = time.perf_counter()
+        result = self._jitted(*arrays)
+        call = _thread.call
+        if call is not None:
+            call.jax_s = time.perf_counter() - start_s
+            call.result = result
+        return result

@@ -1,0 +1,199 @@
+"""The floating-point operations of one equation, by closed forms."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxprs_in_params
+
+# fmt: off
+_ARITHMETIC = frozenset(
+    {
+        "add", "sub", "mul", "div", "rem", "max", "min", "neg", "abs", "sign", "floor", "ceil",
+        "round", "clamp", "add_any", "square", "select_n", "eq", "ne", "lt", "le", "gt", "ge",
+        "eq_to", "lt_to", "le_to", "is_finite", "nextafter", "copysign", "reduce_precision",
+        "cumsum", "cumprod", "cummax", "cummin",
+    }
+)
+_TRANSCENDENTAL = frozenset(
+    {
+        "exp", "exp2", "expm1", "log", "log1p", "logistic", "sin", "cos", "tan", "sinh", "cosh",
+        "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "atan2", "pow", "sqrt", "rsqrt",
+        "cbrt", "erf", "erfc", "erf_inv", "lgamma", "digamma", "polygamma", "igamma", "igammac",
+        "igamma_grad_a", "random_gamma_grad", "bessel_i0e", "bessel_i1e",
+        "regularized_incomplete_beta", "zeta", "cumlogsumexp",
+    }
+)
+_REDUCTIONS = frozenset(
+    {
+        "reduce", "reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "argmax", "argmin",
+        "psum", "psum_invariant", "pmax", "pmin",
+    }
+)
+_WINDOWS = frozenset(
+    {
+        "reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window",
+    }
+)
+_SCATTERS = frozenset(
+    {
+        "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min", "scatter_min",
+        "scatter-max", "scatter_max", "select_and_scatter_add",
+    }
+)
+_OPAQUE = frozenset(
+    {
+        "eig", "eigh", "svd", "schur", "hessenberg", "tridiagonal", "householder_product", "geqrf",
+        "geqp3", "qr", "ormqr", "lu_pivots", "ffi_call", "custom_call", "pallas_call",
+        "pure_callback", "io_callback", "custom_linear_solve", "random_gamma",
+    }
+)
+# fmt: on
+
+
+class Cost(NamedTuple):
+    """The operations of one equation.
+
+    - `flops`: additions, multiplications and their like on floating-point and complex numbers.
+    - `transcendentals`: exponentials, roots and their like.
+    """
+
+    flops: int
+    transcendentals: int = 0
+
+
+def cost_of(equation: Any) -> Cost | None:
+    """The operations of an equation that runs no other program; `None` if nobody knows.
+
+    A product of matrices of sizes `m` by `k` and `k` by `n` is `2 m k n`; a convolution two for
+    each pair of a weight and an input that it meets, not of padding; elementwise arithmetic, and
+    comparison, one an element; a reduction one for each element that goes. Complex numbers count
+    as the real operations that they take. Integers count nothing, nor does what moves data.
+    """
+    name = equation.primitive.name
+    if name in _OPAQUE:
+        return None
+    inputs = [each.aval for each in equation.invars]
+    outputs = [each.aval for each in equation.outvars]
+    numbers = [each for each in (*inputs, *outputs) if _is_inexact(each)]
+    if not numbers:
+        return Cost(0)
+    is_complex = any(jnp.issubdtype(each.dtype, jnp.complexfloating) for each in numbers)
+    size = math.prod(outputs[0].shape) if outputs else 0
+    if name == "dot_general":
+        return Cost((8 if is_complex else 2) * size * _contracted(equation))
+    if name == "ragged_dot_general":
+        return Cost((8 if is_complex else 2) * _products_of_groups(equation))
+    if name == "conv_general_dilated":
+        return Cost((8 if is_complex else 2) * _products_of_convolution(equation))
+    if name in _ARITHMETIC:
+        return Cost(size * ((6 if name in ("mul", "div") else 2) if is_complex else 1))
+    if name in _TRANSCENDENTAL:
+        return Cost(0, size)
+    if name == "integer_pow":
+        return Cost(size * _products_of_power(equation.params["y"]) * (6 if is_complex else 1))
+    if name in _REDUCTIONS:
+        return Cost((math.prod(inputs[0].shape) - size) * (2 if is_complex else 1))
+    if name in _WINDOWS:
+        return Cost(size * (math.prod(equation.params["window_dimensions"]) - 1))
+    if name in _SCATTERS:
+        return Cost(math.prod(inputs[-1 if name.startswith("scatter") else 0].shape))
+    if name in ("cholesky", "lu", "triangular_solve", "fft"):
+        return _linear_algebra(name, equation, inputs)
+    if name != "scatter" and any(True for _ in jaxprs_in_params(equation.params)):
+        return None
+    return Cost(0)
+
+
+def _is_inexact(aval: Any) -> bool:
+    dtype = getattr(aval, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+
+
+def _contracted(equation: Any) -> int:
+    """The length of the sums in a product of matrices."""
+    (contracting, _), _ = equation.params["dimension_numbers"]
+    shape = equation.invars[0].aval.shape
+    return math.prod(shape[axis] for axis in contracting)
+
+
+def _products_of_groups(equation: Any) -> int:
+    """The products of matrices whose rows, or summands, are parted into groups."""
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (_, contracting), (_, batch) = numbers.dot_dimension_numbers
+    left, right = (each.aval.shape for each in equation.invars[:2])
+    taken = {*contracting, *batch, *numbers.rhs_group_dimensions}
+    return math.prod(left) * math.prod(size for axis, size in enumerate(right) if axis not in taken)
+
+
+def _products_of_convolution(equation: Any) -> int:
+    params = equation.params
+    numbers = params["dimension_numbers"]
+    left, right = (each.aval.shape for each in equation.invars[:2])
+    output = equation.outvars[0].aval.shape
+    # Feature axes: the kernel has those of one group alone.
+    features = right[numbers.rhs_spec[1]]
+    batch_and_channels = math.prod(output[axis] for axis in numbers.out_spec[:2])
+    # The pairs of a weight and an input fall apart along the axes.
+    pairs = 1
+    for place, (lhs_axis, rhs_axis, out_axis) in enumerate(
+        zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
+    ):
+        pairs *= _pairs_along_axis(
+            length=left[lhs_axis],
+            window=right[rhs_axis],
+            outputs=output[out_axis],
+            stride=params["window_strides"][place],
+            padding=params["padding"][place][0],
+            lhs_dilation=params["lhs_dilation"][place],
+            rhs_dilation=params["rhs_dilation"][place],
+        )
+    return batch_and_channels * features * pairs
+
+
+def _pairs_along_axis(
+    *,
+    length: int,
+    window: int,
+    outputs: int,
+    stride: int,
+    padding: int,
+    lhs_dilation: int,
+    rhs_dilation: int,
+) -> int:
+    """How often a weight meets an entry of the input along one axis, and not padding."""
+    last = (length - 1) * lhs_dilation
+    # As many turns as the shorter side has entries: a gradient has windows as long as an input.
+    starts = np.arange(outputs) * stride - padding
+    taps = np.arange(window) * rhs_dilation
+    shorter, longer = sorted((starts, taps), key=len)
+    pairs = 0
+    for place in shorter:
+        places = longer + place
+        pairs += np.count_nonzero((places >= 0) & (places <= last) & (places % lhs_dilation == 0))
+    return int(pairs)
+
+
+def _products_of_power(exponent: int) -> int:
+    """The multiplications of a power by repeated squares, and one division if it is negative."""
+    magnitude = abs(exponent)
+    if magnitude == 0:
+        return 0
+    products = magnitude.bit_length() - 1 + magnitude.bit_count() - 1
+    return products + (exponent < 0)
+
+
+def _linear_algebra(name: str, equation: Any, inputs: list[Any]) -> Cost:
+    shape = inputs[0].shape
+    if name == "fft":
+        lengths = equation.params["fft_lengths"]
+        size = math.prod(max(inputs[0].shape, equation.outvars[0].aval.shape, key=math.prod))
+        return Cost(round(5 * size * math.log2(max(math.prod(lengths), 1))))
+    batch, rows, columns = math.prod(shape[:-2]), shape[-2], shape[-1]
+    if name == "cholesky":
+        return Cost(batch * rows**3 // 3)
+    if name == "lu":
+        shorter = min(rows, columns)
+        return Cost(batch * (rows * columns * shorter - shorter**3 // 3))
+    return Cost(math.prod(inputs[1].shape) * rows)

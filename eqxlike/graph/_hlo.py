@@ -1,0 +1,134 @@
+"""What a program in XLA's own language consists of, read off its text."""
+
+import collections
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+_INSTRUCTION = re.compile(
+    r"^\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<type>\(.*?\)|\S+) (?P<kind>[a-z][\w\-]*)\("
+)
+_COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) (?:\(.*\) -> .*)?\{")
+_CALLED = re.compile(r"\bcalls=%?([\w.\-]+)")
+_FUSION = re.compile(r"\bkind=(\w+)")
+_OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
+_ESCAPED = re.compile(rb"\\([0-7]{3}|.)")
+_PARAMETER = re.compile(r" parameter\((\d+)\)")
+_ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{[\d, ]*\}")
+_STABLEHLO = re.compile(r'(?:= |^\s+)"?(?:stablehlo|chlo)\.(\w+)', re.MULTILINE)
+
+_CONTROL = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+
+BOOKKEEPING = frozenset(
+    {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "call", "after-all"}
+)
+"""Instructions that compute nothing."""
+
+_NO_OPERATIONS = frozenset({"constant", "return"})
+
+
+class Instruction(NamedTuple):
+    """One instruction of a program.
+
+    - `kind`: XLA's name of the operation.
+    - `op_name`: the stack of names under which it was traced.
+    - `computation`: the function that it stands in.
+    - `fusion`: for a fusion its kind, as `kLoop`.
+    - `calls`: for a fusion the function that it runs.
+    """
+
+    kind: str
+    op_name: str
+    computation: str
+    fusion: str | None
+    calls: str | None
+
+
+def instructions_in(text: str) -> list[Instruction]:
+    """The instructions of a program but for those of bookkeeping."""
+    found = []
+    computation = ""
+    for line in text.splitlines():
+        if match := _INSTRUCTION.match(line):
+            kind = match["kind"]
+            if kind in BOOKKEEPING:
+                continue
+            called, fusion, name = (each.search(line) for each in (_CALLED, _FUSION, _OP_NAME))
+            found.append(
+                Instruction(
+                    kind,
+                    _unescaped(name[1]) if name else "",
+                    computation,
+                    fusion[1] if kind == "fusion" and fusion else None,
+                    called[1] if kind == "fusion" and called else None,
+                )
+            )
+        elif match := _COMPUTATION.match(line):
+            computation = match["name"]
+    return found
+
+
+def _unescaped(text: str) -> str:
+    """A text that XLA has written with the escapes of C."""
+    return _ESCAPED.sub(_escaped, text.encode()).decode(errors="replace")
+
+
+def _escaped(match: re.Match[bytes]) -> bytes:
+    code = match[1]
+    return bytes([int(code, 8)]) if code.isdigit() else _CONTROL.get(code, code)
+
+
+def kinds_of(instructions: Iterable[Instruction]) -> dict[str, int]:
+    """How many instructions there are of each kind, the fusions apart; most first."""
+    return dict(
+        collections.Counter(
+            each.kind for each in instructions if each.kind != "fusion"
+        ).most_common()
+    )
+
+
+def stablehlo_kinds(text: str) -> dict[str, int]:
+    """How many operations of each kind a module in StableHLO has, most first."""
+    found = collections.Counter(
+        each for each in _STABLEHLO.findall(text) if each not in _NO_OPERATIONS
+    )
+    return dict(found.most_common())
+
+
+def parameters_in(text: str) -> dict[int, str]:
+    """The names of the parameters of the whole program."""
+    entry = text.partition("\nENTRY ")[2].partition("\n}")[0]
+    found = {}
+    for line in entry.splitlines():
+        number, name = _PARAMETER.search(line), _OP_NAME.search(line)
+        if number:
+            found[int(number[1])] = _unescaped(name[1]) if name else ""
+    return found
+
+
+def aliases_in(text: str) -> list[tuple[int, int]]:
+    """The pairs of an output and the parameter whose buffer it takes over."""
+    head = text.partition("\n")[0].partition("input_output_alias={")[2].partition(" }")[0]
+    return [
+        (int(output or 0), int(parameter))
+        for output, parameter in _ALIAS.findall(head)
+        if "," not in output
+    ]
+
+
+def memory_of(compiled: Any) -> Any:
+    """What XLA says of a program's memory; `None` where it does not."""
+    try:
+        return compiled.memory_analysis()
+    # Not every platform has an analysis.
+    except Exception:
+        return None
+
+
+def costs_of(compiled: Any) -> dict[str, float]:
+    """What XLA says a program costs; empty where it does not."""
+    try:
+        found = compiled.cost_analysis()
+    except Exception:
+        return {}
+    return dict(found) if isinstance(found, dict) else {}

@@ -1,0 +1,373 @@
+"""The operations of a traced program, each with its layer, its cost and what it reads."""
+
+import dataclasses
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from jax.extend import source_info_util
+from jax.extend.core import Literal, jaxprs_in_params
+
+from .._compat import scan_counts
+from ._flops import cost_of
+from ._origins import Origin, passed_on, root_of, source_of
+from ._scopes import is_backward, path_of, scopes_in
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One equation of the traced program that runs no other.
+
+    - `layer`: the path of the layer; `""` outside of all layers.
+    - `kind`: the name of JAX's primitive.
+    - `is_backward`: whether it is on the way back of a reverse mode.
+    - `times`: how often it is run; a turn of a `while_loop` counts once, the costliest branch of a
+      `cond` alone, and what nothing needs not at all.
+    - `is_in_while`: whether the number of turns is known to the run alone.
+    - `flops`, `transcendentals`: of one run; `None` if nobody knows.
+    - `num_bytes`: of what one run reads and writes, if it were run by itself.
+    - `output`: the type of its first output, as `f32[5,3]`.
+    - `source`: the line of the user's code, as `file.py:3:4 (function)`.
+    """
+
+    layer: str
+    kind: str
+    is_backward: bool
+    times: int
+    is_in_while: bool
+    flops: int | None
+    transcendentals: int | None
+    num_bytes: int
+    output: str
+    source: str
+
+
+@dataclasses.dataclass
+class Step:
+    """An operation beside what the parts of a report need to know of it.
+
+    - `scopes`: the scopes around it, outer ones first.
+    - `groups`: the same, with the loops and branches.
+    - `inputs`: where its inputs come from.
+    - `params`: its parameters, hashable, or an object of its own.
+    - `output_bytes`: the sizes of its outputs.
+    - `has_effect`: whether it does something beside returning these.
+    - `is_in_loop`: whether it stands in a loop, or in a branch.
+    - `is_needed`: whether anything needs what it computes.
+    """
+
+    operation: Operation
+    scopes: tuple[str, ...]
+    groups: tuple[str, ...]
+    inputs: tuple[Origin, ...]
+    params: Hashable
+    output_bytes: tuple[int, ...]
+    has_effect: bool
+    is_in_loop: bool
+    is_needed: bool = True
+
+
+@dataclasses.dataclass
+class Program:
+    """A traced program, flat.
+
+    - `steps`: all operations in order, those of inner programs in their place.
+    - `outputs`: where the outputs come from.
+    - `decisions`: where that comes from by which branches are chosen, or which may be handed on.
+    - `constants`: the arrays that are baked in.
+    - `readers`: for each constant the first operation that reads it.
+    """
+
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    outputs: tuple[Origin, ...] = ()
+    decisions: list[Origin] = dataclasses.field(default_factory=list)
+    constants: list[Any] = dataclasses.field(default_factory=list)
+    readers: dict[int, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where an inner program stands."""
+
+    scopes: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    is_backward: bool = False
+    times: int = 1
+    is_in_while: bool = False
+    is_in_loop: bool = False
+    repeated: tuple[str, ...] = ()
+
+
+def program_of(closed: Any) -> Program:
+    """A closed jaxpr as a flat program."""
+    program = Program()
+    walker = _Walker(program)
+    inputs = [("argument", index) for index in range(len(closed.jaxpr.invars))]
+    program.outputs = tuple(walker.run(closed, inputs, _Place()))
+    _complete_scopes(program)
+    needed = _needed(program)
+    for index, step in enumerate(program.steps):
+        step.is_needed = index in needed
+        if not step.is_needed:
+            step.operation = dataclasses.replace(step.operation, times=0)
+    return program
+
+
+def _needed(program: Program) -> set[int]:
+    """The operations on which the outputs, and what has effects, depend.
+
+    What stands in a loop is needed: a turn may need it of the one before.
+    """
+    waiting = [
+        index
+        for index, step in enumerate(program.steps)
+        if step.has_effect or step.is_in_loop or step.operation.is_in_while
+    ]
+    read = (*program.outputs, *program.decisions)
+    waiting += [each for each in map(source_of, read) if each is not None]
+    needed: set[int] = set()
+    while waiting:
+        index = waiting.pop()
+        if index not in needed:
+            needed.add(index)
+            found = map(source_of, program.steps[index].inputs)
+            waiting += [each for each in found if each is not None]
+    return needed
+
+
+def _complete_scopes(program: Program) -> None:
+    """Gives operations that JAX has moved out of a loop the scopes around the loop, of which they
+    have lost the names, if there is one layer alone that they can belong to.
+    """
+    whole = {step.scopes for step in program.steps if step.scopes and not _is_inner(step.scopes)}
+    for step in program.steps:
+        lost = step.scopes
+        if not lost or not _is_inner(lost):
+            continue
+        found = [each for each in whole if each[-len(lost) :] == lost]
+        if len(found) == 1:
+            missing = found[0][: -len(lost)]
+            step.scopes = found[0]
+            step.groups = (*missing, *step.groups)
+            step.operation = dataclasses.replace(step.operation, layer=path_of(found[0]))
+
+
+def _is_inner(scopes: tuple[str, ...]) -> bool:
+    """Whether a path begins inside a layer."""
+    return scopes[0][0] in ".["
+
+
+class _Walker:
+    def __init__(self, program: Program):
+        self._program = program
+        self._constants: dict[int, int] = {}
+
+    def run(self, closed: Any, inputs: Sequence[Origin], place: _Place) -> list[Origin]:
+        """The origins of the outputs of an inner program; its operations are put down."""
+        jaxpr = getattr(closed, "jaxpr", closed)
+        consts = list(getattr(closed, "consts", None) or ())
+        known: dict[Any, Origin] = dict(
+            zip(jaxpr.constvars, map(self._constant, consts), strict=False)
+        )
+        known.update(zip(jaxpr.invars, inputs, strict=False))
+
+        def origin(variable: Any) -> Origin:
+            if isinstance(variable, Literal):
+                return "literal", _literal(variable)
+            return known.get(variable, ("unknown", id(variable)))
+
+        for equation in jaxpr.eqns:
+            inputs = [origin(each) for each in equation.invars]
+            outputs = self._equation(equation, inputs, place)
+            known.update(zip(equation.outvars, outputs, strict=False))
+        return [origin(each) for each in jaxpr.outvars]
+
+    def _constant(self, array: Any) -> Origin:
+        index = self._constants.setdefault(id(array), len(self._program.constants))
+        if index == len(self._program.constants):
+            self._program.constants.append(array)
+        return "constant", index
+
+    def _equation(self, equation: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
+        stack = str(equation.source_info.name_stack)
+        scopes = scopes_in(stack)
+        if place.repeated and scopes[: len(place.repeated)] == place.repeated:
+            scopes = scopes[len(place.repeated) :]
+        backward = place.is_backward or is_backward(stack)
+        here = dataclasses.replace(
+            place,
+            scopes=place.scopes + scopes,
+            groups=place.groups + (("backward",) * (backward > place.is_backward)) + scopes,
+            is_backward=backward,
+            # Names begin anew in an inner program; jax 0.12.0.1 has some once more in custom rules.
+            repeated=scopes if equation.primitive.name.startswith("custom_") else (),
+        )
+        name, params = equation.primitive.name, equation.params
+        inner = _inner_programs(params)
+        if name == "scan":
+            return self._scan(equation, inputs, here, inner[0])
+        if name == "while":
+            return self._while(equation, inputs, here)
+        if name == "cond":
+            self._program.decisions.append(inputs[0])
+            return self._cond(equation, inputs[1:], here)
+        if name == "shard_map":
+            here = dataclasses.replace(here, times=here.times * _num_devices(params))
+        if _is_call(equation, inner):
+            return self.run(inner[0], inputs, here)[: len(equation.outvars)]
+        return self._operation(equation, inputs, here)
+
+    def _scan(self, equation: Any, inputs: list[Origin], place: _Place, body: Any) -> list[Origin]:
+        length = equation.params["length"]
+        num_consts, _ = scan_counts(equation.params)
+        inside = dataclasses.replace(
+            place,
+            groups=(*place.groups, f"scan, {length} turns"),
+            times=place.times * length,
+            is_in_loop=True,
+        )
+        turn = passed_on(inputs[num_consts:], path_of(place.scopes), "scan")
+        outputs = self.run(body, [*inputs[:num_consts], *turn], inside)
+        return passed_on(outputs, path_of(place.scopes), "scan")
+
+    def _while(self, equation: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
+        params = equation.params
+        inside = dataclasses.replace(place, groups=(*place.groups, "while"), is_in_while=True)
+        num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+        consts = num_cond + num_body
+        # Without a turn, the loop hands on what it was given.
+        self._program.decisions += inputs[consts:]
+        turn = passed_on(inputs[consts:], path_of(place.scopes), "while")
+        self.run(params["cond_jaxpr"], [*inputs[:num_cond], *turn], inside)
+        outputs = self.run(params["body_jaxpr"], [*inputs[num_cond:consts], *turn], inside)
+        return passed_on(outputs, path_of(place.scopes), "while")
+
+    def _cond(self, equation: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
+        steps, costs, outputs = self._program.steps, [], []
+        spans = []
+        for number, branch in enumerate(equation.params["branches"]):
+            start = len(steps)
+            groups = (*place.groups, f"branch {number}")
+            inside = dataclasses.replace(place, groups=groups, is_in_loop=True)
+            outputs.append(self.run(branch, inputs, inside))
+            spans.append(range(start, len(steps)))
+            costs.append(sum(_total(steps[index].operation) for index in spans[-1]))
+        costliest = max(range(len(costs)), key=costs.__getitem__)
+        for number, span in enumerate(spans):
+            for index in span:
+                if number != costliest:
+                    operation = dataclasses.replace(steps[index].operation, times=0)
+                    steps[index].operation = operation
+        self._program.decisions += [each for branch in outputs for each in branch]
+        return passed_on(outputs[costliest], path_of(place.scopes), "cond")
+
+    def _operation(self, equation: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
+        steps = self._program.steps
+        index = len(steps)
+        for kind, where in map(root_of, inputs):
+            if kind == "constant":
+                self._program.readers.setdefault(where, index)
+        cost = cost_of(equation)
+        outputs = [each.aval for each in equation.outvars]
+        sizes = tuple(map(num_bytes_of, outputs))
+        read = sum(num_bytes_of(each.aval) for each in equation.invars)
+        flops, transcendentals = (None, None) if cost is None else cost
+        operation = Operation(
+            layer=path_of(place.scopes),
+            kind=equation.primitive.name,
+            is_backward=place.is_backward,
+            times=place.times,
+            is_in_while=place.is_in_while,
+            flops=flops,
+            transcendentals=transcendentals,
+            num_bytes=read + sum(sizes),
+            output=type_of(outputs[0]) if outputs else "()",
+            source=source_info_util.summarize(equation.source_info),
+        )
+        steps.append(
+            Step(
+                operation,
+                place.scopes,
+                place.groups,
+                tuple(inputs),
+                _hashable(equation.params),
+                sizes,
+                bool(equation.effects),
+                place.is_in_loop,
+            )
+        )
+        return [("operation", (index, output)) for output in range(len(outputs))]
+
+
+def _total(operation: Operation) -> int:
+    return operation.times * ((operation.flops or 0) + (operation.transcendentals or 0))
+
+
+def _inner_programs(params: dict[str, Any]) -> list[Any]:
+    """The programs among the parameters of an equation, closed where they have constants."""
+    closed = [
+        each for each in params.values() if hasattr(each, "jaxpr") and hasattr(each, "consts")
+    ]
+    return closed or list(jaxprs_in_params(params))
+
+
+def _is_call(equation: Any, inner: list[Any]) -> bool:
+    """Whether an equation runs one program on what it is given, as that of a jitted function."""
+    if len(inner) != 1:
+        return False
+    if equation.primitive.name == "shard_map":
+        return True
+    jaxpr = getattr(inner[0], "jaxpr", inner[0])
+    shapes = [
+        [getattr(each.aval, "shape", None) for each in variables]
+        for variables in (jaxpr.invars, equation.invars)
+    ]
+    return shapes[0] == shapes[1]
+
+
+def _num_devices(params: dict[str, Any]) -> int:
+    """How many devices run the program of a `shard_map`, each on its part."""
+    sizes = params["mesh"].shape
+    return math.prod(sizes[axis] for axis in params["newly_manual_axes"])
+
+
+def _literal(literal: Any) -> Hashable:
+    value = literal.val
+    try:
+        hash(value)
+    except TypeError:
+        return str(value), type_of(literal.aval)
+    return value, type_of(literal.aval)
+
+
+def _hashable(params: dict[str, Any]) -> Hashable:
+    key = tuple(params.items())
+    try:
+        hash(key)
+    except TypeError:
+        return object()
+    return key
+
+
+def num_bytes_of(aval: Any) -> int:
+    """The bytes of an array of a type."""
+    dtype = getattr(aval, "dtype", None)
+    if dtype is None:
+        return 0
+    size = 1
+    for length in aval.shape:
+        size *= length if isinstance(length, int) else 1
+    return size * dtype.itemsize
+
+
+_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
+
+
+def type_of(aval: Any) -> str:
+    """The type of an array, as `f32[5,3]`."""
+    if not hasattr(aval, "shape"):
+        return str(aval)
+    name = str(aval.dtype)
+    letters = name.rstrip("0123456789")
+    short = _SHORT[letters] + name[len(letters) :] if letters in _SHORT else name
+    return f"{short}[{','.join(map(str, aval.shape))}]"

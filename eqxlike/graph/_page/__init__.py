@@ -1,0 +1,3 @@
+"""A report as one page."""
+
+from ._page import page_of as page_of

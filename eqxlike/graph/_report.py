@@ -1,0 +1,320 @@
+"""Reports on what JAX and XLA made of a function."""
+
+import collections
+import dataclasses
+import importlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from .._collectives import Collective, collectives
+from .._transforms import Anew
+from ._gradient import gradient_of
+from ._hlo import (
+    aliases_in,
+    costs_of,
+    instructions_in,
+    kinds_of,
+    memory_of,
+    parameters_in,
+    stablehlo_kinds,
+)
+from ._json import as_json
+from ._operations import Operation, Program, num_bytes_of, program_of, type_of
+from ._page import page_of
+from ._parts import Compiled, Constant, Effect, Kinds, Memory, Row, Side, Stored
+from ._redundant import Redundant, redundant_in
+from ._rows import rows_by_kind, rows_by_layer, sides, stored_in
+from ._text import as_rich, as_text
+from ._traced import traced
+
+LARGE_CONSTANT_BYTES = 2**20
+"""A constant of this many bytes or more is warned of."""
+
+_EFFECTS = ("device_put", "infeed", "outfeed", "copy_to_host_async", "debug_print")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Report:
+    """The output of `report`; `str` shows it as text, `rich.print` with tables of rich.
+
+    - `name`: that of the function.
+    - `operations`: of the traced program, in order, those of inner programs in their place.
+    - `layers`, `kinds`: the same by path of layer, of which the first is the whole program, and by
+      kind.
+    - `redundant`: those that need not be run.
+    - `compiled`: what XLA was given, and what it made of it.
+    - `xla_flops`, `xla_bytes`: what XLA says the compiled program costs; it counts a loop once.
+      `None` where it does not say.
+    - `memory`: what a run takes; `None` where XLA does not say.
+    - `donated`: the paths of arguments that may be reused.
+    - `aliased`: for each output that lies in the buffer of an argument its number, and the path of
+      that argument.
+    - `constants`: the arrays that are baked into the program, largest first.
+    - `effects`: callbacks to the host and copies between devices.
+    - `collectives`: what devices send each other.
+    - `trace_s`, `lower_s`, `compile_s`: the seconds that each took. What JAX has traced before
+      inside the function, and what its cache of compiled programs holds, is not done again.
+    - `sides`, `stored`, `gradient`: with `gradient=True`, function and gradient by layer, what is
+      stored for the way back, and the report on the gradient's program; else empty and `None`.
+    - `jaxpr`, `stablehlo`, `hlo`: the program as JAX traced it, as XLA got it, and as it left it.
+    """
+
+    name: str
+    operations: tuple[Operation, ...]
+    layers: tuple[Row, ...]
+    kinds: tuple[Row, ...]
+    redundant: Redundant
+    compiled: Compiled
+    xla_flops: float | None
+    xla_bytes: float | None
+    memory: Memory | None
+    donated: tuple[str, ...]
+    aliased: tuple[tuple[int, str], ...]
+    constants: tuple[Constant, ...]
+    effects: tuple[Effect, ...]
+    collectives: tuple[Collective, ...]
+    trace_s: float
+    lower_s: float
+    compile_s: float
+    jaxpr: Any
+    stablehlo: str
+    hlo: str
+    program: Program
+    sides: tuple[Side, ...] = ()
+    stored: tuple[Stored, ...] = ()
+    gradient: "Report | None" = None
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of a run."""
+        return self.layers[0].flops
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOPs for each byte that is moved, by XLA's count; `None` where it has none."""
+        return self.xla_flops / self.xla_bytes if self.xla_flops and self.xla_bytes else None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is likely to be a mistake."""
+        return tuple(
+            f"A constant of {each.num_bytes:,} bytes, {each.type}, is baked into the program: "
+            f"pass it as an argument.{f' It is read at {each.source}.' if each.source else ''}"
+            for each in self.constants
+            if each.num_bytes >= LARGE_CONSTANT_BYTES
+        )
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    __repr__ = __str__
+
+    def __rich__(self) -> Any:
+        return as_rich(self)
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """The report as JSON, without the texts of the programs.
+
+        **Arguments:**
+
+        - `indent`: as for `json.dumps`.
+        """
+        return as_json(self, indent)
+
+    def to_html(self) -> str:
+        """The report as one page, with all that it needs inside: tables, and the graph, whose
+        layers open with a click.
+        """
+        return page_of(self)
+
+    def by_enzyme(self) -> tuple[Kinds, float]:
+        """What Enzyme's optimiser of StableHLO makes of the program.
+
+        **Returns:** the operations left by kind, to be compared with `compiled.stablehlo`, and the
+        seconds that its passes took.
+
+        **Raises:** `ImportError` if Enzyme is not installed.
+        """
+        try:
+            enzyme = importlib.import_module("enzyme_ad.jax")
+        except ImportError as error:
+            raise ImportError(
+                "Report.by_enzyme needs the package `enzyme_ad`: `pip install 'eqxlike[enzyme]'`. "
+                "There are builds for Python 3.11 on Linux and macOS."
+            ) from error
+        start_s = time.perf_counter()
+        _, text = enzyme.enzyme_call.run_pass_pipeline(
+            ["main"], self.stablehlo, enzyme.full_optimization_pass_pipeline()
+        )
+        return stablehlo_kinds(text), time.perf_counter() - start_s
+
+
+def report(
+    function: Callable[..., Any], /, *args: Any, gradient: bool = False, **kwargs: Any
+) -> Report:
+    """What JAX and XLA make of `function(*args, **kwargs)`; it is compiled, and not run.
+
+    Operations belong to layers by the path from the argument on, as `model.layers[0]`, or from the
+    class on where the function is itself a Module. A layer that was rebuilt inside the function in
+    a way that hides where it came from, as `jax.grad` does with several of one form, has the name
+    of its class. Scopes of `jax.named_scope` count as layers.
+
+    **Arguments:**
+
+    - `function`: any callable: a function, a Module, what `filter_jit` or `jax.jit` returned, whose
+      options stay, a step of `train.make_step`.
+    - `*args`, `**kwargs`: what to call it with. A `jax.ShapeDtypeStruct` may stand for an array.
+    - `gradient`: whether to report on the gradient too: of all floating-point outputs, with
+      cotangents of ones, by the arrays of a Module, or by those of the first argument.
+
+    **Returns:** a `Report`.
+
+    **Raises:** `TypeError` if `function` is not callable; `ValueError` if it cannot be traced for
+    these arguments, with the reason in one line; and with `gradient=True` if there is no
+    floating-point array to differentiate, or by which.
+
+    !!! example
+
+        >>> import jax, jax.numpy as jnp
+        >>> from eqxlike import graph, nn
+        >>> model = nn.Linear(8, 4, key=jax.random.key(0))
+        >>> found = graph.report(model, jax.ShapeDtypeStruct((8,), jnp.float32))
+        >>> for row in found.layers[1:]:
+        ...     print(row.name, row.operations, row.flops)
+        Linear 2 68
+    """
+    if not callable(function):
+        raise TypeError(
+            f"graph.report expects a function, and then its arguments; it got {function!r:.60}, of "
+            f"type {type(function).__name__}."
+        )
+    found = _report_on(traced(function, args, kwargs))
+    if not gradient:
+        return found
+    of_gradient, of_stored, arguments = gradient_of(function, args)
+    backward = _report_on(traced(of_gradient, arguments, kwargs, "the gradient of "))
+    stored_program = traced(of_stored, arguments, kwargs, "the gradient of ").traced
+    outputs = [each.aval for each in stored_program.jaxpr.jaxpr.outvars]
+    stored = stored_in(
+        program_of(stored_program.jaxpr),
+        [(type_of(each), num_bytes_of(each)) for each in outputs],
+    )
+    return dataclasses.replace(
+        found,
+        gradient=backward,
+        stored=stored,
+        sides=sides(found.program, backward.program, stored),
+    )
+
+
+def _report_on(anew: Anew) -> Report:
+    start_s = time.perf_counter()
+    compiled = _compile(anew.lowered)
+    compile_s = time.perf_counter() - start_s
+    jaxpr, hlo = anew.traced.jaxpr, compiled.as_text() or ""
+    program = program_of(jaxpr)
+    instructions = instructions_in(hlo)
+    stablehlo, costs = anew.lowered.as_text(), costs_of(compiled)
+    fused = {each.calls for each in instructions if each.calls}
+    donated = [each.donated for each in jax.tree_util.tree_leaves(anew.lowered.args_info)]
+    return Report(
+        name=anew.name,
+        operations=tuple(step.operation for step in program.steps),
+        layers=rows_by_layer(program, [each for each in instructions if each.kind != "fusion"]),
+        kinds=rows_by_kind(program),
+        redundant=redundant_in(program),
+        compiled=Compiled(
+            stablehlo=stablehlo_kinds(stablehlo),
+            before=kinds_of(instructions_in(_text_before(anew.lowered))),
+            after=kinds_of(instructions),
+            fusions=dict(collections.Counter(each.fusion for each in instructions if each.fusion)),
+            fused=sum(each.computation in fused for each in instructions),
+        ),
+        xla_flops=_known(costs, "flops"),
+        xla_bytes=_known(costs, "bytes accessed"),
+        memory=_memory(memory_of(compiled)),
+        donated=tuple(path for path, flag in zip(anew.paths, donated, strict=False) if flag),
+        aliased=_aliased(hlo, anew.paths),
+        constants=_constants(program),
+        effects=tuple(
+            Effect(each.kind, each.layer, each.times, each.source)
+            for each in (step.operation for step in program.steps)
+            if each.kind.endswith("callback") or each.kind in _EFFECTS
+        ),
+        collectives=collectives(compiled),
+        trace_s=anew.trace_s,
+        lower_s=anew.lower_s,
+        compile_s=compile_s,
+        jaxpr=jaxpr,
+        stablehlo=stablehlo,
+        hlo=hlo,
+        program=program,
+    )
+
+
+def _compile(lowered: Any) -> Any:
+    """The compiled program; JAX's cache may hold one of the same instructions and other names."""
+    name = "jax_compilation_cache_include_metadata_in_key"
+    before = getattr(jax.config, name)
+    jax.config.update(name, True)
+    try:
+        return lowered.compile()
+    finally:
+        jax.config.update(name, before)
+
+
+def _text_before(lowered: Any) -> str:
+    try:
+        return lowered.as_text("hlo")
+    # What cannot be written in XLA's own language, as symbolic shapes.
+    except Exception:
+        return ""
+
+
+def _known(costs: Mapping[str, float], name: str) -> float | None:
+    """A cost, or `None` if XLA does not know it."""
+    return costs[name] if costs.get(name, -1) >= 0 else None
+
+
+def _memory(stats: Any) -> Memory | None:
+    if stats is None:
+        return None
+    arguments, outputs = stats.argument_size_in_bytes, stats.output_size_in_bytes
+    aliased, temporaries = stats.alias_size_in_bytes, stats.temp_size_in_bytes
+    # XLA has a peak of its own, which on a CPU leaves the temporaries out.
+    peak = arguments + outputs - aliased + temporaries
+    return Memory(arguments, outputs, aliased, temporaries, peak)
+
+
+def _aliased(hlo: str, paths: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
+    """The outputs that take over the buffer of an argument, with its path."""
+    parameters = parameters_in(hlo)
+
+    def path_of_parameter(number: int) -> str:
+        # JAX leaves out arguments that nothing needs: the names tell which are left.
+        name = parameters.get(number, "")
+        index = name.removeprefix("arrays[").removesuffix("]")
+        if name.startswith("arrays[") and index.isdigit() and int(index) < len(paths):
+            return paths[int(index)]
+        return name or f"parameter {number}"
+
+    return tuple((output, path_of_parameter(number)) for output, number in aliases_in(hlo))
+
+
+def _constants(program: Program) -> tuple[Constant, ...]:
+    found = []
+    for index, array in enumerate(program.constants):
+        reader = program.readers.get(index)
+        operation = None if reader is None else program.steps[reader].operation
+        found.append(
+            Constant(
+                type=type_of(array),
+                num_bytes=num_bytes_of(array),
+                layer="" if operation is None else operation.layer,
+                source="" if operation is None else operation.source,
+            )
+        )
+    return tuple(sorted(found, key=lambda each: -each.num_bytes))

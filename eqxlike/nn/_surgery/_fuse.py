@@ -1,0 +1,207 @@
+"""Linear layers that read one input, made one product; and back."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax.tree_util as jtu
+
+from ..._compat import Tracer
+from ..._module import Module, stored_fields
+from ..._pytree import flag_frozen, is_array
+from .._attention import MultiheadAttention
+from .._common import check_instance
+from .._linear import FusedLinear, Linear
+from .._parallel import FusedBranches, Parallel
+from .._shared import Shared
+from ._freeze import freeze, unfreeze
+from ._fused_attention import PROJECTIONS, FusedAttention
+
+Tree = TypeVar("Tree", bound=Any)
+
+
+def fuse(model: Tree) -> Tree:
+    """A copy of a model in which Linear layers that read one input are one matrix product.
+
+    These are the projections of query, key and value of each `MultiheadAttention`, which becomes a
+    `FusedAttention`, and the branches of each `Parallel`. (Equal branches are one product in any
+    case, and `GRUCell` and `LSTMCell` have all their gates in one.) For a layer of your own there
+    is `FusedLinear`. The model computes the same numbers, to rounding, and so do its gradients,
+    which are those of the weights one below the other.
+
+    One product are layers of the same number of inputs and the same dtype, all with a bias or all
+    without, all frozen or none, on the same devices. Others are left alone: what is no plain
+    `Linear`, as a `LoRALinear`, a `BayesianLinear` or one in a `WeightNorm`; layers whose arrays
+    stand at several places of the model; and all inside of a `Shared`, whose functions know the
+    layers by their paths.
+
+    What is kept for the model beside it has the structure of its arrays: fuse before you make the
+    state of an optimiser, and `unfuse` before you save what others are to read.
+
+    **Arguments:**
+
+    - `model`: a Module, or any pytree.
+
+    **Returns:** the model; `model` itself if there is nothing to fuse.
+
+    **Raises:** `TypeError` if `model` is a class.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> from eqxlike import nn
+        >>> attention = nn.MultiheadAttention(num_heads=2, query_size=8, key=jax.random.key(0))
+        >>> fused = nn.fuse(attention)
+        >>> def count_products(attention):
+        ...     jaxpr, *_ = eqx.filter_make_jaxpr(lambda x: attention(x, x, x))(jnp.ones((5, 8)))
+        ...     return str(jaxpr).count("dot_general")
+        >>> count_products(attention) - count_products(fused)
+        2
+    """
+    check_instance(model, "fuse")
+    counts = collections.Counter(map(id, filter(is_array, jtu.tree_leaves(model))))
+
+    def fused(node: Any) -> Any:
+        if type(node) is MultiheadAttention:
+            return _fuse_attention(node, counts)
+        return _fuse_branches(node, counts) if type(node) is Parallel else node
+
+    return _rebuilt(model, fused)
+
+
+def unfuse(model: Tree) -> Tree:
+    """The inverse of `fuse`: the layers by themselves, every bit of their weights.
+
+    >>> import jax
+    >>> from eqxlike import nn
+    >>> attention = nn.MultiheadAttention(num_heads=2, query_size=8, key=jax.random.key(0))
+    >>> nn.unfuse(nn.fuse(attention)) == attention
+    True
+    """
+    check_instance(model, "unfuse")
+
+    def unfused(node: Any) -> Any:
+        if isinstance(node, FusedAttention):
+            layers = {
+                PROJECTIONS[at]: layer
+                for fused, own in zip(node.fused, node.places, strict=True)
+                for at, layer in zip(own, _layers_of(fused), strict=True)
+            }
+            return _copy(node, MultiheadAttention, layers)
+        if type(node) is not Parallel:
+            return node
+        pairs: list[tuple[Any, tuple[int, ...]]] = []
+        for group, own in zip(node.groups, node.places, strict=True):
+            if isinstance(group, FusedBranches):
+                pairs += [(layer, (at,)) for layer, at in zip(_layers_of(group), own, strict=True)]
+            else:
+                pairs.append((group, own))
+        return node if len(pairs) == len(node.groups) else _with_groups(node, pairs)
+
+    return _rebuilt(model, unfused)
+
+
+def _rebuilt(model: Any, function: Callable[[Any], Any]) -> Any:
+    """The model with `function` of each attention and each `Parallel`, inner ones first."""
+    made: dict[int, Any] = {}
+
+    def visit(node: Any) -> Any:
+        if isinstance(node, Shared):
+            return node
+        if id(node) not in made:
+            parts, treedef = jtu.tree_flatten(
+                node, is_leaf=lambda part: part is not node and isinstance(part, _VISITED)
+            )
+            new = [visit(part) if isinstance(part, _VISITED) else part for part in parts]
+            is_new = any(one is not other for one, other in zip(new, parts, strict=True))
+            made[id(node)] = function(treedef.unflatten(new) if is_new else node)
+        return made[id(node)]
+
+    return visit(model)
+
+
+_VISITED = (MultiheadAttention, Parallel, Shared)
+
+
+def _fuse_attention(attention: MultiheadAttention, counts: dict[int, int]) -> MultiheadAttention:
+    projections = [getattr(attention, name) for name in PROJECTIONS]
+    places = _alike(projections, counts)
+    fused = [_fused(FusedLinear, [projections[at] for at in each]) for each in places]
+    return FusedAttention(attention, fused, places) if places else attention
+
+
+def _fuse_branches(model: Parallel, counts: dict[int, int]) -> Parallel:
+    pairs = list(zip(model.groups, model.places, strict=True))
+    together = _alike([group if len(own) == 1 else None for group, own in pairs], counts)
+    if not together:
+        return model
+    inside = {index for each in together for index in each}
+    kept = [pair for index, pair in enumerate(pairs) if index not in inside]
+    fused = [
+        (
+            _fused(FusedBranches, [pairs[index][0] for index in each]),
+            tuple(pairs[index][1][0] for index in each),
+        )
+        for each in together
+    ]
+    return _with_groups(model, [*kept, *fused])
+
+
+def _with_groups(model: Parallel, pairs: Sequence[tuple[Any, tuple[int, ...]]]) -> Parallel:
+    """The model with other groups, and their places; in the order of their first branches."""
+    pairs = sorted(pairs, key=lambda pair: pair[1][0])
+    groups, places = zip(*pairs, strict=True)
+    return _copy(model, Parallel, {"groups": groups, "places": places})
+
+
+def _copy(module: Module, cls: type, fields: dict[str, Any]) -> Any:
+    """A `cls` with the fields of a Module of that class or of a subclass, and with `fields`."""
+    new: Any = object.__new__(cls)
+    own = {each.name: getattr(module, each.name) for each in dataclasses.fields(cls)}  # pyright: ignore
+    stored_fields(new).update({**own, **fields})
+    return new
+
+
+def _alike(layers: Sequence[Any], counts: dict[int, int]) -> list[tuple[int, ...]]:
+    """The indices of the layers that can be one product, for each product."""
+    groups: dict[Any, list[int]] = {}
+    for index, layer in enumerate(layers):
+        kind = _kind(layer, counts)
+        if kind is not None:
+            groups.setdefault(kind, []).append(index)
+    return [tuple(each) for each in groups.values() if len(each) > 1]
+
+
+def _kind(layer: Any, counts: dict[int, int]) -> Any:
+    """The same for layers that can be one product; `None` for one that is to be left alone."""
+    if not isinstance(layer, Linear):
+        return None
+    frozen = set(flag_frozen(layer))
+    plain = unfreeze(layer) if True in frozen else layer
+    arrays = [plain.weight] if plain.bias is None else [plain.weight, plain.bias]
+    if type(plain) is not Linear or len(frozen) != 1 or not all(map(is_array, arrays)):
+        return None
+    if any(counts[id(array)] > 1 for array in arrays):
+        return None
+    if not isinstance(plain.in_features, int) or not isinstance(plain.out_features, int):
+        return None
+    place = tuple(None if isinstance(each, Tracer) else _sharding_of(each) for each in arrays)
+    types = tuple((each.dtype, each.shape[:-2]) for each in arrays)
+    return plain.in_features, types, plain.use_bias, frozen.pop(), place
+
+
+def _sharding_of(array: Any) -> Any:
+    return getattr(array, "sharding", None)
+
+
+def _fused(cls: type[FusedLinear], layers: Sequence[Any]) -> FusedLinear:
+    if any(flag_frozen(layers[0])):
+        return freeze(cls(list(map(unfreeze, layers))))
+    return cls(layers)
+
+
+def _layers_of(fused: FusedLinear) -> tuple[Linear, ...]:
+    if any(flag_frozen(fused)):
+        return tuple(map(freeze, unfreeze(fused).unfuse()))
+    return fused.unfuse()

@@ -1,0 +1,241 @@
+"""The training loop."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, Literal, NamedTuple
+
+import jax.numpy as jnp
+
+from ..._interrupt import Interrupt, delayed_interrupt
+from ..._numbers import whole_number
+from ..._pytree import deleted_paths, tree_at
+from .._callbacks import Callback
+from .._checks import check_callable, check_not_deleted, check_state
+from .._run import Batch, Run, Stack, Step
+from .._state import Model, TrainState, copy_arrays
+from ._feed import Feed
+from ._moments import EvaluateState, Moments, checked_callbacks
+from ._pace import MeasuredPace, Pace, StepsPerCall, pace_of
+from ._resume import Resumed, newest_in
+
+Stopped = Literal["finished", "stopped", "interrupted", "diverged"]
+
+
+class FitResult(NamedTuple, Generic[Model]):
+    """The end of a training.
+
+    - `state`: after the last good step, ready to go on from.
+    - `history`: the loss of every step that this call of `fit` made, as Python floats: of none,
+      where a resumed run was at its end.
+    - `stopped`: why: all steps were made, a callback asked for it, Ctrl-C, or a loss or state that
+      was not finite.
+    - `message`: the same in a sentence, with the step and, for a divergence, the loss.
+    - `evaluations`: the step and the metrics of each evaluation that it made.
+    - `steps_per_call`: how many steps went into one call, as they were given or chosen.
+    """
+
+    state: TrainState[Model]
+    history: tuple[float, ...]
+    stopped: Stopped
+    message: str
+    evaluations: tuple[tuple[int, Mapping[str, float]], ...] = ()
+    steps_per_call: int = 1
+
+    @property
+    def exit_status(self) -> int:
+        """What a script may end with: 0, or 130 after Ctrl-C, or 1 for a divergence."""
+        return {"interrupted": 130, "diverged": 1}.get(self.stopped, 0)
+
+
+def fit(
+    state: TrainState[Model],
+    step: Step[Model, Batch],
+    batches: Iterable[Batch],
+    *,
+    num_steps: int,
+    steps_per_call: StepsPerCall = 1,
+    evaluate: EvaluateState[Model] | None = None,
+    evaluate_every: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    log_every: int = 100,
+    on_log: Callable[[int, float], None] | None = None,
+    check_every: int = 25,
+    resume_from: str | os.PathLike[str] | None = None,
+) -> FitResult[Model]:
+    """Runs a training step over batches.
+
+    Steps are dispatched without waiting for their results. The host reads losses every
+    `check_every` steps; a step that was not finite is found then, and since `make_step` refuses
+    such an update on the device, the state is that before it, however many steps were dispatched
+    after.
+
+    The first Ctrl-C ends training after the call under way; a second one raises
+    `KeyboardInterrupt`. SIGTERM, with which schedulers and containers ask a process to end, does
+    the same, and then raises `SystemExit` with status 143.
+
+    **Arguments:**
+
+    - `state`: where to start. It is copied, and stays usable.
+    - `step`: `step(state, batch)` which gives `(state, loss, ...)`; see `make_step`. What comes
+      after the loss is not looked at.
+    - `batches`: for example `minibatches(...)`. If they end early, so does training.
+    - `num_steps`: how many steps to make, at least 1, with those before the run was resumed.
+    - `steps_per_call`: so many batches are stacked, and their steps run in one call, a compiled
+      loop. A small step costs a fraction so: its call costs more than its work. The state after it
+      is that of single steps, but for rounding; logs, evaluations and callbacks that are due in
+      between are not late. A step that is a plain function is compiled for it, once in a run:
+      what it reads beside its arguments is as it was then. `"auto"` measures both at the
+      beginning, and says what it chose in `FitResult.message`.
+    - `evaluate`: `evaluate(state)` which gives metrics by name, each a number; see
+      `make_evaluate`.
+    - `evaluate_every`: steps between evaluations. The last step is followed by one anyway, also
+      where the batches end before `num_steps`.
+    - `callbacks`: see `Callback`.
+    - `log_every`: steps between calls of `on_log`.
+    - `on_log`: `on_log(step, loss)` with the steps made so far and the mean loss since the last
+      log; see `progress`.
+    - `check_every`: steps between looks at the losses. The device idles for a moment at each.
+    - `resume_from`: a folder of checkpoints, as `Checkpoint` makes it. The run goes on from the
+      newest good one there, with the state and the batches that came then, and ends with the same
+      numbers as one that was not interrupted; it begins with `state` where there is none. A damaged
+      one is warned of and left out. `batches` go to the position that was saved, if they have
+      `seek`, as `minibatches` do; of others as many are passed over as there were steps.
+      Callbacks get back what they kept: `EarlyStopping` goes on from its best.
+
+    **Returns:** a `FitResult`.
+
+    **Raises:** `TypeError` if `state` is no `TrainState`, or a callback none, and where many steps
+    in one call cannot be what single ones are; `RuntimeError` if the arrays of the state were
+    donated; `ValueError` if a number of steps is no positive integer, or a checkpoint does not fit
+    the state or the batches; `CheckpointError` if all are damaged; whatever `step`, `batches`,
+    `evaluate` and callbacks raise, except that `KeyboardInterrupt` from all but the first ends
+    training.
+
+    >>> import jax, jax.numpy as jnp, optax
+    >>> from eqxlike import nn, train
+    >>> optimiser = optax.sgd(0.1)
+    >>> state = train.TrainState.create(
+    ...     nn.Linear(2, 1, key=jax.random.key(0)), optimiser, key=jax.random.key(1)
+    ... )
+    >>> step = train.make_step(lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2), optimiser)
+    >>> result = fit(state, step, [jnp.ones((4, 2))] * 10, num_steps=10)
+    >>> result.stopped, len(result.history), result.history[-1] < result.history[0]
+    ('finished', 10, True)
+    """
+    check_state(state, TrainState, "fit")
+    check_not_deleted(state, "state", "fit")
+    check_callable(step, "step(state, batch)")
+    num_steps = whole_number(num_steps, "num_steps")
+    checked = checked_callbacks(callbacks, on_log)
+    moments = Moments(
+        evaluate,
+        checked,
+        whole_number(log_every, "log_every"),
+        None if evaluate_every is None else whole_number(evaluate_every, "evaluate_every"),
+    )
+    feed, pace = Feed(batches), pace_of(steps_per_call)
+    check_every = whole_number(check_every, "check_every")
+    resumed = None if resume_from is None else newest_in(resume_from, state, checked)
+    if resumed is None:
+        run = Run(_unhalted(copy_arrays(state)), num_steps)
+    else:
+        run = Run(resumed.state, num_steps, resumed.steps)
+        feed.seek(resumed.position, resumed.steps)
+    run.evaluate_every = moments.evaluate_every
+    run.callbacks, run.on_checkpoint = checked, lambda: moments.tell("on_checkpoint", run)
+    loop = _Loop(run, step, feed, pace, moments, check_every, resumed)
+    with delayed_interrupt() as interrupt, contextlib.ExitStack() as closing:
+        for callback in checked:
+            closing.callback(callback.close)
+        loop.run_all(interrupt)
+    result = loop.result(interrupt)
+    if interrupt.is_termination:
+        raise interrupt.exception(f"fit: {result.message}")
+    return result
+
+
+class _Loop(NamedTuple):
+    """A run, and all that it is run with."""
+
+    run: Run
+    step: Step
+    feed: Feed
+    pace: Pace
+    moments: Moments
+    check_every: int
+    resumed: Resumed | None
+
+    def run_all(self, interrupt: Interrupt) -> None:
+        """All steps, and the moments of callbacks before and after."""
+        run = self.run
+        self.moments.tell("on_start", run)
+        if self.resumed is not None:
+            self.resumed.load_callbacks(self.moments.callbacks, run)
+        try:
+            self._run_steps(interrupt)
+        except KeyboardInterrupt:
+            if deleted_paths(run.state):
+                # It came inside the step, after the state was given away: nothing to return.
+                raise
+            interrupt.is_requested = True
+        run.read()
+        run.position = self.feed.position
+        self.moments.tell("on_end", run)
+
+    def _run_steps(self, interrupt: Interrupt) -> None:
+        run, moments = self.run, self.moments
+        while run.steps < run.num_steps and run.end is None:
+            due = moments.next_after(run)
+            while run.steps < due:
+                batches = self.feed.take(self.pace.most, min(self.pace.most, due - run.steps))
+                if batches is None:
+                    run.read()
+                    if run.divergence is None:
+                        moments.at_end(run)
+                    return
+                self._advance(batches)
+                is_stopping = interrupt.is_requested and not self.feed.has_odd
+                if is_stopping or run.steps == due or run.num_unread >= self.check_every:
+                    run.read()
+                    if run.divergence is not None or is_stopping:
+                        return
+            run.position = self.feed.position
+            moments.at(run)
+
+    def _advance(self, batches: Stack) -> None:
+        run, pace = self.run, self.pace
+        if isinstance(pace, MeasuredPace) and not pace.is_settled:
+            pace.measure(lambda: run.advance(self.step, batches, pace.most), batches.count)
+        else:
+            run.advance(self.step, batches, pace.most)
+
+    def result(self, interrupt: Interrupt) -> FitResult:
+        """How it ended."""
+        run = self.run
+        made = f"{run.steps} of {run.num_steps} steps"
+        if run.steps_before:
+            made += f", {run.steps_before} of them before this call"
+        if run.divergence is not None:
+            stopped, message = "diverged", run.divergence
+        elif interrupt.is_requested:
+            stopped, message = "interrupted", f"Interrupted after {made}."
+        elif run.end is not None:
+            stopped, message = "stopped", run.end
+        else:
+            ending = "." if run.steps >= run.num_steps else "; the batches ended."
+            stopped, message = "finished", f"Made {made}{ending}"
+        return FitResult(
+            _unhalted(run.state if run.result is None else run.result),
+            tuple(run.history),
+            stopped,
+            " ".join(filter(None, [message, self.pace.message, *run.notes])),
+            tuple(self.moments.evaluations),
+            self.pace.most,
+        )
+
+
+def _unhalted(state: TrainState[Model]) -> TrainState[Model]:
+    if not bool(state.is_halted):
+        return state
+    return tree_at(lambda state: state.is_halted, state, jnp.zeros_like(state.is_halted))

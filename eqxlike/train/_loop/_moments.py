@@ -1,0 +1,132 @@
+"""What is due after which steps: logs, evaluations, and what callbacks do."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..._numbers import whole_number
+from ..._pytree import tree_pformat
+from .._callbacks import Callback
+from .._checks import check_callable
+from .._run import Run
+from .._state import Model, TrainState
+
+EvaluateState = Callable[[TrainState[Model]], Mapping[str, Any]]
+"""From a state to metrics by name."""
+
+
+class _OnLog(Callback):
+    """The function `on_log` as a callback."""
+
+    def __init__(self, function: Callable[[int, float], None]) -> None:
+        self.function = function
+
+    def on_log(self, run: Run) -> None:
+        self.function(run.steps, run.loss)
+
+
+def checked_callbacks(
+    callbacks: Sequence[Callback], on_log: Callable[[int, float], None] | None
+) -> tuple[Callback, ...]:
+    """The callbacks, and `on_log` as one.
+
+    **Raises:** `TypeError` for what is no `Callback`, or no function; `ValueError` for a callback
+    whose `every` is no positive integer.
+    """
+    if isinstance(callbacks, Callback):
+        raise TypeError(f"fit expected a list of callbacks; got {callbacks!r}: put it in a list.")
+    if on_log is not None:
+        check_callable(on_log, "on_log(step, loss)")
+    for index, callback in enumerate(callbacks):
+        if not isinstance(callback, Callback):
+            hint = ": call the class" if isinstance(callback, type) else ""
+            raise TypeError(
+                f"fit expected a train.Callback at callbacks[{index}], got {callback!r}{hint}."
+            )
+        if callback.every is not None:
+            whole_number(callback.every, f"callbacks[{index}].every")
+    return (*callbacks, *([] if on_log is None else [_OnLog(on_log)]))
+
+
+class Moments:
+    """What is due after which steps."""
+
+    def __init__(
+        self,
+        evaluate: EvaluateState | None,
+        callbacks: tuple[Callback, ...],
+        log_every: int,
+        evaluate_every: int | None,
+    ) -> None:
+        if evaluate is not None:
+            check_callable(evaluate, "evaluate(state)")
+        elif evaluate_every is not None:
+            raise ValueError(
+                f"fit has evaluate_every={evaluate_every} and nothing to evaluate: give it "
+                "`evaluate`, as `make_evaluate` makes it."
+            )
+        self.evaluate, self.callbacks = evaluate, callbacks
+        self.log_every = log_every if callbacks else None
+        self.evaluate_every = evaluate_every
+        periods = [self.log_every, self.evaluate_every, *(each.every for each in callbacks)]
+        self._periods = [period for period in periods if period is not None]
+        self.evaluations: list[tuple[int, Mapping[str, float]]] = []
+        self._logged_at = -1
+
+    def next_after(self, run: Run) -> int:
+        """The number of steps after which something is due, at the latest the last one."""
+        steps = run.steps
+        return min([run.num_steps, *(steps - steps % each + each for each in self._periods)])
+
+    def at(self, run: Run) -> None:
+        """Does what is due now. The losses have been read."""
+        if run.steps >= run.num_steps:
+            self.at_end(run)
+        if self.log_every is not None and run.steps % self.log_every == 0:
+            self.log_now(run)
+        if self.evaluate_every is not None and run.steps % self.evaluate_every == 0:
+            self.evaluate_now(run)
+        for callback in self.callbacks:
+            if callback.every is not None and run.steps % callback.every == 0:
+                callback.on_step(run)
+
+    def at_end(self, run: Run) -> None:
+        """Does what follows the last step, if there was one."""
+        if run.steps > run.steps_before:
+            self.log_now(run)
+            self.evaluate_now(run)
+
+    def log_now(self, run: Run) -> None:
+        """Logs, unless that was done already."""
+        if self.log_every is None or self._logged_at == run.steps:
+            return
+        self._logged_at = run.steps
+        run.log()
+        self.tell("on_log", run)
+
+    def evaluate_now(self, run: Run) -> None:
+        """Evaluates the state, unless that was done already."""
+        if self.evaluate is None or run.evaluated_at == run.steps:
+            return
+        run.evaluated_at = run.steps
+        metrics = self.evaluate(run.state)
+        if not isinstance(metrics, Mapping):
+            raise TypeError(
+                f"fit expected `evaluate` to give a mapping from names to numbers, got {metrics!r}."
+            )
+        run.metrics = {name: _as_number(name, value) for name, value in metrics.items()}
+        self.evaluations.append((run.steps, run.metrics))
+        self.tell("on_evaluate", run)
+
+    def tell(self, moment: str, run: Run) -> None:
+        """Calls a moment of every callback."""
+        for callback in self.callbacks:
+            getattr(callback, moment)(run)
+
+
+def _as_number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"fit expected `evaluate` to give a number for {name!r}, got {tree_pformat(value)}."
+        ) from error

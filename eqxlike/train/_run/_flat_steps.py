@@ -1,0 +1,176 @@
+"""A step, once or many times in a call, compiled on the arrays of its state as a flat list.
+
+A call that takes a state and returns one opens and builds a tree each time. In a loop nobody looks
+at it: arrays go from one call to the next as they are.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int32, PyTree
+
+from ..._partition import Structure, find_static_difference
+from ..._pytree import (
+    combine,
+    find_difference,
+    is_array,
+    partition,
+    same_shape_and_dtype,
+    tree_pformat,
+)
+from ..._transforms import filter_jit
+from .._state import TrainState
+from ._form import Form, Leaves, take_apart
+from ._stack import Stack, Together
+
+
+class StateChanged(TypeError):
+    """The step returned a state that differs in more than its arrays."""
+
+
+# A run asks once. The next run with the same step finds what is compiled.
+@functools.lru_cache(maxsize=8)
+def single_step(
+    step: Structure, form: Form
+) -> Callable[[Leaves, Leaves, Any], tuple[Leaves, Any, Bool[Array, ""]]]:
+    """A step on the arrays of a state.
+
+    **Arguments:**
+
+    - `step`, `form`: what step and state are beside their arrays.
+
+    **Returns:** from the arrays of the step, those of the state, which are donated, and a batch to
+    the next arrays, the loss, and whether the state is halted. It raises `StateChanged` where more
+    than arrays changes.
+    """
+
+    def single(own: Leaves, leaves: Leaves, batch: Any) -> tuple[Leaves, Any, Array]:
+        state = form.merge(leaves)
+        new, loss = state_and_loss(step.rebuilder(cache=False)(tuple(own))(state, batch))
+        # A buffer of its own: the next call takes those of the state.
+        return _leaves_of(new, state, form), loss, jnp.copy(new.is_halted)
+
+    return filter_jit(single, donate=("leaves",))
+
+
+@functools.lru_cache(maxsize=8)
+def many_steps(
+    step: Structure, form: Form, most: int
+) -> Callable[
+    [Leaves, Leaves, Stack],
+    tuple[Leaves, Float[Array, " most"], Bool[Array, " most"]],
+]:
+    """A step on each of at most `most` batches that are alike, in one call.
+
+    **Arguments:**
+
+    - `step`, `form`: what step and state are beside their arrays.
+
+    **Returns:** from the arrays of the step, those of the state, which are donated, and batches to
+    the next arrays, the losses, and whether the state was halted after each; what stands there
+    beyond the number of batches means nothing. It raises `StateChanged` where more than arrays
+    changes, and `TypeError` where their shapes or dtypes do.
+    """
+
+    def many(
+        own: Leaves, leaves: Leaves, batches: PyTree, count: Int32[Array, ""] | np.int32
+    ) -> tuple[Leaves, Array, Array]:
+        batches = jtu.tree_map(_stacked_inside, batches, is_leaf=_is_together)
+        arrays, others = partition(batches, is_array)
+
+        def goes_on(carry: Any) -> Array:
+            index, _, _, were_halted = carry
+            # Further steps would leave a halted state as it is.
+            return (index < count) & ~were_halted[index - 1]
+
+        def body(carry: Any) -> Any:
+            index, leaves, losses, were_halted = carry
+            batch = jtu.tree_map(
+                lambda each: lax.dynamic_index_in_dim(each, index, 0, False), arrays
+            )
+            state = form.merge(leaves)
+            run = step.rebuilder(cache=False)(tuple(own))
+            new, loss = state_and_loss(run(state, combine(batch, others)))
+            leaves = _leaves_of(new, state, form)
+            _check_arrays(state, new)
+            losses = losses.at[index].set(jnp.asarray(loss).astype(losses.dtype))
+            were_halted = were_halted.at[index].set(new.is_halted)
+            return index + 1, leaves, losses, were_halted
+
+        # Wide enough for a loss of any precision.
+        losses = jnp.zeros(most, jax.dtypes.canonicalize_dtype(float))
+        # The count is an argument, so that one program serves for the last batches too, and for
+        # steps after which something else is due.
+        carry = jnp.zeros_like(count), leaves, losses, jnp.zeros(most, bool)
+        _, leaves, losses, were_halted = lax.while_loop(goes_on, body, carry)
+        return leaves, losses, were_halted
+
+    compiled = filter_jit(many, donate=("leaves",))
+
+    def call(own: Leaves, leaves: Leaves, batches: Stack) -> tuple[Leaves, Array, Array]:
+        return compiled(own, leaves, batches.whole(), np.int32(batches.count))
+
+    return call
+
+
+def state_and_loss(returned: Any) -> tuple[TrainState, Any]:
+    """What a step returned, without what comes beside.
+
+    **Raises:** `TypeError` for something else.
+    """
+    match returned:
+        case [TrainState() as state, loss, *_]:
+            _check_loss(loss)
+            return state, loss
+    raise TypeError(
+        "fit expected the step to return the next TrainState and the loss, `(state, loss)`, as one "
+        f"of make_step does; got {tree_pformat(returned)}."
+    )
+
+
+def _check_loss(loss: Any) -> None:
+    if isinstance(loss, int | float):
+        return
+    if not is_array(loss):
+        raise TypeError(f"fit expected the step to return a number as loss; got {loss!r}.")
+    is_real = any(jnp.issubdtype(loss.dtype, kind) for kind in (jnp.floating, jnp.integer))
+    if loss.shape != () or not is_real:
+        raise TypeError(
+            "fit expected the step to return a real loss of shape (); got "
+            f"{loss.dtype} of shape {loss.shape}."
+        )
+
+
+def _check_arrays(state: Any, new: Any) -> None:
+    """Raises `TypeError` for arrays of other shapes or dtypes than they had before."""
+    if difference := find_difference(state, new, same_shape_and_dtype):
+        raise TypeError(
+            "Many steps in one call expect arrays to keep their shapes and dtypes: "
+            f"{difference.explain('state', 'the next state')}. Give `steps_per_call=1`."
+        )
+
+
+def _leaves_of(state: Any, before: Any, form: Form) -> Leaves:
+    leaves, own = take_apart(state)
+    if own != form:
+        difference = find_static_difference(before, state)
+        explained = "" if difference is None else difference.explain("the state", "the next one")
+        raise StateChanged(
+            f"Many steps in one call can change the arrays of a state only: {explained}. Give "
+            "`steps_per_call=1`."
+        )
+    return leaves
+
+
+def _is_together(node: Any) -> bool:
+    return isinstance(node, Together)
+
+
+def _stacked_inside(node: Any) -> Any:
+    return jnp.stack(node.arrays) if _is_together(node) else node

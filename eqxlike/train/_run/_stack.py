@@ -1,0 +1,105 @@
+"""Batches that are alike, as one."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from ..._partition import Structure, flatten, is_same_static
+
+
+class Together(NamedTuple):
+    """Arrays of many batches that are on a device already: they are stacked inside of the call."""
+
+    arrays: tuple[Array, ...]
+
+
+class Stack:
+    """Batches of one form, which `whole` gives as one whose arrays have a leading axis.
+
+    What NumPy has is written there as it comes: a stream may write the next batch into the arrays
+    of the last one.
+
+    - `first`: the first of them, as it came.
+    - `count`: how many there are.
+    """
+
+    def __init__(self, batch: Any, length: int) -> None:
+        self.first, self.count, self._length = batch, 1, length
+        if length > 1:
+            self._leaves, self._treedef = jtu.tree_flatten(batch)
+            self._columns = [_column(leaf, length) for leaf in self._leaves]
+            # What tells batches apart whose treedefs are equal; `None` where nothing needs to.
+            self._structure = None if _is_plain(self._treedef) else _structure_of(batch)
+
+    def add(self, batch: Any) -> bool:
+        """Takes in another batch, if a program for the others serves for it; whether it does."""
+        leaves, treedef = jtu.tree_flatten(batch)
+        is_alike = (
+            treedef == self._treedef
+            and all(map(_are_alike, self._leaves, leaves))
+            and (self._structure is None or _structure_of(batch) is self._structure)
+        )
+        if not is_alike:
+            return False
+        for column, leaf in zip(self._columns, leaves, strict=True):
+            if isinstance(column, list):
+                column.append(leaf)
+            elif column is not None:
+                column[self.count] = leaf
+        self.count += 1
+        return True
+
+    def whole(self) -> PyTree:
+        """The batches as one. What stands beyond their number means nothing."""
+        num_missing = self._length - self.count
+
+        def of_column(column: Any, leaf: Any) -> Any:
+            if isinstance(column, list):
+                return Together((*column, *[column[-1]] * num_missing))
+            return leaf if column is None else column
+
+        return self._treedef.unflatten(map(of_column, self._columns, self._leaves))
+
+
+def _column(leaf: Any, length: int) -> np.ndarray | list[Any] | None:
+    """Where the leaves of one place go; `None` for what is no array, and alike in all batches."""
+    # Of masked arrays, whose masks would be lost, JAX says what is to be done.
+    if isinstance(leaf, jax.Array | np.ma.MaskedArray):
+        return [leaf]
+    if not isinstance(leaf, np.ndarray | np.generic):
+        return None
+    column = np.empty((length, *leaf.shape), leaf.dtype)
+    column[0] = leaf
+    return column
+
+
+def _are_alike(leaf: Any, other: Any) -> bool:
+    if type(leaf) is not type(other):
+        return False
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.shape == other.shape and leaf.dtype == other.dtype
+    if isinstance(leaf, jax.Array):
+        return jax.typeof(leaf) == jax.typeof(other)
+    return is_same_static(leaf, other)
+
+
+def _structure_of(batch: Any) -> Structure:
+    return flatten(batch, is_bound=True)[1]
+
+
+@functools.lru_cache(maxsize=64)
+def _is_plain(treedef: Any) -> bool:
+    """Whether treedefs that are equal to this one are interchangeable: it has tuples, lists and
+    dicts by strings alone. To find out more takes twenty times as long as to flatten a batch.
+    """
+    data = treedef.node_data()
+    is_plain = (
+        data is None
+        or data[0] in (tuple, list, type(None))
+        or (data[0] is dict and all(type(key) is str for key in data[1]))
+    )
+    return is_plain and all(map(_is_plain, treedef.children()))

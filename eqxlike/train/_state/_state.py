@@ -1,0 +1,115 @@
+"""The state of a training, which each step reads and replaces."""
+
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Int32, PRNGKeyArray, PyTree
+
+from ..._module import Module
+from ..._pytree import filter, is_array, is_inexact_array
+from .._checks import check_key, check_model, check_not_deleted, check_optimiser, initial_state
+from ._loss_scale import DynamicLossScale
+
+Tree = TypeVar("Tree")
+Model = TypeVar("Model")
+
+
+def copy_arrays(pytree: Tree) -> Tree:
+    """The same tree with every array in a new buffer of its own.
+
+    Donation deletes the buffers it is given and refuses one that is given twice; neither may reach
+    arrays that somebody else holds. Weak types go as well: a step would return strong ones, and be
+    traced a second time for them. Of a key that is used once more on purpose
+    `jax.debug_key_reuse` is told.
+    """
+
+    def copy(leaf: Any) -> Any:
+        if not is_array(leaf):
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.clone(leaf)
+        return jnp.array(leaf, dtype=leaf.dtype, copy=True)
+
+    return jax.tree_util.tree_map(copy, pytree)
+
+
+class TrainState(Module, Generic[Model]):
+    """A model in training: one pytree that a step takes, and returns changed.
+
+    - `model`: the model.
+    - `optimiser_state`: the Optax state for the model's floating-point and complex arrays.
+    - `step`: how many updates were made, with those that a loss scale skipped.
+    - `key`: the source of randomness, which steps leave as it is. A step's own key is this one with
+      `step` folded in, so that it costs nothing where the loss does not use it.
+    - `is_halted`: whether an update was refused because it was not finite. Steps leave a halted
+      state as it is, so that it stays the last good one until somebody looks.
+    - `loss_scale`: for gradients in float16; `None` where the loss is not scaled.
+    - `model_state`: what the model changes as it is called, such as a `nn.State`; `None` where it
+      changes nothing.
+
+    >>> import jax, optax
+    >>> from eqxlike import nn
+    >>> model = nn.Linear(2, 1, key=jax.random.key(0))
+    >>> state = TrainState.create(model, optax.adam(1e-3), key=jax.random.key(1))
+    >>> int(state.step), bool(state.is_halted)
+    (0, False)
+    """
+
+    model: Model
+    optimiser_state: PyTree
+    step: Int32[Array, ""]
+    key: PRNGKeyArray
+    is_halted: Bool[Array, ""]
+    loss_scale: DynamicLossScale | None = None
+    model_state: Any = None
+
+    @classmethod
+    def create(
+        cls,
+        model: Tree,
+        optimiser: optax.GradientTransformation,
+        *,
+        key: PRNGKeyArray,
+        loss_scale: DynamicLossScale | None = None,
+        model_state: PyTree = None,
+    ) -> "TrainState[Tree]":
+        """The state before the first step.
+
+        **Arguments:**
+
+        - `model`: any pytree. Its arrays are copied: a step donates those of its state, and `model`
+          stays usable.
+        - `optimiser`: initialised with the model's floating-point and complex arrays.
+        - `key`: the source of all randomness in training; copied too.
+        - `loss_scale`: for a model that computes in float16; copied too.
+        - `model_state`: for a model with state, what `nn.make_with_state` made with it; copied too.
+
+        **Raises:** `TypeError` if `model` is a class, `optimiser` no optimiser, `key` no key, or
+        `loss_scale` something else; `ValueError` for several keys; `RuntimeError` if an array of
+        the model was donated.
+        """
+        check_model(model)
+        check_optimiser(optimiser, "TrainState.create")
+        check_key(key, "TrainState.create")
+        if not isinstance(loss_scale, DynamicLossScale | None):
+            raise TypeError(
+                "TrainState.create expected a train.DynamicLossScale as loss_scale, or None; got "
+                f"{loss_scale!r}."
+            )
+        check_not_deleted(model, "model", "TrainState.create")
+        model = copy_arrays(model)
+        optimiser_state = copy_arrays(initial_state(optimiser, filter(model, is_inexact_array)))
+        step = jnp.zeros((), jnp.int32)
+        # To a type checker `cls` is a TrainState of some other model.
+        of_model: Any = cls
+        return of_model(
+            model,
+            optimiser_state,
+            step,
+            copy_arrays(key),
+            jnp.zeros((), bool),
+            copy_arrays(loss_scale),
+            copy_arrays(model_state),
+        )

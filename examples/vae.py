@@ -1,0 +1,154 @@
+"""A variational autoencoder: digits come from few numbers, which a network finds and another reads.
+
+The encoder says for an image which codes may stand for it, a normal distribution of each number of
+the code; the decoder says how bright each pixel of a code is. Both are trained together by the
+evidence lower bound. scikit-learn's digits have pixels from 0 to 16: binomial counts, so that what
+is printed is the log-likelihood of whole images, in nats.
+
+Beside it stand two models without a network: pixels that are independent of each other, and pixels
+that are so for each of the ten digits, with labels that the autoencoder never sees. Whether a code
+says which digit it is, a logistic regression on codes tells. At the end new digits are drawn.
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.scipy import special
+from sklearn import datasets, linear_model
+
+import eqxlike as eqx
+from eqxlike import nn, train
+
+LEVELS = 16
+SHADES = " .:-=+*#%@"
+
+
+class Autoencoder(eqx.Module):
+    encoder: nn.MLP
+    decoder: nn.MLP
+    code_size: int = eqx.field(static=True)
+
+    def __init__(self, code_size: int, width: int, key: jax.Array):
+        key1, key2 = jax.random.split(key)
+        self.encoder = nn.MLP(64, 2 * code_size, width, depth=2, key=key1)
+        self.decoder = nn.MLP(code_size, 64, width, depth=2, key=key2)
+        self.code_size = code_size
+
+    def encode(self, pixels: Any) -> tuple[jax.Array, jax.Array]:
+        """Means and scales of the code, each of shape (code_size,)."""
+        mean, scale = jnp.split(self.encoder(pixels / LEVELS), 2)
+        return mean, jax.nn.softplus(scale)
+
+    def bound(self, pixels: Any, key: jax.Array) -> jax.Array:
+        """The evidence lower bound of one image, by one draw of its code, in nats."""
+        mean, scale = self.encode(pixels)
+        code = mean + scale * jax.random.normal(key, mean.shape)
+        kl = 0.5 * jnp.sum(mean**2 + scale**2 - 1) - jnp.sum(jnp.log(scale))
+        return log_binomial(pixels, self.decoder(code)) - kl
+
+    def log_likelihood(self, pixels: Any, key: jax.Array, draws: int = 200) -> jax.Array:
+        """The log-likelihood of one image, by codes that are drawn near it and weighted.
+
+        Burda, Grosse and Salakhutdinov (2016), "Importance Weighted Autoencoders".
+        """
+        mean, scale = self.encode(pixels)
+
+        def log_weight(noise: jax.Array) -> jax.Array:
+            code = mean + scale * noise
+            log_prior = -0.5 * jnp.sum(code**2)
+            log_drawn = -0.5 * jnp.sum(noise**2) - jnp.sum(jnp.log(scale))
+            return log_binomial(pixels, self.decoder(code)) + log_prior - log_drawn
+
+        noise = jax.random.normal(key, (draws, self.code_size))
+        return special.logsumexp(jax.vmap(log_weight)(noise)) - jnp.log(draws)
+
+
+def log_binomial(pixels: Any, logits: jax.Array) -> jax.Array:
+    """The log probability of an image whose pixels are `LEVELS` coins each, shape ()."""
+    ways = special.gammaln(LEVELS + 1.0) - special.gammaln(pixels + 1)
+    ways -= special.gammaln(LEVELS - pixels + 1)
+    bright = pixels * jax.nn.log_sigmoid(logits)
+    return jnp.sum(ways + bright + (LEVELS - pixels) * jax.nn.log_sigmoid(-logits))
+
+
+def loss(model: Autoencoder, pixels: Any, key: jax.Array) -> jax.Array:
+    keys = jax.random.split(key, len(pixels))
+    return -jnp.mean(jax.vmap(model.bound)(pixels, keys))
+
+
+def independent_pixels(learned: np.ndarray, pixels: np.ndarray) -> jax.Array:
+    """The log-likelihood of each image if every pixel has a brightness of its own, shape (N,)."""
+    part = (learned.sum(axis=0) + 0.5) / (LEVELS * len(learned) + 1)
+    return jax.vmap(log_binomial, in_axes=(0, None))(pixels, special.logit(part))
+
+
+def pixels_of_digits(learned: np.ndarray, labels: np.ndarray, pixels: np.ndarray) -> jax.Array:
+    """The same with brightnesses for each digit, of which each is as probable."""
+    each = [independent_pixels(learned[labels == digit], pixels) for digit in range(10)]
+    return special.logsumexp(jnp.stack(each), axis=0) - jnp.log(10)
+
+
+def drawn(images: np.ndarray) -> str:
+    """Images side by side, as text."""
+    shades = np.round(images.reshape(-1, 8, 8) * (len(SHADES) - 1)).astype(int)
+    return "\n".join(
+        "   ".join("".join(SHADES[shade] * 2 for shade in row) for row in rows).rstrip()
+        for rows in shades.transpose(1, 0, 2)
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=6000, metavar="N", help="(6000)")
+    parser.add_argument("--code", type=int, default=8, metavar="N", help="numbers of a code (8)")
+    parser.add_argument("--width", type=int, default=128, metavar="N", help="of the networks (128)")
+    options = parser.parse_args(arguments)
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    pixels, labels = np.asarray(pixels, np.float32)[order], np.asarray(labels)[order]
+    learned, held_out = pixels[500:], pixels[:500]
+
+    model_key, key, bound_key, test_key, draw_key = jax.random.split(jax.random.key(0), 5)
+    optimiser = optax.adam(optax.cosine_decay_schedule(2e-3, options.steps))
+    model = Autoencoder(options.code, options.width, model_key)
+    result = train.fit(
+        train.TrainState.create(model, optimiser, key=key),
+        train.make_step(loss, optimiser),
+        train.minibatches(learned, 100, seed=0),
+        num_steps=options.steps,
+        on_log=lambda step, loss: print(f"step {step:4}: {-loss:.1f} nats an image, at least"),
+        log_every=max(1, options.steps // 4),
+    )
+    model = result.state.model
+    bound_keys, test_keys = (jax.random.split(each, 500) for each in (bound_key, test_key))
+    found = {
+        "independent pixels": independent_pixels(learned, held_out),
+        "independent pixels of each digit": pixels_of_digits(learned, labels[500:], held_out),
+        "autoencoder, lower bound": eqx.filter_jit(eqx.filter_vmap(model.bound))(
+            held_out, bound_keys
+        ),
+        "autoencoder": eqx.filter_jit(eqx.filter_vmap(model.log_likelihood))(held_out, test_keys),
+    }
+    print("\nHeld out, nats an image:")
+    for name, values in found.items():
+        print(f"  {name:33} {values.mean():7.1f}")
+
+    codes, _ = jax.vmap(model.encode)(pixels)
+    linear = linear_model.LogisticRegression(max_iter=1000).fit(codes[500:], labels[500:])
+    right = linear.score(codes[:500], labels[:500])
+    print(f"\nDigits told from {options.code} numbers by a linear classifier: {right:.1%}")
+
+    prior = jax.random.normal(draw_key, (5, options.code))
+    print("\nNew digits:\n")
+    print(drawn(np.asarray(jax.nn.sigmoid(jax.vmap(model.decoder)(prior)))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The script that calls C++, Numba and NumPy from JAX, in a short form."""
+
+import importlib.util
+import pathlib
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+PATH = pathlib.Path(__file__).parents[2] / "examples" / "foreign_function.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("foreign_function", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def ways(script, tmp_path_factory):
+    """The function in each way that there is here."""
+    return script.ways(tmp_path_factory.mktemp("built"))[0]
+
+
+X = jnp.linspace(-3, 3, 7)
+
+
+@pytest.mark.parametrize("name", ["C++ by jax.ffi", "callback, NumPy", "callback, C++ by ctypes"])
+def test_values_gradients_and_batches_are_those_of_the_formula(ways, script, name):
+    if name not in ways:
+        assert shutil.which("c++") is None
+        return
+    numbers = np.asarray(X, np.float64)
+    s = 1 / (1 + np.exp(-script.BETA * numbers))
+    slope = s + script.BETA * numbers * s * (1 - s)
+    function = jax.jit(ways[name])
+    np.testing.assert_allclose(function(X), numbers * s, rtol=1e-5)
+    np.testing.assert_allclose(jax.vmap(jax.grad(function))(X), slope, rtol=1e-5, atol=1e-7)
+
+
+def test_kernel_is_one_operation_of_the_program(ways):
+    if "C++ by jax.ffi" in ways:
+        program = jax.jit(jax.vmap(ways["C++ by jax.ffi"])).lower(jnp.ones((2, 3))).as_text()
+        assert len(re.findall("stablehlo.custom_call", program)) == 1
+
+
+def test_table_has_a_row_for_each_way(script, monkeypatch, capsys, ways):
+    monkeypatch.setattr(script, "ways", lambda folder: (ways, ["left out: this: for that"]))
+    monkeypatch.setattr(script, "JOBS", (script.Job("few", lambda function: function, 3),))
+    assert script.main(["--quick"]) == 0
+    header, *rows, last = capsys.readouterr().out.splitlines()
+    assert header.split() == ["microseconds", "a", "call", "few", "largest", "difference"]
+    assert [row.split("  ")[0] for row in rows] == list(ways)
+    assert all(float(row.split()[-1]) < 1e-5 for row in rows)
+    assert last == "left out: this: for that"
+
+
+def test_missing_compiler_is_one_line_and_the_rest_goes_on(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    found, left_out = script.ways(tmp_path)
+    assert "callback, NumPy" in found
+    assert left_out[0] == (
+        "left out: C++ by jax.ffi, ctypes and cffi: there is no C++ compiler: install g++ or "
+        "clang++, or set CXX"
+    )
+
+
+def test_compiler_that_fails_is_one_line(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(script, "SOURCE", "#error not today\n")
+    monkeypatch.setattr(shutil, "which", lambda name: "c++")
+    monkeypatch.setattr(
+        script.subprocess,
+        "run",
+        lambda *args, **options: script.subprocess.CompletedProcess(
+            args, 1, "", "silu.cc:1:2: error: #error not today\nmore"
+        ),
+    )
+    with pytest.raises(script.LeftOut, match=r"c\+\+ cannot build it: silu.cc:1:2: error"):
+        script.build(tmp_path)
+
+
+def test_missing_package_is_one_line(script, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(script.LeftOut, match=r"^numba is not installed: pip install numba$"):
+        script.with_numba()
+
+
+def test_kernel_is_for_the_cpu(script, monkeypatch, capsys):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert script.main([]) == 2
+    assert capsys.readouterr().err == "The kernel is for the CPU: set JAX_PLATFORMS=cpu\n"

@@ -1,0 +1,144 @@
+"""`profile` of the command line. No test looks at a clock."""
+
+import json
+import sys
+
+import pytest
+
+from eqxlike._cli import main
+
+pytest.importorskip("pyinstrument")
+
+SCRIPT = """
+import eqxlike as eqx
+import jax.numpy as jnp
+
+x = jnp.ones(3)
+lines = 3
+
+
+@eqx.filter_jit
+def double(x):
+    return 2 * x
+
+
+class Training:
+    @staticmethod
+    def step():
+        return double(x)
+
+
+def step():
+    return double(x)
+
+
+def with_arguments(model, *args, rate, seed=0):
+    return double(model)
+
+
+def failing():
+    return double(x, x)
+
+
+batches = [x]
+
+
+def exhausted():
+    return double(batches.pop())
+
+
+def exiting():
+    raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A folder with a module, to work in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "profiled_script.py").write_text(SCRIPT)
+    yield tmp_path
+    sys.modules.pop("profiled_script", None)
+
+
+@pytest.mark.parametrize("name", ["step", "Training.step"])
+def test_table_and_files_of_a_function(script, capsys, name):
+    target = f"profiled_script:{name}"
+    assert main(["profile", target, "--calls", "20", "--out", "made"]) == 0
+    printed = capsys.readouterr().out
+    header, row = printed.splitlines()[1:3]
+    assert header.split()[:4] == ["Function", "Calls", "Traces", "Compiling,"]
+    assert row.split()[:3] == ["profiled_script.double", "20", "1"]
+    assert "sampled: eqxlike " in printed
+    stem = f"profiled_script.{name}"
+    assert {path.name for path in (script / "made").iterdir()} == {
+        f"{stem}{suffix}" for suffix in (".txt", ".html", ".pyisession")
+    }
+    assert json.loads((script / "made" / f"{stem}.pyisession").read_text())["frame_records"]
+
+
+def test_trace_of_xla_on_request(script, capsys):
+    assert main(["profile", "profiled_script:step", "--calls", "2", "--trace"]) == 0
+    assert "perfetto_trace.json.gz" in capsys.readouterr().out.splitlines()[-1]
+    assert list((script / "profile-results").glob("**/*.xplane.pb"))
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("profiled_script", "give module:function, such as train:step; got 'profiled_script'"),
+        ("nowhere:step", "there is no module 'nowhere' in "),
+        ("profiled_script.inner:step", "there is no module 'profiled_script.inner' in "),
+        ("profiled_script.py:step", "the name of a module, not a file: profiled_script:step"),
+        ("profiled_script:stepp", "has no function 'stepp'; it has double, Training, step,"),
+        ("profiled_script:lines", "profiled_script:lines is no function: it is of type int"),
+        (
+            "profiled_script:with_arguments",
+            "needs arguments (model, rate): give a function of none, such as `def profiled(): "
+            "return with_arguments(...)`",
+        ),
+        ("broken_script:step", "module 'broken_script' needs 'not_there', which is not installed"),
+        ("wrong_script:step", "module 'wrong_script' cannot be imported: ZeroDivisionError"),
+        (
+            "ending_script:step",
+            "module 'ending_script' ends the process as it is imported: put what it is to do as a "
+            'script under `if __name__ == "__main__":`',
+        ),
+    ],
+)
+def test_wrong_target_is_one_line_that_says_what_to_give(script, capsys, target, said):
+    (script / "broken_script.py").write_text("import not_there")
+    (script / "wrong_script.py").write_text("1 / 0")
+    (script / "ending_script.py").write_text("raise SystemExit(0)")
+    assert main(["profile", target]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("failing", "TypeError: "),
+        # It fails at its second call.
+        ("exhausted", "IndexError: pop from empty list"),
+        ("exiting", "SystemExit: 3"),
+    ],
+)
+def test_function_that_raises_ends_in_a_line_that_says_so(script, capsys, name, error):
+    assert main(["profile", f"profiled_script:{name}", "--out", "made"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"python -m eqxlike: error: profiled_script:{name} raised {error}")
+
+
+def test_missing_pyinstrument_names_the_extra(script, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyinstrument", None)
+    assert main(["profile", "profiled_script:step"]) == 2
+    assert "pip install 'eqxlike[profile]'" in capsys.readouterr().err
+
+
+def test_folder_that_cannot_be_written_is_one_line(script, capsys):
+    (script / "file").write_text("")
+    assert main(["profile", "profiled_script:step", "--out", "file/made"]) == 2
+    assert "argument --out: cannot write to 'file/made'" in capsys.readouterr().err

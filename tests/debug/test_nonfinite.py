@@ -1,0 +1,331 @@
+"""`find_nonfinite` names the operation that made a NaN or an infinity, and its layer."""
+
+import contextlib
+import inspect
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn, train
+from eqxlike.debug import find_nonfinite
+
+TWO = jnp.array([1.0, -2.0])
+
+
+class Log(eqx.Module):
+    scale: jax.Array
+
+    def __call__(self, x, *, key=None):
+        return jnp.log(self.scale * x)
+
+
+class Norm(eqx.Module):
+    scale: jax.Array
+
+    def __call__(self, x, *, key=None):
+        square = jnp.sum((self.scale * x) ** 2)
+        return jnp.where(square > 0, jnp.sqrt(square), 0.0)
+
+
+def in_a_network(layer):
+    return nn.Sequential([nn.Lambda(jax.nn.relu), layer(jnp.ones(2)), nn.Lambda(jnp.sum)])
+
+
+def mean(model, x):
+    return jnp.mean(jax.vmap(model)(x))
+
+
+def line_of(function, text):
+    """The file and line in this file where a function has a text."""
+    lines, first = inspect.getsourcelines(function)
+    (found,) = [number for number, line in enumerate(lines, start=first) if text in line]
+    return f"{pathlib.Path(__file__)}:{found}"
+
+
+def test_text_says_layer_operation_line_and_ranges():
+    found = find_nonfinite(in_a_network(Log), TWO)
+    assert str(found) == "\n".join(
+        [
+            "The first infinity of the forward pass was made by `log` in model.layers[1] (Log):",
+            f"  at {line_of(Log.__call__, 'jnp.log')} in Log.__call__",
+            "  took float32[2]: 0 to 1",
+            "  gave float32[2]: 0, 1 infinite, the first at [1]",
+            "  It reaches output.",
+        ]
+    )
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, eqx.filter_jit, eqx.filter_checkpoint])
+def test_layer_of_an_argument_is_found_through_transformations(transform):
+    found = find_nonfinite(transform(mean), in_a_network(Log), TWO[None])
+    assert (found.layer, found.layer_type, found.operation) == ("model.layers[1]", "Log", "log")
+    assert found.source.startswith(line_of(Log.__call__, "jnp.log"))
+
+
+def test_gradient_is_searched_where_the_forward_pass_is_finite():
+    model = in_a_network(Norm)
+    found = find_nonfinite(model, -jnp.ones(2))
+    assert (found.during, found.kind, found.layer) == ("gradient", "infinity", "model.layers[1]")
+    assert found.source.startswith(line_of(Norm.__call__, "jnp.sqrt"))
+    assert found.then.kind == "NaN"
+    assert found.reaches == "the gradient of model.layers[1].scale"
+    assert "and became NaN by `mul` in model.layers[1] (Norm):" in str(found)
+    assert find_nonfinite(model, -jnp.ones(2), gradient=False) is None
+
+
+def test_gradient_is_that_of_what_is_not_frozen():
+    found = find_nonfinite(mean, nn.freeze(Norm(jnp.ones(2))), jnp.zeros((1, 2)))
+    assert found.reaches == "the gradient of x"
+
+
+def of_scan(x):
+    def body(carry, each):
+        return carry / (carry - each), carry
+
+    return jax.lax.scan(body, x[1], x)[0]
+
+
+def of_scan_backwards(x):
+    return jax.lax.scan(lambda c, y: (c, 1 / (y - 1.0)), 0.0, x, reverse=True)[1]
+
+
+def of_while(x):
+    def body(carry):
+        count, bottom = carry
+        return count + 1, 1 / (bottom - 1)
+
+    return jax.lax.while_loop(lambda carry: carry[0] < 2, body, (0, x[1]))[1]
+
+
+def of_cond(x):
+    return jax.lax.cond(x.sum() > 0, lambda x: 1 / (x - 1), lambda x: x, x)
+
+
+def of_jit(x):
+    return jax.jit(lambda x: 1 / (x - 1))(x)
+
+
+def of_checkpoint(x):
+    return jax.checkpoint(lambda x: 1 / (x - 1))(x)
+
+
+def of_custom_jvp(x):
+    function = jax.custom_jvp(lambda x: 1 / (x - 1))
+    function.defjvps(lambda tangent, output, x: tangent)
+    return function(x)
+
+
+def of_custom_vjp(x):
+    function = jax.custom_vjp(lambda x: 1 / (x - 1))
+    function.defvjp(lambda x: (x, None), lambda _, cotangent: (cotangent,))
+    return function(x)
+
+
+def of_nested(x):
+    def body(carry, each):
+        return jax.lax.cond(each > 1, lambda c: 1 / (c - 1), lambda c: c, carry), None
+
+    return jax.jit(lambda x: jax.lax.scan(body, x[0], x)[0])(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "turns"),
+    [
+        (of_scan, (1,)),
+        (of_scan_backwards, (0,)),
+        (of_while, (1,)),
+        (of_cond, ()),
+        (of_jit, ()),
+        (of_checkpoint, ()),
+        (of_custom_jvp, ()),
+        (of_custom_vjp, ()),
+        (of_nested, (1,)),
+    ],
+)
+def test_operation_inside_another_is_found(function, turns):
+    found = find_nonfinite(function, jnp.array([1.0, 2.0]))
+    assert (found.operation, found.kind, found.turns) == ("div", "infinity", turns)
+    assert re.search(r"test_nonfinite\.py:\d+ in of_", found.source)
+
+
+def test_turn_of_the_loop_is_in_the_text():
+    assert "by `div`, turn 1 of the loop:" in str(find_nonfinite(of_scan, jnp.array([1.0, 2.0])))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.sqrt(x) + 1,
+        lambda x: jnp.log(x).sum(),
+        lambda x: jnp.exp(1000 * x) - jnp.exp(2000 * x),
+        lambda x: jnp.sum(x / jnp.abs(x - 1) * 0),
+        lambda x: jnp.arcsin(2 * x),
+    ],
+)
+def test_names_the_operation_that_jax_stops_at(function):
+    found = find_nonfinite(function, TWO, gradient=False)
+    makers = found if found.then is None else found.then
+    with jax.debug_nans(True), pytest.raises(FloatingPointError) as stopped:
+        function(TWO)
+    assert f"in {makers.operation}" in str(stopped.value)
+
+
+def attend(x, mask):
+    return jax.nn.softmax(jnp.where(mask, x, -jnp.inf))
+
+
+def test_infinity_that_a_mask_puts_in_is_no_fault():
+    assert find_nonfinite(attend, TWO, jnp.array([True, False])) is None
+
+
+def test_nan_of_a_row_that_is_masked_as_a_whole_is_found():
+    found = find_nonfinite(attend, TWO, jnp.array([False, False]))
+    assert (found.kind, found.operation) == ("NaN", "sub")
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.complex64])
+def test_small_and_complex_numbers_have_ranges(dtype):
+    found = find_nonfinite(lambda x: x / jnp.zeros_like(x), TWO.astype(dtype), gradient=False)
+    assert (found.inputs[0].lowest, found.inputs[0].dtype) == (-2.0, np.dtype(dtype).name)
+
+
+def test_overflow_of_a_conversion_is_found():
+    found = find_nonfinite(lambda x: (1e6 * x).astype(jnp.float16), TWO)
+    assert (found.operation, found.inputs[0].highest) == ("convert_element_type", 1e6)
+
+
+def test_nan_of_an_argument_is_named():
+    text = str(find_nonfinite(mean, in_a_network(Log), TWO[None] * jnp.nan))
+    assert text == "The first NaN of the forward pass came with x.\n  It reaches output."
+
+
+def test_infinity_of_an_argument_is_named_where_it_reaches_the_output():
+    text = str(find_nonfinite(lambda x: 2 * x, TWO * jnp.inf))
+    assert "infinity of the forward pass came with a constant of the program, or an argum" in text
+
+
+def test_donated_arguments_stay():
+    step = eqx.filter_jit(lambda x: x / 0.0, donate="all")
+    x = jnp.ones(2)
+    assert find_nonfinite(step, x).operation == "div"
+    assert not x.is_deleted()
+
+
+def test_callbacks_in_a_loop_are_called_once_a_turn():
+    seen = []
+
+    def body(carry, x):
+        jax.debug.callback(lambda x: seen.append(float(x)), x, ordered=True)
+        return carry, 1 / x
+
+    def function(x):
+        return jax.lax.scan(body, 0.0, x)[1]
+
+    assert find_nonfinite(function, jnp.zeros(3), gradient=False).turns == (0,)
+    jax.effects_barrier()
+    assert seen == [0.0] * 3
+
+
+def test_random_key_serves_both_passes():
+    def function(x, key):
+        return x * jax.random.normal(key, (2,))
+
+    assert find_nonfinite(function, TWO, jax.random.key(0)) is None
+
+
+def test_loop_without_turns_hands_on_what_it_was_given():
+    def function(x):
+        last, rows = jax.lax.scan(lambda c, y: (c, y), x / 0.0, jnp.zeros((0, 2)))
+        return last, rows
+
+    assert find_nonfinite(function, TWO).operation == "div"
+
+
+def test_step_of_a_training_is_run_as_it_is():
+    optimiser = optax.adam(1e-3)
+    state = train.TrainState.create(Log(jnp.ones(2)), optimiser, key=jax.random.key(1))
+    step = train.make_step(lambda model, x, key: jnp.mean(model(x)), optimiser)
+    assert find_nonfinite(step, state, jnp.ones(2), gradient=False) is None
+    found = find_nonfinite(step, state, TWO, gradient=False)
+    assert (found.layer, found.operation) == ("state.model", "log")
+
+
+def test_models_of_one_form_are_mapped_onto_each_other():
+    def average(model, other, x):
+        both = jax.tree.map(lambda a, b: (a + b) / 2, model, other)
+        return both(x)
+
+    found = find_nonfinite(average, Log(jnp.ones(2)), Log(jnp.ones(2)), TWO)
+    assert (found.layer, found.operation) == ("model", "log")
+
+
+@jax.jit
+def apply(layer, x):
+    return layer(x)
+
+
+def test_layers_in_a_jitted_function_are_those_of_this_call():
+    def function(first, second, x):
+        return apply(second, x)
+
+    log, norm = Log(jnp.ones(2)), Norm(jnp.ones(2))
+    assert find_nonfinite(function, norm, log, TWO).layer == "second"
+    assert find_nonfinite(lambda log, x: apply(log, x), log, TWO).layer == "log"
+
+
+def test_number_of_the_program_has_its_dtype():
+    found = find_nonfinite(lambda x: x / 0.0, TWO, gradient=False)
+    assert [each.dtype for each in found.inputs] == ["float32"] * 2
+
+
+def test_turns_of_an_inner_loop_are_compiled_once():
+    def body(carry, each):
+        inner = jax.lax.scan(lambda carry, _: (2 * carry, None), carry, None, length=2)[0]
+        return inner + jnp.log(each), None
+
+    def num_traces(length):
+        traced = []
+        with listening(lambda event, _, **__: traced.append(event)):
+            x = -jnp.ones(length)
+            find_nonfinite(lambda x: jax.lax.scan(body, 1.0, x)[0], x, gradient=False)
+        return traced.count("/jax/core/compile/jaxpr_trace_duration")
+
+    # What is run by itself is traced once for each shape.
+    num_traces(3), num_traces(6)
+    assert num_traces(3) == num_traces(6)
+
+
+@contextlib.contextmanager
+def listening(listener):
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        yield
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+
+
+def test_model_that_is_traced_is_refused():
+    with pytest.raises(ValueError, match="runs the program on values, and x has none"):
+        jax.jit(lambda x: find_nonfinite(lambda x: x, x))(TWO)
+
+
+def test_struct_without_values_is_refused():
+    with pytest.raises(ValueError, match=r"x\['a'\] has none: it is a `jax.ShapeDtypeStruct`"):
+        find_nonfinite(lambda x: x, {"a": jax.ShapeDtypeStruct((2,), jnp.float32)})
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(TypeError, match="`find_nonfinite` expects a function"):
+        find_nonfinite(3.0)  # pyright: ignore[reportArgumentType]
+
+
+def test_function_without_a_gradient_is_told_how_to_go_on():
+    with pytest.raises(ValueError, match="Reverse-mode") as raised:
+        find_nonfinite(lambda x: jax.lax.while_loop(lambda c: c < 3, lambda c: c + 1, x), TWO[0])
+    assert "Write `gradient=False`" in raised.value.__notes__[-1]

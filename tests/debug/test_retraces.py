@@ -1,0 +1,536 @@
+"""What is said about a trace after the first: what differs, and what to do about it."""
+
+import dataclasses
+import functools
+import re
+import sys
+import threading
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import eqxlike as eqx
+from eqxlike._partition import flatten
+from eqxlike._transforms._jit._traces._array_form import form_of
+from eqxlike._transforms._jit._traces._differences import Arguments, find_differences
+from eqxlike._transforms._jit._traces._outline import outline_of, root_outline
+from eqxlike.debug import RetraceError, RetraceWarning, Trace, explain_retraces
+
+HERE = "tests/debug/test_retraces.py"
+
+
+class Model(eqx.Module):
+    layers: list
+    config: object = eqx.field(static=True, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    depth: int
+    name: str = "mlp"
+
+
+class Plain:
+    """Compared by identity."""
+
+    def __repr__(self) -> str:
+        return "a plain object"
+
+
+class HoldsArray(Plain):
+    def __init__(self):
+        self.array = jnp.ones(2)
+
+    __repr__ = object.__repr__  # pyright: ignore
+
+
+@dataclasses.dataclass(frozen=True)
+class Rude:
+    """Its attributes fail for whoever looks into it to describe it."""
+
+    depth: int
+
+    def __getattribute__(self, name):
+        if name == "depth" and "_outline" in sys._getframe(1).f_code.co_filename:
+            raise RuntimeError("no")
+        return object.__getattribute__(self, name)
+
+
+def model(width=2, config=None):
+    return Model([eqx.nn.Linear(2, width, key=jax.random.key(0))], config)
+
+
+def ones(*shape, dtype=jnp.float32):
+    return jnp.ones(shape, dtype)
+
+
+def traced(*calls):
+    """The last trace of a function of one `argument`, called with each of these."""
+    function = eqx.filter_jit(lambda argument: None)
+    for argument in calls:
+        function(argument)
+    return function.traces[-1]
+
+
+def lines(trace):
+    return [str(each) for each in trace.differences]
+
+
+def scale(factor):
+    return lambda x: factor * x
+
+
+CASES = {
+    "batch size": (
+        [(ones(32, 3), ones(32)), (ones(16, 3), ones(16))],
+        ["argument[0]: shape (32, 3) -> (16, 3)", "argument[1]: shape (32,) -> (16,)"],
+        "drop the last batch if it is smaller, or pad it",
+    ),
+    "dtype": (
+        [ones(2), ones(2, dtype=jnp.bfloat16)],
+        ["argument: dtype float32 -> bfloat16"],
+        "Cast the array before the call",
+    ),
+    "weak type": (
+        [jnp.float32(0.1), jnp.asarray(0.1)],
+        ["argument: weak type False -> True"],
+        "Give it a dtype, as in `jnp.asarray(0.1, dtype=jnp.float32)`",
+    ),
+    "shape and dtype": (
+        [ones(2), ones(3, dtype=int)],
+        ["argument: shape (2,) -> (3,)", "argument: dtype float32 -> int32"],
+        "A shape is part of a compiled function",
+    ),
+    "key": (
+        [jax.random.key(0), jax.random.key(0, impl="rbg")],
+        ["argument: dtype key<fry> -> key<rbg>"],
+        "A dtype is part of a compiled function",
+    ),
+    "another number": (
+        [0.1, 0.2],
+        ["argument: static value 0.1 -> 0.2"],
+        "If the function only computes with it, pass an array",
+    ),
+    "a number that equals another": (
+        [1, 1.0],
+        ["argument: static value 1 -> 1.0"],
+        "each new number is compiled for",
+    ),
+    "numbers of one hash": (
+        [-1, -2],
+        ["argument: static value -1 -> -2"],
+        "each new number is compiled for",
+    ),
+    "numbers of one hash in a static field": (
+        [model(config=(-1, 0)), model(config=(-2, 0))],
+        ["argument.config[0]: static value -1 -> -2"],
+        "A static field is part of a compiled function",
+    ),
+    "numbers of one hash in a set": (
+        [frozenset([-1]), frozenset([-2])],
+        ["argument: static value frozenset({{-1}}) -> frozenset({{-2}})"],
+        "",
+    ),
+    "complex numbers": (
+        [ones(2), ones(2, dtype=jnp.complex64)],
+        ["argument: dtype float32 -> complex64"],
+        "Cast the array before the call",
+    ),
+    "object that stays and takes no weak reference": (
+        [model(config=(1, np.sin)), model(config=(2, np.sin))],
+        ["argument.config[0]: static value 1 -> 2"],
+        "",
+    ),
+    "number for array": (
+        [jnp.float32(0.1), 0.1],
+        ["argument: the array float32[] -> the static value 0.1"],
+        "Pass an array at each call, or at none",
+    ),
+    "array for number": (
+        [0.1, jnp.asarray(0.1)],
+        ["argument: the static value 0.1 -> the array float32[] (weak type)"],
+        "Pass an array at each call, or at none",
+    ),
+    "nothing for array": (
+        [{"x": ones(2), "mask": ones(2)}, {"x": ones(2), "mask": None}],
+        ["argument['mask']: the array float32[2] -> None"],
+        "Pass an array at each call, or at none",
+    ),
+    "text": (
+        ["train", "test"],
+        ["argument: static value 'train' -> 'test'"],
+        "Pass the same few values",
+    ),
+    "function from the same line": (
+        [scale(1), scale(2)],
+        [f"argument: static value <lambda> ({HERE}:{{0}}) -> another <lambda> ({HERE}:{{0}})"],
+        "Define it once, outside of the loop",
+    ),
+    "another function": (
+        [jax.nn.relu, jax.nn.gelu],
+        ["argument: static value relu (jax) -> gelu (jax)"],
+        "Pass the same few values",
+    ),
+    "function of JAX from the same line": (
+        [jax.jit(scale(1)), jax.jit(scale(2))],
+        [f"argument: static value <lambda> ({HERE}:{{0}}) -> another <lambda> ({HERE}:{{0}})"],
+        "Define it once, outside of the loop",
+    ),
+    "attributes that fail": (
+        [Rude(1), Rude(2)],
+        ["argument: static value Rude(depth=1) -> Rude(depth=2)"],
+        "",
+    ),
+    "partial": (
+        [functools.partial(jnp.sum, axis=0), functools.partial(jnp.sum, axis=1)],
+        ["argument.keywords['axis']: static value 0 -> 1"],
+        "Pass the same few values",
+    ),
+    "object": (
+        [Plain(), Plain()],
+        ["argument: static value a plain object -> another plain object"],
+        "give its class `__eq__` and `__hash__`",
+    ),
+    "object with an array": (
+        [HoldsArray(), HoldsArray()],
+        ["argument: static value a HoldsArray -> another HoldsArray"],
+        "if it holds arrays, make it an `eqxlike.Module`",
+    ),
+    "dataclass": (
+        [Config(3), Config(4)],
+        ["argument.depth: static value 3 -> 4"],
+        "Pass the same few values",
+    ),
+    "class": (
+        [Config, Plain],
+        ["argument: static value Config -> Plain"],
+        "Classes are compared by identity",
+    ),
+    "static field": (
+        [model(config=Config(3)), model(config=Config(4))],
+        ["argument.config.depth: static value 3 -> 4"],
+        "let the field hold an array",
+    ),
+    "static field that is not hashable": (
+        [model(config={"sizes": [8, 8]}), model(config={"sizes": [8, 9]})],
+        ["argument.config['sizes'][1]: static value 8 -> 9"],
+        "A static field is part of a compiled function",
+    ),
+    "array of a layer": (
+        [model(), eqx.tree_at(lambda m: m.layers[0].weight, model(), ones(2, 3))],
+        ["argument.layers[0].weight: shape (2, 2) -> (2, 3)"],
+        "",
+    ),
+    "length of a list": (
+        [[ones(2)] * 2, [ones(2)] * 3],
+        ["argument: a list of length 2 -> a list of length 3"],
+        "Keep the length, or stack the elements in one array",
+    ),
+    "length of a long list": (
+        [[ones(2)] * 70, [ones(2)] * 71],
+        ["argument: a list of length 70 -> a list of length 71"],
+        "Keep the length",
+    ),
+    "element of a long list": (
+        [[ones(2)] * 70, [*[ones(2)] * 69, ones(3)]],
+        ["argument[69]: shape (2,) -> (3,)"],
+        "",
+    ),
+    "keys of a dict": (
+        [{"x": ones(2)}, {"x": ones(2), "mask": ones(2)}],
+        ["argument['mask']: absent -> the array float32[2]"],
+        "an array of zeros where there is nothing to pass",
+    ),
+    "tuple for list": (
+        [[ones(2)], (ones(2),)],
+        ["argument: a list of length 1 -> a tuple of length 1"],
+        "Pass the same types",
+    ),
+    "layer for array": (
+        [ones(2), model().layers[0]],
+        ["argument: the array float32[2] -> Linear"],
+        "Pass the same types",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_differences_say_where_and_what(name):
+    calls, expected, _ = CASES[name]
+    line = scale.__code__.co_firstlineno + 1
+    assert lines(traced(*calls)) == [text.format(line) for text in expected]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_message_says_what_to_do(name):
+    calls, _, advice = CASES[name]
+    assert advice in str(traced(*calls))
+
+
+def test_size_that_is_a_symbol_is_told_as_text():
+    function = eqx.filter_jit(lambda x: 2 * x)
+    for symbol in ("a", "b"):
+        (size,) = jax.export.symbolic_shape(symbol)
+        jax.export.export(jax.jit(function))(jax.ShapeDtypeStruct((size, 3), jnp.float32))
+    assert lines(function.traces[-1]) == ["x: shape ('a', 3) -> ('b', 3)"]
+
+
+def test_another_class_of_the_same_name_is_said_to_be_another():
+    def make():
+        class Twin(eqx.Module):
+            x: jax.Array
+
+        return Twin(ones(2))
+
+    trace = traced(make(), make())
+    assert lines(trace) == ["argument: Twin -> another class Twin"]
+    assert "running its definition again makes another one" in str(trace)
+
+
+def test_sharding_is_told_by_axes_of_the_mesh():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
+    placed = jax.device_put(ones(4), NamedSharding(mesh, PartitionSpec("data")))
+    before, after = "no mesh", "mesh(data=2), P('data',)"
+    assert lines(traced(ones(4), placed)) == [f"argument: sharding {before} -> {after}"]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda: jax.enable_x64(True), "jax_enable_x64: False -> True"),
+        (
+            lambda: jax.default_matmul_precision("highest"),
+            "jax_default_matmul_precision: None -> highest",
+        ),
+        (
+            lambda: jax.numpy_dtype_promotion("standard"),
+            "jax_numpy_dtype_promotion: strict -> standard",
+        ),
+    ],
+)
+def test_settings_of_jax_are_told(change, line):
+    function = eqx.filter_jit(lambda x: None)
+    function(ones(2))
+    with change():
+        function(ones(2))
+    assert lines(function.traces[-1]) == [f"JAX's setting {line}"]
+    assert "Choose them once, at the start of the program" in str(function.traces[-1])
+
+
+def test_numpy_array_of_64_bits_is_told_from_one_of_32():
+    with jax.enable_x64(True):
+        trace = traced(np.ones(2, np.float32), np.ones(2))
+    assert lines(trace) == ["argument: dtype float32 -> float64"]
+    assert "NumPy has 64 bits where JAX has 32" in str(trace)
+
+
+def test_message_begins_with_the_function_and_its_place():
+    @eqx.filter_jit
+    def mean(batch):
+        return None
+
+    mean(ones(2))
+    mean(ones(3))
+    line = mean.__wrapped__.__code__.co_firstlineno  # pyright: ignore
+    assert str(mean.traces[-1]) == (
+        f"`mean` ({HERE}:{line}) is traced and compiled again (trace 2). What differs from trace "
+        "1:\n"
+        "  batch: shape (2,) -> (3,)\n"
+        "A shape is part of a compiled function. Keep shapes as they are from call to call: drop "
+        "the last batch if it is smaller, or pad it."
+    )
+
+
+def test_first_trace_says_that_it_is_the_first():
+    assert str(traced(ones(2))).endswith("is traced for the first time.")
+
+
+def test_same_advice_is_given_once():
+    assert str(traced((ones(2), ones(2)), (ones(3), ones(3)))).count("A shape is part") == 1
+
+
+def test_many_differences_are_counted():
+    text = str(traced([ones(2)] * 30, [ones(3)] * 30))
+    assert re.findall(r"argument\[(?:19|20)\]|and 10 more", text) == ["argument[19]", "and 10 more"]
+
+
+def test_trace_most_like_the_new_one_is_compared_with():
+    trace = traced((ones(2), ones(2)), (ones(3), ones(4)), (ones(2), ones(5)))
+    assert trace.compared_with == 1
+    assert lines(trace) == ["argument[1]: shape (2,) -> (5,)"]
+
+
+def test_trace_with_another_array_is_more_alike_than_one_with_none():
+    assert traced(jnp.float32(0.1), 0.1, jnp.asarray(0.1)).compared_with == 1
+
+
+def test_latest_of_the_traces_most_like_the_new_one_is_compared_with():
+    assert traced(ones(2), ones(3), ones(4)).compared_with == 2
+
+
+def test_nothing_that_differs_is_said_so():
+    function = eqx.filter_jit(lambda x: None)
+    function(ones(2))
+    jax.clear_caches()
+    function(ones(2))
+    assert "Arguments and settings are those of trace 1" in str(function.traces[-1])
+
+
+def test_named_and_variadic_arguments_have_their_names():
+    @eqx.filter_jit
+    def function(x, *rest, scale, **more):
+        return None
+
+    function(1, 2, scale=3, other=4)
+    function(0, 0, scale=0, other=0)
+    assert [each.path for each in function.traces[-1].differences] == [
+        "x",
+        "rest[0]",
+        "scale",
+        "other",
+    ]
+
+
+def test_long_values_are_cut():
+    assert max(map(len, lines(traced("a" * 10_000, "b" * 10_000)))) < 500
+
+
+def test_tree_deeper_than_pythons_stack_is_compared():
+    def nested(leaf):
+        for _ in range(1500):
+            leaf = (leaf,)
+        return leaf
+
+    known = []
+    for leaf in (ones(2), ones(3)):
+        arrays, structure = flatten(nested(leaf))
+        outline = root_outline(["x"], [outline_of(structure)])
+        known.append(Arguments(outline, tuple(map(form_of, arrays)), ()))
+    (found,) = find_differences(*known)
+    assert str(found) == f"x{'[0]' * 1500}: shape (2,) -> (3,)"
+
+
+# --- explain_retraces ---------------------------------------------------------------------------
+
+
+def test_block_prints_each_trace_after_the_first(capsys):
+    function = eqx.filter_jit(lambda x: None)
+    with explain_retraces():
+        function(ones(2))
+        function(ones(2))
+        function(ones(3))
+    assert capsys.readouterr().out == f"{function.traces[-1]}\n"
+
+
+def test_block_tells_of_a_first_trace_before_it():
+    function = eqx.filter_jit(lambda x: None)
+    function(ones(2))
+    with explain_retraces(lambda trace: None) as retraces:
+        function(ones(3))
+    assert retraces == [function.traces[-1]]
+
+
+def test_nothing_is_told_after_the_block():
+    function = eqx.filter_jit(lambda x: None)
+    with explain_retraces(lambda trace: None) as retraces:
+        function(ones(2))
+    function(ones(3))
+    assert retraces == []
+
+
+def test_block_tells_of_functions_that_are_defined_anew():
+    with explain_retraces(lambda trace: None) as retraces:
+        for _ in range(3):
+            eqx.filter_jit(lambda x: None)(ones(2))
+    assert [trace.number for trace in retraces] == [2, 3]
+    assert lines(retraces[0]) == ["<lambda>: a function -> another one, from the same lines"]
+    assert "Define and wrap it once, outside of the loop" in str(retraces[0])
+
+
+def test_block_tells_nothing_of_functions_that_are_wrapped_otherwise():
+    def function(x):
+        return x
+
+    with explain_retraces(lambda trace: None) as retraces:
+        eqx.filter_jit(function)(1.0)
+        eqx.filter_jit(eqx.filter_grad(function))(jnp.ones(()))
+        eqx.filter_jit(function, max_traces=3)(1.0)
+    assert retraces == []
+
+
+def test_function_inside_of_a_transformation_has_its_own_path():
+    for width in (2, 3):
+        mapped = eqx.filter_jit(eqx.filter_vmap(model(width).layers[0]), max_traces=100)
+        mapped(ones(4, 2))
+    assert "<function>.weight: shape (2, 2) -> (3, 2)" in lines(mapped.traces[-1])
+
+
+def test_block_tells_of_caches_that_were_cleared():
+    function = eqx.filter_jit(lambda x: None)
+    with explain_retraces(lambda trace: None) as retraces:
+        function(ones(2))
+        eqx.clear_caches()
+        function(ones(2))
+    assert "the caches were cleared" in str(retraces[0])
+
+
+@pytest.mark.usefixtures("compiles_alone")
+def test_block_tells_of_traces_in_other_threads():
+    function = eqx.filter_jit(lambda x: None)
+    function(ones(2))
+    with explain_retraces(lambda trace: None) as retraces:
+        thread = threading.Thread(target=function, args=(ones(3),))
+        thread.start()
+        thread.join()
+    assert lines(retraces[0]) == ["x: shape (2,) -> (3,)"]
+
+
+def test_blocks_inside_one_another_are_all_told():
+    function = eqx.filter_jit(lambda x: None)
+    function(ones(2))
+    with explain_retraces(lambda _: None) as outer, explain_retraces(lambda _: None) as inner:
+        function(ones(3))
+    assert outer == inner == [function.traces[-1]]
+
+
+def test_block_warns_with_the_line_of_the_call():
+    function = eqx.filter_jit(lambda x: None)
+    with explain_retraces("warn"):
+        function(ones(2))
+        with pytest.warns(RetraceWarning, match=r"x: shape \(2,\) -> \(3,\)") as warned:
+            function(ones(3))
+    assert warned[0].filename == __file__
+
+
+def test_block_raises_and_the_call_goes_through_after_it():
+    function = eqx.filter_jit(lambda x: 2 * x)
+    function(ones(2))
+    with explain_retraces("error"), pytest.raises(RetraceError, match="must not be traced again"):
+        function(ones(3))
+    assert function(ones(3)).tolist() == [2, 2, 2]
+
+
+def test_block_raises_again_and_what_was_compiled_goes_on():
+    function = eqx.filter_jit(lambda x: 2 * x)
+    function(ones(2))
+    with explain_retraces("error"):
+        for _ in range(2):
+            with pytest.raises(RetraceError, match=r"would be trace 2\."):
+                function(ones(3))
+        assert function(ones(2)).tolist() == [2, 2]
+    assert len(function.traces) == 1
+
+
+@pytest.mark.parametrize("on_retrace", ["print", 3, None])
+def test_block_refuses_what_it_cannot_do(on_retrace):
+    message = r"`explain_retraces\(on_retrace=...\)` expects 'warn', 'error' or a function"
+    with pytest.raises(ValueError, match=message), explain_retraces(on_retrace):
+        pass
+
+
+def test_trace_that_is_told_is_public():
+    assert isinstance(traced(ones(2)), Trace)

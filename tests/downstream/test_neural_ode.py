@@ -1,0 +1,16 @@
+"""The tutorial on neural ODEs, in a short form: Diffrax on eqxlike, in a process of its own."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+SCRIPT = pathlib.Path(__file__).parents[2] / "examples" / "neural_ode.py"
+
+
+def test_network_learns_the_pendulum_and_no_line_does():
+    command = [sys.executable, str(SCRIPT), "--steps", "60", "--seconds", "1"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
+    found = dict(re.findall(r"^(linear law|network) +(\d+\.\d+)", process.stdout, re.MULTILINE))
+    assert float(found["network"]) < float(found["linear law"])

@@ -1,0 +1,131 @@
+"""A function and its gradient beside each other."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxlike as eqx
+from eqxlike import graph, nn
+
+
+def mlp():
+    return nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
+
+
+def loss(model, x):
+    return jnp.mean(jax.vmap(model)(x) ** 2)
+
+
+X = jnp.ones((5, 3))
+
+
+@functools.cache
+def found():
+    return graph.report(loss, mlp(), X, gradient=True)
+
+
+def test_sides_have_the_layers_of_the_function():
+    assert [side.name for side in found().sides] == [row.name for row in found().layers]
+
+
+def test_sides_are_those_of_the_two_reports():
+    whole = found().sides[0]
+    assert whole.flops == found().flops
+    assert whole.gradient_flops == found().gradient.flops
+    assert whole.operations == len(found().operations)
+
+
+def test_way_back_of_a_dense_layer_is_its_two_products_and_the_sum_of_its_bias():
+    first = next(side for side in found().sides if side.name == "model.layers[0]")
+    # The gradient of the input of the first layer is not asked for.
+    assert first.backward_flops == 2 * 5 * 3 * 4 + 4 * 4
+    second = next(side for side in found().sides if side.name == "model.layers[1]")
+    assert second.backward_flops == 2 * (2 * 5 * 4 * 2) + 2 * 4
+
+
+def test_stored_bytes_are_those_of_the_residuals():
+    residuals = jax.tree_util.tree_leaves(
+        jax.eval_shape(lambda model: jax.vjp(lambda x: jnp.sin(x) * x, model)[1], X)
+    )
+    report = graph.report(lambda x: jnp.sin(x) * x, X, gradient=True)
+    stored = sum(each.size * each.dtype.itemsize for each in residuals if each.shape)
+    # The argument itself is there anyway.
+    assert report.sides[0].stored_bytes == stored - X.nbytes
+    assert {each.kind for each in report.stored} == {"cos", "sin"}
+
+
+def test_rows_that_a_loop_stacks_for_the_way_back_are_stored():
+    def of_carry(x):
+        return jax.lax.scan(lambda carry, _: (carry * carry, None), x, None, length=7)[0]
+
+    def of_result(x):
+        return jax.lax.scan(lambda carry, _: (jnp.exp(carry), None), x, None, length=7)[0]
+
+    for function in (of_carry, of_result):
+        assert graph.report(function, X, gradient=True).sides[0].stored_bytes == 7 * X.nbytes
+
+
+def test_checkpoint_stores_nothing_of_what_is_inside():
+    def kept(x):
+        return jnp.sin(jnp.sin(x))
+
+    plain = graph.report(kept, X, gradient=True)
+    again = graph.report(jax.checkpoint(kept), X, gradient=True)
+    assert plain.sides[0].stored_bytes == 2 * X.nbytes
+    assert again.sides[0].stored_bytes == 0
+
+
+def test_what_a_loop_stores_counts_for_all_turns():
+    def function(x):
+        return jax.lax.scan(lambda carry, _: (jnp.sin(carry), None), x, None, length=6)[0]
+
+    assert graph.report(function, X, gradient=True).sides[0].stored_bytes == 6 * X.nbytes
+
+
+def test_module_is_differentiated_by_its_own_arrays():
+    model = nn.Linear(3, 2, key=jax.random.key(0))
+    report = graph.report(model, X[0], gradient=True)
+    shapes = [each.aval.shape for each in report.gradient.jaxpr.jaxpr.outvars]
+    assert shapes == [(2,), (2, 3), (2,)]
+    assert [side.name for side in report.sides] == ["", "Linear"]
+
+
+def test_layer_in_a_scan_keeps_its_path_on_the_way_back():
+    stack = nn.ScanStack(lambda key: nn.MLP(3, 3, 3, 1, key=key), depth=2, key=jax.random.key(0))
+    report = graph.report(stack, X[0], gradient=True)
+    names = [side.name for side in report.sides]
+    assert all(name.startswith("ScanStack") for name in names[1:])
+    side = next(side for side in report.sides if side.name == "ScanStack.layers.layers[0]")
+    assert side.backward_flops >= 2 * 2 * 9
+
+
+def test_defaults_of_a_function_stay_left_out():
+    # A function of `filter_vmap` takes no keywords, and shows those of what it maps.
+    report = graph.report(eqx.filter_vmap(nn.Linear(3, 2, key=jax.random.key(0))), X, gradient=True)
+    assert report.sides[1].gradient_flops == 2 * (2 * 5 * 3 * 2) + 5 * 2 + 4 * 2
+
+
+def test_text_has_the_table_of_both():
+    assert "Function and gradient" in str(found())
+    assert "Bytes stored" in str(found())
+
+
+def test_nothing_to_differentiate_by_is_refused():
+    with pytest.raises(ValueError, match=r"first argument of .*, of type ArrayImpl, has none"):
+        graph.report(lambda n: n + n, jnp.arange(3), gradient=True)
+
+
+def test_no_argument_to_differentiate_by_is_refused():
+    with pytest.raises(ValueError, match="give ones one"):
+        graph.report(ones, gradient=True)
+
+
+def ones():
+    return jnp.ones(2)
+
+
+def test_nothing_to_differentiate_is_refused():
+    with pytest.raises(ValueError, match=r"returns no floating-point array to differentiate"):
+        graph.report(lambda x: x > 0, X, gradient=True)

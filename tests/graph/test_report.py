@@ -1,0 +1,396 @@
+"""What a report says of a program."""
+
+import functools
+import importlib.util
+import inspect
+import io
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import rich.console
+
+import eqxlike as eqx
+from eqxlike import graph, nn, train
+
+
+def mlp():
+    return nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
+
+
+def loss(model, x):
+    return jnp.mean(jax.vmap(model)(x) ** 2)
+
+
+X = jnp.ones((5, 3))
+
+
+@functools.cache
+def report_on_loss():
+    return graph.report(loss, mlp(), X)
+
+
+def paths(report):
+    return [row.name for row in report.layers]
+
+
+def test_layers_have_the_names_of_arguments_and_fields():
+    assert paths(report_on_loss()) == ["", "model", "model.layers[0]", "model.layers[1]"]
+
+
+def test_row_of_a_layer_holds_what_lies_inside():
+    whole, model, first, second = report_on_loss().layers
+    assert whole.operations == len(report_on_loss().operations)
+    assert model.flops == first.flops + second.flops + 5 * 4  # and the activation
+    assert first.flops == 2 * 5 * 3 * 4 + 5 * 4
+
+
+def test_kinds_add_up_to_the_whole():
+    found = report_on_loss()
+    assert sum(row.flops for row in found.kinds) == found.flops
+    assert sum(row.operations for row in found.kinds) == len(found.operations)
+
+
+def test_total_is_what_xla_counts():
+    found = report_on_loss()
+    model = mlp()
+    before = jax.jit(lambda x: loss(model, x)).lower(X).cost_analysis()["flops"]
+    assert found.flops == before
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "name"),
+    [
+        (mlp(), (X[0],), "MLP.layers[0]"),
+        (eqx.filter_jit(mlp()), (X[0],), "MLP.layers[0]"),
+        (eqx.filter_vmap(mlp()), (X,), "MLP.layers[0]"),
+        (eqx.filter_jit(loss), (mlp(), X), "model.layers[0]"),
+        (functools.partial(loss, mlp()), (X,), "MLP.layers[0]"),
+        (eqx.filter_checkpoint(loss), (mlp(), X), "model.layers[0]"),
+        (lambda models, x: loss(models["a"], x), ({"a": mlp()}, X), "models['a'].layers[0]"),
+    ],
+    ids=["Module", "jitted Module", "mapped", "filter_jit", "partial", "checkpoint", "dict"],
+)
+def test_callables_of_any_form_have_their_layers(function, args, name):
+    assert name in paths(graph.report(function, *args))
+
+
+def test_scopes_of_the_user_count_as_layers():
+    def function(model, x):
+        with jax.named_scope("encode"):
+            return model(x)
+
+    assert paths(graph.report(function, nn.Linear(3, 2, key=jax.random.key(0)), X[0])) == [
+        "",
+        "encode",
+        "encode/model",
+    ]
+
+
+def test_scopes_of_einsum_are_no_layers():
+    found = graph.report(lambda x: jnp.einsum("ij,kj->ik", x, x), X)
+    assert paths(found) == [""]
+
+
+def test_layers_under_any_key_are_there_with_what_is_left_of_them():
+    keys = ["a", 'it\'s "b"', "en->de", "é"]
+
+    def function(models, x):
+        for key in keys:
+            x = models[key](x)
+        return x
+
+    models = {key: nn.Linear(3, 3, key=jax.random.key(0)) for key in keys}
+    _, *rows = graph.report(function, models, X[0]).layers
+    assert [row.name for row in rows] == [f"models[{key!r}]" for key in keys]
+    assert all(row.compiled for row in rows)
+
+
+def test_layers_of_a_scan_are_run_as_often_as_it_turns():
+    stack = nn.ScanStack(lambda key: nn.Linear(3, 3, key=key), depth=4, key=jax.random.key(0))
+    row = next(row for row in graph.report(stack, X[0]).layers if row.name == "ScanStack.layers")
+    assert (row.operations, row.runs, row.flops) == (2, 8, 4 * (18 + 3))
+
+
+def test_step_of_a_training_has_its_layers_and_gives_its_buffers():
+    optimiser = optax.sgd(0.1)
+    state = train.TrainState.create(mlp(), optimiser, key=jax.random.key(1))
+    step = train.make_step(lambda model, x, key: loss(model, x), optimiser)
+    found = graph.report(step, state, jax.ShapeDtypeStruct(X.shape, X.dtype))
+    assert "state.model.layers[0]" in paths(found)
+    assert "state.model.layers[0].weight" in found.donated
+    assert (0, "state.model.layers[0].weight") in found.aliased
+    assert not state.model.layers[0].weight.is_deleted()
+
+
+def test_function_of_jax_jit_keeps_its_options():
+    def scale(x, y):
+        return 2 * x
+
+    found = graph.report(jax.jit(scale, donate_argnums=0), X, y=X)
+    assert (found.donated, found.aliased) == (("x",), ((0, "x"),))
+
+
+def test_paths_of_arguments_of_jax_jit_are_those_of_a_call():
+    def function(first, *rest, scale):
+        return first.sum(), {key: scale * each for key, each in rest[0].items()}
+
+    jitted = jax.jit(function, donate_argnums=1)
+    found = graph.report(jitted, X, {"a": X}, scale=X)
+    assert (found.donated, found.aliased) == (("rest[0]['a']",), ((1, "rest[0]['a']"),))
+
+
+def test_traces_of_a_function_do_not_hear_of_a_report():
+    function = eqx.filter_jit(loss, on_retrace="error")
+    function(mlp(), X)
+    graph.report(function, mlp(), X[:2])
+    assert len(function.traces) == 1
+
+
+def test_structs_stand_for_arrays():
+    model = eqx.filter_eval_shape(nn.Linear, 3, 2, key=jax.random.key(0))
+    assert graph.report(model, jax.ShapeDtypeStruct((3,), jnp.float32)).flops == 2 * 6 + 2
+
+
+def test_keywords_are_those_of_the_function():
+    found = graph.report(lambda x, *, factor: x * factor, X, factor=X)
+    assert found.flops == X.size
+
+
+def test_what_needs_not_be_run_is_counted():
+    def function(x):
+        jnp.cos(x)  # unused
+        constant = jax.lax.exp(np.float32(1.0))
+        return jax.lax.sin(x) + jax.lax.sin(x) * constant
+
+    assert graph.report(function, X).redundant == (1, 1, 1)
+
+
+def either(predicate, x, y):
+    return jax.lax.cond(predicate, lambda x, y: x, lambda x, y: y, x, y)
+
+
+def passed_on_by_a_branch(x):
+    return jax.lax.cond(x[0, 0] > 0, lambda x, y: y, lambda x, y: jnp.exp(x), x, jnp.sin(x))
+
+
+def passed_on_by_no_turn(x):
+    def body(carry):
+        return carry[0] + 1, jnp.exp(x)
+
+    return jax.lax.while_loop(lambda carry: carry[0] < x[0, 0], body, (0, jnp.sin(x)))
+
+
+def chosen_constant(x):
+    return jnp.sin(jax.lax.cond(x[0, 0] > 0, lambda: 1.0, lambda: 2.0))
+
+
+def chosen_argument(x):
+    return jnp.sin(either(x[0, 0] > 0, x, x + 1)) + jnp.sin(x)
+
+
+def after_a_loop(x):
+    def body(carry, each):
+        following = jnp.sin(carry) * each
+        return following, jnp.cos(following)
+
+    last, rows = jax.lax.scan(body, x[0], x)
+    return jnp.cos(last)[None] + rows
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        passed_on_by_a_branch,
+        passed_on_by_no_turn,
+        chosen_constant,
+        chosen_argument,
+        after_a_loop,
+    ],
+)
+def test_what_only_a_run_can_tell_is_not_redundant(function):
+    found = graph.report(function, X)
+    assert found.redundant == (0, 0, 0)
+    branches = [row.transcendentals for row in found.kinds if row.name == "sin"]
+    assert all(branches)
+
+
+def test_compiled_program_is_counted_before_and_after():
+    compiled = report_on_loss().compiled
+    assert compiled.before["dot"] == compiled.after["dot"] == 2
+    assert compiled.stablehlo["dot_general"] == 2
+    assert ("dot", 2, 2) in compiled.changes
+    assert compiled.fused <= sum(compiled.after.values())
+
+
+def test_instructions_that_are_left_belong_to_layers():
+    whole, model, first, _ = report_on_loss().layers
+    assert whole.compiled == sum(report_on_loss().compiled.after.values())
+    assert 0 < first.compiled <= model.compiled <= whole.compiled
+
+
+def test_names_of_layers_are_those_of_this_program():
+    # JAX's cache of compiled programs takes two that differ in names alone for one.
+    def first_function(one, x):
+        return one(x)
+
+    def second_function(two, x):
+        return two(x)
+
+    linear = nn.Linear(3, 2, key=jax.random.key(0))
+    for function, name in ((first_function, "one"), (second_function, "two")):
+        row = graph.report(function, linear, X[0]).layers[1]
+        assert (row.name, row.compiled > 0) == (name, True)
+
+
+def test_memory_is_that_of_arguments_and_outputs():
+    memory = graph.report(lambda x: 2 * x, X).memory
+    assert (memory.arguments, memory.outputs, memory.aliased) == (60, 60, 0)
+    assert memory.peak == 120 + memory.temporaries
+
+
+def test_large_constant_is_a_warning_that_names_its_line():
+    large = jnp.ones((512, 512))
+
+    def function(x):
+        return large @ x
+
+    found = graph.report(function, jax.ShapeDtypeStruct((512,), jnp.float32))
+    line = inspect.getsourcelines(function)[1] + 1
+    assert [each.num_bytes for each in found.constants] == [2**20]
+    assert found.constants[0].type == "f32[512,512]"
+    assert f"test_report.py:{line}" in found.constants[0].source
+    assert "Warning: A constant of 1,048,576 bytes, f32[512,512], is baked in" in str(found)
+
+
+def test_constant_that_a_loop_reads_has_the_line_of_the_loop():
+    rows = jnp.ones((512, 512))
+
+    def function(x):
+        return jax.lax.scan(lambda carry, row: (carry + row @ x, None), 0.0, rows)[0]
+
+    (warning,) = graph.report(function, jax.ShapeDtypeStruct((512,), jnp.float32)).warnings
+    assert re.search(r"It is read at \S*test_report\.py:\d+", warning)
+
+
+def test_constant_that_is_returned_alone_is_read_nowhere():
+    large = jnp.ones((512, 512))
+    (warning,) = graph.report(lambda x: (x, large), X).warnings
+    assert warning.endswith("pass it as an argument.")
+
+
+def test_small_constant_is_none():
+    small = np.ones((5, 3), np.float32)
+    found = graph.report(lambda x: x + small, X)
+    assert ([each.num_bytes for each in found.constants], found.warnings) == ([60], ())
+
+
+def test_callbacks_are_named_with_layer_and_line():
+    class Printing(eqx.Module):
+        def __call__(self, x):
+            jax.debug.print("{x}", x=x)
+            return x
+
+    found = graph.report(lambda layer, x: layer(x), Printing(), X)
+    (effect,) = found.effects
+    assert effect.layer == "layer"
+    assert "test_report.py" in effect.source
+
+
+def test_collectives_are_those_of_the_compiled_program():
+    mesh = jax.make_mesh((2,), ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    x = jax.device_put(jnp.ones((4, 3)), sharding)
+    assert [each.kind for each in graph.report(jnp.sum, x).collectives] == ["all-reduce"]
+
+
+def test_programs_are_there_in_each_form():
+    found = report_on_loss()
+    assert len(found.jaxpr.jaxpr.invars) == 5
+    assert found.stablehlo.startswith("module @jit_loss")
+    assert found.hlo.startswith("HloModule jit_loss")
+
+
+def test_text_has_the_totals():
+    text = str(report_on_loss())
+    assert text.startswith("loss: 12 operations traced, 270 FLOPs, 0 transcendentals; ")
+    assert "model.layers[1]           4     4     90" in text
+    assert "Arguments donated: none" in text
+
+
+def test_unknown_cost_has_a_mark():
+    text = str(
+        graph.report(
+            lambda x: jax.lax.while_loop(lambda x: x < 9.0, lambda x: x + x, x), 1.0 * X[0, 0]
+        )
+    )
+    assert "2+ FLOPs" in text
+    assert "+ means at least" in text
+
+
+def test_rich_shows_the_same_tables():
+    console = rich.console.Console(width=200, file=io.StringIO())
+    console.print(report_on_loss())
+    shown = console.file.getvalue()
+    assert "model.layers[1]" in shown
+    assert "By layer" in shown
+
+
+def test_json_holds_the_numbers():
+    found = json.loads(report_on_loss().to_json())
+    assert found["layers"][2]["name"] == "model.layers[0]"
+    assert found["layers"][2]["flops"] == 140
+    assert found["compiled"]["after"]["dot"] == 2
+    assert found["redundant"] == {"unused": 0, "common": 0, "constant": 0}
+
+
+def test_function_that_fails_to_trace_is_one_line():
+    def broken(x):
+        return x @ jnp.ones(7)
+
+    with pytest.raises(
+        ValueError, match=r"^graph.report could not trace broken: TypeError: dot"
+    ) as caught:
+        graph.report(broken, X)
+    assert "\n" not in str(caught.value)
+
+
+def test_argument_that_is_no_array_is_named():
+    with pytest.raises(ValueError, match=r"No arrays are x \(str\)\.$"):
+        graph.report(lambda x, y: jnp.sin(x) + y, "1", X)
+
+
+def test_reason_is_a_sentence():
+    with pytest.raises(ValueError, match=r"missing a required argument: 'x'\. No arrays are y"):
+        graph.report(lambda x, y: x, y="1")
+
+
+def test_missing_argument_is_named():
+    with pytest.raises(ValueError, match=r"could not trace loss: TypeError: .*missing .* 'x'"):
+        graph.report(loss, mlp())
+
+
+def test_something_else_than_a_function_is_refused():
+    with pytest.raises(
+        TypeError, match=r"expects a function, and then its arguments; it got 3, of"
+    ):
+        graph.report(3, X)
+
+
+if importlib.util.find_spec("enzyme_ad"):
+
+    def test_enzyme_leaves_less_than_it_was_given():
+        found = graph.report(lambda x: jnp.sum((x + 0.0) * 1.0), X)
+        kinds, seconds = found.by_enzyme()
+        assert sum(kinds.values()) < sum(found.compiled.stablehlo.values())
+        assert seconds > 0
+
+else:
+
+    def test_enzyme_says_how_to_install_it():
+        with pytest.raises(ImportError, match=r"pip install 'eqxlike\[enzyme\]'"):
+            report_on_loss().by_enzyme()

@@ -1,0 +1,330 @@
+"""`fuse` makes one product of Linear layers that read one input, and nothing else changes."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn
+from eqxlike.nn import FusedAttention, FusedLinear, MultiheadAttention, Parallel, fuse, unfuse
+
+X = jax.random.normal(jax.random.key(9), (5, 8))
+
+
+def attention(seed=0, **options):
+    options = {"num_heads": 2, "query_size": 8, "use_value_bias": False, **options}
+    return MultiheadAttention(**options, key=jax.random.key(seed))
+
+
+def of_itself(model, x=X):
+    return model(x, x, x)
+
+
+BIASED = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
+
+
+def count_products(function, *args):
+    """The matrix products of a call, in functions and loops inside it too."""
+
+    def count(jaxpr):
+        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+        inner = [
+            count(each)
+            for eqn in jaxpr.eqns
+            for each in jax.extend.core.jaxprs_in_params(eqn.params)
+        ]
+        return sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.eqns) + sum(inner)
+
+    return count(eqx.filter_make_jaxpr(function)(*args)[0])
+
+
+def assert_close(left, right):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), left, right)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, BIASED, {"qk_size": 3}, {"vo_size": 2, "qk_size": 5}, {"dropout_p": 0.5}],
+    ids=str,
+)
+def test_attention_computes_the_same_in_one_product_where_there_were_three(options):
+    model = attention(**options)
+    fused = fuse(model)
+    assert isinstance(fused, FusedAttention)
+    plain = nn.inference_mode(model), nn.inference_mode(fused)
+    assert count_products(of_itself, plain[0], X) - count_products(of_itself, plain[1], X) == 2
+    results = [each(X, X, X, key=jax.random.key(1)) for each in (fused, model)]
+    assert_close(*results)
+
+
+def test_gradients_are_those_of_the_weights_one_below_the_other():
+    model = attention(**BIASED)
+    loss = eqx.filter_grad(lambda model: jnp.sum(of_itself(model) ** 2))
+    expected, got = loss(model), loss(fuse(model))
+    weights = [expected.query_proj.weight, expected.key_proj.weight, expected.value_proj.weight]
+    assert_close(got.fused[0].weight, jnp.concatenate(weights))
+    assert_close(got.output_proj.weight, expected.output_proj.weight)
+
+
+def test_key_and_value_are_one_product_beside_another_query():
+    model = attention(**BIASED)
+    fused, other = fuse(model), X[:3]
+
+    def cross(model):
+        return model(other, X, X)
+
+    assert count_products(cross, model) - count_products(cross, fused) == 1
+    assert_close(cross(fused), cross(model))
+
+
+def test_arrays_that_are_not_the_same_are_projected_one_by_one():
+    model = attention()
+    fused, inputs = fuse(model), (X, X + 1, X + 2)
+    assert count_products(model, *inputs) == count_products(fused, *inputs)
+    assert_close(fused(*inputs), model(*inputs))
+
+
+def test_query_and_value_that_are_the_same_are_projected_with_the_right_rows():
+    model = attention(**BIASED)
+    assert_close(fuse(model)(X, X + 1, X), model(X, X + 1, X))
+
+
+def test_only_projections_of_the_same_size_are_one():
+    model = attention(key_size=4, value_size=4)
+    fused = fuse(model)
+    assert fused.places == ((1, 2),)
+    kv = X[:, :4]
+    assert_close(fused(X, kv, kv), model(X, kv, kv))
+
+
+def test_bias_of_some_alone_keeps_them_apart():
+    assert fuse(attention(use_query_bias=True)).places == ((1, 2),)
+
+
+def test_dtypes_that_differ_keep_them_apart():
+    model = eqx.tree_at(lambda m: m.query_proj.weight, attention(), replace_fn=_half)
+    assert fuse(model).places == ((1, 2),)
+
+
+def _half(array):
+    return array.astype(jnp.float16)
+
+
+def test_frozen_and_trained_are_not_one():
+    model = nn.freeze(attention(), lambda m: m.query_proj)
+    assert fuse(model).places == ((1, 2),)
+
+
+def test_frozen_layers_are_one_that_is_frozen():
+    model = nn.freeze(attention(), lambda m: (m.query_proj, m.key_proj, m.value_proj))
+    fused = fuse(model)
+    assert eqx.filter(fused, eqx.is_inexact_array).fused[0].weight is None
+    gradient = eqx.filter_grad(lambda model: of_itself(model).sum())(fused)
+    assert gradient.fused[0].weight is None
+    assert_close(of_itself(fused), of_itself(model))
+    assert unfuse(fused) == model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer, key: nn.LoRALinear(layer, 2, key=key),
+        lambda layer, key: nn.LoRALinear(layer, 2, key=key).merge(keep_parts=True),
+        lambda layer, key: nn.WeightNorm(layer),
+        lambda layer, key: nn.Sequential([layer]),
+    ],
+    ids=["LoRA", "merged", "WeightNorm", "Sequential"],
+)
+def test_what_is_no_plain_linear_is_left_alone(change):
+    projections = attention().query_proj, attention().key_proj, attention().value_proj
+    keys = jax.random.split(jax.random.key(3), 3)
+    model = eqx.tree_at(
+        lambda m: (m.query_proj, m.key_proj, m.value_proj),
+        attention(),
+        [change(each, key) for each, key in zip(projections, keys, strict=True)],
+    )
+    assert fuse(model) is model
+
+
+def test_bayesian_layers_are_left_alone():
+    model = nn.to_bayesian(attention())
+    assert fuse(model) is model
+
+
+def test_weights_that_stand_at_several_places_are_left_alone():
+    model = attention()
+    tied = (model, nn.Linear(8, 8, use_bias=False, key=jax.random.key(2)))
+    tied = eqx.tree_at(lambda pair: pair[1].weight, tied, model.query_proj.weight)
+    assert fuse(tied)[0].places == ((1, 2),)
+    twice = (model, model)
+    assert fuse(twice) is twice
+
+
+def test_layers_inside_of_shared_are_left_alone():
+    shared = nn.Shared(
+        (attention(0), attention(1)),
+        where=lambda pair: pair[1].query_proj.weight,
+        get=lambda pair: pair[0].query_proj.weight,
+    )
+    assert fuse(shared) is shared
+
+
+def test_model_without_such_layers_is_the_same_object():
+    model = nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
+    assert fuse(model) is model
+    assert unfuse(model) is model
+    assert fuse(fuse(attention())) == fuse(attention())
+
+
+class Block(eqx.Module):
+    attention: MultiheadAttention
+    norm: nn.LayerNorm
+
+    def __init__(self, key):
+        self.attention = MultiheadAttention(2, 8, key=key)
+        self.norm = nn.LayerNorm(8)
+
+    def __call__(self, x, *, key=None):
+        y = jax.vmap(self.norm)(x)
+        return x + self.attention(y, y, y)
+
+
+def test_stacked_layers_are_fused_as_they_are_stored():
+    model = nn.ScanStack(Block, depth=3, key=jax.random.key(0))
+    fused = fuse(model)
+    assert fused.layers.attention.fused[0].weight.shape == (3, 24, 8)
+    assert_close(fused(X), model(X))
+    assert unfuse(fused) == model
+
+
+def test_layers_under_vmap_are_one_product_where_they_read_one_array():
+    model = attention()
+    batch = jnp.stack([X, 2 * X])
+
+    def batched(model):
+        return jax.vmap(lambda x: model(x, x, x))(batch)
+
+    assert count_products(batched, model) - count_products(batched, fuse(model)) == 2
+    assert_close(batched(fuse(model)), batched(model))
+
+
+def branches(join):
+    keys = jax.random.split(jax.random.key(0), 5)
+    layers = [nn.Linear(8, size, key=key) for size, key in zip((3, 4), keys[:2], strict=True)]
+    return Parallel(
+        [
+            layers[0],
+            nn.MLP(8, 2, 4, 1, key=keys[2]),
+            layers[1],
+            nn.Linear(8, 5, False, key=keys[3]),
+        ],
+        join,
+    )
+
+
+@pytest.mark.parametrize("join", ["concatenate", lambda outputs: outputs])
+def test_branches_compute_the_same_in_one_product_less(join):
+    model = branches(join)
+    fused = fuse(model)
+    assert fused.places == ((0, 2), (1,), (3,))
+    assert count_products(model, X[0]) - count_products(fused, X[0]) == 1
+    results = [each(X[0], key=jax.random.key(1)) for each in (fused, model)]
+    assert_close(*results)
+    assert (len(fused), fused[2]) == (len(model), model[2])
+    assert unfuse(fused) == model
+
+
+def test_noise_of_other_branches_is_as_it_was():
+    keys = jax.random.split(jax.random.key(0), 2)
+    layers = [nn.Linear(8, size, key=key) for size, key in zip((3, 4), keys, strict=True)]
+    model = Parallel([layers[0], nn.Dropout(0.5), layers[1]], lambda outputs: outputs)
+    results = [each(X[0], key=jax.random.key(1)) for each in (fuse(model), model)]
+    assert_close(*results)
+
+
+def test_fused_linear_of_the_user_is_a_branch_like_any_other():
+    pair = FusedLinear([branches("sum")[0], branches("sum")[2]])
+    model = Parallel([pair, pair], lambda outputs: outputs)
+    first, second = fuse(model)(X[0])
+    assert_close(first, pair(X[0]))
+    assert_close(second, pair(X[0]))
+
+
+def test_attention_inside_a_branch_is_fused():
+    block = Block(jax.random.key(0))
+    fused = fuse(Parallel([block, nn.Identity()], "sum"))
+    assert isinstance(fused[0].attention, FusedAttention)
+
+
+def test_fused_model_goes_through_pickle_and_steps():
+    model = fuse(attention(**BIASED))
+    assert pickle.loads(pickle.dumps(model)) == model
+    optimiser = optax.sgd(1e-1, momentum=0.9)
+
+    @eqx.filter_jit
+    def step(model, state):
+        gradient = eqx.filter_grad(lambda model: jnp.mean(of_itself(model) ** 2))(model)
+        updates, state = optimiser.update(gradient, state)
+        return eqx.apply_updates(model, updates), state
+
+    state = optimiser.init(eqx.filter(model, eqx.is_inexact_array))
+    with jax.numpy_dtype_promotion("standard"):
+        stepped, _ = step(model, state)
+        expected, _ = step(
+            unfuse(model), optimiser.init(eqx.filter(unfuse(model), eqx.is_inexact_array))
+        )
+    assert_close(unfuse(stepped), expected)
+
+
+def test_unfused_weights_are_those_that_were_fused_bit_for_bit():
+    model = attention(**BIASED)
+    assert unfuse(fuse(model)) == model
+
+
+def test_fused_model_of_a_jitted_call_is_read_back():
+    doubled = eqx.filter_jit(lambda model: jax.tree.map(lambda x: 2 * x, model))(attention())
+    assert_close(of_itself(fuse(doubled)), of_itself(doubled))
+
+
+LAYERS = [nn.Linear(3, size, key=jax.random.key(size)) for size in (2, 4)]
+
+
+def test_fused_linear_returns_what_each_layer_does():
+    fused = FusedLinear(LAYERS)
+    x = jnp.arange(3.0)
+    assert_close(fused(x), tuple(layer(x) for layer in LAYERS))
+    assert fused.unfuse() == tuple(LAYERS)
+    assert_close(fused.between(1, 2)(x), (LAYERS[1](x),))
+
+
+@pytest.mark.parametrize(
+    ("layers", "error", "said"),
+    [
+        ([], ValueError, "at least one layer"),
+        ([LAYERS[0], nn.Identity()], TypeError, r"layers\[1\] is a Identity"),
+        (
+            [LAYERS[0], nn.Linear(4, 2, key=jax.random.key(0))],
+            ValueError,
+            r"layers\[0\] has 3 inputs, a bias and a weight of float32, and layers\[1\] has 4",
+        ),
+        ([nn.Linear("scalar", 2, key=jax.random.key(0))], ValueError, "takes or returns a scalar"),
+    ],
+)
+def test_layers_that_are_not_one_product_are_refused(layers, error, said):
+    with pytest.raises(error, match=said):
+        FusedLinear(layers)
+
+
+def test_input_of_another_shape_names_the_layer():
+    with pytest.raises(ValueError, match=r"FusedLinear expected x of shape \(3,\), got shape \(2"):
+        FusedLinear(LAYERS)(jnp.ones(2))
+
+
+@pytest.mark.parametrize("function", [fuse, unfuse])
+def test_class_is_refused(function):
+    with pytest.raises(TypeError, match="expected an instance, got the class MultiheadAttention"):
+        function(MultiheadAttention)

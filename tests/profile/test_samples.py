@@ -1,0 +1,105 @@
+"""Samples of the stack are attributed and shown as they say. No test looks at a clock."""
+
+import pathlib
+
+import jax
+import pytest
+
+pytest.importorskip("pyinstrument")
+
+from pyinstrument.session import Session
+
+import eqxlike
+from eqxlike import _profile
+from eqxlike._timing import Column, Quartiles, Samples
+
+PACKAGE = pathlib.Path(eqxlike.__file__).parent
+EQXLIKE = f"{PACKAGE}/_transforms/_jit/_filter_jit.py"
+JAX = f"{pathlib.Path(jax.__file__).parent}/_src/pjit.py"
+SCRIPT = "/home/somebody/train.py"
+LIBRARY = "/usr/lib/python3.11/inspect.py"
+
+
+def stack(*frames):
+    """A stack as pyinstrument writes it, from (function, file, line), outermost first."""
+    thread = "MainThread\x00<thread>\x001"
+    texts = [f"{name}\x00{file}\x00{line}\x01l{line + 1}" for name, file, line in frames]
+    return [thread, *texts]
+
+
+LOOP = ("loop", SCRIPT, 1)
+WRAPPER = ("wrapper", EQXLIKE, 10)
+
+
+@pytest.mark.parametrize(
+    ("frames", "function", "owner"),
+    [
+        ([LOOP], "loop", _profile.OTHER),
+        ([LOOP, WRAPPER], "wrapper", _profile.OURS),
+        ([LOOP, WRAPPER, ("rebuild", "<eqxlike rebuild MLP>", 1)], "rebuild", _profile.OURS),
+        ([LOOP, WRAPPER, ("cache_miss", JAX, 5)], "cache_miss", _profile.JAX),
+        ([LOOP, WRAPPER, ("bind", LIBRARY, 5)], "wrapper", _profile.OURS),
+        ([LOOP, WRAPPER, ("PjitFunction", "<built-in>", 0)], "wrapper", _profile.OURS),
+        ([LOOP, ("block_until_ready", "<built-in>", 0)], "loop", _profile.OTHER),
+        ([("outer", SCRIPT, 1), ("loop", SCRIPT, 9)], "loop", _profile.OTHER),
+        ([LOOP, ("sample", f"{PACKAGE}/_profile/_samples.py", 9)], "sample", _profile.OTHER),
+        ([WRAPPER, ("f", "/site-packages/eqxlike_extras/a.py", 1)], "wrapper", _profile.OURS),
+    ],
+)
+def test_sample_belongs_to_the_innermost_frame_of_ours_or_jax(frames, function, owner):
+    found = _profile.innermost(stack(*frames))
+    assert (found.function, found.owner) == (function, owner)
+
+
+def test_stack_of_the_thread_alone_belongs_to_nobody():
+    assert _profile.innermost(stack()) is None
+
+
+def session(records):
+    return Session.from_json(
+        {
+            "frame_records": records,
+            "start_time": 0.0,
+            "duration": sum(seconds for _, seconds in records),
+            "sample_count": len(records),
+            "start_call_stack": stack(),
+            "target_description": "test",
+            "cpu_time": 0.0,
+        }
+    )
+
+
+def test_self_times_add_up_over_samples():
+    one = session([(stack(LOOP), 1.0), (stack(LOOP, WRAPPER), 2.0), (stack(LOOP, WRAPPER), 5.0)])
+    times = _profile.self_times(one)
+    assert {frame.function: seconds for frame, seconds in times.items()} == {
+        "loop": 1.0,
+        "wrapper": 7.0,
+    }
+    assert _profile.shares(times) == {
+        _profile.OURS: 7 / 8,
+        _profile.JAX: 0.0,
+        _profile.OTHER: 1 / 8,
+    }
+
+
+def test_no_samples_have_no_shares():
+    assert set(_profile.shares({}).values()) == {0.0}
+
+
+def test_text_tree_shows_hidden_frames():
+    hidden = "hidden\x00/a.py\x001\x01h1"
+    tree = _profile.render_text(session([([*stack(LOOP), hidden], 1.0), (stack(LOOP), 1.0)]))
+    assert "hidden" in tree
+    assert "loop" in tree
+
+
+def test_split_adds_up_to_completion():
+    ones = Quartiles(1.0, 1.0, 1.0)
+    samples = Samples(dispatch_us=(20.0, 40.0, 30.0), completion_us=(30.0, 60.0, 45.0), calls=1)
+    ours = Column("filter_jit", 30.0, 45.0, Quartiles(2.0, 3.0, 4.0), ones, samples)
+    parts = _profile.split(ours)
+    assert parts.jax_us == pytest.approx(10)
+    assert parts.ours_us == pytest.approx(20)
+    assert parts.rest_us == pytest.approx(15)
+    assert parts.total_us == pytest.approx(45)

@@ -1,0 +1,71 @@
+"""What the site is made of: no public name is forgotten, and each error is the one that it quotes.
+
+`make docs` builds the site itself, strictly.
+"""
+
+import collections
+import pathlib
+import re
+import traceback
+
+import jax
+import pytest
+
+from docs.site import api, chart, measured, tutorials
+
+ERRORS = (pathlib.Path(__file__).parents[1] / "docs" / "errors.md").read_text()
+BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+JAX_NOTE = re.compile(r"^-{20}\nFor simplicity, JAX has removed .*\n", re.MULTILINE)
+
+
+@pytest.mark.parametrize("module", [module.__name__ for module in api.public_modules()])
+def test_every_public_name_stands_on_one_page_of_the_api(module):
+    (found,) = [each for each in api.public_modules() if each.__name__ == module]
+    listed = [
+        name
+        for page in api.pages()
+        if page.module == module
+        for names in page.sections.values()
+        for name in names.split()
+    ]
+    assert collections.Counter(listed) == collections.Counter(api.public_names(found))
+
+
+@pytest.mark.parametrize("theme", chart.THEMES)
+def test_the_chart_is_that_of_the_committed_run(theme):
+    assert chart.paths()[theme].read_text() == chart.draw(theme)
+
+
+def test_every_report_has_a_page():
+    shown = "".join(measured.files().values())
+    missing = [path.name for path in measured.RESULTS.glob("*.json") if path.name not in shown]
+    assert missing == []
+
+
+def test_every_output_is_that_of_an_example():
+    kept = {path.stem for path in tutorials.OUTPUTS.iterdir()} | set(tutorials.TITLES)
+    assert [name for name in sorted(kept) if not (tutorials.EXAMPLES / f"{name}.py").exists()] == []
+
+
+def _matches(quoted: str, raised: str) -> bool:
+    """Whether a quotation is exact, but for `...` that stands for anything."""
+    pattern = ".*".join(map(re.escape, quoted.strip().split("...")))
+    return re.fullmatch(pattern, raised.strip(), re.DOTALL) is not None
+
+
+def test_each_error_is_raised_as_it_is_quoted():
+    names = {"__name__": "page"}
+    raised, quoted = [], []
+    for code, quotation in BLOCK.findall(ERRORS):
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            try:
+                exec(compile(code, "errors.md", "exec"), names)
+            except Exception as error:
+                text = "".join(traceback.format_exception_only(error))
+                raised.append(JAX_NOTE.sub("", text))
+                quoted.append(quotation)
+            else:
+                assert quotation == "", code
+    assert len(quoted) > 20
+    for pair in zip(quoted, raised, strict=True):
+        assert _matches(*pair), pair

@@ -1,0 +1,529 @@
+"""`on_retrace`, `max_traces` and `.traces`: what counts as a trace, and what it costs."""
+
+import copy
+import dis
+import functools
+import gc
+import pickle
+import sys
+import threading
+import types
+import warnings
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxlike as eqx
+from eqxlike._checking import checking_partitions
+from eqxlike.debug import RetraceError, RetraceWarning, Trace
+
+
+def ones(*shape):
+    return jnp.ones(shape)
+
+
+def double(x):
+    return 2 * x
+
+
+def ignore(trace):
+    """An `on_retrace`."""
+
+
+class Scale(eqx.Module):
+    factor: jax.Array
+    name: str = eqx.field(static=True, default="a")
+
+    @eqx.filter_jit(max_traces=1)
+    def method(self, x):
+        return self.factor * x
+
+    @staticmethod
+    @eqx.filter_jit(max_traces=1)
+    def static(x):
+        return 2 * x
+
+    @classmethod
+    @eqx.filter_jit(max_traces=1)
+    def of_class(cls, x):
+        return 2 * x
+
+
+class Plain:
+    @eqx.filter_jit(max_traces=1)
+    def method(self, x):
+        return 2 * x
+
+
+def num_traces(function):
+    return len(function.traces)
+
+
+# --- what is done -------------------------------------------------------------------------------
+
+
+def test_warn_warns_with_the_line_of_the_call():
+    function = eqx.filter_jit(double, on_retrace="warn")
+    function(ones(2))
+    with pytest.warns(RetraceWarning, match=r"x: shape \(2,\) -> \(3,\)") as warned:
+        function(ones(3))
+    assert warned[0].filename == __file__
+
+
+def test_warning_is_no_part_of_the_trace():
+    function = eqx.filter_jit(lambda x: 2 * x, on_retrace="warn")
+    function(ones(2))
+    with pytest.warns(RetraceWarning):
+        assert function(ones(3)).tolist() == [2, 2, 2]
+
+
+def test_error_refuses_a_second_trace_and_goes_on_with_the_first():
+    count = []
+    function = eqx.filter_jit(lambda x: count.append(1) or 2 * x, on_retrace="error")
+    function(ones(2))
+    for _ in range(2):
+        with pytest.raises(RetraceError, match=r"must not be traced again .* would be trace 2\."):
+            function(ones(3))
+    assert function(ones(2)).tolist() == [2, 2]
+    assert len(count) == 1
+
+
+def test_error_holds_the_trace_that_was_refused():
+    function = eqx.filter_jit(lambda x: x, on_retrace="error")
+    function(ones(2))
+    with pytest.raises(RetraceError) as caught:
+        function(3)
+    trace = caught.value.trace
+    assert trace is not None
+    assert trace.differences[0].path == "x"
+    assert num_traces(function) == 1
+
+
+def test_callable_gets_each_trace_after_the_first():
+    seen = []
+    function = eqx.filter_jit(lambda x: x, on_retrace=seen.append)
+    for size in (2, 2, 3, 3, 4):
+        function(ones(size))
+    assert seen == list(function.traces[1:])
+    assert all(type(each) is Trace for each in seen)
+
+
+def test_what_a_callable_computes_is_no_part_of_the_program():
+    seen = []
+    function = eqx.filter_jit(
+        lambda x: 2 * x, on_retrace=lambda trace: seen.append(float(ones(2).sum()))
+    )
+    function(ones(2))
+    function(ones(3))
+    assert seen == [2.0]
+
+
+def test_callable_that_raises_refuses_until_it_does_no_more():
+    def refuse(trace):
+        if is_refused:
+            raise KeyError("no")
+
+    count, is_refused = [], True
+    function = eqx.filter_jit(lambda x: count.append(1) or 2 * x, on_retrace=refuse)
+    function(ones(2))
+    for _ in range(2):
+        with pytest.raises(KeyError, match="no"):
+            function(ones(3))
+    function(ones(2))
+    assert len(count) == 1
+    is_refused = False
+    assert function(ones(3)).tolist() == [2, 2, 2]
+
+
+def test_max_traces_refuses_the_next_one_before_it_is_traced():
+    count = []
+    function = eqx.filter_jit(lambda x: count.append(1) or x, max_traces=2)
+    function(ones(1))
+    function(ones(2))
+    message = r"may be traced 2 times \(`max_traces=2`\), and this would be trace 3\. What differs"
+    for _ in range(2):
+        with pytest.raises(RetraceError, match=message):
+            function(ones(3))
+    assert len(count) == 2
+
+
+def test_max_traces_counts_static_values():
+    function = eqx.filter_jit(lambda x: x, max_traces=1)
+    function(1)
+    with pytest.raises(RetraceError, match=r"may be traced once .*\n  x: static value 1 -> 2"):
+        function(2)
+
+
+@pytest.mark.parametrize("max_traces", [0, -1, 1.0, True, "2"])
+def test_max_traces_must_be_a_whole_number(max_traces):
+    with pytest.raises(ValueError, match="expects a whole number of at least 1"):
+        eqx.filter_jit(double, max_traces=max_traces)
+
+
+@pytest.mark.parametrize("on_retrace", ["raise", 3])
+def test_on_retrace_must_be_a_word_or_callable(on_retrace):
+    with pytest.raises(
+        ValueError, match=r"on_retrace=...\)` expects 'warn', 'error' or a function"
+    ):
+        eqx.filter_jit(double, on_retrace=on_retrace)
+
+
+def test_decorator_takes_the_options():
+    @eqx.filter_jit(on_retrace="error", donate="all")
+    def function(x):
+        return x
+
+    function(ones(2))
+    with pytest.raises(RetraceError):
+        function(ones(3))
+
+
+# --- what counts --------------------------------------------------------------------------------
+
+
+def test_traces_tell_of_arguments_time_and_number():
+    function = eqx.filter_jit(lambda x, how: x)
+    function(ones(2), "a")
+    (trace,) = function.traces
+    assert trace.arguments == {"x": "float32[2]", "how": "'a'"}
+    assert (trace.number, trace.compared_with, trace.differences) == (1, None, ())
+    assert isinstance(trace.took_s, float)
+    assert repr(trace) == "<trace 1 of <lambda>(x: float32[2], how: 'a')>"
+
+
+def test_trace_that_fails_does_not_count():
+    def function(x):
+        if len(x) == 3:
+            raise ValueError("three")
+        return x
+
+    function = eqx.filter_jit(function, max_traces=2)
+    function(ones(2))
+    with pytest.raises(ValueError, match="three"):
+        function(ones(3))
+    for size in (2, 4):
+        function(ones(size))
+    assert num_traces(function) == 2
+
+
+def test_function_with_other_options_is_another():
+    one, other = eqx.filter_jit(double, max_traces=5), eqx.filter_jit(double, max_traces=6)
+    one(ones(7))
+    assert (num_traces(one), num_traces(other)) == (1, 0)
+
+
+def test_function_that_is_wrapped_again_is_the_same():
+    def function(x):
+        return x
+
+    eqx.filter_jit(function, max_traces=1)(ones(2))
+    with pytest.raises(RetraceError):
+        eqx.filter_jit(function, max_traces=1)(ones(3))
+
+
+@pytest.mark.parametrize(
+    "clone", [copy.copy, copy.deepcopy, lambda function: pickle.loads(pickle.dumps(function))]
+)
+def test_copies_have_the_traces_of_the_function(clone):
+    function = eqx.filter_jit(double, on_retrace=ignore, max_traces=1000)
+    cloned = clone(function)
+    before = function.traces
+    cloned(ones(len(before) + 10))
+    assert function.traces == cloned.traces != before
+
+
+def test_deep_copy_calls_the_same_method():
+    class Seen:
+        def __init__(self):
+            self.traces = []
+
+        def see(self, trace):
+            self.traces.append(trace)
+
+    seen = Seen()
+    function = copy.deepcopy(eqx.filter_jit(lambda x: x, on_retrace=seen.see))
+    function(ones(2))
+    function(ones(3))
+    assert len(seen.traces) == 1
+
+
+METHODS = {
+    "of an instance": (lambda: Scale(ones(1)).method, Scale.method),
+    "static": (lambda: Scale.static, Scale.static),
+    "of a class": (lambda: Scale.of_class, Scale.of_class),
+    "of a plain class": (functools.partial(getattr, Plain(), "method"), Plain.method),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_count(name):
+    get, of_class = METHODS[name]
+    eqx.clear_caches()
+    assert get()(ones(2)).tolist() == [2, 2] or name == "of an instance"
+    with pytest.raises(RetraceError, match=r"\n  x: shape \(2,\) -> \(3,\)"):
+        get()(ones(3))
+    assert num_traces(of_class) == 1
+
+
+def test_instances_count_together():
+    eqx.clear_caches()
+    Scale(ones(1)).method(1)
+    message = r"(?s)`Scale.method` .*self\.name: static value 'a' -> 'b'"
+    with pytest.raises(RetraceError, match=message):
+        Scale(ones(1), "b").method(1)
+
+
+def test_module_counts_its_calls():
+    function = eqx.filter_jit(eqx.nn.Linear(2, 3, key=jax.random.key(0)), max_traces=1)
+    eqx.clear_caches()
+    function(ones(2))
+    other = eqx.filter_jit(eqx.nn.Linear(2, 4, key=jax.random.key(0)), max_traces=1)
+    with pytest.raises(RetraceError, match=r"`Linear.__call__` .*\n  self\.weight: shape \(3, 2\)"):
+        other(ones(2))
+
+
+def test_arguments_of_a_partial_count():
+    function = functools.partial(lambda n, x: x, 3)
+    jitted = eqx.filter_jit(function)
+    jitted(ones(2))
+    assert jitted.traces[0].arguments == {"n": "3", "x": "float32[2]"}
+
+
+def test_function_inside_of_transformations_is_named():
+    jitted = eqx.filter_jit(eqx.filter_grad(lambda x: (x**2).sum()))
+    jitted(ones(2))
+    assert jitted.traces[0].function == "<lambda>"
+
+
+def test_nested_functions_count_each():
+    inner = eqx.filter_jit(lambda x: x)
+    outer = eqx.filter_jit(lambda x: inner(x) + inner(x))
+    outer(ones(2))
+    inner(ones(2))
+    assert (num_traces(inner), num_traces(outer)) == (1, 1)
+
+
+def test_error_inside_of_another_trace_passes_through_and_leaves_both_usable():
+    inner = eqx.filter_jit(lambda x: x, max_traces=1)
+    outer = eqx.filter_jit(lambda x: inner(x), on_retrace="error")
+    inner(ones(2))
+    with pytest.raises(RetraceError, match="may be traced once"):
+        outer(ones(3))
+    assert outer(ones(2)).tolist() == [1, 1]
+    assert (num_traces(inner), num_traces(outer)) == (1, 1)
+
+
+@pytest.mark.parametrize("transform", [eqx.filter_vmap, eqx.filter_grad])
+def test_transformed_calls_trace_no_more_than_jax_does(transform):
+    count = []
+    function = eqx.filter_jit(lambda x: count.append(1) or x.sum())
+    for _ in range(2):
+        transform(function)(ones(2))
+    assert num_traces(function) == len(count)
+
+
+def test_lowering_counts_and_the_call_after_it_does_not():
+    function = eqx.filter_jit(lambda x: x, max_traces=1)
+    function.lower(jax.ShapeDtypeStruct((2,), jnp.float32)).compile()
+    function(ones(2))
+    with pytest.raises(RetraceError):
+        function.lower(ones(3))
+    assert num_traces(function) == 1
+
+
+def test_tree_of_out_shardings_is_traced_once():
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    function = eqx.filter_jit(lambda x: (x, x), out_shardings=(sharding, sharding), max_traces=1)
+    function(ones(2))
+    function(ones(2))
+    assert num_traces(function) == 1
+
+
+def test_without_jit_nothing_is_traced():
+    function = eqx.filter_jit(lambda x: x, max_traces=1)
+    with jax.disable_jit():
+        for size in (1, 2, 3):
+            function(ones(size))
+    assert function.traces == ()
+
+
+def test_checking_mode_counts_the_same():
+    function = eqx.filter_jit(lambda model, x: model.factor * x, max_traces=2)
+    with checking_partitions():
+        for size in (1, 2, 1, 2):
+            function(Scale(ones(1)), ones(size))
+    assert num_traces(function) == 2
+
+
+def test_cleared_caches_begin_anew():
+    function = eqx.filter_jit(lambda x: x, max_traces=1)
+    function(ones(2))
+    eqx.clear_caches()
+    assert function.traces == ()
+    function(ones(3))
+    assert [trace.number for trace in function.traces] == [1]
+
+
+@pytest.mark.usefixtures("compiles_alone")
+def test_threads_that_come_at_once_have_each_trace_counted_once():
+    sizes = [1, 2, 3, 4] * 3
+    seen = []
+    function = eqx.filter_jit(lambda x: 2 * x, on_retrace=seen.append, max_traces=4)
+    start = threading.Barrier(len(sizes), timeout=60)
+
+    def call(size):
+        start.wait()
+        function(ones(size))
+
+    threads = [threading.Thread(target=call, args=(size,)) for size in sizes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(trace.number for trace in function.traces) == [1, 2, 3, 4]
+    assert sorted(trace.number for trace in seen) == [2, 3, 4]
+
+
+# --- what it costs ------------------------------------------------------------------------------
+
+
+def bytecode_of_a_warm_call(function, *args):
+    """The frames and instructions that Python goes through in a call, and the calls to C."""
+    for _ in range(3):
+        function(*args)
+    found = []
+
+    def trace(frame, event, arg):
+        frame.f_trace_opcodes = True
+        found.append((frame.f_code.co_name, event, frame.f_lasti))
+        return trace
+
+    def profile(frame, event, arg):
+        if event.startswith("c_"):
+            found.append((event, arg.__name__))
+
+    gc.disable()
+    for _ in range(2):  # From Python 3.12 on, the first time sets up what the second time reports.
+        found.clear()
+        sys.setprofile(profile)
+        sys.settrace(trace)
+        try:
+            function(*args)
+        finally:
+            sys.settrace(None)
+            sys.setprofile(None)
+    gc.enable()
+    return [each for each in found if each[1] not in ("settrace", "setprofile")]
+
+
+@pytest.mark.usefixtures("plain_dispatch")
+@pytest.mark.parametrize(
+    "options", [{"on_retrace": ignore}, {"on_retrace": "error", "max_traces": 3}]
+)
+def test_warm_call_runs_the_same_instructions_with_and_without(options):
+    def step(model, x):
+        return model.factor * x
+
+    model, x = Scale(ones(2)), ones(2)
+    expected = bytecode_of_a_warm_call(eqx.filter_jit(step), model, x)
+    assert len(expected) > 15
+    assert bytecode_of_a_warm_call(eqx.filter_jit(step, **options), model, x) == expected
+    with eqx.debug.explain_retraces():
+        assert bytecode_of_a_warm_call(eqx.filter_jit(step), model, x) == expected
+
+
+def test_fast_path_asks_nothing_of_traces():
+    function = eqx.filter_jit(lambda x: 2 * x, on_retrace=ignore, max_traces=3)
+    function(ones(2))
+    fast_path = function._eqxlike_dispatch[0].fast_path  # pyright: ignore
+    names = {each.argval for each in dis.get_instructions(fast_path)}
+    assert not {name for name in names if isinstance(name, str) and "trace" in name}
+
+
+# --- what is kept -------------------------------------------------------------------------------
+
+
+def reachable(*roots):
+    """The objects that `roots` hold, but for classes, modules and functions."""
+    found, todo = {}, list(roots)
+    while todo:
+        each = todo.pop()
+        if id(each) not in found and not isinstance(each, type | types.ModuleType):
+            found[id(each)] = each
+            todo += gc.get_referents(each)
+    return list(found.values())
+
+
+def test_traces_hold_no_arrays_and_no_functions():
+    held = ones(5)
+    function = eqx.filter_jit(lambda model, apply, x: apply(x))
+    for size in (2, 3):
+        function(Scale(ones(size)), lambda x: held * x, ones(5))
+    kinds = (jax.Array, types.FunctionType, Scale)
+    assert [each for each in reachable(*function.traces) if isinstance(each, kinds)] == []
+
+
+def test_closures_that_were_arguments_die():
+    def closure():
+        held = ones(3)
+        return lambda x: held * x
+
+    function = eqx.filter_jit(lambda apply, x: apply(x))
+    closures = [closure(), closure()]
+    for apply in closures:
+        function(apply, ones(3))
+    references = [weakref.ref(each) for each in closures]
+    traces = function.traces
+    del closures, apply
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    assert "another <lambda>" in str(traces[-1])
+
+
+def test_function_that_is_made_anew_at_the_place_of_one_that_died_is_another():
+    def closure():
+        return lambda x: x
+
+    function = eqx.filter_jit(lambda apply, x: apply(x))
+    for _ in range(3):
+        function(closure(), ones(3))
+        gc.collect()
+    assert ["another" in str(trace) for trace in function.traces] == [False, True, True]
+
+
+def test_function_dies_with_its_traces():
+    def make():
+        return eqx.filter_jit(lambda x: x, on_retrace=ignore)
+
+    function = make()
+    function(ones(2))
+    references = [weakref.ref(function), weakref.ref(function.__wrapped__)]  # pyright: ignore
+    del function
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+
+
+def test_latest_traces_are_kept():
+    function = eqx.filter_jit(lambda n: None)
+    for n in range(40):
+        function(n)
+    assert [trace.number for trace in function.traces] == list(range(9, 41))
+
+
+def test_traces_share_what_their_arguments_have_in_common():
+    model = [eqx.nn.Linear(2, 2, key=jax.random.key(0)) for _ in range(20)]
+    function = eqx.filter_jit(lambda model, n: None)
+    for n in range(2):
+        function(model, n)
+    first, second = ({*map(id, reachable(trace))} for trace in function.traces)
+    assert len(second - first) < 40 < len(first & second)
+
+
+def test_traces_of_one_shape_leave_no_warning():
+    function = eqx.filter_jit(double, on_retrace="warn", max_traces=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            function(ones(11))
