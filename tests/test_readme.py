@@ -70,3 +70,10 @@ def test_each_cell_beside_equinox_and_nnx_is_linked():
     cells = [cell for row in rows for cell in row.split(" | ")[1:]]
     assert cells
     assert [cell for cell in cells if not re.fullmatch(r"\[[^\]]+\]\(\S+\)", cell)] == []
+
+
+@pytest.mark.parametrize("command", ["make demo", "make test"])
+def test_it_names_the_commands_that_show_and_check_it(command):
+    target = command.removeprefix("make ")
+    assert re.search(rf"^{command}\b", README, re.MULTILINE)
+    assert re.search(rf"^{target}:$", (ROOT / "Makefile").read_text(), re.MULTILINE)
