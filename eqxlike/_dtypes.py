@@ -1,4 +1,4 @@
-"""Dtypes: the default for parameters, and the dtypes to compute in."""
+"""Dtypes: the default for parameters, the dtypes to compute in, and that of keys."""
 
 from typing import Any
 
@@ -14,6 +14,12 @@ def parameter_dtype(dtype: Any) -> jnp.dtype:
         return jnp.dtype(dtype)
     # This takes a tenth of the time of `jnp.result_type(float)`, once for each layer that is built.
     return _FLOAT64 if jax.config.jax_enable_x64 else _FLOAT32  # pyright: ignore
+
+
+def is_key(x: Any) -> bool:
+    """Whether `x` is an array, tracer or struct of typed keys, as `jax.random.key` makes them."""
+    dtype = getattr(x, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def wider(one: jnp.dtype, other: jnp.dtype) -> jnp.dtype:

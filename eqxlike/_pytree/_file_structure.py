@@ -7,7 +7,8 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
-from ._leaf_format import has_record, is_key
+from .._dtypes import is_key
+from ._leaf_format import has_record
 
 Shape = tuple[int, ...]
 

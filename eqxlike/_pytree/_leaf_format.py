@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compat import Tracer
+from .._dtypes import is_key
 
 
 class Writable(Protocol):
@@ -199,10 +200,6 @@ def _as_jax_array(record: np.ndarray, dtype: np.dtype) -> jax.Array:
             "them into a NumPy array and casts that"
         )
     return jnp.asarray(record)
-
-
-def is_key(x: jax.Array | jax.ShapeDtypeStruct) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _as_key(record: np.ndarray, like: Any) -> jax.Array:

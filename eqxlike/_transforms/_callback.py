@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jax.dtypes import canonicalize_dtype
 from jaxtyping import PyTree
 
 from .._compat import Tracer
+from .._dtypes import is_key
 from .._partition import split
 from .._pytree import is_array, tree_pformat
 from .._transfers import refuse_call
@@ -98,8 +98,7 @@ def filter_pure_callback(
 
 def _without_key_dtype(array: Any) -> Any:
     """The data of a typed key, which a callback gets in any case; any other array as it is."""
-    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(array) if is_key else array
+    return jax.random.key_data(array) if is_key(array) else array
 
 
 def _as_struct(leaf: Any) -> Any:

@@ -13,6 +13,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import PyTree
 
 from .._compat import Tracer
+from .._dtypes import is_key
 from .._pytree import is_array, tree_pformat
 
 
@@ -65,7 +66,7 @@ def _run_watched(array: jax.Array, *, leaf: _Leaf) -> jax.Array:
     # A choice that the compiler cannot foresee. So it calls back if and only if it needs the
     # output, and the array itself stays on its device.
     is_used = jax.pure_callback(note, jax.ShapeDtypeStruct((), bool))
-    if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if not is_key(array):
         return _choose(is_used, array)
     data = _choose(is_used, jax.random.key_data(array))
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))

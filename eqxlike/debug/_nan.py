@@ -14,6 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, PyTree
 
+from .._dtypes import is_key
 from .._partition import Rest, split
 from .._pytree import tree_pformat
 from .._transforms import branched_error_if
@@ -225,5 +226,4 @@ def _is_nonzero(tangent: Any) -> bool:
 
 
 def _without_key_dtype(array: Array) -> Array:
-    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(array) if is_key else array
+    return jax.random.key_data(array) if is_key(array) else array

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, PyTree
 
+from .._dtypes import is_key
 from .._partition import split
 from .._pytree import is_array_like
 from ._flat._plan import Arrays
@@ -36,6 +36,4 @@ def take_arrays(tree: PyTree) -> list[Array]:
 
 
 def _impl_of_key(leaf: Any) -> Any:
-    dtype = getattr(leaf, "dtype", None)
-    is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    return jr.key_impl(leaf) if is_key else None
+    return jr.key_impl(leaf) if is_key(leaf) else None

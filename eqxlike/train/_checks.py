@@ -8,6 +8,7 @@ import jax.tree_util as jtu
 import optax
 from jaxtyping import PyTree
 
+from .._dtypes import is_key
 from .._pytree import deleted_paths, find_difference, is_array, listed
 
 
@@ -23,7 +24,7 @@ def check_model(model: Any) -> None:
 
 def check_key(key: Any, taker: str) -> None:
     """Raises `TypeError` for what is no key of `jax.random`, `ValueError` for several of them."""
-    is_typed = is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    is_typed = is_array(key) and is_key(key)
     if not is_typed and not (is_array(key) and key.dtype == jnp.uint32):
         raise TypeError(f"{taker} expected a key, as `jax.random.key(0)` makes it; got {key!r}.")
     if is_typed and key.shape != ():

@@ -13,6 +13,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from ..._dtypes import is_key
 from ..._numbers import integer
 from ..._partition import split
 from ..._pytree import (
@@ -110,7 +111,7 @@ def _header(problem: Problem, method: Method, key: PRNGKeyArray | None) -> dict[
     }
     if key is not None:
         header["start"] = fingerprint((arrays, target.initial_scales))
-        typed = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jr.wrap_key_data(key)
+        typed = key if is_key(key) else jr.wrap_key_data(key)
         header["key"] = [jr.key_data(typed).tolist(), str(jr.key_impl(typed))]
     return header
 

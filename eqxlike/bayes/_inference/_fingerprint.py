@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 
+from ..._dtypes import is_key
 from ..._module import Module
 from ..._pytree import is_array_like
 
@@ -63,8 +63,7 @@ def _of_several(values: Iterable[Any], above: tuple[Any, ...]) -> Iterator[bytes
 
 def _of_array(value: Any) -> Iterator[bytes]:
     dtype = value.dtype if hasattr(value, "dtype") else np.result_type(value)
-    is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    array = np.asarray(jr.key_data(value) if is_key else value)
+    array = np.asarray(jr.key_data(value) if is_key(value) else value)
     yield f"{array.shape} {dtype}".encode()
     yield array.tobytes()
 

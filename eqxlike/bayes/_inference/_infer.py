@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from ..._compat import Tracer
+from ..._dtypes import is_key
 from ..._interrupt import delayed_interrupt
 from ..._numbers import positive_number
 from ..._progress import OnStep, run_progress
@@ -245,7 +246,7 @@ def _check_key(key: Any) -> None:
     shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
     if dtype is None:
         is_one = False
-    elif jnp.issubdtype(dtype, jax.dtypes.prng_key):
+    elif is_key(key):
         is_one = shape == ()
     else:
         is_one = dtype == jnp.uint32 and len(shape or ()) == 1

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ..._dtypes import is_key
 from ..._module import AbstractVar, Module, field
 from ..._pytree import tree_at
 from .._common import (
@@ -37,9 +38,8 @@ class SharedKey(Module):
     implementation: Any = field(static=True)
 
     def __init__(self, key: PRNGKeyArray):
-        is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
         self.data = jr.key_data(key)
-        self.implementation = jr.key_impl(key) if is_typed else None
+        self.implementation = jr.key_impl(key) if is_key(key) else None
 
     def key(self) -> PRNGKeyArray:
         """**Returns:** the key, of the kind that it was."""

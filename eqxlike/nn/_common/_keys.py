@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import PRNGKeyArray
+
+from ..._dtypes import is_key
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -22,7 +23,7 @@ def as_data(keys: PRNGKeyArray | None) -> tuple[Any, Callable[[Any], Any]]:
     For what a `scan` walks along: of keys that a `vmap` around it has moved into place, JAX's check
     for keys that are used twice says that they are used up.
     """
-    if keys is None or not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
+    if keys is None or not is_key(keys):
         return keys, lambda data: data
     implementation = jr.key_impl(keys)
     return jr.key_data(keys), lambda data: jr.wrap_key_data(data, impl=implementation)

@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.interpreters import partial_eval
+
+from ..._dtypes import is_key
 
 
 @dataclasses.dataclass
@@ -124,9 +125,7 @@ def _is_call(equation: Any, inner: list[Jaxpr]) -> bool:
 
 
 def _is_on_keys(equation: Any) -> bool:
-    variables = (*equation.invars, *equation.outvars)
-    dtypes = [getattr(each.aval, "dtype", None) for each in variables]
-    return any(jnp.issubdtype(dtype, jax.dtypes.prng_key) for dtype in dtypes if dtype is not None)
+    return any(is_key(each.aval) for each in (*equation.invars, *equation.outvars))
 
 
 def _key_of(equation: Any) -> Any:

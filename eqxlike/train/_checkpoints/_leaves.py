@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..._compat import Tracer
+from ..._dtypes import is_key
 from ..._pytree import children_with_keys, is_reference
 
 Kind = Literal["array", "key", "static"]
@@ -83,11 +84,6 @@ def describe_nodes(pytree: PyTree) -> list[list[str]]:
 
     visit(pytree, ())
     return found
-
-
-def is_key(array: Any) -> bool:
-    """Whether it is an array, or struct, of typed PRNG keys."""
-    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def _describe_leaf(path: str, leaf: Any) -> Leaf:

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._dtypes import is_key
 from ._background import wait_for_newest
 from ._compare import check_fits
 from ._error import CheckpointError
 from ._files import check_files, checksum_of
-from ._leaves import Leaf, describe_leaves, is_key
+from ._leaves import Leaf, describe_leaves
 from ._manifest import Manifest, StoredLeaf, read_manifest
 from ._orbax import read_arrays, stored_shapes
 from ._placing import place_like, sharding_on_purpose

@@ -19,11 +19,12 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from ..._dtypes import is_key
 from ..._version import __version__
 from .._checks import check_not_deleted
 from ._background import Saving, save_in_turn
 from ._files import checksum_of, in_threads, seal
-from ._leaves import Leaf, describe_leaves, describe_nodes, is_key
+from ._leaves import Leaf, describe_leaves, describe_nodes
 from ._manifest import Manifest, StoredFile, StoredLeaf
 from ._orbax import orbax, write_arrays
 from ._place import ARRAYS, folder_beside, put_in_place, temporary_of

@@ -2,11 +2,10 @@
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array
 
+from ..._dtypes import is_key
 from ..._partition import Structure, are_concrete_arrays, flatten
 
 Leaves = list[Array]
@@ -37,13 +36,9 @@ class Form(NamedTuple):
 def take_apart(state: Any) -> tuple[Leaves, Form]:
     """The arrays of a state, keys as their bits, and its form."""
     leaves, structure = flatten(state, is_bound=True)
-    impls = tuple(jr.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves)
+    impls = tuple(jr.key_impl(leaf) if is_key(leaf) else None for leaf in leaves)
     plain = [
         leaf if impl is None else jr.key_data(leaf)
         for leaf, impl in zip(leaves, impls, strict=True)
     ]
     return plain, Form(structure, impls)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
 from ..._compat import Tracer
+from ..._dtypes import is_key
 from .._checks import check_not_deleted
 from .._state import Model, TrainState, copy_arrays
 from ._sharding import Sharding
@@ -110,7 +111,7 @@ def _place(leaf: Any, where: NamedSharding | None) -> Any:
     # A copy: where the first device has the array already, JAX makes no other, and the array that
     # was given would go with the one that a step donates.
     array = copy_arrays(jnp.asarray(leaf))
-    if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if not is_key(array):
         return jax.device_put(array, where)
     # Over several processes JAX places the numbers of a key, and not the key.
     numbers = jax.device_put(jax.random.key_data(array), where)

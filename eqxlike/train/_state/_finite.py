@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
+from ..._dtypes import is_key
 from ..._pytree import is_array, is_inexact_array
 
 Tree = TypeVar("Tree")
@@ -67,7 +68,7 @@ def tree_where(condition: Bool[Array, ""], tree: Tree, other: Tree) -> Tree:
     def choose(leaf: Any, other_leaf: Any) -> Any:
         if not is_array(other_leaf):
             return leaf
-        if jnp.issubdtype(other_leaf.dtype, jax.dtypes.prng_key):
+        if is_key(other_leaf):
             # `jax.debug_key_reuse` takes a choice for use, and the other key may have been used
             # already: it is kept to be used once more.
             chosen = jnp.where(condition, leaf, jax.random.clone(other_leaf))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, PyTree
 
+from ..._dtypes import is_key
 from ..._module import Module
 from ..._pytree import filter, is_array, is_inexact_array
 from .._checks import check_key, check_model, check_not_deleted, check_optimiser, initial_state
@@ -28,7 +29,7 @@ def copy_arrays(pytree: Tree) -> Tree:
     def copy(leaf: Any) -> Any:
         if not is_array(leaf):
             return leaf
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if is_key(leaf):
             leaf = jax.random.clone(leaf)
         return jnp.array(leaf, dtype=leaf.dtype, copy=True)
 
