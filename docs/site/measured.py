@@ -17,6 +17,7 @@ from benchmarks.modes import tables as modes
 from benchmarks.modes.targets import targets as targets_of_modes
 from benchmarks.quality import tables as quality
 from benchmarks.quality.targets import targets as targets_of_quality
+from docs.site import trend
 from docs.site.links import HOME, ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -87,14 +88,19 @@ BENCHMARKS = {
 
 def menu() -> list[Any]:
     found = {name: _benchmark(name).title for name in _reports()}
-    return ["measured/index.md", *({title: _path(name)} for name, title in found.items())]
+    return [
+        "measured/index.md",
+        {trend.TITLE: trend.PATH},
+        *({title: _path(name)} for name, title in found.items()),
+    ]
 
 
 def files() -> dict[str, str]:
     """A path to the Markdown of each page."""
     found = _reports()
     pages = {_path(name): _page(name, reports) for name, reports in found.items()}
-    return {"measured/index.md": _index(found)} | pages
+    titles = {name: _benchmark(name).title for name in found}
+    return {"measured/index.md": _index(found), trend.PATH: trend.page(titles)} | pages
 
 
 def _reports() -> dict[str, dict[str, pathlib.Path]]:
@@ -166,7 +172,8 @@ def _index(found: Mapping[str, Mapping[str, pathlib.Path]]) -> str:
         f"[benchmarks/results]({HOME.replace('/blob/', '/tree/')}/benchmarks/results), with every "
         "round in them. Columns are measured side by side in one process, interleaved; a ratio "
         "is the median of the ratios of the rounds. Ratios within one run count; "
-        "times on a shared machine do not.",
+        "times on a shared machine do not. "
+        "[How key figures changed](trend.md) from run to run has a page of its own.",
         "",
         "| | answers | last run |",
         "| --- | --- | --- |",

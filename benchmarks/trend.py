@@ -1,0 +1,331 @@
+"""How key figures changed over the committed runs: `python -m benchmarks.trend`.
+
+A run that is committed replaces the one before it. What stays of each is a line in
+`benchmarks/results/history.jsonl`: its machine, its versions, its date, and its key figures, all
+but a few of them ratios within that run. Lines are added and never changed.
+
+`--add` adds the runs in `benchmarks/results/` that have no line yet; without it they are named, and
+the command fails. `--from-git` adds first what the history of the repository still has of earlier
+runs.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+ROOT = pathlib.Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+HISTORY = RESULTS / "history.jsonl"
+RUN = re.compile(r"(?P<benchmark>.+?)-\w+-jax-[\d.]+")
+
+Report = Mapping[str, Any]
+Point = Mapping[str, Any]
+
+
+class Figure(NamedTuple):
+    """A number that a run has; `read` raises `LookupError` where it has not."""
+
+    title: str
+    read: Callable[[Report], float]
+    more_is_better: bool = False
+
+
+def _rows(report: Report, **of: str) -> list[Mapping[str, Any]]:
+    return [row for row in report["rows"] if all(row.get(key) == of[key] for key in of)]
+
+
+def _ratio(name: str, column: str, **of: str) -> Callable[[Report], float]:
+    """The ratio of a column to the baseline of its row, until the result is ready."""
+
+    def read(report: Report) -> float:
+        return _rows(report, name=name, **of)[0]["columns"][column]["completion_ratio"]["median"]
+
+    return read
+
+
+def _middle(column: str, **of: str) -> Callable[[Report], float]:
+    """The median of such ratios over the rows of a table."""
+
+    def read(report: Report) -> float:
+        found = [
+            row["columns"][column]["completion_ratio"]["median"] for row in _rows(report, **of)
+        ]
+        if not found:
+            raise LookupError("no such row")
+        return statistics.median(found)
+
+    return read
+
+
+def _mode(name: str, mode: str) -> Callable[[Report], float]:
+    """Value and gradient by a mode, to the value alone."""
+
+    def read(report: Report) -> float:
+        (row,) = _rows(report, name=name, space="standard")
+        return next(each["ratio"] for each in row["modes"] if each["mode"] == mode)
+
+    return read
+
+
+def _score(data: str, method: str) -> Callable[[Report], float]:
+    """The negative log likelihood of held-out data, the mean over its splits."""
+
+    def read(report: Report) -> float:
+        (row,) = _rows(report, data=data, method=method)
+        return statistics.fmean(split["nll"] for split in row["splits"])
+
+    return read
+
+
+def _rate(name: str) -> Callable[[Report], float]:
+    """Effective samples a second to NumPyro's, each the mean over the seeds."""
+
+    def read(report: Report) -> float:
+        runs = _rows(report, name=name, table="NUTS")[0]["runs"]
+        ours, theirs = (
+            statistics.fmean(run["ess"] / run["seconds"] for run in runs[column])
+            for column in ("bayes.NUTS", "NumPyro")
+        )
+        return ours / theirs
+
+    return read
+
+
+FIGURES: dict[str, tuple[Figure, ...]] = {
+    "jit_overhead": tuple(
+        Figure(f"{name}: filter_jit / jax.jit", _ratio(name, "filter_jit"))
+        for name in (
+            "Identity, (1, 1)",
+            "MLP forward, depth 2, width 64",
+            "Adam step, depth 2, width 8, batch 32",
+            "Adam step, depth 64, width 8, batch 32",
+        )
+    ),
+    "jit_edges": (
+        Figure("1000 arrays: filter_jit / jax.jit", _ratio("1000 arrays", "filter_jit")),
+        Figure(
+            "list of 64 layers: filter_jit / jax.jit", _ratio("list of 64 layers", "filter_jit")
+        ),
+        Figure(
+            "other kinds of arguments, median: filter_jit / jax.jit",
+            _middle("filter_jit", table="Arguments of other kinds"),
+        ),
+        Figure(
+            "first Adam step, depth 64: filter_jit / jax.jit",
+            _ratio("Adam step, depth 64", "filter_jit"),
+        ),
+    ),
+    "layers": (
+        Figure(
+            "built, median: eqxlike / Equinox",
+            _middle(
+                "eqxlike", table="Construct a model from a key, its initialisers compiled before"
+            ),
+        ),
+        Figure(
+            "MLP of depth 100, built: eqxlike / arrays alone",
+            _ratio("MLP of depth 100, width 64", "eqxlike"),
+        ),
+        Figure(
+            "forward pass, median: eqxlike / Equinox",
+            _middle("eqxlike", table="Forward pass of a batch"),
+        ),
+        Figure(
+            "gradient, median: eqxlike / Equinox",
+            _middle("eqxlike", table="Value and gradient of the mean of squares over a batch"),
+        ),
+        Figure(
+            "64 layers compiled: ScanStack / Sequential",
+            _ratio("64 MLPs of width 64", "ScanStack"),
+        ),
+    ),
+    "loops": (
+        Figure(
+            "gradient of 1000 steps: checkpointed while_loop / lax.scan",
+            _ratio("gradient, 64-wide tanh, 1000 steps", "while_loop, checkpointed"),
+        ),
+        Figure(
+            "gradient of 100 of 10000 steps: checkpointed while_loop / lax.scan of 100",
+            _ratio("gradient, 64-wide tanh, 100 of 10000 steps", "while_loop, checkpointed"),
+        ),
+    ),
+    "downstream": (
+        Figure(
+            "first calls, median: on eqxlike / on Equinox", _middle("eqxlike", table="First call")
+        ),
+        Figure(
+            "later calls, median: on eqxlike / on Equinox", _middle("eqxlike", table="Later calls")
+        ),
+    ),
+    "export": (
+        Figure(
+            "64 layers, compiled anew: eqxlike.export / traced anew",
+            _ratio("MLP of digits, 64 hidden layers, compiled anew", "eqxlike.export"),
+        ),
+        Figure(
+            "64 layers, compiled before: eqxlike.export / traced anew",
+            _ratio("MLP of digits, 64 hidden layers, compiled before", "eqxlike.export"),
+        ),
+    ),
+    "ad-modes": (
+        Figure(
+            "Bayesian network, 601 unknowns: reverse gradient / value",
+            _mode("Bayesian network, 601 unknowns", "Reverse"),
+        ),
+        Figure("LSTM: reverse gradient / value", _mode("LSTM", "Reverse")),
+        Figure("neural ODE: reverse gradient / value", _mode("neural ODE", "Reverse")),
+    ),
+    "bayes-cost": (
+        Figure(
+            "value and gradient, 601 unknowns: Posterior / by hand",
+            _ratio("601 unknowns, linked", "Posterior", table="Value and gradient"),
+        ),
+        Figure(
+            "a step, 784-32-10: MeanField / MAP",
+            _ratio(
+                "784-32-10, batch 128", "MeanField, local", table="A step of Adam in bayes.infer"
+            ),
+        ),
+        Figure(
+            "effective samples a second, Bayesian network: bayes.NUTS / NumPyro",
+            _rate("Bayesian network, 21 unknowns, vectorized"),
+            more_is_better=True,
+        ),
+    ),
+    "bayes-quality": tuple(
+        Figure(f"{data}: NLL of {method}, nats", _score(data, method))
+        for data, method in (
+            ("diabetes", "NUTS"),
+            ("diabetes", "mean field"),
+            ("breast cancer", "deep ensemble"),
+            ("digits", "deep ensemble"),
+        )
+    ),
+    "training": (
+        Figure("2x8: fit / by hand", _ratio("2x8", "fit")),
+        Figure("64x8: fit / by hand", _ratio("64x8", "fit")),
+        Figure("2x8: fit, 16 steps a call / by hand", _ratio("2x8", "fit, 16 steps a call")),
+    ),
+    "scaling": (
+        Figure(
+            "FSDP, width 1024: 2 devices / 1",
+            _ratio("FSDP, depth 2, width 1024, batch 256", "2 devices"),
+        ),
+        Figure(
+            "data parallel, width 1024: 2 devices / 1",
+            _ratio("data parallel, depth 2, width 1024, batch 256", "2 devices"),
+        ),
+    ),
+}
+"""A benchmark to its key figures; where nothing else is said less is better."""
+
+
+def figures(benchmark: str, report: Report) -> dict[str, float]:
+    """The key figures that a run has, to four digits behind the point.
+
+    **Arguments:**
+
+    - `benchmark`: a key of `FIGURES`.
+    - `report`: a report, as the benchmark writes it with `--json`.
+    """
+    found = {}
+    for figure in FIGURES.get(benchmark, ()):
+        try:
+            found[figure.title] = round(figure.read(report), 4)
+        except (LookupError, StopIteration, ValueError):
+            continue  # a run from before there was such a row
+    return found
+
+
+def point(benchmark: str, report: Report, said: str = "") -> dict[str, Any]:
+    """What stays of a run.
+
+    **Arguments:**
+
+    - `benchmark`: the name of the benchmark.
+    - `report`: its report.
+    - `said`: what changed before it, or what the commit said that had it, where that is known.
+    """
+    return {
+        "benchmark": benchmark,
+        "machine": dict(report["machine"]),
+        "method": dict(report["method"]),
+        "is_complete": report["is_complete"],
+        "said": said,
+        "figures": figures(benchmark, report),
+    }
+
+
+def history() -> list[Point]:
+    """All points, as they were added."""
+    if not HISTORY.exists():
+        return []
+    return [json.loads(line) for line in HISTORY.read_text().splitlines()]
+
+
+def key(each: Point) -> tuple[str, str]:
+    """What tells one run from all others: its benchmark, and the second in which it began."""
+    return each["benchmark"], each["machine"]["date"]
+
+
+def committed(said: str = "") -> Iterator[dict[str, Any]]:
+    """The points of the runs in `benchmarks/results/`."""
+    for path in sorted(RESULTS.glob("*.json")):
+        if match := RUN.fullmatch(path.stem):
+            yield point(match["benchmark"], json.loads(path.read_text()), said)
+
+
+def earlier() -> Iterator[dict[str, Any]]:
+    """The points of all runs that the history of the repository has, oldest commit first."""
+    for path in sorted(RESULTS.glob("*.json")):
+        name = path.relative_to(ROOT).as_posix()
+        if match := RUN.fullmatch(path.stem):
+            for line in _git("log", "--reverse", "--format=%H %s", "--", name).splitlines():
+                commit, _, said = line.partition(" ")
+                yield point(match["benchmark"], json.loads(_git("show", f"{commit}:{name}")), said)
+
+
+def missing(points: Sequence[Point], known: Sequence[Point]) -> list[Point]:
+    """Those of `points` that are not known, the oldest first, each once."""
+    seen = {key(each) for each in known}
+    found = {key(each): each for each in reversed(points) if key(each) not in seen}
+    return sorted(found.values(), key=lambda each: each["machine"]["date"])
+
+
+def add(points: Sequence[Point]) -> None:
+    with HISTORY.open("a") as file:
+        file.writelines(json.dumps(each) + "\n" for each in points)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; 1 where a committed run has no point."""
+    parser = argparse.ArgumentParser("python -m benchmarks.trend", description=__doc__)
+    parser.add_argument("--add", action="store_true", help="add the runs that have no point yet")
+    parser.add_argument("--said", default="", metavar="TEXT", help="what changed before the runs")
+    parser.add_argument("--from-git", action="store_true", help="add also those of earlier commits")
+    options = parser.parse_args(arguments)
+    if options.from_git:
+        add(missing(list(earlier()), history()))
+    left = missing(list(committed(options.said)), history())
+    if options.add:
+        add(left)
+    for each in left:
+        print(*key(each), "is added." if options.add else "has no point: --add adds it.")
+    return 1 if left and not options.add else 0
+
+
+def _git(*command: str) -> str:
+    process = subprocess.run(
+        ["git", *command], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return process.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
