@@ -53,6 +53,9 @@ class _Initialising:
     def __repr__(self) -> str:
         return "INITIALISING"
 
+    def __reduce__(self) -> str:
+        return "INITIALISING"
+
 
 INITIALISING = _Initialising()
 
@@ -92,9 +95,14 @@ class Field:
 
     __slots__ = ("default", "name")
 
-    def __init__(self, name: str, default: Any):
+    def __init__(self, name: str, default: Any = dataclasses.MISSING):
         self.name = name
         self.default = default
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `MISSING` itself would be another object where it is loaded.
+        has_default = self.default is not dataclasses.MISSING
+        return Field, (self.name, *([self.default] if has_default else []))
 
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is not None:

@@ -1,11 +1,26 @@
 """The record that each Module class has beside its dataclass, made with the class."""
 
 import dataclasses
+import pickle
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 RECORD = "_eqxlike_class"
 """The name under which a Module class has its record."""
+
+
+class Layout(NamedTuple):
+    """What the codec of a class is generated from.
+
+    - `dynamic_names`, `static_names`: the names of the fields, children and static.
+    - `stored_or_nothing`: those whose value is stored in an instance, or is nowhere.
+    - `asks_for_metadata`: whether instances may have metadata of their own.
+    """
+
+    dynamic_names: tuple[str, ...]
+    static_names: tuple[str, ...]
+    stored_or_nothing: frozenset[str]
+    asks_for_metadata: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -17,6 +32,7 @@ class Codec:
     instance and adds what follows from the fields.
     """
 
+    layout: Layout
     dynamic_names: tuple[str, ...]
     static_names: tuple[str, ...]
     flatten: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
@@ -48,10 +64,25 @@ class Traits:
     is_layer: bool = True
 
 
+class CarriedClass:
+    """The record of a class, as tools that pickle classes by value carry it; see `_carried.py`."""
+
+    makes_init: bool
+    is_forced: bool
+    is_strict: bool
+    traits: Traits
+    layout: Layout
+    defaults: tuple[tuple[str, Any], ...]
+    converters: tuple[tuple[str, Callable[[Any], Any]], ...]
+    fields: dict[str, dataclasses.Field]
+    abstract: frozenset[str]
+
+
 @dataclasses.dataclass(slots=True)
 class ClassRecord:
     """The metaclass's record of one class, complete once the class is a dataclass.
 
+    - `cls`: the class.
     - `makes_init`: whether its `__init__` is generated.
     - `is_forced`: whether the class statement declares it abstract, whatever it holds.
     - `is_strict`: whether it keeps the rules of strict classes.
@@ -62,6 +93,7 @@ class ClassRecord:
     - `converters`: the fields that have a converter, each with it.
     """
 
+    cls: type
     makes_init: bool
     is_forced: bool
     is_strict: bool
@@ -70,6 +102,22 @@ class ClassRecord:
     codec: Codec = dataclasses.field(init=False)
     defaults: tuple[tuple[str, Any], ...] = ()
     converters: tuple[tuple[str, Callable[[Any], Any]], ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.traits.flattening is not None:
+            raise pickle.PicklingError(
+                f"cannot pickle the class of a {self.cls.__name__} with frozen arrays by itself; "
+                "pickle an instance of it."
+            )
+        names = ("makes_init", "is_forced", "is_strict", "traits", "defaults", "converters")
+        own: Any = vars(self.cls)
+        state = {
+            **{name: getattr(self, name) for name in names},
+            "layout": self.codec.layout,
+            "fields": own["__dataclass_fields__"],
+            "abstract": own["__abstractmethods__"],
+        }
+        return CarriedClass, (), state
 
 
 def own_record(cls: type) -> ClassRecord | None:

@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 
 from .._codegen import compile_function
 from ._cached import read_fields, stored_fields
-from ._class import Codec
+from ._class import Codec, Layout
 from ._dataclass import found_in_class
 from ._field import is_static
 from ._metadata import carries_metadata, has_metadata, read_metadata, write_metadata
@@ -34,6 +34,10 @@ def is_incomplete(statics: tuple[Any, ...]) -> bool:
 
 def make_codec(cls: type, complete: Callable[[dict[str, Any]], None] | None = None) -> Codec:
     """The codec of the dataclass `cls`; `Codec` describes `complete`."""
+    return generate_codec(cls, _layout_of(cls), complete)
+
+
+def _layout_of(cls: type) -> Layout:
     fields = [
         field
         for field in dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
@@ -41,13 +45,32 @@ def make_codec(cls: type, complete: Callable[[dict[str, Any]], None] | None = No
     ]
     dynamic = tuple(field.name for field in fields if not is_static(field))
     static = tuple(field.name for field in fields if is_static(field))
+    return Layout(
+        dynamic_names=dynamic,
+        static_names=static,
+        # A property does not give the value of the field; perhaps it gives another field's.
+        stored_or_nothing=frozenset(
+            name
+            for name in (*dynamic, *static)
+            if hasattr(type(found_in_class(cls, name)), "__set__")
+        ),
+        # Instances of most classes have no metadata, and are not asked for it.
+        asks_for_metadata=carries_metadata(cls),
+    )
+
+
+def generate_codec(
+    cls: type, layout: Layout, complete: Callable[[dict[str, Any]], None] | None
+) -> Codec:
+    """The codec of `cls`, whatever fields `cls` itself seems to have."""
+    dynamic, static = layout.dynamic_names, layout.static_names
     namespace: dict[str, Any] = {
         "cls": cls,
         "new": _new,
         "has_metadata": has_metadata,
         "incomplete_type": _Incomplete,
         "stored_fields": stored_fields,
-        "flatten_by_name": _make_flatten_by_name(cls, dynamic, static),
+        "flatten_by_name": _make_flatten_by_name(layout),
         "unflatten_incomplete": _make_unflatten_incomplete(cls, complete),
         "complete": complete,
     }
@@ -56,15 +79,13 @@ def make_codec(cls: type, complete: Callable[[dict[str, Any]], None] | None = No
     children = [f"fields[{name!r}]" for name in dynamic]
     keyed = [f"(key{index}, {child})" for index, child in enumerate(children)]
     statics = _tuple_of(f"fields[{name!r}]" for name in static)
-    # Instances of most classes have no metadata, and are not asked for it.
-    asks_for_metadata = carries_metadata(cls)
 
     def flatten_source(function: str, parts: list[str], with_keys: bool) -> list[str]:
         by_name = f"return flatten_by_name(self, {with_keys})"
         return [
             f"def {function}(self):",
             "    fields = stored_fields(self)",
-            *([f"    if has_metadata(fields): {by_name}"] if asks_for_metadata else []),
+            *([f"    if has_metadata(fields): {by_name}"] if layout.asks_for_metadata else []),
             "    try:",
             f"        return {_tuple_of(parts)}, {statics}",
             "    except KeyError:",
@@ -90,6 +111,7 @@ def make_codec(cls: type, complete: Callable[[dict[str, Any]], None] | None = No
 
     origin = f"pytree of {cls.__module__}.{cls.__qualname__}"
     return Codec(
+        layout=layout,
         dynamic_names=dynamic,
         static_names=static,
         flatten=compile_function(flatten_source("flatten", children, False), namespace, origin),
@@ -114,15 +136,12 @@ def _tuple_of(parts: Any) -> str:
     return "(" + "".join(f"{part}, " for part in parts) + ")"
 
 
-def _make_flatten_by_name(cls: type, dynamic: tuple[str, ...], static: tuple[str, ...]):
+def _make_flatten_by_name(layout: Layout):
     """The function that flattens an instance with metadata, or with fields not in its `__dict__`.
 
     Such an instance is lazy, has class attributes in place of fields, or is in its `__init__`.
     """
-    # A property does not give the value of the field; perhaps it gives another field's.
-    stored_or_nothing = {
-        name for name in (*dynamic, *static) if hasattr(type(found_in_class(cls, name)), "__set__")
-    }
+    dynamic, static, stored_or_nothing, _ = layout
 
     def flatten_by_name(self: Any, with_keys: bool):
         fields = read_fields(self)

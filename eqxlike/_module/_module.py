@@ -15,8 +15,9 @@ from .._pytree import tree_equal, tree_pformat
 from .._traceback import hide_our_frames
 from ._abstract import abstract_names, explain_abstract
 from ._cached import INITIALISING, CachesPartition, Field, drop_cached, set_cached, stored_fields
+from ._carried import take_up
 from ._checks import check_all_set, check_values, warn_of_post_init
-from ._class import RECORD, ClassRecord, Traits, own_record
+from ._class import RECORD, CarriedClass, ClassRecord, Traits, own_record
 from ._codec import make_codec
 from ._dataclass import amend, found_in_class, make_dataclass
 from ._field import converter_of, field
@@ -63,6 +64,7 @@ class ModuleMeta(abc.ABCMeta):
         strictness = read_strict(strict)
         is_forced = is_abstract or strict is None or (strictness and strictness.force_abstract)
         record = ClassRecord(
+            cls=cls,
             makes_init=makes_init,
             is_forced=bool(is_forced),
             is_strict=strictness is not None,
@@ -123,6 +125,8 @@ class ModuleMeta(abc.ABCMeta):
             return self
 
         def __setattr__(cls, name: str, value: Any) -> None:
+            if isinstance(value, CarriedClass):
+                return take_up(cls, value)
             if _is_method(name, value):
                 value = Method(value)
             if name == "__call__" and inspect.isfunction(value):
