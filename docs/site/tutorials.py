@@ -27,6 +27,7 @@ TITLES = {
     "bnn_coverage": "Coverage of Bayesian networks",
     "simulation_based_calibration": "Simulation-based calibration",
     "differentiation_modes": "Which mode of differentiation",
+    "profile_step": "Profiling your own step",
     "devices": "Data-parallel and FSDP",
     "multi_host": "Many devices and hosts",
     "export_model": "A model that leaves the house",

@@ -1,0 +1,241 @@
+"""A training step that is slower than it should be: three costs are found, and mended one by one.
+
+A small network learns digits, in a loop as one writes it first. Nothing in it is wrong: it learns.
+`debug.explain_retraces` says why it is compiled at each step, `eqxlike.transfers` what it copies at
+each call, and `eqxlike.profile` what a call costs beside the work in it. After each of the three
+one thing is changed, and the table at the end has the loop before and after. All four loops make
+the same steps, and end with the same network.
+"""
+
+import argparse
+import dataclasses
+import functools
+import statistics
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from sklearn import datasets
+
+import eqxlike as eqx
+from eqxlike import debug, nn
+from eqxlike._timing import machine_info
+
+BATCH, WIDTH = 32, 16
+Batch = tuple[Any, Any]
+
+
+def schedule(count: Any) -> Any:
+    """The rate of a step: less and less."""
+    return 1.0 / (1 + 0.02 * count)
+
+
+def loss(model: Any, batch: Batch) -> jax.Array:
+    images, labels = batch
+    logits = jax.vmap(model)(images)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def updated(model: Any, batch: Batch, rate: Any) -> Any:
+    gradient = eqx.filter_grad(loss)(model, batch)
+    return eqx.apply_updates(model, jax.tree.map(lambda each: -rate * each, gradient))
+
+
+# As one writes it first: the rate is a number of Python, a batch is two arrays of NumPy.
+
+
+@eqx.filter_jit
+def step(model: Any, batch: Batch, rate: Any) -> Any:
+    return updated(model, batch, rate)
+
+
+def as_it_came(model: Any, batches: Sequence[Batch]) -> Any:
+    for count, batch in enumerate(batches):
+        model = step(model, batch, schedule(count))
+    return model
+
+
+# Mended once: the number of the step is an array, and the rate is computed inside.
+
+
+@eqx.filter_jit
+def counted_step(model: Any, batch: Batch, count: jax.Array) -> tuple[Any, jax.Array]:
+    return updated(model, batch, schedule(count)), count + 1
+
+
+def with_a_count(model: Any, batches: Sequence[Batch]) -> Any:
+    count = jax.device_put(np.float32(0))
+    for batch in batches:
+        model, count = counted_step(model, batch, count)
+    return model
+
+
+# Mended twice: the same loop is given batches that lie on the device. And three times: it makes
+# many steps in one call.
+
+
+@eqx.filter_jit
+def many_steps(model: Any, batches: Batch, count: jax.Array) -> tuple[Any, jax.Array]:
+    def turn(carry: Any, batch: Batch) -> tuple[Any, None]:
+        (arrays, count) = carry
+        model = updated(eqx.combine(arrays, static), batch, schedule(count))
+        return (eqx.filter(model, eqx.is_array), count + 1), None
+
+    arrays, static = eqx.partition(model, eqx.is_array)
+    (arrays, count), _ = jax.lax.scan(turn, (arrays, count), batches)
+    return eqx.combine(arrays, static), count
+
+
+def many_a_call(model: Any, chunks: Sequence[Batch]) -> Any:
+    count = jax.device_put(np.float32(0))
+    for chunk in chunks:
+        model, count = many_steps(model, chunk, count)
+    return model
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A loop, what it was given, what `profile` said of its function, and the network it made."""
+
+    name: str
+    loop: Callable[..., Any]
+    batches: Any
+    times: Any
+    end: Any
+
+    def row(self, step_us: float | None) -> str:
+        shown = "-" if step_us is None else f"{step_us:.0f}"
+        return (
+            f"  {self.name:<24}{self.times.num_calls:>6}{self.times.num_traces:>8}"
+            f"{self.times.compiling_s:>14.2f}{shown:>29}{self.times.total_s:>10.2f}"
+        )
+
+
+def times_of(loop: Callable[..., Any], model: Any, batches: Any) -> tuple[Any, Any]:
+    """What `profile` says of the function of a loop, and the network at the end of it."""
+    with eqx.profile() as found:
+        end = loop(model, batches)
+    (times,) = found.functions
+    return times, end
+
+
+def run(name: str, loop: Callable[..., Any], model: Any, batches: Any) -> Run:
+    eqx.clear_caches()  # no loop finds what another one compiled
+    return Run(name, loop, batches, *times_of(loop, model, batches))
+
+
+def step_us(loop: Callable[..., Any], model: Any, batches: Any, steps: int) -> float:
+    """The time of a step, in microseconds, once it is compiled and until its result is ready."""
+    times, _ = times_of(loop, model, batches)
+    return times.completion_us * times.num_calls / steps
+
+
+def in_turns(measures: Sequence[Callable[[], float]], rounds: int = 7) -> list[float]:
+    """The median of each: what else the machine does in the meantime slows down all of them."""
+    found = [[measure() for measure in measures] for _ in range(rounds)]
+    return [statistics.median(column) for column in zip(*found, strict=True)]
+
+
+def wrapped(text: str) -> str:
+    return textwrap.fill(text, 92, initial_indent="  ", subsequent_indent="  ")
+
+
+def explain(model: Any, batches: Sequence[Batch]) -> None:
+    """Why is it compiled again? The second step says it."""
+
+    def show(trace: Any) -> None:
+        difference = trace.differences[0]
+        print(f"  trace {trace.number}, for {difference.path}: ", end="")
+        print(f"{difference.before} -> {difference.after}")
+        print(wrapped(difference.advice))
+
+    with debug.explain_retraces(show):
+        as_it_came(model, batches[:2])
+
+
+def refused(model: Any, batches: Sequence[Batch]) -> list[str]:
+    """What `eqxlike.transfers` says of a step: nothing, or which arguments are copied."""
+    try:
+        with eqx.transfers("explicit"):
+            with_a_count(model, batches[:1])
+    except RuntimeError as error:
+        return [note for note in error.__notes__ if note.startswith("Among the arguments")]
+    return []
+
+
+def data(steps: int) -> tuple[list[Batch], Batch]:
+    """A batch of NumPy for each step, and what is held out."""
+    images, labels = datasets.load_digits(return_X_y=True)
+    images, labels = np.asarray(images / 16, np.float32), np.asarray(labels, np.int32)
+    random = np.random.default_rng(0)
+    order = random.permutation(len(labels))
+    rows = (random.choice(order[500:], BATCH, replace=False) for _ in range(steps))
+    held_out = order[:500]
+    return [(images[each], labels[each]) for each in rows], (images[held_out], labels[held_out])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=64, help="how many steps each loop makes")
+    parser.add_argument("--chunk", type=int, default=8, help="how many of them one call makes")
+    options = parser.parse_args(arguments)
+    steps, chunk = options.steps, options.chunk
+    if steps % chunk:
+        parser.error(f"--steps must be a multiple of --chunk; it is {steps}, and that {chunk}.")
+    batches, (images, labels) = data(steps)
+    model = nn.MLP(64, 10, WIDTH, depth=2, key=jax.random.key(0))
+
+    print("1. Why is it compiled again? debug.explain_retraces says:")
+    explain(model, batches)
+    first = run("as it came", as_it_came, model, batches)
+    runs = [run("the rate inside", with_a_count, model, batches)]
+
+    print("\n2. What is copied at each call? transfers('explicit') says:")
+    print("\n".join(map(wrapped, refused(model, batches))))
+    placed = [jax.device_put(batch) for batch in batches]
+    print(f"  With batches on the device: {refused(model, placed) or 'nothing'}.")
+    runs.append(run("batches on the device", with_a_count, model, placed))
+
+    print("\n3. Is it the work or the call that takes the time? profile says:")
+    doubled = jax.tree.map(lambda x: jnp.concatenate([x, x]), placed[0])
+    once, twice = in_turns(
+        [
+            functools.partial(step_us, with_a_count, model, [batch] * steps, steps)
+            for batch in (placed[0], doubled)
+        ]
+    )
+    print(f"  A step takes {once:.0f} us, on twice the examples {twice:.0f} us: ", end="")
+    print("the work is little of it." if twice < 1.5 * once else "the work is much of it.")
+    chunks = [
+        jax.device_put(jax.tree.map(lambda *each: np.stack(each), *batches[start : start + chunk]))
+        for start in range(0, steps, chunk)
+    ]
+    runs.append(run(f"{chunk} steps a call", many_a_call, model, chunks))
+
+    print(f"\n  {'':<24} calls  traces  compiling, s  a step once compiled, us    all, s")
+    print(first.row(None))  # it never is
+    warm = in_turns(
+        [functools.partial(step_us, each.loop, model, each.batches, steps) for each in runs]
+    )
+    print("\n".join(each.row(time_us) for each, time_us in zip(runs, warm, strict=True)))
+    weights = [jax.tree.leaves(eqx.filter(each.end, eqx.is_array)) for each in (first, *runs)]
+    off = max(
+        float(jnp.max(jnp.abs(array - other)))
+        for others in weights[1:]
+        for array, other in zip(weights[0], others, strict=True)
+    )
+    right = float(jnp.mean(jnp.argmax(jax.vmap(runs[-1].end)(images), axis=1) == labels))
+    print(f"\nWeights differ by {off:.0e} at most; {right:.1%} of held-out digits are right.")
+    info = machine_info()
+    print(
+        f"Measured with jax {info['jax']} on one machine: {info['device']} ({info['cpu']}, "
+        f"{info['cores']} cores)."
+    )
+
+
+if __name__ == "__main__":
+    main()
