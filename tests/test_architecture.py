@@ -78,7 +78,7 @@ ROOMS = {
         {"_compare"},
         {"_choose"},
     ),
-    "_export": ({"_dynamic", "_form"}, {"_file", "_given"}, {"_exported"}, {"_export"}),
+    "_export": ({"_dynamic", "_form"}, {"_file", "_given"}, {"_run"}, {"_exported"}, {"_export"}),
     "bayes": (
         {"_blackjax", "_library_rules"},
         {"_numpyro"},

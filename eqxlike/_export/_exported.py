@@ -6,15 +6,17 @@ import pathlib
 import re
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.export
 from jaxtyping import PyTree
 
+from .._traceback import hide_our_frames
 from ._file import Header, read, write
-from ._form import NodeForm, arrays_in, build, describe
-from ._given import as_given
+from ._form import describe
+from ._run import Runner, describe_arguments
 
 
 class Exported:
@@ -30,7 +32,7 @@ class Exported:
         self._header = header
         self._program = program
         self._read_as = read_as
-        self._jitted: Any = None
+        self._runner: Runner | None = None
         self._lock = threading.Lock()
 
     @property
@@ -70,21 +72,16 @@ class Exported:
         shape or dtype; `ValueError` on a platform that it was not exported for, and when it is
         differentiated more often than `vjp_order` says.
         """
-        header = self._header
-        inputs: Any = header.inputs
-        if len(args) != len(header.parameters):
-            raise TypeError(
-                f"{header.name} takes {len(header.parameters)} arguments, ({self._arguments()}); "
-                f"it got {len(args)}."
-            )
-        sizes: dict[str, int] = {}
-        arrays = [
-            as_given(form, array, path, sizes)
-            for child, arg, name in zip(inputs.children, args, header.parameters, strict=True)
-            for form, array, path in arrays_in(child, arg, name)
-        ]
-        outputs = self._jit()(*arrays)
-        return build(header.outputs, iter(outputs))
+        runner = self._runner
+        if runner is None:
+            # One for all calls: JAX compiles anew for each function that it does not know.
+            with self._lock:
+                runner = self._runner = self._runner or Runner(self._header, self._call_flat())
+        try:
+            return runner.run(args)
+        except Exception as error:
+            hide_our_frames(error)
+            raise
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the program to a file, which is replaced as a whole.
@@ -97,7 +94,7 @@ class Exported:
         header = self._header
         versions = ", ".join(f"{name} {version}" for name, version in header.versions.items())
         return (
-            f"Exported: {header.name}({self._arguments()}) -> {describe(header.outputs)}\n"
+            f"Exported: {header.name}({describe_arguments(header)}) -> {describe(header.outputs)}\n"
             f"  platforms  {', '.join(header.platforms)}\n"
             f"  gradients  {_times(header.vjp_order)}\n"
             f"  program    {len(self._program):,} bytes\n"
@@ -107,21 +104,9 @@ class Exported:
     def __reduce__(self) -> Any:
         return from_parts, (self._header, self._program, self.name)
 
-    def _arguments(self) -> str:
-        inputs = self._header.inputs
-        forms = inputs.children if isinstance(inputs, NodeForm) else ()
-        return ", ".join(
-            f"{name}: {describe(form)}"
-            for name, form in zip(self._header.parameters, forms, strict=True)
-        )
-
-    def _jit(self) -> Any:
-        # One function for all calls: JAX compiles anew for each that it does not know.
-        with self._lock:
-            if self._jitted is None:
-                call = self._read_as.call
-                self._jitted = jax.jit(call if self.vjp_order else self._without_gradient(call))
-            return self._jitted
+    def _call_flat(self) -> Callable[..., Any]:
+        call = self._read_as.call
+        return call if self.vjp_order else self._without_gradient(call)
 
     def _without_gradient(self, call: Any) -> Any:
         """`call`, which says in our words that it has no gradient."""

@@ -1,6 +1,7 @@
 """Exported programs: the numbers of the function in any process, for any size of named axes."""
 
 import collections
+import concurrent.futures
 import copy
 import dataclasses
 import functools
@@ -314,7 +315,83 @@ def test_keys_are_passed():
 def test_a_call_compiles_once_for_a_shape():
     exported = eqx.export(_linear, jnp.ones(3))
     assert [float(exported.call(np.ones(2, np.float32))[0]) for _ in range(2)] == [3.0, 3.0]
-    assert exported._jit()._cache_size() == 1
+    assert exported._runner._jitted._cache_size() == 1
+
+
+def test_a_warm_call_compares_nothing_again(monkeypatch):
+    model, x = nn.MLP(2, 3, width_size=4, depth=1, key=jax.random.key(0)), jnp.ones((5, 2))
+    exported = eqx.export(lambda model, x: jax.vmap(model)(x), model, x)
+    expected = exported.call(model, x)
+    for name in ("as_given", "arrays_in", "build"):
+        monkeypatch.delattr(f"eqxlike._export._run.{name}")
+    other = jax.tree.map(lambda leaf: 1 * leaf if eqx.is_array(leaf) else leaf, model)
+    np.testing.assert_array_equal(exported.call(other, x), expected)
+
+
+def _scaled(model, scale, x):
+    return scale * model(x)
+
+
+def test_what_was_compared_for_one_call_does_not_pass_another():
+    model = nn.Linear(2, 3, key=jax.random.key(0))
+    exported = eqx.export(_scaled, model, 1.0, jnp.ones(2), dynamic=())
+    calls = [(model, 1.0, X[0])] * 2
+    assert [exported.call(*each).shape for each in calls] == [(3,)] * 2
+    for wrong, message in [
+        ((model, 1, X[0]), "scale was 1.0"),
+        ((model, -1.0, X[0]), "scale was 1.0"),
+        ((model, 1.0, Y), r"x must be float32\[2\]; it is float32\[3\]"),
+        ((nn.Linear(2, 3, use_bias=False, key=jax.random.key(0)), 1.0, X[0]), "model.use_bias was"),
+        ((nn.Linear(2, 4, key=jax.random.key(0)), 1.0, X[0]), "model.out_features was 3"),
+    ]:
+        for _ in range(2):
+            with pytest.raises((TypeError, ValueError), match=message):
+                exported.call(*wrong)
+    np.testing.assert_allclose(exported.call(*calls[0]), model(X[0]), rtol=1e-6)
+
+
+def test_numbers_that_are_equal_are_told_apart():
+    exported = eqx.export(lambda x: jnp.array([jnp.sign(1 / x), x]), jnp.ones(()), dynamic=())
+    for number in (0.0, -0.0, 0, 2.5, np.float32(3), -0.0, 0.0):
+        expected = [np.copysign(1, number), number]
+        np.testing.assert_array_equal(exported.call(number), expected)
+
+
+def test_children_in_any_order_are_those_of_their_names():
+    exported = eqx.export(lambda tree: {"z": tree["b"], "a": tree["a"]}, {"b": X, "a": Y})
+    for given in ({"b": X, "a": 2 * Y}, {"a": 2 * Y, "b": X}):
+        found = exported.call(given)
+        np.testing.assert_array_equal(found["z"], X)
+        np.testing.assert_array_equal(found["a"], 2 * Y)
+
+
+def test_fields_of_a_module_come_back_by_name():
+    model = nn.Linear(2, 3, key=jax.random.key(0))
+    found = eqx.export(lambda model: [model], model).call(model)[0]
+    np.testing.assert_array_equal(found["bias"], model.bias)
+    np.testing.assert_array_equal(found["weight"], model.weight)
+
+
+class _Labelled(eqx.Module):
+    x: jax.Array
+    labels: list = eqx.field(static=True)
+
+
+def test_a_static_list_that_was_changed_is_another_program():
+    labelled = _Labelled(Y, ["a"])
+    exported = eqx.export(lambda labelled: labelled.x, labelled)
+    for _ in range(2):
+        exported.call(labelled)
+    labelled.labels.append("b")
+    with pytest.raises(ValueError, match=r"labelled.labels was \['a'\] when this was exported"):
+        exported.call(labelled)
+
+
+def test_programs_are_called_from_threads():
+    exported = eqx.export(lambda x, n: x + n, jnp.ones(2), jnp.ones(()))
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: exported.call(X[0], float(n)), range(200)))
+    np.testing.assert_array_equal(found, [[n + 1, n + 1] for n in range(200)])
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
