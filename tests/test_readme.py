@@ -7,6 +7,8 @@ import tomllib
 import jax
 import pytest
 
+import eqxlike
+
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -77,3 +79,9 @@ def test_it_names_the_commands_that_show_and_check_it(command):
     target = command.removeprefix("make ")
     assert re.search(rf"^{command}\b", README, re.MULTILINE)
     assert re.search(rf"^{target}:$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_changelog_begins_with_a_dated_section_of_this_version():
+    first = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first is not None
+    assert re.fullmatch(rf"\[{re.escape(eqxlike.__version__)}\] - \d{{4}}-\d\d-\d\d", first[1])
