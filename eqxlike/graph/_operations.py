@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -9,9 +10,13 @@ from jax.extend import source_info_util
 from jax.extend.core import Literal, jaxprs_in_params
 
 from .._compat import scan_counts
+from .._traceback import is_of_user
 from ._flops import cost_of
 from ._origins import Origin, passed_on, root_of, source_of
 from ._scopes import is_backward, path_of, scopes_in
+
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_LAYERS = os.path.join(_PACKAGE, "nn", "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +32,8 @@ class Operation:
     - `flops`, `transcendentals`: of one run; `None` if nobody knows.
     - `num_bytes`: of what one run reads and writes, if it were run by itself.
     - `output`: the type of its first output, as `f32[5,3]`.
-    - `source`: the line of the user's code, as `file.py:3:4 (function)`.
+    - `source`: the line of the user's code, or of a layer of `eqxlike.nn`, that asked for it, as
+      `file.py:3:4 (function)`, with the column where JAX has it.
     """
 
     layer: str
@@ -282,7 +288,7 @@ class _Walker:
             transcendentals=transcendentals,
             num_bytes=read + sum(sizes),
             output=type_of(outputs[0]) if outputs else "()",
-            source=source_info_util.summarize(equation.source_info),
+            source=_line_of(equation.source_info),
         )
         steps.append(
             Step(
@@ -309,6 +315,17 @@ def _inner_programs(params: dict[str, Any]) -> list[Any]:
         each for each in params.values() if hasattr(each, "jaxpr") and hasattr(each, "consts")
     ]
     return closed or list(jaxprs_in_params(params))
+
+
+def _line_of(source: Any) -> str:
+    line = source_info_util.summarize(source)
+    if not line.startswith(_PACKAGE) or line.startswith(_LAYERS):
+        return line
+    # Our own machinery, as that of a callback, says nothing: who asked for it does.
+    for frame in source.traceback.frames:
+        if is_of_user(frame.file_name) or frame.file_name.startswith(_LAYERS):
+            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return line
 
 
 def _is_call(equation: Any, inner: list[Any]) -> bool:

@@ -88,7 +88,12 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """An operation that leaves the device: a callback to the host, or a copy between devices."""
+    """An operation that leaves the device: a callback to the host, or a copy between devices.
+
+    - `kind`: the name of JAX's primitive, as `pure_callback`; `check` is that of `error_if`.
+    - `times`: how often it is run.
+    - `source`: the line that asked for it.
+    """
 
     kind: str
     layer: str

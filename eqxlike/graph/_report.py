@@ -33,7 +33,8 @@ from ._traced import traced
 LARGE_CONSTANT_BYTES = 2**20
 """A constant of this many bytes or more is warned of."""
 
-_EFFECTS = ("device_put", "infeed", "outfeed", "copy_to_host_async", "debug_print")
+_EFFECTS = ("device_put", "infeed", "outfeed", "copy_to_host_async", "debug_print", "check")
+"""Beside callbacks. `check` is that of `error_if`."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

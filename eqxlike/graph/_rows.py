@@ -18,12 +18,12 @@ def rows_by_layer(program: Program, instructions: Sequence[Instruction]) -> tupl
 
 
 def rows_by_kind(program: Program) -> tuple[Row, ...]:
-    """A row for each kind of operation, those with the most FLOPs first."""
+    """A row for each kind of operation, those that compute most first."""
     groups: dict[str, list[Step]] = {}
     for step in program.steps:
         groups.setdefault(step.operation.kind, []).append(step)
     rows = [_row(name, steps, None) for name, steps in groups.items()]
-    return tuple(sorted(rows, key=lambda row: (-row.flops, -row.num_bytes)))
+    return tuple(sorted(rows, key=lambda row: (-row.flops - row.transcendentals, -row.num_bytes)))
 
 
 def steps_by_layer(program: Program) -> dict[str, list[Step]]:

@@ -79,7 +79,7 @@ def tables(report: Any) -> list[Table]:
                     _least(row.transcendentals, row),
                     _least(row.num_bytes, row),
                 )
-                for row in report.kinds[:_MOST_KINDS]
+                for row in _first_kinds(report.kinds)
             ),
         ),
         Table(
@@ -87,7 +87,7 @@ def tables(report: Any) -> list[Table]:
             ("Instruction", "Before", "After"),
             tuple(
                 (kind, grouped(before), grouped(after))
-                for kind, before, after in report.compiled.changes[:_MOST_KINDS]
+                for kind, before, after in _first_changes(report.compiled.changes)
             ),
         ),
     ]
@@ -157,6 +157,33 @@ def lines(report: Any) -> list[str]:
             "known cost"
         )
     return found
+
+
+def _first_kinds(rows: Sequence[Row]) -> list[Row]:
+    """The first kinds, and the others in one row, so that a column adds up to the whole."""
+    first, others = list(rows[:_MOST_KINDS]), rows[_MOST_KINDS:]
+    if others:
+        first.append(
+            Row(
+                name=f"{len(others)} more kinds",
+                operations=sum(row.operations for row in others),
+                runs=sum(row.runs for row in others),
+                flops=sum(row.flops for row in others),
+                transcendentals=sum(row.transcendentals for row in others),
+                num_bytes=sum(row.num_bytes for row in others),
+                is_least=any(row.is_least for row in others),
+            )
+        )
+    return first
+
+
+def _first_changes(changes: Sequence[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    first, others = list(changes[:_MOST_KINDS]), changes[_MOST_KINDS:]
+    if others:
+        before = sum(before for _, before, _ in others)
+        after = sum(after for _, _, after in others)
+        first.append((f"{len(others)} more kinds", before, after))
+    return first
 
 
 def _flops(row: Row) -> str:

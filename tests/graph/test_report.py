@@ -301,6 +301,22 @@ def test_callbacks_are_named_with_layer_and_line():
     assert "test_report.py" in effect.source
 
 
+def call_back(x):
+    return eqx.filter_pure_callback(np.sin, x, result_shape_dtypes=x)
+
+
+def check(x):
+    return eqx.error_if(x, jnp.any(x < 0), "negative")
+
+
+@pytest.mark.parametrize("function", [call_back, check])
+def test_callback_that_we_make_is_named_with_the_line_that_asked(function):
+    line = inspect.getsourcelines(function)[1] + 1
+    sources = [effect.source for effect in graph.report(function, X).effects]
+    assert sources
+    assert all(f"test_report.py:{line} ({function.__name__})" in source for source in sources)
+
+
 def test_collectives_are_those_of_the_compiled_program():
     mesh = jax.make_mesh((2,), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
@@ -320,6 +336,29 @@ def test_text_has_the_totals():
     assert text.startswith("loss: 12 operations traced, 270 FLOPs, 0 transcendentals; ")
     assert "model.layers[1]           4     4     90" in text
     assert "Arguments donated: none" in text
+
+
+def test_table_of_kinds_adds_up_though_it_is_cut_short():
+    functions = ["sin", "cos", "tan", "tanh", "exp", "log", "sqrt", "sinh", "cosh", "asin", "erf"]
+
+    def many(x):
+        for name in functions:
+            x = getattr(jax.lax, name)(x)
+        return jnp.concatenate([-x, jax.lax.floor(x), jax.lax.ceil(x)]).reshape(-1)[::-1]
+
+    text = str(graph.report(many, X))
+    table = text.partition("By kind\n")[2].partition("\n\n")[0].splitlines()
+    rows = [re.split(r"  +", line) for line in table[1:]]
+    assert rows[-1][0] == f"{len(graph.report(many, X).kinds) - 12} more kinds"
+    transcendentals = sum(int(row[4].replace(",", "")) for row in rows)
+    operations = sum(int(row[1]) for row in rows)
+    assert f"{operations} operations traced" in text
+    assert f" {transcendentals} transcendentals" in text
+
+
+def test_kinds_that_compute_stand_before_those_that_move():
+    kinds = [row.name for row in graph.report(lambda x: (jax.lax.tanh(x[0, 0]), x.T), X).kinds]
+    assert kinds[0] == "tanh"
 
 
 def test_unknown_cost_has_a_mark():
