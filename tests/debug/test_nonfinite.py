@@ -206,8 +206,49 @@ def test_nan_of_an_argument_is_named():
 
 
 def test_infinity_of_an_argument_is_named_where_it_reaches_the_output():
-    text = str(find_nonfinite(lambda x: 2 * x, TWO * jnp.inf))
-    assert "infinity of the forward pass came with a constant of the program, or an argum" in text
+    found = find_nonfinite(lambda shift, x: 2 * x + shift, jnp.ones(2), x=TWO * jnp.inf)
+    assert str(found) == (
+        "The first infinity of the forward pass came with x.\n  It reaches output."
+    )
+
+
+def test_infinity_of_a_constant_is_said_to_be_that():
+    text = str(find_nonfinite(lambda x: x + jnp.inf, TWO))
+    assert "infinity of the forward pass came with a constant of the program." in text
+
+
+def test_weight_whose_infinity_became_a_nan_is_named():
+    linear = nn.Linear(2, 2, key=jax.random.key(0))
+    linear = eqx.tree_at(lambda each: each.weight, linear, jnp.full((2, 2), jnp.inf))
+    found = find_nonfinite(lambda model, x: 0.0 * model(x), linear, jnp.ones(2))
+    assert (found.kind, found.operation, found.came_with) == ("NaN", "mul", "model.weight")
+    assert "\n  The infinity that it took came with model.weight.\n" in str(found)
+
+
+def test_nan_in_a_stack_is_told_before_an_infinite_argument():
+    def body(carry, row):
+        return carry, jnp.where(jnp.isinf(row), row, jnp.log(row))
+
+    found = find_nonfinite(lambda x: jax.lax.scan(body, 0.0, x)[1], jnp.array([jnp.inf, -1.0]))
+    assert (found.kind, found.operation, found.turns) == ("NaN", "log", (1,))
+    assert found.came_with == ""
+
+
+def test_row_that_is_finite_is_not_blamed_on_another():
+    def body(carry, row):
+        return carry, jnp.where(row < 0, jnp.log(row), 0.0)
+
+    found = find_nonfinite(
+        lambda x: jax.lax.scan(body, 0.0, 1 / x)[1], jnp.array([0.0, -1.0]), gradient=False
+    )
+    assert (found.operation, found.turns, found.then) == ("log", (1,), None)
+
+
+@pytest.mark.parametrize("mode", ["explicit", "exclusive"])
+def test_it_runs_where_hidden_copies_are_refused(mode):
+    with eqx.transfers(mode):
+        found = find_nonfinite(lambda x: jnp.log(x) * 2, TWO)
+    assert found.operation == "log"
 
 
 def test_donated_arguments_stay():

@@ -1,6 +1,7 @@
 """The first NaN or infinity of a call, and of its gradient."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -27,7 +28,8 @@ def find_nonfinite(
     floating-point arrays of the model and the arguments that are not frozen.
 
     What counts is what reaches the result: an infinity that a mask takes out again is none. A NaN
-    that operations hand on from one to another is that of the first.
+    that operations hand on from one to another is that of the first. Where an argument came with
+    it, as a weight that is infinite, its path is told.
 
     **Arguments:**
 
@@ -79,8 +81,7 @@ def find_nonfinite(
             others.merge_into(None, gradients), lambda path: f"the gradient of {name_of(path)}"
         )
 
-    # A random key that the program uses once is used by each run of it.
-    with jax.debug_nans(False), jax.debug_infs(False), jax.debug_key_reuse(False):
+    with _values_at_hand():
         found = _search(forward, "forward pass", arrays, rest, layers)
         if found is None and gradient:
             try:
@@ -92,6 +93,20 @@ def find_nonfinite(
                 )
                 raise
     return found
+
+
+@contextlib.contextmanager
+def _values_at_hand() -> Iterator[None]:
+    """A context in which a program is run operation by operation, and its values are looked at."""
+    with (
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+        # A random key that the program uses once is used by each run of it.
+        jax.debug_key_reuse(False),
+        # Who searches within `eqxlike.transfers` has asked for the copies that it takes.
+        jax.transfer_guard("allow"),
+    ):
+        yield
 
 
 def _check_values(arrays: list[Any], rest: Rest) -> None:
@@ -135,8 +150,9 @@ def _search(
     paths = jtu.tree_leaves_with_path(rest.merge_into(None, arrays))
     inputs = []
     for path, array in paths:
-        is_nan = what_is_wrong(array) == "NaN"
-        origin = walk.origin(kind="NaN", operation=name_of(path)) if is_nan else None
+        wrong, name = what_is_wrong(array), name_of(path)
+        is_given = wrong == "infinity"
+        origin = walk.origin(kind=wrong, operation=name, is_given=is_given) if wrong else None
         inputs.append((array, origin))
     spoiled = [
         (name, origin, what_is_wrong(output))
@@ -148,14 +164,17 @@ def _search(
     reaches, origin, kind = min(spoiled, key=_order)
     if origin is None:
         assert kind is not None
-        origin = walk.origin(kind=kind, operation="a constant of the program, or an argument")
+        origin = walk.origin(kind=kind, operation="a constant of the program")
     return _report(origin, during, reaches, layers)
 
 
-def _order(spoiled: tuple[str, Origin | None, Any]) -> float:
-    """Makers first, in their order."""
+def _order(spoiled: tuple[str, Origin | None, Any]) -> tuple[int, int]:
+    """Makers first, in their order; then infinite arguments, then constants."""
     origin = spoiled[1]
-    return float("inf") if origin is None else _root(origin).number
+    if origin is None:
+        return 2, 0
+    root = _root(origin)
+    return int(root.is_given), root.number
 
 
 def _root(origin: Origin) -> Origin:
@@ -184,6 +203,7 @@ def _one(
         turns=origin.turns,
         inputs=origin.inputs,
         outputs=origin.outputs,
+        came_with=origin.came_with,
         reaches=reaches,
         then=then,
     )

@@ -55,6 +55,8 @@ class NonFinite:
     - `source`: the line of source, `"file:line in function"`; `""` if JAX does not know.
     - `turns`: the turns of the loops around it, from 0, outer ones first.
     - `inputs`, `outputs`: the values that the operation took and gave.
+    - `came_with`: the path of the argument that brought the infinity which the operation made a NaN
+      of; `""` if none did.
     - `reaches`: the path of the first part of the result that it spoils.
     - `then`: the operation that made a NaN of the infinity, if that is another.
     """
@@ -70,11 +72,13 @@ class NonFinite:
     outputs: tuple[Values, ...]
     reaches: str
     then: "NonFinite | None" = None
+    came_with: str = ""
 
     def __str__(self) -> str:
         lines = [f"The first {self.kind} of the {self.during} {self._made()}", *self._place()]
         lines += [f"  took {each}" for each in self.inputs]
         lines += [f"  gave {each}" for each in self.outputs]
+        lines += [f"  The infinity that it took came with {self.came_with}."] * bool(self.came_with)
         if self.then is not None:
             lines += [f"  and {self.then._made('became NaN')}"]
             lines += [f"  {line}" for line in self.then._place()]

@@ -5,7 +5,7 @@ that is given such a value and returns one passes its origin on. So a NaN that a
 out is forgotten, and the origin of one in the result is where to look.
 
 Infinities that are constants, or came with the arguments, are no mistake yet, as those of a mask.
-They have no origin, but what makes a NaN of them has.
+Constants have no origin, an argument is its own; what makes a NaN of them has one, and names it.
 """
 
 import dataclasses
@@ -28,6 +28,8 @@ class Origin:
 
     - `number`: its place in the order of origins.
     - `cause`: the origin of the infinity that it made a NaN of.
+    - `is_given`: whether this is no operation but an infinite argument, by its path.
+    - `came_with`: the path of the argument that brought the infinity that it made a NaN of.
     """
 
     number: int
@@ -39,6 +41,8 @@ class Origin:
     inputs: tuple[Values, ...] = ()
     outputs: tuple[Values, ...] = ()
     cause: "Origin | None" = None
+    is_given: bool = False
+    came_with: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,11 +179,18 @@ class Walk:
         taken = [what_is_wrong(value) for value, _ in inputs]
         origin = None
         if any(wrong):
-            causes = [each for _, each in inputs if each is not None]
+            # An array of a loop has its origin in each turn, also where a row of it is finite.
+            origins = [
+                each
+                for (_, each), what in zip(inputs, taken, strict=True)
+                if what and each is not None
+            ]
+            causes = [each for each in origins if not each.is_given]
+            given = _first([each for each in origins if each.is_given])
             if kind == "NaN" and "NaN" in taken:
                 origin = _first([each for each in causes if each.kind == "NaN"])
             elif kind == "infinity" and any(taken):
-                origin = _first(causes)
+                origin = _first(origins)
             else:
                 origin = self.origin(
                     kind=kind,
@@ -194,6 +205,7 @@ class Walk:
                     ),
                     outputs=tuple(values_of(each) for each in outputs if what_is_wrong(each)),
                     cause=_first(causes),
+                    came_with="" if given is None else given.operation,
                 )
         return [
             (output, origin if each else None) for output, each in zip(outputs, wrong, strict=True)
@@ -232,7 +244,7 @@ def _stacked(rows: list[Traced]) -> Traced:
 
 
 def _first(origins: Sequence[Origin]) -> Origin | None:
-    return min(origins, key=lambda origin: origin.number, default=None)
+    return min(origins, key=lambda origin: (origin.is_given, origin.number), default=None)
 
 
 def _has_values(value: Any) -> bool:
