@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from .._numbers import positive_number
 from .._tables import align, rich_table
 from .._transforms import CallTimes, timing_calls
 from ._functions import HEADER, FunctionTimes, Record, name_of
@@ -116,7 +117,8 @@ def profile(
     **Returns:** a context that gives a `Profile`, which is filled as the context ends.
 
     **Raises:** `ImportError` if `sample` and pyinstrument is not installed; `RuntimeError` if
-    somebody profiles already.
+    somebody profiles already; `TypeError` or `ValueError` for an `interval_s` that is no positive
+    number, or a `trace` that is no path.
 
     !!! example
 
@@ -132,6 +134,8 @@ def profile(
         >>> found.num_calls, found.num_traces, found.split.total_us > 0
         (10, 1, True)
     """
+    interval_s = positive_number(interval_s, "interval_s")
+    trace = None if trace is None else os.fspath(trace)
     found = Profile()
     records: dict[Any, Record] = {}
     lock = threading.Lock()

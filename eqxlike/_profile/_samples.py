@@ -28,6 +28,8 @@ GENERATED = "<eqxlike"
 NOT_PYTHON = ("<built-in>", "<thread>")
 """pyinstrument gives these as the files of a function in C, and of the thread below a stack."""
 
+_LOOP = pathlib.Path(__file__).parent
+
 _PACKAGES = {
     OURS: (pathlib.Path(__file__).parents[1],),
     JAX: tuple(
@@ -115,7 +117,9 @@ def innermost(stack: Iterable[str]) -> Frame | None:
         # Name, file and first line, parted by \x00; after \x01 come the attributes of one visit.
         function, file, line = text.partition("\x01")[0].split("\x00")
         is_owned = found is not None and found.owner != OTHER
-        if file not in NOT_PYTHON and not (is_owned and _owner(file) == OTHER):
+        # What stands around the loop that calls and waits, a command of ours say, has no part.
+        is_loop = pathlib.Path(file).parent == _LOOP
+        if is_loop or (file not in NOT_PYTHON and not (is_owned and _owner(file) == OTHER)):
             found = Frame(file, int(line), function)
     return found
 
@@ -185,7 +189,7 @@ def _owner(file: str) -> str:
     if file.startswith(GENERATED):
         return OURS
     # The loop that calls and waits is no part of what is profiled.
-    if pathlib.Path(file).parent == pathlib.Path(__file__).parent:
+    if pathlib.Path(file).parent == _LOOP:
         return OTHER
     for owner, packages in _PACKAGES.items():
         if any(pathlib.Path(file).is_relative_to(package) for package in packages):

@@ -212,6 +212,22 @@ def test_missing_pyinstrument_names_the_extra(monkeypatch):
     assert found.functions[0].num_calls == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"interval_s": 0}, ValueError, "interval_s must be positive"),
+        ({"interval_s": -1.0}, ValueError, "interval_s must be positive"),
+        ({"interval_s": "1"}, TypeError, "interval_s must be a number"),
+        ({"trace": 3}, TypeError, "PathLike"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, error, words):
+    with pytest.raises(error, match=words):
+        eqx.profile(**options).__enter__()
+    with eqx.profile():
+        pass
+
+
 def test_trace_of_xla_is_written(tmp_path):
     with eqx.profile(trace=tmp_path):
         double(X)

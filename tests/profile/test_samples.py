@@ -29,6 +29,8 @@ def stack(*frames):
 
 LOOP = ("loop", SCRIPT, 1)
 WRAPPER = ("wrapper", EQXLIKE, 10)
+COMMAND = [("<module>", f"{PACKAGE}/__main__.py", 1), ("run", f"{PACKAGE}/_cli/_profile.py", 54)]
+SAMPLE = ("sample", f"{PACKAGE}/_profile/_samples.py", 9)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,10 @@ WRAPPER = ("wrapper", EQXLIKE, 10)
         ([LOOP, WRAPPER, ("PjitFunction", "<built-in>", 0)], "wrapper", _profile.OURS),
         ([LOOP, ("block_until_ready", "<built-in>", 0)], "loop", _profile.OTHER),
         ([("outer", SCRIPT, 1), ("loop", SCRIPT, 9)], "loop", _profile.OTHER),
-        ([LOOP, ("sample", f"{PACKAGE}/_profile/_samples.py", 9)], "sample", _profile.OTHER),
+        ([LOOP, SAMPLE], "sample", _profile.OTHER),
+        ([*COMMAND, SAMPLE], "sample", _profile.OTHER),
+        ([*COMMAND, SAMPLE, LOOP], "loop", _profile.OTHER),
+        ([*COMMAND, SAMPLE, LOOP, WRAPPER], "wrapper", _profile.OURS),
         ([WRAPPER, ("f", "/site-packages/eqxlike_extras/a.py", 1)], "wrapper", _profile.OURS),
     ],
 )
