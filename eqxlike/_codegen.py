@@ -1,6 +1,7 @@
 """Turning generated source into functions that tracebacks and profilers can show."""
 
 import collections
+import contextlib
 import itertools
 import linecache
 import weakref
@@ -18,8 +19,10 @@ out of it then would raise a KeyError there.
 
 def forget_sources() -> None:
     """Takes the sources of the functions that are no longer there out of `linecache`."""
-    while _gone:
-        linecache.cache.pop(_gone.popleft(), None)
+    # Asking first whether there are any would not do: another thread may take the last of them.
+    with contextlib.suppress(IndexError):
+        while True:
+            linecache.cache.pop(_gone.popleft(), None)
 
 
 def compile_function(lines: Iterable[str], namespace: dict[str, Any], origin: str) -> Callable:

@@ -1,3 +1,4 @@
+import collections
 import gc
 import inspect
 import linecache
@@ -5,6 +6,7 @@ import traceback
 
 import pytest
 
+from eqxlike import _codegen
 from eqxlike._codegen import compile_function
 
 ADD = ["def add(x, y=2):", "    return x + y + offset"]
@@ -83,3 +85,17 @@ def test_garbage_collection_takes_nothing_from_under_a_walk_over_the_line_cache(
         gc.collect()
         break
     assert len(linecache.cache) == before
+
+
+class _TakenByAnother(collections.deque):
+    """Names of which another thread takes the last, as soon as somebody has asked for them."""
+
+    def __bool__(self):
+        was_there = len(self) > 0
+        self.clear()
+        return was_there
+
+
+def test_two_threads_may_forget_sources_at_once(monkeypatch):
+    monkeypatch.setattr(_codegen, "_gone", _TakenByAnother(["<eqxlike gone>"]))
+    assert compile_function(ADD, {"offset": 10}, "test")(1) == 13

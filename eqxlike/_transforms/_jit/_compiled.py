@@ -308,7 +308,7 @@ class CompiledFunction:
                 self._call_for_output if may_wait else self._jitted,
                 self._first_output,
                 self.finish,
-                self.donation_warnings.to_restore,
+                self.donation_warnings,
                 self.watched.are_current if self.watched else None,
             )
             self._shown_fast_path = self._fast_path

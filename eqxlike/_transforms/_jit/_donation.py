@@ -1,5 +1,6 @@
 """The arguments whose buffers are donated, by five words or by names, and warnings about them."""
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterable
@@ -92,8 +93,12 @@ class DonationWarnings:
             self.to_restore.append(_filter.end)
 
     def restore(self) -> None:
-        while self.to_restore:
-            self.to_restore.pop()()
+        """Shows them again."""
+        if self.to_restore:
+            # Another thread may take the last of them.
+            with contextlib.suppress(IndexError):
+                while True:
+                    self.to_restore.pop()()
 
 
 def donated_places(

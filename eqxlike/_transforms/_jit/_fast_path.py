@@ -9,6 +9,7 @@ from typing import Any
 
 from ..._codegen import compile_function
 from ..._partition import ARRAY, GuardWriter, Structure, concrete_array_types, flatten
+from ._donation import DonationWarnings
 
 MISS = object()
 """A fast path returns this for arguments that it was not made for."""
@@ -28,7 +29,7 @@ def make_fast_path(
     jitted: Callable[..., Any],
     output: Structure,
     finish: Callable[[Any], Any],
-    restore_warnings: list[Callable[[], None]] | None,
+    donation_warnings: DonationWarnings,
     is_current: Callable[[], bool] | None,
 ) -> FastPath:
     """The function from arguments of these Structures to the output of the user's function.
@@ -40,8 +41,7 @@ def make_fast_path(
     - `jitted`: a function that is called with the arrays of all arguments, in order.
     - `output`: the Structure of the output where `jitted` returns a plain tuple, or a bare array.
     - `finish`: a function that is called with the result of `jitted` in all other cases.
-    - `restore_warnings`: functions to call once `jitted` has returned; `None` if there never are
-      any.
+    - `donation_warnings`: which of them to show again once `jitted` has returned.
     - `is_current`: whether to go on with arguments of these Structures; `None` for always.
     """
     writer = GuardWriter(flatten, arrays, MISS)
@@ -59,11 +59,11 @@ def make_fast_path(
         "        return MISS",
     ]
     call = f"result = jitted({', '.join(writer.arrays)})"
-    if restore_warnings is None:
+    if donation_warnings.to_restore is None:
         lines.append(f"    {call}")
     else:
         lines += ["    try:", f"        {call}", "    finally:"]
-        lines.append("        while restore_warnings: restore_warnings.pop()()")
+        lines.append("        if to_restore: restore_warnings()")
     # Inside another transformation, concrete arguments may give tracers: `finish` sees to them.
     if output is ARRAY:
         lines.append("    if type(result) in array_types: return result")
@@ -79,6 +79,7 @@ def make_fast_path(
         "jitted": jitted,
         "rebuild": output.rebuilder(cache=True),
         "finish": finish,
-        "restore_warnings": restore_warnings,
+        "restore_warnings": donation_warnings.restore,
+        "to_restore": donation_warnings.to_restore,
     }
     return compile_function(lines, namespace, "fast path")

@@ -10,6 +10,7 @@ import jax.tree_util as jtu
 import pytest
 
 from eqxlike import Module, clear_caches, filter_grad, filter_jit
+from eqxlike._transforms._jit._donation import DonationWarnings
 
 # So long waits only who would wait for ever: a failing test ends.
 TIMEOUT_S = 60
@@ -259,6 +260,22 @@ def test_threads_that_fail_first_at_once_leave_a_function_that_works():
     run_at_once(8, call)
     fails = False
     assert all((output == 2).all() for output in run_at_once(8, lambda _: function(jnp.ones(2))))
+
+
+class _TakenByAnother(list):
+    """What another thread takes as soon as somebody has asked whether there is any."""
+
+    def __bool__(self):
+        was_there = len(self) > 0
+        self.clear()
+        return was_there
+
+
+def test_two_calls_may_end_at_once_that_had_warnings_hidden():
+    donation_warnings = DonationWarnings("all")
+    donation_warnings.to_restore = _TakenByAnother([lambda: None])
+    donation_warnings.restore()
+    assert not donation_warnings.to_restore
 
 
 def test_calls_go_on_while_caches_are_cleared():
