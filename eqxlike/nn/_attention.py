@@ -224,11 +224,13 @@ class MultiheadAttention(Module):
             heads = _processed(heads, process_heads)
         fits_jax = self.qk_size == self.vo_size and not self._drops(inference)
         # JAX computes the logits of float64 arrays in float32, and those of float16 arrays by a
-        # product that XLA has not on every platform.
-        if fits_jax and query.dtype in (jnp.float32, jnp.bfloat16):
-            # It promotes bfloat16 to float32 itself, which strict promotion would refuse.
-            with jax.numpy_dtype_promotion("standard"):
-                attended = jax.nn.dot_product_attention(*heads, mask=mask)
+        # product that XLA has not on every platform. Of bfloat16 arrays it makes products with
+        # float32 ones in the gradient, which strict promotion refuses as they are compiled.
+        is_strict = jax.config.jax_numpy_dtype_promotion == "strict"
+        if fits_jax and (
+            query.dtype == jnp.float32 or (query.dtype == jnp.bfloat16 and not is_strict)
+        ):
+            attended = jax.nn.dot_product_attention(*heads, mask=mask)
         else:
 
             def drop(weights: Array) -> Array:

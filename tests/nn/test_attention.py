@@ -136,6 +136,26 @@ def test_softmax_of_low_precision_is_computed_in_float32(getkey):
     np.testing.assert_allclose(attention(x, x, x), 300)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("promotion", ["strict", "standard"])
+def test_gradient_of_low_precision_is_that_of_float32(dtype, promotion, getkey):
+    attention = nn.MultiheadAttention(2, 8, key=getkey())
+    arrays = (attention, *inputs(getkey))
+    low = jax.tree.map(lambda x: x.astype(dtype) if eqx.is_array(x) else x, arrays)
+
+    @eqx.filter_grad
+    def gradient(arrays):
+        attention, *inputs = arrays
+        return attention(*inputs).astype(jnp.float32).sum()
+
+    with jax.numpy_dtype_promotion(promotion):
+        found, expected = jax.tree.leaves(gradient(low)), jax.tree.leaves(gradient(arrays))
+    assert {leaf.dtype for leaf in found} == {jnp.dtype(dtype)}
+    for leaf, other in zip(found, expected, strict=True):
+        scale = float(jnp.max(jnp.abs(other)))
+        np.testing.assert_allclose(leaf.astype(jnp.float32), other, atol=0.05 * scale)
+
+
 @pytest.mark.parametrize(
     ("shapes", "mask_shape", "message"),
     [
