@@ -226,10 +226,9 @@ class MultiheadAttention(Module):
         # JAX computes the logits of float64 arrays in float32, and those of float16 arrays by a
         # product that XLA has not on every platform. Of bfloat16 arrays it makes products with
         # float32 ones in the gradient, which strict promotion refuses as they are compiled.
-        is_strict = jax.config.jax_numpy_dtype_promotion == "strict"
-        if fits_jax and (
-            query.dtype == jnp.float32 or (query.dtype == jnp.bfloat16 and not is_strict)
-        ):
+        promotion = jax.config.jax_numpy_dtype_promotion  # pyright: ignore
+        jax_takes = (jnp.float32,) if promotion == "strict" else (jnp.float32, jnp.bfloat16)
+        if fits_jax and query.dtype in jax_takes:
             attended = jax.nn.dot_product_attention(*heads, mask=mask)
         else:
 
