@@ -13,6 +13,8 @@ import jax
 import jax.monitoring
 from jax.experimental.compilation_cache import compilation_cache
 
+from ._numbers import real_number
+
 RECORD = "compilations.jsonl"
 """The file, beside those of JAX, that says what it cost to compile what they hold."""
 
@@ -133,7 +135,8 @@ def cache_compilations(
     when it is printed.
 
     **Raises:** `OSError`, with the folder, if nothing can be written there; `ValueError` for the
-    address of another machine.
+    address of another machine, for `""`, and for a negative number of seconds; `TypeError` for what
+    is no path or no number.
 
     !!! example
 
@@ -144,12 +147,18 @@ def cache_compilations(
         ...     len(cache.read), len(cache.compiled)
         (0, 1)
     """
-    if "://" in os.fspath(folder):
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"cache_compilations expects the path of a folder, got {folder!r}.")
+    path = os.fspath(folder)
+    if not path or "://" in path:
         raise ValueError(
-            f"cache_compilations expects a folder on this machine, got {os.fspath(folder)!r}: for "
-            "others set `jax.config.update('jax_compilation_cache_dir', ...)`."
+            f"cache_compilations expects a folder on this machine, got {path!r}: for others set "
+            "`jax.config.update('jax_compilation_cache_dir', ...)`."
         )
-    place = pathlib.Path(folder).absolute()
+    least_s = real_number(min_compile_s, "min_compile_s")
+    if not least_s >= 0:
+        raise ValueError(f"min_compile_s must be at least 0 seconds, got {min_compile_s!r}.")
+    place = pathlib.Path(path).absolute()
     try:
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=place):
@@ -162,7 +171,7 @@ def cache_compilations(
         {
             "jax_enable_compilation_cache": True,
             "jax_compilation_cache_dir": str(place),
-            "jax_persistent_cache_min_compile_time_secs": float(min_compile_s),
+            "jax_persistent_cache_min_compile_time_secs": least_s,
             # By default JAX keeps no small ones on some file systems.
             "jax_persistent_cache_min_entry_size_bytes": -1,
         },

@@ -150,7 +150,13 @@ def _symbolic(shapes: dict[str, list[Any]]) -> dict[str, tuple[Any, ...]]:
 
 def _symbol(name: str, scope: jax.export.SymbolicScope) -> Any:
     """The size of this name; raises `ValueError` if it is not the name of one axis."""
-    sizes = jax.export.symbolic_shape(name, scope=scope)
+    try:
+        sizes = jax.export.symbolic_shape(name, scope=scope)
+    except ValueError:
+        raise ValueError(
+            f"{name!r} is neither a name, as in 'batch', nor an expression of names, as in "
+            "'2*batch'."
+        ) from None
     if len(sizes) != 1:
         raise ValueError(
             f"{name!r} names {len(sizes)} axes. Give a name for each, as in ('batch', 'time')."

@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from .._traceback import hide_our_frames
 from ._file import Header, read, write
 from ._form import describe
-from ._run import Runner, describe_arguments
+from ._run import Runner, arranged, describe_arguments
 
 
 class Exported:
@@ -56,15 +56,16 @@ class Exported:
         """The program as text, in StableHLO."""
         return self._read_as.mlir_module()
 
-    def call(self, /, *args: PyTree) -> PyTree:
+    def call(self, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """What the function returns; the first call with new shapes compiles the program.
 
         **Arguments:**
 
-        - `*args`: what the function was exported for: the same tuples, lists, dictionaries and
-          named tuples of arrays. In the place of a Module, or any other node, comes one of the same
-          fields, or a dictionary of them; whatever of it has no arrays may be left out. A leaf that
-          is no array is part of the program, and must be the same.
+        - `*args`, `**kwargs`: what the function was exported for, by place or by name: the same
+          tuples, lists, dictionaries and named tuples of arrays. In the place of a Module, or any
+          other node, comes one of the same fields, or a dictionary of them; whatever of it has no
+          arrays may be left out. A leaf that is no array is part of the program, and must be the
+          same.
 
         **Returns:** the output, in which a dictionary stands for a Module and any other node.
 
@@ -78,8 +79,13 @@ class Exported:
             with self._lock:
                 runner = self._runner = self._runner or Runner(self._header, self._call_flat())
         try:
-            return runner.run(args)
+            return runner.run(arranged(self._header, args, kwargs) if kwargs else args)
         except Exception as error:
+            if isinstance(error, NotImplementedError) and "Batching rule" in str(error):
+                error.add_note(
+                    f"The program of {self.name} has no batching rule: export a function of "
+                    "batches, as in `jax.vmap(model)`, rather than map `.call`."
+                )
             hide_our_frames(error)
             raise
 

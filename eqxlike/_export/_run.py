@@ -65,8 +65,8 @@ class Runner:
         inputs: Any = header.inputs
         if len(args) != len(header.parameters):
             raise TypeError(
-                f"{header.name} takes {len(header.parameters)} arguments, "
-                f"({describe_arguments(header)}); it got {len(args)}."
+                f"{header.name} takes ({describe_arguments(header)}), which is "
+                f"{len(header.parameters)} in all; it got {len(args)}."
             )
         sizes: dict[str, Any] = {}
         return [
@@ -115,6 +115,19 @@ class _Plan:
         if self._is_in_order and len(arrays) == len(self._given):
             return arrays
         return [arrays[each.index] if type(each) is _Held else each for each in self._given]
+
+
+def arranged(header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments of a call, some of which are passed by name, in order.
+
+    **Raises:** `TypeError` for a name that is not known, missing, or given twice.
+    """
+    by_place = header.parameters[: len(args)]
+    by_name = header.parameters[len(args) :]
+    if len(args) + len(kwargs) != len(header.parameters) or set(kwargs) != set(by_name):
+        came = ", ".join([*by_place, *kwargs])
+        raise TypeError(f"{header.name} takes ({describe_arguments(header)}); it got ({came}).")
+    return args + tuple(kwargs[name] for name in by_name)
 
 
 def describe_arguments(header: Header) -> str:

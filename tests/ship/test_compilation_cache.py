@@ -111,3 +111,17 @@ def test_folder_that_cannot_be_written_is_named(tmp_path):
 def test_another_machine_is_refused():
     with pytest.raises(ValueError, match="a folder on this machine, got 'gs://bucket/cache'"):
         eqx.cache_compilations("gs://bucket/cache")
+
+
+@pytest.mark.parametrize(
+    ("folder", "options", "error", "message"),
+    [
+        ("", {}, ValueError, "expects a folder on this machine, got ''"),
+        (3, {}, TypeError, "expects the path of a folder, got 3"),
+        ("unused", {"min_compile_s": -1}, ValueError, "at least 0 seconds, got -1"),
+        ("unused", {"min_compile_s": "a"}, TypeError, "min_compile_s must be a number, got 'a'"),
+    ],
+)
+def test_what_is_no_folder_or_no_time_is_refused(folder, options, error, message):
+    with pytest.raises(error, match=message):
+        eqx.cache_compilations(folder, **options)

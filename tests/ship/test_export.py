@@ -357,6 +357,27 @@ def test_numbers_that_are_equal_are_told_apart():
         np.testing.assert_array_equal(exported.call(number), expected)
 
 
+def test_arguments_may_be_passed_by_name():
+    exported = eqx.export(lambda x, y: x - y, jnp.ones(2), jnp.ones(2))
+    for found in (exported.call(x=X[0], y=3 * X[0]), exported.call(X[0], y=3 * X[0])):
+        np.testing.assert_array_equal(found, [-2, -2])
+    for args, kwargs, came in [
+        ((), {"x": X[0]}, "x"),
+        ((X[0], X[0]), {"x": X[0]}, "x, y, x"),
+        ((X[0],), {"z": X[0]}, "x, z"),
+        ((X[0],), {"x": X[0]}, "x, x"),
+    ]:
+        with pytest.raises(TypeError, match=rf"takes \(x: .*\); it got \({came}\)\."):
+            exported.call(*args, **kwargs)
+
+
+def test_a_program_that_is_mapped_says_what_to_export():
+    exported = eqx.export(lambda x: 2 * x, jnp.ones(2))
+    with pytest.raises(NotImplementedError) as caught:
+        jax.vmap(exported.call)(X)
+    assert "export a function of batches" in "".join(caught.value.__notes__)
+
+
 def test_children_in_any_order_are_those_of_their_names():
     exported = eqx.export(lambda tree: {"z": tree["b"], "a": tree["a"]}, {"b": X, "a": Y})
     for given in ({"b": X, "a": 2 * Y}, {"a": 2 * Y, "b": X}):
@@ -412,7 +433,7 @@ GOOD = {"a": X, "b": (Y, "mean")}
 @pytest.mark.parametrize(
     ("args", "error", "message"),
     [
-        ((GOOD,), TypeError, r"takes 3 arguments, \(tree: .*; it got 1"),
+        ((GOOD,), TypeError, r"takes \(tree: .*, which is 3 in all; it got 1"),
         ((GOOD, jnp.tanh, [1.0]), TypeError, r"x must be float32\[batch\]; it is of type list"),
         ((GOOD, jnp.tanh, X), ValueError, r"x must be float32\[batch\]; it is float32\[3, 2\]"),
         ((GOOD, jnp.tanh, jnp.ones(3, int)), TypeError, r"x must be .*; it is int32\[3\]"),
