@@ -110,8 +110,8 @@ class Run:
     def row(self, step_us: float | None) -> str:
         shown = "-" if step_us is None else f"{step_us:.0f}"
         return (
-            f"  {self.name:<24}{self.times.num_calls:>6}{self.times.num_traces:>8}"
-            f"{self.times.compiling_s:>14.2f}{shown:>29}{self.times.total_s:>10.2f}"
+            f"  {self.name:<22}{self.times.num_calls:>6}{self.times.num_traces:>8}"
+            f"{self.times.compiling_s:>14.2f}{self.times.total_s:>8.2f}{shown:>17}"
         )
 
 
@@ -141,7 +141,7 @@ def in_turns(measures: Sequence[Callable[[], float]], rounds: int = 7) -> list[f
 
 
 def wrapped(text: str) -> str:
-    return textwrap.fill(text, 92, initial_indent="  ", subsequent_indent="  ")
+    return textwrap.fill(text, 80, initial_indent="  ", subsequent_indent="  ")
 
 
 def explain(model: Any, batches: Sequence[Batch]) -> None:
@@ -216,8 +216,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     runs.append(run(f"{chunk} steps a call", many_a_call, model, chunks))
 
-    print(f"\n  {'':<24} calls  traces  compiling, s  a step once compiled, us    all, s")
-    print(first.row(None))  # it never is
+    print(f"\n  {'':<22} calls  traces  compiling, s  all, s  warm step, us")
+    print(first.row(None))  # compiled anew, it never is
     warm = in_turns(
         [functools.partial(step_us, each.loop, model, each.batches, steps) for each in runs]
     )
