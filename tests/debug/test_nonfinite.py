@@ -189,6 +189,34 @@ def test_nan_of_a_row_that_is_masked_as_a_whole_is_found():
     assert (found.kind, found.operation) == ("NaN", "sub")
 
 
+DIVISIONS = {
+    "alone": lambda x, mask, by: jnp.where(mask, x, -jnp.inf) / by,
+    "softmax after": lambda x, mask, by: attend(jnp.where(mask, x, -jnp.inf) / by, True),
+    "row of a loop": lambda x, mask, by: jax.lax.map(
+        lambda row: jnp.where(mask, row, -jnp.inf) / by, x[None]
+    ),
+}
+
+
+@pytest.mark.parametrize("function", [DIVISIONS[name] for name in DIVISIONS], ids=DIVISIONS)
+def test_infinity_of_a_mask_hides_none_that_is_made_beside_it(function):
+    found = find_nonfinite(function, TWO, jnp.array([True, False]), jnp.array(0.0))
+    assert (found.kind, found.operation, found.came_with) == ("infinity", "div", "")
+
+
+def test_infinity_of_an_argument_hides_none_that_is_made_beside_it():
+    found = find_nonfinite(lambda x, by: x / by, jnp.array([-jnp.inf, 1.0]), jnp.array(0.0))
+    assert (found.kind, found.operation, found.came_with) == ("infinity", "div", "")
+
+
+def test_infinity_that_is_moved_or_grows_is_not_made():
+    def function(x):
+        return jnp.flip(jnp.cumsum(jnp.where(x > 1, x, jnp.inf) * 2.0))
+
+    text = str(find_nonfinite(function, TWO))
+    assert "infinity of the forward pass came with a constant of the program." in text
+
+
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.complex64])
 def test_small_and_complex_numbers_have_ranges(dtype):
     found = find_nonfinite(lambda x: x / jnp.zeros_like(x), TWO.astype(dtype), gradient=False)

@@ -27,9 +27,10 @@ def find_nonfinite(
     output is finite, so is done with the gradient of the sum of the output with respect to all
     floating-point arrays of the model and the arguments that are not frozen.
 
-    What counts is what reaches the result: an infinity that a mask takes out again is none. A NaN
-    that operations hand on from one to another is that of the first. Where an argument came with
-    it, as a weight that is infinite, its path is told.
+    What counts is what reaches the result: an infinity that a mask takes out again is none, and one
+    that a mask puts in hides none that an operation makes beside it. A NaN that operations hand on
+    from one to another is that of the first. Where an argument came with it, as a weight that is
+    infinite, its path is told.
 
     **Arguments:**
 

@@ -109,9 +109,14 @@ def what_is_wrong(value: Any) -> str | None:
     if not has_numbers(value):
         return None
     numbers = jax.device_get(value)
-    if np.isfinite(numbers).all():
+    if is_finite(numbers).all():
         return None
     return "NaN" if np.isnan(numbers).any() else "infinity"
+
+
+def is_finite(value: Any) -> np.ndarray:
+    """Where `value`, an array or a number of Python, is neither NaN nor infinite."""
+    return np.isfinite(jax.device_get(value))
 
 
 def values_of(value: Any, dtype: Any = None) -> Values:

@@ -6,6 +6,7 @@ out is forgotten, and the origin of one in the result is where to look.
 
 Infinities that are constants, or came with the arguments, are no mistake yet, as those of a mask.
 Constants have no origin, an argument is its own; what makes a NaN of them has one, and names it.
+An operation that makes an infinity of finite numbers, beside those that it was given, has one too.
 """
 
 import dataclasses
@@ -15,11 +16,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from ..._compat import scan_counts
 from ._places import source_of
-from ._report import Values, has_numbers, values_of, what_is_wrong
+from ._report import Values, has_numbers, is_finite, values_of, what_is_wrong
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -187,9 +189,10 @@ class Walk:
             ]
             causes = [each for each in origins if not each.is_given]
             given = _first([each for each in origins if each.is_given])
+            makes_its_own = not causes and _makes_infinity(equation, inputs, outputs)
             if kind == "NaN" and "NaN" in taken:
                 origin = _first([each for each in causes if each.kind == "NaN"])
-            elif kind == "infinity" and any(taken):
+            elif kind == "infinity" and any(taken) and not makes_its_own:
                 origin = _first(origins)
             else:
                 origin = self.origin(
@@ -205,7 +208,7 @@ class Walk:
                     ),
                     outputs=tuple(values_of(each) for each in outputs if what_is_wrong(each)),
                     cause=_first(causes),
-                    came_with="" if given is None else given.operation,
+                    came_with="" if given is None or kind != "NaN" else given.operation,
                 )
         return [
             (output, origin if each else None) for output, each in zip(outputs, wrong, strict=True)
@@ -220,6 +223,13 @@ _CALLS = {
 }
 """The names of operations that run one program on what they are given."""
 
+_ELEMENTWISE = {
+    *("acosh", "add", "add_any", "atanh", "convert_element_type", "cosh", "digamma", "div"),
+    *("erf_inv", "exp", "exp2", "expm1", "integer_pow", "lgamma", "log", "log1p", "mul", "pow"),
+    *("reduce_precision", "rsqrt", "sinh", "square", "sub", "tan"),
+}
+"""The names of operations on each element by itself that may make an infinity of finite numbers."""
+
 _CALLED = ("jaxpr", "call_jaxpr", "call")
 """The parameters that hold that program."""
 
@@ -231,6 +241,16 @@ def _bind(equation: Any, inputs: Sequence[Traced]) -> list[Any]:
             *(value for value, _ in inputs), **primitive.get_bind_params(equation.params)
         )
     return list(outputs) if primitive.multiple_results else [outputs]
+
+
+def _makes_infinity(equation: Any, inputs: Sequence[Traced], outputs: Sequence[Any]) -> bool:
+    """Whether an element of the output is infinite where all that was given is finite."""
+    if equation.primitive.name not in _ELEMENTWISE:
+        return False
+    given = np.logical_or.reduce(
+        np.broadcast_arrays(*(~is_finite(value) for value, _ in inputs)), axis=0
+    )
+    return bool((~is_finite(outputs[0]) & ~given).any())
 
 
 @jax.jit
