@@ -12,6 +12,7 @@ before Diffrax is imported. `pip install diffrax`.
 
 import argparse
 import functools
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -98,12 +99,34 @@ def off(found: jax.Array, truth: jax.Array) -> float:
     return float(jnp.sqrt(jnp.mean((found - truth)[..., 0] ** 2)))
 
 
+def draw(found: dict[str, jax.Array], truth: jax.Array, seconds: float, path: pathlib.Path) -> None:
+    """The angles of some swings over time, true and found."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.2), layout="constrained")
+    chosen = (0, len(truth) // 4, len(truth) // 2)
+    times = times_within(2 * seconds)
+    for index, (axes, swing) in enumerate(
+        zip(figure.subplots(1, len(chosen), sharey=True), chosen, strict=True)
+    ):
+        axes.axvspan(0, seconds, color="0.93", label="as long as learned from")
+        axes.plot(times, truth[swing, :, 0], color="black", linewidth=3, alpha=0.35, label="truth")
+        for name, swings_found in found.items():
+            axes.plot(times, swings_found[swing, :, 0], linewidth=1.3, label=name)
+        axes.set_xlabel("time (s)")
+        if index == 0:
+            axes.set_ylabel("angle (rad)")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    figure.savefig(path, dpi=100)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=1000, metavar="N", help="twice (1000)")
     parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="to learn from (4)")
+    parser.add_argument("--out", type=pathlib.Path, metavar="FILE.png", help="a picture")
     options = parser.parse_args(arguments)
     random = np.random.default_rng(0)
     starts = starts_at(random.uniform(-2.5, 2.5, 64))
@@ -116,13 +139,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "linear law": nn.Linear(2, 2, key=jax.random.key(0)),
         "network": nn.MLP(2, 2, 32, depth=2, activation=jnp.tanh, key=jax.random.key(0)),
     }
-    half = truth.shape[1] // 2
+    half, drawn = truth.shape[1] // 2, {}
     print("How far angles are off, in radians, from starts that were not seen:")
     print(f"{'':14}{'as long as':>14}{'as long':>14}")
     print(f"{'':14}{'learned from':>14}{'again':>14}")
     for name, law in laws.items():
         law = learned(law, (np.asarray(starts), seen), options.steps, options.seconds)
-        found = swings(law, new_starts, 2 * options.seconds)
+        found = drawn[name] = swings(law, new_starts, 2 * options.seconds)
         parts = off(found[:, :half], truth[:, :half]), off(found[:, half:], truth[:, half:])
         print(f"{name:14}" + "".join(f"{part:14.3f}" for part in parts), flush=True)
 
@@ -132,6 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for angle in (0.5, 1.0, 1.5, 2.0):
         y = jnp.array([angle, 0.0])
         print(f"{angle:8.1f}{law(y)[1]:10.2f}{Pendulum()(y)[1]:10.2f}")
+    if options.out is not None:
+        draw(drawn, truth, options.seconds, options.out)
 
 
 if __name__ == "__main__":

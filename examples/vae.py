@@ -11,6 +11,7 @@ says which digit it is, a logistic regression on codes tells. At the end new dig
 """
 
 import argparse
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,6 +103,21 @@ def drawn(images: np.ndarray) -> str:
     )
 
 
+def draw(held_out: np.ndarray, new: np.ndarray, path: pathlib.Path) -> None:
+    """A row of digits that were held out, above a row of new ones."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 2.3), layout="constrained")
+    panels = figure.subplots(2, len(new))
+    for axes, image in zip(panels.ravel(), [*held_out, *new], strict=True):
+        axes.imshow(image.reshape(8, 8), cmap="gray_r", vmin=0, vmax=1)
+        axes.set_xticks([])
+        axes.set_yticks([])
+    panels[0, 0].set_ylabel("held out")
+    panels[1, 0].set_ylabel("new")
+    figure.savefig(path, dpi=100)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -109,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=6000, metavar="N", help="(6000)")
     parser.add_argument("--code", type=int, default=8, metavar="N", help="numbers of a code (8)")
     parser.add_argument("--width", type=int, default=128, metavar="N", help="of the networks (128)")
+    parser.add_argument("--out", type=pathlib.Path, metavar="FILE.png", help="a picture")
     options = parser.parse_args(arguments)
     pixels, labels = datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
@@ -145,9 +162,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     right = linear.score(codes[:500], labels[:500])
     print(f"\nDigits told from {options.code} numbers by a linear classifier: {right:.1%}")
 
-    prior = jax.random.normal(draw_key, (5, options.code))
+    prior = jax.random.normal(draw_key, (10, options.code))
+    new = np.asarray(jax.nn.sigmoid(jax.vmap(model.decoder)(prior)))
     print("\nNew digits:\n")
-    print(drawn(np.asarray(jax.nn.sigmoid(jax.vmap(model.decoder)(prior)))))
+    print(drawn(new[:5]))
+    if options.out is not None:
+        draw(held_out[: len(new)] / LEVELS, new, options.out)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,12 @@ def test_every_output_is_that_of_an_example():
     assert [name for name in sorted(kept) if not (tutorials.EXAMPLES / f"{name}.py").exists()] == []
 
 
+def test_every_picture_is_that_of_an_example_that_draws():
+    assert {path.stem for path in tutorials.PICTURES.iterdir()} == set(tutorials.PICTURED)
+    for name in tutorials.PICTURED:
+        assert '"--out"' in (tutorials.EXAMPLES / f"{name}.py").read_text()
+
+
 def _matches(quoted: str, raised: str) -> bool:
     """Whether a quotation is exact, but for `...` that stands for anything."""
     pattern = ".*".join(map(re.escape, quoted.strip().split("...")))

@@ -1,7 +1,7 @@
 """The pages of the tutorials, generated from the scripts in examples/ and what they printed.
 
 `python -m docs.site.tutorials [NAME ...]` runs scripts, all of them without NAME, and keeps what
-they print in docs/site/outputs/.
+they print in docs/site/outputs/, and what they draw in docs/images/tutorials/.
 """
 
 import ast
@@ -15,6 +15,7 @@ from docs.site.links import HOME, ROOT
 
 EXAMPLES = ROOT / "examples"
 OUTPUTS = pathlib.Path(__file__).parent / "outputs"
+PICTURES = ROOT / "docs" / "images" / "tutorials"
 
 TITLES = {
     "classifier": "Train, stop early, resume",
@@ -43,6 +44,13 @@ OPTIONS = {
     "mlp_classifier": ["--epochs", "20"],
     "simulation_based_calibration": ["--simulations", "50"],
 }
+# What a script draws with `--out`.
+PICTURED = {
+    "bayesian": "Intervals of each method around the wave, and beyond where points were seen",
+    "neural_ode": "Swings from starts that were not seen: the truth, the network, the linear law",
+    "simulation_based_calibration": "Where true values stand among the draws, by method",
+    "vae": "Above, digits that were held out; below, digits that the decoder made",
+}
 # And for want of several devices, as many parts of the processor.
 FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 ENVIRONMENT = {"devices": FOUR_DEVICES, "multi_host": FOUR_DEVICES}
@@ -61,14 +69,20 @@ def record(name: str) -> None:
     """Runs a script and keeps what it prints, with the command above it."""
     variables = ENVIRONMENT.get(name, {})
     command = ["python", f"examples/{name}.py", *OPTIONS.get(name, [])]
+    picture: list[str] = []
+    if name in PICTURED:
+        PICTURES.mkdir(exist_ok=True)
+        picture = ["--out", str(PICTURES / f"{name}.png")]
     process = subprocess.run(
-        [sys.executable, *command[1:]],
+        [sys.executable, *command[1:], *picture],
         cwd=ROOT,
         env=os.environ | variables,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
+    if picture:
+        command += ["--out", f"{name}.png"]
     shown = " ".join([*(f"{key}={value}" for key, value in variables.items()), *command])
     OUTPUTS.mkdir(exist_ok=True)
     lines = [f"$ {shown}", *(line.rstrip() for line in process.stdout.splitlines())]
@@ -98,6 +112,8 @@ def _page(name: str) -> str:
     output = OUTPUTS / f"{name}.txt"
     if output.exists():
         parts += ["## What it prints", f"```console\n{output.read_text()}```"]
+    if name in PICTURED:
+        parts += ["## What it draws", f"![{PICTURED[name]}](../images/tutorials/{name}.png)"]
     code = source.split('"""', 2)[2].strip() if source.startswith('"""') else source
     parts += [
         "## The script",
