@@ -116,19 +116,7 @@ def aliases_in(text: str) -> list[tuple[int, int]]:
     ]
 
 
-def memory_of(compiled: Any) -> Any:
-    """What XLA says of a program's memory; `None` where it does not."""
-    try:
-        return compiled.memory_analysis()
-    # Not every platform has an analysis.
-    except Exception:
-        return None
-
-
 def costs_of(compiled: Any) -> dict[str, float]:
     """What XLA says a program costs; empty where it does not."""
-    try:
-        found = compiled.cost_analysis()
-    except Exception:
-        return {}
+    found = compiled.cost_analysis()
     return dict(found) if isinstance(found, dict) else {}

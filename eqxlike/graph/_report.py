@@ -17,7 +17,6 @@ from ._hlo import (
     costs_of,
     instructions_in,
     kinds_of,
-    memory_of,
     parameters_in,
     stablehlo_kinds,
 )
@@ -236,7 +235,7 @@ def _report_on(anew: Anew) -> Report:
         ),
         xla_flops=_known(costs, "flops"),
         xla_bytes=_known(costs, "bytes accessed"),
-        memory=_memory(memory_of(compiled)),
+        memory=_memory(compiled.memory_analysis()),
         donated=tuple(path for path, flag in zip(anew.paths, donated, strict=False) if flag),
         aliased=_aliased(hlo, anew.paths),
         constants=_constants(program),
@@ -271,7 +270,7 @@ def _text_before(lowered: Any) -> str:
     try:
         return lowered.as_text("hlo")
     # What cannot be written in XLA's own language, as symbolic shapes.
-    except Exception:
+    except jax.errors.JaxRuntimeError:
         return ""
 
 
@@ -281,6 +280,7 @@ def _known(costs: Mapping[str, float], name: str) -> float | None:
 
 
 def _memory(stats: Any) -> Memory | None:
+    # On some platforms XLA says nothing of it.
     if stats is None:
         return None
     arguments, outputs = stats.argument_size_in_bytes, stats.output_size_in_bytes

@@ -433,3 +433,17 @@ else:
     def test_enzyme_says_how_to_install_it():
         with pytest.raises(ImportError, match=r"pip install 'eqxlike\[enzyme\]'"):
             report_on_loss().by_enzyme()
+
+
+@pytest.mark.parametrize("method", ["cost_analysis", "memory_analysis"])
+def test_what_xla_does_not_say_is_left_out_and_a_fault_is_raised(method, monkeypatch):
+    monkeypatch.setattr(jax.stages.Compiled, method, lambda self: None)
+    found = graph.report(jnp.sin, jnp.ones(3))
+    assert (found.xla_flops if method == "cost_analysis" else found.memory) is None
+
+    def fail(self):
+        raise ValueError("a fault")
+
+    monkeypatch.setattr(jax.stages.Compiled, method, fail)
+    with pytest.raises(ValueError, match="a fault"):
+        graph.report(jnp.sin, jnp.ones(3))

@@ -89,7 +89,9 @@ def read_one(folder: pathlib.Path, like: State, tree: str | None = None) -> Rest
             with jax.transfer_guard("allow"):
                 found = _read(folder, manifest, like, leaves, tree)
         except Exception:
-            # Another process may have put a newer one in its place meanwhile.
+            # Another process may have put a newer one in its place meanwhile, and half-read arrays
+            # fail in many ways: as missing files, wrong sums, or whatever Orbax raises. An error
+            # that is not of that is raised here, or by the next reading.
             if _arrays_folder_of(folder) in (manifest.arrays_folder, None):
                 raise
         else:
