@@ -1,4 +1,5 @@
-"""Calls that the main table leaves out: large models, other arguments, first calls; and memory.
+"""Calls that the main table leaves out: large models, other arguments, exported programs, first
+calls; and memory.
 
 Every column of a row computes the same numbers, which is checked before anything is timed. The
 method is that of `eqxlike._timing`. A first call, from a new function to its result, cannot be
@@ -15,6 +16,7 @@ import jax
 from benchmarks import (
     command,
     edge_arguments,
+    edge_exported,
     edge_first_calls,
     edge_models,
     edge_resources,
@@ -31,7 +33,8 @@ FIRST_ROUNDS = command.Rounds(default=15, quick=2)
 
 def all_rows() -> list[Row]:
     """All rows; those of warm calls come first."""
-    return [*edge_models.rows(), *edge_arguments.rows(), *edge_first_calls.rows()]
+    warm = [*edge_models.rows(), *edge_arguments.rows(), *edge_exported.rows()]
+    return [*warm, *edge_first_calls.rows()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ LAYERS = {
     "_checking": 0,
     "_codegen": 0,
     "_collectives": 0,
-    "_compilation_cache": 0,
+    "_compilation_cache": 1,
     "_traceback": 1,
     "_compat": 0,
     "_dtypes": 0,

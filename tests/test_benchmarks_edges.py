@@ -9,6 +9,7 @@ import eqxlike
 from benchmarks import (
     cases,
     edge_arguments,
+    edge_exported,
     edge_first_calls,
     edge_models,
     edge_resources,
@@ -19,7 +20,9 @@ from benchmarks.columns import EQUINOX, FLAT, OURS
 pytest.importorskip("equinox")
 pytest.importorskip("flax")
 
-WARM = {row.name: row for row in (*edge_models.rows(), *edge_arguments.rows())}
+WARM = {
+    row.name: row for row in (*edge_models.rows(), *edge_arguments.rows(), *edge_exported.rows())
+}
 FIRST_CALLS = {
     row.case.name: row
     for row in (

@@ -57,7 +57,8 @@ class Exported:
         return self._read_as.mlir_module()
 
     def call(self, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """What the function returns; the first call with new shapes compiles the program.
+        """What the function returns. The first call with new shapes, or with other nodes,
+        compiles the program.
 
         **Arguments:**
 

@@ -138,15 +138,6 @@ def arrays_in(form: Form, tree: Any, path: str) -> Iterator[tuple[ArrayForm, Any
         raise TypeError(f"{below} is one too many: {path} must be {describe(form)}.")
 
 
-def places_in(form: Form, path: str) -> Iterator[tuple[ArrayForm, str]]:
-    """The form and the path of each array of a tree of this form."""
-    if isinstance(form, ArrayForm):
-        yield form, path
-    elif isinstance(form, NodeForm):
-        for key, child in zip(form.keys, form.children, strict=True):
-            yield from places_in(child, path_below(path, form.kind, key))
-
-
 def build(form: Form, arrays: Iterator[Any]) -> Any:
     """The tree of this form with these arrays; a record becomes a dictionary."""
     if isinstance(form, ArrayForm):

@@ -21,7 +21,7 @@ def as_given(form: ArrayForm, array: Any, path: str, sizes: dict[str, Any]) -> A
     **Raises:** `TypeError`, with the path, for what is no array, or of another dtype;
     `ValueError` for another shape.
     """
-    if isinstance(array, bool | int | float | complex):
+    if is_number(array):
         array = _as_scalar(array, form)
     if not (is_array(array) or isinstance(array, np.generic)):
         raise TypeError(f"{path} must be {describe(form)}; it is {describe_other(array)}.")
@@ -46,6 +46,11 @@ def as_given(form: ArrayForm, array: Any, path: str, sizes: dict[str, Any]) -> A
     if not is_alike:
         raise ValueError(f"{path} must be {describe(form)}; it is {describe(came)}.")
     return array
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether this is a number of Python, which may stand for an array."""
+    return isinstance(leaf, bool | int | float | complex)
 
 
 def _as_scalar(number: bool | int | float | complex, form: ArrayForm) -> Any:

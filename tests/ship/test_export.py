@@ -315,7 +315,7 @@ def test_keys_are_passed():
 def test_a_call_compiles_once_for_a_shape():
     exported = eqx.export(_linear, jnp.ones(3))
     assert [float(exported.call(np.ones(2, np.float32))[0]) for _ in range(2)] == [3.0, 3.0]
-    assert exported._runner._jitted._cache_size() == 1
+    assert len(exported._runner._call_trees.traces) == 1
 
 
 def test_a_warm_call_compares_nothing_again(monkeypatch):
@@ -376,6 +376,16 @@ def test_a_program_that_is_mapped_says_what_to_export():
     with pytest.raises(NotImplementedError) as caught:
         jax.vmap(exported.call)(X)
     assert "export a function of batches" in "".join(caught.value.__notes__)
+
+
+def test_numbers_that_change_compile_once():
+    exported = eqx.export(lambda x, rates: x * rates["a"], jnp.ones(()), {"a": jnp.ones(())})
+    given = [(n, {"a": n / 2}) for n in range(1, 5)]
+    for x, rates in given:
+        assert float(exported.call(x, rates)) == x * rates["a"]
+        assert float(exported.call(x, {"a": jnp.float32(2)})) == 2 * x
+    runner = exported._runner
+    assert len(runner._call_arrays.traces + runner._call_trees.traces) == 1
 
 
 def test_children_in_any_order_are_those_of_their_names():
