@@ -115,7 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flat = -dist.Normal(y.mean(), y.std()).log_prob(y).mean()
     print(f"{'':26}{'NLL':>8}{'in 90%':>9}{'noise':>8}{'conformal':>12}")
     print(f"{'wave and noise known':26}{best:8.3f}{LEVEL:9.1%}{NOISE:8.2f}")
-    pictures, picture_key = {}, jax.random.key(1)  # a table is the same with a picture
+    # Keys of their own: the table is the same with a picture as without.
+    pictures, picture_keys = {}, iter(jax.random.split(jax.random.key(1), 100))
     for name, (noise, method) in methods(options.steps, options.draws).items():
         target = target_with(noise, options.width)
         with warnings.catch_warnings():
@@ -133,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{name:26}{nll:8.3f}{inside:9.1%}{noise_found:>8}{inside_corrected:12.1%}", flush=True
         )
         if options.out is not None:
-            pictures[name] = bayes.predict(posterior, grid, key=picture_key)
+            pictures[name] = bayes.predict(posterior, grid, key=next(picture_keys))
     print(f"{'no network at all':26}{flat:8.3f}{'':9}{y.std():8.2f}")
     if options.out is not None:
         draw(pictures, grid, options.out)
