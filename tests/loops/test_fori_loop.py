@@ -59,7 +59,7 @@ def test_value_and_forward_mode_are_those_of_jax(kind, checkpoints, is_known):
     def both(loop, **options):
         run = looped(loop, **options)
         if is_known:
-            return [pushed(run, *bounds) for bounds in BOUNDS]
+            return jax.jit(lambda: [pushed(run, *bounds) for bounds in BOUNDS])()
         compiled = jax.jit(functools.partial(pushed, run))
         return [compiled(*bounds) for bounds in BOUNDS]
 
@@ -71,32 +71,40 @@ def test_value_and_forward_mode_are_those_of_jax(kind, checkpoints, is_known):
 DERIVATIVES = {"grad": jax.grad, "hessian": jax.hessian}
 
 
+def derived(run, derivative):
+    def of_bounds(lower, upper):
+        return DERIVATIVES[derivative](lambda p: jnp.sum(run(lower, upper, p)[0] ** 2))(0.9)
+
+    return of_bounds
+
+
+def derived_with_known(run, derivative, bounds):
+    return jax.jit(lambda: derived(run, derivative)(*bounds))()
+
+
+@functools.cache
+def derived_in_python(derivative, bounds):
+    return derived_with_known(looped(in_python), derivative, bounds)
+
+
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize(("kind", "checkpoints"), BACKWARDS)
 def test_derivatives_are_those_of_a_loop_of_python(kind, checkpoints, is_known, derivative):
-    def derived(run):
-        def of_bounds(lower, upper):
-            return DERIVATIVES[derivative](lambda p: jnp.sum(run(lower, upper, p)[0] ** 2))(0.9)
-
-        return of_bounds
-
     run = looped(loops.fori_loop, max_steps=8, kind=kind, checkpoints=checkpoints)
-    found = derived(run) if is_known else jax.jit(derived(run))
+    compiled = jax.jit(derived(run, derivative))
     for bounds in [(-3, 4), (5, -5)]:
-        assert_close(found(*bounds), derived(looped(in_python))(*bounds))
+        found = derived_with_known(run, derivative, bounds) if is_known else compiled(*bounds)
+        assert_close(found, derived_in_python(derivative, bounds))
 
 
 @pytest.mark.parametrize(("kind", "checkpoints"), BACKWARDS)
 def test_members_of_a_batch_have_bounds_of_their_own(kind, checkpoints):
     run = looped(loops.fori_loop, max_steps=8, kind=kind, checkpoints=checkpoints)
 
-    def gradient(run):
-        return jax.grad(lambda p, *bounds: jnp.sum(run(*bounds, p)[0] ** 2))
-
-    found = jax.jit(jax.vmap(gradient(run), (None, 0, 0)))(0.9, *jnp.array(BOUNDS).T)
-    expected = [gradient(looped(in_python))(0.9, *bounds) for bounds in BOUNDS]
-    assert_close(found, jnp.stack(expected))
+    found = jax.jit(jax.vmap(derived(run, "grad")))(*np.array(BOUNDS).T)
+    expected = [derived_in_python("grad", bounds) for bounds in BOUNDS]
+    assert_close(found, np.stack(expected))
 
 
 @pytest.mark.parametrize("is_known", [True, False])
