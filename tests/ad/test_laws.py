@@ -1,6 +1,7 @@
 """Laws that hold for every mode: each is compared with JAX's own derivatives, in float64."""
 
 import copy
+import functools
 import importlib.util
 import pickle
 
@@ -55,6 +56,17 @@ def assert_close(found, expected, mode, order=1):
         np.testing.assert_allclose(one, other, rtol=0, atol=scale * tolerance(mode, order))
 
 
+# What JAX finds is found once, for all modes.
+@functools.cache
+def of_jax(transform, function, *args):
+    with jax.enable_x64(True):
+        return eqx.filter_jit(transform(function))(*[each() for each in args])
+
+
+def x():
+    return jnp.asarray(X)
+
+
 def test_registry_has_every_mode():
     public = {each for each in vars(ad).values() if isinstance(each, type)}
     modes = {each for each in public if issubclass(each, ad.Mode)} - {ad.Mode}
@@ -65,23 +77,26 @@ def test_registry_has_every_mode():
 
 def test_gradient_and_value_are_jaxs(mode):
     value, gradient = eqx.filter_value_and_grad(loss, mode=mode)(parameters(), jnp.asarray(X))
-    expected, of_jax = eqx.filter_value_and_grad(loss)(parameters(), jnp.asarray(X))
+    expected, expected_gradient = of_jax(eqx.filter_value_and_grad, loss, parameters, x)
     np.testing.assert_allclose(value, expected, rtol=1e-14)
     assert value.dtype == expected.dtype
-    assert_close(gradient, of_jax, mode)
+    assert_close(gradient, expected_gradient, mode)
 
 
 def test_under_filter_jit_it_is_the_same(mode):
     gradient = eqx.filter_jit(eqx.filter_grad(loss, mode=mode))(parameters(), jnp.asarray(X))
-    assert_close(gradient, eqx.filter_grad(loss)(parameters(), jnp.asarray(X)), mode)
+    assert_close(gradient, of_jax(eqx.filter_grad, loss, parameters, x), mode)
+
+
+def of_two_places(p, x):
+    return jnp.sum(layer(p, x) * layer(p, 2 * x))
 
 
 def test_a_jitted_part_is_the_same(mode):
     part = eqx.filter_jit(layer)
     whole = lambda p, x: jnp.sum(part(p, x) * part(p, 2 * x))
-    by_jax = lambda p, x: jnp.sum(layer(p, x) * layer(p, 2 * x))
     found = eqx.filter_grad(whole, mode=mode)(parameters(), jnp.asarray(X))
-    assert_close(found, eqx.filter_grad(by_jax)(parameters(), jnp.asarray(X)), mode)
+    assert_close(found, of_jax(eqx.filter_grad, of_two_places, parameters, x), mode)
 
 
 def test_aux_comes_as_it_is(mode):
@@ -94,15 +109,29 @@ def test_aux_comes_as_it_is(mode):
     assert aux["label"] == "tanh"
 
 
-def test_a_module_with_frozen_and_whole_numbers_is_differentiated_where_it_may_be(mode):
+@functools.cache
+def tree():
     model = nn.Sequential([nn.Linear(3, 4, key=jax.random.key(0)), nn.Lambda(jnp.tanh)])
-    model = nn.freeze(model, lambda model: model[0].bias)
-    tree = (model, jnp.arange(3), "text")
-    objective = lambda tree, x: jnp.sum(tree[0](x) * tree[1].sum().astype(x.dtype))
-    gradient = eqx.filter_grad(objective, mode=mode)(tree, jnp.asarray(X))
+    return nn.freeze(model, lambda model: model[0].bias), jnp.arange(3), "text"
+
+
+def of_tree(tree, x):
+    return jnp.sum(tree[0](x) * tree[1].sum().astype(x.dtype))
+
+
+def test_a_module_with_frozen_and_whole_numbers_is_differentiated_where_it_may_be(mode):
+    gradient = eqx.filter_jit(eqx.filter_grad(of_tree, mode=mode))(tree(), jnp.asarray(X))
     assert gradient[1] is None
     assert gradient[2] is None
-    assert_close(gradient, eqx.filter_grad(objective)(tree, jnp.asarray(X)), mode)
+    assert_close(gradient, of_jax(eqx.filter_grad, of_tree, tree, x), mode)
+
+
+def of_complex(z):
+    return jnp.sum(jnp.real(z**3 * jnp.array([1.0 + 0j, 2.0j])) + jnp.abs(z) ** 2)
+
+
+def z():
+    return jnp.array([0.5 + 1.0j, -0.3 + 0.2j])
 
 
 def test_complex_arrays_have_jaxs_gradient(mode):
@@ -110,9 +139,8 @@ def test_complex_arrays_have_jaxs_gradient(mode):
         with pytest.raises(ValueError, match="complex"):
             eqx.filter_grad(lambda z: jnp.abs(z), mode=mode)(jnp.array(1.0 + 2.0j))
         return
-    objective = lambda z: jnp.sum(jnp.real(z**3 * jnp.array([1.0 + 0j, 2.0j])) + jnp.abs(z) ** 2)
-    z = jnp.array([0.5 + 1.0j, -0.3 + 0.2j])
-    assert_close(eqx.filter_grad(objective, mode=mode)(z), jax.grad(objective)(z), mode)
+    found = eqx.filter_jit(eqx.filter_grad(of_complex, mode=mode))(z())
+    assert_close(found, of_jax(jax.grad, of_complex, z), mode)
 
 
 def test_holomorphic_functions_have_their_derivative(batched_mode):
@@ -135,7 +163,7 @@ def test_empty_arrays_have_empty_gradients(batched_mode):
 
 def test_numpy_arrays_are_differentiated_too(mode):
     gradient = eqx.filter_grad(lambda x: jnp.sum(x**2), mode=mode)(X)
-    assert_close(gradient, jnp.asarray(2 * X), mode)
+    assert_close(gradient, 2 * X, mode)
 
 
 def test_half_precision_keeps_its_dtype(batched_mode):
@@ -149,67 +177,89 @@ def test_half_precision_keeps_its_dtype(batched_mode):
     np.testing.assert_allclose(gradient.astype(float), 2.0, rtol=0.2)
 
 
+def xs():
+    return jnp.asarray(np.stack([X, 2 * X]))
+
+
+def of_each(function, mode=None):
+    return eqx.filter_vmap(eqx.filter_grad(function, mode=mode), in_axes=(None, 0))
+
+
 def test_mapped_over_a_batch_it_is_the_same(batched_mode):
-    xs = jnp.stack([jnp.asarray(X), 2 * jnp.asarray(X)])
-    of_each = lambda gradient: eqx.filter_vmap(gradient, in_axes=(None, 0))(parameters(), xs)
-    found = of_each(eqx.filter_grad(loss, mode=batched_mode))
-    assert_close(found, of_each(eqx.filter_grad(loss)), batched_mode)
+    found = eqx.filter_jit(of_each(loss, batched_mode))(parameters(), xs())
+    assert_close(found, of_jax(of_each, loss, parameters, xs), batched_mode)
+
+
+@functools.cache
+def descended(mode):
+    gradient = eqx.filter_grad(lambda x: jnp.sum(jnp.cos(x)), mode=mode)
+    step = lambda x, _: (x - 0.1 * gradient(x), None)
+    return jax.jit(lambda x: jax.lax.scan(step, x, length=3)[0])(jnp.asarray(X))
 
 
 def test_within_a_scan_it_is_the_same(mode):
-    def descend(mode):
-        gradient = eqx.filter_grad(lambda x: jnp.sum(jnp.cos(x)), mode=mode)
-        step = lambda x, _: (x - 0.1 * gradient(x), None)
-        return jax.jit(lambda x: jax.lax.scan(step, x, length=3)[0])(jnp.asarray(X))
-
-    assert_close(descend(mode), descend(ad.Reverse()), mode)
+    assert_close(descended(mode), descended(ad.Reverse()), mode)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_a_scan_inside_is_the_same(mode, reverse):
-    def objective(x):
-        def step(carry, y):
-            return jnp.sin(carry) * y + x, carry * y / 9
+def of_scan(x, reverse=False):
+    def step(carry, y):
+        return jnp.sin(carry) * y + x, carry * y / 9
 
-        carry, ys = jax.lax.scan(step, x, jnp.arange(7.0) / 7, reverse=reverse)
-        return jnp.sum(carry) + jnp.sum(ys**2)
-
-    found = eqx.filter_grad(objective, mode=mode)(jnp.asarray(X))
-    assert_close(found, jax.grad(objective)(jnp.asarray(X)), mode)
+    carry, ys = jax.lax.scan(step, x, jnp.arange(7.0) / 7, reverse=reverse)
+    return jnp.sum(carry) + jnp.sum(ys**2)
 
 
-def test_a_loop_of_fixed_length_over_nothing_is_the_same(mode):
-    objective = lambda x: jnp.sum(jax.lax.fori_loop(0, 7, lambda _, y: jnp.sin(y) * x, x))
-    found = eqx.filter_grad(objective, mode=mode)(jnp.asarray(X))
-    assert_close(found, jax.grad(objective)(jnp.asarray(X)), mode)
+def of_scan_backwards(x):
+    return of_scan(x, reverse=True)
+
+
+def of_fixed_length(x):
+    return jnp.sum(jax.lax.fori_loop(0, 7, lambda _, y: jnp.sin(y) * x, x))
+
+
+def of_branches_and_custom_rules(x):
+    y = jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)
+    return jnp.sum(jax.nn.relu(y) * jax.nn.softplus(x)) + jax.scipy.special.logsumexp(x)
+
+
+@pytest.mark.parametrize(
+    "objective", [of_scan, of_scan_backwards, of_fixed_length, of_branches_and_custom_rules]
+)
+def test_loops_branches_and_custom_rules_inside_are_the_same(mode, objective):
+    found = eqx.filter_jit(eqx.filter_grad(objective, mode=mode))(jnp.asarray(X))
+    assert_close(found, of_jax(jax.grad, objective, x), mode)
+
+
+def test_a_scan_inside_is_the_same_without_a_program_around_it(mode):
+    found = eqx.filter_grad(of_scan, mode=mode)(jnp.asarray(X))
+    assert_close(found, of_jax(jax.grad, of_scan, x), mode)
+
+
+def of_loop(x):
+    return jnp.sum(
+        loops.while_loop(
+            lambda carry: jnp.sum(carry**2) < 2,
+            lambda carry: jnp.sin(carry) * 2,
+            x,
+            max_steps=9,
+            kind="checkpointed",
+        )
+    )
+
+
+def pair():
+    return jnp.array([0.1, 0.2])
 
 
 def test_a_loop_of_ours_inside_is_the_same(batched_mode):
-    def objective(x):
-        body = lambda carry: jnp.sin(carry) * 2
-        return jnp.sum(
-            loops.while_loop(
-                lambda carry: jnp.sum(carry**2) < 2, body, x, max_steps=9, kind="checkpointed"
-            )
-        )
-
-    found = eqx.filter_grad(objective, mode=batched_mode)(jnp.array([0.1, 0.2]))
-    assert_close(found, eqx.filter_grad(objective)(jnp.array([0.1, 0.2])), batched_mode)
-
-
-def test_branches_and_custom_rules_inside_are_the_same(mode):
-    def objective(x):
-        y = jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)
-        return jnp.sum(jax.nn.relu(y) * jax.nn.softplus(x)) + jax.scipy.special.logsumexp(x)
-
-    found = eqx.filter_grad(objective, mode=mode)(jnp.asarray(X))
-    assert_close(found, jax.grad(objective)(jnp.asarray(X)), mode)
+    found = eqx.filter_jit(eqx.filter_grad(of_loop, mode=batched_mode))(pair())
+    assert_close(found, of_jax(eqx.filter_grad, of_loop, pair), batched_mode)
 
 
 def test_a_derivative_can_be_differentiated(batched_mode):
     inner = lambda x: jnp.sum(eqx.filter_grad(lambda x: jnp.sum(x**4), mode=batched_mode)(x))
-    found = eqx.filter_grad(inner)(jnp.asarray(X))
-    assert_close(found, 12 * jnp.asarray(X) ** 2, batched_mode, order=2)
+    found = eqx.filter_jit(eqx.filter_grad(inner))(jnp.asarray(X))
+    assert_close(found, 12 * X**2, batched_mode, order=2)
 
 
 def test_what_is_closed_over_may_be_traced(mode):
@@ -217,7 +267,7 @@ def test_what_is_closed_over_may_be_traced(mode):
         gradient = eqx.filter_grad(lambda x: jnp.sum(p * x**2), mode=mode)
         return gradient(jnp.asarray(X))
 
-    assert_close(jax.jit(outer)(jnp.asarray(X)), 2 * jnp.asarray(X) ** 2, mode)
+    assert_close(jax.jit(outer)(jnp.asarray(X)), 2 * X**2, mode)
 
 
 # --- Jacobians and Hessians ---------------------------------------------------------------------
@@ -225,7 +275,7 @@ def test_what_is_closed_over_may_be_traced(mode):
 
 def test_jacobian_is_jaxs(mode):
     found = ad.jacobian(layer, mode)(parameters(), jnp.asarray(X))
-    assert_close(found, eqx.filter_jacfwd(layer)(parameters(), jnp.asarray(X)), mode)
+    assert_close(found, of_jax(eqx.filter_jacfwd, layer, parameters, x), mode)
 
 
 def test_jacobian_of_a_tree_with_aux(batched_mode):
@@ -236,11 +286,12 @@ def test_jacobian_of_a_tree_with_aux(batched_mode):
             "text": "a",
         }, p["name"]
 
-    found, aux = ad.jacobian(function, batched_mode, has_aux=True)(parameters(), jnp.asarray(X))
+    jacobian = eqx.filter_jit(ad.jacobian(function, batched_mode, has_aux=True))
+    found, aux = jacobian(parameters(), jnp.asarray(X))
     assert aux == "tanh"
     assert found["text"] is None
     np.testing.assert_allclose(found["z"]["b"], np.full(2, 1 + 2j), rtol=1e-6)
-    expected = eqx.filter_jacfwd(layer)(parameters(), jnp.asarray(X))
+    expected = of_jax(eqx.filter_jacfwd, layer, parameters, x)
     assert_close(found["y"], expected, batched_mode)
 
 
@@ -250,12 +301,16 @@ def test_jacobian_of_a_constant_is_zero_and_that_of_nothing_is_empty(batched_mod
     assert ad.jacobian(lambda x: {"text": "a"}, batched_mode)(X) == {"text": None}
 
 
+def of_parameters(p):
+    return loss(p, jnp.asarray(X))
+
+
 @pytest.mark.parametrize("place", ["outer", "inner"])
 def test_hessian_is_jaxs(batched_mode, place):
     pair = (batched_mode, ad.Reverse()) if place == "outer" else (ad.Reverse(), batched_mode)
-    objective = lambda p: loss(p, jnp.asarray(X))
-    found = ad.hessian(objective, pair)(parameters())
-    assert_close(found, eqx.filter_hessian(objective)(parameters()), batched_mode, order=2)
+    found = eqx.filter_jit(ad.hessian(of_parameters, pair))(parameters())
+    expected = of_jax(eqx.filter_hessian, of_parameters, parameters)
+    assert_close(found, expected, batched_mode, order=2)
 
 
 # --- a part by a mode of its own ----------------------------------------------------------------
@@ -267,6 +322,10 @@ class Scaled(eqx.Module):
 
     def __call__(self, x):
         return jnp.tanh(self.scale * x), jnp.arange(2), self.label
+
+
+def scaled():
+    return Scaled(jnp.asarray(X))
 
 
 def objective_with(part, x):
@@ -286,34 +345,33 @@ CALLERS = {
 def test_a_part_by_a_mode_has_the_same_gradient_for_every_caller(mode, caller):
     if isinstance(mode, ad.Enzyme) and caller == "forward":
         return  # It maps over directions, for which Enzyme has no rule.
-    transform, part = CALLERS[caller], Scaled(jnp.asarray(X))
-    found = transform(objective_with)(ad.differentiate_with(part, mode), jnp.asarray(X))
-    expected = transform(objective_with)(part, jnp.asarray(X))
+    part, transform = ad.differentiate_with(scaled(), mode), CALLERS[caller]
+    found = transform(objective_with)(part, jnp.asarray(X))
+    expected = of_jax(transform, objective_with, scaled, x)
     assert_close(found.__wrapped__, expected, mode)
 
 
+def of_batches(part):
+    step = lambda carry, x: (carry + eqx.filter_vmap(part)(x)[0], None)
+    carry, _ = jax.lax.scan(step, jnp.zeros((2, 3)), jnp.arange(12.0).reshape(2, 2, 3) / 10)
+    return jnp.sum(carry**2)
+
+
 def test_a_part_by_a_mode_in_a_batch_and_a_scan(batched_mode):
-    part = Scaled(jnp.asarray(X))
+    part = ad.differentiate_with(scaled(), batched_mode)
+    found = eqx.filter_jit(eqx.filter_grad(of_batches))(part)
+    assert_close(found.__wrapped__, of_jax(eqx.filter_grad, of_batches, scaled), batched_mode)
 
-    def gradient_of(part):
-        def objective(part, xs):
-            step = lambda carry, x: (carry + eqx.filter_vmap(part)(x)[0], None)
-            carry, _ = jax.lax.scan(step, jnp.zeros((2, 3)), xs)
-            return jnp.sum(carry**2)
 
-        xs = jnp.arange(12.0).reshape(2, 2, 3) / 10
-        return eqx.filter_grad(objective)(part, xs)
-
-    found = gradient_of(ad.differentiate_with(part, batched_mode))
-    assert_close(found.__wrapped__, gradient_of(part), batched_mode)
+def of_tanh(x):
+    return jnp.sum(jnp.tanh(jnp.asarray(X) * x) ** 2)
 
 
 def test_a_part_by_a_mode_has_a_hessian(batched_mode):
     scale = jnp.asarray(X)
     part = ad.differentiate_with(lambda x: jnp.tanh(scale * x), batched_mode)
-    found = jax.hessian(lambda x: jnp.sum(part(x) ** 2))(jnp.asarray(X))
-    expected = jax.hessian(lambda x: jnp.sum(jnp.tanh(scale * x) ** 2))(jnp.asarray(X))
-    assert_close(found, expected, batched_mode, order=2)
+    found = jax.jit(jax.hessian(lambda x: jnp.sum(part(x) ** 2)))(jnp.asarray(X))
+    assert_close(found, of_jax(jax.hessian, of_tanh, x), batched_mode, order=2)
 
 
 def test_a_part_that_returns_no_real_numbers_has_no_derivative(mode):
@@ -326,7 +384,7 @@ def test_a_part_leaks_no_tracers(batched_mode):
     part = ad.differentiate_with(lambda x: jnp.sum(jnp.sin(x)), batched_mode)
     with jax.checking_leaks():
         found = jax.jit(jax.grad(part))(jnp.asarray(X))
-    assert_close(found, jnp.cos(jnp.asarray(X)), batched_mode)
+    assert_close(found, np.cos(X), batched_mode)
 
 
 def test_a_part_is_differentiated_by_what_it_closes_over(mode):
@@ -334,8 +392,8 @@ def test_a_part_is_differentiated_by_what_it_closes_over(mode):
         part = ad.differentiate_with(lambda x: jnp.sin(scale * x), mode)
         return jnp.sum(part(jnp.asarray(X)))
 
-    x = jnp.asarray(X)
-    assert_close(eqx.filter_grad(objective)(x), x * jnp.cos(x * x), mode)
+    found = eqx.filter_jit(eqx.filter_grad(objective))(jnp.asarray(X))
+    assert_close(found, X * np.cos(X * X), mode)
 
 
 # --- modes as values ----------------------------------------------------------------------------
