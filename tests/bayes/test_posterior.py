@@ -1,5 +1,7 @@
 """The log density of a model with priors, a likelihood and data."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -24,6 +26,7 @@ def double_precision():
         yield
 
 
+@functools.cache
 def network(out_size="scalar"):
     with jax.enable_x64(True):
         return nn.MLP(2, out_size, width_size=3, depth=1, key=jr.key(0), dtype=jnp.float64)
@@ -35,6 +38,11 @@ def posterior(prior=None, likelihood=None, y=Y, model=None):
     return bayes.Posterior(network() if model is None else model, prior, likelihood, (X, y))
 
 
+@eqx.filter_jit
+def outputs_of(target, unknowns):
+    return jax.vmap(target.model(unknowns))(X)
+
+
 # --- the density --------------------------------------------------------------------------------
 
 
@@ -42,13 +50,15 @@ def test_density_is_that_of_scipy():
     target = posterior()
     unknowns = target.initial(key=jr.key(1))
     weights, scale = ravel_pytree(unknowns.model)[0], unknowns.likelihood["scale"]
-    mean = np.array([target.model(unknowns)(x) for x in X])
+    mean = outputs_of(target, unknowns)
     expected = (
         stats.norm.logpdf(weights).sum()
         + stats.gamma.logpdf(scale, 2.0)
         + stats.norm.logpdf(Y, mean, scale).sum()
     )
     np.testing.assert_allclose(target.log_density(unknowns), expected, rtol=1e-10)
+    compiled = eqx.filter_jit(target.log_density)(unknowns)
+    np.testing.assert_allclose(compiled, expected, rtol=1e-10)
 
 
 def test_density_is_that_of_numpyro_with_a_hierarchy():
@@ -68,8 +78,9 @@ def test_density_is_that_of_numpyro_with_a_hierarchy():
         "noise": unknowns.likelihood["scale"],
         "prior": unknowns.prior["scale"],
     }
-    expected, _ = numpyros_log_density(model, (), {}, values)
-    np.testing.assert_allclose(target.log_density(unknowns), expected, rtol=1e-10)
+    expected = jax.jit(lambda: numpyros_log_density(model, (), {}, values)[0])()
+    found = eqx.filter_jit(target.log_density)(unknowns)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
 PRIORS = {
@@ -88,7 +99,7 @@ PRIORS = {
     ),
     "simplex": bayes.prior_by_path(
         {
-            "layers[1].weight": dist.Dirichlet(jnp.ones(3)),
+            "layers[1].weight": dist.Dirichlet(np.ones(3)),
             "layers[0].bias": dist.TransformedDistribution(
                 dist.Normal().expand([3]).to_event(1), dist.transforms.OrderedTransform()
             ),
@@ -111,19 +122,31 @@ def test_linked_density_obeys_the_change_of_variables(name):
             unknowns = eqx.tree_at(lambda u: u.model.layers[1].weight, unknowns, cut)
         return ravel_pytree(unknowns)[0]
 
-    _, log_det = np.linalg.slogdet(jax.jacobian(moving)(vector))
-    expected = target.log_density(unflatten(vector)) + log_det
-    np.testing.assert_allclose(log_density(vector), expected, rtol=1e-8)
+    @jax.jit
+    def both(vector):
+        jacobian = jax.jacobian(moving)(vector)
+        return jacobian, target.log_density(unflatten(vector)), log_density(vector)
+
+    jacobian, standard, linked = both(vector)
+    _, log_det = np.linalg.slogdet(jacobian)
+    np.testing.assert_allclose(linked, standard + log_det, rtol=1e-8)
 
 
 @pytest.mark.parametrize("name", PRIORS)
 def test_unconstrain_is_the_inverse_of_constrain(name):
     target = posterior(PRIORS[name])
     unknowns = target.sample_prior(key=jr.key(1))
-    again, _ = target.constrain(target.unconstrain(unknowns))
+    again = jax.jit(lambda unknowns: target.constrain(target.unconstrain(unknowns))[0])(unknowns)
     assert jax.tree.structure(again) == jax.tree.structure(unknowns)
     for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(unknowns), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@functools.cache
+def differentiable(linked):
+    """A place, a density there, and its gradient by JAX."""
+    vector, log_density, _ = posterior(PRIORS["by path"]).flat(linked=linked, key=jr.key(1))
+    return vector, log_density, jax.jit(jax.grad(log_density))(vector)
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -131,16 +154,17 @@ def test_unconstrain_is_the_inverse_of_constrain(name):
     "mode", [ad.Checkpointed(), ad.Forward(), ad.Forward(4), ad.FiniteDifference(4), ad.Auto()]
 )
 def test_density_differentiates_in_every_mode(mode, linked):
-    vector, log_density, _ = posterior(PRIORS["by path"]).flat(linked=linked, key=jr.key(1))
-    found = eqx.filter_grad(log_density, mode=mode)(vector)
-    np.testing.assert_allclose(found, jax.grad(log_density)(vector), rtol=1e-5, atol=1e-5)
+    vector, log_density, expected = differentiable(linked)
+    found = eqx.filter_jit(eqx.filter_grad(log_density, mode=mode))(vector)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_batches_estimate_the_density_without_bias():
     target = posterior()
     unknowns = target.initial(key=jr.key(1))
     batches = [(X[i : i + 2], Y[i : i + 2]) for i in (0, 2, 4)]
-    found = [target.minibatch_log_density(unknowns, batch) for batch in batches]
+    of_batch = eqx.filter_jit(target.minibatch_log_density)
+    found = [of_batch(unknowns, batch) for batch in batches]
     np.testing.assert_allclose(np.mean(found), target.log_density(unknowns), rtol=1e-10)
 
 
@@ -214,8 +238,9 @@ def test_likelihood_is_that_of_scipy(name):
     likelihood, out_size, y, log_prob = LIKELIHOODS[name]
     target = posterior(likelihood=likelihood, y=y, model=network(out_size))
     unknowns = target.initial(key=jr.key(1))
-    output = np.array([target.model(unknowns)(x) for x in X])
-    np.testing.assert_allclose(target.log_likelihood(unknowns), log_prob(output), rtol=1e-8)
+    output = np.asarray(outputs_of(target, unknowns))
+    found = eqx.filter_jit(target.log_likelihood)(unknowns)
+    np.testing.assert_allclose(found, log_prob(output), rtol=1e-8)
 
 
 def test_degrees_of_freedom_may_be_unknown():
