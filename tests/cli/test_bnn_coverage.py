@@ -1,22 +1,17 @@
 """The script behind the claim over five seeds, in a short form."""
 
-import importlib.util
-import pathlib
 import re
 
 import pytest
 
-PATH = pathlib.Path(__file__).parents[2] / "examples" / "bnn_coverage.py"
+from tests import scripts
+
+PATH = scripts.EXAMPLES / "bnn_coverage.py"
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("bnn_coverage", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.load(PATH)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The script that calls C++, Numba and NumPy from JAX, in a short form."""
 
 import importlib.util
-import pathlib
 import re
 import shutil
 
@@ -10,17 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-PATH = pathlib.Path(__file__).parents[2] / "examples" / "foreign_function.py"
+from tests import scripts
+
+PATH = scripts.EXAMPLES / "foreign_function.py"
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("foreign_function", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.load(PATH)
 
 
 @pytest.fixture(scope="module")

@@ -1,23 +1,17 @@
 """The script that compares kinds of loop, in a short form."""
 
-import importlib.util
-import pathlib
-
 import jax
 import numpy as np
 import pytest
 
-PATH = pathlib.Path(__file__).parents[2] / "examples" / "loops.py"
+from tests import scripts
+
+PATH = scripts.EXAMPLES / "loops.py"
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("loops_example", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.load(PATH, "loops_example")
 
 
 SAME = ("Python", "scan", "scan, unroll=4", "fori_loop", "while_loop", "eqxlike, checkpointed")

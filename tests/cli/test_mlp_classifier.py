@@ -4,23 +4,19 @@ import argparse
 import contextlib
 import importlib.util
 import io
-import pathlib
 import re
 
 import jax
 import pytest
 
-PATH = pathlib.Path(__file__).parents[2] / "examples" / "mlp_classifier.py"
+from tests import scripts
+
+PATH = scripts.EXAMPLES / "mlp_classifier.py"
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("mlp_classifier", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.load(PATH)
 
 
 @pytest.fixture(scope="module")

@@ -1,25 +1,19 @@
 """The script that tries three methods on data whose truth is known, in a short form."""
 
-import importlib.util
-import pathlib
 import re
 
 import numpy as np
 import pytest
 
 from eqxlike import bayes
+from tests import scripts
 
-PATH = pathlib.Path(__file__).parents[2] / "examples" / "simulation_based_calibration.py"
+PATH = scripts.EXAMPLES / "simulation_based_calibration.py"
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("simulation_based_calibration", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.load(PATH)
 
 
 def rows(output):

@@ -16,17 +16,7 @@ import rich.console
 
 import eqxlike as eqx
 from eqxlike import graph, nn, train
-
-
-def mlp():
-    return nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
-
-
-def loss(model, x):
-    return jnp.mean(jax.vmap(model)(x) ** 2)
-
-
-X = jnp.ones((5, 3))
+from tests.graph.dense import X, loss, mlp
 
 
 @functools.cache

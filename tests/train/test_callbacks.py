@@ -14,20 +14,19 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn, train
+from tests.train.linear import BATCH, make_state, make_step
 
 OPTIMISER = optax.inject_hyperparams(optax.sgd)(learning_rate=optax.linear_schedule(0.1, 0.0, 10))
-BATCH = np.ones((4, 2), np.float32)
 
 
 @pytest.fixture(scope="module")
 def step():
-    return train.make_step(lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2), OPTIMISER)
+    return make_step(OPTIMISER)
 
 
 @pytest.fixture(scope="module")
 def state():
-    model = nn.Linear(2, 1, key=jax.random.key(0))
-    return train.TrainState.create(model, OPTIMISER, key=jax.random.key(1))
+    return make_state(OPTIMISER)
 
 
 def metrics_in_turn(values):

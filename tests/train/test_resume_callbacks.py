@@ -9,23 +9,22 @@ import optax
 import pytest
 
 import eqxlike as eqx
-from eqxlike import nn, train
+from eqxlike import train
+from tests.train.linear import BATCH, make_state, make_step
 
 OPTIMISER = optax.adam(0.1)
-BATCH = np.ones((4, 2), np.float32)
 SCORES = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5, 10: 1.2, 12: 0.5}
 """By the steps made: the best of the first five is that of step 4."""
 
 
 @pytest.fixture(scope="module")
 def step():
-    return train.make_step(lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2), OPTIMISER)
+    return make_step(OPTIMISER)
 
 
 @pytest.fixture(scope="module")
 def state():
-    model = nn.Linear(2, 1, key=jax.random.key(0))
-    return train.TrainState.create(model, OPTIMISER, key=jax.random.key(1))
+    return make_state(OPTIMISER)
 
 
 class Gone(Exception):

@@ -9,16 +9,11 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import bayes, nn
-from eqxlike.bayes._library_rules import as_libraries_compute
 from tests.bayes.methods.cases import LinearModel, X, Y, as_vectors
 
 LINEAR = LinearModel()
 
-
-@pytest.fixture(autouse=True, scope="module")
-def as_methods_run():
-    with jax.enable_x64(True), as_libraries_compute():
-        yield
+pytestmark = pytest.mark.usefixtures("as_methods_run")
 
 
 def run(target, method):

@@ -1,6 +1,5 @@
 """The example of a training on several hosts, in a short form."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -8,6 +7,7 @@ import sys
 
 import pytest
 
+from tests import scripts
 from tests.train.sharding import processes
 
 PATH = processes.ROOT / "examples" / "multi_host.py"
@@ -16,12 +16,7 @@ SHORT = ["--steps", "20", "--width", "32", "--batch-size", "64"]
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("multi_host", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.load(PATH)
 
 
 def start(*arguments):

@@ -1,0 +1,13 @@
+"""What tests of methods share."""
+
+import jax
+import pytest
+
+from eqxlike.bayes._library_rules import as_libraries_compute
+
+
+@pytest.fixture(scope="module")
+def as_methods_run():
+    """The context in which `bayes.infer` runs a method."""
+    with jax.enable_x64(True), as_libraries_compute():
+        yield

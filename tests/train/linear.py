@@ -1,0 +1,20 @@
+"""A small model, its data and its step, for tests of what goes on around a training."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eqxlike import nn, train
+
+BATCH = np.ones((4, 2), np.float32)
+
+
+def make_step(optimiser: Any) -> Any:
+    return train.make_step(lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2), optimiser)
+
+
+def make_state(optimiser: Any) -> Any:
+    model = nn.Linear(2, 1, key=jax.random.key(0))
+    return train.TrainState.create(model, optimiser, key=jax.random.key(1))
