@@ -1,0 +1,135 @@
+"""`explain_retraces`: the traces in its block are told of, and nothing after it."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxlike as eqx
+from eqxlike.debug import RetraceError, RetraceWarning, explain_retraces
+
+
+def ones(*shape):
+    return jnp.ones(shape)
+
+
+def lines(trace):
+    return [str(each) for each in trace.differences]
+
+
+def test_block_prints_each_trace_after_the_first(capsys):
+    function = eqx.filter_jit(lambda x: None)
+    with explain_retraces():
+        function(ones(2))
+        function(ones(2))
+        function(ones(3))
+    assert capsys.readouterr().out == f"{function.traces[-1]}\n"
+
+
+def test_block_tells_of_a_first_trace_before_it():
+    function = eqx.filter_jit(lambda x: None)
+    function(ones(2))
+    with explain_retraces(lambda trace: None) as retraces:
+        function(ones(3))
+    assert retraces == [function.traces[-1]]
+
+
+def test_nothing_is_told_after_the_block():
+    function = eqx.filter_jit(lambda x: None)
+    with explain_retraces(lambda trace: None) as retraces:
+        function(ones(2))
+    function(ones(3))
+    assert retraces == []
+
+
+def test_block_tells_of_functions_that_are_defined_anew():
+    with explain_retraces(lambda trace: None) as retraces:
+        for _ in range(3):
+            eqx.filter_jit(lambda x: None)(ones(2))
+    assert [trace.number for trace in retraces] == [2, 3]
+    assert lines(retraces[0]) == ["<lambda>: a function -> another one, from the same lines"]
+    assert "Define and wrap it once, outside of the loop" in str(retraces[0])
+
+
+def test_block_tells_nothing_of_functions_that_are_wrapped_otherwise():
+    def function(x):
+        return x
+
+    with explain_retraces(lambda trace: None) as retraces:
+        eqx.filter_jit(function)(1.0)
+        eqx.filter_jit(eqx.filter_grad(function))(jnp.ones(()))
+        eqx.filter_jit(function, max_traces=3)(1.0)
+    assert retraces == []
+
+
+def test_function_inside_of_a_transformation_has_its_own_path():
+    for width in (2, 3):
+        mapped = eqx.filter_jit(
+            eqx.filter_vmap(eqx.nn.Linear(2, width, key=jax.random.key(0))), max_traces=100
+        )
+        mapped(ones(4, 2))
+    assert "<function>.weight: shape (2, 2) -> (3, 2)" in lines(mapped.traces[-1])
+
+
+def test_block_tells_of_caches_that_were_cleared():
+    function = eqx.filter_jit(lambda x: None)
+    with explain_retraces(lambda trace: None) as retraces:
+        function(ones(2))
+        eqx.clear_caches()
+        function(ones(2))
+    assert "the caches were cleared" in str(retraces[0])
+
+
+@pytest.mark.usefixtures("compiles_alone")
+def test_block_tells_of_traces_in_other_threads():
+    function = eqx.filter_jit(lambda x: None)
+    function(ones(2))
+    with explain_retraces(lambda trace: None) as retraces:
+        thread = threading.Thread(target=function, args=(ones(3),))
+        thread.start()
+        thread.join()
+    assert lines(retraces[0]) == ["x: shape (2,) -> (3,)"]
+
+
+def test_blocks_inside_one_another_are_all_told():
+    function = eqx.filter_jit(lambda x: None)
+    function(ones(2))
+    with explain_retraces(lambda _: None) as outer, explain_retraces(lambda _: None) as inner:
+        function(ones(3))
+    assert outer == inner == [function.traces[-1]]
+
+
+def test_block_warns_with_the_line_of_the_call():
+    function = eqx.filter_jit(lambda x: None)
+    with explain_retraces("warn"):
+        function(ones(2))
+        with pytest.warns(RetraceWarning, match=r"x: shape \(2,\) -> \(3,\)") as warned:
+            function(ones(3))
+    assert warned[0].filename == __file__
+
+
+def test_block_raises_and_the_call_goes_through_after_it():
+    function = eqx.filter_jit(lambda x: 2 * x)
+    function(ones(2))
+    with explain_retraces("error"), pytest.raises(RetraceError, match="must not be traced again"):
+        function(ones(3))
+    assert function(ones(3)).tolist() == [2, 2, 2]
+
+
+def test_block_raises_again_and_what_was_compiled_goes_on():
+    function = eqx.filter_jit(lambda x: 2 * x)
+    function(ones(2))
+    with explain_retraces("error"):
+        for _ in range(2):
+            with pytest.raises(RetraceError, match=r"would be trace 2\."):
+                function(ones(3))
+        assert function(ones(2)).tolist() == [2, 2]
+    assert len(function.traces) == 1
+
+
+@pytest.mark.parametrize("on_retrace", ["print", 3, None])
+def test_block_refuses_what_it_cannot_do(on_retrace):
+    message = r"`explain_retraces\(on_retrace=...\)` expects 'warn', 'error' or a function"
+    with pytest.raises(ValueError, match=message), explain_retraces(on_retrace):
+        pass

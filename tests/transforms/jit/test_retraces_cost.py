@@ -1,0 +1,169 @@
+"""What it costs that traces are noted: a warm call nothing, and what is kept is small and dies."""
+
+import dis
+import gc
+import sys
+import types
+import warnings
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxlike as eqx
+
+
+def ones(*shape):
+    return jnp.ones(shape)
+
+
+def ignore(trace):
+    """An `on_retrace`."""
+
+
+class Scale(eqx.Module):
+    factor: jax.Array
+
+
+# --- what it costs ------------------------------------------------------------------------------
+
+
+def bytecode_of_a_warm_call(function, *args):
+    """The frames and instructions that Python goes through in a call, and the calls to C."""
+    for _ in range(3):
+        function(*args)
+    found = []
+
+    def trace(frame, event, arg):
+        frame.f_trace_opcodes = True
+        found.append((frame.f_code.co_name, event, frame.f_lasti))
+        return trace
+
+    def profile(frame, event, arg):
+        if event.startswith("c_"):
+            found.append((event, arg.__name__))
+
+    gc.disable()
+    for _ in range(2):  # From Python 3.12 on, the first time sets up what the second time reports.
+        found.clear()
+        sys.setprofile(profile)
+        sys.settrace(trace)
+        try:
+            function(*args)
+        finally:
+            sys.settrace(None)
+            sys.setprofile(None)
+    gc.enable()
+    return [each for each in found if each[1] not in ("settrace", "setprofile")]
+
+
+@pytest.mark.usefixtures("plain_dispatch")
+@pytest.mark.parametrize(
+    "options", [{"on_retrace": ignore}, {"on_retrace": "error", "max_traces": 3}]
+)
+def test_warm_call_runs_the_same_instructions_with_and_without(options):
+    def step(model, x):
+        return model.factor * x
+
+    model, x = Scale(ones(2)), ones(2)
+    expected = bytecode_of_a_warm_call(eqx.filter_jit(step), model, x)
+    assert len(expected) > 15
+    assert bytecode_of_a_warm_call(eqx.filter_jit(step, **options), model, x) == expected
+    with eqx.debug.explain_retraces():
+        assert bytecode_of_a_warm_call(eqx.filter_jit(step), model, x) == expected
+
+
+def test_fast_path_asks_nothing_of_traces():
+    function = eqx.filter_jit(lambda x: 2 * x, on_retrace=ignore, max_traces=3)
+    function(ones(2))
+    fast_path = function._eqxlike_dispatch[0].fast_path  # pyright: ignore
+    names = {each.argval for each in dis.get_instructions(fast_path)}
+    assert not {name for name in names if isinstance(name, str) and "trace" in name}
+
+
+# --- what is kept -------------------------------------------------------------------------------
+
+
+def reachable(*roots):
+    """The objects that `roots` hold, but for classes, modules and functions."""
+    found, todo = {}, list(roots)
+    while todo:
+        each = todo.pop()
+        if id(each) not in found and not isinstance(each, type | types.ModuleType):
+            found[id(each)] = each
+            todo += gc.get_referents(each)
+    return list(found.values())
+
+
+def test_traces_hold_no_arrays_and_no_functions():
+    held = ones(5)
+    function = eqx.filter_jit(lambda model, apply, x: apply(x))
+    for size in (2, 3):
+        function(Scale(ones(size)), lambda x: held * x, ones(5))
+    kinds = (jax.Array, types.FunctionType, Scale)
+    assert [each for each in reachable(*function.traces) if isinstance(each, kinds)] == []
+
+
+def test_closures_that_were_arguments_die():
+    def closure():
+        held = ones(3)
+        return lambda x: held * x
+
+    function = eqx.filter_jit(lambda apply, x: apply(x))
+    closures = [closure(), closure()]
+    for apply in closures:
+        function(apply, ones(3))
+    references = [weakref.ref(each) for each in closures]
+    traces = function.traces
+    del closures, apply
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    assert "another <lambda>" in str(traces[-1])
+
+
+def test_function_that_is_made_anew_at_the_place_of_one_that_died_is_another():
+    def closure():
+        return lambda x: x
+
+    function = eqx.filter_jit(lambda apply, x: apply(x))
+    for _ in range(3):
+        function(closure(), ones(3))
+        gc.collect()
+    assert ["another" in str(trace) for trace in function.traces] == [False, True, True]
+
+
+def test_function_dies_with_its_traces():
+    def make():
+        return eqx.filter_jit(lambda x: x, on_retrace=ignore)
+
+    function = make()
+    function(ones(2))
+    references = [weakref.ref(function), weakref.ref(function.__wrapped__)]  # pyright: ignore
+    del function
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+
+
+def test_latest_traces_are_kept():
+    function = eqx.filter_jit(lambda n: None)
+    for n in range(40):
+        function(n)
+    assert [trace.number for trace in function.traces] == list(range(9, 41))
+
+
+def test_traces_share_what_their_arguments_have_in_common():
+    model = [eqx.nn.Linear(2, 2, key=jax.random.key(0)) for _ in range(20)]
+    function = eqx.filter_jit(lambda model, n: None)
+    for n in range(2):
+        function(model, n)
+    first, second = ({*map(id, reachable(trace))} for trace in function.traces)
+    assert len(second - first) < 40 < len(first & second)
+
+
+def test_traces_of_one_shape_leave_no_warning():
+    function = eqx.filter_jit(lambda x: 2 * x, on_retrace="warn", max_traces=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            function(ones(11))
