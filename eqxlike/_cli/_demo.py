@@ -1,6 +1,7 @@
 """`demo`: Bayesian networks trained on real data, with what `filter_jit` costs beside them."""
 
 import argparse
+import contextlib
 import importlib.util
 import pathlib
 import sys
@@ -8,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from .._compilation_cache import CompilationCache, cache_compilations
 from .._numbers import whole_number_in
 from . import _data, _pictures, _report, _tables
 from ._compare import Output, compare
@@ -66,6 +68,12 @@ def add_parser(subparsers: Any) -> None:
         metavar="DIR",
         help="where pictures and results go (demo-results)",
     )
+    parser.add_argument(
+        "--cache",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="keep compiled programs there, so that the next start compiles nothing",
+    )
     parser.add_argument("--quick", action="store_true", help="a look in seconds, not for quoting")
     parser.add_argument(
         "--device", choices=CHOICES, default="auto", help="auto: a GPU where JAX sees one (auto)"
@@ -78,6 +86,22 @@ def run(options: argparse.Namespace) -> int:
     **Raises:** `CommandError` if what was asked for cannot be done.
     """
     _require_extras()
+    with contextlib.ExitStack() as stack:
+        cache = None if options.cache is None else stack.enter_context(_opened(options.cache))
+        status = _run(options)
+        if cache is not None:
+            print(f"compiled programs, {cache}", flush=True)
+        return status
+
+
+def _opened(folder: pathlib.Path) -> CompilationCache:
+    try:
+        return cache_compilations(folder)
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from None
+
+
+def _run(options: argparse.Namespace) -> int:
     folder = _report.writable_folder(options.out)
     names = list(SETTINGS) if options.data == "both" else [options.data]
     datasets = [_data.prepare(name, _data.load(name), seed=options.seed) for name in names]

@@ -3,18 +3,20 @@
 import contextlib
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
 import types
 
+import jax
 import jax.numpy as jnp
 import matplotlib.image
 import optax
 import pytest
 
-from eqxlike import bayes
-from eqxlike._cli import _demo, _dispatch, _settings, main
+from eqxlike import bayes, clear_caches
+from eqxlike._cli import _demo, _dispatch, _pictures, _settings, main
 from eqxlike._cli._methods import METHODS
 from eqxlike._cli._page import page_of
 
@@ -161,6 +163,34 @@ def test_diverged_training_is_said_in_one_line_and_its_last_good_state_evaluated
     assert data["trainings"]["bayesian"]["stopped"] == "diverged"
     assert data["trainings"]["bayesian"]["steps"] == 3
     assert data["metrics"]["bayesian"]["rmse"] < 100
+
+
+def test_second_start_compiles_nothing_and_says_what_the_first_one_cost(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(_demo, "measure_dispatch", lambda *arguments: {})
+    monkeypatch.setattr(_pictures, "draw", lambda *arguments: [])
+    arguments = ["demo", "--data", "diabetes", "--quick", "--steps", "3", "--out", str(tmp_path)]
+    said = []
+    for _ in range(2):
+        jax.clear_caches()
+        clear_caches()
+        assert main([*arguments, "--cache", str(tmp_path / "compiled")]) == 0
+        said.append(capsys.readouterr().out.splitlines()[-1])
+    first, second = (
+        re.search(r"(\d+) programs? read in .*, which to compile took ([\d.]+) s; (\d+) ", line)
+        for line in said
+    )
+    assert int(second[3]) == 0
+    # Programs that are alike are read the second time they are met, also in the first run.
+    assert int(second[1]) == int(first[1]) + int(first[3]) > 10
+    assert float(second[2]) > 0
+
+
+def test_cache_that_cannot_be_is_refused_in_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["demo", "--quick", "--cache", str(tmp_path / "file")]) == 2
+    assert "give another folder" in capsys.readouterr().err
 
 
 # The parent may have been started with SIGINT ignored, as shells do in the background.
