@@ -30,6 +30,8 @@ demo:
 	@.ci/setup demo test dev
 	@$(python) -m eqxlike demo $(ARGS)
 
+# Where Python is told to keep no bytecode, each process that a test starts compiles the package anew.
+test: export PYTHONDONTWRITEBYTECODE =
 test:
 	@.ci/setup test dev
 	@$(python) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
