@@ -127,10 +127,21 @@ def modules_in(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _parts_of(tree: Any) -> list[tuple[Any, Any]]:
     """The outermost Modules inside of a tree, and its other leaves, with their paths."""
+    inside: list[Any] = []
+
+    def is_inside(part: Any) -> bool:
+        is_found = _is_module(part) and part is not tree
+        if is_found:
+            inside.append(part)
+        return is_found
+
     try:
-        return jtu.tree_flatten_with_path(
-            tree, is_leaf=lambda part: _is_module(part) and part is not tree
-        )[0]
+        if not _is_module(tree):
+            # Paths take as long again, and most arguments that are no Modules hold none.
+            jtu.tree_leaves(tree, is_leaf=is_inside)
+            if not inside:
+                return []
+        return jtu.tree_flatten_with_path(tree, is_leaf=is_inside)[0]
     # JAX does not flatten again what it rebuilds of tracers, and a node may refuse it.
     except Exception:
         return []

@@ -21,6 +21,7 @@ from ._split import Rest as Rest
 from ._split import split as split
 from ._split import split_leaves as split_leaves
 from ._static_key import ATOMS as ATOMS
+from ._static_key import PLAIN_TYPES as PLAIN_TYPES
 from ._static_key import StaticKey as StaticKey
 from ._structure import Structure as Structure
 from ._structure import num_interned as num_interned

@@ -42,9 +42,10 @@ class Calls(Module):
 
 
 def collect():
-    """Collects garbage, and what became garbage by that."""
+    """Collects garbage, what became garbage by that, and sources that wait to be forgotten."""
     for _ in range(3):
         gc.collect()
+    forget_sources()
 
 
 def make_closure():

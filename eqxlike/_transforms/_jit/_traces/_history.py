@@ -15,8 +15,8 @@ from ._differences import (
     definition_difference,
     find_differences,
 )
-from ._outline import show_place
 from ._policy import Policy, RetraceError
+from ._texts import show_place
 from ._trace import Clock, Place, Trace
 
 _MOST_TRACES = 32

@@ -10,9 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import os
-import reprlib
-import types
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Literal
@@ -23,6 +20,7 @@ import jax.tree_util as jtu
 from ...._module import is_incomplete
 from ...._partition import (
     ARRAY,
+    PLAIN_TYPES,
     DictNode,
     ForeignNode,
     ModuleNode,
@@ -33,9 +31,7 @@ from ...._partition import (
     Structure,
 )
 from ...._pytree import children_with_keys, is_array
-
-_LONGEST = 200
-"""At most this many characters of a value are kept."""
+from ._texts import LONGEST, describe_static, function_of
 
 _MOST_ELEMENTS = 64
 """A static container with more elements is not looked into; inside others, a fourth of them."""
@@ -43,16 +39,7 @@ _MOST_ELEMENTS = 64
 _DEEPEST = 3
 """A static container inside so many others is not looked into."""
 
-_short_repr = reprlib.Repr()
-_short_repr.maxlevel = 3
-_short_repr.maxlist = _short_repr.maxtuple = _short_repr.maxdict = 32
-_short_repr.maxset = _short_repr.maxfrozenset = 32
-_short_repr.maxstring = _short_repr.maxother = _short_repr.maxlong = _LONGEST
-
 _KEY = "outline"
-
-_MOST_WRAPPERS = 8
-"""A function is looked for inside of at most so many others: `jax.nn.relu` is in two."""
 
 _OF_WRAPPER = "_function"
 """The field of transformed functions that has the function itself, of which the user knows."""
@@ -74,7 +61,7 @@ class Outline:
     - `advice`: a word for what a static value is: see `_differences`.
     """
 
-    __slots__ = ("advice", "children", "fingerprint", "kind", "names", "num_arrays", "text")
+    __slots__ = ("_children", "advice", "fingerprint", "kind", "names", "num_arrays", "text")
 
     def __init__(
         self,
@@ -89,9 +76,14 @@ class Outline:
         self.text = text
         self.fingerprint = fingerprint
         self.names = names
-        self.children = children
+        self._children: tuple[Outline, ...] | None = children
         self.num_arrays = 1 if kind == "array" else sum(child.num_arrays for child in children)
         self.advice = advice
+
+    @property
+    def children(self) -> tuple["Outline", ...]:
+        assert self._children is not None
+        return self._children
 
     @property
     def is_sequence(self) -> bool:
@@ -108,6 +100,37 @@ class Outline:
         if self.kind == "static":
             return "None" if self.text == "None" else f"the static value {self.text}"
         return f"a {self.text} of length {len(self.children)}" if self.is_sequence else self.text
+
+
+class _OfRow(Outline):
+    """The outline of a node with a row of leaves, of which there may be very many.
+
+    They are arrays and plain values, which may be kept as they are. So their outlines are made when
+    somebody asks for them, and the first call does not wait for that.
+    """
+
+    __slots__ = ("_row",)
+
+    def __init__(self, text: str, fingerprint: Hashable, names: tuple[str, ...] | None, row: Row):
+        super().__init__("node", text, fingerprint, names)
+        self._children = None
+        self._row = row.meta
+        self.num_arrays = row.num_arrays
+
+    @property
+    def children(self) -> tuple[Outline, ...]:
+        if self._children is None:
+            self._children = _outlines_in(self._row)
+        return self._children
+
+
+def _outlines_in(meta: Any) -> tuple[Outline, ...]:
+    """The outlines of the leaves in a row."""
+    places = set(meta.array_places)
+    return tuple(
+        _OF_ARRAY if place in places else outline_of_static(leaf)
+        for place, leaf in enumerate(meta.leaves)
+    )
 
 
 _OF_ARRAY = Outline("array", "array", None)
@@ -147,26 +170,21 @@ def _outline_one(structure: Structure) -> Outline:
     if isinstance(structure, Row):
         return _OF_ARRAY  # Its parent sees to it.
     cls = structure.node_type
-    if len(structure.children) == 1 and isinstance(row := structure.children[0], Row):
-        children = _outline_row(row)
-    else:
-        children = tuple(child.generated[_KEY] for child in structure.children)
-    names, statics = _parts(structure, len(children))
+    text, fingerprint = "None" if cls is type(None) else cls.__name__, _serial_of(cls)
+    row = structure.children[0] if structure.has_row else None
+    children = () if row else tuple(child.generated[_KEY] for child in structure.children)
+    names, statics = _parts(structure, len(row.meta.leaves) if row else len(children))
+    if isinstance(row, Row):
+        if not statics:
+            return _OfRow(text, fingerprint, None if names is None else tuple(names), row)
+        children = _outlines_in(row.meta)
     outlines = (outline_of_static(value, of_node=True) for _, value in statics)
     return Outline(
         "node",
-        "None" if cls is type(None) else cls.__name__,
-        _serial_of(cls),
+        text,
+        fingerprint,
         None if names is None else (*names, *(name for name, _ in statics)),
         (*children, *outlines),
-    )
-
-
-def _outline_row(row: Row) -> tuple[Outline, ...]:
-    places = set(row.meta.array_places)
-    return tuple(
-        _OF_ARRAY if place in places else outline_of_static(leaf)
-        for place, leaf in enumerate(row.meta.leaves)
     )
 
 
@@ -244,6 +262,8 @@ def outline_of_static(
     - `static`: its key, if it is known.
     - `of_node`: whether it is static in a node, where it need not be hashable.
     """
+    if type(value) in PLAIN_TYPES:
+        return _outline_of_plain(value, of_node=of_node, is_whole=depth == 0)
     if is_array(value):
         text = f"an array {jax.typeof(value)}"
         return Outline("static", text, _serial_of(value), advice="object")
@@ -267,6 +287,19 @@ def outline_of_static(
     )
 
 
+def _outline_of_plain(value: Any, *, of_node: bool, is_whole: bool) -> Outline:
+    """The outline of a value of one of `PLAIN_TYPES`: there may be thousands of them."""
+    text = repr(value)
+    advice = "field" if of_node else "value"
+    if is_whole and not of_node and type(value) in (int, float):
+        advice = "number"
+    # Text tells numbers apart whose hashes are equal: -1 and -2, 0.0 and -0.0.
+    fingerprint = type(value).__name__, hash(text)
+    if len(text) > LONGEST:
+        text = describe_static(value)
+    return Outline("static", text, fingerprint, advice=advice)
+
+
 def _elements(value: Any) -> tuple[Sequence[str] | None, Sequence[Any]]:
     """The names, `None` for those of a sequence, and the elements of a container; else nothing."""
     if isinstance(value, functools.partial):
@@ -282,7 +315,7 @@ def _elements(value: Any) -> tuple[Sequence[str] | None, Sequence[Any]]:
 
 
 def _advice_on(value: Any, static: StaticKey | None, *, of_node: bool, is_whole: bool) -> str:
-    if _function_of(value) is not None:
+    if function_of(value) is not None:
         return "function"
     if isinstance(value, type):
         return "class"
@@ -292,61 +325,3 @@ def _advice_on(value: Any, static: StaticKey | None, *, of_node: bool, is_whole:
         return "field"
     is_number = isinstance(value, int | float | complex) and not isinstance(value, bool)
     return "number" if is_number and is_whole else "value"
-
-
-def describe_static(value: Any) -> str:
-    """A short text for a static value. Nothing that its own `__repr__` does can fail."""
-    try:
-        return _shorten(_describe(value))
-    except Exception:
-        return f"<{type(value).__name__}>"
-
-
-def _describe(value: Any) -> str:
-    function = _function_of(value)
-    if function is not None:
-        return describe_function(function)
-    if isinstance(value, types.MethodType):
-        return f"the method {value.__func__.__qualname__} of a {type(value.__self__).__name__}"
-    if isinstance(value, type):
-        return value.__qualname__
-    if isinstance(value, functools.partial):
-        return f"a partial of {describe_static(value.func)}"
-    if _holds_array(value):
-        return f"a {type(value).__name__}"
-    return _short_repr.repr(value)
-
-
-def _holds_array(value: Any) -> bool:
-    """Whether the `repr` of a value may show an array, for which JAX would wait."""
-    of_class = getattr(value, "__dict__", None)
-    return type(of_class) is dict and any(map(is_array, of_class.values()))
-
-
-def _function_of(value: Any) -> types.FunctionType | None:
-    """The function that a value is, or of which JAX has made it."""
-    with contextlib.suppress(Exception):
-        for _ in range(_MOST_WRAPPERS):
-            if isinstance(value, types.FunctionType):
-                return value
-            value = None if isinstance(value, type) else getattr(value, "__wrapped__", None)
-    return None
-
-
-def describe_function(function: types.FunctionType) -> str:
-    """A function by its name, and the place where it is defined, or the package."""
-    code = function.__code__
-    name = function.__qualname__.rpartition("<locals>.")[2]
-    if "site-packages" in code.co_filename:
-        return f"{name} ({function.__module__.partition('.')[0]})"
-    return f"{name} ({show_place(code.co_filename, code.co_firstlineno)})"
-
-
-def show_place(file: str, line: int) -> str:
-    """A file and a line; the file as seen from the current directory, if it is below that."""
-    folder = os.path.join(os.getcwd(), "")
-    return f"{file.removeprefix(folder)}:{line}"
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
