@@ -54,7 +54,7 @@ class Rude:
     depth: int
 
     def __getattribute__(self, name):
-        if name == "depth" and "_outline" in sys._getframe(1).f_code.co_filename:
+        if name == "depth" and "_traces" in sys._getframe(1).f_code.co_filename:
             raise RuntimeError("no")
         return object.__getattribute__(self, name)
 

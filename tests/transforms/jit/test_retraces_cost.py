@@ -12,10 +12,33 @@ import jax.numpy as jnp
 import pytest
 
 import eqxlike as eqx
+from eqxlike._transforms._jit._traces import _outline
+from eqxlike._transforms._jit._traces._outline import outline_of_static
 
 
 def ones(*shape):
     return jnp.ones(shape)
+
+
+def test_of_many_leaves_texts_are_made_when_somebody_asks(monkeypatch):
+    described = []
+
+    def outline(value, **options):
+        described.append(value)
+        return outline_of_static(value, **options)
+
+    monkeypatch.setattr(_outline, "outline_of_static", outline)
+    function = eqx.filter_jit(lambda leaves, x: x)
+    leaves = [*range(500), ones(2), *map(str, range(500))]
+    function(leaves, ones(3))
+    assert described == []
+    function([*leaves[:-1], "another"], ones(3))
+    (difference,) = function.traces[1].differences
+    assert (difference.path, difference.before, difference.after) == (
+        "leaves[1000]",
+        "'499'",
+        "'another'",
+    )
 
 
 def ignore(trace):
