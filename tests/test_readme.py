@@ -85,3 +85,13 @@ def test_changelog_begins_with_a_dated_section_of_this_version():
     first = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert first is not None
     assert re.fullmatch(rf"\[{re.escape(eqxlike.__version__)}\] - \d{{4}}-\d\d-\d\d", first[1])
+
+
+def test_citation_has_the_version_and_date_of_the_changelog():
+    citation = (ROOT / "CITATION.cff").read_text()
+    version = re.search(r"^version: (\S+)$", citation, re.MULTILINE)
+    date = re.search(r'^date-released: "(\S+)"$', citation, re.MULTILINE)
+    assert version is not None
+    assert date is not None
+    assert f"## [{version[1]}] - {date[1]}\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert version[1] == eqxlike.__version__
