@@ -263,10 +263,28 @@ def point(benchmark: str, report: Report, said: str = "") -> dict[str, Any]:
 
 
 def history() -> list[Point]:
-    """All points, as they were added."""
+    """All points, as they were added.
+
+    **Raises:** `ValueError` that names the line if one is no point.
+    """
     if not HISTORY.exists():
         return []
-    return [json.loads(line) for line in HISTORY.read_text().splitlines()]
+    return [_point(*each) for each in enumerate(HISTORY.read_text().splitlines(), start=1)]
+
+
+def _point(number: int, line: str) -> Point:
+    try:
+        found = json.loads(line)
+        if lacking := {"benchmark", "machine", "figures"}.difference(found):
+            raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
+        if "date" not in found["machine"]:
+            raise ValueError("its machine lacks date")
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{HISTORY.name}, line {number} is no point of a run: {error}. Lines are added and "
+            "never changed: take the file as it was committed."
+        ) from error
+    return found
 
 
 def key(each: Point) -> tuple[str, str]:
@@ -299,7 +317,10 @@ def missing(points: Sequence[Point], known: Sequence[Point]) -> list[Point]:
 
 
 def add(points: Sequence[Point]) -> None:
+    known = HISTORY.read_text() if HISTORY.exists() else ""
     with HISTORY.open("a") as file:
+        if points and known and not known.endswith("\n"):
+            file.write("\n")  # an editor may have taken it away
         file.writelines(json.dumps(each) + "\n" for each in points)
 
 
@@ -310,6 +331,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--said", default="", metavar="TEXT", help="what changed before the runs")
     parser.add_argument("--from-git", action="store_true", help="add also those of earlier commits")
     options = parser.parse_args(arguments)
+    try:
+        history()
+    except ValueError as error:
+        parser.error(str(error))
     if options.from_git:
         add(missing(list(earlier()), history()))
     left = missing(list(committed(options.said)), history())

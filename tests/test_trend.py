@@ -69,6 +69,37 @@ def test_lines_are_added_and_none_is_changed(empty_history):
     assert len(trend.history()) == 1 + len(list(trend.committed()))
 
 
+def test_line_without_an_end_is_ended_first(empty_history):
+    trend.add([_point("2026-01-01T00:00:00", 1.0)])
+    empty_history.write_text(empty_history.read_text().removesuffix("\n"))
+    trend.add([_point("2026-01-02T00:00:00", 1.0)])
+    assert len(trend.history()) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x",
+        "",
+        "{}",
+        "[1]",
+        "3",
+        '{"benchmark": "loops"',
+        '{"benchmark": "loops", "machine": {}, "figures": {}}',
+    ],
+)
+def test_damaged_line_is_named_and_nothing_is_added(empty_history, capsys, line):
+    trend.add([_point("2026-01-01T00:00:00", 1.0)])
+    damaged = empty_history.read_text() + line + "\n"
+    empty_history.write_text(damaged)
+    with pytest.raises(ValueError, match=r"history\.jsonl, line 2 is no point of a run: "):
+        trend.history()
+    with pytest.raises(SystemExit):
+        trend.main(["--add"])
+    assert "line 2 is no point" in capsys.readouterr().err
+    assert empty_history.read_text() == damaged
+
+
 def test_earlier_runs_come_from_the_history_of_the_repository(tmp_path, monkeypatch, empty_history):
     results = tmp_path / "results"
     results.mkdir()
