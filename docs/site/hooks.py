@@ -1,5 +1,6 @@
 """What mkdocs calls while it builds the site: pages that are generated, and checks of the whole."""
 
+import logging
 import pathlib
 import re
 import sys
@@ -26,7 +27,12 @@ GENERATED = {"api": api_pages, "measured": measured, "tutorials": tutorials}
 
 
 def on_config(config: Any) -> Any:
-    """Puts the generated pages in the menu, where it names the part they belong to."""
+    """Puts the generated pages in the menu, where it names the part they belong to.
+
+    With `--quiet` mkdocs would not make warnings, and strictness counts those that are made.
+    """
+    logger = logging.getLogger("mkdocs")
+    logger.setLevel(min(logger.level, logging.WARNING))
     for entry in config.nav:
         for title, what in entry.items():
             if isinstance(what, str) and what in GENERATED:
