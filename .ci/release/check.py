@@ -45,6 +45,8 @@ IN_SDIST = (
     ".ci/setup",
 )
 
+_MODULE = sys.executable, "-m"
+
 IMPORTS = 5
 """The processes whose import is timed."""
 
@@ -78,7 +80,7 @@ def main() -> int:
         print(f"{wheel.name}, {sdist.name}: metadata and long description are sound", flush=True)
         figures = {"wheel": size_of(wheel), "sdist": size_of(sdist)}
         with environment(scratch, sys.executable) as python:
-            install(python, str(sdist))
+            install(python, str(sdist), is_whole=options.whole)
             smoke(python, "core", scratch)
             print(f"{sdist.name}: installs and runs", flush=True)
         pythons = found_pythons(project) if options.whole else {version_of(sys.executable): None}
@@ -86,7 +88,8 @@ def main() -> int:
         for version, path in pythons.items():
             for extra in ["core", *(extras if options.whole else ())]:
                 try:
-                    figures |= try_extra(scratch, path or sys.executable, version, extra, wheel)
+                    place = path or sys.executable, version
+                    figures |= try_extra(scratch, *place, extra, wheel, is_whole=options.whole)
                 except Failed as error:
                     print(f"Python {version}, {extra}: failed\n{error}", flush=True)
                     failed.append(f"Python {version}, {extra}")
@@ -117,7 +120,13 @@ def build(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
 
 
 def try_extra(
-    scratch: pathlib.Path, interpreter: str, version: str, extra: str, wheel: pathlib.Path
+    scratch: pathlib.Path,
+    interpreter: str,
+    version: str,
+    extra: str,
+    wheel: pathlib.Path,
+    *,
+    is_whole: bool,
 ) -> dict[str, float]:
     """Installs one extra by itself and runs what it promises.
 
@@ -125,7 +134,8 @@ def try_extra(
     """
     start_s = time.perf_counter()
     with environment(scratch, interpreter) as python:
-        install(python, str(wheel) if extra == "core" else f"{wheel}[{extra}]")
+        what = str(wheel) if extra == "core" else f"{wheel}[{extra}]"
+        install(python, what, is_whole=is_whole)
         said = smoke(python, extra, scratch)
         packages = next(python.parents[1].glob("lib/python*/site-packages"))
         figures = {f"Python {version}, {extra}": size_of(packages)}
@@ -145,15 +155,22 @@ def try_extra(
 def environment(scratch: pathlib.Path, interpreter: str) -> Iterator[pathlib.Path]:
     """An empty environment, gone afterwards; its Python."""
     folder = scratch / "environment"
-    uv("venv", "--quiet", "--no-project", "--python", interpreter, folder)
+    run([interpreter, "-m", "venv", "--without-pip", folder])
     try:
         yield folder / "bin" / "python"
     finally:
         shutil.rmtree(folder)
 
 
-def install(python: pathlib.Path, what: str) -> None:
-    uv("pip", "install", "--quiet", "--python", python, what)
+def install(python: pathlib.Path, what: str, *, is_whole: bool) -> None:
+    """Installs as users do, by pip; by uv where there are dozens of environments to fill."""
+    if is_whole:
+        # With the certificates of the machine, as pip takes them.
+        certificates = {"UV_SYSTEM_CERTS": "true"}
+        run([*_MODULE, "uv", "pip", "install", "--quiet", "--python", python, what], **certificates)
+    else:
+        options = ["--quiet", "--no-input", "--no-compile", "--disable-pip-version-check"]
+        run([*_MODULE, "pip", "--python", python, "install", *options, what])
 
 
 def smoke(python: pathlib.Path, extra: str, scratch: pathlib.Path) -> str:
@@ -194,12 +211,12 @@ def version_of(python: str) -> str:
     return run([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip()
 
 
-def uv(*arguments: Any) -> None:
-    run([sys.executable, "-m", "uv", *arguments])
-
-
-def run(command: Sequence[Any], folder: pathlib.Path = ROOT) -> str:
+def run(command: Sequence[Any], folder: pathlib.Path = ROOT, **variables: str) -> str:
     """What a command prints.
+
+    **Arguments:**
+
+    - `variables`: of its environment, beside those that are there.
 
     **Raises:** `Failed` with the end of what it said if its status is not 0.
     """
@@ -208,7 +225,7 @@ def run(command: Sequence[Any], folder: pathlib.Path = ROOT) -> str:
     done = subprocess.run(
         [str(part) for part in command],
         cwd=folder,
-        env=surrounding,
+        env=surrounding | variables,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
