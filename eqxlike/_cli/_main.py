@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _Parser(
         prog="python -m eqxlike",
-        description="Equinox-style models in JAX whose filtered calls cost about what jax.jit costs.",
+        description="Equinox-style models in JAX; filtered calls cost about what jax.jit costs.",
     )
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(metavar="command", required=True)
