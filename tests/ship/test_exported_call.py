@@ -1,0 +1,187 @@
+"""Calls of exported programs: what is compared once, what may stand for what, what is refused."""
+
+import concurrent.futures
+import copy
+import pickle
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn
+
+X, Y = jnp.ones((3, 2)), jnp.ones(3)
+
+
+def _linear(x):
+    return 2 * x + 1
+
+
+def test_a_call_compiles_once_for_a_shape():
+    exported = eqx.export(_linear, jnp.ones(3))
+    assert [float(exported.call(np.ones(2, np.float32))[0]) for _ in range(2)] == [3.0, 3.0]
+    assert len(exported._runner._call_trees.traces) == 1
+
+
+def test_a_warm_call_compares_nothing_again(monkeypatch):
+    model, x = nn.MLP(2, 3, width_size=4, depth=1, key=jax.random.key(0)), jnp.ones((5, 2))
+    exported = eqx.export(lambda model, x: jax.vmap(model)(x), model, x)
+    expected = exported.call(model, x)
+    for name in ("as_given", "arrays_in", "build"):
+        monkeypatch.delattr(f"eqxlike._export._run.{name}")
+    other = jax.tree.map(lambda leaf: 1 * leaf if eqx.is_array(leaf) else leaf, model)
+    np.testing.assert_array_equal(exported.call(other, x), expected)
+
+
+def _scaled(model, scale, x):
+    return scale * model(x)
+
+
+def test_what_was_compared_for_one_call_does_not_pass_another():
+    model = nn.Linear(2, 3, key=jax.random.key(0))
+    exported = eqx.export(_scaled, model, 1.0, jnp.ones(2), dynamic=())
+    calls = [(model, 1.0, X[0])] * 2
+    assert [exported.call(*each).shape for each in calls] == [(3,)] * 2
+    for wrong, message in [
+        ((model, 1, X[0]), "scale was 1.0"),
+        ((model, -1.0, X[0]), "scale was 1.0"),
+        ((model, 1.0, Y), r"x must be float32\[2\]; it is float32\[3\]"),
+        ((nn.Linear(2, 3, use_bias=False, key=jax.random.key(0)), 1.0, X[0]), "model.use_bias was"),
+        ((nn.Linear(2, 4, key=jax.random.key(0)), 1.0, X[0]), "model.out_features was 3"),
+    ]:
+        for _ in range(2):
+            with pytest.raises((TypeError, ValueError), match=message):
+                exported.call(*wrong)
+    np.testing.assert_allclose(exported.call(*calls[0]), model(X[0]), rtol=1e-6)
+
+
+def test_numbers_that_are_equal_are_told_apart():
+    exported = eqx.export(lambda x: jnp.array([jnp.sign(1 / x), x]), jnp.ones(()), dynamic=())
+    for number in (0.0, -0.0, 0, 2.5, np.float32(3), -0.0, 0.0):
+        expected = [np.copysign(1, number), number]
+        np.testing.assert_array_equal(exported.call(number), expected)
+
+
+def test_arguments_may_be_passed_by_name():
+    exported = eqx.export(lambda x, y: x - y, jnp.ones(2), jnp.ones(2))
+    for found in (exported.call(x=X[0], y=3 * X[0]), exported.call(X[0], y=3 * X[0])):
+        np.testing.assert_array_equal(found, [-2, -2])
+    for args, kwargs, came in [
+        ((), {"x": X[0]}, "x"),
+        ((X[0], X[0]), {"x": X[0]}, "x, y, x"),
+        ((X[0],), {"z": X[0]}, "x, z"),
+        ((X[0],), {"x": X[0]}, "x, x"),
+    ]:
+        with pytest.raises(TypeError, match=rf"takes \(x: .*\); it got \({came}\)\."):
+            exported.call(*args, **kwargs)
+
+
+def test_a_program_that_is_mapped_says_what_to_export():
+    exported = eqx.export(lambda x: 2 * x, jnp.ones(2))
+    with pytest.raises(NotImplementedError) as caught:
+        jax.vmap(exported.call)(X)
+    assert "export a function of batches" in "".join(caught.value.__notes__)
+
+
+def test_numbers_that_change_compile_no_more():
+    exported = eqx.export(lambda x, rates: x * rates["a"], jnp.ones(()), {"a": jnp.ones(())})
+    given = [(n, {"a": n / 2}) for n in range(1, 5)]
+    for x, rates in given:
+        assert float(exported.call(x, rates)) == x * rates["a"]
+        assert float(exported.call(x, {"a": jnp.float32(2)})) == 2 * x
+    runner = exported._runner
+    # With the tree as it is, and with its arrays taken out.
+    assert (len(runner._call_trees.traces), len(runner._call_arrays.traces)) == (1, 1)
+
+
+def test_children_in_any_order_are_those_of_their_names():
+    exported = eqx.export(lambda tree: {"z": tree["b"], "a": tree["a"]}, {"b": X, "a": Y})
+    for given in ({"b": X, "a": 2 * Y}, {"a": 2 * Y, "b": X}):
+        found = exported.call(given)
+        np.testing.assert_array_equal(found["z"], X)
+        np.testing.assert_array_equal(found["a"], 2 * Y)
+
+
+def test_fields_of_a_module_come_back_by_name():
+    model = nn.Linear(2, 3, key=jax.random.key(0))
+    found = eqx.export(lambda model: [model], model).call(model)[0]
+    np.testing.assert_array_equal(found["bias"], model.bias)
+    np.testing.assert_array_equal(found["weight"], model.weight)
+
+
+class _Labelled(eqx.Module):
+    x: jax.Array
+    labels: list = eqx.field(static=True)
+
+
+def test_a_static_list_that_was_changed_is_another_program():
+    labelled = _Labelled(Y, ["a"])
+    exported = eqx.export(lambda labelled: labelled.x, labelled)
+    for _ in range(2):
+        exported.call(labelled)
+    labelled.labels.append("b")
+    with pytest.raises(ValueError, match=r"labelled.labels was \['a'\] when this was exported"):
+        exported.call(labelled)
+
+
+def test_programs_are_called_from_threads():
+    exported = eqx.export(lambda x, n: x + n, jnp.ones(2), jnp.ones(()))
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: exported.call(X[0], float(n)), range(200)))
+    np.testing.assert_array_equal(found, [[n + 1, n + 1] for n in range(200)])
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_a_copy_is_the_same_program(copied):
+    exported = copied(eqx.export(_linear, jnp.ones(3)))
+    assert exported.call(jnp.ones(1)) == 3
+
+
+@pytest.fixture(scope="module")
+def taking():
+    tree = {"a": jnp.ones((3, 2)), "b": (jnp.ones(3), "mean")}
+    return eqx.export(lambda tree, function, x: x, tree, jnp.tanh, jnp.ones(3))
+
+
+GOOD = {"a": X, "b": (Y, "mean")}
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "message"),
+    [
+        ((GOOD,), TypeError, r"takes \(tree: .*, which is 3 in all; it got 1"),
+        ((GOOD, jnp.tanh, [1.0]), TypeError, r"x must be float32\[batch\]; it is of type list"),
+        ((GOOD, jnp.tanh, X), ValueError, r"x must be float32\[batch\]; it is float32\[3, 2\]"),
+        ((GOOD, jnp.tanh, jnp.ones(3, int)), TypeError, r"x must be .*; it is int32\[3\]"),
+        ((GOOD, jnp.sin, Y), ValueError, "function was <tanh> when this was exported"),
+        ((Y, jnp.tanh, Y), TypeError, r"tree must be {'a': .*}; it is float32\[3\]"),
+        (({"a": X}, jnp.tanh, Y), TypeError, r"tree\['b'\] is missing"),
+        (({**GOOD, "c": 1}, jnp.tanh, Y), TypeError, r"tree\['c'\] is one too many"),
+        (({"a": X, "b": (Y, 1)}, jnp.tanh, Y), ValueError, r"tree\['b'\]\[1\] was 'mean'"),
+        (({"a": X[:2], "b": (Y, "mean")}, jnp.tanh, Y), ValueError, "and batch is 2 in what came"),
+        (({**GOOD, "a": X[:0]}, jnp.tanh, Y), ValueError, r"from 1 upwards; it is float32\[0, 2\]"),
+    ],
+)
+def test_argument_that_does_not_fit_is_named(taking, args, error, message):
+    with pytest.raises(error, match=message):
+        taking.call(*args)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [("int4", 100), ("uint8", 300), ("int32", 2**40), ("uint8", -1), ("float32", 10**400)],
+)
+def test_number_that_is_too_large_is_refused(dtype, number):
+    exported = eqx.export(lambda x: x, jnp.zeros((), dtype))
+    assert exported.call(3) == 3
+    with pytest.raises(TypeError, match=rf"x must be {dtype}\[\]; it is {number}"):
+        exported.call(number)
+
+
+def test_true_is_not_one():
+    exported = eqx.export(lambda x, n: x * n, jnp.ones(2), 1)
+    with pytest.raises(ValueError, match=r"n was 1 when this was exported.*; it is True"):
+        exported.call(jnp.ones(2), True)

@@ -1,0 +1,123 @@
+"""Files of exported programs: one that was damaged, or is too new, is refused by name."""
+
+import hashlib
+import json
+import struct
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+
+
+def _linear(x):
+    return 2 * x + 1
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A file with a program of `_linear`."""
+    path = tmp_path / "linear"
+    eqx.export(_linear, jnp.ones(3)).save(path)
+    return path
+
+
+def test_file_cut_short_anywhere_is_refused(saved):
+    content = saved.read_bytes()
+    for size in (0, 5, 16, 40, 70, 300, len(content) - 1):
+        saved.write_bytes(content[:size])
+        with pytest.raises(ValueError, match=r"is cut off|is no exported program") as caught:
+            eqx.load_exported(saved)
+        assert str(saved) in str(caught.value)
+
+
+def test_flipped_bit_anywhere_is_refused(saved):
+    content = saved.read_bytes()
+    for place in [*range(72), *range(72, len(content), 97), len(content) - 1]:
+        saved.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(ValueError, match=r"is damaged|is cut off|is no exported program"):
+            eqx.load_exported(saved)
+
+
+def test_another_kind_of_file_is_refused(tmp_path):
+    np.save(tmp_path / "array.npy", np.ones(3))
+    with pytest.raises(ValueError, match=r"array\.npy is no exported program"):
+        eqx.load_exported(tmp_path / "array.npy")
+
+
+def _rewritten(content: bytes, version: int = 1, **changes: Any) -> bytes:
+    """The file, sound, with another format or other entries in its header."""
+    _, header_size, program_size = struct.unpack("<IQQ", content[16:36])
+    header = json.loads(content[68 : 68 + header_size]) | changes
+    text, program = json.dumps(header).encode(), content[68 + header_size :]
+    prefix = struct.pack("<IQQ", version, len(text), program_size)
+    checksum = hashlib.sha256(prefix + text + program).digest()
+    return content[:16] + prefix + checksum + text + program
+
+
+def test_newer_format_is_refused_by_name(saved):
+    saved.write_bytes(_rewritten(saved.read_bytes(), version=2))
+    with pytest.raises(ValueError, match="newer version of eqxlike, in format 2; this one reads"):
+        eqx.load_exported(saved)
+
+
+def test_newer_jax_is_refused_by_name(saved):
+    changes = {"calling_convention_version": 99, "versions": {"jax": "9.9"}}
+    saved.write_bytes(_rewritten(saved.read_bytes(), **changes))
+    with pytest.raises(
+        ValueError, match=r"by jax 9\.9, with calling convention 99; jax .* reads 9"
+    ):
+        eqx.load_exported(saved)
+
+
+def test_operation_that_this_jax_does_not_know_is_refused_by_name(saved, monkeypatch):
+    saved.write_bytes(_rewritten(saved.read_bytes(), versions={"jax": "99.0"}))
+
+    def unknown(self):
+        raise jax.errors.JaxRuntimeError("Failed to deserialize StableHLO\nand more")
+
+    monkeypatch.setattr(jax.export.Exported, "mlir_module", unknown)
+    with pytest.raises(
+        ValueError, match=r"by jax 99\.0, and jax .* cannot read it \(Failed"
+    ) as caught:
+        eqx.load_exported(saved)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inputs": {"is": "pickle"}},
+        {"inputs": None},
+        {"inputs": {"is": "array", "shape": [], "dtype": "float32"}},
+        {"parameters": []},
+        {"platforms": 3},
+        {"vjp_order": "once"},
+        {"vjp_order": float("inf")},
+        {"versions": ["jax"]},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_header_of_something_else_is_refused(saved, changes):
+    saved.write_bytes(_rewritten(saved.read_bytes(), **changes))
+    with pytest.raises(ValueError, match="its header tells of no program"):
+        eqx.load_exported(saved)
+
+
+def test_what_cannot_be_written_leaves_the_old_file(saved, monkeypatch):
+    before = saved.read_bytes()
+    monkeypatch.setattr("os.replace", lambda *paths: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        eqx.export(_linear, jnp.ones(3)).save(saved)
+    assert saved.read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="missing/program"):
+        eqx.export(_linear, jnp.ones(3)).save(tmp_path / "missing" / "program")
