@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 
 from .._traceback import hide_our_frames
 from ._file import Header, read, write
-from ._form import describe
+from ._form import ArrayForm, Form, NodeForm, describe
 from ._run import Runner, arranged, describe_arguments
 
 
@@ -86,6 +86,12 @@ class Exported:
                 error.add_note(
                     f"The program of {self.name} has no batching rule: export a function of "
                     "batches, as in `jax.vmap(model)`, rather than map `.call`."
+                )
+            if isinstance(error, TypeError) and "forward-mode" in str(error):
+                error.add_note(
+                    f"The program of {self.name} has gradients in reverse mode alone, of which "
+                    f"`vjp_order` was {self.vjp_order}: export the derivative, as a function of "
+                    "its own, where forward mode is wanted."
                 )
             hide_our_frames(error)
             raise
@@ -191,6 +197,11 @@ def from_parts(header: Header, program: bytes, where: str) -> Exported:
             f"{where} was exported by jax {made_by}, and jax {jax.__version__} cannot read it "
             f"({_first_line(error)}): update jax, or export again."
         ) from error
+    takes, returns = _dtypes_in(header.inputs), _dtypes_in(header.outputs)
+    if (takes, returns) != tuple(
+        [str(array.dtype) for array in arrays] for arrays in (read_as.in_avals, read_as.out_avals)
+    ):
+        raise ValueError(f"{where} is damaged: its header tells of another program.")
     return Exported(header, program, read_as)
 
 
@@ -210,6 +221,13 @@ _UNREADABLE = (
     struct.error,
 )
 """What jax raises for a program that it cannot read."""
+
+
+def _dtypes_in(form: Form) -> list[str]:
+    """The dtype of each array, in order."""
+    if isinstance(form, NodeForm):
+        return [dtype for child in form.children for dtype in _dtypes_in(child)]
+    return [form.dtype] if isinstance(form, ArrayForm) else []
 
 
 def _numbers_in(version: str) -> list[int]:

@@ -64,6 +64,9 @@ class NodeForm:
 
 Form = ArrayForm | StaticForm | NodeForm
 
+_KEYS = (str, int, float, bool)
+"""Of these types a dictionary in a file has its keys."""
+
 _MOST_SHOWN = 4
 """Of so many arrays a Module is shown array by array."""
 
@@ -88,7 +91,7 @@ def form_of(tree: Any, path: str, array_forms: Iterator[ArrayForm]) -> Form:
         return StaticForm(tree if is_plain else None, _text_of(tree), is_plain)
     kind, name, children = _open(tree)
     for key, _ in children:
-        if type(key) not in (str, int, float, bool):
+        if type(key) not in _KEYS:
             raise TypeError(
                 f"export writes dictionaries with keys that are strings or numbers, and {path} has "
                 f"the key {key!r}: pass or return it under another name."
@@ -225,8 +228,10 @@ def from_plain(plain: dict[str, Any]) -> Form:
         shape = (size if isinstance(size, int) else str(size) for size in rest["shape"])
         return ArrayForm(tuple(shape), str(rest["dtype"]))
     if kind == "static":
-        return StaticForm(**rest)
+        return StaticForm(rest["value"], str(rest["text"]), bool(rest["is_plain"]))
     children = tuple(map(from_plain, rest["children"]))
+    if not all(type(key) in _KEYS for key in rest["keys"]):
+        raise ValueError(rest["keys"])
     if kind == "namedtuple":
         _named_tuple(rest["name"], tuple(rest["keys"]))
     elif kind not in ("none", "tuple", "list", "dict", "record"):

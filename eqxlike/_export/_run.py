@@ -1,12 +1,26 @@
 """Calling a program with pytrees: what was compared for one call is not compared for the next."""
 
+import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
+from .._pytree import listed
 from .._transforms import filter_jit
 from ._file import Header
-from ._form import ArrayForm, NodeForm, arrays_in, build, describe
+from ._form import ArrayForm, NodeForm, arrays_in, build, describe, describe_other
 from ._given import as_given, is_number
+
+_MOST_PROGRAMS = 4
+"""So many programs are compiled for one combination of arrays, each for other static leaves or
+nodes; whatever comes after them is taken apart.
+"""
+
+_CALLS_APART = 100
+"""After what only a call that is taken apart can serve, so many others are taken apart too: to try
+the other way in vain takes milliseconds.
+"""
 
 
 class Runner:
@@ -14,7 +28,8 @@ class Runner:
 
     Arguments are compared with the form of the program while `filter_jit` traces, so that a warm
     call costs what it costs there. But to `filter_jit` each Python number is another program, and
-    here one may stand for an array: where one did, arguments are taken apart before the call.
+    here one may stand for an array; so is each function, and here only its name counts. Where
+    these come, arguments are taken apart before the call.
 
     **Arguments:**
 
@@ -29,26 +44,47 @@ class Runner:
             return build(header.outputs, iter(call(*arrays)))
 
         def on_trees(*args: Any) -> Any:
-            return on_arrays(*self._taken_apart(args, note_numbers=True))
+            arrays = self._taken_apart(args, is_traced=True)
+            self._count_program(arrays)
+            return on_arrays(*arrays)
 
         for function in (on_arrays, on_trees):
             function.__name__ = function.__qualname__ = header.name
         self._call_arrays = filter_jit(on_arrays)
         self._call_trees = filter_jit(on_trees)
-        # The arguments that were numbers for arrays, and whether there were such inside of others.
+        # The arguments that were numbers for arrays.
         self._numbers: frozenset[int] = frozenset()
-        self._are_numbers_inside = False
+        self._num_programs: collections.Counter[Any] = collections.Counter()
+        self._num_calls_apart = 0
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """The output; raises as `Exported.call` says."""
-        if not self._are_numbers_inside:
+        if self._num_calls_apart > 0:
+            self._num_calls_apart -= 1
+            return self._run_apart(args, self._taken_apart(args))
+        while True:
+            numbers = self._numbers
             try:
                 return self._call_trees(*self._with_arrays(args))
             except Exception:
                 # The other way either works, as with what cannot be hashed, or says what is wrong
                 # in the words for these very arguments.
                 pass
-        return self._call_arrays(*self._taken_apart(args))
+            arrays = self._taken_apart(args)
+            if self._numbers == numbers or self._num_calls_apart > 0:
+                return self._run_apart(args, arrays)
+
+    def _run_apart(self, args: tuple[Any, ...], arrays: list[Any]) -> Any:
+        try:
+            return self._call_arrays(*arrays)
+        except ValueError as error:
+            if "polymorphic shape" not in str(error):
+                raise
+            # JAX knows neither the arguments nor the paths in them.
+            raise ValueError(
+                f"The sizes do not fit: {listed(self._sizes_of(args))}. A name has any size from 1 "
+                "upwards, the same wherever it stands."
+            ) from error
 
     def _with_arrays(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments, with arrays for the numbers among them."""
@@ -62,8 +98,10 @@ class Runner:
                 made[index] = as_given(inputs.children[index], args[index], name, {})
         return tuple(made)
 
-    def _taken_apart(self, args: tuple[Any, ...], *, note_numbers: bool = False) -> list[Any]:
-        """The flat arrays to call the program with."""
+    def _taken_apart(self, args: tuple[Any, ...], *, is_traced: bool = False) -> list[Any]:
+        """The flat arrays to call the program with; notes where numbers came for them, and raises
+        `_TakeApartError` if that is traced.
+        """
         header = self._header
         inputs: Any = header.inputs
         if len(args) != len(header.parameters):
@@ -75,22 +113,41 @@ class Runner:
         arrays = []
         for index, (child, arg) in enumerate(zip(inputs.children, args, strict=True)):
             for form, leaf, path in arrays_in(child, arg, header.parameters[index]):
-                if note_numbers and is_number(leaf):
+                if is_number(leaf):
+                    if is_traced:
+                        raise _TakeApartError
                     self._note_number(index, child)
                 arrays.append(as_given(form, leaf, path, sizes))
         return arrays
 
     def _note_number(self, index: int, form: Any) -> None:
-        """Notes that a number came for an array; raises `_NumberForArrayError`."""
-        if isinstance(form, ArrayForm):
+        if not isinstance(form, ArrayForm):
+            self._num_calls_apart = _CALLS_APART
+        elif index not in self._numbers:
             self._numbers |= {index}
-        else:
-            self._are_numbers_inside = True
-        raise _NumberForArrayError
+
+    def _count_program(self, arrays: list[Any]) -> None:
+        """Raises `_TakeApartError` if there are enough programs for such arrays."""
+        key = (*map(jax.typeof, arrays),)
+        if self._num_programs[key] >= _MOST_PROGRAMS:
+            self._num_calls_apart = _CALLS_APART
+            raise _TakeApartError
+        self._num_programs[key] += 1
+
+    def _sizes_of(self, args: tuple[Any, ...]) -> list[str]:
+        """What each array with a named axis must be, and what it is."""
+        header = self._header
+        inputs: Any = header.inputs
+        return [
+            f"{path} must be {describe(form)} and is {describe_other(leaf)}"
+            for child, arg, name in zip(inputs.children, args, header.parameters, strict=True)
+            for form, leaf, path in arrays_in(child, arg, name)
+            if not all(isinstance(size, int) for size in form.shape)
+        ]
 
 
-class _NumberForArrayError(Exception):
-    """A number stands for an array in a call that is traced."""
+class _TakeApartError(Exception):
+    """A call is traced whose arguments must be taken apart before it."""
 
 
 def arranged(header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

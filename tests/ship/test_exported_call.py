@@ -12,6 +12,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
+from eqxlike._export._run import _MOST_PROGRAMS
 
 X, Y = jnp.ones((3, 2)), jnp.ones(3)
 
@@ -23,7 +24,7 @@ def _linear(x):
 def test_a_call_compiles_once_for_a_shape():
     exported = eqx.export(_linear, jnp.ones(3))
     assert [float(exported.call(np.ones(2, np.float32))[0]) for _ in range(2)] == [3.0, 3.0]
-    assert len(exported._runner._call_trees.traces) == 1
+    assert _num_by_way(exported) == (1, 0)
 
 
 def test_a_warm_call_compares_nothing_again(monkeypatch):
@@ -92,9 +93,84 @@ def test_numbers_that_change_compile_no_more():
     for x, rates in given:
         assert float(exported.call(x, rates)) == x * rates["a"]
         assert float(exported.call(x, {"a": jnp.float32(2)})) == 2 * x
-    runner = exported._runner
-    # With the tree as it is, and with its arrays taken out.
-    assert (len(runner._call_trees.traces), len(runner._call_arrays.traces)) == (1, 1)
+    assert _num_programs(exported) == 1
+
+
+def _num_programs(exported):
+    return sum(_num_by_way(exported))
+
+
+def _num_by_way(exported):
+    """How many programs were compiled for the trees that came, and for their arrays."""
+    return len(exported._runner._call_trees.traces), len(exported._runner._call_arrays.traces)
+
+
+@pytest.mark.parametrize("number", [2.0, np.float64(2)])
+def test_the_first_number_compiles_no_second_program(number):
+    exported = eqx.export(lambda x, n: x * n, Y, jnp.ones(()))
+    for factor in (number, 2 * number, np.float32(6)):
+        np.testing.assert_array_equal(exported.call(Y, factor), factor * Y)
+    assert _num_programs(exported) == 1
+
+
+def test_a_double_of_numpy_is_a_number_where_doubles_are_on():
+    exported = eqx.export(lambda x, n: x * n, Y, jnp.ones(()))
+    with jax.enable_x64(True):
+        for factor in (np.float64(2), np.float64(4)):
+            assert float(exported.call(Y, factor)[0]) == factor
+    # Arguments that had to be taken apart would have been traced in vain at each call.
+    assert _num_by_way(exported) == (1, 0)
+
+
+def test_a_number_in_a_tree_does_not_slow_the_calls_without_for_good(monkeypatch):
+    exported = eqx.export(lambda x, rates: x * rates["a"], jnp.ones(()), {"a": jnp.ones(())})
+    monkeypatch.setattr("eqxlike._export._run._CALLS_APART", 3)
+    exported.call(Y[0], {"a": 2.0})
+    for _ in range(5):
+        exported.call(Y[0], {"a": Y[0]})
+    monkeypatch.delattr("eqxlike._export._run.arrays_in")
+    assert exported.call(Y[0], {"a": Y[0]}) == 1
+
+
+def test_functions_of_one_name_compile_no_more_and_more_programs():
+    def twin():
+        return lambda x: x
+
+    exported = eqx.export(lambda function, x: function(2 * x), twin(), Y)
+    for _ in range(10):
+        np.testing.assert_array_equal(exported.call(twin(), Y), 2 * Y)
+    # A trace for a function that is gone is gone too.
+    assert _num_by_way(exported)[1] == 1
+    assert list(_num_programs_by_arrays(exported).values()) == [_MOST_PROGRAMS]
+
+
+def _num_programs_by_arrays(exported):
+    return exported._runner._num_programs
+
+
+@pytest.mark.parametrize("size", [0, 7])
+def test_a_size_that_is_an_expression_is_told_by_path(size):
+    def summed(x, tree):
+        return x + tree["b"][: x.shape[0]]
+
+    exported = eqx.export(summed, _floats("n"), {"b": _floats("2*n")})
+    assert exported.call(Y, {"b": jnp.ones(6)}).shape == (3,)
+    with pytest.raises(
+        ValueError,
+        match=rf"tree\['b'\] must be float32\[2\*n\] and is float32\[{size}\]. A name has any size",
+    ):
+        exported.call(Y, {"b": jnp.ones(size)})
+
+
+def _floats(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def test_forward_mode_says_what_to_export():
+    exported = eqx.export(_linear, Y, vjp_order=1)
+    with pytest.raises(TypeError, match="forward-mode") as caught:
+        jax.jvp(exported.call, (Y,), (Y,))
+    assert "`vjp_order` was 1: export the derivative" in "".join(caught.value.__notes__)
 
 
 def test_children_in_any_order_are_those_of_their_names():

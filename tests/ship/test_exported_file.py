@@ -100,12 +100,24 @@ def test_operation_that_this_jax_does_not_know_is_refused_by_name(saved, monkeyp
         {"vjp_order": float("inf")},
         {"versions": ["jax"]},
         {"more": 1},
+        {"name": None},
+        {"name": "a\0b"},
+        {"name": "\ud800"},
+        {"outputs": {"is": "dict", "name": "", "keys": [[]], "children": [None], "statics": []}},
     ],
     ids=str,
 )
 def test_header_of_something_else_is_refused(saved, changes):
     saved.write_bytes(_rewritten(saved.read_bytes(), **changes))
     with pytest.raises(ValueError, match="its header tells of no program"):
+        eqx.load_exported(saved)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "nope", ""])
+def test_header_of_other_arrays_than_the_program_has_is_refused(saved, dtype):
+    array = {"is": "array", "shape": [], "dtype": dtype}
+    saved.write_bytes(_rewritten(saved.read_bytes(), outputs=array))
+    with pytest.raises(ValueError, match="damaged: its header tells of another program"):
         eqx.load_exported(saved)
 
 
