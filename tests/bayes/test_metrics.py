@@ -1,3 +1,5 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -40,6 +42,30 @@ def test_nll_of_one_component_is_that_of_scipy(regression):
 def test_nll_is_of_what_has_a_density():
     with pytest.raises(TypeError, match="with a method `log_prob`"):
         metrics.nll([1.0], jnp.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("call", "way_out"),
+    [
+        (lambda mixture, y: metrics.nll(y, mixture), "nll(prediction, y)"),
+        (lambda mixture, y: metrics.crps(mixture, y), "crps(y, prediction)"),
+        (lambda mixture, y: metrics.rmse(y, mixture), "rmse(y, prediction.mean)"),
+        (lambda mixture, y: metrics.rmse(mixture, y), "rmse(y, prediction.mean)"),
+        (lambda mixture, y: metrics.coverage(y, mixture, y), "*prediction.interval(0.9))"),
+        (lambda mixture, y: metrics.sharpness(mixture, y), "*prediction.interval(0.9))"),
+    ],
+)
+def test_measure_that_is_called_otherwise_says_how_to_call_it(call, way_out):
+    mixture = bayes.Mixture(dist.Normal(jnp.zeros((2, 5)), 1.0))
+    with pytest.raises(TypeError, match=rf"rite `.*{re.escape(way_out)}`\.$"):
+        call(mixture, jnp.zeros(5))
+
+
+@pytest.mark.parametrize("measure", [metrics.accuracy, metrics.brier, metrics.ece])
+def test_measure_of_classes_asks_a_prediction_for_its_probabilities(measure):
+    mixture = bayes.CategoricalMixture(jnp.zeros((2, 5, 3)))
+    with pytest.raises(TypeError, match=r"got a CategoricalMixture: write `prediction\.prob"):
+        measure(mixture, jnp.zeros(5, int))
 
 
 def test_nll_of_targets_that_would_broadcast_is_refused():

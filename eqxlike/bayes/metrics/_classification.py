@@ -17,7 +17,8 @@ def accuracy(scores: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Arr
 
     **Returns:** shape `()`, between 0 and 1.
 
-    **Raises:** `ValueError` for other shapes, or labels that are no integers.
+    **Raises:** `ValueError` for other shapes, or labels that are no integers; `TypeError` for a
+    prediction, which has `probabilities`.
 
     >>> import jax.numpy as jnp
     >>> float(accuracy(jnp.array([[0.9, 0.1], [0.2, 0.8]]), jnp.array([0, 0])))
@@ -40,7 +41,8 @@ def brier(probabilities: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float
 
     **Returns:** the mean over the examples, shape `()`, between 0 and 2; lower is better.
 
-    **Raises:** `ValueError` for other shapes, or labels that are no integers.
+    **Raises:** `ValueError` for other shapes, or labels that are no integers; `TypeError` for a
+    prediction, which has `probabilities`.
 
     >>> import jax.numpy as jnp
     >>> float(brier(jnp.array([[0.5, 0.5], [1.0, 0.0]]), jnp.array([0, 0])))

@@ -10,6 +10,7 @@ from ..._numbers import whole_number
 from .._library_rules import as_libraries_compute
 from .._mixtures import Mixture
 from .._numpyro import distributions
+from ._checks import check_array
 
 
 def crps(
@@ -37,8 +38,8 @@ def crps(
 
     **Returns:** the mean over the examples, shape `()`, in the unit of `y`; lower is better.
 
-    **Raises:** `ValueError` if the shapes do not fit, if `num_draws` is not a positive integer, or
-    if there is no key where draws are needed.
+    **Raises:** `TypeError` for a prediction as `y`; `ValueError` if the shapes do not fit, if
+    `num_draws` is not a positive integer, or if there is no key where draws are needed.
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
     >>> from eqxlike import bayes
@@ -48,6 +49,7 @@ def crps(
     >>> round(float(crps(jnp.array([1.0]), mixture)), 4)
     0.5582
     """
+    check_array(y, "y", "crps(y, prediction)")
     y = jnp.asarray(y)
     if isinstance(prediction, Mixture):
         components = prediction.components

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._library_rules import as_libraries_compute
+from ._checks import is_distribution
 
 
 def nll(prediction: Any, y: Array) -> Float[Array, ""]:
@@ -29,10 +30,10 @@ def nll(prediction: Any, y: Array) -> Float[Array, ""]:
     >>> round(float(nll(mixture, jnp.array([0, 1]))), 4)
     1.3863
     """
-    if not callable(getattr(prediction, "log_prob", None)):
+    if not is_distribution(prediction):
         raise TypeError(
             "nll expects a prediction with a method `log_prob`, such as a `bayes.Mixture`; got "
-            f"{type(prediction).__name__}."
+            f"{type(prediction).__name__}. Write `nll(prediction, y)`."
         )
     with as_libraries_compute():
         log_density = prediction.log_prob(y)

@@ -15,13 +15,13 @@ def rmse(y: Float[Array, "*N"], prediction: Float[Array, "*N"]) -> Float[Array, 
 
     **Returns:** shape `()`, in the unit of `y`.
 
-    **Raises:** `ValueError` if the shapes differ.
+    **Raises:** `ValueError` if the shapes differ; `TypeError` for a prediction among them.
 
     >>> import jax.numpy as jnp
     >>> float(rmse(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])))
     2.0
     """
-    check_same_shape(y=y, prediction=prediction)
+    check_same_shape("rmse(y, prediction.mean)", y=y, prediction=prediction)
     return jnp.sqrt(jnp.mean((jnp.asarray(y) - jnp.asarray(prediction)) ** 2))
 
 
@@ -36,14 +36,15 @@ def coverage(
 
     **Returns:** shape `()`, between 0 and 1.
 
-    **Raises:** `ValueError` if the shapes differ.
+    **Raises:** `ValueError` if the shapes differ; `TypeError` for a prediction among them.
 
     >>> import jax.numpy as jnp
     >>> y = jnp.array([1.0, 2.0, 3.0, 4.0])
     >>> float(coverage(y, jnp.zeros(4), jnp.full(4, 3.0)))
     0.75
     """
-    check_same_shape(y=y, lower=lower, upper=upper)
+    call = "coverage(y, *prediction.interval(0.9))"
+    check_same_shape(call, y=y, lower=lower, upper=upper)
     y, lower, upper = jnp.asarray(y), jnp.asarray(lower), jnp.asarray(upper)
     return jnp.mean((lower <= y) & (y <= upper), dtype=y.dtype)
 
@@ -57,11 +58,11 @@ def sharpness(lower: Float[Array, "*N"], upper: Float[Array, "*N"]) -> Float[Arr
 
     **Returns:** shape `()`, in their unit.
 
-    **Raises:** `ValueError` if the shapes differ.
+    **Raises:** `ValueError` if the shapes differ; `TypeError` for a prediction among them.
 
     >>> import jax.numpy as jnp
     >>> float(sharpness(jnp.zeros(2), jnp.array([1.0, 3.0])))
     2.0
     """
-    check_same_shape(lower=lower, upper=upper)
+    check_same_shape("sharpness(*prediction.interval(0.9))", lower=lower, upper=upper)
     return jnp.mean(jnp.asarray(upper) - jnp.asarray(lower))
