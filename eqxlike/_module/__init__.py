@@ -15,6 +15,7 @@ from ._codec import is_incomplete as is_incomplete
 from ._field import field as field
 from ._field import static_field as static_field
 from ._freeze import freeze_where as freeze_where
+from ._freeze import frozen_fields as frozen_fields
 from ._metadata import METADATA as METADATA
 from ._metadata import carries_metadata as carries_metadata
 from ._metadata import has_metadata as has_metadata

@@ -69,6 +69,13 @@ def _frozen_class(cls: Any, frozens: Frozens) -> type:
     return derived_class(cls, frozens, lambda: _make_frozen_class(cls, frozens))
 
 
+def frozen_fields(cls: Any) -> tuple[str, ...]:
+    """The fields of a Module class in which arrays are frozen."""
+    flattening = cls._eqxlike_class.traits.flattening
+    is_ours = isinstance(flattening, functools.partial) and flattening.func is _Flattening
+    return tuple(flattening.args[0]) if is_ours else ()
+
+
 def _make_frozen_class(cls: Any, frozens: Frozens) -> type:
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
         reduced = super(frozen, self).__reduce_ex__(protocol)

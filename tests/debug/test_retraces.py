@@ -290,6 +290,20 @@ def test_another_class_of_the_same_name_is_said_to_be_another():
     assert "running its definition again makes another one" in str(trace)
 
 
+def test_what_is_frozen_is_told_by_its_fields():
+    model = eqx.nn.Sequential([eqx.nn.Linear(2, 2, key=jax.random.key(0))])
+    half = eqx.nn.freeze(model, lambda model: model[0].weight)
+    whole = eqx.nn.freeze(model)
+    for before, after, change in (
+        (model, half, "Linear -> Linear with frozen weight"),
+        (half, whole, "Linear with frozen weight -> Linear with frozen weight, bias"),
+        (whole, model, "Linear with frozen weight, bias -> Linear"),
+    ):
+        trace = traced(before, after)
+        assert lines(trace) == [f"argument.layers[0]: {change}"]
+        assert "What is frozen is part of a compiled function." in str(trace)
+
+
 def test_sharding_is_told_by_axes_of_the_mesh():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
     placed = jax.device_put(ones(4), NamedSharding(mesh, PartitionSpec("data")))

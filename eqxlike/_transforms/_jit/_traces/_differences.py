@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ._array_form import ArrayForm
-from ._outline import Outline
+from ._outline import FROZEN, Outline
 from ._settings import Settings
 
 _ADVICE = {
@@ -61,6 +61,10 @@ _ADVICE = {
     "structure": (
         "The structure of the arguments is part of a compiled function. Pass the same types with "
         "the same keys at each call, and an array of zeros where there is nothing to pass."
+    ),
+    "frozen": (
+        "What is frozen is part of a compiled function. Freeze it before the loop, and pass a "
+        "model with the same arrays frozen at each call."
     ),
     "class": (
         "Classes are compared by identity. Define the class once: running its definition again "
@@ -267,6 +271,11 @@ def _between_statics(path: str, before: Outline, after: Outline) -> Iterator[Tra
     yield _difference(path, "static value", before.text, other, advice=advice)
 
 
+def _unfrozen(outline: Outline) -> str:
+    """The name of the type of a node, whatever is frozen in it."""
+    return outline.text.partition(FROZEN)[0]
+
+
 def _between_types(
     path: str, first: Outline, second: Outline, before: str, after: str
 ) -> TraceDifference:
@@ -277,4 +286,6 @@ def _between_types(
         advice = "length"
         if first.fingerprint != second.fingerprint:
             advice, after = "class", f"another class {after}"
+    elif first.kind == second.kind == "node" and _unfrozen(first) == _unfrozen(second):
+        advice = "frozen"
     return _difference(path, "structure", before, after, advice=advice)

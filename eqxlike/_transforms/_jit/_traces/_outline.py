@@ -17,7 +17,7 @@ from typing import Any, Literal
 import jax
 import jax.tree_util as jtu
 
-from ...._module import is_incomplete
+from ...._module import frozen_fields, is_incomplete
 from ...._partition import (
     ARRAY,
     PLAIN_TYPES,
@@ -44,6 +44,9 @@ _KEY = "outline"
 _OF_WRAPPER = "_function"
 """The field of transformed functions that has the function itself, of which the user knows."""
 
+FROZEN = " with frozen "
+"""Between the name of a class and its frozen fields, which make it another class."""
+
 _serial = itertools.count()
 _serials: dict[int, tuple[weakref.ref[Any], int]] = {}
 
@@ -52,7 +55,7 @@ class Outline:
     """The outline of an argument, or of a part of one.
 
     - `kind`: whether it is an array, a static value, or a node of a pytree.
-    - `text`: the static value; for a node, the name of its type.
+    - `text`: the static value; for a node, the name of its type, and its frozen fields.
     - `fingerprint`: differs where two static values, or the types of two nodes, do. A value that is
       compared by identity has one that no other ever has.
     - `names`: the names of the children in a path; `None` for a sequence.
@@ -171,6 +174,8 @@ def _outline_one(structure: Structure) -> Outline:
         return _OF_ARRAY  # Its parent sees to it.
     cls = structure.node_type
     text, fingerprint = "None" if cls is type(None) else cls.__name__, _serial_of(cls)
+    if frozen := frozen_fields(cls) if isinstance(structure, ModuleNode) else ():
+        text += FROZEN + ", ".join(frozen)
     row = structure.children[0] if structure.has_row else None
     children = () if row else tuple(child.generated[_KEY] for child in structure.children)
     names, statics = _parts(structure, len(row.meta.leaves) if row else len(children))
