@@ -193,3 +193,8 @@ def _note_shapes(
         f"While {name}({arguments}) was exported. Axes that go by name are of any size; "
         "`dynamic=()` fixes all, `dynamic={'x': {0: 'batch'}}` names some."
     )
+    if isinstance(error, TypeError) and "integer" in str(error):
+        error.add_note(
+            "Where Python wants a number, as in `len(x)` and `range(x.shape[0])`, a name will not "
+            "do. `x.shape[0]` will, in `jnp.arange(x.shape[0])` and its like."
+        )

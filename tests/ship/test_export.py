@@ -325,6 +325,14 @@ def test_function_of_one_example_is_told_of_its_batch():
     assert "x: float32[batch]) was exported. Axes that go by name" in notes
 
 
+def test_length_of_an_open_axis_is_told_to_be_its_shape():
+    with pytest.raises(TypeError) as caught:
+        eqx.export(lambda x: jnp.arange(len(x)), jnp.ones((2, 3)))
+    assert "as in `len(x)`" in caught.value.__notes__[-1]
+    exported = eqx.export(lambda x: jnp.arange(x.shape[0]), jnp.ones((2, 3)))
+    assert exported.call(jnp.ones((4, 3))).shape == (4,)
+
+
 def test_platform_that_is_not_known_is_refused():
     with pytest.raises(ValueError, match="must be of 'cpu', 'cuda', 'rocm', 'tpu'; got 'gpu'"):
         eqx.export(_linear, jnp.ones(3), platforms=("gpu",))
