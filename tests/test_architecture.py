@@ -108,7 +108,8 @@ ROOMS = {
     ),
     "nn": ({"_common"}, {"_stateful"}, {LAYERS_OF_NN, "_parallel"}, {"_bayesian"}, {"_surgery"}),
     "train": (
-        {"_checks", "_evaluate", "_progress"},
+        {"_checks", "_progress"},
+        {"_evaluate"},
         {"_checkpoints", "_state", "metrics"},
         {"_run", "_safetensors", "_sharding"},
         {"_batches", "_callbacks", "_make_evaluate", "_step"},

@@ -1,5 +1,7 @@
 """Checks of what training is given, where it comes in: each error says the way out."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,6 +41,22 @@ def check_callable(value: Any, call: str) -> None:
     if not callable(value):
         name = call.partition("(")[0]
         raise TypeError(f"fit expected `{name}` to be a function, `{call}`; got {value!r}.")
+
+
+def check_takes(function: Callable[..., Any], call: str, taker: str) -> None:
+    """Raises `TypeError` for a function that cannot be called as `call` says, by position."""
+    names = call.partition("(")[2].rstrip(")").split(", ")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # Of some callables Python knows none.
+    try:
+        signature.bind(*names)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise TypeError(
+            f"{taker} calls `{call}`, and {name} does not take that: {error}."
+        ) from None
 
 
 def check_optimiser(optimiser: Any, taker: str) -> None:

@@ -9,6 +9,7 @@ from jaxtyping import PRNGKeyArray
 
 from .._partition import find_static_difference
 from .._pytree import find_difference, is_array_like, same_shape_and_dtype, tree_pformat
+from ._checks import check_takes
 
 
 class Evaluation(NamedTuple):
@@ -33,10 +34,12 @@ def evaluator(loss: Callable[..., Any], has_aux: bool) -> Evaluate:
 
     def evaluate(model: Any, model_state: Any, batch: Any, key: PRNGKeyArray) -> Evaluation:
         if model_state is not None:
+            check_takes(loss, "loss(model, model_state, batch, key)", "make_step")
             # A copy: a `nn.State` that is set is used up, and the old one may be needed again.
             copied = jtu.tree_map(lambda leaf: leaf, model_state)
             returned = loss(model, copied, batch, key)
             return _with_model_state(returned, model_state, has_aux)
+        check_takes(loss, "loss(model, batch, key)", "make_step")
         returned = loss(model, batch, key)
         if not has_aux:
             way_out = "if it returns something beside, give make_step has_aux=True"

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from .._pytree import is_array
 from .._transforms import filter_jit
-from ._checks import check_state
+from ._checks import check_state, check_takes
 from ._sharding import Sharding, check_sharding, measure_sharded
 from ._state import TrainState
 from .metrics import Mean, mean
@@ -39,7 +39,15 @@ class Evaluator:
         given = (state.model,) if state.model_state is None else (state.model, state.model_state)
         totals: dict[str, Mean] = {}
         for batch in batches:
-            means = self._measure(*given, batch)
+            try:
+                means = self._measure(*given, batch)
+            except Exception as error:
+                if isinstance(batches, tuple) and all(map(is_array, batches)):
+                    error.add_note(
+                        "make_evaluate got a tuple of arrays as `batches`, and takes each for a "
+                        "batch. If the tuple is one batch, give `[batch]`."
+                    )
+                raise
             totals = _merge(totals, means) if totals else means
         if not totals:
             raise ValueError(
@@ -92,6 +100,8 @@ def make_evaluate(
 
 def _as_means(measure: Measure) -> Callable[..., dict[str, Mean]]:
     def measured(*arguments: Any) -> dict[str, Mean]:
+        names = "model, model_state, batch" if len(arguments) == 3 else "model, batch"
+        check_takes(measure, f"measure({names})", "make_evaluate")
         found = measure(*arguments)
         if not isinstance(found, Mapping):
             raise TypeError(

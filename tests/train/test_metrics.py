@@ -182,3 +182,18 @@ def test_a_model_with_state_is_measured_with_it():
 def test_what_cannot_be_evaluated_is_told(state, measure, batches, error, message):
     with pytest.raises(error, match=message):
         train.make_evaluate(measure, batches)(state)
+
+
+def test_measure_that_takes_no_batch_is_told_what_it_is_called_with(state):
+    def batchless(model):
+        return {}
+
+    message = r"make_evaluate calls `measure\(model, batch\)`, and batchless does not take that"
+    with pytest.raises(TypeError, match=message):
+        train.make_evaluate(batchless, batches())(state)
+
+
+def test_one_batch_in_the_place_of_a_list_is_told_to_be_one(state):
+    with pytest.raises(Exception) as caught:  # noqa: PT011  whatever `measure` raises of it
+        train.make_evaluate(measure, (LOGITS, LABELS))(state)
+    assert caught.value.__notes__[-1].endswith("If the tuple is one batch, give `[batch]`.")

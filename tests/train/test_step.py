@@ -458,3 +458,17 @@ def test_loss_that_is_no_number_is_refused(returned, expected, model, batch, get
     step = make_step(lambda *arguments: returned(squared_error(*arguments)), optimiser)
     with pytest.raises(TypeError, match=rf"make_step expected a loss of shape \(\).* {expected}"):
         step(state, batch)
+
+
+def test_loss_that_takes_no_key_is_told_what_it_is_called_with(model, batch, getkey):
+    optimiser = optax.sgd(0.1)
+    state = TrainState.create(model, optimiser, key=getkey())
+
+    def keyless(model, batch):
+        return squared_error(model, batch, None)
+
+    message = (
+        r"make_step calls `loss\(model, batch, key\)`, and keyless does not take that: too many"
+    )
+    with pytest.raises(TypeError, match=message):
+        make_step(keyless, optimiser)(state, batch)
