@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import tomllib
 
 import jax
 import pytest
@@ -49,6 +50,16 @@ def test_examples_print_what_the_page_shows(name, capsys, monkeypatch, tmp_path)
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             exec(compile(code, str(DOCS / name), "exec"), names)
         assert capsys.readouterr().out == (match[2] or "")
+
+
+def test_get_started_lists_each_extra_that_a_user_is_told_of():
+    root = DOCS.parent
+    sources = [root / "README.md", *DOCS.glob("*.md"), *(root / "eqxlike").rglob("*.py")]
+    named = re.findall(r"eqxlike\[([\w,]+)\]'", "".join(path.read_text() for path in sources))
+    told = {extra for names in named for extra in names.split(",")}
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    listed = set(re.findall(r"^\| `(\w+)` \|", TEXTS["get-started.md"], re.MULTILINE))
+    assert told <= listed <= set(project["optional-dependencies"])
 
 
 # Pages in `measured/` and `tutorials/` are generated for the site.
