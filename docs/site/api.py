@@ -72,6 +72,15 @@ PAGES = (
         },
     ),
     Page(
+        "tools",
+        "Profiling and exporting",
+        PACKAGE,
+        {
+            "Time and transfers": "profile transfers TransferError",
+            "Exported programs": "export load_exported Exported",
+        },
+    ),
+    Page(
         "checks",
         "Checks and all else",
         PACKAGE,
@@ -79,9 +88,7 @@ PAGES = (
             "Errors at run time": "error_if branched_error_if EqxlikeRuntimeError "
             "EqxlikeTracetimeError EquinoxRuntimeError EquinoxTracetimeError",
             "Checking what is cached": "checking_partitions PartitionError",
-            "Time and transfers": "profile transfers TransferError",
             "Enumerations": "Enumeration",
-            "Exported programs": "export load_exported Exported",
             "Libraries built on Equinox": "install_as_equinox",
         },
         takes_rest=True,
