@@ -109,6 +109,8 @@ def _header_from(plain: dict[str, Any]) -> Header:
     inputs = header.inputs
     if not isinstance(inputs, NodeForm) or len(inputs.children) != len(header.parameters):
         raise ValueError(inputs)
+    if len(set(header.parameters)) != len(header.parameters):
+        raise ValueError(header.parameters)
     if not isinstance(header.name, str) or b"\0" in header.name.encode():
         # JAX calls the program so, and takes no other.
         raise ValueError(header.name)

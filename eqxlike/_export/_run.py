@@ -1,6 +1,7 @@
 """Calling a program with pytrees: what was compared for one call is not compared for the next."""
 
 import collections
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,10 +51,14 @@ class Runner:
 
         for function in (on_arrays, on_trees):
             function.__name__ = function.__qualname__ = header.name
+            # Who explains traces takes neither for the function of another program.
+            vars(function)["__wrapped__"] = call
+        if all(map(str.isidentifier, header.parameters)):
+            vars(on_trees)["__signature__"] = _signature_of(header)
         self._call_arrays = filter_jit(on_arrays)
         self._call_trees = filter_jit(on_trees)
-        # The arguments that were numbers for arrays.
-        self._numbers: frozenset[int] = frozenset()
+        # The arguments that were numbers for arrays; `None` before the first call.
+        self._numbers: frozenset[int] | None = None
         self._num_programs: collections.Counter[Any] = collections.Counter()
         self._num_calls_apart = 0
 
@@ -63,12 +68,14 @@ class Runner:
             self._num_calls_apart -= 1
             return self._run_apart(args, self._taken_apart(args))
         while True:
+            if self._numbers is None:
+                self._numbers = self._numbers_among(args)
             numbers = self._numbers
             try:
                 return self._call_trees(*self._with_arrays(args))
-            except Exception:
+            except (TypeError, ValueError, _TakeApartError):
                 # The other way either works, as with what cannot be hashed, or says what is wrong
-                # in the words for these very arguments.
+                # in the words for these very arguments. Not so where somebody refused the trace.
                 pass
             arrays = self._taken_apart(args)
             if self._numbers == numbers or self._num_calls_apart > 0:
@@ -85,6 +92,14 @@ class Runner:
                 f"The sizes do not fit: {listed(self._sizes_of(args))}. A name has any size from 1 "
                 "upwards, the same wherever it stands."
             ) from error
+
+    def _numbers_among(self, args: tuple[Any, ...]) -> frozenset[int]:
+        """The arguments that are numbers for arrays."""
+        inputs: Any = self._header.inputs
+        pairs = enumerate(zip(inputs.children, args, strict=False))
+        return frozenset(
+            index for index, (form, arg) in pairs if isinstance(form, ArrayForm) and is_number(arg)
+        )
 
     def _with_arrays(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments, with arrays for the numbers among them."""
@@ -123,8 +138,8 @@ class Runner:
     def _note_number(self, index: int, form: Any) -> None:
         if not isinstance(form, ArrayForm):
             self._num_calls_apart = _CALLS_APART
-        elif index not in self._numbers:
-            self._numbers |= {index}
+        elif self._numbers is None or index not in self._numbers:
+            self._numbers = (self._numbers or frozenset()) | {index}
 
     def _count_program(self, arrays: list[Any]) -> None:
         """Raises `_TakeApartError` if there are enough programs for such arrays."""
@@ -148,6 +163,11 @@ class Runner:
 
 class _TakeApartError(Exception):
     """A call is traced whose arguments must be taken apart before it."""
+
+
+def _signature_of(header: Header) -> inspect.Signature:
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    return inspect.Signature([inspect.Parameter(name, kind) for name in header.parameters])
 
 
 def arranged(header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

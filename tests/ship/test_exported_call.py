@@ -148,6 +148,34 @@ def _num_programs_by_arrays(exported):
     return exported._runner._num_programs
 
 
+def test_retraces_are_explained_by_the_names_of_the_arguments(capsys):
+    exported = eqx.export(_linear, _floats("n"))
+    with eqx.debug.explain_retraces() as retraces:
+        for size in (2, 3):
+            exported.call(jnp.ones(size))
+    assert [each.differences[0].path for each in retraces] == ["x"]
+    assert capsys.readouterr().out.startswith("`_linear` is traced and compiled again (trace 2).")
+
+
+def test_neither_another_program_nor_a_first_number_is_a_retrace():
+    with eqx.debug.explain_retraces("error"):
+        for _ in range(2):
+            exported = eqx.export(lambda x, n: x * n, Y, jnp.ones(()))
+            np.testing.assert_array_equal(exported.call(Y, 2.0), 2 * Y)
+
+
+def test_a_trace_that_is_refused_is_made_in_no_other_way():
+    def refuse(trace):
+        raise LookupError(trace.number)
+
+    exported = eqx.export(_linear, _floats("n"))
+    exported.call(Y)
+    for on_retrace, error in [("error", eqx.debug.RetraceError), (refuse, LookupError)]:
+        with eqx.debug.explain_retraces(on_retrace), pytest.raises(error):
+            exported.call(jnp.ones(2))
+    assert _num_by_way(exported) == (1, 0)
+
+
 @pytest.mark.parametrize("size", [0, 7])
 def test_a_size_that_is_an_expression_is_told_by_path(size):
     def summed(x, tree):

@@ -88,6 +88,9 @@ def test_operation_that_this_jax_does_not_know_is_refused_by_name(saved, monkeyp
     assert "\n" not in str(caught.value)
 
 
+EMPTY = {"is": "tuple", "name": "", "keys": [], "children": [], "statics": []}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -100,6 +103,7 @@ def test_operation_that_this_jax_does_not_know_is_refused_by_name(saved, monkeyp
         {"vjp_order": float("inf")},
         {"versions": ["jax"]},
         {"more": 1},
+        {"parameters": ["x", "x"], "inputs": {**EMPTY, "keys": [0, 1], "children": [EMPTY, EMPTY]}},
         {"name": None},
         {"name": "a\0b"},
         {"name": "\ud800"},
