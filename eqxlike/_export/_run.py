@@ -51,8 +51,10 @@ class Runner:
 
         for function in (on_arrays, on_trees):
             function.__name__ = function.__qualname__ = header.name
-            # Who explains traces takes neither for the function of another program.
+            # Who explains traces takes neither for the function of another program, and who takes
+            # times shows no module of ours.
             vars(function)["__wrapped__"] = call
+            setattr(function, "__module__", None)  # noqa: B010
         if all(map(str.isidentifier, header.parameters)):
             vars(on_trees)["__signature__"] = _signature_of(header)
         self._call_arrays = filter_jit(on_arrays)

@@ -114,13 +114,5 @@ class _Times:
             self.ready_s.append(call.ready_s)
 
 
-def name_of(dispatcher: Any) -> str:
-    """The name of a function with the module that it is from."""
-    described = dispatcher.get_described()
-    name = dispatcher.order.function_name
-    module = getattr(described, "__module__", None)
-    return name if module is None else f"{module}.{getattr(described, '__qualname__', name)}"
-
-
 def _median_us(times_s: Any) -> float | None:
     return 1e6 * statistics.median(times_s) if times_s else None

@@ -14,7 +14,7 @@ import jax
 from .._numbers import positive_number
 from .._tables import align, rich_table
 from .._transforms import CallTimes, timing_calls
-from ._functions import HEADER, FunctionTimes, Record, name_of
+from ._functions import HEADER, FunctionTimes, Record
 from ._samples import Session, new_profiler, render_html, render_text, write
 
 
@@ -143,7 +143,7 @@ def profile(
     def report(call: CallTimes) -> None:
         with lock:
             if call.dispatcher not in records:
-                records[call.dispatcher] = Record(name_of(call.dispatcher))
+                records[call.dispatcher] = Record(call.dispatcher.full_name)
             records[call.dispatcher].add(call)
 
     profiler = new_profiler(interval_s) if sample else None

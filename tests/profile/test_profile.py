@@ -51,6 +51,30 @@ def test_calls_and_traces_of_each_function_are_counted():
 
 
 @pytest.mark.usefixtures("plain_dispatch")
+def test_transformed_functions_go_by_the_names_of_those_inside():
+    def first(x):
+        return jnp.sum(x * x)
+
+    def second(x):
+        return jnp.sum(jnp.sin(x))
+
+    with eqx.profile() as found:
+        for function in (first, second):
+            eqx.filter_jit(eqx.filter_grad(function))(jnp.ones(3))
+    assert set(by_name(found)) == {"first", "second"}
+    assert all(each.name.startswith(__name__) for each in found.functions)
+
+
+def test_an_exported_program_goes_by_the_name_of_its_function():
+    def predict(x):
+        return 2 * x
+
+    exported = eqx.export(predict, jnp.ones(3))
+    with eqx.profile() as found:
+        exported.call(jnp.ones(3))
+    assert [each.name for each in found.functions] == ["predict"]
+
+
 def test_parts_of_a_call_add_up():
     double(X)
     with eqx.profile() as found:

@@ -145,6 +145,11 @@ def _describe(unbound: Unbound) -> _Description:
     return described._replace(signature=signature.replace(parameters=[itself, *parameters]))
 
 
+def _full_name(function: Callable[..., Any], name: str) -> str:
+    module = getattr(function, "__module__", None)
+    return name if module is None else f"{module}.{getattr(function, '__qualname__', name)}"
+
+
 _NAME = "__eqxlike_dispatchers__"
 _dispatchers: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
     weakref.WeakKeyDictionary()
@@ -171,8 +176,9 @@ def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatche
         names = tuple(bound_kwargs)
         called = _call if unbound.is_call else function
         history = History(*place_of(described.anchor), options.policy, key)
+        full_name = _full_name(described.anchor, described.name)
         return Dispatcher(
-            called, function, len(bound), names, order, donate, options.values, history
+            called, function, len(bound), names, order, donate, options.values, history, full_name
         )
 
     anchor = described.anchor

@@ -40,6 +40,7 @@ class Dispatcher:
     - `donate`: see `check_donate`.
     - `jit_options`: further keyword arguments of `jax.jit`.
     - `history`: the traces of the function, none so far.
+    - `full_name`: what a user calls the function, with its module.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Dispatcher:
         donate: Donate | Iterable[str],
         jit_options: dict[str, Any],
         history: History,
+        full_name: str,
     ):
         self.get_function = _reference(function)
         self.get_described = _reference(described)
@@ -62,6 +64,7 @@ class Dispatcher:
         check_in_shardings(jit_options.get("in_shardings"), self.order)
         self.jit_options = jit_options
         self.history = history
+        self.full_name = full_name
         self.lock = threading.RLock()
         self.cache = Cache()
         # The fast path that was taken last, for calls that pass nothing by name; and the last few,
