@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Literal
 
+from .._traceback import is_of_user
 from .._transforms import History, Trace, check_on_retrace, compared_with, listening, react
 
 _MOST_TRACES = 1000
@@ -54,7 +55,8 @@ def explain_retraces(
 
     def listen(trace: Trace, history: History) -> None:
         told = trace if trace.number > 1 else None
-        if history.code is not None:
+        # What this package defines it makes anew for each function that it is given.
+        if history.code is not None and is_of_user(history.code.co_filename):
             if told is None and history.definition in last:
                 earlier, serial = last[history.definition]
                 told = compared_with(trace, earlier, is_same_function=serial == history.serial)

@@ -1,5 +1,6 @@
 """A training step made from a loss and an optimiser."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
 
@@ -134,6 +135,9 @@ def make_step(
         returned = updated, evaluation.loss, evaluation.aux
         return returned if has_aux else returned[:2]
 
+    # What is told of its traces names the loss, by which a reader knows it.
+    vars(step).update(__signature__=inspect.signature(step), __wrapped__=loss)
+    step.__qualname__ = f"make_step({getattr(loss, '__name__', type(loss).__name__)})"
     return filter_jit(step, donate=("state",))
 
 

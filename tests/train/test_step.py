@@ -7,6 +7,7 @@ import pytest
 
 from eqxlike import (
     Module,
+    debug,
     filter,
     filter_jit,
     is_array,
@@ -15,7 +16,14 @@ from eqxlike import (
     tree_at,
     tree_equal,
 )
-from eqxlike.train import DynamicLossScale, TrainState, fit, keep_if_finite, make_step
+from eqxlike.train import (
+    DynamicLossScale,
+    TrainState,
+    fit,
+    keep_if_finite,
+    make_evaluate,
+    make_step,
+)
 
 
 def squared_error(model, batch, key):
@@ -472,3 +480,30 @@ def test_loss_that_takes_no_key_is_told_what_it_is_called_with(model, batch, get
     )
     with pytest.raises(TypeError, match=message):
         make_step(keyless, optimiser)(state, batch)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_steps_and_measures_of_two_functions_are_no_retraces(steps_per_call, model, batch, getkey):
+    def twice(model, batch, key):
+        return 2 * squared_error(model, batch, key)
+
+    optimiser = optax.sgd(0.1)
+    with debug.explain_retraces(lambda trace: None) as retraces:
+        for loss in (squared_error, twice):
+            state = TrainState.create(model, optimiser, key=getkey())
+            step = make_step(loss, optimiser)
+            fit(state, step, [batch] * 4, num_steps=4, steps_per_call=steps_per_call)
+        for measure in (lambda model, batch: {"a": batch[0]}, lambda model, batch: {"b": batch[1]}):
+            make_evaluate(measure, [batch])(state)
+    assert retraces == []
+
+
+def test_step_is_told_by_its_loss(model, batch, getkey):
+    optimiser = optax.sgd(0.1)
+    step = make_step(squared_error, optimiser)
+    state = TrainState.create(model, optimiser, key=getkey())
+    with debug.explain_retraces(lambda trace: None) as retraces:
+        state, _ = step(state, batch)
+        step(state, jax.tree.map(lambda each: each[:2], batch))
+    assert retraces[0].function == "squared_error"
+    assert step.__qualname__ == "make_step(squared_error)"
