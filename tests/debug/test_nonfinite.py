@@ -253,6 +253,34 @@ def test_weight_whose_infinity_became_a_nan_is_named():
     assert "\n  The infinity that it took came with model.weight.\n" in str(found)
 
 
+class Nothing(eqx.Module):
+    inner: nn.Linear
+
+    def __call__(self, x):
+        return 0.0 * self.inner(x)
+
+    def method(self, x):
+        return self(x)
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda model: model.method,
+        eqx.filter_vmap,
+        lambda model: eqx.filter_jit(eqx.filter_vmap(model)),
+        lambda model: eqx.filter_jit(eqx.filter_vmap(model.method)),
+    ],
+    ids=["method", "vmap", "jit of vmap", "jit of vmap of method"],
+)
+def test_weight_of_a_transformed_model_is_named_as_its_layers_are(transformed):
+    linear = nn.Linear(2, 2, key=jax.random.key(0))
+    model = Nothing(eqx.tree_at(lambda each: each.weight, linear, jnp.full((2, 2), jnp.inf)))
+    x = jnp.ones(2) if transformed(model) == model.method else jnp.ones((3, 2))
+    found = find_nonfinite(transformed(model), x)
+    assert (found.layer, found.came_with) == ("model", "model.inner.weight")
+
+
 def test_nan_in_a_stack_is_told_before_an_infinite_argument():
     def body(carry, row):
         return carry, jnp.where(jnp.isinf(row), row, jnp.log(row))

@@ -12,7 +12,7 @@ from ..._compat import Tracer
 from ..._partition import Rest, split
 from ..._pytree import is_inexact_array
 from ..._transforms._wrapping import check_callable
-from ._places import Layers, arguments_by_name, name_of
+from ._places import Layers, arguments_by_name
 from ._report import NonFinite, what_is_wrong
 from ._walk import Origin, Walk
 
@@ -62,7 +62,7 @@ def find_nonfinite(
     named, back = arguments_by_name(model, args, kwargs)
     layers = Layers(model, named)
     arrays, rest = split((layers.function, layers.arguments))
-    _check_values(arrays, rest)
+    _check_values(arrays, rest, layers)
 
     def call(tree: Any) -> Any:
         function, named = tree
@@ -79,7 +79,8 @@ def find_nonfinite(
         )
         (gradients,) = pull_back([jnp.ones_like(each) for each in outputs])
         return _inexact(
-            others.merge_into(None, gradients), lambda path: f"the gradient of {name_of(path)}"
+            others.merge_into(None, gradients),
+            lambda path: f"the gradient of {layers.name_of(path)}",
         )
 
     with _values_at_hand():
@@ -110,17 +111,17 @@ def _values_at_hand() -> Iterator[None]:
         yield
 
 
-def _check_values(arrays: list[Any], rest: Rest) -> None:
+def _check_values(arrays: list[Any], rest: Rest, layers: Layers) -> None:
     for path, leaf in jtu.tree_leaves_with_path(rest.merge(arrays)):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise ValueError(
-                f"`find_nonfinite` runs the program on values, and {name_of(path)} has none: it is "
-                "a `jax.ShapeDtypeStruct`. Give an array."
+                f"`find_nonfinite` runs the program on values, and {layers.name_of(path)} has "
+                "none: it is a `jax.ShapeDtypeStruct`. Give an array."
             )
         if isinstance(leaf, Tracer):
             raise ValueError(
-                f"`find_nonfinite` runs the program on values, and {name_of(path)} has none: it is "
-                "being traced. Call it outside of jit and other transformations."
+                f"`find_nonfinite` runs the program on values, and {layers.name_of(path)} has "
+                "none: it is being traced. Call it outside of jit and other transformations."
             )
 
 
@@ -151,7 +152,7 @@ def _search(
     paths = jtu.tree_leaves_with_path(rest.merge_into(None, arrays))
     inputs = []
     for path, array in paths:
-        wrong, name = what_is_wrong(array), name_of(path)
+        wrong, name = what_is_wrong(array), layers.name_of(path)
         is_given = wrong == "infinity"
         origin = walk.origin(kind=wrong, operation=name, is_given=is_given) if wrong else None
         inputs.append((array, origin))

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
-from ..._module import Module, observe_calls
+from ..._module import Module, Wrapper, observe_calls
 
 _SCOPE = "eqxlike-layer-"
 _IN_SCOPE = re.compile(rf"{_SCOPE}(\d+)")
@@ -56,16 +56,47 @@ class Layers:
 
     def __init__(self, function: Callable[..., Any], arguments: dict[str, Any]):
         self._found: list[tuple[str, str]] = []
+        self._inside = _path_inside(function)
         self.function, self.arguments = observe_calls((function, arguments), self._add)
 
     def _add(self, path: tuple[Any, ...], layer: Module) -> Callable[..., Any]:
         self._found.append((name_of(path), type(layer).__name__))
         return _Scope(self, f"{_SCOPE}{len(self._found) - 1}")
 
+    def name_of(self, path: tuple[Any, ...]) -> str:
+        """The name of a leaf: like a layer, it stands under the path of the wrapper around it."""
+        whose, *inner = path
+        if whose.idx == 0 and tuple(inner[: len(self._inside)]) == self._inside:
+            inner = inner[len(self._inside) :]
+        return name_of((whose, *inner))
+
     def at(self, scopes: str) -> tuple[str, str]:
         """The path and the type of the innermost layer in the scopes of an operation."""
         numbers = _IN_SCOPE.findall(scopes)
         return self._found[int(numbers[-1])] if numbers else ("", "")
+
+
+def _path_inside(function: Any) -> tuple[Any, ...]:
+    """The path from a function that was transformed, or bound, to the Module inside."""
+    path: tuple[Any, ...] = ()
+    while isinstance(function, Wrapper):
+        wrapped = (function.__wrapped__, getattr(function, "__self__", None))
+        parts = jtu.tree_leaves_with_path(
+            function, is_leaf=lambda part, whole=function: part is not whole and _is_module(part)
+        )
+        inside = [
+            (key, part)
+            for key, part in parts
+            if _is_module(part) and any(part is w for w in wrapped)
+        ]
+        if not inside:
+            break
+        path, function = path + inside[0][0], inside[0][1]
+    return path
+
+
+def _is_module(node: Any) -> bool:
+    return isinstance(node, Module)
 
 
 def name_of(path: tuple[Any, ...]) -> str:
