@@ -39,7 +39,10 @@ from ._jit import trace_anew as trace_anew
 from ._mapping import filter_pmap as filter_pmap
 from ._mapping import filter_vmap as filter_vmap
 from ._mapping import if_array as if_array
+from ._sharding import Gathering as Gathering
+from ._sharding import Stacked as Stacked
 from ._sharding import filter_shard as filter_shard
+from ._sharding import keep_all_but_gathered as keep_all_but_gathered
 from ._trace import filter_eval_shape as filter_eval_shape
 from ._trace import filter_make_jaxpr as filter_make_jaxpr
 from ._trace import is_array_or_struct as is_array_or_struct

@@ -22,7 +22,13 @@ from .._pytree import (
     same_shape_and_dtype,
     tree_at,
 )
-from .._transforms import filter_checkpoint, filter_vmap
+from .._transforms import (
+    Stacked,
+    filter_checkpoint,
+    filter_make_jaxpr,
+    filter_vmap,
+    keep_all_but_gathered,
+)
 from ._common import as_data, check_instance, describe, layer_at, stack_layers
 from ._stateful import (
     NO_STATE,
@@ -33,7 +39,7 @@ from ._stateful import (
 )
 
 
-class ScanStack(StatefulLayer):
+class ScanStack(StatefulLayer, Stacked):
     """`depth` layers of the same form, one after another, compiled once.
 
     Each array of `layers` has a leading axis of length `depth`, and `jax.lax.scan` walks along it:
@@ -42,6 +48,10 @@ class ScanStack(StatefulLayer):
 
     Layers may be stateful. In the `State` of the model their values stand stacked as well: that of
     one layer is `jax.tree.map(lambda value: value[index], state.substate(stack.layers))`.
+
+    In a step made with `train.fsdp` a layer is brought together from its parts as the loop comes to
+    it, on the way back once more: never are two there in whole, but for those of one `unroll`.
+    Layers that print or write are kept for the way back instead: once more would be twice.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -129,7 +139,7 @@ class ScanStack(StatefulLayer):
         """
         if not -self.depth <= index < self.depth:
             raise IndexError(f"ScanStack of depth {self.depth} has no layer {index}.")
-        return layer_at(self.layers, index)
+        return self.gather(layer_at(self.layers, index))
 
     def __len__(self) -> int:
         return self.depth
@@ -175,22 +185,25 @@ class ScanStack(StatefulLayer):
         key_data, key_of = as_data(None if key is None else jr.split(key, self.depth))
 
         def apply(x: Any, arrays: Any, state: State | None, data: Any) -> tuple[Any, State | None]:
-            layer, key = combine(arrays, static), key_of(data)
+            layer, key = self.gather(combine(arrays, static)), key_of(data)
             if state is None:
                 return layer(x, *args, key=key), None
             return layer(x, *args, state=state, key=key)
 
+        x = jtu.tree_map(jnp.asarray, x)
+        turns = arrays, state, key_data
+        # Inside a loop nothing can be merged with the pass before, so nothing need be fenced.
         if self.remat:
-            # Inside a loop nothing can be merged with the pass before, so nothing need be fenced.
             apply = filter_checkpoint(apply, prevent_cse=False)
+        elif self.gathers and not _has_effects(apply, x, layer_at(turns, 0)):
+            apply = filter_checkpoint(apply, prevent_cse=False, policy=keep_all_but_gathered)
 
         def step(x: Any, turn: Any) -> tuple[Any, State | None]:
             output, state = apply(x, *turn)
             _check_same_form(x, output)
             return output, state
 
-        x = jtu.tree_map(jnp.asarray, x)
-        return jax.lax.scan(step, x, (arrays, state, key_data), self.depth, unroll=self.unroll)
+        return jax.lax.scan(step, x, turns, self.depth, unroll=self.unroll)
 
 
 def _explain_difference(first: Any, layer: Any, index: int) -> str | None:
@@ -212,6 +225,15 @@ def _explain_difference(first: Any, layer: Any, index: int) -> str | None:
 def _frozen_by_path(layer: Any) -> dict[str, bool]:
     paths = (jtu.keystr(path) for path, _ in jtu.tree_leaves_with_path(layer))
     return dict(zip(paths, flag_frozen(layer), strict=True))
+
+
+def _has_effects(apply: Callable[..., Any], x: Any, turn: tuple[Any, ...]) -> bool:
+    """Whether a layer does what must not be done again on the way back: a print, a write.
+
+    To sum over a named axis is an effect to JAX alone.
+    """
+    jaxpr = filter_make_jaxpr(apply)(x, *turn)[0]
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in jaxpr.effects)
 
 
 def _check_same_form(x: Any, output: Any) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax.tree_util as jtu
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
@@ -11,6 +12,7 @@ from ..._transforms import note_check
 from .._evaluate import Evaluate, Evaluation
 from ._shard import place
 from ._sharding import Sharding
+from ._stacks import gathered_by_layer, gathering
 
 Model = TypeVar("Model")
 Measure = Callable[..., Any]
@@ -46,14 +48,18 @@ def measure_sharded(measure: Measure, sharding: Sharding) -> Measure:
 
 
 def _together(model: Model, sharding: Sharding) -> Model:
-    """The model, each array of it brought together from the devices that split a batch.
+    """The model, each array of it brought together from the devices that split a batch: at once,
+    or, where layers are stored stacked, as the loop over these comes to it.
 
     Left to itself, XLA may split the work along features instead, and exchange activations.
     """
     if _share_threads(sharding):
         # As for a check: the call waits for its result, also one of which it is a part.
         note_check()
-    return place(place(model, sharding.of_model(model)), sharding.of_gathered(model))
+    split, together = sharding.of_model(model), sharding.of_gathered(model)
+    later = gathered_by_layer(model, split, together)
+    at_once = jtu.tree_map_with_path(lambda keys, where: None if keys in later else where, together)
+    return gathering(place(place(model, split), at_once), split, together)
 
 
 def _share_threads(sharding: Sharding) -> bool:

@@ -22,6 +22,7 @@ from ._paths import Keys, arrays_by_keys
 from ._ready_made import fsdp
 from ._shard import check_sharding
 from ._sharding import Sharding
+from ._stacks import Stack, gathered_by_layer
 
 
 class Memory(NamedTuple):
@@ -43,7 +44,9 @@ class Exchange(NamedTuple):
       does.
     - `what`: `parameters` or `gradients`.
     - `num_arrays`: how many.
-    - `num_bytes`: of these arrays, as one device has them when they are brought together.
+    - `num_bytes`: of these arrays, as one device has them when they are brought together. What is
+      brought together one layer at a time counts twice, forward and on the way back, though XLA
+      leaves out what the way back has no use for, such as a bias.
     """
 
     kind: str
@@ -62,8 +65,9 @@ class Plan:
     - `moments`: what the optimiser keeps.
     - `gradients`: one for each parameter, split as it is.
     - `gathered`: parameters that a step brings together, if all are there at once: the most that
-      they add on each device. So much again may their gradients take before they are split. What
-      XLA frees early, and layers whose values are computed again, need less.
+      they add on each device. Of an `nn.ScanStack` it is one layer, or those of one `unroll`. So
+      much again may their gradients take before they are split. What XLA frees early, and layers
+      whose values are computed again, need less.
     - `exchanges`: for parameters and gradients, in one step. What the loss computes may need more:
       sums over a batch, and activations where an array is split over other axes than a batch.
     """
@@ -150,9 +154,13 @@ def plan(
     parameters = {keys: size for keys, size in of_model.items() if keys in trained}
     in_all = _total(_sizes(state, where).values())
     moments = _total(_sizes(state.optimiser_state, where.optimiser_state).values())
-    together = _sizes(state.model, sharding.of_gathered(state.model))
+    whole = sharding.of_gathered(state.model)
+    together = _sizes(state.model, whole)
+    by_layer = gathered_by_layer(state.model, where.model, whole)
     gathered = {
-        keys: size for keys, size in together.items() if size.a_device > of_model[keys].a_device
+        keys: _at_once(size, by_layer.get(keys))
+        for keys, size in together.items()
+        if size.a_device > of_model[keys].a_device
     }
     return Plan(
         mesh=dict(sharding.mesh.shape),
@@ -161,7 +169,7 @@ def plan(
         moments=moments,
         gradients=_total(parameters.values()),
         gathered=_total(gathered.values()),
-        exchanges=tuple(_exchanges(sharding, parameters, together, gathered)),
+        exchanges=tuple(_exchanges(sharding, parameters, together, gathered, by_layer)),
     )
 
 
@@ -187,6 +195,12 @@ def _total(memories: Iterable[Memory]) -> Memory:
     return Memory(in_all, a_device)
 
 
+def _at_once(size: Memory, stack: Stack | None) -> Memory:
+    if stack is None:
+        return size
+    return Memory(*(each * stack.num_at_once // stack.depth for each in size))
+
+
 def _less(all_of_it: Memory, part: Memory) -> Memory:
     return Memory(all_of_it.in_all - part.in_all, all_of_it.a_device - part.a_device)
 
@@ -196,13 +210,15 @@ def _exchanges(
     parameters: Mapping[Keys, Memory],
     together: Mapping[Keys, Memory],
     gathered: Collection[Keys],
+    by_layer: Collection[Keys],
 ) -> Iterator[Exchange]:
     if num_devices_along(sharding.mesh, sharding.batch_axes) == 1:
         return
-    for kind, what, keys in (
-        ("all-gather", "parameters", set(gathered)),
-        ("reduce-scatter", "gradients", parameters.keys() & gathered),
-        ("all-reduce", "gradients", parameters.keys() - gathered),
+    for kind, what, keys, again in (
+        ("all-gather", "parameters", set(gathered), by_layer),
+        ("reduce-scatter", "gradients", parameters.keys() & gathered, ()),
+        ("all-reduce", "gradients", parameters.keys() - gathered, ()),
     ):
         if keys:
-            yield Exchange(kind, what, len(keys), sum(together[each].a_device for each in keys))
+            num_bytes = sum(together[each].a_device * (1 + (each in again)) for each in keys)
+            yield Exchange(kind, what, len(keys), num_bytes)

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh
 
 from ..._numbers import whole_number
+from ._rules import LongestAxis
 from ._sharding import Sharding
 
 AXIS = "data"
@@ -41,6 +42,10 @@ def fsdp(devices: Devices | None = None, *, min_size: int = 2**16) -> Sharding:
     is needed; its gradient is summed over devices, and each updates its own part. Of an array the
     longest axis that divides is split, the first of those that are as long.
 
+    The layers of an `nn.ScanStack` are brought together one at a time, forward and again on the way
+    back, and their gradients summed so. The axis of layers is split only where no other divides.
+    What a loss reads off `stack.layers` by itself is left to XLA.
+
     **Arguments:**
 
     - `devices`: all that JAX has by default, in all processes. A mesh is taken as it is: examples
@@ -61,14 +66,7 @@ def fsdp(devices: Devices | None = None, *, min_size: int = 2**16) -> Sharding:
     mesh = _mesh_of(devices, "fsdp")
     names = mesh.axis_names
 
-    def split_longest_axis(path: str, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
-        axes = [axis for axis, length in enumerate(leaf.shape) if length % mesh.size == 0]
-        if leaf.size < min_size or not axes:
-            return PartitionSpec()
-        longest = max(axes, key=lambda axis: leaf.shape[axis])
-        return PartitionSpec(*[None] * longest, names)
-
-    return Sharding(mesh, split_longest_axis, batch_axes=names)
+    return Sharding(mesh, LongestAxis(names, mesh.size, min_size), batch_axes=names)
 
 
 def _mesh_of(devices: Devices | None, taker: str) -> Mesh | AbstractMesh:

@@ -1,6 +1,7 @@
 """Rules that say how each array of a model is split, by its path."""
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,32 @@ that returns them.
 """
 Rules = tuple[tuple[Which, Split], ...]
 REST = "**"
+
+
+@dataclasses.dataclass(frozen=True)
+class LongestAxis:
+    """A split of the longest axis that divides, the first of those that are as long.
+
+    - `names`: the axes of the mesh, which make `num_parts` of it.
+    - `min_size`: arrays with fewer numbers stay whole.
+    """
+
+    names: tuple[str, ...]
+    num_parts: int
+    min_size: int
+
+    def __call__(
+        self, path: str, leaf: jax.ShapeDtypeStruct, *, is_stacked: bool = False
+    ) -> PartitionSpec:
+        """Of an array that `is_stacked` the axis of layers is the last choice: split along it, the
+        layers cannot be brought together one at a time.
+        """
+        lengths = dict(enumerate(leaf.shape))
+        axes = [axis for axis, length in lengths.items() if length % self.num_parts == 0]
+        if leaf.size < self.min_size or not axes:
+            return PartitionSpec()
+        longest = max(axes, key=lambda axis: (not is_stacked or axis > 0, lengths[axis]))
+        return PartitionSpec(*[None] * longest, self.names)
 
 
 def as_rules(rules: Mapping[Which, Split] | Sequence[tuple[Which, Split]] | Split) -> Rules:
@@ -45,9 +72,13 @@ def as_rules(rules: Mapping[Which, Split] | Sequence[tuple[Which, Split]] | Spli
 
 
 def specs_by_rules(
-    rules: Rules, leaves: Mapping[Keys, jax.ShapeDtypeStruct]
+    rules: Rules, leaves: Mapping[Keys, jax.ShapeDtypeStruct], stacked: Collection[Keys]
 ) -> dict[Keys, PartitionSpec]:
     """The split of each array by the first rule that matches its path; whole where none does.
+
+    **Arguments:**
+
+    - `stacked`: the arrays whose leading axis is that of layers.
 
     **Raises:** `ValueError` for a rule that is the first to match for no array. `**` may stand for
     a rest of none.
@@ -60,7 +91,10 @@ def specs_by_rules(
         )
         used.add(place)
         split = PartitionSpec() if place is None else rules[place][1]
-        specs[keys] = split if isinstance(split, PartitionSpec) else split(path, leaf)
+        if isinstance(split, LongestAxis):
+            specs[keys] = split(path, leaf, is_stacked=keys in stacked)
+        else:
+            specs[keys] = split if isinstance(split, PartitionSpec) else split(path, leaf)
     for place, (which, _) in enumerate(rules):
         if place not in used and which != REST:
             raise ValueError(

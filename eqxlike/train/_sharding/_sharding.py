@@ -15,6 +15,7 @@ from ._fit_to_mesh import AnyMesh, described, fitting_sharding, num_devices_alon
 from ._follow import followed, spec_like
 from ._paths import arrays_by_keys, is_array_or_struct, name_of
 from ._rules import Rules, Split, as_rules, specs_by_rules
+from ._stacks import stacks_by_keys
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -99,7 +100,7 @@ class Sharding:
         array, with the path; `TypeError` for a rule that returns no `PartitionSpec`.
         """
         leaves = arrays_by_keys(model)
-        specs = specs_by_rules(self.rules, leaves)
+        specs = specs_by_rules(self.rules, leaves, stacks_by_keys(model))
         shardings = {
             keys: fitting_sharding(self.mesh, specs[keys], leaf, name_of(keys))
             for keys, leaf in leaves.items()

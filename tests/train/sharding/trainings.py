@@ -14,23 +14,28 @@ OPTIMISER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
 
 
 class Network(nn.StatefulLayer):
-    """Statistics over the whole batch, and dropout, between two layers."""
+    """Stacked layers, statistics over the whole batch, and dropout, between two layers."""
 
     first: nn.Linear
+    stack: nn.ScanStack
     norm: nn.BatchNorm
     dropout: nn.Dropout
     last: nn.Linear
 
     def __init__(self, key):
         first_key, last_key = jax.random.split(key)
+        stack_key = jax.random.fold_in(key, 2)
         # Its bias would have no gradient but rounding errors, which Adam scales up.
         self.first = nn.Linear(4, 16, use_bias=False, key=first_key)
+        self.stack = nn.ScanStack(
+            lambda key: nn.Linear(16, 16, use_bias=False, key=key), 3, key=stack_key
+        )
         self.norm = nn.BatchNorm(16, "batch", mode="batch")
         self.dropout = nn.Dropout(0.2)
         self.last = nn.Linear(16, 4, key=last_key)
 
     def __call__(self, x, state, *, key):
-        x, state = self.norm(self.first(x), state)
+        x, state = self.norm(self.stack(self.first(x)), state)
         return self.last(self.dropout(jax.nn.relu(x), key=key)), state
 
 
