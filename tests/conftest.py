@@ -2,11 +2,13 @@
 are errors.
 """
 
+import faulthandler
 import gc
 import importlib.metadata
 import itertools
 import os
 import pathlib
+import signal
 import zlib
 from collections.abc import Callable, Iterator
 
@@ -71,6 +73,37 @@ LONGEST = (
 )
 
 
+CRASHES = pytest.StashKey[pathlib.Path]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Has a process that crashes leave its stacks in a file, for the summary of the run."""
+    config.stash[CRASHES] = folder = config.rootpath / ".pytest_cache/crashes"
+    worker = getattr(config, "workerinput", {}).get("workerid")
+    if worker is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for each in folder.iterdir():
+            each.unlink()
+    else:
+        # Open until the process ends.
+        faulthandler.enable(open(folder / worker, "w"))  # noqa: SIM115
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Shows where a process crashed, at the end: above it is lost among the dots."""
+    runners = ("/_pytest/", "/pluggy/", "/xdist/", "/execnet/", "Extension modules:")
+    for path in sorted(config.stash[CRASHES].iterdir()):
+        if stacks := path.read_text():
+            terminalreporter.section(f"{path.name} crashed")
+            lines = stacks.splitlines(keepends=True)
+            terminalreporter.write(
+                "".join(line for line in lines if not any(name in line for name in runners))
+            )
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Collects without looking for garbage: next to none is made, and it took a quarter of this."""
@@ -105,6 +138,18 @@ def getkey(request: pytest.FixtureRequest) -> Callable[[], jax.Array]:
     """A function that returns a fresh key at each call; the same ones each time a test runs."""
     seeds = itertools.count(zlib.crc32(request.node.nodeid.encode()))
     return lambda: jax.random.key(next(seeds))
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[Callable[[], None]]:
+    """Sends this process what Ctrl-C sends, to Python's own handler.
+
+    A shell starts what runs in the background with SIGINT ignored.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """Running a method: its file, Ctrl-C, its keys, what it says of itself, and what it refuses."""
 
 import functools
-import os
 import pathlib
 import re
-import signal
 
 import arviz_stats
 import jax
@@ -45,7 +43,7 @@ def draws(posterior):
     return np.asarray(posterior.records["draw"])
 
 
-def stop_after(monkeypatch, num_calls):
+def stop_after(monkeypatch, num_calls, ctrl_c):
     """Ctrl-C comes while the call of this number runs."""
     real, calls = _infer.advance, []
 
@@ -53,7 +51,7 @@ def stop_after(monkeypatch, num_calls):
         for each in real(*args):
             calls.append(each)
             if len(calls) == num_calls:
-                os.kill(os.getpid(), signal.SIGINT)
+                ctrl_c()
             yield each
 
     monkeypatch.setattr(_infer, "advance", advance)
@@ -63,10 +61,10 @@ def stop_after(monkeypatch, num_calls):
 
 
 @pytest.mark.parametrize("num_calls", [1, 3])
-def test_interrupted_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, num_calls):
+def test_interrupted_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, ctrl_c, num_calls):
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
-        stop_after(patch, num_calls)
+        stop_after(patch, num_calls, ctrl_c)
         with pytest.raises(
             KeyboardInterrupt, match=r"stopped after step \d+ of 14. The run is saved"
         ):
@@ -75,8 +73,8 @@ def test_interrupted_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, num_
     np.testing.assert_array_equal(draws(resumed), draws(uninterrupted()))
 
 
-def test_run_without_a_file_says_that_nothing_was_saved(monkeypatch):
-    stop_after(monkeypatch, 1)
+def test_run_without_a_file_says_that_nothing_was_saved(monkeypatch, ctrl_c):
+    stop_after(monkeypatch, 1, ctrl_c)
     with pytest.raises(
         KeyboardInterrupt, match=r"Nothing was saved: `checkpoint=PATH` keeps a run."
     ):

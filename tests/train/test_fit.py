@@ -27,15 +27,6 @@ def state(getkey):
     return TrainState.create(nn.Linear(2, 1, key=getkey()), OPTIMISER, key=getkey())
 
 
-@pytest.fixture
-def ctrl_c():
-    """Sends this process what Ctrl-C sends, to Python's own handler."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield lambda: signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    signal.signal(signal.SIGINT, before)
-
-
 def batches(*, bad_at=None, value=np.nan):
     bad = GOOD.copy()
     bad[:, 0] = value

@@ -1,7 +1,6 @@
 """Many steps in one call are what single steps are."""
 
 import itertools
-import signal
 
 import jax
 import jax.numpy as jnp
@@ -193,22 +192,15 @@ def test_what_is_due_in_the_middle_is_not_late(simple):
         np.testing.assert_allclose(one[2], other[2], rtol=1e-5)
 
 
-def interrupted_at(number):
+def interrupted_at(number, ctrl_c):
     for index, batch in enumerate(batches(), start=1):
         if index == number:
-            signal.raise_signal(signal.SIGINT)
+            ctrl_c()
         yield batch
 
 
-@pytest.fixture
-def python_handles_signals():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_ctrl_c_ends_after_the_call_with_all_that_was_taken(simple, python_handles_signals):
-    result = train.fit(*simple, interrupted_at(6), num_steps=20, steps_per_call=4)
+def test_ctrl_c_ends_after_the_call_with_all_that_was_taken(simple, ctrl_c):
+    result = train.fit(*simple, interrupted_at(6, ctrl_c), num_steps=20, steps_per_call=4)
     expected = train.fit(*simple, batches(), num_steps=8)
     assert (result.stopped, result.exit_status) == ("interrupted", 130)
     assert result.message == "Interrupted after 8 of 20 steps."

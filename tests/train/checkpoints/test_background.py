@@ -161,19 +161,17 @@ def test_error_for_which_nobody_waits_is_raised_by_the_next_save(path, gate):
     assert train.restore(path, np.zeros(1)).state == 1
 
 
-def test_ctrl_c_while_one_waits_ends_the_waiting_alone(path, gate):
+def test_ctrl_c_while_one_waits_ends_the_waiting_alone(path, gate, ctrl_c):
     saving = train.save(path, np.ones(1), background=True)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     main = threading.main_thread().ident
-    ctrl_c = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT))
+    soon = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT))
 
     def wait():
-        ctrl_c.start()
+        soon.start()
         saving.wait()
 
     with pytest.raises(KeyboardInterrupt):
         wait()
-    signal.signal(signal.SIGINT, before)
     assert not saving.is_done
     gate.is_open.set()
     saving.wait()

@@ -159,16 +159,22 @@ def test_flattening_inside_interning_does_not_wait_for_itself():
 @pytest.mark.usefixtures("compiles_alone")
 def test_donation_in_many_threads_leaves_no_filter_of_warnings():
     before = list(warnings.filters)
+    all_trace = threading.Barrier(4, timeout=60)
 
     def use():
-        for size in range(2, 8):
-            filter_jit(lambda x: x.sum(), donate="all")(jnp.ones(size))
+        @filter_jit(donate="all")
+        def traced(x):
+            all_trace.wait()
+            return x.sum()
+
+        traced(jnp.ones(2))
 
     threads = [threading.Thread(target=use) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert not all_trace.broken
     assert list(warnings.filters) == before
 
 
