@@ -4,6 +4,10 @@ An MLP is trained by Adam on the same batches, whole on each device (`train.data
 over them (`train.fsdp`). All columns compute the same losses, which is checked before anything is
 timed. The method is that of `eqxlike._timing`. Ctrl-C prints the rows that are finished.
 
+So is a stack of MLPs, with a hidden layer four times as wide, whose layers FSDP brings together one
+at a time, in the loop over them; beside it a rule that splits the axis of layers, so that they are
+brought together at once.
+
 Devices of a CPU share its cores, and the calls wait for each other: a ratio below 1 is not to be
 had there where one device has the cores for itself, and what the ratio shows is the price of the
 exchange. Memory is that of one device either way. Where there are fewer than four devices, the
@@ -20,7 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, PartitionSpec
 
 import eqxlike
 from benchmarks import command, networks, report, table
@@ -38,6 +42,13 @@ BATCH = 256
 SHARDINGS = {
     "data parallel": train.data_parallel,
     "FSDP": lambda devices: train.fsdp(devices, min_size=1),
+}
+STACKED_BATCH = 8
+SHARDINGS_OF_STACKS = {
+    **SHARDINGS,
+    "layers at once": lambda devices: train.Sharding(
+        train.fsdp(devices).mesh, PartitionSpec("data")
+    ),
 }
 
 MESHES = (AbstractMesh((8,), ("data",)), AbstractMesh((64,), ("data",)))
@@ -58,28 +69,40 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One network, trained in one way over each number of devices."""
+    """One network, trained in one way over each number of devices: an MLP, or a stack of them."""
 
     sharding: str
     depth: int
     width: int
+    batch: int = BATCH
+    is_stacked: bool = False
 
     @property
     def name(self) -> str:
         """The name."""
-        return f"{self.sharding}, depth {self.depth}, width {self.width}, batch {BATCH}"
+        depth = f"{self.depth} stacked layers" if self.is_stacked else f"depth {self.depth}"
+        return f"{self.sharding}, {depth}, width {self.width}, batch {self.batch}"
+
+    def model(self) -> Any:
+        """The network."""
+        if not self.is_stacked:
+            return networks.mlp(eqxlike, self.width, self.depth)
+
+        def layer(key: jax.Array) -> nn.MLP:
+            return nn.MLP(self.width, self.width, 4 * self.width, 1, key=key)
+
+        return nn.ScanStack(layer, self.depth, key=jax.random.key(0))
 
     def training(self, count: int) -> Training:
         """The training over the first `count` devices."""
-        sharding = SHARDINGS[self.sharding](jax.devices()[:count])
-        model = networks.mlp(eqxlike, self.width, self.depth)
+        sharding = SHARDINGS_OF_STACKS[self.sharding](jax.devices()[:count])
         optimiser = networks.optimiser()
-        state = train.TrainState.create(model, optimiser, key=jax.random.key(0))
+        state = train.TrainState.create(self.model(), optimiser, key=jax.random.key(0))
         state = train.shard(state, sharding)
         step = train.make_step(loss, optimiser, sharding=sharding)
         data = (
-            jax.device_put(networks.normal(BATCH, self.width, seed=1), sharding.batch),
-            jax.device_put(networks.normal(BATCH, self.width, seed=2), sharding.batch),
+            jax.device_put(networks.normal(self.batch, self.width, seed=1), sharding.batch),
+            jax.device_put(networks.normal(self.batch, self.width, seed=2), sharding.batch),
         )
         compiled = step.lower(state, data).compile()
         memory = {
@@ -105,7 +128,10 @@ class Row:
         return report.row(self.name, found, notes()) | {"memory": memory}
 
 
-ROWS = tuple(Row(sharding, 2, width) for width in (256, 1024) for sharding in SHARDINGS)
+ROWS = (
+    *(Row(sharding, 2, width) for width in (256, 1024) for sharding in SHARDINGS),
+    *(Row(sharding, 16, 64, STACKED_BATCH, is_stacked=True) for sharding in SHARDINGS_OF_STACKS),
+)
 
 
 def loss(model: Any, batch: tuple[jax.Array, jax.Array], key: Any) -> jax.Array:
@@ -193,8 +219,12 @@ def plans() -> Iterator[tuple[str, train.Plan]]:
 
 def memory_cells(rows: Sequence[Mapping[str, Any]]) -> table.Rows:
     """The cells of the table of memory, headings first."""
-    kinds = ("at rest", "within a step", "exchanged")
-    cells = [["", *kinds, "at rest, of one device's"]]
+    kinds = {
+        "at rest": "at rest",
+        "within a step": "within a step",
+        "exchanged": "exchanged, in a loop: a turn",
+    }
+    cells = [["", *kinds.values(), "at rest, of one device's"]]
     for row in rows:
         alone = row["memory"][column(1)]["at rest"]
         for name, memory in row["memory"].items():

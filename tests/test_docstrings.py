@@ -9,7 +9,10 @@ import doctest
 import importlib
 import io
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from traceback import format_exception_only
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -37,8 +40,16 @@ def failures_of(test: doctest.DocTest) -> str:
     """Runs a test in its namespace; returns doctest's report, empty if all examples hold."""
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     report = io.StringIO()
-    doctest.DocTestRunner(verbose=False, optionflags=options).run(test, out=report.write)
+    # Of an exception with notes, doctest compared the last line alone before Python 3.11.4.
+    with mock.patch("traceback.format_exception_only", _in_one_piece):
+        doctest.DocTestRunner(verbose=False, optionflags=options).run(test, out=report.write)
     return report.getvalue()
+
+
+def _in_one_piece(
+    *exception: Any, format_exception_only: Callable[..., list[str]] = format_exception_only
+) -> list[str]:
+    return ["".join(format_exception_only(*exception))]
 
 
 def _all_examples() -> Iterator[tuple[str, doctest.DocTest]]:

@@ -51,6 +51,25 @@ def _of_reverse() -> list[float]:
     return sorted(mode["ratio"] for mode in modes if mode["mode"] == "Reverse")
 
 
+def _of_stack(sharding: str) -> dict[str, Any]:
+    """The training of 16 stacked layers over four devices."""
+    start = f"{sharding}, 16 stacked layers"
+    row = next(row for row in _rows("scaling") if row["name"].startswith(start))
+    return row["columns"]["4 devices"] | {"memory": row["memory"]["4 devices"]}
+
+
+def _megabytes_of_stack(sharding: str, kind: str) -> str:
+    return f"{_of_stack(sharding)['memory'][kind] / 1e6:.2f} MB"
+
+
+def _time_of_stack() -> float:
+    """What FSDP takes, as a multiple of the time with the layers together."""
+    layer_by_layer, at_once = (
+        _of_stack(each)["completion_us"] for each in ("FSDP", "layers at once")
+    )
+    return layer_by_layer / at_once
+
+
 def _range(ratios: Iterable[float], digits: int = 2) -> str:
     least, *_, most = sorted(ratios)
     return f"{_short(least, digits)} to {_short(most, digits)}"
@@ -102,6 +121,13 @@ QUOTED = [
         f"{_range(_of_layers('Construct a deep model', jax='0.12.0.1'))} on jax 0.12.0.1",
     ),
     ("docs/layers.md", f"are compiled in {SCAN_STACK:.2f} of the time"),
+    ("docs/training.md", f"take {_megabytes_of_stack('FSDP', 'within a step')} within a step"),
+    ("docs/training.md", f"took {_time_of_stack():.1f} times as long there"),
+    ("docs/training.md", f"beside the {_megabytes_of_stack('FSDP', 'at rest')} of each device"),
+    (
+        "docs/training.md",
+        f"{_megabytes_of_stack('layers at once', 'within a step')} where they are",
+    ),
 ]
 
 

@@ -175,6 +175,15 @@ def test_what_fit_did_not_save_is_told(simple, tmp_path):
         train.fit(*simple, stream(), num_steps=10, resume_from=tmp_path)
 
 
+def test_a_state_that_does_not_fit_is_told_to_be_the_one_that_fit_is_given(simple, tmp_path):
+    state, step = simple
+    train.fit(state, step, stream(), num_steps=3, callbacks=[train.Checkpoint(tmp_path, every=3)])
+    larger = eqx.tree_at(lambda state: state.step, state, np.zeros(2, np.int32))
+    with pytest.raises(ValueError, match="does not fit `like`") as caught:
+        train.fit(larger, step, stream(), num_steps=6, resume_from=tmp_path)
+    assert caught.value.__notes__ == ["Here `like` is the state that `fit` is given."]
+
+
 # --- what is saved ---
 
 

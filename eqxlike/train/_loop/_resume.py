@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._callbacks import Callback, Checkpoint, load_kept
-from .._checkpoints import CheckpointFolder
+from .._checkpoints import CheckpointError, CheckpointFolder
 from .._run import Run
 from .._state import TrainState
 
@@ -43,7 +43,13 @@ def newest_in(
     that `fit` did not make.
     """
     checkpoints = _writer_of(folder, callbacks) or CheckpointFolder(folder)
-    restored = checkpoints.restore_newest(like)
+    try:
+        restored = checkpoints.restore_newest(like)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        error.add_note("Here `like` is the state that `fit` is given.")
+        raise
     if restored is None:
         return None
     data = restored.data
