@@ -1,6 +1,9 @@
-"""Fields: converters, metadata, static ones, and names that could clash."""
+"""What errors and warnings say of the values of fields, and where a warning points.
 
-import dataclasses
+Of which class they are is compared with Equinox in `programs/fields.py` and `programs/mistakes.py`.
+"""
+
+import warnings
 from typing import Any
 
 import jax
@@ -9,205 +12,43 @@ import jax.tree_util as jtu
 import numpy as np
 import pytest
 
-from tests.beside_equinox import both
-from tests.module.models import StaticAny
+import eqxlike
+from eqxlike import Module
+from tests.module.models import Inner, StaticAny
 
 
-@both
-def test_a_converter_runs_once_on_an_argument(eqx):
-    class Model(eqx.Module):
-        x: int = eqx.field(converter=lambda value: value + 1)
+class Scale(Module):
+    weight: Any
 
-    assert Model(1).x == 2
+    def __call__(self, x):
+        return self.weight * x
 
 
-@both
-def test_a_converter_runs_once_on_a_default(eqx):
-    class Model(eqx.Module):
-        x: int = eqx.field(converter=lambda value: value + 1, default=1)
+class Initialises(Module):
+    x: int
+    y: int = eqxlike.field(converter=str)
+    z: int = eqxlike.field(static=True)
 
-    assert Model().x == 2
+    def __init__(self, *names):
+        for name in names:
+            setattr(self, name, 1)
 
 
-@both
-def test_a_converter_runs_once_when_a_subclass_calls_the_init_above(eqx):
-    class Base(eqx.Module):
-        x: int = eqx.field(converter=lambda value: value + 1)
-
-    class Model(Base):
-        def __init__(self):
-            super().__init__(1)
-
-    assert Model().x == 2
-
-
-@both
-def test_a_converter_runs_once_when_init_was_patched(eqx):
-    class Model(eqx.Module):
-        x: int = eqx.field(converter=lambda value: value + 1)
-
-    original = Model.__init__
-    Model.__init__ = lambda self, *args: original(self, *args)
-    assert Model(1).x == 2
-
-
-@both
-def test_a_converter_runs_after_init_and_post_init(eqx):
-    class Model(eqx.Module):
-        x: str = eqx.field(converter=str)
-        seen: Any = eqx.field(init=False)
-
-        def __post_init__(self):
-            self.seen = self.x
-
-    model = Model(1)
-    assert (model.x, model.seen) == ("1", 1)
-
-
-@both
-def test_a_converter_runs_on_a_field_that_takes_no_argument(eqx):
-    class Model(eqx.Module):
-        x: str = eqx.field(converter=str, init=False)
-
-        def __post_init__(self):
-            self.x = 3
-
-    assert Model().x == "3"
-
-
-@both
-def test_the_converter_of_a_redeclared_field_is_that_of_the_subclass(eqx):
-    class Base(eqx.Module):
-        x: Any = eqx.field(converter=str)
-
-    class Converting(Base):
-        x: Any = eqx.field(converter=float)
-
-    class Plain(Base):
-        x: Any
-
-    assert (Converting(1).x, Plain(1).x) == (1.0, 1)
-
-
-@both
-def test_a_converter_may_make_a_static_value_hashable(eqx):
-    class Model(eqx.Module):
-        x: tuple = eqx.field(converter=tuple, static=True)
-
-    assert Model([1, 2]).x == (1, 2)
-
-
-@both
-def test_what_a_converter_raises_passes_through(eqx):
-    class Model(eqx.Module):
-        x: int = eqx.field(converter=int)
-
-    with pytest.raises(ValueError, match="invalid literal for int"):
-        Model("q")
-
-
-@both
-def test_a_converter_does_not_run_on_unflatten(eqx):
-    class Model(eqx.Module):
-        x: Any = eqx.field(converter=lambda value: value + 1)
-
-    assert jtu.tree_map(lambda leaf: leaf, Model(1)).x == 2
-
-
-@both
-def test_a_static_field_is_no_leaf(eqx):
-    class Model(eqx.Module):
-        x: int
-        y: int = eqx.field(static=True)
-
-    assert jtu.tree_leaves(Model(1, 2)) == [1]
-
-
-@both
-def test_a_module_in_a_static_field_has_no_leaves_there(eqx):
-    class Part(eqx.Module):
-        x: int
-
-    class Model(eqx.Module):
-        part: Part = eqx.field(static=True)
-
-    assert jtu.tree_leaves(Model(Part(1))) == []
-
-
-@both
-def test_a_subclass_may_make_a_static_field_dynamic(eqx):
-    class Base(eqx.Module):
-        x: int = eqx.field(static=True)
-
-    class Model(Base):
-        x: int
-
-    assert jtu.tree_leaves(Model(1)) == [1]
-
-
-@both
-def test_metadata_of_a_field_is_kept(eqx):
-    class Model(eqx.Module):
-        x: int = eqx.field(static=True, converter=int, metadata={"unit": "m"})
-
-    assert dataclasses.fields(Model)[0].metadata["unit"] == "m"
-
-
-@both
-def test_that_a_field_is_static_stands_in_its_metadata(eqx):
-    class Model(eqx.Module):
-        x: int = eqx.field(static=True)
-
-    assert dataclasses.fields(Model)[0].metadata["static"] is True
-
-
-@both
-def test_a_plain_dataclass_field_with_static_metadata_is_static(eqx):
-    class Model(eqx.Module):
-        x: int = dataclasses.field(metadata={"static": True})
-
-    assert jtu.tree_leaves(Model(1)) == []
-
-
-@both
-@pytest.mark.parametrize("name", ["static", "converter"])
-def test_metadata_may_not_take_a_reserved_name(eqx, name):
-    with pytest.raises(ValueError, match=rf"metadata.*{name}"):
-        eqx.field(static=True, converter=int, metadata={name: 1})
-
-
-@both
-def test_a_field_may_be_hidden_from_repr(eqx):
-    class Model(eqx.Module):
-        x: int = eqx.field(repr=False)
-        y: int
-
-    assert repr(Model(1, 2)).endswith("Model(y=2)")
-
-
-@both
-def test_a_field_takes_no_unknown_options(eqx):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
-        eqx.field(foo=1)
-
-
-@both
-def test_a_field_takes_no_positional_arguments(eqx):
-    with pytest.raises(TypeError, match="positional argument"):
-        eqx.field(1)
-
-
-@both
-def test_a_field_has_a_default_or_a_factory_not_both(eqx):
-    with pytest.raises(ValueError, match="cannot specify both default and default_factory"):
-        eqx.field(default=1, default_factory=list)
+# --- static fields ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "value", [jnp.ones((2, 3)), np.ones((2, 3), np.float32)], ids=["jax", "numpy"]
+    ("value", "path"),
+    [
+        (jnp.ones((2, 3), jnp.float32), ""),
+        (np.ones((2, 3), np.float32), ""),
+        ((1, jnp.ones((2, 3))), r" at StaticAny\.option\[1\]"),
+        (Scale(jnp.ones((2, 3))), r" at StaticAny\.option\.weight"),
+    ],
+    ids=["jax", "numpy", "tuple", "module"],
 )
-def test_an_array_in_a_static_field_is_an_error_with_field_shape_and_dtype(value):
-    expected = r"StaticAny\.option is a static field .* shape \(2, 3\) and dtype float32"
+def test_an_array_in_a_static_field_is_an_error_with_field_shape_and_dtype(value, path):
+    expected = rf"StaticAny\.option is a .* shape \(2, 3\) and dtype float32{path}\. A static"
     with pytest.raises(TypeError, match=expected):
         StaticAny(value)
 
@@ -218,7 +59,7 @@ def test_a_numpy_scalar_in_a_static_field_is_a_static_value():
 
 def test_a_tracer_in_a_static_field_is_an_error():
     with pytest.raises(TypeError, match=r"StaticAny\.option is a static field"):
-        jax.jit(StaticAny)(jnp.ones(2))
+        jax.eval_shape(StaticAny, jnp.ones(2))
 
 
 def containing_itself():
@@ -247,46 +88,112 @@ def test_a_static_value_that_nothing_can_be_compared_by_is_an_error_with_its_pat
         StaticAny(value)
 
 
-def test_an_array_inside_a_tuple_in_a_static_field_is_an_error():
-    with pytest.raises(TypeError, match=r"StaticAny\.option is a static field"):
-        StaticAny((1, jnp.ones(2)))
+# --- fields that were not set -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [None, 1, "a", (1, (2,)), len, int, frozenset({1})], ids=repr)
-def test_a_hashable_value_in_a_static_field_is_kept(value):
-    assert StaticAny(value).option is value
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["y", "z"], "Field 'x' of Initialises not initialized by `__init__`"),
+        (["x", "z"], "Field 'y' of"),
+        (["x", "y"], "Field 'z' of"),
+        (["z"], "Fields 'x', 'y' of Initialises not initialized"),
+    ],
+)
+def test_fields_that_init_never_sets_are_named(names, expected):
+    with pytest.raises(TypeError, match=expected):
+        Initialises(*names)
 
 
-@both
-def test_fields_with_the_names_of_locals_and_globals_keep_their_values(eqx):
-    names = ["cls", "new", "children", "fields", "statics", "key0", "incomplete_type", "len", "σ"]
-    Model = type(eqx.Module)("Model", (eqx.Module,), {"__annotations__": dict.fromkeys(names, int)})
-    doubled = jtu.tree_map(lambda leaf: 2 * leaf, Model(*range(len(names))))
-    assert vars(doubled) == {name: 2 * index for index, name in enumerate(names)}
-
-
-@both
-def test_a_field_with_a_mangled_name_survives_a_map(eqx):
-    class Model(eqx.Module):
-        __secret: int
-
-        def read(self):
-            return self.__secret
-
-    assert jtu.tree_map(lambda leaf: leaf + 1, Model(1)).read() == 2
-
-
-@both
-def test_a_property_over_a_field_is_no_leaf(eqx):
-    class Base(eqx.Module):
-        x: int
-
-    class Model(Base):
-        @property
-        def x(self):
-            return 3
+def test_a_default_that_init_never_assigned_is_a_leaf():
+    class Model(Module):
+        x: int = 3
+        y: int = eqxlike.field(init=False, default=4)
 
         def __init__(self):
             pass
 
-    assert jtu.tree_leaves(Model()) == []
+    assert jtu.tree_leaves(Model()) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "expected"),
+    [
+        ((), {}, "missing 1 required positional argument: 'weight'"),
+        ((1, "a", 3), {}, "takes from 2 to 3 positional arguments but 4 were given"),
+        ((1,), {"y": 2}, "got an unexpected keyword argument 'y'"),
+    ],
+)
+def test_wrong_arguments_raise_as_any_function_does(args, kwargs, expected):
+    with pytest.raises(TypeError, match=rf"__init__\(\) {expected}"):
+        Inner(*args, **kwargs)
+
+
+def test_an_init_that_returns_something_is_an_error_that_names_the_class():
+    class Model(Module):
+        def __init__(self):
+            return 1
+
+    with pytest.raises(TypeError, match=r"Model\.__init__\(\) should assign fields and return"):
+        Model()
+
+
+# --- likely slips -------------------------------------------------------------------------------
+
+
+def warning_of(make):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make()
+    (warning,) = caught
+    assert (warning.filename, warning.category) == (__file__, UserWarning)
+    return str(warning.message)
+
+
+def make_with_init_and_post_init():
+    class Model(Module):
+        def __init__(self):
+            pass
+
+        def __post_init__(self):
+            pass
+
+
+def test_warnings_point_to_the_line_that_is_to_be_changed():
+    jitted = jax.jit(Scale(jnp.ones(2)))
+    for value in (jitted, [jitted], (1, jitted), {"a": jitted}):
+        found = warning_of(lambda value=value: Inner(value))
+        assert found.startswith("Inner.weight was given a JAX-transformed callable around a Module")
+    assert "write `eqxlike.field(static=True)`" in warning_of(eqxlike.static_field)
+    assert "Model has both an `__init__` method and a `__post" in warning_of(
+        make_with_init_and_post_init
+    )
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+def test_a_method_of_self_in_a_field_is_refused(is_static):
+    class Model(Module):
+        function: Any = eqxlike.field(static=is_static)
+
+        def __init__(self):
+            self.function = self.method
+
+        def method(self):
+            return 1
+
+    with pytest.raises(ValueError, match=r"function was given .*'function' that calls `self\.meth"):
+        Model()
+
+
+def test_a_virtual_subclass_is_an_error_that_says_what_to_write():
+    class Other:
+        pass
+
+    with pytest.raises(ValueError, match=r"Write `class Other\(Module\)`"):
+        Module.register(Other)
+
+
+@pytest.mark.parametrize("name", ["static", "converter"])
+def test_metadata_may_not_take_a_reserved_name(name):
+    with pytest.raises(ValueError, match=rf"metadata with name '{name}': `field` takes `{name}=`"):
+        eqxlike.field(metadata={name: None})

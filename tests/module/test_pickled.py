@@ -1,5 +1,7 @@
-"""What transformations return is pickled, and called when it is loaded."""
+"""Copies: by `copy`, `pickle`, `dataclasses.replace` and a map; and of transformed callables."""
 
+import copy
+import dataclasses
 import functools
 import pickle
 from typing import Any
@@ -7,10 +9,79 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
 import eqxlike
+from tests.module.models import Inner, StaticAny
+
+
+class Outer(eqxlike.Module):
+    inner: Inner
+    others: list
+    scale: float = 1.0
+
+
+class Initialised(eqxlike.Module):
+    weight: Any
+    doubled: Any
+
+    def __init__(self, weight, /):
+        self.weight = weight
+        self.doubled = weight * 2
+
+
+class Empty(eqxlike.Module):
+    pass
+
+
+def make_outer():
+    return Outer(Inner(jnp.arange(3.0), "a"), [Inner(np.ones(2), "b"), None], scale=2.0)
+
+
+COPIES = [
+    copy.copy,
+    copy.deepcopy,
+    *(
+        lambda module, protocol=protocol: pickle.loads(pickle.dumps(module, protocol))
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)
+    ),
+    lambda module: jtu.tree_map(lambda leaf: leaf, module),
+    dataclasses.replace,
+]
+MAKERS = {
+    "nested": make_outer,
+    "empty": Empty,
+    "static only": lambda: StaticAny((1, "a")),
+    "custom init": lambda: Initialised(np.ones(2)),
+    "frozen": lambda: eqxlike.nn.freeze(make_outer()),
+    "from filter_jit": lambda: eqxlike.filter_jit(lambda x: Inner(Inner(2 * x)))(jnp.ones(2)),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_copy_is_equal_to_the_original_and_frozen(maker):
+    # `replace` calls `__init__`, which takes other arguments than the fields in one of them.
+    for duplicate in COPIES[: -1 if maker == "custom init" else None]:
+        original = MAKERS[maker]()
+        copied = duplicate(original)
+        assert type(copied) is type(original)
+        assert copied is not original
+        assert eqxlike.tree_equal(copied, original, typematch=True)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            copied.scale = 3.0
+
+
+def test_what_filter_jit_keeps_of_an_instance_is_not_in_its_dictionary_nor_pickled():
+    module = Inner(np.ones(2))
+    before = pickle.dumps(module)
+    eqxlike.filter_jit(lambda module: module.weight * 2)(module)
+    assert pickle.dumps(module) == before
+    assert list(vars(module)) == ["weight", "name"]
+
+
+# --- what transformations return ----------------------------------------------------------------
 
 
 class Scale(eqxlike.Module):
@@ -44,57 +115,33 @@ def scaled(factor: Any, x: Float[Array, ""]) -> Float[Array, ""]:
 
 MODULE = Scale(jnp.array(3.0))
 
-CALLABLES = {
-    "module": MODULE,
-    "layer": eqxlike.nn.Linear("scalar", "scalar", key=jax.random.key(0)),
-    "function": square,
-    "method": MODULE.method,
-    "method that is jitted": MODULE.jitted,
-    "call": MODULE.__call__,
-    "functools.partial": functools.partial(scaled, jnp.array(3.0)),
-    "jax.tree_util.Partial": jtu.Partial(scaled, jnp.array(3.0)),
-    "Partial": eqxlike.Partial(scaled, jnp.array(3.0)),
-}
-
-TRANSFORMATIONS = {
-    "filter_jit": eqxlike.filter_jit,
-    "filter_jit with options": eqxlike.filter_jit(keep_unused=True),
-    "filter_grad": eqxlike.filter_grad,
-    "filter_vmap": eqxlike.filter_vmap(in_axes=None, axis_size=2),
-    "filter_checkpoint": eqxlike.filter_checkpoint,
-    "filter_jit of filter_grad": lambda function: eqxlike.filter_jit(eqxlike.filter_grad(function)),
+TRANSFORMED = {
+    "module": eqxlike.filter_jit(MODULE),
+    "layer": eqxlike.filter_checkpoint(eqxlike.nn.Identity()),
+    "function": eqxlike.filter_jit(eqxlike.filter_grad(square)),
+    "method": eqxlike.filter_jit(MODULE.method),
+    "method that is jitted": eqxlike.filter_grad(MODULE.jitted),
+    "method that is differentiated": MODULE.gradient,
+    "call": eqxlike.filter_jit(MODULE.__call__),
+    "functools.partial": eqxlike.filter_vmap(
+        functools.partial(scaled, jnp.array(3.0)), in_axes=None, axis_size=2
+    ),
+    "jax.tree_util.Partial": eqxlike.filter_jit(keep_unused=True)(
+        jtu.Partial(scaled, jnp.array(3.0))
+    ),
+    "Partial": eqxlike.filter_grad(eqxlike.Partial(scaled, jnp.array(3.0))),
 }
 
 
-@pytest.mark.parametrize("callable_", CALLABLES)
-@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
-def test_a_transformed_callable_is_pickled_and_called(transformation, callable_):
-    transformed = TRANSFORMATIONS[transformation](CALLABLES[callable_])
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_a_transformed_callable_is_pickled_and_called(name):
+    transformed = TRANSFORMED[name]
     loaded = pickle.loads(pickle.dumps(transformed))
     found, expected = (each(jnp.array(2.0)) for each in (loaded, transformed))
     assert eqxlike.tree_equal(found, expected)
-
-
-@pytest.mark.parametrize("callable_", ["module", "function", "method"])
-def test_a_loaded_function_shows_what_it_wraps(callable_):
-    transformed = eqxlike.filter_jit(CALLABLES[callable_])
-    loaded = pickle.loads(pickle.dumps(transformed))
     names = ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__")
     shown = [[getattr(each, name, None) for name in names] for each in (loaded, transformed)]
     assert shown[0] == shown[1]
-
-
-def test_a_method_that_is_differentiated_is_pickled_and_called():
-    loaded = pickle.loads(pickle.dumps(MODULE.gradient))
-    assert loaded(jnp.array(2.0)) == MODULE.gradient(jnp.array(2.0))
-
-
-def test_a_loaded_function_traces_anew_and_once():
-    loaded = pickle.loads(pickle.dumps(eqxlike.filter_jit(count_traces)))
-    before = len(traces)
-    for _ in range(3):
-        loaded(jnp.array(1.0))
-    assert len(traces) - before <= 1
 
 
 traces: list[int] = []
@@ -103,3 +150,11 @@ traces: list[int] = []
 def count_traces(x):
     traces.append(1)
     return x
+
+
+def test_a_loaded_function_traces_again_and_once():
+    loaded = pickle.loads(pickle.dumps(eqxlike.filter_jit(count_traces)))
+    before = len(traces)
+    for _ in range(3):
+        loaded(jnp.array(1.0))
+    assert len(traces) - before <= 1

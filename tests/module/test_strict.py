@@ -29,11 +29,24 @@ class Scale(AbstractLayer, strict=True):
         return self.size * x
 
 
+class AbstractByWord(Module, strict=StrictConfig(force_abstact=True)):
+    def __call__(self):
+        return 1
+
+    def __len__(self):
+        return 1
+
+
+def make(*bases, strict=True, name="Model", **body):
+    body = {"size": 1, "apply": lambda self, x: x, **body}
+    return type(Module)(name, bases, body, strict=strict)
+
+
 def test_a_class_that_keeps_the_rules_is_as_any_other():
     assert (Scale(2).twice(3), Scale(2).width) == (12, 2)
 
 
-# --- a class is abstract or final ---------------------------------------------------------------
+# --- a class is abstract or final, and called so ------------------------------------------------
 
 
 def test_a_class_that_is_not_abstract_is_final():
@@ -43,11 +56,12 @@ def test_a_class_that_is_not_abstract_is_final():
             pass
 
 
-def test_a_class_that_is_not_strict_may_subclass_a_final_one():
-    class Sub(Scale):
-        pass
+def test_a_class_that_is_not_strict_is_held_to_nothing():
+    class AbstractSub(Scale, strict=False):
+        def twice(self, x):
+            return x
 
-    assert Sub(2).twice(3) == 12
+    assert AbstractSub(2).twice(3) == 3
 
 
 def test_a_strict_class_does_not_inherit_from_one_that_is_not():
@@ -55,9 +69,7 @@ def test_a_strict_class_does_not_inherit_from_one_that_is_not():
         size: AbstractVar[int]
 
     with pytest.raises(TypeError, match=r"Model is strict and subclasses AbstractLoose, which is"):
-
-        class Model(AbstractLoose, strict=True):
-            size: int
+        make(AbstractLoose)
 
 
 def test_a_strict_class_may_inherit_from_what_is_no_module():
@@ -65,30 +77,21 @@ def test_a_strict_class_may_inherit_from_what_is_no_module():
         def name(self):
             return "mixin"
 
-    class Model(Module, Mixin, strict=True):
-        pass
-
-    assert Model().name() == "mixin"
+    assert make(Module, Mixin)().name() == "mixin"
 
 
 def test_a_class_may_be_declared_abstract_with_nothing_abstract_in_it():
-    class AbstractModel(Module, strict=StrictConfig(force_abstact=True)):
+    class Model(AbstractByWord, strict=True):
         pass
 
-    class Model(AbstractModel, strict=True):
-        pass
-
-    assert isinstance(Model(), AbstractModel)
-    with pytest.raises(TypeError, match=r"AbstractModel: .*`StrictConfig\(force_abstact=True\)`"):
-        AbstractModel()
+    assert isinstance(Model(), AbstractByWord)
+    with pytest.raises(TypeError, match=r"AbstractByWord: .*`StrictConfig\(force_abstact=True\)`"):
+        AbstractByWord()
 
 
-@pytest.mark.parametrize("config", [{"force_abstract": True}, {"force_abstact": True}])
-def test_both_spellings_declare_a_class_abstract(config):
-    assert StrictConfig(**config) == StrictConfig(True)
-
-
-# --- names --------------------------------------------------------------------------------------
+def test_both_spellings_declare_a_class_abstract():
+    assert StrictConfig(force_abstract=True) == StrictConfig(force_abstact=True)
+    assert StrictConfig(force_abstract=True) == StrictConfig(True) != StrictConfig()
 
 
 def test_an_abstract_class_is_called_abstract():
@@ -105,70 +108,35 @@ def test_an_abstract_class_may_be_private():
     assert _AbstractModel.__abstractvars__ == {"size"}
 
 
-def test_a_final_class_is_not_called_abstract():
+def test_a_final_class_is_not_called_abstract_unless_that_is_allowed():
     with pytest.raises(TypeError, match=r"AbstractModel is a strict class and has nothing abst"):
-
-        class AbstractModel(Module, strict=True):
-            pass
-
-
-def test_a_final_class_may_be_allowed_to_be_called_abstract():
-    class AbstractExpressionism(Module, strict=StrictConfig(allow_abstract_name=True)):
-        pass
-
-    assert AbstractExpressionism() == AbstractExpressionism()
+        make(Module, name="AbstractModel")
+    Allowed = make(Module, name="AbstractModel", strict=StrictConfig(allow_abstract_name=True))
+    assert Allowed() == Allowed()
 
 
 # --- overriding ---------------------------------------------------------------------------------
 
-MEMBERS = {
-    "twice": lambda self, x: x,
-    "width": property(lambda self: 0),
-}
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"twice": lambda self, x: x},
+        {"width": property(lambda self: 0)},
+        {"twice": 1, "__annotations__": {"twice": Any}},
+        {"__annotations__": {"twice": Any}},
+    ],
+    ids=["method", "property", "field", "field without default"],
+)
+def test_what_is_not_abstract_is_not_overridden(body):
+    with pytest.raises(TypeError, match=r"Model\.(twice|width) overrides a method of AbstractL"):
+        make(AbstractLayer, **body)
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_a_method_that_is_not_abstract_is_not_overridden(name):
-    body = {"apply": lambda self, x: x, "size": 1, name: MEMBERS[name]}
-    with pytest.raises(TypeError, match=rf"Model\.{name} overrides a method of AbstractLayer"):
-        type(Module)("Model", (AbstractLayer,), body, strict=True)
-
-
-def test_a_method_is_not_overridden_by_a_field():
-    with pytest.raises(TypeError, match=r"Model\.twice overrides a method of AbstractLayer"):
-
-        class Model(AbstractLayer, strict=True):
-            size: int
-            twice: Any
-
-            def apply(self, x):
-                return x
-
-
-def test_call_is_a_method_like_others():
-    class AbstractModel(Module, strict=StrictConfig(force_abstact=True)):
-        def __call__(self):
-            return 1
-
-    with pytest.raises(TypeError, match=r"Model\.__call__ overrides a method of AbstractModel"):
-
-        class Model(AbstractModel, strict=True):
-            def __call__(self):
-                return 2
-
-
-def test_other_special_methods_may_be_overridden():
-    class AbstractModel(Module, strict=StrictConfig(force_abstact=True)):
-        def __len__(self):
-            return 1
-
-    class Model(AbstractModel, strict=True):
-        def __len__(self):
-            return 2
-
-        def __repr__(self):
-            return "Model"
-
+def test_call_is_a_method_like_others_and_special_methods_may_be_overridden():
+    with pytest.raises(TypeError, match=r"Model\.__call__ overrides a method of AbstractByWord"):
+        make(AbstractByWord, __call__=lambda self: 2)
+    Model = make(AbstractByWord, __len__=lambda self: 2, __repr__=lambda self: "Model")
     assert (len(Model()), repr(Model())) == (2, "Model")
 
 
@@ -179,25 +147,12 @@ def test_a_method_that_init_subclass_adds_may_not_override_one_either():
             cls.twice = lambda self, x: x
 
     with pytest.raises(TypeError, match=r"Model\.twice overrides a method of AbstractLayer"):
-
-        class Model(AbstractAdding, strict=True):
-            size: int
-
-            def apply(self, x):
-                return x
+        make(AbstractAdding)
 
 
 def test_a_class_may_be_allowed_to_override():
-    class Model(AbstractLayer, strict=StrictConfig(allow_method_override=True)):
-        size: int
-
-        def apply(self, x):
-            return x
-
-        def twice(self, x):
-            return "once"
-
-    assert Model(1).twice(3) == "once"
+    strict = StrictConfig(allow_method_override=True)
+    assert make(AbstractLayer, strict=strict, twice=lambda self, x: "once")().twice(3) == "once"
 
 
 # --- fields and __init__ ------------------------------------------------------------------------
@@ -255,23 +210,6 @@ def test_all_fields_beside_an_init_may_stand_in_a_final_class():
     assert Model().width == 3
 
 
-# --- options ------------------------------------------------------------------------------------
-
-
 def test_an_unknown_option_is_an_error_that_lists_the_known_ones():
     with pytest.raises(TypeError, match=r"'allow_all'; it takes allow_abstract_name, allow_method"):
         StrictConfig(allow_all=True)
-
-
-def test_a_class_that_is_not_strict_is_held_to_nothing():
-    class Model(Module):
-        size: int
-
-        def method(self):
-            return 1
-
-    class AbstractSub(Model, strict=False):
-        def method(self):
-            return 2
-
-    assert AbstractSub(1).method() == 2

@@ -1,16 +1,93 @@
-"""Taking leaves out of a tree and putting others in their places."""
+"""Static values that are one to a trace, and trees split into their arrays and all else."""
 
+import functools
+import itertools
 import weakref
 
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eqxlike._partition import split, split_leaves
+import eqxlike as eqx
+from eqxlike import nn
+from eqxlike._partition import find_static_difference, is_same_static, split, split_leaves
+
+VALUES = [
+    0,
+    False,
+    0.0,
+    -0.0,
+    float("nan"),
+    "0",
+    b"0",
+    None,
+    (0,),
+    (False,),
+    np.dtype("float32"),
+    jax.nn.relu,
+    jax.nn.tanh,
+    lambda x: x,
+    lambda x: x + 0,
+    functools.partial(jax.nn.leaky_relu, negative_slope=0.1),
+    functools.partial(jax.nn.leaky_relu, negative_slope=0.2),
+]
+
+
+def test_two_values_are_the_same_where_filter_jit_traces_once():
+    traces = itertools.count()
+    trace_of = eqx.filter_jit(lambda value: next(traces))
+    numbers = [trace_of(value) for value in VALUES]
+    assert numbers == [trace_of(value) for value in VALUES]
+    numbered = itertools.product(zip(VALUES, numbers, strict=True), repeat=2)
+    disagree = [
+        (first, second)
+        for (first, one), (second, other) in numbered
+        if is_same_static(first, second) != (one == other)
+    ]
+    assert disagree == []
+
+
+def test_what_is_not_hashable_is_told_apart_by_identity():
+    assert is_same_static(functools.partial(max, 1), functools.partial(max, 1))
+    unhashable = [1]
+    assert is_same_static(unhashable, unhashable)
+    assert not is_same_static(unhashable, [1])
+
+
+def model(activation=jax.nn.relu, size=3, scale=1.0):
+    keys = jax.random.split(jax.random.key(size), 2)
+    layers = [nn.Linear(size, size, key=keys[0]), {"activation": activation, "scale": scale}]
+    return nn.Sequential(layers)
+
+
+def test_trees_that_differ_in_arrays_alone_have_no_difference():
+    other = jax.tree.map(lambda leaf: leaf + 1 if eqx.is_array(leaf) else leaf, model())
+    assert find_static_difference(model(), other) is None
+    assert find_static_difference(model(), nn.freeze(model())) is not None
+
+
+def test_difference_is_found_where_it_stands():
+    for other, path, first, second in [
+        (model(jax.nn.tanh), ".layers[1]['activation']", jax.nn.relu, jax.nn.tanh),
+        (model(scale=1), ".layers[1]['scale']", 1.0, 1),
+        (nn.Sequential([]), ".layers", model().layers, ()),
+        ("leaf", "", model(), "leaf"),
+    ]:
+        found = find_static_difference(model(), other)
+        assert jax.tree_util.keystr(found.path) == path
+        assert eqx.tree_equal((found.first, found.second), (first, second), typematch=True)
+    found = find_static_difference(model(), model(size=4))
+    assert jax.tree_util.keystr(found.path) == ".layers[0]"
+    assert (found.first.in_features, found.second.in_features) == (3, 4)
+
+
+# --- split ----------------------------------------------------------------------------------------
 
 trees = st.recursive(
-    st.integers() | st.text(max_size=2) | st.none(),
+    st.sampled_from([0, 1, -5, "", "a", None]),
     lambda trees: (
         st.lists(trees, max_size=3)
         | st.tuples(trees, trees)
@@ -26,46 +103,27 @@ def is_int(leaf):
 
 @given(trees)
 def test_merge_undoes_split(tree):
+    leaves, treedef = jtu.tree_flatten(tree)
     dynamic, rest = split(tree, is_int)
+    assert dynamic == rest.take(leaves) == [leaf for leaf in leaves if is_int(leaf)]
     assert rest.merge(dynamic) == tree
+    by_mask, rest_by_mask = split_leaves(leaves, treedef, list(map(is_int, leaves)))
+    assert (by_mask, rest_by_mask.merge(by_mask)) == (dynamic, tree)
 
 
 @given(trees)
-def test_what_is_taken_are_the_leaves_asked_for_in_tree_order(tree):
-    dynamic, _ = split(tree, is_int)
-    assert dynamic == [leaf for leaf in jtu.tree_leaves(tree) if is_int(leaf)]
-
-
-@given(trees)
-def test_leaves_are_those_of_the_merged_tree(tree):
+def test_merged_tree_has_other_leaves_in_the_places_of_those_taken(tree):
     dynamic, rest = split(tree, is_int)
     others = [f"other {number}" for number in range(len(dynamic))]
     assert rest.leaves(others) == jtu.tree_leaves(rest.merge(others))
-
-
-@given(trees)
-def test_merge_into_has_one_value_for_all_that_was_not_taken(tree):
-    dynamic, rest = split(tree, is_int)
     expected = jtu.tree_map(lambda leaf: leaf if is_int(leaf) else "other", tree)
     assert rest.merge_into("other", dynamic) == expected
-
-
-@given(trees)
-def test_take_gives_what_stands_in_the_places_of_the_leaves_taken(tree):
-    dynamic, rest = split(tree, is_int)
-    assert rest.take(jtu.tree_leaves(tree)) == dynamic
-
-
-@given(trees)
-def test_split_leaves_is_split_by_a_mask(tree):
-    leaves, treedef = jtu.tree_flatten(tree)
-    dynamic, rest = split_leaves(leaves, treedef, list(map(is_int, leaves)))
-    assert (dynamic, rest.merge(dynamic)) == (split(tree, is_int)[0], tree)
 
 
 def test_arrays_are_taken_by_default():
     dynamic, rest = split({"a": jnp.arange(2), "b": 3})
     assert (len(dynamic), rest.merge(["array"])) == (1, {"a": "array", "b": 3})
+    assert repr(rest) == "Rest(PyTreeDef({'a': *, 'b': *}))"
 
 
 def test_the_rest_holds_no_leaf_that_was_taken():
@@ -77,7 +135,3 @@ def test_the_rest_holds_no_leaf_that_was_taken():
     dynamic, rest = split([leaf, 1], lambda leaf: not is_int(leaf))
     del leaf, dynamic
     assert (reference(), rest.merge(["new"])) == (None, ["new", 1])
-
-
-def test_shows_the_structure():
-    assert repr(split({"a": 1})[1]) == "Rest(PyTreeDef({'a': *}))"

@@ -1,4 +1,7 @@
-"""Keys of static values: two values share a key only if no program could tell them apart."""
+"""Keys and guards of static values: two values share one only if no program could tell them apart.
+
+A guard is what the fast path of `filter_jit` asks of a value: whether it has the key of another.
+"""
 
 import datetime
 import fractions
@@ -12,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from hypothesis import given
 
-from eqxlike._partition import StaticKey
+from eqxlike._codegen import compile_function
+from eqxlike._partition import GuardWriter, StaticKey, flatten
 from tests.partition.statics import (
     BY_IDENTITY,
     CHANGING,
@@ -36,154 +39,104 @@ def key(value):
     return StaticKey(value).key
 
 
+def guard_of(value):
+    """Whether a value may stand for `value`, as the fast path asks."""
+    writer = GuardWriter(flatten, (), False)
+    writer.miss_if_static_differs("other", value)
+    lines = ["def passes(other):", "    try:", *(f"        {line}" for line in writer.lines)]
+    lines += ["        return True", "    except Exception:", "        return False"]
+    return compile_function(lines, writer.namespace, "guard")
+
+
 @pytest.mark.parametrize("row", TOLD_APART)
 def test_values_that_a_program_tells_apart_have_different_keys(row):
-    for first, second in itertools.combinations(TOLD_APART[row], 2):
+    values = TOLD_APART[row]
+    for first, second in itertools.combinations(values, 2):
         assert key(first) != key(second)
+    for value in values:
+        passes = guard_of(value)
+        assert [other for other in values if passes(other) and other is not value] == []
+        assert passes(value)
 
 
-@pytest.mark.parametrize("name", INTERCHANGEABLE)
-def test_equal_values_of_one_type_have_equal_keys(name):
-    make = INTERCHANGEABLE[name]
-    first, second = make(), make()
-    assert key(first) == key(second)
-
-
-def test_graphs_of_nnx_made_anew_have_equal_keys():
-    first, second, other = (
-        nnx.split(nnx.Linear(2, size, rngs=nnx.Rngs(0)))[0] for size in (2, 2, 3)
-    )
-    assert key(first) == key(second)
-    assert key(first) != key(other)
+def test_equal_values_of_one_type_have_equal_keys():
+    for name, make in INTERCHANGEABLE.items():
+        first, second = make(), make()
+        assert key(first) == key(second), name
+        assert guard_of(first)(second), name
 
 
 @given(nests, nests)
 def test_keys_are_equal_just_where_values_are_indistinguishable(first, second):
-    assert (key(first) == key(second)) == (describe(first) == describe(second))
-
-
-@given(nests)
-def test_key_is_hashable(value):
-    assert hash(key(value)) == hash(key(value))
+    is_same = describe(first) == describe(second)
+    assert (key(first) == key(second)) == guard_of(first)(second) == is_same
+    assert hash(key(first)) == hash(key(first))
 
 
 @pytest.mark.parametrize("name", BY_IDENTITY)
-def test_key_of_what_hashes_by_identity_stays_whatever_is_changed_in_place(name):
+def test_what_hashes_by_identity_is_itself_alone_whatever_is_changed_in_place(name):
     make, edit = BY_IDENTITY[name]
-    value = make()
-    static = StaticKey(value)
+    value, other = make(), make()
+    static, passes = StaticKey(value), guard_of(value)
+    assert key(other) != static.key
+    assert not passes(other)
     edit(value)
     assert static.is_immutable
     assert key(value) == static.key
-
-
-@pytest.mark.parametrize("name", BY_IDENTITY)
-def test_two_that_hash_by_identity_have_different_keys(name):
-    make, _ = BY_IDENTITY[name]
-    first, second = make(), make()
-    assert key(first) != key(second)
+    assert passes(value)
 
 
 @pytest.mark.parametrize("name", CHANGING)
-def test_key_made_anew_shows_a_change_in_place(name):
+def test_key_made_again_shows_a_change_in_place(name):
     make, edit = CHANGING[name]
-    value = make()
-    static = StaticKey(value)
-    assert static.is_current()
+    value, other = make(), make()
+    static, passes, is_same = StaticKey(value), guard_of(value), key(other) == key(value)
+    assert not static.is_immutable
+    assert (key(value) == static.key, static.is_current(), passes(value)) == (True, True, True)
+    assert passes(other) == is_same
     edit(value)
-    assert key(value) != static.key
-    assert not static.is_current()
+    assert (key(value) == static.key, static.is_current(), passes(value)) == (False, False, False)
+    # Nor may another stand for the value that was changed, though it is as that was.
+    assert not passes(other)
 
 
-@pytest.mark.parametrize("name", CHANGING)
-def test_value_that_is_looked_at_anew_is_not_immutable(name):
-    make, _ = CHANGING[name]
-    assert not StaticKey(make()).is_immutable
+IMMUTABLE = [
+    *(1, 1.5, "text", power, len, int, math, Colour.RED, (1, ("a", power)), Config(1)),
+    *(jax.jit(power), jax.nn.relu, np.add, np.dtype("float32"), jnp.float32, jax.P("x")),
+    *(pathlib.Path("a"), datetime.date(2020, 1, 1), fractions.Fraction(1, 3)),
+]
 
 
-@pytest.mark.parametrize("name", CHANGING)
-def test_key_of_what_did_not_change_stays(name):
-    make, _ = CHANGING[name]
-    value = make()
-    assert key(value) == key(value)
+def test_value_that_cannot_change_is_immutable():
+    assert [value for value in IMMUTABLE if not StaticKey(value).is_immutable] == []
 
 
-IMMUTABLE = {
-    "int": 1,
-    "float": 1.5,
-    "str": "text",
-    "function": power,
-    "builtin": len,
-    "type": int,
-    "module": math,
-    "enum": Colour.RED,
-    "tuple": (1, ("a", power)),
-    "dataclass": Config(1),
-    "jitted": jax.jit(power),
-    "jax-function": jax.nn.relu,
-    "ufunc": np.add,
-    "dtype": np.dtype("float32"),
-    "jax-dtype": jnp.float32,
-    "partition-spec": jax.P("x"),
-    "path": pathlib.Path("a"),
-    "date": datetime.date(2020, 1, 1),
-    "fraction": fractions.Fraction(1, 3),
-}
-
-
-@pytest.mark.parametrize("name", IMMUTABLE)
-def test_value_that_cannot_change_is_immutable(name):
-    assert StaticKey(IMMUTABLE[name]).is_immutable
-
-
-def test_list_in_a_partial_of_its_own_has_a_key():
+def test_what_contains_itself_has_a_key():
     make, _ = CHANGING["list-in-partial"]
-    partial = make()
+    partial, listed = make(), Listed([])
     partial.args[0].append(partial)
-    assert key(partial) == key(partial)
-
-
-def test_dataclass_in_a_list_of_its_own_has_a_key():
-    listed = Listed([])
     listed.sizes.append(listed)
+    assert key(partial) == key(partial)
     assert key(listed) == key(listed)
 
 
-UNHASHABLE = {
-    "list": [1],
-    "dict": {"a": 1},
-    "set": {1},
-    "bytearray": bytearray(b"a"),
-    "object": Unhashable(1),
-    "array": np.zeros(2),
-    "in-tuple": (1, [2]),
-    "in-dataclass": Config([1]),
-}
-
-
-@pytest.mark.parametrize("name", UNHASHABLE)
-def test_unhashable_value_is_refused(name):
-    with pytest.raises(TypeError, match="unhashable"):
-        StaticKey(UNHASHABLE[name])
-
-
-def test_key_alone_does_not_hold_what_it_names():
-    def function():
-        pass
-
-    reference = weakref.ref(function)
-    only_key = key(function)
-    del function
-    gc.collect()
-    assert reference() is None
-    assert only_key == only_key
+def test_unhashable_value_is_refused():
+    unhashable = [[1], {"a": 1}, {1}, bytearray(b"a"), Unhashable(1), np.zeros(2)]
+    for value in (*unhashable, (1, [2]), Config([1])):
+        with pytest.raises(TypeError, match="unhashable"):
+            StaticKey(value)
 
 
 @pytest.mark.parametrize("make", [lambda: lambda: 1, lambda: Holder(1)])
-def test_static_key_holds_what_it_names(make):
+def test_static_key_holds_what_it_names_and_key_alone_does_not(make):
     value = make()
     reference = weakref.ref(value)
     static = StaticKey((1, value))
+    only_key = static.key
     del value
     gc.collect()
     assert reference() in static.held
+    del static
+    gc.collect()
+    assert reference() is None
+    assert only_key == only_key

@@ -1,99 +1,74 @@
-"""Where a test takes `eqx`, the same program holds on Equinox, whose behaviour is the measure."""
+"""Laws of `tree_at`, and what it refuses; `test_tree_at_programs.py` compares it with Equinox."""
 
-import inspect
 from typing import Any
 
 import equinox
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 import eqxlike
 from eqxlike import tree_at
 from tests.beside_equinox import both
-from tests.pytree.trees import Pair, Point
+from tests.pytree.trees import Pair, follow, trees_of
+
+TREES = trees_of(st.sampled_from([0, 1, 7, "", "ab"]), max_leaves=10, max_size=2)
 
 
 def is_none(node):
     return node is None
 
 
-# --- laws ---------------------------------------------------------------------------------------
+@st.composite
+def trees_with_paths(draw, num_paths=1):
+    """A tree, and paths to nodes of it, none of which lies inside another."""
+    tree = draw(TREES)
+    paths = [path for path, _ in jtu.tree_leaves_with_path(tree)]
+    assume(len(paths) >= num_paths)
+    chosen = draw(
+        st.lists(st.sampled_from(paths), min_size=num_paths, max_size=num_paths, unique=True)
+    )
+    if num_paths == 1:
+        chosen = [chosen[0][: draw(st.integers(0, len(chosen[0])))]]
+    return tree, chosen
 
 
-def test_has_the_parameters_of_equinox():
-    def parameters(library):
-        signature = inspect.signature(library.tree_at)
-        return [
-            (p.name, p.kind, p.default is None, p.default is inspect.Parameter.empty)
-            for p in signature.parameters.values()
-        ]
-
-    assert parameters(eqxlike) == parameters(equinox)
+def put(tree, path, value):
+    return tree_at(lambda tree: follow(tree, path), tree, value)
 
 
-# --- what may be replaced -----------------------------------------------------------------------
+@given(trees_with_paths())
+def test_the_node_at_a_path_is_replaced_and_everything_else_shared(tree_and_path):
+    tree, (path,) = tree_and_path
+    before, value = jtu.tree_flatten(tree), object()
+    assert follow(put(tree, path, value), path) is value
+    assert jtu.tree_flatten(tree) == before
+    others = [leaf for place, leaf in jtu.tree_leaves_with_path(tree) if place[: len(path)] != path]
+    assert [*map(id, jtu.tree_leaves(put(tree, path, None)))] == [*map(id, others)]
+    back = put(put(tree, path, value), path, follow(tree, path))
+    assert eqxlike.tree_equal(back, tree, typematch=True)
 
 
-def make_module(eqx):
-    class Inner(eqx.Module):
-        weight: Any
-        size: int = eqx.field(static=True, default=1)
-
-        def get(self):
-            return self.weight
-
-    class Outer(eqx.Module):
-        inner: Inner
-        others: list
-
-    return Outer(Inner(1), [Inner(2), Inner(3)])
+@given(trees_with_paths(num_paths=2))
+def test_two_replaced_at_once_are_two_replaced_in_turn(tree_and_paths):
+    tree, (one, other) = tree_and_paths
+    at_once = tree_at(lambda tree: (follow(tree, one), follow(tree, other)), tree, ("new", 7.5))
+    in_turn = put(put(tree, one, "new"), other, 7.5)
+    assert eqxlike.tree_equal(at_once, in_turn, typematch=True)
 
 
-@both
-def test_a_leaf_of_a_module_is_replaced(eqx):
-    module = eqx.tree_at(lambda module: module.inner.weight, make_module(eqx), 5)
-    assert jtu.tree_leaves(module) == [5, 2, 3]
-
-
-@both
-def test_a_module_in_a_module_is_replaced(eqx):
-    module = eqx.tree_at(lambda module: module.inner, make_module(eqx), "text")
-    assert module.inner == "text"
-
-
-@both
-def test_a_list_comprehension_over_modules_names_their_leaves(eqx):
-    module = eqx.tree_at(lambda m: [each.weight for each in m.others], make_module(eqx), [7, 8])
-    assert jtu.tree_leaves(module) == [1, 7, 8]
-
-
-@both
-def test_where_may_call_a_method_that_returns_a_leaf(eqx):
-    module = eqx.tree_at(lambda module: module.inner.get(), make_module(eqx), 5)
-    assert module.inner.weight == 5
-
-
-@both
-def test_where_may_choose_by_static_fields(eqx):
-    def where(module):
-        return module.inner.weight if module.inner.size == 1 else module.others
-
-    assert eqx.tree_at(where, make_module(eqx), 5).inner.weight == 5
-
-
-@both
-def test_where_may_choose_by_the_type_of_nodes(eqx):
-    module = make_module(eqx)
-    kind = type(module.inner)
-
-    def where(tree):
-        nodes = jtu.tree_leaves(tree, is_leaf=lambda node: isinstance(node, kind))
-        return [node.weight for node in nodes if isinstance(node, kind)]
-
-    assert jtu.tree_leaves(eqx.tree_at(where, module, (7, 8, 9))) == [7, 8, 9]
+@given(trees_with_paths())
+def test_replace_fn_gets_the_old_node_as_on_equinox(tree_and_path):
+    tree, (path,) = tree_and_path
+    ours, theirs = (
+        eqx.tree_at(lambda tree: follow(tree, path), tree, replace_fn=lambda node: (node, "new"))
+        for eqx in (eqxlike, equinox)
+    )
+    assert eqxlike.tree_equal(follow(ours, path), (follow(tree, path), "new"), typematch=True)
+    assert eqxlike.tree_equal(ours, theirs, typematch=True)
 
 
 @both
@@ -101,7 +76,7 @@ def test_neither_converters_nor_checks_run(eqx):
     checked = []
 
     class Model(eqx.Module):
-        x: float = eqx.field(converter=float)
+        x: Any = eqx.field(converter=float)
 
         def __check_init__(self):
             checked.append(self.x)
@@ -110,110 +85,8 @@ def test_neither_converters_nor_checks_run(eqx):
     assert checked == [1.0]
 
 
-@both
-@pytest.mark.parametrize("tree", [1, [1, 2], (1, 2), {"a": 1}, Point(1, 2)], ids=repr)
-def test_the_whole_tree_may_be_replaced(eqx, tree):
-    assert eqx.tree_at(lambda tree: tree, tree, "new") == "new"
-
-
-@both
-@pytest.mark.parametrize("node", [(1, 2), [1, 2], Point(1, 2), {"a": 1}], ids=repr)
-@pytest.mark.parametrize("value", [9, (5, 6), [7, 8, 9]], ids=repr)
-def test_a_container_is_one_node_and_its_replacement_one_value(eqx, node, value):
-    assert eqx.tree_at(lambda tree: tree[0], [node, 3], value) == [value, 3]
-
-
-@both
-def test_a_replacement_may_be_none(eqx):
-    assert eqx.tree_at(lambda tree: tree[0], [1, 2], None) == [None, 2]
-
-
-@both
-@pytest.mark.parametrize("many", [tuple, list])
-@pytest.mark.parametrize("values", [(5, 6), [5, 6], np.array([5, 6]), "ab"], ids=str)
-def test_several_nodes_take_a_sequence_of_values(eqx, many, values):
-    assert eqx.tree_at(lambda tree: many([tree[0], tree[1]]), [1, 2], values) == list(values)
-
-
-@both
-def test_a_sequence_of_one_node_takes_a_sequence_of_one_value(eqx):
-    assert eqx.tree_at(lambda tree: (tree[0],), [1, 2], (5,)) == [5, 2]
-
-
-@both
-def test_a_sequence_of_no_nodes_changes_nothing(eqx):
-    assert eqx.tree_at(lambda tree: (), [1, 2], ()) == [1, 2]
-
-
-@both
-def test_replace_fn_is_called_for_each_node(eqx):
-    replaced = eqx.tree_at(lambda tree: (tree[0], tree[1]), [1, (2, 3)], replace_fn=str)
-    assert replaced == ["1", "(2, 3)"]
-
-
-@both
-def test_one_array_in_two_places_is_replaced_in_one(eqx):
-    x = jnp.ones(2)
-    replaced = eqx.tree_at(lambda tree: tree[0], [x, x], 3)
-    assert replaced[0] == 3
-    assert replaced[1] is x
-
-
-@both
-def test_one_list_in_two_places_is_replaced_in_one(eqx):
-    x = [1]
-    assert eqx.tree_at(lambda tree: tree[0], [x, x], 3) == [3, [1]]
-
-
-@both
-@pytest.mark.parametrize("empty", [(), [], {}], ids=repr)
-def test_one_empty_container_of_two_is_replaced(eqx, empty):
-    assert eqx.tree_at(lambda tree: tree[1], [empty, type(empty)()], 3) == [empty, 3]
-
-
-@both
-def test_the_only_none_of_a_tree_is_replaced(eqx):
-    assert eqx.tree_at(lambda tree: tree[0], [None, 2], 1) == [1, 2]
-
-
-@both
-def test_one_none_of_two_is_replaced_where_none_is_a_leaf(eqx):
-    assert eqx.tree_at(lambda tree: tree[1], [None, None], 1, is_leaf=is_none) == [None, 1]
-
-
-@both
-def test_replace_fn_gets_a_none_that_is_a_leaf(eqx):
-    replaced = eqx.tree_at(lambda tree: tree[0], [None, 2], replace_fn=repr, is_leaf=is_none)
-    assert replaced == ["None", 2]
-
-
-@both
-def test_is_leaf_may_make_a_node_one_leaf(eqx):
-    replaced = eqx.tree_at(
-        lambda tree: tree[0], [(1, 2), 3], replace_fn=len, is_leaf=lambda x: isinstance(x, tuple)
-    )
-    assert replaced == [2, 3]
-
-
-@both
-@pytest.mark.parametrize(
-    "leaf", [jnp.sin, "text", int, object(), 1j], ids=lambda leaf: type(leaf).__name__
-)
-def test_a_leaf_may_be_anything(eqx, leaf):
-    assert eqx.tree_at(lambda tree: tree[0], [leaf, 2], replace_fn=lambda x: x is leaf) == [True, 2]
-
-
-@both
-def test_works_under_jit(eqx):
-    replaced = jax.jit(lambda tree, value: eqx.tree_at(lambda tree: tree[0], tree, value))(
-        [1.0, 2.0], 5.0
-    )
-    assert [float(leaf) for leaf in replaced] == [5, 2]
-
-
-@both
-def test_a_gradient_flows_through_the_replacement(eqx):
-    gradient = jax.grad(lambda value: sum(eqx.tree_at(lambda tree: tree[0], [1.0, 2.0], value)))
+def test_a_gradient_flows_through_the_replacement():
+    gradient = jax.grad(lambda value: sum(tree_at(lambda tree: tree[0], [1.0, 2.0], value)))
     assert gradient(5.0) == 1
 
 
@@ -222,3 +95,128 @@ def test_a_kept_partition_is_not_taken_over():
     pair = Pair(jnp.array(1.0), 2)
     read(pair)
     assert read(tree_at(lambda pair: pair.first, pair, jnp.array(5.0))) == 5
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def pair(tree):
+    return tree[0], tree[1]
+
+
+ARRAY = jnp.ones(2)
+
+# Each as (where, pytree, replace, the error, its message).
+ERRORS = {
+    "fewer values than nodes": (
+        *(pair, [1, 2], (5,), ValueError),
+        "same length as `replace`: it returned 2, and `replace` has 1",
+    ),
+    "one value for two nodes": (
+        *(pair, [1, 2], 5, TypeError),
+        "returned 2 nodes, so `replace` must be a sequence of as many; it is of type int",
+    ),
+    "no node": (
+        *(lambda tree: 3, [1, 2], 5, TypeError),
+        "`where` returned 3 of type int, which is not a node",
+    ),
+    "a static field beside a node": (
+        *(lambda tree: (tree[0], tree[1].name), (1, Pair(1, 2)), (5, 6), TypeError),
+        r"'pair', the value of the static field `name` of the Pair at tree\[1\]",
+    ),
+    "a node inside another": (
+        *(lambda tree: (tree["a"], tree["a"][0]), {"a": [1], "b": 2}, (3, 4), ValueError),
+        r"does not specify .* the node at tree\['a'\]\[0\] lies inside another one",
+    ),
+    "nodes in nodes": (
+        *(lambda tree: (pair(tree), tree[2]), [1, 2, 3], ((5, 6), 7), ValueError),
+        "does not specify .* of type tuple, which is made of nodes of the tree and none itself",
+    ),
+    "one None of two": (
+        *(lambda tree: tree[0], [None, Pair(1, None)], 1, ValueError),
+        r"2 times, at tree\[0\] and tree\[1\]\.second\. Pass `is_leaf=lambda node: node is None`",
+    ),
+    "looking inside a leaf": (
+        *(lambda tree: tree["a"][1].first.shape, {"a": [1, Pair(2, 3)]}, 5, AttributeError),
+        r"asked the leaf at tree\['a'\]\[1\]\.first for 'shape'",
+    ),
+    "indexing a leaf": (
+        *(lambda tree: tree[0][0], [ARRAY], 5, TypeError),
+        "a _Placeholder stands for each leaf",
+    ),
+    "an error on the leaves themselves": (
+        *(lambda tree: tree[0] if tree[0] else tree[1], [ARRAY, 2], 5, ValueError),
+        "calls `where` a second time, on the leaves themselves",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_error_says_what_came_and_where(case):
+    where, tree, replace, error, message = ERRORS[case]
+    with pytest.raises(error, match=message):
+        tree_at(where, tree, replace)
+
+
+@both
+def test_precisely_one_of_replace_and_replace_fn_is_needed(eqx):
+    for options in ({}, {"replace": 1, "replace_fn": str}):
+        with pytest.raises(ValueError, match="Precisely one of `replace` and `replace_fn`"):
+            eqx.tree_at(lambda tree: tree[0], [1, 2], **options)
+
+
+def test_an_error_that_is_not_of_a_leaf_is_left_alone():
+    with pytest.raises(TypeError, match="'tuple' object is not callable") as caught:
+        tree_at(lambda tree: tree[0](), [(1, 2)], 5)
+    assert not hasattr(caught.value, "__notes__")
+
+
+CHANGES = {
+    "puts": lambda tree: tree.update(a=5),
+    "adds": lambda tree: tree.update(c=5),
+    "adds an empty list": lambda tree: tree.update(c=[]),
+    "takes out": lambda tree: tree.pop("b"),
+    "takes out a None": lambda tree: tree.pop("none"),
+    "moves": lambda tree: tree.update(a=tree["b"], b=tree["a"]),
+    "moves an empty tuple": lambda tree: tree.update(empty=tree["a"], a=tree["empty"]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_where_must_not_change_the_tree(change):
+    def where(tree):
+        node = tree["a"]
+        CHANGES[change](tree)
+        return node
+
+    with pytest.raises(ValueError, match="`where` must not change the pytree it is called on"):
+        tree_at(where, {"a": 1, "b": [2], "empty": (), "none": None}, 5)
+
+
+def test_what_where_does_to_the_tree_does_not_reach_that_of_the_caller():
+    tree, calls = [1, 2], []
+
+    def where(tree):
+        calls.append(tree)
+        if len(calls) == 2:
+            tree.append(3)
+        return tree[0]
+
+    assert tree_at(where, tree, 5) == [5, 2]
+    assert tree == [1, 2]
+
+
+# Each is a function from a tree of a 0, an array and a `None` which hangs on what the leaves are.
+DEPENDENT = {
+    "truth": lambda tree: tree[0] if tree[0] else tree[1],
+    "equality": lambda tree: tree[0] if tree[0] == 0 else tree[1],
+    "type": lambda tree: [leaf for leaf in tree if isinstance(leaf, int)],
+    "is None": lambda tree: tree[0] if tree[2] is None else tree[1],
+}
+
+
+@both
+def test_choosing_by_what_the_leaves_are_is_an_error(eqx):
+    for where in DEPENDENT.values():
+        with pytest.raises(ValueError, match="`where` must not depend on the leaves"):
+            eqx.tree_at(where, [0, ARRAY, None], replace_fn=lambda node: 5, is_leaf=is_none)

@@ -1,15 +1,18 @@
-"""Abstract attributes: declared, overridden in each way, inherited over several classes."""
+"""Abstract classes: attributes and methods, overridden in each way, inherited over several."""
 
 import abc
+import collections.abc
 import dataclasses
 import functools
 import inspect
 import types
 import typing
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from tests.module.programs.functions import tried
-from tests.module.programs.registry import PROGRAMS, program
+import jax.tree_util as jtu
+
+from tests.beside_equinox import error_of
+from tests.module.programs.registry import PROGRAMS, program, tried
 
 T = typing.TypeVar("T")
 
@@ -58,168 +61,80 @@ for kind in ("AbstractVar", "AbstractClassVar"):
 
 
 @program
-def abstract_attribute_is_no_field(eqx):
+def abstract_attributes_are_no_fields(eqx):
     class AbstractModel(eqx.Module):
         x: eqx.AbstractVar[int]
-        y: int
-        z: eqx.AbstractClassVar[str]
-
-    return [f.name for f in dataclasses.fields(AbstractModel)], str(
-        inspect.signature(AbstractModel)
-    )
-
-
-@program
-def abstract_attribute_has_no_place_in_the_arguments(eqx):
-    class AbstractModel(eqx.Module):
-        x: eqx.AbstractVar[int]
-
-    class Model(AbstractModel):
         y: str
-        x: int
-
-    return vars(Model("y", 1)), Model.__match_args__
-
-
-@program
-def abstract_attribute_is_no_attribute(eqx):
-    class AbstractModel(eqx.Module):
-        x: eqx.AbstractVar[int]
-
-    return hasattr(AbstractModel, "x"), list(AbstractModel.__annotations__)
-
-
-@program
-def abstract_names_of_a_class(eqx):
-    class AbstractModel(eqx.Module):
-        x: eqx.AbstractVar[int]
-        y: eqx.AbstractClassVar[int]
-
-    class AbstractSub(AbstractModel):
-        x: int
-
-    return [
-        (sorted(cls.__abstractvars__), sorted(cls.__abstractclassvars__))
-        for cls in (AbstractModel, AbstractSub)
-    ]
-
-
-@program
-def abstract_method_beside_an_abstract_attribute(eqx):
-    class AbstractModel(eqx.Module):
-        x: eqx.AbstractVar[int]
-
-        @abc.abstractmethod
-        def method(self): ...
+        z: eqx.AbstractClassVar[str]
 
     class AbstractSub(AbstractModel):
         x: int
 
     class Model(AbstractSub):
-        def method(self):
-            return self.x
+        z: ClassVar[str] = "z"
 
-    return tried(AbstractModel, ()), tried(AbstractSub, (1,)), Model(1).method()
-
-
-@program
-def abstract_attribute_without_a_subscript(eqx):
-    class AbstractModel(eqx.Module):
-        x: eqx.AbstractVar
-
-    return AbstractModel
-
-
-@program
-def abstract_class_attribute_without_a_subscript(eqx):
-    class AbstractModel(eqx.Module):
-        x: eqx.AbstractClassVar
-
-    return AbstractModel
+    return (
+        [each.name for each in dataclasses.fields(AbstractModel)],
+        str(inspect.signature(AbstractModel)),
+        hasattr(AbstractModel, "x"),
+        list(AbstractModel.__annotations__),
+        [
+            (sorted(cls.__abstractvars__), sorted(cls.__abstractclassvars__))
+            for cls in (AbstractModel, AbstractSub)
+        ],
+        (vars(Model("y", 1)), Model.__match_args__, jtu.tree_leaves(Model("y", 1))),
+    )
 
 
 @program
-def abstract_attribute_with_a_value(eqx):
-    class AbstractModel(eqx.Module):
-        x: eqx.AbstractVar[int] = 3
-
-    return AbstractModel
-
-
-@program
-def abstract_class_attribute_with_a_value(eqx):
-    class AbstractModel(eqx.Module):
-        x: eqx.AbstractClassVar[int] = 3
-
-    return AbstractModel
+def abstract_attributes_that_are_refused(eqx):
+    bodies = [
+        {"__annotations__": {"x": eqx.AbstractVar}},
+        {"__annotations__": {"x": eqx.AbstractClassVar}},
+        {"__annotations__": {"x": eqx.AbstractVar[int]}, "x": 3},
+        {"__annotations__": {"x": eqx.AbstractClassVar[int]}, "x": 3},
+        {"__annotations__": {"x": eqx.AbstractVar[int]}, "x": eqx.field(static=True)},
+    ]
+    return [error_of(type(eqx.Module), "AbstractModel", (eqx.Module,), body) for body in bodies]
 
 
 @program
-def abstract_attribute_with_options(eqx):
-    class AbstractModel(eqx.Module):
-        x: eqx.AbstractVar[int] = eqx.field(static=True)
-
-    return AbstractModel
-
-
-@program
-def abstract_attribute_over_a_field(eqx):
-    class Base(eqx.Module):
+def abstract_attribute_over_what_is_there(eqx):
+    class HasField(eqx.Module):
         x: int
 
-    class AbstractModel(Base):
-        x: eqx.AbstractVar[int]
-
-    return tried(AbstractModel, (), (1,))
-
-
-@program
-def abstract_attribute_over_a_property(eqx):
-    class Base(eqx.Module):
+    class HasProperty(eqx.Module):
         @property
         def x(self):
             return 1
 
-    class AbstractModel(Base):
+    class OverField(HasField):
         x: eqx.AbstractVar[int]
 
-    return tried(AbstractModel, ())
+    class OverProperty(HasProperty):
+        x: eqx.AbstractVar[int]
+
+    return tried(OverField, (), (1,)), tried(OverProperty, ())
 
 
 @program
-def abstract_base_before_one_with_the_field(eqx):
+def abstract_base_before_and_after_one_that_overrides(eqx):
     class AbstractModel(eqx.Module):
         x: eqx.AbstractVar[int]
 
     class HasField(eqx.Module):
         x: int
 
-    class First(AbstractModel, HasField):
-        pass
-
-    class Second(HasField, AbstractModel):
-        pass
-
-    return tried(First, (), (1,)), tried(Second, (), (1,))
-
-
-@program
-def abstract_base_before_one_with_the_property(eqx):
-    class AbstractModel(eqx.Module):
-        x: eqx.AbstractVar[int]
-
     class HasProperty:
         @property
         def x(self):
             return 5
 
-    class First(AbstractModel, HasProperty):
-        pass
-
-    class Second(HasProperty, AbstractModel):
-        pass
-
-    return tried(First, ()), tried(Second, ())
+    found = []
+    for other in (HasField, HasProperty):
+        for bases in ((AbstractModel, other), (other, AbstractModel)):
+            found.append(tried(types.new_class("Model", bases), (), (1,)))
+    return found
 
 
 @program
@@ -233,79 +148,42 @@ def abstract_attribute_of_a_mixin_that_is_no_module(eqx):
     class Model(AbstractModel):
         x: int
 
-    return tried(Mixin, ()), tried(AbstractModel, ()), tried(Model, (1,))
+    found = tried(Mixin, ()), tried(AbstractModel, ()), tried(Model, (1,))
+    AbstractModel.x = 3
+    return found, tried(AbstractModel, ())
 
 
 @program
 def abstract_attribute_overridden_two_classes_below(eqx):
-    class AbstractTop(eqx.Module):
-        x: eqx.AbstractVar[int]
-
-    class AbstractMiddle(AbstractTop):
-        y: eqx.AbstractVar[str]
-
-    class Model(AbstractMiddle):
-        y: str
-        x: int
-
-    return tried(AbstractMiddle, ()), tried(Model, ("y", 1))
-
-
-@program
-def abstract_attribute_assigned_by_the_init_of_the_base(eqx):
-    class AbstractModel(eqx.Module):
-        x: eqx.AbstractVar[int]
+    class AbstractTop(eqx.Module, typing.Generic[T]):
+        x: eqx.AbstractVar[T]
 
         def __init__(self):
             self.x = 3
 
-    class Model(AbstractModel):
+    class AbstractMiddle(AbstractTop[int]):
+        y: eqx.AbstractVar[str]
+
+    class Model(AbstractMiddle):
+        y: str = "y"
         x: int
 
-    return tried(Model, ())
+    return tried(Model, (), (1,))
 
 
 @program
-def abstract_attribute_of_a_generic(eqx):
-    class AbstractModel(eqx.Module, typing.Generic[T]):
-        x: eqx.AbstractVar[T]
-
-    class Model(AbstractModel[int]):
-        x: int
-
-    return tried(AbstractModel, ()), tried(Model, (1,))
-
-
-@program
-def abstract_attribute_set_on_the_class_afterwards(eqx):
-    class AbstractModel(eqx.Module):
-        x: eqx.AbstractVar[int]
-
-    AbstractModel.x = 3
-    return tried(AbstractModel, ())
-
-
-@program
-def abstract_attribute_inside_another_annotation(eqx):
+def abstract_marker_is_a_generic_type(eqx):
     class Model(eqx.Module):
         x: typing.Optional[eqx.AbstractVar[int]]  # noqa: UP045
 
-    return tried(Model, (1,))
-
-
-@program
-def abstract_markers_compare_and_know_their_argument(eqx):
     marker = eqx.AbstractVar[int]
     return (
+        tried(Model, (1,)),
         marker == eqx.AbstractVar[int],
         typing.get_args(marker),
-        typing.get_origin(marker) is (eqx.AbstractVar),
+        typing.get_origin(marker) is eqx.AbstractVar,
+        error_of(lambda: eqx.AbstractVar[int, str]),
     )
-
-
-@program
-def abstract_marker_of_two_types(eqx):
-    return eqx.AbstractVar[int, str]
 
 
 @program(
@@ -318,17 +196,106 @@ def abstract_attribute_annotated_by_a_string(eqx):
     return AbstractModel.__name__
 
 
-@program(differs="a dotted name in a string is read too; otherwise it would be a field")
-def abstract_attribute_annotated_by_a_dotted_string(eqx):
-    class AbstractModel(eqx.Module):
-        x: "eqx.AbstractVar[int]"
-
-    return dataclasses.fields(AbstractModel) == ()
-
-
 @program(differs="what `inspect.isabstract` says of abstract methods holds of attributes")
 def abstract_attribute_makes_a_class_abstract_to_inspect(eqx):
     class AbstractModel(eqx.Module):
         x: eqx.AbstractVar[int]
 
     return inspect.isabstract(AbstractModel)
+
+
+# --- abstract methods ---------------------------------------------------------------------------
+
+MEMBERS = {
+    "method": abc.abstractmethod(lambda self: None),
+    "property": property(abc.abstractmethod(lambda self: None)),
+    "class method": classmethod(abc.abstractmethod(lambda cls: None)),
+    "static method": staticmethod(abc.abstractmethod(lambda: None)),
+}
+
+
+@program
+def abstract_members(eqx):
+    found = []
+    for name in ("member", "__call__"):
+        for member in MEMBERS.values():
+            Model = type(eqx.Module)("Model", (eqx.Module,), {name: member})
+            Sub = type(eqx.Module)("Sub", (Model,), {"__annotations__": {"x": int}, "x": 1})
+            Final = type(eqx.Module)("Final", (Sub,), {name: lambda self: 2})
+            found.append((tried(Model, ()), tried(Sub, ()), tried(Final, ())))
+            found.append([inspect.isabstract(cls) for cls in (Model, Sub, Final)])
+            found.append((Model.__abstractmethods__, Final.__abstractmethods__))
+    return found
+
+
+@program
+def abstract_members_overridden_by_fields(eqx):
+    class Base(eqx.Module):
+        @abc.abstractmethod
+        def method(self): ...
+
+        @property
+        @abc.abstractmethod
+        def size(self): ...
+
+    class ByAnnotation(Base):
+        method: Any
+        size: int
+
+    class ByDefault(Base):
+        method: Any = None
+        size: int = 3
+
+    return error_of(ByAnnotation, None, 3), ByDefault().size
+
+
+@program
+def abstract_method_of_a_plain_mixin(eqx):
+    class Mixin(abc.ABC):
+        @abc.abstractmethod
+        def size(self): ...
+
+        def twice(self):
+            return 2 * self.size()
+
+    class Model(eqx.Module, Mixin):
+        pass
+
+    class Final(Model):
+        def size(self):
+            return 4
+
+    return error_of(Model), Final().twice()
+
+
+@program
+def is_a_sequence(eqx):
+    class Model(eqx.Module, collections.abc.Sequence):
+        items: tuple
+
+        def __getitem__(self, index):
+            return self.items[index]
+
+        def __len__(self):
+            return len(self.items)
+
+    model = Model((1, 2))
+    return list(model), model.index(2), jtu.tree_leaves(model), list(reversed(model))
+
+
+# --- `strict=` in a class statement -------------------------------------------------------------
+
+
+@program
+def strict_is_not_passed_to_init_subclass(eqx):
+    seen = []
+
+    class AbstractBase(eqx.Module, strict=eqx.StrictConfig(force_abstact=True)):
+        def __init_subclass__(cls, **kwargs):
+            super().__init_subclass__(**kwargs)
+            seen.append(kwargs)
+
+    class Model(AbstractBase, strict=True):
+        pass
+
+    return seen, tried(Model, ())

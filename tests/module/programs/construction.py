@@ -1,214 +1,461 @@
 """How an instance is made: generated and custom `__init__`, `__post_init__`, `__check_init__`."""
 
 import dataclasses
+import functools
 import inspect
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 
+from tests.beside_equinox import error_of
 from tests.module.programs.registry import program
 
-
-@program
-def positional_and_keyword_arguments(eqx):
-    class Model(eqx.Module):
-        x: int
-        y: int = 2
-        z: int = eqx.field(default=3, kw_only=True)
-
-    return [repr(vars(Model(1))), repr(vars(Model(1, y=5, z=6)))]
+# --- the generated __init__ ---------------------------------------------------------------------
 
 
 @program
-def keyword_only_argument_by_position(eqx):
-    class Model(eqx.Module):
-        x: int = eqx.field(kw_only=True)
-
-    return Model(1)
-
-
-@program
-def keyword_only_marker_makes_the_rest_keyword_only(eqx):
+def arguments_of_the_generated_init(eqx):
     class Model(eqx.Module):
         x: int
         _: dataclasses.KW_ONLY
         y: int
         z: int = 3
+        hidden: int = eqx.field(init=False, default_factory=int)
 
-    return str(inspect.signature(Model)), vars(Model(1, y=2))
+    class Sub(Model):
+        w: int = eqx.field(default=4, kw_only=False)
+        x: float  # pyright: ignore
 
-
-@program
-def required_field_after_a_default_of_the_base(eqx):
-    class Base(eqx.Module):
-        x: int = 1
-
-    class Model(Base):
-        y: int
-
-    return Model
-
-
-@program
-def required_keyword_only_field_after_a_default_of_the_base(eqx):
-    class Base(eqx.Module):
-        x: int = 1
-
-    class Model(Base):
-        y: int = eqx.field(kw_only=True)
-
-    return vars(Model(y=2))
+    return (
+        [str(inspect.signature(cls)) for cls in (Model, Sub)],
+        [vars(Model(1, y=2)), vars(Model(1, y=5, z=6)), vars(Sub(1, 2, y=3))],
+        [each.name for each in dataclasses.fields(Sub)],
+        Sub.__match_args__,
+        [
+            error_of(Model),
+            error_of(Model, 1, 2),
+            error_of(Model, 1),
+            error_of(Model, 1, y=2, hidden=3),
+            error_of(type("Empty", (eqx.Module,), {}), 1),
+        ],
+    )
 
 
 @program
-def default_factory_of_a_subclass_replaces_a_default(eqx):
-    class Base(eqx.Module):
-        x: Any = 1
+def defaults_of_a_class_and_of_those_below(eqx):
+    class Part(eqx.Module):
+        x: jax.Array
 
-    class Model(Base):
+    class Base(eqx.Module):
+        x: Any = 3
+        y: int = eqx.field(default=4, static=True)
+        z: list = eqx.field(default_factory=lambda: [1])
+        part: Part = Part(jnp.ones(2))
+
+    class Redeclared(Base):
+        x: float
+
+    class Changed(Base):
+        x: int = 5
+
+    class Unannotated(Base):
+        x = 6
+
+    class ByFactory(Base):
         x: Any = eqx.field(default_factory=lambda: [2])
 
-    return Model().x
+    models = Base, Redeclared, Changed, Unannotated, ByFactory
+    return (
+        (Base.x, Base.y, hasattr(Base, "z"), Base().z is Base().z),
+        [(cls().x, cls(7).x, len(jtu.tree_leaves(cls()))) for cls in models],
+    )
 
 
 @program
-def field_without_init_is_set_by_post_init(eqx):
+def defaults_that_are_refused(eqx):
+    class NoContainer:
+        __hash__ = None  # pyright: ignore
+
+    def make(**body):
+        annotations = dict.fromkeys(body, Any)
+        return type(eqx.Module)("Model", (eqx.Module,), {"__annotations__": annotations, **body})
+
+    values = [], {}, np.ones(2), jnp.ones(2), NoContainer(), eqx.field(default=np.ones(2))
+    after = {"__annotations__": {"y": int}}
+    return [error_of(make, x=value) for value in values], [
+        error_of(type(eqx.Module), "Model", (make(x=1),), after),
+        error_of(type(eqx.Module), "Model", (eqx.Module,), {"x": eqx.field(static=True)}),
+    ]
+
+
+@program
+def two_bases_with_generated_inits(eqx):
+    class Top(eqx.Module):
+        x: int
+
+    class Left(Top):
+        y: int
+
+    class Right(Top):
+        z: int
+
+    class Model(Left, Right):
+        w: int
+
+    return str(inspect.signature(Model)), vars(Model(1, 2, 3, 4))
+
+
+@program
+def what_init_says_of_itself(eqx):
     class Model(eqx.Module):
+        x: int
+
+    class Custom(eqx.Module):
+        """The class."""
+
+        x: int
+
+        def __init__(self, size, *sizes, key=None):
+            """The init."""
+            self.x = size
+
+        def __call__(self, x, *, key=None):
+            return x
+
+    return (
+        Model.__doc__,
+        (Model.__init__.__name__, Model.__init__.__qualname__, Model.__init__.__module__),
+        (Custom.__doc__, Custom.__init__.__doc__),
+        (str(inspect.signature(Custom)), str(inspect.signature(Custom(1)))),
+        (repr(eqx.Module()), jtu.tree_leaves(eqx.Module())),
+    )
+
+
+# --- __post_init__ and __check_init__ -----------------------------------------------------------
+
+
+@program
+def post_init_sets_what_takes_no_argument(eqx):
+    class Base(eqx.Module):
         x: int
         y: int = eqx.field(init=False)
 
         def __post_init__(self):
             self.y = self.x * 2
+            self.x = self.x + 1
 
-    return vars(Model(2)), str(inspect.signature(Model))
+    class Model(Base):
+        z: int = 0
+
+        def __post_init__(self):
+            super().__post_init__()
+            self.z = self.y + 10
+
+    class Inherits(Base):
+        z: int
+
+    return vars(Base(2)), str(inspect.signature(Base)), vars(Model(1)), vars(Inherits(1, 3))
 
 
 @program
-def field_without_init_that_nobody_sets(eqx):
+def post_init_takes_init_variables(eqx):
     class Model(eqx.Module):
         x: int = eqx.field(init=False)
+        first: dataclasses.InitVar[int]
+        scale: dataclasses.InitVar[int] = 2
+
+        def __post_init__(self, first, scale):
+            self.x = first + 10 * scale
+
+    return vars(Model(1)), vars(Model(1, 5)), jtu.tree_leaves(Model(2, scale=3))
+
+
+@program
+def post_init_beside_an_init(eqx):
+    called = []
+
+    class Base(eqx.Module):
+        x: int
+
+        def __post_init__(self):
+            called.append(type(self).__name__)
+
+    class InitBelow(Base):
+        def __init__(self):
+            super().__init__(1)
+
+    class Both(eqx.Module):
+        x: int
+
+        def __init__(self):
+            self.x = 2
+
+        def __post_init__(self):
+            called.append("never")
+
+    class PostInitBelow(Both):
+        def __post_init__(self):
+            called.append("never")
+
+    return vars(InitBelow()), vars(Both()), vars(PostInitBelow()), called
+
+
+@program
+def check_init_of_every_class_in_the_hierarchy(eqx):
+    called = []
+
+    class Mixin:
+        def __check_init__(self):
+            called.append("mixin")
+
+    class Top(eqx.Module):
+        x: Any = eqx.field(converter=str)
+
+        def __check_init__(self):
+            called.append(("top", self.x))
+
+    class Left(Top):
+        def __check_init__(self):
+            called.append("left")
+
+    class Right(Top):
+        pass
+
+    class Model(Left, Right, Mixin):
+        def __check_init__(self):
+            called.append("model")
+
+    model = Model(1)
+    jtu.tree_map(lambda leaf: leaf, model)
+    dataclasses.replace(model, x=2)
+    return called
+
+
+@program
+def check_init_refuses_and_may_not_assign(eqx):
+    class Base(eqx.Module):
+        x: int
+
+        def __check_init__(self):
+            if self.x < 0:
+                raise RuntimeError("negative")
+            if self.x > 5:
+                self.x = 5
+
+    class Model(Base):
+        def __init__(self):
+            self.x = -1
+
+    return [error_of(Base, -1), error_of(Model), error_of(Base, 6)], Base(5).x
+
+
+# --- a custom __init__ --------------------------------------------------------------------------
+
+
+@program
+def init_assigns_in_many_ways(eqx):
+    def assign(module):
+        module.z = 4
+
+    class Model(eqx.Module):
+        x: int
+        y: int
+        z: int
+        inner: Any
+        default: int = 3
+
+        def __init__(self, x=None, **kwargs):
+            self.x = 0
+            self.x = x
+            for name in ("y", "default") if kwargs else ("y",):
+                setattr(self, name, kwargs)
+            assign(self)
+            self.setup()
+
+        def setup(self):
+            object.__setattr__(self, "inner", self.x and Model(self.x - 1, a=1))
+
+    model = Model(2, a=3)
+    return Model(1).default, (model.x, model.y, model.z, list(vars(model))), jtu.tree_leaves(model)
+
+
+@program
+def init_that_goes_wrong(eqx):
+    def make(init, **annotations):
+        body = {"__annotations__": annotations, "__init__": init}
+        return type(eqx.Module)("Model", (eqx.Module,), body)
+
+    def sets_nothing(self):
+        pass
+
+    class OfTheBase(make(lambda self: setattr(self, "x", 1), x=int)):
+        y: int
+
+        def __init__(self):
+            self.y = 1
+
+    class NotByPostInit(eqx.Module):
+        x: int = eqx.field(init=False)
+
+        def __post_init__(self):
+            pass
+
+    class NotOfABase(make(lambda self, size: setattr(self, "x", size), x=int)):
+        y: int
+
+    return [
+        error_of(make(lambda self: 3)),
+        error_of(make(lambda self: {}["x"])),
+        error_of(make(sets_nothing, x=int)),
+        error_of(make(lambda self: setattr(self, "x", self.x + 1), x=int)),
+        error_of(make(lambda self: setattr(self, "y", 1), x=int)),
+        error_of(OfTheBase),
+        error_of(NotByPostInit),
+        error_of(NotOfABase, 1),
+    ]
+
+
+@program
+def new_with_arguments(eqx):
+    class Model(eqx.Module):
+        x: int
+
+        def __new__(cls, x):
+            return super().__new__(cls)
+
+    return Model(3).x
+
+
+@program(differs="as for any class, `__new__` may return something else")
+def new_that_returns_another_class(eqx):
+    class Model(eqx.Module):
+        def __new__(cls):
+            return 3
 
     return Model()
 
 
 @program
-def post_init_of_the_base_through_super(eqx):
-    class Base(eqx.Module):
-        x: int
+def monkeypatched_generated_init(eqx):
+    found = []
+    for wraps in (functools.wraps, lambda original: lambda function: function):
 
-        def __post_init__(self):
-            self.x = self.x + 1
+        class Model(eqx.Module):
+            x: float = eqx.field(converter=lambda x: x + 1)
+            y: int = 2
 
-    class Model(Base):
-        y: int = 0
+        original = Model.__init__
 
-        def __post_init__(self):
-            super().__post_init__()
-            self.y = self.x + 10
+        @wraps(original)
+        def checked(self, *args, original=original, **kwargs):
+            original(self, *args, **kwargs)
 
-    return vars(Model(1))
+        Model.__init__ = checked
 
+        class Sub(Model):
+            z: int = 3
 
-@program
-def post_init_under_a_custom_init_of_the_subclass(eqx):
-    called = []
-
-    class Base(eqx.Module):
-        x: int
-
-        def __post_init__(self):
-            called.append("post")
-
-    class Model(Base):
-        def __init__(self):
-            super().__init__(1)
-
-    return vars(Model()), called
+        found.append((vars(Model(1)), vars(Sub(1, 2, 4)), str(inspect.signature(Sub))))
+    return found
 
 
 @program
-def both_init_and_post_init(eqx):
-    called = []
+def cooperative_inits(eqx):
+    class Plain:
+        def __init__(self, name, **kwargs):
+            super().__init__(**kwargs)
+            self.name = name
 
-    class Model(eqx.Module):
+    class Before(Plain, eqx.Module):
         x: int
+        name: str
 
-        def __init__(self):
-            self.x = 1
+        def __init__(self, x, **kwargs):
+            super().__init__(**kwargs)
+            self.x = x
 
-        def __post_init__(self):
-            called.append("post")
-
-    return vars(Model()), called
-
-
-@program
-def init_variable_with_a_default(eqx):
-    class Model(eqx.Module):
-        x: int = eqx.field(init=False)
-        scale: dataclasses.InitVar[int] = 2
-
-        def __post_init__(self, scale):
-            self.x = scale * 3
-
-    return Model().x, Model(5).x
-
-
-@program
-def init_variable_that_shares_its_name_with_a_method(eqx):
-    class Model(eqx.Module):
-        x: int
-        scale: dataclasses.InitVar[int]
-
-        def __post_init__(self, scale):
-            self.x = self.x * scale
-
-    return jtu.tree_leaves(Model(2, 3))
-
-
-@program
-def two_bases_with_generated_inits(eqx):
-    class Left(eqx.Module):
-        x: int
-
-    class Right(eqx.Module):
+    class Other(eqx.Module):
         y: int
 
-    class Model(Left, Right):
-        z: int
+        def __init__(self, y, **kwargs):
+            self.y = y
+            super().__init__(**kwargs)
 
-    return str(inspect.signature(Model)), vars(Model(1, 2, 3))
-
-
-@program
-def instance_made_under_jit(eqx):
-    class Model(eqx.Module):
-        x: jax.Array
-
-        def __init__(self, x):
-            self.x = 2 * x
-
-    return float(jax.jit(lambda x: Model(x))(jnp.array(3.0)).x)
-
-
-@program
-def documentation_of_the_class_says_its_signature_if_there_is_none(eqx):
-    class Model(eqx.Module):
-        x: int
-
-    return Model.__doc__
-
-
-@program
-def module_itself_has_instances(eqx):
-    return repr(eqx.Module()), jtu.tree_leaves(eqx.Module())
-
-
-@program
-def too_many_arguments_for_a_class_without_fields(eqx):
-    class Model(eqx.Module):
+    class Both(Before, Other):
         pass
 
-    return Model(1)
+    class Inherits(Plain, eqx.Module):
+        name: str
+
+    return vars(Before(1, name="a")), vars(Both(1, name="a", y=3)), vars(Inherits("b"))
+
+
+@program(differs="a default that no `__init__` assigned is a field, and so a leaf")
+def a_default_that_an_inherited_init_does_not_assign(eqx):
+    class Base(eqx.Module):
+        x: int
+
+        def __init__(self, x):
+            self.x = x
+
+    class Middle(Base):
+        y: int = 5
+
+    class Model(Middle):
+        z: int = 6
+
+    return jtu.tree_leaves(Model(1))
+
+
+# --- an instance in its __init__ ----------------------------------------------------------------
+
+
+@program
+def instance_in_init_has_the_fields_set_so_far(eqx):
+    seen: list[Any] = []
+    structures = []
+
+    class Model(eqx.Module):
+        x: int
+        y: int
+        z: int = eqx.field(static=True)
+
+        def __init__(self, z):
+            self.look()
+            self.y = 2
+            self.look()
+            self.z = z
+            self.look()
+            self.x = 1
+
+        def look(self):
+            structures.append(jtu.tree_structure(self))
+            seen.append([(jtu.keystr(key), each) for key, each in jtu.tree_leaves_with_path(self)])
+            copied = jtu.tree_map(lambda leaf: leaf + 1, self)
+            seen.append([getattr(copied, name, None) for name in "xyz"])
+            seen.append((repr(self).split("Model")[1], error_of(setattr, copied, "x", 1)))
+
+    Model(1), Model(2)
+    return seen, [structures.index(each) for each in structures]
+
+
+@program
+def instance_in_init_passes_through_jit(eqx):
+    class Model(eqx.Module):
+        x: jax.Array
+        y: jax.Array
+
+        def __init__(self, x):
+            self.x = x
+            self.y = self.next()
+            self.x = self.y
+            self.y = self.next() + jax.jit(lambda module: module.x + 1)(self)
+
+        @eqx.filter_jit
+        def next(self):
+            return self.x + 1
+
+    return float(Model(jnp.array(1.0)).y)

@@ -1,14 +1,15 @@
-"""Classes above and below: overriding, mixins, generics, class arguments, abstract methods."""
+"""Classes above and below: overriding, mixins, generics, class arguments."""
 
-import abc
-import collections.abc
-import enum
+import copy
+import functools
 import inspect
 import typing
 from typing import Any
 
 import jax.tree_util as jtu
 
+from tests.beside_equinox import error_of
+from tests.module.models import HasWeight
 from tests.module.programs.registry import program
 
 T = typing.TypeVar("T")
@@ -24,16 +25,12 @@ def generic_with_two_parameters(eqx):
     class Sub(Model[int, T]):
         z: T
 
-    parts = jtu.tree_leaves(Model[int, str](1, "a")), jtu.tree_leaves(Sub[str](1, "b", "c"))
-    return parts, len(Model.__parameters__)
-
-
-@program
-def generic_first_among_the_bases(eqx):
-    class Model(typing.Generic[T], eqx.Module):
+    class First(typing.Generic[T], eqx.Module):
         x: T
 
-    return Model[int](1).x
+    parts = jtu.tree_leaves(Model[int, str](1, "a")), jtu.tree_leaves(Sub[str](1, "b", "c"))
+    types = type(Model[int, str](1, "a")) is type(Model(1, "a")) is Model
+    return parts, types, len(Model.__parameters__), First[int](1).x
 
 
 @program(differs="a Module is frozen to `typing` too")
@@ -45,15 +42,13 @@ def class_that_an_instance_of_a_generic_was_made_by(eqx):
 
 
 @program
-def protocol_as_a_base(eqx):
-    class HasSize(typing.Protocol):
-        def size(self) -> int: ...
+def protocols(eqx):
+    class Model(eqx.Module):
+        weight: int
 
-    class Model(eqx.Module, HasSize):
-        def size(self):
-            return 3
-
-    return Model().size()
+    # What is found statically need not be the value: protocols ask whether there is anything.
+    is_found = inspect.getattr_static(Model(1), "weight", None) is not None
+    return isinstance(Model(1), HasWeight), is_found
 
 
 @program
@@ -63,98 +58,52 @@ def arguments_of_the_class_statement(eqx):
     class Base(eqx.Module):
         def __init_subclass__(cls, tag, **kwargs):
             super().__init_subclass__(**kwargs)
-            seen.append((cls.__name__, tag))
+            seen.append((cls.__name__, tag, list(inspect.get_annotations(cls))))
 
     class Model(Base, tag="a"):
         x: int
 
-    return seen, vars(Model(1))
+    return seen, vars(Model(1)), error_of(lambda: type(eqx.Module)("M", (eqx.Module,), {}, tag=1))
 
 
 @program
-def unknown_argument_of_the_class_statement(eqx):
-    class Model(eqx.Module, tag="a"):
-        pass
-
-    return Model
-
-
-@program
-def init_subclass_sees_annotations_not_fields(eqx):
-    seen = []
-
+def members_of_the_base_overridden_by_a_field(eqx):
     class Base(eqx.Module):
-        def __init_subclass__(cls, **kwargs):
-            super().__init_subclass__(**kwargs)
-            seen.append((list(inspect.get_annotations(cls)), cls.__name__))
+        variable: typing.ClassVar[int] = 1
 
-    class Model(Base):
-        x: int
+        def method(self):
+            return 1
 
-    return seen, vars(Model(1))
-
-
-@program
-def init_subclass_adds_a_method(eqx):
-    class Base(eqx.Module):
-        def __init_subclass__(cls, **kwargs):
-            super().__init_subclass__(**kwargs)
-            cls.added = lambda self: self.x
-
-    class Model(Base):
-        x: int
-
-    return Model(3).added()
-
-
-@program
-def set_name_of_a_descriptor(eqx):
-    named = []
-
-    class Descriptor:
-        def __set_name__(self, owner, name):
-            named.append(name)
-
-        def __get__(self, instance, owner):
-            return 7
-
-    class Model(eqx.Module):
-        x: int
-        y = Descriptor()
-
-    return named, Model(1).y
-
-
-@program
-def method_of_the_base_overridden_by_a_field(eqx):
-    class Base(eqx.Module):
+        @property
         def size(self):
             return 1
 
     class Model(Base):
-        size: Any = 3
+        method: Any = 3
+        size: int = 2
+        variable: int = 4
 
-    return Model().size, Model(4).size, jtu.tree_leaves(Model(4))
+    class Required(Base):
+        method: Any
+
+    class WithoutDefault(Base):
+        size: int
+
+    models = Model(), Model(5, 6, 7)
+    found = [(jtu.tree_leaves(each), each.size, each.variable) for each in models]
+    return found, Model().method, Required(lambda: 3).method(), error_of(WithoutDefault, 5)
 
 
 @program
-def field_of_the_base_overridden_by_a_method(eqx):
+def field_of_the_base_overridden_by_something_else(eqx):
     class Base(eqx.Module):
         size: Any
 
-    class Model(Base):
+    class ByMethod(Base):
         def size(self):
             return 3
 
-    return Model(1).size
-
-
-@program
-def field_of_the_base_overridden_by_a_property(eqx):
-    class Base(eqx.Module):
-        size: Any
-
-    class Model(Base):
+    class ByProperty(Base):
         @property
         def size(self):
             return 3
@@ -162,7 +111,11 @@ def field_of_the_base_overridden_by_a_property(eqx):
         def __init__(self):
             pass
 
-    return Model().size, jtu.tree_leaves(Model())
+    class ByClassVariable(Base):
+        size: typing.ClassVar[int] = 2
+
+    models = ByProperty(), ByClassVariable()
+    return ByMethod(1).size, [(each.size, jtu.tree_leaves(each)) for each in models]
 
 
 @program
@@ -170,7 +123,7 @@ def field_under_a_property_that_stores_it(eqx):
     class Base(eqx.Module):
         size: Any
 
-    class Model(Base):
+    class StoresIt(Base):
         @property
         def size(self):
             return 10 * vars(self)["size"]
@@ -182,15 +135,7 @@ def field_under_a_property_that_stores_it(eqx):
         def __init__(self, size):
             self.size = size
 
-    return Model(1.0).size, jtu.tree_leaves(Model(1.0)), jtu.tree_map(lambda x: x, Model(1.0)).size
-
-
-@program
-def field_under_a_property_that_stores_another(eqx):
-    class Base(eqx.Module):
-        size: Any
-
-    class Model(Base):
+    class StoresAnother(Base):
         stored: Any
 
         @property
@@ -204,60 +149,14 @@ def field_under_a_property_that_stores_another(eqx):
         def __init__(self, size):
             self.size = size
 
-    return Model(1.0).size, jtu.tree_leaves(Model(1.0)), jtu.tree_map(lambda x: x, Model(1.0)).size
+    models = StoresIt(1.0), StoresAnother(1.0)
+    mapped = [jtu.tree_map(lambda x: x + 1, each) for each in models]
+    return [(each.size, jtu.tree_leaves(each)) for each in (*models, *mapped)]
 
 
 @program
-def property_of_the_base_overridden_by_a_field(eqx):
+def properties(eqx):
     class Base(eqx.Module):
-        @property
-        def size(self):
-            return 1
-
-    class Model(Base):
-        size: int = 2
-
-    return Model().size, Model(5).size, jtu.tree_leaves(Model(5))
-
-
-@program
-def property_of_the_base_overridden_by_a_field_without_default(eqx):
-    class Base(eqx.Module):
-        @property
-        def size(self):
-            return 1
-
-    class Model(Base):
-        size: int
-
-    return Model(5).size
-
-
-@program
-def class_variable_of_the_base_overridden_by_a_field(eqx):
-    class Base(eqx.Module):
-        size: typing.ClassVar[int] = 1
-
-    class Model(Base):
-        size: int = 2
-
-    return Model().size, Model(3).size, jtu.tree_leaves(Model(3))
-
-
-@program
-def field_of_the_base_overridden_by_a_class_variable(eqx):
-    class Base(eqx.Module):
-        size: int
-
-    class Model(Base):
-        size: typing.ClassVar[int] = 2
-
-    return Model().size, jtu.tree_leaves(Model())
-
-
-@program
-def properties_with_setters(eqx):
-    class Model(eqx.Module):
         x: int
 
         @property
@@ -268,211 +167,57 @@ def properties_with_setters(eqx):
         def y(self, value):
             raise AssertionError("never reached: a Module is frozen")
 
+        @property
+        def wrong(self):
+            return self.absent
+
+        @functools.cached_property
+        def double(self):
+            return 2 * self.x
+
+    class Model(Base):
+        @property
+        def y(self):
+            return super().y + 1
+
     model = Model(1)
-    model.y = 3
-    return model
+    found = model.y, model.double, model.double, jtu.tree_leaves(model)
+    mapped = jtu.tree_map(lambda leaf: leaf + 1, model)
+    return found, mapped.double, [error_of(setattr, Base(1), "y", 2), error_of(lambda: model.wrong)]
 
 
 @program
-def abstract_property_overridden_by_a_property(eqx):
-    class Base(eqx.Module):
-        @property
-        @abc.abstractmethod
-        def size(self): ...
+def getattr_is_asked_only_for_what_is_not_there(eqx):
+    class Mixin:
+        def __getattr__(self, name):
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return name
 
-    class Model(Base):
-        @property
-        def size(self):
-            return 3
+    class Behind(eqx.Module, Mixin):
+        x: int
 
-    return Model().size
+    class Own(eqx.Module):
+        x: int
+        __getattr__ = Mixin.__getattr__
 
-
-@program
-def abstract_property_overridden_by_a_default(eqx):
-    class Base(eqx.Module):
-        @property
-        @abc.abstractmethod
-        def size(self): ...
-
-    class Model(Base):
-        size: int = 3
-
-    return Model().size
+    found = []
+    for model in (Behind(1), Own(1)):
+        mapped = jtu.tree_map(lambda leaf: leaf + 1, copy.copy(model))
+        found.append((model.x, model.other, mapped.x, jtu.tree_leaves(mapped)))
+    return found
 
 
 @program
-def abstract_method_called_through_super(eqx):
-    class Base(eqx.Module):
-        @abc.abstractmethod
+def mixin_between_that_has_something_else_than_the_method(eqx):
+    class Mixin:
         def size(self):
             return 1
 
-    class Model(Base):
-        def size(self):
-            return super().size() + 1
-
-    return Model().size()
-
-
-@program
-def abstract_method_of_a_plain_mixin(eqx):
-    class Mixin(abc.ABC):
-        @abc.abstractmethod
-        def size(self): ...
-
-    class Model(eqx.Module, Mixin):
+    class First(eqx.Module, Mixin):
         pass
 
-    return Model()
-
-
-@program
-def abstract_method_of_a_plain_mixin_implemented(eqx):
-    class Mixin(abc.ABC):
-        @abc.abstractmethod
-        def size(self): ...
-
-        def twice(self):
-            return 2 * self.size()
-
-    class Model(eqx.Module, Mixin):
-        def size(self):
-            return 4
-
-    return Model().twice()
-
-
-@program
-def is_abstract_to_inspect(eqx):
-    class Base(eqx.Module):
-        @abc.abstractmethod
-        def size(self): ...
-
-    class Model(Base):
-        def size(self): ...
-
-    return inspect.isabstract(Base), inspect.isabstract(Model)
-
-
-@program
-def is_a_sequence(eqx):
-    class Model(eqx.Module, collections.abc.Sequence):
-        items: tuple
-
-        def __getitem__(self, index):
-            return self.items[index]
-
-        def __len__(self):
-            return len(self.items)
-
-    model = Model((1, 2))
-    return list(model), model.index(2), jtu.tree_leaves(model), list(reversed(model))
-
-
-@program
-def member_of_an_enum_as_a_field(eqx):
-    class Kind(enum.Enum):
-        ONE = 1
-
-    class Model(eqx.Module):
-        kind: Kind = eqx.field(static=True, default=Kind.ONE)
-
-    return Model().kind is Kind.ONE
-
-
-@program
-def nested_class(eqx):
-    class Model(eqx.Module):
-        x: int
-
-        class Part(eqx.Module):
-            y: int
-
-    return vars(Model.Part(1)), vars(Model(2))
-
-
-@program
-def slots_in_a_module(eqx):
-    class Model(eqx.Module):
-        __slots__ = ()
-        x: int
-
-    return Model(1).x
-
-
-@program
-def inherited_signature_and_documentation(eqx):
-    class Base(eqx.Module):
-        """The base."""
-
-        x: int
-
-        def method(self, y: int) -> int:
-            """The method."""
-            return y
-
-    class Model(Base):
-        def method(self, y):
-            return 2 * y
-
-    return (
-        inspect.getdoc(Model.method),
-        inspect.getdoc(Base.method),
-        str(inspect.signature(Model)),
-        inspect.getdoc(Base),
-    )
-
-
-@program
-def string_of_the_class(eqx):
-    class Model(eqx.Module):
-        x: int
-
-    return repr(Model), Model.__qualname__, Model.__module__
-
-
-@program
-def super_without_arguments_in_a_property(eqx):
-    class Base(eqx.Module):
-        @property
-        def size(self):
-            return 1
-
-    class Model(Base):
-        @property
-        def size(self):
-            return super().size + 1
-
-    return Model().size
-
-
-@program
-def mutual_reference_of_classes_by_closure(eqx):
-    class Model(eqx.Module):
-        x: int
-
-        def copy(self):
-            return __class__(self.x)  # pyright: ignore
-
-    return vars(Model(1).copy())
-
-
-@program
-def annotations_of_the_class(eqx):
-    class Model(eqx.Module):
-        x: int
-        y: typing.ClassVar[str] = ""
-
-    return list(Model.__annotations__)
-
-
-@program
-def hints_of_the_class(eqx):
-    class Base(eqx.Module):
-        x: "int"
-
-    class Model(Base):
-        y: typing.ClassVar[str] = ""
-
-    return {name: str(hint) for name, hint in typing.get_type_hints(Model).items()}
+    others = [property(lambda self: 5), 7, staticmethod(lambda: 8), lambda self: 9]
+    mixins = [type("Other", (Mixin,), {"size": other}) for other in others]
+    models = [type(eqx.Module)("Model", (First, mixin), {})() for mixin in mixins]
+    return First().size(), models[0].size, models[1].size, models[2].size(), models[3].size()

@@ -1,6 +1,5 @@
-"""Bound methods as pytrees, class and static methods, properties, callables in a class body."""
+"""Bound methods as pytrees, class and static methods, callables in a class body."""
 
-import collections
 import functools
 import inspect
 from typing import Any
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from tests.beside_equinox import error_of
 from tests.module.programs.registry import program
 
 
@@ -16,7 +16,7 @@ def make(eqx):
     class Model(eqx.Module):
         weight: Any
 
-        def scale(self, x, *, shift=0):
+        def scale(self, x: int = 2, /, *, shift: int = 0) -> int:
             """Scales."""
             return self.weight * x + shift
 
@@ -26,112 +26,121 @@ def make(eqx):
     return Model
 
 
+def make_with_mixin(eqx):
+    class Mixin:
+        def scale(self, x, *, shift=0):
+            return self.weight * x + shift
+
+    class Model(Mixin, eqx.Module):
+        weight: Any
+
+    return Model
+
+
 @program
 def a_method_is_a_module(eqx):
-    method = make(eqx)(2).scale
-    return isinstance(method, eqx.Module), callable(method), method(3, shift=1)
+    found = []
+    for Model in (make(eqx), make_with_mixin(eqx)):
+        model = Model(2)
+        method = model.scale
+        children, _ = eqx.tree_flatten_one_level(method)
+        paths = [(jtu.keystr(path), leaf) for path, leaf in jtu.tree_leaves_with_path(method)]
+        doubled = jtu.tree_map(lambda leaf: 2 * leaf, method)
+        found += [
+            (isinstance(method, eqx.Module), method(3, shift=1), doubled(3), paths),
+            (len(children), children[0] is model, method.__self__ is model),
+            (
+                method.__func__ is Model.scale,
+                inspect.isfunction(Model.scale),
+                Model.scale(model, 3),
+            ),
+            error_of(setattr, method, "tag", 1),
+        ]
+    return found
 
 
 @program
 def methods_of_equal_instances_are_equal(eqx):
     Model = make(eqx)
     one, same, other = Model(2).scale, Model(2).scale, Model(3).scale
-    return one == same, one == other, one == Model(2).other, hash(one) == hash(same)
-
-
-@program
-def methods_of_instances_with_arrays_compare(eqx):
-    Model = make(eqx)
-    one, same, other = (Model(jnp.array(value)).scale for value in (1.0, 1.0, 2.0))
-    return bool(one == same), bool(one == other)
-
-
-@program
-def a_method_of_an_instance_with_arrays_has_no_hash(eqx):
-    return hash(make(eqx)(jnp.ones(2)).scale)
-
-
-@program
-def a_method_is_a_dictionary_key(eqx):
-    Model = make(eqx)
-    return {Model(1).scale: "found"}[Model(1).scale]
-
-
-@program
-def arrays_among_the_leaves_of_a_method(eqx):
-    leaves = jtu.tree_leaves(make(eqx)(jnp.ones(2)).scale)
-    return [leaf.shape for leaf in leaves if eqx.is_array(leaf)]
-
-
-@program
-def all_the_leaves_of_a_method(eqx):
-    return len(jtu.tree_leaves(make(eqx)(1).scale))
+    structures = [jtu.tree_structure(each) for each in (one, other, Model(2).other)]
+    arrays = [Model(jnp.array(value)).scale for value in (1.0, 1.0, 2.0)]
+    return (
+        [one == same, one == other, one == Model(2).other, hash(one) == hash(same)],
+        [structures[0] == each for each in structures[1:]],
+        [bool(arrays[0] == each) for each in arrays[1:]],
+        ({Model(1).scale: "found"}[Model(1).scale], error_of(hash, arrays[0])),
+    )
 
 
 @program
 def metadata_of_a_method(eqx):
-    method = make(eqx)(1).scale
-    return method.__name__, method.__doc__, method.__module__, str(inspect.signature(method))
+    class Model(make(eqx)):
+        def any(*args, key=None):
+            pass
+
+        def __call__(self):
+            return 1
+
+    method = Model(1).scale
+    names = [
+        (each.__name__, each.__doc__, each.__module__, each.__annotations__)
+        for each in (method, functools.wraps(method)(lambda: None))
+    ]
+    signatures = [str(inspect.signature(each)) for each in (method, Model(1).any)]
+    return names, signatures, method.__qualname__, inspect.ismethod(Model(1).__call__)
 
 
 @program
-def instance_and_function_of_a_method(eqx):
-    Model = make(eqx)
-    model = Model(1)
-    return model.scale.__self__ is model, model.scale.__func__ is Model.scale
+def methods_are_transformed(eqx):
+    found = []
+    for Model in (make(eqx), make_with_mixin(eqx)):
+        method = Model(jnp.array(2.0)).scale
+        traces = []
+
+        @eqx.filter_jit
+        def call(method, x, traces=traces):
+            traces.append(None)
+            return method(x), eqx.filter_grad(lambda method: method(x))(method)
+
+        first, gradient = call(method, jnp.array(3.0))
+        second, _ = call(Model(jnp.array(4.0)).scale, jnp.array(3.0))
+        found += [
+            (float(first), float(second), len(traces), float(gradient.__self__.weight)),
+            jax.vmap(method)(jnp.arange(2.0)).tolist(),
+            functools.partial(Model(2).scale, shift=3)(4),
+            eqx.tree_at(lambda method: method.__self__.weight, method, 5)(2),
+        ]
+    return found
 
 
 @program
-def partial_of_a_method(eqx):
-    return functools.partial(make(eqx)(2).scale, shift=3)(4)
+def methods_go_through_what_knows_no_modules(eqx):
+    def step(method, x):
+        return method, jax.lax.cond(x > 0, lambda f: f(x), lambda f: f(x + 10), method)
+
+    @jax.jit
+    def run(method):
+        return jax.lax.scan(step, method, jnp.arange(2.0)), jax.grad(lambda f: f(3.0))(method)
+
+    (method, outputs), gradient = run(make(eqx)(jnp.array(2.0)).scale)
+    return float(method(3.0)), outputs.tolist(), float(gradient.__self__.weight)
 
 
 @program
-def method_as_a_vmapped_function(eqx):
-    return jax.vmap(make(eqx)(jnp.array(2.0)).scale)(jnp.arange(2.0)).tolist()
+def methods_reach_each_other(eqx):
+    class Base(eqx.Module):
+        x: int = 0
 
-
-@program
-def gradient_in_the_instance_of_a_method(eqx):
-    method = make(eqx)(jnp.array(2.0)).scale
-    gradient = eqx.filter_grad(lambda method: method(3.0))(method)
-    return float(gradient.__self__.weight)
-
-
-@program
-def tree_at_on_the_instance_of_a_method(eqx):
-    method = eqx.tree_at(lambda method: method.__self__.weight, make(eqx)(2).scale, 5)
-    return method(2)
-
-
-@program
-def methods_in_the_body_of_a_class_reach_each_other(eqx):
-    class Model(eqx.Module):
         def first(self):
             return self.second() + 1
 
         def second(self):
-            return self.third + 1
-
-        @property
-        def third(self):
-            return self.fourth()
-
-        @classmethod
-        def fourth(cls):
-            return cls.fifth()
+            return self.third()
 
         @staticmethod
-        def fifth():
+        def third():
             return 10
-
-    return Model().first()
-
-
-@program
-def class_method_that_makes_an_instance_of_the_subclass(eqx):
-    class Base(eqx.Module):
-        x: int
 
         @classmethod
         def make(cls):
@@ -140,63 +149,10 @@ def class_method_that_makes_an_instance_of_the_subclass(eqx):
     class Model(Base):
         y: int = 2
 
-    return vars(Model.make()), type(Model.make()).__name__
+        def first(self):
+            return super().first() + 100
 
-
-@program
-def class_property(eqx):
-    class Model(eqx.Module):
-        x: int = 3
-
-        @functools.cached_property
-        def double(self):
-            return 2 * self.x
-
-    model = Model()
-    return model.double, model.double, jtu.tree_leaves(model)
-
-
-@program
-def special_methods_of_arithmetic(eqx):
-    class Vector(eqx.Module):
-        x: int
-
-        def __add__(self, other):
-            return Vector(self.x + other.x)
-
-        def __radd__(self, other):
-            return Vector(self.x + other)
-
-        def __matmul__(self, other):
-            return self.x * other.x
-
-        def __neg__(self):
-            return Vector(-self.x)
-
-        def __lt__(self, other):
-            return self.x < other.x
-
-    one, two = Vector(1), Vector(2)
-    return (one + two).x, (5 + one).x, one @ two, (-one).x, one < two, max(one, two).x
-
-
-@program
-def context_manager_and_iterator(eqx):
-    class Model(eqx.Module):
-        x: int
-
-        def __enter__(self):
-            return self.x
-
-        def __exit__(self, *args):
-            return True
-
-        def __iter__(self):
-            yield from range(self.x)
-
-    with Model(3) as entered:
-        raise ValueError
-    return entered, [*Model(3)]
+    return Model().first(), Model.third(), vars(Model.make()), vars(Model(3).make())
 
 
 @program(differs="a method takes any name by keyword")
@@ -212,27 +168,13 @@ def call_with_a_parameter_named_self(eqx):
 
 
 @program
-def method_made_by_jax_jit(eqx):
+def methods_made_by_transformations(eqx):
     class Model(eqx.Module):
-        x: jax.Array
-
-        @jax.jit
-        def double(self):
-            return 2 * self.x
+        x: Any
 
         @functools.partial(jax.jit, static_argnums=1)
         def scale(self, factor):
             return factor * self.x
-
-    model = Model(jnp.array(2.0))
-    return float(model.double()), float(model.scale(3))
-
-
-@program
-def method_made_by_filter_jit(eqx):
-    class Model(eqx.Module):
-        x: jax.Array
-        name: str
 
         @eqx.filter_jit
         def double(self, y, *, how="twice"):
@@ -242,56 +184,62 @@ def method_made_by_filter_jit(eqx):
         def __call__(self, y):
             return self.x * y
 
-    model = Model(jnp.array(2.0), "model")
-    return float(model.double(3.0)), float(model.double(3.0, how="once")), float(model(4.0))
+        @eqx.filter_value_and_grad
+        def square(self, factor):
+            return factor * self.x**2
 
-
-@program
-def method_decorated_by_something_with_wraps(eqx):
-    def twice(function):
-        @functools.wraps(function)
-        def wrapper(*args):
-            return 2 * function(*args)
-
-        return wrapper
-
-    class Model(eqx.Module):
-        x: int
-
-        @twice
-        def method(self, y):
-            """Documented."""
+        @eqx.filter_vmap(in_axes=(None, 0))
+        def each(self, y):
             return self.x * y
 
-    method = Model(3).method
-    return method(4), method.__doc__, isinstance(method, eqx.Module)
+    model = Model(jnp.array(2.0))
+    value, gradient = model.square(3.0)
+    return (
+        [float(each) for each in (model.scale(3), model.double(3.0), model.double(3.0, how="no"))],
+        (float(model(4.0)), float(value), float(gradient.x), model.each(jnp.arange(2.0)).tolist()),
+    )
 
 
 @program
-def callable_object_in_the_body_of_a_class_is_not_bound(eqx):
+def what_in_the_body_of_a_class_is_bound(eqx):
+    class Part(eqx.Module):
+        def __call__(self, *args):
+            return len(args)
+
     class Callable:
         def __call__(self, *args):
             return len(args)
 
     class Model(eqx.Module):
-        method = Callable()
+        weight: int
+        part = Part()
+        callable_ = Callable()
         built_in = len
         partial = functools.partial(lambda *args: len(args))
+        lambda_ = lambda self, x: self.weight + x
 
-    model = Model()
-    return model.method(1), model.built_in([1, 2]), model.partial(1)
+        def scale(self, x):
+            return self.weight * x
 
+        triple = functools.partialmethod(scale, 3)
 
-@program
-def module_in_the_body_of_a_class_is_not_bound(eqx):
-    class Part(eqx.Module):
-        def __call__(self, *args):
-            return len(args)
+        @functools.singledispatchmethod
+        def kind(self, value):
+            return "object"
 
-    class Model(eqx.Module):
-        part = Part()
+        @kind.register
+        def _(self, value: int):
+            return "int"
 
-    return Model().part(1)
+        def items(self):
+            yield self.weight
+
+    model = Model(2)
+    return (
+        [model.part(1), model.callable_(1), model.built_in([1, 2]), model.partial(1)],
+        [model.lambda_(1), model.triple(), model.kind(1), model.kind("a"), [*model.items()]],
+        [isinstance(each, eqx.Module) for each in (model.lambda_, model.items)],
+    )
 
 
 @program
@@ -299,34 +247,6 @@ def method_set_on_a_class_afterwards(eqx):
     Model = make(eqx)
     Model.tripled = lambda self: 3 * self.weight
     Model.__call__ = lambda self, x: self.weight + x
-    return Model(2).tripled(), Model(2)(5), isinstance(Model(2).tripled, eqx.Module)
-
-
-@program
-def method_of_a_list_of_modules(eqx):
-    Model = make(eqx)
-    return [method(2) for method in (model.scale for model in (Model(1), Model(2)))]
-
-
-@program
-def methods_that_yield_and_wait(eqx):
-    class Model(eqx.Module):
-        x: int
-
-        def items(self):
-            yield self.x
-
-        async def later(self):
-            return self.x
-
-    coroutine = Model(2).later()
-    coroutine.close()
-    return list(Model(1).items()), inspect.iscoroutine(coroutine)
-
-
-@program
-def namedtuple_of_methods(eqx):
-    Pair = collections.namedtuple("Pair", ["one", "two"])
-    model = make(eqx)(jnp.array(2.0))
-    doubled = jtu.tree_map(lambda x: 2 * x if eqx.is_array(x) else x, Pair(model.scale, model))
-    return float(doubled.one(1.0)), float(doubled.two.weight)
+    Model.number = 5
+    model = Model(2)
+    return model.tripled(), model(5), isinstance(model.tripled, eqx.Module), model.number

@@ -9,6 +9,7 @@ from unittest import mock
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from tests.beside_equinox import error_of
 from tests.module.programs.registry import program
 
 
@@ -35,6 +36,7 @@ def make_base(eqx, replace):
 def init_subclass_wraps_a_method(eqx):
     def wrap(cls):
         cls.method = doubled(vars(cls)["method"])
+        cls.added = lambda self: self.x
 
     class Model(make_base(eqx, wrap)):
         x: int
@@ -42,7 +44,12 @@ def init_subclass_wraps_a_method(eqx):
         def method(self):
             return self.x
 
-    return Model(1).method(), isinstance(Model(1).method, eqx.Module), Model.method(Model(2))
+    class Below(Model):
+        def method(self):
+            return 10 + super().method()
+
+    is_module = isinstance(Model(1).method, eqx.Module)
+    return Model(1).method(), is_module, Model.method(Model(2)), Below(1).method(), Below(3).added()
 
 
 @program
@@ -64,30 +71,17 @@ def init_subclass_of_a_plain_mixin_wraps_a_method(eqx):
 
 
 @program
-def init_subclass_wraps_a_method_that_calls_the_one_above(eqx):
-    def wrap(cls):
-        cls.method = doubled(vars(cls)["method"])
-
-    class Model(make_base(eqx, wrap)):
-        def method(self):
-            return 1
-
-    class Below(Model):
-        def method(self):
-            return 10 + super().method()
-
-    return Below().method()
-
-
-@program
-def init_subclass_puts_another_descriptor_in_the_place_of_a_method(eqx):
+def init_subclass_puts_something_else_in_the_place_of_a_method(eqx):
     def replace(cls):
         cls.read = property(vars(cls)["read"])
         cls.count = staticmethod(lambda: 5)
         cls.made = classmethod(lambda cls: cls.__name__)
+        cls.scale = eqx.filter_vmap(in_axes=(None, 0))(vars(cls)["scale"])
+        cls.__call__ = eqx.filter_jit(vars(cls)["__call__"])
+        del cls.gone
 
     class Model(make_base(eqx, replace)):
-        x: int
+        x: Any
 
         def read(self):
             return self.x
@@ -98,17 +92,8 @@ def init_subclass_puts_another_descriptor_in_the_place_of_a_method(eqx):
         def made(self):
             return ""
 
-    return Model(3).read, Model(3).count(), Model(3).made()
-
-
-@program
-def init_subclass_transforms_a_method(eqx):
-    def transform(cls):
-        cls.scale = eqx.filter_vmap(in_axes=(None, 0))(vars(cls)["scale"])
-        cls.__call__ = eqx.filter_jit(vars(cls)["__call__"])
-
-    class Model(make_base(eqx, transform)):
-        x: Any
+        def gone(self):
+            return 1
 
         def scale(self, y):
             return self.x * y
@@ -117,71 +102,51 @@ def init_subclass_transforms_a_method(eqx):
             return self.x + y
 
     model = Model(jnp.array(2.0))
-    return model.scale(jnp.arange(3.0)).tolist(), float(model(1.0))
+    outputs = float(model.read), model.count(), model.made(), hasattr(model, "gone")
+    return outputs, model.scale(jnp.arange(3.0)).tolist(), float(model(1.0))
 
 
 @program
-def init_subclass_takes_a_method_away(eqx):
-    def take(cls):
-        del cls.method
-
-    class Model(make_base(eqx, take)):
-        def method(self):
-            return 1
-
-    return hasattr(Model(), "method")
-
-
-@program
-def init_subclass_makes_a_method_abstract(eqx):
+def init_subclass_makes_a_method_abstract_or_overrides_one(eqx):
     def make_abstract(cls):
         cls.method = abc.abstractmethod(vars(cls)["method"])
 
-    class Model(make_base(eqx, make_abstract)):
-        def method(self):
-            return 1
-
-    return Model()
-
-
-@program
-def init_subclass_overrides_an_abstract_method(eqx):
     def override(cls):
         cls.method = lambda self: 2
+
+    class Abstract(make_base(eqx, make_abstract)):
+        def method(self):
+            return 1
 
     class Model(make_base(eqx, override)):
         @abc.abstractmethod
         def method(self):
             pass
 
-    return Model().method()
+    return error_of(Abstract), Model().method()
 
 
 @program
-def init_subclass_adds_a_field(eqx):
+def init_subclass_adds_a_field_or_makes_one_static(eqx):
     def add(cls):
         cls.__annotations__ = {**inspect.get_annotations(cls), "y": int}
         cls.y = 7
 
-    class Model(make_base(eqx, add)):
-        x: int
-
-    return jtu.tree_leaves(Model(1)), jtu.tree_leaves(Model(1, 2)), Model.y
-
-
-@program
-def init_subclass_makes_fields_static(eqx):
     def make_static(cls):
         for name in inspect.get_annotations(cls):
             setattr(cls, name, eqx.field(static=True))
 
-    class Model(make_base(eqx, make_static)):
+    class Model(make_base(eqx, add)):
         x: int
 
-    class Below(Model):
+    class Static(make_base(eqx, make_static)):
         x: int
 
-    return jtu.tree_leaves(Model(1)), jtu.tree_leaves(Below(1)), Below(1).x
+    class Below(Static):
+        x: int
+
+    models = Model(1), Model(1, 2), Static(1), Below(1)
+    return [jtu.tree_leaves(each) for each in models], Model.y, Below(1).x
 
 
 @program
@@ -196,6 +161,9 @@ def init_subclass_replaces_what_makes_instances(eqx):
         cls.__init__ = __init__
         cls.__check_init__ = lambda self: checked.append(self.y)
 
+    def add(cls):
+        cls.__post_init__ = lambda self: setattr(self, "y", self.x + 1)
+
     checked: list[int] = []
 
     class Model(make_base(eqx, replace)):
@@ -205,19 +173,11 @@ def init_subclass_replaces_what_makes_instances(eqx):
         def __init__(self, x):
             self.x = x
 
-    return Model(1).y, checked
-
-
-@program
-def init_subclass_adds_post_init(eqx):
-    def add(cls):
-        cls.__post_init__ = lambda self: setattr(self, "y", self.x + 1)
-
-    class Model(make_base(eqx, add)):
+    class Added(make_base(eqx, add)):
         x: int
         y: int = eqx.field(init=False)
 
-    return Model(1).y
+    return Model(1).y, checked, Added(1).y
 
 
 @program
@@ -234,58 +194,6 @@ def metaclass_above_wraps_a_method(eqx):
             return 1
 
     return Model().method(), isinstance(Model().method, eqx.Module)
-
-
-@program
-def metaclass_below_wraps_a_method(eqx):
-    class Below(type):
-        def __new__(mcs, name, bases, namespace, **kwargs):
-            cls = super().__new__(mcs, name, bases, namespace, **kwargs)
-            if "method" in vars(cls):
-                type.__setattr__(cls, "method", doubled(vars(cls)["method"]))
-            return cls
-
-    class Meta(type(eqx.Module), Below):
-        pass
-
-    class Model(eqx.Module, metaclass=Meta):
-        def method(self):
-            return 1
-
-    return Model().method(), isinstance(Model().method, eqx.Module)
-
-
-@program
-def class_decorator_wraps_all_that_can_be_called(eqx):
-    def wrap_all(cls):
-        for name, value in list(vars(cls).items()):
-            if callable(value) and not name.startswith("__"):
-                setattr(cls, name, doubled(value))
-        return cls
-
-    @wrap_all
-    class Model(eqx.Module):
-        x: int
-
-        def method(self):
-            return self.x
-
-    return Model(1).method()
-
-
-@program
-def descriptor_replaces_another_attribute_as_it_is_named(eqx):
-    class Replacing:
-        def __set_name__(self, owner, name):
-            owner.method = doubled(vars(owner)["method"])
-
-    class Model(eqx.Module):
-        def method(self):
-            return 1
-
-        replacing = Replacing()
-
-    return Model().method()
 
 
 @program
@@ -326,13 +234,5 @@ def default_is_deleted_from_the_class(eqx):
     before = make(jnp.array(1.0))
     del Model.x
     after = make(jnp.array(2.0))
-    return float(before.x), float(after.x), hasattr(Model, "x"), Model().x
-
-
-@program
-def default_is_deleted_twice(eqx):
-    class Model(eqx.Module):
-        x: int = 3
-
-    del Model.x
-    del Model.x
+    is_gone = not hasattr(Model, "x")
+    return float(before.x), float(after.x), is_gone, Model().x, error_of(delattr, Model, "x")

@@ -28,6 +28,7 @@ source(
     """
 from __future__ import annotations
 import dataclasses, inspect, typing
+from dataclasses import KW_ONLY
 
 class Model(eqx.Module):
     x: int
@@ -35,25 +36,11 @@ class Model(eqx.Module):
     z: typing.ClassVar[int] = 3
     seed: dataclasses.InitVar[int] = 4
     w: int = eqx.field(converter=int, default="5")
+    _: KW_ONLY
+    v: int = 2
 
 names = [each.name for each in dataclasses.fields(Model)]
-output = names, vars(Model(1, 2)), list(inspect.signature(Model).parameters)
-""",
-)
-
-source(
-    "keyword_only_marker_that_is_a_string",
-    """
-from __future__ import annotations
-import inspect
-from dataclasses import KW_ONLY
-
-class Model(eqx.Module):
-    x: int
-    _: KW_ONLY
-    y: int = 2
-
-output = str(inspect.signature(Model)), vars(Model(1, y=3))
+output = names, vars(Model(1, 2, v=3)), str(inspect.signature(Model))
 """,
 )
 
@@ -90,98 +77,42 @@ for marker, override in (
         differs="an annotation that is a string is read; Equinox makes it a field, or refuses it",
     )
 
-source(
-    "generic_by_brackets_of_a_type_variable",
-    """
-import typing
-T = typing.TypeVar("T")
-
-class Model(eqx.Module, typing.Generic[T]):
-    x: T
-    def method(self) -> T:
-        return self.x
-
-class Sub(Model[int]):
-    y: int
-
-output = Model[str]("a").method(), vars(Sub(1, 2)), typing.get_args(Sub.__orig_bases__[0])
-""",
-)
-
 # The syntax of Python 3.12.
 if sys.version_info >= (3, 12):
     source(
-        "generic_by_a_type_parameter",
+        "type_parameters",
         """
-import inspect
+import dataclasses, inspect
 
 class Model[T](eqx.Module):
     x: T
     y: list[T] = eqx.field(default_factory=list)
 
-    def method(self) -> T:
-        return self.x
+    def method[S](self, y: S) -> tuple[T, S]:
+        return self.x, y
 
 class Sub[T, *Ts](Model[T]):
     z: tuple[*Ts]
 
-output = (
-    Model[int](1).method(), Model(1).x, type(Model[int](1)) is Model, len(Model.__type_params__),
-    Sub[int, str, str](1, [2], ("a", "b")).z, list(inspect.signature(Sub).parameters),
-)
-""",
-    )
-    source(
-        "generic_by_a_bounded_type_parameter",
-        """
-import jax.tree_util as jtu
-
-class Part(eqx.Module):
-    x: int
-
-class Model[P: Part](eqx.Module):
+class Bounded[P: Model](eqx.Module):
     part: P
 
-class Sub(Model[Part]):
-    pass
-
-output = jtu.tree_leaves(Sub(Part(1))), Model.__type_params__[0].__bound__ is Part
-""",
-    )
-    source(
-        "abstract_attribute_of_a_type_parameter",
-        """
 class AbstractModel[T](eqx.Module):
     x: eqx.AbstractVar[T]
 
-class Model(AbstractModel[int]):
+class Overrides(AbstractModel[int]):
     x: int
-
-output = Model(1).x, sorted(AbstractModel.__abstractvars__)
-""",
-    )
-    source(
-        "type_alias_as_an_annotation",
-        """
-import dataclasses
 
 type Number = int | float
 
-class Model(eqx.Module):
+class Aliased(eqx.Module):
     x: Number = 1
 
-output = Model().x, dataclasses.fields(Model)[0].type is Number
-""",
-    )
-    source(
-        "generic_method",
-        """
-class Model(eqx.Module):
-    x: int
-
-    def method[T](self, y: T) -> T:
-        return y
-
-output = Model(1).method("a"), len(Model(1).method.__func__.__type_params__)
+output = (
+    Model[int](1).method("a"), type(Model[int](1)) is Model, len(Model.__type_params__),
+    Sub[int, str, str](1, [2], ("a", "b")).z, list(inspect.signature(Sub).parameters),
+    Bounded(Model(1)).part.x, Overrides(1).x, sorted(AbstractModel.__abstractvars__),
+    Aliased().x, dataclasses.fields(Aliased)[0].type is Number,
+)
 """,
     )

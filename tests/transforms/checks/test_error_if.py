@@ -1,24 +1,30 @@
-"""What a failed check says and where it is made; what a check that passes leaves as it was."""
+"""What a failed check reports and where it is made, who waits for it, and what passes as it was."""
 
 import inspect
 import re
+import threading
 import traceback
+import warnings
 
 import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from eqxlike import (
     EqxlikeRuntimeError,
     EqxlikeTracetimeError,
+    Module,
     branched_error_if,
+    clear_caches,
     error_if,
+    filter_grad,
     filter_jit,
     filter_vmap,
 )
+from eqxlike._transforms._checks._failure_report import FailureReport
 
 X = jnp.arange(3.0)
 CUBE = jnp.arange(24.0).reshape(2, 3, 4)
@@ -29,6 +35,7 @@ def checked(x, limit=10.0):
 
 
 LINE_OF_CHECK = inspect.getsourcelines(checked)[1] + 1
+PLACE = f"(check at {__file__}:{LINE_OF_CHECK} in checked"
 
 
 def text_of(function, *args):
@@ -37,12 +44,32 @@ def text_of(function, *args):
     return str(caught.value)
 
 
+def fails(function, *args):
+    return text_of(function, *args).startswith("too large\n(check at ")
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """The calls that wait."""
+    counted = []
+    block = jax.block_until_ready
+
+    def counting_block(tree):
+        counted.append(tree)
+        return block(tree)
+
+    monkeypatch.setattr(jax, "block_until_ready", counting_block)
+    return counted
+
+
 # --- the message --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, filter_jit, jax.vmap], ids=["eager", "jit", "vmap"])
-def test_message_says_where_the_check_stands(wrap):
-    assert f"(check at {__file__}:{LINE_OF_CHECK} in checked" in text_of(wrap(checked), X + 10)
+def test_message_says_where_the_check_stands():
+    for function in (checked, filter_jit(checked)):
+        assert text_of(function, X + 10) == f"too large\n{PLACE})"
+    batched = filter_jit(jax.vmap(checked))
+    assert text_of(batched, X + 9) == f"too large\n{PLACE}, failed for batch index 2)"
 
 
 def test_message_of_a_bool_says_where_the_check_stands():
@@ -56,40 +83,41 @@ def test_message_of_a_bool_says_where_the_check_stands():
     assert str(caught.value) == f"too large\n(check at {place})"
 
 
-@pytest.mark.parametrize("jit", [lambda f: f, filter_jit], ids=["eager", "jit"])
-def test_message_is_whole(jit):
+def test_message_is_whole():
     message = "Größe:\n\n  %s {} \\n " + 5000 * "long " + "[eqxlike failure 0]"
-    text = text_of(jit(lambda x: error_if(x, x > 1, message)), X)
+    text = text_of(filter_jit(lambda x: error_if(x, x > 1, message)), X)
     assert text.startswith(f"{message}\n(check at")
 
 
-@pytest.mark.parametrize("jit", [lambda f: f, filter_jit], ids=["eager", "jit"])
-def test_message_names_the_members_of_nested_batches_that_fail(jit):
-    mapped = jit(jax.vmap(jax.vmap(checked)))
-    for failing, said in [
-        ([(1, 2)], "batch index (1, 2))"),
-        ([(0, 2), (1, 0)], "batch indices (0, 2) and (1, 0))"),
-        ([(0, 0), (0, 1), (1, 2)], "batch indices (0, 0), (0, 1) and (1, 2))"),
+def test_report_lists_at_most_eight_members_of_a_batch():
+    def batch(*failing, shape):
+        failed = np.zeros(shape, bool)
+        for place in failing:
+            failed[place] = True
+        return FailureReport(("wrong",), "here").text(failed, None)
+
+    assert batch((), shape=()) == "wrong\n(check at here)"
+    for text, listed in [
+        (batch(2, shape=3), "index 2"),
+        (batch(0, 2, shape=3), "indices 0 and 2"),
+        (batch((0, 0), (0, 1), (1, 2), shape=(2, 3)), "indices (0, 0), (0, 1) and (1, 2)"),
+        (batch(*range(8), shape=9), "indices 0, 1, 2, 3, 4, 5, 6 and 7"),
+        (batch(*range(9), shape=9), "indices 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"),
+        (batch(*range(100), shape=100), "indices 0, 1, 2, 3, 4, 5, 6, 7 and 92 more"),
     ]:
-        x = np.zeros((2, 3, 4), "float32")
-        x[tuple(zip(*failing, strict=True))] = 11
-        assert f", failed for {said}" in text_of(mapped, x)
+        assert text == f"wrong\n(check at here, failed for batch {listed})"
+    # The message is that of the largest index among those that fail.
+    text = FailureReport("abc", "here").text(np.array([True, False, True]), np.array([0, 2, 1]))
+    assert text == "b\n(check at here, failed for batch index 2)"
 
 
-def test_message_names_one_index_for_one_batch():
-    assert text_of(filter_jit(jax.vmap(checked)), X + 9).endswith(", failed for batch index 2)")
-
-
-def test_message_names_few_of_many_members():
-    text = text_of(filter_jit(jax.vmap(checked)), 20 + jnp.arange(100.0))
-    assert text.endswith("batch indices 0, 1, 2, 3, 4, 5, 6, 7 and 92 more)")
-
-
-def test_indices_are_outermost_first_whatever_axes_are_mapped():
+def test_message_names_the_members_of_nested_batches_by_their_axes():
+    # The outermost axis first, whatever axes are mapped.
+    mapped = jax.vmap(jax.vmap(checked, in_axes=1), in_axes=1)
     x = np.zeros((2, 3, 4), "float32")
     x[1, 2, 3] = 11
-    mapped = jax.vmap(jax.vmap(checked, in_axes=1), in_axes=1)
-    assert text_of(filter_jit(mapped), x).endswith("batch index (2, 3))")
+    for function in (mapped, filter_jit(mapped)):
+        assert text_of(function, x).endswith("batch index (2, 3))")
 
 
 def test_batch_of_a_scan_is_named():
@@ -110,9 +138,6 @@ def test_predicate_mapped_inside_and_index_outside_are_matched():
     assert text.endswith("batch index (1, 2))")
 
 
-# --- which check ----------------------------------------------------------------------------------
-
-
 def three_checks(x, y):
     a = error_if(jnp.sin(x), x > 10, "first")
     b = error_if(y, y > 10, "second")
@@ -121,54 +146,43 @@ def three_checks(x, y):
 
 
 WRAPPERS = {
-    "jit": lambda f: f,
-    "vmap": jax.vmap,
-    "grad": lambda f: jax.grad(f, argnums=(0, 1)),
     "grad of vmap": lambda f: jax.grad(lambda x, y: jax.vmap(f)(x, y).sum(), argnums=1),
     "scan": lambda f: lambda x, y: jax.lax.scan(lambda c, y: (c, f(x, y)), 0, y),
-    "checkpoint": lambda f: jax.value_and_grad(jax.checkpoint(f)),
 }
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_first_that_fails_is_raised(name):
-    wrapped = filter_jit(WRAPPERS[name](three_checks))
-    x = jnp.ones(3) if "vmap" in name or name == "scan" else jnp.array(1.0)
-    assert text_of(wrapped, x, x + 10).startswith("second")
-    assert text_of(wrapped, x + 10, x + 10).startswith("first")
+def test_first_that_fails_is_raised():
+    for name, wrap in WRAPPERS.items():
+        wrapped = filter_jit(wrap(three_checks))
+        x = jnp.ones(3)
+        assert text_of(wrapped, x, x + 10).startswith("second"), name
+        assert text_of(wrapped, x + 10, x + 10).startswith("first"), name
 
 
-def test_first_that_fails_is_raised_where_one_of_them_is_mapped():
-    first = lambda x: error_if(x, x > 10, "first")
-    second = lambda x: error_if(x, x > 10, "second")
-    functions = [
-        lambda x, y: jax.vmap(first)(x).sum() + second(y),
-        lambda x, y: first(y) + jax.vmap(second)(x).sum(),
-        lambda x, y: jax.vmap(first)(x).sum() + jax.vmap(second)(x).sum(),
-    ]
-    for function in functions:
-        assert text_of(filter_jit(function), X + 10, X[2] + 10).startswith("first")
+def test_first_that_fails_is_raised_where_some_of_them_are_mapped():
+    @filter_jit
+    def function(x, y, z):
+        first = jax.vmap(lambda x: error_if(x, x > 10, "first"))(x)
+        second = error_if(y, y > 10, "second")
+        third = jax.vmap(lambda z: error_if(z, z > 10, "third"))(z)
+        return first.sum() + second + third.sum()
+
+    for x, y, expected in [(X + 10, X[1] + 10, "first"), (X, X[1] + 10, "second"), (X, X[1], "th")]:
+        assert text_of(function, x, y, X + 10).startswith(expected)
+    assert function(X, X[1], X) == 7
 
 
-def test_check_that_follows_one_in_another_function_is_made():
+def test_checks_in_an_inner_function_and_in_a_loop_and_after_them_are_made():
     inner = jax.jit(lambda x: error_if(x, x > 10, "inner"))
 
     @filter_jit
-    def outer(x, y):
-        return inner(x) + error_if(y, y > 10, "outer")
+    def outer(x, y, z):
+        total, _ = jax.lax.scan(lambda c, x: (checked(c + x), None), 0.0, y)
+        return inner(x) + error_if(total, z > 10, "outer")
 
-    assert text_of(outer, X, X + 10).startswith("outer")
-    assert text_of(outer, X + 10, X).startswith("inner")
-
-
-def test_check_after_a_loop_with_one_is_made():
-    @filter_jit
-    def function(x):
-        total, _ = jax.lax.scan(lambda c, x: (checked(c + x), None), 0.0, x)
-        return error_if(total, total > 2, "later")
-
-    assert text_of(function, X).startswith("later")
-    assert text_of(function, X + 10).startswith("too large")
+    for x, y, z, expected in [(10, 0, 0, "inner"), (0, 10, 0, "too"), (0, 0, 10, "outer")]:
+        assert text_of(outer, X + x, X + y, X + z).startswith(expected)
+    assert outer(X, X, X).tolist() == [3, 4, 5]
 
 
 def test_check_in_the_function_of_a_custom_derivative():
@@ -177,17 +191,12 @@ def test_check_in_the_function_of_a_custom_derivative():
         return checked(x)
 
     function.defjvp(lambda primals, tangents: (function(*primals), 2 * tangents[0]))
-    assert jax.jit(jax.value_and_grad(function))(X[2]) == (2, 2)
-    assert "too large" in text_of(filter_jit(jax.value_and_grad(function)), X[2] + 10)
+    jitted = filter_jit(jax.value_and_grad(function))
+    assert jitted(X[2]) == (2, 2)
+    assert fails(jitted, X[2] + 10)
 
 
 # --- what passes ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("derivative", [jax.grad, jax.jacfwd, jax.hessian])
-def test_derivatives_are_those_without_the_check(derivative):
-    value = filter_jit(derivative(lambda x: checked(x) ** 3))(X[2])
-    assert value == 12
 
 
 def test_values_are_the_same_to_the_bit():
@@ -208,19 +217,9 @@ def test_only_the_reduced_predicate_goes_to_the_callback():
     callbacks = re.findall(r"custom_call @xla.*callback.*", jax.jit(function).lower(CUBE).as_text())
     assert len(callbacks) == 1
     assert ("tensor<2x3xi1>" in callbacks[0], "f32" in callbacks[0]) == (True, False)
-
-
-def test_a_predicate_that_is_not_mapped_is_not_given_to_the_callback():
-    # It is true where the callback runs; given away, it would be computed once more for that.
+    # One that is not mapped is true where the callback runs; passed on, it would be computed again.
     text = jax.jit(lambda x: error_if(x, x.sum() > 1, "")).lower(X).as_text()
     assert re.findall(r"custom_call @xla.*callback\w*\((.*?)\)", text) == [""]
-
-
-def test_check_is_not_entered_where_it_passes(monkeypatch):
-    entered = []
-    monkeypatch.setattr("eqxlike._transforms._checks._check.Check._on_failure", entered.append)
-    jax.block_until_ready(jax.jit(jax.vmap(checked))(X))
-    assert entered == []
 
 
 def test_gradients_of_a_batch_pass_a_check_in_a_branch_that_some_take():
@@ -239,26 +238,27 @@ def test_trace_leaks_nothing():
         assert filter_jit(filter_vmap(three_checks))(X, X).shape == (3,)
 
 
-# --- several devices ------------------------------------------------------------------------------
+def mesh_and_array(axis_type):
+    mesh = jax.make_mesh((2,), ("devices",), axis_types=(axis_type,))
+    return mesh, jax.device_put(jnp.arange(4.0), NamedSharding(mesh, PartitionSpec("devices")))
 
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
 def test_check_on_several_devices_raises_on_all_of_them(axis_type):
     # On the first alone, and the other would wait for it until XLA ends the process.
-    mesh = jax.make_mesh((2,), ("devices",), axis_types=(axis_type,))
-    x = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, PartitionSpec("devices")))
+    _, x = mesh_and_array(axis_type)
     function = filter_jit(lambda x: checked(x) + x.sum())
     mapped = filter_jit(filter_vmap(checked))
-    assert "too large" in text_of(function, x + 10)
+    assert fails(function, x + 10)
     assert function(x).tolist() == [6, 7, 8, 9]
     assert text_of(mapped, x + 8).endswith("batch index 3)")
     assert mapped(x).sharding == x.sharding
+    # Not raised again by what JAX waits for at the exit.
+    jax.effects_barrier()
 
 
-@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
-def test_check_of_what_lies_on_no_known_device_raises_on_all_of_them(axis_type):
-    mesh = jax.make_mesh((2,), ("devices",), axis_types=(axis_type,))
-    x = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, PartitionSpec("devices")))
+def test_check_of_what_lies_on_no_known_device_raises_on_all_of_them():
+    _, x = mesh_and_array(AxisType.Auto)
 
     def function(x, y):
         messages = ["a", "b", "c"]
@@ -268,58 +268,214 @@ def test_check_of_what_lies_on_no_known_device_raises_on_all_of_them(axis_type):
     assert text_of(mapped, x, X + 10).startswith("c\n")
     assert mapped(x, X).tolist() == [6, 7, 8]
     placed = filter_jit(lambda x: checked(x) + x.sum(), in_shardings=x.sharding)
-    assert "too large" in text_of(placed, jnp.arange(4.0) + 10)
+    assert fails(placed, jnp.arange(4.0) + 10)
     assert placed(jnp.arange(4.0)).tolist() == [6, 7, 8, 9]
 
 
-def test_failure_on_several_devices_is_not_raised_again_as_python_exits():
-    mesh = jax.make_mesh((2,), ("devices",), axis_types=(AxisType.Auto,))
-    x = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, PartitionSpec("devices")))
-    assert "too large" in text_of(filter_jit(checked), x + 10)
-    # What JAX waits for at the exit.
-    jax.effects_barrier()
-
-
 def test_check_in_shard_map_raises():
-    mesh = jax.make_mesh((2,), ("devices",), axis_types=(AxisType.Auto,))
+    mesh, _ = mesh_and_array(AxisType.Auto)
     spec = PartitionSpec("devices")
     function = filter_jit(jax.shard_map(checked, mesh=mesh, in_specs=spec, out_specs=spec))
-    assert "too large" in text_of(function, 8 + jnp.arange(4.0))
+    assert fails(function, 8 + jnp.arange(4.0))
     assert function(jnp.arange(4.0)).tolist() == [0, 1, 2, 3]
 
 
 # --- how it is raised -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.vmap, jax.grad], ids=["plain", "vmap", "grad"])
-def test_without_jit_it_is_raised_where_the_check_stands(wrap):
-    function = wrap(lambda x: checked(x))
-    with pytest.raises(EqxlikeRuntimeError, match="too large") as caught:
-        function(X[2:] + 10 if wrap is jax.vmap else X[2] + 10)
-    assert traceback.extract_tb(caught.value.__traceback__)[-1].lineno == LINE_OF_CHECK
+def test_without_jit_it_is_raised_where_the_check_stands():
+    calls = [(checked, X[2]), (jax.vmap(checked), X[2:]), (jax.grad(checked), X[2])]
+    for function, x in calls:
+        with pytest.raises(EqxlikeRuntimeError, match="too large") as caught:
+            function(x + 10)
+        assert traceback.extract_tb(caught.value.__traceback__)[-1].lineno == LINE_OF_CHECK
 
 
-def test_in_a_function_of_jax_the_text_of_its_error_has_the_message():
+def test_error_of_a_compiled_function_is_the_message_alone():
+    jitted = filter_jit(checked)
+    for _ in range(2):
+        with pytest.raises(EqxlikeRuntimeError) as caught:
+            jitted(X + 10)
+    error = caught.value
+    assert (error.__context__, error.__cause__, hasattr(error, "__notes__")) == (None, None, False)
+    frames = traceback.extract_tb(error.__traceback__)
+    assert [frame.filename for frame in frames] == [__file__]
+
+
+def test_in_a_function_of_jax_the_text_of_its_error_has_the_message_and_nothing_is_logged(
+    caplog, capfd
+):
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"too large\n.*check at"):
         jax.jit(checked)(X + 10).block_until_ready()
-
-
-def test_functions_of_equinox_wait_for_it_too():
+    assert (caplog.records, capfd.readouterr().err) == ([], "")
+    # Functions of Equinox wait for it too.
     with pytest.raises(jax.errors.JaxRuntimeError, match="too large"):
         equinox.filter_jit(checked)(X + 10)
 
 
-def test_failure_is_not_logged(caplog, capfd):
-    with pytest.raises(jax.errors.JaxRuntimeError):
-        jax.jit(checked)(X + 10).block_until_ready()
-    assert (caplog.records, capfd.readouterr().err) == ([], "")
-
-
-def test_error_of_another_callback_is_logged(caplog):
+def test_error_of_another_callback_is_that_of_jax_and_is_logged(caplog):
     def fail(x):
         raise ValueError("mine")
 
     struct = jax.ShapeDtypeStruct((3,), X.dtype)
     with pytest.raises(jax.errors.JaxRuntimeError, match="mine"):
-        jax.jit(lambda x: jax.pure_callback(fail, struct, x))(X).block_until_ready()
+        filter_jit(lambda x: jax.pure_callback(fail, struct, x))(X).block_until_ready()
     assert len(caplog.records) == 1
+
+
+def test_call_after_a_failed_one_is_as_any_and_not_traced_again():
+    traced = []
+
+    class Model(Module):
+        weight: jax.Array
+        name: str = "model"
+
+        @filter_jit
+        def __call__(self, x):
+            traced.append(x)
+            return checked(self.weight * x), self.name
+
+    model = Model(jnp.ones(3))
+    for _ in range(2):
+        assert fails(model, X + 10)
+        for _ in range(2):
+            product, name = model(X)
+            assert (product.tolist(), name) == ([0, 1, 2], "model")
+    assert len(traced) == 1
+
+
+@pytest.mark.usefixtures("compiles_alone")
+def test_threads_get_each_its_own_message():
+    jitted = filter_jit(lambda x, name: error_if(x, x > 10, f"of {name}"))
+    texts = {}
+
+    def call(name):
+        for _ in range(5):
+            try:
+                jitted(X + 10, name)
+            except EqxlikeRuntimeError as error:
+                texts.setdefault(name, set()).add(str(error).split("\n")[0])
+
+    threads = [threading.Thread(target=call, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == {name: {f"of {name}"} for name in "ab"}
+
+
+def test_donated_arguments_that_are_gone_are_named_and_warnings_are_restored():
+    jitted = filter_jit(
+        lambda x, tree: (checked(x), tree["a"] + 1, tree["b"] + 1), donate=("tree",)
+    )
+    jitted(X, {"a": X + 0, "b": X + 1})
+    before = list(warnings.filters)
+    with pytest.raises(EqxlikeRuntimeError) as caught:
+        jitted(X[:2] + 10, {"a": X + 0, "b": X + 1})
+    assert warnings.filters == before
+    (note,) = caught.value.__notes__
+    assert note.startswith("Donated to the call that failed, and so no longer there:")
+    assert note.endswith("tree['a'], tree['b'].")
+
+
+# --- who waits ------------------------------------------------------------------------------------
+
+
+def test_only_calls_with_a_check_wait(waits):
+    jitted = filter_jit(lambda x: checked(x) if x.ndim else x)
+    for x, expected in [(X[0], 0), (X, 1), (X[0], 1), (X, 2), (X, 3)]:
+        jitted(x)
+        assert len(waits) == expected
+    assert fails(jitted, X + 10)
+    del waits[:]
+    is_off = filter_jit(lambda x: error_if(2 * x, x > 10, "", on_error="off"))
+    for _ in range(3):
+        is_off(X)
+    assert waits == []
+
+
+def test_function_that_calls_a_compiled_one_with_a_check_waits(waits):
+    inner = filter_jit(checked)
+    inner(X)
+    # Of an argument, or of a constant in the program.
+    for outer in (filter_jit(lambda x: 2 * inner(x)), filter_jit(lambda x: 2 * inner(X))):
+        del waits[:]
+        for _ in range(2):
+            outer(X)
+        assert len(waits) == 2
+
+
+def test_function_that_calls_one_that_jax_has_traced_waits_and_is_traced_once_a_shape(waits):
+    inner = jax.jit(checked)
+    inner(X)
+    shapes = []
+
+    @filter_jit
+    def outer(x):
+        shapes.append(x.shape)
+        return inner(x)
+
+    for size in (3, 4, 3, 4):
+        assert outer(jnp.arange(float(size))).tolist() == [*range(size)]
+    assert (shapes, len(waits)) == ([(3,), (4,)], 4)
+    assert fails(outer, X + 10)
+    del waits[:]
+    doubled, text = filter_jit(lambda x: (2 * inner(x), "doubled"))(X)
+    assert (doubled.tolist(), text, len(waits)) == ([0, 2, 4], "doubled", 1)
+
+
+# What calls `inner`, which JAX has traced before, only for arrays of the longer shape.
+MET_LATER = {
+    "with a static output": lambda inner: filter_jit(
+        lambda x: (inner(x), "longer") if len(x) == 5 else (x, "shorter")
+    ),
+    "in a loop": lambda inner: filter_jit(
+        lambda x: jax.lax.fori_loop(0, 2, lambda _, x: inner(x) if len(x) == 5 else x, x)
+    ),
+    "in another function": lambda inner: filter_jit(
+        filter_jit(lambda x: inner(x) if len(x) == 5 else x)
+    ),
+    "with shardings of its output": lambda inner: filter_jit(
+        lambda x: {"output": inner(x) if len(x) == 5 else x},
+        out_shardings={"output": SingleDeviceSharding(jax.devices()[0])},
+    ),
+    "that donates": lambda inner: filter_jit(
+        lambda x: (inner(x) if len(x) == 5 else x).sum(), donate="all"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MET_LATER)
+def test_function_that_jax_has_traced_and_that_a_later_trace_meets_makes_it_wait(waits, name):
+    inner = jax.jit(checked)
+    jax.grad(lambda x: inner(x).sum())(jnp.arange(5.0)), inner(jnp.arange(5.0))
+    outer = MET_LATER[name](inner)
+    for size, expected in [(3, 0), (3, 0), (5, 1), (5, 2)]:
+        outer(jnp.arange(float(size)))
+        assert len(waits) == expected
+    assert fails(outer, jnp.arange(5.0) + 10)
+
+
+def test_function_compiled_ahead_of_time_waits_and_raises(waits):
+    inner = jax.jit(checked)
+    inner(jnp.arange(5.0))
+    jitted = filter_jit(lambda x: inner(x) if len(x) == 5 else x)
+    jitted(X)
+    compiled = jitted.lower(jnp.arange(5.0)).compile()
+    assert compiled(jnp.arange(5.0)).tolist() == [0, 1, 2, 3, 4]
+    assert len(waits) == 1
+    assert fails(compiled, jnp.arange(5.0) + 10)
+
+
+def test_traced_call_does_not_wait_and_a_forgotten_function_does_again(waits):
+    jitted = filter_jit(checked)
+    jitted(X)
+    jax.make_jaxpr(jitted)(X)
+    assert len(waits) == 1
+    clear_caches()
+    jitted(X)
+    assert len(waits) == 2
+
+
+def test_call_inside_a_transformation_raises():
+    assert fails(filter_grad(lambda x: filter_jit(checked)(x).sum()), X + 10)

@@ -1,4 +1,6 @@
-"""Where a test takes `eqx`, the same program holds on Equinox, whose behaviour is the measure."""
+"""Functions whose arrays pass through a transformation: `filter_closure_convert` and
+`filter_checkpoint`.
+"""
 
 from typing import Any
 
@@ -8,75 +10,58 @@ import numpy as np
 import pytest
 
 import eqxlike
-from eqxlike import filter_closure_convert
+from eqxlike import filter_checkpoint, filter_closure_convert, filter_grad, filter_jit
 from tests.beside_equinox import both
 
 TWO, THREE = jnp.float32(2), jnp.float32(3)
+STRUCT = jax.ShapeDtypeStruct((), jnp.float32)
+
+
+class Model(eqxlike.Module):
+    weight: Any
+    activation: Any = abs
+
+    def __call__(self, x):
+        return self.activation(self.weight * x)
 
 
 def scaling_by(factor):
     return lambda x: factor * x
 
 
-# --- what is closed over ------------------------------------------------------------------------
+# --- closures: what is closed over --------------------------------------------------------------
 
 
-@both
-def test_tracers_closed_over_are_consts(eqx):
+def test_tracers_closed_over_are_consts():
     def function(z):
-        converted = eqx.filter_closure_convert(scaling_by(z), TWO)
+        converted = filter_closure_convert(scaling_by(z), TWO)
         assert [each is z for each in converted.consts] == [True]
         return converted(TWO)
 
     assert jax.grad(function)(THREE) == 2
 
 
-@both
-@pytest.mark.parametrize("factor", [THREE, jnp.int32(3)], ids=["float", "int"])
-def test_arrays_closed_over_are_consts(eqx, factor):
-    converted = eqx.filter_closure_convert(scaling_by(factor), factor)
-    assert (converted.consts, converted(factor)) == ([factor], 9)
+def test_arrays_closed_over_are_consts_and_leaves():
+    for factor in (THREE, jnp.int32(3)):
+        converted = filter_closure_convert(scaling_by(factor), factor)
+        assert (converted.consts, converted(factor)) == ([factor], 9)
+        assert jax.tree.leaves(converted) == [converted.jaxpr, factor]
+    assert filter_closure_convert(Model(THREE), TWO).consts == [THREE]
+    doubled = jax.tree.map(lambda leaf: leaf * 2 if eqxlike.is_array(leaf) else leaf, converted)
+    assert doubled(factor) == 18
 
 
-@both
-def test_arrays_of_a_module_are_consts(eqx):
-    class Model(eqx.Module):
-        weight: Any
-
-        def __call__(self, x):
-            return self.weight * x
-
-    assert eqx.filter_closure_convert(Model(THREE), TWO).consts == [THREE]
+def test_may_pass_into_and_out_of_transformations():
+    converted = filter_jit(lambda factor: filter_closure_convert(scaling_by(factor), TWO))(THREE)
+    assert converted(TWO) == 6
+    assert filter_jit(lambda function, x: function(x))(converted, TWO) == 6
+    assert filter_grad(lambda function: function(TWO))(converted).consts == [2]
+    square = filter_closure_convert(lambda x: THREE * x**2, TWO)
+    assert jax.vmap(jax.grad(square))(jnp.arange(3.0)).tolist() == [0, 6, 12]
 
 
-@both
-def test_consts_are_leaves(eqx):
-    converted = eqx.filter_closure_convert(scaling_by(THREE), TWO)
-    doubled = jax.tree_util.tree_map(
-        lambda leaf: leaf * 2 if eqx.is_array(leaf) else leaf, converted
-    )
-    assert doubled(TWO) == 12
-
-
-@both
-def test_may_leave_a_transformation_that_its_consts_belong_to(eqx):
-    @eqx.filter_jit
-    def make(factor):
-        return eqx.filter_closure_convert(scaling_by(factor), TWO)
-
-    assert make(THREE)(TWO) == 6
-
-
-@both
-def test_may_be_passed_to_a_transformation(eqx):
-    converted = eqx.filter_closure_convert(scaling_by(THREE), TWO)
-    assert eqx.filter_jit(lambda function, x: function(x))(converted, TWO) == 6
-    assert eqx.filter_grad(lambda function: function(TWO))(converted).consts == [2]
-
-
-@both
-def test_opens_the_closure_to_a_custom_derivative(eqx):
-    @eqx.filter_custom_jvp
+def test_opens_the_closure_to_a_custom_derivative():
+    @eqxlike.filter_custom_jvp
     def apply(function, x):
         return function(x)
 
@@ -85,24 +70,12 @@ def test_opens_the_closure_to_a_custom_derivative(eqx):
         return apply(*primals), 7 * tangents[0].consts[0]
 
     def loss(z):
-        return apply(eqx.filter_closure_convert(scaling_by(z), TWO), TWO)
+        return apply(filter_closure_convert(scaling_by(z), TWO), TWO)
 
     assert jax.grad(loss)(THREE) == 7
 
 
-# --- calls --------------------------------------------------------------------------------------
-
-
-@both
-def test_arguments_and_output_may_be_anything(eqx):
-    factor = THREE
-
-    def function(x, label, *, options):
-        return {"x": factor * x * options["scale"], "label": label, "n": 1}
-
-    converted = eqx.filter_closure_convert(function, TWO, "s", options={"scale": TWO})
-    output = converted(THREE, "s", options={"scale": THREE})
-    assert output == {"x": 27.0, "label": "s", "n": 1}
+# --- closures: calls ----------------------------------------------------------------------------
 
 
 def test_the_function_is_traced_once_and_never_run():
@@ -112,21 +85,11 @@ def test_the_function_is_traced_once_and_never_run():
     assert [isinstance(each, jax.core.Tracer) for each in seen] == [True]
 
 
-def test_struct_stands_for_an_array():
+def test_struct_and_numpy_arrays_may_be_in_the_place_of_an_array():
     struct = jax.ShapeDtypeStruct((2,), jnp.float32)
     assert filter_closure_convert(scaling_by(THREE), struct)(jnp.ones(2)).tolist() == [3, 3]
-
-
-@both
-@pytest.mark.parametrize("x", [np.float32(2), np.array(2, np.float32)], ids=repr)
-def test_numpy_arrays_are_arrays(eqx, x):
-    assert eqx.filter_closure_convert(scaling_by(THREE), TWO)(x) == 6
-
-
-@both
-def test_may_be_differentiated_and_vmapped(eqx):
-    converted = eqx.filter_closure_convert(lambda x: THREE * x**2, TWO)
-    assert jax.vmap(jax.grad(converted))(jnp.arange(3.0)).tolist() == [0, 6, 12]
+    for x in (np.float32(2), np.array(2, np.float32)):
+        assert filter_closure_convert(scaling_by(THREE), TWO)(x) == 6
 
 
 def test_derivatives_of_their_own_are_kept():
@@ -138,28 +101,19 @@ def test_derivatives_of_their_own_are_kept():
     assert jax.grad(filter_closure_convert(straight_through, TWO))(TWO) == 1
 
 
-# --- errors -------------------------------------------------------------------------------------
-
-
-CALLS = {
-    "shape": ((jnp.ones(2), 2), {"key": TWO}, r"call.args\[0\] is f32\[2\]"),
-    "dtype": ((jnp.int32(1), 2), {"key": TWO}, r"call.args\[0\] is i32\[\]"),
-    "number for array": ((1.0, 2), {"key": TWO}, r"call.args\[0\] is 1.0"),
-    "None for array": ((None, 2), {"key": TWO}, r"call.args\[0\] is None"),
-    "static": ((TWO, 3), {"key": TWO}, r"example.args\[1\] is 2, and call.args\[1\] is 3"),
-    "array for static": ((TWO, jnp.int32(2)), {"key": TWO}, r"call.args\[1\] is i32\[\]"),
-    "length": ((TWO,), {"key": TWO}, "call.args is a tuple of length 1"),
-    "keys": ((TWO, 2), {"other": TWO}, r"call.kwargs is a dict with the keys \['other'\]"),
-}
-
-
-@pytest.mark.parametrize(("args", "kwargs", "message"), CALLS.values(), ids=CALLS)
-@both
-def test_call_unlike_the_example_is_an_error(eqx, args, kwargs, message):
-    factor = THREE
-    converted = eqx.filter_closure_convert(lambda x, n, key: factor * x * n * key, TWO, 2, key=TWO)
-    with pytest.raises(ValueError, match=message if eqx is eqxlike else "different"):
-        converted(*args, **kwargs)
+def test_call_unlike_the_example_is_an_error():
+    converted = filter_closure_convert(lambda x, n: THREE * x * n, TWO, 2)
+    for args, message in [
+        ((jnp.ones(2), 2), r"and call.args\[0\] is f32\[2\]"),
+        ((jnp.int32(1), 2), r"call.args\[0\] is i32\[\]"),
+        ((1.0, 2), r"call.args\[0\] is 1.0"),
+        ((None, 2), r"call.args\[0\] is None"),
+        ((TWO, 3), r"example.args\[1\] is 2, and call.args\[1\] is 3"),
+        ((TWO, jnp.int32(2)), r"call.args\[1\] is i32\[\]"),
+        ((TWO,), "call.args is a tuple of length 1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            converted(*args)
 
 
 def test_equal_static_values_of_another_type_are_an_error():
@@ -168,48 +122,111 @@ def test_equal_static_values_of_another_type_are_an_error():
         converted(TWO, True)
 
 
-def test_what_is_no_function_is_an_error():
-    with pytest.raises(TypeError, match="`filter_closure_convert` expects a function"):
-        filter_closure_convert(3, TWO)
-
-
-# --- what is known of it ------------------------------------------------------------------------
-
-
 def labelled(factor, label="label"):
     return lambda x, y: ({"sum": factor * x + y}, label)
 
 
 @both
-def test_in_struct_is_the_example_with_shapes_for_arrays(eqx):
-    converted = eqx.filter_closure_convert(labelled(THREE), TWO, y=2.0)
-    struct = jax.ShapeDtypeStruct((), jnp.float32)
-    assert converted.in_struct == ((struct,), {"y": 2.0})
+def test_two_have_one_treedef_where_all_but_jaxpr_and_consts_is_equal(eqx):
+    first = jax.tree.structure(eqx.filter_closure_convert(labelled(THREE), TWO, y=2.0))
+    for factor, label, y, is_same in [
+        (TWO, "label", 2.0, True),
+        (TWO, "other", 2.0, False),
+        (TWO, "label", TWO, False),
+    ]:
+        second = jax.tree.structure(eqx.filter_closure_convert(labelled(factor, label), TWO, y=y))
+        assert (first == second) is is_same
+        assert not is_same or hash(first) == hash(second)
 
 
-@both
-def test_out_struct_is_what_is_returned_with_shapes_for_arrays(eqx):
-    converted = eqx.filter_closure_convert(labelled(THREE), TWO, y=2.0)
-    assert converted.out_struct == ({"sum": jax.ShapeDtypeStruct((), jnp.float32)}, "label")
+# --- checkpoints --------------------------------------------------------------------------------
 
 
-@both
-def test_the_jaxpr_is_a_leaf(eqx):
-    converted = eqx.filter_closure_convert(scaling_by(THREE), TWO)
-    assert jax.tree.leaves(converted) == [converted.jaxpr, THREE]
+def primitives(function, *args):
+    """The names of all primitives in the jaxpr of `function`, those of inner jaxprs included."""
+
+    def inside(jaxpr):
+        for equation in jaxpr.eqns:
+            yield equation.primitive.name
+            for inner in jax.tree.leaves(
+                list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
+            ):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from inside(inner)
+
+    return list(inside(jax.make_jaxpr(function)(*args).jaxpr))
 
 
-@both
-@pytest.mark.parametrize(
-    ("factor", "label", "y", "is_same"),
-    [(TWO, "label", 2.0, True), (TWO, "other", 2.0, False), (TWO, "label", TWO, False)],
-    ids=["same", "another-output", "another-example"],
-)
-def test_two_have_one_treedef_where_all_but_jaxpr_and_consts_is_equal(
-    eqx, factor, label, y, is_same
-):
-    first = eqx.filter_closure_convert(labelled(THREE), TWO, y=2.0)
-    second = eqx.filter_closure_convert(labelled(factor, label), TWO, y=y)
-    treedefs = [jax.tree.structure(each) for each in (first, second)]
-    assert (treedefs[0] == treedefs[1]) is is_same
-    assert not is_same or hash(treedefs[0]) == hash(treedefs[1])
+def sine(x, label="s"):
+    return jnp.sin(jnp.sin(x)), label
+
+
+def test_checkpointed_functions_take_and_return_anything():
+    def function(x, activation, *, power, names):
+        return activation(x) ** power, {"names": names, "x": x, "function": activation}
+
+    args, kwargs = (TWO, jnp.abs), {"power": 2, "names": ("a", None)}
+    checkpointed = filter_checkpoint(function)
+    with jax.checking_leaks():
+        assert checkpointed(*args, **kwargs) == function(*args, **kwargs)
+    jitted = filter_jit(checkpointed)
+    assert jitted(*args, **kwargs) == function(*args, **kwargs)
+    seen = []
+    leaves = [2.5, 2, True, "s", None, len, TWO, np.float32(2), jnp.int32(2)]
+    filter_checkpoint(seen.extend)(leaves)
+    assert all(leaf is each for leaf, each in zip(leaves[:6], seen[:6], strict=True))
+    assert all(isinstance(each, jax.core.Tracer) for each in seen[6:])
+
+
+def test_gradients_of_a_checkpointed_function_are_those_of_the_function():
+    gradient = filter_grad(lambda model: filter_checkpoint(model)(THREE))(Model(TWO, jnp.sin))
+    np.testing.assert_allclose(gradient.weight, 3 * np.cos(6.0), rtol=1e-5)
+    assert gradient.activation is None
+    # Of an array that it closes over.
+    assert jax.grad(lambda w: filter_checkpoint(lambda x: w * x)(TWO))(THREE) == 2
+    square = filter_checkpoint(lambda x, label: x * x, prevent_cse=False)
+
+    def loss(x):
+        return jax.lax.scan(lambda x, _: (square(x, "s"), None), x, None, length=2)[0]
+
+    assert jax.grad(loss)(TWO) == 32
+
+
+def test_the_backward_pass_computes_again_what_the_policy_does_not_keep():
+    keep = jax.checkpoint_policies.everything_saveable
+    functions = [sine, filter_checkpoint(sine), filter_checkpoint(sine, policy=keep)]
+    sines = [
+        primitives(jax.grad(lambda x, f=function: f(x)[0]), TWO).count("sin")
+        for function in functions
+    ]
+    assert sines == [2, 3, 2]
+
+
+def test_options_are_passed_on_by_the_decorator_too():
+    policy = jax.checkpoint_policies.dots_saveable
+    for prevent_cse in (True, False):
+        options = {"prevent_cse": prevent_cse, "policy": policy}
+        for function in (filter_checkpoint(sine, **options), filter_checkpoint(**options)(sine)):
+            (equation,) = jax.make_jaxpr(lambda x: function(x)[0])(TWO).eqns  # noqa: B023
+            assert {name: equation.params[name] for name in options} == options
+    (equation,) = jax.make_jaxpr(lambda x: filter_checkpoint(sine)(x)[0])(TWO).eqns
+    assert (equation.params["prevent_cse"], equation.params["policy"]) == (True, None)
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+def test_errors_name_what_is_no_function_or_option_and_those_of_the_function_pass_through():
+    def function(x):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        filter_checkpoint(function)(TWO)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
+        filter_checkpoint(sine, foo=True)
+    with pytest.raises(TypeError, match="`filter_closure_convert` expects a function"):
+        filter_closure_convert(3, TWO)
+    for what in (3, None):
+        with pytest.raises(TypeError, match="is not a callable object: `filter_checkpoint` expect"):
+            filter_checkpoint(what)

@@ -1,4 +1,4 @@
-"""What functions with a derivative of their own, forward or reverse, have in common."""
+"""Functions with a derivative of their own: `filter_custom_jvp` and `filter_custom_vjp`."""
 
 import copy
 import inspect
@@ -9,14 +9,14 @@ import equinox
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 import pytest
 
 import eqxlike
-from eqxlike import filter_custom_jvp, filter_custom_vjp
-from tests.beside_equinox import both
+from eqxlike import filter_custom_jvp, filter_custom_vjp, filter_grad, filter_jvp
 
 each = pytest.mark.parametrize("name", ["filter_custom_jvp", "filter_custom_vjp"])
-TWO, THREE = jnp.float32(2), jnp.float32(3)
+ONE, TWO, THREE = jnp.float32(1), jnp.float32(2), jnp.float32(3)
 
 
 def with_derivative(eqx, name, function):
@@ -30,17 +30,37 @@ def with_derivative(eqx, name, function):
     return custom
 
 
+def custom_jvp(function, rule, eqx=eqxlike):
+    custom = eqx.filter_custom_jvp(function)
+    custom.def_jvp(rule)
+    return custom
+
+
+def custom_vjp(function, forward=None, backward=None, eqx=eqxlike):
+    """By default the residuals are `None`, and the gradient is the cotangent."""
+    custom = eqx.filter_custom_vjp(function)
+    custom.def_fwd(
+        forward or (lambda perturbed, *args, **kwargs: (function(*args, **kwargs), None))
+    )
+    custom.def_bwd(backward or (lambda residuals, cotangent, *args, **kwargs: cotangent))
+    return custom
+
+
+class Model(eqxlike.Module):
+    weight: Any
+
+    def __call__(self, x):
+        return self.weight * x
+
+
 @filter_custom_jvp
 def of_this_module(x, y: int = 2, *, key=None):
     """Doubles."""
     return x * y
 
 
-# --- one among functions ------------------------------------------------------------------------
-
-
 @each
-def test_shows_the_metadata_of_the_function(name):
+def test_is_a_leaf_that_shows_the_metadata_of_the_function(name):
     def loss(x, y: int = 3, *, key=None):
         """A loss."""
 
@@ -48,86 +68,43 @@ def test_shows_the_metadata_of_the_function(name):
     assert (custom.__name__, custom.__doc__, custom.__module__) == ("loss", "A loss.", __name__)
     assert custom.__wrapped__ is loss
     assert inspect.signature(custom) == inspect.signature(loss)
-
-
-@each
-def test_is_a_class_with_a_leaf_for_each_instance(name):
-    custom = with_derivative(eqxlike, name, jnp.sin)
     assert isinstance(custom, getattr(eqxlike, name))
     assert jtu.tree_leaves(custom) == [custom]
-
-
-@each
-def test_says_what_it_wraps(name):
     assert repr(getattr(eqxlike, name)(len)) == f"{name}(<built-in function len>)"
 
 
-def test_is_pickled_by_name():
+@each
+def test_is_pickled_by_name_and_copied_as_functions_are(name):
     assert pickle.loads(pickle.dumps(of_this_module)) is of_this_module
-    with pytest.raises(AttributeError, match="local object"):
-        pickle.dumps(equinox.filter_custom_jvp(inspect.unwrap(of_this_module)))
-
-
-@each
-def test_one_that_has_no_name_of_its_own_is_not_pickled(name):
+    nameless = getattr(eqxlike, name)(jnp.sin)
     with pytest.raises(pickle.PicklingError):
-        pickle.dumps(getattr(eqxlike, name)(jnp.sin))
-
-
-@each
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-def test_is_copied_as_functions_are(name, copied):
-    custom = with_derivative(eqxlike, name, lambda x: x)
-    assert copied(custom) is custom
-    assert copied([custom]) == [custom]
-
-
-@each
-def test_may_wrap_a_module(name):
-    class Model(eqxlike.Module):
-        weight: Any
-
-        def __call__(self, x):
-            return self.weight * x
-
+        pickle.dumps(nameless)
     custom = with_derivative(eqxlike, name, Model(TWO))
-    assert (custom(THREE), jax.grad(custom)(THREE), copy.copy(custom)) == (6, 7, custom)
+    assert (custom(THREE), jax.grad(custom)(THREE)) == (6, 7)
+    for function in (nameless, custom):
+        assert copy.copy(function) is function
+        assert copy.deepcopy([function])[0] is function
 
 
-@each
-def test_is_a_method_in_the_body_of_a_class(name):
-    class Model(eqxlike.Module):
+def test_is_a_method_in_the_body_of_a_class():
+    class Scale(eqxlike.Module):
         weight: Any
 
-        @getattr(eqxlike, name)
+        @filter_custom_jvp
         def scale(self, x):
             """Scales."""
             return self.weight * x
 
-        if name == "filter_custom_jvp":
+        @scale.def_jvp
+        def scale_jvp(primals, tangents):
+            self, x = primals
+            return self.weight * x, 7 * tangents[0].weight
 
-            @scale.def_jvp
-            def scale_jvp(primals, tangents):
-                self, x = primals
-                return self.weight * x, 7 * tangents[0].weight
-        else:
-
-            @scale.def_fwd
-            def scale_forward(perturbed, self, x):
-                return self.weight * x, None
-
-            @scale.def_bwd
-            def scale_backward(residuals, cotangent, perturbed, self, x):
-                return Model(7 * cotangent)
-
-    model = Model(TWO)
-    assert (model.scale(THREE), model.scale.__name__, model.scale.__doc__) == (
-        6,
-        "scale",
-        "Scales.",
-    )
-    assert eqxlike.filter_grad(lambda model: model.scale(THREE))(model).weight == 7
-    assert Model.scale(model, THREE) == 6
+    model = Scale(TWO)
+    shown = model.scale(THREE), model.scale.__name__, model.scale.__doc__
+    assert shown == (6, "scale", "Scales.")
+    assert filter_grad(lambda model: model.scale(THREE))(model).weight == 7
+    assert Scale.scale(model, THREE) == 6
 
 
 def test_methods_of_equinox_lose_the_instance():
@@ -142,79 +119,59 @@ def test_methods_of_equinox_lose_the_instance():
 # --- under transformations ----------------------------------------------------------------------
 
 
-@both
 @each
-def test_without_differentiation_the_function_is_called(eqx, name):
-    seen = []
-    custom = with_derivative(eqx, name, lambda x, *rest: seen.append((x, *rest)) or (x, *rest[:1]))
-    assert custom(TWO, 2.5, "s", None) == (2.0, 2.5)
-    assert seen == [(TWO, 2.5, "s", None)]
+def test_without_differentiation_the_function_is_called(name):
+    custom = with_derivative(eqxlike, name, lambda x, *others: (x, others))
+    assert custom(TWO, 2.5, "s", None) == (2.0, (2.5, "s", None))
 
 
 TRANSFORMED = {
-    "grad": lambda f: jax.grad(f)(TWO),
     "jit of grad": lambda f: jax.jit(jax.grad(f))(TWO),
     "grad of jit": lambda f: jax.grad(jax.jit(f))(TWO),
-    "vmap of grad": lambda f: jax.vmap(jax.grad(f))(jnp.ones(2))[1],
     "grad of vmap": lambda f: jax.grad(lambda x: jax.vmap(f)(x).sum())(jnp.ones(2))[1],
-    "grad of checkpoint": lambda f: jax.grad(jax.checkpoint(f))(TWO),
-    "grad of cond": lambda f: jax.grad(lambda x: jax.lax.cond(x > 0, f, lambda x: x, x))(TWO),
     "grad of scan": lambda f: jax.grad(
         lambda x: jax.lax.scan(lambda x, _: (f(x), None), x, None, length=1)[0]
     )(TWO),
 }
 
 
-@pytest.mark.parametrize("transformed", TRANSFORMED.values(), ids=TRANSFORMED)
 @each
-@both
-def test_the_derivative_is_its_own_under(eqx, name, transformed):
-    custom = with_derivative(eqx, name, lambda x, y, label: x * y)
-    assert transformed(lambda x: custom(x, THREE, "label")) == 7
+def test_the_derivative_is_its_own_under_transformations(name):
+    custom = with_derivative(eqxlike, name, lambda x, y, label: x * y)
+    for transformation, transformed in TRANSFORMED.items():
+        assert transformed(lambda x: custom(x, THREE, "label")) == 7, transformation
+    with jax.checking_leaks():
+        assert jax.grad(lambda x: custom(x, THREE, "label"))(TWO) == 7
 
 
-@both
-@each
-def test_under_filter_jit_and_filter_grad(eqx, name):
-    custom = with_derivative(eqx, name, lambda x, function, label: function(x))
-    assert eqx.filter_jit(eqx.filter_grad(custom))(TWO, jnp.sin, "label") == 7
-    assert eqx.filter_grad(eqx.filter_jit(custom))(TWO, jnp.sin, "label") == 7
+def test_the_derivative_may_be_differentiated():
+    forward = custom_jvp(lambda x: x**2, lambda p, t: (forward(*p), p[0] ** 3 * t[0]))
+    backward = custom_vjp(
+        lambda x: x**2,
+        lambda perturbed, x: (backward(x), None),
+        lambda residuals, cotangent, perturbed, x: x**3 * cotangent,
+    )
+    for custom in (forward, backward):
+        assert jax.grad(jax.grad(custom))(TWO) == 12
 
 
-@both
-@each
-def test_the_derivative_may_be_differentiated(eqx, name):
-    custom = getattr(eqx, name)(lambda x: x**2)
-    if name == "filter_custom_jvp":
-        custom.def_jvp(lambda primals, tangents: (custom(*primals), primals[0] ** 3 * tangents[0]))
-    else:
-        custom.def_fwd(lambda perturbed, x: (custom(x), None))
-        custom.def_bwd(lambda residuals, cotangent, perturbed, x: x**3 * cotangent)
-    assert jax.grad(jax.grad(custom))(TWO) == 12
+def test_one_traced_call_may_be_differentiated_in_different_arguments():
+    def rule(primals, tangents):
+        of_x = [10 * t if i else t for i, t in enumerate(tangents[0]) if t is not None]
+        return primals[0][0], sum(of_x)
 
-
-@both
-@each
-def test_one_traced_call_may_be_differentiated_in_different_arguments(eqx, name):
-    custom = with_derivative(eqx, name, lambda x: x[0] * x[1])
-    if name == "filter_custom_jvp":
-        custom.def_jvp(
-            lambda primals, tangents: (
-                primals[0][0],
-                sum(10 * t if i else t for i, t in enumerate(tangents[0]) if t is not None),
-            )
+    def backward(residuals, cotangent, perturbed, x):
+        return tuple(
+            cotangent * (10 * i or 1) if is_perturbed else None
+            for i, is_perturbed in enumerate(perturbed)
         )
-    else:
-        custom.def_bwd(
-            lambda residuals, cotangent, perturbed, x: tuple(
-                cotangent * (10 * i or 1) if is_perturbed else None
-                for i, is_perturbed in enumerate(perturbed)
-            )
-        )
-    jitted = jax.jit(lambda x, y: custom((x, y)))
-    assert jax.grad(jitted, argnums=0)(TWO, THREE) == 1
-    assert jax.grad(jitted, argnums=1)(TWO, THREE) == 10
-    assert jax.grad(jitted, argnums=(0, 1))(TWO, THREE) == (1, 10)
+
+    product = lambda x: x[0] * x[1]
+    for custom in (custom_jvp(product, rule), custom_vjp(product, None, backward)):
+        jitted = jax.jit(lambda x, y: custom((x, y)))  # noqa: B023
+        assert jax.grad(jitted, argnums=0)(TWO, THREE) == 1
+        assert jax.grad(jitted, argnums=1)(TWO, THREE) == 10
+        assert jax.grad(jitted, argnums=(0, 1))(TWO, THREE) == (1, 10)
 
 
 @each
@@ -226,26 +183,6 @@ def test_the_jaxpr_has_one_call_and_nothing_else(name):
     (ours,), theirs = equations(eqxlike), equations(equinox)
     assert ours.primitive == theirs[-1].primitive
     assert len(theirs) == (1 if name == "filter_custom_jvp" else 2)
-
-
-@each
-def test_leaks_no_tracers(name):
-    custom = with_derivative(eqxlike, name, lambda x, label: (x, label)[0])
-    with jax.checking_leaks():
-        assert jax.jit(jax.grad(lambda x: custom(x, "label")))(TWO) == 7
-
-
-# --- errors -------------------------------------------------------------------------------------
-
-
-@both
-@each
-def test_closing_over_what_is_differentiated_is_an_error(eqx, name):
-    def loss(z):
-        return with_derivative(eqx, name, lambda x: x * z)(TWO)
-
-    with pytest.raises(jax.errors.UnexpectedTracerError):
-        jax.grad(loss)(THREE)
 
 
 @each
@@ -263,41 +200,242 @@ def test_the_error_of_a_closure_says_what_to_write_instead(name):
     assert "filter_closure_convert" in notes
 
 
-@both
 @each
-def test_closing_over_what_is_only_jitted_is_allowed(eqx, name):
-    def loss(z):
-        custom = with_derivative(eqx, name, lambda x: x * z)
-        return jax.grad(custom)(TWO)
-
+def test_closing_over_what_is_only_jitted_is_allowed(name):
+    loss = lambda z: jax.grad(with_derivative(eqxlike, name, lambda x: x * z))(TWO)
     assert jax.jit(loss)(THREE) == 7
 
 
-@both
-@each
-def test_what_the_function_raises_passes_through(eqx, name):
+@pytest.mark.filterwarnings("ignore:.*is deprecated")
+def test_what_is_no_function_is_an_error():
+    of_jvp, of_vjp = filter_custom_jvp(len), filter_custom_vjp(len)
+    for define, name in [
+        (filter_custom_jvp, "filter_custom_jvp"),
+        (filter_custom_vjp, "filter_custom_vjp"),
+        (of_jvp.def_jvp, "filter_custom_jvp.def_jvp"),
+        (of_jvp.defjvp, "filter_custom_jvp.defjvp"),
+        (of_vjp.def_fwd, "filter_custom_vjp.def_fwd"),
+        (of_vjp.def_bwd, "filter_custom_vjp.def_bwd"),
+        (lambda function: of_vjp.defvjp(function, len), "filter_custom_vjp.defvjp"),
+        (lambda function: of_vjp.defvjp(len, function), "filter_custom_vjp.defvjp"),
+    ]:
+        with pytest.raises(TypeError, match=f"3 is not a callable object: `{name}` expects"):
+            define(3)
+
+
+def test_without_a_derivative_a_call_is_an_error_that_says_how_to_give_it():
+    def scale(x):
+        return x
+
+    with pytest.raises(AttributeError, match=r"scale has no .* with `@scale\.def_jvp`"):
+        filter_custom_jvp(scale)(TWO)
+    for given in ((), ("def_fwd",), ("def_bwd",)):
+        custom = filter_custom_vjp(scale)
+        for define in given:
+            getattr(custom, define)(len)
+        with pytest.raises(RuntimeError, match=r"`@scale.def_fwd` .* `@scale.def_bwd`"):
+            custom(TWO)
+
+
+# --- the rule of forward mode -------------------------------------------------------------------
+
+
+def test_tangent_is_none_beside_what_is_not_differentiated():
+    seen = []
+
+    def rule(primals, tangents):
+        seen.append((primals, tangents))
+        return primals[0], tangents[0]
+
+    custom = custom_jvp(lambda x, other: x, rule)
+    others = [THREE, np.float32(3), jnp.int32(3), jax.random.key(0), 2.5, 2, True, "s", None, len]
+    for other in others:
+        filter_jvp(custom, (TWO, other), (ONE, None))
+        (x, passed), tangents = seen.pop()
+        assert (x, tangents) == (2.0, (1.0, None))
+        assert passed is other or passed == other
+
+
+def test_the_rule_is_not_called_if_nothing_has_a_tangent():
+    custom = custom_jvp(lambda x: x, lambda primals, tangents: 1 / 0)
+    assert filter_jvp(lambda x, y: custom(x) * y, (TWO, THREE), (None, ONE)) == (6.0, 2.0)
+
+
+def test_value_is_that_of_the_rule_and_may_hold_anything():
+    none = {"s": None, "n": None, "function": None}
+
     def function(x):
-        raise ZeroDivisionError("mine")
+        return {"x": x, "f": 2.5, "s": "s", "n": 3, "function": jnp.sin}
 
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        with_derivative(eqx, name, function)(TWO)
+    def rule(primals, tangents):
+        return {**function(10 * primals[0])}, {"x": tangents[0], "f": 7 * tangents[0], **none}
+
+    custom = custom_jvp(function, rule)
+    assert custom(TWO) == eqxlike.filter_jit(custom)(TWO) == function(TWO)
+    tangent = {"x": 1.0, "f": 7.0, **none}
+    assert filter_jvp(custom, (TWO,), (ONE,)) == (function(jnp.float32(20)), tangent)
+    with pytest.raises(TypeError, match="not a valid JAX type"):
+        custom_jvp(function, len, equinox)(TWO)
 
 
-@each
-def test_what_is_no_function_is_an_error(name):
-    with pytest.raises(TypeError, match=f"3 is not a callable object: `{name}` expects"):
-        getattr(eqxlike, name)(3)
+def test_tangent_none_is_a_zero_that_stays_apart_also_for_a_whole_subtree():
+    custom = custom_jvp(
+        lambda x: {"a": (x, x), "b": x}, lambda p, t: (custom(*p), {"a": None, "b": t[0]})
+    )
+    assert filter_jvp(custom, (TWO,), (ONE,))[1] == {"a": (None, None), "b": 1.0}
+    assert jax.grad(lambda x: sum(custom(x)["a"]) + custom(x)["b"])(TWO) == 1
 
 
-@pytest.mark.parametrize(
-    "define",
-    [
-        lambda: filter_custom_jvp(len).def_jvp(3),
-        lambda: filter_custom_vjp(len).def_fwd(3),
-        lambda: filter_custom_vjp(len).def_bwd(3),
-    ],
-    ids=["def_jvp", "def_fwd", "def_bwd"],
-)
-def test_derivative_that_is_no_function_is_an_error(define):
-    with pytest.raises(TypeError, match=r"3 is not a callable object: `filter_custom_.*def_"):
-        define()
+def test_tangent_of_integers_is_none():
+    n = jnp.int32(1)
+    for tangent in (None, np.zeros((), jax.dtypes.float0)):
+        custom = custom_jvp(
+            lambda x: (x, n),
+            lambda p, t, tangent=tangent: ((p[0], n), (t[0], tangent)),
+        )
+        assert jax.grad(lambda x: custom(x)[0])(TWO) == 1  # noqa: B023
+
+
+def test_defjvp_passes_zeros():
+    seen = []
+    custom = filter_custom_jvp(lambda x, y, n, s, *, z: x)
+    with pytest.warns(match="filter_custom_jvp.defjvp` is deprecated") as caught:
+        rule = custom.defjvp(lambda p, t, *, z: (seen.append(t) or p[0], t[0]))
+    assert (callable(rule), caught[0].filename) == (True, __file__)
+    assert jax.grad(lambda x: custom(x, THREE, jnp.int32(1), "s", z=TWO))(TWO) == 1
+    assert seen[0][1:] == (0.0, None, None)
+    assert isinstance(seen[0][1], jax.Array)
+
+
+def test_differentiated_keyword_argument_is_an_error():
+    def scale(x, *, options):
+        return x * options["y"]
+
+    custom = custom_jvp(scale, lambda p, t, *, options: (p[0], t[0]))
+    message = r"scale was differentiated in kwargs\['options'\]\['y'\]"
+    with pytest.raises(ValueError, match=message):
+        jax.grad(lambda y: custom(TWO, options={"y": y}))(THREE)
+
+
+RULES = [
+    (lambda x: x, TypeError, r"The rule of scale must return a pair \(value, tangent\)"),
+    (
+        lambda x: ({"a": x, "b": [x]}, {"a": x, "b": [x, x]}),
+        ValueError,
+        r"value\['b'\] is a list of length 1, and tangent\['b'\] is a list of length 2",
+    ),
+    (
+        lambda x: ({"a": jnp.int32(1)}, {"a": x}),
+        TypeError,
+        r"tangent\['a'\] must be None, since value\['a'\] is not differentiable",
+    ),
+]
+
+
+def test_output_of_the_rule_of_another_form_is_an_error():
+    def scale(x):
+        return x
+
+    for returned, error, message in RULES:
+        custom = custom_jvp(scale, lambda p, t, returned=returned: returned(*p))
+        with pytest.raises(error, match=message):
+            jax.jvp(custom, (TWO,), (ONE,))
+
+
+# --- the passes of reverse mode -----------------------------------------------------------------
+
+
+def test_gradient_may_be_a_number_or_none_and_is_not_used_beside_what_is_not_perturbed():
+    for returned, expected in [(None, 0), (7.0, 7)]:
+        custom = custom_vjp(lambda x: x, None, lambda *args, it=returned: it)
+        assert jax.grad(custom)(TWO) == expected
+    custom = custom_vjp(
+        lambda tree: tree["a"],
+        None,
+        lambda residuals, cotangent, *args: {"a": cotangent, "b": ONE, "c": 3, "d": ONE},
+    )
+    assert jax.grad(lambda a: custom({"a": a, "b": TWO, "c": "s", "d": jnp.int32(1)}))(TWO) == 1
+
+
+def test_gradient_none_is_zero_for_a_whole_subtree():
+    def gradients(eqx):
+        none = {"a": None, "b": None}
+        custom = custom_vjp(lambda tree: tree["a"][0], None, lambda *args: none, eqx)
+        return jax.grad(custom)({"a": (TWO, TWO), "b": TWO})
+
+    assert gradients(eqxlike) == {"a": (0.0, 0.0), "b": 0.0}
+    with pytest.raises(RuntimeError, match="must have the same structure"):
+        gradients(equinox)
+
+
+def test_defvjp_takes_functions_without_perturbed_and_passes_zeros():
+    seen = []
+
+    def backward(residuals, cotangent, tree, label):
+        seen.append((residuals, cotangent, label))
+        return (cotangent[0], None, None)
+
+    custom = filter_custom_vjp(lambda tree, label: tree)
+    with pytest.warns(match="filter_custom_vjp.defvjp` is deprecated") as caught:
+        custom.defvjp(lambda tree, label: (tree, "residual"), backward)
+    assert caught[0].filename == __file__
+    assert jax.grad(lambda x: custom((x, THREE, jnp.int32(1)), "s")[0])(TWO) == 1
+    assert seen == [("residual", (1.0, 0.0, None), "s")]
+
+
+def test_differentiating_another_argument_is_an_error():
+    def scale(x, *args, **kwargs):
+        return x
+
+    custom = custom_vjp(scale)
+    for loss, path in [
+        (lambda y: custom(TWO, (y, "s")), r"args\[0\]\[0\]"),
+        (lambda y: custom(TWO, None, y=y), r"kwargs\['y'\]"),
+    ]:
+        with pytest.raises(RuntimeError, match=f"scale was differentiated in {path}"):
+            jax.grad(loss)(THREE)
+
+
+def test_forward_mode_is_refused_as_by_jax():
+    with pytest.raises(TypeError, match="can't apply forward-mode autodiff"):
+        jax.jvp(custom_vjp(lambda x: x), (TWO,), (ONE,))
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'vjp_arg'"):
+        custom_vjp(lambda x: x)(x=TWO)
+
+
+GRADIENTS = [
+    ({"b": ONE}, ValueError, r"vjp_arg is a dict with the keys \['a'\], and gradient is a dict wi"),
+    ({"a": jnp.ones(2)}, ValueError, r"gradient\['a'\] must have the shape of vjp_arg"),
+    ({"a": jnp.int32(1)}, TypeError, r"gradient\['a'\] must have the dtype of vjp_arg"),
+    ({"a": (ONE,)}, TypeError, r"gradient\['a'\] must be an array like vjp_arg\['a'\]"),
+]
+
+
+def test_gradient_unlike_the_argument_is_an_error():
+    for gradient, error, message in GRADIENTS:
+        custom = custom_vjp(lambda tree: tree["a"], None, lambda *_, it=gradient: it)
+        with pytest.raises(error, match=message):
+            jax.grad(custom)({"a": TWO})
+
+
+def test_gradient_of_another_dtype_passes_through_equinox():
+    custom = custom_vjp(lambda x: x, None, lambda *args: jnp.int32(1), equinox)
+    assert jax.grad(custom)(TWO).dtype == jnp.int32
+
+
+def test_forward_pass_without_a_pair_is_an_error():
+    def scale(x):
+        return x
+
+    message = r"The forward pass of scale must return a pair \(value, residuals\); it returned an "
+    with pytest.raises(TypeError, match=message):
+        jax.grad(custom_vjp(scale, lambda perturbed, x: x))(TWO)
+
+
+def test_value_of_another_form_than_that_of_the_function_is_an_error():
+    by_rule = custom_jvp(lambda x: {"a": x}, lambda p, t: ({"b": p[0]}, {"b": t[0]}))
+    by_pass = custom_vjp(lambda x: {"a": x}, lambda perturbed, x: ({"b": x}, None))
+    for custom, name in [(by_rule, "rule"), (by_pass, "forward pass")]:
+        message = rf"value is a dict with the keys \['a'\], and value of the {name} is a dict with"
+        with pytest.raises(ValueError, match=message):
+            jax.grad(jax.jit(lambda x: custom(x)["a"]))(TWO)  # noqa: B023

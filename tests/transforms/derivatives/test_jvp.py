@@ -1,5 +1,7 @@
-"""Where a test takes `eqx`, the same program holds on Equinox, whose behaviour is the measure."""
+"""`filter_jvp`, `filter_vjp`, and the tangents and cotangents that they accept."""
 
+import collections
+import copy
 from typing import Any
 
 import equinox
@@ -8,53 +10,155 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import eqxlike
-from eqxlike import filter_jvp
-from tests.beside_equinox import both
+from eqxlike import filter_jvp, filter_vjp
+from eqxlike._transforms._derivatives._tangents import check_structure, leaves_beside, tangents_of
+from tests.examples import at_most
 
-TWO, THREE, ONE = jnp.float32(2), jnp.float32(3), jnp.float32(1)
-
-
-# --- output ------------------------------------------------------------------------------------
-
-
-@both
-def test_returns_value_and_tangent_with_none_beside_what_is_no_array(eqx):
-    output = eqx.filter_jvp(lambda x, y: (x * y, {"s": "s", "n": 2.5}), (TWO, THREE), (ONE, ONE))
-    assert output == ((6.0, {"s": "s", "n": 2.5}), (5.0, {"s": None, "n": None}))
+ONE, TWO, THREE = jnp.float32(1), jnp.float32(2), jnp.float32(3)
+Pair = collections.namedtuple("Pair", ["first", "second"])
 
 
-@both
-def test_tangent_is_none_for_what_depends_on_nothing_with_a_tangent(eqx):
+class Model(eqxlike.Module):
+    weight: Any
+    others: Any = ()
+    size: int = eqxlike.field(static=True, default=1)
+
+
+# --- tangents of any tree -----------------------------------------------------------------------
+
+
+def beside(tree, tangents):
+    return leaves_beside(jtu.tree_structure(tree), tangents, "tangents", "primals")
+
+
+def checked(leaf, tangent):
+    treedef = jtu.tree_structure({"a": 0})
+    return tangents_of([leaf], treedef, {"a": tangent}, "tangents", "primals")[0]
+
+
+trees = st.recursive(
+    st.integers(),
+    lambda trees: (
+        st.lists(trees, max_size=3)
+        | st.dictionaries(st.sampled_from("ab"), trees)
+        | st.builds(Pair, trees, trees)
+        | st.builds(Model, trees, trees)
+    ),
+    max_leaves=8,
+)
+
+
+@at_most(50)
+@given(trees, st.data())
+def test_none_stands_for_all_that_is_below(tree, data):
+    paths = [path for path, _ in jtu.tree_leaves_with_path(tree)]
+    cut = data.draw(st.sampled_from([(), *(path[: len(path) // 2] for path in paths)]))
+    expected = [
+        None if path[: len(cut)] == cut else leaf for path, leaf in jtu.tree_leaves_with_path(tree)
+    ]
+    assert beside(tree, _cut(tree, cut)) == expected
+
+
+def _cut(tree, path):
+    """`tree` with `None` at `path`."""
+    if not path:
+        return None
+    pairs, treedef = jtu.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+    return treedef.unflatten(
+        [_cut(child, path[1:]) if key == path[:1] else child for key, child in pairs]
+    )
+
+
+STRUCTURES = [
+    ([1, (2, 3)], [1, (2,)], "primals[1] is a tuple of length 2, and tangents[1] is a tuple of le"),
+    (Model(1, (2,)), Model(1, 2), "primals.others is a tuple of length 1, and tangents.others is"),
+    ((Model(1),), (Model(1, size=2),), "primals[0] is a node of type Model with size=1, and tang"),
+    ((Model(1),), (ONE,), "primals[0] is a node of type Model, and tangents[0] is an array of sh"),
+    ((1, None), (1, 2), "primals[1] is None, and tangents[1] is a leaf of type int"),
+]
+
+
+def test_another_structure_is_an_error_that_names_the_path():
+    for tree, tangents, message in STRUCTURES:
+        with pytest.raises(
+            ValueError, match="tangents must have the structure of primals"
+        ) as caught:
+            beside(tree, tangents)
+        assert f": {message}" in str(caught.value)
+    loop = []
+    loop.append(loop)
+    with pytest.raises(ValueError, match=r"tangents\[0\]"):
+        beside([(1, 2)], loop)
+
+
+def test_structure_without_none_is_required_where_it_is_checked():
+    treedef = jtu.tree_structure([1, (2, 3)])
+    check_structure(treedef, [1, (2, 3)], "new", "old")
+    with pytest.raises(ValueError, match="new must have the structure of old, and has None in it"):
+        check_structure(treedef, [1, None], "new", "old")
+
+
+def test_tangent_like_its_primal_is_kept():
+    for leaf, tangent in [
+        (ONE, TWO),
+        (ONE, np.float32(2)),
+        (np.float64(1), TWO),
+        (1.0, TWO),
+        (1j, jnp.complex64(2)),
+        (jax.ShapeDtypeStruct((2,), jnp.float32), jnp.ones(2)),
+    ]:
+        assert checked(leaf, tangent) is tangent
+    assert checked(None, np.zeros(3, jax.dtypes.float0)) is None
+
+
+def test_python_number_takes_the_dtype_of_its_primal():
+    for leaf, tangent in [(jnp.bfloat16(1), 2.0), (jnp.complex64(1), 2.0), (jnp.complex64(1), 2j)]:
+        output = checked(leaf, tangent)
+        assert (output.dtype, output) == (leaf.dtype, tangent)
+
+
+UNLIKE = [
+    (None, 2, TypeError, "must be None, since primals['a'] is not differentiable; it is a leaf"),
+    (ONE, jnp.ones(2), ValueError, "must have the shape of primals['a'], which is (); it has "),
+    (ONE, 2, TypeError, "must have the dtype of primals['a'], which is float32; it has dtype "),
+    (ONE, 2j, TypeError, "must have the dtype of primals['a'], which is float32; it has dtype "),
+    (ONE, jnp.bfloat16(1), TypeError, "which is float32; it has dtype bfloat16"),
+    (ONE, "b", TypeError, "must be an array like primals['a'], or None; it is a leaf of "),
+    (ONE, (ONE,), TypeError, "must be an array like primals['a'], or None; it is a tuple of "),
+]
+
+
+def test_tangent_unlike_its_primal_is_an_error_that_names_the_path():
+    for leaf, tangent, error, message in UNLIKE:
+        with pytest.raises(error) as caught:
+            checked(leaf, tangent)
+        assert str(caught.value).startswith("tangents['a'] must ")
+        assert message in str(caught.value)
+
+
+# --- filter_jvp ---------------------------------------------------------------------------------
+
+
+def test_returns_value_and_tangent_with_none_for_what_depends_on_nothing_with_a_tangent():
     def function(x, y, z):
-        return x * y, y * z, jax.lax.stop_gradient(x), jnp.ones(2), x > y, x.astype(int)
+        return x * y, y * z, jax.lax.stop_gradient(x), jnp.ones(2), x > y, x.astype(int), "s", 2.5
 
-    _, tangent = eqx.filter_jvp(function, (TWO, THREE, ONE), (ONE, None, None))
-    assert tangent == (3.0, None, None, None, None, None)
-
-
-@both
-def test_tangent_is_an_array_where_it_happens_to_be_zero(eqx):
-    assert eqx.filter_jvp(lambda x: x * 0, (TWO,), (ONE,)) == (0.0, 0.0)
-
-
-@both
-def test_agrees_with_jax(eqx):
-    def function(x, y):
-        return jnp.sin(x) * y, x / y
-
-    primals, tangents = (TWO, THREE), (ONE, TWO)
-    ours, theirs = eqx.filter_jvp(function, primals, tangents), jax.jvp(function, primals, tangents)
-    assert eqxlike.tree_equal(ours, theirs)
+    value, tangent = filter_jvp(function, (TWO, THREE, ONE), (ONE, None, None))
+    assert [*value[:3], *value[4:]] == [6.0, 3.0, 2.0, False, 2, "s", 2.5]
+    assert tangent == (3.0, *(None,) * 7)
+    # An array where it happens to be zero.
+    assert filter_jvp(lambda x: x * 0, (TWO,), (ONE,)) == (0.0, 0.0)
+    value, tangent = filter_jvp(lambda x: [x, (1, None), {"a": "b"}], (TWO,), (ONE,))
+    assert jtu.tree_structure(value).flatten_up_to(tangent) == [1.0, None, None]
 
 
-def test_agrees_with_finite_differences():
-    def function(x):
-        return np.sin(x["a"]) * x["b"]
-
+def test_tangents_agree_with_finite_differences():
     def at(step):
-        return function({"a": np.float64(0.5) + step, "b": np.float64(2) - 3 * step})
+        return np.sin(np.float64(0.5) + step) * (np.float64(2) - 3 * step)
 
     primal = {"a": jnp.float32(0.5), "b": TWO}
     _, tangent = filter_jvp(
@@ -63,181 +167,96 @@ def test_agrees_with_finite_differences():
     np.testing.assert_allclose(tangent, (at(1e-6) - at(-1e-6)) / 2e-6, rtol=1e-5)
 
 
-@both
-def test_the_tangent_of_a_module_is_a_module(eqx):
-    class Model(eqx.Module):
-        weight: Any
-        activation: Any
-        power: int = eqx.field(static=True, default=2)
-
-    model = Model(TWO, jnp.tanh)
-    value, tangent = eqx.filter_jvp(
-        lambda model, x: (model, model.weight**model.power * x),
-        (model, THREE),
-        (Model(ONE, None), None),
-    )
-    assert (value[0].weight, value[0].activation, value[1]) == (2.0, jnp.tanh, 12.0)
-    assert (tangent[0].weight, tangent[0].activation, tangent[1]) == (1.0, None, 12.0)
-
-
-@both
-def test_numpy_arrays_in_the_output_stay_what_they_are(eqx):
+def test_arrays_that_depend_on_nothing_stay_what_they_are():
     constant = np.ones(2)
-    value, tangent = eqx.filter_jvp(lambda x: (constant, x), (TWO,), (ONE,))
+    value, tangent = filter_jvp(lambda x: (constant, x), (TWO,), (ONE,))
     assert (value[0] is constant, tangent[0]) == (True, None)
 
 
-@both
-def test_of_complex_arrays(eqx):
+def test_of_complex_arrays():
     primal, tangent = jnp.complex64(2 + 1j), jnp.complex64(1j)
-    assert eqx.filter_jvp(lambda z: z * z, (primal,), (tangent,)) == (3 + 4j, -2 + 4j)
+    assert filter_jvp(lambda z: z * z, (primal,), (tangent,)) == (3 + 4j, -2 + 4j)
 
 
-@both
-def test_keyword_arguments_are_passed_and_not_differentiated(eqx):
-    output = eqx.filter_jvp(lambda x, *, y, s: (x * y, s), (TWO,), (ONE,), y=THREE, s="s")
-    assert output == ((6.0, "s"), (3.0, None))
-
-
-# --- what the function is given -----------------------------------------------------------------
-
-
-@both
-def test_without_tangents_the_function_is_called_with_what_was_given(eqx):
+def test_without_tangents_the_function_is_called_with_its_arguments_and_nothing_is_traced():
     seen = []
     primals = (TWO, 2.5, "s")
-    output = eqx.filter_jvp(lambda *args: seen.extend(args) or (args[0], "t"), primals, (None,) * 3)
+    output = filter_jvp(lambda *args: seen.extend(args) or (args[0], "t"), primals, (None,) * 3)
     assert all(left is right for left, right in zip(seen, primals, strict=True))
     assert output == ((2.0, "t"), (None, None))
 
 
-@both
-@pytest.mark.parametrize(
-    "primal", [TWO, np.float32(2), np.full(1, 2, np.float32), 2.0, 2 + 0j], ids=repr
-)
-def test_what_has_a_tangent_is_traced(eqx, primal):
-    seen = []
-    tangent = jnp.ones_like(jnp.asarray(primal))
-    eqx.filter_jvp(lambda x: seen.append(x) or x, (primal,), (tangent,))
-    assert isinstance(seen[0], jax.core.Tracer)
-
-
-@both
-@pytest.mark.parametrize("primal", [TWO, jnp.int32(2), jax.random.key(0), 2.0, 2, True, "s", len])
-def test_what_has_no_tangent_is_passed_as_it_is(eqx, primal):
-    seen = []
-    eqx.filter_jvp(lambda x, y: seen.append(x) or y, (primal, TWO), (None, ONE))
-    assert seen[0] is primal
-
-
-@both
-def test_python_number_may_have_a_tangent(eqx):
-    value, tangent = eqx.filter_jvp(lambda x: 3 * x, (2.0,), (1.0,))
-    assert (value, tangent) == (6.0, 3.0)
+def test_only_what_has_a_tangent_is_traced():
+    for primal in (TWO, np.float32(2), np.full(1, 2, np.float32), 2.0, 2 + 0j):
+        seen = []
+        filter_jvp(seen.append, (primal,), (jnp.ones_like(jnp.asarray(primal)),))
+        assert isinstance(seen[0], jax.core.Tracer)
+    for primal in (TWO, jnp.int32(2), jax.random.key(0), 2.0, 2, True, "s", len):
+        seen = []
+        filter_jvp(lambda x, y: seen.append(x) or y, (primal, TWO), (None, ONE))  # noqa: B023
+        assert seen[0] is primal
 
 
 def test_output_of_a_python_number_is_an_array():
-    value, _ = filter_jvp(lambda x: x, (2.0,), (1.0,))
-    assert isinstance(value, jax.Array)
+    value, tangent = filter_jvp(lambda x: x, (2.0,), (1.0,))
+    assert (isinstance(value, jax.Array), value, tangent) == (True, 2.0, 1.0)
     assert isinstance(equinox.filter_jvp(lambda x: x, (2.0,), (1.0,))[0], float)
 
 
-@both
-def test_zero_of_jax_is_accepted_beside_integers(eqx):
+def test_zero_of_jax_is_accepted_beside_integers():
     zero = np.zeros((), jax.dtypes.float0)
-    output = eqx.filter_jvp(lambda n, x: (n, 4 * x), (jnp.int32(2), TWO), (zero, ONE))
+    output = filter_jvp(lambda n, x: (n, 4 * x), (jnp.int32(2), TWO), (zero, ONE))
     assert output == ((2, 8.0), (None, 4.0))
-
-
-@both
-def test_primals_may_be_a_list(eqx):
-    assert eqx.filter_jvp(lambda x, y: x * y, [TWO, THREE], [None, ONE]) == (6.0, 2.0)
+    _, pullback = filter_vjp(lambda n, x: (n, x), jnp.int32(2), THREE)
+    assert pullback((zero, ONE)) == pullback((None, ONE)) == (None, 1.0)
 
 
 def test_none_stands_for_a_subtree_of_zeros():
-    primals, tangents = ({"a": TWO}, THREE), (None, ONE)
+    primals, tangents = [{"a": TWO}, THREE], [None, ONE]
     assert filter_jvp(lambda x, y: x["a"] * y, primals, tangents) == (6.0, 2.0)
     with pytest.raises(ValueError, match="same pytree structure"):
         equinox.filter_jvp(lambda x, y: x["a"] * y, primals, tangents)
 
 
-# --- composition --------------------------------------------------------------------------------
+def test_tangents_under_transformations():
+    def function(x):
+        return filter_jvp(lambda x, y: (x**2, y * 2, x > 0, "s"), (x, THREE), (ONE, None))
 
-
-def scaled(eqx):
-    """A function of `x` whose output has each sort of leaf."""
-    return lambda x: eqx.filter_jvp(
-        lambda x, y: (x**2, y * 2, x > 0, "s", 1.5)[:3], (x, THREE), (ONE, None)
+    expected = ((4.0, 6.0, True, "s"), (4.0, None, None, None))
+    assert eqxlike.filter_jit(function)(TWO) == expected
+    (square, six, _), slope = jax.vmap(lambda x: (function(x)[0][:3], function(x)[1][0]))(
+        jnp.arange(3.0)
     )
+    assert (square[2], six[2], slope[2]) == (4.0, 6.0, 4.0)
+    assert jax.jvp(lambda x: function(x)[1][0], (TWO,), (ONE,)) == (4.0, 2.0)
+    jitted = eqxlike.filter_jit(lambda x, y: (x * y, y, "s"))
+    assert filter_jvp(jitted, (TWO, THREE), (ONE, None)) == ((6.0, 3.0, "s"), (3.0, None, None))
 
 
-@both
-@pytest.mark.parametrize(
-    "transform",
-    [jax.jit, jax.vmap, jax.checkpoint, lambda f: lambda x: jax.jvp(f, (x,), (x,))[0]],
-    ids=["jit", "vmap", "checkpoint", "jvp"],
-)
-def test_under_a_transformation(eqx, transform):
-    x = jnp.arange(3.0)
-    function = transform(scaled(eqx))
-    (square, six, positive), tangent = function(x) if transform is jax.vmap else function(x[2])
-    last = [leaf[-1] if jnp.ndim(leaf) else leaf for leaf in (square, six, positive, tangent[0])]
-    assert (last, tangent[1:]) == ([4.0, 6.0, True, 4.0], (None, None))
-
-
-@both
-def test_of_a_filter_jitted_function(eqx):
-    function = eqx.filter_jit(lambda x, y: (x * y, y, "s"))
-    output = eqx.filter_jvp(function, (TWO, THREE), (ONE, None))
-    assert output == ((6.0, 3.0, "s"), (3.0, None, None))
-
-
-@both
-def test_under_filter_jit(eqx):
-    function = eqx.filter_jit(lambda x: eqx.filter_jvp(lambda x: (x**2, "s", x > 0), (x,), (x,)))
-    assert function(TWO) == ((4.0, "s", True), (8.0, None, None))
-
-
-@both
-def test_of_itself(eqx):
+def test_tangents_of_tangents_and_of_closed_over_arrays():
     def derivative(x):
-        return eqx.filter_jvp(lambda x: x**3, (x,), (ONE,))[1]
+        return filter_jvp(lambda x: x**3, (x,), (ONE,))[1]
 
-    assert eqx.filter_jvp(derivative, (TWO,), (ONE,)) == (12.0, 12.0)
-
-
-@both
-def test_gradient_of_a_tangent(eqx):
-    assert jax.grad(lambda x: eqx.filter_jvp(lambda x: x**3, (x,), (ONE,))[1])(TWO) == 12
+    assert filter_jvp(derivative, (TWO,), (ONE,)) == (12.0, 12.0)
+    assert jax.grad(derivative)(TWO) == 12
+    assert jax.grad(lambda w: filter_jvp(lambda x: w * x * x, (TWO,), (ONE,))[1])(THREE) == 4
 
 
-@both
-def test_gradient_reaches_a_closed_over_array(eqx):
-    assert jax.grad(lambda w: eqx.filter_jvp(lambda x: w * x * x, (TWO,), (ONE,))[1])(THREE) == 4
-
-
-@both
-def test_scan_keeps_what_has_no_tangent_apart(eqx):
+def test_scan_keeps_what_has_no_tangent_apart():
     def function(x, y):
         return jax.lax.scan(lambda c, _: ((c[0] * 2, c[1] * 3), None), (x, y), None, length=2)[0]
 
-    assert eqx.filter_jvp(function, (TWO, ONE), (ONE, None)) == ((8.0, 9.0), (4.0, None))
+    assert filter_jvp(function, (TWO, ONE), (ONE, None)) == ((8.0, 9.0), (4.0, None))
 
 
-@both
-def test_adds_nothing_to_the_jaxpr(eqx):
+def test_adds_nothing_to_the_jaxpr_and_leaks_no_tracers():
     def function(x):
-        value, tangent = eqx.filter_jvp(lambda x, y: (x * y, y, "s"), (x, THREE), (ONE, None))
+        value, tangent = filter_jvp(lambda x, y: (x * y, y, "s"), (x, THREE), (ONE, None))
         return value[:2], tangent[0]
 
-    equations = jax.make_jaxpr(function)(TWO).eqns
-    assert [each.primitive.name for each in equations] == ["mul", "mul"]
-
-
-def test_leaks_no_tracers():
     with jax.checking_leaks():
-        value, tangent = filter_jvp(lambda x, y: (x * y, y, "s"), (TWO, THREE), (ONE, None))
-    assert (value, tangent) == ((6.0, 3.0, "s"), (3.0, None, None))
+        equations = jax.make_jaxpr(function)(TWO).eqns
+    assert [each.primitive.name for each in equations] == ["mul", "mul"]
 
 
 def test_in_double_precision():
@@ -245,61 +264,133 @@ def test_in_double_precision():
         value, tangent = filter_jvp(jnp.sin, (np.float64(0.5),), (1.0,))
         assert value.dtype == tangent.dtype == jnp.float64
         np.testing.assert_allclose(tangent, np.cos(0.5), rtol=1e-12)
+        _, pullback = filter_vjp(jnp.sin, np.float64(0.5))
+        np.testing.assert_allclose(pullback(1.0)[0], np.cos(0.5), rtol=1e-12)
 
 
-# --- errors -------------------------------------------------------------------------------------
-
-
-@both
-@pytest.mark.parametrize(
-    ("primals", "tangents", "error"),
-    [
-        ((TWO,), (ONE, ONE), ValueError),
-        (({"a": TWO},), ({"b": ONE},), ValueError),
-        ((TWO,), (jnp.ones(2),), ValueError),
-        ((TWO,), (jnp.bfloat16(1),), TypeError),
-        ((TWO,), (1,), TypeError),
-        ((2, TWO), (1, ONE), TypeError),
-        ((jnp.int32(2), TWO), (jnp.int32(1), ONE), TypeError),
-        (("s", TWO), ("s", ONE), TypeError),
-        (TWO, TWO, TypeError),
-    ],
-    ids=["length", "keys", "shape", "dtype", "int", "of int", "of int array", "of str", "array"],
-)
-def test_tangents_unlike_the_primals_are_an_error(eqx, primals, tangents, error):
-    with pytest.raises(error):
-        eqx.filter_jvp(lambda *args: args[-1], primals, tangents)
-
-
-def test_the_error_names_the_path():
-    class Model(eqxlike.Module):
-        weight: Any
-        activation: Any
-
+def test_errors_of_tangents_name_the_path():
     model = Model(TWO, jnp.tanh)
-    with pytest.raises(TypeError, match=r"tangents\[0\].activation must be None"):
+    with pytest.raises(TypeError, match=r"tangents\[0\].others must be None"):
         filter_jvp(lambda model: model.weight, (model,), (model,))
+    with pytest.raises(ValueError, match="tangents is a tuple of length 2"):
+        filter_jvp(lambda x: x, (TWO,), (ONE, ONE))
+    with pytest.raises(TypeError, match=r"tangents\[0\] must be None"):
+        filter_jvp(lambda n, x: x, (jnp.int32(2), TWO), (jnp.int32(1), ONE))
+    for primals, tangents, name in [(ONE, (ONE,), "primals"), ((ONE,), ONE, "tangents")]:
+        with pytest.raises(TypeError, match=f"`{name}` must be a tuple or list with an element"):
+            filter_jvp(lambda x: x, primals, tangents)
 
 
-def test_primals_that_are_no_sequence_are_an_error():
-    with pytest.raises(TypeError, match="`primals` must be a tuple or list with an element for "):
-        filter_jvp(lambda x: x, jnp.ones(2), (ONE,))
-
-
-def test_what_is_no_function_is_an_error():
-    with pytest.raises(TypeError, match="3 is not a callable object: `filter_jvp` expects"):
-        filter_jvp(3, (TWO,), (ONE,))
-
-
-@both
-def test_what_the_function_raises_passes_through(eqx):
+def test_what_is_no_function_is_an_error_and_what_it_raises_passes_through():
     def function(x):
         raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
-        eqx.filter_jvp(function, (TWO,), (ONE,))
+        filter_jvp(function, (TWO,), (ONE,))
+    with pytest.raises(TypeError, match="3 is not a callable object: `filter_jvp` expects"):
+        filter_jvp(3, (TWO,), (ONE,))
+    with pytest.raises(TypeError, match="3 is not a callable object: `filter_vjp` expects"):
+        filter_vjp(3, TWO)
 
 
-def test_tree_of_the_tangent_is_that_of_the_value():
-    value, tangent = filter_jvp(lambda x: [x, (1, None), {"a": "b"}], (TWO,), (ONE,))
-    assert jtu.tree_structure(value).flatten_up_to(tangent) == [1.0, None, None]
+# --- filter_vjp ---------------------------------------------------------------------------------
+
+
+def test_returns_the_value_and_a_function_from_cotangent_to_gradients():
+    function = lambda x, y, s: ((x * y, s, 3, 2.5), {"y": y, "s": s})
+    value, pullback, aux = filter_vjp(function, TWO, THREE, "s", has_aux=True)
+    assert (value, aux) == ((6.0, "s", 3, 2.5), {"y": 3.0, "s": "s"})
+    assert pullback((ONE, None, None, None)) == (3.0, 2.0, None)
+    assert pullback((2.0, None, None, None)) == (6.0, 4.0, None)
+    value, pullback = filter_vjp(lambda: TWO)
+    assert (value, pullback(ONE)) == (2.0, ())
+
+
+def test_gradients_agree_with_forward_mode():
+    def function(x, y):
+        return jnp.sin(x * y), x / y
+
+    tangents, cotangents = (ONE, TWO), (THREE, jnp.float32(-1))
+    _, forward = filter_jvp(function, (TWO, THREE), tangents)
+    backward = filter_vjp(function, TWO, THREE)[1](cotangents)
+    inner = [
+        sum(a * b for a, b in zip(*each, strict=True))
+        for each in ((forward, cotangents), (tangents, backward))
+    ]
+    np.testing.assert_allclose(*inner, rtol=1e-6)
+
+
+def test_gradients_have_none_for_what_is_no_inexact_array():
+    leaves = [TWO, np.float32(2), jnp.complex64(2), jnp.int32(2), jax.random.key(0), 2.0, "s", None]
+    value, pullback = filter_vjp(lambda model, x: (model.weight[0] * x, "s"), Model(leaves), THREE)
+    gradient, of_x = pullback((ONE, None))
+    assert (value, of_x) == ((6.0, "s"), 2.0)
+    assert (type(gradient), gradient.weight) == (Model, [3.0, 0.0, 0.0, *(None,) * 5])
+
+
+def test_aux_needs_a_pair_and_the_error_names_the_function_and_what_came():
+    def loss(x):
+        return {"loss": x}
+
+    with pytest.raises(TypeError, match=r"loss must return a pair \(value, aux\); .* type dict"):
+        filter_vjp(loss, TWO, has_aux=True)
+
+
+def test_cotangent_none_stands_for_zero():
+    def function(x, y):
+        return {"product": x * y, "y": [y, y]}
+
+    _, pullback = filter_vjp(function, TWO, THREE)
+    assert pullback({"product": ONE, "y": None}) == (3.0, 2.0)
+    assert pullback(None) == (0.0, 0.0)
+    with pytest.raises(ValueError, match="unexpected tree structure"):
+        equinox.filter_vjp(function, TWO, THREE)[1]({"product": ONE, "y": None})
+
+
+def test_errors_of_cotangents_name_the_path():
+    _, pullback = filter_vjp(lambda x: (x, "s"), TWO)
+    for cotangent, error, message in [
+        ({"a": ONE}, ValueError, r"output is a tuple of length 2, and cotangent is a dict"),
+        ((jnp.ones(2), None), ValueError, r"cotangent\[0\] must have the shape of output\[0\], wh"),
+        ((jnp.int32(1), None), TypeError, r"cotangent\[0\] must have the dtype of output\[0\], wh"),
+        ((ONE, 1.0), TypeError, r"cotangent\[1\] must be None, since output\[1\] is not diff"),
+    ]:
+        with pytest.raises(error, match=message):
+            pullback(cotangent)
+    with pytest.raises(TypeError):
+        pullback(ONE, ONE)
+
+
+def test_cotangent_of_a_numpy_array_of_a_dtype_that_jax_lacks():
+    _, pullback = filter_vjp(lambda x: (np.ones(2), x), TWO)
+    assert pullback((None, ONE)) == pullback((jnp.ones(2), ONE)) == (1.0,)
+
+
+def test_pullback_is_a_pytree_of_arrays_that_may_be_copied_vmapped_and_called_again():
+    _, pullback = filter_vjp(lambda x: x**2, TWO)
+    leaves, treedef = jtu.tree_flatten(pullback)
+    assert all(map(eqxlike.is_array, leaves))
+    for each in (pullback, treedef.unflatten(leaves), copy.copy(pullback)):
+        assert each(ONE) == (4.0,)
+    assert jax.vmap(lambda ct: pullback(ct)[0])(jnp.arange(3.0)).tolist() == [0, 4, 8]
+
+
+def test_pullback_may_be_passed_into_and_out_of_filter_jit():
+    make = eqxlike.filter_jit(lambda x: filter_vjp(lambda m: (m.others(m.weight * x), "s"), model))
+    model = Model(TWO, jnp.tanh)
+    value, pullback = make(ONE)
+    ((gradient,), _) = eqxlike.filter_jit(lambda pullback, ct: (pullback(ct), 0))(
+        pullback, (ONE, None)
+    )
+    assert (value[1], gradient.others) == ("s", None)
+    np.testing.assert_allclose(gradient.weight, 1 - np.tanh(2.0) ** 2, rtol=1e-5)
+
+
+def test_gradients_under_transformations():
+    def derivative(x):
+        return filter_vjp(lambda x: (x**3, x > 0, "s"), x)[1]((ONE, None, None))[0]
+
+    with jax.checking_leaks():
+        assert eqxlike.filter_vmap(derivative)(jnp.arange(3.0)).tolist() == [0, 3, 12]
+    assert eqxlike.filter_grad(derivative)(TWO) == 12
+    assert jax.grad(lambda w: filter_vjp(lambda x: w * x * x, TWO)[1](ONE)[0])(THREE) == 4

@@ -1,6 +1,10 @@
-"""Where a test takes `eqx`, the same program holds on Equinox, whose behaviour is the measure."""
+"""`filter_vmap` and `if_array`: the axes of arguments and outputs, and what is refused.
+
+`programs/mapping.py` compares them with Equinox.
+"""
 
 import inspect
+from typing import Any
 
 import equinox
 import jax
@@ -13,13 +17,21 @@ from hypothesis import strategies as st
 
 import eqxlike
 from eqxlike import filter_vmap, if_array
-from tests.beside_equinox import both
 from tests.examples import at_most
 
 MATRIX = jnp.arange(6.0).reshape(2, 3)
 
 
-# --- signatures and what is wrapped -------------------------------------------------------------
+class Model(eqxlike.Module):
+    weight: Any
+    size: Any = 3
+    name: str = eqxlike.field(static=True, default="n")
+
+    def __call__(self, x):
+        return self.weight.sum() * x
+
+
+# --- what is wrapped ----------------------------------------------------------------------------
 
 
 def test_has_the_parameters_of_equinox():
@@ -32,45 +44,27 @@ def test_has_the_parameters_of_equinox():
         ]
 
     assert parameters(eqxlike) == parameters(equinox)
-
-
-def test_if_array_has_the_parameters_of_equinox():
     one, other = (list(inspect.signature(eqx.if_array).parameters) for eqx in (eqxlike, equinox))
     assert one == other
 
 
-@pytest.mark.parametrize("attribute", ["__name__", "__doc__", "__qualname__", "__module__"])
-@both
-def test_shows_the_metadata_of_the_function(eqx, attribute):
-    def function(x):
+def test_shows_the_metadata_of_the_function():
+    def function(x, y: int = 3):
         """Does."""
 
-    assert getattr(eqx.filter_vmap(function), attribute) == getattr(function, attribute)
+    mapped = filter_vmap(function)
+    for attribute in ("__name__", "__doc__", "__qualname__", "__module__"):
+        assert getattr(mapped, attribute) == getattr(function, attribute)
+    assert inspect.signature(mapped) == inspect.signature(function)
+    assert mapped.__wrapped__ is function
 
 
-@both
-def test_shows_the_signature_of_the_function(eqx):
-    def function(x, y: int = 3):
-        return x
-
-    assert inspect.signature(eqx.filter_vmap(function)) == inspect.signature(function)
-
-
-@both
-def test_keeps_the_function(eqx):
-    def function(x):
-        return x
-
-    assert eqx.filter_vmap(function).__wrapped__ is function
-
-
-@both
-def test_is_a_decorator_with_arguments(eqx):
-    @eqx.filter_vmap(in_axes=1)
+def test_is_a_decorator_with_arguments():
+    @filter_vmap(in_axes=1, out_axes=-1, axis_name="i", axis_size=3)
     def total(x):
-        return x.sum()
+        return x + jax.lax.axis_index("i").astype(x.dtype)
 
-    assert total(MATRIX).tolist() == [3, 5, 7]
+    assert total(MATRIX).tolist() == [[0, 2, 4], [3, 5, 7]]
 
 
 # --- laws ---------------------------------------------------------------------------------------
@@ -88,25 +82,24 @@ def arrays_and_axes(draw):
             shape = (*shape[:axis], size, *shape[axis:])
             axis -= draw(st.sampled_from([0, len(shape)]))
         offset = draw(st.integers(-2, 2))
-        arrays.append(offset + jnp.arange(float(np.prod(shape))).reshape(shape))
+        arrays.append(offset + np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
         axes.append(axis)
     return size, tuple(arrays), tuple(axes)
 
 
-def totals(x, y):
-    return {"x": x.sum(), "both": [x.sum() * y, y]}
-
-
-@at_most(30)
+@at_most(10)
 @given(arrays_and_axes())
 def test_is_a_loop_over_the_axis(case):
+    def totals(x, y):
+        return {"x": x, "both": [x.sum() * y]}
+
     size, arrays, axes = case
     mapped = filter_vmap(totals, in_axes=axes)(*arrays)
     slices = [
         totals(
             *(
                 x if axis is None else np.take(x, index, axis)
-                for x, axis in zip(map(np.asarray, arrays), axes, strict=True)
+                for x, axis in zip(arrays, axes, strict=True)
             )
         )
         for index in range(size)
@@ -115,106 +108,192 @@ def test_is_a_loop_over_the_axis(case):
     jtu.tree_map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), mapped, stacked)
 
 
-@at_most(30)
-@given(arrays_and_axes(), st.sampled_from([0, -1]), st.sampled_from([0, -1]))
-def test_agrees_with_jax_vmap_on_arrays(case, x_axis, y_axis):
-    _, arrays, in_axes = case
-    axes = {"in_axes": in_axes, "out_axes": {"x": x_axis, "both": y_axis}}
-    outputs = [vmap(totals, **axes)(*arrays) for vmap in (filter_vmap, jax.vmap)]
-    assert eqxlike.tree_equal(*outputs)
-
-
-@given(st.integers(-3, 2))
-def test_an_out_axis_is_where_the_axis_of_jax_vmap_is(axis):
+def test_the_identity_from_an_axis_to_the_same_axis_is_the_identity():
     x = jnp.arange(24.0).reshape(2, 3, 4)
-    one = filter_vmap(lambda x: x, out_axes=axis)(x)
-    assert eqxlike.tree_equal(one, jax.vmap(lambda x: x, out_axes=axis)(x))
+    for axis in (-3, -1, 1, 2):
+        same = filter_vmap(lambda x: x, in_axes=axis, out_axes=axis)(x)
+        assert eqxlike.tree_equal(same, x)
 
 
-@given(st.integers(-3, 2))
-def test_the_identity_from_an_axis_to_the_same_axis_is_the_identity(axis):
-    x = jnp.arange(24.0).reshape(2, 3, 4)
-    assert eqxlike.tree_equal(filter_vmap(lambda x: x, in_axes=axis, out_axes=axis)(x), x)
+# --- in_axes ------------------------------------------------------------------------------------
+
+
+def test_by_default_arrays_are_mapped_and_all_else_is_not():
+    def function(x, number, text, none, flag, factors=MATRIX):
+        assert (text, none, flag) == ("t", None, True)
+        return x.sum() * number + factors.sum(), text
+
+    total, text = filter_vmap(function)(MATRIX, 2.0, "t", None, True)
+    assert (total.tolist(), text) == ([21, 39], "t")
+    for x in (np.arange(3.0), jnp.arange(3.0), jax.random.split(jax.random.key(0), 3)):
+        assert filter_vmap(lambda x: jnp.ones(x.shape))(x).shape == (3,)
+    assert filter_vmap(lambda x: x.sum())(jnp.ones((0, 3))).shape == (0,)
+
+
+def test_axes_may_be_a_prefix_or_functions_of_leaves():
+    tree = {"x": jnp.arange(3), "y": jnp.array(1)}
+    for in_axes in (
+        ({"x": 0, "y": None},),
+        (lambda leaf: 0 if leaf.ndim else None),
+        ({"x": lambda leaf: 0, "y": lambda leaf: None},),
+    ):
+        added = filter_vmap(lambda tree: tree["x"] + tree["y"], in_axes=in_axes)(tree)
+        assert added.tolist() == [1, 2, 3]
+    # One axis for all arguments, and those of the arguments given alone.
+    added = filter_vmap(lambda x, y: x.sum() + y.sum(), in_axes=1)(MATRIX, MATRIX)
+    assert added.tolist() == [6, 10, 14]
+    assert filter_vmap(lambda x, y=2: x * y, in_axes=(0,))(jnp.arange(3)).tolist() == [0, 2, 4]
+
+
+def test_if_array_maps_arrays_alone():
+    assert [if_array(2)(leaf) for leaf in (MATRIX, np.ones(2), 1.0, "a")] == [2, 2, None, None]
+    assert if_array(-1)(jnp.ones(2)) == -1
+    mapped = filter_vmap(lambda tree: (tree[0].sum(), tree[1]), in_axes=if_array(1))
+    total, text = mapped([MATRIX, "t"])
+    assert (total.tolist(), text) == ([3, 5, 7], "t")
+
+
+def test_the_arrays_of_the_function_itself_are_not_mapped():
+    assert filter_vmap(Model(jnp.ones(5)))(jnp.arange(2.0)).tolist() == [0, 5]
+
+
+def test_the_axes_of_variadic_arguments_are_given_by_one_name():
+    x, y = jnp.arange(2), jnp.array(4)
+    for axes, other, expected in [(None, jnp.array(3), [7, 8]), ((0, None), x, [4, 6])]:
+        added = filter_vmap(lambda x, *others: x + sum(others), in_axes={"others": axes})
+        assert added(x, other, y).tolist() == expected
+
+
+# --- out_axes -----------------------------------------------------------------------------------
+
+
+def test_by_default_arrays_are_stacked_and_all_else_is_returned_as_it_is():
+    output = filter_vmap(lambda x: (jnp.ones(1), np.ones(1, np.float32), 3, "s", None, jnp.sin))(
+        MATRIX
+    )
+    assert [each.tolist() for each in output[:2]] == [[[1], [1]]] * 2
+    assert output[2:] == (3, "s", None, jnp.sin)
+
+
+def test_a_number_with_an_axis_is_stacked_and_an_array_without_is_returned_once():
+    number, once = filter_vmap(lambda x: (3, jnp.ones(1)), out_axes=(0, None))(MATRIX)
+    assert (number.tolist(), once.tolist()) == ([3, 3], [1])
+
+
+def test_out_axes_may_be_a_prefix_or_functions():
+    for out_axes in (
+        {"a": 1, "b": (0, None)},
+        {"a": lambda leaf: 1, "b": (lambda leaf: 0, None)},
+    ):
+        output = filter_vmap(lambda x: {"a": (x, [x]), "b": (x, jnp.ones(1))}, out_axes=out_axes)(
+            MATRIX
+        )
+        shapes = jtu.tree_map(jnp.shape, output)
+        assert shapes == {"a": ((3, 2), [(3, 2)]), "b": ((2, 3), (1,))}
+
+
+def test_making_modules_gives_an_ensemble():
+    models = filter_vmap(Model)(MATRIX)
+    assert eqxlike.tree_equal(models, Model(MATRIX))
+    scaled = filter_vmap(lambda model, x: model(x), in_axes=(if_array(0), None))
+    assert scaled(models, jnp.array(2.0)).tolist() == [6, 24]
+
+
+# --- axis_name, axis_size -----------------------------------------------------------------------
+
+
+def test_collectives_run_over_the_named_axis():
+    total, index, mean = filter_vmap(
+        lambda x: (jax.lax.psum(x, "i"), jax.lax.axis_index("i"), jax.lax.pmean(x, "i")),
+        axis_name="i",
+        out_axes=(0, 0, None),
+    )(jnp.arange(3.0))
+    assert (total.tolist(), index.tolist(), mean.tolist()) == ([3, 3, 3], [0, 1, 2], 1)
+
+
+def test_axis_size_stacks_where_nothing_is_mapped():
+    for in_axes in (None, lambda leaf: None):
+        stacked = filter_vmap(lambda x: x, in_axes=in_axes, axis_size=3)(jnp.array(2.0))
+        assert stacked.tolist() == [2, 2, 2]
+    assert filter_vmap(lambda: jnp.array(1.0), axis_size=3)().tolist() == [1, 1, 1]
+
+
+def test_where_nothing_is_mapped_and_nothing_stacked_the_function_is_called():
+    assert filter_vmap(lambda x: x + 1, in_axes=None, out_axes=None)(jnp.array(1)) == 2
+    assert filter_vmap(lambda text: text * 2)("ab") == "abab"
+
+
+def test_other_options_are_passed_on():
+    assert filter_vmap(lambda x: x, spmd_axis_name="b")(jnp.arange(2)).tolist() == [0, 1]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
+        filter_vmap(lambda x: x, foo=True)(MATRIX)
 
 
 # --- composition --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transform", [jax.jit, eqxlike.filter_jit], ids=["jax", "filter_jit"])
-def test_under_jit_the_output_is_the_same(transform):
+def test_under_jit_the_output_is_the_same():
     function = filter_vmap(lambda x, y: (x * y, jnp.sin(x)), in_axes=(0, None), out_axes=(0, 1))
     arguments = (MATRIX, jnp.ones(3))
-    assert eqxlike.tree_equal(transform(function)(*arguments), function(*arguments), rtol=1e-6)
+    for jit in (jax.jit, eqxlike.filter_jit):
+        output = jit(function)(*arguments)
+        assert eqxlike.tree_equal(output, function(*arguments), rtol=1e-6)
 
 
-@both
-def test_static_arguments_stay_static_under_filter_jit(eqx):
-    output = eqx.filter_jit(lambda x, s: eqx.filter_vmap(lambda x, s: (x, s))(x, s))(MATRIX, "s")
-    assert (output[0].shape, output[1]) == ((2, 3), "s")
+def test_static_arguments_stay_static_under_filter_jit():
+    output = eqxlike.filter_jit(lambda x, s: filter_vmap(lambda x, s: (x, s))(x, s))(MATRIX, "s")
+    assert (output[0].tolist(), output[1]) == (MATRIX.tolist(), "s")
 
 
-@both
-def test_a_gradient_flows_through(eqx):
-    gradient = jax.grad(lambda x: eqx.filter_vmap(lambda x: x**2)(x).sum())(jnp.arange(3.0))
-    assert gradient.tolist() == [0, 2, 4]
-
-
-@both
-def test_may_be_nested(eqx):
-    outer = eqx.filter_vmap(
-        eqx.filter_vmap(lambda x, y: x * y, in_axes=(None, 0)), in_axes=(0, None)
-    )
-    assert outer(jnp.arange(2), jnp.arange(3)).tolist() == [[0, 0, 0], [0, 1, 2]]
-
-
-@both
-@pytest.mark.parametrize("under", [lambda f: f, jax.jit], ids=["eager", "jit"])
-def test_leaks_no_tracers(eqx, under):
+def test_gradients_flow_through_and_maps_are_nested_without_leaks():
     with jax.checking_leaks():
-        doubled = under(lambda x: eqx.filter_vmap(lambda x: (2 * x, "s"))(x)[0])(jnp.arange(3))
-    assert doubled.tolist() == [0, 2, 4]
+        gradient = jax.grad(lambda x: filter_vmap(lambda x: (x**2, "s"))(x)[0].sum())
+        assert gradient(jnp.arange(3.0)).tolist() == [0, 2, 4]
+    inner = filter_vmap(lambda x, y: x * y, in_axes=(None, 0))
+    outer = filter_vmap(inner, in_axes=(0, None))
+    assert outer(jnp.arange(2), jnp.arange(3)).tolist() == [[0, 0, 0], [0, 1, 2]]
 
 
 # --- errors -------------------------------------------------------------------------------------
 
 
-@both
-def test_keyword_arguments_are_refused(eqx):
+def test_calls_that_are_refused():
+    with pytest.raises(TypeError, match="3 is not a callable object"):
+        filter_vmap(3)
     with pytest.raises(RuntimeError, match="keyword arguments cannot be used"):
-        eqx.filter_vmap(lambda x, y: x)(MATRIX, y=MATRIX)
+        filter_vmap(lambda x, y: x)(MATRIX, y=MATRIX)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
+        filter_vmap(lambda x, y: x)(MATRIX)
+    with pytest.raises(ValueError, match="Cannot resolve batch dimension"):
+        filter_vmap(lambda x: x, in_axes=None)(MATRIX)
 
 
-@both
-@pytest.mark.parametrize("axis", ["a", 0.0, np.int64(0)], ids=repr)
-def test_an_axis_of_another_kind_is_an_error(eqx, axis):
-    with pytest.raises(ValueError, match="must consist of None, ints, and callables only"):
-        eqx.filter_vmap(lambda x: x, in_axes=axis)(MATRIX)
+def test_the_error_of_a_wrong_axis_names_the_argument_and_what_came():
+    for axis, shown in [
+        (True, "True of type bool"),
+        ("a", "'a' of type str"),
+        (lambda leaf: "a", "'a' of type str"),
+        (np.int64(0), "of type int64"),
+        (0.0, "0.0 of type float"),
+    ]:
+        for name in ("in_axes", "out_axes"):
+            with pytest.raises(ValueError, match=f"None, ints, and callables only; `{name}` has"):
+                filter_vmap(lambda x: x, **{name: axis})(MATRIX)
+        with pytest.raises(ValueError, match=shown):
+            filter_vmap(lambda x: x, in_axes=axis)(MATRIX)
 
 
-@pytest.mark.parametrize("axis", [True, lambda leaf: "a", "a"], ids=["bool", "function", "str"])
-@pytest.mark.parametrize("name", ["in_axes", "out_axes"])
-def test_the_error_of_a_wrong_axis_names_the_argument_and_what_came(name, axis):
-    expected = f"`{name}` has (True of type bool|'a' of type str)"
-    with pytest.raises(ValueError, match=expected):
-        filter_vmap(lambda x: x, **{name: axis})(MATRIX)
-
-
-@both
-@pytest.mark.parametrize("name", ["in_axes", "out_axes"])
-def test_axes_that_are_no_prefix_are_an_error(eqx, name):
-    with pytest.raises(ValueError, match="structure error"):
-        eqx.filter_vmap(lambda x, y: (x, y), **{name: (0,)})(MATRIX, MATRIX)
-
-
-@both
-def test_different_sizes_are_an_error_that_names_both(eqx):
-    with pytest.raises(ValueError, match=r"(?s)inconsistent sizes.*size 2.*size 3"):
-        eqx.filter_vmap(lambda x, y: x)(jnp.ones(2), jnp.ones(3))
+def test_axes_that_are_no_prefix_are_an_error():
+    for name, whole in [("in_axes", "the tuple of arguments"), ("out_axes", "what the function")]:
+        with pytest.raises(
+            ValueError, match=f"`{name}` is not a prefix of {whole}.*structure erro"
+        ):
+            filter_vmap(lambda x, y: (x, y), **{name: (0,)})(MATRIX, MATRIX)
 
 
 def test_error_of_different_sizes_names_the_paths_of_the_arguments():
     tree = {"a": [jnp.ones(2), jnp.ones((2, 3))], "b": "text"}
-    with pytest.raises(ValueError, match="inconsistent sizes") as caught:
+    with pytest.raises(ValueError, match="`filter_vmap` got inconsistent sizes") as caught:
         filter_vmap(lambda tree, x: x, in_axes=({"a": 0, "b": None}, 1))(tree, MATRIX)
     lines = str(caught.value).splitlines()[1:3]
     assert lines == [
@@ -224,50 +303,41 @@ def test_error_of_different_sizes_names_the_paths_of_the_arguments():
 
 
 def test_error_of_different_sizes_is_short_for_many_arrays():
-    with pytest.raises(ValueError, match=r"args\[0\]\[2\], f32\[2\]; 5 more\.\n"):
-        filter_vmap(lambda xs, y: y)([jnp.ones(2)] * 8, jnp.ones(3))
+    for number, shown in [(8, r"f32\[2\]; 5 more\.\n"), (3, r"f32\[2\]\.\n")]:
+        with pytest.raises(ValueError, match=rf"args\[0\]\[2\], {shown}"):
+            filter_vmap(lambda xs, y: y)([jnp.ones(2)] * number, jnp.ones(3))
 
 
-@both
-def test_an_axis_size_that_differs_from_the_arrays_is_an_error(eqx):
-    with pytest.raises(ValueError, match=r"(?s)`axis_size` argument was 5.*size 2"):
-        eqx.filter_vmap(lambda x: x, axis_size=5)(jnp.ones(2))
+def test_an_axis_size_that_differs_from_the_arrays_is_an_error():
+    with pytest.raises(ValueError, match=r"(?s)  \* the `axis_size` argument was 5;\n  \* size 2"):
+        filter_vmap(lambda x: x, axis_size=5)(jnp.ones(2))
 
 
-@both
-@pytest.mark.parametrize(("x", "axis"), [(jnp.ones(()), 0), (MATRIX, 2)], ids=["scalar", "matrix"])
-def test_mapping_an_axis_that_an_array_lacks_is_an_error(eqx, x, axis):
-    with pytest.raises(ValueError, match=f"along axis {axis}, which implies that its rank"):
-        eqx.filter_vmap(lambda x: x, in_axes=axis)(x)
+def test_error_of_an_axis_that_an_array_lacks_names_the_path():
+    for x, axis, rank in [(MATRIX, 2, 3), (MATRIX, -3, 3), (MATRIX, 5, 6), (jnp.ones(()), 0, 1)]:
+        message = (
+            rf"args\[0\]\['a'\] along axis {axis}, which implies that its rank should be at least "
+            rf"{rank}, but is only {x.ndim} "
+        )
+        with pytest.raises(ValueError, match=message):
+            filter_vmap(lambda tree: tree, in_axes=axis)({"a": x})
 
 
-@pytest.mark.parametrize(("axis", "rank"), [(2, 3), (-3, 3), (5, 6)])
-def test_error_of_an_axis_that_an_array_lacks_names_the_path(axis, rank):
-    message = rf"args\[0\]\['a'\] along axis {axis}, which implies .* at least {rank}, .* only 2"
-    with pytest.raises(ValueError, match=message):
-        filter_vmap(lambda tree: tree, in_axes=axis)({"a": MATRIX})
+def test_an_out_axis_out_of_bounds_is_an_error():
+    for axis in (2, -3):
+        with pytest.raises(ValueError, match=f"output along axis {axis}: axis {axis} is out of bo"):
+            filter_vmap(lambda x: x, out_axes=axis)(MATRIX)
 
 
-@both
-@pytest.mark.parametrize("axis", [2, -3])
-def test_an_out_axis_out_of_bounds_is_an_error(eqx, axis):
-    with pytest.raises(ValueError, match=f"axis {axis} is out of bounds"):
-        eqx.filter_vmap(lambda x: x, out_axes=axis)(MATRIX)
-
-
-@both
-def test_a_mapped_array_without_out_axis_is_an_error(eqx):
-    with pytest.raises(ValueError, match="axis spec None but output was batched"):
-        eqx.filter_vmap(lambda x: x, out_axes=None)(MATRIX)
-
-
-@pytest.mark.parametrize("out_axes", [{"a": 0, "b": None}, None], ids=["some", "all"])
-def test_error_of_a_mapped_array_without_out_axis_names_its_path(out_axes):
+def test_error_of_a_mapped_array_without_out_axis_names_its_path():
     def function(x):
         return {"a": jnp.ones(1), "b": [jnp.ones(2), x, x]}
 
-    with pytest.raises(ValueError, match=r"^output\['b'\]\[1\] has no axis in `out_axes`.*pmean"):
-        filter_vmap(function, out_axes=out_axes)(MATRIX)
+    for out_axes in ({"a": 0, "b": None}, None):
+        with pytest.raises(
+            ValueError, match=r"^output\['b'\]\[1\] has no axis in `out_axes` \(axis spec .*pmean"
+        ):
+            filter_vmap(function, out_axes=out_axes)(MATRIX)
 
 
 def test_what_the_function_raises_passes_through_as_it_is():
@@ -280,63 +350,20 @@ def test_what_the_function_raises_passes_through_as_it_is():
     assert caught.value is error
 
 
-@both
-def test_stacking_without_any_size_is_an_error(eqx):
-    with pytest.raises(ValueError, match="Cannot resolve batch dimension"):
-        eqx.filter_vmap(lambda x: x, in_axes=None)(MATRIX)
-
-
-@both
-def test_mapping_what_is_no_array_is_an_error(eqx):
-    with pytest.raises(TypeError, match="'s' of type <class 'str'> is not a valid JAX type"):
-        eqx.filter_vmap(lambda tree: tree[0], in_axes=0)([jnp.ones(2), "s"])
-
-
-@both
-def test_stacking_what_is_no_array_is_an_error(eqx):
-    with pytest.raises(TypeError, match="<class 'str'> is not a valid JAX type"):
-        eqx.filter_vmap(lambda x: "s", out_axes=0)(jnp.ones(2))
-
-
-def test_error_of_mapping_what_is_no_array_names_its_path():
+def test_error_of_mapping_or_stacking_what_is_no_array_names_its_path():
     with pytest.raises(TypeError, match=r"args\[0\]\[1\] = 's' of type <class 'str'>.*axis 0"):
         filter_vmap(lambda tree: tree[0], in_axes=0)([jnp.ones(2), "s"])
-
-
-def test_error_of_stacking_what_is_no_array_names_its_path():
     with pytest.raises(TypeError, match=r"output\['a'\] = 's' of type <class 'str'>.*axis 1"):
         filter_vmap(lambda x: {"a": "s"}, out_axes=1)(jnp.ones(2))
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("z", r"\('z',\).* are 'x', 'others'\."), ("y", r"\('y',\).* are 'x', 'others'\.")],
-    ids=["unknown", "left out"],
-)
-def test_error_of_a_name_without_argument_lists_the_arguments(name, message):
+def test_error_of_a_name_without_argument_lists_the_arguments():
     def function(x, *others, y=1):
         return x
 
-    with pytest.raises(ValueError, match=f"did not correspond to any argument: {message}"):
-        filter_vmap(function, in_axes={name: None})(MATRIX, MATRIX)
-
-
-@both
-def test_a_missing_argument_is_an_error_that_names_it(eqx):
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
-        eqx.filter_vmap(lambda x, y: x)(MATRIX)
-
-
-@both
-def test_an_unknown_option_is_an_error_that_names_it(eqx):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
-        eqx.filter_vmap(lambda x: x, foo=True)(MATRIX)
-
-
-def test_what_is_no_function_is_an_error():
-    with pytest.raises(TypeError, match="3 is not a callable object"):
-        filter_vmap(3)
-
-
-def test_if_array_takes_any_axis():
-    assert if_array(-1)(jnp.ones(2)) == -1
+    for name in ("z", "y"):
+        message = rf"correspond to any argument: \('{name}',\).* are 'x', 'others'\."
+        with pytest.raises(ValueError, match=message):
+            filter_vmap(function, in_axes={name: None})(MATRIX, MATRIX)
+    with pytest.raises(ValueError, match="given by this call are none"):
+        filter_vmap(lambda: 1, in_axes={"x": None})()

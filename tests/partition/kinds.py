@@ -1,0 +1,392 @@
+"""Nodes and leaves of every kind, and how a program reads one."""
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox
+import flax.struct
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+import eqxlike
+from eqxlike import Module, field, is_array
+from tests.partition.models import Point
+from tests.partition.statics import TOLD_APART
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of node or leaf.
+
+    - `make`: returns the values.
+    - `read`: what a program may see in a value: a pytree of arrays, and of strings for the rest.
+    - `mutate`: changes a value in place.
+    - `is_returned`: whether a function may return one.
+    """
+
+    make: Callable[[], list[Any]]
+    read: Callable[[Any], Any] = lambda value: read(value)
+    mutate: Callable[[Any], None] | None = None
+    is_returned: bool = True
+
+
+def array(number):
+    return jnp.full(2, number, jnp.float32)
+
+
+def twice(make):
+    """The values that `make` returns for 1 and 2."""
+    return lambda: [make(1), make(2)]
+
+
+def read(value):
+    """The arrays of a pytree, and a text of each static leaf and of the structure."""
+    leaves, treedef = jtu.tree_flatten(value)
+    return [leaf if is_array(leaf) else repr(leaf) for leaf in leaves], str(treedef)
+
+
+def read_fields(*names):
+    """Reads some attributes, as a program does that does not flatten."""
+
+    def read(value):
+        found = [getattr(value, name) for name in names]
+        return [each if is_array(each) else repr(each) for each in found]
+
+    return read
+
+
+class Box(Module):
+    content: object
+    mode: object = field(static=True, default="a")
+
+
+class WithList(Module):
+    items: list
+    scale: jax.Array
+
+    def __init__(self, number):
+        self.items = [array(number)]
+        self.scale = array(10 * number)
+
+    def read(self):
+        return self.scale, self.items[0], str(len(self.items))
+
+    def append(self):
+        self.items[0] = self.items[0] + 1
+        self.items.append("more")
+
+
+class OwnGetattribute(WithList):
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)
+        return 10 * value if name == "scale" else value
+
+
+class OwnGetattr(WithList):
+    def __getattr__(self, name):
+        if name == "double":
+            return 2 * self.scale
+        raise AttributeError(name)
+
+    def read(self):
+        return self.double, self.items[0], str(len(self.items))
+
+
+class OverProperty(WithList):
+    @property
+    def scale(self):
+        return 10 * vars(self)["scale"]
+
+    @scale.setter
+    def scale(self, value):
+        vars(self)["scale"] = value
+
+
+class Default:
+    """Stands in the class where an instance stores nothing."""
+
+    def __get__(self, instance, owner=None):
+        return 3
+
+
+class OverDefault(WithList):
+    scale = Default()  # pyright: ignore
+
+
+class Wraps(Module):
+    items: list
+
+    @property
+    def __wrapped__(self):
+        return None
+
+    def read(self):
+        return self.items[0], self.__name__, self.__doc__  # pyright: ignore
+
+
+def wrapping(number):
+    def function():
+        pass
+
+    function.__name__ = f"name{number}"
+    function.__doc__ = f"doc{number}"
+    return eqxlike.module_update_wrapper(Wraps([array(number)]), function)
+
+
+class Filled(Module):
+    """Stores one of its fields; the class has the other."""
+
+    first: object = "none"
+    second: object = "none"
+
+    def __init__(self, number):
+        if number == 1:
+            self.first = array(number)
+        else:
+            self.second = array(number)
+
+    def read(self):
+        return self.first, self.second
+
+
+MODULES = {
+    "module": Kind(twice(lambda n: Box(array(n), mode=f"mode{n}"))),
+    "module-of-statics": Kind(lambda: [Box(each, mode=each) for each in (1, 1.0, True)]),
+    "module-with-list": Kind(twice(WithList), WithList.read, WithList.append),
+    "module-own-getattribute": Kind(twice(OwnGetattribute), WithList.read, WithList.append),
+    "module-own-getattr": Kind(twice(OwnGetattr), OwnGetattr.read, WithList.append),
+    "module-property-over-field": Kind(twice(OverProperty), WithList.read, WithList.append),
+    "module-default-over-field": Kind(twice(OverDefault), WithList.read, WithList.append),
+    "module-with-metadata": Kind(twice(wrapping), Wraps.read),
+    "module-with-missing-fields": Kind(twice(Filled), Filled.read),
+    "bound-method": Kind(twice(lambda n: WithList(n).read), lambda method: method()),
+    "our-partial": Kind(
+        twice(lambda n: eqxlike.Partial(jnp.add, array(n))), lambda partial: partial(1.0)
+    ),
+}
+
+
+class OwnIter(Point):
+    __slots__ = ()
+
+    def __iter__(self):
+        return iter((self.y, self.x))
+
+
+class OwnItems(Point):
+    __slots__ = ()
+
+    def __getitem__(self, index):
+        return Point.__getitem__(self, 1 - index)
+
+    def __len__(self):
+        return 1
+
+
+class OwnNew(Point):
+    __slots__ = ()
+
+    def __new__(cls, x, y):
+        return super().__new__(cls, x, y if is_array(y) else f"{y}!")
+
+
+class Registered(Point):
+    """Registered with JAX by its owner, who makes each with a note beside its fields."""
+
+    note = "made by another"
+
+    def __new__(cls, x, y):
+        self = super().__new__(cls, x, y)
+        self.note = f"made with {y}"
+        return self
+
+
+jtu.register_pytree_node(
+    Registered, lambda value: ((value.x,), value.y), lambda y, x: Registered(*x, y)
+)
+
+
+class WithAttribute(Point):
+    """A namedtuple of which every instance has a `__dict__`."""
+
+
+read_point = read_fields("x", "y")
+
+TUPLES = {
+    "tuple": Kind(twice(lambda n: (array(n), n, (), None))),
+    "namedtuple": Kind(twice(lambda n: Point(array(n), n)), read_point),
+    "namedtuples-of-two-classes": Kind(
+        lambda: [cls(array(1), array(2)) for cls in (Point, WithAttribute)],
+        lambda value: (read_point(value), type(value).__name__),
+    ),
+    "namedtuple-registered": Kind(
+        lambda: [Registered(array(1), "a"), Registered(array(2), "b")],
+        read_fields("x", "y", "note"),
+    ),
+    **{
+        name: Kind(twice(lambda n, cls=cls: cls(array(n), array(10 * n))), read_point)
+        for name, cls in {
+            "namedtuple-subclass": WithAttribute,
+            "namedtuple-own-iter": OwnIter,
+            "namedtuple-own-items": OwnItems,
+            "namedtuple-own-new": OwnNew,
+        }.items()
+    },
+}
+
+
+class RegisteredDict(dict):
+    """Registered with JAX: its keys in the order of insertion."""
+
+
+jtu.register_pytree_node(
+    RegisteredDict,
+    lambda value: (tuple(value.values()), tuple(value)),
+    lambda keys, values: RegisteredDict(zip(keys, values, strict=True)),
+)
+
+
+def mutate_list(value):
+    value[0] = value[0] + 1
+    value.append("more")
+
+
+def mutate_dict(value):
+    value["a"] = value["a"] + 1
+    value["c"] = "more"
+
+
+def reordered(kind):
+    """Two of the same keys in different orders."""
+    return lambda: [kind(a=array(1), b="text"), kind(b="text", a=array(2))]
+
+
+CONTAINERS = {
+    "list": Kind(twice(lambda n: [array(n), n, []]), mutate=mutate_list),
+    "dict": Kind(reordered(dict), mutate=mutate_dict),
+    "dict-of-numbers": Kind(lambda: [{1: array(1), 2: "a"}, {1.0: array(2), 2.0: "a"}]),
+    "dict-empty": Kind(lambda: [{}, {}]),
+    "dict-subclass-registered": Kind(reordered(RegisteredDict), mutate=mutate_dict),
+    "ordered-dict": Kind(reordered(collections.OrderedDict), mutate=mutate_dict),
+    "default-dict": Kind(
+        lambda: [collections.defaultdict(kind, a=array(1)) for kind in (int, list)],
+        lambda value: (read(value), repr(value.default_factory)),
+        mutate_dict,
+    ),
+}
+
+
+@flax.struct.dataclass
+class Struct:
+    content: Any
+    mode: Any = flax.struct.field(pytree_node=False, default="a")
+
+
+class Foreign:
+    """A node whose aux data may change."""
+
+    def __init__(self, content, mode="a"):
+        self.content = content
+        self.mode = mode
+
+
+jtu.register_pytree_node(
+    Foreign,
+    lambda value: ((value.content,), value.mode),
+    lambda mode, children: Foreign(*children, mode),
+)
+
+
+class ForeignWithList:
+    """A node that makes its aux data of what may change."""
+
+    def __init__(self, content, modes):
+        self.content = content
+        self.modes = modes
+
+
+jtu.register_pytree_node(
+    ForeignWithList,
+    lambda value: ((value.content,), tuple(value.modes)),
+    lambda modes, children: ForeignWithList(children[0], list(modes)),
+)
+
+
+class EquinoxBox(equinox.Module):
+    content: Any
+    mode: Any = equinox.field(static=True, default="a")
+
+
+read_content = read_fields("content", "mode")
+
+
+def read_boxes(value):
+    """What stands in the innermost box, and the modes on the way."""
+    modes = []
+    while hasattr(value, "content"):
+        modes.append(repr(value.mode))
+        value = value.content
+    return read(value), modes
+
+
+def set_mode(value):
+    value.mode = f"{value.mode} changed"
+
+
+def set_inner_mode(value):
+    value.content.content.content.mode = "changed"
+
+
+def nested(number):
+    """Nodes of others and Modules of ours in turn."""
+    inner = Foreign(Box([array(number), number]), f"mode{number}")
+    return Foreign(Box(Struct(inner, mode=("b", number))))
+
+
+FOREIGN = {
+    "flax-struct": Kind(twice(lambda n: Struct(array(n), f"mode{n}")), read_content),
+    "flax-struct-equal-modes": Kind(
+        lambda: [Struct(array(1), mode) for mode in (1, 1.0, True)], read_content
+    ),
+    "foreign": Kind(twice(lambda n: Foreign(array(n), f"mode{n}")), read_content, set_mode),
+    "foreign-with-list": Kind(
+        twice(lambda n: ForeignWithList(array(n), [n])),
+        read_fields("content", "modes"),
+        lambda value: value.modes.append("more"),
+    ),
+    "foreign-of-modules": Kind(twice(nested), read_boxes, set_inner_mode),
+    "jax-partial": Kind(
+        lambda: [jtu.Partial(jnp.add, array(1)), jtu.Partial(jnp.subtract, array(1))],
+        lambda partial: partial(1.0),
+    ),
+    "equinox-module": Kind(twice(lambda n: EquinoxBox((array(n), n), n)), read_boxes),
+}
+
+
+ARRAYS = {
+    "jax-arrays": Kind(lambda: [jnp.ones(2), jnp.zeros(2), jnp.ones(3), jnp.ones(2, jnp.int32)]),
+    "weak-types": Kind(lambda: [jnp.asarray(1), jnp.asarray(1.0), jnp.asarray(True)]),
+    "numpy-arrays": Kind(
+        lambda: [np.ones(2, np.float32), np.zeros(2, np.float32), np.ones((1, 2), np.int32)],
+        mutate=lambda value: value.__iadd__(value.dtype.type(1)),
+    ),
+    "numpy-scalars": Kind(
+        lambda: [np.float32(1), np.float32(-0.0), np.float32(0), np.int32(1), np.bool_(True)]
+    ),
+    "keys": Kind(lambda: [jax.random.key(0), jax.random.key(1), jax.random.key(0, impl="rbg")]),
+    "refs": Kind(
+        lambda: [jax.new_ref(array(1)), jax.new_ref(array(2))],
+        lambda ref: ref[...],
+        lambda ref: ref.__setitem__(..., 2 * ref[...]),
+        is_returned=False,
+    ),
+}
+
+# Static leaves that Python calls equal; `test_static_key.py` has all others.
+STATICS = {name: Kind(lambda name=name: [*TOLD_APART[name]], repr) for name in ("ones", "zeros")}
+
+KINDS = {**MODULES, **TUPLES, **CONTAINERS, **FOREIGN, **STATICS, **ARRAYS}
