@@ -10,11 +10,12 @@ python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-pytorch test-downstream bench profile docs release-check lint format types clean
+.PHONY: help demo test mutants test-pytorch test-downstream bench profile docs release-check lint format types clean
 
 help:
 	@echo "make demo      the Bayesian networks on real data, with what filter_jit costs beside them"
 	@echo "make test      the whole test suite"
+	@echo "make mutants   how many small mistakes in the package the suite finds, and which tests find them"
 	@echo "make test-pytorch  the layers beside PyTorch's"
 	@echo 'make test-downstream  Lineax, Optimistix and Diffrax on eqxlike, beside Equinox (ARGS="--whole": all programs)'
 	@echo "make bench     filter_jit side by side with jax.jit, Equinox and NNX"
@@ -35,6 +36,11 @@ test: export PYTHONDONTWRITEBYTECODE =
 test:
 	@.ci/setup test dev
 	@$(python) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+
+mutants: export PYTHONDONTWRITEBYTECODE =
+mutants:
+	@.ci/setup test dev
+	@$(python) -m tests.mutants $(ARGS)
 
 test-pytorch:
 	@.ci/setup pytorch

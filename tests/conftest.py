@@ -2,6 +2,7 @@
 are errors.
 """
 
+import collections
 import faulthandler
 import gc
 import importlib.metadata
@@ -84,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker is None:
         folder.mkdir(parents=True, exist_ok=True)
         for each in folder.iterdir():
-            each.unlink()
+            each.unlink(missing_ok=True)
     else:
         # Open until the process ends.
         faulthandler.enable(open(folder / worker, "w"))  # noqa: SIM115
@@ -120,17 +121,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def young_heap() -> None:
-    """Begins each file with a small heap.
+MOST_PROGRAMS = 300
+"""So many compiled programs are kept at a time. JAX keeps 1.7 MB for each, and after a thousand of
+them compiles half as fast.
+"""
 
-    JAX keeps 1.7 MB for each program that it compiled, and after a thousand of them compiles half
-    as fast. What is there already is left out of the garbage collections that tests ask for: the
-    whole heap would take each of them half a second.
+compiled = collections.Counter()
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, duration, **about: compiled.update([event])
+)
+
+
+def forget_programs() -> None:
+    """Begins again with a small heap.
+
+    What is there already is left out of the garbage collections that tests ask for: the whole heap
+    would take each of them half a second.
     """
+    compiled.clear()
     jax.clear_caches()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def young_heap() -> None:
+    forget_programs()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    if compiled["/jax/core/compile/backend_compile_duration"] > MOST_PROGRAMS and nextitem:
+        forget_programs()
 
 
 @pytest.fixture

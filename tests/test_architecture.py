@@ -6,12 +6,11 @@ not know is an error, so that a new one is placed on purpose.
 
 import ast
 import dataclasses
+import functools
 import importlib
 import pathlib
 import sys
 from collections.abc import Iterator
-
-import pytest
 
 from eqxlike import Module
 
@@ -147,8 +146,13 @@ class Import:
     is_late: bool  # at the top level, below the first function or class
 
 
-def imports_of(path: str, tree: ast.Module) -> Iterator[Import]:
+@functools.cache
+def imports_of(path: str, source: str) -> list[Import]:
     """The imports in the file at `path`, which is relative to the package."""
+    return list(_imports_in(path, ast.parse(source)))
+
+
+def _imports_in(path: str, tree: ast.Module) -> Iterator[Import]:
     package = ("eqxlike", *pathlib.PurePosixPath(path).parts[:-1])
     definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     nested = {
@@ -182,7 +186,7 @@ def violations(path: str, source: str) -> list[str]:
         found += _beside_reexports(path, tree)
     if path != "_compat.py":
         found += _private_jax(path, source, tree)
-    for imported in imports_of(path, tree):
+    for imported in imports_of(path, source):
         if imported.module[0] == "eqxlike":
             problems = _inner_problems(path, own, imported)
         else:
@@ -259,7 +263,7 @@ def _private_jax(path: str, source: str, tree: ast.Module) -> Iterator[str]:
     for number, line in enumerate(source.splitlines(), start=1):
         if "jax._src" in line:
             yield f"{path}:{number}: jax._src is for _compat.py alone"
-    for imported in imports_of(path, tree):
+    for imported in imports_of(path, source):
         names = [*imported.module, *imported.names]
         if names[0] == "jax" and (private := [name for name in names if _is_private(name)]):
             yield f"{path}:{imported.line}: `{private[0]}` is private to JAX: use _compat.py"
@@ -332,9 +336,9 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_file_keeps_the_rules(path):
-    assert violations(path, FILES[path].read_text()) == []
+def test_files_keep_the_rules():
+    found = [violations(path, file.read_text()) for path, file in FILES.items()]
+    assert [each for violations in found for each in violations] == []
 
 
 def test_map_holds_what_the_package_holds():
@@ -342,13 +346,13 @@ def test_map_holds_what_the_package_holds():
     assert names - {"__pycache__", "py.typed"} == set(LAYERS)
 
 
-@pytest.mark.parametrize("part", ROOMS)
-def test_map_of_rooms_holds_what_the_part_holds(part):
-    names = {path.name.removesuffix(".py") for path in (PACKAGE / part).iterdir()}
-    mapped = {name for rank in ROOMS[part] for name in rank} - {LAYERS_OF_NN}
-    assert mapped <= names
-    if part != "nn":
-        assert names - mapped <= {"__pycache__", "__init__"}
+def test_map_of_rooms_holds_what_each_part_holds():
+    for part, ranks in ROOMS.items():
+        names = {path.name.removesuffix(".py") for path in (PACKAGE / part).iterdir()}
+        mapped = {name for rank in ranks for name in rank} - {LAYERS_OF_NN}
+        assert mapped <= names
+        if part != "nn":
+            assert names - mapped <= {"__pycache__", "__init__"}
 
 
 def test_helpers_of_nn_define_no_layer():
@@ -366,7 +370,7 @@ def test_extras_are_those_that_the_package_uses():
     imported = {
         found.module[0]
         for path, file in FILES.items()
-        for found in imports_of(path, ast.parse(file.read_text()))
+        for found in imports_of(path, file.read_text())
     }
     assert imported - CORE - set(sys.stdlib_module_names) - {"eqxlike"} == EXTRAS
 
@@ -435,9 +439,9 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("path", "source", "message"), BROKEN)
-def test_breach_is_found(path, source, message):
-    assert any(message in violation for violation in violations(path, source))
+def test_breaches_are_found():
+    for path, source, message in BROKEN:
+        assert any(message in violation for violation in violations(path, source)), source
 
 
 KEPT = [
@@ -453,6 +457,6 @@ KEPT = [
 ]
 
 
-@pytest.mark.parametrize(("path", "source"), KEPT)
-def test_sound_file_passes(path, source):
-    assert violations(path, source) == []
+def test_sound_files_pass():
+    for path, source in KEPT:
+        assert violations(path, source) == []

@@ -1,15 +1,42 @@
-"""The benchmark: its columns compute the same, its report is complete. No test looks at a clock."""
+"""The benchmarks: columns compute the same, reports are complete. No test looks at a clock."""
 
+import dataclasses
 import importlib.util
 import json
-import re
+import sys
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from benchmarks import cases, columns, jit_overhead, networks, report, table
+import eqxlike
+from benchmarks import (
+    cases,
+    columns,
+    downstream,
+    edge_arguments,
+    edge_exported,
+    edge_first_calls,
+    edge_models,
+    edge_resources,
+    export,
+    import_time,
+    jit_overhead,
+    layer_cases,
+    layer_depth,
+    layer_models,
+    layer_networks,
+    layers,
+    loops,
+    report,
+    scaling,
+    table,
+    train_guard,
+    training,
+)
+from benchmarks.export_process import EXPORTED
+from benchmarks.layer_networks import IMPLEMENTATIONS, NNX, Network
+from benchmarks.layer_timing import measure_first_calls
 from eqxlike._timing import Samples, summarise
 
 PEERS = {columns.EQUINOX_MODULE: "equinox", columns.EQUINOX: "equinox", columns.NNX: "flax"}
@@ -21,44 +48,103 @@ INSTALLED = [
 
 
 @pytest.fixture
-def standard_promotion():
-    """What Optax's Adam needs: it raises a float to the power of an integer array."""
-    with jax.numpy_dtype_promotion("standard"):
+def as_peers_compute():
+    """NNX mixes ranks; Optax's Adam raises a float to the power of an integer array."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
 
 
-@pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize(
-    "case",
-    [
-        cases.identity(),
-        cases.mlp_forward(2, 8),
-        cases.mlp_forward(2, 8, batch=5),
-        cases.adam_step(2, 8),
-        cases.elbo_step(batch=4),
-    ],
-    ids=lambda case: case.slug,
+# --- the columns of each row ---
+
+# Sizes of 4 and 16 throughout: each new shape of a parameter costs the compilation of its initial
+# values, in each library.
+MLP = Network("MLP", "mlp", layer_models.MLPSizes(4, 4, 2, 4), (3, 4))
+NETWORKS = (
+    MLP,
+    Network("CNN", "cnn", layer_models.CNNSizes(4, (4, 4), 4), (2, 4, 4, 4)),
+    Network("LSTM", "lstm", layer_models.LSTMSizes(4, 4), (2, 5, 4)),
+    Network("Transformer", "transformer", layer_models.TransformerSizes(4, 2, 1), (2, 5, 4)),
 )
-def test_all_columns_agree(case):
+# With checks of their own: some values, some sizes.
+CHECKED = [
+    *edge_models.rows(),
+    *edge_arguments.rows(),
+    *edge_exported.rows(),
+    edge_first_calls.adam_step(1),
+    edge_first_calls.static_leaves_out(10),
+    *map(layer_cases.gradient, NETWORKS),
+    layer_cases.construct(MLP),
+    layer_depth.stack(2, width=4),
+]
+AGREE = [
+    cases.identity(),
+    cases.mlp_forward(2, 8, batch=5),
+    cases.adam_step(2, 8),
+    cases.elbo_step(batch=4),
+    loops.recurrence("64-wide tanh", 5, loops.gradient),
+    loops.few_of_many(3, 9),
+    loops.batch(3, 20, loops.gradient),
+    loops.writing(5, 2, 3, loops.gradient),
+    train_guard.adam_step(1, 2, batch=4),
+]
+
+
+@pytest.mark.usefixtures("as_peers_compute")
+@pytest.mark.parametrize("row", CHECKED, ids=lambda row: row.case.slug)
+def test_columns_of_a_row_agree_by_its_own_check(row):
+    calls, notes = cases.build(row.case)
+    assert notes == []
+    row.check(calls)
+
+
+@pytest.mark.usefixtures("as_peers_compute")
+@pytest.mark.parametrize("case", AGREE, ids=lambda case: case.slug)
+def test_columns_agree(case):
     calls, notes = cases.build(case)
-    assert list(calls) == INSTALLED
-    assert len(notes) == len(case.builders) - len(INSTALLED)
+    assert len(calls) + len(notes) == len(case.builders)
     cases.check_agreement(calls)
 
 
-@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.usefixtures("as_peers_compute")
 def test_training_steps_feed_their_state_back():
     calls, _ = cases.build(cases.adam_step(2, 8))
+    assert list(calls) == INSTALLED
     for call in calls.values():
         losses = [float(call()) for _ in range(4)]
         assert losses == sorted(losses, reverse=True)
         assert len(set(losses)) == 4
 
 
-def test_disagreement_names_the_column():
+@pytest.mark.usefixtures("as_peers_compute")
+def test_training_loops_have_one_loss(monkeypatch):
+    monkeypatch.setattr(training, "STEPS", 20)
+    training.batches.cache_clear()
+    calls, notes = cases.build(training.row(2, 1))
+    training.batches.cache_clear()
+    assert {training.BY_HAND, training.FIT, training.MANY, training.EQUINOX} <= calls.keys()
+    assert all(note.startswith(training.KERAS) for note in notes)
+    cases.check_agreement(calls)
+
+
+def test_only_the_unrolled_stack_grows():
+    shallow, deep = (layer_depth.stack(depth, width=4) for depth in (2, 6))
+    before, after = shallow.count_lines(), deep.count_lines()
+    assert before[layer_depth.SEQUENTIAL] < after[layer_depth.SEQUENTIAL]
+    assert before[layer_depth.SCAN_STACK] == after[layer_depth.SCAN_STACK]
+
+
+def test_disagreement_names_the_column(monkeypatch):
     calls = {"one": lambda: jnp.zeros(2), "two": lambda: jnp.asarray([0.0, 0.1])}
     with pytest.raises(AssertionError, match="'two' differs from 'one' at call 1"):
         cases.check_agreement(calls)
+
+    def of_other_weights(network):
+        right = layer_networks.of_modules(eqxlike, network)
+        return dataclasses.replace(right, batch=2 * right.batch)
+
+    monkeypatch.setitem(IMPLEMENTATIONS, NNX, of_other_weights)
+    with pytest.raises(AssertionError, match="the loss or gradient of 'NNX' differs"):
+        layer_networks.check_gradients(MLP, [NNX])
 
 
 def test_peer_that_is_not_installed_costs_a_note():
@@ -71,125 +157,146 @@ def test_peer_that_is_not_installed_costs_a_note():
     assert notes == ["peer is left out: No module named 'peer'"]
 
 
-def test_issue_names_these_rows():
-    names = [case.name for case in cases.CASES]
-    assert len(names) == len(set(names)) == len({case.slug for case in cases.CASES})
-    for pattern in (
-        r"^Identity, \(1, 1\)$",
-        *(rf"^MLP forward.* width {2**power}$" for power in (5, 6, 7, 8)),
-        *(rf"^MLP forward.* width {2**power}, batch 1000$" for power in (5, 6, 7, 8)),
-        *(rf"^MLP forward, depth {depth}," for depth in (2, 8, 64)),
-        *(rf"^Adam step, depth {depth}," for depth in (2, 8, 64)),
-        r"^ELBO step",
-    ):
-        assert any(re.search(pattern, name) for name in names), pattern
+def test_each_first_call_is_of_a_new_function():
+    prepared = []
+
+    def prepare():
+        prepared.append(jnp.ones(len(prepared) + 1))
+        return lambda: prepared[-1]
+
+    measured = measure_first_calls({"one": prepare, "two": prepare}, baseline="one", rounds=3)
+    assert len(prepared) == 2 * (1 + 3)
+    for column in measured.columns.values():
+        pairs = zip(column.samples.dispatch_us, column.samples.completion_us, strict=True)
+        assert all(0 < dispatch <= completion for dispatch, completion in pairs)
 
 
-def test_select_finds_by_pattern_in_any_case_of_letters():
-    assert [case.name for case in cases.select("IDENTITY")] == ["Identity, (1, 1)"]
-    assert len(cases.select("")) == len(cases.CASES)
+def test_a_kept_partition_of_more_arrays_takes_more_memory():
+    assert 0 < edge_resources.partition_bytes(2) < edge_resources.partition_bytes(64)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "message"), [("nothing", "no case matches 'nothing'"), ("(", "regular expression")]
-)
-def test_select_says_what_there_is(pattern, message):
-    with pytest.raises(ValueError, match=message):
-        cases.select(pattern)
+# --- processes of their own ---
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """The report of a quick run of one row, as it was written."""
-    path = tmp_path_factory.mktemp("folder") / "made" / "report.json"
+def test_an_import_is_timed_in_a_process_of_its_own(monkeypatch, tmp_path):
+    statements = {
+        import_time.OURS: "import stringprep",
+        import_time.EQUINOX: "import json",
+        import_time.NNX: "from no_such_module import nothing",
+    }
+    path = tmp_path / "report.json"
+    rows = [import_time.row("small modules", statements)]
+    assert import_time.main(["--rounds", "2", "--json", str(path)], rows) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert list(row["columns"]) == [import_time.OURS, import_time.EQUINOX]
+    assert "no_such_module" in row["notes"][0]
+    # Here the module cannot be imported.
+    monkeypatch.setitem(sys.modules, "stringprep", None)
+    assert import_time.import_s("import stringprep") > 0
+
+
+def test_a_first_call_of_an_export_is_timed_in_a_process_of_its_own(tmp_path):
+    row = export.Row(depth=1, is_kept=True)
+    export.prepare(tmp_path, row.depth)
+    found = export.in_process(EXPORTED, row, tmp_path)
+    assert found["first_s"] > 0
+    assert list((tmp_path / "compiled").iterdir())
+
+
+def test_programs_of_libraries_have_ratios_to_equinox_where_they_agree(monkeypatch, tmp_path):
+    def in_process(library, topic, program):
+        seconds = 2.0 if library == "equinox" else 1.0
+        sums = [1.0, seconds if program == "differs" else 2.0]
+        return {"first_s": 10 * seconds, "later_s": [9.0, seconds, 0.1], "sums": sums}
+
+    downstream.samples_of.cache_clear()
+    monkeypatch.setattr(downstream, "in_process", in_process)
+    path = tmp_path / "report.json"
+    rows = [downstream.Row(kind, "a_topic", "one") for kind in (downstream.FIRST, downstream.WARM)]
+    assert downstream.main(["--rounds", "2", "--json", str(path)], rows) == 0
+    found = [row["columns"] for row in json.loads(path.read_text())["rows"]]
+    for column, seconds in ((downstream.OURS, [10, 1]), (downstream.EQUINOX, [20, 2])):
+        assert [row[column]["completion_us"] / 1e6 for row in found] == seconds
+    with pytest.raises(AssertionError, match="a_topic: differs"):
+        downstream.measure(downstream.Row(downstream.WARM, "a_topic", "differs"), rounds=1)
+
+
+# --- reports ---
+
+
+def test_report_is_complete_and_gives_the_same_table_again(tmp_path, capsys):
+    path = tmp_path / "made" / "report.json"
     arguments = ["--quick", "--rounds", "2", "--rows", "Identity", "--json", str(path)]
     assert jit_overhead.main(arguments) == 0
-    return path
-
-
-def test_report_is_complete(written):
-    found = json.loads(written.read_text())
+    found = json.loads(path.read_text())
     assert found["is_complete"]
     assert found["method"]["rounds"] == 2
-    assert {"jax", "jaxlib", "equinox", "flax", "python", "cpu", "cores", "date"} <= set(
-        found["machine"]
-    )
+    assert {"jax", "equinox", "flax", "python", "cpu", "cores", "date"} <= set(found["machine"])
     (row,) = found["rows"]
-    assert row["name"] == "Identity, (1, 1)"
-    assert row["baseline"] == columns.MODULE
+    assert (row["name"], row["baseline"]) == ("Identity, (1, 1)", columns.MODULE)
     assert list(row["columns"]) == INSTALLED
     for column in row["columns"].values():
         for kind in ("dispatch", "completion"):
             assert column[f"{kind}_us"] > 0
             assert set(column[f"{kind}_ratio"]) == {"lower", "median", "upper"}
             assert len(column["samples"][f"{kind}_us"]) == 2
-
-
-def test_written_report_gives_the_same_table(written, capsys):
-    assert table.main([str(written)]) == 0
+    capsys.readouterr()
+    assert table.main([str(path)]) == 0
     printed = capsys.readouterr().out
-    assert "Identity, (1, 1)" in printed
-    assert all(name in printed for name in INSTALLED)
-    assert printed.count("(1.00)") >= 2
-    assert table.main([str(written), "--baseline", columns.FLAT, "--markdown"]) == 0
+    assert all(name in printed for name in ("Identity, (1, 1)", *INSTALLED))
+    assert table.main([str(path), "--baseline", columns.FLAT, "--markdown"]) == 0
     assert f"(ratio to {columns.FLAT})" in capsys.readouterr().out
 
 
-def test_unknown_baseline_is_one_line(written, capsys):
-    assert table.main([str(written), "--baseline", "none"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+@pytest.mark.usefixtures("as_peers_compute")
+def test_report_of_several_tables_has_every_row_in_its_own(tmp_path):
+    rows = (layer_cases.forward(MLP), layer_depth.sequential(depth=2, width=4))
+    path = tmp_path / "report.json"
+    arguments = ["--quick", "--rounds", "1", "--first-rounds", "1", "--json", str(path)]
+    # Models are built of one key again and again.
+    with jax.debug_key_reuse(False):
+        assert layers.main(arguments, rows) == 0
+    found = json.loads(path.read_text())
+    assert [(row["table"], row["name"]) for row in found["rows"]] == [
+        (row.table.title, row.case.name) for row in rows
+    ]
+    assert [each["title"] for each in found["tables"]] == [row.table.title for row in rows]
 
 
-def small_report():
+def test_memory_is_divided_by_the_number_of_devices(tmp_path):
+    path = tmp_path / "report.json"
+    row = scaling.Row("FSDP", 1, 32)
+    assert scaling.main(["--rounds", "1", "--json", str(path)], [row]) == 0
+    report = json.loads(path.read_text())
+    (row,) = report["rows"]
+    alone, half = (row["memory"][column]["at rest"] for column in ("1 device", "2 devices"))
+    assert 0.5 <= half / alone < 0.51
+    assert row["memory"]["1 device"]["exchanged"] == 0 < row["memory"]["2 devices"]["exchanged"]
+    # 6,738,415,616 parameters of four bytes.
+    assert all("26,953,662,464" in text for text in report["plans"].values())
+    (split,) = [text for name, text in report["plans"].items() if "FSDP" in name and "64" in name]
+    assert f"{26_953_662_464 // 64:,}" in split
+
+
+def test_cells_hold_time_and_ratio():
     samples = {
         columns.MODULE: Samples((10.0, 10.0), (20.0, 20.0), 1),
         columns.OURS: Samples((5.0, 6.0), (210.0, 190.0), 1),
     }
     result = report.new_report({"rounds": 2})
     result["rows"].append(report.row("row", summarise(samples, columns.MODULE), ["a note"]))
-    return result
-
-
-def test_report_survives_json():
-    (row,) = json.loads(json.dumps(small_report()))["rows"]
-    measured = report.measurement(row)
-    assert measured.columns[columns.OURS].completion_us == 200
-    again = report.measurement(row, columns.OURS)
-    assert again.columns[columns.MODULE].completion_ratio.median == pytest.approx(0.1, rel=0.01)
-
-
-def test_cells_hold_time_and_ratio():
-    assert table.cells(small_report(), "completion") == [
+    assert table.cells(result, "completion") == [
         ["", columns.MODULE, columns.OURS],
         ["row", "20.0 (1.00)", "200 (10.00)"],
     ]
-
-
-def test_text_table_is_aligned():
-    lines = table.text_table([["", "a"], ["name", "1.0 (1.00)"]]).splitlines()
-    assert lines == ["               a", "-" * 16, "name  1.0 (1.00)"]
-
-
-def test_markdown_table_has_a_rule():
-    assert table.markdown_table([["", "a"], ["name", "1"]]) == (
-        "|  | a |\n| --- | ---: |\n| name | 1 |"
-    )
-
-
-def test_notes_and_versions_stand_under_the_tables():
-    text = table.render(small_report(), markdown=False)
-    assert text.endswith("a note")
-    assert "eqxlike" in text
-    assert "2 interleaved rounds" in text
 
 
 def test_ctrl_c_prints_and_keeps_what_was_measured(monkeypatch, capsys, tmp_path):
     def interrupted():
         raise KeyboardInterrupt
 
-    first = cases.identity()
     second = cases.Case("second", {columns.MODULE: interrupted})
-    monkeypatch.setattr(cases, "CASES", (first, second))
+    monkeypatch.setattr(cases, "CASES", (cases.identity(), second))
     path = tmp_path / "report.json"
     assert jit_overhead.main(["--rounds", "1", "--json", str(path)]) == 130
     assert "Identity" in capsys.readouterr().out
@@ -199,15 +306,9 @@ def test_ctrl_c_prints_and_keeps_what_was_measured(monkeypatch, capsys, tmp_path
 
 
 def test_wrong_rows_and_unwritable_file_are_told_before_measuring(capsys, tmp_path):
-    assert jit_overhead.main(["--rows", "nothing"]) == 2
-    assert "no case matches 'nothing'" in capsys.readouterr().err
+    for benchmark in (jit_overhead, layers, scaling):
+        assert benchmark.main(["--rows", "nothing of the kind"]) == 2
+        assert "no case matches 'nothing of the kind'" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     assert jit_overhead.main(["--json", str(tmp_path / "file" / "report.json")]) == 2
     assert capsys.readouterr().err.startswith("benchmarks.jit_overhead: ")
-
-
-def test_weights_are_the_same_for_every_library():
-    shapes = [array.shape for array in networks.weights([3, 5, 2])]
-    assert shapes == [(5, 3), (5,), (2, 5), (2,)]
-    for one, other in zip(networks.weights([3, 5]), networks.weights([3, 5]), strict=True):
-        np.testing.assert_array_equal(one, other)

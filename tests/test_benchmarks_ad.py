@@ -21,9 +21,8 @@ from benchmarks.modes import peers as peer_calls
 from benchmarks.modes.targets import targets
 from benchmarks.networks import with_arrays
 from benchmarks.zoo import bayesian, bayesian_network, in_numpyro, networks, registry, series
-from benchmarks.zoo.links import linked
-from benchmarks.zoo.problem import by_path, count, floats, in_double
-from eqxlike import ad, combine, filter_jit, filter_value_and_grad, is_inexact_array, partition
+from benchmarks.zoo.problem import by_path, floats
+from eqxlike import ad, filter_jit
 
 ALL = [*itertools.chain.from_iterable(map(registry.in_all_spaces, registry.PROBLEMS))]
 OF_NUMPYRO = [problem for problem in ALL if problem.name in in_numpyro.MODELS]
@@ -52,43 +51,6 @@ def test_log_density_is_that_of_numpyro(problem):
     np.testing.assert_allclose(*both(unknowns, data), rtol=1e-5)
 
 
-@pytest.mark.parametrize("problem", ALL, ids=named)
-def test_gradient_is_the_slope_in_double_precision(problem):
-    with jax.enable_x64(True):
-        unknowns, data = in_double(problem.start())
-        arrays, static = partition(unknowns, is_inexact_array)
-        flat, unravel = jax.flatten_util.ravel_pytree(arrays)
-        call = jax.jit(
-            filter_value_and_grad(
-                lambda flat, data: problem.function(combine(unravel(flat), static), data)
-            )
-        )
-        direction = np.random.default_rng(0).normal(size=flat.shape)
-        direction /= np.linalg.norm(direction)
-        step = 1e-4
-        fourth_order = {-2: 1 / 12, -1: -2 / 3, 1: 2 / 3, 2: -1 / 12}
-        slope = sum(
-            weight * call(flat + times * step * direction, data)[0] / step
-            for times, weight in fourth_order.items()
-        )
-        value, gradient = call(flat, data)
-        assert (value.shape, value.dtype) == ((), jnp.float64)
-        np.testing.assert_allclose(gradient @ direction, slope, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "problem", [each for each in registry.PROBLEMS if "unknowns" in each.name], ids=named
-)
-def test_name_says_how_many_unknowns_there_are(problem):
-    unknowns, _ = problem.start()
-    assert problem.name.endswith(f", {count(unknowns)} unknowns")
-
-
-def test_sizes_are_those_that_turing_compares():
-    names = {problem.name for problem in registry.PROBLEMS}
-    assert {f"Bayesian network, {size} unknowns" for size in (21, 65, 601)} <= names
-
-
 def test_branches_are_one_dense_layer():
     dense = bayesian_network.bayesian_network(16)
     parallel = bayesian_network.parallel_network(16, branches=4)
@@ -96,14 +58,6 @@ def test_branches_are_one_dense_layer():
     np.testing.assert_allclose(
         filter_jit(parallel.function)(*parallel.start()), expected, rtol=1e-6
     )
-
-
-@pytest.mark.parametrize("width", bayesian_network.WIDTHS)
-def test_no_unit_is_near_a_kink(width):
-    unknowns, (x, _) = bayesian_network.bayesian_network(width).start()
-    units = jax.vmap(unknowns.hidden)(x)
-    assert np.min(np.abs(units)) > bayesian_network.CLEARANCE / 2
-    assert len(x) == bayesian_network.POINTS
 
 
 def test_hidden_states_are_summed_out():
@@ -198,11 +152,6 @@ def test_network_computes_what_layers_of_equinox_do(make):
     np.testing.assert_allclose(value(other, data), value(model, data), rtol=1e-5)
 
 
-def test_what_is_free_has_no_link():
-    with pytest.raises(ValueError, match=r"^LSTM has no constraints: its unknowns are free as the"):
-        linked(networks.lstm())
-
-
 @pytest.fixture
 def only_reverse(monkeypatch):
     """The command compiles one mode alone, and measures nothing beside."""
@@ -221,24 +170,6 @@ def test_command_writes_what_it_prints(only_reverse, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.strip() == tables.render(written, targets(written), markdown=False)
     assert "- reached: every JAX mode is ok on every model: 4 of 4" in printed
-
-
-def test_command_says_which_models_there_are(capsys):
-    assert ad_modes.main(["--models", "no such"]) == 2
-    assert capsys.readouterr().err.startswith(
-        "benchmarks.ad_modes: no case matches 'no such'; there are\n  Bayesian network, 21 unknowns"
-    )
-
-
-def test_peers_have_the_same_gradient(monkeypatch):
-    names = (peer_calls.OURS, peer_calls.FLAT, peer_calls.MODULE, peer_calls.NUMPYRO)
-    peers = {name: peer_calls.PEERS[name] for name in names}
-    monkeypatch.setattr(peer_rows, "PEERS", peers)
-    rows, notes = peer_rows.peer_rows(linked(bayesian.eight_schools()), rounds=1)
-    assert [(row.mode, row.verdict, row.explanation) for row in rows] == [
-        (name, "ok", "") for name in names
-    ]
-    assert notes == []
 
 
 def test_a_peer_that_fails_or_errs_stops_no_other(monkeypatch):

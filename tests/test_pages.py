@@ -34,11 +34,6 @@ TEXTS = {name: (DOCS / name).read_text() for name in NAMES + SITE}
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_page_has_examples(name):
-    assert len(BLOCK.findall(TEXTS[name])) >= 6
-
-
 @pytest.mark.parametrize("name", TEXTS)
 def test_examples_print_what_the_page_shows(name, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # what an example writes does not land in the repository
@@ -70,6 +65,5 @@ LINKS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "target"), LINKS)
-def test_link_leads_somewhere(name, target):
-    assert (DOCS / name).parent.joinpath(target).exists()
+def test_links_lead_somewhere():
+    assert [pair for pair in LINKS if not (DOCS / pair[0]).parent.joinpath(pair[1]).exists()] == []

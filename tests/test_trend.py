@@ -35,31 +35,6 @@ def test_committed_run_has_its_point(found):
     assert found["figures"]
 
 
-def test_every_benchmark_has_figures_of_its_own_names():
-    assert {each["benchmark"] for each in trend.committed()} == set(trend.FIGURES)
-    for figures in trend.FIGURES.values():
-        assert len({figure.title for figure in figures}) == len(figures)
-
-
-def test_every_figure_is_one_of_a_committed_run():
-    for benchmark, figures in trend.FIGURES.items():
-        found = [each["figures"] for each in trend.committed() if each["benchmark"] == benchmark]
-        for figure in figures:
-            assert any(figure.title in each for each in found), figure.title
-
-
-def test_no_run_stands_twice_in_the_history():
-    assert len(POINTS) == len(trend.history())
-
-
-def test_command_fails_until_runs_are_added(empty_history, capsys):
-    assert trend.main([]) == 1
-    assert "has no point: --add adds it." in capsys.readouterr().out
-    assert trend.main(["--add", "--said", "A word."]) == 0
-    assert {each["said"] for each in trend.history()} == {"A word."}
-    assert trend.main([]) == 0
-
-
 def test_lines_are_added_and_none_is_changed(empty_history):
     trend.add([_point("2026-01-01T00:00:00", 1.0)])
     before = empty_history.read_text()
@@ -67,13 +42,6 @@ def test_lines_are_added_and_none_is_changed(empty_history):
     assert trend.main(["--add"]) == 0
     assert empty_history.read_text().startswith(before)
     assert len(trend.history()) == 1 + len(list(trend.committed()))
-
-
-def test_line_without_an_end_is_ended_first(empty_history):
-    trend.add([_point("2026-01-01T00:00:00", 1.0)])
-    empty_history.write_text(empty_history.read_text().removesuffix("\n"))
-    trend.add([_point("2026-01-02T00:00:00", 1.0)])
-    assert len(trend.history()) == 2
 
 
 @pytest.mark.parametrize(
@@ -125,28 +93,6 @@ def test_earlier_runs_come_from_the_history_of_the_repository(tmp_path, monkeypa
     assert trend.main(["--from-git"]) == 0
     found = [(each["said"], each["figures"]) for each in trend.history()]
     assert found == [("Day 1", {"2x8: fit / by hand": 1.2}), ("Day 2", {"2x8: fit / by hand": 1.1})]
-
-
-def test_line_joins_runs_of_one_version_on_one_processor():
-    figure = trend.Figure("a", lambda report: 0.0)
-    first, second = TWO
-    points = [
-        _point("2026-01-01", 1.0, first),
-        _point("2026-01-02", 1.1, second),
-        _point("2026-01-03", 1.2, first),
-        _point("2026-01-04", 1.3, first, "another"),
-    ]
-    drawn = page.chart(figure, points)
-    assert drawn.count("<circle") == 4
-    assert drawn.count('<line class="jax-0"') == 1
-    assert drawn.count('<line class="jax-1"') == 0
-
-
-def test_run_without_a_figure_is_left_out_of_its_chart():
-    figure = trend.Figure("a", lambda report: 0.0)
-    points = [_point("2026-01-01", 1.0), _point("2026-01-02", 1.0), _point("2026-01-03", 1.0)]
-    points[1]["figures"] = {}
-    assert page.chart(figure, points).count("<circle") == 2
 
 
 def test_page_shows_every_point():

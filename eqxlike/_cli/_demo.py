@@ -145,7 +145,8 @@ def _run_one(
     """
     start_s = time.perf_counter()
     output = compare(data, settings, seed=seed, outputs=outputs, methods=methods)
-    output.dispatch = measure_dispatch(data, output.bayesian, settings)
+    if settings.rounds:
+        output.dispatch = measure_dispatch(data, output.bayesian, settings)
     output.seconds = time.perf_counter() - start_s
 
 

@@ -3,20 +3,18 @@
 import contextlib
 import io
 import json
-import re
 import signal
 import subprocess
 import sys
 import types
 
-import jax
 import jax.numpy as jnp
 import matplotlib.image
 import optax
 import pytest
 
-from eqxlike import bayes, clear_caches
-from eqxlike._cli import _demo, _dispatch, _pictures, _settings, main
+from eqxlike import bayes
+from eqxlike._cli import _demo, _settings, main
 from eqxlike._cli._methods import METHODS
 from eqxlike._cli._page import page_of
 
@@ -27,18 +25,12 @@ TEXTS = {"results.json", "report.html"}
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """One run over both data sets; the dispatch table of the smaller network is enough."""
-
-    def measure_dispatch(data, *arguments):
-        return _dispatch.measure_dispatch(data, *arguments) if data.name == "diabetes" else {}
-
+    """One run over both data sets."""
     folder = tmp_path_factory.mktemp("demo") / "results"
     with (
-        pytest.MonkeyPatch.context() as patch,
         contextlib.redirect_stdout(io.StringIO()) as out,
         contextlib.redirect_stderr(io.StringIO()) as err,
     ):
-        patch.setattr(_demo, "measure_dispatch", measure_dispatch)
         status = main(["demo", "--quick", "--seed", "1", "--out", str(folder)])
     results = json.loads((folder / "results.json").read_text())
     return types.SimpleNamespace(
@@ -46,21 +38,19 @@ def quick(tmp_path_factory):
     )
 
 
-def test_it_succeeds(quick):
+def test_it_succeeds_and_names_its_files(quick):
     assert quick.status == 0
     assert quick.results["stopped"] == "finished"
-
-
-def test_pictures_are_drawn(quick):
+    assert quick.out.startswith(f"device: {quick.results['device']}\n")
+    assert f"digits, Bayesian: step {_settings.QUICK_STEPS}/{_settings.QUICK_STEPS}" in quick.err
     assert {path.name for path in quick.folder.iterdir()} == PICTURES | TEXTS
+    for name in PICTURES | TEXTS:
+        assert str(quick.folder / name) in quick.out
     for name in PICTURES:
         height, width, _ = matplotlib.image.imread(quick.folder / name).shape
         assert min(height, width) > 400
-
-
-def test_files_are_named_in_the_output(quick):
-    for name in PICTURES | TEXTS:
-        assert str(quick.folder / name) in quick.out
+    for words in ("Bayesian MLP", "ridge regression", "logistic regression", *COLUMNS):
+        assert words in quick.out
 
 
 def test_page_is_that_of_the_results(quick):
@@ -73,15 +63,6 @@ def test_intervals_hold_as_many_truths_as_the_coverage_says(quick):
         triples = zip(predicted["lower"], predicted["truth"], predicted["upper"], strict=True)
         inside = sum(lower <= truth <= upper for lower, truth, upper in triples)
         assert inside == round(data["metrics"][name]["coverage"] * data["examples"]["test"])
-
-
-def test_device_is_said_first(quick):
-    assert quick.out.startswith(f"device: {quick.results['device']}\n")
-
-
-def test_progress_is_lines_where_there_is_no_terminal(quick):
-    steps = _settings.QUICK_STEPS
-    assert f"digits, Bayesian: step {steps}/{steps}, loss" in quick.err
 
 
 def test_report_says_what_was_run(quick):
@@ -136,13 +117,6 @@ def test_dispatch_table_is_complete(quick):
             assert column["completion_us"] > 0
 
 
-def test_tables_are_printed(quick):
-    for words in ("Bayesian MLP", "plain MLP", "ridge regression", "logistic regression", "RMSE"):
-        assert words in quick.out
-    for column in COLUMNS:
-        assert column in quick.out
-
-
 def test_diverged_training_is_said_in_one_line_and_its_last_good_state_evaluated(
     tmp_path, capsys, monkeypatch
 ):
@@ -163,28 +137,6 @@ def test_diverged_training_is_said_in_one_line_and_its_last_good_state_evaluated
     assert data["trainings"]["bayesian"]["stopped"] == "diverged"
     assert data["trainings"]["bayesian"]["steps"] == 3
     assert data["metrics"]["bayesian"]["rmse"] < 100
-
-
-def test_second_start_compiles_nothing_and_says_what_the_first_one_cost(
-    tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(_demo, "measure_dispatch", lambda *arguments: {})
-    monkeypatch.setattr(_pictures, "draw", lambda *arguments: [])
-    arguments = ["demo", "--data", "diabetes", "--quick", "--steps", "3", "--out", str(tmp_path)]
-    said = []
-    for _ in range(2):
-        jax.clear_caches()
-        clear_caches()
-        assert main([*arguments, "--cache", str(tmp_path / "compiled")]) == 0
-        said.append(capsys.readouterr().out.splitlines()[-1])
-    first, second = (
-        re.search(r"(\d+) programs? read in .*, which to compile took ([\d.]+) s; (\d+) ", line)
-        for line in said
-    )
-    assert int(second[3]) == 0
-    # Programs that are alike are read the second time they are met, also in the first run.
-    assert int(second[1]) == int(first[1]) + int(first[3]) > 10
-    assert float(second[2]) > 0
 
 
 def test_cache_that_cannot_be_is_refused_in_one_line(tmp_path, capsys):
@@ -220,12 +172,6 @@ def interrupt_after(line, steps, folder):
     return process.returncode, out, err
 
 
-def test_interrupt_after_training_ends_with_its_status(tmp_path):
-    # What comes next is compiled: JAX crashes Python at its end if that is broken off.
-    status, _, err = interrupt_after("diabetes, Bayesian: step 5/5", 5, tmp_path)
-    assert status == 130, err
-
-
 def test_interrupt_ends_cleanly_with_what_was_reached(tmp_path):
     line = "diabetes, Bayesian: step 4000/20000, loss"
     status, out, err = interrupt_after(line, 20_000, tmp_path)
@@ -239,21 +185,6 @@ def test_interrupt_ends_cleanly_with_what_was_reached(tmp_path):
     assert results["stopped"] == training["stopped"] == "interrupted"
     assert 4000 <= training["steps"] < 20000
     assert results["data"]["diabetes"]["metrics"]["bayesian"]["rmse"] < 100
-
-
-def test_methods_stand_beside_the_networks(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(_demo, "measure_dispatch", lambda *arguments: {})
-    arguments = ["--data", "diabetes", "--quick", "--steps", "100", "--out", str(tmp_path)]
-    methods = ["--method", "ensemble", "--method", "mc-dropout", "--method", "ensemble"]
-    assert main(["demo", *arguments, *methods]) == 0
-    metrics = json.loads((tmp_path / "results.json").read_text())["data"]["diabetes"]["metrics"]
-    assert set(metrics) == {"bayesian", "plain", "ridge", "ensemble", "mc-dropout"}
-    for name in ("ensemble", "mc-dropout"):
-        assert 40 < metrics[name]["rmse"] < 80
-        assert metrics[name]["seconds"] > 0
-    out = capsys.readouterr().out
-    assert "deep ensemble" in out
-    assert "MC dropout" in out
 
 
 def test_every_method_of_the_library_is_one_of_the_demo():

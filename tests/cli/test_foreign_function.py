@@ -1,6 +1,5 @@
 """The script that calls C++, Numba and NumPy from JAX, in a short form."""
 
-import importlib.util
 import re
 import shutil
 
@@ -47,17 +46,6 @@ def test_kernel_is_one_operation_of_the_program(ways):
         assert len(re.findall("stablehlo.custom_call", program)) == 1
 
 
-def test_table_has_a_row_for_each_way(script, monkeypatch, capsys, ways):
-    monkeypatch.setattr(script, "ways", lambda folder: (ways, ["left out: this: for that"]))
-    monkeypatch.setattr(script, "JOBS", (script.Job("few", lambda function: function, 3),))
-    assert script.main(["--quick"]) == 0
-    header, *rows, last = capsys.readouterr().out.splitlines()
-    assert header.split() == ["microseconds", "a", "call", "few", "largest", "difference"]
-    assert [row.split("  ")[0] for row in rows] == list(ways)
-    assert all(float(row.split()[-1]) < 1e-5 for row in rows)
-    assert last == "left out: this: for that"
-
-
 def test_missing_compiler_is_one_line_and_the_rest_goes_on(script, monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     found, left_out = script.ways(tmp_path)
@@ -66,26 +54,6 @@ def test_missing_compiler_is_one_line_and_the_rest_goes_on(script, monkeypatch, 
         "left out: C++ by jax.ffi, ctypes and cffi: there is no C++ compiler: install g++ or "
         "clang++, or set CXX"
     )
-
-
-def test_compiler_that_fails_is_one_line(script, monkeypatch, tmp_path):
-    monkeypatch.setattr(script, "SOURCE", "#error not today\n")
-    monkeypatch.setattr(shutil, "which", lambda name: "c++")
-    monkeypatch.setattr(
-        script.subprocess,
-        "run",
-        lambda *args, **options: script.subprocess.CompletedProcess(
-            args, 1, "", "silu.cc:1:2: error: #error not today\nmore"
-        ),
-    )
-    with pytest.raises(script.LeftOut, match=r"c\+\+ cannot build it: silu.cc:1:2: error"):
-        script.build(tmp_path)
-
-
-def test_missing_package_is_one_line(script, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(script.LeftOut, match=r"^numba is not installed: pip install numba$"):
-        script.with_numba()
 
 
 def test_kernel_is_for_the_cpu(script, monkeypatch, capsys):

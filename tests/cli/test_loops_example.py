@@ -37,16 +37,6 @@ def test_only_the_loop_of_python_grows_with_its_turns(script):
             assert count(name, 8) == count(name, 4)
 
 
-def test_table_has_a_row_for_each_loop(script, monkeypatch, capsys):
-    names = ("scan", "while_loop", "scan with cond")
-    monkeypatch.setattr(script, "LOOPS", {name: script.LOOPS[name] for name in names})
-    assert script.main(["--quick"]) == 0
-    header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split()[:3] == ["Loop", "Traced", "Compiled"]
-    assert [row.split("  ")[0] for row in rows] == list(names)
-    assert rows[1].split()[-1] == "-"
-
-
 def test_graph_of_one_loop_is_printed(script, capsys):
     assert script.main(["--graph", "scan", "--turns", "5"]) == 0
     assert "length=5" in capsys.readouterr().out

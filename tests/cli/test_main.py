@@ -48,10 +48,6 @@ def test_unknown_command(one_line_error):
     assert "invalid choice: 'train'" in one_line_error("train")
 
 
-def test_no_command(one_line_error):
-    assert "required: command" in one_line_error()
-
-
 @pytest.mark.parametrize("below", [(), ("results",)])
 def test_out_that_is_a_file_or_lies_in_one(one_line_error, tmp_path, below):
     (tmp_path / "file").write_text("in the way")
@@ -82,20 +78,6 @@ def test_device_that_is_not_there(one_line_error, tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [device])
     said = one_line_error("demo", "--device", "gpu", "--out", str(tmp_path))
     assert "argument --device: JAX runs on cpu here, not on gpu" in said
-
-
-def test_no_device_at_all(one_line_error, tmp_path, monkeypatch):
-    def devices():
-        raise RuntimeError("Unable to initialize backend 'tpu':\nno such thing")
-
-    monkeypatch.setattr(jax, "devices", devices)
-    said = one_line_error("demo", "--out", str(tmp_path))
-    assert "JAX finds no device: Unable to initialize backend 'tpu': no such thing" in said
-
-
-def test_help_lists_the_demo(capsys):
-    assert main(["--help"]) == 0
-    assert "demo" in capsys.readouterr().out
 
 
 def test_version(capsys):

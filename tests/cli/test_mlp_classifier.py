@@ -1,6 +1,5 @@
 """The script that compares a classifier with raw JAX and PyTorch, in a short form."""
 
-import argparse
 import contextlib
 import importlib.util
 import io
@@ -75,17 +74,3 @@ def test_missing_package_is_one_line(script, monkeypatch, capsys, package, optio
     assert script.main(options) == 2
     message = f"{package} is not installed: pip install 'eqxlike[{extra}]'\n"
     assert capsys.readouterr().err.endswith(message)
-
-
-def test_pytorch_is_compared_on_the_cpu_alone(script, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    problem = script.problem_with(argparse.Namespace(pytorch=True))
-    assert problem == "PyTorch is compared on the CPU: set JAX_PLATFORMS=cpu"
-
-
-@pytest.mark.parametrize("option", ["--epochs", "--rounds"])
-def test_number_below_one_is_refused(script, capsys, option):
-    with pytest.raises(SystemExit):
-        script.main([option, "0"])
-    assert f"{option}: must be an integer of at least 1, got '0'" in capsys.readouterr().err

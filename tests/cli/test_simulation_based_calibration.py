@@ -43,23 +43,3 @@ def test_ranks_of_each_method_are_counted_in_ten_bins(script, monkeypatch, capsy
     assert last == [0] * 9 + [100]
     assert unlikely < 1e-100
     assert lower == [20] * 5 + [0] * 5
-
-
-def test_short_run_draws_a_panel_for_each_unknown(script, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(script, "METHODS", {"most probable": bayes.MAP(steps=5)})
-    panels, draw = [], bayes.plot.sbc_ranks
-
-    def drawn(*args, **options):
-        panels.append(draw(*args, **options))
-
-    monkeypatch.setattr(bayes.plot, "sbc_ranks", drawn)
-    script.main(["--simulations", "2", "--out", str(tmp_path / "ranks.png")])
-    unknowns = ["slope", "intercept", "noise"]
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[2] for line in lines] == unknowns
-    assert [axes.get_title() for axes in panels] == [f"most probable: {each}" for each in unknowns]
-    # A rank of one point is none or all 99 draws.
-    for axes in panels:
-        heights = [bar.get_height() for bar in axes.patches]
-        assert (heights[0] + heights[-1], sum(heights)) == (2, 2)
-    assert (tmp_path / "ranks.png").stat().st_size > 0

@@ -1,0 +1,267 @@
+"""The benchmarks of Bayesian methods: what those of quality split, score and print, and that what
+those of cost compare is the same. No clock is read.
+"""
+
+import inspect
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from benchmarks import bayes_cost, bayes_quality
+from benchmarks.cost import densities, models, sampling
+from benchmarks.cost.rows import Row
+from benchmarks.quality import baselines, methods, network, tables
+from benchmarks.quality.data import DataSet, read_csv, split
+from benchmarks.quality.scores import interval_calibration_error, scores, set_coverage
+from benchmarks.quality.targets import targets
+from eqxlike import bayes
+
+
+@pytest.fixture(autouse=True)
+def numpyro_promotes():
+    """NumPyro promotes ranks and dtypes, as what is written by hand does, and uses keys again."""
+    with (
+        jax.numpy_rank_promotion("allow"),
+        jax.numpy_dtype_promotion("standard"),
+        jax.debug_key_reuse(False),
+    ):
+        yield
+
+
+def linear_data(num=60, noise=0.1, num_classes=None):
+    """Targets that are linear in three features but for noise; the fourth feature is constant."""
+    random = np.random.default_rng(0)
+    x = np.concatenate([random.normal(5.0, 3.0, (num, 3)), np.full((num, 1), 7.0)], axis=1)
+    y = 40.0 + x[:, 0] - 2 * x[:, 1] + noise * random.normal(size=num)
+    if num_classes is not None:
+        y = np.digitize(y, np.quantile(y, np.arange(1, num_classes) / num_classes))
+    return DataSet("linear", x, y.astype(np.int32 if num_classes else float), num_classes)
+
+
+# --- data ---
+
+
+def test_split_has_each_example_once():
+    data = linear_data()
+    part = split(data, 3)
+    assert (len(part.x), len(part.x_test)) == (54, 6)
+    trained = part.y * part.unit + part.centre
+    np.testing.assert_allclose(sorted([*trained, *part.y_test]), sorted(data.y), rtol=1e-5)
+
+
+def test_split_is_standardised_by_what_is_trained_on():
+    part = split(linear_data(), 0)
+    for each in (part.x[:, :3], part.y):
+        np.testing.assert_allclose(each.mean(axis=0), 0.0, atol=1e-6)
+        np.testing.assert_allclose(each.std(axis=0), 1.0, rtol=1e-5)
+    # A constant feature is 0.
+    assert not np.any(part.x[:, 3])
+    assert not np.any(part.x_test[:, 3])
+
+
+def write_csv(path, lines):
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "  "])
+@pytest.mark.parametrize("has_names", [True, False])
+def test_csv_is_read(tmp_path, separator, has_names):
+    x = np.arange(40.0).reshape(20, 2)
+    lines = [separator.join(map(str, row)) for row in np.concatenate([x, x[:, :1] ** 2], axis=1)]
+    names = [separator.join("abc")] * has_names
+    data = read_csv(write_csv(tmp_path / "squares.csv", names + lines))
+    assert (data.name, data.is_regression) == ("squares", True)
+    np.testing.assert_array_equal(data.x, x)
+    np.testing.assert_array_equal(data.y, x[:, 0] ** 2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "expected twenty rows or more of numbers, features and then the target; got 0 rows"),
+        (["1,2"] * 19, "got 19 rows of 2"),
+        (["1"] * 20, "got 20 rows of 1"),
+        (["1,2"] * 20 + ["1,2,3"], r"rows have different lengths, \[2, 3\]"),
+        (["1,2"] * 20 + ["1,nan"], r"row 21 of the data has what is no number: \['1', 'nan'\]"),
+    ],
+)
+def test_csv_that_is_no_regression_is_refused(tmp_path, lines, message):
+    with pytest.raises(ValueError, match=message):
+        read_csv(write_csv(tmp_path / "poor.csv", lines))
+
+
+# --- scores ---
+
+
+def test_scores_of_numbers_are_in_their_unit():
+    part = split(linear_data(), 0)
+    means, scales = np.linspace(-1.0, 1.0, 6), np.linspace(0.5, 1.0, 6)
+    found = scores(baselines.of_normals(means, scales), part)
+    normal = scipy.stats.norm(means * part.unit + part.centre, scales * part.unit)
+    np.testing.assert_allclose(found.nll, -normal.logpdf(part.y_test).mean(), rtol=1e-5)
+    squares = (part.y_test - normal.mean()) ** 2
+    np.testing.assert_allclose(found.accuracy, np.sqrt(squares.mean()), rtol=1e-5)
+    lower, upper = normal.interval(0.9)
+    is_inside = (lower <= part.y_test) & (part.y_test <= upper)
+    np.testing.assert_allclose(found.coverage, is_inside.mean(), rtol=1e-6)
+
+
+def test_intervals_that_cover_as_they_say_have_no_calibration_error():
+    prediction = baselines.of_normals(np.zeros(400), 2.0)
+    quantiles = scipy.stats.norm.ppf((np.arange(400) + 0.5) / 400, scale=2.0)
+    assert interval_calibration_error(prediction, jnp.asarray(quantiles, jnp.float32)) < 0.005
+
+
+def test_sets_are_those_of_conformal_prediction_without_calibration():
+    """Over many draws of who is the last to be in a set."""
+    random = np.random.default_rng(0)
+    probabilities = random.dirichlet([0.5, 0.5, 0.5, 0.5], size=40).astype(np.float32)
+    labels = random.integers(0, 4, size=40)
+    sets = bayes.ConformalSets(jnp.asarray(0.9), 0.9, "adaptive", True)
+    prediction = baselines.of_probabilities(probabilities)
+    many = jax.vmap(lambda key: sets(prediction, key=key))(jax.random.split(jax.random.key(0), 500))
+    drawn = np.mean(np.asarray(many)[:, np.arange(40), labels])
+    np.testing.assert_allclose(set_coverage(probabilities, labels), drawn, atol=0.01)
+
+
+# --- methods ---
+
+
+def test_every_method_has_a_line():
+    of_package = {
+        name
+        for name, each in vars(bayes).items()
+        if inspect.isclass(each) and issubclass(each, bayes.Method) and each is not bayes.Method
+    }
+    assert {type(each).__name__ for each in methods.METHODS.values()} == of_package
+    assert set(methods.OF_LARGE) | set(methods.QUICK) <= set(methods.METHODS)
+
+
+def test_scale_of_the_prior_is_chosen_within_the_training_part(monkeypatch):
+    looked_at = []
+
+    def nll(part, scale):
+        looked_at.append(part)
+        return abs(scale - 2.0)
+
+    monkeypatch.setattr(network, "_nll_of_map", nll)
+    whole = split(linear_data(), 0)
+    assert network.prior_scale(whole) == 2.0
+    held_out = np.concatenate([part.y_test for part in looked_at[: network.NUM_PARTS]])
+    np.testing.assert_array_equal(np.sort(held_out), np.sort(whole.data.y[whole.train]))
+    for part in looked_at:
+        seen = [*(part.y * part.unit + part.centre), *part.y_test]
+        np.testing.assert_allclose(np.sort(seen), np.sort(held_out), rtol=1e-5)
+
+
+# --- the command ---
+
+
+@pytest.fixture
+def one_method(monkeypatch):
+    """The command has one method, which does not train."""
+
+    def predict(part, key):
+        return baselines.of_normals(np.zeros(len(part.y_test)), 9.0)
+
+    row = methods.Row(methods.PLAIN, predict)
+    monkeypatch.setattr(methods, "rows", lambda *, is_quick: (row,))
+    monkeypatch.setattr(bayes_quality, "OF_CSV", 2)
+
+
+def test_command_compares_a_table_with_what_was_published(one_method, tmp_path, capsys):
+    random = np.random.default_rng(0)
+    table = random.normal(size=(20, 3))
+    path = write_csv(tmp_path / "Yacht.csv", [",".join(map(str, row)) for row in table])
+    report = tmp_path / "quality.json"
+    assert bayes_quality.main(["--csv", str(path), "--json", str(report)]) == 0
+    written = json.loads(report.read_text())
+    assert written["is_complete"]
+    assert [(row["data"], row["method"], len(row["splits"])) for row in written["rows"]] == [
+        ("Yacht", "plain network", 2),
+    ]
+    printed = capsys.readouterr().out
+    assert printed.strip() == tables.render(written, targets(written), markdown=False)
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    assert "deep ensembles, published 1.18 1.58" in lines
+    assert "MC dropout, published 1.55 1.11" in lines
+    assert "probabilistic backpropagation, published 1.63 1.02" in lines
+    assert any(line.startswith("- deep ensembles: Lakshminarayanan") for line in lines)
+
+
+# --- what it prints ---
+
+
+def made_up(data, method, nll, coverage):
+    split = {"nll": nll, "accuracy": 1.0, "calibration_error": 0.1, "seconds": 1.0}
+    splits = [split | {"coverage": coverage + by, "seconds": by} for by in (0.01, -0.01, 0.0)]
+    return {"data": data, "method": method, "splits": splits}
+
+
+def test_targets_name_the_best_and_who_covers_everywhere():
+    rows = [
+        made_up("a", methods.PLAIN, 2.0, 0.9),
+        made_up("a", methods.STOPPED, 1.75, 0.9),
+        made_up("a", "MAP", 1.5, 0.9),
+        made_up("a", "NUTS", 1.0, 0.88),
+        made_up("b", methods.PLAIN, 2.0, 0.9),
+        made_up("b", "MAP", 2.5, 0.9),
+        made_up("b", "NUTS", 2.25, 0.99),
+    ]
+    assert [(each.found, each.is_reached) for each in targets({"rows": rows})] == [
+        ("a 1.000 (NUTS) to 2.000; b 2.250 (NUTS) to 2.000", False),
+        ("a 1.000 (NUTS) to 1.750", True),
+        ("1 on all data (MAP); by data: a 2, b 1", False),
+    ]
+
+
+# --- cost ---
+
+OF_SPACE = {
+    False: (densities.by_hand, densities.of_unknowns),
+    True: (
+        densities.by_hand,
+        densities.vector_by_hand,
+        densities.of_unknowns,
+        densities.of_vector,
+        densities.by_numpyro,
+    ),
+}
+
+
+def flat(gradient):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree_util.tree_leaves(gradient)])
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["standard", "linked"])
+def test_densities_and_their_gradients_are_the_same(linked):
+    stated = models.network(5)
+    found = []
+    for make in OF_SPACE[linked]:
+        density, unknowns = make(stated, linked)
+        value, gradient = jax.jit(jax.value_and_grad(density))(unknowns)
+        if make is densities.by_numpyro:
+            gradient = [gradient[site] for site in stated.sites]
+        found.append(np.append(flat(gradient), value))
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], rtol=1e-4, atol=1e-3)
+
+
+def test_report_prints_its_targets(capsys, monkeypatch):
+    def measured(row, effort):
+        run = {"ess": 10.0, "seconds": 1.0, "r_hat": 1.0, "gradients": 7.0, "divergences": 0}
+        runs = {sampling.OURS: [run], sampling.NUMPYRO: [run | {"seconds": 2.0}]}
+        own = {"name": row.what, "table": row.table, "columns": {}, "notes": []}
+        return own | {"runs": runs, "draws": effort.draws}
+
+    rows = [Row(sampling.TABLE, "a model", measured)]
+    monkeypatch.setattr(bayes_cost, "all_rows", lambda: rows)
+    assert bayes_cost.main(["--rows", "a model"]) == 0
+    printed = capsys.readouterr().out
+    expected = "- reached: effective samples a second, to NumPyro's: at least 1: 2.00 (a model)"
+    assert expected in printed.splitlines()
