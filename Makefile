@@ -33,6 +33,8 @@ demo:
 
 # Where Python is told to keep no bytecode, each process that a test starts compiles the package anew.
 test: export PYTHONDONTWRITEBYTECODE =
+# XLA's threads have a heap each otherwise, which keeps what they gave back.
+test: export MALLOC_ARENA_MAX = 1
 test:
 	@.ci/setup test dev
 	@$(python) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)

@@ -2,7 +2,6 @@
 are errors.
 """
 
-import collections
 import faulthandler
 import gc
 import importlib.metadata
@@ -12,6 +11,7 @@ import pathlib
 import signal
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 # Before JAX starts. Set in the environment, so that processes which a test starts have it too.
 os.environ.setdefault("XLA_FLAGS", "")
@@ -65,12 +65,14 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
 
 # What takes longest starts first, so that no worker is left with it at the end.
 LONGEST = (
+    "tests/test_docstrings.py",
+    "tests/test_pages.py",
+    "tests/bayes/methods/test_laws.py",
+    "tests/bayes/methods/test_laplace.py",
     "tests/cli/test_demo.py",
     "tests/nn/test_laws.py",
-    "tests/test_docstrings.py",
-    "tests/partition/test_node_types.py",
+    "tests/test_benchmarks.py",
     "tests/types/test_types.py",
-    "tests/test_benchmarks_layers.py",
 )
 
 
@@ -121,25 +123,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
 
 
-MOST_PROGRAMS = 300
-"""So many compiled programs are kept at a time. JAX keeps 1.7 MB for each, and after a thousand of
-them compiles half as fast.
-"""
+MOST_PROGRAMS, MOST_SINCE_FROZEN = 300, 1000
+programs = {"held": 0, "since frozen": 0}
 
-compiled = collections.Counter()
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, duration, **about: compiled.update([event])
-)
+
+def count_program(event: str, duration_s: float, **about: Any) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        for name in programs:
+            programs[name] += 1
+
+
+jax.monitoring.register_event_duration_secs_listener(count_program)
 
 
 def forget_programs() -> None:
     """Begins again with a small heap.
 
-    What is there already is left out of the garbage collections that tests ask for: the whole heap
-    would take each of them half a second.
+    JAX keeps 1.7 MB for each program that it compiled, and after a thousand of them compiles half
+    as fast. What is there already is frozen, left out of garbage collections: the whole heap would
+    take each that a test asks for half a second. Now and then what died there is collected too.
     """
-    compiled.clear()
+    programs["held"] = 0
     jax.clear_caches()
+    if programs["since frozen"] > MOST_SINCE_FROZEN:
+        programs["since frozen"] = 0
+        gc.unfreeze()
     gc.collect()
     gc.freeze()
 
@@ -151,7 +159,7 @@ def young_heap() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    if compiled["/jax/core/compile/backend_compile_duration"] > MOST_PROGRAMS and nextitem:
+    if programs["held"] > MOST_PROGRAMS and nextitem:
         forget_programs()
 
 

@@ -11,10 +11,8 @@ MODES = {
     "Checkpointed": ad.Checkpointed(),
     "Checkpointed, policy": ad.Checkpointed(jax.checkpoint_policies.dots_saveable),
     "Forward": ad.Forward(),
-    "Forward, one at a time": ad.Forward(chunk=1),
     "Forward, chunks that do not fit": ad.Forward(chunk=4),
     "FiniteDifference, order 2": ad.FiniteDifference(order=2),
-    "FiniteDifference, order 4": ad.FiniteDifference(order=4),
     "FiniteDifference, step": ad.FiniteDifference(order=4, step=1e-3),
     "Auto": ad.Auto(),
 }

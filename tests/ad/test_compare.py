@@ -11,26 +11,14 @@ import pytest
 import eqxlike as eqx
 from eqxlike import ad, nn
 from eqxlike.ad._compare._named_modes import as_written, named_modes
-from tests.ad.broken_modes import (
-    MODES,
-    PARAMETERS,
-    Broken,
-    compare,
-    interrupt,
-    loss,
-    row_of,
-)
+from tests.ad.broken_modes import MODES, PARAMETERS, Broken, compare, interrupt, loss, row_of
 
 # Verdicts
 
 
-def test_each_mode_has_a_row_in_the_order_given(comparison):
+def test_verdicts(comparison):
     assert [row.mode for row in comparison.rows] == list(MODES)
-
-
-@pytest.mark.parametrize(
-    ("name", "verdict"),
-    {
+    assert {row.mode: row.verdict for row in comparison.rows} == {
         "right": "ok",
         "off": "wrong",
         "nan": "nan",
@@ -42,15 +30,17 @@ def test_each_mode_has_a_row_in_the_order_given(comparison):
         "structure": "wrong",
         "elsewhere": "wrong",
         "also right": "ok",
-    }.items(),
+    }
+
+
+W_IS = (
+    "The gradient by args[0]['w'] is {}, and the array is an array of shape (3,) and dtype float32."
 )
-def test_verdict(comparison, name, verdict):
-    assert row_of(comparison, name).verdict == verdict
+B_IS = W_IS.replace("'w'", "'b'").replace("(3,)", "(2,)")
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "explanation"),
-    [
+def test_verdict_is_explained(comparison):
+    for name, path, explanation in [
         (
             "off",
             "args[0]['w']",
@@ -60,36 +50,14 @@ def test_verdict(comparison, name, verdict):
         ("nan", "args[0]['w']", "Not finite: 1 of the 3 derivatives by args[0]['w']."),
         ("inf", "args[0]['b']", "Not finite: 2 of the 2 derivatives by args[0]['b']."),
         ("raises", None, "ValueError: no rule for this\nUse another mode."),
-        (
-            "shape",
-            "args[0]['w']",
-            "The gradient by args[0]['w'] is an array of shape (1, 3) and dtype float32, and the "
-            "array is an array of shape (3,) and dtype float32.",
-        ),
-        (
-            "dtype",
-            "args[0]['b']",
-            "The gradient by args[0]['b'] is an array of shape (2,) and dtype float16, and the "
-            "array is an array of shape (2,) and dtype float32.",
-        ),
-        (
-            "missing",
-            "args[0]['b']",
-            "The gradient by args[0]['b'] is None, and the array is an array of shape (2,) and "
-            "dtype float32.",
-        ),
-        (
-            "structure",
-            "args[0]['w']",
-            "The gradient by args[0]['w'] is a tuple of length 2, and the array is an array of "
-            "shape (3,) and dtype float32.",
-        ),
+        ("shape", "args[0]['w']", W_IS.format("an array of shape (1, 3) and dtype float32")),
+        ("dtype", "args[0]['b']", B_IS.format("an array of shape (2,) and dtype float16")),
+        ("missing", "args[0]['b']", B_IS.format("None")),
+        ("structure", "args[0]['w']", W_IS.format("a tuple of length 2")),
         ("right", "args[0]['w']", ""),
-    ],
-)
-def test_verdict_is_explained(comparison, name, path, explanation):
-    row = row_of(comparison, name)
-    assert (row.explanation, row.worst_path) == (explanation, path)
+    ]:
+        row = row_of(comparison, name)
+        assert (row.explanation, row.worst_path) == (explanation, path)
 
 
 def test_value_of_another_point_is_wrong(comparison):
@@ -104,24 +72,19 @@ def test_value_of_another_point_is_wrong(comparison):
 
 def test_tolerance_that_would_have_passed_passes(comparison):
     (needed,) = re.findall(r"(\S+) would have passed", row_of(comparison, "off").explanation)
-    modes = {"off": MODES["off"]}
-    assert (
-        compare(loss, PARAMETERS, 2, modes=modes, tolerance=float(needed)).rows[0].verdict == "ok"
-    )
-    assert compare(loss, PARAMETERS, 2, modes=modes, tolerance=0.24).rows[0].verdict == "wrong"
+    options = {"modes": {"off": MODES["off"]}, "reference": ad.Reverse()}
+    for tolerance, verdict in ((float(needed), "ok"), (0.24, "wrong")):
+        (row,) = compare(loss, PARAMETERS, 2, tolerance=tolerance, **options).rows
+        assert row.verdict == verdict
 
 
-@pytest.mark.parametrize("name", [name for name in MODES if name != "raises"])
-def test_mode_is_measured_whatever_the_others_do(comparison, name):
-    row = row_of(comparison, name)
-    assert row.rounds == 1
-    for number in (row.primal_us, row.primal_dispatch_us, row.first_call_ms, row.ratio):
-        assert number > 0
-    assert row.gradient_us > 0
-    assert row.gradient_dispatch_us > 0
-
-
-def test_mode_that_fails_has_no_times(comparison):
+def test_mode_is_measured_whatever_the_others_do_unless_it_fails(comparison):
+    for row in comparison.rows:
+        if row.mode == "raises":
+            continue
+        assert row.rounds == 1
+        assert min(row.primal_us, row.primal_dispatch_us, row.first_call_ms, row.ratio) > 0
+        assert min(row.gradient_us, row.gradient_dispatch_us) > 0
     row = row_of(comparison, "raises")
     assert (row.rounds, row.gradient_us, row.ratio, row.first_call_ms) == (0, None, None, None)
 
@@ -155,14 +118,13 @@ def scale():
     return nn.freeze(model, lambda model: model.frozen)
 
 
-@pytest.mark.parametrize("has_aux", [False, True])
-def test_every_mode_of_ours_is_ok_on_a_tree_of_all_kinds(has_aux):
+def test_every_mode_of_ours_is_ok_on_a_tree_of_all_kinds_with_aux():
     def squared(model, x, options):
         assert options == {"how": "fast"}
         value = model(x)
-        return (value, {"x": x, "how": "fast"}) if has_aux else value
+        return value, {"x": x, "how": "fast"}
 
-    rows = compare(squared, scale(), jnp.ones(2), {"how": "fast"}, has_aux=has_aux).rows
+    rows = compare(squared, scale(), jnp.ones(2), {"how": "fast"}, has_aux=True).rows
     assert {row.verdict for row in rows} == {"ok"}
     assert {row.worst_path for row in rows} == {"args[0].weight"}
 
@@ -180,13 +142,8 @@ class Weighted(eqx.Module):
 @pytest.mark.parametrize(
     "bind",
     [
-        lambda model: model,
-        lambda model: model.__call__,
-        lambda model: model.total,
-        lambda model: functools.partial(model),
-        lambda model: functools.partial(model.total),
         lambda model: functools.partial(Weighted.total, model),
-        eqx.filter_jit,
+        lambda model: eqx.filter_jit(model.total),
     ],
 )
 def test_arrays_that_a_function_is_bound_to_are_no_constants(bind):
@@ -235,8 +192,7 @@ def test_mode_of_another_library_has_the_name_of_its_class():
             return ad.Reverse().value_and_grad(function, arrays)
 
     assert as_written(Foreign()) == "Foreign"
-    (row,) = compare(jnp.sum, jnp.ones(2), modes=[Foreign()]).rows
-    assert (row.mode, row.verdict) == ("Foreign", "ok")
+    assert list(named_modes([Foreign()], "")) == ["Foreign"]
 
 
 # Bad input
@@ -244,58 +200,30 @@ def test_mode_of_another_library_has_the_name_of_its_class():
 X = jnp.ones(2)
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "args", "options"),
-    [
+def test_bad_input_is_an_error_before_anything_is_measured():
+    for error, message, args, options in [
         (TypeError, "3 is not a callable object: `ad.compare` expects a function.", (3, X), {}),
         (TypeError, "of which the first is the one that is differentiated by", (jnp.sum,), {}),
         (ValueError, "args[0] holds no floating-point or complex", (jnp.sum, (1, 2.0)), {}),
         (TypeError, "must be a real floating-point scalar, and is an array of", (jnp.sin, X), {}),
         (TypeError, "and is an array of shape () and dtype int32", (jnp.argmax, X), {}),
-        (
-            TypeError,
-            "and is an array of shape () and dtype complex64",
-            (jnp.sum, X.astype("complex64")),
-            {},
-        ),
+        (TypeError, "shape () and dtype complex64", (jnp.sum, X.astype("complex64")), {}),
         (TypeError, "return the scalar alone, or pass `has_aux=True`", (lambda x: (x, x), X), {}),
         (TypeError, "must return a pair (value, aux)", (jnp.sum, X), {"has_aux": True}),
         (ValueError, "`ad.compare` expects at least one mode", (jnp.sum, X), {"modes": []}),
-        (
-            TypeError,
-            "or a mapping from names to modes; got Rev",
-            (jnp.sum, X),
-            {"modes": ad.Reverse()},
-        ),
-        (
-            TypeError,
-            "a mapping from names to modes; got 'Reverse'",
-            (jnp.sum, X),
-            {"modes": "Reverse"},
-        ),
+        (TypeError, "names to modes; got Rev", (jnp.sum, X), {"modes": ad.Reverse()}),
+        (TypeError, "names to modes; got 'Reverse'", (jnp.sum, X), {"modes": "Reverse"}),
         (TypeError, "call it, `Reverse()`", (jnp.sum, X), {"modes": [ad.Reverse]}),
-        (
-            TypeError,
-            "the names of modes to be strings, and not empty; got 1",
-            (jnp.sum, X),
-            {"modes": {1: ad.Reverse()}},
-        ),
+        (TypeError, "to be strings, and not empty; got 1", (jnp.sum, X), {"modes": {1: None}}),
         (TypeError, "and not empty; got ''", (jnp.sum, X), {"modes": {"": ad.Reverse()}}),
         (TypeError, "call it, `Reverse()`", (jnp.sum, X), {"reference": ad.Reverse}),
-        (
-            ValueError,
-            "tolerance must be positive and finite, got 0",
-            (jnp.sum, X),
-            {"tolerance": 0},
-        ),
+        (ValueError, "must be positive and finite, got 0", (jnp.sum, X), {"tolerance": 0}),
         (TypeError, "tolerance must be a number, got '1'", (jnp.sum, X), {"tolerance": "1"}),
         (ValueError, "rounds must be an integer of at least 1", (jnp.sum, X), {"rounds": 0}),
         (ValueError, "budget_s must be positive and finite", (jnp.sum, X), {"budget_s": 0}),
-    ],
-)
-def test_bad_input_is_an_error_before_anything_is_measured(error, message, args, options):
-    with pytest.raises(error, match=re.escape(message)):
-        ad.compare(*args, **options)
+    ]:
+        with pytest.raises(error, match=re.escape(message)):
+            ad.compare(*args, **options)
 
 
 def test_donated_array_is_an_error_that_names_it():
@@ -303,8 +231,3 @@ def test_donated_array_is_an_error_that_names_it():
     donated.delete()
     with pytest.raises(ValueError, match=re.escape("donated to a call: args[0]['x'].")):
         ad.compare(lambda tree: jnp.sum(tree["x"]), {"x": donated})
-
-
-def test_traced_array_is_an_error_that_names_it():
-    with pytest.raises(TypeError, match=re.escape("args[0]['x'] is traced. Call it outside.")):
-        eqx.filter_jit(lambda x: ad.compare(lambda tree: tree["x"], {"x": x}))(jnp.ones(()))

@@ -7,7 +7,6 @@ import re
 import sys
 
 import jax
-import matplotlib.image
 import matplotlib.text
 import numpy as np
 import pytest
@@ -92,22 +91,18 @@ def test_json_has_the_fields_by_their_names(comparison):
     def refuse_constant(name):
         raise AssertionError(f"{name} is no JSON")
 
+    assert comparison.machine["jax"] == jax.__version__
     row, *_ = json.loads(comparison.to_json(), parse_constant=refuse_constant)["rows"]
     assert row.keys() == {field.name for field in dataclasses.fields(ad.ComparisonRow)}
     assert row.keys() >= {"mode", "primal_us", "gradient_us", "ratio", "first_call_ms"}
     assert row.keys() >= {"peak_bytes", "max_relative_error", "verdict"}
 
 
-@pytest.mark.parametrize(
-    "text", ["", "3", "[]", "{}", '{"rows": 3}', '{"rows": [{"mode": 1}]}', '{"rows": [], "a": 1}']
-)
-def test_other_json_is_an_error(text):
-    with pytest.raises(ValueError, match=re.escape("expects what Comparison.to_json wrote")):
-        ad.Comparison.from_json(text)
-
-
-def test_comparison_knows_its_machine(comparison):
-    assert comparison.machine["jax"] == jax.__version__
+def test_other_json_is_an_error():
+    not_ours = ['{"rows": 3}', '{"rows": [{"mode": 1}]}', '{"rows": [], "a": 1}']
+    for text in ("", "3", "[]", "{}", *not_ours):
+        with pytest.raises(ValueError, match=re.escape("expects what Comparison.to_json wrote")):
+            ad.Comparison.from_json(text)
 
 
 def test_best_is_the_fastest_that_is_ok():
@@ -140,13 +135,6 @@ def test_labels_of_equal_modes_do_not_overlap(tmp_path):
     overlaps = [a.overlaps(b) for a in boxes for b in boxes if a is not b]
     assert len(overlaps) == 20
     assert not any(overlaps)
-
-
-def test_plot_can_be_written_to_a_file(tmp_path):
-    KNOWN.plot().savefig(tmp_path / "plot.png")
-    height, width, _ = matplotlib.image.imread(tmp_path / "plot.png").shape
-    assert height > 100
-    assert width > 100
 
 
 def test_plot_of_nothing_is_an_error():

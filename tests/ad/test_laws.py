@@ -29,7 +29,19 @@ def mode(request):
     return MODES[request.param]
 
 
-@pytest.fixture(params=[name for name in MODES if name != "Enzyme"])
+BATCHED = [
+    "Checkpointed",
+    "Forward, chunks that do not fit",
+    "FiniteDifference, order 2",
+]
+
+
+@pytest.fixture(params=[name for name in MODES if name in (BATCHED[0], BATCHED[-1], "Enzyme")])
+def compiled_mode(request):
+    return MODES[request.param]
+
+
+@pytest.fixture(params=BATCHED)
 def batched_mode(request):
     """Enzyme has no rule for batches, nor derivatives of derivatives."""
     return MODES[request.param]
@@ -83,30 +95,13 @@ def test_gradient_and_value_are_jaxs(mode):
     assert_close(gradient, expected_gradient, mode)
 
 
-def test_under_filter_jit_it_is_the_same(mode):
-    gradient = eqx.filter_jit(eqx.filter_grad(loss, mode=mode))(parameters(), jnp.asarray(X))
-    assert_close(gradient, of_jax(eqx.filter_grad, loss, parameters, x), mode)
-
-
 def of_two_places(p, x):
     return jnp.sum(layer(p, x) * layer(p, 2 * x))
 
 
-def test_a_jitted_part_is_the_same(mode):
+def of_jitted_part(p, x):
     part = eqx.filter_jit(layer)
-    whole = lambda p, x: jnp.sum(part(p, x) * part(p, 2 * x))
-    found = eqx.filter_grad(whole, mode=mode)(parameters(), jnp.asarray(X))
-    assert_close(found, of_jax(eqx.filter_grad, of_two_places, parameters, x), mode)
-
-
-def test_aux_comes_as_it_is(mode):
-    def with_aux(p, x):
-        return loss(p, x), {"x": x * 2, "label": p["name"], "count": jnp.arange(2)}
-
-    (_, aux), _ = eqx.filter_value_and_grad(with_aux, has_aux=True, mode=mode)(parameters(), X)
-    np.testing.assert_array_equal(aux["x"], 2 * X)
-    np.testing.assert_array_equal(aux["count"], [0, 1])
-    assert aux["label"] == "tanh"
+    return jnp.sum(part(p, x) * part(p, 2 * x))
 
 
 @functools.cache
@@ -119,86 +114,12 @@ def of_tree(tree, x):
     return jnp.sum(tree[0](x) * tree[1].sum().astype(x.dtype))
 
 
-def test_a_module_with_frozen_and_whole_numbers_is_differentiated_where_it_may_be(mode):
-    gradient = eqx.filter_jit(eqx.filter_grad(of_tree, mode=mode))(tree(), jnp.asarray(X))
-    assert gradient[1] is None
-    assert gradient[2] is None
-    assert_close(gradient, of_jax(eqx.filter_grad, of_tree, tree, x), mode)
-
-
 def of_complex(z):
     return jnp.sum(jnp.real(z**3 * jnp.array([1.0 + 0j, 2.0j])) + jnp.abs(z) ** 2)
 
 
 def z():
     return jnp.array([0.5 + 1.0j, -0.3 + 0.2j])
-
-
-def test_complex_arrays_have_jaxs_gradient(mode):
-    if isinstance(mode, ad.Enzyme):
-        with pytest.raises(ValueError, match="complex"):
-            eqx.filter_grad(lambda z: jnp.abs(z), mode=mode)(jnp.array(1.0 + 2.0j))
-        return
-    found = eqx.filter_jit(eqx.filter_grad(of_complex, mode=mode))(z())
-    assert_close(found, of_jax(jax.grad, of_complex, z), mode)
-
-
-def test_holomorphic_functions_have_their_derivative(batched_mode):
-    z = jnp.array(0.5 + 1.0j)
-    found = eqx.filter_grad(jnp.sin, mode=batched_mode, holomorphic=True)(z)
-    assert_close(found, jnp.cos(z), batched_mode)
-
-
-def test_no_array_gives_an_empty_gradient(mode):
-    value, gradient = eqx.filter_value_and_grad(lambda p: p["n"] * 2.0, mode=mode)({"n": 3})
-    assert (float(value), gradient) == (6.0, {"n": None})
-
-
-def test_empty_arrays_have_empty_gradients(batched_mode):
-    tree = {"none": jnp.zeros((0, 3)), "x": jnp.array(2.0)}
-    gradient = eqx.filter_grad(lambda t: t["none"].sum() + t["x"] ** 2, mode=batched_mode)(tree)
-    assert gradient["none"].shape == (0, 3)
-    np.testing.assert_allclose(gradient["x"], 4.0, rtol=1e-6)
-
-
-def test_numpy_arrays_are_differentiated_too(mode):
-    gradient = eqx.filter_grad(lambda x: jnp.sum(x**2), mode=mode)(X)
-    assert_close(gradient, 2 * X, mode)
-
-
-def test_half_precision_keeps_its_dtype(batched_mode):
-    x = jnp.ones(3, jnp.bfloat16)
-    if getattr(batched_mode, "step", None):
-        with pytest.raises(ValueError, match="loses its step"):
-            eqx.filter_grad(lambda x: jnp.sum(x * x), mode=batched_mode)(x)
-        return
-    gradient = eqx.filter_grad(lambda x: jnp.sum(x * x), mode=batched_mode)(x)
-    assert gradient.dtype == jnp.bfloat16
-    np.testing.assert_allclose(gradient.astype(float), 2.0, rtol=0.2)
-
-
-def xs():
-    return jnp.asarray(np.stack([X, 2 * X]))
-
-
-def of_each(function, mode=None):
-    return eqx.filter_vmap(eqx.filter_grad(function, mode=mode), in_axes=(None, 0))
-
-
-def test_mapped_over_a_batch_it_is_the_same(batched_mode):
-    found = eqx.filter_jit(of_each(loss, batched_mode))(parameters(), xs())
-    assert_close(found, of_jax(of_each, loss, parameters, xs), batched_mode)
-
-
-@functools.cache
-def descended(mode):
-    gradient = eqx.filter_grad(lambda x: jnp.sum(jnp.cos(x)), mode=mode)
-    step = lambda x, _: (x - 0.1 * gradient(x), None)
-    return jax.jit(lambda x: jax.lax.scan(step, x, length=3)[0])(jnp.asarray(X))
-
-
-def test_within_a_scan_it_is_the_same(mode):
-    assert_close(descended(mode), descended(ad.Reverse()), mode)
 
 
 def of_scan(x, reverse=False):
@@ -222,19 +143,6 @@ def of_branches_and_custom_rules(x):
     return jnp.sum(jax.nn.relu(y) * jax.nn.softplus(x)) + jax.scipy.special.logsumexp(x)
 
 
-@pytest.mark.parametrize(
-    "objective", [of_scan, of_scan_backwards, of_fixed_length, of_branches_and_custom_rules]
-)
-def test_loops_branches_and_custom_rules_inside_are_the_same(mode, objective):
-    found = eqx.filter_jit(eqx.filter_grad(objective, mode=mode))(jnp.asarray(X))
-    assert_close(found, of_jax(jax.grad, objective, x), mode)
-
-
-def test_a_scan_inside_is_the_same_without_a_program_around_it(mode):
-    found = eqx.filter_grad(of_scan, mode=mode)(jnp.asarray(X))
-    assert_close(found, of_jax(jax.grad, of_scan, x), mode)
-
-
 def of_loop(x):
     return jnp.sum(
         loops.while_loop(
@@ -251,30 +159,121 @@ def pair():
     return jnp.array([0.1, 0.2])
 
 
-def test_a_loop_of_ours_inside_is_the_same(batched_mode):
-    found = eqx.filter_jit(eqx.filter_grad(of_loop, mode=batched_mode))(pair())
-    assert_close(found, of_jax(eqx.filter_grad, of_loop, pair), batched_mode)
+FUNCTIONS = {
+    loss: (parameters, x),
+    of_jitted_part: (parameters, x),
+    of_tree: (tree, x),
+    of_scan: (x,),
+    of_scan_backwards: (x,),
+    of_fixed_length: (x,),
+    of_branches_and_custom_rules: (x,),
+}
+# Enzyme has no rule for these.
+FUNCTIONS_OF_OTHERS = {of_complex: (z,), of_loop: (pair,)}
 
 
-def test_a_derivative_can_be_differentiated(batched_mode):
+def test_compiled_gradients_of_parts_loops_branches_and_modules_are_jaxs(compiled_mode):
+    mode = compiled_mode
+    cases = dict(FUNCTIONS)
+    if isinstance(mode, ad.Enzyme):
+        with pytest.raises(ValueError, match="complex"):
+            eqx.filter_grad(lambda z: jnp.abs(z), mode=mode)(jnp.array(1.0 + 2.0j))
+    else:
+        cases |= FUNCTIONS_OF_OTHERS
+
+    @eqx.filter_jit
+    def gradients(args):
+        # What the function closes over is traced.
+        scale = jnp.sum(args[0][1]) / jnp.sum(X)
+        closure = eqx.filter_grad(lambda x: jnp.sum(scale * x**2), mode=mode)(args[0][1])
+        found = [
+            eqx.filter_grad(each, mode=mode)(*own) for each, own in zip(cases, args, strict=True)
+        ]
+        return found, closure
+
+    args = [[each() for each in makers] for makers in cases.values()]
+    found, closure = gradients(args)
+    assert_close(closure, jnp.asarray(2 * X), mode)
+    for function, gradient in zip(cases, found, strict=True):
+        assert_close(gradient, of_jax(eqx.filter_grad, function, *cases[function]), mode)
+        if function is of_tree:
+            assert (gradient[1], gradient[2]) == (None, None)
+
+
+@pytest.mark.parametrize("mode", [ad.Checkpointed()])
+def test_a_scan_inside_is_the_same_without_a_program_around_it(mode):
+    found = eqx.filter_grad(of_scan, mode=mode)(X)  # an array of NumPy
+    assert_close(found, of_jax(jax.grad, of_scan, x), mode)
+
+
+def test_aux_comes_as_it_is_and_no_array_gives_an_empty_gradient(compiled_mode):
+    mode = compiled_mode
+
+    def with_aux(p, x):
+        return loss(p, x), {"x": x * 2, "label": p["name"], "count": jnp.arange(2)}
+
+    (_, aux), _ = eqx.filter_value_and_grad(with_aux, has_aux=True, mode=mode)(parameters(), X)
+    np.testing.assert_array_equal(aux["x"], 2 * X)
+    np.testing.assert_array_equal(aux["count"], [0, 1])
+    assert aux["label"] == "tanh"
+    value, gradient = eqx.filter_value_and_grad(lambda p: p["n"] * 2.0, mode=mode)({"n": 3})
+    assert (float(value), gradient) == (6.0, {"n": None})
+
+
+def test_holomorphic_functions_empty_arrays_and_half_precision(batched_mode):
+    z = jnp.array(0.5 + 1.0j)
+    found = eqx.filter_grad(jnp.sin, mode=batched_mode, holomorphic=True)(z)
+    assert_close(found, jnp.cos(z), batched_mode)
+
+    tree = {"none": jnp.zeros((0, 3)), "x": jnp.array(2.0)}
+    gradient = eqx.filter_grad(lambda t: t["none"].sum() + t["x"] ** 2, mode=batched_mode)(tree)
+    assert gradient["none"].shape == (0, 3)
+    np.testing.assert_allclose(gradient["x"], 4.0, rtol=1e-6)
+
+    x = jnp.ones(3, jnp.bfloat16)
+    of_half = eqx.filter_grad(lambda x: jnp.sum(x * x), mode=batched_mode)
+    gradient = of_half(x)
+    assert gradient.dtype == jnp.bfloat16
+    np.testing.assert_allclose(gradient.astype(float), 2.0, rtol=0.2)
+
+
+def test_a_step_that_is_given_serves_complex_numbers():
+    z, mode = jnp.array(0.5 + 1.0j), MODES["FiniteDifference, step"]
+    assert_close(eqx.filter_grad(jnp.sin, mode=mode, holomorphic=True)(z), np.cos(z), mode)
+
+
+def xs():
+    return jnp.asarray(np.stack([X, 2 * X]))
+
+
+def of_each(function, mode=None):
+    return eqx.filter_vmap(eqx.filter_grad(function, mode=mode), in_axes=(None, 0))
+
+
+def descended(mode, x):
+    gradient = eqx.filter_grad(lambda x: jnp.sum(jnp.cos(x)), mode=mode)
+    return jax.lax.scan(lambda x, _: (x - 0.1 * gradient(x), None), x, length=3)[0]
+
+
+def test_in_a_batch_in_a_scan_and_in_a_derivative_it_is_the_same(batched_mode):
     inner = lambda x: jnp.sum(eqx.filter_grad(lambda x: jnp.sum(x**4), mode=batched_mode)(x))
-    found = eqx.filter_jit(eqx.filter_grad(inner))(jnp.asarray(X))
-    assert_close(found, 12 * X**2, batched_mode, order=2)
 
+    @eqx.filter_jit
+    def all_of_them(p, xs, x):
+        mapped = of_each(loss, batched_mode)(p, xs)
+        return mapped, descended(batched_mode, x), eqx.filter_grad(inner)(x)
 
-def test_what_is_closed_over_may_be_traced(mode):
-    def outer(p):
-        gradient = eqx.filter_grad(lambda x: jnp.sum(p * x**2), mode=mode)
-        return gradient(jnp.asarray(X))
-
-    assert_close(jax.jit(outer)(jnp.asarray(X)), 2 * X**2, mode)
+    mapped, scanned, second = all_of_them(parameters(), xs(), x())
+    assert_close(mapped, of_jax(of_each, loss, parameters, xs), batched_mode)
+    assert_close(scanned, descended(ad.Reverse(), x()), batched_mode)
+    assert_close(second, jnp.asarray(12 * X**2), batched_mode, order=2)
 
 
 # --- Jacobians and Hessians ---------------------------------------------------------------------
 
 
 def test_jacobian_is_jaxs(mode):
-    found = ad.jacobian(layer, mode)(parameters(), jnp.asarray(X))
+    found = eqx.filter_jit(ad.jacobian(layer, mode))(parameters(), jnp.asarray(X))
     assert_close(found, of_jax(eqx.filter_jacfwd, layer, parameters, x), mode)
 
 
@@ -295,22 +294,29 @@ def test_jacobian_of_a_tree_with_aux(batched_mode):
     assert_close(found["y"], expected, batched_mode)
 
 
-def test_jacobian_of_a_constant_is_zero_and_that_of_nothing_is_empty(batched_mode):
-    found = ad.jacobian(lambda x: {"constant": jnp.array(3.0), "text": "a"}, batched_mode)(X)
+@pytest.mark.parametrize("mode", [ad.Reverse(), ad.Forward(), ad.Auto()])
+def test_jacobian_of_a_constant_is_zero_and_that_of_nothing_is_empty(mode):
+    found = ad.jacobian(lambda x: {"constant": jnp.array(3.0), "text": "a"}, mode)(X)
     np.testing.assert_array_equal(found["constant"], np.zeros(3))
-    assert ad.jacobian(lambda x: {"text": "a"}, batched_mode)(X) == {"text": None}
+    assert ad.jacobian(lambda x: {"text": "a"}, mode)(X) == {"text": None}
 
 
 def of_parameters(p):
     return loss(p, jnp.asarray(X))
 
 
-@pytest.mark.parametrize("place", ["outer", "inner"])
-def test_hessian_is_jaxs(batched_mode, place):
-    pair = (batched_mode, ad.Reverse()) if place == "outer" else (ad.Reverse(), batched_mode)
-    found = eqx.filter_jit(ad.hessian(of_parameters, pair))(parameters())
+@pytest.mark.parametrize("name", BATCHED[1:])
+def test_hessian_is_jaxs(name):
+    batched_mode = MODES[name]
+
+    @eqx.filter_jit
+    def both(p):
+        pairs = (batched_mode, ad.Reverse()), (ad.Reverse(), batched_mode)
+        return [ad.hessian(of_parameters, pair)(p) for pair in pairs]
+
     expected = of_jax(eqx.filter_hessian, of_parameters, parameters)
-    assert_close(found, expected, batched_mode, order=2)
+    for found in both(parameters()):
+        assert_close(found, expected, batched_mode, order=2)
 
 
 # --- a part by a mode of its own ----------------------------------------------------------------
@@ -337,18 +343,18 @@ def objective_with(part, x):
 CALLERS = {
     "reverse": eqx.filter_grad,
     "forward": lambda f: eqx.filter_grad(f, mode=ad.Forward()),
-    "jit": lambda f: eqx.filter_jit(eqx.filter_grad(f)),
 }
 
 
-@pytest.mark.parametrize("caller", CALLERS)
-def test_a_part_by_a_mode_has_the_same_gradient_for_every_caller(mode, caller):
-    if isinstance(mode, ad.Enzyme) and caller == "forward":
-        return  # It maps over directions, for which Enzyme has no rule.
-    part, transform = ad.differentiate_with(scaled(), mode), CALLERS[caller]
-    found = transform(objective_with)(part, jnp.asarray(X))
-    expected = of_jax(transform, objective_with, scaled, x)
-    assert_close(found.__wrapped__, expected, mode)
+def test_a_part_by_a_mode_has_the_same_gradient_for_every_caller(compiled_mode):
+    mode = compiled_mode
+    for caller, transform in CALLERS.items():
+        if isinstance(mode, ad.Enzyme) and caller == "forward":
+            continue  # It maps over directions, for which Enzyme has no rule.
+        part = ad.differentiate_with(scaled(), mode)
+        found = transform(objective_with)(part, jnp.asarray(X))
+        expected = of_jax(transform, objective_with, scaled, x)
+        assert_close(found.__wrapped__, expected, mode)
 
 
 def of_batches(part):
@@ -357,34 +363,37 @@ def of_batches(part):
     return jnp.sum(carry**2)
 
 
-def test_a_part_by_a_mode_in_a_batch_and_a_scan(batched_mode):
-    part = ad.differentiate_with(scaled(), batched_mode)
-    found = eqx.filter_jit(eqx.filter_grad(of_batches))(part)
-    assert_close(found.__wrapped__, of_jax(eqx.filter_grad, of_batches, scaled), batched_mode)
-
-
 def of_tanh(x):
     return jnp.sum(jnp.tanh(jnp.asarray(X) * x) ** 2)
 
 
-def test_a_part_by_a_mode_has_a_hessian(batched_mode):
-    scale = jnp.asarray(X)
-    part = ad.differentiate_with(lambda x: jnp.tanh(scale * x), batched_mode)
-    found = jax.jit(jax.hessian(lambda x: jnp.sum(part(x) ** 2)))(jnp.asarray(X))
-    assert_close(found, of_jax(jax.hessian, of_tanh, x), batched_mode, order=2)
+@pytest.mark.parametrize("name", ["Checkpointed", "FiniteDifference, order 2"])
+def test_a_part_by_a_mode_in_a_batch_a_scan_and_a_hessian(name):
+    batched_mode = MODES[name]
+
+    @eqx.filter_jit
+    def both(part, scale):
+        tanh = ad.differentiate_with(lambda x: jnp.tanh(scale * x), batched_mode)
+        hessian = jax.hessian(lambda x: jnp.sum(tanh(x) ** 2))(scale)
+        return eqx.filter_grad(of_batches)(part), hessian
+
+    found, hessian = both(ad.differentiate_with(scaled(), batched_mode), x())
+    assert_close(found.__wrapped__, of_jax(eqx.filter_grad, of_batches, scaled), batched_mode)
+    assert_close(hessian, of_jax(jax.hessian, of_tanh, x), batched_mode, order=2)
 
 
-def test_a_part_that_returns_no_real_numbers_has_no_derivative(mode):
-    is_positive = ad.differentiate_with(lambda x: x > 0, mode)
+def test_a_part_that_returns_no_real_numbers_has_no_derivative(compiled_mode):
+    is_positive = ad.differentiate_with(lambda x: x > 0, compiled_mode)
     found = eqx.filter_grad(lambda x: jnp.sum(x * is_positive(x).astype(x.dtype)))(jnp.asarray(X))
     np.testing.assert_array_equal(found, [1.0, 0.0, 1.0])
 
 
-def test_a_part_leaks_no_tracers(batched_mode):
-    part = ad.differentiate_with(lambda x: jnp.sum(jnp.sin(x)), batched_mode)
+@pytest.mark.parametrize("name", ["Checkpointed", "FiniteDifference, order 2"])
+def test_a_part_leaks_no_tracers(name):
+    part = ad.differentiate_with(lambda x: jnp.sum(jnp.sin(x)), MODES[name])
     with jax.checking_leaks():
         found = jax.jit(jax.grad(part))(jnp.asarray(X))
-    assert_close(found, np.cos(X), batched_mode)
+    assert_close(found, np.cos(X), MODES[name])
 
 
 def test_a_part_is_differentiated_by_what_it_closes_over(mode):
@@ -399,14 +408,15 @@ def test_a_part_is_differentiated_by_what_it_closes_over(mode):
 # --- modes as values ----------------------------------------------------------------------------
 
 
-def test_a_mode_is_static_hashable_and_copied(mode):
-    assert jax.tree.leaves(mode) == []
-    assert hash(mode) == hash(copy.deepcopy(mode))
-    if getattr(mode, "policy", None) is None:  # a policy is a local function of JAX's
-        assert pickle.loads(pickle.dumps(mode)) == mode
+def test_modes_are_static_hashable_and_copied():
+    for mode in MODES.values():
+        assert jax.tree.leaves(mode) == []
+        assert hash(mode) == hash(copy.deepcopy(mode))
+        if getattr(mode, "policy", None) is None:  # a policy is a local function of JAX's
+            assert pickle.loads(pickle.dumps(mode)) == mode
 
 
-def test_two_modes_of_one_function_are_two_programs(mode):
+def test_two_modes_of_one_function_are_two_programs():
     seen = []
 
     class Spy(ad.Mode):
@@ -416,6 +426,6 @@ def test_two_modes_of_one_function_are_two_programs(mode):
 
     jitted = eqx.filter_jit(lambda f, x: f(x))
     square = lambda x: jnp.sum(x**2)
-    jitted(eqx.filter_grad(square, mode=mode), jnp.asarray(X))
+    jitted(eqx.filter_grad(square, mode=ad.Reverse()), jnp.asarray(X))
     jitted(eqx.filter_grad(square, mode=Spy()), jnp.asarray(X))
     assert seen == ["spy"]

@@ -24,7 +24,7 @@ def double_precision():
 
 @functools.cache
 def chains():
-    method = bayes.NUTS(num_samples=100, num_warmup=100, chains=2)
+    method = bayes.HMC(num_samples=100, num_warmup=50, chains=2, trajectory_steps=4)
     return bayes.infer(LINEAR.target, method, key=jr.key(0), progress=False)
 
 

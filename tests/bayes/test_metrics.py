@@ -44,28 +44,25 @@ def test_nll_is_of_what_has_a_density():
         metrics.nll([1.0], jnp.ones(1))
 
 
-@pytest.mark.parametrize(
-    ("call", "way_out"),
-    [
-        (lambda mixture, y: metrics.nll(y, mixture), "nll(prediction, y)"),
-        (lambda mixture, y: metrics.crps(mixture, y), "crps(y, prediction)"),
-        (lambda mixture, y: metrics.rmse(y, mixture), "rmse(y, prediction.mean)"),
-        (lambda mixture, y: metrics.rmse(mixture, y), "rmse(y, prediction.mean)"),
-        (lambda mixture, y: metrics.coverage(y, mixture, y), "*prediction.interval(0.9))"),
-        (lambda mixture, y: metrics.sharpness(mixture, y), "*prediction.interval(0.9))"),
-    ],
-)
-def test_measure_that_is_called_otherwise_says_how_to_call_it(call, way_out):
-    mixture = bayes.Mixture(dist.Normal(jnp.zeros((2, 5)), 1.0))
-    with pytest.raises(TypeError, match=rf"rite `.*{re.escape(way_out)}`\.$"):
-        call(mixture, jnp.zeros(5))
+def test_measure_that_is_called_otherwise_says_how_to_call_it():
+    mixture, y = bayes.Mixture(dist.Normal(jnp.zeros((2, 5)), 1.0)), jnp.zeros(5)
+    for call, way_out in [
+        (lambda: metrics.nll(y, mixture), "nll(prediction, y)"),
+        (lambda: metrics.crps(mixture, y), "crps(y, prediction)"),
+        (lambda: metrics.rmse(y, mixture), "rmse(y, prediction.mean)"),
+        (lambda: metrics.rmse(mixture, y), "rmse(y, prediction.mean)"),
+        (lambda: metrics.coverage(y, mixture, y), "*prediction.interval(0.9))"),
+        (lambda: metrics.sharpness(mixture, y), "*prediction.interval(0.9))"),
+    ]:
+        with pytest.raises(TypeError, match=rf"rite `.*{re.escape(way_out)}`\.$"):
+            call()
 
 
-@pytest.mark.parametrize("measure", [metrics.accuracy, metrics.brier, metrics.ece])
-def test_measure_of_classes_asks_a_prediction_for_its_probabilities(measure):
+def test_measure_of_classes_asks_a_prediction_for_its_probabilities():
     mixture = bayes.CategoricalMixture(jnp.zeros((2, 5, 3)))
-    with pytest.raises(TypeError, match=r"got a CategoricalMixture: write `prediction\.prob"):
-        measure(mixture, jnp.zeros(5, int))
+    for measure in (metrics.accuracy, metrics.brier, metrics.ece):
+        with pytest.raises(TypeError, match=r"got a CategoricalMixture: write `prediction\.prob"):
+            measure(mixture, jnp.zeros(5, int))
 
 
 def test_nll_of_targets_that_would_broadcast_is_refused():
@@ -74,9 +71,9 @@ def test_nll_of_targets_that_would_broadcast_is_refused():
 
 
 def test_nll_takes_a_distribution_over_vectors():
-    normal = dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3))
+    nll = jax.jit(lambda y: metrics.nll(dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3)), y))
     exact = -scipy.stats.multivariate_normal(np.zeros(3)).logpdf(np.ones((2, 3))).mean()
-    np.testing.assert_allclose(metrics.nll(normal, jnp.ones((2, 3))), exact, rtol=1e-5)
+    np.testing.assert_allclose(nll(np.ones((2, 3))), exact, rtol=1e-5)
 
 
 def test_brier_score_is_that_of_sklearn(predictions):
@@ -124,7 +121,7 @@ def test_accuracy_and_nll_are_those_of_sklearn(predictions):
     np.testing.assert_allclose(value, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("num_bins", [1, 5, 15])
+@pytest.mark.parametrize("num_bins", [1, 15])
 def test_bins_are_those_of_sklearn(num_bins, predictions):
     probabilities, labels = predictions
     bins = metrics.calibration_bins(probabilities, labels, num_bins)
@@ -138,7 +135,7 @@ def test_bins_are_those_of_sklearn(num_bins, predictions):
     assert np.isnan(bins.accuracy[~is_filled]).all()
 
 
-@pytest.mark.parametrize("num_bins", [1, 5, 15])
+@pytest.mark.parametrize("num_bins", [1, 15])
 def test_ece_is_the_written_out_sum(num_bins, predictions):
     probabilities, labels = map(np.asarray, predictions)
     confidence, is_right = probabilities.max(-1), probabilities.argmax(-1) == labels
@@ -152,48 +149,18 @@ def test_ece_is_the_written_out_sum(num_bins, predictions):
     np.testing.assert_allclose(value, expected, rtol=1e-4)
 
 
-def test_ece_of_labels_drawn_from_the_probabilities_is_small(getkey):
-    logits = 2 * jr.normal(getkey(), (20_000, 4))
-    labels = jr.categorical(getkey(), logits)
-    probabilities = jax.nn.softmax(logits, axis=-1)
-    assert metrics.ece(probabilities, labels) < 0.02
-    assert metrics.ece(jax.nn.softmax(4 * logits, axis=-1), labels) > 0.1
-
-
 def test_certainty_falls_in_the_last_bin_and_none_in_the_first():
     probabilities = jnp.array([[1.0, 0.0], [0.0, 0.0]])
     bins = metrics.calibration_bins(probabilities, jnp.array([0, 1]), 4)
     assert bins.count.tolist() == [1, 0, 0, 1]
 
 
-def test_all_run_under_jit(predictions, regression):
-    y, mean, scale = regression
-    np.testing.assert_allclose(
-        jax.jit(metrics.ece)(*predictions),
-        metrics.ece(*predictions),
-        rtol=1e-5,
-    )
-    np.testing.assert_allclose(
-        jax.jit(metrics.coverage)(y, mean - scale, mean + scale),
-        metrics.coverage(y, mean - scale, mean + scale),
-        rtol=1e-6,
-    )
-
-
-def test_numpy_arrays_are_taken(predictions, regression):
-    expected = metrics.ece(*predictions)
-    value = metrics.ece(*map(np.asarray, predictions))
-    np.testing.assert_array_equal(value, expected)
-    y, mean, _ = map(np.asarray, regression)
-    assert metrics.rmse(y, mean).shape == ()
-
-
-@pytest.mark.parametrize("function", [metrics.accuracy, metrics.brier, metrics.ece])
-def test_wrong_shapes_are_refused(function):
-    with pytest.raises(ValueError, match=r"of shape \(N,\), got \(5, 3\) and \(4,\)"):
-        function(jnp.ones((5, 3)), jnp.zeros(4, jnp.int32))
-    with pytest.raises(ValueError, match="integer labels, got dtype float32"):
-        function(jnp.ones((5, 3)), jnp.zeros(5))
+def test_wrong_shapes_are_refused():
+    for function in (metrics.accuracy, metrics.brier, metrics.ece):
+        with pytest.raises(ValueError, match=r"of shape \(N,\), got \(5, 3\) and \(4,\)"):
+            function(jnp.ones((5, 3)), jnp.zeros(4, jnp.int32))
+        with pytest.raises(ValueError, match="integer labels, got dtype float32"):
+            function(jnp.ones((5, 3)), jnp.zeros(5))
 
 
 def test_shapes_that_would_broadcast_are_refused():

@@ -1,15 +1,11 @@
 import sys
-import warnings
 
 import arviz_base
 import arviz_stats
-import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import pytest
 import scipy.stats
 
-from eqxlike import bayes, nn
 from eqxlike.bayes import metrics
 
 PRIOR_SCALE = 2.0
@@ -107,10 +103,10 @@ def test_example_that_one_draw_decides_is_warned_of():
     np.testing.assert_allclose(found.pointwise[1], -1e6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [(4000,), (1, 2, 3, 4)])
-def test_another_number_of_axes_is_refused(shape):
-    with pytest.raises(ValueError, match=r"\(S, N\) or \(chains, draws, N\), got shape"):
-        metrics.psis_loo(np.zeros(shape))
+def test_another_number_of_axes_is_refused():
+    for shape in ((4000,), (1, 2, 3, 4)):
+        with pytest.raises(ValueError, match=r"\(S, N\) or \(chains, draws, N\), got shape"):
+            metrics.psis_loo(np.zeros(shape))
 
 
 def test_few_draws_are_refused():
@@ -123,38 +119,16 @@ def test_one_example_is_refused():
         metrics.psis_loo(np.zeros((200, 1)))
 
 
-def log_likelihoods_of(method, likelihood):
-    """What a prediction of the examples that a posterior was found from has."""
-    x = np.linspace(-1, 1, 18, dtype=np.float32).reshape(6, 3)
-    y = x[:, 0] if isinstance(likelihood, bayes.Gaussian) else np.arange(6) % 2
-    model = nn.Linear(3, "scalar", key=jr.key(0))
-    target = bayes.Posterior(model, bayes.normal(), likelihood, (x, y))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", bayes.InferenceWarning)
-        posterior = bayes.infer(target, method, key=jr.key(1), progress=False)
-    prediction = bayes.predict(posterior, x, key=jr.key(2), num_samples=200)
-    return prediction.component_log_prob(jnp.asarray(y))
-
-
-@pytest.mark.parametrize(
-    ("method", "likelihood"),
-    [
-        (bayes.MAP(steps=2), bayes.Gaussian(0.5)),
-        (bayes.Laplace(steps=2, predictive="probit"), bayes.Bernoulli()),
-    ],
-    ids=["mode", "probit"],
-)
-def test_draws_that_are_all_alike_are_refused(method, likelihood):
-    found = log_likelihoods_of(method, likelihood)
+def test_draws_that_are_all_alike_are_refused():
+    found = np.tile(np.random.default_rng(0).normal(size=6), (200, 1))
     with pytest.raises(ValueError, match="all 200 draws give each example the same log likelihood"):
         metrics.psis_loo(found)
 
 
 def test_draws_of_an_ensemble_are_warned_of():
-    found = log_likelihoods_of(bayes.DeepEnsemble(steps=2, members=5), bayes.Gaussian(0.5))
-    with pytest.warns(
-        UserWarning, match="of 200 draws only [2-5] are different, as of an ensemble"
-    ):
+    generator = np.random.default_rng(0)
+    found = generator.normal(size=(5, 6))[generator.integers(0, 5, 200)]
+    with pytest.warns(UserWarning, match="of 200 draws only 5 are different, as of an ensemble"):
         metrics.psis_loo(found)
 
 

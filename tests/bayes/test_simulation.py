@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import numpyro.distributions as dist
+import optax
 import pytest
 from scipy import stats
 
@@ -48,24 +48,12 @@ def test_ranks_of_an_exact_method_are_uniform():
     """For a normal posterior the Laplace approximation is exact."""
     ranks = bayes.simulation_ranks(
         target(bayes.Gaussian(0.5)),
-        bayes.Laplace(steps=400, learning_rate=0.05),
-        key=jr.key(0),
-        num_simulations=60,
-        num_draws=19,
-    )
-    assert ranks.shape == (60, 2)
-    for each in ranks.T:
-        assert stats.chisquare(np.histogram(each, 5, (0, 20))[0]).pvalue > 1e-3
-
-
-def test_ranks_of_nuts_are_uniform():
-    ranks = bayes.simulation_ranks(
-        target(bayes.Gaussian(dist.Gamma(2.0, 2.0))),
-        bayes.NUTS(num_samples=200, num_warmup=150, chains=1),
+        bayes.Laplace(steps=10, optimiser=optax.lbfgs()),
         key=jr.key(0),
         num_simulations=40,
         num_draws=19,
     )
+    assert ranks.shape == (40, 2)
     for each in ranks.T:
         assert stats.chisquare(np.histogram(each, 4, (0, 20))[0]).pvalue > 1e-3
 

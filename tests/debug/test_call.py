@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import optax
-import pytest
 
 import eqxlike
 from eqxlike.debug._call import describe_call, describe_changes
@@ -64,28 +63,19 @@ def test_arguments_go_by_the_names_of_their_parameters():
     }
 
 
-def test_how_a_call_is_spelled_makes_no_difference():
-    def function(x, y):
-        return x
-
-    assert call(function, 1, 2) == call(function, y=2, x=1)
-
-
-@pytest.mark.parametrize("function", [max, lambda: None], ids=["no-signature", "other-signature"])
-def test_arguments_that_have_no_names_go_by_their_places(function):
-    described = call(function, "a", b=3)
-    assert (described["args[0]"], described["kwargs['b']"]) == ("'a'", "3")
-
-
-@pytest.mark.parametrize("bound", [lambda: model().apply, lambda: model()], ids=["method", "call"])
-def test_what_the_function_holds_goes_by_self(bound):
-    described = call(bound(), 1)
-    assert described["self"] == "Model"
-    assert (described["self.weight"], described["self.size"]) == ("f32[2]", "2")
-
-
-def test_arguments_bound_by_a_partial_are_described():
+def test_arguments_that_have_no_names_go_by_their_places_and_a_partial_is_looked_into():
+    for function in (max, lambda: None):
+        described = call(function, "a", b=3)
+        assert (described["args[0]"], described["kwargs['b']"]) == ("'a'", "3")
+    assert call(lambda x, y: x, 1, 2) == call(lambda x, y: x, y=2, x=1)
     assert call(functools.partial(take, 1, key=3), 2)["args[0]"] == "2"
+
+
+def test_what_the_function_holds_goes_by_self():
+    for bound in (model().apply, model()):
+        described = call(bound, 1)
+        assert described["self"] == "Model"
+        assert (described["self.weight"], described["self.size"]) == ("f32[2]", "2")
 
 
 LEAVES = {
@@ -104,57 +94,31 @@ LEAVES = {
 }
 
 
-@pytest.mark.parametrize("case", LEAVES)
-def test_a_change_is_said_at_its_path(case):
-    before, after, message = LEAVES[case]
-    assert changes(before, after)[0] == f"x: {message}"
-
-
-def test_values_of_arrays_make_no_difference():
+def test_a_change_is_said_at_its_path():
+    for before, after, message in LEAVES.values():
+        assert changes(before, after)[0] == f"x: {message}"
     assert changes(jnp.ones(2), jnp.zeros(2)) == []
-
-
-def test_two_functions_of_one_name_are_told_apart():
-    (line,) = changes(*(eval("lambda: None") for _ in range(2)))
-    assert line.count("<function <lambda> at 0x") == 2
-
-
-def test_the_path_leads_through_the_tree():
-    before = {"models": [model()], "step": 3}
-    after = {"models": [model()], "step": 4}
+    before, after = ({"models": [model()], "step": step} for step in (3, 4))
     assert changes(before, after) == ["x['step']: 3 then 4"]
-
-
-def test_static_fields_and_leaves_of_modules_have_paths():
     assert changes([model(2)], [model(3)]) == [
         "x[0].size: 2 then 3",
         "x[0].weight: f32[2] then f32[3]",
     ]
-
-
-def test_what_is_there_in_one_call_alone_is_absent_in_the_other():
     assert changes({"a": 1}, {"b": 2}) == ["x['a']: 1 then absent", "x['b']: absent then 2"]
 
 
-def test_text_is_cut_to_a_length():
+def test_long_text_is_cut_and_functions_of_one_name_are_told_apart():
     (line,) = changes("a" * 1000, "b")
     assert line.endswith("aaa... then 'b'")
     assert len(line) < 300
+    (line,) = changes(*(eval("lambda: None") for _ in range(2)))
+    assert line.count("<function <lambda> at 0x") == 2
 
 
-def test_a_sharding_that_is_part_of_the_type_is_said():
+def test_shardings_and_tracers_are_described_by_their_types():
     mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
     sharded = jax.device_put(jnp.ones(2), jax.NamedSharding(mesh, jax.P("i")))
     assert changes(jnp.ones(2), sharded) == ["x: f32[2] then f32[2] sharded over i"]
-
-
-def test_tracers_are_described_as_what_they_stand_for():
     described = []
-
-    @jax.jit
-    def function(x):
-        described.append(call(take, x))
-        return x
-
-    function(jnp.ones(2))
+    jax.jit(lambda x: described.append(call(take, x)))(jnp.ones(2))
     assert described == [{"x": "f32[2]"}]

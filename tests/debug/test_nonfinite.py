@@ -61,11 +61,11 @@ def test_text_says_layer_operation_line_and_ranges():
     )
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, eqx.filter_jit, eqx.filter_checkpoint])
-def test_layer_of_an_argument_is_found_through_transformations(transform):
-    found = find_nonfinite(transform(mean), in_a_network(Log), TWO[None])
-    assert (found.layer, found.layer_type, found.operation) == ("model.layers[1]", "Log", "log")
-    assert found.source.startswith(line_of(Log.__call__, "jnp.log"))
+def test_layer_of_an_argument_is_found_through_transformations():
+    for transform in (eqx.filter_jit, eqx.filter_checkpoint):
+        found = find_nonfinite(transform(mean), in_a_network(Log), TWO[None])
+        assert (found.layer, found.layer_type, found.operation) == ("model.layers[1]", "Log", "log")
+        assert found.source.startswith(line_of(Log.__call__, "jnp.log"))
 
 
 def test_gradient_is_searched_where_the_forward_pass_is_finite():
@@ -77,11 +77,6 @@ def test_gradient_is_searched_where_the_forward_pass_is_finite():
     assert found.reaches == "the gradient of model.layers[1].scale"
     assert "and became NaN by `mul` in model.layers[1] (Norm):" in str(found)
     assert find_nonfinite(model, -jnp.ones(2), gradient=False) is None
-
-
-def test_gradient_is_that_of_what_is_not_frozen():
-    found = find_nonfinite(mean, nn.freeze(Norm(jnp.ones(2))), jnp.zeros((1, 2)))
-    assert found.reaches == "the gradient of x"
 
 
 def of_scan(x):
@@ -134,59 +129,33 @@ def of_nested(x):
     return jax.jit(lambda x: jax.lax.scan(body, x[0], x)[0])(x)
 
 
-@pytest.mark.parametrize(
-    ("function", "turns"),
-    [
-        (of_scan, (1,)),
-        (of_scan_backwards, (0,)),
-        (of_while, (1,)),
-        (of_cond, ()),
-        (of_jit, ()),
-        (of_checkpoint, ()),
-        (of_custom_jvp, ()),
-        (of_custom_vjp, ()),
-        (of_nested, (1,)),
-    ],
-)
-def test_operation_inside_another_is_found(function, turns):
-    found = find_nonfinite(function, jnp.array([1.0, 2.0]))
-    assert (found.operation, found.kind, found.turns) == ("div", "infinity", turns)
-    assert re.search(r"test_nonfinite\.py:\d+ in of_", found.source)
+TURNS = {of_scan: (1,), of_scan_backwards: (0,), of_while: (1,), of_nested: (1,)}
+TURNS |= dict.fromkeys((of_cond, of_jit, of_checkpoint, of_custom_jvp, of_custom_vjp), ())
 
 
-def test_turn_of_the_loop_is_in_the_text():
-    assert "by `div`, turn 1 of the loop:" in str(find_nonfinite(of_scan, jnp.array([1.0, 2.0])))
+def test_operation_inside_another_is_found():
+    for function, turns in TURNS.items():
+        found = find_nonfinite(function, jnp.array([1.0, 2.0]))
+        assert (found.operation, found.kind, found.turns) == ("div", "infinity", turns)
+        assert re.search(rf"test_nonfinite\.py:\d+ in {function.__name__}", found.source)
+        assert ("by `div`, turn 1 of the loop:" in str(found)) == (turns == (1,))
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
+def test_names_the_operation_that_jax_stops_at():
+    for function in (
         lambda x: jnp.sqrt(x) + 1,
-        lambda x: jnp.log(x).sum(),
         lambda x: jnp.exp(1000 * x) - jnp.exp(2000 * x),
         lambda x: jnp.sum(x / jnp.abs(x - 1) * 0),
-        lambda x: jnp.arcsin(2 * x),
-    ],
-)
-def test_names_the_operation_that_jax_stops_at(function):
-    found = find_nonfinite(function, TWO, gradient=False)
-    makers = found if found.then is None else found.then
-    with jax.debug_nans(True), pytest.raises(FloatingPointError) as stopped:
-        function(TWO)
-    assert f"in {makers.operation}" in str(stopped.value)
+    ):
+        found = find_nonfinite(function, TWO, gradient=False)
+        makers = found if found.then is None else found.then
+        with jax.debug_nans(True), pytest.raises(FloatingPointError) as stopped:
+            function(TWO)
+        assert f"in {makers.operation}" in str(stopped.value)
 
 
 def attend(x, mask):
     return jax.nn.softmax(jnp.where(mask, x, -jnp.inf))
-
-
-def test_infinity_that_a_mask_puts_in_is_no_fault():
-    assert find_nonfinite(attend, TWO, jnp.array([True, False])) is None
-
-
-def test_nan_of_a_row_that_is_masked_as_a_whole_is_found():
-    found = find_nonfinite(attend, TWO, jnp.array([False, False]))
-    assert (found.kind, found.operation) == ("NaN", "sub")
 
 
 DIVISIONS = {
@@ -198,51 +167,43 @@ DIVISIONS = {
 }
 
 
-@pytest.mark.parametrize("function", [DIVISIONS[name] for name in DIVISIONS], ids=DIVISIONS)
-def test_infinity_of_a_mask_hides_none_that_is_made_beside_it(function):
-    found = find_nonfinite(function, TWO, jnp.array([True, False]), jnp.array(0.0))
-    assert (found.kind, found.operation, found.came_with) == ("infinity", "div", "")
+def test_infinity_of_a_mask_is_no_fault_and_hides_none_that_is_made_next_to_it():
+    mask = jnp.array([True, False])
+    assert find_nonfinite(attend, TWO, mask) is None
+    found = find_nonfinite(attend, TWO, jnp.array([False, False]))
+    assert (found.kind, found.operation) == ("NaN", "sub")
+    found = [find_nonfinite(each, TWO, mask, jnp.array(0.0)) for each in DIVISIONS.values()]
+    found += [find_nonfinite(lambda x, by: x / by, jnp.array([-jnp.inf, 1.0]), jnp.array(0.0))]
+    for each in found:
+        assert (each.kind, each.operation, each.came_with) == ("infinity", "div", "")
 
 
-def test_infinity_of_an_argument_hides_none_that_is_made_beside_it():
-    found = find_nonfinite(lambda x, by: x / by, jnp.array([-jnp.inf, 1.0]), jnp.array(0.0))
-    assert (found.kind, found.operation, found.came_with) == ("infinity", "div", "")
-
-
-def test_infinity_that_is_moved_or_grows_is_not_made():
-    def function(x):
+def test_infinity_of_a_constant_that_is_moved_or_grows_is_said_to_be_that():
+    def moved(x):
         return jnp.flip(jnp.cumsum(jnp.where(x > 1, x, jnp.inf) * 2.0))
 
-    text = str(find_nonfinite(function, TWO))
-    assert "infinity of the forward pass came with a constant of the program." in text
+    for function in (moved, lambda x: x + jnp.inf):
+        text = str(find_nonfinite(function, TWO))
+        assert "infinity of the forward pass came with a constant of the program." in text
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.complex64])
-def test_small_and_complex_numbers_have_ranges(dtype):
-    found = find_nonfinite(lambda x: x / jnp.zeros_like(x), TWO.astype(dtype), gradient=False)
-    assert (found.inputs[0].lowest, found.inputs[0].dtype) == (-2.0, np.dtype(dtype).name)
-
-
-def test_overflow_of_a_conversion_is_found():
+def test_arguments_and_results_have_dtypes_and_ranges():
+    for dtype in (jnp.float16, jnp.bfloat16, jnp.complex64):
+        found = find_nonfinite(lambda x: x / jnp.zeros_like(x), TWO.astype(dtype), gradient=False)
+        assert (found.inputs[0].lowest, found.inputs[0].dtype) == (-2.0, np.dtype(dtype).name)
     found = find_nonfinite(lambda x: (1e6 * x).astype(jnp.float16), TWO)
     assert (found.operation, found.inputs[0].highest) == ("convert_element_type", 1e6)
+    found = find_nonfinite(lambda x: x / 0.0, TWO, gradient=False)
+    assert [each.dtype for each in found.inputs] == ["float32"] * 2
 
 
-def test_nan_of_an_argument_is_named():
+def test_argument_that_is_not_finite_is_named():
     text = str(find_nonfinite(mean, in_a_network(Log), TWO[None] * jnp.nan))
     assert text == "The first NaN of the forward pass came with x.\n  It reaches output."
-
-
-def test_infinity_of_an_argument_is_named_where_it_reaches_the_output():
     found = find_nonfinite(lambda shift, x: 2 * x + shift, jnp.ones(2), x=TWO * jnp.inf)
     assert str(found) == (
         "The first infinity of the forward pass came with x.\n  It reaches output."
     )
-
-
-def test_infinity_of_a_constant_is_said_to_be_that():
-    text = str(find_nonfinite(lambda x: x + jnp.inf, TWO))
-    assert "infinity of the forward pass came with a constant of the program." in text
 
 
 def test_weight_whose_infinity_became_a_nan_is_named():
@@ -263,22 +224,17 @@ class Nothing(eqx.Module):
         return self(x)
 
 
-@pytest.mark.parametrize(
-    "transformed",
-    [
-        lambda model: model.method,
-        eqx.filter_vmap,
-        lambda model: eqx.filter_jit(eqx.filter_vmap(model)),
-        lambda model: eqx.filter_jit(eqx.filter_vmap(model.method)),
-    ],
-    ids=["method", "vmap", "jit of vmap", "jit of vmap of method"],
-)
-def test_weight_of_a_transformed_model_is_named_as_its_layers_are(transformed):
+def test_weight_of_a_transformed_model_is_named_as_its_layers_are():
     linear = nn.Linear(2, 2, key=jax.random.key(0))
     model = Nothing(eqx.tree_at(lambda each: each.weight, linear, jnp.full((2, 2), jnp.inf)))
-    x = jnp.ones(2) if transformed(model) == model.method else jnp.ones((3, 2))
-    found = find_nonfinite(transformed(model), x)
-    assert (found.layer, found.came_with) == ("model", "model.inner.weight")
+    for transformed, *shape in [
+        (model.method, 2),
+        (eqx.filter_vmap(model), 3, 2),
+        (eqx.filter_jit(eqx.filter_vmap(model)), 3, 2),
+        (eqx.filter_jit(eqx.filter_vmap(model.method)), 3, 2),
+    ]:
+        found = find_nonfinite(transformed, jnp.ones(shape))
+        assert (found.layer, found.came_with) == ("model", "model.inner.weight")
 
 
 def test_nan_in_a_stack_is_told_before_an_infinite_argument():
@@ -300,20 +256,6 @@ def test_row_that_is_finite_is_not_blamed_on_another():
     assert (found.operation, found.turns, found.then) == ("log", (1,), None)
 
 
-@pytest.mark.parametrize("mode", ["explicit", "exclusive"])
-def test_it_runs_where_hidden_copies_are_refused(mode):
-    with eqx.transfers(mode):
-        found = find_nonfinite(lambda x: jnp.log(x) * 2, TWO)
-    assert found.operation == "log"
-
-
-def test_donated_arguments_stay():
-    step = eqx.filter_jit(lambda x: x / 0.0, donate="all")
-    x = jnp.ones(2)
-    assert find_nonfinite(step, x).operation == "div"
-    assert not x.is_deleted()
-
-
 def test_callbacks_in_a_loop_are_called_once_a_turn():
     seen = []
 
@@ -327,21 +269,6 @@ def test_callbacks_in_a_loop_are_called_once_a_turn():
     assert find_nonfinite(function, jnp.zeros(3), gradient=False).turns == (0,)
     jax.effects_barrier()
     assert seen == [0.0] * 3
-
-
-def test_random_key_serves_both_passes():
-    def function(x, key):
-        return x * jax.random.normal(key, (2,))
-
-    assert find_nonfinite(function, TWO, jax.random.key(0)) is None
-
-
-def test_loop_without_turns_hands_on_what_it_was_given():
-    def function(x):
-        last, rows = jax.lax.scan(lambda c, y: (c, y), x / 0.0, jnp.zeros((0, 2)))
-        return last, rows
-
-    assert find_nonfinite(function, TWO).operation == "div"
 
 
 def test_step_of_a_training_is_run_as_it_is():
@@ -376,11 +303,6 @@ def test_layers_in_a_jitted_function_are_those_of_this_call():
     assert find_nonfinite(lambda log, x: apply(log, x), log, TWO).layer == "log"
 
 
-def test_number_of_the_program_has_its_dtype():
-    found = find_nonfinite(lambda x: x / 0.0, TWO, gradient=False)
-    assert [each.dtype for each in found.inputs] == ["float32"] * 2
-
-
 def test_turns_of_an_inner_loop_are_compiled_once():
     def body(carry, each):
         inner = jax.lax.scan(lambda carry, _: (2 * carry, None), carry, None, length=2)[0]
@@ -407,22 +329,32 @@ def listening(listener):
         jax.monitoring.unregister_event_duration_listener(listener)
 
 
-def test_model_that_is_traced_is_refused():
+def test_gradient_is_that_of_what_is_not_frozen_and_a_key_serves_both_passes():
+    found = find_nonfinite(mean, nn.freeze(Norm(jnp.ones(2))), jnp.zeros((1, 2)))
+    assert found.reaches == "the gradient of x"
+    noise = lambda x, key: x * jax.random.normal(key, (2,))
+    assert find_nonfinite(noise, TWO, jax.random.key(0)) is None
+
+
+def test_it_runs_where_hidden_copies_are_refused_and_donated_arguments_stay():
+    for mode in ("explicit", "exclusive"):
+        with eqx.transfers(mode):
+            found = find_nonfinite(lambda x: jnp.log(x) * 2, TWO)
+        assert found.operation == "log"
+    step, x = eqx.filter_jit(lambda x: x / 0.0, donate="all"), jnp.ones(2)
+    assert find_nonfinite(step, x).operation == "div"
+    assert not x.is_deleted()
+    without_turns = lambda x: jax.lax.scan(lambda c, y: (c, y), x / 0.0, jnp.zeros((0, 2)))
+    assert find_nonfinite(without_turns, TWO).operation == "div"
+
+
+def test_what_has_no_values_or_cannot_be_called_or_differentiated_is_refused():
     with pytest.raises(ValueError, match="runs the program on values, and x has none"):
         jax.jit(lambda x: find_nonfinite(lambda x: x, x))(TWO)
-
-
-def test_struct_without_values_is_refused():
     with pytest.raises(ValueError, match=r"x\['a'\] has none: it is a `jax.ShapeDtypeStruct`"):
         find_nonfinite(lambda x: x, {"a": jax.ShapeDtypeStruct((2,), jnp.float32)})
-
-
-def test_what_cannot_be_called_is_refused():
     with pytest.raises(TypeError, match="`find_nonfinite` expects a function"):
         find_nonfinite(3.0)  # pyright: ignore[reportArgumentType]
-
-
-def test_function_without_a_gradient_is_told_how_to_go_on():
     with pytest.raises(ValueError, match="Reverse-mode") as raised:
         find_nonfinite(lambda x: jax.lax.while_loop(lambda c: c < 3, lambda c: c + 1, x), TWO[0])
     assert "Write `gradient=False`" in raised.value.__notes__[-1]

@@ -1,4 +1,4 @@
-"""Where a test takes `eqx`, the same program holds on Equinox, whose behaviour is the measure."""
+"""Traces are counted, as by Equinox, and too many are an error."""
 
 import copy
 import functools
@@ -8,6 +8,7 @@ import pickle
 import threading
 import weakref
 
+import equinox
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -15,7 +16,6 @@ import pytest
 
 import eqxlike
 from eqxlike.debug import assert_max_traces, get_num_traces
-from tests.beside_equinox import both
 
 
 def double(x, factor=2):
@@ -23,157 +23,87 @@ def double(x, factor=2):
     return factor * x
 
 
-def linear(eqx, out_features=2):
-    return eqx.nn.Linear(2, out_features, key=jax.random.key(0))
+def linear(out_features=2):
+    return eqxlike.nn.Linear(2, out_features, key=jax.random.key(0))
 
 
-# --- what is returned ---------------------------------------------------------------------------
-
-
-@both
-@pytest.mark.parametrize("attribute", ["__name__", "__doc__", "__qualname__", "__module__"])
-def test_shows_the_metadata_of_the_function(eqx, attribute):
-    wrapped = eqx.debug.assert_max_traces(double, max_traces=1)
-    assert getattr(wrapped, attribute) == getattr(double, attribute)
-
-
-@both
-def test_shows_the_signature_of_the_function(eqx):
-    wrapped = eqx.debug.assert_max_traces(double, max_traces=1)
+def test_is_a_module_that_looks_like_its_function():
+    wrapped = assert_max_traces(double, max_traces=1)
+    for attribute in ("__name__", "__doc__", "__qualname__", "__module__"):
+        assert getattr(wrapped, attribute) == getattr(double, attribute)
     assert inspect.signature(wrapped) == inspect.signature(double)
-
-
-@both
-def test_is_a_module_with_what_it_was_given(eqx):
-    wrapped = eqx.debug.assert_max_traces(double, max_traces=1)
-    assert isinstance(wrapped, eqx.Module)
+    assert isinstance(wrapped, eqxlike.Module)
     assert (wrapped.fn, wrapped.__wrapped__, wrapped.max_traces) == (double, double, 1)
+    module = linear()
+    leaves = jtu.tree_leaves(assert_max_traces(module, max_traces=1))
+    assert eqxlike.tree_equal(leaves, jtu.tree_leaves(module))
+    assert wrapped != assert_max_traces(double, max_traces=1)
+    assert assert_max_traces(max_traces=1)(double)(3) == 6
 
 
-@both
-def test_its_leaves_are_those_of_what_it_wraps(eqx):
-    module = linear(eqx)
-    wrapped = eqx.debug.assert_max_traces(module, max_traces=1)
-    assert eqxlike.tree_equal(jtu.tree_leaves(wrapped), jtu.tree_leaves(module))
-
-
-@both
-def test_is_a_decorator_with_arguments(eqx):
-    decorated = eqx.debug.assert_max_traces(max_traces=1)(double)
-    assert decorated(3) == 6
-
-
-@both
-def test_max_traces_is_needed(eqx):
+def test_max_traces_and_a_function_are_needed():
     with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'max_traces'"):
-        eqx.debug.assert_max_traces(double)
+        assert_max_traces(double)
+    with pytest.raises(TypeError):
+        assert_max_traces(3, max_traces=1)(1)
+    with pytest.raises(ValueError, match="does not appear to"):
+        get_num_traces(double)
 
 
-@both
-def test_two_wrappers_of_one_function_are_different(eqx):
-    one, other = (eqx.debug.assert_max_traces(double, max_traces=1) for _ in range(2))
-    assert one != other
+def test_counts_the_traces_inside_a_jit_and_past_the_limit_is_an_error():
+    for library in (equinox, eqxlike):
+        for jit in (library.filter_jit, jax.jit):
+            jitted = jit(library.debug.assert_max_traces(double, max_traces=2))
+            counts = [library.debug.get_num_traces(jitted)]
+            with jax.checking_leaks():
+                for x in (jnp.ones(2), jnp.zeros(2), jnp.ones(3)):
+                    assert jitted(x).tolist() == (2 * x).tolist()
+                    counts.append(library.debug.get_num_traces(jitted))
+            with pytest.raises(RuntimeError, match="can only be traced 2 times"):
+                jitted(jnp.ones(4))
+            assert counts == [0, 1, 1, 2]
 
 
-def test_what_is_no_function_is_an_error():
-    with pytest.raises(TypeError, match="3 is not a callable object"):
-        assert_max_traces(3, max_traces=1)  # pyright: ignore[reportArgumentType]
-
-
-# --- counting -----------------------------------------------------------------------------------
-
-
-@both
-@pytest.mark.parametrize("jit", ["filter_jit", "jax"])
-def test_counts_the_traces_inside_a_jit(eqx, jit):
-    function = eqx.debug.assert_max_traces(double, max_traces=None)
-    jitted = eqx.filter_jit(function) if jit == "filter_jit" else jax.jit(function)
-    counts = [eqx.debug.get_num_traces(jitted)]
-    for x in (jnp.ones(2), jnp.zeros(2), jnp.ones(3)):
-        jitted(x)
-        counts.append(eqx.debug.get_num_traces(jitted))
-    assert counts == [0, 1, 1, 2]
-
-
-@both
-def test_counts_the_calls_outside_of_a_jit(eqx):
-    function = eqx.debug.assert_max_traces(double, max_traces=None)
-    function(1)
-    function(1)
-    assert eqx.debug.get_num_traces(function) == 2
-
-
-@both
-@pytest.mark.parametrize("wrapper", ["filter_grad", "filter_vmap", "filter_value_and_grad"])
-def test_the_count_is_found_inside_other_wrappers(eqx, wrapper):
-    function = eqx.debug.assert_max_traces(lambda x: x.sum() ** 2, max_traces=None)
-    wrapped = eqx.filter_jit(getattr(eqx, wrapper)(function))
-    wrapped(jnp.ones((2,)))
-    assert eqx.debug.get_num_traces(wrapped) == 1
-
-
-@both
-def test_the_outermost_wrapper_counts(eqx):
-    inner = eqx.debug.assert_max_traces(double, max_traces=None)
-    outer = eqx.debug.assert_max_traces(inner, max_traces=None)
-    inner(1)
-    assert eqx.debug.get_num_traces(outer) == 0
-
-
-@both
-def test_a_trace_that_fails_counts(eqx):
+def test_calls_outside_of_a_jit_count_also_those_that_fail_and_the_outermost_wrapper():
     def fail(x):
         raise ValueError("no")
 
-    function = eqx.debug.assert_max_traces(fail, max_traces=1)
+    inner = assert_max_traces(double, max_traces=None)
+    outer = assert_max_traces(inner, max_traces=None)
+    inner(1)
+    inner(1)
+    assert (get_num_traces(inner), get_num_traces(outer)) == (2, 0)
+    function = assert_max_traces(fail, max_traces=1)
     with pytest.raises(ValueError, match="no"):
         function(1)
-    assert eqx.debug.get_num_traces(function) == 1
-
-
-@both
-def test_what_is_not_wrapped_has_no_count(eqx):
-    with pytest.raises(ValueError, match="does not appear to"):
-        eqx.debug.get_num_traces(double)
-
-
-def test_the_count_is_found_inside_a_partial():
-    function = functools.partial(assert_max_traces(double, max_traces=None), 1)
-    function()
     assert get_num_traces(function) == 1
 
 
-@pytest.fixture
-def scale():
-    class Scale(eqxlike.Module):
-        factor: jax.Array
-
-        @assert_max_traces(max_traces=None)
-        def plain(self, x):
-            return self.factor * x
-
-        @eqxlike.filter_jit
-        @assert_max_traces(max_traces=1)
-        def jitted(self, x):
-            return self.factor * x
-
-    return Scale
+def test_the_count_is_found_inside_other_wrappers():
+    for wrapper in (eqxlike.filter_grad, eqxlike.filter_vmap, eqxlike.filter_value_and_grad):
+        function = assert_max_traces(lambda x: x.sum() ** 2, max_traces=None)
+        wrapped = eqxlike.filter_jit(wrapper(function))
+        wrapped(jnp.ones((2,)))
+        assert get_num_traces(wrapped) == 1
+        partial = functools.partial(wrapped, jnp.ones((2,)))
+        partial()
+        assert get_num_traces(partial) == 1
 
 
-@pytest.mark.parametrize("name", ["plain", "jitted"])
-def test_the_count_of_a_method_is_found_on_the_instance_and_the_class(scale, name):
-    method = getattr(scale(jnp.array(2.0)), name)
-    assert method(jnp.ones(2)).tolist() == [2, 2]
-    assert get_num_traces(method) == get_num_traces(getattr(scale, name)) == 1
+class Scale(eqxlike.Module):
+    factor: jax.Array
+
+    @assert_max_traces(max_traces=None)
+    def plain(self, x):
+        return self.factor * x
+
+    @eqxlike.filter_jit
+    @assert_max_traces(max_traces=1)
+    def jitted(self, x):
+        return self.factor * x
 
 
-def test_the_instances_of_a_class_count_together(scale):
-    scale(jnp.ones(1)).jitted(1.0)
-    with pytest.raises(RuntimeError, match=r"self\.factor: f32\[1\] then f32\[3\]"):
-        scale(jnp.ones(3)).jitted(1.0)
-
-
-def test_a_method_of_a_plain_class_is_bound_to_its_instance():
+def test_the_count_of_a_method_is_found_on_the_instance_and_the_class():
     class Plain:
         @assert_max_traces(max_traces=1)
         def method(self, x):
@@ -182,10 +112,16 @@ def test_a_method_of_a_plain_class_is_bound_to_its_instance():
     plain = Plain()
     assert plain.method(1) == (plain, 1)
     assert get_num_traces(plain.method) == 1
+    for name in ("plain", "jitted"):
+        method = getattr(Scale(jnp.array(2.0)), name)
+        assert method(jnp.ones(2)).tolist() == [2, 2]
+        assert get_num_traces(method) == get_num_traces(getattr(Scale, name)) == 1
+    with pytest.raises(RuntimeError, match=r"self\.factor: weak_f32\[\] then f32\[2\]"):
+        Scale(jnp.ones(2)).jitted(jnp.ones(2))
 
 
 def test_a_wrapped_module_is_passed_to_filter_jit_without_being_traced_anew():
-    wrapped = assert_max_traces(linear(eqxlike), max_traces=1)
+    wrapped = assert_max_traces(linear(), max_traces=1)
     call = eqxlike.filter_jit(lambda module, x: module(x))
     for _ in range(3):
         call(wrapped, jnp.ones(2))
@@ -193,52 +129,39 @@ def test_a_wrapped_module_is_passed_to_filter_jit_without_being_traced_anew():
 
 
 @pytest.mark.usefixtures("compiles_alone")
-def test_threads_count_together():
+def test_threads_count_together_and_a_jit_one_trace():
     function = assert_max_traces(double, max_traces=None)
-    threads = [threading.Thread(target=lambda: [function(1) for _ in range(200)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert get_num_traces(function) == 800
-
-
-@pytest.mark.usefixtures("compiles_alone")
-def test_threads_that_come_first_to_a_jit_count_one_trace():
     jitted = eqxlike.filter_jit(assert_max_traces(double, max_traces=1))
-    threads = [threading.Thread(target=jitted, args=(jnp.ones(2),)) for _ in range(4)]
+
+    def calls():
+        jitted(jnp.ones(2))
+        for _ in range(200):
+            function(1)
+
+    threads = [threading.Thread(target=calls) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert get_num_traces(jitted) == 1
+    assert (get_num_traces(jitted), get_num_traces(function)) == (1, 800)
 
 
-# --- copies and memory --------------------------------------------------------------------------
+def test_copies_count_together():
+    function = assert_max_traces(double, max_traces=None)
+    copies = [function, copy.copy(function), jtu.tree_map(lambda leaf: leaf, function)]
+    for each in copies:
+        each(1)
+    assert [get_num_traces(each) for each in copies] == [3, 3, 3]
 
 
-@both
-@pytest.mark.parametrize(
-    "make", [copy.copy, lambda tree: jtu.tree_map(lambda leaf: leaf, tree)], ids=["copy", "map"]
-)
-def test_copies_count_together(eqx, make):
-    function = eqx.debug.assert_max_traces(double, max_traces=None)
-    copied = make(function)
-    function(1)
-    copied(1)
-    assert eqx.debug.get_num_traces(function) == eqx.debug.get_num_traces(copied) == 2
-
-
-@pytest.mark.parametrize(
-    "make", [copy.deepcopy, lambda tree: pickle.loads(pickle.dumps(tree))], ids=["deep", "pickle"]
-)
-def test_a_deep_copy_counts_anew(make):
-    function = assert_max_traces(linear(eqxlike), max_traces=2)
-    function(jnp.ones(2))
-    copied = make(function)
-    assert get_num_traces(copied) == 0
-    assert copied(jnp.ones(2)).tolist() == function(jnp.ones(2)).tolist()
-    assert (get_num_traces(copied), get_num_traces(function)) == (1, 2)
+def test_a_deep_copy_counts_anew():
+    for make in (copy.deepcopy, lambda tree: pickle.loads(pickle.dumps(tree))):
+        function = assert_max_traces(linear(), max_traces=2)
+        function(jnp.ones(2))
+        copied = make(function)
+        assert get_num_traces(copied) == 0
+        assert copied(jnp.ones(2)).tolist() == function(jnp.ones(2)).tolist()
+        assert (get_num_traces(copied), get_num_traces(function)) == (1, 2)
 
 
 def test_holds_neither_function_nor_arguments():
@@ -256,41 +179,16 @@ def test_holds_neither_function_nor_arguments():
     assert references[0]() is None
 
 
-def test_leaks_no_tracers():
-    jitted = jax.jit(assert_max_traces(double, max_traces=1))
-    with jax.checking_leaks():
-        assert jitted(jnp.ones(2)).tolist() == [2, 2]
-
-
-# --- too many traces ----------------------------------------------------------------------------
-
-
-@both
-@pytest.mark.parametrize("jit", ["filter_jit", "jax"])
-def test_too_many_traces_are_an_error(eqx, jit):
-    function = eqx.debug.assert_max_traces(double, max_traces=1)
-    jitted = eqx.filter_jit(function) if jit == "filter_jit" else jax.jit(function)
-    jitted(jnp.ones(2))
-    with pytest.raises(RuntimeError, match="can only be traced 1 times"):
-        jitted(jnp.ones(3))
-
-
-@both
-@pytest.mark.parametrize("max_traces", [0, -1])
-def test_no_trace_may_be_allowed(eqx, max_traces):
-    function = eqx.debug.assert_max_traces(double, max_traces=max_traces)
-    with pytest.raises(RuntimeError, match=f"can only be traced {max_traces} times"):
-        function(1)
-
-
-@both
-def test_each_call_past_the_limit_is_an_error_and_counts(eqx):
-    function = eqx.debug.assert_max_traces(double, max_traces=1)
-    function(1)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="can only be traced 1 times"):
-            function(1)
-    assert eqx.debug.get_num_traces(function) == 3
+def test_each_call_past_the_limit_is_an_error_and_counts():
+    for max_traces in (-1, 0, 1):
+        function = assert_max_traces(double, max_traces=max_traces)
+        for number in range(3):
+            if number < max_traces:
+                function(1)
+                continue
+            with pytest.raises(RuntimeError, match=f"can only be traced {max_traces} times"):
+                function(1)
+        assert get_num_traces(function) == 3
 
 
 def error_of(function, *calls, max_traces=1):
@@ -310,18 +208,12 @@ def test_the_error_names_the_function_and_says_what_has_changed():
     )
 
 
-def test_the_error_compares_with_the_most_similar_trace():
+def test_the_error_compares_with_the_most_similar_trace_and_the_latest_of_those():
     calls = [(jnp.ones(2), 2), (jnp.ones(3), 3), (jnp.ones(2), 4)]
     message = error_of(double, *calls, max_traces=2)
     assert message.endswith("What differs from trace 1:\n  factor: 2 then 4")
-
-
-def test_of_traces_that_are_alike_the_error_takes_the_latest():
     message = error_of(double, (1,), (1,), (2,), max_traces=2)
     assert "What differs from trace 2:" in message
-
-
-def test_the_error_says_so_where_nothing_differs_that_can_be_seen():
     message = error_of(double, (1,), (1,))
     assert "like those of trace 1" in message
     assert "jitted anew for each call" in message

@@ -24,14 +24,14 @@ def arrays_of(tree):
 
 
 @both
-def test_it_is_called_like_the_function(eqxi):
+def test_it_is_called_like_the_function_and_arrays_closed_over_are_leaves(eqxi):
     assert eqxi.closure_to_pytree(scaling_by(2.0))(3.0, power=2) == 18.0
-
-
-@both
-def test_arrays_closed_over_are_leaves(eqxi):
     factor = jnp.array(2.0)
-    assert arrays_of(eqxi.closure_to_pytree(scaling_by(factor))) == [factor]
+    scale = eqxi.closure_to_pytree(scaling_by(factor))
+    assert arrays_of(scale) == [factor]
+    assert arrays_of(eqxlike.filter_grad(lambda scale: scale(3.0))(scale)) == [3.0]
+    tree = {"a": 1, "b": abs, "c": jnp.sin}
+    assert eqxi.closure_to_pytree(tree) == tree
 
 
 @both
@@ -40,19 +40,6 @@ def test_functions_closed_over_are_converted_too(eqxi):
     outer = eqxi.closure_to_pytree({"f": [lambda x: inner(inner(x))]})
     doubled = jax.tree.map(lambda leaf: 2 * leaf if isinstance(leaf, jax.Array) else leaf, outer)
     assert doubled["f"][0](1.0) == 16
-
-
-@both
-def test_leaves_that_are_no_functions_stay(eqxi):
-    tree = {"a": 1, "b": abs, "c": jnp.sin}
-    assert eqxi.closure_to_pytree(tree) == tree
-
-
-@both
-def test_a_gradient_goes_to_what_is_closed_over(eqxi):
-    scale = eqxi.closure_to_pytree(scaling_by(jnp.array(2.0)))
-    gradient = eqxlike.filter_grad(lambda scale: scale(3.0))(scale)
-    assert arrays_of(gradient) == [3.0]
 
 
 @both
@@ -78,36 +65,22 @@ def test_functions_that_were_made_alike_are_compiled_once():
 
 
 def with_default(value):
-    def function(x=value):
-        return x
-
-    return function
+    return lambda x=value: x
 
 
 def with_keyword(value):
-    def function(*, x=value):
-        return x
-
-    return function
+    return lambda *, x=value: x
 
 
-@pytest.mark.parametrize("make", [with_default, with_keyword])
-def test_functions_with_other_defaults_are_not_equal(make):
-    one, other = (jax.tree.leaves(internal.closure_to_pytree(make(value))) for value in ([], []))
-    assert one != other
-
-
-@both
-@pytest.mark.parametrize("make", [with_default, with_keyword])
-def test_defaults_stay(eqxi, make):
-    assert eqxi.closure_to_pytree(make(5))() == 5
-
-
-def test_functions_of_other_modules_are_not_equal():
+def test_defaults_stay_and_functions_with_others_or_of_other_modules_are_not_equal():
     def in_namespace(namespace):
         return types.FunctionType(scaling_by(1.0).__code__, namespace, closure=(cell, cell))
 
     cell = types.CellType(1.0)
+    for make in (with_default, with_keyword):
+        assert internal.closure_to_pytree(make(5))() == 5
+        one, other = (jax.tree.leaves(internal.closure_to_pytree(make([]))) for _ in range(2))
+        assert one != other
     one, other = (jax.tree.leaves(internal.closure_to_pytree(in_namespace({}))) for _ in range(2))
     assert one != other
 
@@ -120,13 +93,10 @@ def test_a_function_that_closes_over_itself_is_refused():
     with pytest.raises(ValueError, match=message):
         internal.closure_to_pytree(factorial)
 
-
-def test_a_variable_without_a_value_is_refused():
     def function():
         return later
 
-    message = "closes over `later`: that has no value yet."
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"closes over `later`: that has no value yet\."):
         internal.closure_to_pytree(function)
     later = 1
     assert function() == later

@@ -1,5 +1,8 @@
-"""Identities that raise where one transformation meets them, and nowhere else."""
+"""Identities that raise where one transformation, or a use, meets them, and nowhere else."""
 
+from functools import partial
+
+import equinox.internal
 import jax
 import jax.numpy as jnp
 import pytest
@@ -39,69 +42,42 @@ REFUSED = {
 }
 
 
-@both
-@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 @pytest.mark.parametrize("name", ALL)
-def test_transformations_are_refused(eqxi, name, transformation):
-    function, transform = getattr(eqxi, name), TRANSFORMATIONS[transformation]
-    if transformation in REFUSED[name]:
-        with pytest.raises((RuntimeError, ValueError, NotImplementedError)):
-            transform(function)
-    else:
-        assert transform(function) == X
-
-
-@both
-@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
-@pytest.mark.parametrize("name", ALL)
-def test_what_is_not_transformed_passes(eqxi, name, transformation):
-    identity = getattr(eqxi, name)
-    assert TRANSFORMATIONS[transformation](lambda x: identity(X) * x) == X * X
+def test_transformations_are_refused_but_of_what_does_not_depend_on_them(name):
+    identity = getattr(internal, name)
+    for transformation, transform in TRANSFORMATIONS.items():
+        if transformation in REFUSED[name]:
+            with pytest.raises((RuntimeError, ValueError, NotImplementedError)):
+                transform(identity)
+        else:
+            assert transform(identity) == X
+        assert transform(lambda x: identity(X) * x) == X * X
 
 
 @both
-@pytest.mark.parametrize("name", ALL)
-def test_leaves_that_are_no_arrays_pass(eqxi, name):
+def test_compiled_it_is_the_identity_and_forward_mode_passes_what_refuses_reverse_mode(eqxi):
     tree = {"a": X, "b": (1.0, "text", None)}
-    assert getattr(eqxi, name)(tree) == tree
-
-
-@both
-@pytest.mark.parametrize("name", ALL)
-def test_compiled_it_is_the_identity(eqxi, name):
-    assert jax.jit(getattr(eqxi, name))(X) == X
-
-
-@both
-@pytest.mark.parametrize("name", ["nondifferentiable", "nondifferentiable_backward"])
-def test_a_stopped_gradient_passes(eqxi, name):
-    identity = getattr(eqxi, name)
-    assert jax.grad(lambda x: identity(jax.lax.stop_gradient(x)) * x)(X) == X
-
-
-@both
-def test_forward_mode_passes_what_refuses_reverse_mode(eqxi):
+    for name in ALL:
+        identity = getattr(eqxi, name)
+        assert jax.jit(identity)(X) == X
+        assert identity(tree) == tree
+        if "differentiable" in name:
+            of_constant = lambda x, identity=identity: identity(jax.lax.stop_gradient(x)) * x
+            assert jax.grad(of_constant)(X) == X
     tangents = jax.vmap(lambda x: jax.jvp(eqxi.nondifferentiable_backward, (X,), (x,)))(X[None])[1]
     assert tangents == X[None]
 
 
 @both
-@pytest.mark.parametrize("symbolic", [True, False])
-def test_an_unused_outcome_has_no_cotangent(eqxi, symbolic):
-    def function(x):
-        unused, used = eqxi.nondifferentiable_backward((x, 1.0), symbolic=symbolic)
-        del unused
-        return used * x
+def test_unused_outcomes_have_no_cotangent_and_zeros_pass_if_values_are_looked_at(eqxi):
+    def of_unused(symbolic):
+        return lambda x: eqxi.nondifferentiable_backward((x, 1.0), symbolic=symbolic)[1] * x
 
-    assert jax.grad(function)(X) == 1
-
-
-@both
-def test_cotangents_of_zero_pass_if_values_are_looked_at(eqxi):
-    def function(x):
+    def of_zero(x):
         return 0.0 * eqxi.nondifferentiable_backward(x, symbolic=False) + x
 
-    assert jax.jit(jax.vmap(jax.grad(function)))(X[None]) == 1
+    assert [jax.grad(of_unused(symbolic))(X) for symbolic in (True, False)] == [1, 1]
+    assert jax.jit(jax.vmap(jax.grad(of_zero)))(X[None]) == 1
 
 
 def test_cotangents_that_are_not_zero_are_refused_when_the_program_runs():
@@ -113,55 +89,51 @@ def test_cotangents_that_are_not_zero_are_refused_when_the_program_runs():
         function(X)
 
 
-def test_equal_members_of_a_batch_are_one():
+def test_members_of_a_batch_that_are_equal_are_one_and_others_refused_when_the_program_runs():
     def function(x):
         return internal.nonbatchable(x, allow_constant_across_batch=True)
 
     assert jax.vmap(function, out_axes=None)(jnp.stack([X, X])) == X
-
-
-def test_members_of_a_batch_that_differ_are_refused_when_the_program_runs():
-    def function(x):
-        return internal.nonbatchable(x, allow_constant_across_batch=True)
-
     with pytest.raises(
         eqxlike.EqxlikeRuntimeError, match=r"Nonconstant batch\. This operation has"
     ):
         eqxlike.filter_jit(jax.vmap(function))(jnp.stack([X, 2 * X]))
 
 
-MESSAGES = {
-    "nontraceable, batched": lambda eqxi: jax.vmap(eqxi.nontraceable)(X[None]),
-    "nontraceable, differentiated": lambda eqxi: jax.grad(eqxi.nontraceable)(X),
-    "nontraceable, named": lambda eqxi: jax.grad(lambda x: eqxi.nontraceable(x, name="f"))(X),
-    "nondifferentiable": lambda eqxi: jax.grad(eqxi.nondifferentiable)(X),
-    "nondifferentiable, named": lambda eqxi: jax.grad(
-        lambda x: eqxi.nondifferentiable(x, name="x")
-    )(X),
-    "nondifferentiable, told": lambda eqxi: jax.grad(lambda x: eqxi.nondifferentiable(x, msg="no"))(
-        X
-    ),
-    "nondifferentiable_backward": lambda eqxi: jax.grad(eqxi.nondifferentiable_backward)(X),
-    "nondifferentiable_backward, named": lambda eqxi: jax.grad(
-        lambda x: eqxi.nondifferentiable_backward(x, "x")
-    )(X),
-    "nondifferentiable_backward, told": lambda eqxi: jax.grad(
-        lambda x: eqxi.nondifferentiable_backward(x, msg="no")
-    )(X),
-    "nonbatchable": lambda eqxi: jax.vmap(eqxi.nonbatchable)(X[None]),
-    "nonbatchable, named": lambda eqxi: jax.vmap(lambda x: eqxi.nonbatchable(x, name="x"))(X[None]),
-    "nonbatchable, told": lambda eqxi: jax.vmap(lambda x: eqxi.nonbatchable(x, msg="no"))(X[None]),
+TRANSFORMED = {
+    "nontraceable": (jax.grad, "name"),
+    "nondifferentiable": (jax.grad, "name", "msg"),
+    "nondifferentiable_backward": (jax.grad, "name", "msg"),
+    "nonbatchable": (lambda function: lambda x: jax.vmap(function)(x[None]), "name", "msg"),
 }
 
 
-def message(program, library):
+def message(library, name, given):
+    transform = TRANSFORMED[name][0]
     with pytest.raises((RuntimeError, ValueError)) as raised:
-        program(library)
+        transform(partial(getattr(library, name), **given))(X)
     return type(raised.value), str(raised.value)
 
 
-@pytest.mark.parametrize("name", MESSAGES)
-def test_messages_are_those_of_equinox(name):
-    import equinox.internal
+def test_messages_are_those_of_equinox():
+    for name, (_, *options) in TRANSFORMED.items():
+        for given in ({}, *({option: "text"} for option in options)):
+            assert message(internal, name, given) == message(equinox.internal, name, given)
 
-    assert message(MESSAGES[name], internal) == message(MESSAGES[name], equinox.internal)
+
+@both
+def test_what_must_be_of_no_use_to_a_program_is_checked_in_a_jit_alone(eqxi):
+    unused = jax.jit(lambda x: (eqxi.assert_dce(x, "used"), 2 * x)[1])
+    assert unused(X) == 4
+    assert jax.jit(lambda x: eqxi.assert_dce(x, "used", on_error="off"))(X) == X
+    assert eqxi.assert_dce((X, "text"), "used")[1] == "text"
+
+
+def test_a_program_that_uses_it_fails_and_a_gradient_that_does_not_runs():
+    with pytest.raises(eqxlike.EqxlikeRuntimeError, match="x was used"):
+        eqxlike.filter_jit(lambda x: internal.assert_dce(x, "x was used"))(X)
+
+    def function(x):
+        return x**2 + 0 * len(internal.assert_dce(x[None], "used"))
+
+    assert jax.jit(jax.grad(function))(X) == 4

@@ -6,7 +6,6 @@ import weakref
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import eqxlike
 from eqxlike import internal
@@ -14,18 +13,14 @@ from tests.internal.beside_equinox_internal import both
 
 
 @both
-@pytest.mark.parametrize("name", ["eval_zero", "eval_empty"])
-def test_arrays_have_the_shapes_of_the_output(eqxi, name):
+def test_arrays_have_the_shapes_of_the_output_and_zeros_are_zeros(eqxi):
     def function(x, y):
         return {"a": x, "b": [y > 0, x.astype(int)]}
 
     args = jnp.ones((2, 1)), jnp.ones(3)
-    found = getattr(eqxi, name)(function, *args)
-    assert jax.eval_shape(lambda: found) == jax.eval_shape(function, *args)
-
-
-@both
-def test_zeros_are_zeros(eqxi):
+    for name in ("eval_zero", "eval_empty"):
+        found = getattr(eqxi, name)(function, *args)
+        assert jax.eval_shape(lambda found=found: found) == jax.eval_shape(function, *args)
     assert eqxi.eval_zero(lambda x: x + 1, jnp.ones(2)).tolist() == [0, 0]
 
 
@@ -43,30 +38,30 @@ def counted(function):
 
 
 @both
-def test_equal_shapes_are_traced_once(eqxi):
+def test_equal_shapes_are_traced_once_and_others_again(eqxi):
     function = counted(lambda x, n: (x[:n], n))
-    args = jnp.ones(3), 2
-    outputs = [eqxi.cached_filter_eval_shape(function, *args) for _ in range(3)]
-    assert outputs == [eqxlike.filter_eval_shape(lambda x, n: (x[:n], n), *args)] * 3
-    assert function.count == 1
-
-
-@both
-@pytest.mark.parametrize(
-    ("args", "kwargs"),
-    [
+    first = ((jnp.ones(3), 2), {})
+    others = [
         ((jnp.ones(3), 1), {}),
         ((jnp.ones(4), 2), {}),
         ((jnp.arange(3), 2), {}),
         ((jnp.ones(3),), {"n": 2}),
-    ],
-)
-def test_another_call_is_traced_anew(eqxi, args, kwargs):
-    function = counted(lambda x, n: x[:n])
-    eqxi.cached_filter_eval_shape(function, jnp.ones(3), 2)
-    found = eqxi.cached_filter_eval_shape(function, *args, **kwargs)
-    assert found == eqxlike.filter_eval_shape(lambda x, n: x[:n], *args, **kwargs)
-    assert function.count == 2
+    ]
+    for args, kwargs in [first, first, *others, first]:
+        found = eqxi.cached_filter_eval_shape(function, *args, **kwargs)
+        assert found == eqxlike.filter_eval_shape(lambda x, n: (x[:n], n), *args, **kwargs)
+    assert function.count == 1 + len(others)
+
+
+def test_wider_numbers_are_traced_again_and_a_returned_tree_is_a_new_one():
+    def function():
+        return {"a": jnp.zeros(())}
+
+    found = internal.cached_filter_eval_shape(function)
+    assert found.pop("a").dtype == jnp.float32
+    assert internal.cached_filter_eval_shape(function).keys() == {"a"}
+    with jax.enable_x64(True):
+        assert internal.cached_filter_eval_shape(function)["a"].dtype == jnp.float64
 
 
 def test_static_values_of_another_type_are_told_apart():
@@ -82,16 +77,6 @@ def test_values_that_are_not_hashable_are_traced_each_time():
     for _ in range(2):
         internal.cached_filter_eval_shape(function, jnp.ones(2), Unhashable())
     assert function.count == 2
-
-
-def test_wider_numbers_are_traced_anew():
-    def function():
-        return jnp.zeros(())
-
-    narrow = internal.cached_filter_eval_shape(function)
-    with jax.enable_x64(True):
-        wide = internal.cached_filter_eval_shape(function)
-    assert (narrow.dtype, wide.dtype) == (jnp.float32, jnp.float64)
 
 
 def test_axes_in_scope_are_looked_at():
@@ -136,14 +121,6 @@ def test_objects_of_one_call_stay_together():
         return internal.cached_filter_eval_shape(converted, part, jnp.ones((2, 3))).shape
 
     assert [shape_of_call(), shape_of_call()] == [(3,), (3,)]
-
-
-def test_a_returned_tree_is_a_new_one():
-    def function():
-        return {"a": jnp.zeros(())}
-
-    internal.cached_filter_eval_shape(function).clear()
-    assert internal.cached_filter_eval_shape(function).keys() == {"a"}
 
 
 def test_what_a_short_lived_function_closes_over_goes_with_it():

@@ -1,5 +1,6 @@
 """Values and types that libraries put into trees and annotations."""
 
+import itertools
 import pickle
 
 import equinox.internal
@@ -8,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import wadler_lindig as wl
+from hypothesis import given
+from hypothesis import strategies as st
 from jaxtyping import Array, Float, PyTree
 
 import eqxlike
@@ -16,27 +19,20 @@ from tests.internal.beside_equinox_internal import both
 
 
 @both
-@pytest.mark.parametrize("value", [3, "text", (1, 2), [1, {"a": 2}], jnp.dtype("float32"), None])
-def test_a_static_value_has_no_leaves_and_comes_back(eqxi, value):
-    static = eqxi.Static(value)
-    assert jax.tree.leaves(static) == []
-    assert jax.jit(lambda x: (x, static))(1.0)[1].value == value
-
-
-@both
-def test_static_values_are_compared_by_value(eqxi):
+def test_static_values_have_no_leaves_come_back_and_are_compared_by_value(eqxi):
+    for value in (3, "text", (1, 2), [1, {"a": 2}], jnp.dtype("float32"), None):
+        static = eqxi.Static(value)
+        assert jax.tree.leaves(static) == []
+        assert jax.eval_shape(lambda x, static=static: (x, static), 1.0)[1].value == value
     structures = [jax.tree.structure(eqxi.Static(value)) for value in ([1, 2], [1, 2], [1, 3])]
     assert structures[0] == structures[1] != structures[2]
+    assert eqxi.Static[int](3).value == 3
 
 
 def test_static_refuses_arrays():
     with pytest.raises(TypeError, match=r"Static\.value is a static field and was given an array"):
         internal.Static(jnp.ones(2))
-
-
-@both
-def test_static_may_be_annotated_with_a_type(eqxi):
-    assert eqxi.Static[int](3).value == 3
+    assert pickle.loads(pickle.dumps(internal.Static([1, 2]))) == internal.Static([1, 2])
 
 
 @both
@@ -44,11 +40,7 @@ def test_a_word_stands_in_a_tree_of_arrays(eqxi):
     word = eqxi.str2jax("word")
     assert jax.tree.leaves(word) == []
     assert str(jax.jit(lambda x: (x, word))(1.0)[1]) == "word"
-
-
-@both
-def test_words_are_told_apart(eqxi):
-    assert eqxi.str2jax("word") != eqxi.str2jax("word")
+    assert word != eqxi.str2jax("word")
 
 
 @both
@@ -66,10 +58,7 @@ def test_a_maybe_buffer_is_a_buffer_or_what_it_is_of():
     assert isinstance(jnp.ones(2), kind)
     assert isinstance(loops.Buffer(jnp.ones(2), True), kind)
     assert not isinstance(jnp.ones((2, 2)), kind)
-
-
-def test_a_maybe_buffer_stands_in_an_annotation_of_a_tree():
-    assert isinstance([jnp.ones(2)], PyTree[internal.MaybeBuffer[Float[Array, " n"]]])
+    assert isinstance([jnp.ones(2)], PyTree[kind])
 
 
 @both
@@ -84,33 +73,20 @@ def test_attributes_of_a_container_are_numbers(eqxi):
     assert isinstance(1, Words)
 
 
-@both
-def test_keys_for_tests_are_new_ones(eqxi):
-    getkey = eqxi.GetKey()
-    assert len({tuple(getkey().tolist()) for _ in range(5)}) == 5
-
-
-def test_keys_are_those_of_equinox_for_a_seed():
+def test_keys_for_tests_are_new_ones_and_those_of_equinox_for_a_seed(monkeypatch):
     theirs, ours = equinox.internal.GetKey(3), internal.GetKey(3)
-    assert [ours().tolist() for _ in range(3)] == [theirs().tolist() for _ in range(3)]
-
-
-def test_a_seed_comes_from_the_environment(monkeypatch):
+    found = [ours().tolist() for _ in range(3)]
+    assert found == [theirs().tolist() for _ in range(3)]
+    assert len(set(map(tuple, found))) == 3
     monkeypatch.setenv("EQX_GETKEY_SEED", "5")
     assert internal.GetKey().seed == 5
 
 
-@both
-@pytest.mark.parametrize("shape", [(2, 1), (2, 1, 3, 4)])
-def test_arrays_are_broadcast_behind_their_axes(eqxi, shape):
+def test_arrays_are_broadcast_behind_their_axes():
     array = jnp.arange(2).reshape(2, 1)
-    expected = np.broadcast_to(
-        np.arange(2).reshape(2, 1, 1, 1)[(..., *[0] * (4 - len(shape)))], shape
-    )
-    assert np.array_equal(eqxi.left_broadcast_to(array, shape), expected)
-
-
-def test_too_few_axes_are_refused():
+    assert internal.left_broadcast_to(array, (2, 1)).tolist() == [[0], [1]]
+    expected = np.broadcast_to(np.arange(2).reshape(2, 1, 1, 1), (2, 1, 3, 4))
+    assert np.array_equal(internal.left_broadcast_to(array, (2, 1, 3, 4)), expected)
     message = r"expected at least the 2 axes of an array of shape \(2, 3\); got shape \(2,\)\."
     with pytest.raises(ValueError, match=message):
         internal.left_broadcast_to(jnp.ones((2, 3)), (2,))
@@ -122,10 +98,6 @@ def test_a_tree_comes_back_from_its_two_parts(eqxi):
     dynamic, static = eqxi.hashable_partition(tree, eqxlike.is_array)
     assert dynamic[1:] == (None, None)
     assert eqxlike.tree_equal(eqxi.hashable_combine(dynamic, static), tree)
-
-
-@both
-def test_the_static_part_is_a_key(eqxi):
     parts = [eqxi.hashable_partition(tree, eqxlike.is_array)[1] for tree in ([1], [1], [2])]
     assert len(set(parts)) == 2
 
@@ -141,25 +113,45 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("options", [(True, False), (True, True), (False, True), (False, False)])
-@pytest.mark.parametrize("name", SHOWN)
-def test_text_is_that_of_equinox(name, options):
-    def shown(library):
+def test_text_is_that_of_equinox():
+    def shown(library, value, options):
         custom = library.TreeWLCustom(lambda node: isinstance(node, list), *options)
-        return wl.pformat({"a": SHOWN[name]}, custom=custom)
+        return wl.pformat({"a": value}, custom=custom)
 
-    assert shown(internal) == shown(equinox.internal)
+    for options in itertools.product((True, False), repeat=2):
+        for value in SHOWN.values():
+            assert shown(internal, value, options) == shown(equinox.internal, value, options)
 
 
-@both
-def test_largest_of_all_batches(eqxi):
+def test_largest_of_all_batches_has_no_derivative():
     batch = jnp.arange(6).reshape(2, 3)
-    assert jax.vmap(jax.vmap(eqxi.unvmap_max, out_axes=None), out_axes=None)(batch) == 5
-
-
-def test_largest_of_all_has_no_derivative():
+    largest = jax.vmap(jax.vmap(internal.unvmap_max, out_axes=None), out_axes=None)
+    assert largest(batch) == 5
     assert jax.grad(lambda x: x.sum() * internal.unvmap_max(x))(jnp.ones(2)).tolist() == [1, 1]
 
 
-def test_static_values_are_pickled():
-    assert pickle.loads(pickle.dumps(internal.Static([1, 2]))) == internal.Static([1, 2])
+# Neither zero and what XLA takes for zero, nor infinity and what is next to it.
+NORMAL = st.floats(2.0**-125, 2.0**127, width=32).flatmap(lambda x: st.sampled_from((x, -x)))
+
+
+@given(st.lists(NORMAL, min_size=8, max_size=8))
+def test_numbers_next_to_one_are_those_of_numpy(numbers):
+    x = np.array(numbers, np.float32)
+    assert np.array_equal(internal.nextafter(jnp.array(x)), np.nextafter(x, np.float32(np.inf)))
+    assert np.array_equal(internal.prevbefore(jnp.array(x)), np.nextafter(x, np.float32(-np.inf)))
+
+
+@both
+def test_next_to_zero_is_the_smallest_normal_number(eqxi):
+    for dtype in (jnp.float16, jnp.bfloat16, jnp.float32):
+        tiny, zero = jnp.finfo(dtype).tiny, jnp.zeros((), dtype)
+        assert (eqxi.nextafter(zero), eqxi.prevbefore(zero)) == (tiny, -tiny)
+        assert eqxi.nextafter(zero).dtype == eqxi.prevbefore(zero).dtype == dtype
+
+
+def test_the_next_number_has_the_derivative_of_the_identity_and_batches():
+    for function in (internal.nextafter, internal.prevbefore):
+        square, x = lambda x: function(x) ** 2, jnp.array([0.0, 1.0, -2.0])  # noqa: B023
+        found = jax.jit(lambda x: (square(x), jax.grad(square)(x), jax.hessian(square)(x)))(1.0)  # noqa: B023
+        assert jnp.allclose(jnp.stack(found), jnp.array([1.0, 2.0, 2.0]))
+        assert jnp.array_equal(jax.jit(jax.vmap(function))(x), jnp.stack([function(y) for y in x]))

@@ -2,8 +2,6 @@
 
 import functools
 
-import equinox as eqx
-import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,27 +13,22 @@ from eqxlike import loops, nn
 KINDS = ["lax", "checkpointed", "bounded"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_static_leaves_go_through(kind):
-    carry = {"x": jnp.ones(()), "function": jnp.sin, "name": "a", "none": None}
-
-    def body(carry):
-        return {**carry, "x": carry["function"](carry["x"])}
-
-    found = loops.while_loop(lambda c: c["x"] > 0.7, body, carry, max_steps=9, kind=kind)
-    assert (found["function"], found["name"], found["none"]) == (jnp.sin, "a", None)
+class Labelled(eqxlike.Module):
+    x: jax.Array
+    label: object = eqxlike.field(static=True, default=2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_modules_and_keys_go_through(kind):
+def test_modules_keys_and_static_leaves_go_through(kind):
     layer = nn.Linear(2, 2, key=jax.random.key(0))
 
     def body(carry):
-        number, layer, key, x = carry
+        number, layer, key, x, function, name, none = carry
         key, noise_key = jax.random.split(key)
-        return number + 1, layer, key, layer(x) + jax.random.normal(noise_key, (2,))
+        x = function(layer(x)) + jax.random.normal(noise_key, (2,))
+        return number + 1, layer, key, x, function, name, none
 
-    start = 0, layer, jax.random.key(1), jnp.ones(2)
+    start = 0, layer, jax.random.key(1), jnp.ones(2), jnp.sin, "a", None
     found = loops.while_loop(lambda c: c[0] < 3, body, start, max_steps=3, kind=kind)
     expected = start
     for _ in range(3):
@@ -43,12 +36,13 @@ def test_modules_and_keys_go_through(kind):
     assert eqxlike.tree_equal(found[1], layer)
     assert jnp.array_equal(jax.random.key_data(found[2]), jax.random.key_data(expected[2]))
     assert jnp.allclose(found[3], expected[3], atol=1e-6)
+    assert found[4:] == (jnp.sin, "a", None)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_python_numbers_take_the_dtype_that_the_body_returns(kind):
-    found = loops.while_loop(lambda x: x < 9, lambda x: 1.5 * x, 2, max_steps=9, kind=kind)
-    assert (found.dtype, float(found)) == (jnp.float32, 10.125)
+def test_python_numbers_take_the_dtype_that_the_body_returns():
+    for kind in KINDS:
+        found = loops.while_loop(lambda x: x < 9, lambda x: 1.5 * x, 2, max_steps=9, kind=kind)
+        assert (found.dtype, float(found)) == (jnp.float32, 10.125)
 
 
 FORMS = [
@@ -59,38 +53,37 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("change", "message"), FORMS)
-def test_carry_of_another_form_is_an_error_with_its_path(kind, change, message):
+def test_carry_of_another_form_or_static_part_is_an_error_with_its_path():
     start = jnp.zeros(()), jnp.ones(2)
-    with pytest.raises(ValueError, match=f"body_fun must return a carry of the form.*{message}"):
-        loops.while_loop(lambda c: c[0] < 3, change, start, max_steps=3, kind=kind)
-    with pytest.raises(ValueError, match=f"f must return a carry of the form.*{message}"):
-        loops.scan(lambda c, x: (change(c), None), start, None, length=3, kind=kind)
-
-
-def test_static_leaf_that_changes_is_an_error():
+    for change, message in FORMS:
+        message = f"must return a carry of the form.*{message}"
+        with pytest.raises(ValueError, match=f"body_fun {message}"):
+            loops.while_loop(lambda c: c[0] < 3, change, start, max_steps=3, kind="bounded")
+        step = lambda c, x, change=change: (change(c), None)
+        with pytest.raises(ValueError, match=f"f {message}"):
+            loops.scan(step, start, None, length=3, kind="checkpointed")
     with pytest.raises(
         ValueError, match=r"the carry\[1\] is 'a', and what it returned\[1\] is 'b'"
     ):
         loops.scan(lambda c, x: ((c[0], "b"), None), (1.0, "a"), None, length=2)
+    with pytest.raises(ValueError, match="must return a carry of the form that it was given"):
+        loops.while_loop(
+            lambda carry: carry.x < 2,
+            lambda carry: Labelled(carry.x + 1, 2.0),
+            Labelled(jnp.array(0.0)),
+        )
 
 
-@pytest.mark.parametrize("wrong", [1.0, jnp.ones(1, bool), "yes"])
-def test_condition_is_one_boolean(wrong):
-    with pytest.raises(TypeError, match="cond_fun must return one boolean, of shape"):
-        loops.while_loop(lambda x: wrong, lambda x: x, 1.0, max_steps=2, kind="checkpointed")
-
-
-def test_loop_backwards_needs_a_limit():
-    with pytest.raises(ValueError, match=r"kind='checkpointed'\) needs `max_steps`"):
-        loops.while_loop(lambda x: x < 1, lambda x: x, 1.0, kind="checkpointed")
-
-
-@pytest.mark.parametrize("kind", ["Lax", "", None])
-def test_unknown_kind_is_an_error(kind):
-    with pytest.raises(ValueError, match="kind must be one of 'lax', 'checkpointed', 'bounded'"):
-        loops.scan(lambda c, x: (c, x), 1.0, jnp.ones(2), kind=kind)
+def test_condition_is_one_boolean_and_the_kind_one_of_three():
+    for wrong in (1.0, jnp.ones(1, bool), "yes"):
+        condition = lambda x, wrong=wrong: wrong
+        with pytest.raises(TypeError, match="cond_fun must return one boolean, of shape"):
+            loops.while_loop(condition, lambda x: x, 1.0, max_steps=2, kind="checkpointed")
+    message = "kind must be one of 'lax', 'checkpointed', 'bounded'"
+    with pytest.raises(ValueError, match=message):
+        loops.scan(lambda c, x: (c, x), 1.0, jnp.ones(2), kind="Lax")
+    with pytest.raises(ValueError, match=message):
+        loops.while_loop(lambda x: x < 1, lambda x: x, 1.0, max_steps=1, kind=None)
 
 
 LENGTHS = [
@@ -107,74 +100,72 @@ LENGTHS = [
 ]
 
 
-@pytest.mark.parametrize(("run", "message"), LENGTHS)
-def test_lengths_that_do_not_agree_are_an_error(run, message):
-    with pytest.raises(ValueError, match=message):
-        run()
+def test_lengths_that_do_not_agree_are_an_error():
+    for run, message in LENGTHS:
+        with pytest.raises(ValueError, match=message):
+            run()
 
 
-def test_function_of_a_scan_returns_a_pair():
+def test_a_scan_takes_and_returns_pairs_of_which_leaves_may_be_static():
     with pytest.raises(TypeError, match="f must return a pair, the next carry and an output"):
         loops.scan(lambda c, x: c, 0.0, None, length=2)
-
-
-def test_static_outputs_of_a_scan_are_those_of_a_step():
+    with pytest.raises(TypeError, match=r"a pair, .*: it returned tuple"):
+        loops.scan(lambda c, x: (c, x, x), 0.0, None, length=2)
     _, (ys, name) = loops.scan(
         lambda c, x: (c, (x["a"], x["name"])), 0.0, {"a": jnp.arange(3), "name": "n"}
     )
     assert (ys.tolist(), name) == ([0, 1, 2], "n")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_buffer_that_is_not_returned_is_an_error(kind):
-    def run():
-        loops.while_loop(
-            lambda c: c[0] < 2,
-            lambda c: (c[0] + 1, jnp.zeros(3)),
-            (0, jnp.zeros(3)),
-            max_steps=3,
-            buffers=lambda c: c[1],
-            kind=kind,
-        )
-
-    with pytest.raises(ValueError, match="must return a buffer where it was given one"):
-        run()
+def written(write, start, buffers=lambda c: c[1], **options):
+    """What is in the carry beside the number of steps, after two steps of a loop that writes."""
+    body = lambda c: (c[0] + 1, write(*c))
+    return loops.while_loop(
+        lambda c: c[0] < 2, body, (0, start), buffers=buffers, max_steps=3, **options
+    )[1]
 
 
-@pytest.mark.parametrize("kind", ["checkpointed", "bounded"])
-def test_buffers_are_those_of_equinox(kind):
-    def run(library, factor, start):
-        def body(carry):
-            number, x, buffer = carry
-            x = jnp.sin(factor * x)
-            return number + 1, x, buffer.at[number].set(x)
-
-        carry = jnp.array(0), jnp.ones(()), start
-        return library.while_loop(
-            lambda c: c[0] < 4, body, carry, max_steps=5, buffers=lambda c: c[2], kind=kind
-        )[2]
-
-    def total(library):
-        return jax.value_and_grad(
-            lambda factor: jnp.sum(run(library, factor, jnp.arange(6.0)) ** 2)
-        )(jnp.array(1.5))
-
-    assert eqx.tree_equal(total(loops), total(eqxi), rtol=1e-5)
+def test_buffers_that_are_not_returned_no_arrays_of_the_carry_or_not_set_are_an_error():
+    for kind in KINDS:
+        with pytest.raises(ValueError, match="must return a buffer where it was given one"):
+            written(lambda number, buffer: jnp.zeros(3), jnp.zeros(3), kind=kind)
+    with pytest.raises(TypeError, match="buffers must return arrays of the carry"):
+        written(lambda number, name: name, "name")
+    with pytest.raises(TypeError, match="buffers must return arrays of the carry"):
+        written(lambda number, x: x, jnp.zeros(3), lambda c: jnp.zeros(3))
+    with pytest.raises(
+        AttributeError, match=r"has no `\.at\[index\]\.add`: .* by `\.at\[index\]\.set"
+    ):
+        written(lambda number, buffer: buffer.at[0].add(1.0), jnp.zeros(2))
 
 
-@pytest.mark.parametrize("kind", ["checkpointed", "bounded"])
-def test_what_a_buffer_held_has_a_gradient_where_it_was_not_written(kind):
-    def run(start):
-        def body(carry):
-            return carry[0] + 1, carry[1].at[carry[0]].set(2.0)
+def test_index_counts_from_the_end_and_is_dropped_outside():
+    indices = [-1, 2, 3, -3, -4, slice(0, 2), (1,)]
 
-        carry = jnp.array(0), start
-        found = loops.while_loop(
-            lambda c: c[0] < 2, body, carry, max_steps=3, buffers=lambda c: c[1], kind=kind
-        )
-        return jnp.sum(found[1] ** 2)
+    def write(number, buffers):
+        return [each.at[index].set(5.0) for index, each in zip(indices, buffers, strict=True)]
 
-    assert jax.grad(run)(jnp.arange(4.0)).tolist() == [0, 0, 4, 6]
+    found = written(write, [jnp.arange(3.0)] * len(indices))
+    expected = [jnp.arange(3.0).at[index].set(5.0) for index in indices]
+    assert jnp.array_equal(jnp.stack(found), jnp.stack(expected))
+
+
+def test_buffers_may_be_nodes_with_arrays_and_none():
+    def write(number, node):
+        first, nothing, second = node
+        place = jnp.minimum(number, 2)
+        assert (len(first), first.shape, first.ndim, first.size) == (3, (3,), 1, 3)
+        return first.at[place].set(1, pred=number > 0), nothing, second.at[place].set(2.0)
+
+    first, _, second = written(write, (jnp.zeros(3, int), None, jnp.zeros(3)))
+    assert (first.tolist(), second.tolist()) == ([0, 1, 0], [2, 2, 0])
+
+
+def test_what_a_buffer_held_has_a_gradient_where_it_was_not_written():
+    for kind in ("checkpointed", "bounded"):
+        write = lambda number, buffer: buffer.at[number].set(2.0)
+        total = lambda start: jnp.sum(written(write, start, kind=kind) ** 2)  # noqa: B023
+        assert jax.grad(total)(jnp.arange(4.0)).tolist() == [0, 0, 4, 6]
 
 
 def test_buffer_is_written_where_it_is_asked_to():
@@ -185,42 +176,7 @@ def test_buffer_is_written_where_it_is_asked_to():
         loops.buffer_at_set("a", 0, 1.0)
 
 
-@pytest.mark.parametrize("index", [-1, 7, -7])
-def test_index_counts_from_the_end_and_is_dropped_outside(index):
-    def body(carry):
-        return carry[0] + 1, carry[1].at[index].set(5.0)
-
-    found = loops.while_loop(
-        lambda c: c[0] < 1, body, (0, jnp.arange(3.0)), buffers=lambda c: c[1], max_steps=2
-    )
-    assert jnp.array_equal(found[1], jnp.arange(3.0).at[index].set(5.0))
-
-
-def test_buffers_may_be_nodes_with_arrays_and_none():
-    def body(carry):
-        number, (first, nothing, second) = carry
-        return number + 1, (first.at[number].set(1.0), nothing, second.at[number].set(2.0))
-
-    carry = 0, (jnp.zeros(3), None, jnp.zeros(3))
-    _, (first, _, second) = loops.while_loop(
-        lambda c: c[0] < 2, body, carry, buffers=lambda c: c[1], max_steps=2
-    )
-    assert (first.tolist(), second.tolist()) == ([1, 1, 0], [2, 2, 0])
-
-
-@pytest.mark.parametrize("chosen", ["name", jnp.zeros(3)], ids=["static", "of-another-tree"])
-def test_buffers_that_are_no_arrays_of_the_carry_are_an_error(chosen):
-    with pytest.raises(TypeError, match="buffers must return arrays of the carry"):
-        loops.while_loop(
-            lambda c: c[0] < 2,
-            lambda c: c,
-            (0, "name"),
-            buffers=lambda c: c[1] if isinstance(chosen, str) else chosen,
-        )
-
-
-@pytest.mark.parametrize("kind", ["checkpointed", "bounded"])
-@pytest.mark.parametrize("is_named_inside", [True, False])
+@pytest.mark.parametrize(("kind", "is_named_inside"), [("checkpointed", True), ("bounded", False)])
 def test_a_buffer_of_a_loop_may_be_one_of_a_loop_inside(kind, is_named_inside):
     def run(library, x, count):
         def write(carry):
@@ -229,15 +185,10 @@ def test_a_buffer_of_a_loop_may_be_one_of_a_loop_inside(kind, is_named_inside):
 
         def body(carry):
             number, buffer = carry
-            _, buffer = library.while_loop(
-                lambda c: c[0] < 2 * number + 2,
-                write,
-                (2 * number, buffer),
-                max_steps=6,
-                buffers=(lambda c: c[1]) if is_named_inside else None,
-                kind=kind,
-            )
-            return number + 1, buffer
+            is_on, buffers = lambda c: c[0] < 2 * number + 2, lambda c: c[1]
+            options = {"buffers": buffers if is_named_inside else None, "kind": kind}
+            start = 2 * number, buffer
+            return number + 1, library.while_loop(is_on, write, start, max_steps=6, **options)[1]
 
         carry = jnp.array(0), jnp.zeros(6)
         return library.while_loop(
@@ -250,12 +201,12 @@ def test_a_buffer_of_a_loop_may_be_one_of_a_loop_inside(kind, is_named_inside):
         args = jnp.array([0.7, 0.2]), jnp.array([3, 2])
         return jax.jit(lambda *args: (value(*args), grad(*args)))(*args)
 
-    if is_named_inside:
-        assert eqx.tree_equal(found(loops), found(eqxi), rtol=1e-5)
-    else:
-        angles = jnp.outer(jnp.array([0.7, 0.2]), jnp.arange(6.0))
-        expected = jnp.sin(angles) * jnp.array([[1.0] * 6, [1.0] * 4 + [0.0] * 2])
-        np.testing.assert_allclose(found(loops)[0], expected, rtol=1e-5)
+    steps, is_written = np.arange(6.0), np.array([[1.0] * 6, [1.0] * 4 + [0.0] * 2])
+    angles = np.outer([0.7, 0.2], steps)
+    value, grad = found(loops)
+    np.testing.assert_allclose(value, np.sin(angles) * is_written, rtol=1e-5)
+    expected = np.sum(steps * np.sin(2 * angles) * is_written, axis=1)
+    np.testing.assert_allclose(grad, expected, rtol=1e-5)
 
 
 def test_a_loop_without_limit_asks_for_limit_or_checkpoints():
@@ -263,18 +214,6 @@ def test_a_loop_without_limit_asks_for_limit_or_checkpoints():
         loops.while_loop(lambda x: x < 2, lambda x: x + 1, 0.0, kind="checkpointed")
     with pytest.raises(ValueError, match="needs `max_steps`, the number of steps at most: "):
         loops.while_loop(lambda x: x < 2, lambda x: x + 1, 0.0, kind="bounded", checkpoints=3)
-
-
-def test_a_buffer_is_set_and_nothing_else():
-    def body(carry):
-        return carry[0] + 1, carry[1].at[0].add(1.0)
-
-    with pytest.raises(
-        AttributeError, match=r"has no `\.at\[index\]\.add`: .* by `\.at\[index\]\.set"
-    ):
-        loops.while_loop(
-            lambda carry: carry[0] < 1, body, (0, jnp.zeros(2)), buffers=lambda carry: carry[1]
-        )
 
 
 @pytest.mark.parametrize("kind", ["lax", "checkpointed"])

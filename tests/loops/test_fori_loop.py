@@ -1,7 +1,5 @@
 """A loop over integers comes to what JAX's comes to, and backwards to what one of Python does."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,15 +20,12 @@ def body(parameter, index, carry):
     return x, total + index
 
 
-def start():
-    return jnp.array([0.3, -0.8]), jnp.array(0)
-
-
 def looped(loop, **options):
     """The last carry of a loop over integers, as a function of the bounds and of a parameter."""
 
     def run(lower, upper, parameter):
-        return loop(lower, upper, lambda i, c: body(parameter, i, c), start(), **options)
+        start = jnp.array([0.3, -0.8]), jnp.array(0)
+        return loop(lower, upper, lambda i, c: body(parameter, i, c), start, **options)
 
     return run
 
@@ -50,76 +45,49 @@ def assert_close(found, expected):
 
 
 def pushed(run, *bounds):
-    return jax.jvp(lambda parameter: run(*bounds, parameter), (0.9,), (1.0,))
+    (x, total), (dot, _) = jax.jvp(lambda parameter: run(*bounds, parameter), (0.9,), (1.0,))
+    return x, total, dot
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-@pytest.mark.parametrize(("kind", "checkpoints"), KINDS)
+@pytest.mark.parametrize(
+    ("kind", "checkpoints", "is_known"),
+    [(*KINDS[0], False), (*KINDS[1], True), (*KINDS[2], False), (*KINDS[3], True)],
+)
 def test_value_and_forward_mode_are_those_of_jax(kind, checkpoints, is_known):
-    def both(loop, **options):
-        run = looped(loop, **options)
-        if is_known:
-            return jax.jit(lambda: [pushed(run, *bounds) for bounds in BOUNDS])()
-        compiled = jax.jit(functools.partial(pushed, run))
-        return [compiled(*bounds) for bounds in BOUNDS]
-
-    found = both(loops.fori_loop, max_steps=10, kind=kind, checkpoints=checkpoints)
-    for one, other in zip(found, both(jax.lax.fori_loop), strict=True):
-        assert_close((one[0], one[1][0]), (other[0], other[1][0]))
+    run = looped(loops.fori_loop, max_steps=10, kind=kind, checkpoints=checkpoints)
+    expected_of = jax.jit(lambda *bounds: pushed(looped(jax.lax.fori_loop), *bounds))
+    compiled = jax.jit(lambda *bounds: pushed(run, *bounds))
+    bounds = [(-3, 4), (5, -5)] if is_known else BOUNDS
+    for each in bounds:
+        found = jax.jit(lambda each=each: pushed(run, *each))() if is_known else compiled(*each)
+        assert_close(found, expected_of(*each))
 
 
-DERIVATIVES = {"grad": jax.grad, "hessian": jax.hessian}
+def derived(run):
+    return lambda lower, upper: jax.grad(lambda p: jnp.sum(run(lower, upper, p)[0] ** 2))(0.9)
 
 
-def derived(run, derivative):
-    def of_bounds(lower, upper):
-        return DERIVATIVES[derivative](lambda p: jnp.sum(run(lower, upper, p)[0] ** 2))(0.9)
-
-    return of_bounds
-
-
-def derived_with_known(run, derivative, bounds):
-    return jax.jit(lambda: derived(run, derivative)(*bounds))()
+@pytest.mark.parametrize(("kind", "checkpoints"), BACKWARDS[1:])
+def test_members_of_a_batch_have_the_derivatives_of_loops_of_python(kind, checkpoints):
+    run = derived(looped(loops.fori_loop, max_steps=8, kind=kind, checkpoints=checkpoints))
+    in_a_batch = jax.jit(jax.vmap(run))(*np.array(BOUNDS).T)
+    expected = [derived(looped(in_python))(*bounds) for bounds in BOUNDS]
+    assert_close(in_a_batch, np.stack(expected))
+    assert_close(jax.jit(lambda: run(*BOUNDS[1]))(), expected[1])
 
 
-@functools.cache
-def derived_in_python(derivative, bounds):
-    return derived_with_known(looped(in_python), derivative, bounds)
-
-
-@pytest.mark.parametrize("derivative", DERIVATIVES)
-@pytest.mark.parametrize("is_known", [True, False])
-@pytest.mark.parametrize(("kind", "checkpoints"), BACKWARDS)
-def test_derivatives_are_those_of_a_loop_of_python(kind, checkpoints, is_known, derivative):
-    run = looped(loops.fori_loop, max_steps=8, kind=kind, checkpoints=checkpoints)
-    compiled = jax.jit(derived(run, derivative))
-    for bounds in [(-3, 4), (5, -5)]:
-        found = derived_with_known(run, derivative, bounds) if is_known else compiled(*bounds)
-        assert_close(found, derived_in_python(derivative, bounds))
-
-
-@pytest.mark.parametrize(("kind", "checkpoints"), BACKWARDS)
-def test_members_of_a_batch_have_bounds_of_their_own(kind, checkpoints):
-    run = looped(loops.fori_loop, max_steps=8, kind=kind, checkpoints=checkpoints)
-
-    found = jax.jit(jax.vmap(derived(run, "grad")))(*np.array(BOUNDS).T)
-    expected = [derived_in_python("grad", bounds) for bounds in BOUNDS]
-    assert_close(found, np.stack(expected))
-
-
-@pytest.mark.parametrize("is_known", [True, False])
-@pytest.mark.parametrize(("kind", "checkpoints"), BACKWARDS)
-def test_limit_ends_the_loop(kind, checkpoints, is_known):
+def test_limit_ends_the_loop():
     def run(lower, upper):
-        return loops.fori_loop(
-            lower, upper, lambda i, x: x + i, 0, max_steps=3, kind=kind, checkpoints=checkpoints
-        )
+        add = lambda i, x: x + i
+        return [
+            loops.fori_loop(lower, upper, add, 0, max_steps=3, kind=kind, checkpoints=checkpoints)
+            for kind, checkpoints in BACKWARDS
+        ]
 
-    assert (run if is_known else jax.jit(run))(2, 9) == 2 + 3 + 4
+    assert run(2, 9) == jax.jit(run)(2, 9) == [2 + 3 + 4] * 3
 
 
-@pytest.mark.parametrize("kind", ["checkpointed", "bounded"])
-@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize(("kind", "is_known"), [("checkpointed", False), ("bounded", True)])
 def test_buffers_are_chosen_from_the_carry_alone(kind, is_known):
     def run(upper, factor):
         def write(index, carry):
@@ -127,14 +95,9 @@ def test_buffers_are_chosen_from_the_carry_alone(kind, is_known):
             x = jnp.sin(factor * x)
             return x, (rows.at[index].set(x),)
 
+        start, buffers = (jnp.ones(()), (jnp.zeros(4),)), lambda carry: carry[1][0]
         _, (rows,) = loops.fori_loop(
-            0,
-            upper,
-            write,
-            (jnp.ones(()), (jnp.zeros(4),)),
-            max_steps=4,
-            buffers=lambda carry: carry[1][0],
-            kind=kind,
+            0, upper, write, start, max_steps=4, buffers=buffers, kind=kind
         )
         return jnp.sum(rows**2)
 
@@ -166,18 +129,19 @@ def dtypes_seen(loop, lower, upper):
     def run(lower, upper):
         return loop(lower, upper, body, 0.0)
 
-    run(3, 5) if lower is None else jax.jit(run)(lower, upper)
+    run(3, 5) if lower is None else jax.eval_shape(run, lower, upper)
     return seen[0]
 
 
-@pytest.mark.parametrize(
-    ("lower", "upper"),
-    [(None, None), (0, 3), (np.int8(-9), np.int8(3)), (0, np.int16(3)), (np.uint8(1), np.uint8(4))],
-)
-def test_index_has_the_dtype_that_it_has_in_jax(lower, upper):
-    assert dtypes_seen(loops.fori_loop, lower, upper) == dtypes_seen(
-        jax.lax.fori_loop, lower, upper
-    )
+def test_index_has_the_dtype_that_it_has_in_jax():
+    for bounds in [
+        (None, None),
+        (0, 3),
+        (np.int8(-9), np.int8(3)),
+        (0, np.int16(3)),
+        (np.uint8(1), np.uint8(4)),
+    ]:
+        assert dtypes_seen(loops.fori_loop, *bounds) == dtypes_seen(jax.lax.fori_loop, *bounds)
 
 
 def test_bounds_may_lie_further_apart_than_their_dtype_reaches():
@@ -196,41 +160,28 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("bounds", "message"), WRONG)
-def test_bounds_that_are_no_integers_of_one_dtype_are_an_error(bounds, message):
-    lower, upper = bounds
-    with pytest.raises(TypeError, match=f"fori_loop expected .*{message}"):
-        loops.fori_loop(lower, upper, lambda i, x: x, 0.0)
+def test_bounds_that_are_no_integers_of_one_dtype_and_a_changed_carry_are_errors():
+    for bounds, message in WRONG:
+        with pytest.raises(TypeError, match=f"fori_loop expected .*{message}"):
+            loops.fori_loop(*bounds, lambda i, x: x, 0.0)
 
-
-@pytest.mark.parametrize("is_known", [True, False])
-@pytest.mark.parametrize(("kind", "checkpoints"), KINDS)
-def test_changed_carry_is_an_error_with_its_path(kind, checkpoints, is_known):
     def run(upper):
-        return loops.fori_loop(
-            0,
-            upper,
-            lambda i, c: {"x": c["x"][None]},
-            {"x": jnp.ones(2)},
-            max_steps=3,
-            kind=kind,
-            checkpoints=checkpoints,
-        )
+        change = lambda i, c: {"x": c["x"][None]}
+        return loops.fori_loop(0, upper, change, {"x": jnp.ones(2)}, kind="lax")
 
     message = r"body_fun must return a carry .*: the carry\['x'\] is an array of shape \(2,\)"
-    with pytest.raises(ValueError, match=message):
-        (run if is_known else jax.jit(run))(3)
+    for each in (run, jax.jit(run)):
+        with pytest.raises(ValueError, match=message):
+            each(3)
 
 
-def test_unknown_bounds_backwards_need_a_limit():
+def test_unknown_bounds_backwards_need_a_limit_or_checkpoints():
+    def run(n, x=1.0, **options):
+        return loops.fori_loop(0, n, lambda i, y: x * y, 1.0, **options)
+
     with pytest.raises(ValueError, match=r"fori_loop\(kind='bounded'\) needs `max_steps`, the nu"):
-        jax.jit(lambda n: loops.fori_loop(0, n, lambda i, x: x, 0.0, kind="bounded"))(3)
+        jax.jit(lambda n: run(n, kind="bounded"))(3)
     with pytest.raises(ValueError, match=r"fori_loop\(kind='checkpointed'\).* or `checkpoints`"):
-        jax.jit(lambda n: loops.fori_loop(0, n, lambda i, x: x, 0.0, kind="checkpointed"))(3)
-
-
-def test_checkpoints_serve_where_there_is_no_limit():
-    def run(x, n):
-        return loops.fori_loop(0, n, lambda i, y: x * y, 1.0, kind="checkpointed", checkpoints=2)
-
-    assert jax.jit(jax.grad(run))(2.0, 5) == 5 * 2.0**4
+        jax.jit(lambda n: run(n, kind="checkpointed"))(3)
+    with_checkpoints = jax.grad(lambda x, n: run(n, x, kind="checkpointed", checkpoints=2))
+    assert jax.jit(with_checkpoints)(2.0, 5) == 5 * 2.0**4

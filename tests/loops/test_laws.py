@@ -6,18 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from eqxlike import loops
 
 MOST = 13
-KINDS = [
-    ("checkpointed", None),
-    ("checkpointed", 1),
-    ("checkpointed", 3),
-    ("bounded", None),
-]
+COUNTS = [0, 1, 2, 5, MOST - 1, MOST, MOST + 3]
+generator = np.random.default_rng(0)
+WEIGHTS = jnp.asarray(generator.normal(size=MOST), jnp.float32)
+# One example for each count: p, x, us and the count.
+EXAMPLES = (
+    jnp.asarray(generator.uniform(0.2, 1.5, len(COUNTS)), jnp.float32),
+    jnp.asarray(generator.uniform(0.2, 1.5, len(COUNTS)), jnp.float32),
+    jnp.asarray(generator.normal(size=(len(COUNTS), MOST)), jnp.float32),
+    jnp.array(COUNTS),
+)
 
 
 def step(p, x, u):
@@ -58,8 +60,7 @@ def with_scan(kind, checkpoints):
     def run(p, x, us, count):
         def body(carry, row):
             index, x = carry
-            u = row[0]
-            new = jnp.where(index < count, step(p, x, u), x)
+            new = jnp.where(index < count, step(p, x, row[0]), x)
             return (index + 1, new), jnp.where(index < count, x, 0.0)
 
         carry = jnp.array(0), x
@@ -67,9 +68,6 @@ def with_scan(kind, checkpoints):
         return x, before
 
     return run
-
-
-WEIGHTS = jnp.asarray(np.random.default_rng(0).normal(size=MOST), jnp.float32)
 
 
 def number(run):
@@ -80,6 +78,27 @@ def number(run):
         return x**2 + jnp.sum(WEIGHTS * before**2)
 
     return of_run
+
+
+def batch_of(x, n):
+    return x + jnp.arange(3.0), jnp.stack([n, n // 2, jnp.array(MOST)])
+
+
+def vmap_of_grad(f):
+    def run(p, x, us, n):
+        xs, counts = batch_of(x, n)
+        return jax.vmap(jax.grad(f, (0, 1)), (None, 0, None, 0))(p, xs, us, counts)
+
+    return run
+
+
+def grad_of_vmap(f):
+    def run(p, x, us, n):
+        xs, counts = batch_of(x, n)
+        total = lambda p, us: jnp.sum(jax.vmap(f, (None, 0, None, 0))(p, xs, us, counts))
+        return jax.grad(total, (0, 1))(p, us)
+
+    return run
 
 
 MODES = {
@@ -94,72 +113,90 @@ MODES = {
     "reverse-over-reverse": lambda f: jax.jacrev(jax.jacrev(f, (0, 1)), (0, 1)),
     "reverse-over-forward": lambda f: jax.jacrev(jax.jacfwd(f)),
     "checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
-    "vmap-of-grad": lambda f: (
-        lambda p, x, us, n: jax.vmap(jax.grad(f, (0, 1)), (None, 0, None, 0))(
-            p, x + jnp.arange(3.0), us, jnp.stack([n, n // 2, jnp.array(MOST)])
-        )
-    ),
-    "grad-of-vmap": lambda f: (
-        lambda p, x, us, n: jax.grad(
-            lambda p, us: jnp.sum(
-                jax.vmap(f, (None, 0, None, 0))(
-                    p, x + jnp.arange(3.0), us, jnp.stack([n, n // 2, jnp.array(MOST)])
-                )
-            ),
-            (0, 1),
-        )(p, us)
-    ),
+    "vmap-of-grad": vmap_of_grad,
+    "grad-of-vmap": grad_of_vmap,
 }
-EXPECTED = {name: jax.jit(mode(number(in_python))) for name, mode in MODES.items()}
 LOOPS = {
     "while": with_while,
     "while-without-limit": functools.partial(with_while, max_steps=None),
     "scan": with_scan,
 }
+# Without a limit, loops need to be told how many carries to save.
 CASES = [
-    (loop, kind, checkpoints, mode)
-    for loop in LOOPS
-    for kind, checkpoints in KINDS
-    for mode in MODES
-    # Without a limit, loops need to be told how many carries to save.
-    if loop != "while-without-limit" or checkpoints == 3
+    ("while", "checkpointed", None, ["value", "hessian", "grad-of-vmap"]),
+    ("while", "bounded", None, ["reverse-over-forward", "vmap-of-grad"]),
+    ("while-without-limit", "checkpointed", 3, ["checkpoint"]),
+    ("scan", "checkpointed", 3, ["jvp", "reverse-over-reverse"]),
+    ("scan", "bounded", None, ["grad"]),
 ]
 
 
-@pytest.mark.parametrize(("loop", "kind", "checkpoints", "mode"), CASES)
-def test_is_a_loop_of_python(loop, kind, checkpoints, mode):
-    run = jax.jit(MODES[mode](number(LOOPS[loop](kind, checkpoints))))
-
-    @settings(max_examples=4)
-    @given(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 2, 5, MOST - 1, MOST, MOST + 3]))
-    def check(seed, count):
-        generator = np.random.default_rng(seed)
-        p, x = (jnp.asarray(generator.uniform(0.2, 1.5), jnp.float32) for _ in range(2))
-        us = jnp.asarray(generator.normal(size=MOST), jnp.float32)
-        args = p, x, us, jnp.array(count)
-        expected = EXPECTED[mode](*args)
-        jax.tree.map(
-            lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4),
-            run(*args),
-            expected,
-        )
-
-    check()
+@functools.cache
+def expected_of(mode):
+    return jax.jit(jax.vmap(MODES[mode](number(in_python))))(*EXAMPLES)
 
 
-@pytest.mark.parametrize("kind", ["lax", "checkpointed", "bounded"])
-def test_length_of_a_scan_may_be_zero(kind):
-    carry, ys = loops.scan(lambda c, x: (c + x, c), 1.0, jnp.zeros(0), kind=kind)
-    assert (float(carry), ys.shape) == (1.0, (0,))
+@pytest.mark.parametrize(("loop", "kind", "checkpoints", "modes"), CASES)
+def test_is_a_loop_of_python(loop, kind, checkpoints, modes):
+    function = number(LOOPS[loop](kind, checkpoints))
+    run = jax.jit(lambda *args: [MODES[mode](function)(*args) for mode in modes])
+    found = [run(*(each[row] for each in EXAMPLES)) for row in range(len(COUNTS))]
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4),
+        jax.tree.map(lambda *rows: jnp.stack(rows), *found),
+        [expected_of(mode) for mode in modes],
+    )
 
 
-@pytest.mark.parametrize("kind", ["lax", "checkpointed", "bounded"])
-def test_limit_ends_the_loop_and_the_condition_says_so(kind):
-    def goes_on(x):
-        return x < 100
+@functools.cache
+def fewest_runs(steps, carries):
+    """The fewest steps to run so that `steps` are reversed from a saved carry, by trying all.
 
-    x = loops.while_loop(goes_on, lambda x: 2 * x, 1.0, max_steps=3, kind=kind)
-    assert (float(x), bool(goes_on(x))) == (8.0, True)
+    `carries` may be saved at one time, the one at the start among them.
+    """
+    if steps <= 1:
+        return 0
+    if carries == 1:
+        return steps * (steps - 1) // 2
+    return min(
+        first + fewest_runs(first, carries) + fewest_runs(steps - first, carries - 1)
+        for first in range(1, steps)
+    )
+
+
+@pytest.mark.parametrize("checkpoints", [1, 5])
+def test_no_schedule_runs_fewer_steps(checkpoints):
+    runs = []
+
+    def step(carry):
+        jax.debug.callback(lambda: runs.append(1))
+        return carry[0] + 1, jnp.sin(carry[1])
+
+    @jax.jit
+    @jax.grad
+    def gradient(x, steps):
+        is_on = lambda carry: carry[0] < steps
+        return loops.while_loop(is_on, step, (0, x), kind="checkpointed", checkpoints=checkpoints)[
+            1
+        ]
+
+    for steps in (1, 2, 7, 23):
+        runs.clear()
+        jax.block_until_ready(gradient(1.0, steps))
+        jax.effects_barrier()
+        # Once to see how many steps there are, and once more each where its derivative is taken.
+        assert len(runs) == steps + fewest_runs(steps, checkpoints) + steps
+
+
+def test_length_of_a_scan_may_be_zero_and_a_limit_ends_a_loop():
+    for kind in ("lax", "checkpointed", "bounded"):
+        carry, ys = loops.scan(lambda c, x: (c + x, c), 1.0, jnp.zeros(0), kind=kind)
+        assert (float(carry), ys.shape) == (1.0, (0,))
+        for max_steps, expected in [(3, 8.0), (0, 1.0)]:
+            x = loops.while_loop(
+                lambda x: x < 100, lambda x: 2 * x, 1.0, max_steps=max_steps, kind=kind
+            )
+            assert float(x) == expected
 
 
 def test_condition_may_close_over_what_is_differentiated():
@@ -179,21 +216,8 @@ def test_forward_mode_of_the_lax_kind_is_that_of_jax():
     assert run(loops.while_loop) == run(jax.lax.while_loop)
 
 
-def test_members_of_a_batch_that_have_ended_leave_no_nan():
-    def run(x):
-        # At the end x is 0, and the derivative of its root is infinite.
-        return loops.while_loop(
-            lambda x: x > 0, lambda x: jnp.sqrt(x) - 1, x, max_steps=8, kind="checkpointed"
-        )
-
-    xs = jnp.array([1.0, 4.0, 25.0])
-    found = jax.grad(lambda xs: jnp.sum(jax.vmap(run)(xs)))(xs)
-    assert jnp.array_equal(found, jax.vmap(jax.grad(run))(xs))
-    np.testing.assert_allclose(found, [0.5, 0.125, 0.0125], rtol=1e-6)
-
-
-@pytest.mark.parametrize("checkpoints", [None, 3])
-def test_weights_that_a_batch_shares_have_no_nan_of_members_that_have_ended(checkpoints):
+@pytest.mark.parametrize("checkpoints", [3])
+def test_members_of_a_batch_that_have_ended_leave_no_nan(checkpoints):
     def run(weight, x):
         # At the end x is 0, and the derivative of its root is infinite.
         return loops.while_loop(
@@ -206,136 +230,8 @@ def test_weights_that_a_batch_shares_have_no_nan_of_members_that_have_ended(chec
         )
 
     xs, weight = jnp.array([1.0, 4.0, 25.0]), jnp.array(1.0)
-    found = jax.jit(jax.grad(lambda w: jnp.sum(jax.vmap(run, (None, 0))(w, xs))))(weight)
+    total = lambda w, xs: jnp.sum(jax.vmap(run, (None, 0))(w, xs))
+    of_weight, of_xs = jax.jit(jax.grad(total, (0, 1)))(weight, xs)
     of_one = jax.jit(jax.grad(run))
-    expected = sum(of_one(weight, x) for x in xs)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-MATRIX = jnp.asarray(np.random.default_rng(1).normal(size=(3, 3)) / 3, jnp.float32)
-
-
-def total_of_batches(way):
-    """A number of a batch of batches of loops that share a matrix and have it in part."""
-
-    def run(matrix, of_outer, x, count):
-        def body(carry):
-            index, x = carry
-            return index + 1, jnp.tanh(matrix @ x + of_outer)
-
-        if way == "python":
-            for index in range(6):
-                x = jnp.where(index < count, jnp.tanh(matrix @ x + of_outer), x)
-            return jnp.sum(x**2)
-        kind, checkpoints = way
-        _, x = loops.while_loop(
-            lambda carry: carry[0] < count,
-            body,
-            (jnp.array(0), x),
-            max_steps=6,
-            kind=kind,
-            checkpoints=checkpoints,
-        )
-        return jnp.sum(x**2)
-
-    def total(matrix, of_outer):
-        xs = jnp.linspace(-1, 1, 24).reshape(2, 4, 3)
-        counts = jnp.array([[0, 1, 5, 6], [0, 0, 2, 0]])
-        inner = jax.vmap(run, (None, None, 0, 0))
-        return jnp.sum(jax.vmap(inner, (None, 0, 0, 0))(matrix, of_outer, xs, counts))
-
-    return total
-
-
-MODES_OF_BATCHES = {
-    "grad": lambda f: jax.grad(f, (0, 1)),
-    "reverse-over-reverse": lambda f: jax.jacrev(jax.grad(f, (0, 1)), (0, 1)),
-    "forward-over-reverse": lambda f: jax.jacfwd(jax.grad(f, (0, 1)), (0, 1)),
-}
-
-
-# What a loop of Python comes to is compiled once, for all ways.
-@functools.cache
-def derived_from_batches(way, mode):
-    args = MATRIX, jnp.array([0.1, -0.4])
-    return jax.jit(MODES_OF_BATCHES[mode](total_of_batches(way)))(*args)
-
-
-@pytest.mark.parametrize("mode", MODES_OF_BATCHES)
-@pytest.mark.parametrize(
-    "way", [("bounded", None), ("checkpointed", None), ("checkpointed", 2)], ids=str
-)
-def test_batches_of_batches_share_what_they_share(way, mode):
-    found, expected = (derived_from_batches(each, mode) for each in (way, "python"))
-    jax.tree.map(
-        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4),
-        found,
-        expected,
-    )
-
-
-def test_collectives_of_a_named_batch_go_through_a_loop():
-    def run(weight, x):
-        return loops.while_loop(
-            lambda carry: carry[0] < 3,
-            lambda carry: (carry[0] + 1, jnp.sin(weight * jax.lax.pmean(carry[1], "batch"))),
-            (0, x),
-            max_steps=4,
-            kind="checkpointed",
-        )[1]
-
-    def total(weight):
-        xs = jnp.array([0.5, 1.0])
-        return jnp.sum(jax.vmap(run, (None, 0), axis_name="batch")(weight, xs))
-
-    def expected(weight):
-        x = jnp.array(0.75)
-        for _ in range(3):
-            x = jnp.sin(weight * x)
-        return 2 * x
-
-    one, other = (jax.value_and_grad(each)(jnp.array(0.8)) for each in (total, expected))
-    np.testing.assert_allclose(one, other, rtol=1e-5)
-
-
-def total_of_shared(run):
-    def total(w):
-        return jnp.sum(jax.vmap(jax.jit(run), (None, 0))(w, jnp.array([0.3, 0.6])))
-
-    return total
-
-
-@functools.cache
-def derived_in_python(mode):
-    def run(w, x):
-        t, y = jnp.array(0.0), x
-        for _ in range(7):
-            t, y = t + 0.1 * w, jnp.tanh(w * y) + t * x
-        return t * y
-
-    return jax.jit(mode(total_of_shared(run)))(0.7)
-
-
-@pytest.mark.parametrize("mode", [jax.grad, jax.jacfwd, jax.hessian], ids=lambda f: f.__name__)
-@pytest.mark.parametrize(
-    "way", [("bounded", None), ("checkpointed", None), ("checkpointed", 2)], ids=str
-)
-def test_what_a_batch_shares_in_a_carry_stays_shared_in_a_compiled_loop(way, mode):
-    def run(w, x):
-        kind, checkpoints = way
-        _, t, y = loops.while_loop(
-            lambda state: state[1] < 0.45,
-            lambda state: (
-                state[0] + 1,
-                state[1] + 0.1 * w,
-                jnp.tanh(w * state[2]) + state[1] * x,
-            ),
-            (jnp.array(0), jnp.array(0.0), x),
-            max_steps=16,
-            kind=kind,
-            checkpoints=checkpoints,
-        )
-        return t * y
-
-    found = jax.jit(mode(total_of_shared(run)))(0.7)
-    np.testing.assert_allclose(found, derived_in_python(mode), rtol=1e-5)
+    np.testing.assert_allclose(of_weight, sum(of_one(weight, x) for x in xs), rtol=1e-6)
+    np.testing.assert_allclose(of_xs, [0.5, 0.125, 0.0125], rtol=1e-6)

@@ -5,140 +5,108 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import eqxlike
 from eqxlike import loops
 
-WAYS = [("checkpointed", None), ("checkpointed", 2), ("bounded", None)]
+WAYS = [("checkpointed", 2), ("bounded", None)]
 ways = pytest.mark.parametrize(("kind", "checkpoints"), WAYS)
 
 
-@ways
-def test_a_batch_outside_may_be_of_other_lengths_than_one_inside(kind, checkpoints):
-    def run(w, v, count):
-        return loops.while_loop(
-            lambda carry: carry[0] < count,
-            lambda carry: (carry[0] + 1, carry[1] * w + v),
-            (0, 1.0),
-            max_steps=6,
-            kind=kind,
-            checkpoints=checkpoints,
-        )[1]
-
-    def in_python(ws, v):
-        total = 0.0
-        for index in range(2):
-            for count in (1, 3):
-                x = 1.0
-                for _ in range(count):
-                    x = x * ws[index] + v
-                total = total + x
-        return total
-
-    def total(ws, v):
-        batch = jax.vmap(jax.vmap(run, (0, None, None)), (None, None, 0))
-        return jnp.sum(batch(ws, v, jnp.array([1, 3])))
-
-    args = jnp.array([2.0, 3.0]), jnp.array(1.0)
-    found, expected = (jax.jit(jax.grad(f, (0, 1)))(*args) for f in (total, in_python))
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
-    np.testing.assert_allclose(found[1], expected[1], rtol=1e-6)
+def ways_and(*modes):
+    """Each kind of loop with a mode of its own."""
+    cases = [(*way, mode) for way, mode in zip(WAYS, modes, strict=True)]
+    return pytest.mark.parametrize(("kind", "checkpoints", "mode"), cases)
 
 
-@ways
-def test_what_a_buffer_holds_at_first_may_be_shared_by_loops_of_different_lengths(
-    kind, checkpoints
-):
-    def run(start, count):
-        return loops.while_loop(
-            lambda carry: carry[0] < count,
-            lambda carry: (carry[0] + 1, carry[1].at[carry[0]].set(7.0)),
-            (0, start),
-            max_steps=6,
-            buffers=lambda carry: carry[1],
-            kind=kind,
-            checkpoints=checkpoints,
-        )[1]
-
-    def total(start):
-        return jnp.sum(jax.vmap(run, (None, 0))(start, jnp.array([0, 3])))
-
-    assert jax.jit(jax.grad(total))(np.ones(4, np.float32)).tolist() == [1, 1, 1, 2]
+def repeated(count, body, *start, buffers=None, max_steps=6, kind="checkpointed", checkpoints=None):
+    """The last carry of a loop of so many steps, whose body gets the number of the step."""
+    return loops.while_loop(
+        lambda carry: carry[0] < count,
+        lambda carry: (carry[0] + 1, *body(*carry)),
+        (jnp.array(0), *start),
+        max_steps=max_steps,
+        buffers=None if buffers is None else lambda carry: carry[buffers],
+        kind=kind,
+        checkpoints=checkpoints,
+    )[1:]
 
 
-@ways
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_a_buffer_that_is_read_back_has_derivatives_of_derivatives(kind, checkpoints, order):
-    def run(x):
-        def body(carry):
-            index, buffer, y = carry
-            buffer = buffer.at[index].set(y * x)
-            return index + 1, buffer, y + buffer[index] * buffer[0]
-
-        return loops.while_loop(
-            lambda carry: carry[0] < 3,
-            body,
-            (0, jnp.zeros(4), x),
-            max_steps=6,
-            buffers=lambda carry: carry[1],
-            kind=kind,
-            checkpoints=checkpoints,
-        )[2]
-
-    def in_python(x):
-        y, buffer = x, []
-        for _ in range(3):
-            buffer.append(y * x)
-            y = y + buffer[-1] * buffer[0]
-        return y
-
-    found, expected = run, in_python
-    for _ in range(order):
-        found, expected = jax.grad(found), jax.grad(expected)
-    np.testing.assert_allclose(jax.jit(found)(0.7), jax.jit(expected)(0.7), rtol=1e-4)
-
-
-@ways
-def test_a_gradient_may_be_taken_inside_a_custom_rule(kind, checkpoints):
-    def run(x, count):
-        return loops.while_loop(
-            lambda carry: carry[0] < count,
-            lambda carry: (carry[0] + 1, jnp.sin(carry[1] * x)),
-            (0, x),
-            max_steps=6,
-            kind=kind,
-            checkpoints=checkpoints,
-        )[1]
-
-    @jax.custom_jvp
-    def function(x):
-        return run(x, 3)
-
-    function.defjvp(
-        lambda primals, dots: (function(*primals), jax.grad(run)(*primals, 3) * dots[0])
+def assert_close(found, expected, rtol=1e-4, atol=1e-5):
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=rtol, atol=atol),
+        found,
+        expected,
     )
-    found, expected = jax.jit(jax.grad(function))(0.5), jax.jit(jax.grad(run))(0.5, 3)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-class Labelled(eqxlike.Module):
-    x: jax.Array
-    label: object = eqxlike.field(static=True, default=2)
+def twice(total):
+    """The gradient of a projection of the gradient: reverse over reverse, as one number."""
+
+    def projection(*args):
+        gradient = jax.grad(total, tuple(range(len(args))))(*args)
+        return sum(jnp.sum(jnp.cos(jnp.arange(1.0 * g.size)) * g.ravel()) for g in gradient)
+
+    return lambda *args: jax.grad(projection, tuple(range(len(args))))(*args)
 
 
-@pytest.mark.parametrize("kind", ["lax", "checkpointed", "bounded"])
-def test_a_static_field_of_another_type_is_another_carry(kind):
-    with pytest.raises(ValueError, match="must return a carry of the form that it was given"):
-        loops.while_loop(
-            lambda carry: carry.x < 2,
-            lambda carry: Labelled(carry.x + 1, 2.0),
-            Labelled(jnp.array(0.0)),
-            max_steps=3,
+MATRIX = jnp.asarray(np.random.default_rng(1).normal(size=(3, 3)) / 3, jnp.float32)
+
+
+@ways_and(lambda f: jax.grad(f, (0, 1)), lambda f: jax.grad(f, (0, 1)))
+def test_batches_of_batches_share_what_they_share(kind, checkpoints, mode):
+    def with_loop(matrix, of_outer, x, count):
+        step = lambda _, x: [jnp.tanh(matrix @ x + of_outer)]
+        return repeated(count, step, x, kind=kind, checkpoints=checkpoints)[0]
+
+    def in_python(matrix, of_outer, x, count):
+        for index in range(6):
+            x = jnp.where(index < count, jnp.tanh(matrix @ x + of_outer), x)
+        return x
+
+    def derived(run):
+        def total(matrix, of_outer):
+            xs = jnp.linspace(-1, 1, 24).reshape(2, 4, 3)
+            counts = jnp.array([[0, 1, 5, 6], [0, 0, 2, 0]])
+            inner = jax.vmap(run, (None, None, 0, 0))
+            return jnp.sum(jax.vmap(inner, (None, 0, 0, 0))(matrix, of_outer, xs, counts) ** 2)
+
+        return jax.jit(mode(total))(MATRIX, jnp.array([0.1, -0.4]))
+
+    assert_close(derived(with_loop), derived(in_python), 1e-3, 1e-4)
+
+
+def total_of_shared(run):
+    return lambda w: jnp.sum(jax.vmap(jax.jit(run), (None, 0))(w, jnp.array([0.3, 0.6])))
+
+
+@ways_and(jax.jacfwd, jax.grad)
+def test_what_a_batch_shares_in_a_carry_stays_shared_in_a_compiled_loop(kind, checkpoints, mode):
+    def run(w, x):
+        _, t, y = loops.while_loop(
+            lambda state: state[1] < 0.45,
+            lambda state: (
+                state[0] + 1,
+                state[1] + 0.1 * w,
+                jnp.tanh(w * state[2]) + state[1] * x,
+            ),
+            (jnp.array(0), jnp.array(0.0), x),
+            max_steps=16,
             kind=kind,
+            checkpoints=checkpoints,
         )
+        return t * y
+
+    def in_python(w, x):
+        t, y = jnp.array(0.0), x
+        for _ in range(7):
+            t, y = t + 0.1 * w, jnp.tanh(w * y) + t * x
+        return t * y
+
+    found, expected = (jax.jit(mode(total_of_shared(each)))(0.7) for each in (run, in_python))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@ways
-def test_what_cannot_be_differentiated_may_be_in_a_carry(kind, checkpoints):
+@ways_and(twice, jax.grad)
+def test_what_cannot_be_differentiated_may_be_in_a_carry(kind, checkpoints, mode):
     """Nothing but what follows from the weight has a tangent, and so the time has none."""
 
     @jax.custom_jvp
@@ -150,46 +118,102 @@ def test_what_cannot_be_differentiated_may_be_in_a_carry(kind, checkpoints):
         raise AssertionError("the time has a tangent")
 
     def run(w, x):
-        return loops.while_loop(
-            lambda carry: carry[0] < 0.45,
-            lambda carry: (carry[0] + 0.1, jnp.sin(w * carry[1]) + of_time(carry[0])),
-            (jnp.array(0.0), x),
-            max_steps=9,
-            kind=kind,
-            checkpoints=checkpoints,
-        )[1]
+        step = lambda _, t, x: (t + 0.1, jnp.sin(w * x) + of_time(t))
+        return repeated(5, step, jnp.array(0.0), x, kind=kind, checkpoints=checkpoints)[1]
 
     def in_python(w, x):
         for step in range(5):
             x = jnp.sin(w * x) + jnp.cos(jnp.float32(0.1) * step)
         return x
 
-    def derived(run):
-        total = lambda w: jnp.sum(jax.vmap(run, (None, 0))(w, jnp.array([0.3, 0.6])))
-        modes = jax.grad, jax.hessian, lambda f: jax.grad(jax.grad(f))
-        return jax.jit(lambda w: [mode(total)(w) for mode in modes])(0.7)
-
-    np.testing.assert_allclose(derived(run), derived(in_python), rtol=1e-4)
+    found, expected = (jax.jit(mode(total_of_shared(each)))(0.7) for each in (run, in_python))
+    assert_close(found, expected)
 
 
 @ways
-def test_a_loop_may_stand_in_a_batch_that_it_does_not_depend_on(kind, checkpoints):
-    def run(w):
-        return loops.while_loop(
-            lambda carry: carry[0] < 3,
-            lambda carry: (
-                carry[0] + 1,
-                jnp.sin(w * carry[1]),
-                carry[2].at[carry[0]].set(carry[1]),
-            ),
-            (0, 0.5, jnp.zeros(4)),
-            max_steps=5,
-            buffers=lambda carry: carry[2],
-            kind=kind,
-            checkpoints=checkpoints,
-        )[1]
+def test_batches_of_different_lengths_share_an_inner_batch_and_what_a_buffer_holds(
+    kind, checkpoints
+):
+    options = {"kind": kind, "checkpoints": checkpoints}
 
-    for mode in (jax.grad, jax.jacfwd, jax.hessian):
-        alone = jax.jit(mode(run))(0.7)
-        batch = jax.jit(jax.vmap(lambda x, mode=mode: x * mode(run)(0.7)))(np.ones(2, np.float32))
-        np.testing.assert_allclose(batch, [alone, alone], rtol=1e-6)
+    def run(w, v, count):
+        return repeated(count, lambda _, x: [x * w + v], 1.0, **options)[0]
+
+    def fill(start, count):
+        step = lambda index, buffer: [buffer.at[index].set(7.0)]
+        return repeated(count, step, start, buffers=1, **options)[0]
+
+    def total(ws, v, start):
+        counts = jnp.array([1, 3])
+        batch = jax.vmap(jax.vmap(run, (0, None, None)), (None, None, 0))
+        return jnp.sum(batch(ws, v, counts)) + jnp.sum(jax.vmap(fill, (None, 0))(start, counts - 1))
+
+    args = jnp.array([2.0, 3.0]), jnp.array(1.0), np.ones(4, np.float32)
+    found = jax.jit(jax.grad(total, (0, 1, 2)))(*args)
+    # Of w + v, and of ((w + v) w + v) w + v, at v = 1.
+    expected = [1 + 12 + 4 + 1, 1 + 27 + 6 + 1], 1 + 7 + 1 + 13, [1, 1, 2, 2]
+    assert_close(found, expected, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "checkpoints", "order"), [("checkpointed", None, 2), ("bounded", None, 1)]
+)
+def test_a_buffer_that_is_read_back_has_derivatives_of_derivatives(kind, checkpoints, order):
+    def run(x):
+        def step(index, buffer, y):
+            buffer = buffer.at[index].set(y * x)
+            return buffer, buffer[index] * buffer[0]
+
+        options = {"kind": kind, "checkpoints": checkpoints, "max_steps": 4}
+        return repeated(3, step, jnp.zeros(4), x, buffers=1, **options)[1]
+
+    def in_python(x):
+        y, buffer = x, []
+        for _ in range(3):
+            buffer.append(y * x)
+            y = buffer[-1] * buffer[0]
+        return y
+
+    found, expected = run, in_python
+    for _ in range(order):
+        found, expected = jax.grad(found), jax.grad(expected)
+    assert_close(jax.jit(found)(0.7), jax.jit(expected)(0.7))
+
+
+@ways_and(jax.grad, jax.jacfwd)
+def test_a_loop_may_stand_in_a_batch_that_it_does_not_depend_on(kind, checkpoints, mode):
+    def run(w):
+        step = lambda index, x, buffer: (jnp.sin(w * x), buffer.at[index].set(x))
+        start = 0.5, jnp.zeros(4)
+        return repeated(3, step, *start, buffers=2, kind=kind, checkpoints=checkpoints)[0]
+
+    alone = mode(lambda w: jnp.sin(w * jnp.sin(w * jnp.sin(w * 0.5))))(0.7)
+    batch = jax.jit(jax.vmap(lambda x: x * mode(run)(0.7)))(np.ones(2, np.float32))
+    np.testing.assert_allclose(batch, [alone, alone], rtol=1e-5)
+
+
+def test_a_gradient_may_be_taken_inside_a_custom_rule():
+    def run(x, count):
+        return repeated(count, lambda _, y: [jnp.sin(y * x)], x)[0]
+
+    function = jax.custom_jvp(lambda x: run(x, 3))
+    function.defjvp(
+        lambda primals, dots: (function(*primals), jax.grad(run)(*primals, 3) * dots[0])
+    )
+    found, expected = jax.jit(jax.grad(function))(0.5), jax.jit(jax.grad(run))(0.5, 3)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_collectives_of_a_named_batch_go_through_a_loop():
+    def run(weight, x):
+        return repeated(3, lambda _, y: [jnp.sin(weight * jax.lax.pmean(y, "batch"))], x)[0]
+
+    def total(weight):
+        xs = jnp.array([0.5, 1.0])
+        return jnp.sum(jax.vmap(run, (None, 0), axis_name="batch")(weight, xs))
+
+    def expected(weight):
+        return 2 * jnp.sin(weight * jnp.sin(weight * jnp.sin(weight * 0.75)))
+
+    one, other = (jax.value_and_grad(each)(jnp.array(0.8)) for each in (total, expected))
+    assert_close(one, other)

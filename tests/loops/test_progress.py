@@ -1,5 +1,6 @@
 """Progress that is shown from inside compiled programs."""
 
+import functools
 import importlib.util
 import io
 import re
@@ -44,23 +45,12 @@ def steps_in(stream):
     return [int(number) for number in re.findall(r"step (\d+)", stream.getvalue())]
 
 
-def in_lax_scan(bar, x, count, num_steps):
+def in_lax_scan(bar, x, count, num_steps, scan=jax.lax.scan):
     def body(carry, step):
         bar.update(step, carry)
         return jnp.where(step < count, jnp.sin(carry), carry), None
 
-    return jax.lax.scan(body, x, jnp.arange(num_steps))[0]
-
-
-def in_scan(kind):
-    def run(bar, x, count, num_steps):
-        def body(carry, step):
-            bar.update(step, carry)
-            return jnp.where(step < count, jnp.sin(carry), carry), None
-
-        return loops.scan(body, x, jnp.arange(num_steps), kind=kind)[0]
-
-    return run
+    return scan(body, x, jnp.arange(num_steps))[0]
 
 
 def in_while_loop(kind, checkpoints=None):
@@ -91,7 +81,9 @@ def in_fori_loop(bar, x, count, num_steps):
 
 LOOPS = {
     "jax.lax.scan": in_lax_scan,
-    "scan, checkpointed": in_scan("checkpointed"),
+    "scan, checkpointed": functools.partial(
+        in_lax_scan, scan=functools.partial(loops.scan, kind="checkpointed")
+    ),
     "while_loop, lax": in_while_loop("lax"),
     "while_loop, checkpointed": in_while_loop("checkpointed"),
     "while_loop, few carries": in_while_loop("checkpointed", 2),
@@ -101,7 +93,6 @@ LOOPS = {
 NUM_STEPS = 5
 COUNTS = jnp.array([2, NUM_STEPS, 3])
 WAYS = {
-    "jit": lambda f: jax.jit(f)(1.0, jnp.array(NUM_STEPS)),
     "vmap": lambda f: jax.jit(jax.vmap(f))(jnp.arange(3.0), COUNTS),
     "grad": lambda f: jax.jit(jax.grad(f))(1.0, jnp.array(NUM_STEPS)),
     "hessian": lambda f: jax.jit(jax.hessian(f))(1.0, jnp.array(NUM_STEPS)),
@@ -109,17 +100,17 @@ WAYS = {
         jax.grad(lambda x: jnp.sum(jax.vmap(f, (None, 0))(x, COUNTS)))
     )(1.0),
 }
-IS_REVERSE = {"grad", "hessian", "grad of vmap"}
 
 
 @pytest.mark.parametrize(
     ("loop", "way"),
     [
-        (loop, way)
-        for loop in LOOPS
-        for way in WAYS
-        # That one has no reverse mode.
-        if loop != "while_loop, lax" or way not in IS_REVERSE
+        ("jax.lax.scan", "vmap"),
+        ("scan, checkpointed", "grad"),
+        ("while_loop, checkpointed", "hessian"),
+        ("while_loop, few carries", "grad of vmap"),
+        ("while_loop, bounded", "vmap"),
+        ("fori_loop", "grad of vmap"),
     ],
 )
 def test_each_step_counts_once_in_every_loop_and_mode(stream, loop, way):
@@ -130,11 +121,15 @@ def test_each_step_counts_once_in_every_loop_and_mode(stream, loop, way):
     assert steps_in(stream) == [1, 2, 3, 4, 5]
 
 
-def test_a_run_has_a_bar_of_its_own(stream):
-    run = jax.jit(lambda x: in_lax_scan(all_lines(2, stream), x, 2, 2))
-    run(1.0)
-    run(1.0)
-    assert steps_in(stream) == [1, 2, 1, 2]
+def test_a_run_has_a_bar_of_its_own_also_run_again_by_checkpoint(stream):
+    def run(x):
+        bar = all_lines(2, stream)
+        return jax.checkpoint(lambda x: in_lax_scan(bar, x, 2, 2))(x)
+
+    for function in (jax.jit(run), jax.jit(jax.grad(run))):
+        function(1.0)
+        function(1.0)
+    assert steps_in(stream) == [1, 2] * 4
 
 
 def test_a_bar_made_outside_goes_on_from_call_to_call(stream):
@@ -153,53 +148,35 @@ def test_a_bar_made_outside_goes_on_from_call_to_call(stream):
     assert steps_in(stream) == [1, 2, 3, 4]
 
 
-def test_function_run_again_by_checkpoint_counts_once(stream):
-    bar = all_lines(3, stream)
-    run = jax.checkpoint(lambda x: in_lax_scan(bar, x, 3, 3))
-    jax.jit(jax.grad(run))(1.0)
-    assert steps_in(stream) == [1, 2, 3]
-
-
-@pytest.mark.parametrize("way", ["jit", "vmap", "grad"])
-def test_nothing_is_compiled_when_it_is_off(way):
-    def run(is_shown):
+def test_nothing_is_compiled_when_it_is_off(monkeypatch):
+    def run(bar):
         def of_x(x, count):
-            bar = loops.progress(NUM_STEPS, kind="off")
-
             def body(carry, step):
-                inner = bar.inner(step, 3)
-                if is_shown:
+                if bar is not None:
+                    inner = bar.inner(step, 3)
                     inner.update(step)
                     bar.update(0, carry)
                     bar.update(step, carry)
                 return jnp.sin(carry), None
 
             x = jax.lax.scan(body, x, jnp.arange(NUM_STEPS))[0]
-            if is_shown:
+            if bar is not None:
                 bar.close(x)
             return x
 
         return of_x
 
-    def jaxpr(is_shown):
-        return str(jax.make_jaxpr(lambda: WAYS[way](run(is_shown)))())
+    def jaxpr(bar):
+        return str(jax.make_jaxpr(lambda: [WAYS[way](run(bar)) for way in ("vmap", "grad")])())
 
-    assert jaxpr(is_shown=True) == jaxpr(is_shown=False)
-
-
-def test_environment_turns_it_off(monkeypatch, stream):
+    plain = jaxpr(None)
+    assert jaxpr(loops.progress(NUM_STEPS, kind="off")) == plain
     monkeypatch.setenv("EQXLIKE_PROGRESS", "off")
-
-    def run(x):
-        all_lines(3, stream).update(0)
-        return x
-
-    assert str(jax.make_jaxpr(run)(1.0)) == str(jax.make_jaxpr(lambda x: x)(1.0))
+    assert jaxpr(loops.progress(NUM_STEPS, kind="lines")) == plain
 
 
 CALLS = [
     # A known length: at most 1000, evenly, and the last.
-    (5, 5, {}, [1, 2, 3, 4, 5]),
     (2500, 2500, {}, [*range(3, 2500, 3), 2500]),
     (10, 10, {"every": 4}, [4, 8, 10]),
     # An unknown one: 128 in each doubling.
@@ -209,24 +186,23 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("total", "num_steps", "options", "shown"), CALLS)
-def test_python_is_called_rarely(stream, total, num_steps, options, shown):
+def test_python_is_called_rarely_also_by_loops_inside_and_for_steps_of_a_small_dtype(stream):
+    streams = [io.StringIO() for _ in CALLS]
+
     @jax.jit
     def run():
-        bar = all_lines(total, stream, **options)
-        return in_lax_scan(bar, 1.0, num_steps, num_steps)
+        for (total, num_steps, options, _), each in zip(CALLS, streams, strict=True):
+            in_lax_scan(all_lines(total, each, **options), 1.0, num_steps, num_steps)
 
     run()
-    assert steps_in(stream) == shown
-
-
-def test_number_of_a_step_may_have_a_small_dtype(stream):
-    def body(carry, step):
-        all_lines(1000, stream, every=100).update(step)
-        return carry, None
-
-    jax.lax.scan(body, None, jnp.arange(127, dtype=jnp.int8))
-    assert steps_in(stream) == [100]
+    assert list(map(steps_in, streams)) == [shown for *_, shown in CALLS]
+    jax.jit(epochs_of(stream, 300, 30))(1.0)
+    jax.effects_barrier()
+    assert stream.getvalue().count("batches") == 300 * 3
+    bar, before = all_lines(1000, stream, "small", every=100), len(steps_in(stream))
+    step = lambda carry, step: (bar.update(step), None)
+    jax.lax.scan(step, None, jnp.arange(127, dtype=jnp.int8))
+    assert steps_in(stream)[before:] == [100]
 
 
 def epochs_of(stream, num_epochs, num_batches):
@@ -249,9 +225,8 @@ def epochs_of(stream, num_epochs, num_batches):
     return run
 
 
-@pytest.mark.parametrize("mode", [lambda f: f, jax.grad], ids=["value", "grad"])
-def test_loop_inside_has_a_bar_inside(stream, mode):
-    jax.jit(mode(epochs_of(stream, 2, 2)))(1.0)
+def test_loop_inside_has_a_bar_inside(stream):
+    jax.jit(jax.grad(epochs_of(stream, 2, 2)))(1.0)
     jax.effects_barrier()
     assert stream.getvalue().splitlines() == [
         "epochs: step 1/2, batches: step 1/2",
@@ -263,15 +238,9 @@ def test_loop_inside_has_a_bar_inside(stream, mode):
     ]
 
 
-def test_loops_inside_share_the_calls_of_the_one_outside(stream):
-    jax.jit(epochs_of(stream, 300, 30))(1.0)
-    jax.effects_barrier()
-    assert stream.getvalue().count("batches") == 300 * 3
-
-
 def test_bar_is_closed_when_the_loop_has_ended_early(stream):
     board = Board()
-    (number,) = [int(board.new_number())]
+    number = int(board.new_number())
     shown = Shown((Level(100, "solve", 1),), "lines", 1e9, stream)
     board.show(shown, number, 40)
     assert stream.getvalue() == ""
@@ -280,7 +249,19 @@ def test_bar_is_closed_when_the_loop_has_ended_early(stream):
     assert stream.getvalue() == "solve: step 41/100\n"
 
 
-@pytest.mark.parametrize("way", ["jit", "vmap", "grad"])
+def test_steps_that_come_late_are_not_shown_and_runs_that_never_end_are_closed(stream):
+    board, shown = Board(), Shown((Level(3, "", 1),), "lines", 0.0, stream)
+    number = board.new_number()
+    for step in (1, 0, 2, 0, 1):
+        board.show(shown, number, step)
+    board.show(Shown(shown.levels, "lines", 1e9, stream), board.new_number(), 0)
+    assert stream.getvalue().splitlines() == ["step 2/3", "step 3/3"]
+    for _ in range(1000):
+        board.new_number()
+    assert stream.getvalue().splitlines() == ["step 2/3", "step 3/3", "step 1/3"]
+
+
+@pytest.mark.parametrize("way", ["vmap", "grad"])
 def test_close_comes_after_what_the_loop_returns(stream, way):
     def run(x, count):
         bar = loops.progress(None, "solve", kind="lines", interval_s=1e9, stream=stream)
@@ -302,24 +283,6 @@ def test_lines_are_at_least_so_far_apart(stream):
         board.show(shown, number, step)
     # At 0.0, 0.4, 1.0, 1.9, 2.0 and 2.1 s.
     assert stream.getvalue().splitlines() == ["step 3/6", "step 5/6", "step 6/6"]
-
-
-def test_steps_that_come_late_or_after_the_end_are_not_shown(stream):
-    board = Board()
-    shown = Shown((Level(3, "", 1),), "lines", 0.0, stream)
-    number = board.new_number()
-    for step in (1, 0, 2, 0, 1):
-        board.show(shown, number, step)
-    assert stream.getvalue().splitlines() == ["step 2/3", "step 3/3"]
-
-
-def test_runs_that_never_end_are_closed_for_new_ones(stream):
-    board = Board()
-    shown = Shown((Level(3, "", 1),), "lines", 1e9, stream)
-    board.show(shown, board.new_number(), 0)
-    for _ in range(1000):
-        board.new_number()
-    assert stream.getvalue() == "step 1/3\n"
 
 
 class FakeBar:
@@ -351,39 +314,33 @@ def fake_tqdm(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", module)
 
 
-def test_tqdm_is_told_what_is_done(fake_tqdm):
-    run = jax.jit(
-        lambda x: in_lax_scan(loops.progress(3, "training", kind="tqdm", interval_s=0), x, 3, 3)
-    )
-    run(1.0)
+def test_tqdm_shows_what_is_done_and_begins_again_for_a_loop_inside(fake_tqdm, stream):
+    bar = loops.progress(3, "training", kind="tqdm", interval_s=0)
+    jax.jit(lambda x: in_lax_scan(bar, x, 3, 3))(1.0)
     jax.effects_barrier()
-    (bar,) = FakeBar.made
-    assert (bar.total, bar.desc, bar.shown) == (3, "training", [1, 2, 3, "closed"])
-
-
-def test_bar_of_a_loop_inside_begins_anew(fake_tqdm, stream):
-    board = Board()
-    levels = (Level(2, "outer", 1), Level(2, "inner", 1))
+    board, levels = Board(), (Level(2, "outer", 1), Level(2, "inner", 1))
     number = board.new_number()
     for steps in [(0, 0), (0, 1), (1, 0), (1, 1)]:
         board.show(Shown(levels, "tqdm", 0.0, stream), number, *steps)
-    (bar,) = FakeBar.made
-    assert bar.shown == [1, 2, "reset", 1, 2, "closed"]
+    one, inner = FakeBar.made
+    assert (one.total, one.desc, one.shown) == (3, "training", [1, 2, 3, "closed"])
+    assert inner.shown == [1, 2, "reset", 1, 2, "closed"]
 
 
-@pytest.mark.parametrize("kind", ["rich", "tqdm", "auto"])
-def test_terminal_gets_a_bar(kind):
-    terminal = Terminal()
+def test_terminal_gets_a_bar():
+    terminals = {kind: Terminal() for kind in ("rich", "tqdm", "auto")}
 
     @jax.jit
     def run():
-        bar = loops.progress(7, "training", kind=kind, stream=terminal, interval_s=0)
-        return in_lax_scan(bar, 1.0, 7, 7)
+        for kind, terminal in terminals.items():
+            bar = loops.progress(7, "training", kind=kind, stream=terminal, interval_s=0)
+            in_lax_scan(bar, 1.0, 7, 7)
 
     run()
     jax.effects_barrier()
-    assert re.search(r"training.*7/7", terminal.getvalue().replace("\n", " "))
-    assert "step" not in terminal.getvalue()
+    for terminal in terminals.values():
+        assert re.search(r"training.*7/7", terminal.getvalue().replace("\n", " "))
+        assert "step" not in terminal.getvalue()
 
 
 def test_bars_of_rich_stand_below_each_other():
@@ -395,19 +352,13 @@ def test_bars_of_rich_stand_below_each_other():
     for step in range(2):
         for shown, number in bars:
             board.show(shown, number, step)
-    first, second = terminal.getvalue().splitlines()[-3:-1]
-    assert [re.findall(r"first|second", line)[-1] for line in (first, second)] == [
-        "first",
-        "second",
-    ]
+    last = terminal.getvalue().splitlines()[-3:-1]
+    assert [re.findall("first|second", line)[-1] for line in last] == ["first", "second"]
 
 
-def test_auto_is_lines_where_there_is_no_terminal(stream):
+def test_auto_is_lines_where_there_is_no_terminal_or_no_bar_is_installed(monkeypatch, stream):
     loops.progress(1, kind="auto", stream=stream).update(0)
     assert steps_in(stream) == [1]
-
-
-def test_auto_is_lines_where_no_bar_is_installed(monkeypatch):
     for name in ("rich", "tqdm"):
         monkeypatch.setitem(sys.modules, name, None)
     terminal = Terminal()
@@ -416,21 +367,12 @@ def test_auto_is_lines_where_no_bar_is_installed(monkeypatch):
     assert terminal.getvalue() == "step 1/1\n"
 
 
-MISSING = [
-    ("rich", "pip install 'eqxlike[train]'"),
-    ("tqdm", "pip install tqdm"),
-]
-
-
-@pytest.mark.parametrize(("name", "command"), MISSING)
-def test_what_is_not_installed_is_an_error_with_the_command(monkeypatch, name, command):
-    monkeypatch.setitem(sys.modules, name, None)
-    message = f"loops.progress(kind={name!r}) needs {name}: `{command}`, or use kind='lines'."
-    with pytest.raises(ImportError, match=re.escape(message)):
-        loops.progress(3, kind=name)
-
-
-def test_unknown_kind_is_an_error(monkeypatch):
+def test_unknown_kind_and_what_is_not_installed_are_errors(monkeypatch):
+    for name, command in [("rich", "pip install 'eqxlike[train]'"), ("tqdm", "pip install tqdm")]:
+        monkeypatch.setitem(sys.modules, name, None)
+        message = f"loops.progress(kind={name!r}) needs {name}: `{command}`, or use kind='lines'."
+        with pytest.raises(ImportError, match=re.escape(message)):
+            loops.progress(3, kind=name)
     kinds = "'auto', 'rich', 'tqdm', 'lines', 'off'"
     with pytest.raises(ValueError, match=f"^kind must be one of {kinds}; got 'text'"):
         loops.progress(3, kind="text")  # pyright: ignore[reportArgumentType]
@@ -439,17 +381,14 @@ def test_unknown_kind_is_an_error(monkeypatch):
         loops.progress(3)
 
 
-@pytest.mark.parametrize("kind", ["lines", "off"])
-@pytest.mark.parametrize("step", [0.5, jnp.arange(2), None, True])
-def test_step_is_an_integer(kind, step):
-    bar = loops.progress(3, kind=kind)
-    with pytest.raises(TypeError, match=r"number of a step, an integer of shape \(\); got "):
-        bar.update(step)
-    with pytest.raises(TypeError, match=r"number of a step, an integer of shape \(\); got "):
-        bar.inner(step)
-
-
-@pytest.mark.parametrize("options", [{"total": -1}, {"total": 2.5}, {"every": 0}])
-def test_totals_are_whole_numbers(options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))} must be an integer of at least"):
-        loops.progress(**options)
+def test_steps_and_totals_are_whole_numbers():
+    for kind in ("lines", "off"):
+        bar = loops.progress(3, kind=kind)
+        for step in (0.5, jnp.arange(2), None, True):
+            for method in (bar.update, bar.inner):
+                with pytest.raises(TypeError, match=r"a step, an integer of shape \(\); got "):
+                    method(step)
+        for options in ({"total": -1}, {"total": 2.5}, {"every": 0}):
+            name = next(iter(options))
+            with pytest.raises(ValueError, match=f"{name} must be an integer of at least"):
+                loops.progress(kind=kind, **options)

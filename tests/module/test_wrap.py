@@ -89,7 +89,9 @@ def test_wrappers_have_one_structure_if_they_say_the_same_of_themselves():
 
 # A list keeps the partition from being cached.
 @pytest.mark.parametrize(
-    ("jit", "held"), [(jax.jit, 1.0), (filter_jit, None), (filter_jit, [1.0])], ids=repr
+    ("jit", "held"),
+    [(jax.jit, 1.0), (filter_jit, None), (filter_jit, [1.0])],
+    ids=["jax", "kept", "compared"],
 )
 def test_each_wrapper_comes_back_with_its_own_metadata(jit, held):
     pass_on = jit(lambda wrapper: wrapper)

@@ -1,5 +1,4 @@
 import dataclasses
-import io
 
 import equinox
 import jax
@@ -20,9 +19,7 @@ LAYERS = {
         {"stride": 3, "padding": "SAME_LOWER", "output_padding": 1},
     ),
     "ConvTranspose1d-wide-stride": ("ConvTranspose1d", (2, 4, 3), {"stride": 5, "padding": "SAME"}),
-    "ConvTranspose1d-by-position": ("ConvTranspose1d", (2, 4, 3, 2, 1, 0), {}),
     "ConvTranspose-by-position": ("ConvTranspose", (1, 2, 4, 3, 2, 1, 0), {}),
-    "ConvTranspose2d": ("ConvTranspose2d", (2, 4, 3), {"use_bias": False}),
     "ConvTranspose2d-by-axis": (
         "ConvTranspose2d",
         (4, 4, 3),
@@ -56,9 +53,8 @@ def test_same_key_gives_equinox_fields_and_outputs(name, getkey):
         values = getattr(ours, own.name), getattr(theirs, own.name)
         assert equinox.tree_equal(*values), own.name
     x = jr.normal(getkey(), (ours.in_channels, *SIZES[: ours.num_spatial_dims]))
-    np.testing.assert_allclose(
-        eqx.filter_jit(ours)(x), equinox.filter_jit(theirs)(x), rtol=1e-4, atol=1e-5
-    )
+    outputs = eqx.filter_jit(lambda ours, theirs, x: (ours(x), theirs(x)))(ours, theirs, x)
+    np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -93,29 +89,13 @@ def test_folded_padding_has_a_gradient_that_differences_confirm(getkey):
     check_grads(jax.jit(lambda x: jnp.sin(layer(x))), (x,), order=1, rtol=1e-2, atol=1e-2)
 
 
-def test_file_is_read_by_equinox_and_back(getkey):
-    there = equinox.nn.ConvTranspose1d(2, 4, 3, key=getkey())
-    written, back = io.BytesIO(), io.BytesIO()
-    equinox.tree_serialise_leaves(written, there)
-    written.seek(0)
-    blank = nn.ConvTranspose1d(2, 4, 3, key=getkey())
-    here = eqx.tree_deserialise_leaves(written, blank)
-    eqx.tree_serialise_leaves(back, here)
-    assert back.getvalue() == written.getvalue()
-    np.testing.assert_array_equal(here.weight, there.weight)
-
-
-def test_jaxpr_is_one_convolution_and_the_bias(getkey):
+def test_jaxpr_is_one_convolution_and_the_bias_also_for_an_empty_batch(getkey):
     layer = nn.ConvTranspose2d(2, 4, 3, 2, padding="SAME", key=getkey())
     jaxpr = jax.make_jaxpr(lambda layer, x: layer(x))(layer, jnp.ones((2, 6, 6)))
     names = [equation.primitive.name for equation in jaxpr.eqns]
     # The first and the third add and take away a batch axis of length one.
     assert names == ["broadcast_in_dim", "conv_general_dilated", "squeeze", "add"]
-
-
-def test_empty_batch_gives_an_empty_batch(getkey):
-    layer = nn.ConvTranspose2d(2, 4, 3, key=getkey())
-    assert jax.vmap(layer)(jnp.ones((0, 2, 6, 5))).shape == (0, 4, 8, 7)
+    assert jax.vmap(layer)(jnp.ones((0, 2, 6, 5))).shape == (0, 4, 12, 10)
 
 
 def test_wrong_shape_is_named(getkey):

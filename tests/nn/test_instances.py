@@ -36,8 +36,8 @@ TAKERS = {
 }
 
 
-@pytest.mark.parametrize("name", TAKERS)
-def test_class_in_the_place_of_a_model_is_refused(name):
-    message = rf"^{name} expected an instance, got the class Linear: call it, `Linear\(\.\.\.\)`\.$"
-    with pytest.raises(TypeError, match=message):
-        TAKERS[name](nn.Linear)
+def test_class_in_the_place_of_a_model_is_refused():
+    says = r"expected an instance, got the class Linear: call it, `Linear\(\.\.\.\)`\.$"
+    for name, take in TAKERS.items():
+        with pytest.raises(TypeError, match=f"^{name} {says}"):
+            take(nn.Linear)

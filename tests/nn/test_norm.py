@@ -1,3 +1,6 @@
+import dataclasses
+import operator
+
 import equinox
 import jax
 import jax.numpy as jnp
@@ -5,7 +8,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from eqxlike import nn
+import eqxlike as eqx
+from eqxlike import filter_jit, nn
 
 LAYERS = {
     "LayerNorm": ((4,), (4,)),
@@ -15,21 +19,17 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_output_and_fields_are_those_of_equinox(name, getkey):
+def test_output_and_fields_are_those_of_equinox_and_a_state_comes_back(name, getkey):
     arguments, shape = LAYERS[name]
     ours, theirs = getattr(nn, name)(*arguments), getattr(equinox.nn, name)(*arguments)
     assert list(vars(ours)) == list(vars(theirs))
     x = 3 * jr.normal(getkey(), shape) + 2
-    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_state_comes_back_as_it_went_in(name):
-    arguments, shape = LAYERS[name]
-    layer, state = getattr(nn, name)(*arguments), object()
-    out, same = layer(jnp.ones(shape), state)
+    expected = equinox.filter_jit(theirs)(x)
+    state = object()
+    out, same = ours(x, state)
     assert same is state
-    np.testing.assert_array_equal(out, layer(jnp.ones(shape)))
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(filter_jit(ours)(x), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -53,13 +53,6 @@ def test_initializers_draw_weight_and_bias(name, getkey):
     assert bool(jnp.all(layer.bias == 1))
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_wrong_shape_says_expected_and_got(name):
-    arguments, _ = LAYERS[name]
-    with pytest.raises(ValueError, match=rf"{name} expected x of shape \(.*4.*\), got shape \(5,"):
-        getattr(nn, name)(*arguments)(jnp.ones((5, 7)))
-
-
 def test_elementwise_affine_is_the_old_name_of_both_flags():
     with pytest.warns(UserWarning, match="the old name"):
         layer = nn.LayerNorm(4, elementwise_affine=False)
@@ -68,18 +61,190 @@ def test_elementwise_affine_is_the_old_name_of_both_flags():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("make", "message"),
     [
-        ((2, 5), "must divide the number of channels: got groups=2 and channels=5"),
-        ((2,), "needs `channels`"),
-        ((0, 4), "groups must be an integer of at least 1, got 0"),
+        (lambda: nn.GroupNorm(2, 5), "number of channels: got groups=2 and channels=5"),
+        (lambda: nn.GroupNorm(2), "needs `channels`"),
+        (lambda: nn.GroupNorm(0, 4), "groups must be an integer of at least 1, got 0"),
+        (
+            lambda: nn.GroupNorm(2, channelwise_affine=False)(jnp.ones((5, 2))),
+            r"groups=2 divides, got shape \(5, 2\)",
+        ),
+        (lambda: nn.LayerNorm(4)(jnp.ones((5, 7))), r"LayerNorm .* \(.*4.*\), got shape \(5,"),
+        (lambda: nn.RMSNorm(4)(jnp.ones((5, 7))), r"RMSNorm .* \(.*4.*\), got shape \(5,"),
+        (lambda: nn.GroupNorm(2, 4)(jnp.ones((5, 7))), r"GroupNorm .* \(.*4.*\), got shape \(5,"),
     ],
 )
-def test_unfit_groups_are_refused(arguments, message):
+def test_unfit_groups_and_shapes_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
-        nn.GroupNorm(*arguments)
+        make()
 
 
-def test_input_that_the_groups_do_not_divide_is_refused():
-    with pytest.raises(ValueError, match=r"groups=2 divides, got shape \(5, 2\)"):
-        nn.GroupNorm(2, channelwise_affine=False)(jnp.ones((5, 2)))
+@pytest.mark.parametrize("axis", [1, None])
+def test_weight_norm_and_its_gradient_are_those_of_equinox(axis, getkey):
+    key, x = getkey(), jr.normal(getkey(), (3,))
+    results = []
+    for library in (eqx, equinox):
+        norm = library.nn.WeightNorm(library.nn.Linear(3, 4, key=jr.clone(key)), axis=axis)
+        norm = eqx.tree_at(lambda norm: norm.g, norm, replace_fn=lambda g: 2 * g + 1)
+
+        def loss(norm):
+            out = norm(x)
+            return jnp.sum(jnp.sin(out)), out
+
+        gradient, out = library.filter_jit(library.filter_grad(loss, has_aux=True))(norm)
+        results.append([out, gradient.g, gradient.layer.weight, gradient.layer.bias])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_weight_norm_computes_at_first_what_the_layer_did(getkey):
+    conv, x = nn.Conv2d(2, 3, 2, key=getkey()), jr.normal(getkey(), (2, 4, 4))
+
+    @eqx.filter_jit
+    def outputs(conv):
+        return conv(x), [nn.WeightNorm(conv, axis=axis)(x) for axis in (0, -1, 2, None)]
+
+    expected, others = outputs(conv)
+    for out in others:
+        np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_length_of_the_weight_changes_nothing(getkey):
+    norm = nn.WeightNorm(nn.Linear(3, 4, key=getkey()))
+    scaled = eqx.tree_at(lambda norm: norm.layer.weight, norm, 3 * norm.layer.weight)
+    x = jr.normal(getkey(), (3,))
+    np.testing.assert_allclose(scaled(x), norm(x), rtol=1e-5)
+
+
+def test_weight_norm_past_the_range_of_float16_is_no_trouble(getkey):
+    linear = nn.Linear(300, 2, use_bias=False, dtype=jnp.float16, key=getkey())
+    linear = eqx.tree_at(lambda linear: linear.weight, linear, jnp.full((2, 300), 100, jnp.float16))
+    norm = eqx.filter_jit(nn.WeightNorm(linear))
+    np.testing.assert_allclose(norm(jnp.full(300, 0.01, jnp.float16)), [300, 300], rtol=2e-3)
+
+
+def test_vmapped_layers_are_normalised_each_by_itself(getkey):
+    norms = eqx.filter_vmap(lambda key: nn.WeightNorm(nn.Linear(3, 4, key=key)))(
+        jr.split(getkey(), 2)
+    )
+    x = jr.normal(getkey(), (3,))
+    call = eqx.filter_jit(eqx.filter_vmap(lambda layer: layer(x)))
+    out, expected = call(norms), call(norms.layer)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-6)
+
+
+def make_spectral(library, layer, **options):
+    return library.nn.make_with_state(library.nn.SpectralNorm)(
+        layer(library), "weight", **options, key=jr.key(1)
+    )
+
+
+SPECTRAL = {
+    "Conv2d": (
+        lambda library: library.nn.Conv2d(2, 3, 2, key=jr.key(0)),
+        (2, 3, 3),
+        {"num_power_iterations": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize(("layer", "shape", "options"), SPECTRAL.values(), ids=SPECTRAL)
+def test_spectral_norm_computes_what_it_does_in_equinox(layer, shape, options, getkey):
+    ours, theirs = map(dataclasses.fields, (nn.SpectralNorm, equinox.nn.SpectralNorm))
+    assert [each.name for each in ours] == [each.name for each in theirs]
+    x = jr.normal(getkey(), shape)
+    results = []
+    for library in (eqx, equinox):
+        norm, state = make_spectral(library, layer, **options)
+        outputs = []
+        for _ in range(2):
+            y, state = library.filter_jit(norm)(x, state)
+            outputs.append(y)
+        results.append([*outputs, norm(x, state, inference=True)[0], *jax.tree.leaves(state)])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_weight_is_divided_by_its_largest_singular_value(getkey):
+    linear = nn.Linear(5, 4, use_bias=False, key=getkey())
+    norm, state = nn.make_with_state(nn.SpectralNorm)(
+        linear, "weight", num_power_iterations=100, key=getkey()
+    )
+    x = jr.normal(getkey(), (5,))
+    expected = linear(x) / np.linalg.norm(linear.weight, 2)
+    np.testing.assert_allclose(norm(x, state)[0], expected, rtol=1e-4)
+
+
+def test_gradient_takes_the_singular_vectors_as_constants(getkey):
+    linear = nn.Linear(5, 4, use_bias=False, key=getkey())
+    norm, state = nn.make_with_state(nn.SpectralNorm)(linear, "weight", key=getkey())
+    norm = nn.inference_mode(norm)
+    x = jr.normal(getkey(), (5,))
+    u, v = state.get(norm.uv_index)
+
+    def by_hand(weight):
+        return jnp.sum((weight / (u @ weight @ v)) @ x)
+
+    gradient = eqx.filter_grad(lambda norm: jnp.sum(norm(x, state)[0]))(norm)
+    np.testing.assert_allclose(
+        gradient.layer.weight, jax.grad(by_hand)(linear.weight), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_inference_leaves_the_state_alone(getkey):
+    norm, state = make_spectral(
+        eqx, lambda library: library.nn.Linear(3, 4, key=jr.key(0)), inference=True
+    )
+    before = jax.tree.leaves(state)
+    _, state = norm(jnp.ones(3), state)
+    assert all(map(operator.is_, jax.tree.leaves(state), before))
+
+
+def test_weight_of_zeros_leaves_the_state_finite(getkey):
+    linear = eqx.tree_at(
+        lambda linear: linear.weight, nn.Linear(3, 4, key=getkey()), jnp.zeros((4, 3))
+    )
+    _, state = nn.make_with_state(nn.SpectralNorm)(linear, "weight", key=getkey())
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda linear: nn.WeightNorm(linear, "use_bias"),
+            ValueError,
+            "Linear.use_bias to be an array, got bool",
+        ),
+        (lambda linear: nn.WeightNorm(linear, "kernel"), AttributeError, "kernel"),
+        (
+            lambda linear: nn.WeightNorm(linear, axis=2),
+            ValueError,
+            r"axis of Linear.weight, which has shape \(4, 3\); got 2",
+        ),
+        (
+            lambda linear: nn.SpectralNorm(linear, "bias", key=jr.key(0)),
+            ValueError,
+            r"Linear.bias to be an array of at least two axes, got shape \(4,\)",
+        ),
+        (
+            lambda linear: nn.SpectralNorm(linear, "use_bias", key=jr.key(0)),
+            ValueError,
+            "Linear.use_bias .* got bool",
+        ),
+        (
+            lambda linear: nn.SpectralNorm(linear, "kernel", key=jr.key(0)),
+            AttributeError,
+            "kernel",
+        ),
+        (
+            lambda linear: nn.SpectralNorm(linear, "weight", -1, key=jr.key(0)),
+            ValueError,
+            "num_power_iterations .*-1",
+        ),
+    ],
+)
+def test_errors_name_what_was_expected_and_what_came(make, error, message, getkey):
+    with pytest.raises(error, match=message):
+        make(nn.Linear(3, 4, key=getkey()))

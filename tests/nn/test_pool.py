@@ -23,7 +23,6 @@ POOLS = {
     "Max2d-ceil": ("MaxPool2d", (3, 2, 0, True), {}),
     "Max3d": ("MaxPool3d", (2,), {"stride": 2}),
     "Pool-min": ("Pool", (math.inf, lax.min, 1, 2, 1, 1), {}),
-    "Pool-product": ("Pool", (1.0, lax.mul, 2, (2, 3), 2, 1), {}),
     "Pool-array": ("Pool", (jnp.array(-jnp.inf), lax.max, 1, 2, 2), {}),
 }
 SIZES = (4, 5, 3)
@@ -43,8 +42,10 @@ def test_fields_and_outputs_are_those_of_equinox(name, getkey):
     )
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int32, jnp.complex64])
-@pytest.mark.parametrize("name", ["AvgPool1d", "MaxPool1d"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("AvgPool1d", jnp.bfloat16), ("AvgPool1d", jnp.int32), ("MaxPool1d", jnp.int32)],
+)
 def test_dtype_of_output_is_that_of_equinox(name, dtype):
     x = jnp.array([[1, 0, 3, 2]], dtype)
     ours, theirs = (
@@ -65,35 +66,26 @@ def test_file_is_read_by_equinox_and_back():
     assert back.getvalue() == written.getvalue()
 
 
-def test_average_of_small_floats_is_summed_in_float32():
-    ones = jnp.ones((1, 1000), jnp.bfloat16)
-    assert nn.AvgPool1d(1000)(ones).tolist() == [[1]]
-
-
-def test_average_of_small_integers_does_not_overflow():
-    assert nn.AvgPool1d(4)(jnp.full((1, 4), 255, jnp.uint8)).tolist() == [[255]]
-
-
-def test_average_of_booleans_is_how_often_they_are_true():
+def test_average_is_summed_in_a_dtype_that_holds_it():
+    assert nn.AvgPool1d(1000)(jnp.ones((1, 1000), jnp.bfloat16)).tolist() == [[1]]
     assert nn.AvgPool1d(2)(jnp.array([[True, False, False]])).tolist() == [[0.5, 0]]
 
 
-def test_average_without_the_padding_is_the_mean_of_what_is_there():
-    pool = nn.AvgPool1d(3, 2, padding=((1, 3),), count_include_pad=False)
-    assert pool(jnp.array([[2.0, 4.0, 6.0]])).tolist() == [[3, 5, 0]]
+def test_average_of_small_integers_does_not_overflow():
+    small = jnp.full((1, 4), 255, jnp.uint8)
+    assert nn.AvgPool1d(4)(small).tolist() == nn.AdaptiveAvgPool1d(1)(small).tolist() == [[255]]
 
 
-def test_padding_words_are_those_of_convolutions():
+def test_padding_is_of_words_or_negative_and_may_be_left_out_of_the_average():
     x = jnp.array([[1.0, 2.0, 3.0, 4.0]])
     assert nn.MaxPool1d(2, padding="SAME")(x).tolist() == [[2, 3, 4, 4]]
     assert nn.MaxPool1d(2, padding="same_lower")(x).tolist() == [[1, 2, 3, 4]]
     assert nn.MaxPool1d(2, padding="VALID")(x).tolist() == [[2, 3, 4]]
-
-
-def test_negative_padding_cuts_off_even_for_a_window_of_one():
-    x = jnp.array([[1.0, 2.0, 3.0, 4.0]])
+    # A negative one cuts off, even for a window of one.
     assert nn.MaxPool1d(1, padding=-1)(x).tolist() == [[2, 3]]
     assert nn.MaxPool1d(1, padding=((-2, 1),))(x).tolist() == [[3, 4, -math.inf]]
+    pool = nn.AvgPool1d(3, 2, padding=((1, 3),), count_include_pad=False)
+    assert pool(jnp.array([[2.0, 4.0, 6.0]])).tolist() == [[3, 5, 0]]
 
 
 def test_no_window_begins_beyond_the_input():
@@ -132,26 +124,37 @@ def test_jaxpr_is_one_reduction_with_the_channels_last(name):
 
 def test_empty_batch_gives_an_empty_batch():
     assert jax.vmap(nn.AvgPool2d(2))(jnp.ones((0, 2, 4, 3))).shape == (0, 2, 3, 2)
+    assert jax.vmap(nn.AdaptiveAvgPool2d(2))(jnp.ones((0, 3, 5, 4))).shape == (0, 3, 2, 2)
 
 
-def test_wrong_number_of_axes_is_named():
-    with pytest.raises(
-        ValueError, match=r"MaxPool2d expected x of shape \(channels, height, width\), got"
-    ):
-        nn.MaxPool2d(2)(jnp.ones((4, 4)))
-
-
-def test_small_input_is_named_with_the_path_of_the_layer():
-    model = nn.Sequential([nn.AvgPool1d(3)])
-    with pytest.raises(
-        ValueError, match=r"AvgPool1d at Sequential\.layers\[0\] .* its window, \(3,\); got .* 2\)"
-    ):
-        model(jnp.ones((1, 2)))
-
-
-def test_padding_longer_than_the_window_is_named():
-    with pytest.raises(RuntimeError, match=r"no longer than its window, .* padding=\(\(3, 3\),\)"):
-        nn.MaxPool1d(2, padding=3)(jnp.ones((1, 4)))
+@pytest.mark.parametrize(
+    ("layer", "shape", "error", "message"),
+    [
+        (nn.MaxPool2d(2), (4, 4), ValueError, r"MaxPool2d .* \(channels, height, width\), got"),
+        (
+            nn.Sequential([nn.AvgPool1d(3)]),
+            (1, 2),
+            ValueError,
+            r"AvgPool1d at Sequential\.layers\[0\] .* its window, \(3,\); got .* 2\)",
+        ),
+        (
+            nn.MaxPool1d(2, padding=3),
+            (1, 4),
+            RuntimeError,
+            r"no longer than its window, .* padding=\(\(3, 3\),\)",
+        ),
+        (nn.AdaptiveAvgPool2d(2), (4, 4), ValueError, r"AdaptiveAvgPool2d .* \(channels, hei"),
+        (
+            nn.AdaptiveAvgPool2d(3),
+            (1, 4, 2),
+            ValueError,
+            r"AdaptiveAvgPool2d expected at least 3 entries along axis 2 of x, .* 2\)",
+        ),
+    ],
+)
+def test_unfit_input_is_named(layer, shape, error, message):
+    with pytest.raises(error, match=message):
+        layer(jnp.ones(shape))
 
 
 @pytest.mark.parametrize(
@@ -165,3 +168,60 @@ def test_padding_longer_than_the_window_is_named():
 def test_bad_argument_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         nn.MaxPool2d(**({"kernel_size": 2} | options))
+
+
+ADAPTIVE = {
+    "AdaptiveAvgPool2d": ((2, 3),),
+    "AdaptiveAvgPool3d": (2,),
+    "AdaptiveMaxPool1d": (5,),
+    "AdaptiveMaxPool3d": (1,),
+    "AdaptivePool": ((3, 2), 2, jnp.median),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_adaptive_fields_and_outputs_are_those_of_equinox(name, getkey):
+    ours, theirs = (getattr(module, name)(*ADAPTIVE[name]) for module in (nn, equinox.nn))
+    assert [each.name for each in dataclasses.fields(ours)][:2] == [
+        each.name for each in dataclasses.fields(theirs)
+    ]
+    assert ours.target_shape == theirs.target_shape
+    assert ours.operation is theirs.operation
+    x = jr.normal(getkey(), (2, *(5, 7, 4)[: len(ours.target_shape)]))
+    np.testing.assert_allclose(jax.jit(ours)(x), jax.jit(theirs)(x), rtol=1e-5, atol=1e-6)
+
+
+def test_adaptive_windows_are_disjoint_and_the_first_longer_unless_they_overlap():
+    x = jnp.arange(10.0)[None]
+    assert nn.AdaptiveMaxPool1d(4)(x).tolist() == [[2, 5, 7, 9]]
+    assert nn.AdaptiveMaxPool1d(4, overlap=True)(x).tolist() == [[2, 4, 7, 9]]
+    # More windows than entries.
+    assert nn.AdaptiveAvgPool1d(3, overlap=True)(x[:, 1:3]).tolist() == [[1, 1.5, 2]]
+    assert nn.AdaptiveMaxPool2d(3)(jnp.arange(12.0).reshape(1, 3, 4)).tolist() == [
+        [[1, 2, 3], [5, 6, 7], [9, 10, 11]]
+    ]
+    assert nn.AdaptiveAvgPool2d([2, 3]).target_shape == (2, 3)
+
+
+def test_an_array_in_the_operation_is_trained():
+    class Weighted(eqx.Module):
+        weight: jax.Array
+
+        def __call__(self, window):
+            return self.weight @ window
+
+    pool = nn.AdaptivePool(2, 1, Weighted(jnp.ones(2)))
+    gradient = eqx.filter_grad(lambda pool: jnp.sum(pool(jnp.array([[1.0, 2.0, 3.0, 4.0]]))))
+    assert gradient(pool).operation.weight.tolist() == [4, 6]
+
+
+def test_jaxpr_moves_no_axis():
+    jaxpr = jax.make_jaxpr(nn.AdaptiveMaxPool2d(2))(jnp.ones((3, 4, 7)))
+    names = {equation.primitive.name for equation in jaxpr.eqns}
+    assert names == {"slice", "reshape", "reduce_max", "concatenate"}
+
+
+@pytest.mark.parametrize("target", [0, (2,), 2.0, (2, None)])
+def test_bad_target_is_named(target):
+    with pytest.raises(ValueError, match="target_shape must be an integer of at least 1"):
+        nn.AdaptiveAvgPool2d(target)

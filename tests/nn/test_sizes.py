@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import re
 
 import jax
@@ -113,24 +114,24 @@ def test_every_layer_that_takes_integers_is_here():
     assert {name: set(sizes) for name, (sizes, _) in SIZES.items()} == expected
 
 
-@pytest.mark.parametrize("convert", [np.int64, np.uint8, functools.partial(np.array, dtype=int)])
-@pytest.mark.parametrize("name", SIZES)
-def test_integers_of_numpy_make_the_same_layer(name, convert):
-    sizes, _ = SIZES[name]
-    layer = build(name, sizes)
-    same = build(name, jax.tree.map(convert, sizes))
-    assert find_static_difference(layer, same) is None
-    assert eqx.tree_equal(layer, same)
+def test_integers_of_numpy_make_the_same_layer():
+    convert_to = (np.int64, np.uint8, functools.partial(np.array, dtype=int))
+    for name, (sizes, _) in SIZES.items():
+        layer = eqx.filter_eval_shape(lambda name=name, sizes=sizes: build(name, sizes))
+        for convert in convert_to:
+            converted = jax.tree.map(convert, sizes)
+            same = eqx.filter_eval_shape(lambda name=name, sizes=converted: build(name, sizes))
+            assert find_static_difference(layer, same) is None
+            assert jax.tree.structure(layer) == jax.tree.structure(same)
+            assert jax.tree.leaves(layer) == jax.tree.leaves(same)
 
 
-@pytest.mark.parametrize("value", [True, np.True_, 2.0, "2"], ids=repr)
-@pytest.mark.parametrize("name", SIZES)
-def test_what_is_no_integer_is_refused_by_name(name, value):
-    sizes, _ = SIZES[name]
-    for size in sizes:
-        shown = "each size of shape" if size == "shape" else size
-        with pytest.raises(ValueError, match=rf"{shown} must be .*got {value!r}"):
-            build(name, {**sizes, size: value})
+def test_what_is_no_integer_is_refused_by_name():
+    for name, (sizes, _) in SIZES.items():
+        for size, value in itertools.product(sizes, [True, np.True_, 2.0, "2"]):
+            shown = "each size of shape" if size == "shape" else size
+            with pytest.raises(ValueError, match=rf"{shown} must be .*got {value!r}"):
+                build(name, {**sizes, size: value})
 
 
 def test_sizes_by_axis_may_be_an_array():
@@ -156,7 +157,7 @@ def test_static_numbers_of_numpy_make_the_same_layer(make, number):
     assert find_static_difference(*layers) is None
 
 
-@pytest.mark.parametrize("value", ["1e-5", True, None, jnp.array(0.1)])
+@pytest.mark.parametrize("value", ["1e-5", True, jnp.array(0.1)])
 def test_what_is_no_number_is_refused_by_name(value):
     with pytest.raises(TypeError, match="eps must be a number, got"):
         nn.LayerNorm(3, eps=value)

@@ -107,7 +107,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids="-".join)
 def test_prints_as_equinox_does(options):
     # Where Equinox indents by two spaces, whatever `indent` says: see below.
     samples = {**SAMPLES, "jax partial": None} if "indent" in options else SAMPLES

@@ -1,13 +1,14 @@
-"""Reads the files of TensorBoard by their format alone: records, checksums, and Protocol Buffers.
+"""Reads the files of TensorBoard by their format: records with checksums, each an event.
 
 The records: https://www.tensorflow.org/tutorials/load_data/tfrecord. The checksum: CRC-32C, RFC
-3720. The fields: `event.proto` and `summary.proto` of TensorBoard.
+3720.
 """
 
 import pathlib
 import struct
 from collections.abc import Iterator
-from typing import Any
+
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 
 def scalars(folder: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
@@ -16,14 +17,14 @@ def scalars(folder: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
     """
     found: dict[str, list[tuple[int, float]]] = {}
     for path in sorted(folder.iterdir()):
-        for event in map(dict, map(_fields, _records(path.read_bytes()))):
-            step = event.get(2, 0)
-            if 7 in event and dict(_fields(event[7])).get(1) == 1:  # session_log, START
-                found = {tag: [p for p in points if p[0] < step] for tag, points in found.items()}
-            for _, value in _fields(event.get(5, b"")):  # summary
-                parts = dict(_fields(value))
-                (number,) = struct.unpack("<f", parts[2])
-                found.setdefault(parts[1].decode(), []).append((step, number))
+        for event in map(Event.FromString, _records(path.read_bytes())):
+            if event.session_log.status == SessionLog.START:
+                found = {
+                    tag: [point for point in points if point[0] < event.step]
+                    for tag, points in found.items()
+                }
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.step, value.simple_value))
     return found
 
 
@@ -49,28 +50,3 @@ def _crc32c(data: bytes) -> int:
         for _ in range(8):
             checksum = checksum >> 1 ^ (0x82F63B78 if checksum & 1 else 0)
     return checksum ^ 0xFFFFFFFF
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The number of each field, and its value: a number, or bytes."""
-    position = 0
-
-    def varint() -> int:
-        nonlocal position
-        number = shift = 0
-        while True:
-            byte = data[position]
-            position += 1
-            number |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return number
-
-    while position < len(data):
-        field, kind = divmod(varint(), 8)
-        if kind == 0:
-            yield field, varint()
-            continue
-        length = {1: 8, 5: 4}.get(kind) or varint()
-        yield field, data[position : position + length]
-        position += length

@@ -1,162 +1,285 @@
+"""Minibatches, and batches that are made and moved ahead of time."""
+
+import gc
 import itertools
 import json
+import queue
+import threading
+import traceback
+import weakref
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eqxlike import train
 from eqxlike.train import minibatches
+from tests.train.linear import BATCH, make_state, make_step
 
 SIZES = st.integers(1, 30).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
 
 
 @given(SIZES, st.integers(0, 1000))
-def test_each_epoch_holds_no_example_twice_and_as_many_as_fit(sizes, seed):
+def test_epochs_hold_no_example_twice_and_keep_shapes_dtypes_and_rows(sizes, seed):
     length, batch_size = sizes
-    batches = minibatches(np.arange(length), batch_size, seed=seed)
-    per_epoch = length // batch_size
+    x = np.arange(2 * length, dtype=np.float32).reshape(length, 2)
+    batches = minibatches({"x": x, "y": np.arange(length, dtype=np.int8)}, batch_size, seed=seed)
     for _ in range(3):
-        epoch = np.concatenate(list(itertools.islice(batches, per_epoch)))
-        assert len(set(epoch.tolist())) == len(epoch) == per_epoch * batch_size
-
-
-@given(SIZES)
-def test_shapes_and_dtypes_never_change(sizes):
-    length, batch_size = sizes
-    arrays = {"x": np.zeros((length, 2), np.float32), "y": np.zeros(length, np.int8)}
-    for batch in itertools.islice(minibatches(arrays, batch_size, seed=0), 10):
-        assert batch["x"].shape == (batch_size, 2)
-        assert batch["x"].dtype == np.float32
-        assert batch["y"].shape == (batch_size,)
-        assert batch["y"].dtype == np.int8
-
-
-def test_rows_stay_together():
-    x = np.arange(20).reshape(10, 2)
-    for batch_x, batch_y in itertools.islice(minibatches((x, x[:, 0]), 3, seed=1), 9):
-        np.testing.assert_array_equal(batch_x[:, 0], batch_y)
-
-
-def test_seed_decides_the_order():
-    def order(seed):
-        return [b.tolist() for b in itertools.islice(minibatches(np.arange(50), 10, seed=seed), 10)]
-
-    assert order(0) == order(0) != order(1)
-
-
-def test_epochs_are_shuffled_anew():
-    batches = minibatches(np.arange(50), 50, seed=0)
-    first, second = next(batches).tolist(), next(batches).tolist()
-    assert sorted(first) == sorted(second)
-    assert first != second
-
-
-@pytest.mark.parametrize("batch_size", [0, -1, 2.0, True])
-def test_batch_size_that_is_no_positive_integer_is_refused_at_once(batch_size):
-    message = f"batch_size must be an integer of at least 1, got {batch_size}"
-    with pytest.raises(ValueError, match=message):
-        minibatches(np.arange(5), batch_size, seed=0)
-
-
-def test_batch_size_above_the_number_of_examples_is_refused_at_once():
-    with pytest.raises(ValueError, match="at most 5, the number of examples, got 6"):
-        minibatches(np.arange(5), 6, seed=0)
-
-
-def test_lengths_that_differ_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"one length, got \['x'\] 5, \['y'\] 4"):
-        minibatches({"x": np.zeros(5), "y": np.zeros(4)}, 2, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"), [((), "at least one"), ((np.float32(1),), "leading axis")]
-)
-def test_data_without_examples_is_refused(arrays, message):
-    with pytest.raises(ValueError, match=message):
-        minibatches(arrays, 1, seed=0)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_data_that_is_not_finite_is_refused_with_its_place(bad):
-    x = np.zeros((5, 2), np.float32)
-    x[3, 1] = x[4, 0] = bad
-    with pytest.raises(ValueError, match=r"2 NaN or infinite values in \[1\], .* index \(3, 1\)"):
-        minibatches((np.arange(5), x), 2, seed=0)
-
-
-def test_data_of_a_dtype_that_numpy_does_not_know_is_looked_at():
-    with pytest.raises(ValueError, match=r"1 NaN or infinite values in arrays, .* index \(2,\)"):
-        minibatches(jnp.array([0, 1, jnp.nan], jnp.bfloat16), 2, seed=0)
-
-
-def test_data_that_is_not_finite_is_taken_on_request():
-    batches = minibatches(np.full(4, np.nan), 2, seed=0, check_finite=False)
-    assert np.isnan(next(batches)).all()
-
-
-# --- positions ---
+        epoch = [next(batches) for _ in range(length // batch_size)]
+        for batch in epoch:
+            assert (batch["x"].shape, batch["x"].dtype) == ((batch_size, 2), np.float32)
+            assert (batch["y"].shape, batch["y"].dtype) == ((batch_size,), np.int8)
+            np.testing.assert_array_equal(batch["x"][:, 0], 2 * batch["y"])
+        examples = np.concatenate([batch["y"] for batch in epoch]).tolist()
+        assert len(set(examples)) == len(examples)
 
 
 def taken(batches, number):
     return [batch.tolist() for batch in itertools.islice(batches, number)]
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3, 7])
-def test_a_position_leads_to_the_batches_that_came_then(number):
+def test_seed_decides_the_order_and_each_epoch_has_another():
+    def order(seed):
+        return taken(minibatches(np.arange(50), 50, seed=seed), 2)
+
+    assert order(0) == order(0) != order(1)
+    first, second = order(0)
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+ARRAY = np.arange(5)
+POISONED = np.zeros((5, 2), np.float32)
+POISONED[3, 1] = POISONED[4, 0] = np.inf
+REFUSED = [
+    ((ARRAY, 0), "batch_size must be an integer of at least 1, got 0"),
+    ((ARRAY, 2.0), "batch_size must be an integer of at least 1, got 2.0"),
+    ((ARRAY, 6), "at most 5, the number of examples, got 6"),
+    ((ARRAY, 2, -1), "seed must be an integer of at least 0"),
+    ((ARRAY, 2, None), "seed must be an integer of at least 0"),
+    (({"x": np.zeros(5), "y": np.zeros(4)}, 2), r"one length, got \['x'\] 5, \['y'\] 4"),
+    (((), 1), "at least one"),
+    (((np.float32(1),), 1), r"leading axis of examples; \[0\] has shape \(\)"),
+    ((np.zeros(0), 1), "have a length of 0"),
+    (((ARRAY, POISONED), 2), r"2 NaN or infinite values in \[1\], .* index \(3, 1\)"),
+    # NumPy does not know this dtype.
+    ((jnp.array([0, 1, jnp.nan], jnp.bfloat16), 2), r"1 NaN or infinite .* arrays, .* \(2,\)"),
+]
+
+
+def test_data_and_settings_that_do_not_fit_are_refused_at_once():
+    for (arrays, batch_size, *seed), message in REFUSED:
+        with pytest.raises(ValueError, match=message):
+            minibatches(arrays, batch_size, seed=seed[0] if seed else 0)
+    batches = minibatches(np.full(4, np.nan), 4, seed=0, check_finite=False)
+    assert np.isnan(next(batches)).all()
+
+
+# --- positions ---
+
+
+def test_a_position_leads_to_the_batches_that_came_then():
     """Two batches an epoch: the position is one in an epoch, or at its end."""
-    batches = minibatches(np.arange(7), 3, seed=1)
-    taken(batches, number)
-    # As a file would hold it.
-    position = json.loads(json.dumps(batches.position))
-    expected = taken(batches, 6)
-    assert taken(batches, 6) != expected
-    batches.seek(position)
-    assert taken(batches, 6) == expected
-    other = minibatches(np.arange(7), 3, seed=1)
-    other.seek(position)
-    assert taken(other, 6) == expected
+    for number in (0, 1, 2, 3, 7):
+        batches = minibatches(np.arange(7), 3, seed=1)
+        taken(batches, number)
+        position = batches.position
+        # As a file would hold it.
+        text = json.dumps(position)
+        expected = taken(batches, 6)
+        assert json.dumps(position) == text
+        assert taken(batches, 6) != expected
+        for each in (batches, minibatches(np.arange(7), 3, seed=1)):
+            each.seek(json.loads(text))
+            assert taken(each, 6) == expected
 
 
-def test_a_position_does_not_move_with_its_stream():
-    batches = minibatches(np.arange(7), 3, seed=1)
-    position = batches.position
-    taken(batches, 5)
-    assert position == minibatches(np.arange(7), 3, seed=1).position
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (minibatches(np.arange(7), 3, seed=2), "with seed 2, and these have 1"),
-        (minibatches(np.arange(7), 2, seed=1), "with batch_size 2, and these have 3"),
-        (minibatches(np.arange(8), 3, seed=1), "with num_examples 8, and these have 7"),
-    ],
-)
-def test_a_position_of_another_stream_is_refused(other, message):
-    with pytest.raises(ValueError, match=message):
-        minibatches(np.arange(7), 3, seed=1).seek(other.position)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"index": 3}, {"index": -1}, {"epoch": 1.5}, {"generator": {}}, {"generator": 3}],
-)
-def test_a_position_that_is_none_is_refused_and_nothing_moves(change):
+def test_a_position_that_does_not_fit_is_refused_and_nothing_moves():
     batches = minibatches(np.arange(7), 3, seed=1)
     taken(batches, 3)
     before = batches.position
-    with pytest.raises(ValueError, match=r"index must|epoch must|no state of NumPy's generator"):
-        batches.seek({**before, **change})
+    for change, message in [
+        ({"seed": 2}, "with seed 2, and these have 1"),
+        ({"batch_size": 2}, "with batch_size 2, and these have 3"),
+        ({"num_examples": 8}, "with num_examples 8, and these have 7"),
+        ({"index": 3}, "index must be at most 2"),
+        ({"index": -1}, "index must be an integer of at least 0"),
+        ({"epoch": 1.5}, "epoch must be an integer"),
+        ({"generator": {}}, "no state of NumPy's generator"),
+        ({"generator": 3}, "no state of NumPy's generator"),
+        ({"other": 1}, "seek expected a position of minibatches, with seed"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            batches.seek({**before, **change})
     with pytest.raises(ValueError, match="seek expected a position of minibatches, with seed"):
-        batches.seek({"seed": 1})
+        batches.seek(3)
     expected = taken(batches, 6)
+    batches.seek({**before, "index": 2})
+    assert taken(batches, 1) == expected[1:2]
     batches.seek(before)
     assert taken(batches, 6) == expected
 
 
-@pytest.mark.parametrize("seed", [-1, 1.5, None])
-def test_seed_that_is_none_is_refused(seed):
-    with pytest.raises(ValueError, match="seed must be an integer of at least 0"):
-        minibatches(np.arange(5), 2, seed=seed)
+# --- ahead of time ---
+
+
+def num_threads():
+    return sum(thread.name == "eqxlike-prefetch" for thread in threading.enumerate())
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_thread():
+    yield
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "eqxlike-prefetch":
+            thread.join(timeout=5)
+    assert num_threads() == 0
+
+
+def stream(length=16):
+    return minibatches((np.arange(length), np.ones(length, np.float32)), 4, seed=0)
+
+
+def test_batches_and_positions_are_those_of_the_stream_on_the_device():
+    own = stream()
+    with train.prefetch(stream(), 3) as ahead:
+        start, first = ahead.position, []
+        for _ in range(6):
+            assert ahead.position == own.position
+            batch = next(ahead)
+            assert all(isinstance(leaf, jax.Array) for leaf in batch)
+            jax.tree.map(np.testing.assert_array_equal, batch, next(own))
+            first.append(np.asarray(batch[0]))
+        # What was made ahead is thrown away.
+        ahead.seek(start)
+        np.testing.assert_array_equal([next(ahead)[0] for _ in range(6)], first)
+
+
+def test_arrays_go_to_the_sharding_that_is_given_and_what_is_none_stays():
+    names = object()
+    batch = {"x": np.ones(2), "y": jnp.ones(4), "name": "a", "count": 3, "none": None, "of": names}
+    mesh = jax.make_mesh((2,), ("data",))
+    for sharding in (None, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))):
+        (found,) = train.prefetch([batch], sharding=sharding)
+        rest = found["name"], found["count"], found["none"], found["of"]
+        assert rest == ("a", 3, None, names)
+        assert isinstance(found["x"], jax.Array)
+        assert found["y"].tolist() == [1, 1, 1, 1]
+        assert sharding is None or found["x"].sharding == found["y"].sharding == sharding
+
+
+def aligned(length):
+    """An array that lies in memory as XLA likes it."""
+    numbers = np.zeros(length + 16, np.float32)
+    start = -numbers.ctypes.data % 64 // 4
+    return numbers[start : start + length]
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_stream_may_write_each_batch_into_the_same_array(is_sharded):
+    buffer = aligned(64)
+
+    def source():
+        for number in range(3):
+            buffer[...] = number
+            yield buffer
+
+    sharding = train.data_parallel() if is_sharded else None
+    batches = list(train.prefetch(source(), 3, sharding=sharding))
+    assert [float(batch[-1]) for batch in batches] == [0, 1, 2]
+    assert not is_sharded or {batch.sharding for batch in batches} == {sharding.batch}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_no_more_are_made_ahead_than_asked_for(size):
+    made = []
+    all_made = threading.Event()
+
+    def source():
+        for number in itertools.count():
+            made.append(number)
+            if len(made) == size:
+                all_made.set()
+            yield np.asarray(number)
+
+    with train.prefetch(source(), size) as ahead:
+        assert all_made.wait(5)
+        # The thread asks for no other one: it waits for room.
+        with pytest.raises(queue.Empty):
+            ahead._ahead.room.get(timeout=0.1)
+        assert made == list(range(size))
+        assert [int(next(ahead)) for _ in range(5)] == [0, 1, 2, 3, 4]
+
+
+def test_an_exception_arrives_in_its_place_with_its_traceback():
+    def source():
+        yield np.zeros(1)
+        raise OSError("the disk is gone")
+
+    ahead = train.prefetch(source())
+    next(ahead)
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        next(ahead)
+    assert "in source" in "".join(traceback.format_tb(caught.value.__traceback__))
+    with pytest.raises(StopIteration):
+        next(ahead)
+
+
+def test_the_thread_ends_with_the_loop_with_fit_and_at_close():
+    for _ in train.prefetch(itertools.repeat(np.zeros(1))):
+        break
+    gc.collect()
+    assert num_threads() == 0
+    optimiser = optax.sgd(0.1)
+    batches = train.prefetch(itertools.repeat(BATCH))
+    train.fit(make_state(optimiser), make_step(optimiser), batches, num_steps=3, steps_per_call=2)
+    del batches
+    gc.collect()
+    assert num_threads() == 0
+    ahead = train.prefetch(itertools.repeat(np.zeros(1)))
+    next(ahead)
+    ahead.close()
+    assert num_threads() == 0
+    assert list(ahead) == []
+    ahead.close()
+
+
+def test_nothing_holds_what_nobody_reads():
+    array = np.zeros(3)
+    gone = weakref.ref(array)
+    ahead = train.prefetch(iter([array, np.zeros(2)]))
+    del array
+    next(ahead)
+    del ahead
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_stream_without_positions_has_none_and_a_size_is_a_positive_integer():
+    with train.prefetch([np.zeros(1)]) as ahead:
+        assert ahead.position is None
+        with pytest.raises(TypeError, match="list_iterator has no `seek`"):
+            ahead.seek({})
+    for size in (0, 1.5):
+        with pytest.raises(ValueError, match="size must be an integer of at least 1"):
+            train.prefetch([], size)
+
+
+def test_arrays_are_moved_as_the_caller_would_also_where_transfers_are_forbidden():
+    device = jax.devices()[1]
+    with jax.enable_x64(True), jax.default_device(device):
+        (array,) = train.prefetch([np.ones(2)])
+    assert (array.dtype, array.devices()) == (np.float64, {device})
+    before = jax.config.jax_transfer_guard_host_to_device
+    # For all threads, unlike the context of that name.
+    jax.config.update("jax_transfer_guard_host_to_device", "disallow")
+    try:
+        (array,) = train.prefetch([np.ones(2)])
+    finally:
+        jax.config.update("jax_transfer_guard_host_to_device", before)
+    assert (array.dtype, array.devices()) == (np.float32, {jax.devices()[0]})

@@ -1,10 +1,11 @@
-"""What callbacks see of a training, when, and what they may do."""
+"""What callbacks see of a training, when, what they may do, and what they write."""
 
 import io
 import itertools
 import json
 import math
 import signal
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,8 @@ import optax
 import pytest
 
 import eqxlike as eqx
-from eqxlike import nn, train
+from eqxlike import train
+from tests.train import event_files
 from tests.train.linear import BATCH, make_state, make_step
 
 OPTIMISER = optax.inject_hyperparams(optax.sgd)(learning_rate=optax.linear_schedule(0.1, 0.0, 10))
@@ -29,9 +31,15 @@ def state():
     return make_state(OPTIMISER)
 
 
-def metrics_in_turn(values):
-    values = iter(values)
-    return lambda state: {"score": next(values)}
+@pytest.fixture(scope="module")
+def run(state, step):
+    """`fit` on the same batch again and again."""
+
+    def run(num_steps, batches=None, **options):
+        batches = itertools.repeat(BATCH) if batches is None else batches
+        return train.fit(state, step, batches, num_steps=num_steps, **options)
+
+    return run
 
 
 class Recorder(train.Callback):
@@ -49,16 +57,10 @@ class Recorder(train.Callback):
         self.moments.append(("close", None))
 
 
-def test_moments_come_in_their_order(state, step):
+def test_moments_come_in_their_order(run):
     recorder = Recorder()
-    train.fit(
-        *(state, step, itertools.repeat(BATCH)),
-        num_steps=5,
-        log_every=4,
-        evaluate=lambda state: {},
-        evaluate_every=4,
-        callbacks=[recorder],
-    )
+    evaluate = {"evaluate": lambda state: {}, "evaluate_every": 4}
+    run(5, log_every=4, **evaluate, callbacks=[recorder])
     assert recorder.moments == [
         ("on_start", 0),
         ("on_step", 2),
@@ -69,7 +71,7 @@ def test_moments_come_in_their_order(state, step):
     ]
 
 
-def test_they_let_go_after_an_exception_and_end_is_no_moment_of_it(state, step):
+def test_they_let_go_after_an_exception_and_end_is_no_moment_of_it(run):
     recorder = Recorder()
 
     def batches():
@@ -77,199 +79,132 @@ def test_they_let_go_after_an_exception_and_end_is_no_moment_of_it(state, step):
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        train.fit(state, step, batches(), num_steps=5, callbacks=[recorder])
+        run(5, batches(), callbacks=[recorder])
     assert recorder.moments == [("on_start", 0), ("close", None)]
 
 
-def test_a_callback_may_end_the_run(state, step):
+def test_sigterm_ends_the_run_in_order_and_then_the_process(run, tmp_path, capsys):
+    recorder, saved = Recorder(), tmp_path / "step_000000002"
+
+    def batches():
+        yield BATCH
+        signal.raise_signal(signal.SIGTERM)
+        yield BATCH
+
+    with pytest.raises(SystemExit) as ended:
+        run(5, batches(), callbacks=[train.Checkpoint(tmp_path, every=9), recorder])
+    assert ended.value.code == 143
+    assert recorder.moments[-2:] == [("on_end", 2), ("close", None)]
+    told = f"fit: Interrupted after 2 of 5 steps. The run is saved in {saved}.\n"
+    assert capsys.readouterr().err == told
+    assert saved.is_dir()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_callback_may_end_the_run(run):
     class Stop(train.Callback):
         every = 3
 
         def on_step(self, run):
             run.stop("Enough.")
+            run.stop("Too late.")
 
-    result = train.fit(state, step, itertools.repeat(BATCH), num_steps=9, callbacks=[Stop()])
+    result = run(9, callbacks=[Stop()])
     assert (result.stopped, result.message, len(result.history)) == ("stopped", "Enough.", 3)
     assert result.exit_status == 0
 
 
-def test_the_rate_is_that_of_the_schedule(state, step):
-    rates = []
-
-    class Look(train.Callback):
-        def on_log(self, run):
-            rates.append(run.learning_rate)
-
-    batches = itertools.repeat(BATCH)
-    train.fit(state, step, batches, num_steps=3, log_every=1, callbacks=[Look()])
-    # What Optax keeps is the rate that the last update had.
-    np.testing.assert_allclose(rates, [0.1, 0.09, 0.08], rtol=1e-5)
-
-
-def test_an_optimiser_that_keeps_no_rate_has_none():
-    optimiser = optax.adam(0.1)
-    model = nn.Linear(2, 1, key=jax.random.key(0))
-    state = train.TrainState.create(model, optimiser, key=jax.random.key(1))
-    assert train.Run(state, 3).learning_rate is None
-
-
-@pytest.mark.parametrize(
-    ("callbacks", "error", "message"),
-    [
-        ([print], TypeError, r"expected a train.Callback at callbacks\[0\], got <built-in"),
-        ([train.Progress], TypeError, r"got <class .*Progress'>: call the class"),
-        (train.Progress(), TypeError, r"expected a list of callbacks; got <.*>: put it in a list"),
-    ],
-)
-def test_what_is_no_callback_is_refused(state, step, callbacks, error, message):
-    with pytest.raises(error, match=message):
-        train.fit(state, step, [], num_steps=1, callbacks=callbacks)
+def test_what_is_no_callback_or_evaluation_is_refused(run):
+    no_period = Recorder()
+    no_period.every = 0
+    scores = {"evaluate": lambda state: {"score": 1.0}, "evaluate_every": 1}
+    for error, message, options in [
+        (TypeError, r"a train.Callback at callbacks\[0\], got <built-in", {"callbacks": [print]}),
+        (TypeError, r"got <class .*Progress'>: call the class", {"callbacks": [train.Progress]}),
+        (TypeError, r"a list of callbacks; got <.*>: put it in", {"callbacks": train.Progress()}),
+        (ValueError, r"callbacks\[0\].every must be an integer", {"callbacks": [no_period]}),
+        (ValueError, "evaluate_every=2 and nothing to evaluate: give it", {"evaluate_every": 2}),
+        (TypeError, r"a number for 'x', got f32\[2\]", {"evaluate": lambda _: {"x": jnp.ones(2)}}),
+        (TypeError, r"a mapping from names to numbers, got 3\.0", {"evaluate": lambda _: 3.0}),
+        (
+            ValueError,
+            "call fit with `evaluate` and `evaluate_every`",
+            {"callbacks": [train.EarlyStopping("score")]},
+        ),
+        (
+            KeyError,
+            "looks for the metric 'loss', and `evaluate` gives 'score'",
+            {"callbacks": [train.EarlyStopping("loss")], **scores},
+        ),
+    ]:
+        with pytest.raises(error, match=message):
+            run(1, [BATCH], **options)
 
 
-def test_a_period_that_is_none_is_refused(state, step):
-    callback = Recorder()
-    callback.every = 0
-    with pytest.raises(ValueError, match=r"callbacks\[0\].every must be an integer of at least 1"):
-        train.fit(state, step, [], num_steps=1, callbacks=[callback])
-
-
-# --- evaluation ---
-
-
-def test_evaluations_are_in_the_result(state, step):
-    result = train.fit(
-        *(state, step, itertools.repeat(BATCH)),
-        num_steps=5,
-        evaluate=lambda state: {"steps": state.step},
-        evaluate_every=2,
-    )
+def test_evaluations_are_in_the_result(run):
+    result = run(5, evaluate=lambda state: {"steps": state.step}, evaluate_every=2)
     assert result.evaluations == ((2, {"steps": 2.0}), (4, {"steps": 4.0}), (5, {"steps": 5.0}))
-
-
-def test_period_with_nothing_to_evaluate_is_refused(state, step):
-    with pytest.raises(ValueError, match="evaluate_every=2 and nothing to evaluate: give it"):
-        train.fit(*(state, step, [BATCH]), num_steps=1, evaluate_every=2)
-
-
-def test_without_a_period_the_end_is_evaluated(state, step):
-    batches = itertools.repeat(BATCH)
-    result = train.fit(state, step, batches, num_steps=5, evaluate=metrics_in_turn([1.0]))
-    assert result.evaluations == ((5, {"score": 1.0}),)
-
-
-def test_a_metric_that_is_no_number_is_named(state, step):
-    with pytest.raises(TypeError, match=r"a number for 'each', got f32\[2\]"):
-        train.fit(
-            *(state, step, [BATCH]), num_steps=1, evaluate=lambda state: {"each": jnp.ones(2)}
-        )
-
-
-def test_an_evaluation_that_is_no_mapping_is_refused(state, step):
-    with pytest.raises(TypeError, match=r"a mapping from names to numbers, got 3\.0"):
-        train.fit(state, step, [BATCH], num_steps=1, evaluate=lambda state: 3.0)
+    # Without a period the end is evaluated.
+    result = run(5, evaluate=lambda state: {"steps": state.step})
+    assert result.evaluations == ((5, {"steps": 5.0}),)
 
 
 # --- early stopping ---
 
 
-def stopped_early(state, step, scores, **options):
-    return train.fit(
-        *(state, step, itertools.repeat(BATCH)),
-        num_steps=len(scores),
-        evaluate=metrics_in_turn(scores),
+def stopped_early(run, scores, callback):
+    values = iter(scores)
+    return run(
+        len(scores),
+        evaluate=lambda state: {"score": next(values)},
         evaluate_every=1,
-        callbacks=[train.EarlyStopping("score", **options)],
+        callbacks=[callback],
     )
 
 
-def state_after(state, step, number):
-    return train.fit(state, step, itertools.repeat(BATCH), num_steps=number).state
-
-
-@pytest.mark.parametrize(
-    ("scores", "options", "made", "best"),
-    [
+def test_it_stops_where_there_is_no_progress_with_the_best_state(run):
+    for scores, options, made, best in [
         ([3, 2, 2.5, 2.1, 1], {"patience": 2}, 4, 2),
         ([3, 2, 2.5, 1, 0.5], {"patience": 2}, 5, 5),
         ([1, 2, 1.5, 1.9, 3], {"patience": 2, "mode": "max"}, 4, 2),
         ([3, 2.9, 2.8, 1], {"patience": 2, "min_delta": 0.5}, 3, 1),
         ([math.nan, 3, math.nan, math.nan, 1], {"patience": 2}, 4, 2),
-    ],
-)
-def test_it_stops_where_there_is_no_progress_with_the_best_state(
-    state, step, scores, options, made, best
-):
-    result = stopped_early(state, step, scores, **options)
-    assert len(result.history) == made
-    assert eqx.tree_equal(result.state, state_after(state, step, best))
+        ([1, 2, 3], {"patience": 2, "restore_best": False}, 3, 3),
+        ([1, 1, 1, 1, 1, 1, 0], {}, 6, 1),
+    ]:
+        callback = train.EarlyStopping("score", **options)
+        # It serves for another run.
+        for _ in range(2):
+            result = stopped_early(run, scores, callback)
+            assert len(result.history) == made
+        assert eqx.tree_equal(result.state, run(best).state)
 
 
-def test_it_says_when_and_why(state, step):
-    result = stopped_early(state, step, [3, 2, 2.5, 2.1, 1], patience=2)
+def test_it_says_when_and_why(run):
+    result = stopped_early(run, [3, 2, 2.5, 2.1, 1], train.EarlyStopping("score", patience=2))
     assert result.stopped == "stopped"
     assert result.message == (
         "Stopped after step 4: score was not better than 2, of step 2, in 2 evaluations. The state "
         "is that after step 2, the best."
     )
-
-
-def test_the_last_state_on_demand(state, step):
-    result = stopped_early(state, step, [1, 2, 3], patience=2, restore_best=False)
-    assert eqx.tree_equal(result.state, state_after(state, step, 3))
-
-
-def test_a_callback_serves_for_another_run(state, step):
-    callback = train.EarlyStopping("score", patience=1)
-    for _ in range(2):
-        result = train.fit(
-            *(state, step, itertools.repeat(BATCH)),
-            num_steps=3,
-            evaluate=metrics_in_turn([2, 1, 3]),
-            evaluate_every=1,
-            callbacks=[callback],
-        )
-        assert len(result.history) == 3
-
-
-def test_a_metric_that_is_not_there_is_named(state, step):
-    with pytest.raises(KeyError, match="looks for the metric 'loss', and `evaluate` gives 'score'"):
-        train.fit(
-            *(state, step, [BATCH]),
-            num_steps=1,
-            evaluate=metrics_in_turn([1]),
-            evaluate_every=1,
-            callbacks=[train.EarlyStopping("loss")],
-        )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+    for options, message in [
         ({"mode": "least"}, 'mode must be "min" or "max", got \'least\''),
         ({"patience": 0}, "patience must be an integer of at least 1"),
         ({"min_delta": -1.0}, "min_delta must be at least 0"),
         ({"min_delta": math.nan}, "min_delta must be at least 0"),
-    ],
-)
-def test_settings_that_are_none_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        train.EarlyStopping("score", **options)
-
-
-def test_early_stopping_without_evaluations_is_refused(state, step):
-    with pytest.raises(ValueError, match="call fit with `evaluate` and `evaluate_every`"):
-        train.fit(state, step, [BATCH], num_steps=1, callbacks=[train.EarlyStopping("score")])
+    ]:
+        with pytest.raises(ValueError, match=message):
+            train.EarlyStopping("score", **options)
 
 
 # --- what is written ---
 
 
-def test_lines_of_json(state, step, tmp_path):
-    path = tmp_path / "run.jsonl"
+def test_lines_of_json(run, tmp_path):
+    path = tmp_path / "runs/one/log.jsonl"
     for _ in range(2):
-        result = train.fit(
-            *(state, step, itertools.repeat(BATCH)),
-            num_steps=3,
+        result = run(
+            3,
             log_every=2,
             evaluate=lambda state: {"score": math.inf},
             callbacks=[train.JsonLines(path)],
@@ -278,61 +213,156 @@ def test_lines_of_json(state, step, tmp_path):
     assert [(line["event"], line["step"]) for line in lines] == [
         *[("start", 0), ("log", 2), ("log", 3), ("evaluate", 3), ("end", 3)] * 2
     ]
+    assert lines[0]["num_steps"] == 3
     np.testing.assert_allclose(lines[1]["loss"], np.mean(result.history[:2]))
+    # What Optax keeps is the rate that the last update had.
     np.testing.assert_allclose(lines[1]["learning_rate"], 0.09, rtol=1e-5)
     assert lines[3]["metrics"] == {"score": "inf"}
+    assert all(0 <= line["seconds"] < 600 for line in lines)
 
 
-def test_lines_of_json_make_the_folders_above(state, step, tmp_path):
-    path = tmp_path / "runs/one/log.jsonl"
-    train.fit(*(state, step, [BATCH]), num_steps=1, callbacks=[train.JsonLines(path)])
-    assert path.is_file()
+def test_loss_rate_and_metrics_are_at_their_steps_in_tensorboard(run, tmp_path):
+    folder = tmp_path / "made" / "run"
+    metrics = {"nan": math.nan, "least": -math.inf, "wide": 1e300}
+    result = run(
+        4,
+        log_every=2,
+        evaluate=lambda state: {"score": 2 * state.step, **metrics},
+        evaluate_every=3,
+        callbacks=[train.TensorBoard(folder)],
+    )
+    found = event_files.scalars(folder)
+    speeds = found.pop("train/steps_per_second")
+    means = [np.mean(result.history[:2]), np.mean(result.history[2:])]
+    np.testing.assert_allclose(found.pop("train/loss"), [(2, means[0]), (4, means[1])], rtol=1e-6)
+    np.testing.assert_allclose(found.pop("train/learning_rate"), [(2, 0.09), (4, 0.07)], rtol=1e-5)
+    assert found.pop("evaluate/score") == [(3, 6.0), (4, 8.0)]
+    assert [at for at, _ in speeds] == [2, 4]
+    assert all(math.isfinite(speed) and speed > 0 for _, speed in speeds)
+    # Numbers that are none are written as they are.
+    assert math.isnan(found.pop("evaluate/nan")[0][1])
+    assert found == {
+        "evaluate/least": [(3, -math.inf), (4, -math.inf)],
+        "evaluate/wide": [(3, math.inf), (4, math.inf)],
+    }
 
 
-def test_speed_that_progress_shows_is_that_since_the_last_log(state, step, monkeypatch):
+def test_a_resumed_run_has_no_step_twice_and_a_new_one_replaces_the_other(run, tmp_path):
+    def gone_after(number):
+        yield from itertools.repeat(BATCH, number)
+        raise OSError("gone")
+
+    def write(num_steps, batches=None, callbacks=(), **options):
+        callbacks = [*callbacks, train.TensorBoard(tmp_path / "curves")]
+        run(num_steps, batches, log_every=2, callbacks=callbacks, **options)
+
+    def losses():
+        return event_files.scalars(tmp_path / "curves")["train/loss"]
+
+    saved = tmp_path / "saved"
+    with pytest.raises(OSError, match="gone"):
+        write(9, gone_after(8), [train.Checkpoint(saved, every=3)], resume_from=saved)
+    # The checkpoint is that after six steps: the eighth is made again.
+    first = losses()
+    assert [at for at, _ in first] == [2, 4, 6, 8]
+    write(9, resume_from=saved)
+    assert [at for at, _ in losses()] == [2, 4, 6, 8, 9]
+    assert losses()[:3] == first[:3]
+    write(4)
+    assert [at for at, _ in losses()] == [2, 4]
+    # No file was written over another, though they may have begun in the same second.
+    assert len(list((tmp_path / "curves").iterdir())) == 3
+
+
+def test_of_several_processes_the_first_writes(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    writers = [train.TensorBoard(tmp_path), train.JsonLines(tmp_path / "run.jsonl")]
+    run(2, log_every=1, callbacks=writers, evaluate=lambda state: {"score": 1.0})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_optimiser_that_keeps_no_rate_has_none_to_write(tmp_path):
+    optimiser, stream = optax.sgd(0.1), io.StringIO()
+    state = make_state(optimiser)
+    assert train.Run(state, 3).learning_rate is None
+    writers = [
+        train.TensorBoard(tmp_path / "curves"),
+        train.JsonLines(tmp_path / "lines"),
+        train.Progress(stream=stream),
+    ]
+    train.fit(state, make_step(optimiser), [BATCH], num_steps=1, callbacks=writers)
+    assert "train/learning_rate" not in event_files.scalars(tmp_path / "curves")
+    assert "learning_rate" not in (tmp_path / "lines").read_text()
+    assert stream.getvalue().startswith("training: step 1/1, loss ")
+    assert "rate" not in stream.getvalue()
+
+
+def test_without_tensorboardx_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ImportError, match=r"pip install 'eqxlike\[tensorboard\]'"):
+        train.TensorBoard(tmp_path)
+
+
+# --- progress ---
+
+
+def test_progress_shows_what_is_known_and_the_speed_since_the_last_log(run, state, monkeypatch):
+    stream = io.StringIO()
+    evaluate = {"evaluate": lambda state: {"accuracy": 0.5}, "evaluate_every": 1}
+    run(4, log_every=2, **evaluate, callbacks=[train.Progress("toy", stream=stream)])
+    first, last = stream.getvalue().splitlines()
+    assert first.startswith("toy: step 2/4, loss ")
+    assert ", rate 0.09, accuracy 0.5, " in first
+    assert last.startswith("toy: step 4/4, loss ")
     stream, now = io.StringIO(), itertools.accumulate([100.0, 2.0], initial=5.0)
     monkeypatch.setattr("time.perf_counter", now.__next__)
-    progress = train.Progress(stream=stream)
-    run = train.Run(state, num_steps=20)
-    progress.on_start(run)
-    for run.steps in (10, 20):
-        progress.on_log(run)
+    progress, fresh = train.Progress(stream=stream), train.Run(state, num_steps=20)
+    progress.on_start(fresh)
+    for fresh.steps in (10, 20):
+        progress.on_log(fresh)
     progress.close()
     speeds = [line.rsplit(", ", 1)[1] for line in stream.getvalue().splitlines()]
     assert speeds == ["0.1 steps/s", "5 steps/s"]
 
 
-def test_progress_shows_what_is_known(state, step):
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def shown(stream, **options):
+    with train.progress(100, label="net", stream=stream, **options) as on_log:
+        for step in range(1, 101):
+            on_log(step, 1 / step)
+    return stream.getvalue()
+
+
+def test_lines_are_few_and_the_last_is_the_end(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert shown(io.StringIO(), num_lines=4).splitlines() == [
+        "net: step 25/100, loss 0.04",
+        "net: step 50/100, loss 0.02",
+        "net: step 75/100, loss 0.01333",
+        "net: step 100/100, loss 0.01",
+    ]
+    assert "rich" not in sys.modules
+    # Calls that are rarer than lines all show.
     stream = io.StringIO()
-    train.fit(
-        *(state, step, itertools.repeat(BATCH)),
-        num_steps=4,
-        log_every=2,
-        evaluate=lambda state: {"accuracy": 0.5},
-        evaluate_every=1,
-        callbacks=[train.Progress("toy", stream=stream)],
-    )
-    first, last = stream.getvalue().splitlines()
-    assert first.startswith("toy: step 2/4, loss ")
-    assert ", rate 0.09, accuracy 0.5, " in first
-    assert last.startswith("toy: step 4/4, loss ")
-    assert last.endswith(" steps/s")
+    with train.progress(100, stream=stream) as on_log:
+        on_log(33, 1.0)
+        on_log(66, 1.0)
+    assert stream.getvalue() == "training: step 33/100, loss 1\ntraining: step 66/100, loss 1\n"
 
 
-# --- asked to end ---
-
-
-def test_sigterm_ends_the_run_in_order_and_then_the_process(state, step, capsys):
-    recorder = Recorder()
-
-    def batches():
-        yield BATCH
-        signal.raise_signal(signal.SIGTERM)
-        yield BATCH
-
-    with pytest.raises(SystemExit) as ended:
-        train.fit(state, step, batches(), num_steps=5, callbacks=[recorder])
-    assert ended.value.code == 143
-    assert recorder.moments[-2:] == [("on_end", 2), ("close", None)]
-    assert capsys.readouterr().err == "fit: Interrupted after 2 of 5 steps.\n"
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+def test_terminal_gets_a_bar_where_there_is_rich(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    text = shown(Terminal())
+    assert "100/100" in text
+    assert "loss 0.01" in text
+    assert "step" not in text
+    with pytest.raises(OSError, match="disk"), train.progress(10, stream=Terminal()):
+        raise OSError("disk")
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert "net: step 100/100, loss 0.01" in shown(Terminal())

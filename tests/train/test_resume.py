@@ -10,71 +10,49 @@ import sys
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import eqxlike as eqx
-from eqxlike import nn, train
+from eqxlike import train
 from tests.train import killed_run
+from tests.train.linear import BATCH, make_state, make_step
 
 ROOT = pathlib.Path(__file__).parents[2]
-KILLS = int(os.environ.get("EQXLIKE_KILLS", "2"))
+KILLS = int(os.environ.get("EQXLIKE_KILLS", "1"))
 """How often the run is killed. More take longer, as more of `EQXLIKE_STEPS` do."""
 
 
-def start(folder, result, steps_per_call):
-    command = [sys.executable, killed_run.__file__, folder, result, str(steps_per_call)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        list(map(str, command)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-
-
-def end_after(process, number, with_signal, *, seconds=0.0):
-    """Sends a signal after so many lines on steps, and a moment; whether it came in time."""
+def end_after(process, number, *, seconds=0.0):
+    """Kills a process after so many lines on steps, and a moment."""
     for said in itertools.count(1):
         if not process.stdout.readline().strip().isdigit():
-            return False
+            break
         if said == number:
             time.sleep(seconds)
-            process.send_signal(with_signal)
-            return True
+            process.kill()
+            break
+    return process.communicate(timeout=120)
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 16])
-def test_a_run_that_is_killed_and_resumed_ends_with_the_same_bits(tmp_path, steps_per_call):
-    random = np.random.default_rng(steps_per_call)
+def test_a_run_that_is_killed_goes_on_to_the_same_bits(tmp_path):
+    random = np.random.default_rng(0)
+    command = [sys.executable, killed_run.__file__, tmp_path / "run"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     for _ in range(KILLS):
-        process = start(tmp_path / "run", tmp_path / "result.npz", steps_per_call)
-        with process:
-            said = killed_run.NUM_STEPS // (killed_run.EVERY[16] if steps_per_call > 1 else 1)
-            number = random.integers(1, max(2, 2 * said // KILLS))
+        with subprocess.Popen(command, **pipes, text=True, env=environment) as process:
             # In the middle of a step, or of what is written after it.
-            end_after(process, number, signal.SIGKILL, seconds=random.uniform(0, 0.02))
-            process.communicate(timeout=120)
-    with start(tmp_path / "run", tmp_path / "result.npz", steps_per_call) as process:
-        said, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert f"Made {killed_run.NUM_STEPS} of {killed_run.NUM_STEPS} steps" in said
-    found = np.load(tmp_path / "result.npz")
-    whole = killed_run.main(tmp_path / "other", steps_per_call).state.model
-    for name, expected in zip(found, jax.tree.leaves(whole), strict=True):
-        np.testing.assert_array_equal(found[name], np.asarray(expected), strict=True)
-
-
-@pytest.mark.parametrize(("with_signal", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 0)])
-def test_a_run_that_is_asked_to_end_saves_itself_and_says_where(tmp_path, with_signal, status):
-    with start(tmp_path / "run", tmp_path / "result.npz", 1) as process:
-        assert end_after(process, 5, with_signal)
-        said, errors = process.communicate(timeout=120)
-    assert process.returncode == status, errors
-    (newest, *_) = train.CheckpointFolder(tmp_path / "run").paths()
-    assert f"The run is saved in {newest}." in (errors if status else said)
+            number, seconds = random.integers(2, 4), random.uniform(0, 0.02)
+            _, errors = end_after(process, number, seconds=seconds)
+        assert process.returncode == -signal.SIGKILL, errors
+    result, whole = (killed_run.main(folder) for folder in (tmp_path / "run", None))
+    made = f"Made {killed_run.NUM_STEPS} of {killed_run.NUM_STEPS} steps, "
+    assert result.message.startswith(made)
+    assert 0 < len(result.history) < killed_run.NUM_STEPS
+    assert eqx.tree_equal(result.state, whole.state)
 
 
 # --- in one process ---
@@ -83,49 +61,53 @@ def test_a_run_that_is_asked_to_end_saves_itself_and_says_where(tmp_path, with_s
 @pytest.fixture(scope="module")
 def simple():
     optimiser = optax.sgd(0.1)
-    model = nn.Linear(3, "scalar", key=jax.random.key(0))
-    state = train.TrainState.create(model, optimiser, key=jax.random.key(1))
-
-    def loss(model, batch, key):
-        return ((jax.vmap(model)(batch) - 1) ** 2).mean()
-
-    return state, train.make_step(loss, optimiser)
+    return make_state(optimiser), make_step(optimiser)
 
 
 def stream(seed=0):
-    x = np.random.default_rng(0).normal(size=(22, 3)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(22, 2)).astype(np.float32)
     return train.minibatches(x, 4, seed=seed)
 
 
-def in_two_parts(simple, folder, make_batches, *, first=7, **options):
+def without_position():
+    return itertools.islice(stream(), 99)
+
+
+class Told(train.Callback):
+    def __init__(self):
+        self.folders = []
+
+    def on_checkpoint(self, run):
+        self.folders.append(run.checkpoint.name)
+
+
+def in_two_parts(simple, folder, *streams, first=7, **options):
     """Seven steps, of which six are saved, and the rest of ten."""
-    parts = []
-    for num_steps in (first, 10):
+    parts, told = [], Told()
+    for num_steps, batches in zip((first, 10), streams, strict=True):
         checkpoint = train.Checkpoint(folder, every=3, **options)
         parts.append(
             train.fit(
-                *(*simple, make_batches()),
+                *(*simple, batches),
                 num_steps=num_steps,
-                callbacks=[checkpoint],
+                callbacks=[told, checkpoint],
                 resume_from=folder,
             )
         )
-    return parts
+    return *parts, told.folders
 
 
 @pytest.mark.parametrize(
-    "make_batches",
+    ("streams", "background"),
     [
-        stream,
-        lambda: train.prefetch(stream(), 3),
-        lambda: itertools.islice(stream(), 99),
-        lambda: train.prefetch(itertools.islice(stream(), 99)),
+        (lambda: (train.prefetch(stream(), 3), train.prefetch(stream(), 3)), True),
+        (lambda: (without_position(), without_position()), True),
+        (lambda: (stream(), train.prefetch(without_position())), False),
     ],
 )
-@pytest.mark.parametrize("background", [True, False])
-def test_a_run_in_two_parts_is_one(simple, tmp_path, make_batches, background):
+def test_a_run_in_two_parts_is_one(simple, tmp_path, streams, background):
     whole = train.fit(*simple, stream(), num_steps=10)
-    first, second = in_two_parts(simple, tmp_path, make_batches, background=background)
+    first, second, told = in_two_parts(simple, tmp_path, *streams(), background=background)
     assert eqx.tree_equal(second.state, whole.state)
     assert first.history + second.history == whole.history
     name = tmp_path / "step_0000000"
@@ -133,25 +115,30 @@ def test_a_run_in_two_parts_is_one(simple, tmp_path, make_batches, background):
     assert second.message == (
         f"Made 10 of 10 steps, 7 of them before this call. The run is saved in {name}10."
     )
+    assert told == [f"step_{step:09d}" for step in (3, 6, 7, 9, 10)]
+    # By default the last three stay.
+    left = [path.name for path in train.CheckpointFolder(tmp_path).paths()]
+    assert left == told[:1:-1]
 
 
-def test_a_run_that_was_finished_makes_no_step(simple, tmp_path):
-    first, second = in_two_parts(simple, tmp_path, stream, first=10)
+def test_a_run_that_was_finished_makes_no_step_and_refuses_other_batches(simple, tmp_path):
+    first, second, _ = in_two_parts(simple, tmp_path, stream(), stream(), first=10)
     assert second.history == ()
     assert second.message == "Made 10 of 10 steps, 10 of them before this call."
     assert eqx.tree_equal(second.state, first.state)
-
-
-def test_a_stream_without_a_position_goes_on_after_one_that_has_one(simple, tmp_path):
-    streams = [stream(), train.prefetch(itertools.islice(stream(), 99))]
-    _, second = in_two_parts(simple, tmp_path, lambda: streams.pop(0))
-    assert eqx.tree_equal(second.state, train.fit(*simple, stream(), num_steps=10).state)
-
-
-def test_other_batches_are_refused(simple, tmp_path):
-    in_two_parts(simple, tmp_path, stream)
     with pytest.raises(ValueError, match="minibatches with seed 0, and these have 1"):
         train.fit(*simple, stream(seed=1), num_steps=12, resume_from=tmp_path)
+    with pytest.raises(ValueError, match="has a checkpoint of step 10, and one of step 0 is to be"):
+        train.fit(*simple, stream(), num_steps=3, callbacks=[train.Checkpoint(tmp_path, every=3)])
+    state, step = simple
+    larger = eqx.tree_at(lambda state: state.step, state, np.zeros(2, np.int32))
+    with pytest.raises(ValueError, match="does not fit `like`") as caught:
+        train.fit(larger, step, stream(), num_steps=6, resume_from=tmp_path)
+    assert caught.value.__notes__ == ["Here `like` is the state that `fit` is given."]
+    with train.CheckpointFolder(tmp_path / "other") as folder:
+        folder.save(3, state)
+    with pytest.raises(ValueError, match="goes on from checkpoints that `train"):
+        train.fit(*simple, stream(), num_steps=10, resume_from=tmp_path / "other")
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_does_not_come_back(simple, tmp_path):
@@ -168,149 +155,307 @@ def test_a_damaged_checkpoint_is_passed_over_and_does_not_come_back(simple, tmp_
     assert callback.folder.newest().name == "step_000000010"
 
 
-def test_what_fit_did_not_save_is_told(simple, tmp_path):
-    with train.CheckpointFolder(tmp_path) as folder:
-        folder.save(3, simple[0])
-    with pytest.raises(ValueError, match="goes on from checkpoints that `train"):
-        train.fit(*simple, stream(), num_steps=10, resume_from=tmp_path)
-
-
-def test_a_state_that_does_not_fit_is_told_to_be_the_one_that_fit_is_given(simple, tmp_path):
-    state, step = simple
-    train.fit(state, step, stream(), num_steps=3, callbacks=[train.Checkpoint(tmp_path, every=3)])
-    larger = eqx.tree_at(lambda state: state.step, state, np.zeros(2, np.int32))
-    with pytest.raises(ValueError, match="does not fit `like`") as caught:
-        train.fit(larger, step, stream(), num_steps=6, resume_from=tmp_path)
-    assert caught.value.__notes__ == ["Here `like` is the state that `fit` is given."]
-
-
 # --- what is saved ---
 
 
-class Told(train.Callback):
-    def __init__(self):
-        self.folders = []
-
-    def on_checkpoint(self, run):
-        self.folders.append(run.checkpoint.name)
-
-
-@pytest.mark.parametrize("background", [True, False])
-def test_callbacks_are_told_of_each(simple, tmp_path, background):
-    told = Told()
-    checkpoint = train.Checkpoint(tmp_path, every=3, background=background)
-    train.fit(*simple, stream(), num_steps=7, callbacks=[told, checkpoint])
-    assert told.folders == ["step_000000003", "step_000000006", "step_000000007"]
-
-
-def test_the_best_stay_beside_the_newest(simple, tmp_path):
+@pytest.mark.parametrize(
+    ("every", "evaluate_every", "options", "expected"),
+    [
+        (2, 2, {"keep_best": 1}, [8, 4]),
+        (2, 2, {"keep_best": 1, "mode": "max"}, [8]),
+        # After 6 steps the newest score is that of step 4.
+        (3, 4, {"keep_best": 2}, [12]),
+    ],
+)
+def test_the_best_stay_beside_the_newest(
+    simple, tmp_path, every, evaluate_every, options, expected
+):
     scores = iter([3.0, 1.0, 2.0, 4.0])
     train.fit(
         *(*simple, stream()),
-        num_steps=8,
+        num_steps=expected[0],
         evaluate=lambda state: {"score": next(scores)},
-        evaluate_every=2,
-        callbacks=[train.Checkpoint(tmp_path, every=2, keep_last=1, keep_best=1, metric="score")],
+        evaluate_every=evaluate_every,
+        callbacks=[train.Checkpoint(tmp_path, every=every, keep_last=1, metric="score", **options)],
     )
-    names = [path.name for path in train.CheckpointFolder(tmp_path).paths()]
-    assert names == ["step_000000008", "step_000000004"]
+    paths = train.CheckpointFolder(tmp_path).paths()
+    assert [int(path.name.removeprefix("step_")) for path in paths] == expected
 
 
-def test_a_score_is_that_of_an_evaluation_after_the_same_step(simple, tmp_path):
-    scores = iter([1.0, 2.0, 3.0])
-    train.fit(
-        *(*simple, stream()),
-        num_steps=12,
-        evaluate=lambda state: {"score": next(scores)},
-        evaluate_every=4,
-        # After 6 steps the newest score is that of step 4.
-        callbacks=[train.Checkpoint(tmp_path, every=3, keep_last=1, keep_best=2, metric="score")],
-    )
-    names = [path.name for path in train.CheckpointFolder(tmp_path).paths()]
-    assert names == ["step_000000012"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "call fit with `evaluate` and `evaluate_every`"),
+def test_settings_that_do_not_fit_are_refused(simple, tmp_path):
+    for options, message in [
+        ({"every": 0}, "every must be an integer of at least 1"),
+        ({"every": 3, "on_error": "ignore"}, 'on_error must be "raise" or "warn", got \'ignore\''),
+        ({"every": 3, "keep_best": 1}, "keep_best needs the name of a metric"),
+        ({"every": 3, "keep_last": 0}, "keep_last must be an integer of at least 1"),
+        ({"every": 3, "mode": "least"}, 'mode "min" or "max"'),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            train.Checkpoint(tmp_path, **options)
+    evaluate = {"evaluate": lambda state: {"score": 1.0}}
+    every_5 = {**evaluate, "evaluate_every": 5}
+    for metric, options, error, message in [
+        ("score", {}, ValueError, "call fit with `evaluate` and `evaluate_every`"),
+        ("score", every_5, ValueError, "checkpoints every 3 steps and evaluations every 5"),
         (
-            {"evaluate": lambda state: {"score": 1.0}, "evaluate_every": 5},
-            "got checkpoints every 3 steps and evaluations every 5",
+            "loss",
+            {**evaluate, "evaluate_every": 1},
+            KeyError,
+            "looks for the metric 'loss', and `evaluate` gives 'score'",
         ),
-    ],
-)
-def test_keep_best_without_evaluations_is_refused(simple, tmp_path, options, message):
-    best = train.Checkpoint(tmp_path, every=3, keep_best=1, metric="score")
-    with pytest.raises(ValueError, match=message):
-        train.fit(*simple, stream(), num_steps=9, callbacks=[best], **options)
+    ]:
+        best = train.Checkpoint(tmp_path, every=3, keep_best=1, metric=metric)
+        with pytest.raises(error, match=message):
+            train.fit(*simple, stream(), num_steps=9, callbacks=[best], **options)
 
 
 def test_a_divergence_is_not_saved(simple, tmp_path):
-    batches = [np.ones((4, 3), np.float32)] * 4 + [np.full((4, 3), np.nan, np.float32)]
+    batches = [BATCH] * 4 + [BATCH * np.nan]
     checkpoint = train.Checkpoint(tmp_path, every=3)
     result = train.fit(*simple, batches, num_steps=9, callbacks=[checkpoint])
     assert result.stopped == "diverged"
+    assert result.message.endswith("the state is that after step 4.")
     assert [path.name for path in checkpoint.folder.paths()] == ["step_000000003"]
-
-
-def full_disk(*_, **__):
-    raise OSError(28, "No space left on device")
 
 
 @pytest.mark.parametrize("background", [True, False])
 def test_a_disk_that_is_full_ends_the_run_or_does_not(simple, tmp_path, monkeypatch, background):
+    def full_disk(*_, **__):
+        raise OSError(28, "No space left on device")
+
     def run(**options):
         callback = train.Checkpoint(tmp_path, every=3, background=background, **options)
-        return train.fit(*simple, stream(), num_steps=7, callbacks=[callback])
+        callbacks = [callback]
+        return train.fit(*simple, stream(), num_steps=7, callbacks=callbacks, resume_from=tmp_path)
 
     run()
     shutil.rmtree(tmp_path / "step_000000007")
     shutil.rmtree(tmp_path / "step_000000006")
     monkeypatch.setattr("eqxlike.train._checkpoints._save.write_arrays", full_disk)
     with pytest.raises(OSError, match="No space left"):
-        train.fit(
-            *(*simple, stream()),
-            num_steps=7,
-            callbacks=[train.Checkpoint(tmp_path, every=3, background=background)],
-            resume_from=tmp_path,
-        )
-    callback = train.Checkpoint(tmp_path, every=3, background=background, on_error="warn")
+        run()
     with pytest.warns(UserWarning, match="was not written, and training goes on: .* No space"):
-        result = train.fit(
-            *simple, stream(), num_steps=7, callbacks=[callback], resume_from=tmp_path
-        )
+        result = run(on_error="warn")
     assert result.message == "Made 7 of 7 steps, 3 of them before this call."
-    assert [path.name for path in callback.folder.paths()] == ["step_000000003"]
+    assert os.listdir(tmp_path / "step_000000003")
+    assert not (tmp_path / "step_000000006").exists()
 
 
-def test_a_folder_with_later_steps_is_refused_before_the_first(simple, tmp_path):
-    in_two_parts(simple, tmp_path, stream)
-    with pytest.raises(ValueError, match="has a checkpoint of step 10, and one of step 0 is to be"):
-        train.fit(*simple, stream(), num_steps=3, callbacks=[train.Checkpoint(tmp_path, every=3)])
+# --- what callbacks keep ---
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"every": 0}, "every must be an integer of at least 1"),
-        ({"every": 3, "on_error": "ignore"}, 'on_error must be "raise" or "warn", got \'ignore\''),
-        ({"every": 3, "keep_best": 1}, "keep_best needs the name of a metric"),
-        ({"every": 3, "keep_last": 0}, "keep_last must be an integer of at least 1"),
-        ({"every": 3, "mode": "least"}, 'mode "min" or "max"'),
-    ],
-)
-def test_settings_that_are_none_are_refused(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        train.Checkpoint(tmp_path, **options)
+OPTIMISER = optax.adam(0.1)
+SCORES = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5, 10: 1.2, 12: 0.5}
+"""By the steps made: the best of the first five is that of step 4."""
 
 
-def test_a_metric_that_is_not_there_is_named(simple, tmp_path):
-    with pytest.raises(KeyError, match="looks for the metric 'loss', and `evaluate` gives 'score'"):
-        train.fit(
-            *(*simple, stream()),
-            num_steps=2,
-            evaluate=lambda state: {"score": 1.0},
-            evaluate_every=1,
-            callbacks=[train.Checkpoint(tmp_path, every=2, keep_best=1, metric="loss")],
+class Gone(Exception):
+    pass
+
+
+def batches(gone_after=None, with_error=Gone):
+    yield from itertools.repeat(BATCH) if gone_after is None else [BATCH] * gone_after
+    raise with_error
+
+
+@pytest.fixture(scope="module")
+def state():
+    return make_state(OPTIMISER)
+
+
+@pytest.fixture(scope="module")
+def run(state):
+    """`fit` with scores."""
+    step = make_step(OPTIMISER)
+
+    def run(stream, callbacks, folder=None, *, like=state, step=step, **options):
+        return train.fit(
+            *(like, step, stream),
+            **({"num_steps": 20, "evaluate_every": 2} | options),
+            evaluate=lambda state: {"score": SCORES.get(int(state.step), 9.0)},
+            callbacks=callbacks,
+            resume_from=folder,
         )
+
+    return run
+
+
+def stopping(**options):
+    return train.EarlyStopping("score", **({"patience": 3} | options))
+
+
+def saving(folder, **options):
+    return train.Checkpoint(folder, **({"every": 3, "keep_last": 1} | options))
+
+
+@pytest.fixture(scope="module")
+def whole(run):
+    callback = stopping()
+    result = run(batches(), [callback])
+    assert (len(result.history), callback.best, callback.best_step) == (10, 1.0, 4)
+    return result
+
+
+def same_end(result, callback, whole):
+    assert eqx.tree_equal(result.state, whole.state)
+    told = "Stopped after step 10: score was not better than 1, of step 4, in 3 evaluations."
+    assert result.message.startswith(told)
+    assert "The state is that after step 4, the best." in result.message
+    assert (callback.best, callback.best_step) == (1.0, 4)
+
+
+# From the checkpoints after 3, 6 and 9 steps: before the best, soon after it, and long after.
+@pytest.mark.parametrize(
+    ("gone_after", "steps_per_call", "left"), [(4, 1, 7), (7, 16, 4), (9, 1, 1)]
+)
+def test_a_run_that_died_stops_where_it_would_have_with_the_same_best(
+    run, tmp_path, whole, gone_after, steps_per_call, left
+):
+    options = {"folder": tmp_path, "steps_per_call": steps_per_call}
+    with pytest.raises(Gone):
+        run(batches(gone_after), [stopping(), saving(tmp_path)], **options)
+    callback = stopping()
+    result = run(batches(), [callback], **options)
+    assert len(result.history) == left
+    same_end(result, callback, whole)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_is_saved_at_the_end_is_the_last_state_and_not_the_best(
+    run, state, tmp_path, whole, is_first
+):
+    both = [stopping(), saving(tmp_path)]
+    first = run(batches(7, KeyboardInterrupt), both if is_first else both[::-1], tmp_path)
+    assert first.stopped == "interrupted"
+    assert int(first.state.step) == 4
+    assert int(train.restore(tmp_path / "step_000000007", like=state).state.step) == 7
+    callback = stopping()
+    same_end(run(batches(), [callback], tmp_path), callback, whole)
+
+
+def test_a_run_that_had_stopped_goes_on_with_more_patience_or_another_metric(run, tmp_path, whole):
+    run(batches(), [stopping(), saving(tmp_path, every=99)])
+    callback = stopping()
+    result = run(batches(), [callback], tmp_path)
+    assert result.history == ()
+    same_end(result, callback, whole)
+    for options in ({"patience": 4}, {"mode": "max"}):
+        callback = stopping(**options)
+        run(batches(), [callback], tmp_path, num_steps=12)
+        assert (callback.best, callback.best_step) == (0.5, 12)
+
+
+def test_the_best_state_is_none_or_refused_where_it_was_not_kept(run, tmp_path):
+    last = {"restore_best": False}
+    with pytest.raises(Gone):
+        run(batches(7), [stopping(**last), saving(tmp_path)])
+    with pytest.raises(ValueError, match=r"the best state, of step 4, was not kept .* give that"):
+        run(batches(), [stopping()], tmp_path)
+    result = run(batches(), [stopping(**last)], tmp_path)
+    assert int(result.state.step) == 10
+
+
+def test_a_best_state_that_is_damaged_is_told_and_an_older_one_taken(run, tmp_path, whole):
+    with pytest.raises(Gone):
+        run(batches(9), [stopping(), saving(tmp_path, keep_last=2)])
+    # The state's own come first, and those of the best state after them.
+    files = sorted(tmp_path.glob("step_000000009/arrays-*/*.model.weight/[!.]*"))
+    assert len(files) == 2
+    files[1].write_bytes(bytes(byte ^ 1 for byte in files[1].read_bytes()))
+    callback = stopping()
+    told = r"the values of EarlyStopping\('score', mode='min'\)\.model\.weight, was changed"
+    with pytest.warns(UserWarning, match=told):
+        result = run(batches(), [callback], tmp_path)
+    assert len(result.history) == 4
+    same_end(result, callback, whole)
+
+
+def test_the_best_state_comes_back_where_it_lay(run, state, tmp_path):
+    sharding = train.fsdp(min_size=1)
+    sharded = train.shard(state, sharding)
+
+    def loss(model, x, key):
+        return jnp.mean(jax.vmap(model)(x) ** 2)
+
+    options = {"like": sharded, "step": train.make_step(loss, OPTIMISER, sharding=sharding)}
+    placed = train.prefetch(batches(7), sharding=sharding)
+    with pytest.raises(Gone):
+        run(placed, [stopping(), saving(tmp_path)], **options)
+    placed = train.prefetch(batches(), sharding=sharding)
+    result = run(placed, [stopping()], tmp_path, **options)
+    assert int(result.state.step) == 4
+    weight = result.state.model.weight
+    assert weight.sharding == sharded.model.weight.sharding
+    assert not weight.is_fully_replicated
+
+
+class Counting(train.Callback):
+    every = 1
+
+    def on_start(self, run):
+        self.count = 0
+
+    def on_step(self, run):
+        self.count += 1
+
+    def save_state(self):
+        return {"count": self.count}
+
+    def load_state(self, run, state):
+        self.count = state["count"]
+
+
+class Averaging(train.Callback):
+    """The mean of all weights there were."""
+
+    every = 1
+
+    def on_start(self, run):
+        self.sum = jnp.zeros_like(run.state.model.weight)
+
+    def on_step(self, run):
+        self.sum = self.sum + run.state.model.weight
+
+    def save_arrays(self):
+        return {"sum": self.sum}
+
+    def load_arrays(self, run, read):
+        self.sum = read({"sum": run.state.model.weight})["sum"]
+
+
+def test_what_callbacks_keep_comes_back_told_by_their_names_and_order(run, tmp_path):
+    class Slow(Counting):
+        every = 3
+        state_name = "Counting"
+
+    class New(Counting):
+        """One of which nothing was kept."""
+
+    class Wrong(Counting):
+        def save_state(self):
+            return {"count": np.ones(2)}
+
+    expected = Averaging()
+    run(batches(), [expected], num_steps=9)
+    with pytest.raises(Gone):
+        run(batches(7), [Counting(), Averaging(), Slow(), saving(tmp_path)])
+    callbacks = counting, averaging, slow, new = Counting(), Averaging(), Slow(), New()
+    run(batches(), callbacks, tmp_path, num_steps=9)
+    assert (counting.count, slow.count, new.count) == (9, 3, 3)
+    np.testing.assert_array_equal(averaging.sum, expected.sum)
+    with pytest.raises(TypeError, match=r"got ndarray at data\['callbacks'\]\['.*Wrong'\]"):
+        run(batches(), [Wrong(), saving(tmp_path / "other")])
+
+
+def test_a_state_with_others_beside_it_is_restored_alone(tmp_path):
+    tree, other = {"a": jnp.arange(3)}, {"b": jnp.ones(2), "key": jax.random.key(3)}
+    with train.CheckpointFolder(tmp_path) as folder:
+        saved = folder.save(3, tree, beside={"other": other, "none": {}})
+        assert eqx.tree_equal(train.restore(saved.path, like=tree).state, tree)
+        like = {"b": jnp.zeros(2), "key": jax.random.key(0)}
+        assert eqx.tree_equal(folder.restore_beside(3, "other", like), other)
+        assert folder.restore_beside(3, "none", {}) == {}
+        with pytest.raises(KeyError, match=r"nothing named 'x' beside .*, but 'other', 'none'"):
+            folder.restore_beside(3, "x", {})
+        with pytest.raises(ValueError, match=r"like\['b'\] is an array of shape"):
+            folder.restore_beside(3, "other", like | {"b": jnp.zeros(4)})

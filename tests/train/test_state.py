@@ -1,11 +1,13 @@
+"""What a training begins with: its state, the scale of its loss, and what is finite in it."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from eqxlike import Module, is_array, nn, tree_equal
-from eqxlike.train import TrainState
+from eqxlike import Module, is_array, nn, tree_at, tree_equal
+from eqxlike.train import DynamicLossScale, TrainState, all_finite, tree_where
 
 
 class Mixed(Module):
@@ -23,89 +25,196 @@ def model():
     return Mixed(weight, weight, jnp.arange(3), np.ones(2, np.float32), "a leaf that is no array")
 
 
-def test_starts_at_step_zero_with_the_model_it_got(model, getkey):
+def test_starts_at_step_zero_with_strongly_typed_arrays_of_the_model(model, getkey):
     key = getkey()
     state = TrainState.create(model, optax.adam(0.1), key=key)
-    assert state.step == 0
-    assert state.step.dtype == jnp.int32
-    assert not state.is_halted
+    assert (state.step, state.step.dtype, bool(state.is_halted)) == (0, jnp.int32, False)
     assert state.key == key
+    assert (state.loss_scale, state.model_state) == (None, None)
     assert tree_equal(state.model.count, model.count)
     assert state.model.name == model.name
-
-
-def test_optimiser_sees_floating_point_arrays_alone(model, getkey):
-    state = TrainState.create(model, optax.adam(0.1), key=getkey())
-    moments = state.optimiser_state[0].mu
-    assert moments.weight == 0
-    assert moments.count is None
-    assert moments.name is None
-
-
-@pytest.mark.parametrize("optimiser", [optax.adam(0.1), optax.lookahead(optax.sgd(0.1), 5, 0.5)])
-def test_no_array_is_shared(optimiser, model, getkey):
-    if "lookahead" in repr(optimiser):
-        model = optax.LookaheadParams(model, model)
-    key = getkey()
-    state = TrainState.create(model, optimiser, key=key)
-    leaves = [leaf for leaf in jax.tree.leaves(state) if is_array(leaf)]
-    pointers = [
-        (
-            jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        ).unsafe_buffer_pointer()
-        for leaf in leaves
-    ]
-    assert len(set(pointers)) == len(pointers)
-    for leaf in leaves:
-        leaf.delete()
-    assert not any(
-        leaf.is_deleted() for leaf in (key, *jax.tree.leaves(model)) if hasattr(leaf, "is_deleted")
-    )
-
-
-def test_arrays_are_strongly_typed_jax_arrays(model, getkey):
-    state = TrainState.create(model, optax.adam(0.1), key=getkey())
     leaves = [leaf for leaf in jax.tree.leaves(state) if is_array(leaf)]
     assert all(isinstance(leaf, jax.Array) for leaf in leaves)
     assert not any(jax.typeof(leaf).weak_type for leaf in leaves)
     assert state.model.weight.dtype == model.weight.dtype
+    # The optimiser sees floating-point arrays alone.
+    moments = state.optimiser_state[0].mu
+    assert (moments.weight, moments.count, moments.name) == (0, None, None)
+    old_style = jax.random.PRNGKey(0)
+    assert (TrainState.create(model, optax.adam(0.1), key=old_style).key == old_style).all()
 
 
-def test_old_style_keys_are_taken(getkey):
-    key = jax.random.PRNGKey(0)
-    state = TrainState.create(nn.Linear(2, 2, key=getkey()), optax.adam(0.1), key=key)
-    assert (state.key == key).all()
+@pytest.mark.parametrize("is_lookahead", [False, True])
+def test_no_array_is_shared(is_lookahead, model, getkey):
+    optimiser = optax.lookahead(optax.sgd(0.1), 5, 0.5) if is_lookahead else optax.adam(0.1)
+    model = optax.LookaheadParams(model, model) if is_lookahead else model
+    key, extra = getkey(), {"count": jnp.ones(2)}
+    scale = DynamicLossScale()
+    state = TrainState.create(model, optimiser, key=key, loss_scale=scale, model_state=extra)
+    leaves = [leaf for leaf in jax.tree.leaves(state) if is_array(leaf)]
+    numbers = [
+        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        for leaf in leaves
+    ]
+    pointers = [each.unsafe_buffer_pointer() for each in numbers]
+    assert len(set(pointers)) == len(pointers)
+    for leaf in leaves:
+        leaf.delete()
+    given = jax.tree.leaves((key, model, extra, scale))
+    assert not any(leaf.is_deleted() for leaf in given if hasattr(leaf, "is_deleted"))
 
 
-@pytest.mark.parametrize("key", [0, None, np.zeros(2, np.int32)])
-def test_what_is_no_key_is_refused(model, key):
-    with pytest.raises(
-        TypeError, match=r"create expected a key, as `jax.random.key\(0\)` makes it"
-    ):
-        TrainState.create(model, optax.adam(0.1), key=key)
-
-
-def test_several_keys_are_refused(model, getkey):
-    with pytest.raises(ValueError, match=r"expected one key, of shape \(\); got .* shape \(3,\)"):
-        TrainState.create(model, optax.adam(0.1), key=jax.random.split(getkey(), 3))
-
-
-def test_class_in_the_place_of_a_model_is_refused(getkey):
-    with pytest.raises(TypeError, match=r"got the class Linear: make one first, with `Linear\("):
-        TrainState.create(nn.Linear, optax.adam(0.1), key=getkey())
-
-
-def test_what_is_no_optimiser_is_refused(model, getkey):
-    with pytest.raises(
-        TypeError, match=r"create expected an optax.GradientTransformation .* 0\.1\."
-    ):
-        TrainState.create(model, 0.1, key=getkey())
-
-
-def test_model_whose_arrays_were_donated_is_refused_with_their_paths(model, getkey):
+def test_arguments_of_another_kind_are_refused(model):
+    adam, key = optax.adam(0.1), jax.random.key(0)
+    no_key = r"create expected a key, as `jax.random.key\(0\)` makes it"
+    for arguments, options, error, message in [
+        ((model, adam), {"key": 0}, TypeError, no_key),
+        ((model, adam), {"key": np.zeros(2, np.int32)}, TypeError, no_key),
+        (
+            (model, adam),
+            {"key": jax.random.split(key, 3)},
+            ValueError,
+            r"expected one key, of shape \(\); got .* shape \(3,\)",
+        ),
+        ((nn.Linear, adam), {}, TypeError, r"got the class Linear: make one first, with `Linear\("),
+        ((model, 0.1), {}, TypeError, r"create expected an optax.GradientTransformation .* 0\.1\."),
+        (
+            (model, adam),
+            {"loss_scale": 1024},
+            TypeError,
+            r"expected a train.DynamicLossScale .* got 1024",
+        ),
+    ]:
+        with pytest.raises(error, match=message):
+            TrainState.create(*arguments, **{"key": key, **options})
     model.count.delete()
-    expected = (
-        r"TrainState.create expected a model whose arrays are there; .* deleted: model\.count\."
-    )
+    expected = r"create expected a model whose arrays are there; .* deleted: model\.count\."
     with pytest.raises(RuntimeError, match=expected):
-        TrainState.create(model, optax.adam(0.1), key=getkey())
+        TrainState.create(model, adam, key=key)
+
+
+# --- what is finite ---
+
+
+def test_one_number_that_is_not_finite_is_found():
+    good = {"ones": jnp.ones((2, 3)), "count": jnp.arange(2), "empty": jnp.ones((0, 2)), "no": None}
+    for dtype in (jnp.float16, jnp.float32, jnp.complex64):
+        assert all_finite(good | {"last": jnp.ones(4, dtype)})
+        assert not all_finite(good | {"last": jnp.ones(4, dtype).at[2].set(jnp.nan)})
+        # The largest numbers are finite.
+        largest = jnp.full(4, jnp.finfo(dtype).max, dtype)
+        assert all_finite([largest, -largest])
+    for bad in (jnp.inf, -jnp.inf):
+        assert not all_finite(good | {"last": jnp.ones(4).at[2].set(bad)})
+    for parts in ((jnp.inf, 1.0), (1.0, jnp.nan), (1.0, -jnp.inf), (jnp.inf, jnp.nan)):
+        assert not all_finite(jax.lax.complex(*map(jnp.asarray, parts)))
+    # So are these, though their absolute value is not.
+    largest = jax.lax.complex(*[jnp.full(4, jnp.finfo("float32").max)] * 2)
+    assert jnp.isinf(jnp.abs(largest)).all()
+    assert all_finite([largest, -largest])
+    # What is frozen counts.
+    layer = nn.freeze(nn.Linear(2, 2, key=jax.random.key(0)))
+    assert all_finite(layer)
+    assert not all_finite(tree_at(lambda layer: layer.bias, layer, jnp.full(2, jnp.nan)))
+    assert all_finite(())
+
+
+def test_one_of_two_trees_is_taken_whole():
+    # What is not taken may be NaN.
+    one = {"a": jnp.ones(2), "b": np.arange(2), "c": "x"}
+    other = {"a": jnp.full(2, jnp.nan), "b": np.arange(2, 4), "c": "x"}
+    for condition, expected in ((True, one), (False, other)):
+        chosen = tree_where(jnp.array(condition), one, other)
+        np.testing.assert_array_equal(chosen["a"], expected["a"])
+        np.testing.assert_array_equal(chosen["b"], expected["b"])
+        assert chosen["c"] == "x"
+    with pytest.raises(ValueError, match="different pytree"):
+        tree_where(jnp.array(True), {"a": jnp.ones(2)}, {"b": jnp.ones(2)})
+
+
+def test_keys_are_chosen_and_stay_usable():
+    @jax.jit
+    def choose(condition, key):
+        new, other = jax.random.split(key)
+        jax.random.normal(other)
+        return tree_where(condition, {"key": new}, {"key": key})["key"]
+
+    with jax.debug_key_reuse(True):
+        key = jax.random.key(0)
+        kept, new = (choose(condition, jax.random.clone(key)) for condition in (False, True))
+        np.testing.assert_array_equal(*map(jax.random.key_data, (kept, key)))
+        expected = jax.random.split(key)[0]
+        np.testing.assert_array_equal(*map(jax.random.key_data, (new, expected)))
+        jax.random.normal(kept), jax.random.normal(new)
+
+
+# --- the scale of a loss ---
+
+
+def test_loss_is_scaled_in_at_least_float32_and_gradients_are_unscaled_exactly(getkey):
+    for dtype in ("float16", "float32"):
+        scaled = DynamicLossScale(2.0**15).scale_loss(jnp.array(3, dtype))
+        assert (scaled.dtype, scaled) == (jnp.float32, 3 * 2**15)
+    assert DynamicLossScale(4.0).scale_loss(1.5) == 6
+    # Not to be differentiated, which is for the gradient to say.
+    for loss in (None, jnp.array(1), jnp.array(1j)):
+        assert DynamicLossScale().scale_loss(loss) is loss
+    exact = jax.random.normal(getkey(), (100,))
+    unscaled = DynamicLossScale(2.0**10).unscale(
+        {
+            "float32": exact * 2**10,
+            "float16": jnp.array([2.0**10, 2.0**-14, jnp.inf], jnp.float16),
+            "complex": jnp.array([2**10 + 2**9 * 1j]),
+            "none": None,
+            "integer": jnp.arange(2),
+        }
+    )
+    assert tree_equal(unscaled["float32"], exact)
+    assert tree_equal(unscaled["float16"], jnp.array([1, 2.0**-24, jnp.inf], jnp.float16))
+    assert unscaled["complex"] == 1 + 0.5j
+    assert unscaled["none"] is None
+    assert tree_equal(unscaled["integer"], jnp.arange(2))
+
+
+def test_scale_falls_at_each_overflow_and_grows_after_a_period_without():
+    period, factor, minimum, maximum = 3, 4.0, 1.0, 64.0
+    are_finite = np.random.default_rng(0).random(200) < 0.7
+    scale, num_good, expected = 16.0, 0, []
+    for is_finite in are_finite:
+        num_good = num_good + 1 if is_finite else 0
+        if not is_finite:
+            scale = max(scale / factor, minimum)
+        elif num_good == period:
+            scale, num_good = min(scale * factor, maximum), 0
+        expected.append(scale)
+    loss_scale = DynamicLossScale(
+        16, period=period, factor=factor, minimum=minimum, maximum=maximum
+    )
+
+    def adjust(loss_scale, is_finite):
+        adjusted = loss_scale.adjust(is_finite)
+        return adjusted, (adjusted.scale, adjusted.is_smallest)
+
+    _, (scales, are_smallest) = jax.lax.scan(adjust, loss_scale, are_finite)
+    np.testing.assert_array_equal(scales, expected)
+    np.testing.assert_array_equal(are_smallest, np.array(expected) == 1)
+    assert set(expected) == {1, 4, 16, 64}
+
+
+def test_settings_of_a_scale_that_do_not_fit_are_named():
+    for options, message in [
+        ({"scale": 0.5}, "0 < minimum <= scale <= maximum.*scale=0.5"),
+        ({"scale": 2.0**25}, "0 < minimum <= scale <= maximum"),
+        ({"scale": float("nan")}, "0 < minimum <= scale <= maximum"),
+        ({"minimum": 0}, "0 < minimum <= scale <= maximum.*minimum=0"),
+        ({"maximum": float("inf")}, "maximum=inf"),
+        ({"factor": 1}, "a factor above 1, got 1"),
+        ({"factor": float("inf")}, "a factor above 1, got inf"),
+        ({"period": 0}, "period must be an integer of at least 1, got 0"),
+        ({"period": 2.5}, "period must be an integer of at least 1, got 2.5"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            DynamicLossScale(**options)
+    ends = DynamicLossScale(1.0, minimum=1.0, maximum=1.0)
+    assert (ends.scale, ends.counter, ends.period, ends.factor) == (1, 0, 2000, 2)
+    assert (DynamicLossScale().scale, DynamicLossScale().maximum) == (2**15, 2**24)

@@ -1,3 +1,9 @@
+"""What one training step does: updates, keys, what halts it, the scale of the loss, the model's
+state, and what it refuses.
+"""
+
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -5,17 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from eqxlike import (
-    Module,
-    debug,
-    filter,
-    filter_jit,
-    is_array,
-    is_inexact_array,
-    nn,
-    tree_at,
-    tree_equal,
-)
+import eqxlike as eqx
+from eqxlike import Module, debug, is_array, nn, tree_at, tree_equal
 from eqxlike.train import (
     DynamicLossScale,
     TrainState,
@@ -25,10 +22,18 @@ from eqxlike.train import (
     make_step,
 )
 
+SGD, ADAM = optax.sgd(0.1), optax.adam(0.1)
+FLOAT16 = "params=float32,compute=float16,output=float32"
+
 
 def squared_error(model, batch, key):
     x, y = batch
     return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+
+def root_of_squares(model, batch, key):
+    """Of a finite loss and gradients that are not, at 0."""
+    return jnp.sqrt(jnp.sum((model.weight * batch) ** 2))
 
 
 def snapshot(state):
@@ -36,20 +41,31 @@ def snapshot(state):
     return jax.tree.map(lambda leaf: jnp.copy(leaf) if is_array(leaf) else leaf, state)
 
 
-@pytest.fixture
-def model(getkey):
-    return nn.MLP(3, "scalar", 4, 1, key=getkey())
+def start(model, optimiser=SGD, **options):
+    return TrainState.create(model, optimiser, key=jr.key(7), **options)
 
 
-@pytest.fixture
-def batch(getkey):
-    return jr.normal(getkey(), (5, 3)), jr.normal(getkey(), (5,))
+@pytest.fixture(scope="module")
+def model():
+    return nn.MLP(3, "scalar", 4, 1, key=jr.key(0))
 
 
-@pytest.mark.parametrize("optimiser", [optax.sgd(0.1), optax.adam(0.1), optax.adamw(0.1)])
-def test_makes_the_updates_of_plain_jax_and_optax(optimiser, model, batch, getkey):
-    state = TrainState.create(model, optimiser, key=getkey())
-    step = make_step(squared_error, optimiser)
+@pytest.fixture(scope="module")
+def batch():
+    x = jr.normal(jr.key(1), (8, 3))
+    return x, jnp.sum(x, 1) + 1
+
+
+def test_makes_the_updates_of_plain_jax_and_optax(model, batch):
+    optimiser, traces = optax.adamw(0.1), []
+
+    def counted(*arguments):
+        traces.append(None)
+        return squared_error(*arguments)
+
+    # The rate is no part of what an optimiser keeps.
+    first = state = start(model, optax.adamw(0.3))
+    step = make_step(counted, optimiser)
     leaves, treedef = jax.tree.flatten(model)
     parameters = [leaf for leaf in leaves if is_array(leaf)]
 
@@ -66,189 +82,58 @@ def test_makes_the_updates_of_plain_jax_and_optax(optimiser, model, batch, getke
         return value, optax.apply_updates(parameters, updates), plain_state
 
     plain_state = optimiser.init(parameters)
-    for _ in range(3):
+    for number in range(3):
         expected, parameters, plain_state = plain_step(parameters, plain_state)
-        state, value = step(state, batch)
+        state, value = step(state, batch if number < 2 else jax.tree.map(np.asarray, batch))
         np.testing.assert_allclose(value, expected, rtol=1e-5)
     trained = [leaf for leaf in jax.tree.leaves(state.model) if is_array(leaf)]
     for our, plain in zip(trained, parameters, strict=True):
         np.testing.assert_allclose(our, plain, rtol=1e-4, atol=1e-6)
-    assert state.step == 3
-
-
-def test_is_traced_once(model, batch, getkey):
-    traces = []
-
-    def loss(model, batch, key):
-        traces.append(None)
-        return squared_error(model, batch, key)
-
-    step = make_step(loss, optax.adam(0.1))
-    state = TrainState.create(model, optax.adam(0.1), key=getkey())
-    for _ in range(4):
-        state, _ = step(state, batch)
-    state, _ = step(state, jax.tree.map(np.asarray, batch))
-    assert len(traces) == 1
-
-
-def test_is_traced_once_for_weakly_typed_parameters(getkey):
-    class Scale(Module):
-        scale: jax.Array
-
-    traces = []
-
-    def loss(model, batch, key):
-        traces.append(None)
-        return jnp.sum(model.scale * batch)
-
-    step = make_step(loss, optax.sgd(0.1))
-    state = TrainState.create(Scale(jnp.asarray(1.0)), optax.sgd(0.1), key=getkey())
-    for _ in range(3):
-        state, _ = step(state, jnp.ones(3))
-    assert len(traces) == 1
-
-
-def test_state_is_donated_and_the_model_it_came_from_is_not(model, batch, getkey):
-    first = TrainState.create(model, optax.adam(0.1), key=getkey())
-    second, _ = make_step(squared_error, optax.adam(0.1))(first, batch)
+    assert (state.step, len(traces)) == (3, 1)
+    # The state is donated; the model it came from, and the batch, are not.
     assert first.model.layers[0].weight.is_deleted()
     assert not any(array.is_deleted() for array in batch)
-    assert model(jnp.ones(3)).shape == second.model(jnp.ones(3)).shape == ()
+    assert model(jnp.ones(3)).shape == state.model(jnp.ones(3)).shape == ()
 
 
-def test_every_step_has_a_key_of_its_own_and_the_state_says_which(model, batch, getkey):
-    def loss(model, batch, key):
-        return squared_error(model, batch, key), jr.key_data(key)
-
-    step = make_step(loss, optax.sgd(0.1), has_aux=True)
-    start = TrainState.create(model, optax.sgd(0.1), key=getkey())
-
-    def keys(state):
-        found = []
-        for _ in range(3):
-            state, _, key = step(state, batch)
-            found.append(tuple(key.tolist()))
-        return found
-
-    first = keys(snapshot(start))
-    assert len(set(first)) == 3
-    assert keys(snapshot(start)) == first
-
-
-def test_model_in_mixed_precision_is_trained_in_float32(model, batch, getkey):
-    mixed = nn.MixedPrecision(model, "params=float32,compute=bfloat16,output=float32")
-    optimiser = optax.adam(0.1)
-    step = make_step(squared_error, optimiser)
-    first = TrainState.create(mixed, optimiser, key=getkey())
-    moments = snapshot(first).optimiser_state[0]
-    state, exact = first, TrainState.create(model, optimiser, key=getkey())
-    for _ in range(10):
-        state, loss = step(state, batch)
-        exact, exact_loss = step(exact, batch)
-    arrays = jax.tree.leaves((state.model, state.optimiser_state[0].mu, loss))
-    assert {leaf.dtype.name for leaf in arrays if is_array(leaf)} == {"float32"}
-    assert jax.tree.structure(state.optimiser_state[0]) == jax.tree.structure(moments)
-    assert first.model.model.layers[0].weight.is_deleted()
-    assert first.optimiser_state[0].mu.model.layers[0].weight.is_deleted()
-    np.testing.assert_allclose(loss, exact_loss, rtol=0.05)
-
-
-def test_optimiser_gets_the_loss_as_its_value(model, batch, getkey):
+def test_optimiser_gets_the_loss_as_its_value(model, batch):
     optimiser = optax.polyak_sgd(max_learning_rate=0.1)
-    state = TrainState.create(model, optimiser, key=getkey())
-    step = make_step(squared_error, optimiser)
-    losses = []
+    state, step, losses = start(model, optimiser), make_step(squared_error, optimiser), []
     for _ in range(20):
         state, loss = step(state, batch)
         losses.append(float(loss))
     assert losses[-1] < losses[0]
 
 
-def test_integer_arrays_and_other_leaves_stay(getkey):
-    class Mixed(Module):
-        weight: jax.Array
-        count: jax.Array
-        name: str
+@pytest.mark.parametrize("loss_scale", [None, DynamicLossScale(4.0)])
+def test_complex_parameters_go_down_hill(loss_scale):
+    def loss(weight, x, key):
+        return jnp.sum(jnp.abs(weight * x - 1) ** 2)
 
-    state = TrainState.create(
-        Mixed(jnp.ones(2), jnp.arange(2), "name"), optax.sgd(1.0), key=getkey()
-    )
-    step = make_step(lambda model, batch, key: jnp.sum(model.weight * batch), optax.sgd(1.0))
-    state, _ = step(state, jnp.ones(2))
-    assert state.model.weight.tolist() == [0, 0]
-    assert state.model.count.tolist() == [0, 1]
-    assert state.model.name == "name"
+    state, step = start(jnp.array([1 + 2j, 3 - 1j]), loss_scale=loss_scale), make_step(loss, SGD)
+    losses = []
+    for _ in range(3):
+        state, value = step(state, jnp.ones(2, complex))
+        losses.append(float(value))
+    # Each step takes a fifth off the distance to 1.
+    np.testing.assert_allclose(losses, [9 * 0.64**number for number in range(3)], rtol=1e-5)
 
 
-@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
-def test_loss_that_is_not_finite_leaves_the_state_as_it_was(bad, model, batch, getkey):
-    state = TrainState.create(model, optax.adam(0.1), key=getkey())
-    step = make_step(
-        lambda model, batch, key: squared_error(model, batch[:2], key) + batch[2], optax.adam(0.1)
-    )
-    good, poisoned = (*batch, jnp.array(0.0)), (*batch, jnp.array(bad))
-    state, _ = step(state, good)
-    before = snapshot(state)
-    state, loss = step(state, poisoned)
-    np.testing.assert_array_equal(loss, bad)
-    assert state.is_halted
-    assert tree_equal(
-        (state.model, state.optimiser_state, state.step, state.key),
-        (before.model, before.optimiser_state, before.step, before.key),
-    )
-    state, _ = step(state, good)
-    assert state.is_halted
-    assert tree_equal((state.model, state.step), (before.model, before.step))
+# --- keys ---
 
 
-def test_parameters_that_are_not_finite_leave_the_state_as_it_was(getkey):
-    model = nn.Linear(2, 2, key=getkey())
-    # At 0 the root is finite and its gradient is not.
-    step = make_step(
-        lambda model, x, key: jnp.sqrt(jnp.sum((model.weight * x) ** 2)), optax.sgd(0.1)
-    )
-    state = TrainState.create(model, optax.sgd(0.1), key=getkey())
-    state, loss = step(state, jnp.zeros((1, 2)))
-    assert loss == 0
-    assert state.is_halted
-    assert tree_equal(state.model, model)
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.complex64])
-@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
-def test_any_parameter_that_is_not_finite_is_found(dtype, bad, getkey):
-    def state_with(last):
-        ones = {"a": jnp.ones((3, 2)), "c": jnp.arange(2), "d": jnp.ones((0, 2))}
-        return TrainState.create(ones | {"b": last}, optax.sgd(0.1), key=getkey())
-
-    good, poisoned = np.ones(4, dtype), np.ones(4, dtype)
-    poisoned[2] = bad
-    old, new, all_bad = map(state_with, map(jnp.asarray, (good, poisoned, np.full(4, bad, dtype))))
-    keep = filter_jit(keep_if_finite)
-    kept = keep(old, new, jnp.array(0.0))
-    assert kept.is_halted
-    assert tree_equal(kept.model, old.model)
-    # What was there before the step does not matter.
-    assert not keep(all_bad, old, jnp.array(0.0)).is_halted
-
-
-@pytest.mark.parametrize("loss_scale", [None, DynamicLossScale()], ids=["plain", "scaled"])
-@pytest.mark.parametrize("check_finite", [False, True])
-def test_no_key_is_used_twice(check_finite, loss_scale, model, batch, getkey):
+@pytest.mark.parametrize(
+    ("check_finite", "loss_scale"), [(False, None), (True, DynamicLossScale())]
+)
+def test_no_key_is_used_twice_and_the_state_says_which(check_finite, loss_scale, model, batch):
     def loss(model, model_state, batch, key):
         state_key, noise_key = jr.split(model_state["key"])
         noise = jr.normal(key, ()) + jr.normal(noise_key, ())
         return squared_error(model, batch, None) + noise, {"key": state_key}
 
     with jax.debug_key_reuse(True):
-        step = make_step(loss, optax.sgd(0.1), check_finite=check_finite)
-        first = TrainState.create(
-            model,
-            optax.sgd(0.1),
-            key=getkey(),
-            loss_scale=loss_scale,
-            model_state={"key": getkey()},
-        )
+        step = make_step(loss, SGD, check_finite=check_finite)
+        first = start(model, loss_scale=loss_scale, model_state={"key": jr.key(3)})
         runs = [fit(first, step, [batch] * 3, num_steps=3) for _ in range(2)]
         state, expected = first, []
         for _ in range(3):
@@ -258,13 +143,51 @@ def test_no_key_is_used_twice(check_finite, loss_scale, model, batch, getkey):
     assert list(runs[0].history) == list(runs[1].history) == expected
 
 
-def test_step_of_ones_own_that_keeps_its_key_is_found_by_jax(model, batch, getkey):
-    def step(state, batch):
-        noise = jr.normal(state.key, ())
-        return keep_if_finite(state, state, noise), noise
+# --- what halts ---
 
-    with jax.debug_key_reuse(True), pytest.raises(jax.errors.KeyReuseError):
-        filter_jit(step)(TrainState.create(model, optax.sgd(0.1), key=getkey()), batch)
+
+def test_loss_that_is_not_finite_leaves_the_state_as_it_was(model, batch):
+    step = make_step(
+        lambda model, batch, key: squared_error(model, batch[:2], key) + batch[2], ADAM
+    )
+    good = (*batch, jnp.array(0.0))
+    first, _ = step(start(model, ADAM), good)
+    for bad in (jnp.nan, jnp.inf, -jnp.inf):
+        state, loss = step(snapshot(first), (*batch, jnp.array(bad)))
+        np.testing.assert_array_equal(loss, bad)
+        assert state.is_halted
+        kept = tree_at(lambda state: state.is_halted, state, jnp.array(False))
+        assert tree_equal(kept, first)
+    state, _ = step(state, good)
+    assert state.is_halted
+    assert tree_equal((state.model, state.step), (first.model, first.step))
+
+
+def test_parameters_and_model_states_that_are_not_finite_halt():
+    model = nn.Linear(2, 2, key=jr.key(0))
+    state, loss = make_step(root_of_squares, SGD)(start(model), jnp.zeros((1, 2)))
+    assert (loss, bool(state.is_halted)) == (0, True)
+    assert tree_equal(state.model, model)
+
+    def remember(weight, model_state, x, key):
+        return jnp.sum(weight), {"last": x}
+
+    state = start(jnp.ones(()), model_state={"last": jnp.zeros(())})
+    state, loss = make_step(remember, SGD)(state, jnp.array(jnp.inf))
+    assert (loss, bool(state.is_halted), state.model_state["last"]) == (1, True, 0)
+    # What was there before the step does not matter.
+    bad, good = start({"a": jnp.full(4, jnp.nan)}), start({"a": jnp.ones(4)})
+    assert keep_if_finite(good, bad, jnp.array(0.0)).is_halted
+    assert not keep_if_finite(bad, good, jnp.array(0.0)).is_halted
+    # Arrays of numbers that the optimiser keeps count, single numbers do not.
+    for last, halts in ((jnp.nan * jnp.ones(1), True), (jnp.array(jnp.nan), False)):
+        old, new = (
+            dataclasses.replace(start({"a": jnp.ones(4)}), optimiser_state=each)
+            for each in (jnp.ones_like(last), last)
+        )
+        assert keep_if_finite(old, new, jnp.array(0.0)).is_halted == halts
+    empty = start({"count": jnp.arange(2)})
+    assert not keep_if_finite(empty, empty, jnp.array(0.0)).is_halted
 
 
 class Scales(Module):
@@ -280,135 +203,326 @@ class Scales(Module):
         self.constant = jnp.array([-jnp.inf, 0.0])
 
 
-@pytest.mark.parametrize("name", ["slope", "weight"])
-def test_infinite_moment_of_an_optimiser_leaves_the_state_as_it_was(name, getkey):
+def test_infinite_moment_of_an_optimiser_leaves_the_state_as_it_was():
     # The square of the gradient overflows, and the update is 0 from then on.
-    def loss(model, scale, key):
-        return scale * jnp.sum(getattr(model, name))
+    def loss(model, steepness, key):
+        return steepness[0] * model.slope + steepness[1] * jnp.sum(model.weight)
 
-    optimiser, model = optax.adam(0.1), nn.freeze(Scales(), lambda model: model.constant)
-    steep = jnp.array(1e30)
-    parameters = filter(model, is_inexact_array)
-    gradient = jax.tree.map(jnp.zeros_like, parameters)
-    gradient = tree_at(lambda model: getattr(model, name), gradient, replace_fn=lambda x: x + steep)
-    with jax.numpy_dtype_promotion("standard"):
-        updates, moments = optimiser.update(gradient, optimiser.init(parameters))
-    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(updates))
-    assert jnp.isinf(getattr(moments[0].nu, name)).all()
-
-    step = make_step(loss, optimiser)
-    state, _ = step(TrainState.create(model, optimiser, key=getkey()), jnp.array(1.0))
-    before = snapshot(state)
-    state, value = step(state, steep)
-    assert state.is_halted
-    assert jnp.isfinite(value)
-    assert tree_equal((state.model, state.optimiser_state), (before.model, before.optimiser_state))
-
-
-def test_numbers_that_are_infinite_on_purpose_do_not_halt(getkey):
-    # The best loss before there was one; and a frozen constant.
-    optimiser = optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau(patience=2))
+    step = make_step(loss, ADAM)
     model = nn.freeze(Scales(), lambda model: model.constant)
-    state = TrainState.create(model, optimiser, key=getkey())
+    first, _ = step(start(model, ADAM), np.ones(2, np.float32))
+    unchecked = make_step(loss, ADAM, check_finite=False)
+    for name, steepness in (("slope", [1e30, 0]), ("weight", [0, 1e30])):
+        steepness = np.array(steepness, np.float32)
+        spoilt, _ = unchecked(snapshot(first), steepness)
+        assert jnp.isfinite(getattr(spoilt.model, name)).all()
+        assert jnp.isinf(getattr(spoilt.optimiser_state[0].nu, name)).all()
+        state, value = step(snapshot(first), steepness)
+        assert state.is_halted
+        assert jnp.isfinite(value)
+        assert tree_equal(
+            (state.model, state.optimiser_state), (first.model, first.optimiser_state)
+        )
+
+
+def test_numbers_that_are_infinite_on_purpose_do_not_halt():
+    # The best loss before there was one; and a frozen constant.
+    optimiser = optax.chain(ADAM, optax.contrib.reduce_on_plateau(patience=2))
+    state = start(nn.freeze(Scales(), lambda model: model.constant), optimiser)
     assert jnp.isinf(state.optimiser_state[1].best_value)
+    assert not keep_if_finite(snapshot(state), snapshot(state), jnp.array(0.0)).is_halted
     step = make_step(lambda model, x, key: jnp.sum(model.weight * x) ** 2, optimiser)
-    new = keep_if_finite(snapshot(state), snapshot(state), jnp.array(0.0))
-    assert not new.is_halted
     for _ in range(3):
         state, _ = step(state, jnp.ones(3))
+    assert (bool(state.is_halted), state.step) == (False, 3)
+
+
+# --- with a loss scale ---
+
+
+GOOD, STEEP, BAD = (np.full((1, 2), value, np.float32) for value in (1, 0, np.nan))
+
+
+@pytest.fixture(scope="module")
+def linear():
+    return nn.Linear(2, 2, use_bias=False, key=jr.key(2))
+
+
+@pytest.fixture(scope="module")
+def root_step():
+    return make_step(root_of_squares, SGD)
+
+
+def scaled(model, optimiser, *args, **options):
+    return start(model, optimiser, loss_scale=DynamicLossScale(*args, **options))
+
+
+def test_gradients_that_underflow_train_with_it_and_an_overflow_is_skipped(batch):
+    # In float16 the gradients, of 1e-9, are 0.
+    def loss(model, batch, key):
+        return 1e-9 * squared_error(model, batch, key)
+
+    model, optimiser = nn.Linear(3, "scalar", key=jr.key(0)), optax.sgd(2e8, momentum=0.1)
+    mixed, step = nn.MixedPrecision(model, FLOAT16), make_step(loss, optimiser)
+    plain, exact = start(mixed, optimiser), start(model, optimiser)
+    state, curves = scaled(mixed, optimiser, 2.0**20), []
+    for _ in range(10):
+        plain, plain_loss = step(plain, batch)
+        state, scaled_loss = step(state, batch)
+        exact, exact_loss = step(exact, batch)
+        curves.append((plain_loss, scaled_loss, exact_loss))
+    plain_curve, curve, exact_curve = 1e9 * np.array(curves).T
+    assert tree_equal(plain.model, mixed)
+    assert np.ptp(plain_curve) == 0
+    assert curve[-1] < 0.1 * curve[0]
+    np.testing.assert_allclose(curve, exact_curve, atol=0.01 * curve[0])
+    assert state.loss_scale.counter == 10
+    arrays = jax.tree.leaves((state.model, state.optimiser_state, scaled_loss))
+    assert {leaf.dtype.name for leaf in arrays if is_array(leaf)} == {"float32"}
+    state = tree_at(lambda state: state.loss_scale.scale, state, jnp.array(2.0**60))
+    before = snapshot(state)
+    state, loss = step(state, batch)
+    assert tree_equal((state.model, state.optimiser_state), (before.model, before.optimiser_state))
+    assert (state.loss_scale.scale, state.loss_scale.counter) == (2.0**59, 0)
+    assert jnp.isfinite(loss)
+    # The number of the step is what makes the next one's key another.
+    assert (bool(state.is_halted), state.step) == (False, 11)
+
+
+def test_steps_are_those_of_optax_apply_if_finite(linear):
+    batches = [jnp.full((1, 2), value) for value in (1.0, 2.0, 0.0, 1.0, 0.0, 0.0, 3.0)]
+    state, step = scaled(linear, ADAM), make_step(root_of_squares, ADAM)
+    cautious = optax.apply_if_finite(ADAM, max_consecutive_errors=5)
+    cautious_step = make_step(root_of_squares, cautious, check_finite=False)
+    expected = start(linear, cautious)
+    for batch in batches:
+        state, loss = step(state, batch)
+        expected, expected_loss = cautious_step(expected, batch)
+        np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
+    np.testing.assert_allclose(state.model.weight, expected.model.weight, rtol=1e-6)
+    assert state.optimiser_state[0].count == expected.optimiser_state.inner_state[0].count == 4
+    assert expected.optimiser_state.total_notfinite == 3
+    assert state.loss_scale.scale == 2.0 ** (15 - 3)
+
+
+def test_scale_doubles_after_a_period_of_good_steps_in_one_trace(linear):
+    traces = []
+
+    def loss(*arguments):
+        traces.append(None)
+        return root_of_squares(*arguments)
+
+    step, scales = make_step(loss, SGD), []
+    first = scaled(linear, SGD, 8.0, period=2, maximum=32.0)
+    state = snapshot(first)
+    for batch in [GOOD, GOOD, GOOD, STEEP, GOOD, GOOD, GOOD, GOOD, GOOD, GOOD]:
+        state, _ = step(state, batch)
+        scales.append(float(state.loss_scale.scale))
+    assert scales == [8, 16, 16, 8, 8, 16, 16, 32, 32, 32]
+    step(scaled(linear, SGD, 2.0, period=2, maximum=32.0), GOOD)
+    assert len(traces) == 1
+
+
+def test_gradients_not_finite_at_the_smallest_scale_and_losses_at_any_halt(root_step, linear):
+    state = scaled(linear, SGD, 4.0)
+    for _ in range(2):
+        state, _ = root_step(state, STEEP)
+    assert (bool(state.is_halted), state.loss_scale.scale) == (False, 1)
+    before = snapshot(state)
+    state, loss = root_step(state, STEEP)
+    assert (bool(state.is_halted), loss) == (True, 0)
+    assert tree_equal(tree_at(lambda state: state.is_halted, state, jnp.array(False)), before)
+    state, _ = root_step(state, GOOD)
+    assert tree_equal((state.model, state.step), (linear, before.step))
+    state, loss = root_step(scaled(linear, SGD), BAD)
+    assert (bool(state.is_halted), bool(jnp.isnan(loss))) == (True, True)
+    assert state.loss_scale.scale == 2.0**15
+    assert tree_equal(state.model, linear)
+
+
+def test_without_the_check_nothing_halts_and_nothing_is_spoilt(linear):
+    step, state = make_step(root_of_squares, SGD, check_finite=False), scaled(linear, SGD, 2.0)
+    for batch in (STEEP, BAD, STEEP):
+        state, _ = step(state, batch)
     assert not state.is_halted
-    assert state.step == 3
+    assert tree_equal(state.model, linear)
+    assert (int(state.step), float(state.loss_scale.scale)) == (3, 1)
 
 
-def test_model_without_parameters_is_finite(getkey):
-    state = TrainState.create({"count": jnp.arange(2)}, optax.sgd(0.1), key=getkey())
-    assert not keep_if_finite(state, state, jnp.array(0.0)).is_halted
+def test_loss_and_what_comes_beside_are_those_of_the_model(linear):
+    def loss(model, batch, key):
+        return root_of_squares(model, batch, key).astype(jnp.float16), "beside"
+
+    _, value, aux = make_step(loss, SGD, has_aux=True)(scaled(linear, SGD), GOOD)
+    assert (value.dtype, aux) == (jnp.float16, "beside")
+    np.testing.assert_allclose(value, root_of_squares(linear, GOOD, None), rtol=1e-3)
 
 
-def test_check_can_be_left_out(model, batch, getkey):
-    step = make_step(
-        lambda model, batch, key: squared_error(model, batch, key) * jnp.nan,
-        optax.sgd(0.1),
-        check_finite=False,
+# --- with a model's state ---
+
+
+def normalised(key):
+    return nn.Sequential(
+        [nn.Linear(3, 2, key=key), nn.BatchNorm(2, "batch", mode="batch"), nn.Lambda(jnp.sum)]
     )
-    state, _ = step(TrainState.create(model, optax.sgd(0.1), key=getkey()), batch)
-    assert state.step == 1
-    assert not state.is_halted
-    assert jnp.isnan(state.model.layers[0].weight).all()
 
 
-@pytest.mark.parametrize(
-    ("optimiser", "expected"),
-    [
-        (
-            optax.sgd(0.1),
-            r"state of its optimiser, \(EmptyState, EmptyState\), and got a TrainState",
-        ),
-        (
-            optax.identity(),
-            r"its optimiser, EmptyState, and .* with \(ScaleByAdamState, EmptyState\)",
-        ),
-        (
-            optax.sgd(0.1, momentum=0.9),
-            r"\(TraceState, EmptyState\), and .* with \(ScaleByAdamState, EmptyState\): state\.opt",
-        ),
-        (
-            optax.adamw(0.1),
-            r"\(ScaleByAdamState, EmptyState, EmptyState\), and got a TrainState with",
-        ),
-    ],
-    ids=["sgd", "identity", "momentum", "adamw"],
-)
-def test_another_optimiser_than_the_state_was_made_with_is_refused(
-    optimiser, expected, model, batch, getkey
-):
-    state = TrainState.create(model, optax.adam(0.1), key=getkey())
-    with pytest.raises(ValueError, match=expected) as caught:
-        make_step(squared_error, optimiser)(state, batch)
-    assert "Give make_step the optimiser that TrainState.create got" in str(caught.value)
+def squares(model, state, batch, key):
+    in_batch = jax.vmap(model, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
+    out, state = in_batch(batch[0], state)
+    return jnp.mean((out - 1) ** 2), state
 
 
-def test_model_that_was_changed_under_its_optimiser_is_refused_with_the_place(model, batch, getkey):
-    state = TrainState.create(model, optax.adam(0.1), key=getkey())
+@pytest.fixture
+def stateful():
+    model, model_state = nn.make_with_state(normalised)(jr.key(0))
+    return start(model, model_state=model_state)
+
+
+def assert_same_statistics(state, model_state, **tolerance):
+    for one, other in zip(*map(jax.tree.leaves, (state.model_state, model_state)), strict=True):
+        np.testing.assert_allclose(one, other, **tolerance)
+
+
+def test_state_of_a_model_is_stepped_as_by_hand_and_kept_where_a_step_is_not(stateful, batch):
+    step = make_step(squares, SGD)
+    first, state = stateful, snapshot(stateful)
+    model, model_state = snapshot((state.model, state.model_state))
+    for _ in range(3):
+        state, loss = step(state, batch)
+        (expected, model_state), gradient = eqx.filter_value_and_grad(squares, has_aux=True)(
+            model, model_state, batch, None
+        )
+        model = eqx.apply_updates(model, jax.tree.map(lambda leaf: -0.1 * leaf, gradient))
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert state.model_state.get(state.model[1].batch_counter) == 3
+    assert_same_statistics(state, model_state, rtol=1e-5)
+    result = fit(first, step, [batch] * 3, num_steps=3)
+    assert result.state.model_state.get(first.model[1].batch_counter) == 3
+    assert first.model_state.get(first.model[1].batch_counter) == 0
+    before = snapshot(state.model_state)
+    state, _ = step(state, jax.tree.map(lambda leaf: leaf * jnp.nan, batch))
+    assert state.is_halted
+    assert_same_statistics(state, before, rtol=0)
+
+
+def test_skipped_update_leaves_the_statistics(stateful, batch):
+    # The gradient of the root at 0 is not finite, whatever the scale.
+    def loss(model, state, batch, key):
+        value, state = squares(model, state, batch, key)
+        return jnp.sqrt(0 * value), (state, "beside")
+
+    state = start(
+        stateful.model, loss_scale=DynamicLossScale(), model_state=snapshot(stateful.model_state)
+    )
+    state, _, aux = make_step(loss, SGD, has_aux=True)(state, batch)
+    assert (bool(state.is_halted), state.loss_scale.scale, aux) == (False, 2.0**14, "beside")
+    assert_same_statistics(state, stateful.model_state, rtol=0)
+
+
+def test_loss_that_returns_no_state_of_the_model_is_refused(stateful, batch):
+    def other_state(model, state, batch, key):
+        return squares(model, state, batch, key)[0], nn.State(())
+
+    for loss, has_aux, message in [
+        (lambda *args: squares(*args)[0], False, r"to return \(loss, model_state\), got f32\[\]"),
+        (squares, True, r"to return \(loss, \(model_state, aux\)\), got \("),
+        (other_state, False, r"(?s)of the form that it got, State.*; got State\(\): the old"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            make_step(loss, SGD, has_aux=has_aux)(snapshot(stateful), batch)
+
+
+def test_model_state_is_compared_by_what_it_is_and_not_by_how_it_prints():
+    for old, new, *shown in [
+        (1, True, "1", "True"),
+        (lambda: 0, lambda: 0, "<function .*", "<function .*"),
+        (jnp.ones(2), jnp.ones(3), r"an array of shape \(2,\) .*", r"an array of shape \(3,\) .*"),
+        (jnp.ones(2), jnp.ones(2, int), "an array .* dtype float32", "an array .* dtype int32"),
+        (jnp.ones(2), [jnp.ones(2)], "an array .*", "a list of length 1"),
+    ]:
+
+        def loss(weight, model_state, batch, key, new=new):
+            return jnp.sum(weight), {"a": jnp.ones(2), "b": new}
+
+        state = start(jnp.ones(2), model_state={"a": jnp.zeros(2), "b": old})
+        before, after = (rf"the {each} model_state\['b'\] is " for each in ("old", "new"))
+        with pytest.raises(TypeError, match=f": {before}{shown[0]}, and {after}{shown[1]}\\."):
+            make_step(loss, SGD)(state, None)
+
+
+def test_model_state_may_come_back_as_numpy_arrays():
+    def loss(weight, model_state, batch, key):
+        return jnp.sum(weight), {"a": np.ones(2, np.float32)}
+
+    state, _ = make_step(loss, SGD)(start(jnp.ones(2), model_state={"a": jnp.zeros(2)}), None)
+    assert state.model_state["a"].tolist() == [1, 1]
+
+
+# --- what is refused, and what it is called ---
+
+
+def test_another_optimiser_than_the_state_was_made_with_is_refused(model, batch):
+    state = start(model, ADAM)
+    for optimiser, expected in [
+        (SGD, r"its optimiser, \(EmptyState, EmptyState\), and got a TrainState"),
+        (optax.identity(), r"optimiser, EmptyState, .* with \(ScaleByAdamState, EmptyState\)"),
+        (optax.sgd(0.1, momentum=0.9), r"\(TraceState, EmptyState\), and .*: state\.opt"),
+        (optax.adamw(0.1), r"\(ScaleByAdamState, EmptyState, EmptyState\), and got a TrainState"),
+    ]:
+        with pytest.raises(ValueError, match=expected) as caught:
+            make_step(squared_error, optimiser)(state, batch)
+        assert "Give make_step the optimiser that TrainState.create got" in str(caught.value)
     wider = tree_at(lambda state: state.model.layers[0].weight, state, jnp.ones((5, 3)))
     found, expected = (
         rf"{name}\[0\]\.mu\.layers\[0\]\.weight is an array of shape \({size}, 3\)"
         for name, size in ((r"state\.optimiser_state", 4), (r"optimiser\.init\(model\)", 5))
     )
     with pytest.raises(ValueError, match=f"{found} .*, and {expected}"):
-        make_step(squared_error, optax.adam(0.1))(wider, batch)
+        make_step(squared_error, ADAM)(wider, batch)
     frozen = tree_at(lambda state: state.model, state, nn.freeze(model))
     with pytest.raises(ValueError, match=r"if the model was changed .* create the state anew"):
-        make_step(squared_error, optax.adam(0.1))(frozen, batch)
+        make_step(squared_error, ADAM)(frozen, batch)
 
 
-def test_optimiser_with_another_rate_is_the_same(model, batch, getkey):
-    state = TrainState.create(model, optax.adam(0.1), key=getkey())
-    assert make_step(squared_error, optax.adam(0.01))(state, batch)[0].step == 1
-
-
-def test_optimiser_whose_beginning_hangs_on_numbers_is_taken(model, batch, getkey):
+def test_optimiser_whose_beginning_hangs_on_numbers_is_taken(model, batch):
     def init(parameters):
         return max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(parameters))
 
-    plain = optax.sgd(0.1)
     optimiser = optax.GradientTransformation(
-        init, lambda updates, state, params: (plain.update(updates, plain.init(params))[0], state)
+        init, lambda updates, state, params: (SGD.update(updates, SGD.init(params))[0], state)
     )
-    state = TrainState.create(model, optimiser, key=getkey())
-    assert make_step(squared_error, optimiser)(state, batch)[0].step == 1
+    assert make_step(squared_error, optimiser)(start(model, optimiser), batch)[0].step == 1
 
 
-def test_model_in_the_place_of_a_state_is_refused(model, batch):
-    step = make_step(squared_error, optax.adam(0.1))
+def test_what_is_no_state_or_optimiser_or_loss_is_refused(model, batch):
     with pytest.raises(TypeError, match=r"The step expected a TrainState, and got MLP\. Make one"):
-        step(model, batch)
+        make_step(squared_error, ADAM)(model, batch)
+    with pytest.raises(TypeError, match=r"make_step expected an optax\.G.*: call adam to get one"):
+        make_step(squared_error, optax.adam)
+    state, pair = start(model), r"has_aux=True\): the loss is to return \(loss, aux\), got"
+    for returned, has_aux, message in [
+        (jnp.ones(2), True, pair),
+        ((0.0, 1, 2), True, pair),
+        ((0.0, {"aux": 1}), False, r"a loss of shape \(\).* got \(0\.0, {'aux': 1}\): .*has_aux="),
+        (jnp.ones(1), False, r"a loss of shape \(\).* got f32\[1\]: take the mean over the batch"),
+        ("text", False, r"a loss of shape \(\).* got 'text'"),
+    ]:
+        step = make_step(lambda *_, returned=returned: returned, SGD, has_aux=has_aux)
+        with pytest.raises(TypeError, match=message):
+            step(state, batch)
+
+    def keyless(model, batch):
+        return squared_error(model, batch, None)
+
+    message = r"calls `loss\(model, batch, key\)`, and keyless does not take that: too many"
+    with pytest.raises(TypeError, match=f"make_step {message}"):
+        make_step(keyless, SGD)(state, batch)
 
 
 @pytest.mark.usefixtures("plain_dispatch")
-def test_state_that_a_step_used_up_is_named_by_path(model, batch, getkey):
-    step = make_step(squared_error, optax.adam(0.1))
-    state = TrainState.create(model, optax.adam(0.1), key=getkey())
+def test_state_that_a_step_used_up_is_named_by_path(model, batch):
+    state, step = start(model), make_step(squared_error, SGD)
     step(state, batch)
     with pytest.raises((RuntimeError, ValueError), match="deleted") as caught:
         step(state, batch)
@@ -416,94 +530,21 @@ def test_state_that_a_step_used_up_is_named_by_path(model, batch, getkey):
     assert expected in "".join(caught.value.__notes__)
 
 
-def test_function_that_makes_an_optimiser_is_refused():
-    with pytest.raises(TypeError, match=r"make_step expected an optax\.G.*: call adam to get one"):
-        make_step(squared_error, optax.adam)
-
-
-@pytest.mark.parametrize("loss_scale", [None, DynamicLossScale(4.0)])
-def test_complex_parameters_go_down_hill(loss_scale):
-    class Complex(Module):
-        weight: jax.Array
-
-    def loss(model, x, key):
-        return jnp.sum(jnp.abs(model.weight * x - 1) ** 2)
-
-    optimiser = optax.sgd(0.1)
-    start = Complex(jnp.array([1 + 2j, 3 - 1j]))
-    state = TrainState.create(start, optimiser, key=jr.key(0), loss_scale=loss_scale)
-    step = make_step(loss, optimiser)
-    losses = []
-    for _ in range(3):
-        state, value = step(state, jnp.ones(2, complex))
-        losses.append(float(value))
-    # Each step takes a fifth off the distance to 1.
-    np.testing.assert_allclose(losses, [9 * 0.64**number for number in range(3)], rtol=1e-5)
-
-
-@pytest.mark.parametrize("wrong", [jnp.ones(2), jnp.ones(()), (0.0, 1, 2)], ids=str)
-def test_loss_with_aux_that_returns_no_pair_is_refused(wrong, model, batch, getkey):
-    optimiser = optax.sgd(0.1)
-    state = TrainState.create(model, optimiser, key=getkey())
-    step = make_step(lambda model, batch, key: wrong, optimiser, has_aux=True)
-    with pytest.raises(
-        TypeError, match=r"has_aux=True\): the loss is to return \(loss, aux\), got"
-    ):
-        step(state, batch)
-
-
-@pytest.mark.parametrize(
-    ("returned", "expected"),
-    [
-        (lambda loss: (loss, {"aux": loss}), r"got \(f32\[\], {'aux': f32\[\]}\): .*has_aux=True"),
-        (lambda loss: loss[None], r"got f32\[1\]: take the mean over the batch"),
-    ],
-    ids=["pair", "vector"],
-)
-def test_loss_that_is_no_number_is_refused(returned, expected, model, batch, getkey):
-    optimiser = optax.sgd(0.1)
-    state = TrainState.create(model, optimiser, key=getkey())
-    step = make_step(lambda *arguments: returned(squared_error(*arguments)), optimiser)
-    with pytest.raises(TypeError, match=rf"make_step expected a loss of shape \(\).* {expected}"):
-        step(state, batch)
-
-
-def test_loss_that_takes_no_key_is_told_what_it_is_called_with(model, batch, getkey):
-    optimiser = optax.sgd(0.1)
-    state = TrainState.create(model, optimiser, key=getkey())
-
-    def keyless(model, batch):
-        return squared_error(model, batch, None)
-
-    message = (
-        r"make_step calls `loss\(model, batch, key\)`, and keyless does not take that: too many"
-    )
-    with pytest.raises(TypeError, match=message):
-        make_step(keyless, optimiser)(state, batch)
-
-
-@pytest.mark.parametrize("steps_per_call", [1, 2])
-def test_steps_and_measures_of_two_functions_are_no_retraces(steps_per_call, model, batch, getkey):
+def test_steps_and_measures_of_two_functions_are_no_retraces(model, batch):
     def twice(model, batch, key):
         return 2 * squared_error(model, batch, key)
 
-    optimiser = optax.sgd(0.1)
     with debug.explain_retraces(lambda trace: None) as retraces:
         for loss in (squared_error, twice):
-            state = TrainState.create(model, optimiser, key=getkey())
-            step = make_step(loss, optimiser)
-            fit(state, step, [batch] * 4, num_steps=4, steps_per_call=steps_per_call)
+            step = make_step(loss, SGD)
+            for steps_per_call in (1, 2):
+                fit(start(model), step, [batch] * 4, num_steps=4, steps_per_call=steps_per_call)
         for measure in (lambda model, batch: {"a": batch[0]}, lambda model, batch: {"b": batch[1]}):
-            make_evaluate(measure, [batch])(state)
+            make_evaluate(measure, [batch])(start(model))
     assert retraces == []
-
-
-def test_step_is_told_by_its_loss(model, batch, getkey):
-    optimiser = optax.sgd(0.1)
-    step = make_step(squared_error, optimiser)
-    state = TrainState.create(model, optimiser, key=getkey())
     with debug.explain_retraces(lambda trace: None) as retraces:
-        state, _ = step(state, batch)
+        step = make_step(squared_error, SGD)
+        state, _ = step(start(model), batch)
         step(state, jax.tree.map(lambda each: each[:2], batch))
     assert retraces[0].function == "squared_error"
     assert step.__qualname__ == "make_step(squared_error)"

@@ -1,4 +1,4 @@
-"""Many steps in one call are what single steps are."""
+"""Many steps in one call are what single steps are, whatever they are made of."""
 
 import itertools
 
@@ -22,60 +22,28 @@ def plain(key):
     return nn.Linear(3, "scalar", key=key), None, squared_error
 
 
-def with_dropout(key):
-    model = nn.Sequential([nn.Linear(3, "scalar", key=key), nn.Dropout(0.5)])
+def with_dropout_and_a_frozen_layer(key):
+    keys = jax.random.split(key)
+    layers = [nn.Linear(3, 2, key=keys[0]), nn.Linear(2, "scalar", key=keys[1]), nn.Dropout(0.5)]
 
     def loss(model, batch, key):
         x, y = batch
         outputs = jax.vmap(lambda x, key: model(x, key=key))(x, jax.random.split(key, len(x)))
         return jnp.mean((outputs - y) ** 2)
 
-    return model, None, loss
+    return nn.freeze(nn.Sequential(layers), lambda model: model.layers[0]), None, loss
 
 
-def with_batch_norm(key):
-    def make(key):
-        layers = [nn.Linear(3, 2, key=key), nn.BatchNorm(2, "batch", mode="batch")]
-        return nn.Sequential([*layers, nn.Lambda(jnp.sum)])
-
+def with_state(key):
     def loss(model, state, batch, key):
-        x, y = batch
-        in_batch = jax.vmap(model, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
-        outputs, state = in_batch(x, state)
-        return jnp.mean((outputs - y) ** 2), state
+        value = squared_error(model, batch, key)
+        return value, {"count": state["count"] + 1, "last": value}
 
-    return *nn.make_with_state(make)(key), loss
-
-
-def with_a_frozen_layer(key):
-    keys = jax.random.split(key)
-    model = nn.Sequential([nn.Linear(3, 2, key=keys[0]), nn.Linear(2, "scalar", key=keys[1])])
-    return nn.freeze(model, lambda model: model.layers[0]), None, squared_error
-
-
-CASES = {
-    "plain": (plain, optax.adam(0.1), None),
-    "dropout": (with_dropout, optax.adam(0.1), None),
-    "state": (with_batch_norm, optax.sgd(0.1), None),
-    "frozen": (with_a_frozen_layer, optax.adam(0.1), None),
-    "schedule": (plain, optax.sgd(optax.cosine_decay_schedule(0.1, 20)), None),
-    "loss scale": (
-        plain,
-        optax.sgd(0.01),
-        train.DynamicLossScale(2.0**126, period=3, maximum=2.0**126),
-    ),
-}
-
-
-@pytest.fixture(scope="module", params=CASES)
-def case(request):
-    """A state, and its step."""
-    make, optimiser, loss_scale = CASES[request.param]
-    model, model_state, loss = make(jax.random.key(0))
-    state = train.TrainState.create(
-        model, optimiser, key=jax.random.key(1), loss_scale=loss_scale, model_state=model_state
+    return (
+        nn.Linear(3, "scalar", key=key),
+        {"count": jnp.zeros((), int), "last": jnp.ones(())},
+        loss,
     )
-    return state, train.make_step(loss, optimiser)
 
 
 def batches(length=8, *, bad_at=None):
@@ -95,14 +63,73 @@ def assert_same(result, expected):
     assert eqx.tree_equal(result.state, expected.state, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("places", [iter, on_device])
-def test_state_after_many_is_that_after_single_ones(case, places):
-    state, step = case
+LOSS_SCALE = train.DynamicLossScale(2.0**126, period=3, maximum=2.0**126)
+
+
+@pytest.mark.parametrize(
+    ("make", "optimiser", "loss_scale", "places"),
+    [
+        (plain, optax.adam(0.1), None, on_device),
+        (with_dropout_and_a_frozen_layer, optax.adam(0.1), None, iter),
+        (with_state, optax.sgd(0.1), None, iter),
+        (plain, optax.sgd(0.01), LOSS_SCALE, iter),
+    ],
+    ids=["plain", "dropout", "state", "loss scale"],
+)
+def test_state_after_many_is_that_after_single_ones(make, optimiser, loss_scale, places):
+    model, model_state, loss = make(jax.random.key(0))
+    state = train.TrainState.create(
+        model, optimiser, key=jax.random.key(1), loss_scale=loss_scale, model_state=model_state
+    )
+    step = train.make_step(loss, optimiser)
     expected = train.fit(state, step, batches(), num_steps=11)
     result = train.fit(state, step, places(batches()), num_steps=11, steps_per_call=4)
     assert_same(result, expected)
     assert int(result.state.step) == 11
     assert result.steps_per_call == 4
+
+
+# --- what Optax has beside updates, also through checkpoints ---
+
+
+CLIPPED = optax.chain(optax.clip_by_global_norm(0.1), optax.adam(0.1))
+OPTIMISERS = {
+    "accumulation": optax.MultiSteps(CLIPPED, 4),
+    "schedule": optax.inject_hyperparams(optax.adam)(optax.cosine_decay_schedule(0.1, 11)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_a_run_is_that_of_a_loop_by_hand_also_in_two_parts(name, tmp_path):
+    optimiser = OPTIMISERS[name]
+    model = nn.MLP(3, "scalar", width_size=4, depth=1, key=jax.random.key(0))
+    step = train.make_step(squared_error, optimiser)
+    first = train.TrainState.create(model, optimiser, key=jax.random.key(1))
+    x = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+
+    def arrays_of(state):
+        arrays = eqx.filter((state.model, state.optimiser_state), eqx.is_array)
+        return [np.asarray(array) for array in jax.tree.leaves(arrays)]
+
+    def source():
+        return train.minibatches((x, x.sum(axis=1)), 4, seed=0)
+
+    def fit(num_steps, **options):
+        result = train.fit(first, step, source(), num_steps=num_steps, steps_per_call=16, **options)
+        return arrays_of(result.state)
+
+    at_once = fit(11)
+    fit(5, callbacks=[train.Checkpoint(tmp_path, every=99)])
+    resumed = fit(11, resume_from=tmp_path)
+    state = first
+    for batch in itertools.islice(source(), 11):
+        state, _ = step(state, batch)
+    for found, again, expected in zip(at_once, resumed, arrays_of(state), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(again, found)
+
+
+# --- the loop ---
 
 
 @pytest.fixture(scope="module")
@@ -113,107 +140,135 @@ def simple():
     return state, train.make_step(loss, optimiser)
 
 
-@pytest.mark.parametrize("bad_at", [1, 4, 6, 11])
-def test_a_halted_step_in_the_middle(simple, bad_at):
-    runs = (
-        train.fit(*simple, batches(bad_at=bad_at), num_steps=11, steps_per_call=each)
-        for each in (4, 1)
-    )
-    assert_same(*runs)
+def test_a_run_that_ends_early_ends_as_with_single_steps(simple):
+    def of_several_shapes():
+        return (next(batches(size)) for size in [8, 8, 4, 8, 8, 8, 4, 4, 8])
 
-
-def test_a_loss_that_is_not_finite_where_steps_do_not_look(simple):
-    state, _ = simple
+    sources = [lambda bad_at=bad_at: batches(bad_at=bad_at) for bad_at in (1, 4, 6, 11)]
+    sources += [lambda: itertools.islice(batches(), 6), of_several_shapes]
+    for source in sources:
+        runs = (train.fit(*simple, source(), num_steps=11, steps_per_call=n) for n in (4, 1))
+        assert_same(*runs)
+    # Where steps do not look at their loss.
     step = train.make_step(squared_error, optax.sgd(0.1), check_finite=False)
     single, many = (
-        train.fit(state, step, batches(bad_at=6), num_steps=11, steps_per_call=each)
-        for each in (1, 4)
+        train.fit(simple[0], step, batches(bad_at=6), num_steps=11, steps_per_call=n)
+        for n in (1, 4)
     )
     assert (many.stopped, many.message) == (single.stopped, single.message)
     np.testing.assert_allclose(many.history, single.history, rtol=1e-5)
 
 
-def test_batches_that_end(simple):
-    runs = (
-        train.fit(*simple, itertools.islice(batches(), 6), num_steps=11, steps_per_call=each)
-        for each in (4, 1)
-    )
-    assert_same(*runs)
-
-
-def test_batches_of_other_shapes_are_in_calls_of_their_own(simple):
-    def source():
-        sizes = [8, 8, 4, 8, 8, 8, 4, 4, 8]
-        return (next(batches(size)) for size in sizes)
-
-    runs = (train.fit(*simple, source(), num_steps=9, steps_per_call=each) for each in (4, 1))
-    assert_same(*runs)
-
-
-class Recorder(train.Callback):
-    every = 3
-
-    def __init__(self):
-        self.moments = []
-
-    def on_log(self, run):
-        self.moments.append(("log", run.steps, run.loss, run.state.step.item()))
-
-    def on_evaluate(self, run):
-        self.moments.append(("evaluate", run.steps, run.metrics["at"], run.state.step.item()))
-
-    def on_step(self, run):
-        self.moments.append(("step", run.steps, 0.0, run.state.step.item()))
-
-
 def test_what_is_due_in_the_middle_is_not_late(simple):
     moments = []
-    for steps_per_call in (1, 4):
-        recorder = Recorder()
-        train.fit(
-            *simple,
-            batches(),
-            num_steps=13,
-            steps_per_call=steps_per_call,
-            evaluate=lambda state: {"at": state.step},
-            evaluate_every=6,
-            log_every=5,
-            callbacks=[recorder],
-        )
-        moments.append(recorder.moments)
-    single, many = moments
-    assert [(name, steps) for name, steps, *_ in many] == [
+
+    class Recorder(train.Callback):
+        every = 3
+
+        def on_evaluate(self, run):
+            moments.append(("evaluate", run.steps, run.metrics["at"]))
+
+        def on_step(self, run):
+            moments.append(("step", run.steps, run.state.step.item()))
+
+    result = train.fit(
+        *(*simple, batches()),
+        num_steps=13,
+        steps_per_call=4,
+        evaluate=lambda state: {"at": state.step},
+        evaluate_every=6,
+        log_every=5,
+        callbacks=[Recorder()],
+        on_log=lambda number, loss: moments.append(("log", number, loss)),
+    )
+    assert [(name, steps) for name, steps, _ in moments] == [
         *[("step", 3), ("log", 5), ("evaluate", 6), ("step", 6), ("step", 9), ("log", 10)],
         *[("evaluate", 12), ("step", 12), ("log", 13), ("evaluate", 13)],
     ]
-    assert all(steps == of_state for _, steps, _, of_state in many)
-    for one, other in zip(single, many, strict=True):
-        assert one[:2] == other[:2]
-        np.testing.assert_allclose(one[2], other[2], rtol=1e-5)
-
-
-def interrupted_at(number, ctrl_c):
-    for index, batch in enumerate(batches(), start=1):
-        if index == number:
-            ctrl_c()
-        yield batch
+    assert all(steps == at for name, steps, at in moments if name != "log")
+    logged = [loss for name, _, loss in moments if name == "log"]
+    parts = (slice(0, 5), slice(5, 10), slice(10, 13))
+    expected = [np.mean(result.history[part]) for part in parts]
+    np.testing.assert_allclose(logged, expected, rtol=1e-6)
 
 
 def test_ctrl_c_ends_after_the_call_with_all_that_was_taken(simple, ctrl_c):
-    result = train.fit(*simple, interrupted_at(6, ctrl_c), num_steps=20, steps_per_call=4)
-    expected = train.fit(*simple, batches(), num_steps=8)
-    assert (result.stopped, result.exit_status) == ("interrupted", 130)
-    assert result.message == "Interrupted after 8 of 20 steps."
-    assert eqx.tree_equal(result.state, expected.state, rtol=1e-5, atol=1e-6)
+    def interrupted():
+        for index, batch in enumerate(batches(), start=1):
+            if index == 6:
+                ctrl_c()
+            yield batch
 
-
-def test_batches_that_raise_keyboard_interrupt_lose_none_that_they_gave(simple):
-    def source():
+    def raising():
         yield from itertools.islice(batches(), 6)
         raise KeyboardInterrupt
 
-    result = train.fit(*simple, source(), num_steps=20, steps_per_call=4)
-    assert (result.stopped, len(result.history)) == ("interrupted", 6)
+    for source, made in ((interrupted, 8), (raising, 6)):
+        result = train.fit(*simple, source(), num_steps=20, steps_per_call=4)
+        expected = train.fit(*simple, batches(), num_steps=made)
+        assert (result.stopped, result.exit_status) == ("interrupted", 130)
+        assert result.message == f"Interrupted after {made} of 20 steps."
+        assert eqx.tree_equal(result.state, expected.state, rtol=1e-5, atol=1e-6)
+
+
+def test_no_batch_is_taken_that_no_step_is_made_on(simple):
+    source = train.minibatches((np.ones((16, 3), np.float32), np.ones(16, np.float32)), 4, seed=0)
+    train.fit(*simple, source, num_steps=6, steps_per_call=4)
+    assert (source.position["epoch"], source.position["index"]) == (1, 2)
+
+    class Epochs:
+        """Begins again where it is asked once more."""
+
+        def __init__(self):
+            self.made = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.made += 1
+            if self.made % 4 == 0:
+                raise StopIteration
+            return next(batches())
+
+    assert len(train.fit(*simple, Epochs(), num_steps=9, steps_per_call=2).history) == 3
+
+
+def test_one_program_serves_for_any_number_of_steps(simple):
+    traces = []
+
+    def loss(model, batch, key):
+        traces.append(batch)
+        return squared_error(model, batch, key)
+
+    step = train.make_step(loss, optax.sgd(0.1))
+    for num_steps in (4, 7, 9):
+        train.fit(simple[0], step, batches(), num_steps=num_steps, steps_per_call=4)
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize(("ticks_of_many", "chosen"), [(1, 16), (99, 1)])
+def test_auto_measures_both_and_says_what_it_chose(simple, monkeypatch, ticks_of_many, chosen):
+    def run(num_steps):
+        return train.fit(*simple, batches(), num_steps=num_steps, steps_per_call="auto")
+
+    assert "too short to measure" in run(30).message
+    # A call takes one tick, or as many of them from the twenty-second on.
+    ticks = itertools.accumulate(
+        itertools.chain([1.0] * 42, itertools.cycle([1.0, float(ticks_of_many)]))
+    )
+    monkeypatch.setattr(_pace.time, "perf_counter", lambda: next(ticks))
+    result = run(100)
+    assert result.steps_per_call == chosen
+    assert result.message == (
+        f"Made 100 of 100 steps. Chose {chosen} a call: a step took 1000000.0 us by itself, and "
+        f"{1e6 * ticks_of_many / 16:.1f} us among 16."
+    )
+    expected = train.fit(*simple, batches(), num_steps=100).history
+    np.testing.assert_allclose(result.history, expected, rtol=1e-4, atol=1e-9)
+
+
+# --- programs are not mixed up ---
 
 
 def stepped(measured):
@@ -245,154 +300,49 @@ def by_type(value):
 
 X = np.ones(3, np.float32)
 SOURCES = {
-    "one array for all": (into_one_array, jnp.max),
-    "numbers of NumPy": (lambda: ((X, np.float32(number)) for number in range(7)), lambda b: b[1]),
+    "one array for all": (into_one_array, jnp.max, range(7)),
+    "numbers of NumPy": (
+        lambda: ((X, np.float32(number)) for number in range(7)),
+        lambda b: b[1],
+        range(7),
+    ),
     "zeros of both signs": (
         lambda: ((X, zero) for zero in (0.0, -0.0) * 3),
         lambda b: jnp.float32(np.signbit(b[1])),
+        [0, 1] * 3,
     ),
     "static fields that are equal": (
         lambda: (Batch(X, power) for power in (1, True, 1.0, 1.0)),
         lambda b: jnp.float32(by_type(b.power)),
+        [0, 1, 2, 2],
     ),
     "keys of a dict that are equal": (
         lambda: ({key: X} for key in (1, True, 1.0, 1.0)),
         lambda b: jnp.float32(by_type(*b)),
+        [0, 1, 2, 2],
     ),
     "weak types": (
         lambda: (jnp.asarray(1.0, dtype) for dtype in (None, jnp.float32, None)),
         lambda b: jnp.float32(b.weak_type),
+        [1, 0, 1],
     ),
     "keys of two kinds": (
         lambda: (jax.random.key(0, impl=impl) for impl in ("rbg", "threefry2x32") * 2),
         lambda b: jax.random.key_data(b).size * jnp.ones(()),
+        [4, 2] * 2,
     ),
 }
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_each_step_gets_its_own_batch(name):
-    source, measured = SOURCES[name]
-    single, many = (
-        train.fit(*stepped(measured), source(), num_steps=7, steps_per_call=each).history
-        for each in (1, 3)
-    )
-    assert many == single
-    assert len(set(single)) > 1
-
-
-def test_masks_are_not_lost(simple):
-    x, y = next(batches())
-    with pytest.raises(ValueError, match="masked arrays are not supported"):
-        train.fit(*simple, [(np.ma.masked_array(x), y)] * 4, num_steps=4, steps_per_call=4)
-
-
-def test_an_iterator_that_has_ended_is_not_asked_again(simple):
-    class Epochs:
-        def __init__(self):
-            self.made = 0
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            self.made += 1
-            if self.made % 4 == 0:
-                raise StopIteration
-            return next(batches())
-
-    assert len(train.fit(*simple, Epochs(), num_steps=9, steps_per_call=2).history) == 3
-
-
-def test_no_batch_is_taken_that_no_step_is_made_on(simple):
-    source = train.minibatches((np.ones((16, 3), np.float32), np.ones(16, np.float32)), 4, seed=0)
-    train.fit(*simple, source, num_steps=6, steps_per_call=4)
-    assert (source.position["epoch"], source.position["index"]) == (1, 2)
-
-
-def test_one_program_serves_for_any_number_of_steps(simple):
-    state, _ = simple
-    traces = []
-
-    def loss(model, batch, key):
-        traces.append(batch)
-        return squared_error(model, batch, key)
-
-    step = train.make_step(loss, optax.sgd(0.1))
-    for num_steps in (4, 7, 9):
-        train.fit(state, step, batches(), num_steps=num_steps, steps_per_call=4)
-    assert len(traces) == 1
-
-
-def test_auto_measures_both_and_says_what_it_chose(simple, monkeypatch):
-    def run(num_steps):
-        return train.fit(*simple, batches(), num_steps=num_steps, steps_per_call="auto")
-
-    assert "too short to measure" in run(30).message
-    ticks = itertools.count()
-    monkeypatch.setattr(_pace.time, "perf_counter", lambda: float(next(ticks)))
-    # A call takes one tick whatever it does.
-    result = run(100)
-    assert result.steps_per_call == 16
-    assert result.message == (
-        "Made 100 of 100 steps. Chose 16 a call: a step took 1000000.0 us by itself, and 62500.0 "
-        "us among 16."
-    )
-    np.testing.assert_allclose(
-        *(result.history, train.fit(*simple, batches(), num_steps=100).history),
-        rtol=1e-4,
-        atol=1e-9,
-    )
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, "all", True, None])
-def test_other_numbers_are_refused(simple, value):
-    with pytest.raises(ValueError, match="steps_per_call must be an integer of at least 1"):
-        train.fit(*simple, batches(), num_steps=3, steps_per_call=value)
-
-
-def test_a_step_that_changes_more_than_arrays_is_refused():
-    model = nn.Linear(3, "scalar", key=jax.random.key(0))
-    state = train.TrainState.create(
-        model, optax.sgd(0.1), key=jax.random.key(1), model_state="before"
-    )
-
-    def changing(state, batch):
-        return eqx.tree_at(lambda state: state.model_state, state, "after"), jnp.mean(batch[0])
-
-    with pytest.raises(TypeError, match="can change the arrays of a state only"):
-        train.fit(state, changing, batches(), num_steps=3, steps_per_call=2)
-
-
-def test_a_step_that_changes_the_shape_of_an_array_is_refused_with_its_path():
-    state = train.TrainState.create(
-        jnp.zeros(()), optax.sgd(0.1), key=jax.random.key(1), model_state=jnp.zeros(1)
-    )
-
-    def growing(state, batch):
-        grown = jnp.zeros(len(state.model_state) + 1)
-        return eqx.tree_at(lambda state: state.model_state, state, grown), jnp.zeros(())
-
-    message = r"state\.model_state is an array of shape \(1,\) .* \(2,\) .* Give `steps_per_call=1`"
-    with pytest.raises(TypeError, match=message):
-        train.fit(state, growing, batches(), num_steps=3, steps_per_call=2)
+    source, measured, expected = SOURCES[name]
+    result = train.fit(*stepped(measured), source(), num_steps=7, steps_per_call=3)
+    assert result.history == tuple(expected)
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 2])
-@pytest.mark.parametrize("compiled", [eqx.filter_jit, lambda step: step])
-def test_a_loss_that_is_no_number_is_refused(simple, compiled, steps_per_call):
-    state, step = simple
-
-    def of_two(state, batch):
-        state, loss = step(state, batch)
-        return state, jnp.stack([loss, loss])
-
-    with pytest.raises(TypeError, match=r"a real loss of shape \(\); got float32 of shape \(2,\)"):
-        train.fit(state, compiled(of_two), batches(), num_steps=3, steps_per_call=steps_per_call)
-
-
-@pytest.mark.parametrize("steps_per_call", [1, 2])
-def test_models_whose_static_fields_are_equal_have_programs_of_their_own(steps_per_call):
+def test_a_run_has_the_program_of_its_own_model_and_step(simple, steps_per_call):
     class Model(eqx.Module):
         weight: jax.Array
         power: float = eqx.field(static=True)
@@ -400,44 +350,69 @@ def test_models_whose_static_fields_are_equal_have_programs_of_their_own(steps_p
     def loss(model, batch, key):
         return model.weight * 0 + by_type(model.power)
 
+    def fit(state, step):
+        return train.fit(state, step, [X] * 2, num_steps=2, steps_per_call=steps_per_call)
+
+    # Static fields that are equal and not the same.
     step = train.make_step(loss, optax.sgd(0.1))
     for power in (1, True, 1.0):
-        state = train.TrainState.create(
-            Model(jnp.ones(()), power), optax.sgd(0.1), key=jax.random.key(1)
-        )
-        result = train.fit(state, step, [X] * 2, num_steps=2, steps_per_call=steps_per_call)
+        model = Model(jnp.ones(()), power)
+        result = fit(train.TrainState.create(model, optax.sgd(0.1), key=jax.random.key(1)), step)
         assert result.history == (by_type(power),) * 2
         assert type(result.state.model.power) is type(power)
-
-
-@pytest.mark.parametrize("steps_per_call", [1, 2])
-def test_what_a_plain_step_reads_is_that_of_the_run(steps_per_call):
-    state, _ = stepped(jnp.mean)
-    number = np.zeros((), np.float32)
-
-    def step(state, batch):
-        return eqx.tree_at(lambda state: state.step, state, state.step + 1), jnp.asarray(number)
-
-    for value in (1.0, 2.0):
-        number[...] = value
-        result = train.fit(state, step, [X] * 2, num_steps=2, steps_per_call=steps_per_call)
-        assert result.history == (value, value)
-
-
-@pytest.mark.parametrize("steps_per_call", [1, 2])
-def test_arrays_of_the_step_itself_are_those_of_now(simple, steps_per_call):
-    state, _ = simple
-    target = np.zeros((), np.float32)
 
     class Step(eqx.Module):
         target: np.ndarray
 
         def __call__(self, state, batch):
             new = eqx.tree_at(lambda state: state.step, state, state.step + 1)
-            return new, jnp.mean(batch[0]) * 0 + self.target
+            return new, jnp.mean(batch) * 0 + self.target
 
-    step = eqx.filter_jit(Step(target))
+    # Arrays of the step itself, and what a plain function reads, are those of now.
+    number = np.zeros((), np.float32)
+    compiled = eqx.filter_jit(Step(number))
     for value in (1.0, 2.0):
-        target[...] = value
-        result = train.fit(state, step, batches(), num_steps=2, steps_per_call=steps_per_call)
-        assert result.history == (value, value)
+        number[...] = value
+        assert fit(simple[0], compiled).history == (value, value)
+    plain_step = lambda *args: Step(jnp.asarray(number))(*args)
+    for value in (1.0, 2.0):
+        number[...] = value
+        assert fit(simple[0], plain_step).history == (value, value)
+
+
+# --- what is refused ---
+
+
+def test_a_step_that_changes_more_than_the_values_of_arrays_is_refused():
+    def start(model_state):
+        key = jax.random.key(1)
+        return train.TrainState.create(
+            jnp.zeros(()), optax.sgd(0.1), key=key, model_state=model_state
+        )
+
+    def changing(new):
+        def step(state, batch):
+            new_state = new(state.model_state)
+            return eqx.tree_at(lambda s: s.model_state, state, new_state), jnp.zeros(())
+
+        return step
+
+    grown = r"state\.model_state is an array of shape \(1,\) .* \(2,\) .* Give `steps_per_call=1`"
+    for before, new, message in [
+        ("before", lambda _: "after", "can change the arrays of a state only: .* 'after'"),
+        (jnp.zeros(1), lambda old: jnp.zeros(len(old) + 1), grown),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            train.fit(start(before), changing(new), batches(), num_steps=3, steps_per_call=2)
+    # One at a time it is not.
+    step = eqx.filter_jit(changing(lambda old: old + "!"))
+    assert train.fit(start("a"), step, batches(), num_steps=2).state.model_state == "a!!"
+
+
+def test_masks_and_other_numbers_of_steps_are_refused(simple):
+    x, y = next(batches())
+    with pytest.raises(ValueError, match="masked arrays are not supported"):
+        train.fit(*simple, [(np.ma.masked_array(x), y)] * 4, num_steps=4, steps_per_call=4)
+    for value in (0, 1.5, "all", True, None):
+        with pytest.raises(ValueError, match="steps_per_call must be an integer of at least 1"):
+            train.fit(*simple, batches(), num_steps=3, steps_per_call=value)

@@ -1,30 +1,16 @@
-"""Every method of inference, with settings that suit a test, and a problem for it."""
+"""Every method of inference, with settings that suit a test, and problems for it."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
+import optax
 
 from eqxlike import bayes, nn
-
-# By the name of its class: tests/bayes/methods/test_laws.py fails for a method that is not here.
-METHODS: dict[str, bayes.Method] = {
-    "DeepEnsemble": bayes.DeepEnsemble(steps=30, members=3),
-    "HMC": bayes.HMC(num_samples=8, num_warmup=6, chains=2, trajectory_steps=3),
-    "Laplace": bayes.Laplace(steps=30),
-    "MAP": bayes.MAP(steps=30),
-    "MCDropout": bayes.MCDropout(steps=30),
-    "MCLMC": bayes.MCLMC(num_samples=8, num_warmup=100, chains=2, thin=1),
-    "MeanField": bayes.MeanField(steps=30),
-    "NUTS": bayes.NUTS(num_samples=8, num_warmup=6, chains=2, max_doublings=3),
-    "Pathfinder": bayes.Pathfinder(paths=2, path_steps=5, elbo_draws=3, draws=25),
-    "SGHMC": bayes.SGHMC(num_samples=8, num_warmup=6, chains=2, descent_steps=4),
-    "SGLD": bayes.SGLD(num_samples=8, num_warmup=6, chains=2, thin=2, descent_steps=4),
-    "SWAG": bayes.SWAG(steps=10, batch_size=None, collect_steps=20, collect_every=4, rank=3),
-}
 
 X = np.linspace(-1.0, 1.0, 12).reshape(6, 2)
 Y = X[:, 0] ** 2 - X[:, 1]
@@ -95,6 +81,13 @@ class LinearModel:
         _, log_det = np.linalg.slogdet(2 * np.pi * covariance)
         return -0.5 * (log_det + self.y @ np.linalg.solve(covariance, self.y))
 
+    def best_rate(self, batch_size):
+        """Of stochastic gradient descent: `2 B d / (N trace(H))`, with the Hessian of the loss.
+
+        Mandt, Hoffman and Blei (2017).
+        """
+        return 2 * batch_size * 3 / np.trace(self.precision)
+
     def predictive(self, x):
         """Mean and variance of new targets."""
         design = self.design(x)
@@ -102,7 +95,85 @@ class LinearModel:
         return design @ self.mean, spread + self.noise**2
 
 
+LINEAR = LinearModel()
+
+# By the name of its class: tests/bayes/methods/test_laws.py fails for a method that is not here.
+# They are long enough for the closed form of `LinearModel`.
+METHODS: dict[str, bayes.Method] = {
+    "DeepEnsemble": bayes.DeepEnsemble(steps=400, members=3, optimiser=optax.sgd(0.2)),
+    "HMC": bayes.HMC(num_samples=600, num_warmup=200, chains=2, trajectory_steps=8),
+    "Laplace": bayes.Laplace(steps=400, optimiser=optax.sgd(0.2)),
+    "MAP": bayes.MAP(steps=30, optimiser=optax.lbfgs()),
+    "MCDropout": bayes.MCDropout(steps=2500),
+    "MCLMC": bayes.MCLMC(num_samples=500, num_warmup=1000, chains=2, energy_variance=1e-4),
+    "MeanField": bayes.MeanField(steps=2000, learning_rate=0.02, draws=8),
+    "NUTS": bayes.NUTS(num_samples=300, num_warmup=200, chains=2, dense_mass=True, max_doublings=6),
+    "Pathfinder": bayes.Pathfinder(paths=4, path_steps=5),
+    "SGHMC": bayes.SGHMC(
+        num_samples=1,
+        num_warmup=40,
+        thin=1,
+        chains=2000,
+        descent_steps=0,
+        step_size=0.02,
+        temperature=0.5,
+        friction=0.3,
+        trajectory_steps=7,
+    ),
+    "SGLD": bayes.SGLD(
+        num_samples=1,
+        num_warmup=150,
+        thin=1,
+        chains=2000,
+        descent_steps=0,
+        step_size=0.1,
+        temperature=0.5,
+    ),
+    "SWAG": bayes.SWAG(batch_size=5, collect_optimiser=optax.sgd(LINEAR.best_rate(5))),
+}
+
+DROPOUT_RATE = 0.3
+
+
+def target_of(name):
+    """The linear model, for one method in single precision, behind dropout for another."""
+    target = LINEAR.target
+    if name == "MCLMC":
+        model = nn.Linear(2, "scalar", key=jr.key(0), dtype=jnp.float32)
+        data = tuple(each.astype(np.float32) for each in target.data)
+        return bayes.Posterior(model, bayes.normal(), target.likelihood, data)
+    if name != "MCDropout":
+        return target
+    model = nn.Sequential([nn.Dropout(DROPOUT_RATE), target.network])
+    return bayes.Posterior(model, bayes.normal(0.0, 1.0), target.likelihood, target.data)
+
+
+def run(name):
+    return bayes.infer(target_of(name), METHODS[name], key=jr.key(1), progress=False)
+
+
+@functools.cache
+def fitted(name):
+    """One run of each method, of which all laws are stated."""
+    return run(name)
+
+
+def covariance_of(normal, size):
+    rows = np.asarray(normal.whitened(jnp.eye(size)))
+    return rows @ rows.T
+
+
 def as_vectors(samples):
     """Draws of a linear model as an array, the bias last."""
-    weight, bias = samples.model.weight, samples.model.bias
-    return np.concatenate([np.asarray(weight)[:, 0], np.asarray(bias).reshape(-1, 1)], axis=1)
+    layer = samples.model[1] if isinstance(samples.model, nn.Sequential) else samples.model
+    weight, bias = np.asarray(layer.weight), np.asarray(layer.bias)
+    return np.concatenate([weight[:, 0], bias.reshape(-1, 1)], axis=1)
+
+
+def check_moments(draws, mean, covariance, ess, atol=5):
+    """Means and covariances within some Monte Carlo errors."""
+    white = np.linalg.solve(np.linalg.cholesky(covariance), (draws - mean).T)
+    np.testing.assert_allclose(np.mean(white, axis=1) * np.sqrt(ess), 0, atol=atol)
+    identity = np.eye(len(white))
+    found = white @ white.T / len(draws)
+    np.testing.assert_allclose((found - identity) * np.sqrt(ess / 2), 0, atol=atol)

@@ -6,8 +6,14 @@ import pytest
 from eqxlike.bayes._library_rules import as_libraries_compute
 
 
+@pytest.fixture(scope="module", autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
 @pytest.fixture(scope="module")
-def as_methods_run():
+def as_methods_run(double_precision):
     """The context in which `bayes.infer` runs a method."""
-    with jax.enable_x64(True), as_libraries_compute():
+    with as_libraries_compute():
         yield

@@ -5,11 +5,6 @@ CASES = {
     "MultiheadAttention": Case(
         lambda **options: nn.MultiheadAttention(2, 4, **options), ((3, 4), (5, 4), (5, 4)), (3, 4)
     ),
-    "MultiheadAttention-dropout": Case(
-        lambda **options: nn.MultiheadAttention(2, 4, dropout_p=0.2, vo_size=3, **options),
-        ((3, 4), (5, 4), (5, 4)),
-        (3, 4),
-    ),
     "FusedAttention": Case(
         lambda **options: nn.fuse(nn.MultiheadAttention(2, 4, use_key_bias=True, **options)),
         ((3, 4),),

@@ -31,17 +31,6 @@ def spectral(key, dtype):
     return nn.SpectralNorm(nn.Linear(3, 4, key=linear_key, dtype=dtype), "weight", key=norm_key)
 
 
-def repeated(key, dtype):
-    def make_layer(key):
-        return nn.Sequential([nn.Linear(3, 3, key=key, dtype=dtype), make_norm(dtype)])
-
-    return nn.ScanStack(make_layer, 2, key=key)
-
-
-def make_norm(dtype, input_size=3):
-    return nn.BatchNorm(input_size, "batch", mode="batch", dtype=dtype)
-
-
 CASES = {
     "BatchNorm": Case(
         norm(axis_name="batch", mode="batch"), ((3, 4),), (3, 4), call, batch_axis="batch"
@@ -50,5 +39,4 @@ CASES = {
     "BatchNorm-batched": Case(norm(batched=True, mode="batch"), ((3, 4),), (3, 4), call_on_a_batch),
     "SpectralNorm": Case(with_state(spectral), ((3,),), (4,), call),
     "WeightNorm": Case(lambda **options: nn.WeightNorm(nn.Linear(3, 4, **options)), ((3,),), (4,)),
-    "ScanStack-stateful": Case(with_state(repeated), ((3,),), (3,), call, "batch"),
 }

@@ -37,7 +37,7 @@ def test_gradient_is_that_of_the_branches_one_by_one(getkey):
 def test_keys_of_a_batch_are_of_each_example_and_branch(getkey):
     branches = [Noise(jnp.array(1.0)), nn.Dropout(0.5), Noise(jnp.array(2.0))]
     model, batch, keys = nn.Parallel(branches), jnp.ones((2, 3)), jr.split(getkey(), 2)
-    y = eqx.filter_vmap(lambda x, key: model(x, key=key))(batch, keys)
+    y = eqx.filter_jit(eqx.filter_vmap(lambda x, key: model(x, key=key)))(batch, keys)
     for index in range(2):
         expected = sum(one_by_one(branches, batch[index], key=jr.clone(keys)[index]))
         assert_close(y[index], expected)
@@ -52,20 +52,6 @@ def test_parallel_branches_within_parallel_branches():
     assert model.places == model.groups[0].places == ((0, 1),)
     outputs, state = model(0, state)
     assert jax.tree.map(int, outputs) == ((2, 3), (2, 3))
-
-
-def test_parallel_branches_in_a_stack_and_stacks_as_branches(getkey):
-    def block(key):
-        return nn.Parallel([nn.Linear(3, 3, key=each) for each in jr.split(key)])
-
-    def stack(key):
-        return nn.ScanStack(block, 2, key=key)
-
-    stacks = [*map(stack, jr.split(getkey()))]
-    model = nn.Parallel(stacks)
-    assert model.groups[0].layers.groups[0].weight.shape == (2, 2, 2, 3, 3)
-    expected = sum(nn.Sequential(each.unstack())(X) for each in stacks)
-    assert_close(model(X), expected)
 
 
 @pytest.mark.parametrize("copied", [lambda m: pickle.loads(pickle.dumps(m)), copy.deepcopy])

@@ -53,11 +53,19 @@ class OnBatch(eqx.Module):
         return call_on_batch(CASES[self.name], self.layer, batch, keys)
 
 
-# Of these XLA counts one layer.
-SCANNED = {"ScanStack", "ScanStack-stateful", "MLP-scan"}
+# None that is scanned: XLA counts one layer of them.
+COUNTED = (
+    "MultiheadAttention",
+    "ConvTranspose1d",
+    "Embedding",
+    "GroupNorm",
+    "MaxPool1d",
+    "LSTMCell",
+    "BatchNorm",
+)
 
 
-@pytest.mark.parametrize("name", sorted(set(CASES) - SCANNED))
+@pytest.mark.parametrize("name", COUNTED)
 def test_total_of_a_batch_is_what_xla_counts_for_it(name, getkey):
     model = OnBatch(build(CASES[name]), name)
     batch, keys = inputs(CASES[name], (3,)), jr.split(getkey(), 3)
@@ -86,7 +94,7 @@ def test_total_is_exactly_what_xla_counts_where_no_constant_is_folded(getkey):
     assert summary.flops == sum(outermost)
 
 
-@pytest.mark.parametrize("options", [{}, {"unroll": 2}, {"remat": True}])
+@pytest.mark.parametrize("options", [{"unroll": 2, "remat": True}])
 def test_stack_costs_what_its_layers_cost_one_after_another(options, getkey):
     def block(key):
         return nn.Sequential([nn.MLP(3, 3, 5, 1, key=key), nn.LayerNorm(3)])

@@ -70,7 +70,7 @@ def test_no_gradient_of_a_frozen_array_is_computed(model):
     assert num_products(nn.freeze(model, all_but_last)) == 3 + 1
 
 
-@pytest.mark.parametrize("way", ["vjp", "jacobian", "hessian"])
+@pytest.mark.parametrize("way", ["vjp", "hessian"])
 def test_all_ways_to_differentiate_leave_it_out(way, model):
     frozen = nn.freeze(model, all_but_last)
 
@@ -79,8 +79,6 @@ def test_all_ways_to_differentiate_leave_it_out(way, model):
 
     if way == "vjp":
         (gradient,) = eqx.filter_jit(lambda model: eqx.filter_vjp(of, model)[1](1.0))(frozen)
-    elif way == "jacobian":
-        gradient = eqx.filter_jit(eqx.filter_jacrev(of))(frozen)
     else:
         gradient = eqx.filter_jit(eqx.filter_hessian(of))(frozen).layers[-1].weight
         assert gradient.layers[-1].weight.shape == (1, 4, 1, 4)

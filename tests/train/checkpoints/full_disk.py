@@ -1,7 +1,9 @@
-"""Saves where files may not grow beyond so many bytes, as on a disk that is full.
+"""Saves where files may not grow beyond so many bytes, as on a disk that is full; and before that
+looks at what `eqxlike.train` imports.
 
 The limit holds for all files of a process, its own output too: the tests start one of its own.
-`python full_disk.py FOLDER` ends with status 0 if all is as it should be.
+`python full_disk.py FOLDER` ends with status 0 if all is as it should be. As it ends it is writing
+one checkpoint, and has failed to write another, for which nobody waits.
 """
 
 import errno
@@ -9,11 +11,16 @@ import os
 import pathlib
 import resource
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
 
 from eqxlike import train
+from eqxlike.train._checkpoints import _save
+
+IMPORTED = {"orbax", "tensorstore", "safetensors"} & set(sys.modules)
 
 
 def check(folder: pathlib.Path, size: int, length: int, background: bool) -> None:
@@ -32,7 +39,28 @@ def check(folder: pathlib.Path, size: int, length: int, background: bool) -> Non
         assert restored.state["w"][0] == 1
 
 
+def save_at_the_end(folder: pathlib.Path) -> None:
+    """Begins the two, each in a thread."""
+    write = _save.write_arrays
+
+    def slowly(arrays_folder, arrays):
+        if "failed" in str(arrays_folder):
+            raise OSError("the disk is on fire")
+        time.sleep(0.5)
+        write(arrays_folder, arrays)
+
+    def save(name):
+        train.save(folder / name, np.arange(3.0), background=True)
+
+    _save.write_arrays = slowly
+    other = threading.Thread(target=save, args=["failed"])
+    other.start()
+    other.join()
+    save("written")
+
+
 if __name__ == "__main__":
+    assert not IMPORTED
     # The first file that does not fit is one of the arrays', then the manifest.
     for size, length in [(64, 10), (600, 1000), (600, 10)]:
         for background in (False, True):
@@ -42,3 +70,4 @@ if __name__ == "__main__":
                 length,
                 background,
             )
+    save_at_the_end(pathlib.Path(sys.argv[1]))

@@ -1,3 +1,7 @@
+"""What a training would need, by shapes alone, and what is read off a compiled program."""
+
+import types
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -7,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import eqxlike as eqx
 from eqxlike import nn, train
-from eqxlike.train import Exchange, Memory
+from eqxlike.train import Collective, Exchange, Memory, collectives
 from tests.train.sharding import trainings
 
 ADAM = optax.adam(1e-3)
@@ -23,8 +27,7 @@ def linear():
 def test_fsdp_divides_what_it_splits(linear):
     plan = train.plan(linear, ADAM, train.fsdp(FOUR, min_size=64))
     assert plan.mesh == {"data": 4}
-    assert plan.parameters == Memory(4 * 72, 4 * (16 + 8))
-    assert plan.gradients == plan.parameters
+    assert plan.parameters == plan.gradients == Memory(4 * 72, 4 * (16 + 8))
     # Two moments, and Adam's count.
     assert plan.moments == Memory(2 * 4 * 72 + 4, 2 * 4 * (16 + 8) + 4)
     assert plan.gathered == Memory(4 * 64, 4 * 64)
@@ -33,16 +36,29 @@ def test_fsdp_divides_what_it_splits(linear):
         Exchange("reduce-scatter", "gradients", 1, 4 * 64),
         Exchange("all-reduce", "gradients", 1, 4 * 8),
     )
+    assert str(plan).splitlines() == [
+        "4 devices: data=4",
+        "",
+        "bytes              in all  a device",
+        "parameters            288        96",
+        "moments               580       196",
+        "other arrays           13        13",
+        "at rest               881       305",
+        "gradients             288        96",
+        "gathered, at most     256       256",
+        "",
+        "a step          of          arrays  bytes",
+        "all-gather      parameters       1    256",
+        "reduce-scatter  gradients        1    256",
+        "all-reduce      gradients        1     32",
+    ]
 
 
-def test_data_parallel_has_all_on_each_device(linear):
+def test_what_is_not_split_over_the_batch_is_not_gathered(linear):
     plan = train.plan(linear, ADAM, train.data_parallel(FOUR))
     assert plan.at_rest.in_all == plan.at_rest.a_device
     assert plan.gathered == Memory(0, 0)
     assert plan.exchanges == (Exchange("all-reduce", "gradients", 2, 4 * 72),)
-
-
-def test_split_over_another_axis_than_the_batch_stays_split(linear):
     mesh = AbstractMesh((4, 2), ("data", "model"))
     plan = train.plan(linear, ADAM, train.Sharding(mesh, {"weight": P("model", "data")}))
     assert plan.parameters == Memory(4 * 72, 4 * (8 + 8))
@@ -53,11 +69,15 @@ def test_split_over_another_axis_than_the_batch_stays_split(linear):
     )
 
 
-@pytest.mark.parametrize("mesh", [AbstractMesh((1,), ("data",)), AbstractMesh((2,), ("model",))])
-def test_where_no_batch_is_split_nothing_is_exchanged(mesh, linear):
-    axes = [name for name in mesh.axis_names if name == "data"]
-    sharding = train.Sharding(mesh, {"weight": P(mesh.axis_names)}, batch_axes=axes)
-    assert train.plan(linear, ADAM, sharding).exchanges == ()
+def test_where_no_batch_is_split_nothing_is_exchanged(linear):
+    for mesh, axes in [
+        (AbstractMesh((1,), ("data",)), ["data"]),
+        (AbstractMesh((2,), ("model",)), []),
+    ]:
+        sharding = train.Sharding(mesh, {"weight": P(mesh.axis_names)}, batch_axes=axes)
+        plan = train.plan(linear, ADAM, sharding)
+        assert plan.exchanges == ()
+        assert "a step" not in str(plan)
 
 
 def test_frozen_arrays_have_no_gradients_but_are_gathered():
@@ -71,9 +91,13 @@ def test_frozen_arrays_have_no_gradients_but_are_gathered():
     assert [each.kind for each in plan.exchanges] == ["all-gather", "all-reduce"]
 
 
-def test_mesh_alone_stands_for_fsdp():
+def test_mesh_alone_stands_for_fsdp_and_what_is_no_optimiser_is_refused():
     model = jax.ShapeDtypeStruct((2**16,), jnp.bfloat16)
     assert train.plan(model, ADAM, FOUR).parameters == Memory(2**17, 2**15)
+    smaller = jax.ShapeDtypeStruct((2**16 - 4,), jnp.bfloat16)
+    assert train.plan(smaller, ADAM, FOUR).parameters == Memory(2**17 - 8, 2**17 - 8)
+    with pytest.raises(TypeError, match=r"plan expected an optax.GradientTransformation .* 0\.1"):
+        train.plan(model, 0.1, FOUR)
 
 
 def test_plan_is_what_devices_hold_and_send():
@@ -102,49 +126,53 @@ def test_plan_is_what_devices_hold_and_send():
     assert planned.num_bytes == sum(each.num_bytes for each in sent) + in_other_turns
 
 
-def test_seven_billion_parameters_are_planned_without_an_array():
-    def block(key):
-        attention_key, key = jax.random.split(key)
-        mlp = nn.MLP(4096, 4096, 4 * 4096, 1, use_bias=False, use_final_bias=False, key=key)
-        return nn.Sequential([nn.MultiheadAttention(32, 4096, key=attention_key), mlp])
-
-    def make(key):
-        embedding_key, key = jax.random.split(key)
-        blocks = nn.ScanStack(block, 35, key=key)
-        return nn.Sequential([nn.Embedding(32000, 4096, key=embedding_key), blocks])
-
-    before = len(jax.live_arrays())
-    model = eqx.filter_eval_shape(make, jax.random.key(0))
-    plan = train.plan(model, ADAM, AbstractMesh((16, 16), ("host", "device")))
-    count = 32000 * 4096 + 35 * (4 + 8) * 4096**2
-    assert plan.parameters == Memory(4 * count, 4 * count // 256)
-    assert len(jax.live_arrays()) <= before + 1
+# --- the text of a compiled program ---
 
 
-def test_plan_is_printed_as_tables(linear):
-    printed = str(train.plan(linear, ADAM, train.fsdp(FOUR, min_size=64)))
-    assert printed.splitlines() == [
-        "4 devices: data=4",
-        "",
-        "bytes              in all  a device",
-        "parameters            288        96",
-        "moments               580       196",
-        "other arrays           13        13",
-        "at rest               881       305",
-        "gradients             288        96",
-        "gathered, at most     256       256",
-        "",
-        "a step          of          arrays  bytes",
-        "all-gather      parameters       1    256",
-        "reduce-scatter  gradients        1    256",
-        "all-reduce      gradients        1     32",
-    ]
+def of_text(text):
+    return collectives(types.SimpleNamespace(as_text=lambda: text))
 
 
-def test_plan_of_one_device_is_one_table(linear):
-    assert "a step" not in str(train.plan(linear, ADAM, train.fsdp(AbstractMesh((1,), ("data",)))))
+def test_instructions_are_read():
+    for line, expected in [
+        (
+            "%all-gather = f32[16,8]{1,0} all-gather(%param.6), channel_id=1",
+            Collective("all-gather", ((16, 8),), 512),
+        ),
+        (
+            "%all-reduce.7 = (bf16[16,8]{1,0}, s32[]) all-reduce(%dot.5, %wrapped), channel_id=2",
+            Collective("all-reduce", ((16, 8), ()), 260),
+        ),
+        (
+            "%ag = (f32[4,8]{1,0}, f32[16,8]{1,0}) all-gather-start(f32[4,8]{1,0} %p), dims={0}",
+            Collective("all-gather", ((16, 8),), 512),
+        ),
+        (
+            "ROOT %ar = (f32[3]{0}, pred[5]{0}) all-reduce-start(%a, %b), to_apply=%add",
+            Collective("all-reduce", ((3,), (5,)), 17),
+        ),
+    ]:
+        assert of_text(f"HloModule jit_step\n  {line}\n") == (expected,)
+    # What only mentions a collective is none.
+    for line in [
+        "%done = f32[16,8]{1,0} all-gather-done(%all-gather-start)",
+        "%get = f32[3]{0} get-tuple-element(%all-reduce.7), index=0",
+        "%fusion = f32[3]{0} fusion(%all-gather.1), kind=kLoop",
+    ]:
+        assert of_text(line) == ()
 
 
-def test_what_is_no_optimiser_is_refused(linear):
-    with pytest.raises(TypeError, match=r"plan expected an optax.GradientTransformation .* 0\.1"):
-        train.plan(linear, 0.1, FOUR)
+def test_collectives_of_jax_are_found():
+    def exchange(x):
+        axis = "data"
+        swapped = jax.lax.ppermute(x, axis, [(0, 1), (1, 0)])
+        parts = jax.lax.psum_scatter(x, axis), jax.lax.all_to_all(x, axis, 0, 0)
+        return jax.lax.psum(x, axis), jax.lax.all_gather(x, axis), swapped, parts
+
+    mesh = train.data_parallel().mesh
+    over = jax.shard_map(exchange, mesh=mesh, in_specs=P(), out_specs=P("data"), check_vma=False)
+    found = collectives(jax.jit(over).lower(jnp.ones((2, 3))).compile())
+    kinds = ["all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter"]
+    assert sorted(each.kind for each in found) == kinds
+    assert all(each.num_bytes > 0 for each in found)
+    assert collectives(jax.jit(jnp.sum).lower(jnp.ones(3)).compile()) == ()

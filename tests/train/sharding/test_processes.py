@@ -1,74 +1,256 @@
-"""Two processes with two devices each, joined on the loopback interface."""
+"""Trainings in processes of their own: over four devices, and over those of two processes, which
+save one state together.
+"""
 
-import signal
+import itertools
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from tests.train.sharding import processes, trainings
+from eqxlike import nn, train
+from tests import scripts
 
-STEPS = 20
-RUNS = [("data_parallel", "float32"), ("fsdp", "float32")]
-
-
-@pytest.fixture(scope="module")
-def alone():
-    return trainings.run(None, STEPS)
-
-
-@pytest.fixture(scope="module")
-def found():
-    port = processes.free_port()
-    started = [
-        processes.start(2, steps=STEPS, runs=RUNS, port=port, process=number, heartbeat_s=60)
-        for number in (0, 1)
-    ]
-    return [processes.results(process) for process in started]
+ROOT = pathlib.Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples" / "multi_host.py"
+SHORT = ["--steps", "5", "--width", "32", "--batch-size", "64"]
 
 
-@pytest.mark.parametrize("name", [name for name, _ in RUNS])
-def test_losses_are_those_of_one_device(name, found, alone):
-    for own in found:
-        losses = own[f"{name}, float32"]["losses"]
-        np.testing.assert_allclose(losses, alone.losses, rtol=0, atol=1e-5)
-
-
-def test_each_process_has_its_parts_of_what_one_would_have(found, alone):
-    weight = np.asarray(alone.state.model.first.weight)
-    rows = []
-    for own in found:
-        parts = own["fsdp, float32"]["weight"]
-        assert len(parts) == 2
-        for (row, column), numbers in parts:
-            assert (len(numbers), column) == (4, 0)
-            np.testing.assert_allclose(numbers, weight[row : row + 4], rtol=1e-3, atol=1e-5)
-            rows.append(row)
-    assert sorted(rows) == [0, 4, 8, 12]
-
-
-def test_programs_are_traced_once_and_no_step_compiles_another(found):
-    counts = {
-        (run["num_traces"], run["num_compiled_later"]) for own in found for run in own.values()
-    }
-    assert counts == {(1, 0)}
-
-
-def test_no_sum_is_scattered_between_processes_on_cpu(found):
-    # The reduce-scatter of some versions of JAX sums wrongly there.
-    kinds = {kind for own in found for run in own.values() for kind in run["collectives"]}
-    assert kinds == {"all-gather", "all-reduce"}
-
-
-def test_process_whose_peer_died_stops_and_says_so():
-    port = processes.free_port()
-    first, second = (
-        processes.start(
-            2, steps=STEPS, runs=RUNS[1:], port=port, process=number, heartbeat_s=5, **options
-        )
-        for number, options in ((0, {}), (1, {"dies_at": 3}))
+def start(*arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    processes.finish(second)
-    _, errors = processes.finish(first)
-    assert second.returncode == -signal.SIGKILL
-    assert first.returncode not in (0, -signal.SIGKILL)
-    assert "another task died" in errors
+
+
+def finish(process):
+    """What a process printed; it is ended if it takes too long."""
+    try:
+        output, errors = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise AssertionError(f"it hung: {process.communicate()[1][-2000:]}") from None
+    assert process.returncode == 0, errors[-2000:]
+    return output
+
+
+FOUR_DEVICES = """
+import json
+import jax
+from jax.sharding import PartitionSpec as P
+from eqxlike import train
+from tests.train.sharding import trainings
+
+def found(sharding):
+    trained = trainings.run(sharding, 100)
+    lowered = trained.step.lower(trained.state, trainings.batches(1)[0])
+    return {
+        "losses": trained.losses,
+        "counts": [trained.num_traces, trained.num_compiled_later],
+        "part": trained.state.model.first.weight.addressable_shards[0].data.shape,
+        "collectives": sorted({each.kind for each in train.collectives(lowered.compile())}),
+    }
+
+with jax.enable_x64(True):
+    mesh = jax.make_mesh((2, 2), ("data", "model"))
+    rules = {"first.*": P("model", "data"), "last.weight": P(None, "model")}
+    print(json.dumps([found(None), found(train.Sharding(mesh, rules))]))
+"""
+
+
+def test_a_hundred_steps_over_four_devices_are_those_of_one():
+    """They are dispatched as fast as it goes."""
+    flags = re.sub(r"(device_count)=\d+", r"\1=4", os.environ["XLA_FLAGS"])
+    output = finish(start("-c", FOUR_DEVICES, XLA_FLAGS=flags))
+    # Libraries print as well.
+    one, split = json.loads(output.splitlines()[-1])
+    assert len(one["losses"]) == 100
+    np.testing.assert_allclose(split["losses"], one["losses"], rtol=0, atol=1e-12)
+    # Programs are traced once, and no step compiles another.
+    assert one["counts"] == split["counts"] == [1, 0]
+    assert (one["part"], split["part"]) == ([16, 4], [8, 2])
+    assert one["collectives"] == []
+    assert {"all-gather", "all-reduce"} <= set(split["collectives"])
+
+
+# --- two processes ---
+
+
+def train_short():
+    """Losses, the part of a weight that a device has, and what was compiled after two steps."""
+    sharding, optimiser = train.fsdp(min_size=1), optax.adam(0.1)
+    model = nn.Linear(8, 8, key=jax.random.key(0))
+    state = train.TrainState.create(model, optimiser, key=jax.random.key(1))
+    state = train.shard(state, sharding)
+
+    def loss(model, x, key):
+        return jnp.mean((jax.vmap(model)(x) + jax.random.normal(key, x.shape)) ** 2)
+
+    step = train.make_step(loss, optimiser, sharding=sharding)
+    x = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
+    compiled, losses = [], []
+
+    def listen(event, duration_s, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    with train.prefetch(train.minibatches(x, 8, seed=0), sharding=sharding) as ahead:
+        for number, batch in enumerate(itertools.islice(ahead, 6)):
+            state, value = step(state, batch)
+            losses.append(float(value))
+            if number == 1:
+                jax.monitoring.register_event_duration_secs_listener(listen)
+    jax.monitoring.unregister_event_duration_listener(listen)
+    part = state.model.weight.addressable_shards[0].data.shape
+    return {"losses": losses, "part": part, "compiled": len(compiled)}
+
+
+# One of two processes with two devices each. The service listens on the loopback interface alone.
+SCRIPT = """
+import json, sys
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from eqxlike import train
+from tests.train.sharding.test_processes import train_short
+from eqxlike.train._checkpoints import _save
+
+index, address, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(address, 2, index, coordinator_bind_address=address)
+rows = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
+whole = NamedSharding(rows.mesh, P())
+
+def make(values, sharding):
+    return jax.make_array_from_callback(values.shape, sharding, lambda place: values[place])
+
+values = np.arange(16, dtype=np.float32).reshape(8, 2)
+split_keys = jax.jit(lambda seed: jax.random.split(jax.random.key(seed), 4), out_shardings=rows)
+state = {
+    "keys": split_keys(0),
+    "rows": make(values, rows),
+    "small": make(values.astype(jnp.float8_e5m2), rows),
+    "whole": make(values, whole),
+}
+like = {
+    "keys": split_keys(1),
+    "rows": make(0 * values, rows),
+    "small": make(0 * values.astype(jnp.float8_e5m2), rows),
+    "whole": make(0 * values, whole),
+}
+def parts(state):
+    data = state | {"keys": jax.random.key_data(state["keys"])}
+    return jax.tree.map(lambda x: [shard.data.tolist() for shard in x.addressable_shards], data)
+
+with train.CheckpointFolder(folder) as checkpoints:
+    saving = checkpoints.save(1, state, {"epoch": 1}, background=True)
+    restored, data = checkpoints.restore_newest(like)
+    found = {"is_done": saving.is_done, "data": data, "same": parts(restored) == parts(state)}
+    if index == 1:
+        def fail(*_):
+            raise OSError("the disk is on fire")
+        _save.write_arrays = fail
+    try:
+        checkpoints.save(2, {"replicated": state["whole"]})
+    except OSError as error:
+        found["error"] = str(error)
+    found["steps"] = [path.name for path in checkpoints.paths()]
+print(json.dumps(found | train_short()))
+"""
+
+
+def test_two_processes_train_and_save_together_and_one_goes_on_from_it(tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    started = [start("-W", "ignore", "-c", SCRIPT, index, address, tmp_path) for index in range(2)]
+    alone = train_short()
+    try:
+        found = [json.loads(finish(process).splitlines()[-1]) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    # They train as one does, each with its parts.
+    for each in found:
+        np.testing.assert_allclose(each["losses"], alone["losses"], rtol=1e-5)
+        assert (each["part"], each["compiled"]) == ([2, 8], 0)
+    assert alone["part"] == (4, 8)
+    # Each gets its parts back, and a save in the background is done when it returns.
+    assert [each["same"] for each in found] == [True, True]
+    assert [each["data"] for each in found] == [{"epoch": 1}] * 2
+    assert [each["is_done"] for each in found] == [True, True]
+    # One whose disk fails stops the other.
+    assert found[1]["error"] == "the disk is on fire"
+    assert found[0]["error"] == "A checkpoint failed in process 1, whose own error says why."
+    assert [each["steps"] for each in found] == [["step_000000001"]] * 2
+    # Each part is a file of its own.
+    (rows,) = tmp_path.glob("step_000000001/arrays-*/*.rows")
+    assert sorted(os.listdir(rows)) == [".zarray", "0.0", "1.0", "2.0", "3.0"]
+
+    columns = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("x",)), P(None, "x"))
+    like = {
+        "keys": jax.random.split(jax.random.key(1), 4),
+        "rows": jax.ShapeDtypeStruct((8, 2), np.float32, sharding=columns),
+        "small": jnp.zeros((8, 2), jnp.float8_e5m2),
+        "whole": np.zeros((8, 2), np.float32),
+    }
+    state, data = train.CheckpointFolder(tmp_path).restore_newest(like)
+    values = np.arange(16, dtype=np.float32).reshape(8, 2)
+    assert data == {"epoch": 1}
+    assert state["rows"].sharding == columns
+    assert state["rows"].tolist() == state["whole"].tolist() == values.tolist()
+    assert state["small"].tolist() == values.astype(jnp.float8_e5m2).tolist()
+    keys = jax.random.split(jax.random.key(0), 4)
+    assert (jax.random.key_data(state["keys"]) == jax.random.key_data(keys)).all()
+
+
+# --- the example of a training on several hosts, in a short form ---
+
+
+@pytest.fixture(scope="module")
+def script():
+    return scripts.load(EXAMPLE)
+
+
+def test_a_process_joins_the_others_and_says_what_it_has(script, capsys, monkeypatch):
+    joined = {}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *at, **how: joined.update(how, at=at))
+    address = "127.0.0.1:9876"
+    options = ["--coordinator", address, "--processes", "2", "--process", "0"]
+    assert script.main([*SHORT, *options, "--heartbeat-timeout", "20"]) == 0
+    assert joined == {
+        "at": (address,),
+        "num_processes": 2,
+        "process_id": 0,
+        "coordinator_bind_address": address,
+        "heartbeat_timeout_seconds": 20,
+        "shutdown_timeout_seconds": 20,
+    }
+    output = capsys.readouterr().out
+    assert "1 processes, 2 devices" in output
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", output)]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]
+    assert "A device holds (16, 32) of a weight of shape (32, 32)." in output
+
+
+def test_coordinator_alone_is_refused(script, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        script.main(["--coordinator", "127.0.0.1:1"])
+    assert "--coordinator needs --processes and --process" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from eqxlike import filter_jit
 from tests.transforms.jit.values import Pair
@@ -23,44 +22,23 @@ def deleted():
 KINDS = {
     "float": lambda: jnp.ones(4),
     "weak": lambda: jnp.asarray(1.0),
-    "weak-int": lambda: jnp.asarray(1),
-    "strong-0d": lambda: jnp.asarray(1.0, jnp.float32),
     "int8": lambda: jnp.ones(4, jnp.int8),
-    "uint32": lambda: jnp.ones(4, jnp.uint32),
-    "bool": lambda: jnp.ones(4, bool),
-    "bfloat16": lambda: jnp.ones(4, jnp.bfloat16),
     "int4": lambda: jnp.ones(4, jnp.int4),
-    "complex": lambda: jnp.ones(4, jnp.complex64),
     "zero-size": lambda: jnp.zeros((0, 4)),
-    "zero-size-matrix": lambda: jnp.zeros((4, 0)),
     "key": lambda: jax.random.key(0),
-    "keys": lambda: jax.random.split(jax.random.key(0), 4),
-    "rbg-key": lambda: jax.random.key(0, impl="rbg"),
     "old-key": lambda: jax.random.PRNGKey(0),
     "float0": lambda: np.zeros(4, jax.dtypes.float0),
     "numpy": lambda: np.ones(4, np.float32),
     "numpy-float64": lambda: np.ones(4),
-    "numpy-int64": lambda: np.ones(4, np.int64),
     "numpy-scalar": lambda: np.float32(1),
-    "numpy-float64-scalar": lambda: np.float64(1),
-    "numpy-bool-scalar": lambda: np.bool_(True),
     "numpy-0d": lambda: np.array(1, np.int32),
-    "numpy-zero-size": lambda: np.ones((0, 4), np.float32),
-    "numpy-strided": lambda: np.ones((4, 4), np.float32)[:, ::2],
-    "numpy-fortran": lambda: np.asfortranarray(np.ones((4, 2), np.float32)),
     "numpy-big-endian": lambda: np.ones(4, ">f4"),
-    "numpy-read-only": lambda: np.broadcast_to(np.float32(1), (4,)),
     "numpy-text": lambda: np.array(["a"]),
     "numpy-objects": lambda: np.array([None]),
-    "numpy-records": lambda: np.zeros(4, [("a", np.float32)]),
     "numpy-masked": lambda: np.ma.masked_array(np.ones(4, np.float32), [True, False] * 2),
     "numpy-matrix-free-subclass": lambda: np.ones(4, np.float32).view(np.recarray),
     "committed": lambda: jax.device_put(jnp.ones(4), jax.devices()[1]),
-    "committed-to-the-default": lambda: jax.device_put(jnp.ones(4), jax.devices()[0]),
     "sharded": lambda: jax.device_put(jnp.ones(4), split()),
-    "replicated": lambda: jax.device_put(
-        jnp.ones(4), jax.sharding.NamedSharding(split().mesh, jax.P())
-    ),
     "sharded-keys": lambda: jax.device_put(jax.random.split(jax.random.key(0), 4), split()),
     "deleted": deleted,
 }
@@ -90,54 +68,46 @@ def output_of(call):
         return type(error)
 
 
-@pytest.mark.parametrize("hold", HOLDS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_array_is_taken_as_by_jax(kind, hold):
-    wrap, unwrap = HOLDS[hold]
+def assert_taken_as_by_jax(kind):
     theirs = jax.jit(lambda array: (array, array.reshape(-1)))
-    ours = filter_jit(lambda tree: (unwrap(tree), unwrap(tree).reshape(-1)))
-    array = KINDS[kind]()
-    tree = wrap(array)
-    expected = output_of(lambda: theirs(array))
-    for _ in range(3):
-        assert output_of(lambda: ours(tree)) == expected
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_array_is_taken_as_by_jax_in_a_warm_call(kind):
-    theirs = jax.jit(lambda array: (array, array.reshape(-1)))
-    ours = filter_jit(lambda tree: (tree.left, tree.left.reshape(-1)))
-    for _ in range(3):
-        theirs(jnp.ones(4)), ours(Pair(jnp.ones(4)))
     array = KINDS[kind]()
     expected = output_of(lambda: theirs(array))
-    tree = Pair(array)
-    for _ in range(2):
-        assert output_of(lambda: ours(tree)) == expected
-    assert output_of(lambda: ours(Pair(jnp.ones(4)))) == output_of(lambda: theirs(jnp.ones(4)))
+    # Each kind in two of the trees: in one at the first call, in the other after calls with floats.
+    names = [*HOLDS]
+    first = [*KINDS].index(kind) % len(names)
+    for is_warm, name in enumerate((names[first], names[first - 1])):
+        wrap, unwrap = HOLDS[name]
+        ours = filter_jit(lambda tree, unwrap=unwrap: (unwrap(tree), unwrap(tree).reshape(-1)))
+        for _ in range(2 * is_warm):
+            ours(wrap(jnp.ones(4)))
+        tree = wrap(array)
+        for _ in range(3):
+            assert output_of(lambda ours=ours, tree=tree: ours(tree)) == expected
+    floats = jnp.ones(4)
+    assert output_of(lambda: ours(wrap(floats))) == output_of(lambda: theirs(floats))
 
 
-PAIRS = {
-    "two-devices": ("committed", "committed-to-the-default"),
-    "committed-and-not": ("committed", "float"),
-    "not-and-committed": ("float", "committed"),
-    "sharded-and-not": ("sharded", "float"),
-    "sharded-and-committed": ("sharded", "committed"),
-    "weak-and-strong": ("weak", "int8"),
-    "numpy-and-committed": ("numpy", "committed"),
-    "deleted-second": ("float", "deleted"),
-}
+def test_array_is_taken_as_by_jax():
+    for kind in KINDS:
+        assert_taken_as_by_jax(kind)
 
 
-@pytest.mark.parametrize("pair", PAIRS)
-def test_two_arrays_are_taken_as_by_jax(pair):
-    first, second = (KINDS[kind]() for kind in PAIRS[pair])
+PAIRS = [
+    ("committed", "float"),
+    ("sharded", "committed"),
+    ("numpy", "committed"),
+    ("float", "deleted"),
+]
+
+
+def test_two_arrays_are_taken_as_by_jax():
     function = lambda x, y: (x, y, x.astype(jnp.float32) + y.astype(jnp.float32))
     theirs, ours = jax.jit(function), filter_jit(lambda tree: function(tree.left, tree.right))
-    expected = output_of(lambda: theirs(first, second))
-    tree = Pair(first, second)
-    for _ in range(2):
-        assert output_of(lambda: ours(tree)) == expected
+    for pair in PAIRS:
+        first, second = (KINDS[kind]() for kind in pair)
+        expected, tree = output_of(lambda: theirs(first, second)), Pair(first, second)  # noqa: B023
+        for _ in range(2):
+            assert output_of(lambda: ours(tree)) == expected  # noqa: B023
 
 
 def test_model_that_was_donated_is_an_error_as_of_jax():
@@ -164,28 +134,3 @@ def test_model_put_elsewhere_is_computed_there():
     first, second = jax.devices()[:2]
     for device in (first, second, first, second):
         assert jitted(jax.device_put(model, device)).devices() == {device}
-
-
-def test_mutable_array_is_changed_as_by_jax():
-    def add_one(ref):
-        ref[...] = ref[...] + 1
-        return ref[...]
-
-    theirs, ours = jax.new_ref(jnp.zeros(2)), jax.new_ref(jnp.zeros(2))
-    for _ in range(3):
-        assert (filter_jit(add_one)(ours) == jax.jit(add_one)(theirs)).all()
-    assert (ours[...] == theirs[...]).all()
-
-
-def test_mutable_array_is_no_constant_of_the_trace():
-    count = 0
-
-    @filter_jit
-    def read(ref):
-        nonlocal count
-        count += 1
-        return ref[...]
-
-    for value in range(3):
-        assert (read(jax.new_ref(jnp.full(2, value))) == value).all()
-    assert count == 1

@@ -1,7 +1,11 @@
 """What `filter_jit` wraps: everything callable, in every place."""
 
+import copy
 import dataclasses
 import functools
+import inspect
+import pickle
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,60 +17,35 @@ from eqxlike import (
     checking_partitions,
     filter_grad,
     filter_jit,
-    filter_value_and_grad,
     filter_vmap,
+    is_array,
 )
 from tests.transforms.jit.models import Affine, X, double, equal, scaled
 
 # Decorating.
 
 
-def test_decorator_without_arguments():
-    @filter_jit
-    def function(x):
-        return x + 1
-
-    assert equal(function(X), X + 1)
-
-
-def test_decorator_with_arguments():
+def test_decorator_with_arguments_and_with_none_in_brackets():
     @filter_jit(donate="none", keep_unused=True)
     def function(x, y):
         return x + 1
 
-    assert equal(function(X, X), X + 1)
-
-
-def test_decorator_with_no_arguments_in_brackets():
     @filter_jit()
-    def function(x):
-        return x + 1
+    def other(x):
+        return x + 2
 
-    assert equal(function(X), X + 1)
-
-
-@pytest.mark.parametrize("name", ["jitted", "jitted_with_options"])
-def test_method_of_a_module(name):
-    assert equal(getattr(Affine(jnp.ones(3)), name)(X), X)
+    assert equal(function(X, X), X + 1)
+    assert equal(other(X), X + 2)
 
 
-def test_method_of_a_module_called_on_the_class():
-    assert equal(Affine.jitted(Affine(jnp.ones(3)), X), X)
-
-
-def test_method_of_a_module_traces_the_arrays_of_self():
-    tracers = []
-
-    class Model(Module):
-        weight: object
-
-        @filter_jit
-        def apply(self):
-            tracers.append(self.weight)
-            return self.weight
-
-    Model(jnp.ones(2)).apply()
-    assert isinstance(tracers[0], jax.core.Tracer)
+def test_methods_of_a_module():
+    model = Affine(jnp.ones(3))
+    assert equal(model.jitted(X), X)
+    assert equal(model.jitted_with_options(X), X)
+    assert equal(Affine.of_class(X).scale, X)
+    assert equal(Affine.static(X), 2 * X)
+    assert equal(model.static(X), 2 * X)
+    assert equal(model.doubled, 2 * jnp.ones(3))
 
 
 def test_method_of_a_plain_class():
@@ -82,27 +61,6 @@ def test_method_of_a_plain_class():
     assert equal(Counter(2.0).add(X), X + 2)
 
 
-def test_class_method():
-    assert equal(Affine.of_class(X).scale, X)
-
-
-def test_static_method():
-    assert equal(Affine.static(X), 2 * X)
-    assert equal(Affine(1.0).static(X), 2 * X)
-
-
-def test_property():
-    assert equal(Affine(jnp.ones(2)).doubled, 2 * jnp.ones(2))
-
-
-def test_inherited_method():
-    class Child(Affine):
-        def __call__(self, x):
-            return x + 5
-
-    assert equal(Child(1.0).jitted(X), X + 5)
-
-
 def test_method_that_calls_super():
     class Child(Affine):
         @filter_jit
@@ -110,13 +68,6 @@ def test_method_that_calls_super():
             return super().jitted(x) + 1
 
     assert equal(Child(jnp.ones(3)).jitted(X), X + 1)
-
-
-def test_function_in_a_field():
-    class Holds(Module):
-        function: object
-
-    assert equal(Holds(filter_jit(lambda x: x + 1)).function(X), X + 1)
 
 
 def test_jitted_default_of_a_field():
@@ -175,34 +126,23 @@ custom.defjvp(lambda primals, tangents: (custom(*primals), 3 * tangents[0]))
 
 CALLABLES = {
     "function": double,
-    "lambda": lambda x: 2 * x,
     "closure": (lambda y: lambda x: y * x)(jnp.array(2.0)),
     "module": Affine(jnp.array(2.0)),
-    "module-method": Affine(jnp.array(2.0)).apply,
     "module-class": Affine,
     "plain-callable": PlainCallable(2.0),
-    "plain-callable-with-array": PlainCallable(jnp.array(2.0)),
-    "plain-method": PlainCallable(2.0).apply,
     "slotted-callable": SlottedCallable(),
     "partial": functools.partial(scaled, scale=2.0),
     "partial-with-array": functools.partial(scaled, scale=jnp.array(2.0)),
-    "partial-by-place": functools.partial(jnp.multiply, jnp.array(2.0)),
     "partial-of-partial": functools.partial(functools.partial(scaled), scale=2.0),
-    "partial-of-module": functools.partial(Affine(jnp.array(2.0)).apply, factor=2.0),
     "jax-partial": jtu.Partial(scaled, scale=jnp.array(2.0)),
     "jax-function": jnp.sin,
-    "jax-ufunc": jnp.negative,
     "numpy-vectorize": jnp.vectorize(lambda x: 2 * x),
     "jit": jax.jit(double),
     "grad": jax.grad(lambda x: (x**2).sum()),
-    "value_and_grad": jax.value_and_grad(lambda x: (x**2).sum()),
     "vmap": jax.vmap(lambda x: 2 * x),
-    "checkpoint": jax.checkpoint(lambda x: 2 * x),
-    "jacfwd": jax.jacfwd(lambda x: x**2),
     "custom_jvp": custom,
     "filter_jit": filter_jit(double),
     "filter_grad": filter_grad(lambda x: (x**2).sum()),
-    "filter_value_and_grad": filter_value_and_grad(lambda x: (x**2).sum()),
     "filter_vmap": filter_vmap(lambda x: 2 * x),
     "wraps": functools.wraps(double)(lambda *args, **kwargs: double(*args, **kwargs)),
     "wraps-that-changes-the-signature": with_key(scaled),
@@ -216,40 +156,22 @@ def outputs_equal(first, second):
     return all(jtu.tree_leaves(same))
 
 
-@pytest.mark.parametrize("name", CALLABLES)
-def test_gives_what_the_plain_callable_gives(name):
-    function = CALLABLES[name]
-    jitted = filter_jit(function)
-    for _ in range(3):  # The first call, and warm ones.
-        assert outputs_equal(jitted(jnp.asarray(X)), function(jnp.asarray(X)))
-
-
-@pytest.mark.parametrize("name", CALLABLES)
-def test_gives_what_the_plain_callable_gives_in_checking_mode(name):
-    function = CALLABLES[name]
+def test_gives_what_the_plain_callable_gives():
+    x = jnp.asarray(X)
+    for name, function in CALLABLES.items():
+        jitted, expected = filter_jit(function), function(x)
+        for _ in range(2):  # The first call, and a warm one.
+            assert outputs_equal(jitted(x), expected), name
     with checking_partitions():
-        assert outputs_equal(filter_jit(function)(jnp.asarray(X)), function(jnp.asarray(X)))
-
-
-def test_builtin_function_of_python():
+        for name in ("module", "wraps-that-adds-a-default", "filter_jit"):
+            assert outputs_equal(filter_jit(CALLABLES[name])(x), CALLABLES[name](x)), name
     assert equal(filter_jit(max)(1, 2), 2)
 
 
-def test_built_in_method_of_a_dict():
-    assert equal(filter_jit({"a": X}.get)("a"), X)
-
-
-def test_array_bound_by_partial_is_no_constant():
-    jitted = filter_jit(functools.partial(scaled, scale=jnp.array(2.0)))
-    assert "2.0" not in jitted.lower(X).as_text()
-
-
-def test_array_of_a_module_is_no_constant():
-    assert "7.0" not in filter_jit(Affine(jnp.array(7.0))).lower(X).as_text()
-
-
-def test_array_of_the_instance_of_a_method_is_no_constant():
-    assert "7.0" not in filter_jit(Affine(jnp.array(7.0)).apply).lower(X).as_text()
+def test_arrays_bound_by_a_partial_or_a_module_are_no_constants():
+    bound = filter_jit(functools.partial(scaled, scale=jnp.array(7.0)))
+    for jitted in (bound, filter_jit(Affine(jnp.array(7.0)))):
+        assert "7.0" not in jitted.lower(X).as_text()
 
 
 def test_what_cannot_be_called_is_refused():
@@ -278,3 +200,104 @@ def test_callable_outlives_an_equal_one():
     jitted_first(X)
     del first, jitted_first
     assert equal(jitted_second(X[:2]), 2 * X[:2])
+
+
+# --- what `filter_jit` returns: a pytree with the metadata of the function ------------------------
+
+
+# The wrapper is a pytree.
+
+
+def test_wrapper_has_the_arrays_of_a_module_or_a_partial_as_leaves():
+    x, y = jnp.ones(2), jnp.zeros(2)
+    assert [*map(id, jtu.tree_leaves(filter_jit(Affine(x, y))))] == [id(x), id(y)]
+    wrapper = filter_jit(functools.partial(scaled, x, scale=y))
+    assert {id(leaf) for leaf in jtu.tree_leaves(wrapper) if is_array(leaf)} == {id(x), id(y)}
+
+
+def test_wrapper_with_other_leaves_computes_with_them():
+    wrapper = filter_jit(Affine(jnp.ones(3), 0.0))
+    wrapper(X)
+    doubled = jtu.tree_map(lambda leaf: 2 * leaf if is_array(leaf) else leaf, wrapper)
+    assert equal(doubled(X), 2 * X)
+    assert equal(wrapper(X), X)
+
+
+def test_wrapper_passes_through_jax_jit_and_filter_grad():
+    wrapper = filter_jit(Affine(jnp.ones(3), jnp.zeros(3)))
+    assert equal(jax.jit(lambda wrapper, x: wrapper(x))(wrapper, X), X)
+    gradient = filter_grad(lambda wrapper: wrapper(X).sum())(wrapper)
+    assert equal(jtu.tree_leaves(gradient)[0], X)
+
+
+def test_wrapper_is_cloned_and_equal():
+    wrapper = filter_jit(double)
+    wrapper(X)
+    for clone in (copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))):
+        assert equal(clone(wrapper)(X), 2 * X)
+    assert wrapper == filter_jit(double)
+
+
+# Metadata.
+
+
+def test_metadata_is_that_of_the_function_and_the_signature_that_of_the_call():
+    jitted = filter_jit(double)
+    assert jitted.__wrapped__ is double
+    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        assert getattr(jitted, name) == getattr(double, name)
+    assert inspect.signature(jitted) == inspect.signature(double)
+    assert "jit_double" in jitted.lower(X).as_text()
+    assert str(inspect.signature(filter_jit(Affine(1.0)))) == "(x)"
+    assert str(inspect.signature(Affine(1.0).jitted)) == "(x)"
+    assert Affine(1.0).jitted.__name__ == "jitted"
+    partial = filter_jit(functools.partial(scaled, 1.0))
+    assert list(inspect.signature(partial).parameters) == ["scale"]
+
+
+def test_wrapper_refuses_arguments_that_do_not_fit():
+    with pytest.raises(TypeError, match=r"double\(\)"):
+        filter_jit(double)(X, unknown=1)
+    with pytest.raises(TypeError, match=r"double\(\).*x"):
+        filter_jit(double)()
+
+
+def test_function_that_is_pickled_by_value_leaves_what_was_compiled_behind():
+    def twice(x):
+        return 2 * x
+
+    filter_jit(twice)(jnp.ones(2))
+    loaded = types.FunctionType(twice.__code__, globals())
+    loaded.__dict__.update(pickle.loads(pickle.dumps(vars(twice))))
+    assert equal(filter_jit(loaded)(jnp.ones(2)), jnp.full(2, 2.0))
+
+
+# --- keyword arguments of `jax.jit` ---------------------------------------------------------------
+
+
+def test_keyword_that_makes_no_sense_is_refused_by_name_whatever_its_value():
+    refused = ["static_argnums", "static_argnames", "donate_argnums", "donate_argnames"]
+    for name in [*refused, "abstracted_axes"]:
+        for value in (0, None):
+            with pytest.raises(ValueError, match=name):
+                filter_jit(double, **{name: value})
+    with pytest.raises(TypeError, match="no_such_keyword"):
+        filter_jit(double, no_such_keyword=1)
+
+
+def test_options_reach_jax():
+    num_inputs = [
+        filter_jit(lambda x, y: x, keep_unused=keep).lower(X, X).as_text().count("%arg")
+        for keep in (False, True)
+    ]
+    assert num_inputs[0] < num_inputs[1]
+
+    def parameters(jit, inline):
+        # JAX either writes what is inlined into the outer function, or says so in a parameter.
+        jaxpr = jax.make_jaxpr(jit(lambda x: x + 1, inline=inline))(X)
+        return [(each.primitive.name, each.params.get("inline")) for each in jaxpr.eqns]
+
+    assert parameters(filter_jit, True) == parameters(jax.jit, True)
+    assert parameters(filter_jit, True) != parameters(filter_jit, False)
+    jitted = filter_jit(double, compiler_options={"xla_cpu_enable_fast_math": True})
+    assert equal(jitted(X), 2 * X)

@@ -86,8 +86,6 @@ EXAMPLES = {
     ),
 }
 
-examples = pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES.keys())
-
 
 def counting():
     """A jitted function that says what it saw, and the list of what its traces saw."""
@@ -101,66 +99,46 @@ def counting():
     return function, seen
 
 
-@examples
-def test_equal_values_share_a_trace(example):
+def test_equal_values_and_copies_share_a_trace_and_others_have_their_own():
+    for example in EXAMPLES.values():
+        function, seen = counting()
+        model = Model(jnp.ones(2), example.make())
+        for each in (model, Model(jnp.ones(2), example.make()), copy.copy(model)):
+            returned, _ = function(each)
+            assert repr(returned.static) == repr(each.static)
+            assert returned.static is model.static
+        assert len(seen) == 1
+        other = example.make_other()
+        for _ in range(2):
+            assert function(Model(jnp.ones(2), other))[1] == repr(other)
+
+
+def test_a_change_in_place_is_seen():
+    for example in EXAMPLES.values():
+        function, _ = counting()
+        model = Model(jnp.ones(2), example.make())
+        for _ in range(2):
+            function(model)
+        example.change(model.static)
+        for _ in range(2):
+            assert function(model)[1] == repr(model.static)
+
+
+def test_what_was_traced_first_may_change_and_equal_values_are_served_still():
+    for example in EXAMPLES.values():
+        function, _ = counting()
+        first = Model(jnp.ones(2), example.make())
+        function(first)
+        example.change(first.static)
+        again = Model(jnp.ones(2), example.make())
+        for _ in range(2):
+            returned, seen = function(again)
+            assert (repr(returned.static), seen) == (repr(again.static), repr(again.static))
+
+
+def test_a_pickled_model_is_served_by_the_same_trace():
     function, seen = counting()
-    for _ in range(3):
-        function(Model(jnp.ones(2), example.make()))
-    assert len(seen) == 1
-
-
-@examples
-def test_other_values_have_their_own_trace(example):
-    function, _ = counting()
-    function(Model(jnp.ones(2), example.make()))
-    other = example.make_other()
-    for _ in range(2):
-        assert function(Model(jnp.ones(2), other))[1] == repr(other)
-
-
-@examples
-def test_a_change_in_place_is_seen(example):
-    function, _ = counting()
-    model = Model(jnp.ones(2), example.make())
-    for _ in range(3):
-        function(model)
-    example.change(model.static)
-    for _ in range(3):
-        assert function(model)[1] == repr(model.static)
-
-
-@examples
-def test_what_was_traced_first_may_change_and_equal_values_are_served_still(example):
-    function, _ = counting()
-    first = Model(jnp.ones(2), example.make())
-    function(first)
-    example.change(first.static)
-    again = Model(jnp.ones(2), example.make())
-    for _ in range(2):
-        returned, seen = function(again)
-        assert (repr(returned.static), seen) == (repr(again.static), repr(again.static))
-
-
-@examples
-def test_what_is_returned_holds_the_very_value(example):
-    model = Model(jnp.ones(2), example.make())
-    returned = filter_jit(lambda model: model)(model)
-    assert returned.static is model.static
-
-
-@examples
-def test_a_copy_is_served_by_the_same_trace(example):
-    function, seen = counting()
-    model = Model(jnp.ones(2), example.make())
-    function(model)
-    function(copy.copy(model))
-    assert len(seen) == 1
-
-
-@pytest.mark.parametrize("static", [[1], {"a": [1]}, Mutable([1])], ids=repr)
-def test_a_pickled_model_is_served_by_the_same_trace(static):
-    function, seen = counting()
-    model = Model(jnp.ones(2), static)
+    model = Model(jnp.ones(2), {"a": [Mutable([1])]})
     function(model)
     function(pickle.loads(pickle.dumps(model)))
     assert len(seen) == 1
@@ -180,13 +158,12 @@ def test_an_array_that_was_put_there_later_is_an_error_with_the_path():
 
 
 @both
-@pytest.mark.parametrize("static", [[1], {"a": 1}], ids=repr)
-def test_transformations_of_jax_take_such_models(eqx, static):
+def test_transformations_of_jax_take_such_models(eqx):
     class Model(eqx.Module):
         x: Any
         static: Any = eqx.field(static=True)
 
-    model = Model(jnp.ones(2), static)
+    model = Model(jnp.ones(2), {"a": [1]})
     carried, _ = jax.lax.scan(lambda model, _: (model, None), model, length=2)
     mapped = jax.jit(jax.vmap(lambda model: model))(carried)
     assert bool(eqx.tree_equal(mapped, model))

@@ -1,21 +1,22 @@
 """Calls from several threads: the first call traces once, and all are right."""
 
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import pytest
 
-from eqxlike import Module, clear_caches, filter_grad, filter_jit
+from eqxlike import Module, clear_caches, filter_jit
 from eqxlike._transforms._jit._donation import DonationWarnings
 
 # So long waits only who would wait for ever: a failing test ends.
 TIMEOUT_S = 60
 
 pytestmark = pytest.mark.usefixtures("compiles_alone")
+
+
+X = jnp.ones(2)
 
 
 class Pair(Module):
@@ -35,91 +36,46 @@ def run_at_once(number, call):
         return list(pool.map(run, range(number)))
 
 
-class Counting:
-    def __init__(self, function=lambda tree: jtu.tree_map(lambda x: 2 * x, tree), **options):
-        self.count = 0
-
-        def counted(tree):
-            self.count += 1
-            return function(tree)
-
-        self.jitted = filter_jit(counted, **options)
-
-
 ARGUMENTS = {
     "array": lambda index: jnp.full(2, index),
     "module": lambda index: Pair(jnp.full(2, index), (jnp.full(3, index),)),
     "module-with-list": lambda index: Pair([jnp.full(2, index)], {"a": jnp.full(3, index)}),
-    "tuple": lambda index: (jnp.full(2, index), None),
 }
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_32_threads_that_call_first_at_once_trace_once(name):
-    counting = Counting()
-    run_at_once(32, lambda index: counting.jitted(ARGUMENTS[name](index)))
-    assert counting.count == 1
+def double(tree):
+    return jtu.tree_map(lambda x: 2 * x, tree)
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_32_threads_that_call_first_at_once_get_each_its_own_result(name):
-    counting = Counting()
-    arguments = [ARGUMENTS[name](index) for index in range(32)]
-    outputs = run_at_once(32, lambda index: counting.jitted(arguments[index]))
-    for argument, output in zip(arguments, outputs, strict=True):
-        expected = jtu.tree_map(lambda x: 2 * x, argument)
-        assert jtu.tree_structure(output) == jtu.tree_structure(expected)
-        assert all(map(jnp.array_equal, jtu.tree_leaves(output), jtu.tree_leaves(expected)))
+def test_threads_that_call_first_at_once_trace_once_and_get_each_its_own_result():
+    for make in ARGUMENTS.values():
+        traces, arguments = [], [make(index) for index in range(8)]
+        jitted = filter_jit(lambda tree, traces=traces: traces.append(1) or double(tree))
+        outputs = run_at_once(8, lambda index: jitted(arguments[index]))  # noqa: B023
+        for output, expected in zip(outputs, map(double, arguments), strict=True):
+            assert jtu.tree_structure(output) == jtu.tree_structure(expected)
+            assert all(map(jnp.array_equal, jtu.tree_leaves(output), jtu.tree_leaves(expected)))
+        assert len(traces) == 1
 
 
-def test_32_threads_with_one_module_get_equal_results():
-    counting = Counting()
-    module = Pair(jnp.ones(2), (jnp.ones(3),))
-    outputs = run_at_once(32, lambda _: counting.jitted(module))
-    assert all((output.left == 2).all() for output in outputs)
-    assert counting.count == 1
-
-
-def test_32_threads_that_wrap_and_call_at_once_trace_once():
-    count = 0
+def test_threads_that_wrap_or_call_a_method_first_at_once_trace_once():
+    traces = []
 
     def function(x):
-        nonlocal count
-        count += 1
+        traces.append("function")
         return 2 * x
-
-    run_at_once(32, lambda _: filter_jit(function)(jnp.ones(2)))
-    assert count == 1
-
-
-def test_32_threads_that_call_a_method_first_at_once_trace_once():
-    count = 0
 
     class Model(Module):
         weight: object
 
         @filter_jit
         def apply(self, x):
-            nonlocal count
-            count += 1
+            traces.append("method")
             return self.weight * x
 
+    run_at_once(32, lambda _: filter_jit(function)(jnp.ones(2)))
     run_at_once(32, lambda index: Model(jnp.full(2, 1.0)).apply(jnp.full(2, float(index))))
-    assert count == 1
-
-
-def test_32_threads_with_out_shardings_trace_once():
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    counting = Counting(out_shardings=sharding)
-    run_at_once(32, lambda index: counting.jitted(jnp.full(2, index)))
-    assert counting.count == 1
-
-
-def test_32_threads_that_call_with_a_new_shape_at_once_are_right():
-    counting = Counting()
-    counting.jitted(jnp.ones(2))
-    outputs = run_at_once(32, lambda index: counting.jitted(jnp.full(3, index)))
-    assert [int(output[0]) for output in outputs] == [2 * index for index in range(32)]
+    assert traces == ["function", "method"]
 
 
 def test_threads_with_different_statics_trace_once_for_each():
@@ -147,44 +103,23 @@ def test_thread_that_calls_while_another_traces_another_shape_is_right():
             assert other_is_calling.wait(TIMEOUT_S)
         return 2 * x
 
-    def call_other(_):
+    def call_other():
         assert is_tracing.wait(TIMEOUT_S)
         other_is_calling.set()
         return function(jnp.ones(3))
 
-    calls = [lambda: function(jnp.ones(2)), lambda: call_other(None)]
+    calls = [lambda: function(jnp.ones(2)), call_other]
     first, second = run_at_once(2, lambda index: calls[index]())
     assert (first == 2).all()
     assert (second == 2).all()
     assert sorted(shapes) == [(2,), (3,)]
 
 
-def test_thread_that_calls_a_warm_shape_while_another_traces_does_not_wait_for_it():
-    is_tracing, other_is_done = threading.Event(), threading.Event()
-    waited = []
-
-    @filter_jit
-    def function(x):
-        if x.shape == (2,):
-            is_tracing.set()
-            waited.append(not other_is_done.wait(TIMEOUT_S))
-        return 2 * x
-
-    function(jnp.ones(3))
-    function(jnp.ones(3))
-
-    def call_warm():
-        assert is_tracing.wait(TIMEOUT_S)
-        output = function(jnp.ones(3))
-        other_is_done.set()
-        return output
-
-    calls = [lambda: function(jnp.ones(2)), call_warm]
-    run_at_once(2, lambda index: calls[index]())
-    assert waited == [False]
-
-
-def test_thread_that_calls_another_static_while_another_traces_does_not_wait_for_it():
+# What the second thread calls, and whether it was called before.
+@pytest.mark.parametrize(("args", "num_before"), [((jnp.ones(3), "fast"), 2), ((X, "fast"), 0)])
+def test_thread_that_calls_what_is_warm_or_another_static_does_not_wait_for_one_that_traces(
+    args, num_before
+):
     is_tracing, other_is_done = threading.Event(), threading.Event()
     waited = []
 
@@ -195,13 +130,15 @@ def test_thread_that_calls_another_static_while_another_traces_does_not_wait_for
             waited.append(not other_is_done.wait(TIMEOUT_S))
         return 2 * x
 
+    for _ in range(num_before):
+        function(*args)
+
     def call_other():
         assert is_tracing.wait(TIMEOUT_S)
-        output = function(jnp.ones(2), "fast")
+        function(*args)
         other_is_done.set()
-        return output
 
-    calls = [lambda: function(jnp.ones(2), "slow"), call_other]
+    calls = [lambda: function(X, "slow"), call_other]
     run_at_once(2, lambda index: calls[index]())
     assert waited == [False]
 
@@ -296,29 +233,3 @@ def test_calls_go_on_while_caches_are_cleared():
 
     outputs = run_at_once(4, lambda index: (clear if index == 0 else call)())
     assert {output for each in outputs for output in each} == {1}
-
-
-def test_module_fed_back_by_many_threads_is_right():
-    grow = filter_jit(lambda pair: Pair(pair.left + 1, (pair.right[0] + 2,)))
-
-    def call(_):
-        pair = Pair(jnp.zeros((), int), (jnp.zeros((), int),))
-        for _ in range(50):
-            pair = grow(pair)
-        return int(pair.left), int(pair.right[0])
-
-    assert set(run_at_once(8, call)) == {(50, 100)}
-
-
-def test_gradients_in_many_threads_are_right():
-    gradient = filter_jit(filter_grad(lambda pair: pair.left**2))
-    outputs = run_at_once(16, lambda index: float(gradient(Pair(jnp.array(float(index)))).left))
-    assert outputs == [2.0 * index for index in range(16)]
-
-
-def test_filters_of_warnings_do_not_grow_with_threads_that_donate():
-    before = len(warnings.filters)
-    for size in range(2, 6):
-        function = filter_jit(lambda x: x.sum(), donate="all")
-        run_at_once(8, lambda _, f=function, size=size: f(jnp.ones(size)))
-    assert len(warnings.filters) == before

@@ -12,9 +12,21 @@ import numpy as np
 import optax
 import pytest
 
-from eqxlike import filter_grad, filter_jit, filter_vmap, is_array, nn, tree_at
+from eqxlike import (
+    Module,
+    apply_updates,
+    checking_partitions,
+    filter,
+    filter_grad,
+    filter_jit,
+    filter_value_and_grad,
+    filter_vmap,
+    is_array,
+    nn,
+    tree_at,
+)
 from tests.transforms.jit.traced import Affine, Traced
-from tests.transforms.jit.values import Colour, Config, InheritedConfig, Rank
+from tests.transforms.jit.values import Colour, Config
 
 
 def count_traces(*trees):
@@ -26,34 +38,19 @@ def count_traces(*trees):
 
 MODELS = {
     "array": lambda: jnp.ones(2),
-    "module": lambda: Affine(jnp.ones(2)),
     "nested-module": lambda: Affine(Affine(jnp.ones(2)), (jnp.ones(3), "a")),
     "module-with-list": lambda: Affine([jnp.ones(2)], {"a": jnp.ones(3)}),
-    "mlp": lambda: nn.MLP(2, 2, 4, 2, key=jax.random.key(0)),
+    "mlp": lambda: nn.MLP(2, 2, 4, 1, key=jax.random.key(0)),
     "tuple": lambda: (jnp.ones(2), None, "a", 1.5),
     "optax-state": lambda: optax.adam(1e-3).init(jnp.ones(2)),
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_same_again_is_one_trace(name):
-    tree = MODELS[name]()
-    assert count_traces(*[tree] * 5) == 1
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_an_equal_one_made_anew_is_one_trace(name):
-    assert count_traces(*[MODELS[name]() for _ in range(5)]) == 1
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_new_values_are_one_trace(name):
-    tree = MODELS[name]()
-    others = [
-        jtu.tree_map(lambda leaf, i=index: leaf + i if is_array(leaf) else leaf, tree)
-        for index in range(5)
-    ]
-    assert count_traces(tree, *others) == 1
+def test_the_same_an_equal_one_and_new_values_are_one_trace():
+    for make in MODELS.values():
+        tree = make()
+        other = jtu.tree_map(lambda leaf: leaf + 1 if is_array(leaf) else leaf, tree)
+        assert count_traces(tree, tree, make(), other, tree) == 1
 
 
 EDITS = {
@@ -67,37 +64,16 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("name", EDITS)
-def test_new_arrays_are_one_trace_through(name):
+def test_new_arrays_are_one_trace_through_copies_and_edits():
     tree = Affine(jnp.ones(2), ("a", 1))
-    assert count_traces(tree, EDITS[name](tree), tree) == 1
+    assert count_traces(tree, *(edit(tree) for edit in EDITS.values()), tree) == 1
 
 
-def test_new_shape_is_one_trace_more():
-    assert count_traces(Affine(jnp.ones(2)), Affine(jnp.ones(3)), Affine(jnp.ones(2))) == 2
-
-
-def test_new_dtype_is_one_trace_more():
-    trees = [Affine(jnp.ones(2, dtype)) for dtype in (jnp.float32, jnp.int32, jnp.float32)]
-    assert count_traces(*trees) == 2
-
-
-def test_weak_type_is_one_trace_more():
+def test_new_shape_weak_type_or_kind_of_key_is_one_trace_more():
     weak, strong = jnp.asarray(1.0), jnp.asarray(1.0, jnp.float32)
-    assert count_traces(Affine(weak), Affine(strong), Affine(weak)) == 2
-
-
-def test_new_kind_of_key_is_one_trace_more():
-    keys = [jax.random.key(0, impl=impl) for impl in ("threefry2x32", "rbg", "threefry2x32")]
-    assert count_traces(*map(Affine, keys)) == 2
-
-
-def test_numpy_array_in_place_of_a_jax_array_is_no_new_trace():
-    assert count_traces(Affine(jnp.ones(2)), Affine(np.ones(2, np.float32))) == 1
-
-
-def test_new_structure_is_one_trace_more():
-    assert count_traces((jnp.ones(2), None), (None, jnp.ones(2)), (jnp.ones(2), None)) == 2
+    keys = [jax.random.key(0, impl=impl) for impl in ("threefry2x32", "rbg")]
+    for first, second in ((jnp.ones(2), jnp.ones(3)), (weak, strong), keys):
+        assert count_traces(*map(Affine, (first, second, first))) == 2
 
 
 def make_partial(value):
@@ -111,25 +87,6 @@ class WithMethod:
 
 INSTANCE = WithMethod()
 TABLE = {"a": 1}
-
-
-# Each is told apart from all others in its row.
-TOLD_APART = {
-    "equal-numbers": [1, 1.0, True, 1 + 0j, np.int64(1)],
-    "zeros": [0, 0.0, -0.0, False, complex(0.0, -0.0)],
-    "not-numbers": [float("nan"), float("inf"), float("-inf")],
-    "text": ["1", b"1", 1],
-    "enums": [Colour.RED, Colour.GREEN, Rank.FIRST, 1],
-    "tuples": [(1,), (1.0,), (True,)],
-    "zeros-in-tuples": [(0.0,), (-0.0,)],
-    "dataclasses": [Config(1), Config(1.0), Config(True)],
-    "subclasses-of-dataclasses": [InheritedConfig(1), InheritedConfig(1.0)],
-    "partials": [make_partial(1), make_partial(1.0)],
-    "functions": [jnp.sin, jnp.cos],
-    "types": [np.float32, jnp.float32, "float32"],
-    "dtypes": [np.dtype("float32"), np.dtype("int32")],
-    "nothing": [None, (), False],
-}
 
 
 # Python makes the values anew; nothing tells one from another.
@@ -153,42 +110,18 @@ INTERCHANGEABLE = {
 }
 
 
-@pytest.mark.parametrize("name", TOLD_APART)
-def test_static_leaves_that_differ_are_a_trace_each(name):
-    values = TOLD_APART[name]
-    trees = [Affine(jnp.ones(2), value) for value in values]
-    assert count_traces(*trees, *trees) == len(values)
+def test_static_values_that_nothing_tells_apart_are_one_trace():
+    def make():
+        # Python 3.11 has no hash for slices, and a static field asks for one.
+        values = {name: each() for name, each in INTERCHANGEABLE.items()}
+        fields = tuple(value for name, value in values.items() if name != "slice")
+        return Affine(jnp.ones(2), [*values.values()], mode=fields)
 
-
-@pytest.mark.parametrize("name", TOLD_APART)
-def test_static_arguments_that_differ_are_a_trace_each(name):
-    values = TOLD_APART[name]
-    assert count_traces(*values, *values) == len(values)
-
-
-@pytest.mark.parametrize("name", TOLD_APART)
-def test_static_fields_that_differ_are_a_trace_each(name):
-    values = TOLD_APART[name]
-    trees = [Affine(jnp.ones(2), mode=value) for value in values]
-    assert count_traces(*trees, *trees) == len(values)
-
-
-@pytest.mark.parametrize("name", INTERCHANGEABLE)
-def test_static_leaves_that_nothing_tells_apart_are_one_trace(name):
-    trees = [Affine(jnp.ones(2), INTERCHANGEABLE[name]()) for _ in range(3)]
-    assert count_traces(*trees) == 1
-
-
-@pytest.mark.parametrize("name", INTERCHANGEABLE)
-def test_static_arguments_that_nothing_tells_apart_are_one_trace(name):
-    assert count_traces(*(INTERCHANGEABLE[name]() for _ in range(3))) == 1
-
-
-# Python 3.11 has no hash for slices, and a static field asks for one.
-@pytest.mark.parametrize("name", [name for name in INTERCHANGEABLE if name != "slice"])
-def test_static_fields_that_nothing_tells_apart_are_one_trace(name):
-    trees = [Affine(jnp.ones(2), mode=INTERCHANGEABLE[name]()) for _ in range(3)]
-    assert count_traces(*trees) == 1
+    assert count_traces(make(), make(), make()) == 1
+    arguments = Traced(lambda *values: None)
+    for _ in range(2):
+        arguments(*(each() for each in INTERCHANGEABLE.values()))
+    assert arguments.count == 1
 
 
 def test_numpy_scalars_of_one_type_are_one_trace():
@@ -201,33 +134,199 @@ AROUND = {
     "jit": lambda f: jax.jit(f)(jnp.ones(2)),
     "grad": lambda f: jax.grad(lambda x: f(x).sum())(jnp.ones(2)),
     "vmap": lambda f: jax.vmap(f)(jnp.ones((3, 2))),
-    "jvp": lambda f: jax.jvp(f, (jnp.ones(2),), (jnp.ones(2),)),
-    "vjp": lambda f: jax.vjp(f, jnp.ones(2))[1](jnp.ones(2)),
     "scan": lambda f: jax.lax.scan(lambda c, x: (f(c), x), jnp.ones(2), None, length=3),
-    "scan-directly": lambda f: jax.lax.map(f, jnp.ones((3, 2))),
     "cond": lambda f: jax.lax.cond(True, f, lambda x: x, jnp.ones(2)),
-    "hessian": lambda f: jax.hessian(lambda x: f(x).sum())(jnp.ones(2)),
-    "make_jaxpr": lambda f: jax.make_jaxpr(f)(jnp.ones(2)),
-    "eval_shape": lambda f: jax.eval_shape(f, jnp.ones(2)),
     "filter_vmap": lambda f: filter_vmap(f)(jnp.ones((3, 2))),
     "filter_grad": lambda f: filter_grad(lambda x: f(x).sum())(jnp.ones(2)),
     "filter_jit": lambda f: filter_jit(lambda x: f(f(x)))(jnp.ones(2)),
 }
 
 
-@pytest.mark.parametrize("name", AROUND)
-def test_function_under_another_transformation_is_traced_as_often_as_by_jax(name):
-    def count(jit):
-        calls = 0
+def test_function_under_another_transformation_is_traced_as_often_as_by_jax():
+    def count(jit, transform):
+        calls = []
+        jitted = jit(lambda x: calls.append(1) or 3.0 * x)
+        for _ in range(2):
+            transform(jitted)
+        return len(calls)
 
-        def function(x):
-            nonlocal calls
-            calls += 1
-            return 3.0 * x
+    for name, transform in AROUND.items():
+        assert count(filter_jit, transform) <= count(jax.jit, transform), name
 
-        jitted = jit(function)
-        for _ in range(3):
-            AROUND[name](jitted)
-        return calls
 
-    assert count(filter_jit) <= count(jax.jit)
+# --- calls that differ only in spelling are one trace ---------------------------------------------
+
+
+def weigh(a, b=2, /, c=3, *, d=4, e=None):
+    return a * b * c * d
+
+
+SPELLINGS = {
+    "by-place": lambda f, x: f(x, 2, 3, d=4, e=None),
+    "defaults": lambda f, x: f(x),
+    "some-defaults": lambda f, x: f(x, 2),
+    "by-keyword": lambda f, x: f(x, c=3),
+    "keywords-in-another-order": lambda f, x: f(x, e=None, d=4, c=3),
+}
+
+
+def test_calls_that_differ_only_in_spelling_are_one_trace():
+    traced = Traced(weigh)
+    x = jnp.arange(2.0)
+    for spelling in SPELLINGS.values():
+        assert jnp.array_equal(spelling(traced, x), 24 * x)
+    assert traced.count == 1
+
+
+def test_spelling_of_variadic_functions_is_one_trace():
+    traced = Traced(lambda x, *rest, scale=1, **named: x * scale)
+    x = jnp.ones(2)
+    for call in (
+        lambda: traced(x, 1, 2, a=3, b=4),
+        lambda: traced(x, 1, 2, b=4, a=3),
+        lambda: traced(x, 1, 2, scale=1, a=3, b=4),
+        lambda: traced(x, 1, 2, b=4, scale=1, a=3),
+    ):
+        call()
+    assert traced.count == 1
+
+
+@pytest.mark.parametrize("kind", ["module", "partial", "transformed"])
+def test_spelling_of_a_call_of_what_wraps_a_function_is_one_trace(kind):
+    traces, w, x = [], jnp.ones(2), jnp.ones(2)
+
+    def function(w, x, scale=2):
+        traces.append(1)
+        return (w * x * scale).sum()
+
+    class Model(Module):
+        weight: object
+
+        def __call__(self, x, scale=2):
+            return function(self.weight, x, scale)
+
+    wrapped = {
+        "module": Model(w),
+        "partial": functools.partial(function, w),
+        "transformed": filter_value_and_grad(functools.partial(function, w)),
+    }[kind]
+    call = filter_jit(wrapped)
+    call(x)
+    call(x, scale=2)
+    if kind != "transformed":
+        call(x=x)
+        call(scale=2, x=x)
+    else:
+        call(x, 2)
+    assert len(traces) == 1
+
+
+def test_default_that_would_be_traced_is_left_to_the_function():
+    two = np.int32(2)
+    traced = Traced(lambda x, y=two, z=3: x[:y] * z)
+    for call in (lambda: traced(jnp.ones(4)), lambda: traced(jnp.ones(4), z=3)):
+        assert call().shape == (2,)
+    assert traced.count == 1
+
+
+def test_default_that_is_not_hashable_is_left_to_the_function():
+    default = []
+    traced = Traced(lambda x, y=default: x if y is default else 2 * x)
+    assert traced(jnp.ones(())) == 1
+
+
+def test_array_in_the_place_of_a_default_is_one_trace_however_it_is_passed():
+    default = jnp.ones(2)
+    traced = Traced(lambda x, y=default: x + y)
+    traced(jnp.ones(2), jnp.zeros(2))
+    traced(jnp.ones(2), y=jnp.zeros(2))
+    assert traced.count == 1
+
+
+# --- wrappers of one function share its traces, and so do lowering and calling --------------------
+
+
+def test_wrappers_share_the_trace_of_a_function_unless_their_options_differ():
+    count = []
+
+    def function(x):
+        count.append(1)
+        return 2 * x
+
+    wrapper = filter_jit(function)
+    for same in (
+        wrapper,
+        filter_jit(function),
+        copy.copy(wrapper),
+        jtu.tree_map(lambda leaf: leaf, wrapper),
+    ):
+        same(jnp.ones(2))
+    assert len(count) == 1
+    filter_jit(function, donate="all")(jnp.ones(2))
+    assert len(count) == 2
+
+
+def test_modules_of_one_class_share_a_trace_of_their_call():
+    count = []
+
+    class Model(Module):
+        weight: object
+
+        def __call__(self, x):
+            count.append(1)
+            return self.weight * x
+
+    for index in range(5):
+        filter_jit(Model(jnp.full(2, index)))(jnp.ones(2, jnp.int32))
+    assert len(count) == 1
+
+
+def test_lowering_from_shapes_and_checking_mode_take_no_second_trace():
+    traced = Traced(lambda module: 2 * module.scale)
+    traced.jitted.lower(Affine(jax.ShapeDtypeStruct((2,), jnp.float32)))
+    traced(Affine(jnp.ones(2)))
+    with checking_partitions():
+        traced(Affine(jnp.ones(2)))
+    assert traced.count == 1
+
+
+def test_in_shardings_take_no_second_trace():
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    traced = Traced(lambda x: 2 * x, in_shardings=sharding)
+    traced(jnp.ones(2))
+    traced(jnp.ones(2))
+    assert traced.count == 1
+
+
+# --- outputs that come back as arguments are one trace --------------------------------------------
+
+
+def test_returned_model_fed_back_is_one_trace_donated_or_not():
+    for donate in ("none", "all"):
+        traced = Traced(
+            lambda model: jtu.tree_map(lambda w: 0.9 * w if is_array(w) else w, model),
+            donate=donate,
+        )
+        model = Affine([jnp.ones(2), {"a": jnp.ones(3)}], "b")
+        for _ in range(5):
+            model = traced(model)
+        assert traced.count == 1
+
+
+def test_training_step_of_5_turns_is_one_trace():
+    optimiser = optax.sgd(1e-3, momentum=0.9)
+
+    @Traced
+    def step(model, state, x, y):
+        def loss(model):
+            return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+        value, gradients = filter_value_and_grad(loss)(model)
+        updates, state = optimiser.update(gradients, state)
+        return apply_updates(model, updates), state, value
+
+    model = nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+    state = optimiser.init(filter(model, is_array))
+    for index in range(5):
+        model, state, _ = step(model, state, jnp.full((3, 2), index / 100), jnp.ones((3, 1)))
+    assert step.count == 1

@@ -1,0 +1,392 @@
+"""Laplace where it is exact, and each structure next to the dense matrix and to integrals."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from scipy import integrate, optimize, stats
+from scipy.special import expit
+
+import eqxlike as eqx
+from eqxlike import ad, bayes, nn
+from eqxlike.bayes._curvature import _around
+from eqxlike.bayes._curvature._positive import positive_cholesky
+from eqxlike.bayes._inference._chains import Chains
+from eqxlike.bayes._inference._fitted import fitted_from
+from eqxlike.bayes._library_rules import as_libraries_compute
+from eqxlike.bayes._methods._map import Optimised
+from tests.bayes.methods.cases import LINEAR, covariance_of
+
+NEW = np.random.default_rng(5).normal(size=(4, 2))
+INPUTS = 2.0 * np.random.default_rng(6).normal(size=(10, 2))
+LABELS = np.random.default_rng(7).integers(0, 3, size=10)
+
+
+def around(target, mode=None, **fields):
+    """Laplace around the parameters that the model has, be they the most probable or not."""
+    problem, method = bayes.Problem(target, mode), bayes.Laplace(**fields)
+    with as_libraries_compute():
+        place = jax.jit(lambda key: problem.initial(key))(jr.key(1))
+    states = Optimised(place[None], ())
+    return fitted_from(problem, method, Chains(0, states, {}), jr.key(1))
+
+
+def predicting(posterior, predictive):
+    method = dataclasses.replace(posterior.method, predictive=predictive)
+    return dataclasses.replace(posterior, method=method)
+
+
+def linear_target(likelihood):
+    """A model with the parameters of the closed form."""
+    layer = nn.Linear(2, "scalar", key=jr.key(0), dtype=jnp.float64)
+    weight, bias = (jnp.asarray(each) for each in (LINEAR.mean[None, :2], LINEAR.mean[2:]))
+    layer = eqx.tree_at(lambda each: (each.weight, each.bias), layer, (weight, bias))
+    return bayes.Posterior(layer, bayes.normal(0.0, 1.0), likelihood, (LINEAR.x, LINEAR.y))
+
+
+@functools.cache
+def linear():
+    return around(linear_target(bayes.Gaussian(LINEAR.noise)))
+
+
+@functools.cache
+def small_target():
+    model = nn.MLP(2, "scalar", width_size=3, depth=1, key=jr.key(0), dtype=jnp.float64)
+    likelihood = bayes.Gaussian(dist.Gamma(20.0, 5.0))
+    data = (LINEAR.x, np.sin(LINEAR.y))
+    return bayes.Posterior(model, bayes.normal(0.0, 1.0), likelihood, data)
+
+
+@functools.cache
+def small(structure="full", **fields):
+    """A network of 13 parameters with an unknown scale."""
+    return around(small_target(), structure=structure, **fields)
+
+
+def classes_target():
+    model = nn.MLP(2, 3, width_size=3, depth=1, key=jr.key(0), dtype=jnp.float64)
+    data = (INPUTS, LABELS)
+    return bayes.Posterior(model, bayes.normal(0.0, 1.0), bayes.Categorical(), data)
+
+
+@functools.cache
+def classes(structure="full"):
+    """A network of 21 parameters for three classes."""
+    return around(classes_target(), structure=structure)
+
+
+def num_parameters(posterior):
+    return sum(leaf.size for leaf in jax.tree.leaves(posterior.target.initial(key=jr.key(0)).model))
+
+
+@jax.numpy_dtype_promotion("standard")
+@jax.numpy_rank_promotion("allow")
+def jacobian_by_hand(posterior, x):
+    """Of shape (N, C, d)."""
+    problem = posterior.problem
+
+    def outputs(vector):
+        return jax.vmap(problem.target.model(problem.unknowns(vector)))(x).reshape(len(x), -1)
+
+    return np.asarray(jax.jit(jax.jacfwd(outputs))(posterior.found.mode))
+
+
+@functools.cache
+def precision_of_small():
+    return precision_by_hand(small())
+
+
+@functools.cache
+def precision_of_classes():
+    return precision_by_hand(classes())
+
+
+@jax.numpy_dtype_promotion("standard")
+@jax.numpy_rank_promotion("allow")
+def precision_by_hand(posterior):
+    """The Gauss-Newton matrix of the parameters, and the exact Hessian of everything else."""
+    problem, target, mode = posterior.problem, posterior.target, posterior.found.mode
+    x, y = target.data
+    jacobian = jacobian_by_hand(posterior, x)
+    size = jacobian.shape[1]
+
+    def log_prior(vector):
+        unknowns, log_det = target.constrain(problem.unflatten(vector))
+        return target.log_prior(unknowns) + log_det
+
+    @jax.jit
+    def hessians(vector):
+        unknowns = problem.unknowns(vector)
+
+        def log_prob(output, y):
+            return target.likelihood.log_prob(output, unknowns.likelihood, y)
+
+        of_outputs = jax.vmap(jax.hessian(log_prob))(jax.vmap(target.model(unknowns))(x), y)
+        return of_outputs, jax.hessian(problem.log_density)(vector), jax.hessian(log_prior)(vector)
+
+    of_outputs, of_density, of_prior = (np.asarray(each) for each in hessians(mode))
+    inner = -of_outputs.reshape(-1, size, size)
+    gauss_newton = np.einsum("nci,ncd,ndj->ij", jacobian, inner, jacobian)
+    is_other = np.arange(problem.size) >= num_parameters(posterior)
+    exact, approximate = -of_density, gauss_newton - of_prior
+    return np.where(is_other[:, None] | is_other[None, :], exact, approximate)
+
+
+def block_precision(block):
+    """The precision that a block of `kronecker` stands for."""
+    bases = functools.reduce(np.kron, [np.asarray(basis) for basis in block.bases])
+    return bases * np.asarray(block.values).reshape(-1) @ bases.T
+
+
+# --- linear regression ----------------------------------------------------------------------------
+
+
+def test_predictions_of_linear_regression_are_exact():
+    mean, variance = LINEAR.predictive(NEW)
+    for num_samples in (2, 200):
+        prediction = bayes.predict(linear(), NEW, key=jr.key(2), num_samples=num_samples)
+        assert isinstance(prediction, bayes.Mixture)
+        np.testing.assert_allclose(prediction.mean, mean, rtol=1e-8)
+        np.testing.assert_allclose(prediction.variance, variance, rtol=1e-8)
+    wanted = stats.norm(mean, np.sqrt(variance)).ppf(0.95)
+    np.testing.assert_allclose(prediction.quantile(0.95), wanted, rtol=1e-3)
+    with pytest.raises(ValueError, match="one sample has no variance; take at least 2"):
+        bayes.predict(linear(), NEW, key=jr.key(0), num_samples=1)
+
+
+# --- structures -----------------------------------------------------------------------------------
+
+
+def test_full_and_diagonal_are_those_of_the_dense_matrix():
+    for posterior, precision in ((small, precision_of_small()), (classes, precision_of_classes())):
+        found = covariance_of(posterior().found.normal, len(precision))
+        np.testing.assert_allclose(found, np.linalg.inv(precision), rtol=1e-6, atol=1e-9)
+    found = covariance_of(classes("diagonal").found.normal, len(precision))
+    np.testing.assert_allclose(found, np.diag(1 / np.diag(precision)), rtol=1e-6)
+
+
+def test_last_layer_is_its_block_of_the_dense_matrix():
+    # Of 13 parameters those of the last layer are 4; after them comes the scale.
+    precision = precision_of_small()
+    posterior = small("last_layer")
+    found = covariance_of(posterior.found.normal, 5)
+    np.testing.assert_allclose(found, np.linalg.inv(precision[9:, 9:]), rtol=1e-6)
+    samples = posterior.samples(3, key=jr.key(0))
+    first, last = (np.asarray(layer.weight) for layer in samples.model.layers)
+    assert np.ptp(first, axis=0).max() == 0
+    assert np.ptp(last, axis=0).min() > 0
+
+    kept = np.r_[0:9, 13]
+    found = covariance_of(small("last_layer", layer="layers[0].*").found.normal, 10)
+    wanted = np.linalg.inv(precision[np.ix_(kept, kept)])
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_kronecker_keeps_all_of_arrays_that_are_no_matrices():
+    precision = precision_of_small()
+    # The biases of both layers, and the scale.
+    for index, start, stop in [(1, 6, 9), (3, 12, 13), (4, 13, 14)]:
+        block = block_precision(small("kronecker").found.normal.blocks[index])
+        np.testing.assert_allclose(block, precision[start:stop, start:stop], rtol=1e-6)
+
+
+class Convolution(eqx.Module):
+    conv: nn.Conv1d
+
+    def __call__(self, x):
+        return jnp.sum(jnp.tanh(self.conv(x.reshape(1, 5))))
+
+
+@functools.cache
+def convolution():
+    x = np.random.default_rng(0).normal(size=(7, 5))
+    model = Convolution(nn.Conv1d(1, 2, kernel_size=2, key=jr.key(0), dtype=jnp.float64))
+    data = (x, np.sin(x[:, 0]))
+    target = bayes.Posterior(model, bayes.normal(0.0, 1.0), bayes.Gaussian(0.3), data)
+    return around(target, structure="kronecker")
+
+
+def test_kronecker_is_as_near_as_the_nearest_product():
+    posterior = convolution()
+    check_nearest(posterior, precision_by_hand(posterior), (2, 2))
+    check_nearest(classes("kronecker"), precision_of_classes(), (3, 2))
+
+
+def check_nearest(posterior, precision, shape):
+    size = shape[0] * shape[1]
+    wanted = precision[:size, :size] - np.eye(size)
+    found = block_precision(posterior.found.normal.blocks[0]) - np.eye(size)
+    # Van Loan and Pitsianis: rearranged, a Kronecker product has rank one.
+    rearranged = wanted.reshape(*shape, *shape).transpose(0, 2, 1, 3).reshape(shape[0] ** 2, -1)
+    least = np.sqrt(np.sum(np.linalg.svd(rearranged, compute_uv=False)[1:] ** 2))
+    assert least > 1e-3 * np.linalg.norm(wanted)
+    assert np.linalg.norm(found - wanted) <= 1.001 * least
+
+
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
+def test_draws_and_predictions_have_one_covariance(structure):
+    normal, size = classes(structure).found.normal, 21
+    columns = np.asarray(normal.scaled(jnp.eye(size))).T
+    expected = covariance_of(normal, size)
+    np.testing.assert_allclose(columns @ columns.T, expected, rtol=1e-8, atol=1e-12)
+    _, log_det = np.linalg.slogdet(expected)
+    np.testing.assert_allclose(normal.log_det_precision, -log_det, rtol=1e-8)
+
+
+def test_curvature_does_not_depend_on_the_size_of_blocks(monkeypatch):
+    expected = covariance_of(classes("kronecker").found.normal, 21)
+    monkeypatch.setattr(_around, "_BLOCK_BYTES", 5000)  # some examples at once, not all ten
+    again = around(classes_target(), structure="kronecker")
+    np.testing.assert_allclose(covariance_of(again.found.normal, 21), expected, atol=1e-12)
+
+
+def test_the_mode_of_differentiation_reaches_the_curvature():
+    expected = covariance_of(classes().found.normal, 21)
+    again = around(classes_target(), ad.Forward())
+    np.testing.assert_allclose(covariance_of(again.found.normal, 21), expected, atol=1e-12)
+
+
+def test_a_hierarchical_prior_has_positive_variances():
+    model = nn.MLP(2, "scalar", width_size=3, depth=1, key=jr.key(0), dtype=jnp.float64)
+    prior = bayes.normal(0.0, dist.HalfCauchy(1.0))
+    target = bayes.Posterior(model, prior, bayes.Gaussian(0.5), (INPUTS, INPUTS[:, 0] ** 2))
+    values = np.linalg.eigvalsh(
+        covariance_of(around(target, structure="kronecker").found.normal, 14)
+    )
+    assert np.all(np.isfinite(values))
+    assert np.all(values > 0)
+
+
+def test_negative_curvature_counts_by_its_size():
+    rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
+    factor = positive_cholesky(jnp.asarray(rotation * np.array([4.0, -2.0, 1.0]) @ rotation.T))
+    np.testing.assert_allclose(factor, np.tril(factor))
+    assert np.all(np.diag(factor) > 0)
+    wanted = rotation * np.array([4.0, 2.0, 1.0]) @ rotation.T
+    np.testing.assert_allclose(factor @ factor.T, wanted, rtol=1e-10)
+
+
+# --- the scale of the prior -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("structure", ["last_layer", "kronecker"])
+def test_tuned_scale_has_the_greatest_evidence_of_a_grid(structure):
+    posterior = small(structure, tune_prior=True)
+    untuned = small(structure)
+    precision = precision_of_small()
+    num, mode = 13, np.asarray(posterior.found.mode)
+    is_parameter = np.arange(14) < num
+    scales = np.exp(np.linspace(-3, 3, 6001))
+
+    def log_det(scale):
+        matrix = precision + np.diag(is_parameter * (scale**-2 - 1.0))
+        if structure == "last_layer":
+            return np.linalg.slogdet(matrix[9:, 9:])[1]
+        blocks = [block_precision(each) for each in untuned.found.normal.blocks]
+        added = [np.eye(len(each)) * (scale**-2 - 1.0) for each in blocks]
+        added[-1] *= 0  # the scale of the likelihood
+        return sum(np.linalg.slogdet(a + b)[1] for a, b in zip(blocks, added, strict=True))
+
+    def log_evidence(scale):
+        return stats.norm.logpdf(mode[:num], 0, scale).sum() - log_det(scale) / 2
+
+    values = np.array([log_evidence(scale) for scale in scales])
+    best = scales[np.argmax(values)]
+    np.testing.assert_allclose(posterior.found.prior_scale, best, rtol=1.01e-3)
+    gained = values.max() - log_evidence(1.0)
+    np.testing.assert_allclose(posterior.log_evidence - untuned.log_evidence, gained, atol=1e-5)
+
+
+# --- predictions and evidence ---------------------------------------------------------------------
+
+
+def test_linearised_logits_have_the_dense_mean_and_covariance():
+    posterior = classes()
+    prediction = bayes.predict(posterior, NEW, key=jr.key(2), num_samples=8)
+    assert isinstance(prediction, bayes.CategoricalMixture)
+    logits = np.asarray(prediction.logits)
+    means = jax.jit(jax.vmap(posterior.target.network))(NEW)
+    np.testing.assert_allclose(logits.mean(axis=0), means, rtol=1e-6)
+    jacobian = jacobian_by_hand(posterior, NEW)
+    inverse = np.linalg.inv(precision_of_classes())
+    wanted = np.einsum("nci,ij,ndj->ncd", jacobian, inverse, jacobian)
+    centred = logits - logits.mean(axis=0)
+    found = np.einsum("snc,snd->ncd", centred, centred) / len(logits)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    # Too few draws for a covariance are plain ones.
+    prediction = bayes.predict(posterior, NEW, key=jr.key(2), num_samples=1)
+    assert np.all(np.isfinite(prediction.logits))
+
+
+def test_probit_divides_logits_by_their_spread():
+    posterior = predicting(classes(), "probit")
+    jacobian = jacobian_by_hand(posterior, NEW)
+    inverse = np.linalg.inv(precision_of_classes())
+    variance = np.einsum("nci,ij,ncj->nc", jacobian, inverse, jacobian)
+    wanted = jax.jit(jax.vmap(posterior.target.network))(NEW) / np.sqrt(1 + np.pi / 8 * variance)
+    prediction = bayes.predict(posterior, NEW, key=jr.key(2), num_samples=2)
+    assert isinstance(prediction, bayes.CategoricalMixture)
+    expected = np.broadcast_to(wanted, (2, *wanted.shape))
+    np.testing.assert_allclose(prediction.logits, expected, rtol=1e-6)
+
+
+class Slope(eqx.Module):
+    weight: jax.Array
+
+    def __call__(self, x):
+        return self.weight * x[0]
+
+
+SLOPES = np.random.default_rng(0).normal(size=(20, 1))
+
+
+IS_ONE = np.random.default_rng(1).uniform(size=20) < expit(1.5 * SLOPES[:, 0])
+
+
+def slope_density(weight):
+    """One parameter with two classes: everything can be integrated."""
+    logits = np.where(IS_ONE, 1, -1) * weight * SLOPES[:, 0]
+    return np.exp(np.log(expit(logits)).sum() + stats.norm.logpdf(weight, 0, 2))
+
+
+@functools.cache
+def slope():
+    mode = optimize.fmin(lambda weight: -np.log(slope_density(weight)), 1.0, ftol=1e-12, disp=0)
+    data = (SLOPES, IS_ONE.astype(int))
+    return around(
+        bayes.Posterior(
+            Slope(jnp.asarray(mode[0])), bayes.normal(0.0, 2.0), bayes.Bernoulli(), data
+        )
+    )
+
+
+def test_evidence_and_probabilities_of_two_classes_are_integrals():
+    integral = integrate.quad(slope_density, -20, 20)[0]
+    np.testing.assert_allclose(slope().log_evidence, np.log(integral), atol=0.05)
+    found = slope().found
+    spread = float(covariance_of(found.normal, 1)[0, 0]) ** 0.5
+    mean = float(found.mode[0])
+    new = np.array([[-2.0], [0.3], [4.0]])
+    wanted = [
+        integrate.quad(lambda w, x=x: expit(w * x) * stats.norm.pdf(w, mean, spread), -15, 20)[0]
+        for x in new[:, 0]
+    ]
+    for predictive, atol in [("linearised", 1e-3), ("probit", 0.02)]:
+        posterior = predicting(slope(), predictive)
+        prediction = bayes.predict(posterior, new, key=jr.key(0), num_samples=200)
+        assert isinstance(prediction, bayes.CategoricalMixture)
+        np.testing.assert_allclose(prediction.probabilities[:, 1], wanted, atol=atol)
+
+
+def test_sampled_networks_are_those_of_the_draws():
+    posterior = predicting(small(), "sampled")
+    prediction = bayes.predict(posterior, NEW, key=jr.key(2), num_samples=3)
+    assert isinstance(prediction, bayes.Mixture)
+    samples = posterior.samples(3, key=jr.split(jr.key(2))[0])
+    wanted = jax.vmap(lambda sample: jax.vmap(posterior.model(sample))(NEW))(samples)
+    np.testing.assert_allclose(prediction.components.mean, wanted, rtol=1e-10)

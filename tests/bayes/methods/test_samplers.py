@@ -1,0 +1,185 @@
+"""What each method that draws has of its own, beyond the laws of all."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+import optax
+import pytest
+from scipy import stats
+
+import eqxlike as eqx
+from eqxlike import bayes, nn
+from tests.bayes.methods.cases import LINEAR, X, Y, check_moments
+
+pytestmark = pytest.mark.usefixtures("as_methods_run")
+
+
+def run(method, target=None, **kwargs):
+    target = LINEAR.target if target is None else target
+    return bayes.infer(target, method, key=jr.key(1), progress=False, **kwargs)
+
+
+# --- HMC ----------------------------------------------------------------------------------------
+
+
+class Rate(eqx.Module):
+    """The same rate for all inputs."""
+
+    rate: jax.Array
+
+    def __call__(self, x):
+        return jnp.log(self.rate)
+
+
+def test_linked_hmc_finds_the_gamma_posterior_of_a_rate():
+    counts = np.array([3, 1, 4, 1, 5, 9, 2, 6])
+    target = bayes.Posterior(
+        Rate(jnp.array(1.0)), dist.Gamma(2.0, 0.5), bayes.Poisson(), (np.zeros((8, 1)), counts)
+    )
+    posterior = run(
+        bayes.HMC(num_samples=600, num_warmup=200, chains=2, trajectory_steps=8), target
+    )
+    draws = np.asarray(posterior.samples(key=jr.key(0)).model.rate)
+    expected = stats.gamma(2.0 + counts.sum(), scale=1 / (0.5 + len(counts)))
+    ess = float(posterior.convergence.ess_bulk.model.rate)
+    check_moments(draws[:, None], expected.mean(), np.eye(1) * expected.var(), ess / 2)
+    distance = np.max(np.abs(expected.cdf(np.sort(draws)) - np.linspace(0, 1, draws.size)))
+    assert distance < 1.95 / np.sqrt(ess)  # Kolmogorov and Smirnov, 0.1%
+
+
+# --- optimisers ---------------------------------------------------------------------------------
+
+
+def test_steps_of_minibatches_are_unbiased():
+    problem = bayes.Problem(LINEAR.target)
+    gradient = jax.grad(problem.log_density)
+    keys = jr.split(jr.key(1), 4000)
+
+    def check(steps, place):
+        expected = gradient(place) / LINEAR.num_data
+        error = np.std(steps, axis=0) / np.sqrt(len(steps))
+        np.testing.assert_allclose((np.mean(steps, axis=0) - expected) / error, 0, atol=5)
+
+    sgld = bayes.SGLD(step_size=1.0, batch_size=4, temperature=1e-20)
+    place = problem.initial(jr.key(0))
+    step = lambda key: sgld.step(problem, place, jnp.asarray(0), key)[0] - place
+    check(jax.jit(jax.vmap(step))(keys), place)
+
+    method = bayes.MAP(steps=1, optimiser=optax.sgd(1.0), batch_size=4)
+    state = method.init(problem, jr.key(0))
+    step = lambda key: method.step(problem, state, jnp.asarray(0), key)[0].place - state.place
+    check(jax.jit(jax.vmap(step))(keys), state.place)
+
+
+def test_members_of_an_ensemble_begin_apart():
+    problem = bayes.Problem(LINEAR.target)
+    init = jax.jit(lambda key: bayes.DeepEnsemble(members=3).init(problem, key).place)
+    places = [init(key) for key in jr.split(jr.key(0), 3)]
+    assert len({tuple(np.asarray(place)) for place in places}) > 1
+    for place in places:  # the same numbers in each array, in another order
+        np.testing.assert_array_equal(np.sort(place[:2]), np.sort(problem.initial(jr.key(0))[:2]))
+
+
+# --- SGLD and SGHMC -----------------------------------------------------------------------------
+
+
+def test_the_step_size_decays_by_its_power():
+    problem = bayes.Problem(LINEAR.target)
+    method = bayes.SGLD(decay=0.5, num_warmup=100, temperature=1e-20)
+    place = problem.initial(jr.key(0))
+    step = jax.jit(lambda index: method.step(problem, place, index, jr.key(1))[0] - place)
+    first, last = step(jnp.asarray(0)), step(jnp.asarray(300))
+    np.testing.assert_allclose(first / last, 2, rtol=1e-3)
+
+
+def test_chains_begin_where_descent_ends():
+    problem = bayes.Problem(LINEAR.target)
+    place = jax.jit(lambda: bayes.SGLD(descent_steps=3000).init(problem, jr.key(0)))()
+    np.testing.assert_allclose(place, LINEAR.mean, atol=1e-2)
+
+
+def test_chains_that_leave_for_infinity_are_warned_of():
+    method = bayes.SGLD(num_samples=20, num_warmup=200, chains=2, step_size=10.0, descent_steps=0)
+    with pytest.warns(
+        bayes.InferenceWarning,
+        match="SGLD: 2 of 2 chains left for infinity: a smaller step_size helps.",
+    ):
+        posterior = run(method)
+    np.testing.assert_array_equal(posterior.diagnostics.lost, [20, 20])
+    assert "lost: 20, 20" in str(posterior.diagnostics)
+    assert posterior.diagnostics.outputs is None
+
+
+@pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
+def test_minibatches_are_the_same_in_a_run_that_was_resumed(tmp_path):
+    settings = {"num_warmup": 4, "chains": 2, "thin": 1, "batch_size": 3, "descent_steps": 3}
+    whole = run(bayes.SGLD(num_samples=8, **settings))
+    path = tmp_path / "run"
+    run(bayes.SGLD(num_samples=3, **settings), checkpoint=path)
+    resumed = run(bayes.SGLD(num_samples=8, **settings), checkpoint=path)
+    np.testing.assert_array_equal(resumed.records["draw"], whole.records["draw"])
+
+
+# --- SWAG ---------------------------------------------------------------------------------------
+
+
+def visited(method):
+    """The places that a method collects, and what it makes of them."""
+    problem = bayes.Problem(LINEAR.target)
+    state = method.init(problem, jr.key(0))
+    step = jax.jit(lambda state, index, key: method.step(problem, state, index, key)[0])
+    places = []
+    for index in range(method.num_steps):
+        state = step(state, jnp.asarray(index), jr.fold_in(jr.key(1), index))
+        if index >= method.steps and (index - method.steps + 1) % method.collect_every == 0:
+            places.append(np.asarray(state.place))
+    states = jax.tree.map(lambda each: each[None], state)
+    return np.array(places), method.finish(problem, states, {}, jr.key(2))
+
+
+def test_swag_has_the_moments_of_the_places_that_were_visited():
+    method = bayes.SWAG(steps=5, batch_size=4, collect_steps=24, collect_every=3, rank=4)
+    places, found = visited(method)
+    assert len(places) == 8
+    np.testing.assert_allclose(found.mean, places.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(found.squares / found.count, places.var(axis=0), rtol=1e-10)
+    means = np.cumsum(places, axis=0) / np.arange(1, 9)[:, None]
+    deviations = (places - means)[-4:]
+    np.testing.assert_allclose(found.deviations, deviations, rtol=1e-9)
+    # Half of the covariance of draws is diagonal, and half of low rank.
+    expected = np.diag(places.var(axis=0)) / 2 + deviations.T @ deviations / (2 * 3)
+    draws = method.sample(bayes.Problem(LINEAR.target), found, 20_000, jr.key(0))
+    check_moments(np.asarray(draws), np.asarray(found.mean), expected, 20_000)
+
+
+def test_fewer_places_than_the_rank_are_all_kept():
+    method = bayes.SWAG(steps=1, batch_size=4, collect_steps=6, collect_every=2, rank=20)
+    state = method.init(bayes.Problem(LINEAR.target), jr.key(0))
+    assert state.moments.deviations.shape == (3, 3)
+
+
+# --- MC dropout ---------------------------------------------------------------------------------
+
+
+class Masked(eqx.Module):
+    """One number for each input: how many hidden units a mask leaves."""
+
+    scale: jax.Array
+    dropout: nn.Dropout
+
+    def __call__(self, x, *, key=None):
+        return jnp.sum(self.dropout(self.scale, key=key)) + 0 * jnp.sum(x)
+
+
+def test_a_draw_has_one_mask_for_all_inputs_and_another_than_the_next_draw():
+    model = Masked(jnp.ones(200), nn.Dropout(0.5))
+    target = bayes.Posterior(model, bayes.normal(), bayes.Gaussian(0.5), (X, Y))
+    prediction = bayes.predict(
+        run(bayes.MCDropout(steps=1), target), X, key=jr.key(2), num_samples=8
+    )
+    assert isinstance(prediction, bayes.Mixture)
+    outputs = prediction.components.mean
+    np.testing.assert_array_equal(outputs, np.broadcast_to(outputs[:, :1], outputs.shape))
+    assert len(set(np.asarray(outputs[:, 0]))) > 4
