@@ -271,7 +271,8 @@ def judge(mutant, trees, executed, seconds, budget_s, goes_on) -> dict:
         "seconds": round(time.monotonic() - started, 1),
         "executed_by": len(tests),
         "ran": len(chosen),
-        "found_by": found_by,
+        "num_found_by": len(found_by),
+        "found_by": found_by[:5],
     }
 
 
