@@ -162,7 +162,34 @@ def _is_short_lived(value: Any) -> bool:
     return "<locals>" in value.__qualname__ or value.__name__ == "<lambda>"
 
 
-_interned: weakref.WeakValueDictionary[Hashable, Structure] = weakref.WeakValueDictionary()
+class _Interned(weakref.ref[Structure]):
+    """A Structure in the table. As a key it is equal to that of the Structure, and to no other."""
+
+    __slots__ = ("hash", "key")
+
+    key: Hashable
+    hash: int
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return other is self.key
+
+
+def _forget(interned: _Interned) -> None:
+    # Garbage collection calls this, anywhere. A `WeakValueDictionary` would call the `__eq__` of
+    # users' objects here. If that calls JAX while jaxlib 0.10.2 takes a traceback (Python 3.11),
+    # jaxlib releases code objects twice, and the process crashes later.
+    _table.pop(interned, None)
+
+
+def _find(key: Hashable) -> Structure | None:
+    interned = _table.get(key)
+    return None if interned is None else interned()
+
+
+_table: dict[Hashable, _Interned] = {}
 # Garbage collection may run code that takes the lock again in the thread that holds it.
 _lock = threading.RLock()
 
@@ -178,14 +205,18 @@ def intern(
     # The key has the `id`s of the class and the children, which the Structure itself keeps alive. A
     # key that held them might keep the Structure alive, through a closure with a compiled function.
     key = (structure_type, id(node_type), static.key, tuple(map(id, children)))
-    found = _interned.get(key)
+    found = _find(key)
     if found is None or not found.static.is_current():
         made = structure_type(node_type, make_meta(), static, children)
         with _lock:
-            found = _interned.get(key)
+            found = _find(key)
             # A Structure whose meta was changed in place meanwhile gives way.
             if found is None or not found.static.is_current():
-                found = _interned[key] = made
+                # A dict keeps the key that it has, and the entry must have that very one.
+                _table.pop(key, None)
+                entry = _Interned(made, _forget)
+                entry.key, entry.hash = key, hash(key)
+                _table[key], found = entry, made
     return found
 
 
@@ -231,4 +262,4 @@ def no_meta() -> None:
 
 def num_interned() -> int:
     """The number of Structures alive."""
-    return len(_interned)
+    return len(_table)

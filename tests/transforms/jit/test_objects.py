@@ -17,7 +17,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import Module, field, filter_jit
-from eqxlike._partition import flatten
+from eqxlike._partition import flatten, num_interned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +126,34 @@ def test_equality_that_calls_a_filtered_function_does_not_wait_for_itself():
     thread.start()
     thread.join(60)
     assert results == [1, 2, 1]
+
+
+def test_garbage_collection_asks_no_equality():
+    # If it calls JAX while jaxlib takes a traceback, jaxlib frees code that is in use.
+    asked_by = []
+
+    class Asking:
+        def __init__(self, number):
+            self.number = number
+
+        def __eq__(self, other):
+            asked_by.append(is_collecting)
+            return self.number == other.number
+
+        def __hash__(self):
+            return 0
+
+    is_collecting = False
+    before = num_interned()
+    for numbers in ((1, 2, 3), (3, 1)):
+        structures = [flatten(Asking(number))[1] for number in numbers]
+        assert len(set(structures)) == len(numbers)
+        is_collecting = True
+        del structures
+        gc.collect()
+        is_collecting = False
+        assert num_interned() <= before
+    assert set(asked_by) == {False}
 
 
 def test_flattening_inside_interning_does_not_wait_for_itself():
