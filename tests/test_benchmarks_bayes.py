@@ -171,6 +171,7 @@ def one_method(monkeypatch):
 
     row = methods.Row(methods.PLAIN, predict)
     monkeypatch.setattr(methods, "rows", lambda *, is_quick: (row,))
+    monkeypatch.setattr(network, "PRIOR_SCALES", (1.0,))
     monkeypatch.setattr(bayes_quality, "OF_CSV", 2)
 
 

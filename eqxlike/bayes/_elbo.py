@@ -59,14 +59,15 @@ def negative_elbo(
     **Raises:** `ValueError` if leading lengths differ, if the log likelihood of an example is not
     of shape `()`, or if `num_data` or `num_samples` is not a positive integer.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> from eqxlike import nn
     >>> model = nn.BayesianMLP(2, "scalar", width_size=8, depth=1, key=jax.random.key(0))
     >>> def log_likelihood(model, example, key):
     ...     x, y = example
     ...     return jax.scipy.stats.norm.logpdf(y, model(x, key=key))
     >>> batch = (jnp.ones((5, 2)), jnp.zeros(5))
-    >>> negative_elbo(model, log_likelihood, batch, num_data=50, key=jax.random.key(1)).shape
+    >>> loss = eqx.filter_jit(negative_elbo)
+    >>> loss(model, log_likelihood, batch, num_data=50, key=jax.random.key(1)).shape
     ()
     """
     num_data = whole_number(num_data, "num_data")

@@ -43,8 +43,10 @@ class Posterior(Module):
     >>> likelihood = bayes.Gaussian(scale=dist.Gamma(2.0, 1.0))
     >>> target = bayes.Posterior(model, bayes.normal(0.0, 1.0), likelihood, (x, x[:, 0] ** 2))
     >>> vector, log_density, unflatten = target.flat(linked=True, key=jax.random.key(1))
-    >>> vector.shape, log_density(vector).shape, unflatten(vector).likelihood["scale"].shape
-    ((26,), (), ())
+    >>> vector.shape, jax.jit(log_density)(vector).shape
+    ((26,), ())
+    >>> unflatten(vector).likelihood["scale"].shape
+    ()
     """
 
     network: Any

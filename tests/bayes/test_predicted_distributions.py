@@ -1,5 +1,6 @@
 """Predictions with distributions that NumPyro makes of others, or of which it knows little."""
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -40,9 +41,10 @@ def prediction(name, outputs=OUTPUTS):
     return mixture
 
 
-def draws(components, num):
+def draws(make, num):
+    """Of the distribution that is made."""
     with as_libraries_compute():
-        return np.asarray(components.sample(jr.key(1), (num,)))
+        return np.asarray(jax.jit(lambda key: make().sample(key, (num,)))(jr.key(1)))
 
 
 @pytest.mark.parametrize(
@@ -51,10 +53,9 @@ def draws(components, num):
     ids=["two targets", "one"],
 )
 def test_draws_are_those_of_the_distribution_of_all_outputs(name, outputs):
-    with as_libraries_compute():
-        theirs = MAKERS[name](outputs)
-    ours = prediction(name, outputs).components
-    np.testing.assert_allclose(draws(ours, 5), draws(theirs, 5), rtol=1e-6)
+    ours = draws(lambda: prediction(name, outputs).components, 5)
+    theirs = draws(lambda: MAKERS[name](outputs), 5)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 def test_classes_have_probabilities_and_counts_have_quantiles():
@@ -74,13 +75,13 @@ def test_classes_have_probabilities_and_counts_have_quantiles():
 
 
 def test_draws_of_mixtures_differ_from_each_other():
-    drawn = draws(prediction("MixtureSameFamily").components, 5)
+    drawn = draws(lambda: prediction("MixtureSameFamily").components, 5)
     assert drawn.shape == (5, 3, 4, 2)
     assert len(np.unique(drawn)) == drawn.size
 
 
 def test_draws_of_expanded_distributions_have_their_moments():
-    drawn = draws(prediction("expanded").components, 4000)
+    drawn = draws(lambda: prediction("expanded").components, 4000)
     assert drawn.shape == (4000, 3, 4, 2)
     expected = np.broadcast_to(np.asarray(OUTPUTS)[..., :1], (3, 4, 2))
     np.testing.assert_allclose(np.log(drawn).mean(axis=0), expected, atol=0.05)
@@ -91,7 +92,8 @@ def test_draws_of_expanded_distributions_have_their_moments():
 @pytest.mark.parametrize("name", ["MixtureSameFamily", "expanded"])
 def test_score_is_computed_from_draws(name):
     y = jnp.ones((4, 2))
-    found = metrics.crps(y, prediction(name), key=jr.key(1), num_draws=30)
+    score = lambda y: metrics.crps(y, prediction(name), key=jr.key(1), num_draws=30)
+    found = jax.jit(score)(y)
     assert np.isfinite(found)
 
 
@@ -100,8 +102,13 @@ def test_score_of_zero_inflated_counts_is_that_of_scipy():
     counts = np.arange(60)
     cdf = 0.3 + 0.7 * stats.poisson(rates[:, None]).cdf(counts)
     expected = np.mean(np.sum((cdf - (counts >= y[:, None])) ** 2, axis=1))
-    mixture = prediction("ZeroInflatedPoisson", OUTPUTS[:1, :1])
-    found = metrics.crps(jnp.asarray(y[None], jnp.float32), mixture, key=jr.key(1), num_draws=9000)
+
+    @jax.jit
+    def score(y):
+        mixture = prediction("ZeroInflatedPoisson", OUTPUTS[:1, :1])
+        return metrics.crps(y, mixture, key=jr.key(1), num_draws=9000)
+
+    found = score(y[None].astype(np.float32))
     np.testing.assert_allclose(found, expected, rtol=0.05)
 
 

@@ -30,16 +30,21 @@ def target(likelihood, y=X[:, 0]):
 
 def test_simulated_targets_have_the_moments_of_the_likelihood():
     problem = target(bayes.Gaussian(0.5))
-    unknowns = problem.sample_prior(key=jr.key(1))
-    draws = jax.vmap(lambda key: problem.simulate(unknowns, key=key))(jr.split(jr.key(2), 4000))
-    mean = jax.vmap(problem.model(unknowns))(X)
+
+    @jax.jit
+    def both(keys):
+        unknowns = problem.sample_prior(key=jr.key(1))
+        draws = jax.vmap(lambda key: problem.simulate(unknowns, key=key))(keys)
+        return draws, jax.vmap(problem.model(unknowns))(X)
+
+    draws, mean = map(np.asarray, both(jr.split(jr.key(2), 4000)))
     np.testing.assert_allclose((draws.mean(0) - mean) / (0.5 / np.sqrt(4000)), 0, atol=5)
     np.testing.assert_allclose(draws.std(0), 0.5, rtol=0.06)
 
 
 def test_simulated_classes_are_of_the_dtype_of_the_data():
     problem = target(bayes.Bernoulli(), np.array([0, 1] * 4, np.int8))
-    y = problem.simulate(problem.sample_prior(key=jr.key(1)), key=jr.key(2))
+    y = jax.jit(lambda: problem.simulate(problem.sample_prior(key=jr.key(1)), key=jr.key(2)))()
     assert (y.dtype, y.shape) == (np.int8, (8,))
     assert set(np.asarray(y).tolist()) <= {0, 1}
 

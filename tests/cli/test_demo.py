@@ -1,6 +1,7 @@
 """The demo in its short form, end to end."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import signal
@@ -14,7 +15,7 @@ import optax
 import pytest
 
 from eqxlike import bayes
-from eqxlike._cli import _demo, _settings, main
+from eqxlike._cli import _baselines, _demo, _settings, main
 from eqxlike._cli._methods import METHODS
 from eqxlike._cli._page import page_of
 
@@ -25,12 +26,16 @@ TEXTS = {"results.json", "report.html"}
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """One run over both data sets."""
+    """One run over both data sets, with a smaller network and fewer penalties to choose from."""
     folder = tmp_path_factory.mktemp("demo") / "results"
+    small = dataclasses.replace(_settings.SETTINGS["digits"], width_size=32)
     with (
+        pytest.MonkeyPatch.context() as patch,
         contextlib.redirect_stdout(io.StringIO()) as out,
         contextlib.redirect_stderr(io.StringIO()) as err,
     ):
+        patch.setitem(_settings.SETTINGS, "digits", small)
+        patch.setattr(_baselines, "INVERSE_PENALTIES", _baselines.INVERSE_PENALTIES[:2])
         status = main(["demo", "--quick", "--seed", "1", "--out", str(folder)])
     results = json.loads((folder / "results.json").read_text())
     return types.SimpleNamespace(

@@ -22,10 +22,12 @@ def script():
 def tables(script):
     """The tables that the script prints: the cells of their rows, by name."""
     with (
+        pytest.MonkeyPatch.context() as patch,
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
         contextlib.redirect_stdout(io.StringIO()) as output,
     ):
+        patch.setattr(script, "BATCH_SIZE", 16)
         assert script.main(["--quick"]) == 0
     parts = output.getvalue().split("\n\n")
     rows = [[re.split(r"\s{2,}", line.strip()) for line in part.splitlines()] for part in parts]

@@ -47,15 +47,17 @@ GRADIENTS = {
     "jit-vmap-vmap-grad": lambda watch: jax.jit(
         lambda x: jax.vmap(jax.vmap(jax.grad(root(watch))))(x[None])[0]
     ),
-    "grad-checkpoint": lambda watch: jax.grad(jax.checkpoint(root(watch))),
+    "grad-checkpoint": lambda watch: jax.jit(jax.grad(jax.checkpoint(root(watch)))),
     "jit-vmap-grad-scan": lambda watch: jax.jit(
         lambda x: jax.vmap(jax.grad(product_of_scan(watch)))(x[None])[0]
     ),
-    "grad-cond": lambda watch: jax.grad(branches(watch)),
-    "grad-tree": lambda watch: jax.grad(of_tree(watch)),
-    "grad-of-grad": lambda watch: jax.grad(lambda x: jax.grad(root(watch))(x)[0] ** 2),
+    "grad-cond": lambda watch: jax.jit(jax.grad(branches(watch))),
+    "grad-tree": lambda watch: jax.jit(jax.grad(of_tree(watch))),
+    "grad-of-grad": lambda watch: jax.jit(jax.grad(lambda x: jax.grad(root(watch))(x)[0] ** 2)),
     "grad-without-use": lambda watch: jax.grad(lambda x: (0 * watch(x) + x).sum()),
-    "complex": lambda watch: jax.grad(lambda x: jnp.abs(watch(jax.lax.complex(x, x))).sum()),
+    "complex": lambda watch: jax.jit(
+        jax.grad(lambda x: jnp.abs(watch(jax.lax.complex(x, x))).sum())
+    ),
 }
 
 

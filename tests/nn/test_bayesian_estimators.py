@@ -11,6 +11,7 @@ import pytest
 import eqxlike as eqx
 from eqxlike import nn
 from eqxlike.nn._bayesian._gaussian_layer import _random_signs
+from tests.nn.arrays import normal
 
 ESTIMATORS = ["local", "flipout", "weights"]
 NUM_DRAWS = 8000
@@ -19,8 +20,11 @@ NUM_DRAWS = 8000
 def uneven(layer, key):
     """`layer` with another spread of each weight."""
     where = lambda layer: (layer.weight_rho, layer.bias_rho)
-    keys = jr.split(key)
-    moved = [rho + jr.normal(k, rho.shape) for rho, k in zip(where(layer), keys, strict=True)]
+    generator = np.random.default_rng(np.asarray(jr.key_data(key)))
+    moved = [
+        jnp.asarray((np.asarray(rho) + generator.normal(size=rho.shape)).astype(np.float32))
+        for rho in where(layer)
+    ]
     return eqx.tree_at(where, layer, tuple(moved))
 
 
@@ -87,7 +91,7 @@ def check_moments(outputs, mean, variance):
 
 @pytest.mark.parametrize("estimator", ["flipout", "weights"])
 def test_outputs_have_the_moments_of_random_weights_which_examples_share(estimator, getkey):
-    layer, x = make_linear(estimator, getkey), abs(jr.normal(getkey(), (2, 3))) + 1
+    layer, x = make_linear(estimator, getkey), abs(np.asarray(normal(getkey(), (2, 3)))) + 1
     outputs = draw(layer, x, getkey())
     check_moments(outputs, *moments_of_linear(layer, x))
     found, standard_error = covariance(outputs[:, 0], outputs[:, 1])
@@ -99,7 +103,8 @@ def test_outputs_have_the_moments_of_random_weights_which_examples_share(estimat
 
 @pytest.mark.parametrize("estimator", ["local", "flipout"])
 def test_places_of_one_image_covary_unless_each_is_drawn_by_itself(estimator, getkey):
-    layer, x = make_conv(estimator, getkey), jr.normal(getkey(), (2, 4, 3)).at[1].set(1)
+    layer, x = make_conv(estimator, getkey), np.array(normal(getkey(), (2, 4, 3)))
+    x[1] = 1
     outputs = draw(layer, x, getkey())
     mean, variance = moments_of_conv(layer, x)
     check_moments(outputs, mean, variance)
@@ -109,10 +114,13 @@ def test_places_of_one_image_covary_unless_each_is_drawn_by_itself(estimator, ge
     assert (abs(found - expected) < 5 * standard_error).all()
 
 
-def gradients(estimator, batch_size, getkey):
-    """Gradients of the squared error of a batch in many steps, as rows; and the exact mean."""
-    layer = make_linear(estimator, getkey)
-    x, y = jr.normal(getkey(), (batch_size, 3)), jr.normal(getkey(), (batch_size, 2))
+def gradients(batch_size, getkey):
+    """Gradients of the squared error of a batch in many steps, as rows, by each estimator; and the
+    exact mean.
+    """
+    # By the same keys, and so of the same weights.
+    layers = [make_linear(each, map(jr.key, range(2)).__next__) for each in ESTIMATORS]
+    x, y = normal(getkey(), (batch_size, 3)), normal(getkey(), (batch_size, 2))
 
     def loss(layer, key):
         return jnp.mean(jnp.sum((outputs_of_batch(layer, x, key) - y) ** 2, axis=1))
@@ -127,18 +135,20 @@ def gradients(estimator, batch_size, getkey):
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(gradient)])
 
     @eqx.filter_jit
-    def both(layer, key):
-        steps = jax.vmap(lambda key: flat(eqx.filter_grad(loss)(layer, key)))
-        return steps(jr.split(key, NUM_DRAWS)), flat(eqx.filter_grad(expected_loss)(layer))
+    def compute(layers, key):
+        found = []
+        for layer in layers:
+            steps = jax.vmap(lambda key, layer=layer: flat(eqx.filter_grad(loss)(layer, key)))
+            found.append(steps(jr.split(jr.clone(key), NUM_DRAWS)))
+        return *found, flat(eqx.filter_grad(expected_loss)(layers[0]))
 
-    return [np.asarray(each, np.float64) for each in both(layer, getkey())]
+    return [np.asarray(each, np.float64) for each in compute(layers, getkey())]
 
 
 def test_gradient_is_that_of_the_expected_loss_and_varies_least_by_local_most_by_weights():
-    variances = {}
-    for estimator in ESTIMATORS:
-        keys = iter(jr.split(jr.key(5678), 10))
-        found, expected = gradients(estimator, 16, lambda keys=keys: next(keys))
+    variances, keys = {}, map(jr.key, range(5678, 5688))
+    *every, expected = gradients(16, lambda: next(keys))
+    for estimator, found in zip(ESTIMATORS, every, strict=True):
         standard_error = found.std(0) / math.sqrt(NUM_DRAWS)
         assert (abs(found.mean(0) - expected) < 5 * standard_error).all()
         variances[estimator] = found.var(0).sum()
@@ -148,16 +158,22 @@ def test_gradient_is_that_of_the_expected_loss_and_varies_least_by_local_most_by
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_inference_mode_computes_by_the_means_and_needs_no_key(estimator, getkey):
     for make, shape in ((make_linear, (3,)), (make_conv, (4, 3))):
-        layer, x = make(estimator, getkey), jr.normal(getkey(), shape)
-        np.testing.assert_array_equal(nn.inference_mode(layer)(x), layer.mean_layer()(x))
+        layer, x = make(estimator, getkey), normal(getkey(), shape)
+        outputs = eqx.filter_jit(
+            lambda layer, x: (nn.inference_mode(layer)(x), layer.mean_layer()(x))
+        )(layer, x)
+        np.testing.assert_array_equal(*outputs)
 
 
 def test_examples_of_a_flipout_batch_differ_in_signs_alone(getkey):
     layer = make_linear("flipout", getkey)
-    x = jnp.tile(jnp.array([0.0, 1.0, 0.0]), (8, 1))
+    x = np.tile(np.array([0, 1, 0], np.float32), (8, 1))
     # Without bias each output for a unit vector is one entry of the perturbation, with a sign.
     layer = eqx.tree_at(lambda layer: layer.bias_rho, layer, jnp.full(2, -1000.0))
-    noise = eqx.filter_jit(outputs_of_batch)(layer, x, getkey()) - layer.mean_layer()(x[0])[None]
+    noises = eqx.filter_jit(
+        lambda layer, x, key: outputs_of_batch(layer, x, key) - layer.mean_layer()(x[0])[None]
+    )
+    noise = np.asarray(noises(layer, x, getkey()))
     np.testing.assert_allclose(abs(noise), abs(noise[:1]).repeat(8, axis=0), rtol=1e-4)
     assert {-1.0, 1.0} == set(np.sign(noise[:, 0]).tolist())
 
@@ -177,9 +193,11 @@ def test_signs_of_flipout_are_balanced_and_uncorrelated(getkey):
 @pytest.mark.parametrize("estimator", ["flipout"])
 def test_another_key_draws_another_perturbation(estimator, getkey):
     layer, x, key = make_linear(estimator, getkey), jnp.ones(3), getkey()
+    draw_one = eqx.filter_jit(
+        lambda layer, shared_key, key: nn.with_perturbation(layer, shared_key)(x, key=key)
+    )
     first, same, other = (
-        nn.with_perturbation(layer, shared_key)(x, key=jr.clone(key))
-        for shared_key in (jr.key(0), jr.key(0), jr.key(1))
+        np.asarray(draw_one(layer, jr.key(seed), jr.clone(key))) for seed in (0, 0, 1)
     )
     np.testing.assert_array_equal(first, same)
     assert (first != other).all()
@@ -187,16 +205,26 @@ def test_another_key_draws_another_perturbation(estimator, getkey):
 
 def test_perturbation_takes_the_place_of_the_one_before(getkey):
     layer, x, key = make_linear("flipout", getkey), jnp.ones(3), getkey()
-    once = nn.with_perturbation(layer, jr.key(1))
-    twice = nn.with_perturbation(nn.with_perturbation(layer, jr.key(0)), jr.key(1))
-    np.testing.assert_array_equal(twice(x, key=key), once(x, key=jr.clone(key)))
+
+    @eqx.filter_jit
+    def outputs(layer, key):
+        once = nn.with_perturbation(layer, jr.key(1))
+        twice = nn.with_perturbation(nn.with_perturbation(layer, jr.key(0)), jr.key(1))
+        return twice(x, key=key), once(x, key=jr.clone(key))
+
+    np.testing.assert_array_equal(*outputs(layer, key))
 
 
 def test_layers_of_one_model_are_perturbed_apart(getkey):
     layer = make_linear("weights", getkey)
-    first, second = nn.with_perturbation([layer, layer], getkey())
-    key = getkey()
-    assert (first(jnp.ones(3), key=key) != second(jnp.ones(3), key=jr.clone(key))).all()
+
+    @eqx.filter_jit
+    def outputs(layer, shared_key, key):
+        layers = nn.with_perturbation([layer, layer], shared_key)
+        return [each(jnp.ones(3), key=jr.clone(key)) for each in layers]
+
+    first, second = map(np.asarray, outputs(layer, getkey(), getkey()))
+    assert (first != second).all()
 
 
 def test_draw_that_a_batch_shares_is_made_once(getkey):
@@ -219,19 +247,27 @@ def test_draw_that_a_batch_shares_is_made_once(getkey):
 
 def test_weights_are_those_of_a_sample_by_the_same_key(getkey):
     layer, key, x = make_linear("weights", getkey), getkey(), jnp.ones(3)
-    np.testing.assert_array_equal(layer(x, key=key), layer.sample(jr.clone(key))(x))
+    outputs = eqx.filter_jit(lambda layer, key: (layer(x, key=key), layer.sample(jr.clone(key))(x)))
+    np.testing.assert_array_equal(*outputs(layer, key))
 
 
 def test_layers_that_are_stored_stacked_are_perturbed_one_by_one(getkey):
     stack = nn.ScanStack(lambda key: nn.Linear(3, 3, key=key), 2, key=getkey())
     model = nn.with_perturbation(nn.to_bayesian(stack, estimator="weights"), getkey())
     x, key = jnp.ones(3), getkey()
-    expected = x
-    for layer, layer_key in zip(model.unstack(), jr.split(jr.clone(key), 2), strict=True):
-        expected = layer(expected, key=layer_key)
-    np.testing.assert_allclose(model(x, key=key), expected, rtol=1e-5)
-    noises = [layer.sample(layer.shared_key.key()).weight for layer in model.unstack()]
-    assert (noises[0] - model[0].weight_mean != noises[1] - model[1].weight_mean).all()
+
+    @eqx.filter_jit
+    def outputs_and_noises(model, key):
+        expected, layers = x, model.unstack()
+        for layer, layer_key in zip(layers, jr.split(jr.clone(key), 2), strict=True):
+            expected = layer(expected, key=layer_key)
+        drawn = [layer.sample(jr.clone(layer.shared_key.key())).weight for layer in layers]
+        noises = [each - layer.weight_mean for each, layer in zip(drawn, layers, strict=True)]
+        return (model(x, key=key), expected), noises
+
+    outputs, noises = outputs_and_noises(model, key)
+    np.testing.assert_allclose(*outputs, rtol=1e-5)
+    assert np.not_equal(*noises).all()
 
 
 def test_keys_of_the_old_kind_serve_too(getkey):
@@ -254,8 +290,13 @@ def test_layers_that_share_nothing_stay_as_they_are(getkey):
 def test_kl_and_draws_are_those_of_the_layer_without_a_perturbation(getkey):
     layer, key = make_linear("flipout", getkey), getkey()
     perturbed = nn.with_perturbation(layer, getkey())
-    np.testing.assert_array_equal(perturbed.kl(), layer.kl())
-    np.testing.assert_array_equal(perturbed.sample(key).weight, layer.sample(jr.clone(key)).weight)
+    kl_and_draw = eqx.filter_jit(
+        lambda layer, key: (layer.kl(), layer.sample(jr.clone(key)).weight)
+    )
+    for found, expected in zip(
+        kl_and_draw(perturbed, key), kl_and_draw(layer, jr.clone(key)), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_flipout_without_a_perturbation_says_where_and_what_to_write(getkey):

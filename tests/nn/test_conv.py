@@ -10,6 +10,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
+from tests.nn.arrays import normal
 
 # Class, sizes, options. Most have weights of one shape: one compiled function then draws them.
 LAYERS = {
@@ -39,16 +40,26 @@ def build(module, name, key, **more):
     return getattr(module, layer)(*sizes, **options, **more, key=jr.clone(key))
 
 
+def with_numpy(value):
+    """NumPy's array in place of JAX's, to compare which nothing is compiled."""
+    return np.asarray(value) if isinstance(value, jax.Array) else value
+
+
 @pytest.mark.parametrize("name", sorted(set(LAYERS) - {"Conv2d"}))
 def test_same_key_gives_equinox_fields_and_outputs(name, getkey):
-    key = getkey()
-    ours, theirs = (build(module, name, key) for module in (nn, equinox.nn))
+    x_key = getkey()
+
+    @eqx.filter_jit
+    def layers_and_outputs(key):
+        ours, theirs = (build(module, name, key) for module in (nn, equinox.nn))
+        x = normal(x_key, (ours.in_channels, *SIZES[: ours.num_spatial_dims]))
+        return ours, theirs, (ours(x), theirs(x))
+
+    ours, theirs, outputs = layers_and_outputs(getkey())
     for own, their in zip(dataclasses.fields(ours), dataclasses.fields(theirs), strict=True):
         assert own.name == their.name
         values = getattr(ours, own.name), getattr(theirs, own.name)
-        assert equinox.tree_equal(*values), own.name
-    x = jr.normal(getkey(), (ours.in_channels, *SIZES[: ours.num_spatial_dims]))
-    outputs = eqx.filter_jit(lambda ours, theirs, x: (ours(x), theirs(x)))(ours, theirs, x)
+        assert equinox.tree_equal(*map(with_numpy, values)), own.name
     np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
@@ -61,22 +72,28 @@ def test_lists_become_tuples_so_that_the_fields_are_hashable(getkey):
 def test_same_key_gives_equinox_weights_in_64_bits(getkey):
     key = getkey()
     with jax.enable_x64():
-        ours, theirs = (build(module, "Conv2d", key) for module in (nn, equinox.nn))
+        make = eqx.filter_jit(lambda: [build(module, "Conv2d", key) for module in (nn, equinox.nn)])
+        ours, theirs = make()
     assert ours.weight.dtype == jnp.float64
-    assert equinox.tree_equal(jax.tree.leaves(ours), jax.tree.leaves(theirs))
+    leaves = [list(map(with_numpy, jax.tree.leaves(layer))) for layer in (ours, theirs)]
+    assert equinox.tree_equal(*leaves)
 
 
 def test_complex_layer_is_that_of_equinox(getkey):
     key = getkey()
-    x = jr.normal(getkey(), (2, 5, 6), jnp.complex64)
-    ours, theirs = (
-        build(module, "Conv2d", key, dtype=jnp.complex64) for module in (nn, equinox.nn)
-    )
+    x = normal(getkey(), (2, 5, 6), jnp.complex64)
+
+    @eqx.filter_jit
+    def layers_and_outputs(key):
+        layers = [build(module, "Conv2d", key, dtype=jnp.complex64) for module in (nn, equinox.nn)]
+        return layers, [layer(x) for layer in layers]
+
+    (ours, theirs), outputs = layers_and_outputs(key)
     # Not to the last digit: whether a product and a sum are rounded as one hangs on how much XLA
     # compiles together.
     np.testing.assert_allclose(ours.weight, theirs.weight, rtol=1e-6)
     np.testing.assert_allclose(ours.bias, theirs.bias, rtol=1e-6)
-    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["Conv2d", "Conv1d-negative"])

@@ -10,6 +10,7 @@ from jax.test_util import check_grads
 
 import eqxlike as eqx
 from eqxlike import nn
+from tests.nn.arrays import normal
 
 # Class, sizes, options. Most have weights of one shape: one compiled function then draws them.
 LAYERS = {
@@ -44,16 +45,24 @@ SIZES = (4, 5, 3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_same_key_gives_equinox_fields_and_outputs(name, getkey):
     layer, sizes, options = LAYERS[name]
-    key = getkey()
-    ours, theirs = (
-        getattr(module, layer)(*sizes, **options, key=jr.clone(key)) for module in (nn, equinox.nn)
-    )
+    x_key = getkey()
+
+    @eqx.filter_jit
+    def layers_and_outputs(key):
+        ours, theirs = (
+            getattr(module, layer)(*sizes, **options, key=jr.clone(key))
+            for module in (nn, equinox.nn)
+        )
+        x = normal(x_key, (ours.in_channels, *SIZES[: ours.num_spatial_dims]))
+        return ours, theirs, (ours(x), theirs(x))
+
+    ours, theirs, outputs = layers_and_outputs(getkey())
     for own, their in zip(dataclasses.fields(ours), dataclasses.fields(theirs), strict=True):
         assert own.name == their.name
-        values = getattr(ours, own.name), getattr(theirs, own.name)
+        values = [getattr(each, own.name) for each in (ours, theirs)]
+        # To compare NumPy's arrays compiles nothing.
+        values = [np.asarray(each) if isinstance(each, jax.Array) else each for each in values]
         assert equinox.tree_equal(*values), own.name
-    x = jr.normal(getkey(), (ours.in_channels, *SIZES[: ours.num_spatial_dims]))
-    outputs = eqx.filter_jit(lambda ours, theirs, x: (ours(x), theirs(x)))(ours, theirs, x)
     np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
@@ -71,21 +80,26 @@ def test_it_is_the_transpose_of_a_convolution_in_every_padding_mode(mode, paddin
         "use_bias": False,
     }
     # Of sizes that are no multiples of the stride.
-    x = jnp.zeros((2, 5, 7))
+    x = jax.ShapeDtypeStruct((2, 5, 7), jnp.float32)
     there = nn.Conv2d(2, 2, **options, key=getkey())
-    y = jr.normal(getkey(), jax.eval_shape(there, x).shape)
-    (expected,) = jax.linear_transpose(there, x)(y)
-    smaller = jax.eval_shape(nn.ConvTranspose2d(2, 2, **options, key=getkey()), y).shape
-    more = tuple(abs(size - base) for size, base in zip(x.shape[1:], smaller[1:], strict=True))
-    back = nn.ConvTranspose2d(2, 2, output_padding=more, **options, key=getkey())
-    kernel = jnp.flip(there.weight, axis=(2, 3)).swapaxes(0, 1)
-    back = eqx.tree_at(lambda layer: layer.weight, back, kernel)
-    np.testing.assert_allclose(back(y), expected, rtol=1e-5, atol=1e-5)
+    y_key, key = getkey(), getkey()
+
+    @eqx.filter_jit
+    def found_and_expected(there):
+        y = normal(y_key, jax.eval_shape(there, x).shape)
+        (expected,) = jax.linear_transpose(there, x)(y)
+        smaller = jax.eval_shape(nn.ConvTranspose2d(2, 2, **options, key=key), y).shape
+        more = tuple(abs(size - base) for size, base in zip(x.shape[1:], smaller[1:], strict=True))
+        back = nn.ConvTranspose2d(2, 2, output_padding=more, **options, key=jr.clone(key))
+        kernel = jnp.flip(there.weight, axis=(2, 3)).swapaxes(0, 1)
+        return eqx.tree_at(lambda layer: layer.weight, back, kernel)(y), expected
+
+    np.testing.assert_allclose(*found_and_expected(there), rtol=1e-5, atol=1e-5)
 
 
 def test_folded_padding_has_a_gradient_that_differences_confirm(getkey):
     layer = nn.ConvTranspose1d(2, 4, 3, 2, padding=1, padding_mode="REFLECT", key=getkey())
-    x = jr.normal(getkey(), (2, 4))
+    x = normal(getkey(), (2, 4))
     check_grads(jax.jit(lambda x: jnp.sin(layer(x))), (x,), order=1, rtol=1e-2, atol=1e-2)
 
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from eqxlike import nn
+from tests.nn.arrays import normal
 
 
 @pytest.mark.parametrize("p", [0.3, 0.99])
 def test_same_key_drops_what_equinox_drops(p, getkey):
-    x, key = jr.normal(getkey(), (4, 5)), getkey()
+    x, key = normal(getkey(), (4, 5)), getkey()
     ours, theirs = nn.Dropout(p), equinox.nn.Dropout(p)
     np.testing.assert_array_equal(ours(x, key=key), theirs(x, key=jr.clone(key)))
 

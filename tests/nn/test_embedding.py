@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from eqxlike import nn
+from tests.nn.arrays import normal
 
 
 def test_same_key_gives_equinox_table(getkey):
@@ -42,7 +43,7 @@ def test_unfit_arguments_are_refused(arguments, message):
 
 
 def test_rotation_is_that_of_equinox(getkey):
-    x = jr.normal(getkey(), (7, 6))
+    x = normal(getkey(), (7, 6))
     ours = jax.jit(nn.RotaryPositionalEmbedding(6))(x)
     theirs = jax.jit(equinox.nn.RotaryPositionalEmbedding(6))(x)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -50,7 +51,7 @@ def test_rotation_is_that_of_equinox(getkey):
 
 @pytest.mark.parametrize("theta", [100.0])
 def test_rotation_is_a_product_of_complex_numbers(theta, getkey):
-    x = np.asarray(jr.normal(getkey(), (7, 6)), np.float64)
+    x = np.asarray(normal(getkey(), (7, 6)), np.float64)
     turns = np.outer(np.arange(7), theta ** (-np.arange(3) / 3))
     turned = (x[:, :3] + 1j * x[:, 3:]) * np.exp(1j * turns)
     with jax.enable_x64(True):
@@ -59,7 +60,7 @@ def test_rotation_is_a_product_of_complex_numbers(theta, getkey):
 
 
 def test_rotation_of_low_precision_computes_its_angles_in_float32(getkey):
-    x = jr.normal(getkey(), (400, 6), jnp.bfloat16)
+    x = normal(getkey(), (400, 6), jnp.bfloat16)
     rope = jax.jit(nn.RotaryPositionalEmbedding(6))
     exact = np.asarray(rope(x.astype(jnp.float32)))
     assert rope(x).dtype == jnp.bfloat16

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from eqxlike import Module, filter_eval_shape, filter_grad, filter_jit, nn
+from tests.nn.arrays import normal
 
 
 class Slope(Module):
@@ -58,27 +59,38 @@ def test_same_key_gives_equinox_network(in_size, out_size, depth, bias, scan):
         "use_final_bias": bias[1],
         "scan": scan,
     }
-    ours = nn.MLP(in_size, out_size, **options, key=jr.key(depth))
-    theirs = equinox.nn.MLP(in_size, out_size, **options, key=jr.key(depth))
+    x = normal(jr.key(1), shape(in_size))
+
+    @filter_jit
+    def networks_and_outputs():
+        ours = nn.MLP(in_size, out_size, **options, key=jr.key(depth))
+        theirs = equinox.nn.MLP(in_size, out_size, **options, key=jr.key(depth))
+        return ours, theirs, ours(x), theirs(x)
+
+    ours, theirs, out, expected = networks_and_outputs()
     assert len(arrays(ours)) == len(arrays(theirs))
     for our, their in zip(arrays(ours), arrays(theirs), strict=True):
         np.testing.assert_array_equal(our, their)
-    x = jr.normal(jr.key(1), shape(in_size))
-    out, expected = outputs(ours, theirs, x)
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-6)
     assert out.shape == shape(out_size)
 
 
 @pytest.mark.parametrize("scan", [True])
 def test_activation_with_arrays_is_owned_by_each_unit(scan, getkey):
-    key, x, slope = getkey(), jr.normal(getkey(), (2,)), jnp.array(0.1)
-    ours = nn.MLP(2, 3, 5, 4, Slope(slope), Slope(slope), scan=scan, key=key)
-    theirs = equinox.nn.MLP(
-        2, 3, 5, 4, EquinoxSlope(slope), EquinoxSlope(slope), scan=scan, key=jr.clone(key)
-    )
+    key, x, slope = getkey(), normal(getkey(), (2,)), jnp.array(0.1)
+
+    @filter_jit
+    def networks_and_outputs(key):
+        ours = nn.MLP(2, 3, 5, 4, Slope(slope), Slope(slope), scan=scan, key=key)
+        theirs = equinox.nn.MLP(
+            2, 3, 5, 4, EquinoxSlope(slope), EquinoxSlope(slope), scan=scan, key=jr.clone(key)
+        )
+        return ours, theirs, (ours(x), theirs(x))
+
+    ours, theirs, found_and_expected = networks_and_outputs(key)
     assert ours.activation.slope.shape == theirs.activation.slope.shape == (4, 5)
     assert ours.final_activation.slope.shape == theirs.final_activation.slope.shape == (3,)
-    np.testing.assert_allclose(*outputs(ours, theirs, x), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(*found_and_expected, rtol=1e-6, atol=1e-6)
     gradient = filter_eval_shape(filter_grad(lambda model: jnp.sum(model(x))), ours)
     assert gradient.activation.slope.shape == (4, 5)
 
@@ -86,11 +98,11 @@ def test_activation_with_arrays_is_owned_by_each_unit(scan, getkey):
 def test_activation_of_a_scalar_output_is_left_as_it_is(getkey):
     model = nn.MLP(2, "scalar", 5, 1, final_activation=Slope(jnp.array(0.1)), key=getkey())
     assert model.final_activation.slope.shape == ()
-    assert model(jnp.ones(2)).shape == ()
+    assert filter_eval_shape(model, np.ones(2, np.float32)).shape == ()
 
 
 def test_scan_of_one_layer_computes_what_the_loop_does(getkey):
-    key, x = getkey(), jr.normal(getkey(), (2,))
+    key, x = getkey(), normal(getkey(), (2,))
     looped = nn.MLP(2, 3, 5, 2, key=key)
     scanned = nn.MLP(2, 3, 5, 2, scan=True, key=jr.clone(key))
     np.testing.assert_allclose(*outputs(looped, scanned, x), rtol=1e-6, atol=1e-6)
@@ -99,7 +111,8 @@ def test_scan_of_one_layer_computes_what_the_loop_does(getkey):
 def test_final_activation_is_applied_at_depth_zero(getkey):
     model = nn.MLP(2, 3, 5, 0, final_activation=jnp.tanh, key=getkey())
     x = jnp.ones(2)
-    np.testing.assert_allclose(model(x), jnp.tanh(model.layers[0](x)), rtol=1e-6)
+    outputs = filter_jit(lambda model: (model(x), jnp.tanh(model.layers[0](x))))(model)
+    np.testing.assert_allclose(*outputs, rtol=1e-6)
 
 
 def test_scan_keeps_the_program_as_small_at_any_depth(getkey):
@@ -128,17 +141,22 @@ def test_linear_is_that_of_equinox(in_features, out_features, use_bias, getkey):
         np.testing.assert_array_equal(ours.bias, theirs.bias)
     else:
         assert ours.bias is None
-    x = jr.normal(getkey(), shape(in_features))
-    np.testing.assert_array_equal(ours(x), theirs(x))
-    assert ours(x).shape == shape(out_features)
+    x = normal(getkey(), shape(in_features))
+    out, expected = outputs(ours, theirs, x)
+    np.testing.assert_array_equal(out, expected)
+    assert out.shape == shape(out_features)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.complex64])
 def test_dtype_of_a_linear_is_that_of_equinox(dtype, getkey):
-    key = getkey()
-    ours = nn.Linear(3, 4, dtype=dtype, key=key)
-    theirs = equinox.nn.Linear(3, 4, dtype=dtype, key=jr.clone(key))
-    assert ours.weight.dtype == ours.bias.dtype == ours(jnp.ones(3, dtype)).dtype == dtype
+    @filter_jit
+    def layers_and_output(key):
+        ours = nn.Linear(3, 4, dtype=dtype, key=key)
+        theirs = equinox.nn.Linear(3, 4, dtype=dtype, key=jr.clone(key))
+        return ours, theirs, ours(jnp.ones(3, dtype))
+
+    ours, theirs, out = layers_and_output(getkey())
+    assert ours.weight.dtype == ours.bias.dtype == out.dtype == dtype
     # Not to the last digit for a complex dtype: whether a product and a sum are rounded as one
     # hangs on how much XLA compiles together.
     np.testing.assert_allclose(ours.weight, theirs.weight, rtol=1e-6)
@@ -188,5 +206,6 @@ def test_identity_takes_anything_and_returns_its_input(getkey):
 
 @pytest.mark.parametrize("slope", [1, jnp.array([0.1, 0.2, 0.3]), jnp.full((2, 3), 0.5)])
 def test_prelu_is_that_of_equinox(slope, getkey):
-    x = jr.normal(getkey(), (2, 3))
-    np.testing.assert_allclose(nn.PReLU(slope)(x), equinox.nn.PReLU(slope)(x) * 1.0, rtol=1e-6)
+    x = normal(getkey(), (2, 3))
+    found, expected = outputs(nn.PReLU(slope), equinox.nn.PReLU(slope), x)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

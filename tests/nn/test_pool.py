@@ -5,7 +5,6 @@ import math
 import equinox
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import pytest
 from jax import lax
@@ -13,6 +12,7 @@ from jax.test_util import check_grads
 
 import eqxlike as eqx
 from eqxlike import nn
+from tests.nn.arrays import normal
 
 POOLS = {
     "Avg1d-ceil": ("AvgPool1d", (3, 2), {"use_ceil": True}),
@@ -36,10 +36,9 @@ def test_fields_and_outputs_are_those_of_equinox(name, getkey):
     assert own_fields[:7] == [each.name for each in dataclasses.fields(theirs)]
     for each in own_fields[:7]:
         assert getattr(ours, each) == getattr(theirs, each)
-    x = jr.normal(getkey(), (2, *SIZES[: ours.num_spatial_dims]))
-    np.testing.assert_allclose(
-        eqx.filter_jit(ours)(x), equinox.filter_jit(theirs)(x), rtol=1e-5, atol=1e-6
-    )
+    x = normal(getkey(), (2, *SIZES[: ours.num_spatial_dims]))
+    outputs = eqx.filter_jit(lambda ours, theirs, x: (ours(x), theirs(x)))(ours, theirs, x)
+    np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +47,8 @@ def test_fields_and_outputs_are_those_of_equinox(name, getkey):
 )
 def test_dtype_of_output_is_that_of_equinox(name, dtype):
     x = jnp.array([[1, 0, 3, 2]], dtype)
-    ours, theirs = (
-        eqx.filter_jit(getattr(module, name)(2, padding=1))(x) for module in (nn, equinox.nn)
-    )
+    layers = [getattr(module, name)(2, padding=1) for module in (nn, equinox.nn)]
+    ours, theirs = eqx.filter_jit(lambda x: [layer(x) for layer in layers])(x)
     assert ours.dtype == theirs.dtype
     np.testing.assert_array_equal(ours, theirs)
 
@@ -78,12 +76,16 @@ def test_average_of_small_integers_does_not_overflow():
 
 def test_padding_is_of_words_or_negative_and_may_be_left_out_of_the_average():
     x = jnp.array([[1.0, 2.0, 3.0, 4.0]])
-    assert nn.MaxPool1d(2, padding="SAME")(x).tolist() == [[2, 3, 4, 4]]
-    assert nn.MaxPool1d(2, padding="same_lower")(x).tolist() == [[1, 2, 3, 4]]
-    assert nn.MaxPool1d(2, padding="VALID")(x).tolist() == [[2, 3, 4]]
-    # A negative one cuts off, even for a window of one.
-    assert nn.MaxPool1d(1, padding=-1)(x).tolist() == [[2, 3]]
-    assert nn.MaxPool1d(1, padding=((-2, 1),))(x).tolist() == [[3, 4, -math.inf]]
+    pools = [
+        (nn.MaxPool1d(2, padding="SAME"), [2, 3, 4, 4]),
+        (nn.MaxPool1d(2, padding="same_lower"), [1, 2, 3, 4]),
+        (nn.MaxPool1d(2, padding="VALID"), [2, 3, 4]),
+        # A negative one cuts off, even for a window of one.
+        (nn.MaxPool1d(1, padding=-1), [2, 3]),
+        (nn.MaxPool1d(1, padding=((-2, 1),)), [3, 4, -math.inf]),
+    ]
+    outputs = jax.jit(lambda x: [pool(x) for pool, _ in pools])(x)
+    assert [each.tolist() for each in outputs] == [[expected] for _, expected in pools]
     pool = nn.AvgPool1d(3, 2, padding=((1, 3),), count_include_pad=False)
     assert pool(jnp.array([[2.0, 4.0, 6.0]])).tolist() == [[3, 5, 0]]
 
@@ -96,7 +98,7 @@ def test_no_window_begins_beyond_the_input():
 
 def test_any_operation_can_be_differentiated(getkey):
     pool = nn.Pool(1.0, lax.mul, 2, (2, 3), 2, 1)
-    x = jr.normal(getkey(), (2, 3, 4))
+    x = normal(getkey(), (2, 3, 4))
     check_grads(eqx.filter_jit(pool), (x,), order=1, rtol=1e-2, atol=1e-2)
 
 
@@ -187,19 +189,27 @@ def test_adaptive_fields_and_outputs_are_those_of_equinox(name, getkey):
     ]
     assert ours.target_shape == theirs.target_shape
     assert ours.operation is theirs.operation
-    x = jr.normal(getkey(), (2, *(5, 7, 4)[: len(ours.target_shape)]))
-    np.testing.assert_allclose(jax.jit(ours)(x), jax.jit(theirs)(x), rtol=1e-5, atol=1e-6)
+    x = normal(getkey(), (2, *(5, 7, 4)[: len(ours.target_shape)]))
+    outputs = jax.jit(lambda x: (ours(x), theirs(x)))(x)
+    np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
 
 
 def test_adaptive_windows_are_disjoint_and_the_first_longer_unless_they_overlap():
     x = jnp.arange(10.0)[None]
-    assert nn.AdaptiveMaxPool1d(4)(x).tolist() == [[2, 5, 7, 9]]
-    assert nn.AdaptiveMaxPool1d(4, overlap=True)(x).tolist() == [[2, 4, 7, 9]]
-    # More windows than entries.
-    assert nn.AdaptiveAvgPool1d(3, overlap=True)(x[:, 1:3]).tolist() == [[1, 1.5, 2]]
-    assert nn.AdaptiveMaxPool2d(3)(jnp.arange(12.0).reshape(1, 3, 4)).tolist() == [
-        [[1, 2, 3], [5, 6, 7], [9, 10, 11]]
-    ]
+    image = jnp.asarray(np.arange(12.0, dtype=np.float32).reshape(1, 3, 4))
+
+    @jax.jit
+    def outputs(x, image):
+        disjoint, overlapping = nn.AdaptiveMaxPool1d(4), nn.AdaptiveMaxPool1d(4, overlap=True)
+        # More windows than entries.
+        more = nn.AdaptiveAvgPool1d(3, overlap=True)
+        return disjoint(x), overlapping(x), more(x[:, 1:3]), nn.AdaptiveMaxPool2d(3)(image)
+
+    disjoint, overlapping, more, of_image = outputs(x, image)
+    assert disjoint.tolist() == [[2, 5, 7, 9]]
+    assert overlapping.tolist() == [[2, 4, 7, 9]]
+    assert more.tolist() == [[1, 1.5, 2]]
+    assert of_image.tolist() == [[[1, 2, 3], [5, 6, 7], [9, 10, 11]]]
     assert nn.AdaptiveAvgPool2d([2, 3]).target_shape == (2, 3)
 
 

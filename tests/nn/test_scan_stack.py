@@ -8,6 +8,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
+from tests.nn.arrays import normal
 
 
 class Block(eqx.Module):
@@ -252,14 +253,20 @@ class Normalised(nn.StatefulLayer):
 @pytest.mark.parametrize("options", [{"remat": True}])
 def test_stateful_layers_compute_what_a_loop_does(options, getkey):
     stack, state = nn.make_with_state(nn.ScanStack)(Normalised, 3, **options, key=getkey())
-    x, shift = jr.normal(getkey(), (5, 4)), jnp.array(0.5)
-    layers = stack.unstack()
-    substates = [jax.tree.map(lambda leaf: leaf[index], state) for index in range(3)]  # noqa: B023
+    x, shift = normal(getkey(), (5, 4)), jnp.array(0.5)
+
+    @eqx.filter_jit
+    def in_a_loop(layers, state, x):
+        substates = []
+        for index, layer in enumerate(layers):
+            substate = jax.tree.map(lambda leaf: leaf[index], state)  # noqa: B023
+            x, substate = layer(x, shift, substate)
+            substates.append(substate)
+        return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *substates)
+
+    looped, expected = in_a_loop(stack.unstack(), state, x)
     out, state = stack(x, shift, state=state)
-    for index, (layer, substate) in enumerate(zip(layers, substates, strict=True)):
-        x, substates[index] = layer(x, shift, substate)
-    np.testing.assert_allclose(out, x, rtol=1e-5, atol=1e-6)
-    expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), *substates)
+    np.testing.assert_allclose(out, looped, rtol=1e-5, atol=1e-6)
     for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
@@ -269,7 +276,7 @@ def test_state_of_the_stack_alone_may_be_given_by_position(getkey):
         return nn.Sequential([nn.Lambda(jnp.sin), nn.BatchNorm(4, mode="batch", batched=True)])
 
     stack, state = nn.make_with_state(nn.ScanStack)(make, 2, key=getkey())
-    out, state = stack(jr.normal(getkey(), (5, 4)), state)
+    out, state = stack(normal(getkey(), (5, 4)), state)
     assert out.shape == (5, 4)
     assert state.get(stack.layers[1].batch_counter).tolist() == [1, 1]
 
@@ -279,7 +286,7 @@ def test_stateful_layers_stack_before_their_state_is_made(getkey):
     stack, state = nn.make_with_state(lambda: nn.ScanStack.stack([*map(Normalised, keys)]))()
     same, same_state = nn.make_with_state(nn.ScanStack)(Normalised, 3, key=jr.key(0))
     same = eqx.tree_at(lambda s: s.layers.linear, same, stack.layers.linear)
-    x, shift = jr.normal(getkey(), (5, 4)), jnp.array(0.5)
+    x, shift = normal(getkey(), (5, 4)), jnp.array(0.5)
     np.testing.assert_array_equal(
         stack(x, shift, state=state)[0], same(x, shift, state=same_state)[0]
     )

@@ -388,12 +388,18 @@ def test_state_of_a_model_is_stepped_as_by_hand_and_kept_where_a_step_is_not(sta
     step = make_step(squares, SGD)
     first, state = stateful, snapshot(stateful)
     model, model_state = snapshot((state.model, state.model_state))
-    for _ in range(3):
-        state, loss = step(state, batch)
+
+    @eqx.filter_jit
+    def by_hand(model, model_state):
         (expected, model_state), gradient = eqx.filter_value_and_grad(squares, has_aux=True)(
             model, model_state, batch, None
         )
-        model = eqx.apply_updates(model, jax.tree.map(lambda leaf: -0.1 * leaf, gradient))
+        updates = jax.tree.map(lambda leaf: -0.1 * leaf, gradient)
+        return expected, eqx.apply_updates(model, updates), model_state
+
+    for _ in range(3):
+        state, loss = step(state, batch)
+        expected, model, model_state = by_hand(model, model_state)
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
     assert state.model_state.get(state.model[1].batch_counter) == 3
     assert_same_statistics(state, model_state, rtol=1e-5)

@@ -10,7 +10,7 @@ def module(script, monkeypatch):
     module = script("bayesian")
     few = {
         "most probable": (module.UNKNOWN, bayes.MAP(steps=20)),
-        "mean field, noise known": (module.NOISE, bayes.MeanField(steps=20)),
+        "noise known": (module.NOISE, bayes.MAP(steps=20)),
     }
     monkeypatch.setattr(module, "methods", lambda steps, draws: few)
     monkeypatch.setattr(module, "HELD_OUT", 200)  # as many as places that are drawn
@@ -26,10 +26,10 @@ def test_each_method_has_a_line_and_a_panel(module, capsys, tmp_path, monkeypatc
     monkeypatch.setattr(bayes.plot, "bands", drawn)
     module.main(["--width", "3", "--out", str(tmp_path / "bands.png")])
     lines = capsys.readouterr().out.splitlines()
-    known, probable, field, flat = (line.split() for line in lines[-4:])
+    known, probable, given, flat = (line.split() for line in lines[-4:])
     assert float(known[4]) < float(flat[4])  # the NLL of the truth and of no network
     assert probable[:2] == ["most", "probable"]
-    assert field[:4] == ["mean", "field,", "noise", "known"]
-    assert field[-2] == "known"
-    assert [axes.get_title() for axes in panels] == ["most probable", "mean field, noise known"]
+    assert given[:2] == ["noise", "known"]
+    assert given[-2] == "known"
+    assert [axes.get_title() for axes in panels] == ["most probable", "noise known"]
     assert (tmp_path / "bands.png").stat().st_size > 0

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
+CACHE = REPOSITORY / ".pytest_cache" / "mypy"
 
 _REVEALED = re.compile(r'(?:Type of ".*" is|Revealed type is) "(.*)"', re.DOTALL)
 
@@ -55,7 +56,12 @@ def start_mypy(folder: pathlib.Path) -> subprocess.Popen[str]:
     settings = "[mypy]\n[mypy-optax.*]\nignore_missing_imports = True\n"
     (folder / "mypy.ini").write_text(settings)
     programs = [path.name for path in folder.glob("*.py")]
-    options = ["--output", "json", "--follow-imports", "silent", "--cache-dir", os.devnull]
+    # What it knows of libraries it keeps; of what it keeps of programs it would say nothing.
+    for program in programs:
+        for path in CACHE.glob(f"*/{program.removesuffix('py')}*"):
+            path.unlink(missing_ok=True)
+    options = ["--output", "json", "--follow-imports", "silent"]
+    options += ["--cache-dir", str(CACHE), "--no-sqlite-cache"]
     return _start(folder, "mypy", *options, *programs)
 
 

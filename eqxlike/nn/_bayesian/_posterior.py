@@ -124,7 +124,7 @@ def with_perturbation(model: Tree, key: PRNGKeyArray) -> Tree:
 
     **Raises:** `TypeError` for a class.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> from eqxlike import nn
     >>> model = nn.to_bayesian(nn.MLP(2, 1, 8, 1, key=jax.random.key(0)), estimator="flipout")
     >>> def loss(model, x, y, key):
@@ -133,7 +133,7 @@ def with_perturbation(model: Tree, key: PRNGKeyArray) -> Tree:
     ...     keys = jax.random.split(own_key, len(x))
     ...     outputs = jax.vmap(lambda x, key: model(x, key=key))(x, keys)
     ...     return jnp.sum((outputs - y) ** 2) + nn.kl_divergence(model)
-    >>> loss(model, jnp.ones((5, 2)), jnp.ones((5, 1)), jax.random.key(1)).shape
+    >>> eqx.filter_jit(loss)(model, jnp.ones((5, 2)), jnp.ones((5, 1)), jax.random.key(1)).shape
     ()
     """
     check_instance(model, "with_perturbation")

@@ -10,6 +10,7 @@ import numpy as np
 import numpyro.distributions as dist
 import optax
 
+import eqxlike as eqx
 from eqxlike import bayes, nn
 
 X = np.linspace(-1.0, 1.0, 12).reshape(6, 2)
@@ -158,8 +159,13 @@ def fitted(name):
     return run(name)
 
 
+@eqx.filter_jit
+def whitened(normal, rows):
+    return normal.whitened(rows)
+
+
 def covariance_of(normal, size):
-    rows = np.asarray(normal.whitened(jnp.eye(size)))
+    rows = np.asarray(whitened(normal, np.eye(size)))
     return rows @ rows.T
 
 

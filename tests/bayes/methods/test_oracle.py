@@ -44,9 +44,10 @@ def theirs(num_warmup, num_samples):
         progress_bar=False,
     )
     sampler.run(jr.key(0), INPUTS, TARGETS)
-    draws = sampler.get_samples(group_by_chain=True)
-    hidden = jnp.tanh(jnp.einsum("cnhi,bi->cnbh", draws["w0"], NEW) + draws["b0"][:, :, None])
-    return np.asarray(jnp.einsum("cnbh,cnh->cnb", hidden, draws["w1"]) + draws["b1"][:, :, None])
+    found = sampler.get_samples(group_by_chain=True)
+    draws = {name: np.asarray(each) for name, each in found.items()}
+    hidden = np.tanh(np.einsum("cnhi,bi->cnbh", draws["w0"], NEW) + draws["b0"][:, :, None])
+    return np.einsum("cnbh,cnh->cnb", hidden, draws["w1"]) + draws["b1"][:, :, None]
 
 
 @pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
@@ -59,7 +60,7 @@ def test_predictions_of_nuts_are_those_of_numpyro():
     posterior = bayes.infer(target, method, key=jr.key(1), progress=False)
     prediction = bayes.predict(posterior, NEW, key=jr.key(2))
     assert isinstance(prediction, bayes.Mixture)
-    means = jax.vmap(lambda sample: jax.vmap(posterior.model(sample))(NEW))
+    means = jax.jit(jax.vmap(lambda sample: jax.vmap(posterior.model(sample))(NEW)))
     ours = np.asarray(means(posterior.samples(key=jr.key(3)))).reshape(2, num_samples, len(NEW))
     others = theirs(num_warmup, num_samples)
     errors = np.hypot(

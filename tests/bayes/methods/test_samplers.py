@@ -54,7 +54,7 @@ def test_linked_hmc_finds_the_gamma_posterior_of_a_rate():
 
 def test_steps_of_minibatches_are_unbiased():
     problem = bayes.Problem(LINEAR.target)
-    gradient = jax.grad(problem.log_density)
+    gradient = jax.jit(jax.grad(problem.log_density))
     keys = jr.split(jr.key(1), 4000)
 
     def check(steps, place):
@@ -63,23 +63,24 @@ def test_steps_of_minibatches_are_unbiased():
         np.testing.assert_allclose((np.mean(steps, axis=0) - expected) / error, 0, atol=5)
 
     sgld = bayes.SGLD(step_size=1.0, batch_size=4, temperature=1e-20)
-    place = problem.initial(jr.key(0))
+    place = jax.jit(lambda: problem.initial(jr.key(0)))()
     step = lambda key: sgld.step(problem, place, jnp.asarray(0), key)[0] - place
     check(jax.jit(jax.vmap(step))(keys), place)
 
     method = bayes.MAP(steps=1, optimiser=optax.sgd(1.0), batch_size=4)
-    state = method.init(problem, jr.key(0))
+    state = jax.jit(lambda key: method.init(problem, key))(jr.key(0))
     step = lambda key: method.step(problem, state, jnp.asarray(0), key)[0].place - state.place
     check(jax.jit(jax.vmap(step))(keys), state.place)
 
 
 def test_members_of_an_ensemble_begin_apart():
     problem = bayes.Problem(LINEAR.target)
-    init = jax.jit(lambda key: bayes.DeepEnsemble(members=3).init(problem, key).place)
-    places = [init(key) for key in jr.split(jr.key(0), 3)]
-    assert len({tuple(np.asarray(place)) for place in places}) > 1
+    init = jax.vmap(lambda key: bayes.DeepEnsemble(members=3).init(problem, key).place)
+    both = jax.jit(lambda keys, key: (init(keys), problem.initial(key)))
+    places, initial = map(np.asarray, both(jr.split(jr.key(0), 3), jr.key(0)))
+    assert len({tuple(place) for place in places}) > 1
     for place in places:  # the same numbers in each array, in another order
-        np.testing.assert_array_equal(np.sort(place[:2]), np.sort(problem.initial(jr.key(0))[:2]))
+        np.testing.assert_array_equal(np.sort(place[:2]), np.sort(initial[:2]))
 
 
 # --- SGLD and SGHMC -----------------------------------------------------------------------------
@@ -88,9 +89,14 @@ def test_members_of_an_ensemble_begin_apart():
 def test_the_step_size_decays_by_its_power():
     problem = bayes.Problem(LINEAR.target)
     method = bayes.SGLD(decay=0.5, num_warmup=100, temperature=1e-20)
-    place = problem.initial(jr.key(0))
-    step = jax.jit(lambda index: method.step(problem, place, index, jr.key(1))[0] - place)
-    first, last = step(jnp.asarray(0)), step(jnp.asarray(300))
+
+    @jax.jit
+    @jax.vmap
+    def step(index):
+        place = problem.initial(jr.key(0))
+        return method.step(problem, place, index, jr.key(1))[0] - place
+
+    first, last = np.asarray(step(np.array([0, 300])))
     np.testing.assert_allclose(first / last, 2, rtol=1e-3)
 
 
@@ -128,15 +134,22 @@ def test_minibatches_are_the_same_in_a_run_that_was_resumed(tmp_path):
 def visited(method):
     """The places that a method collects, and what it makes of them."""
     problem = bayes.Problem(LINEAR.target)
-    state = method.init(problem, jr.key(0))
-    step = jax.jit(lambda state, index, key: method.step(problem, state, index, key)[0])
-    places = []
-    for index in range(method.num_steps):
-        state = step(state, jnp.asarray(index), jr.fold_in(jr.key(1), index))
-        if index >= method.steps and (index - method.steps + 1) % method.collect_every == 0:
-            places.append(np.asarray(state.place))
-    states = jax.tree.map(lambda each: each[None], state)
-    return np.array(places), method.finish(problem, states, {}, jr.key(2))
+
+    @jax.jit
+    def walk():
+        def step(state, index):
+            state, _ = method.step(problem, state, index, jr.fold_in(jr.key(1), index))
+            return state, state.place
+
+        state = method.init(problem, jr.key(0))
+        state, places = jax.lax.scan(step, state, jnp.arange(method.num_steps))
+        states = jax.tree.map(lambda each: each[None], state)
+        return places, method.finish(problem, states, {}, jr.key(2))
+
+    places, found = walk()
+    index = np.arange(method.steps, method.num_steps)
+    is_kept = (index - method.steps + 1) % method.collect_every == 0
+    return np.asarray(places)[index[is_kept]], found
 
 
 def test_swag_has_the_moments_of_the_places_that_were_visited():
@@ -150,13 +163,15 @@ def test_swag_has_the_moments_of_the_places_that_were_visited():
     np.testing.assert_allclose(found.deviations, deviations, rtol=1e-9)
     # Half of the covariance of draws is diagonal, and half of low rank.
     expected = np.diag(places.var(axis=0)) / 2 + deviations.T @ deviations / (2 * 3)
-    draws = method.sample(bayes.Problem(LINEAR.target), found, 20_000, jr.key(0))
+    problem = bayes.Problem(LINEAR.target)
+    draws = jax.jit(lambda: method.sample(problem, found, 20_000, jr.key(0)))()
     check_moments(np.asarray(draws), np.asarray(found.mean), expected, 20_000)
 
 
 def test_fewer_places_than_the_rank_are_all_kept():
     method = bayes.SWAG(steps=1, batch_size=4, collect_steps=6, collect_every=2, rank=20)
-    state = method.init(bayes.Problem(LINEAR.target), jr.key(0))
+    problem = bayes.Problem(LINEAR.target)
+    state = jax.eval_shape(lambda: method.init(problem, jr.key(0)))
     assert state.moments.deviations.shape == (3, 3)
 
 
@@ -180,6 +195,6 @@ def test_a_draw_has_one_mask_for_all_inputs_and_another_than_the_next_draw():
         run(bayes.MCDropout(steps=1), target), X, key=jr.key(2), num_samples=8
     )
     assert isinstance(prediction, bayes.Mixture)
-    outputs = prediction.components.mean
+    outputs = np.asarray(prediction.components.mean)
     np.testing.assert_array_equal(outputs, np.broadcast_to(outputs[:, :1], outputs.shape))
-    assert len(set(np.asarray(outputs[:, 0]))) > 4
+    assert len(set(outputs[:, 0])) > 4

@@ -19,6 +19,11 @@ def linears(key, number=3):
     return [*map(linear, jr.split(key, number))]
 
 
+# In one program, where every operation has one of its own without `jit`.
+call = eqx.filter_jit(lambda model, *args, **kwargs: model(*args, **kwargs))
+
+
+@eqx.filter_jit
 def one_by_one(branches, x, *args, key=None):
     """The outputs of the branches, each called by itself."""
     keys = [None] * len(branches) if key is None else jr.split(key, len(branches))

@@ -8,6 +8,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
+from tests.nn.arrays import normal
 
 
 class Doubled(nn.Linear):
@@ -35,11 +36,16 @@ def test_inference_mode_computes_what_an_mlp_did(getkey):
     model, x = nn.MLP(2, "scalar", 3, 3, scan=True, key=getkey()), jnp.ones(2)
     bayesian = nn.to_bayesian(model)
     assert {type(layer) for layer in bayesian.layers} == {nn.BayesianLinear}
-    expected = call(model, x)
-    np.testing.assert_allclose(call(nn.inference_mode(bayesian), x), expected, rtol=1e-6)
-    drawn = eqx.filter_jit(nn.sample_posterior)(bayesian, getkey())
+
+    @eqx.filter_jit
+    def compute(model, bayesian, key):
+        drawn = nn.sample_posterior(bayesian, key)
+        return model(x), nn.inference_mode(bayesian)(x), drawn(x), drawn
+
+    expected, found, of_drawn, drawn = compute(model, bayesian, getkey())
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert jax.tree.structure(drawn) == jax.tree.structure(model)
-    assert float(call(drawn, x)) != float(expected)
+    assert float(of_drawn) != float(expected)
 
 
 @pytest.mark.parametrize("scan", [False, True])
@@ -64,22 +70,27 @@ def test_each_layer_of_an_mlp_draws_by_a_key_of_its_own(scan, getkey):
 
 
 def test_projection_of_attention_draws_by_a_key_for_each_row(getkey):
-    attention, x = nn.MultiheadAttention(2, 4, key=getkey()), jr.normal(getkey(), (3, 4))
+    attention, x = nn.MultiheadAttention(2, 4, key=getkey()), normal(getkey(), (3, 4))
     bayesian = nn.to_bayesian(attention, lambda attention: attention.output_proj)
     attended = eqx.tree_at(lambda attention: attention.output_proj, attention, nn.Identity())
     key = getkey()
-    rows = zip(
-        attended(x, x, x), jr.split(jr.split(jr.fold_in(key, 2**32 - 1), 4)[3], 3), strict=True
-    )
-    expected = [call(bayesian.output_proj, row, row_key) for row, row_key in rows]
-    out = bayesian(x, x, x, key=jr.clone(key))
-    np.testing.assert_allclose(out, np.stack(expected), rtol=1e-5, atol=1e-6)
+
+    @eqx.filter_jit
+    def found_and_expected(attended, bayesian, key):
+        rows = zip(
+            attended(x, x, x), jr.split(jr.split(jr.fold_in(key, 2**32 - 1), 4)[3], 3), strict=True
+        )
+        expected = [bayesian.output_proj(row, key=row_key) for row, row_key in rows]
+        return bayesian(x, x, x, key=jr.clone(key)), jnp.stack(expected)
+
+    found, expected = found_and_expected(attended, bayesian, key)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(RuntimeError, match=r"BayesianLinear at .*output_proj needs a key"):
         bayesian(x, x, x)
 
 
 def test_convolutions_become_bayesian_too(model, getkey):
-    x = jr.normal(getkey(), (2, 4, 4))
+    x = normal(getkey(), (2, 4, 4))
     bayesian = nn.to_bayesian(model, prior_scale=2.0, posterior_scale=0.3)
     assert [type(bayesian[i]) for i in (0, 2)] == [nn.BayesianConv, nn.BayesianLinear]
     np.testing.assert_allclose(call(nn.inference_mode(bayesian), x), call(model, x), rtol=1e-6)
@@ -164,13 +175,17 @@ def test_stack_is_as_bayesian_as_its_layers_one_by_one(name, prior_scale, getkey
 
 
 def test_each_layer_of_a_stack_learns_a_prior_scale_of_its_own(getkey):
-    gradient = eqx.filter_jit(eqx.filter_grad(nn.kl_divergence))
+    gradient = eqx.filter_grad(nn.kl_divergence)
     stack = nn.ScanStack(STACKS["linear"][0], 3, key=getkey())
-    bayesian = nn.to_bayesian(stack, prior_scale=jnp.array(0.5))
-    found = gradient(bayesian).layers.prior_scale
-    layers = [nn.to_bayesian(each, prior_scale=jnp.array(0.5)) for each in stack.unstack()]
-    expected = [gradient(layer).prior_scale for layer in layers]
-    np.testing.assert_allclose(found, np.stack(expected), rtol=1e-5)
+
+    @eqx.filter_jit
+    def gradients(stack):
+        bayesian = nn.to_bayesian(stack, prior_scale=jnp.array(0.5))
+        layers = [nn.to_bayesian(each, prior_scale=jnp.array(0.5)) for each in stack.unstack()]
+        each = jnp.stack([gradient(layer).prior_scale for layer in layers])
+        return gradient(bayesian).layers.prior_scale, each
+
+    np.testing.assert_allclose(*gradients(stack), rtol=1e-5)
 
 
 def test_drawing_a_network_uses_no_key_twice(model, getkey):

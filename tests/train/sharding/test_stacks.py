@@ -79,7 +79,7 @@ def of_kind(found, kind):
 
 
 def test_layer_is_gathered_in_both_loops_and_its_gradient_summed_in_one():
-    model = nn.ScanStack(make_layer, DEPTH, key=jax.random.key(0))
+    model = eqx.filter_jit(lambda: nn.ScanStack(make_layer, DEPTH, key=jax.random.key(0)))()
     by_layer = compiled(model, FSDP)
     text = by_layer.as_text()
     found, bodies = by_computation(text)
@@ -137,8 +137,9 @@ def of_each(models, batch, key):
 @pytest.mark.parametrize(("make", "loss"), [(in_a_row, squares), (side_by_side, of_each)])
 def test_losses_are_those_of_one_device(make, loss):
     with jax.enable_x64(True):
-        expected = losses(make(), None, loss)
-        np.testing.assert_allclose(losses(make(), FSDP, loss), expected, rtol=0, atol=1e-12)
+        model = eqx.filter_jit(make)()
+        expected = losses(model, None, loss)
+        np.testing.assert_allclose(losses(model, FSDP, loss), expected, rtol=0, atol=1e-12)
 
 
 def test_stack_goes_into_a_shard_map_and_may_be_split_over_two_axes():
@@ -151,12 +152,13 @@ def test_stack_goes_into_a_shard_map_and_may_be_split_over_two_axes():
         over = jax.shard_map(of_part, mesh=FSDP.mesh, in_specs=(P(), P("data")), out_specs=P())
         return over(arrays, batch)
 
-    expected = losses(linears(), None)
-    np.testing.assert_allclose(losses(linears(), FSDP, in_parts), expected, atol=1e-5)
+    model = eqx.filter_jit(linears)()
+    expected = losses(model, None)
+    np.testing.assert_allclose(losses(model, FSDP, in_parts), expected, atol=1e-5)
     mesh = jax.make_mesh((1, 2), ("data", "model"))
     rules = {"layers.weight": P(None, "model", "data"), "**": P(None, "data")}
     sharding = train.Sharding(mesh, rules)
-    np.testing.assert_allclose(losses(linears(), sharding), expected, atol=1e-5)
+    np.testing.assert_allclose(losses(model, sharding), expected, atol=1e-5)
 
 
 class Reporting(eqx.Module):

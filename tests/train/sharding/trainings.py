@@ -39,6 +39,9 @@ class Network(nn.StatefulLayer):
         return self.last(self.dropout(jax.nn.relu(x), key=key)), state
 
 
+make = eqx.filter_jit(nn.make_with_state(Network))
+
+
 def squares(model, model_state, batch, key):
     x, y = batch
     keys = jax.random.split(key, len(x))
@@ -49,7 +52,7 @@ def squares(model, model_state, batch, key):
 
 
 def start(**options):
-    model, model_state = nn.make_with_state(Network)(jax.random.key(0))
+    model, model_state = make(jax.random.key(0))
     key = jax.random.key(1)
     return train.TrainState.create(model, OPTIMISER, key=key, model_state=model_state, **options)
 

@@ -306,7 +306,7 @@ def test_in_a_function_of_jax_the_text_of_its_error_has_the_message_and_nothing_
     caplog, capfd
 ):
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"too large\n.*check at"):
-        jax.jit(checked)(X + 10).block_until_ready()
+        jax.jit(lambda x: checked(x))(X + 10).block_until_ready()
     assert (caplog.records, capfd.readouterr().err) == ([], "")
     # Functions of Equinox wait for it too.
     with pytest.raises(jax.errors.JaxRuntimeError, match="too large"):
