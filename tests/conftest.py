@@ -9,8 +9,6 @@ import itertools
 import os
 import pathlib
 import signal
-import sys
-import threading
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,31 +45,6 @@ import pytest
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
-
-
-class Lowering(threading.local):
-    context: Any = None
-    num_uses: int = 0
-
-
-def reuse_lowering_contexts() -> None:
-    """Lowers ten programs in one MLIR context, as newer JAX does: making one takes 3.5 ms."""
-    from jax._src.interpreters import mlir
-
-    make, lowering = mlir.make_ir_context, Lowering()
-
-    def make_ir_context() -> Any:
-        # Enzyme refuses a context in which another program is.
-        if lowering.num_uses % 10 == 0 or "enzyme_ad" in sys.modules:
-            lowering.context = make()
-        lowering.num_uses += 1
-        return lowering.context
-
-    mlir.make_ir_context = make_ir_context
-
-
-if jax.__version__.startswith("0.10."):
-    reuse_lowering_contexts()
 
 # No deadline: the first example of a test compiles, the others do not. Under CI every run draws the
 # same examples, so that a failure belongs to the change at hand; `.ci/run` asks for the thorough
