@@ -123,7 +123,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
 
 
-MOST_PROGRAMS, MOST_AT_NEXT_FILE, MOST_SINCE_FROZEN = 300, 150, 1000
+MOST_PROGRAMS, MOST_SINCE_FROZEN = 300, 1000
 programs = {"held": 0, "since frozen": 0}
 
 
@@ -152,12 +152,15 @@ def forget_programs() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def young_heap() -> None:
+    forget_programs()
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    if nextitem:
-        most = MOST_PROGRAMS if nextitem.path == item.path else MOST_AT_NEXT_FILE
-        if programs["held"] > most:
-            forget_programs()
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    if programs["held"] > MOST_PROGRAMS and nextitem:
+        forget_programs()
 
 
 @pytest.fixture
