@@ -138,11 +138,17 @@ def test_wrong_arguments_are_named(change, message):
         measure({"call": lambda: jnp.ones(())}, **arguments)
 
 
-def test_heap_is_frozen_meanwhile_and_thawed_after_an_exception():
+def test_heap_is_frozen_meanwhile_and_thawed_after_an_exception_unless_it_was_frozen_before():
+    gc.unfreeze()
     with contextlib.suppress(KeyboardInterrupt), frozen_heap():
-        assert gc.get_freeze_count() > 0
+        assert gc.get_freeze_count() > 1000
         raise KeyboardInterrupt
     assert gc.get_freeze_count() == 0
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with frozen_heap():
+        pass
+    assert gc.get_freeze_count() >= before
 
 
 def test_machine_is_described_in_plain_data():

@@ -48,7 +48,12 @@ def batched_mode(request):
 
 
 def parameters():
-    return {"w": jnp.asarray(W), "b": jnp.array([0.3, -0.2]), "power": 2, "name": "tanh"}
+    return {
+        "w": jnp.asarray(W),
+        "b": jnp.asarray(np.array([0.3, -0.2])),
+        "power": 2,
+        "name": "tanh",
+    }
 
 
 def layer(p, x):
@@ -87,12 +92,25 @@ def test_registry_has_every_mode():
     assert missing == (set() if is_there else {ad.Enzyme})
 
 
-def test_gradient_and_value_are_jaxs(mode):
-    value, gradient = eqx.filter_value_and_grad(loss, mode=mode)(parameters(), jnp.asarray(X))
+def of_part(scale, mode):
+    """A part is differentiated by what it closes over, too."""
+    part = ad.differentiate_with(lambda x: jnp.sin(scale * x), mode)
+    return jnp.sum(part(jnp.asarray(X)))
+
+
+def test_value_gradient_jacobian_and_that_through_a_part_are_jaxs(mode):
+    @eqx.filter_jit
+    def found(p, x):
+        with_value = eqx.filter_value_and_grad(loss, mode=mode)(p, x)
+        return with_value, ad.jacobian(layer, mode)(p, x), eqx.filter_grad(of_part)(x, mode)
+
+    (value, gradient), jacobian, through_part = found(parameters(), x())
     expected, expected_gradient = of_jax(eqx.filter_value_and_grad, loss, parameters, x)
     np.testing.assert_allclose(value, expected, rtol=1e-14)
     assert value.dtype == expected.dtype
     assert_close(gradient, expected_gradient, mode)
+    assert_close(jacobian, of_jax(eqx.filter_jacfwd, layer, parameters, x), mode)
+    assert_close(through_part, X * np.cos(X * X), mode)
 
 
 def of_two_places(p, x):
@@ -159,27 +177,28 @@ def pair():
     return jnp.array([0.1, 0.2])
 
 
-FUNCTIONS = {
-    loss: (parameters, x),
+FUNCTIONS = {loss: (parameters, x), of_tree: (tree, x), of_complex: (z,)}
+# Finite differences only call the function, whatever is in it.
+FUNCTIONS_WITH_PARTS = {
     of_jitted_part: (parameters, x),
-    of_tree: (tree, x),
     of_scan: (x,),
     of_scan_backwards: (x,),
     of_fixed_length: (x,),
     of_branches_and_custom_rules: (x,),
+    of_loop: (pair,),
 }
-# Enzyme has no rule for these.
-FUNCTIONS_OF_OTHERS = {of_complex: (z,), of_loop: (pair,)}
 
 
 def test_compiled_gradients_of_parts_loops_branches_and_modules_are_jaxs(compiled_mode):
     mode = compiled_mode
     cases = dict(FUNCTIONS)
+    if not isinstance(mode, ad.FiniteDifference):
+        cases |= FUNCTIONS_WITH_PARTS
     if isinstance(mode, ad.Enzyme):
+        # It has no rule for these.
+        del cases[of_complex], cases[of_loop]
         with pytest.raises(ValueError, match="complex"):
             eqx.filter_grad(lambda z: jnp.abs(z), mode=mode)(jnp.array(1.0 + 2.0j))
-    else:
-        cases |= FUNCTIONS_OF_OTHERS
 
     @eqx.filter_jit
     def gradients(args):
@@ -212,7 +231,8 @@ def test_aux_comes_as_it_is_and_no_array_gives_an_empty_gradient(compiled_mode):
     def with_aux(p, x):
         return loss(p, x), {"x": x * 2, "label": p["name"], "count": jnp.arange(2)}
 
-    (_, aux), _ = eqx.filter_value_and_grad(with_aux, has_aux=True, mode=mode)(parameters(), X)
+    transformed = eqx.filter_value_and_grad(with_aux, has_aux=True, mode=mode)
+    (_, aux), _ = eqx.filter_jit(transformed)(parameters(), X)
     np.testing.assert_array_equal(aux["x"], 2 * X)
     np.testing.assert_array_equal(aux["count"], [0, 1])
     assert aux["label"] == "tanh"
@@ -239,8 +259,9 @@ def test_holomorphic_functions_empty_arrays_and_half_precision(batched_mode):
 
 
 def test_a_step_that_is_given_serves_complex_numbers():
-    z, mode = jnp.array(0.5 + 1.0j), MODES["FiniteDifference, step"]
-    assert_close(eqx.filter_grad(jnp.sin, mode=mode, holomorphic=True)(z), np.cos(z), mode)
+    z, mode = np.array(0.5 + 1.0j), MODES["FiniteDifference, step"]
+    gradient = eqx.filter_jit(eqx.filter_grad(jnp.sin, mode=mode, holomorphic=True))
+    assert_close(gradient(z), np.cos(z), mode)
 
 
 def xs():
@@ -271,11 +292,6 @@ def test_in_a_batch_in_a_scan_and_in_a_derivative_it_is_the_same(batched_mode):
 
 
 # --- Jacobians and Hessians ---------------------------------------------------------------------
-
-
-def test_jacobian_is_jaxs(mode):
-    found = eqx.filter_jit(ad.jacobian(layer, mode))(parameters(), jnp.asarray(X))
-    assert_close(found, of_jax(eqx.filter_jacfwd, layer, parameters, x), mode)
 
 
 def test_jacobian_of_a_tree_with_aux(batched_mode):
@@ -348,13 +364,17 @@ CALLERS = {
 
 
 def test_a_part_by_a_mode_has_the_same_gradient_for_every_caller(compiled_mode):
-    mode = compiled_mode
-    for caller, transform in CALLERS.items():
-        if isinstance(mode, ad.Enzyme) and caller == "forward":
-            continue  # It maps over directions, for which Enzyme has no rule.
-        part = ad.differentiate_with(scaled(), mode)
-        found = eqx.filter_jit(transform(objective_with))(part, jnp.asarray(X))
-        expected = of_jax(transform, objective_with, scaled, x)
+    mode, callers = compiled_mode, dict(CALLERS)
+    if isinstance(mode, ad.Enzyme):
+        del callers["forward"]  # It maps over directions, for which Enzyme has no rule.
+    part = ad.differentiate_with(scaled(), mode)
+
+    @eqx.filter_jit
+    def gradients(part, x):
+        return [transform(objective_with)(part, x) for transform in callers.values()]
+
+    expected = of_jax(eqx.filter_grad, objective_with, scaled, x)
+    for found in gradients(part, x()):
         assert_close(found.__wrapped__, expected, mode)
 
 
@@ -389,21 +409,13 @@ def test_a_part_that_returns_no_real_numbers_has_no_derivative(compiled_mode):
     np.testing.assert_array_equal(found, [1.0, 0.0, 1.0])
 
 
-@pytest.mark.parametrize("name", ["Checkpointed", "FiniteDifference, order 2"])
-def test_a_part_leaks_no_tracers(name):
-    part = ad.differentiate_with(lambda x: jnp.sum(jnp.sin(x)), MODES[name])
+def test_a_part_leaks_no_tracers():
+    modes = [MODES["Checkpointed"], MODES["FiniteDifference, order 2"]]
+    parts = [ad.differentiate_with(lambda x: jnp.sum(jnp.sin(x)), mode) for mode in modes]
     with jax.checking_leaks():
-        found = jax.jit(jax.grad(part))(jnp.asarray(X))
-    assert_close(found, np.cos(X), MODES[name])
-
-
-def test_a_part_is_differentiated_by_what_it_closes_over(mode):
-    def objective(scale):
-        part = ad.differentiate_with(lambda x: jnp.sin(scale * x), mode)
-        return jnp.sum(part(jnp.asarray(X)))
-
-    found = eqx.filter_jit(eqx.filter_grad(objective))(jnp.asarray(X))
-    assert_close(found, X * np.cos(X * X), mode)
+        found = jax.jit(lambda x: [jax.grad(part)(x) for part in parts])(x())
+    for each, mode in zip(found, modes, strict=True):
+        assert_close(each, np.cos(X), mode)
 
 
 # --- modes as values ----------------------------------------------------------------------------

@@ -14,7 +14,10 @@ from scipy import stats
 
 import eqxlike as eqx
 from eqxlike import ad, bayes, nn
+from eqxlike.bayes._inference._chains import Chains
 from eqxlike.bayes._inference._fingerprint import fingerprint
+from eqxlike.bayes._inference._fitted import fitted_from
+from eqxlike.bayes._methods._map import Optimised
 
 X = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(6, 2)
 Y = X[:, 0] ** 2 - X[:, 1]
@@ -274,16 +277,18 @@ def test_directory_of_the_file_is_looked_for_before_anything_runs(tmp_path, monk
 def test_output_that_no_unknown_moves_counts_for_no_convergence():
     model = linear(use_bias=False)
     x = np.concatenate([np.zeros((1, 2), np.float32), X[1:]])
-    method = bayes.HMC(num_samples=40, num_warmup=40, chains=2, trajectory_steps=3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", bayes.InferenceWarning)
-        posterior = run(target(model, data=(x, Y)), method)
-    assert np.isfinite(posterior.diagnostics.outputs.r_hat).all()
+    draws = np.random.default_rng(0).normal(size=(2, 40, 2)).astype(np.float32)
+    problem, chains = bayes.Problem(target(model, data=(x, Y))), Chains(0, (), {"draw": draws})
+    found = fitted_from(problem, bayes.HMC(), chains, jr.key(1)).diagnostics.outputs
+    assert found is not None
+    assert found.r_hat.shape == (5,)
+    assert np.isfinite(found.r_hat).all()
 
 
 def test_log_likelihoods_of_dropout_are_those_of_its_masks():
     model = nn.Sequential([nn.Dropout(0.5), linear()])
-    posterior = run(target(model), bayes.MCDropout(steps=2))
+    chains = Chains(0, Optimised(np.ones((1, 3), np.float32), ()), {})
+    posterior = fitted_from(bayes.Problem(target(model)), bayes.MCDropout(), chains, jr.key(1))
     tree = posterior.to_arviz(5, key=jr.key(2))
     draws = posterior.samples(5, key=jr.key(2))
     outputs = jax.jit(jax.vmap(lambda draw: jax.vmap(posterior.model(draw))(X)))(draws)

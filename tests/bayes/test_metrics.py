@@ -1,11 +1,12 @@
+import functools
 import re
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+import scipy.special
 import scipy.stats
 import sklearn.calibration
 import sklearn.metrics
@@ -13,30 +14,45 @@ import sklearn.metrics
 from eqxlike import bayes
 from eqxlike.bayes import metrics
 
-
-@pytest.fixture
-def predictions(getkey):
-    probabilities = jax.nn.softmax(2 * jr.normal(getkey(), (500, 4)), axis=-1)
-    return probabilities, jr.randint(getkey(), (500,), 0, 4)
-
-
-@pytest.fixture
-def regression(getkey):
-    y, mean = jr.normal(getkey(), (2, 50))
-    return y, mean, jnp.exp(jr.normal(getkey(), (50,)))
+RNG = np.random.default_rng(0)
+PROBABILITIES = scipy.special.softmax(2 * RNG.normal(size=(500, 4)), axis=-1).astype(np.float32)
+LABELS = RNG.integers(0, 4, 500, dtype=np.int32)
+CONFIDENCE, IS_RIGHT = PROBABILITIES.max(-1), PROBABILITIES.argmax(-1) == LABELS
+EXACT = PROBABILITIES / PROBABILITIES.sum(-1, keepdims=True, dtype=np.float64)
 
 
-def test_rmse_is_that_of_sklearn(regression):
-    y, mean, _ = regression
-    expected = sklearn.metrics.root_mean_squared_error(y, mean)
-    np.testing.assert_allclose(metrics.rmse(y, mean), expected, rtol=1e-5)
+@functools.cache
+def measured():
+    """All measures of the classes, from one program."""
+
+    @jax.jit
+    def measures(probabilities, labels):
+        pair = probabilities, labels
+        return {
+            "accuracy": metrics.accuracy(*pair),
+            "brier": metrics.brier(*pair),
+            "nll": metrics.nll(bayes.CategoricalMixture(jnp.log(probabilities)[None]), labels),
+            "bins": {num: metrics.calibration_bins(*pair, num) for num in (1, 15)},
+            "ece": {num: metrics.ece(*pair, num) for num in (1, 15)},
+            "bins of mass": metrics.calibration_bins(*pair, 10, equal="mass"),
+            "ece of mass": metrics.ece(*pair, 10, equal="mass"),
+        }
+
+    return jax.tree.map(np.asarray, measures(PROBABILITIES, LABELS))
 
 
-def test_nll_of_one_component_is_that_of_scipy(regression):
-    y, mean, scale = map(np.asarray, regression)
-    expected = -scipy.stats.norm(mean, scale).logpdf(y).mean()
-    mixture = bayes.Mixture(dist.Normal(mean[None], scale[None]))
-    np.testing.assert_allclose(metrics.nll(mixture, y), expected, rtol=1e-5)
+def test_rmse_and_nll_of_one_component_are_those_of_sklearn_and_scipy():
+    y, mean = RNG.normal(size=(2, 50)).astype(np.float32)
+    scale = np.exp(RNG.normal(size=50)).astype(np.float32)
+
+    @jax.jit
+    def both(y, mean, scale):
+        mixture = bayes.Mixture(dist.Normal(mean[None], scale[None]))
+        return metrics.rmse(y, mean), metrics.nll(mixture, y)
+
+    rmse, nll = both(y, mean, scale)
+    np.testing.assert_allclose(rmse, sklearn.metrics.root_mean_squared_error(y, mean), rtol=1e-5)
+    np.testing.assert_allclose(nll, -scipy.stats.norm(mean, scale).logpdf(y).mean(), rtol=1e-5)
 
 
 def test_nll_is_of_what_has_a_density():
@@ -76,34 +92,28 @@ def test_nll_takes_a_distribution_over_vectors():
     np.testing.assert_allclose(nll(np.ones((2, 3))), exact, rtol=1e-5)
 
 
-def test_brier_score_is_that_of_sklearn(predictions):
-    probabilities, labels = predictions
-    exact = np.asarray(probabilities, np.float64)
-    expected = sklearn.metrics.brier_score_loss(
-        labels, exact / exact.sum(-1, keepdims=True), scale_by_half=False
-    )
-    np.testing.assert_allclose(metrics.brier(probabilities, labels), expected, rtol=1e-5)
+def test_brier_score_accuracy_and_nll_are_those_of_sklearn():
+    expected = sklearn.metrics.brier_score_loss(LABELS, EXACT, scale_by_half=False)
+    np.testing.assert_allclose(measured()["brier"], expected, rtol=1e-5)
+    expected = sklearn.metrics.accuracy_score(LABELS, PROBABILITIES.argmax(-1))
+    np.testing.assert_allclose(measured()["accuracy"], expected, rtol=1e-6)
+    expected = sklearn.metrics.log_loss(LABELS, EXACT)
+    np.testing.assert_allclose(measured()["nll"], expected, rtol=1e-5)
 
 
-def test_bins_of_equal_mass_hold_as_many_each(predictions):
-    bins = metrics.calibration_bins(*predictions, 10, equal="mass")
+def test_bins_of_equal_mass_hold_as_many_each():
+    bins = measured()["bins of mass"]
     assert bins.count.tolist() == [50] * 10
-    assert (jnp.diff(bins.confidence) > 0).all()
+    assert (np.diff(bins.confidence) > 0).all()
     assert ((bins.edges[:-1] <= bins.confidence) & (bins.confidence <= bins.edges[1:])).all()
+    parts = np.split(np.argsort(CONFIDENCE), 10)
+    gaps = [abs(IS_RIGHT[part].mean() - CONFIDENCE[part].mean()) for part in parts]
+    np.testing.assert_allclose(measured()["ece of mass"], np.mean(gaps), rtol=1e-4)
 
 
-def test_ece_of_equal_mass_is_the_written_out_sum(predictions):
-    probabilities, labels = map(np.asarray, predictions)
-    confidence, is_right = probabilities.max(-1), probabilities.argmax(-1) == labels
-    order = np.argsort(confidence)
-    gaps = [abs(is_right[part].mean() - confidence[part].mean()) for part in np.split(order, 10)]
-    found = metrics.ece(*predictions, 10, equal="mass")
-    np.testing.assert_allclose(found, np.mean(gaps), rtol=1e-4)
-
-
-def test_another_word_for_bins_is_refused(predictions):
+def test_another_word_for_bins_is_refused():
     with pytest.raises(ValueError, match='equal must be "width" or "mass", got \'size\''):
-        metrics.ece(*predictions, equal="size")
+        metrics.ece(PROBABILITIES, LABELS, equal="size")
 
 
 def test_coverage_counts_both_ends_in():
@@ -111,24 +121,13 @@ def test_coverage_counts_both_ends_in():
     assert metrics.coverage(y, jnp.zeros(5), jnp.full(5, 2.0)) == np.float32(0.6)
 
 
-def test_accuracy_and_nll_are_those_of_sklearn(predictions):
-    probabilities, labels = predictions
-    expected = sklearn.metrics.accuracy_score(labels, probabilities.argmax(-1))
-    np.testing.assert_allclose(metrics.accuracy(probabilities, labels), expected, rtol=1e-6)
-    exact = np.asarray(probabilities, np.float64)
-    expected = sklearn.metrics.log_loss(labels, exact / exact.sum(-1, keepdims=True))
-    value = metrics.nll(bayes.CategoricalMixture(jnp.log(probabilities)[None]), labels)
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-
-
 @pytest.mark.parametrize("num_bins", [1, 15])
-def test_bins_are_those_of_sklearn(num_bins, predictions):
-    probabilities, labels = predictions
-    bins = metrics.calibration_bins(probabilities, labels, num_bins)
+def test_bins_are_those_of_sklearn(num_bins):
+    bins = measured()["bins"][num_bins]
     accuracy, confidence = sklearn.calibration.calibration_curve(
-        np.asarray(probabilities.argmax(-1) == labels), probabilities.max(-1), n_bins=num_bins
+        IS_RIGHT, CONFIDENCE, n_bins=num_bins
     )
-    is_filled = np.asarray(bins.count > 0)
+    is_filled = bins.count > 0
     np.testing.assert_allclose(bins.accuracy[is_filled], accuracy, rtol=1e-5)
     np.testing.assert_allclose(bins.confidence[is_filled], confidence, rtol=1e-5)
     assert bins.count.sum() == 500
@@ -136,23 +135,20 @@ def test_bins_are_those_of_sklearn(num_bins, predictions):
 
 
 @pytest.mark.parametrize("num_bins", [1, 15])
-def test_ece_is_the_written_out_sum(num_bins, predictions):
-    probabilities, labels = map(np.asarray, predictions)
-    confidence, is_right = probabilities.max(-1), probabilities.argmax(-1) == labels
-    expected = 0
+def test_ece_is_the_written_out_sum(num_bins):
+    expected, confidence = 0, CONFIDENCE
     for m in range(num_bins):
         inside = (confidence > m / num_bins) & (confidence <= (m + 1) / num_bins)
         if inside.any():
-            gap = abs(is_right[inside].mean() - confidence[inside].mean())
+            gap = abs(IS_RIGHT[inside].mean() - confidence[inside].mean())
             expected += inside.mean() * gap
-    value = metrics.ece(*predictions, num_bins)
-    np.testing.assert_allclose(value, expected, rtol=1e-4)
+    np.testing.assert_allclose(measured()["ece"][num_bins], expected, rtol=1e-4)
 
 
 def test_certainty_falls_in_the_last_bin_and_none_in_the_first():
-    probabilities = jnp.array([[1.0, 0.0], [0.0, 0.0]])
-    bins = metrics.calibration_bins(probabilities, jnp.array([0, 1]), 4)
-    assert bins.count.tolist() == [1, 0, 0, 1]
+    probabilities = np.array([[1.0, 0.0], [0.0, 0.0]])
+    count = jax.jit(lambda *pair: metrics.calibration_bins(*pair, 4).count)
+    assert count(probabilities, np.array([0, 1])).tolist() == [1, 0, 0, 1]
 
 
 def test_wrong_shapes_are_refused():
@@ -169,6 +165,6 @@ def test_shapes_that_would_broadcast_are_refused():
 
 
 @pytest.mark.parametrize("num_bins", [0, 2.5])
-def test_wrong_number_of_bins_is_refused(num_bins, predictions):
+def test_wrong_number_of_bins_is_refused(num_bins):
     with pytest.raises(ValueError, match=f"num_bins must be an integer of .* 1, got {num_bins}"):
-        metrics.calibration_bins(*predictions, num_bins=num_bins)
+        metrics.calibration_bins(PROBABILITIES, LABELS, num_bins=num_bins)

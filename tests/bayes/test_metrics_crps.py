@@ -1,6 +1,5 @@
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
 import pytest
@@ -10,11 +9,9 @@ import scipy.stats
 from eqxlike import bayes
 from eqxlike.bayes import metrics
 
-
-@pytest.fixture
-def regression(getkey):
-    y, mean = jr.normal(getkey(), (2, 50))
-    return y, mean, jnp.exp(jr.normal(getkey(), (50,)))
+RNG = np.random.default_rng(0)
+Y, MEAN = RNG.normal(size=(2, 50)).astype(np.float32)
+SCALE = np.exp(RNG.normal(size=50)).astype(np.float32)
 
 
 def integrated(cdf, y):
@@ -24,12 +21,13 @@ def integrated(cdf, y):
     return below + above
 
 
-def test_crps_is_the_written_out_mean_over_pairs(regression, getkey):
-    y, _, _ = regression
-    draws = np.asarray(jr.normal(getkey(), (7, 50)), np.float64)
+def test_crps_is_the_written_out_mean_over_pairs():
+    draws = np.random.default_rng(1).normal(size=(7, 50))
     pairs = np.abs(draws[:, None] - draws[None]).mean((0, 1))
-    expected = (np.abs(draws - np.asarray(y)).mean(0) - pairs / 2).mean()
-    np.testing.assert_allclose(metrics.crps(y, draws.astype(np.float32)), expected, rtol=1e-4)
+    expected = (np.abs(draws - Y).mean(0) - pairs / 2).mean()
+    np.testing.assert_allclose(
+        jax.jit(metrics.crps)(Y, draws.astype(np.float32)), expected, rtol=1e-4
+    )
 
 
 def test_crps_of_a_mixture_of_normals_is_the_integral_that_defines_it():
@@ -40,17 +38,25 @@ def test_crps_of_a_mixture_of_normals_is_the_integral_that_defines_it():
         np.testing.assert_allclose(metrics.crps(np.array([0.7]), mixture), exact, rtol=1e-7)
 
 
-def test_crps_of_an_expanded_normal_has_the_closed_form(regression):
-    y, mean, _ = regression
-    whole = metrics.crps(y, bayes.Mixture(dist.Normal(mean[None], jnp.full((1, 50), 2.0))))
-    expanded = dist.Normal(mean, 2.0).expand([1, 50])
-    np.testing.assert_allclose(metrics.crps(y, bayes.Mixture(expanded)), whole, rtol=1e-6)
+def test_crps_of_an_expanded_normal_has_the_closed_form():
+    @jax.jit
+    def both(y, mean):
+        whole = dist.Normal(mean[None], jnp.full((1, 50), 2.0))
+        expanded = dist.Normal(mean, 2.0).expand([1, 50])
+        return [metrics.crps(y, bayes.Mixture(each)) for each in (whole, expanded)]
+
+    whole, expanded = both(Y, MEAN)
+    np.testing.assert_allclose(expanded, whole, rtol=1e-6)
 
 
 def test_crps_of_another_mixture_is_that_of_its_draws(getkey):
-    mixture = bayes.Mixture(dist.StudentT(4.0, jnp.array([[-1.0], [2.0]]), 1.0))
+    @jax.jit
+    def score(means, key):
+        mixture = bayes.Mixture(dist.StudentT(4.0, means, 1.0))
+        return metrics.crps(jnp.array([0.7]), mixture, key=key, num_draws=20_000)
+
+    found = score(np.array([[-1.0], [2.0]], np.float32), getkey())
     cdf = lambda x: scipy.stats.t(4, [-1, 2]).cdf(x).mean()
-    found = metrics.crps(jnp.array([0.7]), mixture, key=getkey(), num_draws=20_000)
     np.testing.assert_allclose(found, integrated(cdf, 0.7), rtol=0.03)
 
 
@@ -60,12 +66,11 @@ def test_crps_of_another_mixture_asks_for_a_key():
         metrics.crps(jnp.ones(1), mixture)
 
 
-def test_crps_of_a_mixture_differentiates(regression):
-    y, mean, scale = regression
-    score = lambda mean: metrics.crps(y, bayes.Mixture(dist.Normal(mean[None], scale[None])))
+def test_crps_of_a_mixture_differentiates():
+    score = lambda mean: metrics.crps(Y, bayes.Mixture(dist.Normal(mean[None], SCALE[None])))
     # Of one normal, by its mean: -(2 F(y) - 1) a number.
-    expected = (1 - 2 * scipy.stats.norm(mean, scale).cdf(y)) / 50
-    np.testing.assert_allclose(jax.grad(score)(mean), expected, atol=1e-6)
+    expected = (1 - 2 * scipy.stats.norm(MEAN, SCALE).cdf(Y)) / 50
+    np.testing.assert_allclose(jax.jit(jax.grad(score))(MEAN), expected, atol=1e-6)
 
 
 def test_crps_of_a_mixture_of_another_shape_is_refused():

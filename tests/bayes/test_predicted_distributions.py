@@ -59,19 +59,27 @@ def test_draws_are_those_of_the_distribution_of_all_outputs(name, outputs):
 
 
 def test_classes_have_probabilities_and_counts_have_quantiles():
-    logits = OUTPUTS[..., 0]
-    found = _mixture(bayes.Bernoulli(), logits, {})
-    assert isinstance(found, bayes.CategoricalMixture)
-    p = (1 / (1 + np.exp(-np.asarray(logits)))).mean(axis=0)
-    np.testing.assert_allclose(found.probabilities, np.stack([1 - p, p], axis=-1), rtol=1e-5)
-    found = _mixture(bayes.Categorical(), OUTPUTS, {})
-    assert isinstance(found, bayes.CategoricalMixture)
-    expected = scipy.special.softmax(np.asarray(OUTPUTS), axis=-1).mean(axis=0)
-    np.testing.assert_allclose(found.probabilities, expected, rtol=1e-5)
-    found = _mixture(bayes.Poisson(), logits[:1], {})
-    assert isinstance(found, bayes.Mixture)
-    expected = stats.poisson(np.exp(np.asarray(logits[0]))).ppf(0.9)
-    np.testing.assert_array_equal(found.quantile(0.9), expected)
+    outputs = np.asarray(OUTPUTS)
+
+    @jax.jit
+    def found(outputs):
+        logits = outputs[..., 0]
+        mixtures = (
+            _mixture(bayes.Bernoulli(), logits, {}),
+            _mixture(bayes.Categorical(), outputs, {}),
+            _mixture(bayes.Poisson(), logits[:1], {}),
+        )
+        assert isinstance(mixtures[0], bayes.CategoricalMixture)
+        assert isinstance(mixtures[1], bayes.CategoricalMixture)
+        assert isinstance(mixtures[2], bayes.Mixture)
+        return mixtures[0].probabilities, mixtures[1].probabilities, mixtures[2].quantile(0.9)
+
+    of_two, of_three, quantile = found(outputs)
+    p = (1 / (1 + np.exp(-outputs[..., 0]))).mean(axis=0)
+    np.testing.assert_allclose(of_two, np.stack([1 - p, p], axis=-1), rtol=1e-5)
+    expected = scipy.special.softmax(outputs, axis=-1).mean(axis=0)
+    np.testing.assert_allclose(of_three, expected, rtol=1e-5)
+    np.testing.assert_array_equal(quantile, stats.poisson(np.exp(outputs[0, :, 0])).ppf(0.9))
 
 
 def test_draws_of_mixtures_differ_from_each_other():

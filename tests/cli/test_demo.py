@@ -4,8 +4,8 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import signal
-import subprocess
 import sys
 import types
 
@@ -14,7 +14,7 @@ import matplotlib.image
 import optax
 import pytest
 
-from eqxlike import bayes
+from eqxlike import __main__, bayes, train
 from eqxlike._cli import _baselines, _demo, _settings, main
 from eqxlike._cli._methods import METHODS
 from eqxlike._cli._page import page_of
@@ -24,18 +24,26 @@ PICTURES = {"diabetes_intervals.png", "digits_reliability.png", "elbo.png", "dis
 TEXTS = {"results.json", "report.html"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small():
+    """Less to compile: linear models, and fewer penalties to choose from."""
+    with pytest.MonkeyPatch.context() as patch:
+        rates = {"diabetes": {}, "digits": {"learning_rate": 3e-2, "plain_learning_rate": 1e-2}}
+        for name, changed in rates.items():
+            settings = dataclasses.replace(_settings.SETTINGS[name], depth=0, **changed)
+            patch.setitem(_settings.SETTINGS, name, settings)
+        patch.setattr(_baselines, "INVERSE_PENALTIES", _baselines.INVERSE_PENALTIES[:2])
+        yield
+
+
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """One run over both data sets, with a smaller network and fewer penalties to choose from."""
+    """One run over both data sets."""
     folder = tmp_path_factory.mktemp("demo") / "results"
-    small = dataclasses.replace(_settings.SETTINGS["digits"], width_size=32)
     with (
-        pytest.MonkeyPatch.context() as patch,
         contextlib.redirect_stdout(io.StringIO()) as out,
         contextlib.redirect_stderr(io.StringIO()) as err,
     ):
-        patch.setitem(_settings.SETTINGS, "digits", small)
-        patch.setattr(_baselines, "INVERSE_PENALTIES", _baselines.INVERSE_PENALTIES[:2])
         status = main(["demo", "--quick", "--seed", "1", "--out", str(folder)])
     results = json.loads((folder / "results.json").read_text())
     return types.SimpleNamespace(
@@ -150,46 +158,37 @@ def test_cache_that_cannot_be_is_refused_in_one_line(tmp_path, capsys):
     assert "give another folder" in capsys.readouterr().err
 
 
-# The parent may have been started with SIGINT ignored, as shells do in the background.
-COMMAND = """
-import runpy, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
-runpy.run_module("eqxlike", run_name="__main__")
-"""
+def test_interrupt_ends_cleanly_with_what_was_reached(tmp_path, capsys, monkeypatch):
+    minibatches, ended = train.minibatches, []
 
+    def interrupted_at_the_fifth(*arguments, **options):
+        for index, batch in enumerate(minibatches(*arguments, **options)):
+            if index == 4:
+                signal.raise_signal(signal.SIGINT)
+            yield batch
 
-def interrupt_after(line, steps, folder):
-    """Interrupts the demo once it has printed a line that begins so; its status and output."""
-    arguments = ["demo", "--data", "diabetes", "--steps", str(steps), "--out", str(folder)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *arguments, "--device", "cpu"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stderr is not None
-        assert any(printed.startswith(line) for printed in process.stderr)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    return process.returncode, out, err
-
-
-def test_interrupt_ends_cleanly_with_what_was_reached(tmp_path):
-    line = "diabetes, Bayesian: step 4000/20000, loss"
-    status, out, err = interrupt_after(line, 20_000, tmp_path)
-    assert status == 130, err
-    assert "Traceback" not in err
+    monkeypatch.setattr(train, "minibatches", interrupted_at_the_fifth)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    arguments = ["demo", "--data", "diabetes", "--device", "cpu", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["eqxlike", *arguments])
+    __main__.run()
+    assert ended == [130]
+    out, err = capsys.readouterr()
     assert err.splitlines()[-1] == "interrupted: the results are those of what was reached"
     assert "device: cpu\n" in out
     assert str(tmp_path / "results.json") in out
     results = json.loads((tmp_path / "results.json").read_text())
-    training = results["data"]["diabetes"]["trainings"]["bayesian"]
-    assert results["stopped"] == training["stopped"] == "interrupted"
-    assert 4000 <= training["steps"] < 20000
-    assert results["data"]["diabetes"]["metrics"]["bayesian"]["rmse"] < 100
+    data = results["data"]["diabetes"]
+    assert results["stopped"] == data["trainings"]["bayesian"]["stopped"] == "interrupted"
+    assert 4 <= data["trainings"]["bayesian"]["steps"] <= 5
+    assert set(data["trainings"]) == set(data["metrics"]) == {"bayesian"}
+    assert data["metrics"]["bayesian"]["rmse"] < 100
+
+
+def test_command_that_succeeds_ends_as_python_does(monkeypatch):
+    monkeypatch.setattr(os, "_exit", lambda status: pytest.fail("left without Python's exit"))
+    monkeypatch.setattr(sys, "argv", ["eqxlike", "--version"])
+    __main__.run()
 
 
 def test_every_method_of_the_library_is_one_of_the_demo():

@@ -16,10 +16,8 @@ ALL = ("nontraceable", "nonbatchable", "nondifferentiable", "nondifferentiable_b
 
 TRANSFORMATIONS = {
     "vmap": lambda function: jax.vmap(function)(X[None])[0],
-    "vmap-jit": lambda function: jax.vmap(jax.jit(function))(X[None])[0],
     "jvp": lambda function: jax.jvp(function, (X,), (X,))[0],
     "grad": lambda function: jax.value_and_grad(function)(X)[0],
-    "grad-jit": lambda function: jax.value_and_grad(jax.jit(function))(X)[0],
     "grad-checkpoint": lambda function: jax.value_and_grad(jax.checkpoint(function))(X)[0],
     "grad-of-scan": lambda function: jax.value_and_grad(
         lambda x: jax.lax.scan(lambda c, _: (function(c), None), x, length=1)[0]
@@ -27,14 +25,13 @@ TRANSFORMATIONS = {
     "vmap-of-grad": lambda function: jax.vmap(jax.value_and_grad(function))(X[None])[0][0],
     "jacfwd": lambda function: jax.jacfwd(lambda x: (function(x),) * 2)(X) and function(X),
 }
-BATCHING = {"vmap", "vmap-jit", "vmap-of-grad", "jacfwd"}
+BATCHING = {"vmap", "vmap-of-grad", "jacfwd"}
 REFUSED = {
     "nontraceable": {*TRANSFORMATIONS},
     "nonbatchable": {*TRANSFORMATIONS},
-    "nondifferentiable": {*TRANSFORMATIONS} - {"vmap", "vmap-jit"},
+    "nondifferentiable": {*TRANSFORMATIONS} - {"vmap"},
     "nondifferentiable_backward": {
         "grad",
-        "grad-jit",
         "grad-checkpoint",
         "grad-of-scan",
         "vmap-of-grad",

@@ -1,9 +1,14 @@
 """Arrays by NumPy, which compiles nothing for each shape."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+
+import eqxlike as eqx
 
 
 def normal(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
@@ -14,3 +19,18 @@ def normal(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float3
     if jnp.issubdtype(dtype, jnp.complexfloating):
         drawn = drawn + 1j * generator.normal(size=shape)
     return jnp.asarray(np.asarray(drawn).astype(dtype))
+
+
+def filled(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What `make` returns, with positive numbers in place of what it would draw; rows of weights
+    have a sum below 1.
+    """
+    generator = np.random.default_rng(0)
+
+    def fill(leaf):
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        most = 1 if leaf.ndim < 2 else 1 / max(leaf.shape[-1], 1)
+        return jnp.asarray(generator.uniform(0.1 * most, most, leaf.shape).astype(leaf.dtype))
+
+    return jax.tree.map(fill, eqx.filter_eval_shape(make, *args, **kwargs))

@@ -7,19 +7,9 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
-from tests.nn.arrays import normal
+from tests.nn.arrays import filled, normal
 
-SIZES = [
-    {},
-    {"key_size": 6, "value_size": 5, "output_size": 3},
-    {"qk_size": 3, "vo_size": 7},
-    {
-        "use_query_bias": True,
-        "use_key_bias": True,
-        "use_value_bias": True,
-        "use_output_bias": True,
-    },
-]
+BIASES = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
 
 
 ours_compiled = eqx.filter_jit(lambda attention, *args, **kwargs: attention(*args, **kwargs))
@@ -46,31 +36,40 @@ def inputs(getkey, key_size=8, value_size=8, **options):
     return [normal(getkey(), shape) for shape in shapes]
 
 
-@pytest.mark.parametrize(
-    ("options", "mask_shape"),
-    list(zip(SIZES, [(2, 4, 5), (4, 5), None, (4, 5)], strict=True)),
-)
-def test_output_is_that_of_equinox(options, mask_shape, getkey):
-    ours, theirs = both(getkey, **options)
-    mask = (
-        None if mask_shape is None else jnp.asarray(np.asarray(normal(getkey(), mask_shape)) > -0.5)
-    )
-    arguments = (*inputs(getkey, **options), mask)
-    np.testing.assert_allclose(*outputs(ours, theirs, *arguments), rtol=1e-4, atol=1e-5)
-
-
-def test_heads_are_processed_as_by_equinox(getkey):
-    ours, theirs = both(getkey)
+def test_outputs_are_those_of_equinox(getkey):
+    """Of all sizes, and with heads that are turned, in one program."""
     rope = nn.RotaryPositionalEmbedding(4)
 
     def turn(query, key, value):
         turned = [jax.vmap(rope, 1, 1)(each) for each in (query, key)]
         return (*turned, value)
 
-    arguments = inputs(getkey)
-    np.testing.assert_allclose(
-        *outputs(ours, theirs, *arguments, process_heads=turn), rtol=1e-4, atol=1e-5
-    )
+    calls = [({}, [9 * x for x in inputs(getkey)], {"process_heads": turn})]
+    for options, mask_shape in [
+        ({"key_size": 6, "value_size": 5, **BIASES}, (2, 4, 5)),
+        ({"qk_size": 3, "vo_size": 7, "output_size": 3}, (4, 5)),
+    ]:
+        mask = np.asarray(normal(getkey(), mask_shape)) > -0.5
+        calls.append((options, (*[9 * x for x in inputs(getkey, **options)], mask), {}))
+
+    # Of the same numbers: their arrays are in one order.
+    pairs = [
+        [
+            filled(module.MultiheadAttention, 2, 8, **options, key=jr.key(0))
+            for module in (nn, equinox.nn)
+        ]
+        for options, _, _ in calls
+    ]
+
+    @eqx.filter_jit
+    def outputs_of_both(pairs):
+        return [
+            [attention(*arguments, **how) for attention in pair]
+            for pair, (_, arguments, how) in zip(pairs, calls, strict=True)
+        ]
+
+    for found, expected in outputs_of_both(pairs):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_same_key_draws_the_weights_and_drops_what_equinox_does(getkey):

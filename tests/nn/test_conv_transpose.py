@@ -42,28 +42,29 @@ LAYERS = {
 SIZES = (4, 5, 3)
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_same_key_gives_equinox_fields_and_outputs(name, getkey):
-    layer, sizes, options = LAYERS[name]
+def test_same_key_gives_equinox_fields_and_outputs(getkey):
     x_key = getkey()
 
     @eqx.filter_jit
     def layers_and_outputs(key):
-        ours, theirs = (
-            getattr(module, layer)(*sizes, **options, key=jr.clone(key))
-            for module in (nn, equinox.nn)
-        )
-        x = normal(x_key, (ours.in_channels, *SIZES[: ours.num_spatial_dims]))
-        return ours, theirs, (ours(x), theirs(x))
+        found = []
+        for layer, sizes, options in LAYERS.values():
+            ours, theirs = (
+                getattr(module, layer)(*sizes, **options, key=jr.clone(key))
+                for module in (nn, equinox.nn)
+            )
+            x = normal(x_key, (ours.in_channels, *SIZES[: ours.num_spatial_dims]))
+            found.append((ours, theirs, (ours(x), theirs(x))))
+        return found
 
-    ours, theirs, outputs = layers_and_outputs(getkey())
-    for own, their in zip(dataclasses.fields(ours), dataclasses.fields(theirs), strict=True):
-        assert own.name == their.name
-        values = [getattr(each, own.name) for each in (ours, theirs)]
-        # To compare NumPy's arrays compiles nothing.
-        values = [np.asarray(each) if isinstance(each, jax.Array) else each for each in values]
-        assert equinox.tree_equal(*values), own.name
-    np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
+    for ours, theirs, outputs in layers_and_outputs(getkey()):
+        for own, their in zip(dataclasses.fields(ours), dataclasses.fields(theirs), strict=True):
+            assert own.name == their.name
+            values = [getattr(each, own.name) for each in (ours, theirs)]
+            # To compare NumPy's arrays compiles nothing.
+            values = [np.asarray(each) if isinstance(each, jax.Array) else each for each in values]
+            assert equinox.tree_equal(*values), own.name
+        np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

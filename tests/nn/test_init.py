@@ -16,7 +16,7 @@ from eqxlike.nn._common._parameters import Parameter, draw
 
 FLOAT32 = jnp.dtype("float32")
 SHAPES = ((), (2, 3, 5))
-DTYPES = ("bfloat16", "float32", "complex64")
+DTYPES = ("bfloat16", "complex64")
 
 
 def parameters(dtype="float32"):

@@ -39,51 +39,49 @@ def arrays(model):
     return [leaf for leaf in jax.tree.leaves(model) if isinstance(leaf, jax.Array)]
 
 
-@pytest.mark.parametrize(
-    ("in_size", "out_size", "depth", "bias", "scan"),
-    [
-        (2, 3, 0, (True, False), False),
-        ("scalar", 3, 1, (False, True), True),
-        (2, 3, 3, (True, True), False),
-        (2, "scalar", 3, (True, False), True),
-    ],
-)
-def test_same_key_gives_equinox_network(in_size, out_size, depth, bias, scan):
-    options = {
-        "width_size": 5,
-        "depth": depth,
-        "activation": jax.nn.gelu,
-        # Equinox forgets it at depth 0, against its documentation.
-        "final_activation": jnp.tanh if depth > 0 else lambda x: x,
-        "use_bias": bias[0],
-        "use_final_bias": bias[1],
-        "scan": scan,
-    }
-    x = normal(jr.key(1), shape(in_size))
+NETWORKS = [
+    (2, 3, 0, (True, False), False),
+    ("scalar", 3, 1, (False, True), True),
+    (2, "scalar", 3, (True, False), True),
+]
 
-    @filter_jit
-    def networks_and_outputs():
+
+def test_same_key_gives_equinox_networks(getkey):
+    x_key = getkey()
+
+    def networks_and_outputs(in_size, out_size, depth, bias, scan):
+        options = {
+            "width_size": 5,
+            "depth": depth,
+            "activation": jax.nn.gelu,
+            # Equinox forgets it at depth 0, against its documentation.
+            "final_activation": jnp.tanh if depth > 0 else lambda x: x,
+            "use_bias": bias[0],
+            "use_final_bias": bias[1],
+            "scan": scan,
+        }
+        x = normal(x_key, shape(in_size))
         ours = nn.MLP(in_size, out_size, **options, key=jr.key(depth))
         theirs = equinox.nn.MLP(in_size, out_size, **options, key=jr.key(depth))
         return ours, theirs, ours(x), theirs(x)
 
-    ours, theirs, out, expected = networks_and_outputs()
-    assert len(arrays(ours)) == len(arrays(theirs))
-    for our, their in zip(arrays(ours), arrays(theirs), strict=True):
-        np.testing.assert_array_equal(our, their)
-    np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-6)
-    assert out.shape == shape(out_size)
+    found = filter_jit(lambda: [networks_and_outputs(*each) for each in NETWORKS])()
+    for (_, out_size, *_), (ours, theirs, out, expected) in zip(NETWORKS, found, strict=True):
+        assert len(arrays(ours)) == len(arrays(theirs))
+        for our, their in zip(arrays(ours), arrays(theirs), strict=True):
+            np.testing.assert_array_equal(our, their)
+        np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-6)
+        assert out.shape == shape(out_size)
 
 
-@pytest.mark.parametrize("scan", [True])
-def test_activation_with_arrays_is_owned_by_each_unit(scan, getkey):
+def test_activation_with_arrays_is_owned_by_each_unit(getkey):
     key, x, slope = getkey(), normal(getkey(), (2,)), jnp.array(0.1)
 
     @filter_jit
     def networks_and_outputs(key):
-        ours = nn.MLP(2, 3, 5, 4, Slope(slope), Slope(slope), scan=scan, key=key)
+        ours = nn.MLP(2, 3, 5, 4, Slope(slope), Slope(slope), scan=True, key=key)
         theirs = equinox.nn.MLP(
-            2, 3, 5, 4, EquinoxSlope(slope), EquinoxSlope(slope), scan=scan, key=jr.clone(key)
+            2, 3, 5, 4, EquinoxSlope(slope), EquinoxSlope(slope), scan=True, key=jr.clone(key)
         )
         return ours, theirs, (ours(x), theirs(x))
 
@@ -123,28 +121,36 @@ def test_scan_keeps_the_program_as_small_at_any_depth(getkey):
     assert num_equations(4) == num_equations(32)
 
 
-@pytest.mark.parametrize(
-    ("in_features", "out_features", "use_bias"),
-    [
-        ("scalar", "scalar", True),
-        (0, 2, True),
-        (1, 0, False),
-        (3, "scalar", True),
-    ],
-)
-def test_linear_is_that_of_equinox(in_features, out_features, use_bias, getkey):
-    key = getkey()
-    ours = nn.Linear(in_features, out_features, use_bias, key=key)
-    theirs = equinox.nn.Linear(in_features, out_features, use_bias, key=jr.clone(key))
-    np.testing.assert_array_equal(ours.weight, theirs.weight)
-    if use_bias:
-        np.testing.assert_array_equal(ours.bias, theirs.bias)
-    else:
-        assert ours.bias is None
-    x = normal(getkey(), shape(in_features))
-    out, expected = outputs(ours, theirs, x)
-    np.testing.assert_array_equal(out, expected)
-    assert out.shape == shape(out_features)
+LINEARS = [
+    ("scalar", "scalar", True),
+    (0, 2, True),
+    (1, 0, False),
+    (3, "scalar", True),
+]
+
+
+def test_linears_are_those_of_equinox(getkey):
+    x_key = getkey()
+
+    @filter_jit
+    def layers_and_outputs(key):
+        found = []
+        for sizes in LINEARS:
+            layers = [each.Linear(*sizes, key=jr.clone(key)) for each in (nn, equinox.nn)]
+            x = normal(x_key, shape(sizes[0]))
+            found.append((*layers, *[layer(x) for layer in layers]))
+        return found
+
+    for (_, size, use_bias), (ours, theirs, out, expected) in zip(
+        LINEARS, layers_and_outputs(getkey()), strict=True
+    ):
+        np.testing.assert_array_equal(ours.weight, theirs.weight)
+        if use_bias:
+            np.testing.assert_array_equal(ours.bias, theirs.bias)
+        else:
+            assert ours.bias is None
+        np.testing.assert_array_equal(out, expected)
+        assert out.shape == shape(size)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.complex64])

@@ -28,17 +28,25 @@ POOLS = {
 SIZES = (4, 5, 3)
 
 
-@pytest.mark.parametrize("name", POOLS)
-def test_fields_and_outputs_are_those_of_equinox(name, getkey):
-    layer, sizes, options = POOLS[name]
-    ours, theirs = (getattr(module, layer)(*sizes, **options) for module in (nn, equinox.nn))
-    own_fields = [each.name for each in dataclasses.fields(ours)]
-    assert own_fields[:7] == [each.name for each in dataclasses.fields(theirs)]
-    for each in own_fields[:7]:
-        assert getattr(ours, each) == getattr(theirs, each)
-    x = normal(getkey(), (2, *SIZES[: ours.num_spatial_dims]))
-    outputs = eqx.filter_jit(lambda ours, theirs, x: (ours(x), theirs(x)))(ours, theirs, x)
-    np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
+def test_fields_and_outputs_are_those_of_equinox(getkey):
+    pairs, xs = [], []
+    for layer, sizes, options in POOLS.values():
+        ours, theirs = (getattr(module, layer)(*sizes, **options) for module in (nn, equinox.nn))
+        own_fields = [each.name for each in dataclasses.fields(ours)]
+        assert own_fields[:7] == [each.name for each in dataclasses.fields(theirs)]
+        for each in own_fields[:7]:
+            assert getattr(ours, each) == getattr(theirs, each)
+        pairs.append((ours, theirs))
+        xs.append(normal(getkey(), (2, *SIZES[: ours.num_spatial_dims])))
+    assert_same_outputs(pairs, xs)
+
+
+def assert_same_outputs(pairs, xs):
+    outputs = eqx.filter_jit(
+        lambda pairs: [[layer(x) for layer in pair] for pair, x in zip(pairs, xs, strict=True)]
+    )
+    for found, expected in outputs(pairs):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -181,17 +189,18 @@ ADAPTIVE = {
 }
 
 
-@pytest.mark.parametrize("name", ADAPTIVE)
-def test_adaptive_fields_and_outputs_are_those_of_equinox(name, getkey):
-    ours, theirs = (getattr(module, name)(*ADAPTIVE[name]) for module in (nn, equinox.nn))
-    assert [each.name for each in dataclasses.fields(ours)][:2] == [
-        each.name for each in dataclasses.fields(theirs)
-    ]
-    assert ours.target_shape == theirs.target_shape
-    assert ours.operation is theirs.operation
-    x = normal(getkey(), (2, *(5, 7, 4)[: len(ours.target_shape)]))
-    outputs = jax.jit(lambda x: (ours(x), theirs(x)))(x)
-    np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
+def test_adaptive_fields_and_outputs_are_those_of_equinox(getkey):
+    pairs, xs = [], []
+    for name, sizes in ADAPTIVE.items():
+        ours, theirs = (getattr(module, name)(*sizes) for module in (nn, equinox.nn))
+        assert [each.name for each in dataclasses.fields(ours)][:2] == [
+            each.name for each in dataclasses.fields(theirs)
+        ]
+        assert ours.target_shape == theirs.target_shape
+        assert ours.operation is theirs.operation
+        pairs.append((ours, theirs))
+        xs.append(normal(getkey(), (2, *(5, 7, 4)[: len(ours.target_shape)])))
+    assert_same_outputs(pairs, xs)
 
 
 def test_adaptive_windows_are_disjoint_and_the_first_longer_unless_they_overlap():

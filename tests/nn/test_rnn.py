@@ -16,9 +16,7 @@ def hidden_for(name, size=4):
     return (jnp.ones(size), jnp.ones(size)) if name == "LSTMCell" else jnp.ones(size)
 
 
-@pytest.mark.parametrize(
-    ("name", "use_bias"), [("GRUCell", True), ("GRUCell", False), ("LSTMCell", False)]
-)
+@pytest.mark.parametrize(("name", "use_bias"), [("GRUCell", True), ("LSTMCell", False)])
 def test_same_key_gives_equinox_weights_and_outputs(name, use_bias, getkey):
     x, hidden = normal(getkey(), (3,)), hidden_for(name)
 

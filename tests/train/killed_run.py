@@ -46,7 +46,7 @@ def main(folder, most=None):
     model = nn.Sequential(
         [nn.Linear(3, 4, key=keys[0]), nn.Dropout(0.5), nn.Linear(4, "scalar", key=keys[1])]
     )
-    optimiser = optax.adam(0.01)
+    optimiser = optax.sgd(0.01, momentum=0.9)
     state = train.TrainState.create(model, optimiser, key=jax.random.key(1))
     x = np.random.default_rng(0).normal(size=(22, 3)).astype(np.float32)
     return train.fit(

@@ -3,7 +3,6 @@
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,23 +13,16 @@ def module(script):
 
 
 def test_short_run_is_judged_beside_tables_and_writes(module, capsys):
-    command = "--steps 4 --width 8 --depth 2 --characters 3000 --write 10"
+    command = "--steps 2 --width 8 --depth 1 --characters 3000 --write 10"
     with jax.numpy_dtype_promotion("standard"):
         module.main(command.split())
     output = capsys.readouterr().out
     tables = re.findall(r"tables of \w+ +(\d\.\d+)", output)
     assert len(tables) == 3
     (model,) = re.findall(r"the transformer +(\d\.\d+)", output)
-    assert float(model) > max(map(float, tables))  # after four batches
+    assert float(model) > max(map(float, tables))  # after two batches
     written = output.partition("It writes:\n\n")[2]
     assert len(written.replace("\n    ", "\n").removeprefix("    ").strip("\n")) <= 10
-
-
-def test_what_comes_later_changes_nothing_before(module):
-    model = module.LanguageModel(5, 8, 2, jax.random.key(0))
-    first, second = model(jnp.array([1, 2, 3, 4])), model(jnp.array([1, 2, 0, 0]))
-    np.testing.assert_allclose(first[:2], second[:2], rtol=1e-5)
-    assert not np.allclose(first[2:], second[2:])
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3])

@@ -23,7 +23,7 @@ from eqxlike.bayes._methods._map import Optimised
 from tests.bayes.methods.cases import LINEAR, covariance_of
 
 NEW = np.random.default_rng(5).normal(size=(4, 2))
-INPUTS = 2.0 * np.random.default_rng(6).normal(size=(10, 2))
+INPUTS, NEW_INPUTS = np.split(2.0 * np.random.default_rng(6).normal(size=(14, 3)), [10])
 LABELS = np.random.default_rng(7).integers(0, 3, size=10)
 
 
@@ -51,12 +51,13 @@ def predicting(posterior, predictive):
     return dataclasses.replace(posterior, method=method)
 
 
-def linear_target(likelihood):
+def linear_target(likelihood, prior=None):
     """A model with the parameters of the closed form."""
     layer = nn.Linear(2, "scalar", key=jr.key(0), dtype=jnp.float64)
     weight, bias = (jnp.asarray(each) for each in (LINEAR.mean[None, :2], LINEAR.mean[2:]))
     layer = eqx.tree_at(lambda each: (each.weight, each.bias), layer, (weight, bias))
-    return bayes.Posterior(layer, bayes.normal(0.0, 1.0), likelihood, (LINEAR.x, LINEAR.y))
+    prior = bayes.normal(0.0, 1.0) if prior is None else prior
+    return bayes.Posterior(layer, prior, likelihood, (LINEAR.x, LINEAR.y))
 
 
 @functools.cache
@@ -73,78 +74,77 @@ def small_target():
 
 
 @functools.cache
-def small(structure="full", **fields):
+def small(structure, **fields):
     """A network of 13 parameters with an unknown scale."""
     return around(small_target(), structure=structure, **fields)
 
 
+class Convolution(eqx.Module):
+    conv: nn.Conv1d
+    readout: nn.Linear
+
+    def __call__(self, x):
+        return self.readout(jnp.tanh(self.conv(x.reshape(1, 3))).reshape(4))
+
+
 @functools.cache
 def classes_target():
-    model = nn.MLP(2, 3, width_size=3, depth=1, key=jr.key(0), dtype=jnp.float64)
+    conv = nn.Conv1d(1, 2, kernel_size=2, key=jr.key(0), dtype=jnp.float64)
+    model = Convolution(conv, nn.Linear(4, 3, key=jr.key(1), dtype=jnp.float64))
     data = (INPUTS, LABELS)
     return bayes.Posterior(model, bayes.normal(0.0, 1.0), bayes.Categorical(), data)
 
 
 @functools.cache
 def classes(structure="full"):
-    """A network of 21 parameters for three classes."""
+    """A convolution and a readout, of 21 parameters, for three classes."""
     return around(classes_target(), structure=structure)
 
 
-def num_parameters(posterior):
-    return sum(leaf.size for leaf in jax.tree.leaves(posterior.target.initial(key=jr.key(0)).model))
-
-
-@jax.numpy_dtype_promotion("standard")
-@jax.numpy_rank_promotion("allow")
-def jacobian_by_hand(posterior, x):
+def jacobian_at(problem, vector, x):
     """Of shape (N, C, d)."""
-    problem = posterior.problem
 
     def outputs(vector):
         return jax.vmap(problem.target.model(problem.unknowns(vector)))(x).reshape(len(x), -1)
 
-    return np.asarray(jax.jit(jax.jacfwd(outputs))(posterior.found.mode))
+    return jax.jacfwd(outputs)(vector)
 
 
 @functools.cache
 def precision_of_small():
-    return precision_by_hand(small())
+    return precision_by_hand(small_target(), 13)
 
 
 @functools.cache
 def precision_of_classes():
-    return precision_by_hand(classes())
+    return precision_by_hand(classes_target(), 21)
 
 
 @jax.numpy_dtype_promotion("standard")
 @jax.numpy_rank_promotion("allow")
-def precision_by_hand(posterior):
+def precision_by_hand(target, num_parameters):
     """The Gauss-Newton matrix of the parameters, and the exact Hessian of everything else."""
-    problem, target, mode = posterior.problem, posterior.target, posterior.found.mode
+    problem = bayes.Problem(target)
     x, y = target.data
-    jacobian = jacobian_by_hand(posterior, x)
-    size = jacobian.shape[1]
-
-    def log_prior(vector):
-        unknowns, log_det = target.constrain(problem.unflatten(vector))
-        return target.log_prior(unknowns) + log_det
+    has_others = problem.size > num_parameters
 
     @jax.jit
-    def hessians(vector):
+    def derivatives(vector):
         unknowns = problem.unknowns(vector)
 
         def log_prob(output, y):
             return target.likelihood.log_prob(output, unknowns.likelihood, y)
 
-        of_outputs = jax.vmap(jax.hessian(log_prob))(jax.vmap(target.model(unknowns))(x), y)
-        return of_outputs, jax.hessian(problem.log_density)(vector), jax.hessian(log_prior)(vector)
+        inner = -jax.vmap(jax.hessian(log_prob))(jax.vmap(target.model(unknowns))(x), y)
+        exact = -jax.hessian(problem.log_density)(vector) if has_others else 0.0
+        return jacobian_at(problem, vector, x), inner, exact
 
-    of_outputs, of_density, of_prior = (np.asarray(each) for each in hessians(mode))
-    inner = -of_outputs.reshape(-1, size, size)
+    jacobian, inner, exact = map(np.asarray, derivatives(place_of(target)))
+    size = jacobian.shape[1]
+    inner = inner.reshape(-1, size, size)
     gauss_newton = np.einsum("nci,ncd,ndj->ij", jacobian, inner, jacobian)
-    is_other = np.arange(problem.size) >= num_parameters(posterior)
-    exact, approximate = -of_density, gauss_newton - of_prior
+    is_other = np.arange(problem.size) >= num_parameters
+    approximate = gauss_newton + np.eye(problem.size)  # the prior is normal(0, 1)
     return np.where(is_other[:, None] | is_other[None, :], exact, approximate)
 
 
@@ -159,11 +159,10 @@ def block_precision(block):
 
 def test_predictions_of_linear_regression_are_exact():
     mean, variance = LINEAR.predictive(NEW)
-    for num_samples in (2, 200):
-        prediction = bayes.predict(linear(), NEW, key=jr.key(2), num_samples=num_samples)
-        assert isinstance(prediction, bayes.Mixture)
-        np.testing.assert_allclose(prediction.mean, mean, rtol=1e-8)
-        np.testing.assert_allclose(prediction.variance, variance, rtol=1e-8)
+    prediction = bayes.predict(linear(), NEW, key=jr.key(2), num_samples=200)
+    assert isinstance(prediction, bayes.Mixture)
+    np.testing.assert_allclose(prediction.mean, mean, rtol=1e-8)
+    np.testing.assert_allclose(prediction.variance, variance, rtol=1e-8)
     wanted = stats.norm(mean, np.sqrt(variance)).ppf(0.95)
     np.testing.assert_allclose(prediction.quantile(0.95), wanted, rtol=1e-3)
     with pytest.raises(ValueError, match="one sample has no variance; take at least 2"):
@@ -174,10 +173,10 @@ def test_predictions_of_linear_regression_are_exact():
 
 
 def test_full_and_diagonal_are_those_of_the_dense_matrix():
-    for posterior, precision in ((small, precision_of_small()), (classes, precision_of_classes())):
-        found = covariance_of(posterior().found.normal, len(precision))
-        np.testing.assert_allclose(found, np.linalg.inv(precision), rtol=1e-6, atol=1e-9)
-    found = covariance_of(classes("diagonal").found.normal, len(precision))
+    precision = precision_of_classes()
+    found = covariance_of(classes().found.normal, 21)
+    np.testing.assert_allclose(found, np.linalg.inv(precision), rtol=1e-6, atol=1e-9)
+    found = covariance_of(classes("diagonal").found.normal, 21)
     np.testing.assert_allclose(found, np.diag(1 / np.diag(precision)), rtol=1e-6)
 
 
@@ -192,10 +191,9 @@ def test_last_layer_is_its_block_of_the_dense_matrix():
     assert np.ptp(first, axis=0).max() == 0
     assert np.ptp(last, axis=0).min() > 0
 
-    kept = np.r_[0:9, 13]
-    found = covariance_of(small("last_layer", layer="layers[0].*").found.normal, 10)
-    wanted = np.linalg.inv(precision[np.ix_(kept, kept)])
-    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-9)
+    target = linear_target(bayes.Gaussian(LINEAR.noise))
+    found = around(target, structure="last_layer", layer="bias").found.normal
+    np.testing.assert_allclose(covariance_of(found, 1), 1 / LINEAR.precision[2, 2], rtol=1e-6)
 
 
 def test_kronecker_keeps_all_of_arrays_that_are_no_matrices():
@@ -206,32 +204,16 @@ def test_kronecker_keeps_all_of_arrays_that_are_no_matrices():
         np.testing.assert_allclose(block, precision[start:stop, start:stop], rtol=1e-6)
 
 
-class Convolution(eqx.Module):
-    conv: nn.Conv1d
-
-    def __call__(self, x):
-        return jnp.sum(jnp.tanh(self.conv(x.reshape(1, 5))))
-
-
-@functools.cache
-def convolution():
-    x = np.random.default_rng(0).normal(size=(7, 5))
-    model = Convolution(nn.Conv1d(1, 2, kernel_size=2, key=jr.key(0), dtype=jnp.float64))
-    data = (x, np.sin(x[:, 0]))
-    target = bayes.Posterior(model, bayes.normal(0.0, 1.0), bayes.Gaussian(0.3), data)
-    return around(target, structure="kronecker")
-
-
 def test_kronecker_is_as_near_as_the_nearest_product():
-    posterior = convolution()
-    check_nearest(posterior, precision_by_hand(posterior), (2, 2))
-    check_nearest(classes("kronecker"), precision_of_classes(), (3, 2))
+    check_nearest(0, 0, (2, 2))
+    check_nearest(2, 6, (3, 4))
 
 
-def check_nearest(posterior, precision, shape):
+def check_nearest(index, start, shape):
     size = shape[0] * shape[1]
-    wanted = precision[:size, :size] - np.eye(size)
-    found = block_precision(posterior.found.normal.blocks[0]) - np.eye(size)
+    place = slice(start, start + size)
+    wanted = precision_of_classes()[place, place] - np.eye(size)
+    found = block_precision(classes("kronecker").found.normal.blocks[index]) - np.eye(size)
     # Van Loan and Pitsianis: rearranged, a Kronecker product has rank one.
     rearranged = wanted.reshape(*shape, *shape).transpose(0, 2, 1, 3).reshape(shape[0] ** 2, -1)
     least = np.sqrt(np.sum(np.linalg.svd(rearranged, compute_uv=False)[1:] ** 2))
@@ -251,28 +233,23 @@ def test_draws_and_predictions_have_one_covariance(structure):
     np.testing.assert_allclose(log_det_precision, -log_det, rtol=1e-8)
 
 
-def test_curvature_does_not_depend_on_the_size_of_blocks(monkeypatch):
-    expected = covariance_of(classes("kronecker").found.normal, 21)
-    monkeypatch.setattr(_around, "_BLOCK_BYTES", 5000)  # some examples at once, not all ten
-    again = around(classes_target(), structure="kronecker")
-    np.testing.assert_allclose(covariance_of(again.found.normal, 21), expected, atol=1e-12)
-
-
-def test_the_mode_of_differentiation_reaches_the_curvature():
+def test_curvature_is_that_of_other_blocks_and_modes_of_differentiation(monkeypatch):
     expected = covariance_of(classes().found.normal, 21)
+    monkeypatch.setattr(_around, "_BLOCK_BYTES", 5000)  # some examples at once, not all ten
     again = around(classes_target(), ad.Forward())
     np.testing.assert_allclose(covariance_of(again.found.normal, 21), expected, atol=1e-12)
 
 
-def test_a_hierarchical_prior_has_positive_variances():
-    model = nn.MLP(2, "scalar", width_size=3, depth=1, key=jr.key(0), dtype=jnp.float64)
+def test_the_scale_of_a_hierarchical_prior_has_its_curvature():
     prior = bayes.normal(0.0, dist.HalfCauchy(1.0))
-    target = bayes.Posterior(model, prior, bayes.Gaussian(0.5), (INPUTS, INPUTS[:, 0] ** 2))
-    values = np.linalg.eigvalsh(
-        covariance_of(around(target, structure="kronecker").found.normal, 14)
-    )
-    assert np.all(np.isfinite(values))
-    assert np.all(values > 0)
+    target = linear_target(bayes.Gaussian(LINEAR.noise), prior)
+    posterior = around(target, structure="diagonal")
+    scale = np.exp(posterior.found.mode[-1])
+    of_data = np.diag(LINEAR.precision) - 1
+    of_scale = 2 * np.sum(LINEAR.mean**2) / scale**2 + 4 * scale**2 / (1 + scale**2) ** 2
+    wanted = np.append(of_data + 1 / scale**2, of_scale)
+    found = covariance_of(posterior.found.normal, 4)
+    np.testing.assert_allclose(found, np.diag(1 / wanted), rtol=1e-6)
 
 
 def test_negative_curvature_counts_by_its_size():
@@ -318,31 +295,42 @@ def test_tuned_scale_has_the_greatest_evidence_of_a_grid(structure):
 # --- predictions and evidence ---------------------------------------------------------------------
 
 
+@functools.cache
+@jax.numpy_dtype_promotion("standard")
+@jax.numpy_rank_promotion("allow")
+def logits_by_hand():
+    """Means of the logits of new inputs, and their covariances."""
+    problem, place = bayes.Problem(classes_target()), place_of(classes_target())
+    both = jax.jit(
+        lambda place: (
+            jax.vmap(problem.target.network)(NEW_INPUTS),
+            jacobian_at(problem, place, NEW_INPUTS),
+        )
+    )
+    means, jacobian = map(np.asarray, both(place))
+    inverse = np.linalg.inv(precision_of_classes())
+    return means, np.einsum("nci,ij,ndj->ncd", jacobian, inverse, jacobian)
+
+
 def test_linearised_logits_have_the_dense_mean_and_covariance():
-    posterior = classes()
-    prediction = bayes.predict(posterior, NEW, key=jr.key(2), num_samples=8)
+    means, wanted = logits_by_hand()
+    prediction = bayes.predict(classes(), NEW_INPUTS, key=jr.key(2), num_samples=8)
     assert isinstance(prediction, bayes.CategoricalMixture)
     logits = np.asarray(prediction.logits)
-    means = jax.jit(jax.vmap(posterior.target.network))(NEW)
     np.testing.assert_allclose(logits.mean(axis=0), means, rtol=1e-6)
-    jacobian = jacobian_by_hand(posterior, NEW)
-    inverse = np.linalg.inv(precision_of_classes())
-    wanted = np.einsum("nci,ij,ndj->ncd", jacobian, inverse, jacobian)
     centred = logits - logits.mean(axis=0)
     found = np.einsum("snc,snd->ncd", centred, centred) / len(logits)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     # Too few draws for a covariance are plain ones.
-    prediction = bayes.predict(posterior, NEW, key=jr.key(2), num_samples=1)
+    prediction = bayes.predict(classes(), NEW_INPUTS, key=jr.key(2), num_samples=1)
     assert np.all(np.isfinite(prediction.logits))
 
 
 def test_probit_divides_logits_by_their_spread():
+    means, covariance = logits_by_hand()
+    wanted = means / np.sqrt(1 + np.pi / 8 * np.diagonal(covariance, axis1=1, axis2=2))
     posterior = predicting(classes(), "probit")
-    jacobian = jacobian_by_hand(posterior, NEW)
-    inverse = np.linalg.inv(precision_of_classes())
-    variance = np.einsum("nci,ij,ncj->nc", jacobian, inverse, jacobian)
-    wanted = jax.jit(jax.vmap(posterior.target.network))(NEW) / np.sqrt(1 + np.pi / 8 * variance)
-    prediction = bayes.predict(posterior, NEW, key=jr.key(2), num_samples=2)
+    prediction = bayes.predict(posterior, NEW_INPUTS, key=jr.key(2), num_samples=2)
     assert isinstance(prediction, bayes.CategoricalMixture)
     expected = np.broadcast_to(wanted, (2, *wanted.shape))
     np.testing.assert_allclose(prediction.logits, expected, rtol=1e-6)
@@ -397,7 +385,7 @@ def test_evidence_and_probabilities_of_two_classes_are_integrals():
 
 
 def test_sampled_networks_are_those_of_the_draws():
-    posterior = predicting(small(), "sampled")
+    posterior = predicting(small("last_layer"), "sampled")
     prediction = bayes.predict(posterior, NEW, key=jr.key(2), num_samples=3)
     assert isinstance(prediction, bayes.Mixture)
     samples = posterior.samples(3, key=jr.split(jr.key(2))[0])

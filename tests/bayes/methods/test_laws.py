@@ -1,9 +1,9 @@
 """What holds of every method of inference, on linear regression, whose posterior is known."""
 
-import functools
 import pathlib
 import re
 
+import arviz_stats
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -11,6 +11,7 @@ import jax.tree_util as jtu
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+from scipy import stats
 
 import eqxlike as eqx
 from eqxlike import bayes, nn
@@ -30,7 +31,8 @@ from tests.bayes.methods.cases import (
 )
 
 
-@pytest.fixture(scope="module", params=METHODS)
+# An ensemble is several MAPs, and stands in tests/bayes/test_infer.py and test_modes.py.
+@pytest.fixture(scope="module", params=[name for name in METHODS if name != "DeepEnsemble"])
 def name(request):
     """One method after another, so that all laws of one are stated of one run."""
     return request.param
@@ -44,28 +46,33 @@ def equal(tree, other):
     jtu.tree_map(np.testing.assert_array_equal, tree, other)
 
 
+def draws_of(posterior):
+    """All that chains kept, or many: the same number in all laws, for one program."""
+    is_chain = type(posterior.method).__name__ in {"HMC", "NUTS", "MCLMC", "SGLD", "SGHMC"}
+    return posterior.samples(None if is_chain else 2000, key=jr.key(2))
+
+
 def test_samples_are_networks_that_repeat_from_a_file(name, tmp_path: pathlib.Path):
     posterior = fitted(name)
-    samples = posterior.samples(5, key=jr.key(2))
+    samples = draws_of(posterior)
     weight, bias = layer_of(samples).weight, layer_of(samples).bias
-    assert (weight.shape, bias.shape) == ((5, 1, 2), (5, 1))
+    assert (weight.shape[1:], bias.shape) == ((1, 2), (len(weight), 1))
     assert jtu.tree_leaves((samples.likelihood, samples.prior)) == []
     assert weight.dtype == bias.dtype == (jnp.float32 if name == "MCLMC" else jnp.float64)
 
     posterior.save(tmp_path / "posterior")
     loaded = bayes.load(tmp_path / "posterior", target_of(name), METHODS[name])
-    equal(loaded.samples(5, key=jr.key(2)), samples)
+    equal(draws_of(loaded), samples)
 
 
 def test_draws_repeat_by_the_key_of_the_run():
-    again = run("SWAG").samples(5, key=jr.key(2))
-    equal(again, fitted("SWAG").samples(5, key=jr.key(2)))
+    equal(draws_of(run("SWAG")), draws_of(fitted("SWAG")))
 
 
 @pytest.mark.parametrize("name", ["MAP", "MCDropout"])
 def test_the_network_of_a_draw_is_that_under_vmap(name):
     posterior = fitted(name)
-    samples = posterior.samples(5, key=jr.key(2))
+    samples = draws_of(posterior)
 
     @jax.jit
     def both(samples):
@@ -81,9 +88,7 @@ def test_the_network_of_a_draw_is_that_under_vmap(name):
 
 def test_posterior_of_linear_regression_is_the_closed_form(name):
     posterior = fitted(name)
-    num = None if name in {"HMC", "NUTS", "MCLMC", "SGLD", "SGHMC"} else 2000
-    draws = as_vectors(posterior.samples(num, key=jr.key(0)))
-    CLOSED_FORMS[name](posterior, draws)
+    CLOSED_FORMS[name](posterior, as_vectors(draws_of(posterior)))
 
 
 def check_mode(posterior, draws):
@@ -112,6 +117,7 @@ def check_laplace(posterior, draws):
     np.testing.assert_allclose(covariance, LINEAR.covariance, rtol=1e-8)
     np.testing.assert_allclose(posterior.log_evidence, LINEAR.log_evidence, rtol=1e-10)
     assert posterior.found.prior_scale is None
+    np.testing.assert_allclose(posterior.diagnostics.rise, [0.0], atol=1e-8)
     check_moments(draws, LINEAR.mean, LINEAR.covariance, len(draws))
 
 
@@ -188,7 +194,6 @@ def check_swag(posterior, draws):
 
 
 CLOSED_FORMS = {
-    "DeepEnsemble": check_mode,
     "HMC": check_chains,
     "Laplace": check_laplace,
     "MAP": check_mode,
@@ -201,19 +206,6 @@ CLOSED_FORMS = {
     "SGLD": check_sgld,
     "SWAG": check_swag,
 }
-
-
-@jax.numpy_dtype_promotion("standard")
-@jax.numpy_rank_promotion("allow")
-@jax.debug_key_reuse(False)
-def test_a_step_is_the_same_under_jit():
-    method, problem = METHODS["SWAG"], bayes.Problem(target_of("SWAG"))
-    state = jtu.tree_map(lambda each: each[0], fitted("SWAG").chains.states)
-    step = functools.partial(method.step, problem)
-    index = jnp.asarray(0)
-    compiled, eager = jax.jit(step)(state, index, jr.key(3)), step(state, index, jr.key(3))
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
-    jtu.tree_map(close, compiled, jtu.tree_map(jnp.asarray, eager))
 
 
 def test_every_method_is_in_the_registry():
@@ -242,7 +234,7 @@ def test_weights_of_which_few_have_all_are_warned_of():
 
 def test_without_noise_the_density_and_the_network_are_those_without_dropout():
     posterior = fitted("MCDropout")
-    sample = jax.tree.map(lambda each: each[0], posterior.samples(1, key=jr.key(2)))
+    sample = jax.tree.map(lambda each: each[0], draws_of(posterior))
     assert sample.noise is not None
     plain = bayes.Unknowns(sample.model, sample.likelihood, sample.prior)
     model = sample.model[1]
@@ -257,6 +249,33 @@ def test_without_noise_the_density_and_the_network_are_those_without_dropout():
     expected = np.sum(np.asarray(model.weight) @ X[0]) + np.sum(np.asarray(model.bias))
     np.testing.assert_allclose(output, expected, rtol=1e-12)
     np.testing.assert_allclose(*densities, rtol=1e-12)
+
+
+# --- ArviZ ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*Pareto:UserWarning")
+def test_arviz_has_draws_by_their_paths_and_judges_the_model_by_them():
+    posterior = fitted("HMC")
+    tree, vectors = posterior.to_arviz(), posterior.records["draw"]
+    assert set(tree.posterior.data_vars) == {"weight", "bias"}
+    np.testing.assert_array_equal(tree.posterior["weight"].values[:, :, 0], vectors[:, :, :2])
+    np.testing.assert_array_equal(tree.observed_data["y"], LINEAR.y)
+    np.testing.assert_array_equal(tree.sample_stats["lp"], posterior.records["log_density"])
+    assert set(tree.sample_stats.data_vars) >= {"diverging", "energy", "acceptance_rate"}
+
+    mean = np.einsum("cni,bi->cnb", vectors, LINEAR.design(LINEAR.x))
+    expected = stats.norm.logpdf(LINEAR.y, mean, LINEAR.noise)
+    np.testing.assert_allclose(tree.log_likelihood["y"], expected, rtol=1e-9)
+    ours = bayes.metrics.psis_loo(tree.log_likelihood["y"].values)
+    np.testing.assert_allclose(ours.elpd, arviz_stats.loo(tree).elpd, rtol=1e-3)
+
+
+def test_methods_that_draw_anew_need_a_key_for_arviz():
+    posterior = fitted("MAP")
+    with pytest.raises(TypeError, match="to_arviz: MAP draws anew, and needs a key"):
+        posterior.to_arviz()
+    assert posterior.to_arviz(7, key=jr.key(1)).posterior["weight"].shape == (1, 7, 1, 2)
 
 
 # --- what cannot serve --------------------------------------------------------------------------

@@ -15,15 +15,8 @@ def call(layer_and_state, x, *, key):
     return layer(x, copy.copy(state), key=key)[0]
 
 
-def call_on_a_batch(layer_and_state, x, *, key):
-    return call(layer_and_state, x[None], key=key)[0]
-
-
-def norm(**options):
-    def make(key, dtype):
-        return nn.BatchNorm(3, dtype=dtype, **options)
-
-    return with_state(make)
+def norm(key, dtype):
+    return nn.BatchNorm(3, axis_name="batch", mode="batch", dtype=dtype)
 
 
 def spectral(key, dtype):
@@ -32,11 +25,7 @@ def spectral(key, dtype):
 
 
 CASES = {
-    "BatchNorm": Case(
-        norm(axis_name="batch", mode="batch"), ((3, 4),), (3, 4), call, batch_axis="batch"
-    ),
-    "BatchNorm-ema": Case(norm(axis_name="batch", mode="ema"), ((3,),), (3,), call, "batch"),
-    "BatchNorm-batched": Case(norm(batched=True, mode="batch"), ((3, 4),), (3, 4), call_on_a_batch),
+    "BatchNorm": Case(with_state(norm), ((3, 4),), (3, 4), call, batch_axis="batch"),
     "SpectralNorm": Case(with_state(spectral), ((3,),), (4,), call),
     "WeightNorm": Case(lambda **options: nn.WeightNorm(nn.Linear(3, 4, **options)), ((3,),), (4,)),
 }

@@ -53,7 +53,8 @@ def path(tmp_path):
 
 
 def test_every_dtype_and_shape_comes_back(path):
-    state = [random_bits(dtype, shape) for dtype in NUMPYS + ADDED for shape in SHAPES]
+    state = [random_bits(dtype, shape) for dtype in ("float32", "int4") for shape in SHAPES]
+    state += [random_bits(dtype, (2, 3)) for dtype in NUMPYS + ADDED]
     state = {"list": state, "tuple": (state[0], [], {"": state[-1]})}
     train.save(path, state, background=True).wait()
     assert_same(train.restore(path, jax.tree.map(np.zeros_like, state)).state, state)

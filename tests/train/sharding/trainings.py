@@ -9,6 +9,7 @@ import optax
 
 import eqxlike as eqx
 from eqxlike import nn, train
+from tests.nn.arrays import filled
 
 OPTIMISER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
 
@@ -39,9 +40,6 @@ class Network(nn.StatefulLayer):
         return self.last(self.dropout(jax.nn.relu(x), key=key)), state
 
 
-make = eqx.filter_jit(nn.make_with_state(Network))
-
-
 def squares(model, model_state, batch, key):
     x, y = batch
     keys = jax.random.split(key, len(x))
@@ -52,7 +50,7 @@ def squares(model, model_state, batch, key):
 
 
 def start(**options):
-    model, model_state = make(jax.random.key(0))
+    model, model_state = filled(nn.make_with_state(Network), jax.random.key(0))
     key = jax.random.key(1)
     return train.TrainState.create(model, OPTIMISER, key=key, model_state=model_state, **options)
 
