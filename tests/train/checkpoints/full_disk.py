@@ -23,14 +23,14 @@ from eqxlike.train._checkpoints import _save
 IMPORTED = {"orbax", "tensorstore", "safetensors"} & set(sys.modules)
 
 
-def check(folder: pathlib.Path, size: int, background: bool) -> None:
-    """Saves an array of 80 bytes where files have such a size at most."""
+def check(folder: pathlib.Path, size: int, length: int, background: bool) -> None:
+    """Saves an array of such a length where files have such a size at most."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with train.CheckpointFolder(folder, keep_last=1) as checkpoints:
         checkpoints.save(1, {"w": np.full(4, 1)})
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
         with pytest.raises(OSError, match=f"{folder}/step_000000002") as caught:
-            checkpoints.save(2, {"w": np.zeros(10)}, background=background).wait()
+            checkpoints.save(2, {"w": np.zeros(length)}, background=background).wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert caught.value.errno == errno.EFBIG
         assert sorted(os.listdir(folder)) == [".lock", "step_000000001"]
@@ -46,7 +46,7 @@ def save_at_the_end(folder: pathlib.Path) -> None:
     def slowly(arrays_folder, arrays):
         if "failed" in str(arrays_folder):
             raise OSError("the disk is on fire")
-        time.sleep(0.2)
+        time.sleep(0.5)
         write(arrays_folder, arrays)
 
     def save(name):
@@ -62,6 +62,12 @@ def save_at_the_end(folder: pathlib.Path) -> None:
 if __name__ == "__main__":
     assert not IMPORTED
     # The first file that does not fit is one of the arrays', then the manifest.
-    for size, background in [(64, False), (64, True), (600, False)]:
-        check(pathlib.Path(sys.argv[1]) / f"{size}-{background}", size, background)
+    for size, length in [(64, 10), (600, 1000), (600, 10)]:
+        for background in (False, True):
+            check(
+                pathlib.Path(sys.argv[1]) / f"{size}-{length}-{background}",
+                size,
+                length,
+                background,
+            )
     save_at_the_end(pathlib.Path(sys.argv[1]))

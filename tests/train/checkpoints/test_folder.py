@@ -186,29 +186,60 @@ def test_what_this_process_is_writing_is_not_taken_for_left_behind(folder, monke
     assert steps(checkpoints) == [2, 1]
 
 
-def test_nobody_else_writes_at_a_path_meanwhile(tmp_path, monkeypatch):
-    path, write = tmp_path / "checkpoint", _save.write_arrays
+WRITER = """
+import sys
+import numpy as np
+from eqxlike import train
+checkpoints = train.CheckpointFolder(sys.argv[1])
+checkpoints.save(1, {"w": np.full(4, 1)})
+print("saved", flush=True)
+try:
+    train.save(sys.stdin.readline().strip(), {"w": np.full(4, 2)})
+except BlockingIOError as error:
+    print(error, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_two_processes_write_neither_in_one_folder_nor_at_one_path(folder, tmp_path, monkeypatch):
+    path, write, answers = tmp_path / "checkpoint", _save.write_arrays, []
 
     def write_with_another(*args):
-        message = f"another process is writing a checkpoint there: '{path}'"
-        with pytest.raises(BlockingIOError, match=message), _place.folder_beside(path):
-            pass
+        print(path, file=writer.stdin, flush=True)
+        answers.append(writer.stdout.readline())
         write(*args)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(_save, "write_arrays", write_with_another)
-        train.save(path, state(1))
-    assert train.restore(path, state()).state["w"][0] == 1
+    command = [sys.executable, "-W", "ignore", "-c", WRITER, str(folder)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as writer:
+        try:
+            assert writer.stdout.readline() == "saved\n"
+            with monkeypatch.context() as patched:
+                patched.setattr(_save, "write_arrays", write_with_another)
+                train.save(path, state(1))
+            there = "another process is writing a checkpoint there"
+            assert answers == [f"[Errno 11] {there}: '{path}'\n"]
+            assert train.restore(path, state()).state["w"][0] == 1
+            # What another one writes can be read.
+            checkpoints = train.CheckpointFolder(folder)
+            assert checkpoints.restore_newest(state()).state["w"][0] == 1
+            message = rf"somebody else writes checkpoints here, process {writer.pid} on .*{folder}"
+            with pytest.raises(BlockingIOError, match=message):
+                checkpoints.save(2, state())
+        finally:
+            # A lock ends with its process, however it ends.
+            writer.kill()
+            writer.wait(timeout=60)
+    with checkpoints:
+        checkpoints.save(2, state(2))
+    assert steps(checkpoints) == [2, 1]
 
 
 def test_second_writer_in_one_process_is_refused_until_the_first_is_closed_or_gone(folder):
     first, second = train.CheckpointFolder(folder), train.CheckpointFolder(folder)
     first.save(1, state())
-    message = rf"somebody else writes checkpoints here, process {os.getpid()} on .*{folder}"
-    with pytest.raises(BlockingIOError, match=message):
+    with pytest.raises(BlockingIOError, match=f"process {os.getpid()} on"):
         second.save(2, state())
-    # What another one writes can be read.
-    assert second.restore_newest(state()).state["w"][0] == 0
     first.close()
     second.save(2, state())
     del second

@@ -1,4 +1,6 @@
-"""Trainings in processes of their own: over the devices of two, which save one state together."""
+"""Trainings in processes of their own: over four devices, and over those of two processes, which
+save one state together.
+"""
 
 import itertools
 import json
@@ -19,7 +21,6 @@ from jax.sharding import PartitionSpec as P
 
 from eqxlike import nn, train
 from tests import scripts
-from tests.nn.arrays import filled
 
 ROOT = pathlib.Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "multi_host.py"
@@ -48,16 +49,57 @@ def finish(process):
     return output
 
 
+FOUR_DEVICES = """
+import json
+import jax
+from jax.sharding import PartitionSpec as P
+from eqxlike import train
+from tests.train.sharding import trainings
+
+def found(sharding):
+    trained = trainings.run(sharding, 100)
+    lowered = trained.step.lower(trained.state, trainings.batches(1)[0])
+    return {
+        "losses": trained.losses,
+        "counts": [trained.num_traces, trained.num_compiled_later],
+        "part": trained.state.model.first.weight.addressable_shards[0].data.shape,
+        "collectives": sorted({each.kind for each in train.collectives(lowered.compile())}),
+    }
+
+with jax.enable_x64(True):
+    mesh = jax.make_mesh((2, 2), ("data", "model"))
+    rules = {"first.*": P("model", "data"), "last.weight": P(None, "model")}
+    print(json.dumps([found(None), found(train.Sharding(mesh, rules))]))
+"""
+
+
+def test_a_hundred_steps_over_four_devices_are_those_of_one():
+    """They are dispatched as fast as it goes."""
+    flags = re.sub(r"(device_count)=\d+", r"\1=4", os.environ["XLA_FLAGS"])
+    output = finish(start("-c", FOUR_DEVICES, XLA_FLAGS=flags))
+    # Libraries print as well.
+    one, split = json.loads(output.splitlines()[-1])
+    assert len(one["losses"]) == 100
+    np.testing.assert_allclose(split["losses"], one["losses"], rtol=0, atol=1e-12)
+    # Programs are traced once, and no step compiles another.
+    assert one["counts"] == split["counts"] == [1, 0]
+    assert (one["part"], split["part"]) == ([16, 4], [8, 2])
+    assert one["collectives"] == []
+    assert {"all-gather", "all-reduce"} <= set(split["collectives"])
+
+
+# --- two processes ---
+
+
 def train_short():
     """Losses, the part of a weight that a device has, and what was compiled after two steps."""
-    sharding, optimiser = train.fsdp(min_size=1), optax.sgd(0.01)
-    model = filled(nn.Linear, 8, 8, key=jax.random.key(0))
+    sharding, optimiser = train.fsdp(min_size=1), optax.adam(0.1)
+    model = nn.Linear(8, 8, key=jax.random.key(0))
     state = train.TrainState.create(model, optimiser, key=jax.random.key(1))
     state = train.shard(state, sharding)
 
     def loss(model, x, key):
-        noise = (jax.random.key_data(key)[-1] % 100).astype(jnp.float32)
-        return jnp.mean((jax.vmap(model)(x) - noise) ** 2)
+        return jnp.mean((jax.vmap(model)(x) + jax.random.normal(key, x.shape)) ** 2)
 
     step = train.make_step(loss, optimiser, sharding=sharding)
     x = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
@@ -68,7 +110,7 @@ def train_short():
             compiled.append(event)
 
     with train.prefetch(train.minibatches(x, 8, seed=0), sharding=sharding) as ahead:
-        for number, batch in enumerate(itertools.islice(ahead, 4)):
+        for number, batch in enumerate(itertools.islice(ahead, 6)):
             state, value = step(state, batch)
             losses.append(float(value))
             if number == 1:

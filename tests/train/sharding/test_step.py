@@ -20,6 +20,7 @@ ADAM = optax.adam(0.01)
 FSDP = train.fsdp(min_size=1)
 DATA_PARALLEL = train.data_parallel()
 SHARDINGS = {
+    "data parallel": DATA_PARALLEL,
     "FSDP": train.fsdp(min_size=16),
     "batch on no axis": train.Sharding(
         jax.make_mesh((2,), ("model",)),
