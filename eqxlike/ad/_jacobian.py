@@ -90,10 +90,10 @@ def hessian(
 
     !!! example
 
-        >>> import jax.numpy as jnp
+        >>> import jax, jax.numpy as jnp
         >>> from eqxlike import ad
         >>> hessian = ad.hessian(lambda x: x[0] ** 2 * x[1], (ad.Reverse(), ad.Forward()))
-        >>> print(hessian(jnp.array([3.0, 5.0])))
+        >>> print(jax.jit(hessian)(jnp.array([3.0, 5.0])))
         [[10.  6.]
          [ 6.  0.]]
     """

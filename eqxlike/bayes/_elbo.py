@@ -61,11 +61,11 @@ def negative_elbo(
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> from eqxlike import nn
-    >>> model = nn.BayesianMLP(2, "scalar", width_size=8, depth=1, key=jax.random.key(0))
+    >>> model = nn.BayesianLinear(3, "scalar", key=jax.random.key(0))
     >>> def log_likelihood(model, example, key):
     ...     x, y = example
     ...     return jax.scipy.stats.norm.logpdf(y, model(x, key=key))
-    >>> batch = (jnp.ones((5, 2)), jnp.zeros(5))
+    >>> batch = (jnp.ones((5, 3)), jnp.zeros(5))
     >>> loss = eqx.filter_jit(negative_elbo)
     >>> loss(model, log_likelihood, batch, num_data=50, key=jax.random.key(1)).shape
     ()

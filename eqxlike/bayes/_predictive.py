@@ -37,11 +37,12 @@ def predict_samples(
 
     **Raises:** `ValueError` if `num_samples` is not a positive integer.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> from eqxlike import nn
-    >>> model = nn.BayesianMLP(2, 3, width_size=8, depth=1, key=jax.random.key(0))
-    >>> predict_samples(model, jnp.ones((5, 2)), key=jax.random.key(1), num_samples=10).shape
-    (10, 5, 3)
+    >>> model = nn.BayesianLinear(3, 4, key=jax.random.key(0))
+    >>> predict = eqx.filter_jit(predict_samples)
+    >>> predict(model, jnp.ones((5, 3)), key=jax.random.key(1), num_samples=10).shape
+    (10, 5, 4)
     """
 
     def one(key: PRNGKeyArray) -> Any:

@@ -127,8 +127,8 @@ class AdaptiveAvgPool2d(AdaptivePool):
     """`AdaptivePool` over two spatial axes, with the average of each window.
 
     >>> import jax.numpy as jnp
-    >>> AdaptiveAvgPool2d(3)(jnp.ones((4, 8, 8))).shape
-    (4, 3, 3)
+    >>> AdaptiveAvgPool2d(2)(jnp.ones((4, 8, 8))).shape
+    (4, 2, 2)
     """
 
     def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
@@ -140,8 +140,8 @@ class AdaptiveAvgPool3d(AdaptivePool):
     """`AdaptivePool` over three spatial axes, with the average of each window.
 
     >>> import jax.numpy as jnp
-    >>> AdaptiveAvgPool3d(3)(jnp.ones((4, 8, 8, 8))).shape
-    (4, 3, 3, 3)
+    >>> AdaptiveAvgPool3d(2)(jnp.ones((4, 8, 8, 8))).shape
+    (4, 2, 2, 2)
     """
 
     def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
@@ -166,8 +166,8 @@ class AdaptiveMaxPool2d(AdaptivePool):
     """`AdaptivePool` over two spatial axes, with the maximum of each window.
 
     >>> import jax.numpy as jnp
-    >>> AdaptiveMaxPool2d(3)(jnp.ones((4, 8, 8))).shape
-    (4, 3, 3)
+    >>> AdaptiveMaxPool2d(2)(jnp.ones((4, 8, 8))).shape
+    (4, 2, 2)
     """
 
     def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
@@ -179,8 +179,8 @@ class AdaptiveMaxPool3d(AdaptivePool):
     """`AdaptivePool` over three spatial axes, with the maximum of each window.
 
     >>> import jax.numpy as jnp
-    >>> AdaptiveMaxPool3d(3)(jnp.ones((4, 8, 8, 8))).shape
-    (4, 3, 3, 3)
+    >>> AdaptiveMaxPool3d(2)(jnp.ones((4, 8, 8, 8))).shape
+    (4, 2, 2, 2)
     """
 
     def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):

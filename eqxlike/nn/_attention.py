@@ -49,11 +49,11 @@ class MultiheadAttention(Module):
     You Need". Each head computes `softmax(Q K^T / sqrt(qk_size)) V`; the heads, side by side, go
     through one last projection. The softmax is computed in at least float32.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> attention = MultiheadAttention(num_heads=2, query_size=8, key=jax.random.key(0))
     >>> x = jnp.ones((5, 8))
     >>> causal = jnp.tril(jnp.ones((5, 5), bool))
-    >>> attention(x, x, x, mask=causal).shape
+    >>> eqx.filter_jit(attention)(x, x, x, mask=causal).shape
     (5, 8)
     """
 

@@ -41,8 +41,6 @@ class Conv(Module):
 
     >>> import jax, jax.numpy as jnp
     >>> layer = Conv(2, in_channels=3, out_channels=8, kernel_size=3, key=jax.random.key(0))
-    >>> layer(jnp.ones((3, 32, 32))).shape
-    (8, 30, 30)
     >>> jax.vmap(layer)(jnp.ones((10, 3, 32, 32))).shape
     (10, 8, 30, 30)
     """

@@ -45,7 +45,8 @@ class ConvTranspose(Module):
     >>> there = eqx.nn.Conv(2, 3, 8, **options, key=key1)
     >>> back = eqx.nn.ConvTranspose(2, 8, 3, output_padding=1, **options, key=key2)
     >>> x = jnp.ones((3, 32, 32))
-    >>> there(x).shape, back(there(x)).shape
+    >>> y = there(x)
+    >>> y.shape, back(y).shape
     ((8, 16, 16), (3, 32, 32))
     """
 

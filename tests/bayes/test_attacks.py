@@ -22,7 +22,13 @@ from eqxlike.bayes._methods._map import Optimised
 X = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(6, 2)
 Y = X[:, 0] ** 2 - X[:, 1]
 NORMAL, GAUSSIAN = bayes.normal(0.0, 1.0), bayes.Gaussian(0.5)
-SHORT = bayes.MAP(steps=2)
+
+
+def optimised(learning_rate):
+    return bayes.MAP(steps=2, optimiser=optax.adam(learning_rate))
+
+
+SHORT = optimised(0.1)
 
 pytestmark = pytest.mark.filterwarnings("ignore:MAP. 1 of 1 runs stopped before they came to")
 
@@ -47,10 +53,6 @@ def network(seed=1, frozen_seed=2, activation=jax.nn.tanh):
     return nn.Sequential([hidden, nn.Lambda(activation), linear(seed)])
 
 
-def optimised(learning_rate):
-    return bayes.MAP(steps=2, optimiser=optax.adam(learning_rate))
-
-
 def case(method=SHORT, **kwargs):
     return target(**{"model": network(), **kwargs}), method
 
@@ -63,13 +65,10 @@ OTHER_TARGETS = {
 }
 
 
-def test_run_of_another_target_neither_goes_on_nor_is_loaded(tmp_path):
-    run(*case(), checkpoint=tmp_path / "run").save(tmp_path / "posterior")
-    message = "its target differs in its prior, its likelihood, or"
-    with pytest.raises(ValueError, match=message):
-        run(*OTHER_TARGETS["activation"], checkpoint=tmp_path / "run")
+def test_run_of_another_target_is_not_loaded(tmp_path):
+    run(*case()).save(tmp_path / "posterior")
     for other in OTHER_TARGETS.values():
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match="target differs in its prior, its likelihood, or"):
             bayes.load(tmp_path / "posterior", *other)
 
 
@@ -87,7 +86,7 @@ def test_posterior_is_loaded_into_a_model_with_other_initial_parameters(tmp_path
 
 
 def test_run_of_another_optimiser_does_not_go_on(tmp_path):
-    run(*case(optimised(0.1)), checkpoint=tmp_path / "run")
+    run(*case(), checkpoint=tmp_path / "run")
     with pytest.raises(ValueError, match="with other settings: optimiser 'GradientTransformation"):
         run(*case(optimised(0.2)), checkpoint=tmp_path / "run")
 

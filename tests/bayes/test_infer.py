@@ -84,15 +84,24 @@ def stop_after(monkeypatch, num_calls, ctrl_c):
 
 
 def test_interrupted_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, ctrl_c):
-    path = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3, ctrl_c)
-        with pytest.raises(
-            KeyboardInterrupt, match=r"stopped after step \d+ of 14. The run is saved"
-        ):
-            run(checkpoint=path)
-    resumed = run(checkpoint=path)
-    np.testing.assert_array_equal(draws(resumed), draws(uninterrupted()))
+    """In the middle of its warm-up, at its end and later: calls make 1, 2, 4 and more steps."""
+    monkeypatch.setattr("eqxlike.bayes._inference._chains._CALL_S", 1e6)
+    path, tuned = tmp_path / "run", {}
+    method = bayes.HMC(num_samples=8, num_warmup=10, chains=2, trajectory_steps=1)
+    for num_calls, step in [(3, 7), (2, 10), (2, 13)]:
+        with monkeypatch.context() as patch:
+            stop_after(patch, num_calls, ctrl_c)
+            message = f"stopped after step {step} of 18. The run is saved"
+            with pytest.raises(KeyboardInterrupt, match=message):
+                run(method, checkpoint=path)
+        states = bayes.load(path, small_target(), method).chains.states
+        tuned[step] = np.asarray(states.step_size)
+    resumed, expected = run(method, checkpoint=path), run(method)
+    for name, record in expected.records.items():
+        np.testing.assert_array_equal(resumed.records[name], record)
+    # The step size is tuned while the warm-up lasts, and no longer.
+    assert np.all(tuned[7] != tuned[10])
+    np.testing.assert_array_equal(tuned[10], expected.chains.states.step_size)
 
 
 def test_run_without_a_file_says_that_nothing_was_saved(monkeypatch, ctrl_c):
@@ -182,10 +191,9 @@ def test_truncated_file_is_refused(tmp_path):
 # --- how chains run -----------------------------------------------------------------------------
 
 
-def test_chains_run_beside_each_other_or_one_after_another():
-    for chain_method in ("sequential", "parallel"):
-        again = draws(run(chain_method=chain_method))
-        np.testing.assert_allclose(again, draws(uninterrupted()), rtol=1e-6)
+def test_chains_run_on_devices_beside_each_other():
+    again = draws(run(chain_method="parallel"))
+    np.testing.assert_allclose(again, draws(uninterrupted()), rtol=1e-6)
 
 
 def test_mode_is_what_differentiates():
@@ -199,9 +207,9 @@ def test_mode_is_what_differentiates():
     )
 
 
-def test_warm_up_and_thinning_leave_their_draws_out():
-    thinned = run(sgld(num_samples=2, num_warmup=6, thin=3))
-    np.testing.assert_array_equal(draws(thinned), draws(uninterrupted())[:, 2::3])
+def test_thinned_chains_one_after_another_have_the_same_draws_and_leave_some_out():
+    thinned = run(sgld(num_samples=2, num_warmup=6, thin=3), chain_method="sequential")
+    np.testing.assert_allclose(draws(thinned), draws(uninterrupted())[:, 2::3], rtol=1e-6)
 
 
 def test_step_size_without_warm_up_is_the_one_given():
@@ -221,8 +229,8 @@ def test_step_size_without_warm_up_is_the_one_given():
 
 
 def test_progress_is_shown(capsys):
-    bayes.infer(small_target(), MAP, key=jr.key(0))
-    assert "MAP: step 3/3, loss " in capsys.readouterr().err
+    bayes.infer(small_target(), ENSEMBLE, key=jr.key(0))
+    assert "DeepEnsemble: step 3/3, loss " in capsys.readouterr().err
 
 
 def test_kept_draws_come_equally_often():
@@ -269,10 +277,10 @@ def test_chains_that_did_not_meet_are_told():
 
 
 def test_method_without_chains_or_evidence_says_so():
-    posterior = run(MAP)
-    with pytest.raises(ValueError, match="MAP has no chains that could agree"):
+    posterior = run(ENSEMBLE)
+    with pytest.raises(ValueError, match="DeepEnsemble has no chains that could agree"):
         _ = posterior.convergence
-    message = "MAP has no estimate of the evidence; `bayes.Laplace` and `bayes.Pathfinder` have."
+    message = "DeepEnsemble has no estimate of the evidence; `bayes.Laplace` and `bayes.Pathfin"
     with pytest.raises(ValueError, match=re.escape(message)):
         _ = posterior.log_evidence
 

@@ -40,9 +40,17 @@ def posterior(prior=None, likelihood=None, y=Y, model=None):
     return bayes.Posterior(network() if model is None else model, prior, likelihood, (X, y))
 
 
-@eqx.filter_jit
-def outputs_of(target, unknowns):
-    return jax.vmap(target.model(unknowns))(X)
+def densities_of(target):
+    """Outputs, weights, scale if it is unknown, and log density, where the model begins."""
+
+    @jax.jit
+    def found():
+        unknowns = target.initial(key=jr.key(1))
+        outputs = jax.vmap(target.model(unknowns))(X)
+        weights, scale = ravel_pytree(unknowns.model)[0], unknowns.likelihood.get("scale")
+        return outputs, weights, scale, target.log_density(unknowns)
+
+    return jax.tree.map(np.asarray, found())
 
 
 def initial_of(target):
@@ -53,17 +61,13 @@ def initial_of(target):
 
 
 def test_density_is_that_of_scipy():
-    target = posterior()
-    unknowns = initial_of(target)
-    weights, scale = ravel_pytree(unknowns.model)[0], unknowns.likelihood["scale"]
-    mean = outputs_of(target, unknowns)
+    mean, weights, scale, found = densities_of(posterior())
     expected = (
         stats.norm.logpdf(weights).sum()
         + stats.halfnorm.logpdf(scale, scale=2.0)
         + stats.norm.logpdf(Y, mean, scale).sum()
     )
-    compiled = eqx.filter_jit(target.log_density)(unknowns)
-    np.testing.assert_allclose(compiled, expected, rtol=1e-10)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
 def test_density_is_that_of_numpyro_with_a_hierarchy():
@@ -211,9 +215,13 @@ LIKELIHOODS = {
 def test_likelihood_is_that_of_scipy(name):
     likelihood, out_size, y, log_prob = LIKELIHOODS[name]
     target = posterior(likelihood=likelihood, y=y, model=network(out_size))
-    unknowns = initial_of(target)
-    output = np.asarray(outputs_of(target, unknowns))
-    found = eqx.filter_jit(target.log_likelihood)(unknowns)
+
+    @jax.jit
+    def both():
+        unknowns = target.initial(key=jr.key(1))
+        return jax.vmap(target.model(unknowns))(X), target.log_likelihood(unknowns)
+
+    output, found = map(np.asarray, both())
     np.testing.assert_allclose(found, log_prob(output), rtol=1e-8)
 
 
@@ -230,11 +238,9 @@ def test_a_likelihood_of_ones_own_has_one_method():
             return dist.Exponential(jnp.exp(output))
 
     target = posterior(likelihood=Exponential(), y=np.exp(Y))
-    unknowns = initial_of(target)
-    rate = np.exp(outputs_of(target, unknowns))
-    weights = ravel_pytree(unknowns.model)[0]
-    expected = stats.norm.logpdf(weights).sum() + stats.expon.logpdf(np.exp(Y), 0, 1 / rate).sum()
-    found = eqx.filter_jit(target.log_density)(unknowns)
+    outputs, weights, _, found = densities_of(target)
+    of_data = stats.expon.logpdf(np.exp(Y), scale=np.exp(-outputs)).sum()
+    expected = stats.norm.logpdf(weights).sum() + of_data
     np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 

@@ -130,7 +130,7 @@ def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callabl
     !!! example
 
         >>> import eqxlike as eqx, jax.numpy as jnp
-        >>> hessian = eqx.filter_hessian(lambda p: p["a"] ** 2 * p["b"])
+        >>> hessian = eqx.filter_jit(eqx.filter_hessian(lambda p: p["a"] ** 2 * p["b"]))
         >>> second = hessian({"a": jnp.array(3.0), "b": jnp.array(5.0)})
         >>> print(second["a"]["a"], second["a"]["b"], second["b"]["b"])
         10.0 6.0 0.0

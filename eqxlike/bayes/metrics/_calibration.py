@@ -83,9 +83,9 @@ def ece(
 
     **Returns:** shape `()`, between 0 and 1.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> probabilities = jnp.array([[0.75, 0.25]] * 4)
-    >>> float(ece(probabilities, jnp.array([0, 0, 0, 1])))
+    >>> float(jax.jit(ece)(probabilities, jnp.array([0, 0, 0, 1])))
     0.0
     """
     _, count, confidence, right = _bin_sums(probabilities, labels, num_bins, equal)

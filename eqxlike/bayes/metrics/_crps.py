@@ -41,12 +41,12 @@ def crps(
     **Raises:** `TypeError` for a prediction as `y`; `ValueError` if the shapes do not fit, if
     `num_draws` is not a positive integer, or if there is no key where draws are needed.
 
-    >>> import jax.numpy as jnp, numpyro.distributions as dist
+    >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
     >>> from eqxlike import bayes
     >>> float(crps(jnp.array([1.0]), jnp.array([[3.0]])))
     2.0
     >>> mixture = bayes.Mixture(dist.Normal(jnp.array([[-1.0], [1.0]]), 0.5))
-    >>> round(float(crps(jnp.array([1.0]), mixture)), 4)
+    >>> round(float(jax.jit(crps)(jnp.array([1.0]), mixture)), 4)
     0.5582
     """
     check_array(y, "y", "crps(y, prediction)")

@@ -24,10 +24,10 @@ def nll(prediction: Any, y: Array) -> Float[Array, ""]:
     **Raises:** `TypeError` if `prediction` has no `log_prob`; `ValueError` if the shapes differ,
     also where they would broadcast.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> from eqxlike import bayes
     >>> mixture = bayes.CategoricalMixture(jnp.zeros((3, 2, 4)))
-    >>> round(float(nll(mixture, jnp.array([0, 1]))), 4)
+    >>> round(float(jax.jit(nll)(mixture, jnp.array([0, 1]))), 4)
     1.3863
     """
     if not is_distribution(prediction):

@@ -42,7 +42,7 @@ def bands(
     level or one outside.
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
-    >>> x = jnp.linspace(0.0, 1.0, 20)
+    >>> x = jnp.arange(20.0)
     >>> axes = bands(x, Mixture(dist.Normal(jnp.stack([x, 2 * x]), 0.1)), truth=1.5 * x)
     >>> [text.get_text() for text in axes.get_legend().get_texts()]
     ['90% interval', '50% interval', 'predictive mean', 'truth']

@@ -50,13 +50,13 @@ class BayesianConv(GaussianLayer):
 
     `sample` draws weights that are the same for all inputs, as predictions need.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> from eqxlike import nn
-    >>> layer = BayesianConv(nn.Conv2d(3, 8, kernel_size=3, key=jax.random.key(0)))
-    >>> layer(jnp.ones((3, 16, 16)), key=jax.random.key(1)).shape, layer.kl().shape
-    ((8, 14, 14), ())
-    >>> type(layer.sample(jax.random.key(2))).__name__
-    'Conv2d'
+    >>> layer = BayesianConv(nn.Conv1d(3, 4, kernel_size=2, key=jax.random.key(0)))
+    >>> eqx.filter_jit(layer)(jnp.ones((3, 16)), key=jax.random.key(1)).shape
+    (4, 15)
+    >>> eqx.filter_jit(layer.kl)().shape, type(layer.sample(jax.random.key(2))).__name__
+    ((), 'Conv1d')
     """
 
     mean: Conv

@@ -64,9 +64,10 @@ class BayesianLinear(GaussianLayer):
     In inference mode the weights are their posterior means; `sample` draws a layer whose weights
     are the same for all inputs, as predictions need.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> layer = BayesianLinear(3, 4, key=jax.random.key(0))
-    >>> layer(jnp.ones(3), key=jax.random.key(1)).shape, layer.kl().shape
+    >>> output = eqx.filter_jit(layer)(jnp.ones(3), key=jax.random.key(1))
+    >>> output.shape, eqx.filter_jit(layer.kl)().shape
     ((4,), ())
     >>> layer.sample(jax.random.key(2))(jnp.ones(3)).shape
     (4,)

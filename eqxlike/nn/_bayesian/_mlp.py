@@ -20,9 +20,9 @@ from ._linear import BayesianLinear
 class BayesianMLP(Module):
     """A multi-layer perceptron of `BayesianLinear` layers.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> model = BayesianMLP(2, 1, width_size=8, depth=1, key=jax.random.key(0))
-    >>> model(jnp.ones(2), key=jax.random.key(1)).shape
+    >>> eqx.filter_jit(model)(jnp.ones(2), key=jax.random.key(1)).shape
     (1,)
     """
 

@@ -96,7 +96,7 @@ def sample_posterior(model: PyTree, key: PRNGKeyArray) -> PyTree:
 
     >>> import jax
     >>> from eqxlike import nn
-    >>> model = nn.BayesianMLP(2, 1, width_size=8, depth=1, key=jax.random.key(0))
+    >>> model = nn.Sequential([nn.BayesianLinear(3, 4, key=jax.random.key(0))])
     >>> type(sample_posterior(model, jax.random.key(1)).layers[0]).__name__
     'Linear'
     """
@@ -126,14 +126,14 @@ def with_perturbation(model: Tree, key: PRNGKeyArray) -> Tree:
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> from eqxlike import nn
-    >>> model = nn.to_bayesian(nn.MLP(2, 1, 8, 1, key=jax.random.key(0)), estimator="flipout")
+    >>> model = nn.BayesianLinear(3, 4, estimator="flipout", key=jax.random.key(0))
     >>> def loss(model, x, y, key):
     ...     shared_key, own_key = jax.random.split(key)
     ...     model = nn.with_perturbation(model, shared_key)
     ...     keys = jax.random.split(own_key, len(x))
     ...     outputs = jax.vmap(lambda x, key: model(x, key=key))(x, keys)
     ...     return jnp.sum((outputs - y) ** 2) + nn.kl_divergence(model)
-    >>> eqx.filter_jit(loss)(model, jnp.ones((5, 2)), jnp.ones((5, 1)), jax.random.key(1)).shape
+    >>> eqx.filter_jit(loss)(model, jnp.ones((5, 3)), jnp.ones((5, 4)), jax.random.key(1)).shape
     ()
     """
     check_instance(model, "with_perturbation")

@@ -34,16 +34,17 @@ class Parallel(StatefulLayer):
     Equal branches may be stateful. In the `State` of the model their values stand stacked as well:
     those of one are `jax.tree.map(lambda value: value[index], state.substate(model.groups[0]))`.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> from eqxlike import nn
     >>> keys = jax.random.split(jax.random.key(0), 4)
+    >>> x = jnp.ones(8)
     >>> model = nn.Parallel([nn.Linear(8, 2, key=key) for key in keys], "concatenate")
-    >>> model(jnp.ones(8)).shape, model.groups[0].weight.shape, model[1].weight.shape
+    >>> eqx.filter_jit(model)(x).shape, model.groups[0].weight.shape, model[1].weight.shape
     ((8,), (4, 2, 8), (2, 8))
-    >>> residual = nn.Parallel([nn.Identity(), nn.MLP(8, 8, 32, 1, key=keys[0])], "sum")
-    >>> residual(jnp.ones(8)).shape, residual.places
+    >>> residual = nn.Parallel([nn.Identity(), nn.Linear(8, 8, key=jax.random.key(0))], "sum")
+    >>> residual(x).shape, residual.places
     ((8,), ((0,), (1,)))
-    >>> nn.Parallel(model.unstack()[:2], jnp.stack)(jnp.ones(8)).shape
+    >>> nn.Parallel(model.unstack()[:2], jnp.stack)(x).shape
     (2, 2)
     """
 

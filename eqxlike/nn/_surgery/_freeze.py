@@ -42,7 +42,8 @@ def freeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = No
         >>> from eqxlike import nn
         >>> model = nn.MLP(2, 1, width_size=8, depth=2, key=jax.random.key(0))
         >>> model = nn.freeze(model, lambda model: model.layers[:-1])
-        >>> gradient = eqx.filter_grad(lambda model, x: model(x)[0])(model, jnp.ones(2))
+        >>> gradient_of = eqx.filter_jit(eqx.filter_grad(lambda model, x: model(x)[0]))
+        >>> gradient = gradient_of(model, jnp.ones(2))
         >>> gradient.layers[0].weight is None, gradient.layers[-1].weight.shape
         (True, (1, 8))
     """

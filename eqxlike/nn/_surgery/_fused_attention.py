@@ -25,11 +25,11 @@ class FusedAttention(MultiheadAttention):
     - `fused`: the products. The fields of the projections in them are `None`.
     - `places`: for each product, which of query (0), key (1) and value (2) it projects.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> from eqxlike import nn
     >>> attention = nn.MultiheadAttention(num_heads=2, query_size=8, key=jax.random.key(0))
     >>> fused = nn.fuse(attention)
-    >>> fused.fused[0].weight.shape, fused(*3 * [jnp.ones((5, 8))]).shape
+    >>> fused.fused[0].weight.shape, eqx.filter_jit(fused)(*3 * [jnp.ones((5, 8))]).shape
     ((24, 8), (5, 8))
     """
 

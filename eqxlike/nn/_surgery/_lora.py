@@ -165,7 +165,7 @@ class MergedLinear(Linear):
 
     >>> import jax
     >>> from eqxlike import nn
-    >>> model = nn.MLP(2, 1, width_size=8, depth=1, key=jax.random.key(0))
+    >>> model = nn.Sequential([nn.Linear(8, 8, key=jax.random.key(0))])
     >>> def adapt(layer, key):
     ...     return LoRALinear(layer, rank=4, key=key)
     >>> def merge(layer):

@@ -45,7 +45,7 @@ class MixedPrecision(StatefulLayer):
         >>> mixed = MixedPrecision(model, Policy("float32", "bfloat16", "float32"))
         >>> def loss(mixed, x):
         ...     return jnp.sum(mixed(x) ** 2)
-        >>> gradient = eqx.filter_grad(loss)(mixed, jnp.ones(2))
+        >>> gradient = eqx.filter_jit(eqx.filter_grad(loss))(mixed, jnp.ones(2))
         >>> gradient.model[0].weight.dtype.name
         'float32'
 

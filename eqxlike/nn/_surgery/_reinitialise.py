@@ -43,13 +43,13 @@ def reinitialise(
 
         >>> import jax
         >>> from eqxlike import nn
-        >>> model = nn.MLP(2, 1, width_size=8, depth=1, key=jax.random.key(0))
+        >>> model = nn.Linear(3, 4, key=jax.random.key(0))
         >>> def rule(path, array):
         ...     if path.endswith(".weight"):
         ...         return jax.nn.initializers.orthogonal()
         ...     return jax.nn.initializers.zeros
-        >>> nn.reinitialise(model, rule, key=jax.random.key(1)).layers[-1].bias
-        Array([0.], dtype=float32)
+        >>> nn.reinitialise(model, rule, key=jax.random.key(1)).bias
+        Array([0., 0., 0., 0.], dtype=float32)
     """
     check_instance(model, "reinitialise")
 

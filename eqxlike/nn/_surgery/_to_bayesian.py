@@ -50,7 +50,7 @@ def to_bayesian(
 
     !!! example
 
-        >>> import jax, jax.numpy as jnp
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
         >>> from eqxlike import nn
         >>> model = nn.MLP(2, 1, width_size=8, depth=1, key=jax.random.key(0))
         >>> bayesian = nn.to_bayesian(model, lambda model: model.layers[-1])
@@ -58,7 +58,7 @@ def to_bayesian(
         ['Linear', 'BayesianLinear']
         >>> bool(jnp.allclose(nn.inference_mode(bayesian)(jnp.ones(2)), model(jnp.ones(2))))
         True
-        >>> bayesian(jnp.ones(2), key=jax.random.key(1)).shape
+        >>> eqx.filter_jit(bayesian)(jnp.ones(2), key=jax.random.key(1)).shape
         (1,)
     """
     check_instance(model, "to_bayesian")

@@ -10,7 +10,7 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 from scipy import integrate, optimize, stats
-from scipy.special import expit
+from scipy.special import expit, softmax
 
 import eqxlike as eqx
 from eqxlike import ad, bayes, nn
@@ -101,51 +101,45 @@ def classes(structure="full"):
     return around(classes_target(), structure=structure)
 
 
-def jacobian_at(problem, vector, x):
-    """Of shape (N, C, d)."""
+@jax.numpy_rank_promotion("allow")
+def linearised(target, x):
+    """Outputs for inputs, (N, C), and their derivatives by the unknowns, (N, C, d)."""
+    problem = bayes.Problem(target)
 
     def outputs(vector):
-        return jax.vmap(problem.target.model(problem.unknowns(vector)))(x).reshape(len(x), -1)
+        found = jax.vmap(target.model(problem.unknowns(vector)))(x).reshape(len(x), -1)
+        return found, found
 
-    return jax.jacfwd(outputs)(vector)
-
-
-@functools.cache
-def precision_of_small():
-    return precision_by_hand(small_target(), 13)
+    jacobian, found = jax.jit(jax.jacfwd(outputs, has_aux=True))(place_of(target))
+    return np.asarray(found), np.asarray(jacobian)
 
 
 @functools.cache
+def outputs_of_small():
+    return linearised(small_target(), LINEAR.x)
+
+
+@functools.cache
+def logits_of_classes():
+    return linearised(classes_target(), np.concatenate([INPUTS, NEW_INPUTS]))
+
+
+def precision_of_small(prior_scale=1.0):
+    """The Gauss-Newton matrix of 13 parameters, and the exact Hessian of the log of the scale."""
+    outputs, jacobian = (each[:, 0] for each in outputs_of_small())
+    error, log_scale = outputs - np.sin(LINEAR.y), place_of(small_target())[-1]
+    weight = np.exp(-2 * log_scale)
+    precision = weight * jacobian.T @ jacobian + np.eye(14) / prior_scale**2
+    precision[-1] = precision[:, -1] = -2 * weight * error @ jacobian
+    precision[-1, -1] = 2 * weight * np.sum(error**2) + 5 * np.exp(log_scale)
+    return precision
+
+
 def precision_of_classes():
-    return precision_by_hand(classes_target(), 21)
-
-
-@jax.numpy_dtype_promotion("standard")
-@jax.numpy_rank_promotion("allow")
-def precision_by_hand(target, num_parameters):
-    """The Gauss-Newton matrix of the parameters, and the exact Hessian of everything else."""
-    problem = bayes.Problem(target)
-    x, y = target.data
-    has_others = problem.size > num_parameters
-
-    @jax.jit
-    def derivatives(vector):
-        unknowns = problem.unknowns(vector)
-
-        def log_prob(output, y):
-            return target.likelihood.log_prob(output, unknowns.likelihood, y)
-
-        inner = -jax.vmap(jax.hessian(log_prob))(jax.vmap(target.model(unknowns))(x), y)
-        exact = -jax.hessian(problem.log_density)(vector) if has_others else 0.0
-        return jacobian_at(problem, vector, x), inner, exact
-
-    jacobian, inner, exact = map(np.asarray, derivatives(place_of(target)))
-    size = jacobian.shape[1]
-    inner = inner.reshape(-1, size, size)
-    gauss_newton = np.einsum("nci,ncd,ndj->ij", jacobian, inner, jacobian)
-    is_other = np.arange(problem.size) >= num_parameters
-    approximate = gauss_newton + np.eye(problem.size)  # the prior is normal(0, 1)
-    return np.where(is_other[:, None] | is_other[None, :], exact, approximate)
+    logits, jacobian = (each[: len(INPUTS)] for each in logits_of_classes())
+    chances = softmax(logits, axis=1)
+    inner = chances[:, :, None] * (np.eye(3) - chances[:, None])
+    return np.einsum("nci,ncd,ndj->ij", jacobian, inner, jacobian) + np.eye(21)
 
 
 def block_precision(block):
@@ -191,16 +185,13 @@ def test_last_layer_is_its_block_of_the_dense_matrix():
     assert np.ptp(first, axis=0).max() == 0
     assert np.ptp(last, axis=0).min() > 0
 
-    target = linear_target(bayes.Gaussian(LINEAR.noise))
-    found = around(target, structure="last_layer", layer="bias").found.normal
-    np.testing.assert_allclose(covariance_of(found, 1), 1 / LINEAR.precision[2, 2], rtol=1e-6)
-
 
 def test_kronecker_keeps_all_of_arrays_that_are_no_matrices():
-    precision = precision_of_small()
+    found = small("kronecker", tune_prior=True).found
+    precision = precision_of_small(np.asarray(found.prior_scale))
     # The biases of both layers, and the scale.
     for index, start, stop in [(1, 6, 9), (3, 12, 13), (4, 13, 14)]:
-        block = block_precision(small("kronecker").found.normal.blocks[index])
+        block = block_precision(found.normal.blocks[index])
         np.testing.assert_allclose(block, precision[start:stop, start:stop], rtol=1e-6)
 
 
@@ -264,50 +255,43 @@ def test_negative_curvature_counts_by_its_size():
 # --- the scale of the prior -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("structure", ["last_layer", "kronecker"])
-def test_tuned_scale_has_the_greatest_evidence_of_a_grid(structure):
-    posterior = small(structure, tune_prior=True)
-    untuned = small(structure)
-    precision = precision_of_small()
-    num, mode = 13, np.asarray(posterior.found.mode)
-    is_parameter = np.arange(14) < num
-    scales = np.exp(np.linspace(-3, 3, 6001))
+@pytest.mark.parametrize(
+    "fields", [{"structure": "last_layer", "layer": "layers[1].bias"}, {"structure": "kronecker"}]
+)
+def test_tuned_scale_has_the_greatest_evidence(fields):
+    posterior = small(**fields, tune_prior=True)
+    found, mode = np.asarray(posterior.found.prior_scale), np.asarray(posterior.found.mode)
+    noise = np.exp(mode[-1])
+    if "layer" in fields:
+        covariance = np.linalg.inv(precision_of_small(found)[12:, 12:])
+        np.testing.assert_allclose(covariance_of(posterior.found.normal, 2), covariance, rtol=1e-6)
+    outputs = outputs_of_small()[0][:, 0]
+    of_data = stats.norm.logpdf(np.sin(LINEAR.y), outputs, noise).sum()
+    of_noise = stats.gamma.logpdf(noise, 20, scale=1 / 5) + mode[-1]
 
-    def log_det(scale):
-        matrix = precision + np.diag(is_parameter * (scale**-2 - 1.0))
-        if structure == "last_layer":
-            return np.linalg.slogdet(matrix[9:, 9:])[1]
-        blocks = [block_precision(each) for each in untuned.found.normal.blocks]
-        added = [np.eye(len(each)) * (scale**-2 - 1.0) for each in blocks]
-        added[-1] *= 0  # the scale of the likelihood
-        return sum(np.linalg.slogdet(a + b)[1] for a, b in zip(blocks, added, strict=True))
+    def precisions(scale):
+        if "layer" in fields:
+            return [precision_of_small(scale)[12:, 12:]]
+        *blocks, last = [block_precision(each) for each in posterior.found.normal.blocks]
+        added = scale**-2 - found**-2
+        return [*(each + added * np.eye(len(each)) for each in blocks), last]
 
     def log_evidence(scale):
-        return stats.norm.logpdf(mode[:num], 0, scale).sum() - log_det(scale) / 2
+        of_parameters = stats.norm.logpdf(mode[:-1], 0, scale).sum()
+        log_dets = [np.linalg.slogdet(each / (2 * np.pi))[1] for each in precisions(scale)]
+        return of_data + of_noise + of_parameters - sum(log_dets) / 2
 
-    values = np.array([log_evidence(scale) for scale in scales])
-    best = scales[np.argmax(values)]
-    np.testing.assert_allclose(posterior.found.prior_scale, best, rtol=1.01e-3)
-    gained = values.max() - log_evidence(1.0)
-    np.testing.assert_allclose(posterior.log_evidence - untuned.log_evidence, gained, atol=1e-5)
+    best = np.exp(optimize.brute(lambda log: -log_evidence(np.exp(log[0])), [(-3, 3)], Ns=31)[0])
+    np.testing.assert_allclose(found, best, rtol=1e-3)
+    np.testing.assert_allclose(posterior.log_evidence, log_evidence(best), atol=1e-5)
 
 
 # --- predictions and evidence ---------------------------------------------------------------------
 
 
-@functools.cache
-@jax.numpy_dtype_promotion("standard")
-@jax.numpy_rank_promotion("allow")
 def logits_by_hand():
     """Means of the logits of new inputs, and their covariances."""
-    problem, place = bayes.Problem(classes_target()), place_of(classes_target())
-    both = jax.jit(
-        lambda place: (
-            jax.vmap(problem.target.network)(NEW_INPUTS),
-            jacobian_at(problem, place, NEW_INPUTS),
-        )
-    )
-    means, jacobian = map(np.asarray, both(place))
+    means, jacobian = (each[len(INPUTS) :] for each in logits_of_classes())
     inverse = np.linalg.inv(precision_of_classes())
     return means, np.einsum("nci,ij,ndj->ncd", jacobian, inverse, jacobian)
 

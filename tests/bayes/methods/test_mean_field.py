@@ -134,6 +134,7 @@ def test_kl_counts_by_its_weight_as_it_warms_up():
 # --- layers whose weights are random ------------------------------------------------------------
 
 
+@eqx.filter_jit
 def random_model():
     key = jr.key(0)
     return nn.BayesianMLP(
