@@ -8,16 +8,14 @@ import json
 import jax
 import numpy as np
 import pytest
-import scipy.integrate
-import scipy.stats
 
 from benchmarks import ad_modes
 from benchmarks.modes import peer_rows, tables
 from benchmarks.modes import peers as peer_calls
 from benchmarks.modes.targets import targets
-from benchmarks.zoo import bayesian, bayesian_network, in_numpyro, networks, registry
-from benchmarks.zoo.problem import by_path, floats
-from eqxlike import ad, filter_jit
+from benchmarks.zoo import bayesian, bayesian_network, in_numpyro, registry
+from benchmarks.zoo.problem import by_path
+from eqxlike import ad
 
 # Each in linked space where it has one: its density is that of standard space, and more.
 OF_OTHER_WIDTHS = {*map(bayesian_network.name, bayesian_network.WIDTHS[1:])}
@@ -49,42 +47,6 @@ def test_log_density_is_that_of_numpyro(problem):
         return problem.function(unknowns, data), theirs
 
     np.testing.assert_allclose(*both(unknowns, data), rtol=1e-5)
-
-
-def test_branches_are_one_dense_layer():
-    dense = bayesian_network.bayesian_network(16)
-    parallel = bayesian_network.parallel_network(16, branches=4)
-    expected = filter_jit(dense.function)(*dense.start())
-    np.testing.assert_allclose(
-        filter_jit(parallel.function)(*parallel.start()), expected, rtol=1e-6
-    )
-
-
-def test_neural_ode_is_solved():
-    """Against SciPy's solver."""
-    problem = networks.neural_ode()
-    field, (first, path) = problem.start()
-    hidden, output = ([np.asarray(leaf) for leaf in floats(layer)] for layer in field.layers)
-    times = np.linspace(0, 2, len(path) + 1)
-    solution = scipy.integrate.solve_ivp(
-        lambda _, y: output[0] @ np.tanh(hidden[0] @ y + hidden[1]) + output[1],
-        (0, 2),
-        np.asarray(first),
-        t_eval=times[1:],
-        rtol=1e-8,
-    )
-    expected = np.mean((solution.y.T - np.asarray(path)) ** 2)
-    np.testing.assert_allclose(problem.function(field, (first, path)), expected, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [networks.convolutional_network, networks.transformer_block, networks.lstm],
-    ids=lambda make: make.__name__,
-)
-def test_network_has_a_loss(make):
-    problem = make()
-    assert jax.eval_shape(lambda: problem.function(*problem.start())).shape == ()
 
 
 @pytest.fixture

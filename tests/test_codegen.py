@@ -1,3 +1,5 @@
+"""Functions that are generated at run time, and what becomes of their source."""
+
 import collections
 import gc
 import linecache
@@ -11,38 +13,28 @@ from eqxlike._codegen import compile_function
 ADD = ["def add(x, y=2):", "    return x + y + offset"]
 
 
-def test_returns_the_function_that_the_lines_define():
-    add = compile_function(ADD, {"offset": 10}, "test")
-    assert (add.__name__, add(1)) == ("add", 13)
-
-
-def test_the_namespace_is_copied():
+def test_returns_the_function_that_the_lines_define_with_a_copy_of_the_namespace():
     namespace = {"offset": 10}
     add = compile_function(ADD, namespace, "test")
     namespace["offset"] = 20
-    assert add(1) == 13
+    assert (add.__name__, add(1)) == ("add", 13)
 
 
-def test_the_file_name_says_what_it_was_generated_for():
-    add = compile_function(ADD, {}, "pytree of a.b.C")
-    assert add.__code__.co_filename.startswith("<eqxlike pytree of a.b.C")
-
-
-def test_two_functions_of_one_origin_have_different_file_names():
-    one, other = (compile_function(ADD, {}, "test") for _ in range(2))
+def test_the_file_name_says_what_it_was_generated_for_and_is_another_for_each():
+    one, other = (compile_function(ADD, {}, "pytree of a.b.C") for _ in range(2))
+    assert one.__code__.co_filename.startswith("<eqxlike pytree of a.b.C")
     assert one.__code__.co_filename != other.__code__.co_filename
+    with pytest.raises(SyntaxError) as caught:
+        compile_function(["def add(:"], {}, "test")
+    assert caught.value.filename.startswith("<eqxlike test")
 
 
-def test_a_traceback_shows_the_line_that_raised():
+def test_a_traceback_shows_the_line_that_raised_also_after_a_check_of_the_line_cache():
     add = compile_function(ADD, {"offset": "text"}, "test")
+    linecache.checkcache()
     with pytest.raises(TypeError) as caught:
         add(1)
     assert traceback.extract_tb(caught.value.__traceback__)[-1].line == "return x + y + offset"
-
-
-def test_the_source_survives_a_check_of_the_line_cache():
-    add = compile_function(ADD, {}, "test")
-    linecache.checkcache()
     assert linecache.getline(add.__code__.co_filename, 1) == ADD[0] + "\n"
 
 
@@ -50,26 +42,15 @@ def test_the_source_goes_with_the_function():
     add = compile_function(ADD, {}, "test")
     filename = add.__code__.co_filename
     assert filename in linecache.cache
-    del add
-    gc.collect()
-    compile_function(ADD, {}, "another")
-    assert filename not in linecache.cache
-
-
-def test_code_that_does_not_compile_raises_with_the_file_name():
-    with pytest.raises(SyntaxError) as caught:
-        compile_function(["def add(:"], {}, "test")
-    assert caught.value.filename.startswith("<eqxlike test")
-
-
-def test_garbage_collection_takes_nothing_from_under_a_walk_over_the_line_cache():
-    add = compile_function(ADD, {}, "test")
     before = len(linecache.cache)
+    # Garbage collection takes nothing from under a walk over the line cache.
     for _ in linecache.cache:
         del add
         gc.collect()
         break
     assert len(linecache.cache) == before
+    compile_function(ADD, {}, "another")
+    assert filename not in linecache.cache
 
 
 class _TakenByAnother(collections.deque):

@@ -30,11 +30,11 @@ NAMES = [
 ]
 
 
-def _parameters(callable_: Any) -> list[tuple[Any, ...]] | None:
+def parameters_of(callable_: Any) -> list[tuple[Any, ...]] | None:
     """What a caller needs to know of each parameter; `None` if Python cannot tell."""
     try:
         signature = inspect.signature(callable_)
-    except ValueError:
+    except (TypeError, ValueError):
         return None
     return [(each.name, each.kind, _default(each)) for each in signature.parameters.values()]
 
@@ -49,7 +49,7 @@ def _shared_parameters(place: str, name: str, ours: Any, theirs: Any) -> Any:
     """Our parameters, less those that layers, gradients and `filter_jit` have beside Equinox's: all
     by keyword, with a default.
     """
-    own, their = _parameters(ours), _parameters(theirs)
+    own, their = parameters_of(ours), parameters_of(theirs)
     have_more = ("filter_grad", "filter_value_and_grad", "filter_jit")
     has_more = place == "equinox.nn" or name in have_more
     if not has_more or own is None or their is None:
@@ -78,7 +78,7 @@ def test_names_have_the_same_parameters():
     differ = {}
     for place, name in NAMES:
         theirs, ours = (getattr(module, name) for module in PLACES[place])
-        own, their = _shared_parameters(place, name, ours, theirs), _parameters(theirs)
+        own, their = _shared_parameters(place, name, ours, theirs), parameters_of(theirs)
         if own != their:
             differ[place, name] = own, their
     assert differ == {}
@@ -97,7 +97,7 @@ def test_layers_are_called_with_the_same_parameters():
     differ = {}
     for name, method in LAYER_METHODS:
         theirs, ours = (getattr(getattr(module, name), method) for module in PLACES["equinox.nn"])
-        own, their = _shared_parameters("equinox.nn", name, ours, theirs), _parameters(theirs)
+        own, their = _shared_parameters("equinox.nn", name, ours, theirs), parameters_of(theirs)
         if own != their:
             differ[name, method] = own, their
     assert differ == {}

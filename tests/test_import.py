@@ -46,17 +46,11 @@ def found() -> dict[str, Any]:
     return json.loads(run(IMPORTS))
 
 
-def test_import_brings_in_the_core_alone_and_no_other_library(found):
+def test_import_brings_in_the_core_alone_and_parts_are_there_when_first_looked_up(found):
     packages = {name.split(".")[0] for name in found["imported"]}
     assert packages - sys.stdlib_module_names == {"eqxlike"}
     assert {f"eqxlike.{part}" for part in PARTS} & {*found["imported"]} == set()
-
-
-def test_part_is_there_when_it_is_first_looked_up_and_imported(found):
     assert found["parts"] == found["from"] == [f"eqxlike.{part}" for part in PARTS]
-
-
-def test_star_import_and_dir_have_what_waits(found):
     assert {*PARTS, "tree_inference", "filter_jit"} <= {*found["dir"]}
     assert found["star"] == ["eqxlike.nn", True]
 

@@ -1,14 +1,18 @@
-"""`docs/migrating.md` names, for what differs from Equinox, the tests that show it."""
+"""`docs/migrating.md` and `docs/internal.md` name tests, for what differs from Equinox, that are
+there.
+"""
 
 import ast
 import functools
 import pathlib
 import re
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parent.parent
-TEXT = (ROOT / "docs" / "migrating.md").read_text()
-NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)
-POINTS = re.findall(r"^- (.*(?:\n  .*)*)", TEXT, flags=re.MULTILINE)
+POINTS = re.findall(
+    r"^- (.*(?:\n  .*)*)", (ROOT / "docs" / "migrating.md").read_text(), flags=re.MULTILINE
+)
 
 
 @functools.cache
@@ -18,8 +22,11 @@ def names_in(file):
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def test_each_test_that_is_named_is_there():
-    assert [(file, name) for file, name in NAMED if name not in names_in(file)] == []
+@pytest.mark.parametrize("page", ["migrating", "internal"])
+def test_each_test_that_is_named_is_there(page):
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / f"{page}.md").read_text())
+    assert len(named) > 5
+    assert [(file, name) for file, name in named if name not in names_in(file)] == []
 
 
 def test_each_difference_has_a_test():

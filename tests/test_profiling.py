@@ -37,24 +37,9 @@ def test_profiler_writes_a_tree_a_page_and_the_session(monkeypatch, tmp_path, ca
     assert json.loads((out / f"{name}.pyisession").read_text())["frame_records"]
 
 
-def test_default_cases_exist():
-    found = [case.name for case in cases.select(jit_dispatch.DEFAULT)]
-    assert found[0].startswith("Identity")
-    assert len(found) == 6
-
-
 def test_wrong_case_and_unwritable_folder_are_one_message(capsys, tmp_path):
     assert jit_dispatch.main(["--case", "nothing", "--out", str(tmp_path)]) == 2
     assert "no case matches 'nothing'" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     assert jit_dispatch.main(["--out", str(tmp_path / "file" / "folder")]) == 2
     assert capsys.readouterr().err.startswith("profiling.jit_dispatch: ")
-
-
-def test_ctrl_c_prints_the_cases_that_are_finished(monkeypatch, capsys, tmp_path):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(jit_dispatch, "profile", interrupted)
-    assert jit_dispatch.main(["--case", "^identity", "--out", str(tmp_path)]) == 130
-    assert "interrupted" in capsys.readouterr().err

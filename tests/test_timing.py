@@ -22,13 +22,9 @@ from eqxlike._timing import (
     machine_info,
     measure,
     quartiles,
-    ratios,
     round_orders,
     summarise,
-    warmed_up,
 )
-
-positive = st.floats(1e-3, 1e6)
 
 
 def test_ratio_is_the_median_of_ratios_and_not_the_ratio_of_medians():
@@ -40,23 +36,6 @@ def test_ratio_is_the_median_of_ratios_and_not_the_ratio_of_medians():
     assert other.completion_us == 20
     assert other.dispatch_ratio.median == statistics.median([1 / 2, 10 / 5, 100 / 400])
     assert other.completion_ratio.median == statistics.median([2 / 1, 20 / 40, 200 / 50])
-
-
-@given(st.lists(st.tuples(positive, positive), min_size=1))
-def test_baseline_is_once_itself_in_every_round(rounds):
-    dispatch, completion = zip(*rounds, strict=True)
-    base = Samples(dispatch, completion, calls=1)
-    column = summarise({"base": base}, baseline="base").columns["base"]
-    assert column.dispatch_ratio == column.completion_ratio == Quartiles(1.0, 1.0, 1.0)
-    assert column.samples is base
-
-
-@given(st.lists(st.tuples(positive, positive, positive), min_size=1))
-def test_what_slows_a_whole_round_leaves_its_ratio(rounds):
-    ours, base, load = zip(*rounds, strict=True)
-    loaded_ours = [number * factor for number, factor in zip(ours, load, strict=True)]
-    loaded_base = [number * factor for number, factor in zip(base, load, strict=True)]
-    assert ratios(loaded_ours, loaded_base) == pytest.approx(ratios(ours, base))
 
 
 @pytest.mark.parametrize(
@@ -109,19 +88,6 @@ def test_every_result_of_a_burst_is_waited_for():
     dispatch_us(call, lambda result: waits.update([id(result)]), 2 * BURST + 1)
     assert len(results) == 3 * BURST
     assert all(waits[id(result)] == 1 for result in results)
-
-
-def test_warming_up_calls_and_returns_a_wait_for_such_results():
-    calls = []
-
-    def call():
-        calls.append(None)
-        return jnp.ones(2)
-
-    wait = warmed_up(call, 3)
-    assert len(calls) == 3
-    assert wait(jnp.ones(2)).shape == (2,)
-    assert warmed_up(lambda: {"a": jnp.ones(2)}, 1)({"a": jnp.ones(2)}) is not None
 
 
 @pytest.mark.parametrize(

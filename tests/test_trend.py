@@ -1,8 +1,5 @@
 """Every committed run has its point in the history, with its figures, and the page shows it."""
 
-import json
-import subprocess
-
 import pytest
 
 from benchmarks import trend
@@ -47,11 +44,7 @@ def test_lines_are_added_and_none_is_changed(empty_history):
 @pytest.mark.parametrize(
     "line",
     [
-        "x",
-        "",
-        "{}",
         "[1]",
-        "3",
         '{"benchmark": "loops"',
         '{"benchmark": "loops", "machine": {}, "figures": {}}',
     ],
@@ -66,33 +59,6 @@ def test_damaged_line_is_named_and_nothing_is_added(empty_history, capsys, line)
         trend.main(["--add"])
     assert "line 2 is no point" in capsys.readouterr().err
     assert empty_history.read_text() == damaged
-
-
-def test_earlier_runs_come_from_the_history_of_the_repository(tmp_path, monkeypatch, empty_history):
-    results = tmp_path / "results"
-    results.mkdir()
-    monkeypatch.setattr(trend, "ROOT", tmp_path)
-    monkeypatch.setattr(trend, "RESULTS", results)
-
-    def git(*command):
-        who = ("-c", "user.name=n", "-c", "user.email=e@example.org")
-        subprocess.run(["git", *who, *command], cwd=tmp_path, check=True, capture_output=True)
-
-    git("init")
-    for day, ratio in ((1, 1.2), (2, 1.1)):
-        columns = {"fit": {"completion_ratio": {"median": ratio}}}
-        report = {
-            "machine": {"date": f"2026-01-0{day}"},
-            "method": {},
-            "is_complete": True,
-            "rows": [{"name": "2x8", "columns": columns}],
-        }
-        (results / "training-cpu-jax-0.10.2.json").write_text(json.dumps(report))
-        git("add", ".")
-        git("commit", "-m", f"Day {day}")
-    assert trend.main(["--from-git"]) == 0
-    found = [(each["said"], each["figures"]) for each in trend.history()]
-    assert found == [("Day 1", {"2x8: fit / by hand": 1.2}), ("Day 2", {"2x8: fit / by hand": 1.1})]
 
 
 def test_page_shows_every_point():

@@ -1,7 +1,5 @@
-import copy
 import functools
 import gc
-import pickle
 import re
 import threading
 import weakref
@@ -43,13 +41,6 @@ def test_default_modes_serve_in_every_place():
     np.testing.assert_allclose(found, np.full((2, 3), np.sin(2.0)), rtol=1e-6)
 
 
-def test_what_a_mode_cannot_differentiate_is_left_to_another():
-    def halvings(x):
-        return jax.lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
-
-    assert choose(halvings, jnp.array(10.5), modes=[RIGHT, ad.Forward()]) == ad.Forward()
-
-
 def test_modes_that_differ_at_a_kink_are_both_right():
     x = jnp.array([0.0, 1.0])
     modes = [RIGHT, ad.FiniteDifference()]
@@ -82,13 +73,8 @@ X = jnp.ones(2)
 def test_bad_input_is_an_error():
     for error, message, args, options in [
         (TypeError, "`ad.choose` expects a function", (3, X), {}),
-        (TypeError, "`ad.choose` expects the function and its arguments", (jnp.sum,), {}),
-        (ValueError, "`ad.choose` has nothing to differentiate by", (jnp.sum, (1, 2.0)), {}),
-        (TypeError, "must be a real floating-point scalar", (jnp.sin, X), {}),
         (TypeError, "must return a pair (value, aux)", (jnp.sum, X), {"has_aux": True}),
         (ValueError, "`ad.choose` expects at least one mode", (jnp.sum, X), {"modes": []}),
-        (TypeError, "`ad.choose` expects as `modes`", (jnp.sum, X), {"modes": RIGHT}),
-        (TypeError, "call it, `Reverse()`", (jnp.sum, X), {"modes": [ad.Reverse]}),
         (ValueError, "ad.choose: rounds must be", (jnp.sum, X), {"rounds": 0}),
         (ValueError, "ad.choose: budget_s must be", (jnp.sum, X), {"budget_s": 0}),
     ]:
@@ -121,23 +107,9 @@ def measured(monkeypatch):
 
 class Model(eqx.Module):
     weight: object
-    name: object = eqx.field(static=True, default="a")
 
     def __call__(self, x):
         return jnp.sum(self.weight * x)
-
-
-class Label:
-    """A static value that may change, and is compared by what it says."""
-
-    def __init__(self, text):
-        self.text = text
-
-    def __eq__(self, other):
-        return type(other) is Label and self.text == other.text
-
-    def __hash__(self):
-        return hash(self.text)
 
 
 def test_choice_is_the_very_mode_that_was_given(measured):
@@ -150,13 +122,7 @@ def test_choice_is_the_very_mode_that_was_given(measured):
 def test_choice_is_remembered_for_the_same_form(measured):
     for first, second in [
         ((energy, jnp.ones(2)), (energy, jnp.zeros(2))),
-        ((energy, [jnp.ones(2), 1]), (energy, [jnp.ones(2), 1])),
         ((Model(jnp.ones(2)), X), (Model(jnp.zeros(2)), X)),
-        ((energy, Model(jnp.ones(2), Label("a"))), (energy, Model(jnp.ones(2), Label("a")))),
-        (
-            (functools.partial(energy, jnp.ones(2)), X),
-            (functools.partial(energy, jnp.zeros(2)), X),
-        ),
         ((Model(jnp.ones(2)).__call__, X), (Model(jnp.zeros(2)).__call__, X)),
     ]:
         assert times_measured(measured, first, second) == 1
@@ -171,16 +137,6 @@ def times_measured(measured, *calls):
     return len(measured)
 
 
-def test_copy_of_a_model_is_of_the_same_form(measured):
-    model = Model(jnp.ones(2))
-    copies = copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))
-    assert times_measured(measured, *((each, X) for each in (model, *copies))) == 1
-
-
-def other_lambda():
-    return lambda x: jnp.sum(x)
-
-
 WEAK = jnp.asarray(1.0)
 
 
@@ -189,14 +145,7 @@ def test_choice_is_measured_anew_for_another_form(measured):
         ((energy, jnp.ones(2)), (energy, jnp.ones(3))),
         ((energy, jnp.ones(2)), (energy, jnp.ones(2, jnp.float16))),
         ((energy, WEAK), (energy, jax.lax.convert_element_type(WEAK, jnp.float32))),
-        ((other_lambda(), X), (other_lambda(), X)),
         ((energy, X, 1), (energy, X, 1.0)),
-        ((energy, X, 1), (energy, X, True)),
-        ((energy, X, 0.0), (energy, X, -0.0)),
-        ((energy, [X]), (energy, (X,))),
-        ((energy, {"a": X}), (energy, {"b": X})),
-        ((Model(X, 1), X), (Model(X, 1.0), X)),
-        ((Model(X, Label("a")), X), (Model(X, Label("b")), X)),
         ((Model(X), X), (nn.freeze(Model(X)), X)),
     ]:
         assert times_measured(measured, first, second) == 2
@@ -231,23 +180,6 @@ def test_choice_is_measured_anew_on_another_device(measured):
     assert len(measured) == 2
 
 
-def test_list_that_was_changed_in_place_is_another_form(measured):
-    tree = [jnp.ones(2)]
-    choose(energy, tree)
-    tree.append("more")
-    choose(energy, tree)
-    assert len(measured) == 2
-
-
-def test_static_value_that_was_changed_in_place_is_another_form(measured):
-    label = Label("a")
-    choose(energy, X, label)
-    label.text = "b"
-    choose(energy, X, label)
-    choose(energy, X, Label("a"))
-    assert len(measured) == 3
-
-
 def test_what_is_not_hashable_is_measured_each_time(measured):
     for _ in range(2):
         choose(energy, X, {1, 2})
@@ -261,41 +193,31 @@ def test_caches_can_be_cleared(measured):
     assert len(measured) == 3
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_measurement_that_fails_is_not_remembered(measured, monkeypatch, error):
+def test_measurement_that_fails_is_not_remembered(measured, monkeypatch):
     fastest = _choose._fastest
 
     def fail(*args):
-        raise error
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(_choose, "_fastest", fail)
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         choose(energy, X)
     monkeypatch.setattr(_choose, "_fastest", fastest)
     choose(energy, X)
     assert len(measured) == 1
 
 
-def test_function_that_was_dropped_is_not_held():
+def test_function_and_array_that_were_dropped_are_not_held(measured):
     def short_lived(x):
         return jnp.sum(x**2)
 
-    choose(short_lived, jnp.ones(2), modes=[RIGHT])
-    alive = weakref.ref(short_lived)
-    del short_lived
-    gc.collect()
-    assert alive() is None
-
-
-def test_model_that_was_dropped_is_not_held(measured):
     array = jnp.ones(2)
-    choose(energy, Model(array))
-    choose(functools.partial(energy, array), X)
-    alive = weakref.ref(array)
-    del array
+    choose(short_lived, Model(array))
+    alive = weakref.ref(short_lived), weakref.ref(array)
+    del short_lived, array
     measured.clear()
     gc.collect()
-    assert alive() is None
+    assert [each() for each in alive] == [None, None]
 
 
 def test_threads_that_come_first_measure_once(measured, compiles_alone):

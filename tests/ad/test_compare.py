@@ -101,30 +101,12 @@ def test_interrupt_passes_with_what_was_found_until_then():
 # What may be differentiated
 
 
-class Scale(eqx.Module):
-    weight: jax.Array
-    frozen: jax.Array
-    count: jax.Array
-    name: str = eqx.field(static=True)
-    label: object = "label"
+def test_every_mode_of_ours_is_ok_on_a_tree_with_what_is_frozen_and_aux():
+    def squared(model, x):
+        return model(x) ** 2, {"x": x, "how": "fast"}
 
-    def __call__(self, x):
-        assert self.label == "label"
-        return jnp.sum(self.weight * x) ** 2
-
-
-def scale():
-    model = Scale(jnp.array([1.0, 2.0]), jnp.ones(3), jnp.arange(2), "name")
-    return nn.freeze(model, lambda model: model.frozen)
-
-
-def test_every_mode_of_ours_is_ok_on_a_tree_of_all_kinds_with_aux():
-    def squared(model, x, options):
-        assert options == {"how": "fast"}
-        value = model(x)
-        return value, {"x": x, "how": "fast"}
-
-    rows = compare(squared, scale(), jnp.ones(2), {"how": "fast"}, has_aux=True).rows
+    model = nn.freeze(nn.Linear(2, "scalar", key=jax.random.key(0)), lambda model: model.bias)
+    rows = compare(squared, model, jnp.ones(2), has_aux=True).rows
     assert {row.verdict for row in rows} == {"ok"}
     assert {row.worst_path for row in rows} == {"args[0].weight"}
 
@@ -206,9 +188,6 @@ def test_bad_input_is_an_error_before_anything_is_measured():
         (TypeError, "of which the first is the one that is differentiated by", (jnp.sum,), {}),
         (ValueError, "args[0] holds no floating-point or complex", (jnp.sum, (1, 2.0)), {}),
         (TypeError, "must be a real floating-point scalar, and is an array of", (jnp.sin, X), {}),
-        (TypeError, "and is an array of shape () and dtype int32", (jnp.argmax, X), {}),
-        (TypeError, "shape () and dtype complex64", (jnp.sum, X.astype("complex64")), {}),
-        (TypeError, "return the scalar alone, or pass `has_aux=True`", (lambda x: (x, x), X), {}),
         (TypeError, "must return a pair (value, aux)", (jnp.sum, X), {"has_aux": True}),
         (ValueError, "`ad.compare` expects at least one mode", (jnp.sum, X), {"modes": []}),
         (TypeError, "names to modes; got Rev", (jnp.sum, X), {"modes": ad.Reverse()}),

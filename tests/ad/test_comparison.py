@@ -1,12 +1,9 @@
 """`ad.Comparison` as text, JSON and a picture."""
 
-import dataclasses
 import io
-import json
 import re
 import sys
 
-import jax
 import matplotlib.text
 import numpy as np
 import pytest
@@ -85,17 +82,6 @@ def test_rich_shows_the_same_cells():
 def test_json_is_read_back(comparison):
     for each in (KNOWN, comparison):
         assert ad.Comparison.from_json(each.to_json()) == each
-
-
-def test_json_has_the_fields_by_their_names(comparison):
-    def refuse_constant(name):
-        raise AssertionError(f"{name} is no JSON")
-
-    assert comparison.machine["jax"] == jax.__version__
-    row, *_ = json.loads(comparison.to_json(), parse_constant=refuse_constant)["rows"]
-    assert row.keys() == {field.name for field in dataclasses.fields(ad.ComparisonRow)}
-    assert row.keys() >= {"mode", "primal_us", "gradient_us", "ratio", "first_call_ms"}
-    assert row.keys() >= {"peak_bytes", "max_relative_error", "verdict"}
 
 
 def test_other_json_is_an_error():

@@ -113,10 +113,6 @@ def test_value_gradient_jacobian_and_that_through_a_part_are_jaxs(mode):
     assert_close(through_part, X * np.cos(X * X), mode)
 
 
-def of_two_places(p, x):
-    return jnp.sum(layer(p, x) * layer(p, 2 * x))
-
-
 def of_jitted_part(p, x):
     part = eqx.filter_jit(layer)
     return jnp.sum(part(p, x) * part(p, 2 * x))
@@ -152,10 +148,6 @@ def of_scan_backwards(x):
     return of_scan(x, reverse=True)
 
 
-def of_fixed_length(x):
-    return jnp.sum(jax.lax.fori_loop(0, 7, lambda _, y: jnp.sin(y) * x, x))
-
-
 def of_branches_and_custom_rules(x):
     y = jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)
     return jnp.sum(jax.nn.relu(y) * jax.nn.softplus(x)) + jax.scipy.special.logsumexp(x)
@@ -183,7 +175,6 @@ FUNCTIONS_WITH_PARTS = {
     of_jitted_part: (parameters, x),
     of_scan: (x,),
     of_scan_backwards: (x,),
-    of_fixed_length: (x,),
     of_branches_and_custom_rules: (x,),
     of_loop: (pair,),
 }
@@ -217,12 +208,6 @@ def test_compiled_gradients_of_parts_loops_branches_and_modules_are_jaxs(compile
         assert_close(gradient, of_jax(eqx.filter_grad, function, *cases[function]), mode)
         if function is of_tree:
             assert (gradient[1], gradient[2]) == (None, None)
-
-
-@pytest.mark.parametrize("mode", [ad.Checkpointed()])
-def test_a_scan_inside_is_the_same_without_a_program_around_it(mode):
-    found = eqx.filter_grad(of_scan, mode=mode)(X)  # an array of NumPy
-    assert_close(found, of_jax(jax.grad, of_scan, x), mode)
 
 
 def test_aux_comes_as_it_is_and_no_array_gives_an_empty_gradient(compiled_mode):
@@ -409,15 +394,6 @@ def test_a_part_that_returns_no_real_numbers_has_no_derivative(compiled_mode):
     np.testing.assert_array_equal(found, [1.0, 0.0, 1.0])
 
 
-def test_a_part_leaks_no_tracers():
-    modes = [MODES["Checkpointed"], MODES["FiniteDifference, order 2"]]
-    parts = [ad.differentiate_with(lambda x: jnp.sum(jnp.sin(x)), mode) for mode in modes]
-    with jax.checking_leaks():
-        found = jax.jit(lambda x: [jax.grad(part)(x) for part in parts])(x())
-    for each, mode in zip(found, modes, strict=True):
-        assert_close(each, np.cos(X), mode)
-
-
 # --- modes as values ----------------------------------------------------------------------------
 
 
@@ -427,18 +403,3 @@ def test_modes_are_static_hashable_and_copied():
         assert hash(mode) == hash(copy.deepcopy(mode))
         if getattr(mode, "policy", None) is None:  # a policy is a local function of JAX's
             assert pickle.loads(pickle.dumps(mode)) == mode
-
-
-def test_two_modes_of_one_function_are_two_programs():
-    seen = []
-
-    class Spy(ad.Mode):
-        def value_and_grad(self, function, arrays):
-            seen.append("spy")
-            return ad.Reverse().value_and_grad(function, arrays)
-
-    jitted = eqx.filter_jit(lambda f, x: f(x))
-    square = lambda x: jnp.sum(x**2)
-    jitted(eqx.filter_grad(square, mode=ad.Reverse()), jnp.asarray(X))
-    jitted(eqx.filter_grad(square, mode=Spy()), jnp.asarray(X))
-    assert seen == ["spy"]

@@ -112,12 +112,11 @@ def notes_of(error):
     return " ".join(error.value.__notes__)
 
 
-@pytest.mark.parametrize("mode", [None, ad.Reverse()])
-def test_while_loop_in_reverse_says_what_to_use_instead(mode):
+def test_while_loop_in_reverse_says_what_to_use_instead():
     with pytest.raises(ValueError, match="Reverse-mode differentiation does not work") as error:
-        eqx.filter_grad(halvings, mode=mode)(jnp.array(10.0))
+        eqx.filter_grad(halvings)(jnp.array(10.0))
     notes = notes_of(error)
-    assert "This was while halvings was differentiated by" in notes
+    assert "This was while halvings was differentiated by reverse mode." in notes
     assert "`ad.Forward()`" in notes
     assert "eqxlike.loops" in notes
 
@@ -144,11 +143,6 @@ def test_a_reference_that_is_written_says_what_to_use_instead():
     with pytest.raises(Exception, match="unbatched array reference") as error:
         eqx.filter_grad(counted, mode=ad.Forward())(X[0])
     assert "Use `ad.Reverse()` or `ad.Checkpointed()`" in notes_of(error)
-
-
-def test_an_option_that_is_not_known_is_an_error():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'holomorfic'"):
-        eqx.filter_grad(jnp.sum, mode=ad.Reverse(), holomorfic=True)
 
 
 def test_jacobian_of_integers_says_how_to_return_them():
@@ -217,29 +211,11 @@ def test_writes_to_a_reference_are_refused_where_they_would_happen_again(mode):
 # --- what a mode can ----------------------------------------------------------------------------
 
 
-def test_forward_differentiates_a_while_loop():
-    assert eqx.filter_grad(halvings, mode=ad.Forward())(jnp.array(10.0)) == 1 / 16
-
-
-def test_finite_differences_differentiate_a_callback():
-    found = eqx.filter_grad(lambda x: jnp.sum(numpys_sine(x)), mode=ad.FiniteDifference(4))(X)
-    np.testing.assert_allclose(found, np.cos(X), atol=1e-3)
-
-
 def test_a_part_by_finite_differences_has_second_derivatives_though_it_is_a_callback():
     with jax.enable_x64(True):
         part = ad.differentiate_with(numpys_sine, ad.FiniteDifference(4))
         found = jax.jit(jax.grad(jax.grad(lambda x: part(x) ** 2)))(jnp.array(0.3))
         np.testing.assert_allclose(found, 2 * np.cos(0.6), rtol=1e-4)
-
-
-def test_a_part_by_finite_differences_has_second_derivatives_in_reverse_over_forward_mode():
-    with jax.enable_x64(True):
-        part = ad.differentiate_with(jnp.sin, ad.FiniteDifference(4))
-        found = jax.jit(jax.jacrev(jax.jacfwd(part)))(np.array([0.3, 1.0]))
-        expected = np.zeros((2, 2, 2))
-        expected[[0, 1], [0, 1], [0, 1]] = -np.sin([0.3, 1.0])
-        np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_a_part_in_reverse_mode_gives_a_custom_vjp_a_forward_mode():
@@ -277,14 +253,13 @@ def test_a_part_takes_numbers_of_python_as_jax_does(mode):
     np.testing.assert_array_equal(eqx.filter_grad(constant)(X), np.zeros(3))
 
 
-@pytest.mark.parametrize("mode", [ad.Checkpointed(), ad.Forward(1)])
-def test_devices_that_share_an_array_share_its_gradient(mode):
+def test_devices_that_share_an_array_share_its_gradient():
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     rows, shared = jax.sharding.PartitionSpec("d"), jax.sharding.PartitionSpec()
     xs = jnp.stack([X, 2 * X])
 
     def gradient(w, xs):
-        return eqx.filter_grad(lambda w: jnp.sum(jnp.tanh(xs @ w)), mode=mode)(w)
+        return eqx.filter_grad(lambda w: jnp.sum(jnp.tanh(xs @ w)), mode=ad.Forward(1))(w)
 
     in_shards = jax.shard_map(gradient, mesh=mesh, in_specs=(shared, rows), out_specs=shared)
     np.testing.assert_allclose(jax.jit(in_shards)(X, xs), gradient(X, xs), rtol=1e-5)
@@ -303,18 +278,6 @@ def test_a_part_is_differentiated_by_what_moves_alone():
     assert seen == [[(3,)]]
 
 
-def test_a_wrapped_layer_trains_in_a_model():
-    layer = nn.Linear(3, 3, key=jax.random.key(0))
-    model = nn.Sequential([ad.differentiate_with(layer, ad.Forward(chunk=2)), nn.Lambda(jnp.tanh)])
-    plain = nn.Sequential([layer, nn.Lambda(jnp.tanh)])
-    objective = lambda model: jnp.sum(model(X) ** 2)
-    found = eqx.filter_jit(eqx.filter_grad(objective))(model)
-    expected = eqx.filter_grad(objective)(plain)
-    np.testing.assert_allclose(found[0].__wrapped__.weight, expected[0].weight, rtol=1e-5)
-    updated = eqx.apply_updates(model, jax.tree.map(lambda g: -g, found))
-    assert objective(updated) != objective(model)
-
-
 def test_differentiate_with_keeps_names_and_is_a_pytree():
     layer = nn.Linear(3, 2, key=jax.random.key(0))
     part = ad.differentiate_with(layer, ad.Forward())
@@ -326,7 +289,9 @@ def test_differentiate_with_keeps_names_and_is_a_pytree():
 # --- the steps of finite differences ------------------------------------------------------------
 
 
-def test_step_that_is_lost_is_an_error_that_names_the_array():
+def test_step_that_is_lost_is_an_error_that_names_the_array_and_another_is_taken():
+    found = eqx.filter_grad(lambda x: x**2, mode=ad.FiniteDifference(step=0.5))(jnp.array(1.0))
+    assert found == 2
     tree = {"a": jnp.ones(2), "b": [jnp.array(1e6)]}
     with pytest.raises(
         ValueError, match=r"The array at args\[0\]\['b'\]\[0\] loses its step of 0.01"
@@ -357,15 +322,6 @@ def test_step_goes_with_the_precision_of_the_value():
         np.testing.assert_allclose(found, np.cos([0.3, 1.0]), atol=1e-3)
 
 
-def test_order_4_is_more_accurate_than_order_2():
-    with jax.enable_x64(True):
-        x = jnp.array(0.3)
-        modes = [ad.FiniteDifference(order, step=0.1) for order in (2, 4)]
-        found = [eqx.filter_grad(jnp.sin, mode=mode)(x) for mode in modes]
-    errors = [abs(float(each) - np.cos(0.3)) for each in found]
-    assert errors[1] < errors[0] / 100
-
-
 # --- Auto and Enzyme ----------------------------------------------------------------------------
 
 
@@ -382,13 +338,6 @@ def test_auto_takes_forward_mode_for_tall_jacobians_and_reverse_for_wide_ones():
 
 
 if importlib.util.find_spec("enzyme_ad"):
-
-    def test_enzyme_does_its_work_in_a_compiled_program():
-        found = eqx.filter_jit(
-            eqx.filter_grad(lambda x: jnp.sum(jnp.tanh(x) ** 2), mode=ad.Enzyme())
-        )(X)
-        expected = jax.grad(lambda x: jnp.sum(jnp.tanh(x) ** 2))(X)
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
     def test_enzyme_has_a_forward_mode_of_its_own():
         part = ad.differentiate_with(lambda x: jnp.tanh(x) ** 2, ad.Enzyme())

@@ -8,8 +8,6 @@ from scipy import stats
 import eqxlike as eqx
 from eqxlike import bayes
 
-NUM_SPLITS = 5000
-
 
 def normal(mean, scale=1.0):
     return bayes.Mixture(dist.Normal(mean[None], scale))
@@ -19,48 +17,25 @@ def categorical(probabilities):
     return bayes.CategoricalMixture(np.log(probabilities)[None])
 
 
-def check_coverage(is_covered, size, level):
-    """By the law of split conformal prediction, within four standard errors of so many splits."""
-    error = 4 * np.sqrt(level * (1 - level) / NUM_SPLITS)
-    assert level - error < np.mean(is_covered) < level + 1 / (size + 1) + error
-
-
-@pytest.mark.parametrize(
-    ("score", "size", "level"), [("normalised", 20, 0.9), ("quantile", 9, 0.55)]
-)
-def test_intervals_of_a_wrong_model_cover_as_promised(score, size, level):
-    # Skewed, of a scale that depends on x, and predicted as neither.
-    x, noise = np.random.default_rng(0).normal(size=(2, NUM_SPLITS, size + 1)).astype(np.float32)
-    y = x + np.exp(x / 2 + noise)
-
-    @jax.jit
-    @jax.vmap
-    def covers(x, y):
-        calibration, test = normal(x[:-1], 0.1), normal(x[-1:], 0.1)
-        intervals = bayes.conformal_intervals(calibration, y[:-1], level=level, score=score)
-        lower, upper = intervals(test)
-        return (lower[0] <= y[-1]) & (y[-1] <= upper[0])
-
-    check_coverage(covers(x, y), size, level)
-
-
-@pytest.mark.parametrize(("score", "is_randomised"), [("probability", False), ("adaptive", True)])
-def test_sets_of_a_wrong_model_cover_as_promised(score, is_randomised, getkey):
-    size, level = 20, 0.8
+def test_randomised_sets_of_a_wrong_model_cover_as_promised(getkey):
+    size, level, num_splits = 20, 0.8, 5000
     rng = np.random.default_rng(0)
-    logits = rng.normal(size=(NUM_SPLITS, size + 1, 5)).astype(np.float32)
+    logits = rng.normal(size=(num_splits, size + 1, 5)).astype(np.float32)
     labels = np.argmax(0.5 * logits + rng.gumbel(size=logits.shape), axis=-1)
 
     @jax.jit
     @jax.vmap
     def covers(logits, labels, key):
-        keys = list(jr.split(key)) if is_randomised else [None, None]
+        key, test_key = jr.split(key)
         calibration = bayes.CategoricalMixture(3 * logits[None, :-1])
-        sets = bayes.conformal_sets(calibration, labels[:-1], level=level, score=score, key=keys[0])
-        return sets(bayes.CategoricalMixture(3 * logits[None, -1:]), key=keys[1])[0, labels[-1]]
+        options = {"level": level, "score": "adaptive", "key": key}
+        sets = bayes.conformal_sets(calibration, labels[:-1], **options)
+        return sets(bayes.CategoricalMixture(3 * logits[None, -1:]), key=test_key)[0, labels[-1]]
 
-    is_covered = covers(logits, labels, jr.split(getkey(), NUM_SPLITS))
-    check_coverage(is_covered, size, level)
+    # By the law of split conformal prediction, within four standard errors of so many splits.
+    found = np.mean(covers(logits, labels, jr.split(getkey(), num_splits)))
+    error = 4 * np.sqrt(level * (1 - level) / num_splits)
+    assert level - error < found < level + 1 / (size + 1) + error
 
 
 @eqx.filter_jit
@@ -96,17 +71,10 @@ def test_quantile_intervals_are_moved_by_one_distance():
     np.testing.assert_allclose(found, np.stack([means, means]), rtol=1e-5, atol=1e-5)
 
 
-def test_quantile_intervals_serve_what_has_no_variance():
-    y = np.random.default_rng(0).standard_cauchy(50)
-    cauchy = lambda: bayes.Mixture(dist.Cauchy(np.zeros((1, 50)), 1.0))
-
-    @jax.jit
-    def of_cauchy(y):
-        return bayes.conformal_intervals(cauchy(), y, score="quantile")(cauchy())
-
-    assert np.isfinite(of_cauchy(y)).all()
+def test_what_has_no_variance_is_told_of_the_score_that_serves():
+    cauchy = bayes.Mixture(dist.Cauchy(np.zeros((1, 50)), 1.0))
     with pytest.raises(ValueError, match='50 of 50 are not finite; score="quantile" asks for no'):
-        bayes.conformal_intervals(cauchy(), y, score="normalised")
+        bayes.conformal_intervals(cauchy, np.zeros(50), score="normalised")
 
 
 def test_adaptive_sets_hold_the_classes_until_their_mass_is_above_the_quantile():
@@ -152,8 +120,6 @@ def test_too_few_examples_for_the_level_are_refused():
         message = f"at least {fewest} calibration examples for level {level}, got {fewest - 1}"
         with pytest.raises(ValueError, match=message):
             quantile(fewest - 1, level)
-    with pytest.raises(ValueError, match=r"at least 99 calibration examples for level 0\.99, got"):
-        quantile(98, 0.99)
 
 
 def test_rank_is_that_of_the_decimal_level():
@@ -173,13 +139,8 @@ def test_wrong_level_and_shapes_are_refused():
 
 
 def test_wrong_labels_are_refused():
-    for labels, message in [
-        (np.zeros((5, 1), int), r"labels of shape \(N,\), got \(5, 3\) and \(5, 1\)"),
-        (np.zeros(5), "integer labels, got dtype float32"),
-        (np.arange(5), "labels from 0 to 2, got labels from 0 to 4"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            bayes.conformal_sets(categorical(np.full((5, 3), 1 / 3)), labels, level=0.5)
+    with pytest.raises(ValueError, match="labels from 0 to 2, got labels from 0 to 4"):
+        bayes.conformal_sets(categorical(np.full((5, 3), 1 / 3)), np.arange(5), level=0.5)
 
 
 def test_what_is_no_mixture_is_refused():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from eqxlike import bayes, filter_jit, filter_value_and_grad, nn
+from eqxlike import bayes, filter_jit, nn
 from eqxlike.bayes import negative_elbo
 
 compiled = filter_jit(negative_elbo)
@@ -36,21 +36,10 @@ def test_full_batch_of_a_model_without_noise_is_kl_minus_log_likelihood(model, d
     np.testing.assert_allclose(value, kl_of(model) - total, rtol=1e-5)
 
 
-def test_minibatches_average_to_the_full_batch(model, data, getkey):
-    model = nn.inference_mode(model)
-
-    def value(batch):
-        return float(compiled(model, gaussian, batch, num_data=12, key=getkey()))
-
-    parts = [value(jax.tree.map(lambda leaf, i=i: leaf[i : i + 4], data)) for i in (0, 4, 8)]
-    np.testing.assert_allclose(sum(parts) / 3, value(data), rtol=1e-5)
-
-
-@pytest.mark.parametrize(("estimator", "num_samples"), [("local", 1), ("flipout", 3)])
-def test_estimate_is_unbiased_with_any_number_of_samples(estimator, num_samples, data, getkey):
+def test_estimate_is_unbiased_with_several_samples(data, getkey):
     # E_q log N(y | w x + b, s^2) is Gaussian in closed form.
     x, y = data
-    model = nn.BayesianLinear(3, "scalar", estimator=estimator, key=getkey())
+    model = nn.BayesianLinear(3, "scalar", estimator="flipout", key=getkey())
 
     @jax.jit
     def exact(x, y):
@@ -63,8 +52,7 @@ def test_estimate_is_unbiased_with_any_number_of_samples(estimator, num_samples,
     @jax.jit
     @jax.vmap
     def estimate(key):
-        options = {"num_data": 12, "num_samples": num_samples}
-        return negative_elbo(model, gaussian, data, key=key, **options)
+        return negative_elbo(model, gaussian, data, key=key, num_data=12, num_samples=3)
 
     estimates = estimate(jr.split(getkey(), 4000))
     error = abs(np.mean(estimates) - float(exact(x, y)))
@@ -83,14 +71,6 @@ def test_examples_share_one_perturbation_in_each_draw(getkey):
     compiled(model, spy, jnp.ones((5, 1)), num_data=5, key=getkey(), num_samples=2)
     jax.effects_barrier()
     assert (len(seen), len(set(seen))) == (10, 2)
-
-
-def test_gradient_reaches_every_parameter(model, data, getkey):
-    _, gradient = filter_jit(filter_value_and_grad(negative_elbo))(
-        model, gaussian, data, num_data=12, key=getkey()
-    )
-    arrays = (gradient.weight_mean, gradient.weight_rho, gradient.bias_mean, gradient.bias_rho)
-    assert all(np.all(array) for array in arrays)
 
 
 def test_kl_weight_and_per_example_scale_what_they_say(model, data, getkey):
@@ -117,14 +97,6 @@ def test_examples_get_noise_of_their_own(model, getkey):
     compiled(model, spy, jnp.ones((5, 3)), num_data=5, key=getkey(), num_samples=2)
     jax.effects_barrier()
     assert len(set(seen)) == 10
-
-
-def test_plain_model_has_no_kl(data, getkey):
-    model = nn.Linear(3, "scalar", key=getkey())
-    value = compiled(model, gaussian, data, num_data=12, key=getkey(), per_example=True)
-    prediction = np.asarray(data[0]) @ np.asarray(model.weight)[0] + np.asarray(model.bias)
-    expected = -scipy.stats.norm(prediction, 0.5).logpdf(np.asarray(data[1])).mean()
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "count"), [("num_data", 0), ("num_samples", 2.5)])
@@ -158,17 +130,7 @@ def test_each_draw_is_one_network_applied_to_all_inputs(getkey):
     np.testing.assert_allclose(outputs[2, 0], network(jnp.ones(2)), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_samples", [0, 2.5])
-def test_number_of_draws_that_is_no_positive_integer_is_refused(num_samples, getkey):
+def test_number_of_draws_that_is_no_positive_integer_is_refused(getkey):
     model = nn.BayesianLinear(2, 1, key=getkey())
-    options = {"key": getkey(), "num_samples": num_samples}
-    with pytest.raises(ValueError, match=f"num_samples must be .* at least 1, got {num_samples}"):
-        bayes.predict_samples(model, jnp.ones((3, 2)), **options)
-
-
-def test_draws_of_a_linear_model_have_its_moments(getkey):
-    layer = nn.BayesianLinear(2, "scalar", posterior_scale=0.5, key=getkey())
-    x, draw = np.array([[1.0, 2.0]], np.float32), filter_jit(bayes.predict_samples)
-    outputs = draw(layer, x, key=getkey(), num_samples=20_000)
-    variance = 0.5**2 / 2 * (1 + 4) + 0.5**2
-    np.testing.assert_allclose(np.std(outputs), variance**0.5, rtol=0.05)
+    with pytest.raises(ValueError, match=r"num_samples must be .* at least 1, got 0"):
+        bayes.predict_samples(model, jnp.ones((3, 2)), key=getkey(), num_samples=0)

@@ -78,30 +78,10 @@ def test_quantile_inverts_the_cdf(means, scales, probability):
     np.testing.assert_allclose(found, probability, atol=1e-5)
 
 
-def test_quantile_of_one_component_is_that_of_scipy():
-    means, scale = np.array([[-3.0, 0.0, 40.0]], np.float32), 2.5
-    for probability in (1e-4, 0.05, 0.5, 0.95, 0.9999):
-        exact = scipy.stats.norm(means[0], scale).ppf(probability)
-        found = quantile(probability, means, scale)
-        np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-5)
-
-
 def test_quantile_in_64_bit_mode_has_its_digits():
     with jax.enable_x64(True):
         found = quantile(0.975, np.zeros((2, 1)), 1.0)
         np.testing.assert_allclose(found, scipy.stats.norm.ppf(0.975), rtol=1e-13)
-
-
-def test_interval_holds_its_level_of_samples():
-    level = 0.9
-    generator = np.random.default_rng(0)
-    means = generator.normal(0, 3, (7, 1)).astype(np.float32)
-    scales = generator.lognormal(0, 1, (7, 1)).astype(np.float32)
-    lower, upper = mixture_of(means, scales).interval(level)
-    index = generator.integers(7, size=20_000)
-    y = generator.normal(means[index, 0], scales[index, 0])
-    np.testing.assert_allclose((y < lower).mean(), (1 - level) / 2, atol=0.02)
-    np.testing.assert_allclose((y > upper).mean(), (1 - level) / 2, atol=0.02)
 
 
 def test_wrong_levels_and_probabilities_are_refused():
@@ -187,19 +167,3 @@ def test_classes_that_would_broadcast_are_refused():
     mixture = bayes.CategoricalMixture(jnp.zeros((2, 5, 3)))
     with pytest.raises(ValueError, match=r"expects y of the shape .* \(5,\), got \(5, 1\)"):
         mixture.log_prob(jnp.zeros((5, 1), int))
-
-
-def test_log_densities_of_components_are_those_of_scipy():
-    means, y = (
-        np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32),
-        np.ones(3, np.float32),
-    )
-    found = mixture_of(means, 0.5).component_log_prob(y)
-    np.testing.assert_allclose(found, scipy.stats.norm(means, 0.5).logpdf(y), rtol=1e-5)
-
-
-def test_log_probabilities_of_components_are_those_of_scipy():
-    logits = np.random.default_rng(0).normal(size=(4, 2, 3)).astype(np.float32)
-    found = bayes.CategoricalMixture(logits).component_log_prob(jnp.array([2, 0]))
-    expected = scipy.special.log_softmax(logits, axis=-1)[:, [0, 1], [2, 0]]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)

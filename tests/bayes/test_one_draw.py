@@ -1,7 +1,6 @@
 """What takes one draw says so to one who gives it many."""
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
@@ -47,10 +46,3 @@ def test_unknown_beside_the_parameters_is_named():
         message = rf"have shape \(3,\) at {name}\['scale'\], where one draw has \(\)"
         with pytest.raises(ValueError, match=message):
             TARGET.log_density(bayes.Unknowns(FIRST.model, **parts))
-
-
-@pytest.mark.parametrize("use", ["linked", "simulate", "model"])
-def test_the_ways_out_serve(use):
-    of_all = jax.jit(jax.vmap(USES[use]))(MANY)
-    np.testing.assert_allclose(jax.jit(USES[use])(FIRST), of_all[0], rtol=1e-5)
-    assert jnp.shape(of_all)[0] == 3

@@ -239,11 +239,6 @@ def everything(regression, classes, **options):
     yield plot.sbc_ranks(np.arange(5), 4, **options)
 
 
-def test_each_draws_in_the_axes_given(regression, classes):
-    axes = matplotlib.figure.Figure().subplots()
-    assert all(each is axes for each in everything(regression, classes, ax=axes))
-
-
 def extents(axes):
     """What the axes, their title and their legend cover, in pixels."""
     return [each.get_window_extent() for each in (axes, axes.title, axes.get_legend())]
@@ -267,7 +262,9 @@ def test_legends_in_a_row_hide_no_title_no_data_and_no_neighbour(regression, cla
 
 
 def test_legend_is_in_axes_that_have_no_room_around_them(regression, classes):
-    for axes in everything(regression, classes, ax=matplotlib.figure.Figure().subplots()):
+    given = matplotlib.figure.Figure().subplots()
+    for axes in everything(regression, classes, ax=given):
+        assert axes is given
         frame, _, legend = extents(axes)
         assert frame.contains(*legend.min)
         assert frame.contains(*legend.max)
@@ -280,13 +277,10 @@ def test_legend_is_where_it_is_asked_for(regression, classes):
         assert np.abs(corner - place).max() < 10
 
 
-def test_legend_is_left_out_on_demand(regression, classes):
-    drawn = everything(regression, classes, legend=False)
+def test_new_figures_are_none_of_pyplots_and_legends_left_out_on_demand(regression, classes):
+    drawn = list(everything(regression, classes, legend=False))
     assert all(axes.get_legend() is None for axes in drawn)
-
-
-def test_new_figures_are_none_of_pyplots(regression, classes):
-    figures = [axes.figure for axes in everything(regression, classes)]
+    figures = [axes.figure for axes in drawn]
     assert len({id(figure) for figure in figures}) == 6
     assert not any(hasattr(figure.canvas.manager, "num") for figure in figures)
 

@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import optax
 import pytest
-from scipy import stats
 
 from eqxlike import bayes, nn
 
@@ -47,20 +45,6 @@ def test_simulated_classes_are_of_the_dtype_of_the_data():
     y = jax.jit(lambda: problem.simulate(problem.sample_prior(key=jr.key(1)), key=jr.key(2)))()
     assert (y.dtype, y.shape) == (np.int8, (8,))
     assert set(np.asarray(y).tolist()) <= {0, 1}
-
-
-def test_ranks_of_an_exact_method_are_uniform():
-    """For a normal posterior the Laplace approximation is exact."""
-    ranks = bayes.simulation_ranks(
-        target(bayes.Gaussian(0.5)),
-        bayes.Laplace(steps=200, optimiser=optax.sgd(0.3)),
-        key=jr.key(0),
-        num_simulations=24,
-        num_draws=19,
-    )
-    assert ranks.shape == (24, 2)
-    for each in ranks.T:
-        assert stats.chisquare(np.histogram(each, 4, (0, 20))[0]).pvalue > 1e-3
 
 
 def test_ranks_show_a_posterior_without_width():

@@ -12,20 +12,13 @@ def prepared(request):
     return whole, _data.prepare(request.param, whole, seed=3)
 
 
-def test_data_sets_are_the_real_ones():
-    assert _data.load("diabetes").x.shape == (442, 10)
-    assert _data.load("digits").x.shape == (1797, 64)
-
-
 def test_parts_are_disjoint_and_hold_every_example(prepared):
     whole, data = prepared
     held = np.concatenate([data.train.x, data.test.x]) * data.x_scaling.scale + data.x_scaling.mean
     assert len(held) == len(whole)
     np.testing.assert_allclose(np.sort(held, axis=0), np.sort(whole.x, axis=0), atol=1e-3)
-
-
-def test_training_part_is_standardised(prepared):
-    _, data = prepared
+    assert whole.x.shape == {"diabetes": (442, 10), "digits": (1797, 64)}[data.name]
+    # The training part is standardised.
     np.testing.assert_allclose(data.train.x.mean(axis=0), 0, atol=1e-4)
     np.testing.assert_allclose(np.mean(data.train.x**2), 1, rtol=1e-4)
 
@@ -44,9 +37,7 @@ def test_scaling_ignores_the_test_part(prepared):
 
 def test_seed_decides_the_split(prepared):
     whole, data = prepared
-    again = _data.prepare(data.name, whole, seed=3)
     other = _data.prepare(data.name, whole, seed=4)
-    np.testing.assert_array_equal(again.train.x, data.train.x)
     assert not np.array_equal(other.train.y, data.train.y)
 
 
@@ -58,15 +49,11 @@ def test_validation_part_comes_from_the_training_part(prepared):
     assert 0.2 < len(validation) / len(data.train) < 0.3
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_feature_that_is_not_finite_is_named_by_its_place(value):
+def test_feature_or_target_that_is_not_finite_is_named_by_its_place():
     whole = _data.load("digits")
-    whole.x[5, 7] = value
+    whole.x[5, 7] = -np.inf
     with pytest.raises(CommandError, match=r"digits data holds 1 .* in row 5, column 7"):
         _data.prepare("digits", whole, seed=0)
-
-
-def test_target_that_is_not_finite_is_named_by_its_place():
     whole = _data.load("diabetes")
     whole.y[[3, 9]] = np.nan
     with pytest.raises(CommandError, match=r"holds 2 .* in its target, the first in row 3$"):

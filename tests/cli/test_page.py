@@ -106,10 +106,6 @@ def embedded(page, name):
     return json.loads(found[1])
 
 
-def test_elements_nest():
-    Parser(page_of(REPORT))
-
-
 def test_nothing_is_fetched():
     page = page_of(REPORT)
     assert {name for name, _ in Parser(page).attributes}.isdisjoint({"src", "href", "srcset"})

@@ -45,10 +45,8 @@ PREDS = {
     "true": (True, 1),
     "false": (False, 0),
     "array": (jnp.array(True), 1),
-    "one-of-several": (jnp.array([False, True]), 1),
     "none-of-several": (jnp.array([False, False]), 0),
     "empty": (jnp.zeros((0,), bool), 0),
-    "number": (2, 1),
     "numbers": (jnp.array([0.0, 0.5]), 1),
 }
 
@@ -71,7 +69,6 @@ CALLS = {
     "once": (lambda f, x: f(x[3]), 1),
     "vmap": (lambda f, x: jax.vmap(f)(x), 4),
     "grad": (lambda f, x: jax.grad(f)(x[3]), 1),
-    "vmap-grad": (lambda f, x: jax.vmap(jax.grad(f))(x), 4),
     "scan": (lambda f, x: jax.lax.scan(lambda carry, x: (carry, f(x)), 0, x), 2),
 }
 

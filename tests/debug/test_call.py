@@ -79,16 +79,13 @@ def test_what_the_function_holds_goes_by_self():
 
 
 LEAVES = {
-    "shape": (jnp.ones(2), jnp.ones((2, 3)), "f32[2] then f32[2,3]"),
     "dtype": (jnp.ones(2), jnp.ones(2, jnp.bfloat16), "f32[2] then bf16[2]"),
     "weak-type": (jnp.array(1.0), jnp.float32(1), "weak_f32[] then f32[]"),
     "numpy": (np.ones(2, np.int32), jnp.ones(2, int), "i32[2](numpy) then i32[2]"),
     "key": (jax.random.key(0), jnp.ones(()), "key<fry>[] then f32[]"),
-    "number": (1, 2, "1 then 2"),
     "type-of-number": (1, 1.0, "1 then 1.0"),
     "text": ("a", None, "'a' then None"),
     "leaf-to-node": (1, (1,), "1 then tuple"),
-    "nodes": ([], {}, "list then dict"),
     "named-tuple": (optax.EmptyState(), (), "EmptyState then tuple"),
     "other-node": (Foreign(1, "a"), Foreign(1, "b"), "Foreign with 'a' then Foreign with 'b'"),
 }

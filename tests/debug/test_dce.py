@@ -30,28 +30,12 @@ PROGRAMS = {
     "one-used": (lambda store: over(store, first), X),
     "none-used": (lambda store: lambda x: (store((x, x + 1)), x)[1], X),
     "times-zero": (lambda store: over(store, lambda stored: 0 * stored[0] + stored[1]), N),
-    "where-true": (lambda store: over(store, lambda stored: jnp.where(True, *stored)), X),
     "vmap": (lambda store: jax.vmap(over(store, first)), X),
     "scan": (
         lambda store: (
             lambda x: jax.lax.scan(lambda carry, y: (carry + store((y, y + 1))[0], None), 0.0, x)
         ),
         X,
-    ),
-    "dead-scan": (
-        lambda store: (
-            lambda x: (
-                jax.lax.scan(lambda carry, y: (carry + store((y, y + 1))[0], None), 0.0, x),
-                x,
-            )[1]
-        ),
-        X,
-    ),
-    "while": (
-        lambda store: (
-            lambda x: jax.lax.while_loop(lambda y: y < 3, over(store, lambda s: s[1]), x - 1)
-        ),
-        jnp.array(1),
     ),
     "tree": (
         lambda store: lambda x: store({"a": [x, None], "b": "text", "c": 3, "d": x - 1})["d"],

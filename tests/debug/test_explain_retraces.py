@@ -1,7 +1,5 @@
 """`explain_retraces`: the traces in its block are told of, and nothing after it."""
 
-import threading
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -73,17 +71,6 @@ def test_block_tells_of_caches_that_were_cleared():
         eqx.clear_caches()
         function(ones(2))
     assert "the caches were cleared" in str(retraces[0])
-
-
-@pytest.mark.usefixtures("compiles_alone")
-def test_block_tells_of_traces_in_other_threads():
-    function = eqx.filter_jit(lambda x: None)
-    function(ones(2))
-    with explain_retraces(lambda trace: None) as retraces:
-        thread = threading.Thread(target=function, args=(ones(3),))
-        thread.start()
-        thread.join()
-    assert lines(retraces[0]) == ["x: shape (2,) -> (3,)"]
 
 
 def test_block_warns_with_the_line_of_the_call():

@@ -21,10 +21,6 @@ def product_of_scan(watch):
     return lambda x: jax.lax.scan(lambda c, y: (watch(c * y), None), 1.0, x)[0]
 
 
-def branches(watch):
-    return lambda x: jax.lax.cond(x.sum() > 0, root(watch), lambda x: x.sum(), x)
-
-
 def of_tree(watch):
     def function(x):
         tree = {"x": x, "text": "s", "nothing": None, "constant": jnp.arange(2), "twice": 2 * x}
@@ -44,14 +40,9 @@ GRADIENTS = {
     "grad": lambda watch: jax.grad(root(watch)),
     "jit-grad": lambda watch: jax.jit(jax.grad(root(watch))),
     "vmap-grad": lambda watch: jax.vmap(jax.grad(root(watch))),
-    "jit-vmap-vmap-grad": lambda watch: jax.jit(
-        lambda x: jax.vmap(jax.vmap(jax.grad(root(watch))))(x[None])[0]
-    ),
-    "grad-checkpoint": lambda watch: jax.jit(jax.grad(jax.checkpoint(root(watch)))),
     "jit-vmap-grad-scan": lambda watch: jax.jit(
         lambda x: jax.vmap(jax.grad(product_of_scan(watch)))(x[None])[0]
     ),
-    "grad-cond": lambda watch: jax.jit(jax.grad(branches(watch))),
     "grad-tree": lambda watch: jax.jit(jax.grad(of_tree(watch))),
     "grad-of-grad": lambda watch: jax.jit(jax.grad(lambda x: jax.grad(root(watch))(x)[0] ** 2)),
     "grad-without-use": lambda watch: jax.grad(lambda x: (0 * watch(x) + x).sum()),

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 
-import eqxlike as eqx
 from eqxlike import graph, nn
 
 
@@ -17,22 +16,6 @@ def flops_of(kind, report):
 
 def key():
     return jax.random.key(0)
-
-
-def test_dense_layer_is_two_products_and_a_sum():
-    found = graph.report(eqx.filter_vmap(nn.Linear(5, 7, key=key())), struct(3, 5))
-    assert flops_of("dot_general", found) == 2 * 3 * 5 * 7
-    assert found.flops == 2 * 3 * 5 * 7 + 3 * 7
-
-
-def test_attention_is_its_projections_and_two_products_of_sequences():
-    heads, length, size = 2, 5, 8
-    attention = nn.MultiheadAttention(heads, size, key=key())
-    x = struct(length, size)
-    found = graph.report(attention, x, x, x)
-    projections = 4 * 2 * length * size * size
-    products = 2 * heads * 2 * length * length * (size // heads)
-    assert flops_of("dot_general", found) == projections + products
 
 
 def test_each_device_of_a_shard_map_counts():
@@ -63,14 +46,6 @@ def test_what_nothing_needs_costs_nothing():
 
 def flops_of_xla(function, *args):
     return jax.jit(lambda *args: function(*args)).lower(*args).cost_analysis()["flops"]
-
-
-def test_convolution_without_padding_is_two_a_weight_and_output():
-    stride, groups = 2, 2
-    conv = nn.Conv2d(4, 6, 3, stride=stride, groups=groups, use_bias=False, key=key())
-    found = graph.report(conv, struct(4, 9, 8))
-    height, width = jax.eval_shape(conv, struct(4, 9, 8)).shape[1:]
-    assert found.flops == 2 * height * width * 6 * (4 // groups) * 9
 
 
 def test_convolutions_and_their_gradient_cost_what_xla_counts():

@@ -175,10 +175,6 @@ def test_what_needs_not_be_run_is_counted():
     assert graph.report(function, X).redundant == (1, 1, 1)
 
 
-def either(predicate, x, y):
-    return jax.lax.cond(predicate, lambda x, y: x, lambda x, y: y, x, y)
-
-
 def passed_on_by_a_branch(x):
     return jax.lax.cond(x[0, 0] > 0, lambda x, y: y, lambda x, y: jnp.exp(x), x, jnp.sin(x))
 
@@ -192,10 +188,6 @@ def passed_on_by_no_turn(x):
 
 def chosen_constant(x):
     return jnp.sin(jax.lax.cond(x[0, 0] > 0, lambda: 1.0, lambda: 2.0))
-
-
-def chosen_argument(x):
-    return jnp.sin(either(x[0, 0] > 0, x, x + 1)) + jnp.sin(x)
 
 
 def after_a_loop(x):
@@ -212,7 +204,6 @@ def test_what_only_a_run_can_tell_is_not_redundant():
         passed_on_by_a_branch,
         passed_on_by_no_turn,
         chosen_constant,
-        chosen_argument,
         after_a_loop,
     ):
         found = graph.report(function, X)

@@ -9,7 +9,6 @@ import pytest
 
 import eqxlike
 from eqxlike import internal
-from tests.internal.beside_equinox_internal import both
 
 
 def scaling_by(factor, shift=0.0):
@@ -23,28 +22,27 @@ def arrays_of(tree):
     return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
 
 
-@both
-def test_it_is_called_like_the_function_and_arrays_closed_over_are_leaves(eqxi):
-    assert eqxi.closure_to_pytree(scaling_by(2.0))(3.0, power=2) == 18.0
+def test_it_is_called_like_the_function_and_arrays_closed_over_are_leaves():
+    assert internal.closure_to_pytree(scaling_by(2.0))(3.0, power=2) == 18.0
     factor = jnp.array(2.0)
-    scale = eqxi.closure_to_pytree(scaling_by(factor))
+    scale = internal.closure_to_pytree(scaling_by(factor))
     assert arrays_of(scale) == [factor]
     assert arrays_of(eqxlike.filter_grad(lambda scale: scale(3.0))(scale)) == [3.0]
     tree = {"a": 1, "b": abs, "c": jnp.sin}
-    assert eqxi.closure_to_pytree(tree) == tree
+    assert internal.closure_to_pytree(tree) == tree
 
 
-@both
-def test_functions_closed_over_are_converted_too(eqxi):
+def test_functions_closed_over_are_converted_too():
     inner = scaling_by(jnp.array(2.0))
-    outer = eqxi.closure_to_pytree({"f": [lambda x: inner(inner(x))]})
+    outer = internal.closure_to_pytree({"f": [lambda x: inner(inner(x))]})
     doubled = jax.tree.map(lambda leaf: 2 * leaf if isinstance(leaf, jax.Array) else leaf, outer)
     assert doubled["f"][0](1.0) == 16
 
 
-@both
-def test_functions_that_were_made_alike_are_equal(eqxi):
-    one, other, different = (eqxi.closure_to_pytree(optax.adam(rate)) for rate in (0.1, 0.1, 0.2))
+def test_functions_that_were_made_alike_are_equal():
+    one, other, different = (
+        internal.closure_to_pytree(optax.adam(rate)) for rate in (0.1, 0.1, 0.2)
+    )
     assert jax.tree.leaves(one) == jax.tree.leaves(other) != jax.tree.leaves(different)
     assert jax.tree.structure(one) == jax.tree.structure(other)
 

@@ -6,7 +6,6 @@ import pytest
 
 import eqxlike
 from eqxlike import internal, loops
-from tests.internal.beside_equinox_internal import both
 
 X = jnp.array(0.5)
 
@@ -23,9 +22,9 @@ def names_in(jaxpr):
     return found
 
 
-def refusals(eqxi, x):
-    x = eqxi.nondifferentiable_backward(eqxi.nontraceable(x))
-    return eqxi.nonbatchable(eqxi.nondifferentiable(x))
+def refusals(x):
+    x = internal.nondifferentiable_backward(internal.nontraceable(x))
+    return internal.nonbatchable(internal.nondifferentiable(x))
 
 
 @jax.custom_vjp
@@ -36,43 +35,31 @@ def with_gradient(x):
 with_gradient.defvjp(lambda x: (2.0 * x, None), lambda _, cotangent: (cotangent,))
 
 PROGRAMS = {
-    "refusals": lambda eqxi, x: refusals(eqxi, x) + 1.0,
-    "questions to a batch": lambda eqxi, x: jnp.where(
-        eqxi.unvmap_any(x > 0) & eqxi.unvmap_all(x > 0), x, eqxi.unvmap_max(x)
+    "refusals": lambda x: refusals(x) + 1.0,
+    "questions to a batch": lambda x: jnp.where(
+        internal.unvmap_any(x > 0) & internal.unvmap_all(x > 0), x, internal.unvmap_max(x)
     ),
-    "checks": lambda eqxi, x: eqxi.error_if(x, x < 0, "negative"),
-    "derivatives": lambda eqxi, x: jax.nn.relu(x) + jax.lax.stop_gradient(x),
-    "rows": lambda eqxi, x: refusals(eqxi, jnp.arange(3.0).at[jnp.array([0, 2])].add(x)[1] + x),
-    "neighbours": lambda eqxi, x: eqxi.nextafter(x) + eqxi.prevbefore(x),
-    "jit": lambda eqxi, x: jax.jit(lambda x: refusals(eqxi, x))(x),
-    "checkpoint": lambda eqxi, x: jax.checkpoint(lambda x: refusals(eqxi, x))(x),
-    "custom_vjp": lambda eqxi, x: with_gradient(refusals(eqxi, x)),
-    "cond": lambda eqxi, x: jax.lax.cond(x > 0, lambda x: refusals(eqxi, x), lambda x: -x, x),
-    "scan": lambda eqxi, x: jax.lax.scan(
-        lambda c, _: (refusals(eqxi, c) + 1.0, None), x, None, length=3
-    )[0],
-    "while": lambda eqxi, x: jax.lax.while_loop(
-        lambda c: eqxi.nonbatchable(c < 3), lambda c: refusals(eqxi, c) + 1.0, x
-    ),
-    "vmap": lambda eqxi, x: jax.vmap(eqxi.nondifferentiable)(x[None])[0],
-    "announcements": lambda eqxi, x: eqxi.announce_transform(x, announce=lambda text: None),
+    "checks": lambda x: internal.error_if(x, x < 0, "negative"),
+    "derivatives": lambda x: jax.nn.relu(x) + jax.lax.stop_gradient(x),
+    "rows": lambda x: refusals(jnp.arange(3.0).at[jnp.array([0, 2])].add(x)[1] + x),
+    "jit": lambda x: jax.jit(lambda x: refusals(x))(x),
+    "checkpoint": lambda x: jax.checkpoint(lambda x: refusals(x))(x),
+    "custom_vjp": lambda x: with_gradient(refusals(x)),
+    "cond": lambda x: jax.lax.cond(x > 0, lambda x: refusals(x), lambda x: -x, x),
+    "scan": lambda x: jax.lax.scan(lambda c, _: (refusals(c) + 1.0, None), x, None, length=3)[0],
+    "vmap": lambda x: jax.vmap(internal.nondifferentiable)(x[None])[0],
+    "announcements": lambda x: internal.announce_transform(x, announce=lambda text: None),
 }
 
 
 def of_all(x):
-    return {name: program(internal, x) for name, program in PROGRAMS.items()}
+    return {name: program(x) for name, program in PROGRAMS.items()}
 
 
 FINALISED = {
     "finalise_fn": lambda function: internal.finalise_fn(function),
     "finalise_jaxpr": lambda function: jax.extend.core.jaxpr_as_fun(
         internal.finalise_jaxpr(jax.make_jaxpr(function)(X))
-    ),
-    "finalise_jaxpr_as_fn": lambda function: internal.finalise_jaxpr_as_fn(
-        jax.make_jaxpr(function)(X)
-    ),
-    "finalise_make_jaxpr": lambda function: jax.extend.core.jaxpr_as_fun(
-        internal.finalise_make_jaxpr(function)(X)
     ),
 }
 
@@ -107,29 +94,29 @@ def test_nothing_of_ours_is_left_of_a_loop():
     assert jnp.array_equal(jax.extend.core.jaxpr_as_fun(finalised)(X)[0], function(X))
 
 
-@both
-def test_a_primitive_is_finalised_once_registered(eqxi):
-    of_array = eqxi.filter_primitive_def
-    primitive = eqxi.create_vprim(
+def test_a_primitive_is_finalised_once_registered():
+    of_array = internal.filter_primitive_def
+    primitive = internal.create_vprim(
         "doubled", of_array(lambda x: 2 * x), of_array(lambda x: x), None, None
     )
 
     def names():
-        function = eqxi.finalise_make_jaxpr(lambda x: eqxi.filter_primitive_bind(primitive, x))
+        function = internal.finalise_make_jaxpr(
+            lambda x: internal.filter_primitive_bind(primitive, x)
+        )
         return names_in(function(X).jaxpr)
 
     before = names()
-    eqxi.register_impl_finalisation(primitive)
+    internal.register_impl_finalisation(primitive)
     assert (before, names()) == ({"doubled"}, {"mul"})
 
 
-@both
-def test_trees_shapes_and_constants_are_those_of_the_function(eqxi):
-    assert eqxi.finalise_fn(lambda tree: {"b": 2 * tree["a"]})({"a": X}) == {"b": 2 * X}
-    _, shape = eqxi.finalise_make_jaxpr(lambda x: {"a": x}, return_shape=True)(X)
+def test_trees_shapes_and_constants_are_those_of_the_function():
+    assert internal.finalise_fn(lambda tree: {"b": 2 * tree["a"]})({"a": X}) == {"b": 2 * X}
+    _, shape = internal.finalise_make_jaxpr(lambda x: {"a": x}, return_shape=True)(X)
     assert shape["a"].shape == ()
     jaxpr = jax.make_jaxpr(lambda x: x + jnp.arange(2.0))(jnp.ones(2))
-    found = eqxi.finalise_eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, jnp.ones(2))
+    found = internal.finalise_eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, jnp.ones(2))
     assert found[0].tolist() == [1.0, 2.0]
 
 

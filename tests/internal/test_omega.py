@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import eqxlike.internal
 from eqxlike.internal import ω
-from tests.internal.beside_equinox_internal import both
 
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "lt", "le", "eq", "ne", "gt", "ge")
 UNARY = ("neg", "pos", "abs")
@@ -91,16 +90,15 @@ def test_a_tree_and_a_scalar(leaves, name, scalar, is_reflected):
 @jax.numpy_dtype_promotion("standard")
 def test_traced_trees():
     def function(w, tree):
-        scaled = lambda tree: SCALARS[3] * (2.0 * tree**w - tree**w / 3)
+        scaled = lambda tree: SCALARS[3] * (2.0 * tree**w - tree**w / 3) * SCALARS[3]
         return jax.jit(lambda tree: (scaled(tree).ω, (scaled(tree) < tree**w).ω))(tree)
 
     assert_equal(both_trees((LEAVES[4], LEAVES[5]), function))
 
 
-@both
-def test_powers_and_products_of_matrices(eqxi):
+def test_powers_and_products_of_matrices():
     matrix, array = jnp.array([[1.0, 2.0], [0.0, 1.0]]), jnp.array([[2.0, 0.0], [1.0, 1.0]])
-    tree = {"a": array} ** eqxi.ω
+    tree = {"a": array} ** ω
     for found, expected in [
         (tree @ matrix, array @ matrix),
         (matrix @ tree, matrix @ array),
@@ -120,17 +118,16 @@ def test_updates_at_an_index():
             assert jnp.array_equal(found["a"], expected)
 
 
-@both
-def test_a_tree_in_omega_keeps_is_leaf_has_an_identity_and_maps_its_leaves(eqxi):
-    is_leaf, tree = lambda node: node is None, eqxi.ω([1])
-    both = -eqxi.ω([1], is_leaf=is_leaf) + eqxi.ω([1], is_leaf=is_leaf)
+def test_a_tree_in_omega_keeps_is_leaf_has_an_identity_and_maps_its_leaves():
+    is_leaf, tree = lambda node: node is None, ω([1])
+    both = -ω([1], is_leaf=is_leaf) + ω([1], is_leaf=is_leaf)
     assert both.is_leaf is is_leaf
-    assert eqxi.ω([None, 1], is_leaf=is_leaf).call(is_leaf).ω == [True, False]
-    assert len({tree, tree, eqxi.ω([1])}) == 2
+    assert ω([None, 1], is_leaf=is_leaf).call(is_leaf).ω == [True, False]
+    assert len({tree, tree, ω([1])}) == 2
     assert repr(tree) == "ω([1])"
-    assert isinstance([1] ** eqxi.ω, eqxi.ω)
+    assert isinstance([1] ** ω, ω)
     arrays = {"a": jnp.arange(3), "b": jnp.ones((2, 2))}
-    assert jtu.tree_map(jnp.shape, eqxi.ω(arrays)[None].ω) == {"a": (1, 3), "b": (1, 2, 2)}
+    assert jtu.tree_map(jnp.shape, ω(arrays)[None].ω) == {"a": (1, 3), "b": (1, 2, 2)}
 
 
 def test_arrays_of_numpy_stay_whole():
@@ -152,37 +149,12 @@ def test_a_traced_operation_is_one_equation():
     assert names == ["mul", "div", "add", "sub"]
 
 
-def test_derivatives_and_batches_go_through():
-    def function(scale, tree):
-        return jtu.tree_reduce(
-            operator.add, (scale * tree**ω / 2.0 - (tree**ω) ** 2.0).call(jnp.sum).ω
-        )
-
-    tree = {"a": jnp.array([1.0, 2.0])}
-    batch = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), tree)
-    found = jax.jit(jax.vmap(jax.grad(function, argnums=(0, 1)), in_axes=(0, 0)))(
-        jnp.array([2.0, 4.0]), batch
-    )
-    assert jnp.array_equal(found[0], jnp.array([1.5, 1.5]))
-    assert jnp.array_equal(found[1]["a"], jnp.array([[-1.0, -3.0], [0.0, -2.0]]))
-
-
 MISTAKES = {
     "another key": (
         lambda: {"a": 1, "b": 2} ** ω + {"a": 1} ** ω,
         ValueError,
         r"The trees in ω\(first\) \+ ω\(second\) must have the same structure: first is a dict "
         r"with the keys \['a', 'b'\], and second is a dict with the keys \['a'\]\.",
-    ),
-    "deeper": (
-        lambda: [1, 2] ** ω - [1, [2]] ** ω,
-        ValueError,
-        r"first\[1\] is a leaf of type int, and second\[1\] is a list of length 1\.",
-    ),
-    "one leaf": (
-        lambda: 1.0**ω * [1.0] ** ω,
-        ValueError,
-        r"first is a leaf of type float, and second is a list of length 1\.",
     ),
     "another structure in an update": (
         lambda: ω([jnp.ones(2)]).at[0].set(ω([1.0, 2.0])),
@@ -194,12 +166,6 @@ MISTAKES = {
         TypeError,
         r"The other operand of ω\(\.\.\.\) \+ must be an array, a number or a tree in ω, of the "
         r"same structure; got a list of length 1\.",
-    ),
-    "None": (lambda: None - [1] ** ω, TypeError, r"ω\(\.\.\.\) - must be .* got None\."),
-    "no ω in an update": (
-        lambda: ω([jnp.ones(2)]).at[0].add([1.0]),
-        TypeError,
-        r"ω\(\.\.\.\) \.at\[\.\.\.\]\.add must be an array",
     ),
     "one is_leaf": (
         lambda: ω([1], is_leaf=lambda node: node is None) + ω([1]),

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import pytest
 
 from eqxlike import internal
-from tests.internal.beside_equinox_internal import both
 
 
 def solve(meter, num_steps):
@@ -40,10 +39,9 @@ def printed(capfd, way, meter):
     return capfd.readouterr()
 
 
-@both
-def test_lines_are_as_far_apart_as_asked(capfd, eqxi):
+def test_lines_are_as_far_apart_as_asked(capfd):
     for way in ("jit", "vmap, different"):
-        out, _ = printed(capfd, way, eqxi.TextProgressMeter(0.2))
+        out, _ = printed(capfd, way, internal.TextProgressMeter(0.2))
         assert out.split() == ["0.00%", "25.00%", "50.00%", "75.00%", "100.00%"]
 
 

@@ -15,18 +15,16 @@ from jaxtyping import Array, Float, PyTree
 
 import eqxlike
 from eqxlike import internal, loops
-from tests.internal.beside_equinox_internal import both
 
 
-@both
-def test_static_values_have_no_leaves_come_back_and_are_compared_by_value(eqxi):
+def test_static_values_have_no_leaves_come_back_and_are_compared_by_value():
     for value in (3, "text", (1, 2), [1, {"a": 2}], jnp.dtype("float32"), None):
-        static = eqxi.Static(value)
+        static = internal.Static(value)
         assert jax.tree.leaves(static) == []
         assert jax.eval_shape(lambda x, static=static: (x, static), 1.0)[1].value == value
-    structures = [jax.tree.structure(eqxi.Static(value)) for value in ([1, 2], [1, 2], [1, 3])]
+    structures = [jax.tree.structure(internal.Static(value)) for value in ([1, 2], [1, 2], [1, 3])]
     assert structures[0] == structures[1] != structures[2]
-    assert eqxi.Static[int](3).value == 3
+    assert internal.Static[int](3).value == 3
 
 
 def test_static_refuses_arrays():
@@ -35,22 +33,20 @@ def test_static_refuses_arrays():
     assert pickle.loads(pickle.dumps(internal.Static([1, 2]))) == internal.Static([1, 2])
 
 
-@both
-def test_a_word_stands_in_a_tree_of_arrays(eqxi):
-    word = eqxi.str2jax("word")
+def test_a_word_stands_in_a_tree_of_arrays():
+    word = internal.str2jax("word")
     assert jax.tree.leaves(word) == []
     assert str(jax.jit(lambda x: (x, word))(1.0)[1]) == "word"
-    assert word != eqxi.str2jax("word")
+    assert word != internal.str2jax("word")
 
 
-@both
-def test_documentation_changes_nothing(eqxi):
+def test_documentation_changes_nothing():
     def function(x):
         return x
 
     value = object()
-    assert eqxi.doc_repr(value, "value") is value
-    assert eqxi.doc_remove_args("x")(function) is function
+    assert internal.doc_repr(value, "value") is value
+    assert internal.doc_remove_args("x")(function) is function
 
 
 def test_a_maybe_buffer_is_a_buffer_or_what_it_is_of():
@@ -61,9 +57,8 @@ def test_a_maybe_buffer_is_a_buffer_or_what_it_is_of():
     assert isinstance([jnp.ones(2)], PyTree[kind])
 
 
-@both
-def test_attributes_of_a_container_are_numbers(eqxi):
-    class Words(metaclass=eqxi.ContainerMeta):
+def test_attributes_of_a_container_are_numbers():
+    class Words(metaclass=internal.ContainerMeta):
         first = "one"
         second = "two"
 
@@ -92,13 +87,12 @@ def test_arrays_are_broadcast_behind_their_axes():
         internal.left_broadcast_to(jnp.ones((2, 3)), (2,))
 
 
-@both
-def test_a_tree_comes_back_from_its_two_parts(eqxi):
+def test_a_tree_comes_back_from_its_two_parts():
     tree = {"a": jnp.ones(2), "b": [1, "text", None]}
-    dynamic, static = eqxi.hashable_partition(tree, eqxlike.is_array)
+    dynamic, static = internal.hashable_partition(tree, eqxlike.is_array)
     assert dynamic[1:] == (None, None)
-    assert eqxlike.tree_equal(eqxi.hashable_combine(dynamic, static), tree)
-    parts = [eqxi.hashable_partition(tree, eqxlike.is_array)[1] for tree in ([1], [1], [2])]
+    assert eqxlike.tree_equal(internal.hashable_combine(dynamic, static), tree)
+    parts = [internal.hashable_partition(tree, eqxlike.is_array)[1] for tree in ([1], [1], [2])]
     assert len(set(parts)) == 2
 
 
@@ -141,12 +135,11 @@ def test_numbers_next_to_one_are_those_of_numpy(numbers):
     assert np.array_equal(internal.prevbefore(jnp.array(x)), np.nextafter(x, np.float32(-np.inf)))
 
 
-@both
-def test_next_to_zero_is_the_smallest_normal_number(eqxi):
+def test_next_to_zero_is_the_smallest_normal_number():
     for dtype in (jnp.float16, jnp.bfloat16, jnp.float32):
         tiny, zero = jnp.finfo(dtype).tiny, jnp.zeros((), dtype)
-        assert (eqxi.nextafter(zero), eqxi.prevbefore(zero)) == (tiny, -tiny)
-        assert eqxi.nextafter(zero).dtype == eqxi.prevbefore(zero).dtype == dtype
+        assert (internal.nextafter(zero), internal.prevbefore(zero)) == (tiny, -tiny)
+        assert internal.nextafter(zero).dtype == internal.prevbefore(zero).dtype == dtype
 
 
 def test_the_next_number_has_the_derivative_of_the_identity_and_batches():

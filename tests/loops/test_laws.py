@@ -184,13 +184,6 @@ def test_condition_may_close_over_what_is_differentiated():
     assert (float(run(4.0)), float(jax.grad(run)(4.0))) == (6.0, 1.5)
 
 
-def test_forward_mode_of_the_lax_kind_is_that_of_jax():
-    def run(loop):
-        return jax.jvp(lambda x: loop(lambda x: x < 9, lambda x: x**1.5, x), (2.0,), (1.0,))
-
-    assert run(loops.while_loop) == run(jax.lax.while_loop)
-
-
 @pytest.mark.parametrize("checkpoints", [3])
 def test_members_of_a_batch_that_have_ended_leave_no_nan(checkpoints):
     def run(weight, x):

@@ -84,34 +84,6 @@ def total_of_shared(run):
     return lambda w: jnp.sum(jax.vmap(jax.jit(run), (None, 0))(w, jnp.array([0.3, 0.6])))
 
 
-@ways_and(jax.jacfwd, jax.grad)
-def test_what_a_batch_shares_in_a_carry_stays_shared_in_a_compiled_loop(kind, checkpoints, mode):
-    def run(w, x):
-        _, t, y = loops.while_loop(
-            lambda state: state[1] < 0.45,
-            lambda state: (
-                state[0] + 1,
-                state[1] + 0.1 * w,
-                jnp.tanh(w * state[2]) + state[1] * x,
-            ),
-            (jnp.array(0), jnp.array(0.0), x),
-            max_steps=16,
-            kind=kind,
-            checkpoints=checkpoints,
-        )
-        return t * y
-
-    def in_python(w, x):
-        t, y = jnp.array(0.0), x
-        for _ in range(7):
-            t, y = t + 0.1 * w, jnp.tanh(w * y) + t * x
-        return t * y
-
-    both = jax.jit(lambda w: [mode(total_of_shared(each))(w) for each in (run, in_python)])
-    found, expected = both(0.7)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
 @ways_and(twice, jax.grad)
 def test_what_cannot_be_differentiated_may_be_in_a_carry(kind, checkpoints, mode):
     """Nothing but what follows from the weight has a tangent, and so the time has none."""
@@ -197,18 +169,6 @@ def test_a_loop_may_stand_in_a_batch_that_it_does_not_depend_on(kind, checkpoint
     alone = mode(lambda w: jnp.sin(w * jnp.sin(w * jnp.sin(w * 0.5))))(0.7)
     batch = jax.jit(jax.vmap(lambda x: x * mode(run)(0.7)))(np.ones(2, np.float32))
     np.testing.assert_allclose(batch, [alone, alone], rtol=1e-5)
-
-
-def test_a_gradient_may_be_taken_inside_a_custom_rule():
-    def run(x, count):
-        return repeated(count, lambda _, y: [jnp.sin(y * x)], x)[0]
-
-    function = jax.custom_jvp(lambda x: run(x, 3))
-    function.defjvp(
-        lambda primals, dots: (function(*primals), jax.grad(run)(*primals, 3) * dots[0])
-    )
-    found, expected = jax.jit(jax.grad(function))(0.5), jax.jit(jax.grad(run))(0.5, 3)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_collectives_of_a_named_batch_go_through_a_loop():

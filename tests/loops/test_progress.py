@@ -1,6 +1,5 @@
 """Progress that is shown from inside compiled programs."""
 
-import functools
 import importlib.util
 import io
 import re
@@ -12,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import eqxlike as eqx
 from eqxlike import loops
 from eqxlike.loops._progress._board import Board, Level, Shown
 
@@ -45,15 +43,15 @@ def steps_in(stream):
     return [int(number) for number in re.findall(r"step (\d+)", stream.getvalue())]
 
 
-def in_lax_scan(bar, x, count, num_steps, scan=jax.lax.scan):
+def in_lax_scan(bar, x, count, num_steps):
     def body(carry, step):
         bar.update(step, carry)
         return jnp.where(step < count, jnp.sin(carry), carry), None
 
-    return scan(body, x, jnp.arange(num_steps))[0]
+    return jax.lax.scan(body, x, jnp.arange(num_steps))[0]
 
 
-def in_while_loop(kind, checkpoints=None):
+def in_while_loop(checkpoints=None):
     def run(bar, x, count, num_steps):
         def body(carry):
             bar.update(*carry)
@@ -64,32 +62,13 @@ def in_while_loop(kind, checkpoints=None):
             body,
             (jnp.array(0), x),
             max_steps=num_steps,
-            kind=kind,
+            kind="checkpointed",
             checkpoints=checkpoints,
         )[1]
 
     return run
 
 
-def in_fori_loop(bar, x, count, num_steps):
-    def body(step, x):
-        bar.update(step, x)
-        return jnp.sin(x)
-
-    return loops.fori_loop(0, count, body, x, max_steps=num_steps, kind="checkpointed")
-
-
-LOOPS = {
-    "jax.lax.scan": in_lax_scan,
-    "scan, checkpointed": functools.partial(
-        in_lax_scan, scan=functools.partial(loops.scan, kind="checkpointed")
-    ),
-    "while_loop, lax": in_while_loop("lax"),
-    "while_loop, checkpointed": in_while_loop("checkpointed"),
-    "while_loop, few carries": in_while_loop("checkpointed", 2),
-    "while_loop, bounded": in_while_loop("bounded"),
-    "fori_loop": in_fori_loop,
-}
 NUM_STEPS = 5
 COUNTS = jnp.array([2, NUM_STEPS, 3])
 WAYS = {
@@ -105,17 +84,14 @@ WAYS = {
 @pytest.mark.parametrize(
     ("loop", "way"),
     [
-        ("jax.lax.scan", "vmap"),
-        ("scan, checkpointed", "grad"),
-        ("while_loop, checkpointed", "hessian"),
-        ("while_loop, few carries", "grad of vmap"),
-        ("while_loop, bounded", "vmap"),
-        ("fori_loop", "grad of vmap"),
+        (in_lax_scan, "vmap"),
+        (in_while_loop(), "hessian"),
+        (in_while_loop(2), "grad of vmap"),
     ],
 )
 def test_each_step_counts_once_in_every_loop_and_mode(stream, loop, way):
     def run(x, count):
-        return LOOPS[loop](all_lines(NUM_STEPS, stream), x, count, NUM_STEPS)
+        return loop(all_lines(NUM_STEPS, stream), x, count, NUM_STEPS)
 
     WAYS[way](run)
     assert steps_in(stream) == [1, 2, 3, 4, 5]
@@ -130,22 +106,6 @@ def test_a_run_has_a_bar_of_its_own_also_run_again_by_checkpoint(stream):
         function(1.0)
         function(1.0)
     assert steps_in(stream) == [1, 2] * 4
-
-
-def test_a_bar_made_outside_goes_on_from_call_to_call(stream):
-    bar = all_lines(4, stream)
-
-    @eqx.filter_jit
-    def run(bar, start):
-        def body(carry, step):
-            bar.update(start + step)
-            return carry, None
-
-        jax.lax.scan(body, None, jnp.arange(2))
-
-    run(bar, jnp.array(0))
-    run(bar, jnp.array(2))
-    assert steps_in(stream) == [1, 2, 3, 4]
 
 
 def test_nothing_is_compiled_when_it_is_off(monkeypatch):
@@ -265,7 +225,7 @@ def test_steps_that_come_late_are_not_shown_and_runs_that_never_end_are_closed(s
 def test_close_comes_after_what_the_loop_returns(stream, way):
     def run(x, count):
         bar = loops.progress(None, "solve", kind="lines", interval_s=1e9, stream=stream)
-        x = in_while_loop("checkpointed")(bar, x, count, 9)
+        x = in_while_loop()(bar, x, count, 9)
         bar.close({"x": x, "static": "a"})
         return x
 

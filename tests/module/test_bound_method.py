@@ -56,7 +56,10 @@ def test_a_parameter_named_self_may_be_passed_by_keyword():
         def method(this, self):
             return this.weight, self
 
-    assert Model(1).method(self=2) == (1, 2)
+        def __call__(this, self):
+            return this.weight, self
+
+    assert Model(1).method(self=2) == Model(1)(self=2) == (1, 2)
 
 
 def test_as_an_argument_of_filter_jit_takes_the_fast_path_though_it_is_made_anew(monkeypatch):

@@ -7,7 +7,7 @@ import abc
 import pickle
 import subprocess
 import sys
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 import cloudpickle
 import jax
@@ -47,8 +47,6 @@ def test_a_metaclass_may_stand_on_top_of_that_of_modules(eqx):
 def make_modules() -> dict[str, Any]:
     """Modules of classes that no import finds, by a word for what is special in each."""
 
-    T = TypeVar("T")
-
     class Scale(eqx.Module):
         factor: Any
 
@@ -64,15 +62,6 @@ def make_modules() -> dict[str, Any]:
 
         def __call__(self, x):
             return super().__call__(x) ** self.power + self.shift
-
-    class Overrides(Inherits):
-        shift: float = 5.0
-
-    class Around(eqx.Module, Generic[T]):
-        inner: T
-
-        def __call__(self, x):
-            return self.inner(x)  # pyright: ignore[reportCallIssue]
 
     class Converts(Scale):
         factor: Any = eqx.field(converter=jnp.asarray)
@@ -92,13 +81,6 @@ def make_modules() -> dict[str, Any]:
         def __call__(self, x):
             return x * self.order
 
-    class Jitted(eqx.Module):
-        factor: Any
-
-        @eqx.filter_jit
-        def __call__(self, x):
-            return self.factor * x
-
     class Initialises(Scale):
         def __init__(self, factor):
             self.factor = jnp.asarray(factor)
@@ -117,13 +99,9 @@ def make_modules() -> dict[str, Any]:
             return self.scaled(x)
 
     return {
-        "plain": Scale(jnp.array(2.0)),
         "inherits": Inherits(jnp.array(2.0)),
-        "overrides a default": Overrides(jnp.array(2.0)),
-        "generic": Around[Scale](Scale(jnp.array(2.0))),
         "converter": Converts(jnp.array(2.0)),
         "abstract above": Named("a name"),
-        "jitted": Jitted(jnp.array(2.0)),
         "own init": Initialises(jnp.array(2.0)),
         "mixin": Mixed(jnp.array(2.0)),
         "bound method": Scale(jnp.array(2.0)).twice,

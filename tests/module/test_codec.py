@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import eqxlike
-from eqxlike._module._codec import is_incomplete, make_codec
 
 
 @functools.cache
@@ -110,21 +109,6 @@ def test_leaves_paths_and_equality_of_structures_are_those_of_equinox(plans):
         return named, jtu.tree_structure(one) == jtu.tree_structure(other)
 
     assert found(eqxlike) == found(equinox)
-
-
-def test_a_codec_lists_dynamic_and_static_fields():
-    _, _, Mixed, _ = classes(eqxlike)
-    codec = make_codec(Mixed)
-    assert codec.dynamic_names == ("first", "second", "third")
-    assert codec.static_names == ("name",)
-
-
-def test_only_what_came_from_an_incomplete_instance_is_incomplete():
-    _, _, Mixed, _ = classes(eqxlike)
-    codec = make_codec(Mixed)
-    half_made = object.__new__(Mixed)
-    assert is_incomplete(codec.flatten(half_made)[1])
-    assert not is_incomplete(codec.flatten(Mixed(1, 2, "a", 3))[1])
 
 
 def test_the_file_name_of_generated_code_names_the_class():

@@ -116,19 +116,6 @@ def test_a_default_that_init_never_assigned_is_a_leaf():
     assert jtu.tree_leaves(Model()) == [3, 4]
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs", "expected"),
-    [
-        ((), {}, "missing 1 required positional argument: 'weight'"),
-        ((1, "a", 3), {}, "takes from 2 to 3 positional arguments but 4 were given"),
-        ((1,), {"y": 2}, "got an unexpected keyword argument 'y'"),
-    ],
-)
-def test_wrong_arguments_raise_as_any_function_does(args, kwargs, expected):
-    with pytest.raises(TypeError, match=rf"__init__\(\) {expected}"):
-        Inner(*args, **kwargs)
-
-
 def test_an_init_that_returns_something_is_an_error_that_names_the_class():
     class Model(Module):
         def __init__(self):

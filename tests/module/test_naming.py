@@ -3,7 +3,6 @@
 import concurrent.futures
 import copy
 import inspect
-import pickle
 import re
 import traceback
 from typing import Any
@@ -99,13 +98,6 @@ def test_layers_of_one_form_are_told_apart_inside_a_gradient():
     assert set(names) == forward | {f"transpose({name})" for name in forward}
 
 
-def test_rebuilt_layer_is_found_by_its_form():
-    def run(model, x):
-        return jax.grad(lambda model: model(x))(model)
-
-    assert "jvp(model)/.first" in scopes(run, pair(), ONE)
-
-
 def test_rebuilt_layers_of_one_form_have_the_name_of_their_class():
     def run(layers, x):
         return jax.grad(lambda layers: call_both(layers, x))(layers)
@@ -131,15 +123,6 @@ def test_nothing_is_named_after_a_trace_that_failed():
     assert [str(each.source_info.name_stack) for each in jaxpr.eqns] == [""]
 
 
-def test_program_is_that_without_names():
-    model = pair()
-    with_names = jax.make_jaxpr(eqx.filter_jit(pair()))(ONE).eqns[0].params["jaxpr"].jaxpr
-    without = jax.make_jaxpr(lambda first, second, x: second * (first * x))(
-        model.first.factor, model.second.factor, ONE
-    )
-    assert str(with_names) == str(without.jaxpr)
-
-
 def test_call_of_a_class_is_the_function_that_was_written():
     found = vars(Scale)["__call__"]
     assert Scale.__call__ is found.__wrapped__
@@ -159,14 +142,6 @@ def test_signature_stays_inside_a_trace_and_outside():
     eqx.filter_jit(look)(scale())
     assert str(outside) == "(x, *, power=1)"
     assert inside == [outside] * 3
-
-
-def test_model_that_was_traced_is_as_before():
-    model = pair()
-    before = jtu.tree_structure(model)
-    eqx.filter_jit(model).lower(ONE)
-    assert jtu.tree_structure(model) == before
-    assert jtu.tree_structure(pickle.loads(pickle.dumps(model))) == before
 
 
 class Broken(eqx.Module):

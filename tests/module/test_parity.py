@@ -16,9 +16,6 @@ from tests.module.programs import (  # noqa: F401  They fill the registry.
     methods,
     mistakes,
     replaced,
-    sources,
-    trees,
-    typed,
     wrapping,
 )
 from tests.module.programs.registry import PROGRAMS

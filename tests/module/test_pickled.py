@@ -117,12 +117,10 @@ MODULE = Scale(jnp.array(3.0))
 
 TRANSFORMED = {
     "module": eqxlike.filter_jit(MODULE),
-    "layer": eqxlike.filter_checkpoint(eqxlike.nn.Identity()),
     "function": eqxlike.filter_jit(eqxlike.filter_grad(square)),
     "method": eqxlike.filter_jit(MODULE.method),
     "method that is jitted": eqxlike.filter_grad(MODULE.jitted),
     "method that is differentiated": MODULE.gradient,
-    "call": eqxlike.filter_jit(MODULE.__call__),
     "functools.partial": eqxlike.filter_vmap(
         functools.partial(scaled, jnp.array(3.0)), in_axes=None, axis_size=2
     ),

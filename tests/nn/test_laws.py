@@ -1,13 +1,11 @@
-"""Laws that hold for every layer: for each configuration in `cases/`.
+"""Laws that hold for every layer: for each configuration in `cases.py`.
 
 One compiled program for each configuration holds most of the laws.
 """
 
 import functools
-import importlib
 import io
 import operator
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +16,7 @@ import pytest
 import eqxlike as eqx
 from eqxlike import nn
 from tests.nn.arrays import filled
-
-FAMILIES = sorted(path.stem for path in (pathlib.Path(__file__).parent / "cases").glob("*.py"))
-CASES = {
-    name: case
-    for family in FAMILIES
-    for name, case in importlib.import_module(f"tests.nn.cases.{family}").CASES.items()
-}
+from tests.nn.cases import CASES
 
 
 @pytest.fixture(params=CASES)

@@ -82,7 +82,6 @@ def test_elementwise_affine_is_the_old_name_of_both_flags():
             r"groups=2 divides, got shape \(5, 2\)",
         ),
         (lambda: nn.LayerNorm(4)(jnp.ones((5, 7))), r"LayerNorm .* \(.*4.*\), got shape \(5,"),
-        (lambda: nn.RMSNorm(4)(jnp.ones((5, 7))), r"RMSNorm .* \(.*4.*\), got shape \(5,"),
         (lambda: nn.GroupNorm(2, 4)(jnp.ones((5, 7))), r"GroupNorm .* \(.*4.*\), got shape \(5,"),
     ],
 )
@@ -121,14 +120,6 @@ def test_weight_norm_computes_at_first_what_the_layer_did(getkey):
         np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_length_of_the_weight_changes_nothing(getkey):
-    norm = nn.WeightNorm(nn.Linear(3, 4, key=getkey()))
-    scaled = eqx.tree_at(lambda norm: norm.layer.weight, norm, 3 * norm.layer.weight)
-    x = normal(getkey(), (3,))
-    outputs = filter_jit(lambda scaled, norm: (scaled(x), norm(x)))(scaled, norm)
-    np.testing.assert_allclose(*outputs, rtol=1e-5)
-
-
 def test_weight_norm_past_the_range_of_float16_is_no_trouble(getkey):
     linear = nn.Linear(300, 2, use_bias=False, dtype=jnp.float16, key=getkey())
     linear = eqx.tree_at(lambda linear: linear.weight, linear, jnp.full((2, 300), 100, jnp.float16))
@@ -136,39 +127,16 @@ def test_weight_norm_past_the_range_of_float16_is_no_trouble(getkey):
     np.testing.assert_allclose(norm(jnp.full(300, 0.01, jnp.float16)), [300, 300], rtol=2e-3)
 
 
-def test_vmapped_layers_are_normalised_each_by_itself(getkey):
-    norms = eqx.filter_vmap(lambda key: nn.WeightNorm(nn.Linear(3, 4, key=key)))(
-        jr.split(getkey(), 2)
-    )
-    x = normal(getkey(), (3,))
-    call = eqx.filter_vmap(lambda layer: layer(x))
-    out, expected = eqx.filter_jit(lambda norms: (call(norms), call(norms.layer)))(norms)
-    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-6)
-
-
-def make_spectral(library, layer, **options):
-    return library.nn.make_with_state(library.nn.SpectralNorm)(
-        layer(library), "weight", **options, key=jr.key(1)
-    )
-
-
-SPECTRAL = {
-    "Conv2d": (
-        lambda library: library.nn.Conv2d(2, 3, 2, key=jr.key(0)),
-        (2, 3, 3),
-        {"num_power_iterations": 3},
-    ),
-}
-
-
-@pytest.mark.parametrize(("layer", "shape", "options"), SPECTRAL.values(), ids=SPECTRAL)
-def test_spectral_norm_computes_what_it_does_in_equinox(layer, shape, options, getkey):
+def test_spectral_norm_computes_what_it_does_in_equinox(getkey):
     ours, theirs = map(dataclasses.fields, (nn.SpectralNorm, equinox.nn.SpectralNorm))
     assert [each.name for each in ours] == [each.name for each in theirs]
-    x = normal(getkey(), shape)
+    x = normal(getkey(), (2, 3, 3))
     results = []
     for library in (eqx, equinox):
-        norm, state = make_spectral(library, layer, **options)
+        conv = library.nn.Conv2d(2, 3, 2, key=jr.key(0))
+        norm, state = library.nn.make_with_state(library.nn.SpectralNorm)(
+            conv, "weight", num_power_iterations=3, key=jr.key(1)
+        )
 
         def steps(x, state, norm=norm):
             outputs = []
@@ -183,23 +151,14 @@ def test_spectral_norm_computes_what_it_does_in_equinox(layer, shape, options, g
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_weight_is_divided_by_its_largest_singular_value(getkey):
-    linear = nn.Linear(5, 4, use_bias=False, key=getkey())
-    norm, state = nn.make_with_state(nn.SpectralNorm)(
-        linear, "weight", num_power_iterations=100, key=getkey()
-    )
-    x = normal(getkey(), (5,))
-    weight = np.asarray(linear.weight)
-    expected = weight @ np.asarray(x) / np.linalg.norm(weight, 2)
-    np.testing.assert_allclose(norm(x, state)[0], expected, rtol=1e-4)
-
-
 def test_gradient_takes_the_singular_vectors_as_constants(getkey):
     linear = nn.Linear(5, 4, use_bias=False, key=getkey())
     norm, state = nn.make_with_state(nn.SpectralNorm)(linear, "weight", key=getkey())
     norm = nn.inference_mode(norm)
     x = normal(getkey(), (5,))
     u, v = state.get(norm.uv_index)
+    # Inference leaves the state alone.
+    assert all(map(operator.is_, norm(x, state)[1].get(norm.uv_index), (u, v)))
 
     def by_hand(weight):
         return jnp.sum((weight / (u @ weight @ v)) @ x)
@@ -210,15 +169,6 @@ def test_gradient_takes_the_singular_vectors_as_constants(getkey):
         return gradient.layer.weight, jax.grad(by_hand)(weight)
 
     np.testing.assert_allclose(*gradients(norm, linear.weight), rtol=1e-4, atol=1e-6)
-
-
-def test_inference_leaves_the_state_alone(getkey):
-    norm, state = make_spectral(
-        eqx, lambda library: library.nn.Linear(3, 4, key=jr.key(0)), inference=True
-    )
-    before = jax.tree.leaves(state)
-    _, state = norm(jnp.ones(3), state)
-    assert all(map(operator.is_, jax.tree.leaves(state), before))
 
 
 def test_weight_of_zeros_leaves_the_state_finite(getkey):
@@ -237,7 +187,6 @@ def test_weight_of_zeros_leaves_the_state_finite(getkey):
             ValueError,
             "Linear.use_bias to be an array, got bool",
         ),
-        (lambda linear: nn.WeightNorm(linear, "kernel"), AttributeError, "kernel"),
         (
             lambda linear: nn.WeightNorm(linear, axis=2),
             ValueError,
@@ -252,11 +201,6 @@ def test_weight_of_zeros_leaves_the_state_finite(getkey):
             lambda linear: nn.SpectralNorm(linear, "use_bias", key=jr.key(0)),
             ValueError,
             "Linear.use_bias .* got bool",
-        ),
-        (
-            lambda linear: nn.SpectralNorm(linear, "kernel", key=jr.key(0)),
-            AttributeError,
-            "kernel",
         ),
         (
             lambda linear: nn.SpectralNorm(linear, "weight", -1, key=jr.key(0)),

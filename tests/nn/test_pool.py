@@ -1,5 +1,4 @@
 import dataclasses
-import io
 import math
 
 import equinox
@@ -49,37 +48,15 @@ def assert_same_outputs(pairs, xs):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("AvgPool1d", jnp.bfloat16), ("AvgPool1d", jnp.int32), ("MaxPool1d", jnp.int32)],
-)
-def test_dtype_of_output_is_that_of_equinox(name, dtype):
-    x = jnp.array([[1, 0, 3, 2]], dtype)
-    layers = [getattr(module, name)(2, padding=1) for module in (nn, equinox.nn)]
-    ours, theirs = eqx.filter_jit(lambda x: [layer(x) for layer in layers])(x)
-    assert ours.dtype == theirs.dtype
-    np.testing.assert_array_equal(ours, theirs)
-
-
-def test_file_is_read_by_equinox_and_back():
-    there, here = equinox.nn.Pool(2, lax.add, 1, 2), nn.Pool(0, lax.add, 1, 2)
-    written, back = io.BytesIO(), io.BytesIO()
-    equinox.tree_serialise_leaves(written, there)
-    written.seek(0)
-    here = eqx.tree_deserialise_leaves(written, here)
-    assert here.init == 2
-    eqx.tree_serialise_leaves(back, here)
-    assert back.getvalue() == written.getvalue()
-
-
 def test_average_is_summed_in_a_dtype_that_holds_it():
-    assert nn.AvgPool1d(1000)(jnp.ones((1, 1000), jnp.bfloat16)).tolist() == [[1]]
+    half = nn.AvgPool1d(1000)(jnp.ones((1, 1000), jnp.bfloat16))
+    assert (half.dtype, half.tolist()) == (jnp.bfloat16, [[1]])
     assert nn.AvgPool1d(2)(jnp.array([[True, False, False]])).tolist() == [[0.5, 0]]
-
-
-def test_average_of_small_integers_does_not_overflow():
     small = jnp.full((1, 4), 255, jnp.uint8)
     assert nn.AvgPool1d(4)(small).tolist() == nn.AdaptiveAvgPool1d(1)(small).tolist() == [[255]]
+    assert nn.AvgPool1d(4)(small).dtype == jnp.float32
+    whole = nn.MaxPool1d(2, padding=1)(jnp.array([[1, 0, 3, 2]]))
+    assert (whole.dtype, whole.tolist()) == (jnp.int32, [[1, 1, 3, 3, 2]])
 
 
 def test_padding_is_of_words_or_negative_and_may_be_left_out_of_the_average():
@@ -119,17 +96,6 @@ def test_an_initial_value_that_is_an_array_can_be_differentiated_under_jit():
 def test_a_number_takes_the_dtype_of_the_input():
     squares = nn.Pool(0, lambda total, x: total + x * x, 1, 2)
     assert squares(jnp.array([[1.0, 2.0, 3.0]])).tolist() == [[5, 13]]
-
-
-@pytest.mark.parametrize("name", ["AvgPool2d", "MaxPool2d"])
-def test_jaxpr_is_one_reduction_with_the_channels_last(name):
-    jaxpr = jax.make_jaxpr(getattr(nn, name)(3, 2, 1))(jnp.ones((2, 6, 6)))
-    equations = {each.primitive.name: each for each in jaxpr.eqns}
-    average = ["transpose", "reduce_window_sum", "transpose", "div"]
-    maximum = ["transpose", "reduce_window_max", "transpose"]
-    expected = {"AvgPool2d": average, "MaxPool2d": maximum}[name]
-    assert [each.primitive.name for each in jaxpr.eqns] == expected
-    assert equations[expected[1]].params["window_dimensions"] == (3, 3, 1)
 
 
 def test_empty_batch_gives_an_empty_batch():
@@ -222,19 +188,11 @@ def test_adaptive_windows_are_disjoint_and_the_first_longer_unless_they_overlap(
     assert nn.AdaptiveAvgPool2d([2, 3]).target_shape == (2, 3)
 
 
-def test_an_array_in_the_operation_is_trained():
-    class Weighted(eqx.Module):
-        weight: jax.Array
-
-        def __call__(self, window):
-            return self.weight @ window
-
-    pool = nn.AdaptivePool(2, 1, Weighted(jnp.ones(2)))
-    gradient = eqx.filter_grad(lambda pool: jnp.sum(pool(jnp.array([[1.0, 2.0, 3.0, 4.0]]))))
-    assert gradient(pool).operation.weight.tolist() == [4, 6]
-
-
-def test_jaxpr_moves_no_axis():
+def test_jaxpr_is_one_reduction_with_the_channels_last_or_moves_no_axis():
+    jaxpr = jax.make_jaxpr(nn.MaxPool2d(3, 2, 1))(jnp.ones((2, 6, 6)))
+    names = [equation.primitive.name for equation in jaxpr.eqns]
+    assert names == ["transpose", "reduce_window_max", "transpose"]
+    assert jaxpr.eqns[1].params["window_dimensions"] == (3, 3, 1)
     jaxpr = jax.make_jaxpr(nn.AdaptiveMaxPool2d(2))(jnp.ones((3, 4, 7)))
     names = {equation.primitive.name for equation in jaxpr.eqns}
     assert names == {"slice", "reshape", "reduce_max", "concatenate"}

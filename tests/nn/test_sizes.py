@@ -145,7 +145,6 @@ def test_sizes_by_axis_may_be_an_array():
     ("make", "number"),
     [
         (lambda eps: nn.LayerNorm(3, eps), 0.5),
-        (lambda eps: nn.RMSNorm(3, eps), 0.5),
         (lambda eps: nn.GroupNorm(1, 3, eps), 0.5),
         (lambda eps: nn.BatchNorm(3, eps=eps, momentum=eps, **NORM), 0.5),
         (lambda theta: nn.RotaryPositionalEmbedding(4, theta), 100.0),

@@ -1,8 +1,6 @@
 import copy
-import io
 import pickle
 
-import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,68 +40,22 @@ def values(state):
     return [leaf.tolist() for leaf in jax.tree.leaves(state)]
 
 
-def differences_to_the_mean(library):
-    """Output and state of a small program after three steps."""
-
-    class Mean(library.nn.StatefulLayer):
-        index: library.nn.StateIndex
-
-        def __init__(self, size):
-            self.index = library.nn.StateIndex((jnp.zeros(size), jnp.zeros(())))
-
-        def __call__(self, x, state, *, key=None):
-            total, count = state.get(self.index)
-            total, count = total + x, count + 1
-            return x - total / count, state.set(self.index, (total, count))
-
-    model, state = library.nn.make_with_state(
-        lambda: library.nn.Sequential([Mean(2), library.nn.Lambda(jnp.sin), Mean(2)])
-    )()
-    for step in range(3):
-        x, state = library.filter_jit(model)(jnp.array([step, 1.0]), state)
-    return [x, *jax.tree.leaves(state)]
-
-
-def test_program_with_state_computes_what_it_does_in_equinox():
-    ours, theirs = map(differences_to_the_mean, (eqx, equinox))
-    assert len(ours) == 5
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_file_of_a_state_is_that_of_equinox():
-    files = io.BytesIO(), io.BytesIO()
-    for library, file in zip((equinox, eqx), files, strict=True):
-        make = library.nn.make_with_state(library.nn.BatchNorm)
-        library.tree_serialise_leaves(file, make(3, "batch", mode="batch")[1])
-    # Their counter is weak in type, which a file does not say.
-    assert files[0].getvalue() == files[1].getvalue()
-
-
-def test_state_comes_back_from_a_file():
-    model, state = pair()
-    _, state = model(0, state)
-    file = io.BytesIO()
-    eqx.tree_serialise_leaves(file, state)
-    file.seek(0)
-    assert eqx.tree_deserialise_leaves(file, pair()[1]) == state
-
-
 def test_each_place_in_a_model_has_a_value_of_its_own():
     counter = Counter()
     model, state = nn.make_with_state(Pair)(counter, counter)
+    assert jax.tree.leaves(model) == []
     _, state = model.first(0, state)
     assert (state.get(model.first.index), state.get(model.second.index)) == (1, 0)
+    # Without a path each index has a name of its own, which its copy keeps.
+    one, other = Counter(), Counter()
+    _, state = one(0, nn.State([one, other]))
+    assert (state.get(copy.deepcopy(one).index), state.get(other.index)) == (1, 0)
 
 
 def test_state_and_index_name_the_path_in_the_model():
     model, state = pair()
     assert repr(state) == "State(Pair.first.index=i32[], Pair.second.index=i32[])"
     assert repr(model.first.index) == "StateIndex(marker='Pair.first.index', init=DeletedValue())"
-
-
-def test_model_has_no_arrays_of_state_in_it():
-    assert jax.tree.leaves(pair()[0]) == []
 
 
 def test_models_made_alike_share_a_compiled_function():
@@ -122,27 +74,12 @@ def test_models_made_alike_share_a_compiled_function():
     assert (x, values(state)) == (16, [3, 13])
 
 
-def test_layers_with_one_initial_value_are_not_mistaken_for_each_other():
-    one, other = Counter(), Counter()
-    state = nn.State([one, other])
-    _, state = one(0, state)
-    assert (state.get(one.index), state.get(other.index)) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    "make_copy", [copy.copy, copy.deepcopy, lambda s: jax.tree.map(jnp.copy, s)]
-)
+@pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy])
 def test_copy_outlives_the_state(make_copy):
     model, state = pair()
     kept = make_copy(state)
     _, state = model(0, state)
     assert (values(kept), values(state)) == ([0, 10], [1, 11])
-
-
-def test_deep_copy_of_a_model_finds_its_values():
-    counter = Counter()
-    state = nn.State(counter)
-    assert state.get(copy.deepcopy(counter).index) == 0
 
 
 def test_model_and_state_come_through_pickle():
@@ -157,9 +94,7 @@ USES = {
     "substate": lambda state, index: state.substate(index),
     "update": lambda state, index: state.update(nn.State(())),
     "leaves": lambda state, index: jax.tree.leaves(state),
-    "equality": lambda state, index: state == state,
     "jit": lambda state, index: eqx.filter_jit(lambda state: 0)(state),
-    "jit, raw": lambda state, index: jax.jit(lambda state: 0)(state),
     "update of another": lambda state, index: nn.State(Counter()).update(state),
 }
 
@@ -198,17 +133,6 @@ def test_attribute_that_does_not_exist_is_an_attribute_error():
         nn.State(()).values  # noqa: B018
 
 
-def test_loop_carries_the_state():
-    model, state = pair()
-
-    def body(state, x):
-        y, state = model(x, state)
-        return state, y
-
-    state, ys = jax.lax.scan(body, state, jnp.arange(3))
-    assert (ys.tolist(), values(state)) == ([12, 15, 18], [3, 13])
-
-
 def test_initial_values_weak_in_type_become_strong():
     state = nn.State([nn.StateIndex(1), nn.StateIndex(jnp.asarray(2.0))])
     assert [leaf.weak_type for leaf in jax.tree.leaves(state)] == [False, False]
@@ -221,37 +145,6 @@ def test_python_number_takes_on_the_dtype(value):
     assert (new.dtype, new.weak_type, int(new)) == (jnp.int32, False, 3)
 
 
-def test_ensemble_has_its_states_stacked():
-    def make(start):
-        return Pair(Counter(start), Counter(start))
-
-    models, states = eqx.filter_vmap(nn.make_with_state(make))(jnp.arange(3))
-    ys, states = eqx.filter_vmap(lambda model, state: model(0, state))(models, states)
-    assert ys.tolist() == [2, 4, 6]
-    assert states.get(models.first.index).tolist() == [1, 2, 3]
-
-
-def test_ensemble_inside_of_a_model_is_mapped_over_its_substate():
-    class Ensemble(eqx.Module):
-        members: Counter
-        last: Counter
-
-        def __init__(self):
-            self.members = eqx.filter_vmap(Counter)(jnp.arange(3))
-            self.last = Counter()
-
-        def __call__(self, x, state):
-            substate = state.substate(self.members)
-            xs, substate = eqx.filter_vmap(lambda member, state: member(x, state))(
-                self.members, substate
-            )
-            return self.last(jnp.sum(xs), state.update(substate))
-
-    model, state = nn.make_with_state(Ensemble)()
-    y, state = eqx.filter_jit(model)(0, state)
-    assert (y, values(state)) == (7, [[1, 2, 3], 1])
-
-
 def test_update_makes_the_old_state_and_substate_keeps_it():
     model, state = pair()
     substate = state.substate(model.second)
@@ -262,22 +155,8 @@ def test_update_makes_the_old_state_and_substate_keeps_it():
         state.get(model.first.index)
 
 
-def test_gradient_flows_through_the_state():
-    index = nn.StateIndex(jnp.zeros(()))
-
-    def loss(x):
-        state = nn.State(index).set(index, 3 * x)
-        return state.get(index) ** 2
-
-    assert jax.grad(loss)(1.0) == 18
-
-
-def test_state_of_a_model_without_state_is_empty():
-    _, state = nn.make_with_state(nn.Identity)()
-    assert (repr(state), jax.tree.leaves(state)) == ("State()", [])
-
-
 def test_make_with_state_passes_arguments_and_looks_like_what_it_makes():
+    assert repr(nn.make_with_state(nn.Identity)()[1]) == "State()"
     make = nn.make_with_state(Counter)
     assert make(start=3)[1] == make(3)[1]
     assert make.__name__ == "Counter"
@@ -291,14 +170,9 @@ ERRORS = {
         r"at mean keeps .*: the old value is .* \(2,\) .*, and the new value is .* \(3,\) and",
     ),
     "value of another dtype": (
-        lambda state: state.set(INDEX, jnp.zeros(2, int)),
+        lambda state: state.set(INDEX, jnp.zeros(2, jnp.float16)),
         ValueError,
-        r"the old value is .* dtype float32, and the new value is .* dtype int32\.",
-    ),
-    "value of another structure": (
-        lambda state: state.set(INDEX, [jnp.zeros(2)]),
-        ValueError,
-        r"the old value is an array .*, and the new value is a list of length 1\.",
+        r"the old value is .* dtype float32, and the new value is .* dtype float16\.",
     ),
     "value that is no array": (
         lambda state: state.set(INDEX, "a"),
@@ -311,16 +185,10 @@ ERRORS = {
         "StateIndex sum is not in this State, which has mean",
     ),
     "no index": (lambda state: state.get("mean"), ValueError, "by a StateIndex, got str"),
-    "substate of another model": (lambda state: state.substate(OTHER), KeyError, "sum is not in"),
     "update with another state": (
         lambda state: state.update(nn.State(OTHER)),
         ValueError,
         "which has mean; got one that has sum too",
-    ),
-    "update with another shape": (
-        lambda state: state.update(nn.State(nn.StateIndex(jnp.zeros(3), marker="mean"))),
-        ValueError,
-        r"at mean keeps .*: the old value is .* \(2,\) .*, and the new value is .* \(3,\) and",
     ),
     "update with no state": (lambda state: state.update(3), ValueError, "a State, .* got int"),
     "initial values taken out": (

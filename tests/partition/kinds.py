@@ -5,8 +5,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import equinox
-import flax.struct
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -86,37 +84,6 @@ class OwnGetattribute(WithList):
         return 10 * value if name == "scale" else value
 
 
-class OwnGetattr(WithList):
-    def __getattr__(self, name):
-        if name == "double":
-            return 2 * self.scale
-        raise AttributeError(name)
-
-    def read(self):
-        return self.double, self.items[0], str(len(self.items))
-
-
-class OverProperty(WithList):
-    @property
-    def scale(self):
-        return 10 * vars(self)["scale"]
-
-    @scale.setter
-    def scale(self, value):
-        vars(self)["scale"] = value
-
-
-class Default:
-    """Stands in the class where an instance stores nothing."""
-
-    def __get__(self, instance, owner=None):
-        return 3
-
-
-class OverDefault(WithList):
-    scale = Default()  # pyright: ignore
-
-
 class Wraps(Module):
     items: list
 
@@ -158,9 +125,6 @@ MODULES = {
     "module-of-statics": Kind(lambda: [Box(each, mode=each) for each in (1, 1.0, True)]),
     "module-with-list": Kind(twice(WithList), WithList.read, WithList.append),
     "module-own-getattribute": Kind(twice(OwnGetattribute), WithList.read, WithList.append),
-    "module-own-getattr": Kind(twice(OwnGetattr), OwnGetattr.read, WithList.append),
-    "module-property-over-field": Kind(twice(OverProperty), WithList.read, WithList.append),
-    "module-default-over-field": Kind(twice(OverDefault), WithList.read, WithList.append),
     "module-with-metadata": Kind(twice(wrapping), Wraps.read),
     "module-with-missing-fields": Kind(twice(Filled), Filled.read),
     "bound-method": Kind(twice(lambda n: WithList(n).read), lambda method: method()),
@@ -175,16 +139,6 @@ class OwnIter(Point):
 
     def __iter__(self):
         return iter((self.y, self.x))
-
-
-class OwnItems(Point):
-    __slots__ = ()
-
-    def __getitem__(self, index):
-        return Point.__getitem__(self, 1 - index)
-
-    def __len__(self):
-        return 1
 
 
 class OwnNew(Point):
@@ -232,22 +186,10 @@ TUPLES = {
         for name, cls in {
             "namedtuple-subclass": WithAttribute,
             "namedtuple-own-iter": OwnIter,
-            "namedtuple-own-items": OwnItems,
             "namedtuple-own-new": OwnNew,
         }.items()
     },
 }
-
-
-class RegisteredDict(dict):
-    """Registered with JAX: its keys in the order of insertion."""
-
-
-jtu.register_pytree_node(
-    RegisteredDict,
-    lambda value: (tuple(value.values()), tuple(value)),
-    lambda keys, values: RegisteredDict(zip(keys, values, strict=True)),
-)
 
 
 def mutate_list(value):
@@ -270,7 +212,6 @@ CONTAINERS = {
     "dict": Kind(reordered(dict), mutate=mutate_dict),
     "dict-of-numbers": Kind(lambda: [{1: array(1), 2: "a"}, {1.0: array(2), 2.0: "a"}]),
     "dict-empty": Kind(lambda: [{}, {}]),
-    "dict-subclass-registered": Kind(reordered(RegisteredDict), mutate=mutate_dict),
     "ordered-dict": Kind(reordered(collections.OrderedDict), mutate=mutate_dict),
     "default-dict": Kind(
         lambda: [collections.defaultdict(kind, a=array(1)) for kind in (int, list)],
@@ -278,12 +219,6 @@ CONTAINERS = {
         mutate_dict,
     ),
 }
-
-
-@flax.struct.dataclass
-class Struct:
-    content: Any
-    mode: Any = flax.struct.field(pytree_node=False, default="a")
 
 
 class Foreign:
@@ -294,31 +229,16 @@ class Foreign:
         self.mode = mode
 
 
-jtu.register_pytree_node(
-    Foreign,
-    lambda value: ((value.content,), value.mode),
-    lambda mode, children: Foreign(*children, mode),
-)
+class OtherForeign(Foreign):
+    """Flattened to the same children and aux data."""
 
 
-class ForeignWithList:
-    """A node that makes its aux data of what may change."""
-
-    def __init__(self, content, modes):
-        self.content = content
-        self.modes = modes
-
-
-jtu.register_pytree_node(
-    ForeignWithList,
-    lambda value: ((value.content,), tuple(value.modes)),
-    lambda modes, children: ForeignWithList(children[0], list(modes)),
-)
-
-
-class EquinoxBox(equinox.Module):
-    content: Any
-    mode: Any = equinox.field(static=True, default="a")
+for cls in (Foreign, OtherForeign):
+    jtu.register_pytree_node(
+        cls,
+        lambda value: ((value.content,), value.mode),
+        lambda mode, children, cls=cls: cls(*children, mode),
+    )
 
 
 read_content = read_fields("content", "mode")
@@ -344,26 +264,23 @@ def set_inner_mode(value):
 def nested(number):
     """Nodes of others and Modules of ours in turn."""
     inner = Foreign(Box([array(number), number]), f"mode{number}")
-    return Foreign(Box(Struct(inner, mode=("b", number))))
+    return Foreign(Box(Foreign(inner, mode=("b", number))))
 
 
 FOREIGN = {
-    "flax-struct": Kind(twice(lambda n: Struct(array(n), f"mode{n}")), read_content),
-    "flax-struct-equal-modes": Kind(
-        lambda: [Struct(array(1), mode) for mode in (1, 1.0, True)], read_content
+    "foreign-of-two-classes": Kind(
+        lambda: [cls(array(1)) for cls in (Foreign, OtherForeign)],
+        lambda value: (read_content(value), type(value).__name__),
+    ),
+    "foreign-equal-modes": Kind(
+        lambda: [Foreign(array(1), mode) for mode in (1, 1.0, True)], read_content
     ),
     "foreign": Kind(twice(lambda n: Foreign(array(n), f"mode{n}")), read_content, set_mode),
-    "foreign-with-list": Kind(
-        twice(lambda n: ForeignWithList(array(n), [n])),
-        read_fields("content", "modes"),
-        lambda value: value.modes.append("more"),
-    ),
     "foreign-of-modules": Kind(twice(nested), read_boxes, set_inner_mode),
     "jax-partial": Kind(
         lambda: [jtu.Partial(jnp.add, array(1)), jtu.Partial(jnp.subtract, array(1))],
         lambda partial: partial(1.0),
     ),
-    "equinox-module": Kind(twice(lambda n: EquinoxBox((array(n), n), n)), read_boxes),
 }
 
 

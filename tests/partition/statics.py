@@ -15,7 +15,6 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 
 from eqxlike import Module, field
 
@@ -106,6 +105,10 @@ class Named:
 
     def get(self):
         return self.name
+
+
+class InheritedNamed(Named):
+    """Equal to a `Named`."""
 
 
 class Point(collections.namedtuple("Point", ["x"])):
@@ -201,27 +204,32 @@ def make_text():
 # In each row every value is told apart from all others.
 TOLD_APART = {
     "ones": [1, True, 1.0, 1 + 0j, "1", b"1", Rank.FIRST, Options.FAST, (1,), [*range(1)].count],
+    "words": ["a", Word.A, Named("a"), pathlib.PurePath("a"), ..., jax.P("x"), jax.P("y")],
     "zeros": [0, False, 0.0, -0.0, 0j, -0j, complex(0.0, -0.0), "", b"", (), frozenset(), None],
     "infinities": [math.inf, -math.inf, math.nan, -math.nan, complex(math.nan, 1), 2.0**1023],
     "numpy-numbers": [(np.int32(1),), (np.int64(1),), (np.float64(0.0),), (np.float64(-0.0),)],
-    "strings": ["a", b"a", Word.A, ("a",), Named("a"), pathlib.PurePath("a"), Ellipsis],
-    "enums": [Colour.RED, Colour.GREEN, Options.FAST, Options.FAST | Options.EXACT],
     "tuples": [(1,), (True,), (1.0,), (1, 1), ((1,),), ((True,),), Point(1), Size((1,))],
-    "zeros-in-tuples": [(0.0,), (-0.0,), ((0.0,),), ((-0.0,),), Point(0.0), Point(-0.0)],
+    "zeros-in-tuples": [(0.0,), (-0.0,), Point(0.0), Point(-0.0), Number(0.0), Number(-0.0)],
     "long-tuples": [
         *((number,) * 40 for number in (1, True, 1.0, "1", None, (1,), (True,), 0.0, -0.0)),
         *((*[0] * 31, number) for number in (1, True, math.nan, -math.nan, 0.0, -0.0, 1j)),
         Size((1,) * 40),
     ],
     "frozensets": [frozenset({1}), frozenset({1.0}), frozenset({True}), frozenset({(1,)})],
-    "subclasses-of-numbers": [Number(0.0), Number(-0.0), 0.0, labelled(Number(0.0), 1)],
     "attributes-of-tuples": [labelled(Size((1,)), 1), labelled(Size((1,)), True), Size((1,))],
     "dataclasses": [Config(1), Config(True), Config(1.0), InheritedConfig(1), InheritedConfig(1.0)],
     "dataclasses-that-may-change": [Settings(1), Settings(True), Settings(Settings(1.0))],
     "dataclasses-with-lists": [Listed([1]), Listed([True]), Listed([1.0]), Listed([1, 1])],
     "dataclasses-with-dicts": [Listed({"a": 1}), Listed({"a": True}), Listed({"b": 1})],  # pyright: ignore
     "dataclasses-with-their-own-equality": [ByNote(1, "a"), ByNote(1, "b")],
-    "own-equality": [Named("a"), Named("b"), Named(1), Named(True), Named((1.0,))],
+    "own-equality": [
+        Named("a"),
+        InheritedNamed("a"),
+        Named("b"),
+        Named(1),
+        Named(True),
+        Named((1.0,)),
+    ],
     "own-equality-of-numpy-numbers": [Named(np.int8(1)), Named(np.int16(1)), Named(1)],
     "modules": [Static(1), Static(True), Static(1.0), Static(None, 1), Static(None, True)],
     "partials": [
@@ -237,18 +245,9 @@ TOLD_APART = {
     ],
     "functions": [power, negative, lambda: 1, lambda: 1, JITTED, jax.jit(negative), len, max],
     "methods": [HOLDER.get, Holder(1).get, Config(1).get, Config(True).get, Unhashable(1).get],
-    "builtin-methods": [
-        TABLE.get,
-        TABLE.pop,
-        {"a": 1}.get,
-        [1].pop,
-        [1].pop,
-        str.maketrans,
-        bytes.maketrans,
-    ],
+    "builtin-methods": [TABLE.get, TABLE.pop, {"a": 1}.get, [1].pop, [1].pop, str.maketrans],
     "objects": [HOLDER, Holder(1), Holder(1.0), EqualHolder(1), EqualHolder(1), Slotted(1)],
     "slices-and-ranges": [slice(0, 1), slice(0, 1.0), range(0), range(2, 2), range(1), range(2)],
-    "types": [int, bool, np.float32, jnp.float32, Config],
     "dtypes": [np.dtype("float32"), np.dtype("int32"), np.dtype(">f4"), jnp.dtype("bfloat16")],
     "decimals": [decimal.Decimal("1.0"), decimal.Decimal("1.00"), fractions.Fraction(1), 1],
     "times": [
@@ -259,28 +258,21 @@ TOLD_APART = {
         datetime.date(2020, 1, 1),
         datetime.timedelta(1),
     ],
-    "partition-specs": [jax.P("x"), jax.P("y"), jax.P("x", None)],
 }
 
 # Python makes these values again; nothing tells one from another.
 INTERCHANGEABLE = {
-    "int": lambda: int("1" * 30),
-    "float": lambda: float("1.5"),
     "zero": lambda: float("0.0"),
     "nan": lambda: float("nan"),
     "complex-nan": lambda: complex(float("nan"), 1.0),
     "numpy-nan": lambda: (np.float64("nan"),),
     "nan-in-subclass-of-float": lambda: Number("nan"),
-    "str": make_text,
-    "bytes": lambda: bytes([1, 2, 3]),
     "tuple": lambda: (1, make_text(), (float("nan"),)),
     "long-tuple": lambda: (*(float(i) for i in range(40)), float("nan"), make_text()),
     "namedtuple": lambda: Point(make_text()),
     "frozenset": lambda: frozenset({make_text(), 1.0}),
-    "enum": lambda: Colour["RED"],
     "composite-flag": lambda: Options.FAST | Options.EXACT,
     "dataclass": lambda: Config(make_text(), note=object()),
-    "subclass-of-dataclass": lambda: InheritedConfig(make_text()),
     "dataclass-with-list": lambda: Listed([make_text(), float("nan"), [1]]),
     "dataclass-with-its-own-equality": lambda: ByNote(object(), make_text()),
     "own-equality": lambda: Named(make_text()),
@@ -291,18 +283,13 @@ INTERCHANGEABLE = {
     "slice": lambda: slice(0, int("1000000")),
     "range": lambda: range(int("1000000")),
     "module": lambda: Static(make_text(), int("1000000")),
-    "dtype": lambda: np.dtype("float32").newbyteorder("="),
-    "partition-spec": lambda: jax.P("x", None),
     "path": lambda: pathlib.PurePath(make_text()),
-    "decimal": lambda: decimal.Decimal("1.0"),
     "datetime": lambda: datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),
 }
 
 # Itself and nothing else, whatever it holds: what changes it in place is not seen.
 BY_IDENTITY = {
     "attribute": (lambda: Holder(1), lambda it: set_value(it, 2)),
-    "list": (lambda: Holder([1]), lambda it: it.value.append(2)),
-    "function": (lambda: lambda: 1, lambda it: labelled(it, "a")),
     "method": (lambda: Holder(1).get, lambda it: set_value(it.__self__, 2)),
     "method-of-unhashable": (lambda: Unhashable([1]).get, lambda it: set_value(it.__self__, 2)),
     "builtin-method-of-dict": (lambda: {"a": 1}.get, lambda it: it.__self__.update(a=2)),
@@ -320,35 +307,21 @@ def in_partial(make, edit):
 CHANGING = {
     "list-in-partial": in_partial(lambda: [1], lambda it: it.append(2)),
     "list-in-partial-to-equal": in_partial(lambda: [1], lambda it: it.__setitem__(0, True)),
-    "nested-list-in-partial": in_partial(lambda: ({"a": [1]},), lambda it: it[0]["a"].append(2)),
     "set-in-partial": in_partial(lambda: {1}, lambda it: it.add(2)),
     "deque-in-partial": in_partial(lambda: collections.deque([1]), lambda it: it.append(2)),
     "bytearray-in-partial": in_partial(lambda: bytearray(b"a"), lambda it: it.append(2)),
     "array-in-partial": in_partial(lambda: array.array("i", [1]), lambda it: it.append(2)),
-    "subclass-of-list-in-partial": in_partial(lambda: Items([1]), lambda it: it.append(2)),
     "attribute-of-list-in-partial": in_partial(lambda: Items([1]), lambda it: labelled(it, "a")),
-    "list-in-tuple-in-keyword": (
-        lambda: functools.partial(takes, key=([1],)),
-        lambda it: it.keywords["key"][0].append(2),
-    ),
     "keyword-to-equal-numpy": (
         lambda: functools.partial(takes, key=np.float32(1)),
         lambda it: it.keywords.update(key=np.float64(1)),
     ),
     "new-keyword": (lambda: functools.partial(takes, key=1), lambda it: it.keywords.update(a=1)),
-    "another-keyword": (
-        lambda: functools.partial(takes, key=1),
-        lambda it: (it.keywords.clear(), it.keywords.update(other=1)),
-    ),
     "attribute-of-partial": (lambda: functools.partial(takes), lambda it: labelled(it, "a")),
     "partial-in-dataclass": (
         lambda: Config(functools.partial(takes, key=1)),
         lambda it: it.size.keywords.update(key=2),
     ),
-    "partial-in-partial": in_partial(
-        lambda: functools.partial(takes, key=1), lambda it: it.keywords.update(key=2)
-    ),
-    "dataclass": (lambda: Settings(1), lambda it: set_size(it, 2)),
     "dataclass-in-dataclass": (lambda: Settings(Settings(1)), lambda it: set_size(it.size, 2)),
     "method-of-dataclass": (lambda: Settings(1).get, lambda it: set_size(it.__self__, True)),
     "list-in-dataclass": (lambda: Listed([1]), lambda it: it.sizes.append(2)),
@@ -361,42 +334,7 @@ CHANGING = {
     "own-hash-to-equal-tuple": (lambda: Named((1,)), lambda it: setattr(it, "name", (True,))),
     "method-of-own-hash": (lambda: Named("a").get, lambda it: setattr(it.__self__, "name", "b")),
     "attribute-of-tuple": (lambda: Size((1,)), lambda it: labelled(it, "a")),
-    "attribute-of-number": (lambda: Number(1), lambda it: labelled(it, "a")),
 }
-
-scalars = st.one_of(
-    st.integers(-2, 2),
-    st.booleans(),
-    st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, math.nan, math.inf, -math.inf]),
-    st.sampled_from([0j, complex(-0.0, 0.0), complex(0.0, -0.0), 1 + 0j]),
-    st.sampled_from(["", "1", "a"]),
-    st.sampled_from([b"", b"1"]),
-    st.none(),
-    st.sampled_from([*Colour, *Rank, *Word]),
-)
-nests = st.recursive(
-    scalars,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3).map(tuple),
-        st.frozensets(scalars, max_size=3),
-        inner.map(Point),
-        inner.map(Config),
-    ),
-    max_leaves=5,
-)
-
-
-def describe(value):
-    """What a program can find out about a scalar or a nest of them."""
-    if isinstance(value, Config):
-        return type(value), describe(value.size)
-    if isinstance(value, tuple):
-        return type(value), tuple(map(describe, value))
-    if isinstance(value, frozenset):
-        return type(value), frozenset(map(describe, value))
-    if isinstance(value, float):
-        return type(value), repr(value)
-    return type(value), str(value)
 
 
 def show(value):

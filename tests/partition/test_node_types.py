@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from eqxlike import filter_jit, is_array
-from tests.partition.kinds import ARRAYS, KINDS, Box, EquinoxBox, Foreign
+from tests.partition.kinds import ARRAYS, KINDS, Box, Foreign
 from tests.partition.models import Point
 
 # Where a value stands, and the way back to it.
@@ -24,7 +24,6 @@ PLACES = {
         lambda value: Foreign(Box(Foreign(value))),
         lambda tree: tree.content.content.content,
     ),
-    "equinox-module": (EquinoxBox, lambda tree: tree.content),
 }
 BARE = lambda value: value, lambda tree: tree
 

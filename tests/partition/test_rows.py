@@ -61,23 +61,11 @@ NODES = {
     "foreign": lambda leaf: Foreign([leaf, 1]),
     "in-module": lambda leaf: Pair(Pair(Foreign([leaf]))),
 }
-nodes = st.sampled_from([*NODES.values()])
 
 
-@st.composite
-def runs(draw):
-    """Nodes of one kind, mostly with the same kind of leaf."""
-    make, leaf, other = draw(nodes), draw(known), draw(known)
-    others = draw(st.lists(st.integers(0, 60), max_size=2))
-    count = draw(st.integers(15, 20))
-    return [make(other if place in others else leaf) for place in range(count)]
-
-
-rows = (
-    st.lists(known, min_size=63, max_size=70) | st.lists(leaves, min_size=63, max_size=70) | runs()
-)
+rows = st.lists(known, min_size=63, max_size=70) | st.lists(leaves, min_size=63, max_size=70)
 # What is put in the place of another.
-changes = leaves | st.builds(lambda make, leaf: make(leaf), nodes, known)
+changes = leaves | st.builds(lambda leaf: (leaf, 1), known)
 # Much is drawn for each.
 few = at_most(40, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 
@@ -212,8 +200,7 @@ def test_row_for_shapes_of_arrays_is_that_for_arrays(num_statics):
     assert flatten([*statics, *structs])[0] == []
 
 
-@pytest.mark.parametrize(("name", "num_leaves"), [("list", 63), ("dict", 64)])
-def test_traces_are_as_many_as_those_of_jax(name, num_leaves, no_types_met):
+def test_traces_are_as_many_as_those_of_jax(no_types_met):
     def count(jit):
         traces = 0
 
@@ -223,9 +210,8 @@ def test_traces_are_as_many_as_those_of_jax(name, num_leaves, no_types_met):
             return jtu.tree_leaves(tree)[-1] + 1
 
         jitted = jit(function)
-        make = CONTAINERS[name]
         for kind in ("numpy-scalars", "in-turn", "numpy", "jax"):
-            tree = make(map(MET_FIRST[kind], range(num_leaves)))
+            tree = CONTAINERS["dict"](map(MET_FIRST[kind], range(64)))
             for _ in range(2):
                 jitted(tree)
             jax.jit(lambda tree: jitted(tree))(tree)
@@ -274,7 +260,6 @@ PAIRED = [
     ("foreign", "in-cached-module"),
     ("static", "foreign"),
     ("run", "dict-of-numbers"),
-    ("foreign", "tuple"),
 ]
 
 
@@ -290,10 +275,7 @@ def test_calls_give_back_their_arguments(element, container):
             assert_same(jitted(make(shift)), make(shift))
 
 
-@pytest.mark.parametrize(
-    ("element", "place"),
-    [("module", 0), ("module-with-list", 7), ("tuple", NUM - 1), ("dict", 0), ("foreign", 7)],
-)
+@pytest.mark.parametrize(("element", "place"), [("module", 0), ("dict", NUM - 1)])
 def test_one_that_differs_is_another_call(element, place):
     count = 0
 
@@ -308,15 +290,3 @@ def test_one_that_differs_is_another_call(element, place):
     for tree in (elements, changed, elements, changed, elements[:-1], [*elements, elements[0]]):
         assert structure(tree) == str(jtu.tree_structure(tree))
     assert count == 4
-
-
-@pytest.mark.parametrize("element", ["module-with-list", "dict", "foreign", "tuple"])
-def test_source_does_not_grow_with_their_number(element):
-    sizes = set()
-    for count in (40, 120):
-        elements = [ELEMENTS[element](float(number)) for number in range(count)]
-        arrays, structure = flatten(elements)
-        rebuild = structure.rebuilder(cache=True)
-        sizes.add(len(rebuild.__code__.co_code))
-        assert_same(rebuild(tuple(arrays)), elements)
-    assert len(sizes) == 1

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqxlike._partition import ArrayLeaf, StaticLeaf, TupleNode, flatten, num_interned
+from eqxlike._partition import flatten, num_interned
 from tests.partition.models import Pair
 from tests.partition.statics import Holder, Named
 
@@ -26,23 +26,23 @@ def test_equal_trees_have_one_structure():
 
 
 # JAX calls their treedefs equal, or their leaves are not what is static in them.
-DIFFERENT = {
-    "equal-static-fields": (Pair(1, mode=1), Pair(1, mode=True)),
-    "zeros-in-static-fields": (Pair(1, mode=0.0), Pair(1, mode=-0.0)),
-    "equal-static-leaves": (Pair(1), Pair(1.0)),
-    "array-static": (Pair(jnp.ones(())), Pair(1.0)),
-    "place-of-array": (Pair(jnp.ones(()), 1), Pair(1, jnp.ones(()))),
-    "equal-keys": ({1: "a"}, {True: "a"}),
-    "functions": (Pair(lambda: 1), Pair(lambda: 1)),
+DIFFERENT = [
+    (Pair(1, mode=1), Pair(1, mode=True)),
+    (Pair(1, mode=0.0), Pair(1, mode=-0.0)),
+    (Pair(1), Pair(1.0)),
+    (Pair(jnp.ones(())), Pair(1.0)),
+    (Pair(jnp.ones(()), 1), Pair(1, jnp.ones(()))),
+    ({1: "a"}, {True: "a"}),
+    (Pair(lambda: 1), Pair(lambda: 1)),
     # The values are equal now, but only one of them may change.
-    "partials": (functools.partial(max, [1]), functools.partial(max, [1])),
-}
+    (functools.partial(max, [1]), functools.partial(max, [1])),
+]
 
 
 def test_trees_that_differ_have_different_structures():
-    for name, trees in DIFFERENT.items():
+    for trees in DIFFERENT:
         first, second = map(structure_of, trees)
-        assert first is not second, name
+        assert first is not second
 
 
 def test_threads_that_intern_at_once_get_one_structure():
@@ -102,19 +102,3 @@ def test_structure_keeps_alive_what_its_key_names():
     for index in range(200):
         function = functools.partial(lambda index: index, index).func
         assert structure_of((function,)).children[0].meta is function
-
-
-def test_structure_counts_arrays_and_names_what_the_nodes_are():
-    tree = Pair((jnp.ones(2), 1), [np.ones(2), {"a": Pair(jnp.ones(3), "b")}])
-    assert structure_of(tree).num_arrays == 3
-    structure = structure_of((jnp.ones(2), 1))
-    assert [type(structure), *map(type, structure.children)] == [TupleNode, ArrayLeaf, StaticLeaf]
-
-
-def test_structures_nested_10_000_deep_die_in_peace():
-    tree = None
-    for _ in range(10_000):
-        tree = (tree,)
-    reference = weakref.ref(structure_of(tree))
-    gc.collect()
-    assert reference() is None

@@ -108,28 +108,6 @@ def test_without_waiting_nobody_knows_when_results_are_ready():
 
 
 @pytest.mark.usefixtures("plain_dispatch")
-def test_donated_arguments_are_donated_as_ever():
-    step = eqx.filter_jit(lambda x: x + 1, donate="all")
-    x = jnp.ones(3)
-    with eqx.profile() as found:
-        for _ in range(3):
-            before, x = x, step(x)
-            assert before.is_deleted()
-    assert found.functions[0].num_calls == 3
-
-
-def test_calls_of_several_threads_are_counted_together():
-    double(X)
-    with eqx.profile() as found:
-        threads = [threading.Thread(target=double, args=(X,)) for _ in range(3)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-    assert found.functions[0].num_calls == 3
-
-
-@pytest.mark.usefixtures("plain_dispatch")
 def test_calls_afterwards_are_what_they_were():
     plain = JitFunction.__call__
     eqx.clear_caches()
@@ -213,11 +191,8 @@ def test_samples_show_the_frames_of_a_call(tmp_path):
     assert "JitFunction" in found.tree
     assert "<html>" in found.page
     names = {path.name for path in found.write(tmp_path / "run")}
-    assert names == {"run.txt", "run.html", "run.pyisession"} == set(map(_name, tmp_path.iterdir()))
-
-
-def _name(path):
-    return path.name
+    assert names == {"run.txt", "run.html", "run.pyisession"}
+    assert names == {path.name for path in tmp_path.iterdir()}
 
 
 def test_samples_that_nobody_asked_for_are_an_error():
@@ -240,7 +215,6 @@ def test_missing_pyinstrument_names_the_extra(monkeypatch):
     ("options", "error", "words"),
     [
         ({"interval_s": 0}, ValueError, "interval_s must be positive"),
-        ({"interval_s": -1.0}, ValueError, "interval_s must be positive"),
         ({"interval_s": "1"}, TypeError, "interval_s must be a number"),
         ({"trace": 3}, TypeError, "PathLike"),
     ],

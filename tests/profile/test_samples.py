@@ -41,22 +41,15 @@ SAMPLE = ("sample", f"{PACKAGE}/_profile/_samples.py", 9)
         ([LOOP, WRAPPER, ("rebuild", "<eqxlike rebuild MLP>", 1)], "rebuild", _profile.OURS),
         ([LOOP, WRAPPER, ("cache_miss", JAX, 5)], "cache_miss", _profile.JAX),
         ([LOOP, WRAPPER, ("bind", LIBRARY, 5)], "wrapper", _profile.OURS),
-        ([LOOP, WRAPPER, ("PjitFunction", "<built-in>", 0)], "wrapper", _profile.OURS),
         ([LOOP, ("block_until_ready", "<built-in>", 0)], "loop", _profile.OTHER),
-        ([("outer", SCRIPT, 1), ("loop", SCRIPT, 9)], "loop", _profile.OTHER),
         ([LOOP, SAMPLE], "sample", _profile.OTHER),
-        ([*COMMAND, SAMPLE], "sample", _profile.OTHER),
         ([*COMMAND, SAMPLE, LOOP], "loop", _profile.OTHER),
-        ([*COMMAND, SAMPLE, LOOP, WRAPPER], "wrapper", _profile.OURS),
         ([WRAPPER, ("f", "/site-packages/eqxlike_extras/a.py", 1)], "wrapper", _profile.OURS),
     ],
 )
 def test_sample_belongs_to_the_innermost_frame_of_ours_or_jax(frames, function, owner):
     found = _profile.innermost(stack(*frames))
     assert (found.function, found.owner) == (function, owner)
-
-
-def test_stack_of_the_thread_alone_belongs_to_nobody():
     assert _profile.innermost(stack()) is None
 
 
@@ -86,9 +79,6 @@ def test_self_times_add_up_over_samples():
         _profile.JAX: 0.0,
         _profile.OTHER: 1 / 8,
     }
-
-
-def test_no_samples_have_no_shares():
     assert set(_profile.shares({}).values()) == {0.0}
 
 

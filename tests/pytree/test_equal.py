@@ -19,14 +19,10 @@ from tests.pytree.trees import Pair, trees_of
 TREES = trees_of(st.sampled_from([0, 1, 2, False, True, 0.0, 1.0, "a", None]), max_leaves=6)
 SAMPLES = {
     "int": 1,
-    "other int": 2,
     "bool": True,
     "float": 1.0,
     "None": None,
     "list": [1],
-    "tuple": (1,),
-    "dict": {"a": 1},
-    "function": jnp.sin,
     "jax": jnp.ones(2),
     "jax unequal": jnp.array([1.0, 2.0]),
     "jax column": jnp.ones((2, 1)),
@@ -34,13 +30,11 @@ SAMPLES = {
     "jax scalar": jnp.ones(()),
     "jax weak scalar": jnp.array(1.0),
     "jax nan": jnp.array(math.nan),
-    "jax bfloat16": jnp.ones(2, jnp.bfloat16),
     "key": jax.random.key(0),
     "other key": jax.random.key(1),
     "numpy": np.ones(2, np.float32),
     "numpy double": np.ones(2),
     "numpy scalar": np.float32(1),
-    "numpy text": np.array("a"),
     "struct": jax.ShapeDtypeStruct((2,), jnp.float32),
 }
 
@@ -67,40 +61,20 @@ def test_is_reflexive_symmetric_and_as_on_equinox(one, other, third, typematch):
     assert tree_equal(one, other, third) == (tree_equal(one, other) and tree_equal(one, third))
 
 
-@both
-def test_static_fields_classes_and_the_last_of_several_trees_count(eqx):
-    class Model(eqx.Module):
-        name: str = eqx.field(static=True)
-
-    class Sub(Model):
-        pass
-
-    assert not eqx.tree_equal(Model("a"), Sub("a"))
-    assert not eqx.tree_equal(Model("a"), Model("b"))
-    assert eqx.tree_equal([1, 2])
-    assert not eqx.tree_equal([1], [1], [2])
-
-
 CLOSE = {
     "Python floats are compared exactly": (1.0, 1.1, {"atol": 0.2}, False),
     "atol": (jnp.array(1.0), jnp.array(1.1), {"atol": 0.2}, True),
-    "atol too small": (jnp.array(1.0), jnp.array(1.1), {"atol": 0.05}, False),
-    "rtol": (jnp.array(1.0), jnp.array(1.1), {"rtol": 0.2}, True),
     "rtol is of the second": (jnp.array(1.0), jnp.array(2.0), {"rtol": 0.6}, True),
     "rtol is not of the first": (jnp.array(2.0), jnp.array(1.0), {"rtol": 0.6}, False),
     "both": (jnp.array(1.0), jnp.array(2.0), {"rtol": 0.3, "atol": 0.5}, True),
     "NumPy": (np.array(1.0), np.array(1.1), {"rtol": 0.2}, True),
-    "NumPy scalar": (np.float32(1.0), np.float32(1.1), {"atol": 0.2}, True),
     "NumPy against JAX": (np.array(1, np.float32), jnp.array(1.1), {"atol": 0.2}, True),
     "JAX against NumPy": (jnp.array(1.1), np.array(1, np.float32), {"atol": 0.2}, True),
     "another dtype": (np.array(1.0), jnp.array(1.1), {"atol": 0.2}, False),
     "another shape": (jnp.ones(1), jnp.ones(()), {"atol": 0.2}, False),
     "integers": (jnp.array(1), jnp.array(2), {"atol": 2.0}, False),
-    "complex": (jnp.array(1 + 1j), jnp.array(1 + 1.1j), {"atol": 0.2}, True),
     "bfloat16": (jnp.ones(2, jnp.bfloat16), jnp.full(2, 1.1, jnp.bfloat16), {"atol": 0.2}, True),
     "nan": (jnp.array(math.nan), jnp.array(math.nan), {"atol": 0.2}, False),
-    "infinity": (jnp.array(math.inf), jnp.array(math.inf), {"atol": 0.2}, True),
-    "opposite infinities": (jnp.array(math.inf), jnp.array(-math.inf), {"rtol": 0.2}, False),
     "a JAX tolerance": (jnp.array(1.0), jnp.array(1.1), {"atol": jnp.array(0.2)}, True),
     "an integer tolerance": (jnp.array(1.0), jnp.array(1.5), {"atol": 1}, True),
     "a zero JAX tolerance": (jnp.array(1.0), jnp.array(1.1), {"atol": jnp.array(0.0)}, False),
@@ -147,8 +121,6 @@ KEYS = jax.random.split(jax.random.key(0), 2)
 TRACED = {
     "keys": (KEYS, KEYS[::-1]),
     "integers": (jnp.arange(2), jnp.array([0, 5])),
-    "booleans": (jnp.array([True, False]), jnp.array([True, True])),
-    "bfloat16": (jnp.ones(2, jnp.bfloat16), jnp.array([1, 2], jnp.bfloat16)),
     "NaN": (jnp.array([1.0, math.nan]), jnp.array([1.0, math.nan])),
 }
 

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import eqxlike as eqx
@@ -21,16 +20,12 @@ CHOOSE_WHAT_IS_TRAINED = {
     "ours": eqx.is_inexact_array,
     "ours, like": eqx.is_inexact_array_like,
     "lambda": lambda leaf: eqx.is_inexact_array(leaf),
-    "and more": lambda leaf: eqx.is_inexact_array(leaf) and leaf.ndim > 0,
     "object": Trained().__call__,
     "dtype": lambda leaf: eqx.is_array(leaf) and leaf.dtype == jnp.float32,
-    "not integer": lambda leaf: eqx.is_array(leaf) and not jnp.issubdtype(leaf.dtype, jnp.integer),
 }
 CHOOSE_ALL_ARRAYS = {
     "ours": eqx.is_array,
-    "ours, like": eqx.is_array_like,
     "lambda": lambda leaf: eqx.is_array(leaf),
-    "isinstance": lambda leaf: isinstance(leaf, jax.Array),
     "attribute": lambda leaf: hasattr(leaf, "shape"),
     "all": lambda leaf: True,
 }
@@ -119,27 +114,16 @@ def test_once_something_was_frozen_other_models_are_asked_of_their_leaves_alone(
 
 
 @eqx.filter_jit
-def step(model, spec, optimiser=None):
+def step(model, spec):
     """The gradient with respect to what `spec` chooses, and the model after one step."""
     trained, rest = eqx.partition(model, spec)
     gradient = jax.grad(lambda part: eqx.combine(part, rest)(jnp.ones(2)) ** 2)(trained)
-    updates = gradient
-    if optimiser is not None:
-        state = optimiser.init(trained)
-        assert len(jax.tree.leaves(state)) == 2
-        updates, _ = optimiser.update(gradient, state, trained)
-    return gradient, eqx.combine(eqx.apply_updates(trained, updates), rest)
+    return gradient, eqx.combine(eqx.apply_updates(trained, gradient), rest)
 
 
 def assert_only_the_second_layer_changed(before, after):
     assert eqx.tree_equal(after.layers[0], before.layers[0])
     assert not eqx.tree_equal(after.layers[1], before.layers[1])
-
-
-def test_the_optimiser_never_trains_a_frozen_array(model):
-    gradient, after = step(model, eqx.is_inexact_array, optax.sgd(0.1, momentum=0.9))
-    assert is_kept(gradient) == [False, True]
-    assert_only_the_second_layer_changed(model, after)
 
 
 @pytest.mark.parametrize("has_mask", [False, True], ids=["is_array", "mask"])

@@ -12,7 +12,6 @@ import types
 import equinox
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
@@ -42,21 +41,15 @@ def test_what_is_no_number_nor_array_is_skipped(eqx):
 
 # Each as (what is written, a leaf of the type to read it as).
 OTHER_TYPES = [
-    (np.float32(1.5), jnp.zeros(())),
     (jnp.array(1.5), np.float32(0)),
-    (jnp.array(3), 0),
     (np.ones(2, np.float32), jnp.zeros(2)),
     (jnp.ones(2), np.zeros(2, np.float32)),
     (np.float32(1.5), jax.ShapeDtypeStruct((), np.float32)),
-    (jnp.array(1.5), 0.0),
     (1.5, np.float64(0)),
     (2**64 - 1, 0),
     (np.str_("abc"), np.str_("")),
-    (np.datetime64("2020-01-01"), np.datetime64("1970-01-01")),
     (np.array(["a", "bc"]), np.array(["", "  "])),
-    (np.zeros(2, [("a", "i4")]), np.ones(2, [("a", "i4")])),
     (np.asfortranarray(np.eye(2, 3)), np.zeros((2, 3))),
-    (np.arange(6)[::2], np.zeros(3, int)),
 ]
 
 
@@ -110,19 +103,6 @@ def test_a_numpy_scalar_of_another_type_is_an_error_that_names_both():
 
 
 # --- dtypes -------------------------------------------------------------------------------------
-
-ADDED = [
-    dtype
-    for dtype in vars(ml_dtypes).values()
-    if isinstance(dtype, type) and issubclass(dtype, np.generic)
-]
-
-
-def test_numpy_arrays_and_scalars_of_all_dtypes_that_jax_adds_are_read_as_written():
-    for dtype in ADDED:
-        array = np.array([0, 1], np.int8).astype(dtype)
-        assert bits(through_file(array, np.zeros(2, dtype))) == bits(array)
-        assert bits(through_file(array[1], array[0])) == bits(array[1])
 
 
 def taken_by_jax():
@@ -217,16 +197,6 @@ def test_64_bits_are_an_error_that_says_what_to_set():
     with jax.enable_x64(True):
         found = through_file(jnp.asarray(value), jnp.zeros((), np.float64))
         assert bits(found) == bits(jnp.asarray(value))
-
-
-def test_64_bits_are_read_by_a_filter_spec_that_casts_in_numpy():
-    def spec(file, leaf):
-        record = default_deserialise_filter_spec(file, np.zeros(leaf.shape, leaf.dtype))
-        return jnp.asarray(record.astype(leaf.dtype))
-
-    data = written(eqxlike, np.array([0.1]))
-    found = read(eqxlike, data, jnp.zeros(1), filter_spec=spec)
-    assert bits(found) == bits(jnp.array([0.1]))
 
 
 # --- keys ---------------------------------------------------------------------------------------

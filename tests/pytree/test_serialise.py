@@ -55,20 +55,6 @@ def test_files_are_those_of_equinox_to_the_byte_and_read_as_equinox_does(tree):
     assert same_bits(read(eqxlike, data, like), read(equinox, data, like))
 
 
-@pytest.mark.parametrize(("writer", "reader"), [(equinox, eqxlike), (eqxlike, equinox)])
-def test_a_model_goes_from_one_library_to_the_other(writer, reader, tmp_path):
-    def model(library, key):
-        return library.nn.MLP(2, 1, 3, 2, key=key)
-
-    like = reader.filter_eval_shape(model, reader, jax.random.key(1))
-    wrote = model(writer, jax.random.key(0))
-    expected = jtu.tree_leaves(eqxlike.filter(wrote, eqxlike.is_array))
-    for path in ("model", "model.npy"):
-        writer.tree_serialise_leaves(tmp_path / path, wrote)
-        found = reader.tree_deserialise_leaves(tmp_path / path, like)
-        assert same_bits(jtu.tree_leaves(eqxlike.filter(found, eqxlike.is_array)), expected)
-
-
 @both
 def test_arrays_that_are_deleted_or_weakly_typed_will_do_to_read_into(eqx):
     like = jnp.zeros(2)
@@ -196,22 +182,12 @@ def test_nodes_that_is_leaf_says_are_leaves_are_given_whole(eqx):
     assert given == [1]
 
 
-@pytest.mark.parametrize(
-    ("spec", "place"),
-    [
-        ({"a": [skip]}, r"filter_spec\['a'\] is a list .* and {}\['a'\] is a leaf of type int"),
-        ([skip], "filter_spec is a list of length 1, and {} is a dict"),
-        (None, "filter_spec is None, and {} is a dict"),
-    ],
-    ids=["leaf", "type", "None"],
-)
-def test_a_filter_spec_that_is_no_prefix_is_an_error_that_says_where(spec, place):
+def test_a_filter_spec_that_is_no_prefix_is_an_error_that_says_where():
+    place = r"filter_spec\['a'\] is a list .* and {}\['a'\] is a leaf of type int"
     with pytest.raises(ValueError, match=place.format("pytree")):
-        written(eqxlike, {"a": 1}, filter_spec=spec)
+        written(eqxlike, {"a": 1}, filter_spec={"a": [skip]})
     with pytest.raises(ValueError, match=place.format("like")):
-        read(eqxlike, b"", {"a": 1}, filter_spec=spec)
-    with pytest.raises(ValueError, match=r"prefix|mismatch|Expected"):
-        written(equinox, {"a": 1}, filter_spec=spec)
+        read(eqxlike, b"", {"a": 1}, filter_spec={"a": [skip]})
 
 
 def test_a_filter_spec_of_other_things_than_functions_is_an_error_that_names_them():
@@ -239,20 +215,6 @@ WHOLE = written(eqxlike, TREE)
 NEXT = len(written(eqxlike, PAIR))
 
 
-@both
-def test_a_file_that_is_cut_off_or_foreign_is_an_error_that_names_the_leaf(eqx):
-    for data, leaf in [
-        (b"", "array"),
-        (b"not a file of NumPy's" * 20, "array"),
-        (WHOLE[:50], "array"),
-        (WHOLE[: NEXT - 1], "array"),
-        (WHOLE[:NEXT], "rest"),
-        (WHOLE[:-1], "rest"),
-    ]:
-        with pytest.raises(RuntimeError, match=leaf):
-            read(eqx, data, BLANK)
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -270,12 +232,9 @@ def test_the_error_says_where_what_was_expected_and_what_came(data, reason):
 def test_another_shape_or_dtype_is_an_error_that_names_both():
     for value, like, expected, came in [
         (jnp.ones(3), jnp.ones(2), "JAX array of shape (2,)", "JAX array of shape (3,)"),
-        (jnp.ones(()), jnp.ones(1), "JAX array of shape (1,)", "JAX array of shape ()"),
         (jnp.arange(2), jnp.ones(2), "and dtype float32", "and dtype int32"),
         (np.ones(3), np.ones(2), "ndarray of shape (2,)", "ndarray of shape (3,)"),
-        (np.ones(2), np.ones(2, np.float16), "and dtype float16", "and dtype float64"),
         (jnp.ones(2), jax.ShapeDtypeStruct((3,), np.float32), "JAX array of shape (3,)", "(2,)"),
-        (jnp.ones(2), jax.ShapeDtypeStruct((2,), np.int32), "and dtype int32", "dtype float32"),
     ]:
         # The first leaf that differs is named, though the next would fit no better.
         data = written(eqxlike, {"a": [value, 3]})
@@ -291,7 +250,6 @@ def test_another_shape_or_dtype_is_an_error_that_names_both():
 def test_what_filter_spec_returns_must_be_like_the_leaf(eqx):
     struct = jax.ShapeDtypeStruct((2,), np.float32)
     for like, value in [
-        (PAIR, "text"),
         (PAIR, np.ones(2, np.float32)),
         (PAIR, jnp.ones(3)),
         (1, True),

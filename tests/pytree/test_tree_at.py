@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import equinox
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import pytest
@@ -60,17 +58,6 @@ def test_two_replaced_at_once_are_two_replaced_in_turn(tree_and_paths):
     assert eqxlike.tree_equal(at_once, in_turn, typematch=True)
 
 
-@given(trees_with_paths())
-def test_replace_fn_gets_the_old_node_as_on_equinox(tree_and_path):
-    tree, (path,) = tree_and_path
-    ours, theirs = (
-        eqx.tree_at(lambda tree: follow(tree, path), tree, replace_fn=lambda node: (node, "new"))
-        for eqx in (eqxlike, equinox)
-    )
-    assert eqxlike.tree_equal(follow(ours, path), (follow(tree, path), "new"), typematch=True)
-    assert eqxlike.tree_equal(ours, theirs, typematch=True)
-
-
 @both
 def test_neither_converters_nor_checks_run(eqx):
     checked = []
@@ -83,11 +70,6 @@ def test_neither_converters_nor_checks_run(eqx):
 
     assert eqx.tree_at(lambda module: module.x, Model(1), "text").x == "text"
     assert checked == [1.0]
-
-
-def test_a_gradient_flows_through_the_replacement():
-    gradient = jax.grad(lambda value: sum(tree_at(lambda tree: tree[0], [1.0, 2.0], value)))
-    assert gradient(5.0) == 1
 
 
 def test_a_kept_partition_is_not_taken_over():
@@ -173,9 +155,7 @@ def test_an_error_that_is_not_of_a_leaf_is_left_alone():
 
 CHANGES = {
     "puts": lambda tree: tree.update(a=5),
-    "adds": lambda tree: tree.update(c=5),
     "adds an empty list": lambda tree: tree.update(c=[]),
-    "takes out": lambda tree: tree.pop("b"),
     "takes out a None": lambda tree: tree.pop("none"),
     "moves": lambda tree: tree.update(a=tree["b"], b=tree["a"]),
     "moves an empty tuple": lambda tree: tree.update(empty=tree["a"], a=tree["empty"]),

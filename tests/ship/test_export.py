@@ -13,7 +13,6 @@ import jax.export
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-import optax
 import pytest
 from sklearn.datasets import load_digits
 
@@ -91,33 +90,6 @@ def test_digits_network_gives_the_same_numbers_where_its_module_is_not(tmp_path,
     np.testing.assert_allclose(found["one"], expected[:1], rtol=1e-5)
     np.testing.assert_allclose(found["passed"], expected, rtol=1e-5)
     np.testing.assert_allclose(found["gradient"], gradient, rtol=1e-4, atol=1e-7)
-
-
-def test_training_step_goes_on_from_what_it_returned():
-    model = nn.Linear(2, 1, key=jax.random.key(0))
-    optimiser = optax.adam(0.1)
-    x, y = jnp.ones((3, 2)), jnp.zeros((3, 1))
-
-    @eqx.filter_jit(donate=("state",))
-    def step(model, state, x, y):
-        loss, gradient = eqx.filter_value_and_grad(
-            lambda model: jnp.mean((jax.vmap(model)(x) - y) ** 2)
-        )(model)
-        updates, state = optimiser.update(gradient, state)
-        return eqx.apply_updates(model, updates), state, {"loss": loss, "what": "mse"}
-
-    state = optimiser.init(eqx.filter(model, eqx.is_inexact_array))
-    # Optax promotes dtypes.
-    with jax.numpy_dtype_promotion("standard"):
-        exported = eqx.export(step, model, state, x, y)
-        found = exported.call(model, state, x, y)
-        found = exported.call(*found[:2], x, y)
-        expected = step(model, state, x, y)
-        expected = step(*expected[:2], x, y)
-    np.testing.assert_allclose(found[0]["weight"], expected[0].weight, rtol=1e-6)
-    assert type(found[1][0]).__name__ == "ScaleByAdamState"
-    assert found[1][0].count == 2
-    assert found[2]["what"] == "mse"
 
 
 def test_output_keeps_its_nodes():
@@ -273,9 +245,7 @@ def test_function_that_cannot_leave_is_refused():
     for function, error, message in [
         (lambda x: (x, jnp.sin), TypeError, r"returned something at output\[1\] that no file"),
         (lambda x: jnp.sin, TypeError, "returned something at output that no file"),
-        (lambda x: eqx.error_if(x, x.sum() > 0, "no"), ValueError, "calls back: error_if at "),
         (call_back, ValueError, f"calls back: pure_callback at {__file__}:"),
-        (lambda x: jax.debug.print("{}", x), ValueError, r"calls back: jax\.debug\.print at"),
         (3, TypeError, "expects a function and its arguments, got 3"),
     ]:
         with pytest.raises(error, match=message):

@@ -141,14 +141,6 @@ def test_what_is_no_callback_or_evaluation_is_refused(run):
             run(1, [BATCH], **options)
 
 
-def test_evaluations_are_in_the_result(run):
-    result = run(5, evaluate=lambda state: {"steps": state.step}, evaluate_every=2)
-    assert result.evaluations == ((2, {"steps": 2.0}), (4, {"steps": 4.0}), (5, {"steps": 5.0}))
-    # Without a period the end is evaluated.
-    result = run(5, evaluate=lambda state: {"steps": state.step})
-    assert result.evaluations == ((5, {"steps": 5.0}),)
-
-
 # --- early stopping ---
 
 

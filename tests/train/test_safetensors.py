@@ -1,6 +1,5 @@
 """Models in safetensors files: what others read of ours, and what ours take from others."""
 
-import json
 import sys
 
 import jax
@@ -9,8 +8,6 @@ import jax.random as jr
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -75,15 +72,7 @@ def test_order_of_bytes_and_of_axes_of_an_array_does_not_matter(path):
     assert found["fortran"].tolist() == np.eye(2, 3).tolist()
 
 
-def test_arrays_take_the_sharding_of_the_model(path):
-    train.export_safetensors({"w": np.arange(4.0, dtype=np.float32)}, path)
-    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("x",)), P("x"))
-    like = {"w": jax.device_put(jnp.zeros(4), sharding)}
-    found = train.import_safetensors(like, path)
-    assert found["w"].sharding == sharding
-    assert found["w"].tolist() == [0, 1, 2, 3]
-
-
+# `tests/pytorch` reads and computes it with these names.
 class Block(eqx.Module):
     """`torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0, norm_first=True, batch_first=True)`."""
 
@@ -128,26 +117,6 @@ BLOCK_NAMES |= {
         "mlp.layers.1": "linear2",
     }.items()
 }
-
-
-def test_names_of_pytorch_lead_to_the_arrays_of_a_block(path):
-    """`tests/pytorch` compares what the two compute."""
-    like = eqx.filter_eval_shape(lambda key: Block(key=key), jr.key(0))
-    theirs = {name for name, *_ in (np.atleast_1d(each) for each in BLOCK_NAMES.values())}
-    sizes = {"in_proj_weight": (12, 4), "in_proj_bias": (12,)}
-    sizes |= {"linear1.weight": (8, 4), "linear1.bias": (8,), "linear2.weight": (4, 8)}
-    sizes["out_proj.weight"] = (4, 4)
-    sizes = {
-        name: next((s for end, s in sizes.items() if name.endswith(end)), (4,)) for name in theirs
-    }
-    random = np.random.default_rng(0)
-    weights = {name: random.normal(size=size).astype("f4") for name, size in sizes.items()}
-    save_file(weights, path)
-    found = train.import_safetensors(like, path, BLOCK_NAMES)
-    in_proj = np.split(weights["self_attn.in_proj_weight"], 3)
-    np.testing.assert_array_equal(found.attention.key_proj.weight, in_proj[1])
-    np.testing.assert_array_equal(found.mlp.layers[1].weight, weights["linear2.weight"])
-    assert found(jnp.ones((5, 4))).shape == (5, 4)
 
 
 def refusal(*arguments, error=ValueError, **options):
@@ -246,27 +215,10 @@ def test_what_cannot_be_exported_is_named(path):
 def test_file_that_is_damaged_is_told(path):
     save_file({"a": np.arange(4.0)}, path)
     whole = path.read_bytes()
-    size = int.from_bytes(whole[:8], "little")
-    # One whose header promises more than it holds.
-    header = json.loads(whole[8 : 8 + size])
-    header["a"] |= {"shape": [10**9], "data_offsets": [0, 8 * 10**9]}
-    text = json.dumps(header).encode()
-    promising = len(text).to_bytes(8, "little") + text + whole[8 + size :]
-    cut_off, other = (b"", whole[:5], whole[:40], whole[:-1]), (b"x" * 100, b"\xff" * 8)
-    for damaged in (*cut_off, whole + b"x", *other, promising):
+    for damaged in (b"", whole[:5], whole[:-1], whole + b"x", b"x" * 100):
         path.write_bytes(damaged)
-        message = refusal({"a": jax.ShapeDtypeStruct((10**9,), np.float64)}, path)
+        message = refusal({"a": zeros(4)}, path)
         assert message.startswith(f"{path} is damaged, or no safetensors file: ")
-
-
-def test_old_file_stays_where_the_new_one_cannot_be_written(path):
-    train.export_safetensors({"a": zeros(1)}, path)
-    with pytest.raises(TypeError):
-        train.export_safetensors({"a": jr.key(0)}, path)
-    with pytest.raises(OSError, match="model"):
-        train.export_safetensors({"a": zeros(1)}, path / "below")
-    assert list(load_file(path)) == ["a"]
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
 def test_without_safetensors_the_error_says_what_to_install(path, monkeypatch):

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import eqxlike as eqx
-from eqxlike import Module, debug, is_array, nn, tree_at, tree_equal
+from eqxlike import debug, is_array, nn, tree_at, tree_equal
 from eqxlike.train import (
     DynamicLossScale,
     TrainState,
@@ -105,13 +105,12 @@ def test_optimiser_gets_the_loss_as_its_value(model, batch):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("loss_scale", [None, DynamicLossScale(4.0)])
-def test_complex_parameters_go_down_hill(loss_scale):
+def test_complex_parameters_go_down_hill():
     def loss(weight, x, key):
         return jnp.sum(jnp.abs(weight * x - 1) ** 2)
 
+    loss_scale, losses = DynamicLossScale(4.0), []
     state, step = start(jnp.array([1 + 2j, 3 - 1j]), loss_scale=loss_scale), make_step(loss, SGD)
-    losses = []
     for _ in range(3):
         state, value = step(state, jnp.ones(2, complex))
         losses.append(float(value))
@@ -122,18 +121,15 @@ def test_complex_parameters_go_down_hill(loss_scale):
 # --- keys ---
 
 
-@pytest.mark.parametrize(
-    ("check_finite", "loss_scale"), [(False, None), (True, DynamicLossScale())]
-)
-def test_no_key_is_used_twice_and_the_state_says_which(check_finite, loss_scale, model, batch):
+def test_no_key_is_used_twice_and_the_state_says_which(model, batch):
     def loss(model, model_state, batch, key):
         state_key, noise_key = jr.split(model_state["key"])
         noise = jr.normal(key, ()) + jr.normal(noise_key, ())
         return squared_error(model, batch, None) + noise, {"key": state_key}
 
     with jax.debug_key_reuse(True):
-        step = make_step(loss, SGD, check_finite=check_finite)
-        first = start(model, loss_scale=loss_scale, model_state={"key": jr.key(3)})
+        step = make_step(loss, SGD)
+        first = start(model, loss_scale=DynamicLossScale(), model_state={"key": jr.key(3)})
         runs = [fit(first, step, [batch] * 3, num_steps=3) for _ in range(2)]
         state, expected = first, []
         for _ in range(3):
@@ -190,51 +186,29 @@ def test_parameters_and_model_states_that_are_not_finite_halt():
     assert not keep_if_finite(empty, empty, jnp.array(0.0)).is_halted
 
 
-class Scales(Module):
-    """With parameters of one number and of several."""
-
-    slope: jax.Array
-    weight: jax.Array
-    constant: jax.Array
-
-    def __init__(self):
-        self.slope = jnp.array(1.0)
-        self.weight = jnp.ones(3)
-        self.constant = jnp.array([-jnp.inf, 0.0])
-
-
-def test_infinite_moment_of_an_optimiser_leaves_the_state_as_it_was():
+def test_infinite_moment_in_the_place_of_a_single_number_leaves_the_state_as_it_was():
     # The square of the gradient overflows, and the update is 0 from then on.
     def loss(model, steepness, key):
-        return steepness[0] * model.slope + steepness[1] * jnp.sum(model.weight)
+        return steepness * model["slope"]
 
-    step = make_step(loss, ADAM)
-    model = nn.freeze(Scales(), lambda model: model.constant)
-    first, _ = step(start(model, ADAM), np.ones(2, np.float32))
-    unchecked = make_step(loss, ADAM, check_finite=False)
-    for name, steepness in (("slope", [1e30, 0]), ("weight", [0, 1e30])):
-        steepness = np.array(steepness, np.float32)
-        spoilt, _ = unchecked(snapshot(first), steepness)
-        assert jnp.isfinite(getattr(spoilt.model, name)).all()
-        assert jnp.isinf(getattr(spoilt.optimiser_state[0].nu, name)).all()
-        state, value = step(snapshot(first), steepness)
-        assert state.is_halted
-        assert jnp.isfinite(value)
-        assert tree_equal(
-            (state.model, state.optimiser_state), (first.model, first.optimiser_state)
-        )
+    step, unchecked = make_step(loss, ADAM), make_step(loss, ADAM, check_finite=False)
+    first, _ = step(start({"slope": jnp.array(1.0)}, ADAM), jnp.array(1.0))
+    spoilt, _ = unchecked(snapshot(first), jnp.array(1e30))
+    assert jnp.isfinite(spoilt.model["slope"])
+    assert jnp.isinf(spoilt.optimiser_state[0].nu["slope"])
+    state, value = step(snapshot(first), jnp.array(1e30))
+    assert (bool(state.is_halted), bool(jnp.isfinite(value))) == (True, True)
+    assert tree_equal((state.model, state.optimiser_state), (first.model, first.optimiser_state))
 
 
 def test_numbers_that_are_infinite_on_purpose_do_not_halt():
     # The best loss before there was one; and a frozen constant.
+    model = nn.Linear(3, 2, key=jr.key(0))
+    model = tree_at(lambda model: model.bias, model, jnp.array([-jnp.inf, 0.0]))
     optimiser = optax.chain(ADAM, optax.contrib.reduce_on_plateau(patience=2))
-    state = start(nn.freeze(Scales(), lambda model: model.constant), optimiser)
+    state = start(nn.freeze(model, lambda model: model.bias), optimiser)
     assert jnp.isinf(state.optimiser_state[1].best_value)
-    assert not keep_if_finite(snapshot(state), snapshot(state), jnp.array(0.0)).is_halted
-    step = make_step(lambda model, x, key: jnp.sum(model.weight * x) ** 2, optimiser)
-    for _ in range(3):
-        state, _ = step(state, jnp.ones(3))
-    assert (bool(state.is_halted), state.step) == (False, 3)
+    assert not keep_if_finite(state, state, jnp.array(0.0)).is_halted
 
 
 # --- with a loss scale ---
@@ -289,40 +263,6 @@ def test_gradients_that_underflow_train_with_it_and_an_overflow_is_skipped(batch
     assert (bool(state.is_halted), state.step) == (False, 11)
 
 
-def test_steps_are_those_of_optax_apply_if_finite(linear):
-    batches = [jnp.full((1, 2), value) for value in (1.0, 2.0, 0.0, 1.0, 0.0, 0.0, 3.0)]
-    state, step = scaled(linear, ADAM), make_step(root_of_squares, ADAM)
-    cautious = optax.apply_if_finite(ADAM, max_consecutive_errors=5)
-    cautious_step = make_step(root_of_squares, cautious, check_finite=False)
-    expected = start(linear, cautious)
-    for batch in batches:
-        state, loss = step(state, batch)
-        expected, expected_loss = cautious_step(expected, batch)
-        np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
-    np.testing.assert_allclose(state.model.weight, expected.model.weight, rtol=1e-6)
-    assert state.optimiser_state[0].count == expected.optimiser_state.inner_state[0].count == 4
-    assert expected.optimiser_state.total_notfinite == 3
-    assert state.loss_scale.scale == 2.0 ** (15 - 3)
-
-
-def test_scale_doubles_after_a_period_of_good_steps_in_one_trace(linear):
-    traces = []
-
-    def loss(*arguments):
-        traces.append(None)
-        return root_of_squares(*arguments)
-
-    step, scales = make_step(loss, SGD), []
-    first = scaled(linear, SGD, 8.0, period=2, maximum=32.0)
-    state = snapshot(first)
-    for batch in [GOOD, GOOD, GOOD, STEEP, GOOD, GOOD, GOOD, GOOD, GOOD, GOOD]:
-        state, _ = step(state, batch)
-        scales.append(float(state.loss_scale.scale))
-    assert scales == [8, 16, 16, 8, 8, 16, 16, 32, 32, 32]
-    step(scaled(linear, SGD, 2.0, period=2, maximum=32.0), GOOD)
-    assert len(traces) == 1
-
-
 def test_gradients_not_finite_at_the_smallest_scale_and_losses_at_any_halt(root_step, linear):
     state = scaled(linear, SGD, 4.0)
     for _ in range(2):
@@ -338,15 +278,6 @@ def test_gradients_not_finite_at_the_smallest_scale_and_losses_at_any_halt(root_
     assert (bool(state.is_halted), bool(jnp.isnan(loss))) == (True, True)
     assert state.loss_scale.scale == 2.0**15
     assert tree_equal(state.model, linear)
-
-
-def test_without_the_check_nothing_halts_and_nothing_is_spoilt(linear):
-    step, state = make_step(root_of_squares, SGD, check_finite=False), scaled(linear, SGD, 2.0)
-    for batch in (STEEP, BAD, STEEP):
-        state, _ = step(state, batch)
-    assert not state.is_halted
-    assert tree_equal(state.model, linear)
-    assert (int(state.step), float(state.loss_scale.scale)) == (3, 1)
 
 
 def test_loss_and_what_comes_beside_are_those_of_the_model(linear):
@@ -385,24 +316,15 @@ def assert_same_statistics(state, model_state, **tolerance):
 
 
 def test_state_of_a_model_is_stepped_as_by_hand_and_kept_where_a_step_is_not(stateful, batch):
-    step = make_step(squares, SGD)
+    step, by_hand = make_step(squares, SGD), eqx.filter_jit(squares)
     first, state = stateful, snapshot(stateful)
-    model, model_state = snapshot((state.model, state.model_state))
-
-    @eqx.filter_jit
-    def by_hand(model, model_state):
-        (expected, model_state), gradient = eqx.filter_value_and_grad(squares, has_aux=True)(
-            model, model_state, batch, None
-        )
-        updates = jax.tree.map(lambda leaf: -0.1 * leaf, gradient)
-        return expected, eqx.apply_updates(model, updates), model_state
-
     for _ in range(3):
+        before = snapshot(state)
         state, loss = step(state, batch)
-        expected, model, model_state = by_hand(model, model_state)
+        expected, model_state = by_hand(before.model, before.model_state, batch, None)
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
+        assert_same_statistics(state, model_state, rtol=1e-5)
     assert state.model_state.get(state.model[1].batch_counter) == 3
-    assert_same_statistics(state, model_state, rtol=1e-5)
     result = fit(first, step, [batch] * 3, num_steps=3)
     assert result.state.model_state.get(first.model[1].batch_counter) == 3
     assert first.model_state.get(first.model[1].batch_counter) == 0
@@ -442,10 +364,7 @@ def test_loss_that_returns_no_state_of_the_model_is_refused(stateful, batch):
 def test_model_state_is_compared_by_what_it_is_and_not_by_how_it_prints():
     for old, new, *shown in [
         (1, True, "1", "True"),
-        (lambda: 0, lambda: 0, "<function .*", "<function .*"),
         (jnp.ones(2), jnp.ones(3), r"an array of shape \(2,\) .*", r"an array of shape \(3,\) .*"),
-        (jnp.ones(2), jnp.ones(2, int), "an array .* dtype float32", "an array .* dtype int32"),
-        (jnp.ones(2), [jnp.ones(2)], "an array .*", "a list of length 1"),
     ]:
 
         def loss(weight, model_state, batch, key, new=new):
@@ -473,8 +392,6 @@ def test_another_optimiser_than_the_state_was_made_with_is_refused(model, batch)
     for optimiser, expected in [
         (SGD, r"its optimiser, \(EmptyState, EmptyState\), and got a TrainState"),
         (optax.identity(), r"optimiser, EmptyState, .* with \(ScaleByAdamState, EmptyState\)"),
-        (optax.sgd(0.1, momentum=0.9), r"\(TraceState, EmptyState\), and .*: state\.opt"),
-        (optax.adamw(0.1), r"\(ScaleByAdamState, EmptyState, EmptyState\), and got a TrainState"),
     ]:
         with pytest.raises(ValueError, match=expected) as caught:
             make_step(squared_error, optimiser)(state, batch)
@@ -486,9 +403,6 @@ def test_another_optimiser_than_the_state_was_made_with_is_refused(model, batch)
     )
     with pytest.raises(ValueError, match=f"{found} .*, and {expected}"):
         make_step(squared_error, ADAM)(wider, batch)
-    frozen = tree_at(lambda state: state.model, state, nn.freeze(model))
-    with pytest.raises(ValueError, match=r"if the model was changed .* create the state anew"):
-        make_step(squared_error, ADAM)(frozen, batch)
 
 
 def test_optimiser_whose_beginning_hangs_on_numbers_is_taken(model, batch):

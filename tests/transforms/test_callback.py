@@ -1,9 +1,7 @@
-"""Where a test takes `eqx`, the same program holds on Equinox, whose behaviour is the measure."""
+"""`filter_pure_callback`: what goes in, what comes back, how it is mapped, and its errors."""
 
-import inspect
 from typing import Any
 
-import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,73 +9,50 @@ import pytest
 
 import eqxlike
 from eqxlike import filter_jit, filter_pure_callback
-from tests.beside_equinox import both
 
 X = jnp.arange(3.0)
 STRUCT = jax.ShapeDtypeStruct((3,), jnp.float32)
 
 
-def call(eqx, callback, *args, result=STRUCT, under=None, **kwargs):
+def call(callback, *args, result=STRUCT, under=filter_jit, **kwargs):
     """Calls `callback` from compiled code."""
 
     def function(args):
-        return eqx.filter_pure_callback(callback, *args, result_shape_dtypes=result, **kwargs)
+        return filter_pure_callback(callback, *args, result_shape_dtypes=result, **kwargs)
 
-    return (eqx.filter_jit if under is None else under)(function)(args)
-
-
-def test_has_the_parameters_of_equinox():
-    def parameters(library):
-        signature = inspect.signature(library.filter_pure_callback)
-        return [(p.name, p.kind, p.default) for p in signature.parameters.values()]
-
-    assert parameters(eqxlike) == parameters(equinox)
+    return under(function)(args)
 
 
 # --- arguments ----------------------------------------------------------------------------------
 
 
-@both
-def test_arrays_are_passed_as_jax_arrays_and_all_else_as_it_is(eqx):
+def test_arrays_are_passed_as_jax_arrays_and_all_else_as_it_is():
     seen = []
 
     def callback(x, tree, *, name):
         seen.append((isinstance(x, jax.Array), isinstance(tree["y"], jax.Array), tree["n"], name))
         return x
 
-    for under in (None, lambda function: function):
-        call(eqx, callback, X, {"y": np.ones(2), "n": 2}, name="n", under=under)
+    for under in (filter_jit, lambda function: function):
+        call(callback, X, {"y": np.ones(2), "n": 2}, name="n", under=under)
     assert seen == [(True, True, 2, "n")] * 2
 
 
 def test_keyword_arguments_may_be_arrays_and_no_array_is_needed():
-    added = call(eqxlike, lambda x, *, y: np.asarray(x) + np.asarray(y), X, y=X)
+    added = call(lambda x, *, y: np.asarray(x) + np.asarray(y), X, y=X)
     assert added.tolist() == [0, 2, 4]
-    assert call(eqxlike, lambda: np.ones(3, np.float32)).tolist() == [1, 1, 1]
+    assert call(lambda: np.ones(3, np.float32)).tolist() == [1, 1, 1]
 
 
-@both
-def test_modules_unhashable_statics_and_typed_keys_go_in(eqx):
-    class Model(eqx.Module):
-        weight: Any
-        name: str = eqx.field(static=True)
-
-    doubled = call(
-        eqx,
-        lambda model: Model(2 * np.asarray(model.weight), model.name),
-        Model(X, "n"),
-        result=Model(STRUCT, "n"),
-    )
-    assert (doubled.weight.tolist(), doubled.name) == ([0, 2, 4], "n")
-
+def test_unhashable_statics_and_typed_keys_go_in():
     def output(x):
         callback = lambda x, s: np.asarray(x) + len(s)
-        return eqx.filter_pure_callback(callback, x, {1}, result_shape_dtypes=STRUCT)
+        return filter_pure_callback(callback, x, {1}, result_shape_dtypes=STRUCT)
 
-    assert eqx.filter_jit(output)(X).tolist() == [1, 2, 3]
+    assert filter_jit(output)(X).tolist() == [1, 2, 3]
     # A typed key is passed as its data.
     shape = jax.ShapeDtypeStruct((1,), jnp.int32)
-    assert call(eqx, lambda key: np.int32(key.shape), jax.random.key(0), result=shape) == 2
+    assert call(lambda key: np.int32(key.shape), jax.random.key(0), result=shape) == 2
 
 
 class Scale(eqxlike.Module):
@@ -98,32 +73,29 @@ def test_a_module_that_is_the_callback_may_hold_traced_arrays():
 # --- results ------------------------------------------------------------------------------------
 
 
-@both
-def test_static_leaves_come_back_as_they_are_and_double_precision_as_single(eqx):
-    x, text, number, nothing = call(
-        eqx, lambda x: (x, "t", 3, None), X, result=(STRUCT, "t", 3, None)
-    )
+def test_static_leaves_come_back_as_they_are_and_double_precision_as_single():
+    x, text, number, nothing = call(lambda x: (x, "t", 3, None), X, result=(STRUCT, "t", 3, None))
     assert (x.tolist(), text, number, nothing) == ([0, 1, 2], "t", 3, None)
-    assert call(eqx, lambda x: np.asarray(x, np.float64), X).dtype == jnp.float32
+    assert call(lambda x: np.asarray(x, np.float64), X).dtype == jnp.float32
 
 
 def test_an_array_or_a_tracer_may_say_what_the_result_is_like():
     for form in (X, np.ones(3, np.float32)):
-        assert call(eqxlike, lambda x: x, X, result=form).tolist() == [0, 1, 2]
+        assert call(lambda x: x, X, result=form).tolist() == [0, 1, 2]
     with jax.checking_leaks():
         same = filter_jit(lambda x: filter_pure_callback(lambda x: x, x, result_shape_dtypes=x))
         assert same(X).tolist() == [0, 1, 2]
 
 
 def test_statics_alone_and_a_python_number_may_come_back():
-    assert call(eqxlike, lambda x: "s", X, result="s") == "s"
-    assert call(eqxlike, lambda: 1.5, result=jax.ShapeDtypeStruct((), jnp.float32)) == 1.5
+    assert call(lambda x: "s", X, result="s") == "s"
+    assert call(lambda: 1.5, result=jax.ShapeDtypeStruct((), jnp.float32)) == 1.5
 
 
 # --- under other transformations ----------------------------------------------------------------
 
 
-def shapes_under_vmap(eqx, **options):
+def shapes_under_vmap(**options):
     """What a callback returns under `jax.vmap`, and with arrays of which shapes it was called."""
     shapes = []
 
@@ -132,26 +104,25 @@ def shapes_under_vmap(eqx, **options):
         return np.asarray(x) * np.asarray(y)
 
     def function(x):
-        return eqx.filter_pure_callback(callback, x, X, result_shape_dtypes=STRUCT, **options)
+        return filter_pure_callback(callback, x, X, result_shape_dtypes=STRUCT, **options)
 
     output = jax.vmap(function)(jnp.ones((2, 3)))
     assert output.tolist() == [[0, 1, 2]] * 2
     return shapes
 
 
-@both
-def test_vmap_method_says_how_the_callback_is_called(eqx):
+def test_vmap_method_says_how_the_callback_is_called():
     expected = {
         "sequential": [((3,), (3,))] * 2,
         "expand_dims": [((2, 3), (1, 3))],
         "broadcast_all": [((2, 3), (2, 3))],
     }
-    assert {each: shapes_under_vmap(eqx, vmap_method=each) for each in expected} == expected
+    assert {each: shapes_under_vmap(vmap_method=each) for each in expected} == expected
 
 
 def test_vectorized_is_the_older_form_of_vmap_method():
-    assert shapes_under_vmap(eqxlike, vectorized=True) == [((2, 3), (3,))]
-    assert shapes_under_vmap(eqxlike, vectorized=False) == [((3,), (3,))] * 2
+    assert shapes_under_vmap(vectorized=True) == [((2, 3), (3,))]
+    assert shapes_under_vmap(vectorized=False) == [((3,), (3,))] * 2
 
 
 def test_arrays_of_the_callback_are_no_batches_under_vmap():
@@ -160,33 +131,9 @@ def test_arrays_of_the_callback_are_no_batches_under_vmap():
     assert output.tolist() == [[0, 1, 2]] * 2
 
 
-def test_statics_come_back_under_filter_vmap():
-    def function(x):
-        return filter_pure_callback(
-            lambda x: (x, "t"), x, result_shape_dtypes=(STRUCT, "t"), vmap_method="sequential"
-        )
-
-    assert eqxlike.filter_vmap(function)(jnp.ones((2, 3)))[1] == "t"
-
-
-def test_without_vmap_method_vmap_is_the_error_of_jax_and_so_is_a_gradient():
-    with pytest.raises(NotImplementedError, match="vmap_method"):
-        shapes_under_vmap(eqxlike)
-    with pytest.raises(ValueError, match="custom_jvp"):
-        jax.grad(lambda x: call(eqxlike, lambda x: x, x, under=lambda f: f).sum())(X)
-
-
-def test_is_called_in_each_turn_of_a_scan():
-    def step(x, _):
-        callback = lambda x: np.asarray(x) + 1
-        return filter_pure_callback(callback, x, result_shape_dtypes=STRUCT), None
-
-    assert jax.lax.scan(step, X, None, length=3)[0].tolist() == [3, 4, 5]
-
-
 def test_sharding_is_where_the_callback_is_called():
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    assert call(eqxlike, lambda x: x, X, sharding=device).tolist() == [0, 1, 2]
+    assert call(lambda x: x, X, sharding=device).tolist() == [0, 1, 2]
 
 
 # --- errors -------------------------------------------------------------------------------------
@@ -223,7 +170,7 @@ def test_error_of_another_result_names_path_expected_and_came():
     for result, returned, message in OTHERS.values():
         came = jax.tree_util.tree_map(lambda x: x if type(x) is str else np.asarray(x), returned)
         with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-            jax.block_until_ready(call(eqxlike, lambda came=came: came, result=result))
+            jax.block_until_ready(call(lambda came=came: came, result=result))
 
 
 def test_error_of_another_batch_says_how_many_were_expected():
@@ -238,18 +185,10 @@ def test_error_of_another_batch_says_how_many_were_expected():
         jax.vmap(function)(jnp.ones((2, 3)))
 
 
-def test_what_the_callback_raises_is_in_the_error():
-    def callback(x):
-        raise KeyError("mine")
-
-    with pytest.raises(jax.errors.JaxRuntimeError, match="KeyError: 'mine'"):
-        call(eqxlike, callback, X)
-
-
 def test_options_and_callbacks_that_are_wrong_are_errors():
     with pytest.raises(ValueError, match="vmap_method"):
-        call(eqxlike, lambda x: x, X, vmap_method="some")
+        call(lambda x: x, X, vmap_method="some")
     with pytest.raises(ValueError, match="not both; it got 'sequential' and True"):
-        call(eqxlike, lambda x: x, X, vmap_method="sequential", vectorized=True)
+        call(lambda x: x, X, vmap_method="sequential", vectorized=True)
     with pytest.raises(TypeError, match="3 is not a callable object"):
         filter_pure_callback(3, X, result_shape_dtypes=STRUCT)

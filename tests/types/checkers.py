@@ -34,9 +34,10 @@ class Report:
 Reports = dict[str, Report]
 
 
-def start_pyright(folder: pathlib.Path) -> subprocess.Popen[str]:
-    """Starts pyright, as users have it without settings, on the programs in `folder`."""
-    settings = {"include": ["."], "extraPaths": [str(REPOSITORY)]}
+def start_pyright(folder: pathlib.Path, *names: str) -> subprocess.Popen[str]:
+    """Starts pyright, as users have it without settings, on programs in `folder`."""
+    include = [f"{name}.py" for name in names]
+    settings = {"include": include, "extraPaths": [str(REPOSITORY)]}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     return _start(folder, "pyright", "--outputjson", "--pythonpath", sys.executable)
 

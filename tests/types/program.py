@@ -22,9 +22,6 @@ from eqxlike import nn
 Value = TypeVar("Value")
 
 
-def wants_text(text: str) -> None: ...
-
-
 def wants_function(function: Callable[[Array], Array]) -> None: ...
 
 
@@ -87,41 +84,22 @@ affine = Affine(x)
 model = Model(3, key=key)
 
 reveal_type(affine)  # Affine
-reveal_type(affine.scale)  # Array
 reveal_type(affine.size)  # int
-reveal_type(affine(x))  # Array
 reveal_type(affine.repeated)  # (x: Array, count: int) -> list[Array]
 reveal_type(Affine.ones(3))  # Affine
-reveal_type(model)  # Model
 reveal_type(model.layer)  # Linear
 reveal_type(model(x))  # Array
-reveal_type(Inherited(x, extra=2).shift)  # float
 reveal_type(Converted(x, 0).numbers)  # Array
-reveal_type(Box(3))  # Box[int]
 reveal_type(Box(affine).open())  # Affine
 
 Affine()  # mistake
 Affine(x, "no number")  # mistake
-Affine(x, scal=3.0)  # mistake
-Affine(x, 1.0, "name", 4)  # mistake
-Inherited(x, extra="3")  # mistake
 Converted([1.0])  # mistake
-Converted([1.0], "axis")  # mistake
 Model("3", key=key)  # mistake
-Model(3)  # mistake
-Model(3, key, key=key)  # mistake
 affine.scail  # mistake
-affine.scale.nothing  # mistake
 affine("text")  # mistake
-affine(x, x)  # mistake
-affine.repeated(x)  # mistake
-affine.repeated(x, "twice")  # mistake
 affine.added = 1  # mistake
-Affine.added = 1  # mistake
-del affine.added  # mistake
 model.layer.wieght  # mistake
-model("text")  # mistake
-wants_text(affine.size)  # mistake
 
 
 # Classes that leave something to their subclasses.
@@ -150,12 +128,8 @@ class Wrong(Abstract):
         return x  # mistake
 
 
-reveal_type(Concrete(3).size)  # int
-reveal_type(Concrete(3).loss(x))  # Array
-wants_function(Concrete(3).loss)
 Abstract()  # mistake
 Concrete()  # mistake
-Concrete(3).loss()  # mistake
 
 
 # Transformed functions.
@@ -174,41 +148,22 @@ def same(value: Value, count: int) -> Value:
 
 
 reveal_type(eqx.filter_jit(predict)(affine, x))  # tuple[Array, int]
-reveal_type(eqx.filter_jit(predict, donate="all")(affine, x, 3))  # tuple[Array, int]
 reveal_type(eqx.filter_jit(donate="all")(predict)(affine, x, steps=3))  # tuple[Array, int]
-reveal_type(eqx.filter_jit(same)("a", 1))  # str
 reveal_type(eqx.filter_jit(same)(affine, 1))  # Affine
 reveal_type(eqx.filter_jit(affine)(x))  # Array
-reveal_type(eqx.filter_jit(affine.repeated)(x, 1))  # list[Array]
 reveal_type(eqx.filter_jit(nn.Linear)(3, 3, key=key))  # Linear
 reveal_type(eqx.filter_jit(functools.partial(predict, affine))(x))  # tuple[Array, int]
-reveal_type(eqx.filter_jit(nn.LayerNorm(3))(x))  # Array
 reveal_type(eqx.filter_jit(nn.LayerNorm(3))(x, None)[0])  # Array
-reveal_type(eqx.filter_jit(lambda x: 2 * x)(x))  # Unknown
 wants_function(eqx.filter_jit(affine))
-eqx.filter_jit(predict)(affine)  # mistake
 eqx.filter_jit(predict)(affine, x, "two")  # mistake
-eqx.filter_jit(predict)(affine, x, step=2)  # mistake
-eqx.filter_jit(predict)(affine, x)[0].nothing  # mistake
-eqx.filter_jit(predict)(affine, x).nothing  # mistake
-eqx.filter_jit(donate="all")(predict)(affine)  # mistake
 eqx.filter_jit(predict, donate="everything")  # mistake
-eqx.filter_jit(predict, donat="all")  # mistake
 eqx.filter_jit(3)  # mistake
-wants_text(eqx.filter_jit(predict)(affine, x))  # mistake
 
 reveal_type(eqx.filter_vmap(loss))  # (model: Affine, x: Array, steps: int = 2) -> Array
-reveal_type(eqx.filter_vmap(predict, in_axes=(None, 0, None))(affine, x, 2))  # tuple[Array, int]
 reveal_type(eqx.filter_vmap(in_axes=(None, 0))(loss)(affine, x))  # Array
-reveal_type(eqx.filter_vmap(affine)(x))  # Array
 reveal_type(eqx.filter_vmap(same)(affine, 1))  # Affine
-reveal_type(eqx.filter_vmap(lambda key: nn.Linear(3, 3, key=key))(key))  # Linear
-eqx.filter_vmap(predict)(affine)  # mistake
 eqx.filter_vmap(predict)(affine, x, "two")  # mistake
-eqx.filter_vmap(in_axes=0)(predict)(affine)  # mistake
 eqx.filter_vmap(predict, in_axis=0)  # mistake
-eqx.filter_vmap(3)  # mistake
-wants_text(eqx.filter_vmap(loss)(affine, x))  # mistake
 
 reveal_type(eqx.filter_pmap(predict)(affine, x))  # tuple[Array, int]
 reveal_type(eqx.filter_pmap(axis_name="devices")(loss)(affine, x))  # Array
@@ -219,40 +174,26 @@ reveal_type(eqx.filter_checkpoint(same)(affine, 1))  # Affine
 eqx.filter_checkpoint(loss)(affine)  # mistake
 
 reveal_type(eqx.filter_grad(loss))  # (model: Affine, x: Array, steps: int = 2) -> Unknown
-reveal_type(eqx.filter_grad()(loss)(affine, x))  # Unknown
 reveal_type(eqx.filter_grad(predict, has_aux=True)(affine, x))  # tuple[Unknown, int]
-reveal_type(eqx.filter_grad(has_aux=True)(predict)(affine, x))  # tuple[Unknown, int]
-reveal_type(eqx.filter_grad(lambda model: model(x).sum())(affine))  # Unknown
-eqx.filter_grad(loss)(affine)  # mistake
 eqx.filter_grad(loss)(affine, "text")  # mistake
-eqx.filter_grad(predict)  # mistake
-eqx.filter_grad(has_aux=True)(loss)  # mistake
 eqx.filter_grad(loss, has_au=True)  # mistake
 
-reveal_type(eqx.filter_value_and_grad(loss)(affine, x))  # tuple[Array, Unknown]
 reveal_type(eqx.filter_value_and_grad()(loss)(affine, x))  # tuple[Array, Unknown]
 reveal_type(eqx.filter_value_and_grad(predict, has_aux=True)(affine, x)[0])  # tuple[Array, int]
-reveal_type(eqx.filter_value_and_grad(has_aux=True)(predict)(affine, x)[0])  # tuple[Array, int]
 eqx.filter_value_and_grad(loss)(affine, "text")  # mistake
-eqx.filter_value_and_grad(loss)(affine, x)[0].nothing  # mistake
-value, gradient, more = eqx.filter_value_and_grad(loss)(affine, x)  # mistake
 
 reveal_type(eqx.filter_jvp(predict, (affine, x), (affine, x)))  # tuple[tuple[Array, int], Unknown]
 eqx.filter_jvp(loss, affine, x)  # mistake
-wants_text(eqx.filter_jvp(loss, (affine, x), (affine, x))[0])  # mistake
 
 reveal_type(eqx.filter_vjp(loss, affine, x)[0])  # Array
 reveal_type(eqx.filter_vjp(loss, affine, x)[1](x))  # tuple[Unknown, ...]
 reveal_type(eqx.filter_vjp(predict, affine, x, has_aux=True)[2])  # int
-eqx.filter_vjp(loss, affine)  # mistake
 eqx.filter_vjp(loss, affine, "text")  # mistake
 eqx.filter_vjp(loss, affine, x, has_aux=True)  # mistake
-wants_text(eqx.filter_vjp(loss, affine, x)[0])  # mistake
 
 reveal_type(eqx.filter_closure_convert(loss, affine, x)(affine, x))  # Array
 reveal_type(eqx.Partial(predict, affine)(x))  # tuple[Array, int]
 reveal_type(eqx.module_update_wrapper(affine, loss)(affine, x))  # Array
-reveal_type(eqx.debug.assert_max_traces(loss, max_traces=1)(affine, x))  # Array
 reveal_type(eqx.debug.assert_max_traces(max_traces=1)(loss)(affine, x))  # Array
 eqx.filter_make_jaxpr(loss)(affine)  # mistake
 
@@ -263,12 +204,9 @@ eqx.filter_make_jaxpr(loss)(affine)  # mistake
 def transform(known: Callable[..., Array], unknown, x: Array) -> None:
     eqx.filter_jit(known)(x)
     eqx.filter_jit(unknown)(x)
-    eqx.filter_jit(donate="all")(known)(x)
-    eqx.filter_jit(eqx.filter_grad(known))(x)
     eqx.filter_jit(eqx.filter_vmap(unknown))(x)
     eqx.filter_vmap(eqx.filter_jit(eqx.filter_value_and_grad(unknown)))(x)
     eqx.filter_vmap(in_axes=0)(eqx.filter_checkpoint(unknown))(x)
-    eqx.filter_jit(jax.vmap(lambda x: x.sum()))(x)
     eqx.filter_jit(eqx.filter_vmap(lambda x: x.sum()))(x)
     eqx.filter_vjp(known, *[x, x])
     reveal_type(eqx.filter_jit(eqx.filter_vmap(known))(x))  # Array
@@ -290,14 +228,6 @@ class Methods(eqx.Module):
 
     @eqx.filter_vmap
     def mapped(self, x: Array) -> Array:
-        return x
-
-    @eqx.filter_vmap(in_axes=(None, 0))
-    def mapped_along(self, x: Array) -> Array:
-        return x
-
-    @eqx.filter_grad
-    def gradient(self, x: Array) -> Array:
         return x
 
     @eqx.filter_value_and_grad(has_aux=True)
@@ -338,10 +268,6 @@ class Overriding(Methods):
     def jitted(self, x: Array, steps: int = 1) -> Array:
         return super().jitted(x, steps)
 
-    @eqx.filter_vmap
-    def mapped(self, x: Array) -> Array:
-        return super().mapped(x)
-
     @eqx.filter_jit
     def checkpointed(self, x: str) -> Array:  # mistake
         return self.scale
@@ -349,12 +275,9 @@ class Overriding(Methods):
 
 methods = Methods(x)
 reveal_type(methods.jitted)  # (x: Array, steps: int = 1) -> Array
-reveal_type(methods.jitted(x))  # Array
 reveal_type(Methods.jitted)  # (self: Methods, x: Array, steps: int = 1) -> Array
 reveal_type(methods.donating)  # (x: Array) -> Array
 reveal_type(methods.mapped)  # (x: Array) -> Array
-reveal_type(methods.mapped_along)  # (x: Array) -> Array
-reveal_type(methods.gradient)  # (x: Array) -> Unknown
 reveal_type(methods.value_and_gradient)  # (x: Array) -> tuple[tuple[Array, int], Unknown]
 reveal_type(methods.checkpointed)  # (x: Array) -> Array
 reveal_type(methods.of_class)  # (x: Array) -> Array
@@ -362,26 +285,14 @@ reveal_type(methods.static(x))  # Array
 reveal_type(methods.computed)  # Array
 reveal_type(methods.nested(x))  # tuple[Array, Unknown]
 methods.untyped(1, times=2)
-reveal_type(eqx.filter_jit(methods.jitted)(x))  # Array
 wants_function(methods.jitted)
-wants_function(methods.mapped)
-methods.jitted()  # mistake
 methods.jitted(x, "one")  # mistake
-methods.donating(x, x)  # mistake
-methods.mapped(x, x)  # mistake
-methods.mapped_along()  # mistake
-methods.gradient(x, x)  # mistake
-methods.value_and_gradient()  # mistake
 methods.checkpointed("text")  # mistake
-methods.of_class()  # mistake
-methods.static(x, x)  # mistake
-wants_text(methods.computed)  # mistake
 
 
 # Trees.
 
 reveal_type(eqx.combine(affine, affine))  # Affine
-reveal_type(eqx.tree_at(lambda affine: affine.scale, affine, x))  # Affine
 reveal_type(eqx.tree_at(lambda affine: affine.shift, affine, replace_fn=abs))  # Affine
 reveal_type(eqx.apply_updates(affine, affine))  # Affine
 reveal_type(nn.inference_mode(affine))  # Affine
@@ -389,17 +300,9 @@ reveal_type(eqx.error_if(x, True, "Wrong."))  # Array
 reveal_type(eqx.filter_shard(affine, None))  # Affine
 reveal_type(eqx.tree_deserialise_leaves("model.eqx", affine))  # Affine
 reveal_type(eqx.tree_equal(affine, affine))  # bool | Array
-reveal_type(eqx.is_array(x))  # bool
 reveal_type(eqx.if_array(0))  # if_array
-wants_text(eqx.combine(affine, affine))  # mistake
-wants_text(eqx.tree_at(lambda affine: affine.scale, affine, x))  # mistake
 eqx.tree_at(lambda affine: affine.scail, affine, x)  # mistake
-eqx.tree_at(lambda affine: affine.scale, affine, x).scail  # mistake
-wants_text(eqx.apply_updates(affine, affine))  # mistake
-wants_text(nn.inference_mode(affine))  # mistake
 eqx.partition(affine)  # mistake
-eqx.filter(affine)  # mistake
-eqx.filter_shard(affine)  # mistake
 eqx.if_array("0")  # mistake
 eqx.tree_serialise_leaves(1, affine)  # mistake
 
@@ -409,48 +312,32 @@ eqx.tree_serialise_leaves(1, affine)  # mistake
 reveal_type(nn.Linear(3, 3, key=key)(x))  # Array
 reveal_type(nn.MLP(3, 3, 8, 1, key=key)(x))  # Array
 reveal_type(nn.Conv2d(1, 1, 3, key=key)(x))  # Array
-reveal_type(nn.ConvTranspose2d(1, 1, 3, key=key)(x))  # Array
 reveal_type(nn.LSTMCell(3, 3, key=key)(x, (x, x))[0])  # Array
-reveal_type(nn.GRUCell(3, 3, key=key)(x, x))  # Array
 reveal_type(nn.Dropout()(x, key=key))  # Array
 reveal_type(nn.LayerNorm(3)(x))  # Array
-reveal_type(nn.RMSNorm(3)(x))  # Array
-reveal_type(nn.GroupNorm(1, 3)(x))  # Array
 reveal_type(nn.Embedding(3, 3, key=key)(x))  # Array
 reveal_type(nn.RotaryPositionalEmbedding(4)(x))  # Array
 reveal_type(nn.MultiheadAttention(1, 3, key=key)(x, x, x))  # Array
 reveal_type(nn.MaxPool2d(2)(x))  # Array
-reveal_type(nn.AdaptiveAvgPool2d(1)(x))  # Array
 reveal_type(nn.PReLU(0.1)(x))  # Array
-reveal_type(nn.Identity()(x))  # Array
 reveal_type(nn.Lambda(jnp.tanh)(x))  # Array
 reveal_type(nn.Sequential([nn.Lambda(jnp.tanh)])(x))  # Array
-reveal_type(nn.WeightNorm(nn.Linear(3, 3, key=key)))  # WeightNorm[Linear]
 reveal_type(nn.WeightNorm(nn.Linear(3, 3, key=key)).layer)  # Linear
 reveal_type(nn.Shared(model, lambda model: model.layer, lambda model: model.layer))  # Shared
-nn.Linear(3)  # mistake
 nn.Linear(3, 3)  # mistake
-nn.Linear("3", 3, key=key)  # mistake
 nn.Linear(3, 3, key=key)("text")  # mistake
-nn.MLP(3, 3, 8, key=key)  # mistake
-nn.Dropout("0.5")  # mistake
 nn.BatchNorm(3, "batch", mode="bach")  # mistake
 
 reveal_type(nn.make_with_state(Model)(3, key=key)[0])  # Model
 reveal_type(nn.make_with_state(Model)(3, key=key)[1])  # State
 norm, state = nn.make_with_state(nn.BatchNorm)(3, "batch", mode="batch")
 index = nn.StateIndex(x)
-reveal_type(norm)  # BatchNorm
 reveal_type(norm(x, state))  # tuple[Array, State]
-reveal_type(index)  # StateIndex[Array]
 reveal_type(state.get(index))  # Array
 reveal_type(state.set(index, x))  # State
 reveal_type(nn.SpectralNorm(nn.Linear(3, 3, key=key), "weight", key=key).layer)  # Linear
 nn.make_with_state(Model)("3", key=key)  # mistake
-nn.make_with_state(Model)(3)  # mistake
-nn.make_with_state(Model)(3, key=key)[0].nothing  # mistake
 state.get(1)  # mistake
-state.nothing  # mistake
 
 
 # Enumerations.
@@ -463,8 +350,6 @@ class Result(eqx.Enumeration):
 
 reveal_type(Result.successful == Result.diverged)  # Array
 reveal_type(Result.where(x, Result.successful, Result.diverged))  # Result
-reveal_type(Result.promote(Result.successful))  # Result
-reveal_type(len(Result))  # int
 Result.nothing  # mistake
 
 
@@ -487,6 +372,7 @@ optimiser = optax.adam(1e-3)
 optimiser_state = optimiser.init(eqx.filter(model, eqx.is_inexact_array))
 for _ in range(10):
     model, optimiser_state, value = train(model, optimiser_state, x)
+    print(value.item())
 parameters, static = eqx.partition(model, eqx.is_array)
 model = eqx.combine(parameters, static)
-print(model.layer.weight, value.item())
+print(model.layer.weight)

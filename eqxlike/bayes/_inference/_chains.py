@@ -74,7 +74,6 @@ def advance(
     empty = {name: each[:, :0] for name, each in chains.records.items()}
     step_bytes = sum(_bytes_of_record(each) for each in empty.values())
     size = max(1, min(_MOST_STEPS, method.num_steps, _MOST_BYTES // max(1, step_bytes)))
-    keys = jr.split(jr.fold_in(key, 1), method.num_chains)
     count, step, states = 1, chains.step, chains.states
     while step < method.num_steps:
         count = min(count, size, method.num_steps - step)
@@ -84,9 +83,9 @@ def advance(
             problem,
             states,
             empty,
-            keys,
-            jnp.asarray(step, jnp.int32),
-            jnp.asarray(count, jnp.int32),
+            key,
+            np.asarray(step, np.int32),
+            np.asarray(count, np.int32),
             size,
             chain_method,
         )
@@ -121,19 +120,21 @@ def _start(method: Method, problem: Problem, key: PRNGKeyArray) -> tuple[State, 
     keys = jr.split(jr.fold_in(key, 0), method.num_chains)
     states = jax.vmap(lambda key: _strong(method.init(problem, key)))(keys)
 
-    def record_of(states: State) -> Record:
-        first = jnp.zeros((), jnp.int32)
-
-        def of_one(state: State) -> Record:
-            return _strong(dict(method.step(problem, state, first, jr.key(0))[1]))
-
-        return jax.vmap(of_one)(states)
-
+    one = filter_eval_shape(lambda: jtu.tree_map(lambda each: each[0], states))
     # Its shapes alone are asked for, and its operations left out.
-    structs = filter_eval_shape(record_of, states)
+    _, record = filter_eval_shape(_step, method, problem, one, jnp.zeros((), jnp.int32), key)
     return states, jtu.tree_map(
-        lambda each: jnp.zeros((each.shape[0], 0, *each.shape[1:]), each.dtype), dict(structs)
+        lambda each: jnp.zeros((method.num_chains, 0, *each.shape), each.dtype), record
     )
+
+
+@filter_jit
+def _step(
+    method: Method, problem: Problem, state: State, number: Array, key: PRNGKeyArray
+) -> tuple[State, Record]:
+    """A step of one chain. Traced once: for its shapes, and in the loop."""
+    state, record = method.step(problem, state, number, key)
+    return _strong((state, dict(record)))
 
 
 @as_libraries_compute()
@@ -143,9 +144,9 @@ def _advance(
     problem: Problem,
     states: State,
     empty: dict[str, np.ndarray],
-    keys: PRNGKeyArray,
-    first: Array,
-    count: Array,
+    key: PRNGKeyArray,
+    first: np.ndarray,
+    count: np.ndarray,
     size: int,
     chain_method: ChainMethod,
 ) -> tuple[State, dict[str, Array]]:
@@ -160,11 +161,12 @@ def _advance(
         def one(index: Array, carry: Any) -> Any:
             state, buffers = carry
             number = first + index
-            state, record = _strong(method.step(problem, state, number, jr.fold_in(key, number)))
+            state, record = _step(method, problem, state, number, jr.fold_in(key, number))
             return state, {name: buffers[name].at[index].set(record[name]) for name in buffers}
 
         return jax.lax.fori_loop(0, count, one, (state, buffers))
 
+    keys = jr.split(jr.fold_in(key, 1), method.num_chains)
     return _side_by_side(chain_method)(run)((states, keys))
 
 

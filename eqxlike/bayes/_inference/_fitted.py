@@ -195,7 +195,7 @@ def fitted_from(
     problem: Problem, method: Method, chains: Chains, key: PRNGKeyArray
 ) -> FittedPosterior:
     """The posterior that a run found."""
-    found = _finish(method, problem, chains.states, chains.records, jr.fold_in(key, 2))
+    found = _finish(method, problem, chains.states, chains.records, key)
     return FittedPosterior(problem, method, found, chains, key)
 
 
@@ -214,7 +214,7 @@ def _num_lost(records: dict[str, np.ndarray]) -> np.ndarray:
 @as_libraries_compute()
 @filter_jit
 def _finish(method: Method, problem: Problem, states: Any, records: Any, key: PRNGKeyArray) -> Any:
-    return method.finish(problem, states, records, key)
+    return method.finish(problem, states, records, jr.fold_in(key, 2))
 
 
 @as_libraries_compute()

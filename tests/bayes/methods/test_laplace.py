@@ -9,8 +9,8 @@ import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
 import pytest
-from scipy import integrate, optimize, stats
-from scipy.special import expit, softmax
+from scipy import optimize, stats
+from scipy.special import softmax
 
 import eqxlike as eqx
 from eqxlike import ad, bayes, nn
@@ -161,6 +161,14 @@ def test_predictions_of_linear_regression_are_exact():
     np.testing.assert_allclose(prediction.quantile(0.95), wanted, rtol=1e-3)
     with pytest.raises(ValueError, match="one sample has no variance; take at least 2"):
         bayes.predict(linear(), NEW, key=jr.key(0), num_samples=1)
+
+
+def test_predictions_of_a_model_with_one_array():
+    layer = nn.Linear(2, "scalar", use_bias=False, key=jr.key(0), dtype=jnp.float64)
+    data = (LINEAR.x, LINEAR.y)
+    posterior = around(bayes.Posterior(layer, bayes.normal(), bayes.Gaussian(0.5), data))
+    prediction = bayes.predict(posterior, NEW, key=jr.key(2), num_samples=2)
+    np.testing.assert_allclose(prediction.mean, NEW @ np.asarray(layer.weight)[0], rtol=1e-8)
 
 
 # --- structures -----------------------------------------------------------------------------------
@@ -318,54 +326,6 @@ def test_probit_divides_logits_by_their_spread():
     assert isinstance(prediction, bayes.CategoricalMixture)
     expected = np.broadcast_to(wanted, (2, *wanted.shape))
     np.testing.assert_allclose(prediction.logits, expected, rtol=1e-6)
-
-
-class Slope(eqx.Module):
-    weight: jax.Array
-
-    def __call__(self, x):
-        return self.weight * x[0]
-
-
-SLOPES = np.random.default_rng(0).normal(size=(20, 1))
-
-
-IS_ONE = np.random.default_rng(1).uniform(size=20) < expit(1.5 * SLOPES[:, 0])
-
-
-def slope_density(weight):
-    """One parameter with two classes: everything can be integrated."""
-    logits = np.where(IS_ONE, 1, -1) * weight * SLOPES[:, 0]
-    return np.exp(np.log(expit(logits)).sum() + stats.norm.logpdf(weight, 0, 2))
-
-
-@functools.cache
-def slope():
-    mode = optimize.fmin(lambda weight: -np.log(slope_density(weight)), 1.0, ftol=1e-12, disp=0)
-    data = (SLOPES, IS_ONE.astype(int))
-    return around(
-        bayes.Posterior(
-            Slope(jnp.asarray(mode[0])), bayes.normal(0.0, 2.0), bayes.Bernoulli(), data
-        )
-    )
-
-
-def test_evidence_and_probabilities_of_two_classes_are_integrals():
-    integral = integrate.quad(slope_density, -20, 20)[0]
-    np.testing.assert_allclose(slope().log_evidence, np.log(integral), atol=0.05)
-    found = slope().found
-    spread = float(covariance_of(found.normal, 1)[0, 0]) ** 0.5
-    mean = float(found.mode[0])
-    new = np.array([[-2.0], [0.3], [4.0]])
-    wanted = [
-        integrate.quad(lambda w, x=x: expit(w * x) * stats.norm.pdf(w, mean, spread), -15, 20)[0]
-        for x in new[:, 0]
-    ]
-    for predictive, atol in [("linearised", 1e-3), ("probit", 0.02)]:
-        posterior = predicting(slope(), predictive)
-        prediction = bayes.predict(posterior, new, key=jr.key(0), num_samples=200)
-        assert isinstance(prediction, bayes.CategoricalMixture)
-        np.testing.assert_allclose(prediction.probabilities[:, 1], wanted, atol=atol)
 
 
 def test_sampled_networks_are_those_of_the_draws():

@@ -96,25 +96,6 @@ def test_estimators_agree_on_the_bound():
         np.testing.assert_allclose(mean, local, atol=5 * np.hypot(error, local_error))
 
 
-def test_minibatches_leave_the_bound_unbiased():
-    problem = bayes.Problem(LINEAR.target)
-    place = as_trees(problem, jnp.zeros(3), jnp.zeros(3))
-    whole = bayes.MeanField()._loss_of_draw
-    data, weight = LINEAR.target.data, jnp.asarray(1.0)
-
-    def of_batch(key):
-        batch_key, key = jr.split(key)
-        return whole(problem, place, problem.batch(batch_key, 5), weight, key)
-
-    keys = jr.split(jr.key(0), 5000)
-    ours = jax.jit(jax.vmap(of_batch))(keys)
-    others = jr.split(jr.key(1), 5000)
-    of_all = lambda key: whole(problem, place, data, weight, key)
-    expected = jax.jit(jax.vmap(of_all))(others)
-    error = np.std(ours) / np.sqrt(len(keys))
-    np.testing.assert_allclose(np.mean(ours), np.mean(expected), atol=5 * error)
-
-
 def test_kl_counts_by_its_weight_as_it_warms_up():
     problem = bayes.Problem(LINEAR.target)
     method = bayes.MeanField(kl_weight=0.5, warm_up=5)
@@ -166,23 +147,6 @@ def test_bayesian_layers_bring_their_prior_and_where_to_begin():
     np.testing.assert_allclose(*scales, rtol=1e-9)
     # Their Kullback-Leibler divergence is that of `bayes.negative_elbo`.
     np.testing.assert_allclose(*kls, rtol=1e-6)
-
-
-def test_convolutions_with_random_weights_go_in_as_they_are():
-    class Network(eqx.Module):
-        conv: nn.BayesianConv
-        readout: nn.BayesianLinear
-
-        def __call__(self, x, *, key=None):
-            keys = (None, None) if key is None else jr.split(key)
-            return self.readout(self.conv(x, key=keys[0]).reshape(-1), key=keys[1])
-
-    conv = nn.BayesianConv(nn.Conv1d(1, 2, 2, key=jr.key(0), dtype=jnp.float64))
-    model = Network(conv, nn.BayesianLinear(4, "scalar", key=jr.key(1), dtype=jnp.float64))
-    target = bayes.Posterior(model, None, bayes.Gaussian(1.0), (np.ones((5, 1, 3)), np.ones(5)))
-    problem = bayes.Problem(target)
-    place = jax.jit(lambda: bayes.MeanField().init(problem, jr.key(0)).place)()
-    np.testing.assert_array_equal(place.mean.model.conv.weight, nn.posterior_mean(conv).weight)
 
 
 def test_part_of_a_model_may_be_random():

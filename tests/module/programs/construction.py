@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jaxtyping import Array, Float, jaxtyped
 
 from tests.beside_equinox import error_of
 from tests.module.programs.registry import program
@@ -92,23 +93,6 @@ def defaults_that_are_refused(eqx):
 
 
 @program
-def two_bases_with_generated_inits(eqx):
-    class Top(eqx.Module):
-        x: int
-
-    class Left(Top):
-        y: int
-
-    class Right(Top):
-        z: int
-
-    class Model(Left, Right):
-        w: int
-
-    return str(inspect.signature(Model)), vars(Model(1, 2, 3, 4))
-
-
-@program
 def what_init_says_of_itself(eqx):
     class Model(eqx.Module):
         x: int
@@ -174,36 +158,6 @@ def post_init_takes_init_variables(eqx):
 
 
 @program
-def post_init_beside_an_init(eqx):
-    called = []
-
-    class Base(eqx.Module):
-        x: int
-
-        def __post_init__(self):
-            called.append(type(self).__name__)
-
-    class InitBelow(Base):
-        def __init__(self):
-            super().__init__(1)
-
-    class Both(eqx.Module):
-        x: int
-
-        def __init__(self):
-            self.x = 2
-
-        def __post_init__(self):
-            called.append("never")
-
-    class PostInitBelow(Both):
-        def __post_init__(self):
-            called.append("never")
-
-    return vars(InitBelow()), vars(Both()), vars(PostInitBelow()), called
-
-
-@program
 def check_init_of_every_class_in_the_hierarchy(eqx):
     called = []
 
@@ -234,99 +188,7 @@ def check_init_of_every_class_in_the_hierarchy(eqx):
     return called
 
 
-@program
-def check_init_refuses_and_may_not_assign(eqx):
-    class Base(eqx.Module):
-        x: int
-
-        def __check_init__(self):
-            if self.x < 0:
-                raise RuntimeError("negative")
-            if self.x > 5:
-                self.x = 5
-
-    class Model(Base):
-        def __init__(self):
-            self.x = -1
-
-    return [error_of(Base, -1), error_of(Model), error_of(Base, 6)], Base(5).x
-
-
 # --- a custom __init__ --------------------------------------------------------------------------
-
-
-@program
-def init_assigns_in_many_ways(eqx):
-    def assign(module):
-        module.z = 4
-
-    class Model(eqx.Module):
-        x: int
-        y: int
-        z: int
-        inner: Any
-        default: int = 3
-
-        def __init__(self, x=None, **kwargs):
-            self.x = 0
-            self.x = x
-            for name in ("y", "default") if kwargs else ("y",):
-                setattr(self, name, kwargs)
-            assign(self)
-            self.setup()
-
-        def setup(self):
-            object.__setattr__(self, "inner", self.x and Model(self.x - 1, a=1))
-
-    model = Model(2, a=3)
-    return Model(1).default, (model.x, model.y, model.z, list(vars(model))), jtu.tree_leaves(model)
-
-
-@program
-def init_that_goes_wrong(eqx):
-    def make(init, **annotations):
-        body = {"__annotations__": annotations, "__init__": init}
-        return type(eqx.Module)("Model", (eqx.Module,), body)
-
-    def sets_nothing(self):
-        pass
-
-    class OfTheBase(make(lambda self: setattr(self, "x", 1), x=int)):
-        y: int
-
-        def __init__(self):
-            self.y = 1
-
-    class NotByPostInit(eqx.Module):
-        x: int = eqx.field(init=False)
-
-        def __post_init__(self):
-            pass
-
-    class NotOfABase(make(lambda self, size: setattr(self, "x", size), x=int)):
-        y: int
-
-    return [
-        error_of(make(lambda self: 3)),
-        error_of(make(lambda self: {}["x"])),
-        error_of(make(sets_nothing, x=int)),
-        error_of(make(lambda self: setattr(self, "x", self.x + 1), x=int)),
-        error_of(make(lambda self: setattr(self, "y", 1), x=int)),
-        error_of(OfTheBase),
-        error_of(NotByPostInit),
-        error_of(NotOfABase, 1),
-    ]
-
-
-@program
-def new_with_arguments(eqx):
-    class Model(eqx.Module):
-        x: int
-
-        def __new__(cls, x):
-            return super().__new__(cls)
-
-    return Model(3).x
 
 
 @program(differs="as for any class, `__new__` may return something else")
@@ -340,74 +202,21 @@ def new_that_returns_another_class(eqx):
 
 @program
 def monkeypatched_generated_init(eqx):
-    found = []
-    for wraps in (functools.wraps, lambda original: lambda function: function):
+    class Model(eqx.Module):
+        x: float = eqx.field(converter=lambda x: x + 1)
+        y: int = 2
 
-        class Model(eqx.Module):
-            x: float = eqx.field(converter=lambda x: x + 1)
-            y: int = 2
+    original = Model.__init__
 
-        original = Model.__init__
+    def checked(self, *args, **kwargs):
+        original(self, *args, **kwargs)
 
-        @wraps(original)
-        def checked(self, *args, original=original, **kwargs):
-            original(self, *args, **kwargs)
+    Model.__init__ = checked
 
-        Model.__init__ = checked
+    class Sub(Model):
+        z: int = 3
 
-        class Sub(Model):
-            z: int = 3
-
-        found.append((vars(Model(1)), vars(Sub(1, 2, 4)), str(inspect.signature(Sub))))
-    return found
-
-
-@program
-def cooperative_inits(eqx):
-    class Plain:
-        def __init__(self, name, **kwargs):
-            super().__init__(**kwargs)
-            self.name = name
-
-    class Before(Plain, eqx.Module):
-        x: int
-        name: str
-
-        def __init__(self, x, **kwargs):
-            super().__init__(**kwargs)
-            self.x = x
-
-    class Other(eqx.Module):
-        y: int
-
-        def __init__(self, y, **kwargs):
-            self.y = y
-            super().__init__(**kwargs)
-
-    class Both(Before, Other):
-        pass
-
-    class Inherits(Plain, eqx.Module):
-        name: str
-
-    return vars(Before(1, name="a")), vars(Both(1, name="a", y=3)), vars(Inherits("b"))
-
-
-@program(differs="a default that no `__init__` assigned is a field, and so a leaf")
-def a_default_that_an_inherited_init_does_not_assign(eqx):
-    class Base(eqx.Module):
-        x: int
-
-        def __init__(self, x):
-            self.x = x
-
-    class Middle(Base):
-        y: int = 5
-
-    class Model(Middle):
-        z: int = 6
-
-    return jtu.tree_leaves(Model(1))
+    return vars(Model(1)), vars(Sub(1, 2, 4)), str(inspect.signature(Sub))
 
 
 # --- an instance in its __init__ ----------------------------------------------------------------
@@ -459,3 +268,44 @@ def instance_in_init_passes_through_jit(eqx):
             return self.x + 1
 
     return float(Model(jnp.array(1.0)).y)
+
+
+# --- under jaxtyping's decorator, which checks the arguments of `__init__` ------------------------
+
+
+def check_types(function):
+    """As a type checker: arguments against the annotations of arrays."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*args, **kwargs):
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            annotation = signature.parameters[name].annotation
+            if hasattr(annotation, "dtypes") and not isinstance(value, annotation):
+                raise TypeError(f"{name} is not of type {annotation}")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+typed = jaxtyped(typechecker=check_types)
+
+
+@program
+def typed_classes(eqx):
+    @typed
+    class Base(eqx.Module):
+        x: Float[Array, " size"]
+
+    @typed
+    class Model(Base):
+        y: Float[Array, " size"]
+        # What the converter takes is not what the annotation says.
+        z: Float[Array, ""] = eqx.field(converter=jnp.asarray, default=1.0)
+
+    class Sub(Model):
+        w: int = 4
+
+    two, three = jnp.ones(2), jnp.ones(3)
+    models = Model(two, two, 2.0), Sub(two, two, 3.0, 5)
+    return [each.z.shape for each in models], models[1].w, error_of(Model, two, three)

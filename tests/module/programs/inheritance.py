@@ -1,54 +1,16 @@
-"""Classes above and below: overriding, mixins, generics, class arguments."""
+"""Classes above and below: overriding, mixins, class arguments; and what instances are equal to."""
 
 import copy
-import functools
 import inspect
 import typing
 from typing import Any
 
+import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 
 from tests.beside_equinox import error_of
-from tests.module.models import HasWeight
 from tests.module.programs.registry import program
-
-T = typing.TypeVar("T")
-S = typing.TypeVar("S")
-
-
-@program
-def generic_with_two_parameters(eqx):
-    class Model(eqx.Module, typing.Generic[T, S]):
-        x: T
-        y: S
-
-    class Sub(Model[int, T]):
-        z: T
-
-    class First(typing.Generic[T], eqx.Module):
-        x: T
-
-    parts = jtu.tree_leaves(Model[int, str](1, "a")), jtu.tree_leaves(Sub[str](1, "b", "c"))
-    types = type(Model[int, str](1, "a")) is type(Model(1, "a")) is Model
-    return parts, types, len(Model.__parameters__), First[int](1).x
-
-
-@program(differs="a Module is frozen to `typing` too")
-def class_that_an_instance_of_a_generic_was_made_by(eqx):
-    class Model(eqx.Module, typing.Generic[T]):
-        x: T
-
-    return hasattr(Model[int](1), "__orig_class__")
-
-
-@program
-def protocols(eqx):
-    class Model(eqx.Module):
-        weight: int
-
-    # What is found statically need not be the value: protocols ask whether there is anything.
-    is_found = inspect.getattr_static(Model(1), "weight", None) is not None
-    return isinstance(Model(1), HasWeight), is_found
 
 
 @program
@@ -64,34 +26,6 @@ def arguments_of_the_class_statement(eqx):
         x: int
 
     return seen, vars(Model(1)), error_of(lambda: type(eqx.Module)("M", (eqx.Module,), {}, tag=1))
-
-
-@program
-def members_of_the_base_overridden_by_a_field(eqx):
-    class Base(eqx.Module):
-        variable: typing.ClassVar[int] = 1
-
-        def method(self):
-            return 1
-
-        @property
-        def size(self):
-            return 1
-
-    class Model(Base):
-        method: Any = 3
-        size: int = 2
-        variable: int = 4
-
-    class Required(Base):
-        method: Any
-
-    class WithoutDefault(Base):
-        size: int
-
-    models = Model(), Model(5, 6, 7)
-    found = [(jtu.tree_leaves(each), each.size, each.variable) for each in models]
-    return found, Model().method, Required(lambda: 3).method(), error_of(WithoutDefault, 5)
 
 
 @program
@@ -155,38 +89,6 @@ def field_under_a_property_that_stores_it(eqx):
 
 
 @program
-def properties(eqx):
-    class Base(eqx.Module):
-        x: int
-
-        @property
-        def y(self):
-            return self.x
-
-        @y.setter
-        def y(self, value):
-            raise AssertionError("never reached: a Module is frozen")
-
-        @property
-        def wrong(self):
-            return self.absent
-
-        @functools.cached_property
-        def double(self):
-            return 2 * self.x
-
-    class Model(Base):
-        @property
-        def y(self):
-            return super().y + 1
-
-    model = Model(1)
-    found = model.y, model.double, model.double, jtu.tree_leaves(model)
-    mapped = jtu.tree_map(lambda leaf: leaf + 1, model)
-    return found, mapped.double, [error_of(setattr, Base(1), "y", 2), error_of(lambda: model.wrong)]
-
-
-@program
 def getattr_is_asked_only_for_what_is_not_there(eqx):
     class Mixin:
         def __getattr__(self, name):
@@ -221,3 +123,63 @@ def mixin_between_that_has_something_else_than_the_method(eqx):
     mixins = [type("Other", (Mixin,), {"size": other}) for other in others]
     models = [type(eqx.Module)("Model", (First, mixin), {})() for mixin in mixins]
     return First().size(), models[0].size, models[1].size, models[2].size(), models[3].size()
+
+
+# --- what instances are equal to, their copies and their text -------------------------------------
+
+
+def make_pair(eqx):
+    class Pair(eqx.Module):
+        x: Any
+        name: str = eqx.field(static=True, default="pair")
+
+    return Pair
+
+
+@program
+def equality(eqx):
+    Pair = make_pair(eqx)
+
+    class Sub(Pair):
+        pass
+
+    class Model(eqx.Module):
+        x: int
+
+        def __eq__(self, other):
+            return True
+
+    class Hashed(Model):
+        def __hash__(self):
+            return 3
+
+        def __repr__(self):
+            return "R"
+
+    class Below(Hashed):
+        pass
+
+    others = Pair(1), Pair(1.0), Pair(2), Pair(1, "other"), Pair((1,)), 1, None, Sub(1)
+    one = Pair(jnp.ones(2))
+    return (
+        [Pair(1) == other for other in others],
+        (Pair([1]) == Pair((1,)), Below(1) == 2, hash(Below(1)), repr(Below(1))),
+        (hash(Pair((1, "a"))) == hash(Pair((1, "a"))), {Pair(1): "found"}[Pair(1)]),
+        len({Pair(1), Pair(1), Pair(2)}),
+        (error_of(hash, one), error_of(hash, Model(1))),
+    )
+
+
+@program
+def shown(eqx):
+    class Model(eqx.Module):
+        call: Any
+
+        def __init__(self):
+            self.call = self.__call__
+
+        def __call__(self):
+            return 1
+
+    one = make_pair(eqx)([1, jnp.ones((2, 3)), np.ones(2)])
+    return repr(one).split("(", 1)[1], str(one) == repr(one), "recursive" in repr(Model())

@@ -1,6 +1,5 @@
 """Classes of which something was replaced: by `__init_subclass__`, by a metaclass, afterwards."""
 
-import abc
 import functools
 import inspect
 from typing import Any
@@ -30,44 +29,6 @@ def make_base(eqx, replace):
             replace(cls)
 
     return Base
-
-
-@program
-def init_subclass_wraps_a_method(eqx):
-    def wrap(cls):
-        cls.method = doubled(vars(cls)["method"])
-        cls.added = lambda self: self.x
-
-    class Model(make_base(eqx, wrap)):
-        x: int
-
-        def method(self):
-            return self.x
-
-    class Below(Model):
-        def method(self):
-            return 10 + super().method()
-
-    is_module = isinstance(Model(1).method, eqx.Module)
-    return Model(1).method(), is_module, Model.method(Model(2)), Below(1).method(), Below(3).added()
-
-
-@program
-def init_subclass_of_a_plain_mixin_wraps_a_method(eqx):
-    class Mixin:
-        def __init_subclass__(cls, **kwargs):
-            super().__init_subclass__(**kwargs)
-            cls.method = doubled(vars(cls)["method"])
-
-    class First(Mixin, eqx.Module):
-        def method(self):
-            return 1
-
-    class Last(eqx.Module, Mixin):
-        def method(self):
-            return 1
-
-    return First().method(), Last().method()
 
 
 @program
@@ -107,26 +68,6 @@ def init_subclass_puts_something_else_in_the_place_of_a_method(eqx):
 
 
 @program
-def init_subclass_makes_a_method_abstract_or_overrides_one(eqx):
-    def make_abstract(cls):
-        cls.method = abc.abstractmethod(vars(cls)["method"])
-
-    def override(cls):
-        cls.method = lambda self: 2
-
-    class Abstract(make_base(eqx, make_abstract)):
-        def method(self):
-            return 1
-
-    class Model(make_base(eqx, override)):
-        @abc.abstractmethod
-        def method(self):
-            pass
-
-    return error_of(Abstract), Model().method()
-
-
-@program
 def init_subclass_adds_a_field_or_makes_one_static(eqx):
     def add(cls):
         cls.__annotations__ = {**inspect.get_annotations(cls), "y": int}
@@ -147,53 +88,6 @@ def init_subclass_adds_a_field_or_makes_one_static(eqx):
 
     models = Model(1), Model(1, 2), Static(1), Below(1)
     return [jtu.tree_leaves(each) for each in models], Model.y, Below(1).x
-
-
-@program
-def init_subclass_replaces_what_makes_instances(eqx):
-    def replace(cls):
-        made = cls.__init__
-
-        def __init__(self, x):
-            made(self, x)
-            self.y = 5
-
-        cls.__init__ = __init__
-        cls.__check_init__ = lambda self: checked.append(self.y)
-
-    def add(cls):
-        cls.__post_init__ = lambda self: setattr(self, "y", self.x + 1)
-
-    checked: list[int] = []
-
-    class Model(make_base(eqx, replace)):
-        x: int
-        y: int
-
-        def __init__(self, x):
-            self.x = x
-
-    class Added(make_base(eqx, add)):
-        x: int
-        y: int = eqx.field(init=False)
-
-    return Model(1).y, checked, Added(1).y
-
-
-@program
-def metaclass_above_wraps_a_method(eqx):
-    class Meta(type(eqx.Module)):
-        def __new__(mcs, name, bases, namespace, **kwargs):
-            cls = super().__new__(mcs, name, bases, namespace, **kwargs)
-            if "method" in vars(cls):
-                cls.method = doubled(cls.method)
-            return cls
-
-    class Model(eqx.Module, metaclass=Meta):
-        def method(self):
-            return 1
-
-    return Model().method(), isinstance(Model().method, eqx.Module)
 
 
 @program

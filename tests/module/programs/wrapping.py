@@ -8,7 +8,6 @@ import pickle
 from typing import Any
 
 import equinox
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
@@ -67,19 +66,6 @@ def wrapper_of_something_else_given(eqx):
     updated = eqx.module_update_wrapper(twice(eqx)(everything), affine)
     by_keyword = eqx.module_update_wrapper(twice(eqx)(everything), wrapped=affine)
     return metadata(updated), metadata(by_keyword), updated.__wrapped__ is everything
-
-
-@program
-def wrappers_that_are_refused(eqx):
-    class Plain(eqx.Module):
-        function: Any
-
-    class WithField(eqx.Module):
-        __wrapped__: Any
-
-    wrappers = [(Plain(affine),), (Plain(affine), affine), (WithField(affine),)]
-    wrappers.append((functools.partial(affine),))
-    return [error_of(eqx.module_update_wrapper, *args) for args in wrappers]
 
 
 @program
@@ -148,31 +134,7 @@ def wrapper_with_a_name_of_its_own(eqx):
     return updated.__name__, updated.__doc__
 
 
-@program
-def signatures_of_what_is_public(eqx):
-    functions = [eqx.module_update_wrapper, eqx.static_field, eqx.StrictConfig, eqx.Partial]
-    exact = [eqx.Module, eqx.field]
-    return [
-        [(each.name, each.kind) for each in inspect.signature(function).parameters.values()]
-        for function in functions + exact
-    ], [[p.default for p in inspect.signature(each).parameters.values()] for each in exact]
-
-
 # --- Partial ------------------------------------------------------------------------------------
-
-
-@program
-def partial_calls_with_what_it_has(eqx):
-    partial = eqx.Partial(everything, 1, a=2)
-    named = eqx.Partial(everything, self=1, func=2, args=3, keywords=4)
-    outputs = partial(), partial(3, b=4), named(), eqx.Partial[int](affine, 1)(2)
-    errors = error_of(eqx.Partial), error_of(eqx.Partial, func=affine), error_of(eqx.Partial(3))
-    return outputs, errors, (partial.func is everything, partial.args, partial.keywords)
-
-
-@program(differs="a keyword of the call replaces one given before, as in `functools.partial`")
-def partial_keyword_given_twice(eqx):
-    return eqx.Partial(everything, a=1)(a=2)
 
 
 @program
@@ -190,60 +152,3 @@ def partial_is_a_module(eqx):
         error_of(setattr, partial, "func", everything),
         (Named(affine, 1)(2), Named(affine, 1).name),
     )
-
-
-@program(
-    differs="the hash of a Module is that of its leaves, also where a dict is among its fields"
-)
-def partial_hash(eqx):
-    return hash(eqx.Partial(affine, 1)) == hash(eqx.Partial(affine, 1))
-
-
-@program
-def partial_copies(eqx):
-    partial = eqx.Partial(affine, 2, shift=1)
-    copies = copy.copy(partial), copy.deepcopy(partial), pickle.loads(pickle.dumps(partial))
-    changed = eqx.tree_at(lambda partial: partial.keywords["shift"], partial, 5)
-    return [each(3) for each in copies], [each == partial for each in copies], changed(1)
-
-
-@program
-def partial_of_other_callables(eqx):
-    class Model(eqx.Module):
-        weight: Any
-        unbound = eqx.Partial(everything, 1)
-
-        def __call__(self, x):
-            return self.weight * x
-
-        def method(self, x):
-            return self.weight + x
-
-    model = Model(jnp.array(2.0))
-    partials = eqx.Partial(model, 3.0), eqx.Partial(model.method, 3.0)
-    doubled = jtu.tree_map(lambda x: 2 * x if eqx.is_array(x) else x, partials)
-    inner = functools.partial(affine, 2)
-    return (
-        [float(each()) for each in (*partials, *doubled)],
-        eqx.Partial(eqx.Partial(inner, 3), shift=1)(),
-        eqx.Partial(eqx.Partial, affine, 2)(3)(),
-        model.unbound(2),
-    )
-
-
-@program
-def partial_is_transformed(eqx):
-    traces = []
-
-    def scale(factor, x):
-        traces.append(None)
-        return factor * x
-
-    call = eqx.filter_jit(lambda partial, x: partial(x))
-    partials = [eqx.Partial(scale, jnp.array(value)) for value in (3.0, 4.0)]
-    outputs = [float(call(partial, jnp.array(2.0))) for partial in partials]
-    num_traces = len(traces)
-    return (outputs, num_traces, eqx.filter_vmap(partials[0])(jnp.arange(2.0)).tolist()), [
-        float(eqx.filter_grad(lambda partial: partial(2.0))(partials[0]).args[0]),
-        float(jax.jit(lambda args: eqx.Partial(scale, *args)(2.0))(partials[0].args)),
-    ]

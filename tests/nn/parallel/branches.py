@@ -38,7 +38,6 @@ class Scale(eqx.Module):
     """Multiplies by a leaf of any kind."""
 
     factor: object
-    options: object = eqx.field(static=True, default=None)
 
     def __call__(self, x, *, key=None):
         return self.factor * x

@@ -113,31 +113,10 @@ def test_means_of_frozen_layers_are_trained(model):
     assert len(jax.tree.leaves(trained)) == 2 + 4
 
 
-def test_learnt_prior_scale_is_kept_as_an_array(model):
-    bayesian = nn.to_bayesian(model, prior_scale=jnp.array(2.0))
-    gradient = eqx.filter_eval_shape(eqx.filter_grad(nn.kl_divergence), bayesian)
-    assert gradient[0].prior_scale.shape == gradient[2].prior_scale.shape == ()
-
-
-def test_dtype_is_kept(getkey):
-    bayesian = nn.to_bayesian(nn.Linear(2, 2, dtype=jnp.bfloat16, key=getkey()))
-    assert {leaf.dtype for leaf in jax.tree.leaves(bayesian)[:4]} == {jnp.dtype(jnp.bfloat16)}
-
-
 def test_subclass_that_is_called_in_its_own_way_stays(getkey):
     model = [Doubled(2, 2, key=getkey()), nn.Linear(2, 2, key=getkey())]
     bayesian = nn.to_bayesian(model)
     assert [type(layer) for layer in bayesian] == [Doubled, nn.BayesianLinear]
-
-
-def test_model_without_such_layers_is_refused():
-    with pytest.raises(ValueError, match=r"No node of the model matches .*Lambda"):
-        nn.to_bayesian(nn.Lambda(jnp.tanh))
-
-
-def test_complex_layer_is_refused(getkey):
-    with pytest.raises(TypeError, match="needs a real floating dtype"):
-        nn.to_bayesian(nn.Linear(2, 2, dtype=jnp.complex64, key=getkey()))
 
 
 def test_stack_is_as_bayesian_as_its_layers_one_by_one(getkey):
@@ -161,25 +140,6 @@ def test_stack_is_as_bayesian_as_its_layers_one_by_one(getkey):
     drawn = eqx.filter_eval_shape(nn.sample_posterior, bayesian, getkey())
     assert jax.tree.structure(drawn) == jax.tree.structure(stack)
     assert eqx.filter_eval_shape(drawn, x).shape == shape
-
-
-def test_each_layer_of_a_stack_learns_a_prior_scale_of_its_own(getkey):
-    gradient = eqx.filter_grad(nn.kl_divergence)
-    stack = nn.ScanStack(lambda key: nn.Linear(4, 4, key=key), 3, key=getkey())
-
-    @eqx.filter_jit
-    def gradients(stack):
-        bayesian = nn.to_bayesian(stack, prior_scale=jnp.array(0.5))
-        layers = [nn.to_bayesian(each, prior_scale=jnp.array(0.5)) for each in stack.unstack()]
-        each = jnp.stack([gradient(layer).prior_scale for layer in layers])
-        return gradient(bayesian).layers.prior_scale, each
-
-    np.testing.assert_allclose(*gradients(stack), rtol=1e-5)
-
-
-def test_drawing_a_network_uses_no_key_twice(model, getkey):
-    with jax.debug_key_reuse(True):
-        nn.sample_posterior(nn.to_bayesian(model), getkey())
 
 
 def test_model_without_a_layer_to_turn_is_told_what_was_looked_for():

@@ -62,12 +62,6 @@ def save_at_the_end(folder: pathlib.Path) -> None:
 if __name__ == "__main__":
     assert not IMPORTED
     # The first file that does not fit is one of the arrays', then the manifest.
-    for size, length in [(64, 10), (600, 1000), (600, 10)]:
-        for background in (False, True):
-            check(
-                pathlib.Path(sys.argv[1]) / f"{size}-{length}-{background}",
-                size,
-                length,
-                background,
-            )
+    for size, length, background in [(64, 10, False), (600, 1000, True), (600, 10, False)]:
+        check(pathlib.Path(sys.argv[1]) / f"{size}-{length}", size, length, background)
     save_at_the_end(pathlib.Path(sys.argv[1]))

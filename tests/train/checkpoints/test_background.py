@@ -3,7 +3,6 @@ left of a save that is killed.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -77,8 +76,7 @@ def test_what_changes_or_is_donated_meanwhile_is_saved_as_it_was(path, gate):
     assert jr.key_data(restored["key"]).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_save_waits_for_the_one_before_until_it_takes_a_copy(path, gate, monkeypatch, background):
+def test_save_waits_for_the_one_before_until_it_takes_a_copy(path, gate, monkeypatch):
     train.save(path, np.zeros(1), background=True)
     monkeypatch.setattr(train.Saving, "join", gate.opened_by(train.Saving.join))
     take, written_before = _save._take, []
@@ -88,7 +86,7 @@ def test_save_waits_for_the_one_before_until_it_takes_a_copy(path, gate, monkeyp
         return take(*args, **options)
 
     monkeypatch.setattr(_save, "_take", take_and_note)
-    train.save(path, np.ones(1), background=background).wait()
+    train.save(path, np.ones(1), background=True).wait()
     assert written_before == [[[0]]]
     assert gate.written == [[0], [1]]
     assert train.restore(path, np.zeros(1)).state == 1
@@ -122,23 +120,6 @@ def test_error_is_raised_by_wait_or_by_the_next_save_and_not_again(path, gate):
     assert train.restore(path, np.zeros(1)).state == 1
 
 
-def test_ctrl_c_while_one_waits_ends_the_waiting_alone(path, gate, ctrl_c):
-    saving = train.save(path, np.ones(1), background=True)
-    main = threading.main_thread().ident
-    soon = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT))
-
-    def wait():
-        soon.start()
-        saving.wait()
-
-    with pytest.raises(KeyboardInterrupt):
-        wait()
-    assert not saving.is_done
-    gate.is_open.set()
-    saving.wait()
-    assert train.restore(path, np.zeros(1)).state == 1
-
-
 def test_save_for_which_there_is_no_thread_is_no_save(path, monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't start new thread")
@@ -168,26 +149,6 @@ def test_error_in_one_thread_is_none_of_another(path, gate):
     assert train.restore(other, np.zeros(1)).state == 1
     with pytest.raises(OSError, match="on fire"):
         train.save(path, np.zeros(1))
-
-
-def test_save_that_another_thread_is_about_to_begin_is_waited_for(path, gate, monkeypatch):
-    begin, about_to = threading.Thread.start, threading.Event()
-
-    def start_late(thread):
-        if thread.name.startswith("saving"):
-            about_to.set()
-            gate.is_open.wait(timeout=60)
-        begin(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_late)
-    saver = threading.Thread(target=lambda: train.save(path, np.ones(1), background=True))
-    saver.start()
-    assert about_to.wait(timeout=60)
-    opener = threading.Timer(0.1, gate.is_open.set)
-    opener.start()
-    assert train.restore(path, np.zeros(1)).state == 1
-    saver.join(timeout=60)
-    opener.join(timeout=60)
 
 
 # --- killed ---

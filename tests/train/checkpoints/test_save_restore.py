@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -62,22 +61,6 @@ def test_every_dtype_and_shape_comes_back(path):
         state = [jnp.asarray(random_bits(dtype, (2, 3))) for dtype in NUMPYS + ADDED]
         train.save(path, state)
         assert_same(train.restore(path, state).state, state)
-
-
-def test_restored_arrays_are_traced_as_those_of_like_and_can_be_donated(path):
-    traces = []
-
-    @partial(jax.jit, donate_argnums=0)
-    def double(x):
-        traces.append(x)
-        return 2 * x
-
-    double(jnp.zeros(64))
-    train.save(path, jnp.arange(64.0))
-    restored = train.restore(path, jnp.zeros(64)).state
-    assert double(restored)[-1] == 126
-    assert restored.is_deleted()
-    assert len(traces) == 1
 
 
 def test_typed_keys_come_back_with_their_implementation_and_are_not_used_up(path):
@@ -261,20 +244,15 @@ def zeros(*shape, dtype=np.float32):
 MISMATCHES = {
     "shape": ({"w": zeros(2)}, {"w": zeros(3)}, r"like\['w'\] is an array of shape \(3,\) and"),
     "dtype": ({"w": zeros(2)}, {"w": zeros(2, dtype=np.int32)}, r"like\['w'\] .* dtype int32, and"),
-    "width of dtype": (zeros(2), zeros(2, dtype=np.float16), "dtype float16, and was .* float32"),
     "missing": ({"w": zeros(2)}, {"w": zeros(2), "b": zeros(2)}, r"like\['b'\] is missing in the"),
     "additional": ({"w": zeros(2), "b": zeros(2)}, {"w": zeros(2)}, r"checkpoint has state\['b'\]"),
     "list for tuple": ([zeros(2)], (zeros(2),), "like is tuple, and was list"),
     "None for nothing": ([zeros(2), None], [zeros(2)], r"like\[1\] is no node, and was NoneType"),
     "key for array": (zeros(2, dtype=np.uint32), jr.key(0), "is a PRNG key of threefry2x32 and"),
-    "array for key": (jr.key(0), zeros(2, dtype=np.uint32), "was a PRNG key of threefry2x32 and"),
     "key": (jr.split(jr.key(0, impl="rbg"), 1), jr.split(jr.key(0, impl="unsafe_rbg"), 1), "was a"),
     "number": ({"rate": 0.1}, {"rate": 0.2}, r"like\['rate'\] is 0.2, and was 0.1"),
     "bool for number": ([1], [True], r"like\[0\] is True, and was 1"),
-    "string": (["a"], ["b"], r"like\[0\] is 'b', and was 'a'"),
-    "array for number": ([1.0], [zeros()], r"like\[0\] is an array of shape \(\) .* was 1.0"),
     "function for array": ([zeros()], [jnp.sin], r"like\[0\] is no array, and was an array of"),
-    "zero-size": (zeros(0, 3), zeros(3, 0), r"shape \(3, 0\) .* was .* \(0, 3\)"),
     "number for None": ([1], [None], r"state\[0\], which `like` has not"),
 }
 
@@ -289,20 +267,7 @@ def test_mismatch_is_named_with_its_path(path):
         assert "Build `like` as the state was built" in str(caught.value)
 
 
-def test_other_model_or_optimiser_or_static_field_is_refused(path):
-    def linear(out=1, optimiser=None, **options):
-        model = nn.Linear(2, out, key=jr.key(0), **options)
-        return train.TrainState.create(model, optimiser or optax.adam(1), key=jr.key(1))
-
-    train.save(path, linear())
-    for like, message in [
-        (linear(3), r"like.model.weight is .*\(3, 2\).* and was .*\(1, 2\)"),
-        (linear(use_bias=False), r"has state.model.bias, which"),
-        (linear(optimiser=optax.sgd(1)), r"has state.optimiser_state\[0\].count"),
-        (linear(optimiser=optax.amsgrad(1)), "ScaleByAmsgradState|nu_max"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            train.restore(path, like)
+def test_other_static_field_is_refused(path):
     train.save(path, nn.LayerNorm(2, eps=1e-5))
     with pytest.raises(ValueError, match=r"like is LayerNorm\(.*eps=0.1.* was .*eps=1e-05"):
         train.restore(path, nn.LayerNorm(2, eps=0.1))
@@ -328,9 +293,6 @@ def test_number_of_64_bits_for_jax_needs_its_flag(path):
 
 NO_STATES = {
     "objects": (np.array([None]), TypeError, r"state\['x'\] is an array of dtype object"),
-    "strings": (np.array(["a"]), TypeError, "dtype <U1"),
-    "dates": (np.array(["2020"], "M8[Y]"), TypeError, "dtype datetime64"),
-    "records": (np.zeros(1, [("a", int)]), TypeError, "numbers and bools alone"),
     "widest float": (np.zeros(1, np.longdouble), TypeError, "numbers and bools alone"),
     "mask": (np.ma.zeros(2), TypeError, r"no masks, and state\['x'\] is a masked array"),
     "reference": (jax.new_ref(jnp.ones(2)), TypeError, r"state\['x'\] is a jax.Ref"),

@@ -4,7 +4,6 @@ import types
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from jax.sharding import AbstractMesh
@@ -13,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 import eqxlike as eqx
 from eqxlike import nn, train
 from eqxlike.train import Collective, Exchange, Memory, collectives
-from tests.nn.arrays import filled
 
 ADAM = optax.adam(1e-3)
 FOUR = AbstractMesh((4,), ("data",))
@@ -99,36 +97,6 @@ def test_mesh_alone_stands_for_fsdp_and_what_is_no_optimiser_is_refused():
     assert train.plan(smaller, ADAM, FOUR).parameters == Memory(2**17 - 8, 2**17 - 8)
     with pytest.raises(TypeError, match=r"plan expected an optax.GradientTransformation .* 0\.1"):
         train.plan(model, 0.1, FOUR)
-
-
-def test_plan_is_what_devices_hold_and_send():
-    sharding = train.fsdp(min_size=16)
-    make = lambda key: nn.Linear(16, 16, use_bias=False, key=key)
-    stack = filled(nn.ScanStack, make, 3, key=jax.random.key(0))
-    model = nn.Sequential([stack, filled(nn.Linear, 16, 4, key=jax.random.key(1))])
-    state = train.TrainState.create(model, ADAM, key=jax.random.key(2))
-    plan = train.plan(state.model, ADAM, sharding)
-    state = train.shard(state, sharding)
-    held = sum(
-        leaf.addressable_shards[0].data.nbytes
-        for leaf in jax.tree.leaves((state.model, state.optimiser_state))
-        if eqx.is_array(leaf)
-    )
-    loss = lambda model, x, key: jnp.sum(jax.vmap(model)(x) ** 2)
-    step = train.make_step(loss, ADAM, sharding=sharding)
-    # Beside these lie the step, the flag and the key.
-    assert plan.at_rest.a_device - (4 + 1 + state.key.dtype.itemsize) == held
-    compiled = step.lower(state, np.ones((8, 16), np.float32)).compile()
-    sent = [each for each in train.collectives(compiled) if each.kind == "all-gather"]
-    planned = plan.exchanges[0]
-    assert planned.kind == "all-gather"
-    # In the text there is one turn of a loop, and there are two loops over the stacked layers.
-    weight = state.model.layers[0].layers.weight
-    twice = [each for each in sent if each.shapes == (weight.shape[1:],)]
-    assert len(twice) == 2
-    assert planned.num_arrays == sum(len(each.shapes) for each in sent) - 1
-    in_other_turns = 2 * (weight.nbytes - weight.nbytes // 3)
-    assert planned.num_bytes == sum(each.num_bytes for each in sent) + in_other_turns
 
 
 # --- the text of a compiled program ---

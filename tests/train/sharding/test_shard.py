@@ -134,10 +134,6 @@ def test_moments_within_other_states_follow():
     states = found.optimiser_state.inner_states
     assert states["matrix"].inner_state[0].nu.weight == P("data")
     assert states["rest"].inner_state[0].trace.bias == P("data")
-    optimiser = optax.MultiSteps(optax.chain(optax.clip(1.0), optax.adam(0.1)), 2)
-    found = of_state(linear(), optimiser.gradient_transformation(), {"weight": P("data")})
-    assert found.optimiser_state.acc_grads.weight == P("data")
-    assert found.optimiser_state.inner_opt_state[1][0].mu.weight == P("data")
 
 
 def test_histories_have_axes_of_their_own_before_and_factors_are_whole():

@@ -202,7 +202,7 @@ def test_fsdp_splits_within_layers_where_it_can():
         assert sharding.of_model(model).layers.weight.spec == expected
 
 
-@pytest.mark.parametrize(("unroll", "num_layers"), [(1, 1), (3, 3), (99, DEPTH)])
+@pytest.mark.parametrize(("unroll", "num_layers"), [(3, 3), (99, DEPTH)])
 def test_plan_has_the_layers_of_a_turn_together_and_gathers_twice(unroll, num_layers):
     def make(key):
         linear = lambda key: nn.Linear(8, 8, use_bias=False, key=key)

@@ -67,7 +67,6 @@ def batches(count):
 class Trained(NamedTuple):
     losses: list[float]
     state: Any
-    step: Any
     num_traces: int
     num_compiled_later: int
     """Programs that were compiled after the first step."""
@@ -99,7 +98,7 @@ def run(sharding, count, **options):
             losses.append(value)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    return Trained(list(map(float, losses)), state, step, len(traces), len(compiled))
+    return Trained(list(map(float, losses)), state, len(traces), len(compiled))
 
 
 def shardings_of(tree):

@@ -2,11 +2,9 @@
 
 import inspect
 import re
-import threading
 import traceback
 import warnings
 
-import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,12 +13,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSha
 
 from eqxlike import (
     EqxlikeRuntimeError,
-    EqxlikeTracetimeError,
-    Module,
     branched_error_if,
     clear_caches,
     error_if,
-    filter_grad,
     filter_jit,
     filter_vmap,
 )
@@ -70,17 +65,12 @@ def test_message_says_where_the_check_stands():
         assert text_of(function, X + 10) == f"too large\n{PLACE})"
     batched = filter_jit(jax.vmap(checked))
     assert text_of(batched, X + 9) == f"too large\n{PLACE}, failed for batch index 2)"
-
-
-def test_message_of_a_bool_says_where_the_check_stands():
-    def fail():
-        return error_if(X, True, "too large")
-
-    line = inspect.getsourcelines(fail)[1] + 1
-    with pytest.raises(EqxlikeTracetimeError) as caught:
-        fail()
-    place = f"{__file__}:{line} in {fail.__qualname__}"
-    assert str(caught.value) == f"too large\n(check at {place})"
+    # The outermost axis first, whatever axes are mapped.
+    nested = jax.vmap(jax.vmap(checked, in_axes=1), in_axes=1)
+    x = np.zeros((2, 3, 4), "float32")
+    x[1, 2, 3] = 11
+    for function in (nested, filter_jit(nested)):
+        assert text_of(function, x).endswith("batch index (2, 3))")
 
 
 def test_message_is_whole():
@@ -109,24 +99,6 @@ def test_report_lists_at_most_eight_members_of_a_batch():
     # The message is that of the largest index among those that fail.
     text = FailureReport("abc", "here").text(np.array([True, False, True]), np.array([0, 2, 1]))
     assert text == "b\n(check at here, failed for batch index 2)"
-
-
-def test_message_names_the_members_of_nested_batches_by_their_axes():
-    # The outermost axis first, whatever axes are mapped.
-    mapped = jax.vmap(jax.vmap(checked, in_axes=1), in_axes=1)
-    x = np.zeros((2, 3, 4), "float32")
-    x[1, 2, 3] = 11
-    for function in (mapped, filter_jit(mapped)):
-        assert text_of(function, x).endswith("batch index (2, 3))")
-
-
-def test_batch_of_a_scan_is_named():
-    def total(x):
-        return jax.lax.scan(lambda total, x: (checked(total + x, 2), None), 0.0, x)[0]
-
-    x = np.zeros((4, 3), "float32")
-    x[2] = 1
-    assert text_of(filter_jit(jax.vmap(total)), x).endswith("batch index 2)")
 
 
 def test_predicate_mapped_inside_and_index_outside_are_matched():
@@ -172,30 +144,6 @@ def test_first_that_fails_is_raised_where_some_of_them_are_mapped():
     assert function(X, X[1], X) == 7
 
 
-def test_checks_in_an_inner_function_and_in_a_loop_and_after_them_are_made():
-    inner = jax.jit(lambda x: error_if(x, x > 10, "inner"))
-
-    @filter_jit
-    def outer(x, y, z):
-        total, _ = jax.lax.scan(lambda c, x: (checked(c + x), None), 0.0, y)
-        return inner(x) + error_if(total, z > 10, "outer")
-
-    for x, y, z, expected in [(10, 0, 0, "inner"), (0, 10, 0, "too"), (0, 0, 10, "outer")]:
-        assert text_of(outer, X + x, X + y, X + z).startswith(expected)
-    assert outer(X, X, X).tolist() == [3, 4, 5]
-
-
-def test_check_in_the_function_of_a_custom_derivative():
-    @jax.custom_jvp
-    def function(x):
-        return checked(x)
-
-    function.defjvp(lambda primals, tangents: (function(*primals), 2 * tangents[0]))
-    jitted = filter_jit(jax.value_and_grad(function))
-    assert jitted(X[2]) == (2, 2)
-    assert fails(jitted, X[2] + 10)
-
-
 # --- what passes ----------------------------------------------------------------------------------
 
 
@@ -210,6 +158,9 @@ def test_tree_comes_back_with_its_leaves():
     same = filter_jit(lambda x: error_if({**tree, "a": (x, None)}, x > 10, ""))(X)
     assert (same["a"][0].tolist(), same["b"], same["c"]) == ([0, 1, 2], "text", 1.5)
     assert same["float0"].dtype == jax.dtypes.float0
+    arrays = error_if((X, np.arange(2), np.float32(1)), jnp.array(False), "")
+    assert [isinstance(each, jax.Array) for each in arrays] == [True] * 3
+    assert (arrays[0] is X, arrays[1].tolist(), arrays[2]) == (True, [0, 1], 1)
 
 
 def test_only_the_reduced_predicate_goes_to_the_callback():
@@ -308,9 +259,6 @@ def test_in_a_function_of_jax_the_text_of_its_error_has_the_message_and_nothing_
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"too large\n.*check at"):
         jax.jit(lambda x: checked(x))(X + 10).block_until_ready()
     assert (caplog.records, capfd.readouterr().err) == ([], "")
-    # Functions of Equinox wait for it too.
-    with pytest.raises(jax.errors.JaxRuntimeError, match="too large"):
-        equinox.filter_jit(checked)(X + 10)
 
 
 def test_error_of_another_callback_is_that_of_jax_and_is_logged(caplog):
@@ -321,47 +269,6 @@ def test_error_of_another_callback_is_that_of_jax_and_is_logged(caplog):
     with pytest.raises(jax.errors.JaxRuntimeError, match="mine"):
         filter_jit(lambda x: jax.pure_callback(fail, struct, x))(X).block_until_ready()
     assert len(caplog.records) == 1
-
-
-def test_call_after_a_failed_one_is_as_any_and_not_traced_again():
-    traced = []
-
-    class Model(Module):
-        weight: jax.Array
-        name: str = "model"
-
-        @filter_jit
-        def __call__(self, x):
-            traced.append(x)
-            return checked(self.weight * x), self.name
-
-    model = Model(jnp.ones(3))
-    for _ in range(2):
-        assert fails(model, X + 10)
-        for _ in range(2):
-            product, name = model(X)
-            assert (product.tolist(), name) == ([0, 1, 2], "model")
-    assert len(traced) == 1
-
-
-@pytest.mark.usefixtures("compiles_alone")
-def test_threads_get_each_its_own_message():
-    jitted = filter_jit(lambda x, name: error_if(x, x > 10, f"of {name}"))
-    texts = {}
-
-    def call(name):
-        for _ in range(5):
-            try:
-                jitted(X + 10, name)
-            except EqxlikeRuntimeError as error:
-                texts.setdefault(name, set()).add(str(error).split("\n")[0])
-
-    threads = [threading.Thread(target=call, args=(name,)) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert texts == {name: {f"of {name}"} for name in "ab"}
 
 
 def test_donated_arguments_that_are_gone_are_named_and_warnings_are_restored():
@@ -405,32 +312,10 @@ def test_function_that_calls_a_compiled_one_with_a_check_waits(waits):
         assert len(waits) == 2
 
 
-def test_function_that_calls_one_that_jax_has_traced_waits_and_is_traced_once_a_shape(waits):
-    inner = jax.jit(checked)
-    inner(X)
-    shapes = []
-
-    @filter_jit
-    def outer(x):
-        shapes.append(x.shape)
-        return inner(x)
-
-    for size in (3, 4, 3, 4):
-        assert outer(jnp.arange(float(size))).tolist() == [*range(size)]
-    assert (shapes, len(waits)) == ([(3,), (4,)], 4)
-    assert fails(outer, X + 10)
-    del waits[:]
-    doubled, text = filter_jit(lambda x: (2 * inner(x), "doubled"))(X)
-    assert (doubled.tolist(), text, len(waits)) == ([0, 2, 4], "doubled", 1)
-
-
 # What calls `inner`, which JAX has traced before, only for arrays of the longer shape.
 MET_LATER = {
     "with a static output": lambda inner: filter_jit(
         lambda x: (inner(x), "longer") if len(x) == 5 else (x, "shorter")
-    ),
-    "in a loop": lambda inner: filter_jit(
-        lambda x: jax.lax.fori_loop(0, 2, lambda _, x: inner(x) if len(x) == 5 else x, x)
     ),
     "in another function": lambda inner: filter_jit(
         filter_jit(lambda x: inner(x) if len(x) == 5 else x)
@@ -475,7 +360,3 @@ def test_traced_call_does_not_wait_and_a_forgotten_function_does_again(waits):
     clear_caches()
     jitted(X)
     assert len(waits) == 2
-
-
-def test_call_inside_a_transformation_raises():
-    assert fails(filter_grad(lambda x: filter_jit(checked)(x).sum()), X + 10)

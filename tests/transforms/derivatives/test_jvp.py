@@ -1,6 +1,5 @@
 """`filter_jvp`, `filter_vjp`, and the tangents and cotangents that they accept."""
 
-import collections
 import copy
 from typing import Any
 
@@ -10,16 +9,12 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import eqxlike
 from eqxlike import filter_jvp, filter_vjp
 from eqxlike._transforms._derivatives._tangents import check_structure, leaves_beside, tangents_of
-from tests.examples import at_most
 
 ONE, TWO, THREE = jnp.float32(1), jnp.float32(2), jnp.float32(3)
-Pair = collections.namedtuple("Pair", ["first", "second"])
 
 
 class Model(eqxlike.Module):
@@ -40,37 +35,14 @@ def checked(leaf, tangent):
     return tangents_of([leaf], treedef, {"a": tangent}, "tangents", "primals")[0]
 
 
-trees = st.recursive(
-    st.integers(),
-    lambda trees: (
-        st.lists(trees, max_size=3)
-        | st.dictionaries(st.sampled_from("ab"), trees)
-        | st.builds(Pair, trees, trees)
-        | st.builds(Model, trees, trees)
-    ),
-    max_leaves=8,
-)
-
-
-@at_most(50)
-@given(trees, st.data())
-def test_none_stands_for_all_that_is_below(tree, data):
-    paths = [path for path, _ in jtu.tree_leaves_with_path(tree)]
-    cut = data.draw(st.sampled_from([(), *(path[: len(path) // 2] for path in paths)]))
-    expected = [
-        None if path[: len(cut)] == cut else leaf for path, leaf in jtu.tree_leaves_with_path(tree)
-    ]
-    assert beside(tree, _cut(tree, cut)) == expected
-
-
-def _cut(tree, path):
-    """`tree` with `None` at `path`."""
-    if not path:
-        return None
-    pairs, treedef = jtu.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
-    return treedef.unflatten(
-        [_cut(child, path[1:]) if key == path[:1] else child for key, child in pairs]
-    )
+def test_none_stands_for_all_that_is_below():
+    tree = {"a": [1, (2, 3)], "b": Model(4, (5,)), "c": 6}
+    for tangents, expected in [
+        (None, [None] * 6),
+        ({"a": None, "b": Model(40, (50,)), "c": 60}, [None, None, None, 40, 50, 60]),
+        ({"a": [10, None], "b": Model(40, None), "c": None}, [10, None, None, 40, None, None]),
+    ]:
+        assert beside(tree, tangents) == expected
 
 
 STRUCTURES = [
@@ -150,32 +122,13 @@ def test_returns_value_and_tangent_with_none_for_what_depends_on_nothing_with_a_
     value, tangent = filter_jvp(function, (TWO, THREE, ONE), (ONE, None, None))
     assert [*value[:3], *value[4:]] == [6.0, 3.0, 2.0, False, 2, "s", 2.5]
     assert tangent == (3.0, *(None,) * 7)
-    # An array where it happens to be zero.
+    # An array where it happens to be zero, and what depends on nothing stays what it is.
     assert filter_jvp(lambda x: x * 0, (TWO,), (ONE,)) == (0.0, 0.0)
-    value, tangent = filter_jvp(lambda x: [x, (1, None), {"a": "b"}], (TWO,), (ONE,))
-    assert jtu.tree_structure(value).flatten_up_to(tangent) == [1.0, None, None]
-
-
-def test_tangents_agree_with_finite_differences():
-    def at(step):
-        return np.sin(np.float64(0.5) + step) * (np.float64(2) - 3 * step)
-
-    primal = {"a": jnp.float32(0.5), "b": TWO}
-    _, tangent = filter_jvp(
-        lambda x: jnp.sin(x["a"]) * x["b"], (primal,), ({"a": ONE, "b": jnp.float32(-3)},)
-    )
-    np.testing.assert_allclose(tangent, (at(1e-6) - at(-1e-6)) / 2e-6, rtol=1e-5)
-
-
-def test_arrays_that_depend_on_nothing_stay_what_they_are():
     constant = np.ones(2)
     value, tangent = filter_jvp(lambda x: (constant, x), (TWO,), (ONE,))
     assert (value[0] is constant, tangent[0]) == (True, None)
-
-
-def test_of_complex_arrays():
-    primal, tangent = jnp.complex64(2 + 1j), jnp.complex64(1j)
-    assert filter_jvp(lambda z: z * z, (primal,), (tangent,)) == (3 + 4j, -2 + 4j)
+    value, tangent = filter_jvp(lambda x: [x, (1, None), {"a": "b"}], (TWO,), (ONE,))
+    assert jtu.tree_structure(value).flatten_up_to(tangent) == [1.0, None, None]
 
 
 def test_without_tangents_the_function_is_called_with_its_arguments_and_nothing_is_traced():
@@ -184,6 +137,11 @@ def test_without_tangents_the_function_is_called_with_its_arguments_and_nothing_
     output = filter_jvp(lambda *args: seen.extend(args) or (args[0], "t"), primals, (None,) * 3)
     assert all(left is right for left, right in zip(seen, primals, strict=True))
     assert output == ((2.0, "t"), (None, None))
+
+
+def test_keyword_arguments_are_passed_and_not_differentiated():
+    for tangent, expected in ((1.0, (6.0, 3.0)), (None, (6.0, None))):
+        assert filter_jvp(lambda x, *, y: x * y, (TWO,), (tangent,), y=THREE) == expected
 
 
 def test_only_what_has_a_tangent_is_traced():
@@ -218,21 +176,6 @@ def test_none_stands_for_a_subtree_of_zeros():
         equinox.filter_jvp(lambda x, y: x["a"] * y, primals, tangents)
 
 
-def test_tangents_under_transformations():
-    def function(x):
-        return filter_jvp(lambda x, y: (x**2, y * 2, x > 0, "s"), (x, THREE), (ONE, None))
-
-    expected = ((4.0, 6.0, True, "s"), (4.0, None, None, None))
-    assert eqxlike.filter_jit(function)(TWO) == expected
-    (square, six, _), slope = jax.vmap(lambda x: (function(x)[0][:3], function(x)[1][0]))(
-        jnp.arange(3.0)
-    )
-    assert (square[2], six[2], slope[2]) == (4.0, 6.0, 4.0)
-    assert jax.jvp(lambda x: function(x)[1][0], (TWO,), (ONE,)) == (4.0, 2.0)
-    jitted = eqxlike.filter_jit(lambda x, y: (x * y, y, "s"))
-    assert filter_jvp(jitted, (TWO, THREE), (ONE, None)) == ((6.0, 3.0, "s"), (3.0, None, None))
-
-
 def test_tangents_of_tangents_and_of_closed_over_arrays():
     def derivative(x):
         return filter_jvp(lambda x: x**3, (x,), (ONE,))[1]
@@ -240,13 +183,6 @@ def test_tangents_of_tangents_and_of_closed_over_arrays():
     assert filter_jvp(derivative, (TWO,), (ONE,)) == (12.0, 12.0)
     assert jax.grad(derivative)(TWO) == 12
     assert jax.grad(lambda w: filter_jvp(lambda x: w * x * x, (TWO,), (ONE,))[1])(THREE) == 4
-
-
-def test_scan_keeps_what_has_no_tangent_apart():
-    def function(x, y):
-        return jax.lax.scan(lambda c, _: ((c[0] * 2, c[1] * 3), None), (x, y), None, length=2)[0]
-
-    assert filter_jvp(function, (TWO, ONE), (ONE, None)) == ((8.0, 9.0), (4.0, None))
 
 
 def test_adds_nothing_to_the_jaxpr_and_leaks_no_tracers():
@@ -259,38 +195,19 @@ def test_adds_nothing_to_the_jaxpr_and_leaks_no_tracers():
     assert [each.primitive.name for each in equations] == ["mul", "mul"]
 
 
-def test_in_double_precision():
-    with jax.enable_x64(True):
-        value, tangent = filter_jvp(jnp.sin, (np.float64(0.5),), (1.0,))
-        assert value.dtype == tangent.dtype == jnp.float64
-        np.testing.assert_allclose(tangent, np.cos(0.5), rtol=1e-12)
-        _, pullback = filter_vjp(jnp.sin, np.float64(0.5))
-        np.testing.assert_allclose(pullback(1.0)[0], np.cos(0.5), rtol=1e-12)
-
-
-def test_errors_of_tangents_name_the_path():
-    model = Model(TWO, jnp.tanh)
-    with pytest.raises(TypeError, match=r"tangents\[0\].others must be None"):
-        filter_jvp(lambda model: model.weight, (model,), (model,))
-    with pytest.raises(ValueError, match="tangents is a tuple of length 2"):
-        filter_jvp(lambda x: x, (TWO,), (ONE, ONE))
-    with pytest.raises(TypeError, match=r"tangents\[0\] must be None"):
-        filter_jvp(lambda n, x: x, (jnp.int32(2), TWO), (jnp.int32(1), ONE))
-    for primals, tangents, name in [(ONE, (ONE,), "primals"), ((ONE,), ONE, "tangents")]:
-        with pytest.raises(TypeError, match=f"`{name}` must be a tuple or list with an element"):
-            filter_jvp(lambda x: x, primals, tangents)
-
-
-def test_what_is_no_function_is_an_error_and_what_it_raises_passes_through():
-    def function(x):
-        raise ZeroDivisionError("mine")
-
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        filter_jvp(function, (TWO,), (ONE,))
+def test_what_is_no_function_is_an_error():
     with pytest.raises(TypeError, match="3 is not a callable object: `filter_jvp` expects"):
         filter_jvp(3, (TWO,), (ONE,))
     with pytest.raises(TypeError, match="3 is not a callable object: `filter_vjp` expects"):
         filter_vjp(3, TWO)
+
+
+def test_primals_and_tangents_are_a_tuple_or_list_each():
+    for primals, tangents, name in [(ONE, (ONE,), "primals"), ((ONE,), ONE, "tangents")]:
+        with pytest.raises(TypeError, match=f"`{name}` must be a tuple or list with an element"):
+            filter_jvp(lambda x: x, primals, tangents)
+    with pytest.raises(TypeError, match=r"tangents\[0\].others must be None"):
+        filter_jvp(lambda model: model.weight, (Model(TWO, "s"),), (Model(ONE, "s"),))
 
 
 # --- filter_vjp ---------------------------------------------------------------------------------
@@ -304,20 +221,6 @@ def test_returns_the_value_and_a_function_from_cotangent_to_gradients():
     assert pullback((2.0, None, None, None)) == (6.0, 4.0, None)
     value, pullback = filter_vjp(lambda: TWO)
     assert (value, pullback(ONE)) == (2.0, ())
-
-
-def test_gradients_agree_with_forward_mode():
-    def function(x, y):
-        return jnp.sin(x * y), x / y
-
-    tangents, cotangents = (ONE, TWO), (THREE, jnp.float32(-1))
-    _, forward = filter_jvp(function, (TWO, THREE), tangents)
-    backward = filter_vjp(function, TWO, THREE)[1](cotangents)
-    inner = [
-        sum(a * b for a, b in zip(*each, strict=True))
-        for each in ((forward, cotangents), (tangents, backward))
-    ]
-    np.testing.assert_allclose(*inner, rtol=1e-6)
 
 
 def test_gradients_have_none_for_what_is_no_inexact_array():
@@ -352,7 +255,6 @@ def test_errors_of_cotangents_name_the_path():
     for cotangent, error, message in [
         ({"a": ONE}, ValueError, r"output is a tuple of length 2, and cotangent is a dict"),
         ((jnp.ones(2), None), ValueError, r"cotangent\[0\] must have the shape of output\[0\], wh"),
-        ((jnp.int32(1), None), TypeError, r"cotangent\[0\] must have the dtype of output\[0\], wh"),
         ((ONE, 1.0), TypeError, r"cotangent\[1\] must be None, since output\[1\] is not diff"),
     ]:
         with pytest.raises(error, match=message):
@@ -373,24 +275,3 @@ def test_pullback_is_a_pytree_of_arrays_that_may_be_copied_vmapped_and_called_ag
     for each in (pullback, treedef.unflatten(leaves), copy.copy(pullback)):
         assert each(ONE) == (4.0,)
     assert jax.vmap(lambda ct: pullback(ct)[0])(jnp.arange(3.0)).tolist() == [0, 4, 8]
-
-
-def test_pullback_may_be_passed_into_and_out_of_filter_jit():
-    make = eqxlike.filter_jit(lambda x: filter_vjp(lambda m: (m.others(m.weight * x), "s"), model))
-    model = Model(TWO, jnp.tanh)
-    value, pullback = make(ONE)
-    ((gradient,), _) = eqxlike.filter_jit(lambda pullback, ct: (pullback(ct), 0))(
-        pullback, (ONE, None)
-    )
-    assert (value[1], gradient.others) == ("s", None)
-    np.testing.assert_allclose(gradient.weight, 1 - np.tanh(2.0) ** 2, rtol=1e-5)
-
-
-def test_gradients_under_transformations():
-    def derivative(x):
-        return filter_vjp(lambda x: (x**3, x > 0, "s"), x)[1]((ONE, None, None))[0]
-
-    with jax.checking_leaks():
-        assert eqxlike.filter_vmap(derivative)(jnp.arange(3.0)).tolist() == [0, 3, 12]
-    assert eqxlike.filter_grad(derivative)(TWO) == 12
-    assert jax.grad(lambda w: filter_vjp(lambda x: w * x * x, TWO)[1](ONE)[0])(THREE) == 4

@@ -1,9 +1,6 @@
 """Programs with enumerations do what they do with those of Equinox; then what is our own."""
 
 import builtins
-import copy
-import inspect
-import pickle
 import re
 
 import equinox
@@ -12,7 +9,6 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from jax import lax
 
 import eqxlike
 from eqxlike import Enumeration, filter_jit
@@ -70,40 +66,15 @@ def texts_while_traced(e):
     return jax.jit(run)(e.Base.b), texts
 
 
-def scanned(e):
-    def step(item, x):
-        return e.Base.where(x > 1, e.Base.c, item), item
-
-    return lax.scan(step, e.Base.a, jnp.arange(4))
-
-
-def looped(e):
-    def step(state):
-        item, count = state
-        return e.Base.where(count > 2, e.Base.b, item), count + 1
-
-    return lax.while_loop(lambda state: state[0] == e.Base.a, step, (e.Base.a, jnp.array(0)))
-
-
 PROGRAMS = {
     "classes": {
-        "signature": lambda e: str(inspect.signature(e.eqx.Enumeration).parameters),
         "len": lambda e: [len(each) for each in (e.Base, e.Derived, e.Last, e.Joined, e.Empty)],
-        "len of the base": lambda e: len(e.eqx.Enumeration),
         "repr of a class": lambda e: repr(e.Base),
-        "subclasses": lambda e: (
-            issubclass(e.Derived, e.Base),
-            issubclass(e.Base, e.eqx.Enumeration),
-        ),
-        "is an instance": lambda e: isinstance(e.Base.a, e.Base),
-        "is a Module": lambda e: isinstance(e.Base.a, e.eqx.Module),
         "instance of the base": lambda e: isinstance(e.Base.a, e.eqx.Enumeration),
         "instance of a superclass": lambda e: isinstance(e.Derived.a, e.Base),
         "instance of a subclass": lambda e: isinstance(e.Base.a, e.Derived),
         "docstring": lambda e: e.Documented.__doc__,
-        "missing item": lambda e: e.Base.missing,
         "private item": lambda e: e.Documented._private,
-        "one item": lambda e: e.Base.a is e.Base.a,
         "items of joined": lambda e: [getattr(e.Joined, name) for name in "azbcde"],
         "messages that are equal": lambda e: e.Documented._private == e.Documented.twice,
     },
@@ -113,38 +84,26 @@ PROGRAMS = {
         "leaves": lambda e: jtu.tree_leaves_with_path(e.Derived.d),
         "dtype": lambda e: (e.Base.a._value.dtype, e.Base.a._value.shape),
         "one structure": lambda e: jtu.tree_structure(e.Base.a) == jtu.tree_structure(e.Base.b),
-        "structures": lambda e: jtu.tree_structure(e.Base.a) == jtu.tree_structure(e.Derived.a),
         "tree_equal": lambda e: [e.eqx.tree_equal(e.Base.a, each) for each in (e.Base.a, e.Base.b)],
-        "tree_equal of two": lambda e: e.eqx.tree_equal(e.Base.a, e.Other.a),
         "hash": lambda e: hash(e.Base.a),
-        "assign": lambda e: setattr(e.Base.a, "_value", 1),
         "filter": lambda e: e.eqx.filter(e.Base.a, e.eqx.is_inexact_array),
-        "partition": lambda e: e.eqx.partition((e.Base.a, 1.0), e.eqx.is_array),
         "abstract": lambda e: (e.abstract, e.abstract.is_traced(), e.Base[e.abstract]),
-        "out of range": lambda e: jtu.tree_map(lambda value: value + 7, e.Base.a),
+        "out of range": lambda e: jtu.tree_map(lambda value: value + 3, e.Base.a),
         "below range": lambda e: jtu.tree_map(lambda value: value - 1, e.Base.a),
         "no index": lambda e: jtu.tree_map(lambda value: True, e.Base.a),
-        "copy": lambda e: copy.deepcopy(e.Base.b) == e.Base.b,
     },
     "comparison": {
         "equal": lambda e: [e.Base.a == e.Base.a, e.Base.a == e.Base.b],
         "not equal": lambda e: [e.Base.a != e.Base.a, e.Base.a != e.Base.b],
         "equal to an int": lambda e: e.Base.a == 0,
-        "equal to an array": lambda e: e.Base.a == jnp.array(0),
-        "equal to None": lambda e: e.Base.a == None,  # noqa: E711
         "equal to another": lambda e: e.Base.a == e.Other.a,
         "not equal to another": lambda e: e.Base.a != e.Other.a,
-        "equal to a subclass": lambda e: e.Base.a == e.Derived.a,
-        "in a list": lambda e: e.Base.a in [e.Base.b, e.Base.a],
-        "in a list of others": lambda e: e.Base.a in [1],
         "several": lambda e: [e.several, e.several == e.Base.b, e.several != e.several],
     },
     "messages": {
         "message": lambda e: [e.Base[e.Base.b], e.Base[e.Base.c], e.Derived[e.Derived.a]],
         "messages of several": lambda e: e.Base[e.several],
         "message of a superclass": lambda e: e.Derived[e.Base.a],
-        "message of a subclass": lambda e: e.Base[e.Derived.a],
-        "message of another": lambda e: e.Base[e.Other.a],
         "message of an index": lambda e: e.Base[0],
         "iteration": lambda e: list(e.Base),
     },
@@ -157,9 +116,6 @@ PROGRAMS = {
         "where of a vector": lambda e: e.Base.where(jnp.array([True, False]), e.Base.a, e.Base.b),
         "where of an int": lambda e: e.Base.where(1, e.Base.a, e.Base.b),
         "where of another": lambda e: e.Base.where(True, e.Base.a, e.Other.a),
-        "where of two others": lambda e: e.Base.where(True, e.Other.a, e.Other.z),
-        "where of a superclass": lambda e: e.Derived.where(True, e.Base.a, e.Derived.a),
-        "where of an index": lambda e: e.Base.where(True, e.Base.a, 1),
     },
     "promote": {
         "promoted equal": lambda e: e.Derived.promote(e.Base.b) == e.Derived.b,
@@ -169,16 +125,12 @@ PROGRAMS = {
         "promote jitted": lambda e: jax.jit(e.Joined.promote)(e.Last.d),
         "promote from itself": lambda e: e.Base.promote(e.Base.a),
         "promote down": lambda e: e.Base.promote(e.Derived.a),
-        "promote from another": lambda e: e.Base.promote(e.Other.a),
     },
     "transformations": {
         "traced": texts_while_traced,
         "vmap where": lambda e: jax.vmap(lambda x: e.Base.where(x > 1, e.Base.a, e.Base.b))(
             jnp.arange(3)
         ),
-        "scan": scanned,
-        "while_loop": looped,
-        "filter_eval_shape": lambda e: e.eqx.filter_eval_shape(lambda: e.Base.a),
     },
     "errors at runtime": {
         "error_if true": lambda e: e.Base.a.error_if(jnp.ones(2), True),
@@ -283,53 +235,20 @@ def test_an_enumeration_is_not_called():
         ENUMERATIONS[eqxlike].Base()
 
 
-def test_items_are_shown_by_dir():
-    assert {"a", "b", "c", "d", "where", "promote"} <= set(dir(ENUMERATIONS[eqxlike].Derived))
-
-
-class Pickled(Enumeration):
-    one = "1"
-    two = "2"
-
-
-def test_items_are_pickled():
-    assert bool(pickle.loads(pickle.dumps(Pickled.two)) == Pickled.two)
-
-
 # --- messages -----------------------------------------------------------------------------------
 
 MESSAGES = [
     (lambda e: e.Base.a == 0, "An item of {}Base can only be compared with another; it was compar"),
-    (lambda e: e.Base.a == 0, "it was compared with 0 of type int."),
     (lambda e: e.Other.a == e.Base.a, "it was compared with an item of {}Base."),
     (
         lambda e: e.Base.a != e.Derived.a,
         "`Derived.promote(...)` turns items of {}Base into items o",
     ),
-    (
-        lambda e: e.Derived.a != e.Base.a,
-        "`Derived.promote(...)` turns items of {}Base into items o",
-    ),
-    (
-        lambda e: e.Base[jnp.array(0)],
-        "{}Base[...] takes an item of {}Base and gives its message; it",
-    ),
-    (lambda e: e.Base[jnp.array(0)], "was given an array of shape () and dtype int32."),
+    (lambda e: e.Derived.a != e.Base.a, "compared with an item of {}Base. `Derived.promote(...)`"),
+    (lambda e: e.Base[jnp.array(0)], "message; it was given an array of shape () and dtype int32."),
     (lambda e: e.Derived[e.Base.a], "was given an item of {}Base. `Derived.promote(...)` turns"),
-    (
-        lambda e: e.Base.where(1, 2, 3),
-        "The first argument of {}Base.where(...) must be a boolean sca",
-    ),
     (lambda e: e.Base.where(np.array([True]), 2, 3), "dtype bool. For a batch, use `jax.vmap`."),
-    (
-        lambda e: e.Base.where(True, e.Base.a, e.Other.a),
-        "chooses between items of {}Base; it was g",
-    ),
     (lambda e: e.Base.where(True, e.Base.a, e.Other.a), "given an item of {}Other."),
-    (
-        lambda e: e.Derived.promote("a"),
-        "{}Derived.promote(...) takes an item of an enumeration that ",
-    ),
     (lambda e: e.Derived.promote("a"), "that {}Derived extends; it was given 'a' of type str."),
     (lambda e: e.Base.promote(e.Derived.d), "{}Base extends; it was given an item of {}Derived."),
 ]
@@ -351,23 +270,6 @@ def test_error_if_raises_the_message_of_the_item():
         assert function(jnp.array(-1.0), item) == -1
         with pytest.raises(RuntimeError, match=r"^second"):
             function(jnp.array(1.0), item)
-
-
-# --- traces -------------------------------------------------------------------------------------
-
-
-def test_a_function_is_traced_once_for_all_items_of_an_enumeration():
-    base = ENUMERATIONS[eqxlike].Base
-    num_traces = 0
-
-    @filter_jit
-    def run(item):
-        nonlocal num_traces
-        num_traces += 1
-        return item
-
-    assert [base[run(item)] for item in (base.a, base.b, base.c)] == ["first", "second", ""]
-    assert num_traces == 1
 
 
 def test_promotion_along_one_line_computes_nothing():

@@ -21,24 +21,11 @@ class Affine(Module):
     def jitted(self, x):
         return self(x)
 
-    @filter_jit(donate="none")
-    def jitted_with_options(self, x):
-        return self(x)
 
-    @classmethod
-    @filter_jit
-    def of_class(cls, x):
-        return cls(x)
-
-    @staticmethod
-    @filter_jit
-    def static(x):
-        return 2 * x
-
-    @property
-    @filter_jit
-    def doubled(self):
-        return 2 * self.scale
+class Pair(Module):
+    left: object
+    right: object = None
+    mode: object = field(static=True, default="a")
 
 
 def double(x, /, how="double"):

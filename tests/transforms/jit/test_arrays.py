@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqxlike import filter_jit
-from tests.transforms.jit.values import Pair
+from tests.transforms.jit.models import Pair
 
 
 def split():
@@ -90,47 +90,3 @@ def assert_taken_as_by_jax(kind):
 def test_array_is_taken_as_by_jax():
     for kind in KINDS:
         assert_taken_as_by_jax(kind)
-
-
-PAIRS = [
-    ("committed", "float"),
-    ("sharded", "committed"),
-    ("numpy", "committed"),
-    ("float", "deleted"),
-]
-
-
-def test_two_arrays_are_taken_as_by_jax():
-    function = lambda x, y: (x, y, x.astype(jnp.float32) + y.astype(jnp.float32))
-    theirs, ours = jax.jit(function), filter_jit(lambda tree: function(tree.left, tree.right))
-    for pair in PAIRS:
-        first, second = (KINDS[kind]() for kind in pair)
-        expected, tree = output_of(lambda: theirs(first, second)), Pair(first, second)  # noqa: B023
-        for _ in range(2):
-            assert output_of(lambda: ours(tree)) == expected  # noqa: B023
-
-
-def test_model_that_was_donated_is_an_error_as_of_jax():
-    model = Pair(jnp.ones(4))
-    filter_jit(lambda model: model.left + 1, donate="all")(model)
-    x = jnp.ones(4)
-    jax.jit(lambda x: x + 1, donate_argnums=0)(x)
-    for _ in range(2):
-        ours = output_of(lambda: [filter_jit(lambda model: model.left)(model)])
-        assert ours == output_of(lambda: [jax.jit(lambda x: x)(x)])
-
-
-def test_array_donated_twice_is_an_error_as_of_jax():
-    def donate_twice(jit, **options):
-        x = jnp.ones(4)
-        return output_of(lambda: jit(lambda x, y: (x + 1, y + 1), **options)(x, x))
-
-    assert donate_twice(filter_jit, donate="all") == donate_twice(jax.jit, donate_argnums=(0, 1))
-
-
-def test_model_put_elsewhere_is_computed_there():
-    jitted = filter_jit(lambda model: model.left + 1)
-    model = Pair(jnp.ones(4))
-    first, second = jax.devices()[:2]
-    for device in (first, second, first, second):
-        assert jitted(jax.device_put(model, device)).devices() == {device}

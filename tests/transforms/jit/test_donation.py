@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from eqxlike import Module, filter_jit, filter_value_and_grad
+from eqxlike._transforms._jit._donation import DonationWarnings
 from tests.transforms.jit.models import Affine, scaled
 
 
@@ -46,9 +47,8 @@ def test_names_donate_their_arguments_however_the_call_is_spelled():
     for names, expected in (
         (("model",), [True, True, False, False]),
         ("x", [False, False, True, False]),
-        (("y", "x"), [False, False, True, True]),
+        (["y", "x"], [False, False, True, True]),
         ((), [False, False, False, False]),
-        (["x"], [False, False, True, False]),
     ):
         for call in (BY_PLACE, BY_NAME, MIXED):
             assert donated(filter_jit, names, call) == expected
@@ -114,6 +114,18 @@ def test_buffer_that_was_not_usable_is_warned_of_or_passed_over_in_silence():
             filter_jit(total, donate=word)(1, jnp.ones(3))
     for word in ("all", "all-except-first"):
         assert filter_jit(total, donate=word)(1, jnp.ones(3)) == 3
+
+
+def test_calls_that_hide_warnings_at_once_share_one_filter():
+    before = list(warnings.filters)
+    first, second = DonationWarnings("all"), DonationWarnings("all-except-first")
+    first.silence()
+    second.silence()
+    assert len(warnings.filters) == len(before) + 1
+    first.restore()
+    assert len(warnings.filters) == len(before) + 1
+    second.restore()
+    assert list(warnings.filters) == before
 
 
 def test_filters_of_warnings_are_as_before():

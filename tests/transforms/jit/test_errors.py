@@ -11,19 +11,12 @@ import pytest
 
 from eqxlike import (
     Module,
-    checking_partitions,
-    field,
     filter_grad,
     filter_jit,
     filter_value_and_grad,
     filter_vmap,
 )
-
-
-class Pair(Module):
-    left: object
-    right: object = None
-    mode: object = field(static=True, default="a")
+from tests.transforms.jit.models import Pair
 
 
 class Boom(Exception):
@@ -90,55 +83,6 @@ def test_success_after_failure_is_right_one_trace_more_and_as_fast_as_without():
         assert {file for file in files if not file.startswith("..")} <= {"_src/tree_util.py"}
 
 
-def test_failure_for_one_shape_leaves_warm_calls_of_another_on_the_fast_path():
-    def function(x):
-        if x.shape == (2,):
-            raise KeyboardInterrupt
-        return 2 * x
-
-    jitted, fine = filter_jit(function), filter_jit(lambda x: 2 * x)
-    x = jnp.ones(3)
-    jitted(x)
-    with pytest.raises(KeyboardInterrupt):
-        jitted(jnp.ones(2))
-    for _ in range(3):
-        jitted(x), fine(x)
-    assert frames_of_warm_call(jitted, x) == frames_of_warm_call(fine, x)
-
-
-def test_failure_for_one_static_leaves_the_other_traced():
-    seen = []
-
-    def function(x, how):
-        seen.append(how)
-        if how == "fail":
-            raise Boom
-        return 2 * x
-
-    jitted = filter_jit(function)
-    for _ in range(3):
-        jitted(jnp.ones(2), "work")
-        with pytest.raises(Boom):
-            jitted(jnp.ones(2), "fail")
-    assert seen == ["work", "fail", "fail", "fail"]
-
-
-def test_failure_inside_an_inner_function_leaves_both_on_the_fast_path():
-    switch = Switch()
-    inner = filter_jit(switch.function())
-    outer = filter_jit(lambda x: inner(x))
-    fine_inner = filter_jit(lambda tree: tree)
-    fine = filter_jit(lambda x: fine_inner(x))
-    with pytest.raises(Boom):
-        outer(jnp.ones(2))
-    switch.fails = False
-    for _ in range(3):
-        outer(jnp.ones(2)), fine(jnp.ones(2)), inner(jnp.ones(2)), fine_inner(jnp.ones(2))
-    x = jnp.ones(2)
-    assert frames_of_warm_call(outer, x) == frames_of_warm_call(fine, x)
-    assert frames_of_warm_call(inner, x) == frames_of_warm_call(fine_inner, x)
-
-
 # What the user sees.
 
 
@@ -158,11 +102,6 @@ class Model(Module):
         return fail(self.weight * x)
 
 
-@jax.tree_util.Partial
-def fails_in_partial(x):
-    return fail(x)
-
-
 def warm(jitted):
     """Calls of other shapes went well, so that the failing one comes by the fast path."""
 
@@ -180,7 +119,6 @@ FAILING = {
     "keyword": lambda x: filter_jit(fail)(x=x),
     "module": lambda x: filter_jit(Model(jnp.ones(2)))(x),
     "method": lambda x: Model(jnp.ones(2)).apply(x),
-    "partial": lambda x: filter_jit(fails_in_partial)(x),
     "nested": lambda x: filter_jit(lambda x: filter_jit(fail)(x))(x),
     "warm": lambda x: warm(fail)(x),
     "grad": lambda x: filter_jit(filter_grad(fail))(x),
@@ -222,11 +160,6 @@ def files_of_ours(frames):
     return [each.filename for each in frames if "eqxlike" in each.filename.replace(__file__, "")]
 
 
-def test_error_in_checking_mode_shows_no_frame_of_ours():
-    with checking_partitions():
-        assert files_of_ours(traceback_of(FAILING["function"])) == []
-
-
 def test_all_frames_are_there_where_jax_shows_its_own():
     filtering = jax.config.jax_traceback_filtering
     jax.config.update("jax_traceback_filtering", "off")
@@ -245,20 +178,6 @@ def test_frames_of_the_caller_are_all_there():
 
     names = [frame.name for frame in traceback_of(outer)]
     assert names[-3:] == ["outer", "middle", "fail"]
-
-
-# Errors that name a path.
-
-
-def test_unhashable_static_leaf_of_an_argument_passed_by_name_names_its_path():
-    with pytest.raises(TypeError, match=r"\[1\].*set.*not hashable"):
-        filter_jit(lambda x, tree: x)(jnp.ones(2), tree=(1, {1}))
-
-
-def test_array_in_a_static_field_names_the_field():
-    for value in (jnp.ones(2), (1, jnp.ones(2))):
-        with pytest.raises(TypeError, match=r"Pair\.mode"):
-            Pair(1, mode=value)
 
 
 def test_tracer_that_leaked_into_a_module_names_its_path_cold_and_warm():

@@ -70,3 +70,18 @@ def test_call_does_not_wait_for_its_result():
     names = [name for _ in range(3) for name in functions_called(lambda: jitted(X))]
     assert names
     assert not [name for name in names if "block_until_ready" in name or name == "__array__"]
+
+
+def test_warm_call_of_a_method_of_an_object_takes_the_fast_path(monkeypatch):
+    monkeypatch.setattr("eqxlike._checking._depth", 0)
+
+    class Plain:
+        def __init__(self):
+            self.own = X
+
+        def loss(self, x):
+            return x * self.own
+
+    jitted = filter_jit(Plain().loss)
+    jitted(X)
+    assert "find" not in functions_called(lambda: jitted(X))

@@ -3,7 +3,6 @@
 import copy
 import functools
 import pickle
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +32,6 @@ class Scale(eqx.Module):
     @eqx.filter_jit(max_traces=1)
     def method(self, x):
         return self.factor * x
-
-    @staticmethod
-    @eqx.filter_jit(max_traces=1)
-    def static(x):
-        return 2 * x
 
     @classmethod
     @eqx.filter_jit(max_traces=1)
@@ -203,7 +197,6 @@ def test_deep_copy_calls_the_same_method():
 
 METHODS = {
     "of an instance": (lambda: Scale(ones(1)).method, Scale.method),
-    "static": (lambda: Scale.static, Scale.static),
     "of a class": (lambda: Scale.of_class, Scale.of_class),
     "of a plain class": (functools.partial(getattr, Plain(), "method"), Plain.method),
 }
@@ -248,14 +241,6 @@ def test_arguments_of_a_partial_and_a_function_inside_of_transformations_are_nam
     assert jitted.traces[0].function == "<lambda>"
 
 
-def test_nested_functions_count_each():
-    inner = eqx.filter_jit(lambda x: x)
-    outer = eqx.filter_jit(lambda x: inner(x) + inner(x))
-    outer(ones(2))
-    inner(ones(2))
-    assert (num_traces(inner), num_traces(outer)) == (1, 1)
-
-
 def test_error_inside_of_another_trace_passes_through_and_leaves_both_usable():
     inner = eqx.filter_jit(lambda x: x, max_traces=1)
     outer = eqx.filter_jit(lambda x: inner(x), on_retrace="error")
@@ -264,14 +249,6 @@ def test_error_inside_of_another_trace_passes_through_and_leaves_both_usable():
         outer(ones(3))
     assert outer(ones(2)).tolist() == [1, 1]
     assert (num_traces(inner), num_traces(outer)) == (1, 1)
-
-
-def test_transformed_calls_trace_no_more_than_jax_does():
-    count = []
-    function = eqx.filter_jit(lambda x: count.append(1) or x.sum())
-    for _ in range(2):
-        eqx.filter_grad(function)(ones(2))
-    assert num_traces(function) == len(count)
 
 
 def test_lowering_counts_and_the_call_after_it_does_not():
@@ -310,23 +287,3 @@ def test_cleared_caches_begin_anew():
     assert function.traces == ()
     function(ones(3))
     assert [trace.number for trace in function.traces] == [1]
-
-
-@pytest.mark.usefixtures("compiles_alone")
-def test_threads_that_come_at_once_have_each_trace_counted_once():
-    sizes = [1, 2, 3, 4] * 2
-    seen = []
-    function = eqx.filter_jit(lambda x: 2 * x, on_retrace=seen.append, max_traces=4)
-    start = threading.Barrier(len(sizes), timeout=60)
-
-    def call(size):
-        start.wait()
-        function(ones(size))
-
-    threads = [threading.Thread(target=call, args=(size,)) for size in sizes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(trace.number for trace in function.traces) == [1, 2, 3, 4]
-    assert sorted(trace.number for trace in seen) == [2, 3, 4]

@@ -1,10 +1,8 @@
 """What it costs that traces are noted: a warm call nothing, and what is kept is small and dies."""
 
-import dis
 import gc
 import sys
 import types
-import warnings
 import weakref
 
 import jax
@@ -97,14 +95,6 @@ def test_warm_call_runs_the_same_instructions_with_and_without():
         assert bytecode_of_a_warm_call(eqx.filter_jit(step), model, x) == expected
 
 
-def test_fast_path_asks_nothing_of_traces():
-    function = eqx.filter_jit(lambda x: 2 * x, on_retrace=ignore, max_traces=3)
-    function(ones(2))
-    fast_path = function._eqxlike_dispatch[0].fast_path  # pyright: ignore
-    names = {each.argval for each in dis.get_instructions(fast_path)}
-    assert not {name for name in names if isinstance(name, str) and "trace" in name}
-
-
 # --- what is kept -------------------------------------------------------------------------------
 
 
@@ -117,15 +107,6 @@ def reachable(*roots):
             found[id(each)] = each
             todo += gc.get_referents(each)
     return list(found.values())
-
-
-def test_traces_hold_no_arrays_and_no_functions():
-    held = ones(5)
-    function = eqx.filter_jit(lambda model, apply, x: apply(x))
-    for size in (2, 3):
-        function(Scale(ones(size)), lambda x: held * x, ones(5))
-    kinds = (jax.Array, types.FunctionType, Scale)
-    assert [each for each in reachable(*function.traces) if isinstance(each, kinds)] == []
 
 
 def test_closures_that_were_arguments_die_and_so_does_a_function_with_its_traces():
@@ -174,11 +155,3 @@ def test_traces_share_what_their_arguments_have_in_common():
         function(model, n)
     first, second = ({*map(id, reachable(trace))} for trace in function.traces)
     assert len(second - first) < 40 < len(first & second)
-
-
-def test_traces_of_one_shape_leave_no_warning():
-    function = eqx.filter_jit(lambda x: 2 * x, on_retrace="warn", max_traces=None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(3):
-            function(ones(11))

@@ -4,20 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eqxlike import clear_caches, filter_eval_shape, filter_jit
+from eqxlike import clear_caches, filter_jit
 from tests.transforms.jit.models import Affine, X, double, equal
-
-
-def test_lowered_is_not_called():
-    runs = []
-
-    def function(x):
-        jax.debug.callback(lambda: runs.append(1))
-        return x
-
-    filter_jit(function).lower(X)
-    jax.effects_barrier()
-    assert runs == []
 
 
 def test_compiled_takes_the_same_arguments_in_another_spelling():
@@ -54,12 +42,6 @@ def test_compiled_outlives_clear_caches_and_a_failure_for_other_arguments():
     assert equal(compiled(X), 2 * X)
     clear_caches()
     assert equal(compiled(X), 2 * X)
-
-
-def test_lowered_from_the_shape_of_a_module_is_compiled_and_called():
-    shape = filter_eval_shape(lambda: Affine(jnp.ones(3)))
-    compiled = filter_jit(lambda model, x: model(x)).lower(shape, X).compile()
-    assert equal(compiled(Affine(jnp.ones(3)), X), X)
 
 
 def test_lowered_from_a_shape_that_was_a_static_argument_before():

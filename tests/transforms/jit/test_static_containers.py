@@ -3,9 +3,6 @@
 import collections
 import copy
 import dataclasses
-import functools
-import pickle
-import types
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +12,6 @@ import pytest
 
 import eqxlike
 from eqxlike import Module, filter_jit
-from tests.beside_equinox import both
 
 
 class Model(Module):
@@ -50,11 +46,8 @@ def set_value(static):
     static.value = 5
 
 
-partial = functools.partial(max, 1)
-
 EXAMPLES = {
     "list": Example(lambda: [1, 2], lambda: [1, 3], lambda s: s.append(3)),
-    "list-of-another-type": Example(lambda: [1], lambda: [True], lambda s: s.append(3)),
     "nested": Example(lambda: [[1]], lambda: [[1.0]], lambda s: s[0].append(2)),
     "dict": Example(lambda: {"a": 1}, lambda: {"a": True}, lambda s: s.update(a=2)),
     "order": Example(lambda: {1: 1, 2: 2}, lambda: {2: 2, 1: 1}, lambda s: s.update({3: 3})),
@@ -71,14 +64,6 @@ EXAMPLES = {
         lambda: Frozen([1]), lambda: Frozen([True]), lambda s: s.value.append(2)
     ),
     "slots": Example(Slotted, lambda: Slotted(1.0), set_value),
-    "namespace": Example(
-        lambda: types.SimpleNamespace(value=[1]),
-        lambda: types.SimpleNamespace(value=[1.0]),
-        set_value,
-    ),
-    "of-partials": Example(
-        lambda: [partial], lambda: [functools.partial(max, 2)], lambda s: s.append(1)
-    ),
     "of-treedefs": Example(
         lambda: [jax.tree.structure((1, 2))],
         lambda: [jax.tree.structure([1, 2])],
@@ -122,32 +107,11 @@ def test_a_change_in_place_is_seen():
         example.change(model.static)
         for _ in range(2):
             assert function(model)[1] == repr(model.static)
-
-
-def test_what_was_traced_first_may_change_and_equal_values_are_served_still():
-    for example in EXAMPLES.values():
-        function, _ = counting()
-        first = Model(jnp.ones(2), example.make())
-        function(first)
-        example.change(first.static)
+        # What was traced first is another now, and its equals are served still.
         again = Model(jnp.ones(2), example.make())
         for _ in range(2):
             returned, seen = function(again)
             assert (repr(returned.static), seen) == (repr(again.static), repr(again.static))
-
-
-def test_a_pickled_model_is_served_by_the_same_trace():
-    function, seen = counting()
-    model = Model(jnp.ones(2), {"a": [Mutable([1])]})
-    function(model)
-    function(pickle.loads(pickle.dumps(model)))
-    assert len(seen) == 1
-
-
-def test_no_partition_is_cached():
-    model = Model(jnp.ones(2), [1])
-    filter_jit(lambda model: model)(model)
-    assert getattr(model, "_eqxlike_cached", None) is None
 
 
 def test_an_array_that_was_put_there_later_is_an_error_with_the_path():
@@ -155,16 +119,3 @@ def test_an_array_that_was_put_there_later_is_an_error_with_the_path():
     model.static.append(np.ones(2))
     with pytest.raises(TypeError, match=r"static part of model, of type Model, is not hashable"):
         filter_jit(lambda model: model.x)(model)
-
-
-@both
-def test_transformations_of_jax_take_such_models(eqx):
-    class Model(eqx.Module):
-        x: Any
-        static: Any = eqx.field(static=True)
-
-    model = Model(jnp.ones(2), {"a": [1]})
-    carried, _ = jax.lax.scan(lambda model, _: (model, None), model, length=2)
-    mapped = jax.jit(jax.vmap(lambda model: model))(carried)
-    assert bool(eqx.tree_equal(mapped, model))
-    assert jax.tree.structure(mapped) == jax.tree.structure(model)

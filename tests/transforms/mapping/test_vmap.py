@@ -1,23 +1,16 @@
-"""`filter_vmap` and `if_array`: the axes of arguments and outputs, and what is refused.
+"""`filter_vmap` and `if_array`: the axes of arguments and outputs, and what is refused."""
 
-`programs/mapping.py` compares them with Equinox.
-"""
-
-import inspect
+import functools
 from typing import Any
 
-import equinox
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import eqxlike
 from eqxlike import filter_vmap, if_array
-from tests.examples import at_most
 
 MATRIX = jnp.arange(6.0).reshape(2, 3)
 
@@ -34,31 +27,6 @@ class Model(eqxlike.Module):
 # --- what is wrapped ----------------------------------------------------------------------------
 
 
-def test_has_the_parameters_of_equinox():
-    def parameters(library):
-        signature = inspect.signature(library.filter_vmap)
-        return [
-            (p.name, p.kind, repr(p.default))
-            for p in signature.parameters.values()
-            if p.name != "fun"
-        ]
-
-    assert parameters(eqxlike) == parameters(equinox)
-    one, other = (list(inspect.signature(eqx.if_array).parameters) for eqx in (eqxlike, equinox))
-    assert one == other
-
-
-def test_shows_the_metadata_of_the_function():
-    def function(x, y: int = 3):
-        """Does."""
-
-    mapped = filter_vmap(function)
-    for attribute in ("__name__", "__doc__", "__qualname__", "__module__"):
-        assert getattr(mapped, attribute) == getattr(function, attribute)
-    assert inspect.signature(mapped) == inspect.signature(function)
-    assert mapped.__wrapped__ is function
-
-
 def test_is_a_decorator_with_arguments():
     @filter_vmap(in_axes=1, out_axes=-1, axis_name="i", axis_size=3)
     def total(x):
@@ -67,45 +35,7 @@ def test_is_a_decorator_with_arguments():
     assert total(MATRIX).tolist() == [[0, 2, 4], [3, 5, 7]]
 
 
-# --- laws ---------------------------------------------------------------------------------------
-
-
-@st.composite
-def arrays_and_axes(draw):
-    """Two arrays, the second mapped or not, and the axes; few shapes, since each is compiled."""
-    size = draw(st.sampled_from([1, 3]))
-    arrays, axes = [], []
-    for _ in range(2):
-        shape = draw(st.sampled_from([(), (2,)]))
-        axis = draw(st.integers(0, len(shape))) if not arrays or draw(st.booleans()) else None
-        if axis is not None:
-            shape = (*shape[:axis], size, *shape[axis:])
-            axis -= draw(st.sampled_from([0, len(shape)]))
-        offset = draw(st.integers(-2, 2))
-        arrays.append(offset + np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
-        axes.append(axis)
-    return size, tuple(arrays), tuple(axes)
-
-
-@at_most(10)
-@given(arrays_and_axes())
-def test_is_a_loop_over_the_axis(case):
-    def totals(x, y):
-        return {"x": x, "both": [x.sum() * y]}
-
-    size, arrays, axes = case
-    mapped = filter_vmap(totals, in_axes=axes)(*arrays)
-    slices = [
-        totals(
-            *(
-                x if axis is None else np.take(x, index, axis)
-                for x, axis in zip(arrays, axes, strict=True)
-            )
-        )
-        for index in range(size)
-    ]
-    stacked = jtu.tree_map(lambda *xs: np.stack(xs), *slices)
-    jtu.tree_map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), mapped, stacked)
+# --- in_axes ------------------------------------------------------------------------------------
 
 
 def test_the_identity_from_an_axis_to_the_same_axis_is_the_identity():
@@ -113,9 +43,6 @@ def test_the_identity_from_an_axis_to_the_same_axis_is_the_identity():
     for axis in (-3, -1, 1, 2):
         same = filter_vmap(lambda x: x, in_axes=axis, out_axes=axis)(x)
         assert eqxlike.tree_equal(same, x)
-
-
-# --- in_axes ------------------------------------------------------------------------------------
 
 
 def test_by_default_arrays_are_mapped_and_all_else_is_not():
@@ -164,6 +91,31 @@ def test_the_axes_of_variadic_arguments_are_given_by_one_name():
         assert added(x, other, y).tolist() == expected
 
 
+def test_axes_are_given_by_the_names_of_parameters_and_the_others_are_the_first():
+    x = jnp.arange(3.0)
+    mapped = filter_vmap(lambda x, y, s: (x + y, s), in_axes={"y": None})
+    added, text = mapped(x, jnp.array(3.0), "s")
+    assert (added.tolist(), text) == ([3, 4, 5], "s")
+    partial = functools.partial(lambda x, y: x + y, jnp.array(1.0))
+    assert filter_vmap(partial, in_axes={"y": 0})(x).tolist() == [1, 2, 3]
+    by_prefix = filter_vmap(
+        lambda tree, y: tree["a"] * tree["b"] + y.sum(), in_axes={"tree": {"a": 0, "b": None}}
+    )
+    assert by_prefix({"a": x, "b": jnp.array(2.0)}, MATRIX.T).tolist() == [3, 7, 11]
+
+
+def test_is_a_method_in_the_body_of_a_class():
+    class Scale(eqxlike.Module):
+        weight: Any
+
+        @filter_vmap(in_axes={"self": None})
+        def shared(self, x):
+            return self.weight.sum() * x
+
+    scale, x = Scale(jnp.arange(2.0)), jnp.array([3.0, 4.0])
+    assert scale.shared(x).tolist() == [3, 4]
+
+
 # --- out_axes -----------------------------------------------------------------------------------
 
 
@@ -192,23 +144,7 @@ def test_out_axes_may_be_a_prefix_or_functions():
         assert shapes == {"a": ((3, 2), [(3, 2)]), "b": ((2, 3), (1,))}
 
 
-def test_making_modules_gives_an_ensemble():
-    models = filter_vmap(Model)(MATRIX)
-    assert eqxlike.tree_equal(models, Model(MATRIX))
-    scaled = filter_vmap(lambda model, x: model(x), in_axes=(if_array(0), None))
-    assert scaled(models, jnp.array(2.0)).tolist() == [6, 24]
-
-
 # --- axis_name, axis_size -----------------------------------------------------------------------
-
-
-def test_collectives_run_over_the_named_axis():
-    total, index, mean = filter_vmap(
-        lambda x: (jax.lax.psum(x, "i"), jax.lax.axis_index("i"), jax.lax.pmean(x, "i")),
-        axis_name="i",
-        out_axes=(0, 0, None),
-    )(jnp.arange(3.0))
-    assert (total.tolist(), index.tolist(), mean.tolist()) == ([3, 3, 3], [0, 1, 2], 1)
 
 
 def test_axis_size_stacks_where_nothing_is_mapped():
@@ -227,31 +163,6 @@ def test_other_options_are_passed_on():
     assert filter_vmap(lambda x: x, spmd_axis_name="b")(jnp.arange(2)).tolist() == [0, 1]
     with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
         filter_vmap(lambda x: x, foo=True)(MATRIX)
-
-
-# --- composition --------------------------------------------------------------------------------
-
-
-def test_under_jit_the_output_is_the_same():
-    function = filter_vmap(lambda x, y: (x * y, jnp.sin(x)), in_axes=(0, None), out_axes=(0, 1))
-    arguments = (MATRIX, jnp.ones(3))
-    for jit in (jax.jit, eqxlike.filter_jit):
-        output = jit(function)(*arguments)
-        assert eqxlike.tree_equal(output, function(*arguments), rtol=1e-6)
-
-
-def test_static_arguments_stay_static_under_filter_jit():
-    output = eqxlike.filter_jit(lambda x, s: filter_vmap(lambda x, s: (x, s))(x, s))(MATRIX, "s")
-    assert (output[0].tolist(), output[1]) == (MATRIX.tolist(), "s")
-
-
-def test_gradients_flow_through_and_maps_are_nested_without_leaks():
-    with jax.checking_leaks():
-        gradient = jax.grad(lambda x: filter_vmap(lambda x: (x**2, "s"))(x)[0].sum())
-        assert gradient(jnp.arange(3.0)).tolist() == [0, 2, 4]
-    inner = filter_vmap(lambda x, y: x * y, in_axes=(None, 0))
-    outer = filter_vmap(inner, in_axes=(0, None))
-    assert outer(jnp.arange(2), jnp.arange(3)).tolist() == [[0, 0, 0], [0, 1, 2]]
 
 
 # --- errors -------------------------------------------------------------------------------------

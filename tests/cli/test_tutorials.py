@@ -1,0 +1,151 @@
+"""The tutorials, each in a short form, under the strict rules of the suite."""
+
+import re
+from typing import Any
+
+import jax
+
+from eqxlike import bayes
+from tests import scripts
+
+
+def load(name: str) -> Any:
+    """What a script of `examples/` defines; it is not run."""
+    return scripts.load(scripts.EXAMPLES / f"{name}.py")
+
+
+def test_each_method_has_a_line(capsys, monkeypatch):
+    module = load("bayesian")
+    one = {"most probable": (module.UNKNOWN, bayes.MAP(steps=2))}
+    monkeypatch.setattr(module, "methods", lambda steps, draws: one)
+    monkeypatch.setattr(module, "HELD_OUT", 80)  # as many as for training, in the same programs
+    module.main(["--width", "3"])
+    lines = capsys.readouterr().out.splitlines()
+    known, probable, flat = (line.split() for line in lines[-3:])
+    assert float(known[4]) < float(flat[4])  # the NLL of the truth and of no network
+    assert probable[:2] == ["most", "probable"]
+
+
+def test_interrupted_run_goes_on_to_the_same_bits(capsys, monkeypatch):
+    module = load("classifier")
+    monkeypatch.setattr(module, "EVALUATE_EVERY", 2)
+    module.main(["--steps", "4"])
+    output = capsys.readouterr().out
+    assert "goes on after step 2" in output
+    assert "The same bits: True" in output
+    assert len(re.findall(r"(\d+\.\d)%", output.splitlines()[-1])) == 2
+
+
+def test_ways_to_train_come_to_the_same_and_hold_what_they_should(capsys):
+    load("devices").main(["--steps", "3", "--width", "32"])
+    _, one, parallel, split = capsys.readouterr().out.split("\n\n")
+
+    def held(text):
+        return int(re.findall(r"each device holds +([\d,]+)", text)[0].replace(",", ""))
+
+    assert held(parallel) == held(one)
+    assert held(one) / 2 < held(split) < 0.6 * held(one)
+    assert "nothing" in one
+    assert "all-reduce" in parallel
+    assert "all-gather" in split
+    for each in (one, parallel, split):
+        (apart,) = re.findall(r"losses apart by +(\S+)", each)
+        assert float(apart) < 1e-4
+
+
+def test_modes_are_right_but_where_there_is_none():
+    module = load("differentiation_modes")
+    *rows, chosen = module.answer(module.settled(), rounds=1).splitlines()[1:]
+    verdicts = {row.split()[0]: row.split()[-1] for row in rows}
+    assert verdicts == {"Reverse()": "error", "Checkpointed()": "error", "Forward()": "ok"}
+    assert chosen == "  chosen: Forward()"
+
+
+def test_network_with_the_loop_inside_is_trained(capsys):
+    module = load("differentiation_modes")
+    module.train_settling(60)
+    output = capsys.readouterr().out
+    assert float(output.split("%")[0]) > 50
+    assert "strength 0.50, was" not in output
+
+
+def test_other_process_computes_the_same(capsys):
+    load("export_model").main(["--steps", "2"])
+    output = capsys.readouterr().out
+    here, there = re.findall(r"([\d.]+%) (?:of held-out digits )?are right", output)
+    assert here == there
+    (off,) = re.findall(r"differ by (\S+) at most", output)
+    assert float(off) < 1e-5
+    assert "Exported: predict(pixels: uint8[batch, 64]) -> float32[batch, 10]" in output
+    assert "a fresh model: the same True" in output
+    assert "A wrong input: pixels must be uint8[batch, 64]; it is uint8[500, 63]." in output
+    assert "is cut off" in output
+
+
+def test_short_run_is_judged_beside_tables_and_writes(capsys):
+    module = load("language_model")
+    command = "--steps 2 --width 8 --depth 1 --characters 3000 --write 10"
+    with jax.numpy_dtype_promotion("standard"):
+        module.main(command.split())
+    output = capsys.readouterr().out
+    tables = re.findall(r"tables of \w+ +(\d\.\d+)", output)
+    assert len(tables) == 3
+    (model,) = re.findall(r"the transformer +(\d\.\d+)", output)
+    assert float(model) > max(map(float, tables))  # after two batches
+    written = output.partition("It writes:\n\n")[2]
+    assert len(written.replace("\n    ", "\n").removeprefix("    ").strip("\n")) <= 10
+
+
+def test_factors_change_few_numbers_and_are_taken_out_again(capsys, monkeypatch):
+    module = load("lora")
+    monkeypatch.setattr(module, "WIDTH", 16)
+    module.main(["--steps", "2", "--ranks", "2"])
+    output = capsys.readouterr().out
+    trained = dict(re.findall(r"^(\S.*?) {2,}([\d,]+)(?: +[\d.]+%){2}$", output, re.MULTILINE))
+    # Two factors beside each of the weights (16, 64), (16, 16) and (10, 16).
+    assert trained == {
+        "as it was": "0",
+        "new readout": "170",
+        "all weights": "1,482",
+        "factors of rank 2": str(2 * (16 + 64 + 16 + 16 + 10 + 16)),
+    }
+    assert "Merged: MergedLinear" in output
+    assert "Taken out again, the first network: True" in output
+
+
+def test_each_cost_is_found_and_mended(capsys):
+    load("profile_step").main(["--steps", "8", "--chunk", "4"])
+    output = capsys.readouterr().out
+    assert "trace 2, for rate: 1.0 -> 0.98" in output
+    assert "each new number is compiled for" in output
+    assert "copies to the device: batch[0], batch[1]" in " ".join(output.split())
+    assert "With batches on the device: nothing." in output
+    rows = {
+        name: (int(calls), int(traces))
+        for name, calls, traces in re.findall(
+            r"^  (\S.*?) {2,}(\d+) +(\d+) +[\d.]+ +[\d.]+ +(?:-|\d+)$", output, re.MULTILINE
+        )
+    }
+    assert rows == {
+        "as it came": (8, 8),
+        "the rate inside": (8, 1),
+        "batches on the device": (8, 1),
+        "4 steps a call": (2, 1),
+    }
+    (off,) = re.findall(r"Weights differ by (\S+) at most", output)
+    assert float(off) < 1e-5
+
+
+def test_short_run_is_judged_beside_models_without_a_network(capsys):
+    module = load("vae")
+    module.main(["--steps", "2", "--width", "8", "--code", "2"])
+    output = capsys.readouterr().out
+    found = dict(re.findall(r"^  (\w.*?) +(-\d+\.\d)$", output, re.MULTILINE))
+    assert list(found) == [
+        "independent pixels",
+        "independent pixels of each digit",
+        "autoencoder, lower bound",
+        "autoencoder",
+    ]
+    assert float(found["autoencoder"]) >= float(found["autoencoder, lower bound"])
+    assert len(output.partition("New digits:\n\n")[2].splitlines()) == 8

@@ -1,0 +1,164 @@
+"""Configurations of all layers, for which the laws in `test_laws.py` hold."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+
+from eqxlike import nn, tree_at
+
+
+def call_plainly(layer: Any, *inputs: Any, key: Any) -> Any:
+    return layer(*inputs, key=key)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One configuration of a layer.
+
+    - `make`: called as `make(key=, dtype=)`. May return any pytree, as a pair of layer and state.
+    - `in_shapes`: of each array that it is called with.
+    - `out_shape`: of the array that `call` returns.
+    - `call`: `call(layer, *inputs, key=)`, for what is not called as `layer(*inputs, key=key)`.
+    - `batch_axis`: a name that `call` needs an axis of a batch to have.
+    """
+
+    make: Callable[..., Any]
+    in_shapes: tuple[tuple[int, ...], ...]
+    out_shape: tuple[int, ...]
+    call: Callable[..., Any] = call_plainly
+    batch_axis: str | None = None
+
+
+def without_options(make: Callable[[], Any]) -> Callable[..., Any]:
+    """`make` for a layer that takes neither key nor dtype."""
+    return lambda key, dtype: make()
+
+
+def look_up(layer, x, *, key):
+    return layer(jnp.argmax(x), key=key)
+
+
+def without_key(make):
+    return lambda key, dtype: make(dtype=dtype)
+
+
+def hidden_of(layer, x, hidden, memory, *, key):
+    return layer(x, (hidden, memory), key=key)[0]
+
+
+def with_state(make):
+    return lambda **options: nn.make_with_state(make)(**options)
+
+
+def call_with_state(layer_and_state, x, *, key):
+    layer, state = layer_and_state
+    return layer(x, copy.copy(state), key=key)[0]
+
+
+def lora(key, dtype):
+    """With a correction that is not zero, as it is at first."""
+    linear_key, layer_key, up_key = jr.split(key, 3)
+    linear = nn.Linear("scalar", "scalar", dtype=dtype, key=linear_key)
+    layer = nn.LoRALinear(linear, 2, alpha=3.0, key=layer_key)
+    up = jax.nn.initializers.normal(1.0)(up_key, layer.up.shape, dtype)
+    return tree_at(lambda layer: layer.up, layer, up)
+
+
+def parallel(key, dtype):
+    linears = [nn.Linear(3, 4, dtype=dtype, key=each) for each in jr.split(key, 3)]
+    return nn.Parallel(linears, "concatenate")
+
+
+def batch_norm(key, dtype):
+    return nn.BatchNorm(3, axis_name="batch", mode="batch", dtype=dtype)
+
+
+def spectral_norm(key, dtype):
+    linear_key, norm_key = jr.split(key)
+    return nn.SpectralNorm(nn.Linear(3, 4, key=linear_key, dtype=dtype), "weight", key=norm_key)
+
+
+CASES = {
+    "Linear": Case(lambda **options: nn.Linear("scalar", "scalar", **options), ((),), ()),
+    "Identity": Case(without_options(nn.Identity), ((3,),), (3,)),
+    "MLP": Case(lambda **options: nn.MLP(3, 4, 5, 1, **options), ((3,),), (4,)),
+    "Dropout": Case(without_options(nn.Dropout), ((3, 4),), (3, 4)),
+    "Lambda": Case(without_options(lambda: nn.Lambda(jnp.tanh)), ((3,),), (3,)),
+    "Sequential": Case(
+        lambda **options: nn.Sequential(
+            [nn.Linear(3, 4, **options), nn.Lambda(jax.nn.relu), nn.Dropout(0.1)]
+        ),
+        ((3,),),
+        (4,),
+    ),
+    "MultiheadAttention": Case(
+        lambda **options: nn.MultiheadAttention(2, 4, **options), ((3, 4), (5, 4), (5, 4)), (3, 4)
+    ),
+    "FusedAttention": Case(
+        lambda **options: nn.fuse(nn.MultiheadAttention(2, 4, use_key_bias=True, **options)),
+        ((3, 4),),
+        (3, 4),
+        lambda layer, x, key: layer(x, x, x, key=key),
+    ),
+    "BayesianLinear": Case(
+        lambda **options: nn.BayesianLinear("scalar", "scalar", False, **options), ((),), ()
+    ),
+    "BayesianConv": Case(
+        lambda **options: nn.BayesianConv(nn.Conv2d(2, 4, 2, **options)), ((2, 3, 3),), (4, 2, 2)
+    ),
+    "BayesianMLP": Case(lambda **options: nn.BayesianMLP(3, 4, 5, 0, **options), ((3,),), (4,)),
+    "Conv2d": Case(
+        lambda **options: nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2, **options),
+        ((2, 5, 6),),
+        (4, 3, 3),
+    ),
+    "ConvTranspose1d": Case(
+        lambda **options: nn.ConvTranspose1d(
+            2, 3, 3, stride=2, padding=1, output_padding=1, padding_mode="CIRCULAR", **options
+        ),
+        ((2, 5),),
+        (3, 10),
+    ),
+    "Embedding": Case(lambda **options: nn.Embedding(5, 3, **options), ((5,),), (3,), look_up),
+    "RotaryPositionalEmbedding": Case(
+        lambda key, dtype: nn.RotaryPositionalEmbedding(6), ((4, 6),), (4, 6)
+    ),
+    "PReLU": Case(lambda key, dtype: nn.PReLU(jnp.full(3, 0.1, dtype)), ((2, 3),), (2, 3)),
+    "LoRALinear": Case(lora, ((),), ()),
+    "LayerNorm": Case(
+        without_key(lambda **options: nn.LayerNorm((2, 3), **options)), ((2, 3),), (2, 3)
+    ),
+    "RMSNorm": Case(without_key(lambda **options: nn.RMSNorm(3, **options)), ((3,),), (3,)),
+    "GroupNorm": Case(
+        without_key(lambda **options: nn.GroupNorm(2, 4, **options)), ((4, 3),), (4, 3)
+    ),
+    "Parallel": Case(parallel, ((3,),), (12,)),
+    "AvgPool2d": Case(
+        without_options(lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False)),
+        ((2, 5, 6),),
+        (2, 3, 3),
+    ),
+    "MaxPool1d": Case(without_options(lambda: nn.MaxPool1d(2, padding=1)), ((2, 5),), (2, 6)),
+    "AdaptiveAvgPool1d": Case(without_options(lambda: nn.AdaptiveAvgPool1d(3)), ((2, 5),), (2, 3)),
+    "GRUCell": Case(lambda **options: nn.GRUCell(3, 4, **options), ((3,), (4,)), (4,)),
+    "LSTMCell": Case(
+        lambda **options: nn.LSTMCell(3, 4, **options), ((3,), (4,), (4,)), (4,), hidden_of
+    ),
+    "ScanStack": Case(
+        lambda key, dtype: nn.ScanStack(
+            lambda key: nn.Linear(3, 3, dtype=dtype, key=key), 4, key=key
+        ),
+        ((3,),),
+        (3,),
+    ),
+    "BatchNorm": Case(
+        with_state(batch_norm), ((3, 4),), (3, 4), call_with_state, batch_axis="batch"
+    ),
+    "SpectralNorm": Case(with_state(spectral_norm), ((3,),), (4,), call_with_state),
+    "WeightNorm": Case(lambda **options: nn.WeightNorm(nn.Linear(3, 4, **options)), ((3,),), (4,)),
+}

@@ -1,0 +1,174 @@
+"""Layers one after another, and nodes that several places share."""
+
+import equinox
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import Module, nn
+
+
+class Add(Module):
+    amount: int
+
+    def __call__(self, x, *, key=None):
+        return x + self.amount
+
+
+class Record(Module):
+    """Shows which key it got."""
+
+    def __call__(self, x, *, key=None):
+        return (*x, None if key is None else jr.key_data(key).tolist())
+
+
+def test_indexes_slices_iterates_and_measures_like_a_tuple():
+    layers = tuple(map(Add, range(3)))
+    model = nn.Sequential(list(layers))
+    assert (model[0], model[-1]) == (layers[0], layers[-1])
+    assert isinstance(model[2:0:-1], nn.Sequential)
+    assert model[2:0:-1].layers == layers[2:0:-1]
+    assert tuple(model) == layers
+    assert len(model) == 3
+    with pytest.raises(IndexError):
+        model[3]
+    with pytest.raises(TypeError, match="an integer or a slice, got str"):
+        model["a"]
+
+
+def test_every_layer_gets_a_key_of_its_own(getkey):
+    key = getkey()
+    model = nn.Sequential([Record(), Record()])
+    assert model((), key=key) == tuple(jr.key_data(jr.split(jr.clone(key), 2)).tolist())
+    assert model(()) == (None, None)
+
+
+class Count(nn.StatefulLayer):
+    """Adds how often it was called, and shows which key it got."""
+
+    index: nn.StateIndex
+
+    def __init__(self):
+        self.index = nn.StateIndex(jnp.array(0))
+
+    def __call__(self, x, state, *, key=None):
+        count = state.get(self.index) + 1
+        return x + count, state.set(self.index, count)
+
+
+def make_counting():
+    inner = nn.Sequential([Count(), Add(100)])
+    return nn.make_with_state(lambda: nn.Sequential([Count(), Add(10), inner]))()
+
+
+def test_state_passes_through_the_layers_that_have_one():
+    model, state = make_counting()
+    assert model.is_stateful()
+    x, state = model(0, state)
+    assert x == 112
+    x, state = model(0, state=state)
+    assert x == 114
+    assert [leaf.tolist() for leaf in jax.tree.leaves(state)] == [2, 2]
+
+
+def test_sequential_without_stateful_layers_returns_the_state_that_it_got():
+    model = nn.Sequential([Add(1), nn.Sequential([Add(2)])])
+    assert not model.is_stateful()
+    state = object()
+    assert model(0, state) == (3, state)
+    assert model(0) == nn.Sequential([])(3) == 3
+
+
+def test_layer_can_say_that_it_is_not_stateful():
+    class Sometimes(Count):
+        def is_stateful(self):
+            return False
+
+        def __call__(self, x, *, key=None):
+            return x
+
+    assert nn.Sequential([Sometimes()])(3) == 3
+
+
+def test_missing_state_is_an_error_that_names_the_layer():
+    model, _ = make_counting()
+    with pytest.raises(TypeError, match=r"Sequential needs the state, since layers\[0\].* Count"):
+        model(0)
+    outer = nn.Sequential([nn.Lambda(model[1:])])
+    with pytest.raises(TypeError, match=r"Sequential at .*layers\[0\].fn needs .* layers\[1\]"):
+        outer(0)
+
+
+def language_model(library):
+    """Embedding and readout with one weight."""
+
+    class LanguageModel(library.Module):
+        shared: library.nn.Shared
+
+        def __init__(self):
+            pair = (
+                library.nn.Embedding(5, 3, key=jr.key(0)),
+                library.nn.Linear(3, 5, key=jr.key(1)),
+            )
+            self.shared = library.nn.Shared(
+                pair, where=lambda pair: pair[1].weight, get=lambda pair: pair[0].weight
+            )
+
+        def __call__(self, token):
+            embedding, linear = self.shared()
+            return linear(embedding(token))
+
+    return LanguageModel()
+
+
+def arrays_of(model):
+    return jax.tree.leaves(eqx.filter(model, eqx.is_array))
+
+
+def test_output_and_gradient_are_those_of_equinox():
+    results = []
+    for library in (eqx, equinox):
+        model = language_model(library)
+        # The weight is stored once.
+        assert [each.shape for each in arrays_of(model)] == [(5, 3), (5,)]
+
+        def loss(model):
+            return jnp.sum(jnp.sin(model(jnp.array(2))))
+
+        def compute(model, library=library, loss=loss):
+            return model(jnp.array(2)), library.filter_grad(loss)(model)
+
+        results.append(jax.tree.leaves(library.filter_jit(compute)(model)))
+    assert len(results[0]) == 3
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_several_nodes_and_what_is_computed_from_one():
+    pair = {"a": jnp.ones((2, 3)), "b": jnp.zeros((3, 2)), "c": jnp.zeros((3, 2))}
+    shared = nn.Shared(
+        pair, where=lambda t: (t["b"], t["c"]), get=lambda t: (t["a"].T, 2 * t["a"].T)
+    )
+    whole = shared()
+    np.testing.assert_array_equal(whole["b"], np.ones((3, 2)))
+    np.testing.assert_array_equal(whole["c"], 2 * np.ones((3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("tree", "where", "get", "message"),
+    [
+        (
+            (jnp.ones(3), jnp.ones(2)),
+            lambda t: t[0],
+            lambda t: t[1],
+            r"where\(pytree\) is .* shape \(3,\) .*, and get\(pytree\) is .* shape \(2,\)",
+        ),
+        ((jnp.ones(3), 1), lambda t: t[0], lambda t: t[0], "a node that `where` takes out"),
+    ],
+)
+def test_nodes_that_cannot_be_shared_are_refused(tree, where, get, message):
+    with pytest.raises(ValueError, match=message):
+        nn.Shared(tree, where, get)

@@ -1,0 +1,196 @@
+"""Layers of a few lines: dropout, tables of vectors, rotations, recurrent cells."""
+
+import re
+
+import equinox
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn
+from tests.nn.arrays import normal
+
+
+@pytest.mark.parametrize("p", [0.3, 0.99])
+def test_same_key_drops_what_equinox_drops(p, getkey):
+    x, key = normal(getkey(), (4, 5)), getkey()
+    ours, theirs = nn.Dropout(p), equinox.nn.Dropout(p)
+    np.testing.assert_array_equal(ours(x, key=key), theirs(x, key=jr.clone(key)))
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_flag_of_the_call_of_dropout_goes_before_that_of_the_layer(inference, getkey):
+    x = jnp.ones(100)
+    y = nn.Dropout(0.5, inference=not inference)(x, key=getkey(), inference=inference)
+    assert bool((y == x).all()) == inference
+
+
+def test_dropout_needs_no_key_where_nothing_is_dropped():
+    for layer in (nn.Dropout(0.5, inference=True), nn.Dropout(0), nn.Dropout(0.0)):
+        assert layer(jnp.ones(3)).tolist() == [1, 1, 1]
+
+
+def test_probability_one_gives_zeros_and_a_zero_gradient(getkey):
+    gradient = jax.grad(lambda x: nn.Dropout(1.0)(x, key=getkey()).sum())(jnp.ones(3))
+    assert gradient.tolist() == [0, 0, 0]
+
+
+def test_dropout_keeps_the_dtype(getkey):
+    half = jnp.array(0.5)
+    for dtype, p in ((jnp.bfloat16, 0.5), (jnp.float16, half), (jnp.complex64, 0.5)):
+        assert nn.Dropout(p)(jnp.ones(3, dtype), key=getkey()).dtype == dtype
+
+
+def test_array_probability_gets_no_gradient(getkey):
+    key = getkey()
+    gradient = jax.grad(lambda p: nn.Dropout(p)(jnp.ones(9), key=key).sum())(jnp.array(0.5))
+    assert gradient == 0
+
+
+def test_wrong_probability_is_refused():
+    for bad in (-0.1, 2, float("nan"), np.float32(1.5)):
+        message = rf"probability p in \[0, 1\], got {re.escape(repr(bad))}"
+        with pytest.raises(ValueError, match=message):
+            nn.Dropout(bad)
+
+
+def test_what_is_no_probability_is_refused_with_its_type():
+    for bad in ("0.5", None, True, 0.5j, jnp.array(1), np.array(True), [0.5]):
+        message = f"a floating array; got .*of type {type(bad).__name__}"
+        with pytest.raises(TypeError, match=message):
+            nn.Dropout(bad)
+
+
+def test_old_name_of_inference_warns_and_works():
+    with pytest.warns(DeprecationWarning, match="write `inference=`"):
+        layer = nn.Dropout(0.5, deterministic=True)
+    assert layer.inference
+    with pytest.warns(DeprecationWarning, match="write `inference=`"):
+        assert nn.Dropout(0.5)(jnp.ones(1), deterministic=True).tolist() == [1]
+
+
+def test_missing_key_is_an_error_that_names_the_layer_in_its_model():
+    model = nn.Sequential([nn.Identity(), nn.Sequential([nn.Dropout(0.5)])])
+    with pytest.raises(RuntimeError, match=r"^Dropout at Sequential.layers\[1\].layers\[0\] needs"):
+        model(jnp.ones(3))
+
+
+def test_same_key_gives_equinox_table(getkey):
+    key = getkey()
+    ours, theirs = nn.Embedding(5, 3, key=key), equinox.nn.Embedding(5, 3, key=jr.clone(key))
+    np.testing.assert_array_equal(ours.weight, theirs.weight)
+    for index in (0, 4, -1, 7, np.int32(2), jnp.array(3)):
+        np.testing.assert_array_equal(ours(index), theirs(index))
+
+
+def test_table_that_is_given_tells_the_sizes():
+    layer = nn.Embedding(weight=jnp.ones((2, 3)))
+    assert (layer.num_embeddings, layer.embedding_size) == (2, 3)
+
+
+def test_initializer_draws_the_table(getkey):
+    layer = nn.Embedding(4, 4, weight_init=jax.nn.initializers.orthogonal(), key=getkey())
+    np.testing.assert_allclose(layer.weight @ layer.weight.T, jnp.eye(4), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "needs either `weight`, or"),
+        ({"num_embeddings": 2, "embedding_size": 3}, "and `key` to draw one"),
+        ({"weight": jnp.ones(3)}, r"got shape \(3,\)"),
+        ({"weight": jnp.ones((2, 3)), "num_embeddings": 3}, r"shape \(3, None\), as the sizes say"),
+        ({"num_embeddings": 2, "embedding_size": -1, "key": jr.key(0)}, "embedding_size must be"),
+    ],
+)
+def test_unfit_arguments_of_a_table_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        nn.Embedding(**arguments)
+
+
+@pytest.mark.parametrize(("arguments", "theta"), [((6,), 10_000.0), ((6, 100.0), 100.0)])
+def test_rotation_is_a_product_of_complex_numbers(arguments, theta, getkey):
+    x = np.asarray(normal(getkey(), (7, 6)), np.float64)
+    turns = np.outer(np.arange(7), theta ** (-np.arange(3) / 3))
+    turned = (x[:, :3] + 1j * x[:, 3:]) * np.exp(1j * turns)
+    with jax.enable_x64(True):
+        ours = jax.jit(nn.RotaryPositionalEmbedding(*arguments))(jnp.asarray(x))
+    np.testing.assert_allclose(ours, np.concatenate([turned.real, turned.imag], 1), rtol=1e-10)
+
+
+def test_rotation_of_low_precision_computes_its_angles_in_float32(getkey):
+    x = normal(getkey(), (400, 6), jnp.bfloat16)
+    rope = jax.jit(nn.RotaryPositionalEmbedding(6))
+    exact = np.asarray(rope(x.astype(jnp.float32)))
+    assert rope(x).dtype == jnp.bfloat16
+    np.testing.assert_array_equal(rope(x), exact.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.RotaryPositionalEmbedding(3), "must be even"),
+        (lambda: nn.RotaryPositionalEmbedding(-2), "integer of at least 0"),
+        (
+            lambda: nn.RotaryPositionalEmbedding(4)(jnp.ones((3, 5))),
+            r"shape \(seq_length, 4\), got shape \(3, 5\)",
+        ),
+        (
+            lambda: nn.Embedding(5, 3, key=jr.key(0))(jnp.array([1, 2])),
+            r"Embedding expected x of shape \(\).*jax.vmap",
+        ),
+    ],
+)
+def test_unfit_size_or_input_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+CELLS = ["GRUCell", "LSTMCell"]
+
+
+def hidden_for(name, size=4):
+    return (jnp.ones(size), jnp.ones(size)) if name == "LSTMCell" else jnp.ones(size)
+
+
+@pytest.mark.parametrize(("name", "use_bias"), [("GRUCell", True), ("LSTMCell", False)])
+def test_same_key_gives_equinox_cells(name, use_bias, getkey):
+    x, hidden = normal(getkey(), (3,)), hidden_for(name)
+
+    @eqx.filter_jit
+    def cells_and_outputs(key):
+        ours = getattr(nn, name)(3, 4, use_bias, key=key)
+        theirs = getattr(equinox.nn, name)(3, 4, use_bias, key=jr.clone(key))
+        return ours, theirs, [cell(x, hidden) for cell in (ours, theirs)]
+
+    ours, theirs, outputs = cells_and_outputs(getkey())
+    for own, their in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(own, their)
+    for own, their in zip(*map(jax.tree.leaves, outputs), strict=True):
+        np.testing.assert_allclose(own, their, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_initializers_draw_the_parameters_of_a_cell(name, getkey):
+    cell = getattr(nn, name)(
+        3,
+        4,
+        weight_init=jax.nn.initializers.orthogonal(),
+        bias_init=jax.nn.initializers.zeros,
+        key=getkey(),
+    )
+    weight = np.asarray(cell.weight_hh)
+    np.testing.assert_allclose(weight.T @ weight, np.eye(4), atol=1e-5)
+    assert not np.any(cell.bias)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_wrong_shapes_of_a_cell_are_named(name, getkey):
+    cell = getattr(nn, name)(3, 4, key=getkey())
+    with pytest.raises(ValueError, match=rf"{name} expected input of shape \(3,\), got .*\(5,\)"):
+        cell(jnp.ones(5), hidden_for(name))
+    with pytest.raises(ValueError, match=rf"{name} expected hidden.* of shape \(4,\), got"):
+        cell(jnp.ones(3), hidden_for(name, 2))
