@@ -160,7 +160,7 @@ def _advance(
 
         def one(index: Array, carry: Any) -> Any:
             state, buffers = carry
-            number = first + index
+            number = index + first
             state, record = _step(method, problem, state, number, jr.fold_in(key, number))
             return state, {name: buffers[name].at[index].set(record[name]) for name in buffers}
 

@@ -1,5 +1,6 @@
 """A folder of checkpoints: which stay, which is gone on from, and who may write there."""
 
+import contextlib
 import errno
 import gc
 import os
@@ -7,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 
 import jax.numpy as jnp
@@ -185,15 +187,60 @@ def test_what_this_process_is_writing_is_not_taken_for_left_behind(folder, monke
     assert steps(checkpoints) == [2, 1]
 
 
-def test_second_writer_is_refused_until_the_first_is_closed_or_gone(folder):
-    """A lock belongs to who opened the file: it is the same in one process and in two."""
+WRITER = """
+import sys
+import numpy as np
+from eqxlike import train
+checkpoints = train.CheckpointFolder(sys.argv[1])
+checkpoints.save(1, {"w": np.full(4, 1)})
+print("saved", flush=True)
+try:
+    train.save(sys.stdin.readline().strip(), {"w": np.full(4, 2)})
+except BlockingIOError as error:
+    print(error, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_two_processes_write_neither_in_one_folder_nor_at_one_path(folder, tmp_path, monkeypatch):
+    path, write, answers = tmp_path / "checkpoint", _save.write_arrays, []
+
+    def write_with_another(*args):
+        print(path, file=writer.stdin, flush=True)
+        answers.append(writer.stdout.readline())
+        write(*args)
+
+    command = [sys.executable, "-W", "ignore", "-c", WRITER, str(folder)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as writer:
+        try:
+            assert writer.stdout.readline() == "saved\n"
+            with monkeypatch.context() as patched:
+                patched.setattr(_save, "write_arrays", write_with_another)
+                train.save(path, state(1))
+            there = "another process is writing a checkpoint there"
+            assert answers == [f"[Errno 11] {there}: '{path}'\n"]
+            assert train.restore(path, state()).state["w"][0] == 1
+            # What another one writes can be read.
+            checkpoints = train.CheckpointFolder(folder)
+            assert checkpoints.restore_newest(state()).state["w"][0] == 1
+            message = rf"somebody else writes checkpoints here, process {writer.pid} on .*{folder}"
+            with pytest.raises(BlockingIOError, match=message):
+                checkpoints.save(2, state())
+        finally:
+            # A lock ends with its process, however it ends.
+            writer.kill()
+            writer.wait(timeout=60)
+    with checkpoints:
+        checkpoints.save(2, state(2))
+    assert steps(checkpoints) == [2, 1]
+
+
+def test_second_writer_in_one_process_is_refused_until_the_first_is_closed_or_gone(folder):
     first, second = train.CheckpointFolder(folder), train.CheckpointFolder(folder)
     first.save(1, state(1))
-    message = rf"somebody else writes checkpoints here, process {os.getpid()} on .*{folder}"
-    with pytest.raises(BlockingIOError, match=message):
+    with pytest.raises(BlockingIOError, match=f"process {os.getpid()} on"):
         second.save(2, state())
-    # What another one writes can be read.
-    assert second.restore_newest(state()).state["w"][0] == 1
     first.close()
     second.save(2, state())
     del second
@@ -201,18 +248,6 @@ def test_second_writer_is_refused_until_the_first_is_closed_or_gone(folder):
     with train.CheckpointFolder(folder) as checkpoints:
         checkpoints.save(3, state())
     assert steps(checkpoints) == [3, 2, 1]
-
-
-def test_path_that_another_one_writes_to_is_refused(tmp_path):
-    path = tmp_path / "checkpoint"
-    temporary = _place.temporary_of(path)
-    temporary.mkdir()
-    descriptor = _locks.lock(temporary)
-    with pytest.raises(BlockingIOError, match=f"is writing a checkpoint there: '{path}'"):
-        train.save(path, state())
-    _locks.unlock(descriptor)
-    train.save(path, state(1))
-    assert train.restore(path, state()).state["w"][0] == 1
 
 
 def test_disk_without_locks_takes_checkpoints(folder, monkeypatch):
@@ -252,6 +287,36 @@ def test_checkpoint_that_is_deleted_while_it_is_looked_for_is_passed_over(folder
         gone = [folder / "step_000000002", *checkpoints.paths()]
         monkeypatch.setattr(checkpoints, "paths", lambda: gone)
         assert checkpoints.restore_newest(state()).state["w"][0] == 1
+
+
+@contextlib.contextmanager
+def read_only_folder():
+    """A folder with a checkpoint in which this process, be it root's, may write no more."""
+    with tempfile.TemporaryDirectory() as parent:
+        folder = pathlib.Path(parent) / "run"
+        with train.CheckpointFolder(folder) as checkpoints:
+            checkpoints.save(1, state(1))
+        os.chmod(parent, 0o755)
+        os.chmod(folder, 0o555)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            yield folder
+        finally:
+            os.seteuid(user)
+            os.chmod(folder, 0o755)
+
+
+def test_folder_that_may_not_be_written_is_named_and_can_be_read():
+    with read_only_folder() as folder, train.CheckpointFolder(folder) as checkpoints:
+        assert checkpoints.restore_newest(state()).state["w"][0] == 1
+        with pytest.raises(PermissionError, match=str(folder)):
+            checkpoints.save(2, state())
+        with pytest.raises(PermissionError, match=f"{folder}/other"):
+            train.save(folder / "other", state())
+        with pytest.raises(PermissionError, match=f"{folder}/step_000000001"):
+            train.save(folder / "step_000000001", state())
 
 
 def test_arguments_that_do_not_fit_are_refused(folder, tmp_path):
