@@ -30,7 +30,7 @@ def examples_in(source: str, name: str, filename: str) -> Iterator[doctest.DocTe
             test = doctest.DocTestParser().get_doctest(docstring, {}, name, filename, line)
             if test.examples:
                 yield test
-        for child in ast.iter_child_nodes(node):
+        for child in (*getattr(node, "body", ()), *getattr(node, "orelse", ())):
             yield from visit(child, f"{name}.{child.name}" if hasattr(child, "name") else name)
 
     yield from visit(ast.parse(source), name)

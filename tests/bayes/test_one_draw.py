@@ -9,27 +9,35 @@ import pytest
 from eqxlike import bayes, nn
 
 X = np.linspace(-1.0, 1.0, 6, dtype=np.float32)[:, None]
-TARGET = bayes.Posterior(
-    nn.Linear(1, "scalar", key=jr.key(0)),
-    bayes.normal(0.0, dist.HalfNormal(1.0)),
-    bayes.Gaussian(dist.Gamma(2.0, 1.0)),
-    (X, X[:, 0]),
-)
-MANY = jax.jit(jax.vmap(lambda key: TARGET.sample_prior(key=key)))(jr.split(jr.key(1), 3))
-FIRST = jax.tree.map(lambda each: each[0], MANY)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return bayes.Posterior(
+        nn.Linear(1, "scalar", key=jr.key(0)),
+        bayes.normal(0.0, dist.HalfNormal(1.0)),
+        bayes.Gaussian(dist.Gamma(2.0, 1.0)),
+        (X, X[:, 0]),
+    )
+
+
+@pytest.fixture(scope="module")
+def many(target):
+    return jax.jit(jax.vmap(lambda key: target.sample_prior(key=key)))(jr.split(jr.key(1), 3))
+
 
 USES = {
-    "log_prior": TARGET.log_prior,
-    "log_likelihood": TARGET.log_likelihood,
-    "log_density": TARGET.log_density,
-    "linked": lambda unknowns: TARGET.log_density(unknowns, linked=True),
-    "minibatch": lambda unknowns: TARGET.minibatch_log_density(unknowns, TARGET.data),
-    "simulate": lambda unknowns: TARGET.simulate(unknowns, key=jr.key(2)),
-    "model": lambda unknowns: TARGET.model(unknowns)(X[0]),
+    "log_prior": lambda target, unknowns: target.log_prior(unknowns),
+    "log_likelihood": lambda target, unknowns: target.log_likelihood(unknowns),
+    "log_density": lambda target, unknowns: target.log_density(unknowns),
+    "linked": lambda target, unknowns: target.log_density(unknowns, linked=True),
+    "minibatch": lambda target, unknowns: target.minibatch_log_density(unknowns, target.data),
+    "simulate": lambda target, unknowns: target.simulate(unknowns, key=jr.key(2)),
+    "model": lambda target, unknowns: target.model(unknowns)(X[0]),
 }
 
 
-def test_many_draws_in_place_of_one_are_named():
+def test_many_draws_in_place_of_one_are_named(target, many):
     message = (
         r"the unknowns have shape \(3, 1, 1\) at model\.weight, where one draw has \(1, 1\)\. Of "
         r"draws with a leading axis take one, `jax\.tree\.map\(lambda each: each\[0\], samples\)`, "
@@ -37,12 +45,13 @@ def test_many_draws_in_place_of_one_are_named():
     )
     for use in USES.values():
         with pytest.raises(ValueError, match=message), jax.numpy_rank_promotion("allow"):
-            use(MANY)
+            use(target, many)
 
 
-def test_unknown_beside_the_parameters_is_named():
+def test_unknown_beside_the_parameters_is_named(target, many):
+    first = jax.tree.map(lambda each: each[0], many)
     for name in ("likelihood", "prior"):
-        parts = {"likelihood": FIRST.likelihood, "prior": FIRST.prior} | {name: getattr(MANY, name)}
+        parts = {"likelihood": first.likelihood, "prior": first.prior} | {name: getattr(many, name)}
         message = rf"have shape \(3,\) at {name}\['scale'\], where one draw has \(\)"
         with pytest.raises(ValueError, match=message):
-            TARGET.log_density(bayes.Unknowns(FIRST.model, **parts))
+            target.log_density(bayes.Unknowns(first.model, **parts))

@@ -105,7 +105,8 @@ def test_a_numpy_scalar_of_another_type_is_an_error_that_names_both():
 # --- dtypes -------------------------------------------------------------------------------------
 
 
-def taken_by_jax():
+@functools.cache
+def dtypes_of_jax():
     """Every dtype of `jax.numpy` of which the backend makes arrays; it hangs on the version."""
     taken = set()
     # Where reuse of keys is watched, calls go another way, and end in other errors.
@@ -115,9 +116,6 @@ def taken_by_jax():
                 with contextlib.suppress(TypeError, jax.errors.JaxRuntimeError):
                     taken.add(jnp.asarray(np.zeros(2, kind.dtype)).dtype)
     return sorted(taken, key=lambda dtype: (dtype.itemsize, str(dtype)))
-
-
-DTYPES_OF_JAX = taken_by_jax()
 
 
 def as_struct(array):
@@ -135,14 +133,14 @@ def as_struct(array):
     ids=["array", "struct", "numpy", "scalar"],
 )
 def test_of_all_dtypes_of_jax_a_leaf_takes_its_own_and_no_other(make, blank):
-    one, zero = np.array([0, 1], np.int8), np.zeros(2, np.int8)
+    one, zero, dtypes = np.array([0, 1], np.int8), np.zeros(2, np.int8), dtypes_of_jax()
     with jax.enable_x64(True):
-        for place, dtype in enumerate(DTYPES_OF_JAX):
+        for place, dtype in enumerate(dtypes):
             value = make(one.astype(dtype))
             data = written(eqxlike, {"a": value})
             assert bits(read(eqxlike, data, {"a": blank(value)})["a"]) == bits(value)
             # Of the others some: each dtype meets all that are near it, in size or by name.
-            others = {*DTYPES_OF_JAX[place - 3 : place], DTYPES_OF_JAX[place - 10]}
+            others = {*dtypes[place - 3 : place], dtypes[place - 10]}
             for other in others - {dtype}:
                 with pytest.raises(RuntimeError) as caught:
                     read(eqxlike, data, {"a": blank(make(zero.astype(other)))})
@@ -155,7 +153,7 @@ def test_of_all_dtypes_of_jax_a_leaf_takes_its_own_and_no_other(make, blank):
 
 def test_the_dtypes_of_jax_in_that_test_are_more_than_those_of_numpy():
     named = "bool int2 uint4 int64 float4_e2m1fn float8_e5m2 float8_e8m0fnu bfloat16 complex128"
-    assert {np.dtype(name) for name in named.split()} < set(DTYPES_OF_JAX)
+    assert {np.dtype(name) for name in named.split()} < set(dtypes_of_jax())
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int4"])
