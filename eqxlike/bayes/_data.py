@@ -44,8 +44,8 @@ def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
 def _check_finite(array: Any, where: str) -> None:
     if isinstance(array, Tracer) or not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
         return
-    is_finite = jnp.isfinite(jnp.asarray(array))
-    if not bool(jnp.all(is_finite)):
+    if not bool(_all_finite(array)):
+        is_finite = jnp.isfinite(jnp.asarray(array))
         place = tuple(int(each[0]) for each in jnp.where(~is_finite))
         index = ", ".join(map(str, place))
         raise ValueError(
@@ -53,6 +53,11 @@ def _check_finite(array: Any, where: str) -> None:
             f"{int(jnp.sum(~is_finite))} of {is_finite.size} numbers there are not finite. Leave "
             "such examples out, or fill them in."
         )
+
+
+@jax.jit
+def _all_finite(array: Any) -> Array:
+    return jnp.all(jnp.isfinite(array))
 
 
 def num_examples(batch: PyTree[Shaped[Array, "B ..."]], caller: str) -> int:

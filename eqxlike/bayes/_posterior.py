@@ -14,6 +14,7 @@ from .._dtypes import wider
 from .._module import Module
 from .._partition import Rest, split
 from .._pytree import is_inexact_array
+from .._transforms import filter_jit
 from ..nn import BayesianLayer, inference_mode, posterior_mean
 from ..nn._bayesian import posterior_scales, prior_scales
 from ._checks import check_one_draw, check_real, check_target_shape, output_of
@@ -352,9 +353,7 @@ class Posterior(Module):
         **Returns:** `(vector, log_density, unflatten)`: where to begin, a function from such a
         vector to the log density, and one to the unknowns, in standard space.
         """
-        unknowns = self.initial(key=key)
-        with as_libraries_compute():
-            vector, unravel = ravel_pytree(self.unconstrain(unknowns) if linked else unknowns)
+        vector, unravel = _raveled(self, linked, key)
 
         def log_density(vector: Float[Array, " d"]) -> Float[Array, ""]:
             return self.log_density(unravel(vector), linked)
@@ -364,6 +363,13 @@ class Posterior(Module):
             return self.constrain(unknowns)[0] if linked else unknowns
 
         return vector, log_density, unflatten
+
+
+@as_libraries_compute()
+@filter_jit
+def _raveled(target: Posterior, linked: bool, key: PRNGKeyArray) -> tuple[Any, Any]:
+    unknowns = target.initial(key=key)
+    return ravel_pytree(target.unconstrain(unknowns) if linked else unknowns)
 
 
 def _layers(model: Any) -> list[Any]:

@@ -208,8 +208,11 @@ CASES = {
         "",
     ),
     "keys of a dict": (
-        [{"x": ones(2)}, {"x": ones(2), "mask": ones(2)}],
-        ["argument['mask']: absent -> the array float32[2]"],
+        [{"x": ones(2)}, {"x": ones(3), "mask": ones(2)}],
+        [
+            "argument['mask']: absent -> the array float32[2]",
+            "argument['x']: shape (2,) -> (3,)",
+        ],
         "an array of zeros where there is nothing to pass",
     ),
     "layer for array": (

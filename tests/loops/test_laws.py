@@ -108,7 +108,7 @@ CASES = [
     ("while", "bounded", None, ["reverse-over-forward"]),
     ("while-without-limit", "checkpointed", 3, ["checkpoint"]),
     ("scan", "checkpointed", 3, ["jvp", "reverse-over-reverse"]),
-    ("scan", "bounded", None, ["grad"]),
+    ("scan", "bounded", None, ["grad", "reverse-over-reverse"]),
 ]
 
 

@@ -22,20 +22,23 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_output_and_fields_are_those_of_equinox_and_a_state_comes_back(name, getkey):
     arguments, shape = LAYERS[name]
-    ours, theirs = getattr(nn, name)(*arguments), getattr(equinox.nn, name)(*arguments)
-    assert list(vars(ours)) == list(vars(theirs))
+    flags = ["channelwise_affine"] if name == "GroupNorm" else ["use_weight", "use_bias"]
+    ours, theirs = (
+        [getattr(library, name)(*arguments, **dict.fromkeys(flags, flag)) for flag in (True, False)]
+        for library in (nn, equinox.nn)
+    )
+    assert list(vars(ours[0])) == list(vars(theirs[0]))
     x = 3 * np.asarray(normal(getkey(), shape)) + 2
     state = object()
 
     @filter_jit
     def outputs(ours, theirs, x):
-        out, same = ours(x, state)
+        out, same = ours[0](x, state)
         assert same is state
-        return out, ours(x), theirs(x)
+        return [out, *(each(x) for each in ours)], [theirs[0](x), *(each(x) for each in theirs)]
 
-    with_state, out, expected = outputs(ours, theirs, x)
-    np.testing.assert_allclose(with_state, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+    for out, expected in zip(*outputs(ours, theirs, x), strict=True):
+        np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -1,5 +1,6 @@
 """Calls of exported programs: what is compared once, what may stand for what, what is refused."""
 
+import collections
 import concurrent.futures
 import copy
 import pickle
@@ -202,6 +203,15 @@ def test_children_in_any_order_are_those_of_their_names():
         found = exported.call(given)
         np.testing.assert_array_equal(found["z"], X)
         np.testing.assert_array_equal(found["a"], 2 * Y)
+
+
+def test_a_plain_tuple_stands_for_a_named_tuple():
+    pair = collections.namedtuple("pair", "b a")
+    exported = eqx.export(lambda pair: pair.b - pair.a, pair(X, 2 * X))
+    for given in (pair(X, 2 * X), (X, 2 * X)):
+        np.testing.assert_array_equal(exported.call(given), -X)
+    with pytest.raises(TypeError, match="pair"):
+        exported.call((X, X, X))
 
 
 class _Labelled(eqx.Module):
