@@ -152,10 +152,15 @@ def test_interrupt_ends_cleanly_with_what_was_reached(tmp_path, capsys, monkeypa
             yield batch
 
     monkeypatch.setattr(train, "minibatches", interrupted_at_the_fifth)
+    # A process in the background of a shell ignores Ctrl-C, and so do those that it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(os, "_exit", ended.append)
     arguments = ["demo", "--data", "diabetes", "--device", "cpu", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["eqxlike", *arguments])
-    __main__.run()
+    try:
+        __main__.run()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended == [130]
     out, err = capsys.readouterr()
     assert err.splitlines()[-1] == "interrupted: the results are those of what was reached"
