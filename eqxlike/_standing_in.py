@@ -10,11 +10,60 @@ import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from ._module import INITIALISING, abstract_names, drop_cached, own_record, set_cached
+
 EQUINOX_VERSION = "0.13.8"
 """The version of Equinox whose interface eqxlike has."""
 
 THEIRS, OURS = "equinox", "eqxlike"
 PARTS = (THEIRS, f"{THEIRS}.debug", f"{THEIRS}.internal", f"{THEIRS}.nn")
+
+_MODULES = {
+    THEIRS: "_ad _caches _callback _compile_utils _config _custom_types _deprecate _doc_utils _enum "
+    "_errors _eval_shape _filters _jit _make_jaxpr _misc _module _module._better_abstract "
+    "_module._field _module._flatten _module._module _module._prebuilt _pretty_print "
+    "_serialisation _sharding _tree _unvmap _update _vmap_pmap",
+    f"{THEIRS}.debug": "_announce_transform _backward_nan _breakpoint_if _dce _max_traces",
+    f"{THEIRS}.internal": "_closure_to_pytree _finalise_jaxpr _getkey _loop _loop.bounded "
+    "_loop.checkpointed _loop.common _loop.loop _misc _nextafter _noinline _nontraceable _omega "
+    "_primitive _progress_meter _str2jax",
+    f"{THEIRS}.nn": "_activations _attention _batch_norm _conv _dropout _embedding _inference "
+    "_linear _misc _mlp _normalisation _pool _rnn _sequential _shared _spectral_norm _stateful "
+    "_weight_norm",
+}
+"""The private modules of each part. What is public in eqxlike is found in each of them."""
+
+_PRIVATE = {f"{part}.{name}" for part, names in _MODULES.items() for name in names.split()}
+
+_NAMES = {
+    f"{THEIRS}._ad._ClosureConvert": "_transforms._derivatives._closure_convert.ClosureConverted",
+    f"{THEIRS}._custom_types.sentinel": "_missing.MISSING",
+    f"{THEIRS}._enum.EnumerationItem": "_transforms._enumeration._item.EnumerationItem",
+    f"{THEIRS}._enum._EnumerationMeta": "_transforms._enumeration._enumeration.EnumerationMeta",
+    f"{THEIRS}._errors._EquinoxRuntimeError": "_transforms.EquinoxRuntimeError",
+    f"{THEIRS}._jit._JitWrapper": "_transforms.JitFunction",
+    f"{THEIRS}._misc.default_floating_dtype": "_standing_in.default_floating_dtype",
+    f"{THEIRS}._module._module._ModuleMeta": "_module.ModuleMeta",
+    f"{THEIRS}._module._module._currently_initialising": "_standing_in.currently_initialising",
+    f"{THEIRS}._module._module._has_dataclass_init": "_standing_in.has_dataclass_init",
+    f"{THEIRS}._module._module.is_abstract_module": "_standing_in.is_abstract_module",
+    f"{THEIRS}._module._prebuilt.BoundMethod": "_module.BoundMethod",
+    f"{THEIRS}.internal._omega._Metaω": "internal._omega._Meta",
+    f"{THEIRS}.internal._omega._ω": "internal._omega.ω",
+    f"{THEIRS}.nn._misc.default_init": "nn._common._parameters.uniform",
+    f"{THEIRS}.nn._misc.named_scope": "_standing_in.named_scope",
+}
+"""The private names that libraries use, by their paths in that version of Equinox, and ours."""
+
+_INSTEAD = {
+    "MISSING": "a field without a value is not in `vars(module)`",
+    "_nan_like": "use `jax.numpy.full_like(x, jax.numpy.nan)`",
+    "wrap_method": "a method is bound as `equinox._module._prebuilt.BoundMethod`",
+}
+"""What to write where a private name is not there, nor was in that version."""
 
 _ABSENT = f"eqxlike stands in for Equinox {EQUINOX_VERSION} in this process, and has no `{{}}`"
 
@@ -35,7 +84,8 @@ def install_as_equinox() -> dict[str, str]:
     `equinox`, `equinox.nn`, `equinox.debug` and `equinox.internal` then hold what the parts of
     eqxlike of the same names hold, imported when they are first asked for. `equinox.__version__`,
     and what `importlib.metadata.version("equinox")` returns, is the version of Equinox whose
-    interface that is. A name that eqxlike lacks, and every private one, is an error that says so.
+    interface that is. Of its private names those are there that libraries use, by their paths in
+    that version, and the public ones in private modules. Any other is an error that says so.
     Equinox itself need not be installed, and is not imported where it is. A second call changes
     nothing.
 
@@ -62,6 +112,19 @@ def _ours(name: str) -> str:
     return OURS + name.removeprefix(THEIRS)
 
 
+def _part_of(name: str) -> str:
+    """The public part of Equinox that a private module is in."""
+    return name.partition("._")[0]
+
+
+def _absent(name: str) -> str:
+    """That a name is not there, and what is in its place."""
+    last = name.rpartition(".")[2]
+    found = [path for path in (*_PRIVATE, *_NAMES) if path.rpartition(".")[2] == last]
+    hint = f"in Equinox {EQUINOX_VERSION} it is `{min(found)}`" if found else _INSTEAD.get(last)
+    return _ABSENT.format(name) + (f": {hint}" if hint else "")
+
+
 class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
     """Finds and makes the modules that stand for Equinox's, and says which version they are."""
 
@@ -70,26 +133,35 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname.partition(".")[0] != THEIRS:
             return None
-        if "._" in fullname or importlib.util.find_spec(_ours(fullname)) is None:
+        is_absent = "._" in fullname or importlib.util.find_spec(_ours(fullname)) is None
+        if fullname not in _PRIVATE and is_absent:
             # Of our name: Python puts an error of its own in the place of one of the name that it
             # looks for.
-            raise ModuleNotFoundError(_ABSENT.format(fullname), name=_ours(fullname))
+            raise ModuleNotFoundError(_absent(fullname), name=_ours(fullname))
         return importlib.machinery.ModuleSpec(fullname, self, origin=OURS, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         return None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        theirs, ours = module.__name__, importlib.import_module(_ours(module.__name__))
+        theirs = module.__name__
+        parts = [_part_of(theirs), *PARTS] if theirs in _PRIVATE else [theirs]
+        ours = importlib.import_module(_ours(parts[0]))
 
         def get(name: str) -> Any:
-            if name.startswith("_") or not hasattr(ours, name):
-                message = _ABSENT.format(f"{theirs}.{name}")
-                raise AttributeError(message, name=name, obj=module)
-            value = getattr(ours, name)
-            if isinstance(value, types.ModuleType):
-                return importlib.import_module(f"{theirs}.{name}")
-            return value
+            path = f"{theirs}.{name}"
+            if path in _PRIVATE:
+                return importlib.import_module(path)
+            if path in _NAMES:
+                home, _, own = f"{OURS}.{_NAMES[path]}".rpartition(".")
+                return getattr(importlib.import_module(home), own)
+            for part in () if name.startswith("_") else parts:
+                value = getattr(importlib.import_module(_ours(part)), name, None)
+                if isinstance(value, types.ModuleType) and theirs not in _PRIVATE:
+                    return importlib.import_module(path)
+                if value is not None and not isinstance(value, types.ModuleType):
+                    return value
+            raise AttributeError(_absent(path), name=name, obj=module)
 
         public = [name for name in dir(ours) if not name.startswith("_")]
         namespace = {
@@ -119,3 +191,42 @@ class _Distribution(importlib.metadata.Distribution):
 
     def locate_file(self, path: Any) -> Any:
         raise FileNotFoundError(f"{path}: eqxlike stands in for Equinox, and has none of its files")
+
+
+# --- what private names stand for ---
+
+
+def default_floating_dtype() -> Any:
+    """The dtype of a Python float."""
+    return getattr(jnp, jax.dtypes.canonicalize_dtype(float).name)
+
+
+named_scope = jax.named_scope
+
+
+def is_abstract_module(cls: type) -> bool:
+    """Whether a class of Modules has no instances."""
+    return bool(abstract_names(cls) | cls.__abstractmethods__)
+
+
+class _CurrentlyInitialising:
+    """Lets the fields of a Module be assigned, between `add` and `remove`."""
+
+    def add(self, module: Any) -> None:
+        set_cached(module, INITIALISING)
+
+    def remove(self, module: Any) -> None:
+        drop_cached(module)
+
+
+class _HasDataclassInit:
+    """Whether the `__init__` of a class of Modules was generated."""
+
+    def __getitem__(self, cls: type) -> bool:
+        record = own_record(cls)
+        if record is None:
+            raise KeyError(cls)
+        return record.makes_init
+
+
+currently_initialising, has_dataclass_init = _CurrentlyInitialising(), _HasDataclassInit()

@@ -28,7 +28,7 @@ LAYERS = {
     "_first_use": 0,
     "_missing": 0,
     "_numbers": 0,
-    "_standing_in": 0,
+    "_standing_in": 3,
     "_interrupt": 0,
     "_progress": 0,
     "_tables": 0,
@@ -108,7 +108,7 @@ ROOMS = {
     "nn": ({"_common"}, {"_stateful"}, {LAYERS_OF_NN, "_parallel"}, {"_bayesian"}, {"_surgery"}),
     "train": (
         {"_checks", "_progress"},
-        {"_evaluate"},
+        {"_evaluate", "_metrics"},
         {"_checkpoints", "_state", "metrics"},
         {"_run", "_safetensors", "_sharding"},
         {"_batches", "_callbacks", "_make_evaluate", "_step"},

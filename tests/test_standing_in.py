@@ -1,12 +1,15 @@
 """What `install_as_equinox` does to a process: a fresh one, which prints what it finds."""
 
+import importlib
 import importlib.metadata
 import json
+import operator
 import subprocess
 import sys
 import types
 from typing import Any
 
+import equinox
 import pytest
 
 import eqxlike
@@ -25,7 +28,7 @@ found["finders"] = [type(finder).__module__ for finder in sys.meta_path]
 
 def error(statement):
     try:
-        exec(statement)
+        exec(statement, globals())
     except Exception as raised:
         return [type(raised).__name__, str(raised)]
 
@@ -34,6 +37,9 @@ found["errors"] = {statement: error(statement) for statement in %s}
 
 import importlib
 import importlib.metadata
+from operator import attrgetter
+
+from eqxlike._standing_in import _NAMES
 
 import equinox as eqx
 import jax
@@ -56,6 +62,39 @@ found["same"] = {
     "debug": breakpoint_if is eqxlike.debug.breakpoint_if,
     "tree_inference": eqx.tree_inference is eqxlike.tree_inference,
 }
+found["private"] = [path for path in _NAMES if attrgetter(path[8:])(eqx) is None]
+found["public in private"] = [
+    eqx.nn._linear.Linear is nn.Linear,
+    eqx.internal._loop.loop.while_loop is while_loop,
+    eqx._module.Static is eqx.internal.Static,
+]
+
+
+class Meta(eqx._module._module._ModuleMeta):
+    pass
+
+
+class OfMeta(eqx.Module, metaclass=Meta):
+    number: int
+    missing: eqx.AbstractVar[int]
+
+
+class Built(OfMeta):
+    missing: int
+
+
+private = eqx._module._module
+built = Built.__new__(Built)
+private._currently_initialising.add(built)
+built.number, built.missing = 1, 2
+private._currently_initialising.remove(built)
+found["built"] = [
+    repr(built),
+    *map(private.is_abstract_module, (OfMeta, Built)),
+    *(private._has_dataclass_init[each] for each in (Built, nn.Linear)),
+    eqx._misc.default_floating_dtype().__name__,
+    error("built.number = 3")[0],
+]
 found["versions"] = [eqx.__version__, importlib.metadata.version("equinox"), eqxlike.__version__]
 found["names"] = {name: dir(sys.modules[name]) for name in ("equinox", "equinox.nn")}
 found["reloaded"] = importlib.reload(eqx) is eqx and eqx.Module is eqxlike.Module
@@ -76,7 +115,14 @@ ABSENT = {
     "import equinox; equinox.nothing": "equinox.nothing",
     "from equinox.nn import Nothing": "equinox.nn.Nothing",
     "import equinox.nothing.below": "equinox.nothing",
-    "from equinox.nn._linear import Linear": "equinox.nn._linear",
+    "from equinox.nn._linear import Nothing": "equinox.nn._linear.Nothing",
+    "import equinox._ad; equinox._ad.nn": "equinox._ad.nn",
+    "from equinox._better_abstract import AbstractVar": "equinox._better_abstract`: in Equinox "
+    "0.13.8 it is `equinox._module._better_abstract",
+    "from equinox._module import _ModuleMeta": "equinox._module._ModuleMeta`: in Equinox 0.13.8 it "
+    "is `equinox._module._module._ModuleMeta",
+    "from equinox._errors import _nan_like": "equinox._errors._nan_like`: use "
+    "`jax.numpy.full_like(x, jax.numpy.nan)",
 }
 
 
@@ -112,6 +158,21 @@ def test_names_of_equinox_are_those_of_eqxlike_and_setting_one_sets_none_of_ours
     assert {"Module", "nn", "tree_inference"} <= set(found["starred"])
     assert found["reloaded"]
     assert found["set"] == ["mine", False]
+
+
+def test_private_names_are_those_of_equinox_by_their_paths_and_do_what_libraries_do_with_them(
+    found,
+):
+    for module in _standing_in._PRIVATE:
+        importlib.import_module(module)
+    for path in _standing_in._NAMES:
+        assert operator.attrgetter(path.removeprefix("equinox."))(equinox) is not None
+    assert found["private"] == []
+    assert found["public in private"] == [True] * 3
+    assert found["built"] == [
+        *("Built(number=1, missing=2)", True, False, True, False, "float32"),
+        "FrozenInstanceError",
+    ]
 
 
 def test_version_is_that_of_the_interface_and_those_of_others_their_own(found):

@@ -2,15 +2,18 @@
 
 from ._abstract import AbstractClassVar as AbstractClassVar
 from ._abstract import AbstractVar as AbstractVar
+from ._abstract import abstract_names as abstract_names
 from ._cached import INITIALISING as INITIALISING
 from ._cached import CachedPartition as CachedPartition
 from ._cached import LazyPartition as LazyPartition
 from ._cached import can_stay_lazy as can_stay_lazy
+from ._cached import drop_cached as drop_cached
 from ._cached import get_cached as get_cached
 from ._cached import set_cached as set_cached
 from ._cached import stored_fields as stored_fields
 from ._class import ClassRecord as ClassRecord
 from ._class import Traits as Traits
+from ._class import own_record as own_record
 from ._codec import is_incomplete as is_incomplete
 from ._field import field as field
 from ._field import static_field as static_field

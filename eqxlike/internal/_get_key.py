@@ -8,7 +8,8 @@ import jax
 from jaxtyping import Array
 
 
-@dataclasses.dataclass(init=False)
+# Without `eq`, which would take its hash away: libraries make one a parameter of a cached function.
+@dataclasses.dataclass(init=False, eq=False)
 class GetKey:
     """A new random key at each call, for tests: what it starts from is random too.
 

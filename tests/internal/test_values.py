@@ -73,6 +73,7 @@ def test_keys_for_tests_are_new_ones_and_those_of_equinox_for_a_seed(monkeypatch
     found = [ours().tolist() for _ in range(3)]
     assert found == [theirs().tolist() for _ in range(3)]
     assert len(set(map(tuple, found))) == 3
+    assert len({ours, theirs, internal.GetKey(3)}) == 3
     monkeypatch.setenv("EQX_GETKEY_SEED", "5")
     assert internal.GetKey().seed == 5
 

@@ -4,6 +4,7 @@ import textwrap
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, PyTree
@@ -141,7 +142,8 @@ class Enumeration(metaclass=EnumerationMeta):
         places = [*cls._eqxlike_messages]
         indices = [places.index(name) for name in source._eqxlike_messages]
         is_prefix = indices == [*range(len(indices))]
-        index = item._value if is_prefix else jnp.array(indices, jnp.int32)[item._value]
+        with jax.ensure_compile_time_eval():
+            index = item._value if is_prefix else jnp.array(indices, jnp.int32)[item._value]
         promoted: Any = EnumerationItem(index, cls)
         return promoted
 
@@ -173,17 +175,20 @@ class Enumeration(metaclass=EnumerationMeta):
                 f"The first argument of {class_name(cls)}.where(...) must be a boolean scalar; it "
                 f"was given {describe(pred)}. For a batch, use `jax.vmap`."
             )
-        for item in (a, b):
+        items: Any = (a, b)
+        for item in items:
             if not isinstance(item, cls):
                 name = class_name(cls)
                 raise ValueError(
                     f"{name}.where(...) chooses between items of {name}; it was given "
                     f"{origin(item)}.{advise_promotion(cls, item)}"
                 )
-        if a is b:
+        index, other_index = (item._value for item in items)
+        if index is other_index:
             return a
-        items: Any = (a, b)
-        chosen: Any = EnumerationItem(jnp.where(pred, *(item._value for item in items)), cls)
+        # An item that is known while tracing stays known.
+        with jax.ensure_compile_time_eval():
+            chosen: Any = EnumerationItem(jnp.where(pred, index, other_index), cls)
         return chosen
 
 

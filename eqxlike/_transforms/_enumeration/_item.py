@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import wadler_lindig as wl
@@ -23,10 +24,13 @@ class EnumerationItem(Module):
     _enumeration: Any = field(static=True)
 
     def __eq__(self, other: object) -> Bool[Array, "..."]:
-        return jnp.asarray(self._value == self._comparable(other)._value)
+        # What is known while tracing stays known.
+        with jax.ensure_compile_time_eval():
+            return jnp.asarray(self._value == self._comparable(other)._value)
 
     def __ne__(self, other: object) -> Bool[Array, "..."]:
-        return jnp.asarray(self._value != self._comparable(other)._value)
+        with jax.ensure_compile_time_eval():
+            return jnp.asarray(self._value != self._comparable(other)._value)
 
     # The equality of two items is an array, which may be known too late for a dict.
     __hash__ = None  # pyright: ignore[reportAssignmentType]

@@ -66,6 +66,21 @@ def texts_while_traced(e):
     return jax.jit(run)(e.Base.b), texts
 
 
+def known_while_traced(e):
+    """What is said while tracing of items that do not depend on what is traced."""
+    texts = []
+
+    def run(x):
+        is_a = e.Base.a == e.Base.a
+        chosen = [e.Base.where(is_a, e.Base.b, e.Base.c), e.Joined.promote(e.Last.d)]
+        texts.extend([bool(is_a), bool(e.Base.a != e.Base.a), e.Base.where(x, *chosen[:1] * 2)])
+        texts.extend([*chosen, e.Base.where(x, e.Base.b, e.Base.c)])
+        return x
+
+    jax.jit(run)(True)
+    return texts
+
+
 PROGRAMS = {
     "classes": {
         "len": lambda e: [len(each) for each in (e.Base, e.Derived, e.Last, e.Joined, e.Empty)],
@@ -128,6 +143,7 @@ PROGRAMS = {
     },
     "transformations": {
         "traced": texts_while_traced,
+        "known while traced": known_while_traced,
         "vmap where": lambda e: jax.vmap(lambda x: e.Base.where(x > 1, e.Base.a, e.Base.b))(
             jnp.arange(3)
         ),
