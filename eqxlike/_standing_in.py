@@ -22,8 +22,8 @@ THEIRS, OURS = "equinox", "eqxlike"
 PARTS = (THEIRS, f"{THEIRS}.debug", f"{THEIRS}.internal", f"{THEIRS}.nn")
 
 _MODULES = {
-    THEIRS: "_ad _caches _callback _compile_utils _config _custom_types _deprecate _doc_utils _enum "
-    "_errors _eval_shape _filters _jit _make_jaxpr _misc _module _module._better_abstract "
+    THEIRS: "_ad _caches _callback _compile_utils _config _custom_types _deprecate _doc_utils "
+    "_enum _errors _eval_shape _filters _jit _make_jaxpr _misc _module _module._better_abstract "
     "_module._field _module._flatten _module._module _module._prebuilt _pretty_print "
     "_serialisation _sharding _tree _unvmap _update _vmap_pmap",
     f"{THEIRS}.debug": "_announce_transform _backward_nan _breakpoint_if _dce _max_traces",

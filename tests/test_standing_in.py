@@ -160,7 +160,7 @@ def test_names_of_equinox_are_those_of_eqxlike_and_setting_one_sets_none_of_ours
     assert found["set"] == ["mine", False]
 
 
-def test_private_names_are_those_of_equinox_by_their_paths_and_do_what_libraries_do_with_them(
+def test_private_names_are_where_equinox_has_them_and_do_what_libraries_do(
     found,
 ):
     for module in _standing_in._PRIVATE:

@@ -13,7 +13,7 @@ from .._module import Module, field
 from .._numbers import whole_number
 from .._pytree import combine, is_array, partition
 from .._transforms import filter_vmap
-from ._common import Initializer, as_data, number_of_features, split_key
+from ._common import Initializer, as_data, key_for, number_of_features, split_key
 from ._linear import Linear
 
 
@@ -156,13 +156,14 @@ class MLP(Module):
         else:
             for index in range(1, self.depth):
                 x = self._apply_hidden(index, x, keys)
-        x = self.layers[-1](x, key=None if keys is None else keys[-1])
+        x = self.layers[-1](x, **key_for(self.layers[-1], None if keys is None else keys[-1]))
         if self.out_size == "scalar":
             return self.final_activation(x)
         return _apply_per_unit(self.final_activation, x)
 
     def _apply_hidden(self, index: int, x: Array, keys: PRNGKeyArray | None) -> Array:
-        x = self.layers[index](x, key=None if keys is None else keys[index])
+        layer = self.layers[index]
+        x = layer(x, **key_for(layer, None if keys is None else keys[index]))
         return _apply_per_unit(_at_layer(self.activation, index), x)
 
     def _scan_hidden(
@@ -177,6 +178,6 @@ class MLP(Module):
         def body(x: Array, turn: Any) -> tuple[Array, None]:
             arrays, data = turn
             layer, activation = combine(arrays, static)
-            return _apply_per_unit(activation, layer(x, key=key_of(data))), None
+            return _apply_per_unit(activation, layer(x, **key_for(layer, key_of(data)))), None
 
         return jax.lax.scan(body, x, (arrays, key_data))[0]

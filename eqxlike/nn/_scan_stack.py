@@ -29,7 +29,7 @@ from .._transforms import (
     filter_vmap,
     keep_all_but_gathered,
 )
-from ._common import as_data, check_instance, describe, layer_at, stack_layers
+from ._common import as_data, check_instance, describe, key_for, layer_at, stack_layers
 from ._stateful import (
     NO_STATE,
     State,
@@ -156,7 +156,7 @@ class ScanStack(StatefulLayer, Stacked):
         - `x`: the input of the first layer: an array, or a pytree of arrays.
         - `*args`: passed to every layer as they are, a mask say.
         - `state`: needed if the layers are stateful; may then be given as the first of `args`.
-        - `key`: split into one key a layer; every layer gets `key=None` without it.
+        - `key`: split into one key a layer. Without it a layer that takes a key gets `None`.
 
         **Returns:** the output of the last layer; the pair of that and the state if there is a
         `state`.
@@ -187,8 +187,8 @@ class ScanStack(StatefulLayer, Stacked):
         def apply(x: Any, arrays: Any, state: State | None, data: Any) -> tuple[Any, State | None]:
             layer, key = self.gather(combine(arrays, static)), key_of(data)
             if state is None:
-                return layer(x, *args, key=key), None
-            return layer(x, *args, state=state, key=key)
+                return layer(x, *args, **key_for(layer, key)), None
+            return layer(x, *args, state=state, **key_for(layer, key))
 
         x = jtu.tree_map(jnp.asarray, x)
         turns = arrays, state, key_data

@@ -8,7 +8,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .._module import Module
 from .._numbers import integer
-from ._common import check_instance, describe
+from ._common import check_instance, describe, key_for
 from ._stateful import NO_STATE, State, StatefulLayer, is_stateful
 
 
@@ -31,7 +31,7 @@ class Sequential(StatefulLayer):
         """**Arguments:**
 
         - `layers`: callables `layer(x, *, key)`, or `layer(x, state, *, key)` for those that are
-          stateful; wrap a plain function in `Lambda`.
+          stateful; wrap a plain function in `Lambda` if the whole is called with a key.
         """
         self.layers = tuple(layers)
         for index, layer in enumerate(self.layers):
@@ -53,7 +53,7 @@ class Sequential(StatefulLayer):
         - `x`: the input of the first layer.
         - `state`: passed through every layer that is a `StatefulLayer` and says that it is
           stateful; needed if there is one.
-        - `key`: split into one key a layer; every layer gets `key=None` without it.
+        - `key`: split into one key a layer. Without it a layer that takes a key gets `None`.
 
         **Returns:** the output of the last layer; the pair of that and the state if there is a
         `state`.
@@ -63,14 +63,14 @@ class Sequential(StatefulLayer):
         keys = [None] * len(self.layers) if key is None else jr.split(key, len(self.layers))
         for index, (layer, layer_key) in enumerate(zip(self.layers, keys, strict=True)):
             if not is_stateful(layer):
-                x = layer(x, key=layer_key)
+                x = layer(x, **key_for(layer, layer_key))
             elif state is NO_STATE:
                 raise TypeError(
                     f"{describe(self)} needs the state, since layers[{index}], of type "
                     f"{type(layer).__name__}, is stateful: write `x, state = model(x, state)`."
                 )
             else:
-                x, state = layer(x, state=state, key=layer_key)
+                x, state = layer(x, state=state, **key_for(layer, layer_key))
         return x if state is NO_STATE else (x, state)
 
     @overload

@@ -1,5 +1,7 @@
 """Layers one after another, and nodes that several places share."""
 
+from typing import Any
+
 import equinox
 import jax
 import jax.numpy as jnp
@@ -172,3 +174,31 @@ def test_several_nodes_and_what_is_computed_from_one():
 def test_nodes_that_cannot_be_shared_are_refused(tree, where, get, message):
     with pytest.raises(ValueError, match=message):
         nn.Shared(tree, where, get)
+
+
+def test_layer_of_a_user_gets_a_key_if_one_was_given_or_it_takes_one():
+    class Double(eqx.Module):
+        bias: Any
+
+        def __call__(self, x):
+            return 2 * x + self.bias
+
+    class Needs(Double):
+        def __call__(self, x, *, key):
+            return super().__call__(x) if key is None else -x
+
+    def of_layers(make):
+        mlp = nn.MLP(2, 2, 2, 2, activation=lambda x: x, key=jr.key(0))
+        mlp = eqx.tree_at(lambda mlp: mlp.layers, mlp, tuple(make() for _ in mlp.layers))
+        sequential = nn.Sequential([make(), make(), make()])
+        return mlp, sequential, nn.ScanStack(lambda key: make(), 3, key=jr.key(0))
+
+    x = jnp.array([1.0, 2.0])
+    for each in of_layers(lambda: Double(jnp.zeros(2))):
+        np.testing.assert_allclose(each(x), 8 * x)
+    for each in of_layers(lambda: Needs(jnp.zeros(2))):
+        np.testing.assert_allclose(each(x), 8 * x)
+        np.testing.assert_allclose(each(x, key=jr.key(0)), -x)
+    np.testing.assert_allclose(nn.Sequential([jnp.tanh, abs])(-x), jnp.tanh(x), rtol=1e-6)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'key'"):
+        nn.Sequential([Double(0.0)])(x, key=jr.key(0))

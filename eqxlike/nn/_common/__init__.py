@@ -17,6 +17,7 @@ from ._inputs import check_input as check_input
 from ._inputs import check_instance as check_instance
 from ._inputs import describe as describe
 from ._keys import as_data as as_data
+from ._keys import key_for as key_for
 from ._keys import split_key as split_key
 from ._parameters import Initializer as Initializer
 from ._parameters import Parameter as Parameter
