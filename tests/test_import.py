@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import jax
 import pytest
 
 import eqxlike
@@ -58,6 +59,11 @@ def test_import_brings_in_the_core_alone_and_parts_are_there_when_first_looked_u
 def test_layer_is_unpickled_where_nothing_was_imported():
     data = pickle.dumps(eqxlike.nn.Identity())
     assert run(f"import pickle\nprint(pickle.loads({data!r}))") == "Identity()\n"
+
+
+def test_pickle_that_names_the_default_finish_of_a_mean_is_read():
+    finish = eqxlike.train.metrics.mean(jax.numpy.zeros(1)).finish
+    assert pickle.loads(b"ceqxlike.train.metrics\n_itself\n.") is finish
 
 
 def test_unknown_name_is_an_attribute_error_that_knows_the_names():

@@ -18,9 +18,8 @@ BLOCKS = [
     for number in [README.count("\n", 0, match.start(1)) + 1]
 ]
 
-URLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
-HOME = URLS["Homepage"]
-RAW = HOME.replace("https://github.com", "https://raw.githubusercontent.com")
+PROJECT = (ROOT / "pyproject.toml").read_text()
+HOME = tomllib.loads(PROJECT)["project"]["urls"]["Homepage"]
 
 # [text](target), ![text](target), src="target" and their like, less the anchor.
 LINKS = sorted(
@@ -31,13 +30,6 @@ LINKS = sorted(
         if target
     }
 )
-# The package index shows the README too, without the files beside it.
-OWN = {
-    target: target.removeprefix(start)
-    for target in LINKS
-    for start in (f"{HOME}/blob/main/", f"{HOME}/tree/main/", f"{RAW}/main/")
-    if target.startswith(start)
-}
 
 
 @pytest.mark.parametrize(("block", "lines_above"), BLOCKS)
@@ -50,9 +42,16 @@ def test_block_runs(block, lines_above, tmp_path, monkeypatch):
         exec(code, {"__name__": "readme"})
 
 
-def test_links_are_absolute_and_lead_somewhere():
-    assert [target for target in LINKS if not target.startswith("https://")] == []
-    assert [path for path in OWN.values() if not (ROOT / path).exists()] == []
+def test_links_into_the_repository_are_relative_and_lead_somewhere():
+    assert [target for target in LINKS if HOME.removeprefix("https://github.com") in target] == []
+    own = [target for target in LINKS if not target.startswith("https://")]
+    assert own
+    assert [path for path in own if not (ROOT / path).exists()] == []
+
+
+def test_repository_has_one_address():
+    stated = PROJECT + (ROOT / "CITATION.cff").read_text()
+    assert {*re.findall(r"https://github\.com/[\w-]+/[\w-]+", stated)} == {HOME}
 
 
 def test_each_cell_beside_equinox_and_nnx_is_linked():

@@ -3,26 +3,47 @@
 `make docs` builds the site itself, strictly.
 """
 
+import ast
+import collections
+import importlib
+import inspect
 import pathlib
 import re
 import traceback
+from collections.abc import Iterable
 
 import jax
 import pytest
 
 from docs.site import api, chart, measured, tutorials
 
-ERRORS = (pathlib.Path(__file__).parents[1] / "docs" / "errors.md").read_text()
+ROOT = pathlib.Path(__file__).parents[1]
+ERRORS = (ROOT / "docs" / "errors.md").read_text()
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 JAX_NOTE = re.compile(r"^-{20}\nFor simplicity, JAX has removed .*\n", re.MULTILINE)
 
 
-def test_every_public_name_stands_on_one_page_of_the_api():
-    listed = {module.__name__: [] for module in api.public_modules()}
+def test_public_namespaces_show_their_reexports_and_nothing_else():
+    on_pages = collections.defaultdict(list)
     for page in api.pages():
-        listed[page.module] += [name for each in page.sections.values() for name in each.split()]
-    expected = {each.__name__: sorted(api.public_names(each)) for each in api.public_modules()}
-    assert {module: sorted(names) for module, names in listed.items()} == expected
+        on_pages[page.module] += [name for each in page.sections.values() for name in each.split()]
+    for path in (ROOT / "eqxlike").rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        if "._" in name:
+            continue
+        module = importlib.import_module(name)
+        exec(f"from {name} import *", starred := {})
+        nodes = ast.walk(ast.parse(path.read_text()))
+        aliases = [node for node in nodes if isinstance(node, ast.alias)]
+        reexports = _public(each.name for each in aliases if each.asname == each.name)
+        assert _public(dir(module)) == _public(starred) == reexports, name
+        objects = [each for each in reexports if not inspect.ismodule(getattr(module, each))]
+        assert sorted(on_pages.pop(name)) == objects, name
+    assert on_pages == {}
+
+
+def _public(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 @pytest.mark.parametrize("theme", chart.THEMES)

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import statistics
 import subprocess
@@ -21,6 +22,7 @@ import tempfile
 import textwrap
 import time
 import tomllib
+import zipfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -44,6 +46,9 @@ IN_SDIST = (
     "tests/conftest.py",
     ".ci/setup",
 )
+
+RELATIVE = re.compile(r'(?:\]\(|(?:href|src|srcset)=")(?!https:|#)[^)"]*')
+"""A link that leads nowhere on a package index."""
 
 _MODULE = sys.executable, "-m"
 
@@ -112,6 +117,10 @@ def build(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
     run([sys.executable, "-m", "build", "--outdir", folder, ROOT])
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     run([sys.executable, "-m", "twine", "check", "--strict", wheel, sdist])
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        if relative := RELATIVE.findall(archive.read(metadata).decode()):
+            raise SystemExit(f"{wheel.name} has relative links: {', '.join(relative)}")
     with tarfile.open(sdist) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
     if missing := [name for name in IN_SDIST if name not in held]:

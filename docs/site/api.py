@@ -240,10 +240,7 @@ def public_modules(name: str = PACKAGE) -> Iterator[types.ModuleType]:
 
 def public_names(module: types.ModuleType) -> list[str]:
     """The public names of a module that are no modules themselves."""
-    names = [each for each in _names(module) if not inspect.ismodule(getattr(module, each))]
-    if hasattr(module, "__path__"):
-        return names  # an `__init__.py` holds what is public and nothing else
-    return [each for each in names if _home(getattr(module, each)) == module.__name__]
+    return [each for each in _names(module) if not inspect.ismodule(getattr(module, each))]
 
 
 def pages() -> list[Page]:
@@ -315,7 +312,3 @@ def _completed(page: Page, mentioned: set[str]) -> Page:
 def _names(module: types.ModuleType) -> list[str]:
     names = getattr(module, "__all__", None) or vars(module)
     return [name for name in names if not name.startswith("_")]
-
-
-def _home(value: object) -> str:
-    return getattr(value, "__module__", "")

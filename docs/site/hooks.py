@@ -27,12 +27,13 @@ GENERATED = {"api": api_pages, "measured": measured, "tutorials": tutorials}
 
 
 def on_config(config: Any) -> Any:
-    """Puts the generated pages in the menu, where it names the part they belong to.
+    """Names the repository, and puts the generated pages in the menu, where it names their part.
 
     With `--quiet` mkdocs would not make warnings, and strictness counts those that are made.
     """
     logger = logging.getLogger("mkdocs")
     logger.setLevel(min(logger.level, logging.WARNING))
+    config.repo_url = links.REPOSITORY
     for entry in config.nav:
         for title, what in entry.items():
             if isinstance(what, str) and what in GENERATED:

@@ -3,12 +3,15 @@
 import functools
 import pathlib
 import re
+import tomllib
 from collections.abc import Callable
 
 from docs.site import api
 
 ROOT = pathlib.Path(__file__).parents[2]
-HOME = "https://github.com/eqxlike/eqxlike/blob/main"
+_project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REPOSITORY = _project["urls"]["Homepage"]
+HOME = f"{REPOSITORY}/blob/main"
 
 FENCE = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2[ ]*$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(?<!Equinox's )(?<![\[`])`([\w.]+)(?:\([^`\n]*\))?`(?![\]`])")

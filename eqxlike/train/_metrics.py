@@ -1,0 +1,173 @@
+"""Means over batches, and the metrics that give them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from .._dtypes import at_least_float32
+from .._module import Module, field
+
+
+def _itself(mean: Array) -> Array:
+    return mean
+
+
+class Mean(Module):
+    """A mean over examples that came in several batches, and a function of it.
+
+    - `total`: shape `()`, the weighted sum so far.
+    - `weight`: shape `()`, the sum of the weights: how many examples, where all count alike.
+    - `finish`: from the mean to the metric, such as the root of the RMSE.
+
+    >>> import jax.numpy as jnp
+    >>> from eqxlike.train import metrics
+    >>> first, second = metrics.mean(jnp.array([1.0, 2.0])), metrics.mean(jnp.array([6.0]))
+    >>> float(first.merge(second).value)
+    3.0
+    """
+
+    total: Float[Array, ""]
+    weight: Float[Array, ""]
+    finish: Callable[[Array], Array] = field(static=True, default=_itself)
+
+    def merge(self, other: "Mean") -> "Mean":
+        """The mean over the examples of both.
+
+        **Raises:** `ValueError` if the other is another metric.
+        """
+        if self.finish is not other.finish:
+            raise ValueError(
+                "Only means of one metric can be merged; these end with "
+                f"{self.finish.__name__} and {other.finish.__name__}."
+            )
+        return Mean(self.total + other.total, self.weight + other.weight, self.finish)
+
+    @property
+    def value(self) -> Float[Array, ""]:
+        """The metric; NaN where nothing was counted."""
+        return self.finish(self.total / self.weight)
+
+
+def mean(
+    values: Float[Array, "*shape"],
+    weights: Float[Array, "*shape"] | None = None,
+    finish: Callable[[Array], Array] = _itself,
+) -> Mean:
+    """The mean of values, one for each example, token, pixel, ...
+
+    **Arguments:**
+
+    - `values`: of any shape. They are added up in float32 at least.
+    - `weights`: how much each counts, broadcast to that shape: 0 for padding. All count 1 by
+      default. A value of weight 0 may be NaN.
+    - `finish`: from the mean to the metric. Give a function that has a name, one and the same for
+      all batches.
+
+    **Raises:** `ValueError` if the weights do not broadcast to the shape of the values.
+
+    >>> float(mean(jnp.array([1.0, 5.0, jnp.nan]), jnp.array([3.0, 1.0, 0.0])).value)
+    2.0
+    """
+    values = _in_full(values)
+    if weights is None:
+        return Mean(jnp.sum(values), jnp.full((), values.size, values.dtype), finish)
+    weights = jnp.asarray(weights).astype(values.dtype)
+    try:
+        weights = jnp.broadcast_to(weights, values.shape)
+    except ValueError as error:
+        raise ValueError(
+            f"mean expected weights that broadcast to the values, of shape {values.shape}; got "
+            f"shape {weights.shape}."
+        ) from error
+    counted = jnp.where(weights == 0, jnp.zeros_like(values), values * weights)
+    return Mean(jnp.sum(counted), jnp.sum(weights), finish)
+
+
+def accuracy(
+    logits: Float[Array, "*shape C"],
+    labels: Int[Array, "*shape"],
+    weights: Float[Array, "*shape"] | None = None,
+) -> Mean:
+    """How often the most probable class is the right one.
+
+    **Arguments:**
+
+    - `logits`: or probabilities, one for each of C classes.
+    - `labels`: integers from 0 to C - 1.
+    - `weights`: as for `mean`.
+
+    **Raises:** `ValueError` if the shapes do not fit, or the labels are no integers.
+
+    >>> float(accuracy(jnp.array([[2.0, 1.0], [0.0, 3.0]]), jnp.array([0, 0])).value)
+    0.5
+    """
+    _check_classes("accuracy", logits, labels)
+    is_right = jnp.argmax(logits, axis=-1) == labels
+    return mean(is_right.astype(jnp.float32), weights)
+
+
+def perplexity(
+    logits: Float[Array, "*shape C"],
+    labels: Int[Array, "*shape"],
+    weights: Float[Array, "*shape"] | None = None,
+) -> Mean:
+    """The exponential of the mean cross-entropy, in nats, of the labels: C where all are guesses.
+
+    **Arguments:**
+
+    - `logits`: one for each of C classes.
+    - `labels`: integers from 0 to C - 1.
+    - `weights`: as for `mean`: 0 for padding.
+
+    **Raises:** `ValueError` if the shapes do not fit, or the labels are no integers.
+
+    >>> round(float(perplexity(jnp.zeros((2, 7)), jnp.array([0, 6])).value), 4)
+    7.0
+    """
+    _check_classes("perplexity", logits, labels)
+    log_probabilities = jax.nn.log_softmax(_in_full(logits), axis=-1)
+    of_labels = jnp.take_along_axis(log_probabilities, jnp.asarray(labels)[..., None], axis=-1)
+    return mean(-of_labels[..., 0], weights, jnp.exp)
+
+
+def rmse(
+    predictions: Float[Array, "*shape"],
+    targets: Float[Array, "*shape"],
+    weights: Float[Array, "*shape"] | None = None,
+) -> Mean:
+    """The root of the mean squared error, in the unit of the targets.
+
+    **Raises:** `ValueError` if the shapes are not the same.
+
+    >>> round(float(rmse(jnp.array([1.0, 2.0]), jnp.array([1.0, 4.0])).value), 4)
+    1.4142
+    """
+    if jnp.shape(predictions) != jnp.shape(targets):
+        raise ValueError(
+            f"rmse expected predictions of the shape of the targets, {jnp.shape(targets)}; got "
+            f"{jnp.shape(predictions)}."
+        )
+    return mean(jnp.abs(_in_full(predictions) - _in_full(targets)) ** 2, weights, jnp.sqrt)
+
+
+def _in_full(array: Any) -> Array:
+    """The same in float32 at least: a sum in half precision stops growing."""
+    array = jnp.asarray(array)
+    is_inexact = jnp.issubdtype(array.dtype, jnp.inexact)
+    return array.astype(at_least_float32(array.dtype) if is_inexact else jnp.float32)
+
+
+def _check_classes(name: str, logits: Any, labels: Any) -> None:
+    if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
+        raise ValueError(
+            f"{name} expected integers from 0 on as labels; got {jnp.result_type(labels)}. Take "
+            "the argmax of labels that are one-hot."
+        )
+    if jnp.shape(logits)[:-1] != jnp.shape(labels) or jnp.ndim(logits) == 0:
+        raise ValueError(
+            f"{name} expected logits of the shape of the labels and an axis more, for classes; got "
+            f"logits of shape {jnp.shape(logits)} and labels of shape {jnp.shape(labels)}."
+        )
