@@ -11,16 +11,21 @@ import optax
 from jaxtyping import PyTree
 
 from .._dtypes import is_key
-from .._pytree import deleted_paths, find_difference, is_array, listed
+from .._pytree import deleted_paths, find_difference, is_array, listed, paths_without_numbers
 
 
 def check_model(model: Any) -> None:
-    """Raises `TypeError` for a class in the place of a model."""
+    """Raises `TypeError` for a class in the place of a model, and for arrays of no numbers."""
     if isinstance(model, type):
         name = model.__name__
         raise TypeError(
             f"TrainState.create expected a model, and got the class {name}: make one first, with "
             f"`{name}(...)`."
+        )
+    if paths := paths_without_numbers(model, "model"):
+        raise TypeError(
+            f"TrainState.create expected a model with arrays of numbers; got {listed(paths)}. Keep "
+            "the values in a static field, as a tuple."
         )
 
 

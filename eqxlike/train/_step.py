@@ -16,7 +16,14 @@ from .._transforms import filter_jit, filter_value_and_grad
 from ._checks import check_optimiser, check_optimiser_state, check_state
 from ._evaluate import Evaluate, Evaluation, evaluator
 from ._sharding import Sharding, check_sharding, evaluate_sharded, shard
-from ._state import DynamicLossScale, TrainState, keep_if_finite, skip_overflow
+from ._state import (
+    DynamicLossScale,
+    TrainState,
+    halt_if_not_finite,
+    keep_if_finite,
+    register_unguarded,
+    skip_overflow,
+)
 
 Model = TypeVar("Model", bound=Any)
 ModelState = TypeVar("ModelState", bound=Any)
@@ -119,26 +126,32 @@ def make_step(
         check_sharding(sharding, "make_step")
         evaluate = evaluate_sharded(evaluate, sharding)
 
-    def step(state: TrainState, batch: Any) -> tuple:
-        check_state(state, TrainState, "The step")
-        parameters = filter(state.model, is_inexact_array)
-        check_optimiser_state(optimiser, parameters, state.optimiser_state)
-        loss_key = jr.fold_in(state.key, state.step)
-        objective = scale(evaluate, state.loss_scale)
-        evaluation, gradients = differentiate(objective, state, batch, loss_key)
-        updated = update(optimiser, state, parameters, evaluation, gradients)
-        updated, judged = skip_overflow(state, updated, gradients, evaluation.loss)
-        if check_finite:
-            updated = keep_if_finite(state, updated, judged)
-        if sharding is not None:
-            updated = shard(updated, sharding)
-        returned = updated, evaluation.loss, evaluation.aux
-        return returned if has_aux else returned[:2]
+    def guarded_by(guard: Callable[..., TrainState] | None) -> Any:
+        def step(state: TrainState, batch: Any) -> tuple:
+            check_state(state, TrainState, "The step")
+            parameters = filter(state.model, is_inexact_array)
+            check_optimiser_state(optimiser, parameters, state.optimiser_state)
+            loss_key = jr.fold_in(state.key, state.step)
+            objective = scale(evaluate, state.loss_scale)
+            evaluation, gradients = differentiate(objective, state, batch, loss_key)
+            updated = update(optimiser, state, parameters, evaluation, gradients)
+            updated, judged = skip_overflow(state, updated, gradients, evaluation.loss)
+            if guard is not None:
+                updated = guard(state, updated, judged)
+            if sharding is not None:
+                updated = shard(updated, sharding)
+            returned = updated, evaluation.loss, evaluation.aux
+            return returned if has_aux else returned[:2]
 
-    # What is told of its traces names the loss, by which a reader knows it.
-    vars(step).update(__signature__=inspect.signature(step), __wrapped__=loss)
-    step.__qualname__ = f"make_step({getattr(loss, '__name__', type(loss).__name__)})"
-    return filter_jit(step, donate=("state",))
+        # What is told of its traces names the loss, by which a reader knows it.
+        vars(step).update(__signature__=inspect.signature(step), __wrapped__=loss)
+        step.__qualname__ = f"make_step({getattr(loss, '__name__', type(loss).__name__)})"
+        return filter_jit(step, donate=("state",))
+
+    step = guarded_by(keep_if_finite if check_finite else None)
+    if check_finite:
+        register_unguarded(step.__wrapped__, guarded_by(halt_if_not_finite))
+    return step
 
 
 Objective = Callable[[Any, Any, Any, PRNGKeyArray], tuple[Any, Evaluation]]

@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
+from ..._pytree import is_array, tree_pformat
 from .._run import Stack
 
 Batch = TypeVar("Batch")
@@ -69,6 +72,12 @@ class Feed(Generic[Batch]):
 
 
 def _iterator_of(batches: Any) -> Iterator[Any]:
+    if is_array(batches) or isinstance(batches, Mapping) or _is_data(batches):
+        raise TypeError(
+            "fit expected batches, one after another, and got arrays: "
+            f"{tree_pformat(batches)}. Make batches of them with `train.minibatches(arrays, "
+            "batch_size, seed=0)`; if these are the batches, give a list of them."
+        )
     try:
         return iter(batches)
     except TypeError as error:
@@ -77,3 +86,16 @@ def _iterator_of(batches: Any) -> Iterator[Any]:
             "fit expected batches that one can go through, such as `train.minibatches(...)` or a "
             f"list; got {batches!r}{hint}."
         ) from error
+
+
+def _is_data(batches: Any) -> bool:
+    """Whether a tuple holds the arrays of one data set, as inputs and targets.
+
+    They have one leading length. So have most batches, but those are alike in the rest too.
+    """
+    if not isinstance(batches, tuple) or len(batches) < 2 or not all(map(is_array, batches)):
+        return False
+    shapes = {np.shape(array) for array in batches}
+    has_one_length = () not in shapes and len({shape[0] for shape in shapes}) == 1
+    is_pair = len(batches) == 2 and batches[0] is not batches[1]
+    return has_one_length and (len(shapes) > 1 or is_pair)

@@ -196,7 +196,8 @@ class _Loop(NamedTuple):
                     return
                 self._advance(batches)
                 is_stopping = interrupt.is_requested and not self.feed.has_odd
-                if is_stopping or run.steps == due or run.num_unread >= self.check_every:
+                is_due = run.steps == due or run.num_unread >= self.check_every or run.is_full
+                if is_stopping or is_due:
                     run.read()
                     if run.divergence is not None or is_stopping:
                         return

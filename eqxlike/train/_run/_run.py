@@ -13,11 +13,13 @@ import optax
 from jaxtyping import Array
 
 from ..._partition import flatten
+from ..._pytree import tree_at
 from ..._transforms import JitFunction
 from .._state import Model, TrainState
-from ._flat_steps import StateChanged, many_steps, single_step, state_and_loss
+from ._flat_steps import StateChanged, halting_step, many_steps, single_step, state_and_loss
 from ._form import Leaves, take_apart
 from ._stack import Stack
+from ._undo import Call, Undo
 
 Batch = TypeVar("Batch")
 Step = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], *tuple[Any, ...]]]
@@ -58,7 +60,9 @@ class Run(Generic[Model]):
         self._leaves: Leaves | None = None
         self._form = take_apart(state)[1]
         self._may_be_flat = True
-        self._programs: dict[int, Callable[..., Any]] = {}
+        self._undo: Undo | None = None
+        self._has_begun = False
+        self._calls: dict[int, Call] = {}
         self.num_steps = num_steps
         self.steps = self.steps_before = steps
         self.history: list[float] = []
@@ -92,6 +96,8 @@ class Run(Generic[Model]):
     @state.setter
     def state(self, state: TrainState[Model]) -> None:
         self._state, self._leaves = state, None
+        if self._undo is not None:
+            self._undo.clear()
         # It may be one of another step.
         self._first_step = int(state.step) - len(self.history)
 
@@ -121,17 +127,25 @@ class Run(Generic[Model]):
     def advance(self, step: Step, batches: Stack, most: int) -> Any:
         """A step on each batch: one by one, or where there may be more in a call, in one call."""
         # One statement makes each call: whatever interrupts it, what is here was given to none.
-        if most > 1:
-            leaves, program = self._opened(), self._program(step, most)
-            self._leaves, losses, were_halted = program(leaves, batches)
-        elif self._may_be_flat and isinstance(step, JitFunction):
-            leaves, program = self._opened(), self._program(step, most)
+        if most > 1 or (self._may_be_flat and isinstance(step, JitFunction)):
+            leaves = self._opened()
+            if not self._has_begun:
+                self._undo, self._has_begun = Undo.of(step, leaves, batches), True
+            call = self._call(step, most)
+            if self._undo is not None:
+                self._undo.begin(leaves)
             try:
-                self._leaves, losses, were_halted = program(leaves, batches.first)
+                self._leaves, losses, were_halted = call(leaves, batches)
             except StateChanged:
                 # It came while tracing: nothing was given away.
-                self._may_be_flat = False
+                if self._undo is None and most > 1:
+                    raise
+                self._may_be_flat = self._undo is not None
+                self._undo = None
+                self._calls.clear()
                 return self.advance(step, batches, most)
+            if self._undo is not None:
+                self._undo.add(call, batches)
         else:
             # As it is: a step that is not compiled may do anything.
             self._state, self._leaves = self.state, None
@@ -150,23 +164,28 @@ class Run(Generic[Model]):
             self._leaves, form = take_apart(self._state)
             if form != self._form:
                 self._form = form
-                self._programs.clear()
+                self._calls.clear()
         self._state = None
         return self._leaves
 
-    def _program(self, step: Step, most: int) -> Callable[..., Any]:
-        if most not in self._programs:
-            own, rest = flatten(step, is_bound=True)
+    def _call(self, step: Step, most: int) -> Call:
+        if most not in self._calls:
+            own, rest = flatten(self._undo.step if self._undo else step, is_bound=True)
             if most == 1:
-                program = single_step(rest, self._form)
-            elif isinstance(step, JitFunction):
-                program = many_steps(rest, self._form, most)
+                program = (halting_step if self._undo else single_step)(rest, self._form)
+                self._calls[most] = lambda leaves, batches: program(own, leaves, batches.first)
             else:
                 # What a plain function reads beside its arguments may be other than in the last
-                # run: it is traced anew.
-                program = many_steps.__wrapped__(rest, self._form, most)
-            self._programs[most] = functools.partial(program, own)
-        return self._programs[most]
+                # run: it is traced again.
+                is_plain = not isinstance(step, JitFunction)
+                make = many_steps.__wrapped__ if is_plain else many_steps
+                self._calls[most] = functools.partial(make(rest, self._form, most), own)
+        return self._calls[most]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to look at the losses, to let go of what is kept until then."""
+        return self._undo is not None and self._undo.is_full
 
     @property
     def num_unread(self) -> int:
@@ -179,6 +198,8 @@ class Run(Generic[Model]):
             return
         pending = self._pending
         losses = _as_list(pending, jax.device_get([each.losses for each in pending]))
+        if self._undo is not None:
+            self._go_back_if_bad(self._undo, losses)
         num_counted = int(self.state.step) - self._first_step - len(self.history)
         is_halted, were_halted = bool(self.state.is_halted), []
         if is_halted and not self._counts_steps:
@@ -206,6 +227,19 @@ class Run(Generic[Model]):
                 self.steps -= len(losses) - index
                 return
             self.history.append(loss)
+
+    def _go_back_if_bad(self, undo: Undo, losses: Sequence[float]) -> None:
+        leaves = self._opened()
+        if all(map(math.isfinite, losses)) and undo.is_good(leaves, self._form):
+            undo.clear()
+            return
+        self._leaves = undo.last_good(self._form)
+        self._counts_steps = True
+        num_good = int(self.state.step) - self._first_step - len(self.history)
+        if num_good < len(losses):
+            halted = jnp.ones((), bool)
+            self._state = tree_at(lambda state: state.is_halted, self.state, halted)
+            self._leaves = None
 
     def log(self) -> None:
         """Sets `loss` to the mean of what was read since the last log."""

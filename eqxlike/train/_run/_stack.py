@@ -1,5 +1,6 @@
 """Batches that are alike, as one."""
 
+import copy
 import functools
 from typing import Any, NamedTuple
 
@@ -53,16 +54,36 @@ class Stack:
         self.count += 1
         return True
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory the arrays of the batches take."""
+        leaves = jtu.tree_leaves(self.first)
+        return self.count * sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
+
+    def kept(self) -> "Stack":
+        """The same, whatever a stream writes into the arrays of the last batch."""
+        return self if self._length > 1 else Stack(jtu.tree_map(_copied, self.first), 1)
+
+    def first_ones(self, count: int) -> "Stack":
+        """So many batches of them."""
+        some = copy.copy(self)
+        some.count = count
+        return some
+
     def whole(self) -> PyTree:
         """The batches as one. What stands beyond their number means nothing."""
-        num_missing = self._length - self.count
 
         def of_column(column: Any, leaf: Any) -> Any:
             if isinstance(column, list):
+                num_missing = self._length - len(column)
                 return Together((*column, *[column[-1]] * num_missing))
             return leaf if column is None else column
 
         return self._treedef.unflatten(map(of_column, self._columns, self._leaves))
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _column(leaf: Any, length: int) -> np.ndarray | list[Any] | None:

@@ -1,12 +1,14 @@
 """Guards of a step against numbers that are not finite."""
 
 import dataclasses
+import types
+import weakref
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import optax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from ..._pytree import filter, is_array, is_inexact_array, tree_at
 from ._finite import all_finite, tree_where
@@ -70,11 +72,42 @@ def keep_if_finite(
     - `new`: the state after the update.
     - `loss`: shape `()`.
     """
-    parameters = filter(new.model, is_inexact_array)
-    kept = parameters, new.model_state, _statistics(new.optimiser_state, parameters)
-    is_good = ~old.is_halted & jnp.isfinite(loss) & all_finite(kept)
+    is_good = ~old.is_halted & jnp.isfinite(loss) & is_kept_finite(new)
     chosen = tree_where(is_good, new, old)
     return tree_at(lambda state: state.is_halted, chosen, ~is_good)
+
+
+def halt_if_not_finite(
+    old: TrainState[Model], new: TrainState[Model], loss: Float[Array, ""]
+) -> TrainState[Model]:
+    """`new`, marked as halted where `keep_if_finite` would give `old`.
+
+    Of a large array it looks at a few numbers: for somebody who has a copy of `old`, and looks at
+    all of them later.
+
+    **Arguments:** those of `keep_if_finite`.
+    """
+    leaves = [leaf for leaf in jtu.tree_leaves(_kept(new)) if is_inexact_array(leaf)]
+    small = [jnp.ravel(leaf)[: None if leaf.size <= _SMALL else 128] for leaf in leaves]
+    is_good = ~old.is_halted & jnp.isfinite(loss)
+    for dtype in {each.dtype for each in small}:
+        # As one array: on a CPU each operation takes as long as that on some thousand numbers.
+        together = jnp.concatenate([each for each in small if each.dtype == dtype])
+        is_good &= jnp.isfinite(together).all()
+    return tree_at(lambda state: state.is_halted, new, ~is_good)
+
+
+_SMALL = 2**12
+
+
+def is_kept_finite(state: TrainState) -> Bool[Array, ""]:
+    """Whether that is finite which `keep_if_finite` looks at."""
+    return all_finite(_kept(state))
+
+
+def _kept(state: TrainState) -> PyTree:
+    parameters = filter(state.model, is_inexact_array)
+    return parameters, state.model_state, _statistics(state.optimiser_state, parameters)
 
 
 def _statistics(optimiser_state: optax.OptState, parameters: PyTree) -> list[Any]:
@@ -86,3 +119,21 @@ def _statistics(optimiser_state: optax.OptState, parameters: PyTree) -> list[Any
 
     parts = jtu.tree_leaves(optimiser_state, is_leaf=is_of_parameters)
     return [part for part in parts if not is_array(part) or part.ndim > 0]
+
+
+_UNGUARDED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def register_unguarded(function: Any, step: Any) -> None:
+    """Says what is to a function, one that `keep_if_finite` guards, the step without the guard."""
+    _UNGUARDED[function] = step
+
+
+def unguarded(step: Any) -> Any:
+    """The step that marks a state as halted and keeps no other; `None` where there is none.
+
+    It is found by the function itself: `functools.wraps` would copy an attribute to a function that
+    does more.
+    """
+    function = getattr(step, "__wrapped__", None)
+    return _UNGUARDED.get(function) if isinstance(function, types.FunctionType) else None
