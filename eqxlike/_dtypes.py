@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _FLOAT32, _FLOAT64 = jnp.dtype(jnp.float32), jnp.dtype(jnp.float64)
 
@@ -20,6 +21,14 @@ def is_key(x: Any) -> bool:
     """Whether `x` is an array, tracer or struct of typed keys, as `jax.random.key` makes them."""
     dtype = getattr(x, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def explain_key(error: TypeError, key: Any, taker: str) -> None:
+    """Raises a `TypeError` that names the way to make a key, if JAX raised `error` for a number."""
+    if "PRNG key" in str(error) and np.shape(key) == () and not is_key(key):
+        raise TypeError(
+            f"{taker} expected a key, as `jax.random.key(0)` makes it; got {key!r}."
+        ) from error
 
 
 def wider(one: jnp.dtype, other: jnp.dtype) -> jnp.dtype:

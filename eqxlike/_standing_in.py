@@ -140,38 +140,17 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
             raise ModuleNotFoundError(_absent(fullname), name=_ours(fullname))
         return importlib.machinery.ModuleSpec(fullname, self, origin=OURS, is_package=True)
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-        return None
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _Part(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        theirs = module.__name__
-        parts = [_part_of(theirs), *PARTS] if theirs in _PRIVATE else [theirs]
-        ours = importlib.import_module(_ours(parts[0]))
-
-        def get(name: str) -> Any:
-            path = f"{theirs}.{name}"
-            if path in _PRIVATE:
-                return importlib.import_module(path)
-            if path in _NAMES:
-                home, _, own = f"{OURS}.{_NAMES[path]}".rpartition(".")
-                return getattr(importlib.import_module(home), own)
-            for part in () if name.startswith("_") else parts:
-                value = getattr(importlib.import_module(_ours(part)), name, None)
-                if isinstance(value, types.ModuleType) and theirs not in _PRIVATE:
-                    return importlib.import_module(path)
-                if value is not None and not isinstance(value, types.ModuleType):
-                    return value
-            raise AttributeError(_absent(path), name=name, obj=module)
-
-        public = [name for name in dir(ours) if not name.startswith("_")]
+        ours = importlib.import_module(_ours(_part_of(module.__name__)))
         namespace = {
             "__doc__": f"eqxlike's `{ours.__name__}`, under the name that it has in Equinox.",
-            "__getattr__": get,
-            "__dir__": lambda: sorted({*vars(module), *public}),
-            "__all__": public,
+            "__all__": [name for name in dir(ours) if not name.startswith("_")],
         }
         vars(module).update(namespace)
-        if theirs == THEIRS:
+        if module.__name__ == THEIRS:
             vars(module)["__version__"] = EQUINOX_VERSION
 
     def find_distributions(
@@ -179,6 +158,29 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
     ) -> Iterable[importlib.metadata.Distribution]:
         is_asked_for = context is None or context.name in (None, THEIRS)
         return [_Distribution()] if is_asked_for else []
+
+
+class _Part(types.ModuleType):
+    """A module of Equinox, with the names of ours."""
+
+    def __getattr__(self, name: str) -> Any:
+        theirs, path = self.__name__, f"{self.__name__}.{name}"
+        if path in _PRIVATE:
+            return importlib.import_module(path)
+        if path in _NAMES:
+            home, _, own = f"{OURS}.{_NAMES[path]}".rpartition(".")
+            return getattr(importlib.import_module(home), own)
+        parts = [_part_of(theirs), *PARTS] if theirs in _PRIVATE else [theirs]
+        for part in () if name.startswith("_") else parts:
+            value = getattr(importlib.import_module(_ours(part)), name, None)
+            if isinstance(value, types.ModuleType) and theirs not in _PRIVATE:
+                return importlib.import_module(path)
+            if value is not None and not isinstance(value, types.ModuleType):
+                return value
+        raise AttributeError(_absent(path), name=name, obj=self)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *self.__all__})
 
 
 class _Distribution(importlib.metadata.Distribution):

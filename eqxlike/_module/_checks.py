@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from .._compat import PjitFunction
+from .._dtypes import explain_key
 from ._cached import stored_fields
 from ._class import RECORD, ClassRecord
 from ._field import check_static
@@ -78,6 +79,16 @@ def _hides_arrays(value: Any) -> bool:
 
 
 _TRANSFORMED = (PjitFunction, jax.custom_jvp, jax.custom_vjp)
+
+
+def explain_init(cls: type, error: TypeError, args: Any, kwargs: Any) -> None:
+    """Raises a clearer `TypeError` if `error`, of an `__init__`, is about its argument `key`."""
+    if "PRNG key" not in str(error):
+        return
+    bound = inspect.signature(cls).bind(*args, **kwargs)
+    bound.apply_defaults()
+    if "key" in bound.arguments:
+        explain_key(error, bound.arguments["key"], cls.__name__)
 
 
 def warn_of_post_init(cls: type) -> None:

@@ -16,7 +16,7 @@ from .._traceback import hide_our_frames
 from ._abstract import abstract_names, explain_abstract
 from ._cached import INITIALISING, CachesPartition, Field, drop_cached, set_cached, stored_fields
 from ._carried import take_up
-from ._checks import check_all_set, check_values, warn_of_post_init
+from ._checks import check_all_set, check_values, explain_init, warn_of_post_init
 from ._class import RECORD, CarriedClass, ClassRecord, Traits, own_record
 from ._codec import make_codec
 from ._dataclass import amend, found_in_class, make_dataclass
@@ -115,6 +115,9 @@ class ModuleMeta(abc.ABCMeta):
                 check_all_set(self)
                 for name, converter in cls._eqxlike_class.converters:
                     object.__setattr__(self, name, converter(getattr(self, name)))
+            except TypeError as error:
+                explain_init(cls, error, args, kwargs)
+                raise
             finally:
                 drop_cached(self)
             check_values(self)

@@ -2,8 +2,6 @@
 
 from ._atomic_file import open_to_replace as open_to_replace
 from ._check import tree_check as tree_check
-from ._deleted import deleted_paths as deleted_paths
-from ._deleted import listed as listed
 from ._difference import Difference as Difference
 from ._difference import describe_node as describe_node
 from ._difference import find_difference as find_difference
@@ -36,4 +34,7 @@ from ._references import is_traced_reference as is_traced_reference
 from ._serialise import tree_deserialise_leaves as tree_deserialise_leaves
 from ._serialise import tree_serialise_leaves as tree_serialise_leaves
 from ._tree_at import tree_at as tree_at
+from ._unusable import deleted_paths as deleted_paths
+from ._unusable import listed as listed
+from ._unusable import paths_without_numbers as paths_without_numbers
 from ._updates import apply_updates as apply_updates

@@ -9,6 +9,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
+from .._dtypes import explain_key
 from .._module import Module
 from .._pytree import is_array
 from .._traceback import stacklevel_of_user
@@ -114,7 +115,11 @@ class Dropout(Module):
             keep = 1 - p
         else:
             keep = 1 - jax.lax.stop_gradient(p)
-        mask = jr.bernoulli(key, keep, jnp.shape(x))
+        try:
+            mask = jr.bernoulli(key, keep, jnp.shape(x))
+        except TypeError as error:
+            explain_key(error, key, "Dropout")
+            raise
         if not isinstance(keep, (int, float)) and jnp.issubdtype(jnp.result_type(x), jnp.inexact):
             keep = jnp.asarray(keep, jnp.result_type(x))
         return jnp.where(mask, x / keep, 0)

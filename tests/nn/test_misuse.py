@@ -1,13 +1,16 @@
 """A warning shows the line in the user's code, whatever stands between that and the layer; and a
-class in the place of a model is an error that says so, wherever a model is taken.
+class in the place of a model, or a number in that of a key, is an error that says so.
 """
 
 import linecache
+import re
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 import pytest
 
 import eqxlike as eqx
@@ -93,6 +96,58 @@ TAKERS = {
     "Parallel: join": lambda model: nn.Parallel([nn.Identity()], model),
     r"ScanStack.stack: layers\[0\]": lambda model: nn.ScanStack.stack([model]),
 }
+
+
+class OfTwo(eqx.Module):
+    layers: list
+
+    def __init__(self, key: Any = None):
+        first, second = jr.split(key)
+        self.layers = [nn.Linear(2, 2, key=first), nn.Linear(2, 2, key=second)]
+
+
+class OfOne(eqx.Module):
+    layer: nn.Linear
+
+    def __init__(self, *, seed):
+        self.layer = nn.Linear(2, 2, key=seed)
+
+
+KEY_TAKERS = {
+    "Linear": lambda key: nn.Linear(2, 1, key=key),
+    "MLP": lambda key: nn.MLP(2, 1, 4, 1, key=key),
+    "GRUCell": lambda key: nn.GRUCell(2, 2, key=key),
+    "OfTwo": OfTwo,
+    "Linear of a model": lambda key: OfOne(seed=key),
+    "MLP by filter_jit": lambda key: eqx.filter_jit(nn.MLP)(2, 1, 4, 1, key=key),
+    "Dropout": lambda key: DROPOUT(X, key=key),
+    "Dropout by filter_jit": lambda key: eqx.filter_jit(DROPOUT)(X, key=key),
+}
+
+
+@pytest.mark.parametrize("name", KEY_TAKERS)
+def test_number_in_the_place_of_a_key_is_refused(name):
+    layer = name.split()[0]
+    # Dropout may go without a key, and under `filter_jit` an array is a tracer.
+    takes_only_ints = layer == "Dropout" or "filter_jit" in name
+    keys = [0] if takes_only_ints else [0, None, np.int32(0), jnp.array(0)]
+    for key in keys:
+        says = f"{layer} expected a key, as `jax.random.key(0)` makes it; got {key!r}."
+        with pytest.raises(TypeError, match=f"^{re.escape(says)}"):
+            KEY_TAKERS[name](key)
+
+
+class DrawsOther(eqx.Module):
+    array: jax.Array
+
+    def __init__(self, seed, *, key):
+        self.array = jr.normal(seed, (2,))
+
+
+@pytest.mark.parametrize("key", [KEY, jr.PRNGKey(0)], ids=["typed", "raw"])
+def test_key_is_not_blamed_for_another(key):
+    with pytest.raises(TypeError, match="JAX encountered invalid PRNG key data"):
+        DrawsOther(0, key=key)
 
 
 def test_class_in_the_place_of_a_model_is_refused():

@@ -1,5 +1,6 @@
 """The loop: the steps that it makes, how it ends, and what interrupts it."""
 
+import functools
 import itertools
 import math
 import signal
@@ -10,8 +11,9 @@ import numpy as np
 import optax
 import pytest
 
-from eqxlike import is_array, nn, tree_at, tree_equal
+from eqxlike import error_if, filter_jit, is_array, nn, tree_at, tree_equal
 from eqxlike.train import Callback, DynamicLossScale, TrainState, fit, make_step
+from eqxlike.train._run import _undo
 from eqxlike.train._state import copy_arrays
 
 OPTIMISER = optax.adam(0.1)
@@ -148,6 +150,77 @@ def test_array_that_is_not_finite_is_a_divergence_and_a_skipped_step_is_none(sta
         "keeps, became NaN or infinite in step 16, at a loss of 0; the state is that after step 15."
     )
     assert tree_equal(zeros.state.model, scaled.model)
+
+
+def broken_in(number):
+    """Gradient descent that makes the last number of each array NaN, in one step."""
+
+    def update(updates, count, parameters=None):
+        bad = jnp.where(count + 1 == number, jnp.nan, 0.0)
+        updates = jax.tree.map(lambda leaf: (-1e-3 * leaf).at[(-1,) * leaf.ndim].add(bad), updates)
+        return updates, count + 1
+
+    return optax.GradientTransformation(lambda _: jnp.zeros((), jnp.int32), update)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+@pytest.mark.parametrize("limits", [{}, {"LARGEST_STATE": 0}, {"LARGEST_BATCHES": 600}])
+def test_last_good_state_is_found_where_no_loss_shows_what_is_bad(
+    steps_per_call, limits, monkeypatch
+):
+    for name, size in limits.items():
+        monkeypatch.setattr(_undo, name, size)
+
+    def loss(model, x, key):
+        # Of an array of that size not every number is looked at in each step.
+        assert model.weight.size > 2**12
+        return jnp.mean((model.weight[:2] @ x[0]) ** 2)
+
+    def written_in_place():
+        x = np.ones((1, 100), np.float32)
+        for number in itertools.count(1):
+            x[:] = 1 / number
+            yield x
+
+    def run(optimiser, num_steps):
+        model = nn.Linear(100, 100, use_bias=False, key=jax.random.key(0))
+        state = TrainState.create(model, optimiser, key=jax.random.key(1))
+        options = {"steps_per_call": steps_per_call, "check_every": 5}
+        step = make_step(loss, optimiser)
+        return fit(state, step, written_in_place(), num_steps=num_steps, **options)
+
+    for bad_at in (1, 9):
+        found = run(broken_in(bad_at), 12)
+        assert f"became NaN or infinite in step {bad_at}, at a loss of" in found.message
+        assert len(found.history) == bad_at - 1
+        assert jnp.isfinite(found.state.model.weight).all()
+        if bad_at > 1:
+            expected = run(broken_in(0), bad_at - 1)
+            assert found.history == expected.history
+            assert tree_equal(found.state, expected.state)
+
+
+def test_loss_is_not_asked_of_a_state_that_is_bad():
+    def loss(model, x, key):
+        model = error_if(model, jnp.isnan(model.weight).any(), "a bad state")
+        return jnp.sum(model.weight @ x[0])
+
+    model = nn.Linear(2, 1, key=jax.random.key(0))
+    state = TrainState.create(model, broken_in(3), key=jax.random.key(1))
+    result = fit(state, make_step(loss, broken_in(3)), batches(), num_steps=8)
+    assert (result.stopped, len(result.history)) == ("diverged", 2)
+
+
+def test_step_around_one_of_ours_is_the_one_that_runs(state, step):
+    @filter_jit
+    @functools.wraps(step.__wrapped__)
+    def own(state, batch):
+        state, loss = step(state, batch)
+        return state, loss + 1
+
+    history = fit(state, step, batches(), num_steps=2).history
+    found = fit(state, own, batches(), num_steps=2).history
+    np.testing.assert_allclose(found, np.add(history, 1), rtol=1e-6)
 
 
 def test_step_of_ones_own_that_keeps_no_good_state_is_told_so(state, step):
@@ -331,6 +404,39 @@ def test_argument_of_another_kind_is_named(state, step):
         given = {"state": state, "step": step, "batches": [], "num_steps": 1, **arguments}
         with pytest.raises(error, match=message):
             fit(**given)
+
+
+ARRAYS = {
+    "array of NumPy": (GOOD, r"f32\[4,2\]\(numpy\)"),
+    "array of JAX": (jnp.ones((4, 2)), r"f32\[4,2\]"),
+    "pair": ((GOOD, GOOD[:, :1]), r"\(f32\[4,2\]\(numpy\), f32\[4,1\]\(numpy\)\)"),
+    "pair of one shape": ((GOOD, 2 * GOOD), r"\(f32\[4,2\]\(numpy\), f32\[4,2\]\(numpy\)\)"),
+    "dict": ({"x": GOOD}, r"\{'x': f32\[4,2\]\(numpy\)\}"),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_in_the_place_of_batches_are_refused_with_their_shapes(name, state, step):
+    arrays, shown = ARRAYS[name]
+    expected = rf"^fit expected batches, .* got arrays: {shown}\. .*`train\.minibatches\(arrays, "
+    with pytest.raises(TypeError, match=expected):
+        fit(state, step, arrays, num_steps=3)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda batch: [batch, 2 * batch],
+        lambda batch: (batch,) * 2,
+        lambda batch: tuple(np.stack([batch] * 3)),
+        lambda batch: (batch, batch[:3]),
+        lambda batch: (batch,),
+    ],
+    ids=["list", "one thrice", "split", "last is shorter", "single"],
+)
+def test_lists_and_tuples_of_batches_are_taken(kind, state, step):
+    data = kind(GOOD)
+    assert len(fit(state, step, data, num_steps=len(data)).history) == len(data)
 
 
 def test_a_step_that_returns_something_else_is_refused(state):

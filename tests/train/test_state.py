@@ -76,6 +76,7 @@ def test_arguments_of_another_kind_are_refused(model):
             r"expected one key, of shape \(\); got .* shape \(3,\)",
         ),
         ((nn.Linear, adam), {}, TypeError, r"got the class Linear: make one first, with `Linear\("),
+        (({"a": [np.array(["b"])]}, adam), {}, TypeError, r"got model\['a'\]\[0\] \(<U1\)\. Keep"),
         ((model, 0.1), {}, TypeError, r"create expected an optax.GradientTransformation .* 0\.1\."),
         (
             (model, adam),
@@ -104,6 +105,10 @@ def test_one_number_that_is_not_finite_is_found():
         # The largest numbers are finite.
         largest = np.full(4, np.finfo(dtype).max, dtype)
         cases += [(np.ones(4, dtype), True), (spoilt, False), (largest, True), (-largest, True)]
+        # XLA's maximum of so many numbers on a CPU passes over NaN.
+        many = np.ones(10_000, dtype)
+        many[7_000] = np.nan
+        cases += [(many, False), (np.full(10_000, np.finfo(dtype).max, dtype), True)]
     for bad in (np.inf, -np.inf):
         cases.append((np.array([1, 1, bad, 1], np.float32), False))
     for parts in ((np.inf, 1.0), (1.0, np.nan), (1.0, -np.inf), (np.inf, np.nan)):

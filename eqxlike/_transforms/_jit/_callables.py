@@ -138,7 +138,7 @@ def _describe(unbound: Unbound) -> _Description:
         return described._replace(signature=signature_of(function))
     parameters = list(signature.parameters.values())[len(inner.args) :]
     if len(signature.parameters) < len(inner.args) or any(
-        each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters
+        each.kind is inspect.Parameter.VAR_POSITIONAL for each in signature.parameters.values()
     ):
         return described._replace(signature=signature_of(function))
     itself = inspect.Parameter(WRAPPER, inspect.Parameter.POSITIONAL_ONLY)

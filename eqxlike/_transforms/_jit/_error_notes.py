@@ -8,7 +8,7 @@ from typing import Any
 import jax.tree_util as jtu
 import numpy as np
 
-from ..._pytree import deleted_paths, is_reference, listed
+from ..._pytree import deleted_paths, is_reference, listed, paths_without_numbers
 from ._arguments import ArgumentOrder
 
 
@@ -78,3 +78,18 @@ def name_references(
                 paths.setdefault(id(leaf), []).append(f"{name}{jtu.keystr(path)}")
     places = ", ".join(" = ".join(each) for each in paths.values())
     error.add_note(f"The references among the arguments of {order.function_name}: {places}.")
+
+
+def name_other_than_numbers(
+    error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Adds a note to `error` that names the arrays of strings and the like, which JAX refuses."""
+    if not isinstance(error, TypeError):
+        return
+    named = order.named(args, kwargs)
+    paths = [path for name, argument in named for path in paths_without_numbers(argument, name)]
+    if paths:
+        error.add_note(
+            f"Among the arguments of {order.function_name}, these arrays hold no numbers: "
+            f"{listed(paths)}. Give numbers, or keep the values in a static field, as a tuple."
+        )

@@ -16,7 +16,13 @@ from .._checks import EqxlikeRuntimeError, claim_failure
 from .._signatures import DonateNames, DonateWord, JitOptions, Output
 from ._callables import Options, dispatcher_for, unbind
 from ._dispatcher import Dispatcher, clear_dispatchers
-from ._error_notes import name_deleted, name_donated, name_host_arrays, name_references
+from ._error_notes import (
+    name_deleted,
+    name_donated,
+    name_host_arrays,
+    name_other_than_numbers,
+    name_references,
+)
 from ._fast_path import MISS
 from ._lowerable import AnyArguments, CompilingDecorator, Function, Lowerable, Method
 from ._lowered import Lowered
@@ -81,6 +87,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
                 name_deleted(error, dispatcher.order, args, kwargs)
                 name_references(error, dispatcher.order, args, kwargs)
                 name_host_arrays(error, dispatcher.order, args, kwargs)
+                name_other_than_numbers(error, dispatcher.order, args, kwargs)
                 hide_our_frames(error)
                 raise
         # This stands outside of the handler, so that JAX's pages are not in the context.
@@ -128,6 +135,8 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
             finally:
                 compiled.donation_warnings.restore()
         except Exception as error:
+            kwargs = {**bound_kwargs, **kwargs}
+            name_other_than_numbers(error, dispatcher.order, bound + args, kwargs)
             hide_our_frames(error)
             raise
         return Lowered(lowered, dispatcher, compiled, bound, bound_kwargs)

@@ -25,26 +25,16 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
     >>> bool(all_finite({"weight": jnp.ones(3), "bias": jnp.array([0.0, jnp.inf])}))
     False
     """
-    # A NaN makes the maximum NaN. The maxima are stacked before `isfinite`: on a CPU the Adam step
-    # of a 64x8 MLP takes 1.2 times as long with this, 2.4 with `isfinite(leaf).all()` on each leaf.
-    maxima: dict[Any, list[Array]] = {}
+    # A number times 0 is 0 or NaN. A maximum will not do: XLA's of a large array on a CPU passes
+    # over NaN (JAX 0.10.2 to 0.12.0.1). `isfinite(leaf).all()` takes twice as long.
+    sums: dict[Any, list[Array]] = {}
     for leaf in jax.tree_util.tree_leaves(tree):
-        if not is_inexact_array(leaf):
-            continue
-        maximum = jnp.max(_magnitude(leaf), initial=0)
-        maxima.setdefault(maximum.dtype, []).append(maximum)
+        if is_inexact_array(leaf):
+            sums.setdefault(leaf.dtype, []).append(jnp.sum(0 * leaf))
     is_finite = jnp.ones((), bool)
-    for stacked in map(jnp.stack, maxima.values()):
+    for stacked in map(jnp.stack, sums.values()):
         is_finite = is_finite & jnp.isfinite(stacked).all()
     return is_finite
-
-
-def _magnitude(array: Any) -> Array:
-    """An array that is finite where `array` is, NaN where that is NaN, and not negative."""
-    if jnp.iscomplexobj(array):
-        # The absolute value of a large complex number overflows.
-        return jnp.maximum(jnp.abs(array.real), jnp.abs(array.imag))
-    return jnp.abs(array)
 
 
 def tree_where(condition: Bool[Array, ""], tree: Tree, other: Tree) -> Tree:

@@ -7,6 +7,7 @@ import traceback
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from eqxlike import (
@@ -189,3 +190,37 @@ def test_tracer_that_leaked_into_a_module_names_its_path_cold_and_warm():
             jitted(Pair({"a": jnp.ones(2)}))
         with pytest.raises(jax.errors.UnexpectedTracerError, match=r"\.left\['a'\]"):
             jitted(kept[0])
+
+
+STRINGS = [
+    (np.array(["a", "b"]), "<U1"),
+    (np.array([b"a"]), "|S1"),
+    (np.array(["a", None], object), "object"),
+    (np.array("2020-01-01", "datetime64[D]"), "datetime64[D]"),
+    (np.str_("a"), "<U1"),
+]
+
+CALLS = {
+    "cold": lambda tree: filter_jit(lambda x, model: x)(1.0, tree),
+    "by name": lambda tree: filter_jit(lambda x, *, model: x)(1.0, model=tree),
+    "nested": lambda tree: filter_jit(filter_grad(lambda model: model.left["a"].sum()))(tree),
+    "lower": lambda tree: filter_jit(lambda model: model).lower(tree),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_array_of_no_numbers_is_named_by_path_and_dtype(call):
+    for array, dtype in STRINGS:
+        with pytest.raises(TypeError) as caught:
+            CALLS[call](Pair({"a": jnp.ones(2), "b": array}))
+        notes = "\n".join(caught.value.__notes__)
+        assert f"hold no numbers: model.left['b'] ({dtype}). Give numbers, or keep" in notes
+
+
+def test_array_of_no_numbers_is_named_where_numbers_went_well():
+    jitted = filter_jit(lambda model: model)
+    for _ in range(3):
+        jitted(Pair(np.ones(2), jnp.ones(2, jnp.bfloat16)))
+    with pytest.raises(TypeError) as caught:
+        jitted(Pair(np.array(["a", "b"]), jnp.ones(2, jnp.bfloat16)))
+    assert "hold no numbers: model.left (<U1). Give" in "\n".join(caught.value.__notes__)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import gc
+import inspect
 import threading
 import weakref
 from unittest import mock
@@ -10,7 +11,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from eqxlike import Module, filter_jit
+from eqxlike import Module, filter_grad, filter_jit
 from eqxlike._partition import flatten, num_interned
 
 
@@ -25,6 +26,33 @@ def test_call_replaced_in_its_class_is_the_one_that_is_traced():
     assert jitted(jnp.ones(())) == 5
     Model.__call__ = lambda self, x, y: x + y
     assert jitted(1.0, 2.0) == 3
+
+
+def test_decorated_call_of_a_transformed_module_takes_its_arguments():
+    # As jaxtyping's import hook does: a signature that follows no `__wrapped__` has no `self`.
+    def checked(function):
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            return function(*args, **kwargs)
+
+        vars(call)["__signature__"] = inspect.Signature(
+            [
+                inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
+                inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
+            ]
+        )
+        return call
+
+    class Model(Module):
+        weight: float
+
+        @checked
+        def __call__(self, x, y):
+            return self.weight * x**2 * y
+
+    gradient = filter_jit(filter_grad(Model(3.0)))
+    assert gradient(jnp.array(2.0), 1.0) == 12
+    assert gradient(jnp.array(2.0), y=2.0) == 24
 
 
 def test_partial_with_a_call_of_its_own_is_called_by_it():

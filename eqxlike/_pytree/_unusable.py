@@ -1,7 +1,8 @@
-"""Arrays whose buffers are gone, since they were donated to a call."""
+"""Arrays that no call takes: those that were donated to one, and those of no numbers."""
 
 import jax
 import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import PyTree
 
 from .._compat import Tracer
@@ -16,6 +17,16 @@ def deleted_paths(tree: PyTree, name: str = "") -> list[str]:
         f"{name}{jtu.keystr(path)}"
         for path, leaf in jtu.tree_leaves_with_path(tree)
         if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
+    ]
+
+
+def paths_without_numbers(tree: PyTree, name: str = "") -> list[str]:
+    """The paths of NumPy's arrays of strings, objects or dates in `tree`, each with its dtype."""
+    return [
+        f"{name}{jtu.keystr(path)} ({leaf.dtype})"
+        for path, leaf in jtu.tree_leaves_with_path(tree)
+        # JAX's own float types are of kind "V".
+        if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "OSUMm"
     ]
 
 
