@@ -1,5 +1,6 @@
 """The attributes of a value, in its `__dict__` and in the slots of its class."""
 
+import dataclasses
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -25,7 +26,9 @@ def _number_types(value: Any) -> Hashable:
 
 
 def has_attributes(value: Any) -> bool:
-    return hasattr(value, "__dict__") or any(map(_slots, type(value).__mro__))
+    has_some = hasattr(value, "__dict__") or any(map(_slots, type(value).__mro__))
+    # A dataclass with slots may have no field.
+    return has_some or dataclasses.is_dataclass(value)
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:

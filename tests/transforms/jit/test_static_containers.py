@@ -34,6 +34,11 @@ class Slotted:
     value: Any = 1
 
 
+@dataclasses.dataclass(slots=True)
+class Fieldless:
+    pass
+
+
 class Example(NamedTuple):
     """`change` writes into a value from `make`; `make_other` gives one that differs."""
 
@@ -64,6 +69,9 @@ EXAMPLES = {
         lambda: Frozen([1]), lambda: Frozen([True]), lambda s: s.value.append(2)
     ),
     "slots": Example(Slotted, lambda: Slotted(1.0), set_value),
+    "without-fields": Example(
+        lambda: [Fieldless(), 1], lambda: [Fieldless(), True], lambda s: s.append(Fieldless())
+    ),
     "of-treedefs": Example(
         lambda: [jax.tree.structure((1, 2))],
         lambda: [jax.tree.structure([1, 2])],
