@@ -126,10 +126,10 @@ def test_training_steps_feed_their_state_back():
 
 @pytest.mark.usefixtures("as_peers_compute")
 def test_training_loops_have_one_loss(monkeypatch):
-    monkeypatch.setattr(training, "STEPS", 16)
+    monkeypatch.setattr(training, "num_steps", lambda width: 16)
     training.batches.cache_clear()
     # The others are loops like these.
-    chosen = training.BY_HAND, training.AHEAD, training.EQUINOX, training.NNX
+    chosen = training.BY_HAND, training.MANY_UNCHECKED, training.AHEAD, training.EQUINOX
     calls, notes = cases.build(few(training.row(2, 1), *chosen))
     training.batches.cache_clear()
     assert (list(calls), notes) == ([*chosen], [])

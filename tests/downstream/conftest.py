@@ -1,6 +1,7 @@
-"""`--whole`: every program, not the sample alone."""
+"""`--whole`: every program, not the sample alone. `--suites`: the libraries' own tests instead."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -11,6 +12,27 @@ from tests.downstream import run
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="all programs, not the sample alone")
+    parser.addoption("--suites", action="store_true", help="the libraries' own tests instead")
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    is_of_suites = collection_path.name == "test_suites.py"
+    return None if is_of_suites == config.getoption("suites") else True
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The table of the suites."""
+    reports = [
+        report for word in ("passed", "failed") for report in terminalreporter.stats.get(word, [])
+    ]
+    rows = [dict(report.user_properties).get("suite") for report in reports]
+    if any(rows):
+        head = ("suite", "version", "tests run", "both", "Equinox alone", "here alone")
+        terminalreporter.section("passed on Equinox and on eqxlike")
+        for row in (head, *sorted(filter(None, rows))):
+            name, release, *counts = map(str, row)
+            cells = "".join(f"{count:>15}" for count in counts)
+            terminalreporter.write_line(f"{name:15}{release:12}{cells}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -66,9 +66,10 @@ def fit(
     """Runs a training step over batches.
 
     Steps are dispatched without waiting for their results. The host reads losses every
-    `check_every` steps; a step that was not finite is found then, and since `make_step` refuses
-    such an update on the device, the state is that before it, however many steps were dispatched
-    after.
+    `check_every` steps; a step that was not finite is found then, and the state is that before it,
+    however many steps were dispatched after. For this the step of `make_step` refuses such an
+    update. On one CPU device, with a state of up to 256 MB, `fit` copies the state at each look at
+    the losses instead, and where one step was bad it repeats those since then.
 
     The first Ctrl-C ends training after the call under way; a second one raises
     `KeyboardInterrupt`. SIGTERM, with which schedulers and containers ask a process to end, does

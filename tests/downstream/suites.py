@@ -1,0 +1,227 @@
+"""The test suites that libraries built on Equinox ship, on Equinox and on eqxlike in its place.
+
+A suite comes from the library's source distribution. The library and what its tests need are
+installed in an environment of their own, which finds the packages of this one too: JAX and Equinox
+are the same there. `python suites.py OUTCOMES [ARGUMENT ...]` is what runs in it: pytest, with each
+test's outcome written to a file as it comes.
+"""
+
+import itertools
+import json
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import pytest
+
+BUILD = pathlib.Path(__file__).parents[2] / "build" / "suites"
+OURS = "eqxlike"
+LIBRARIES = ("equinox", OURS)
+FIXED = ("jax", "jaxlib", "equinox", "lineax", "optimistix", "diffrax")
+# From 9.0 on `pytest.approx` refuses arrays of JAX.
+RUNNER = ("pytest==8.4.2", "pytest-timeout==2.4.0")
+SAMPLE_SIZE = 200
+ERROR = "E  "
+"""How pytest begins the lines of an error."""
+TEST_LIMIT_S, SUITE_LIMIT_S = 300, 3600
+WRONG_LIBRARY = 3
+
+
+class Suite(NamedTuple):
+    """The suite of a version of a library.
+
+    - `needs`: what its tests require and the library does not.
+    - `settings`: environment variables, which the suite sets too late or by a plugin.
+    - `is_sampled`: whether it takes more than 20 minutes, so that a sample is run.
+    - `newest_python`: the newest Python on which it installs.
+    """
+
+    library: str
+    version: str
+    needs: tuple[str, ...] = ()
+    settings: dict[str, str] = {}  # noqa: RUF012
+    is_sampled: bool = False
+    newest_python: tuple[int, int] = (3, 99)
+
+
+BEARTYPE = "beartype==0.22.9"
+SUITES = (
+    Suite("quax", "0.4.6", (BEARTYPE,), settings={"JAX_CHECK_TRACER_LEAKS": "1"}),
+    Suite("paramax", "0.0.5", (BEARTYPE,)),
+    Suite("zodiax", "0.5.0"),
+    Suite("ihoop", "0.1.4"),
+    Suite("exponax", "0.2.0"),
+    Suite("pdequinox", "0.1.2", is_sampled=True),
+    Suite("signax", "0.2.1"),
+    Suite("traceax", "1.0.2"),
+    Suite("haliax", "1.4.dev453", ("chex==0.1.91",)),
+    Suite("megalodon-jax", "0.2.2", newest_python=(3, 11)),
+    Suite("gpjax", "1.0.0", is_sampled=True, newest_python=(3, 11)),
+    Suite("fdtdx", "0.6.3", is_sampled=True),
+    Suite("feedbax", "0.1.2"),
+    Suite("probdiffeq", "0.9.2a0", ("diffeqzoo", "pytest-cases<3.10")),
+    Suite("fleqx", "0.0.5"),
+)
+
+
+class Outcome(NamedTuple):
+    """What became of a test: `passed`, `failed` or `skipped`, and the text of its error."""
+
+    word: str
+    error: str = ""
+
+    def last_error(self) -> str:
+        """What was raised last, in a line: pytest shows its details below it."""
+        errors = [
+            line.removeprefix(ERROR).strip()
+            for before, line in itertools.pairwise(["", *self.error.splitlines()])
+            if line.startswith(ERROR) and not before.startswith(ERROR)
+        ]
+        return (errors or self.error.splitlines() or [""])[-1]
+
+
+class Comparison(NamedTuple):
+    """The tests of a suite that ran, and those that passed on both libraries or on one alone.
+
+    `equinox_alone` holds what became of each here.
+    """
+
+    num_run: int
+    both: set[str]
+    equinox_alone: dict[str, Outcome]
+    here_alone: set[str]
+
+
+def run_checked(command: list[Any]) -> None:
+    """Runs a command. Raises RuntimeError with the end of what it printed if it fails."""
+    process = subprocess.run(command, text=True, stdout=-1, stderr=subprocess.STDOUT)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))} failed:\n{process.stdout[-2000:]}")
+
+
+def installed(suite: Suite) -> pathlib.Path:
+    """The folder with the suite's `source` and `environment`, made unless they are there."""
+    python_and_jax = f"python{sys.version_info[0]}.{sys.version_info[1]}-jax{version('jax')}"
+    folder = BUILD / f"{suite.library}-{suite.version}-{python_and_jax}"
+    if (folder / "installed").exists():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    pip = [sys.executable, "-m", "pip"]
+    library = f"{suite.library}=={suite.version}"
+    source = ["--no-deps", "--no-binary", suite.library, "--dest", folder]
+    run_checked([*pip, "download", *source, library])
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
+    next(folder.glob("*/PKG-INFO")).parent.rename(folder / "source")
+    # A suite without a configuration of its own would get eqxlike's.
+    (folder / "pytest.ini").touch()
+    venv.create(folder / "environment")
+    site_packages = next((folder / "environment").glob("lib/python*/site-packages"))
+    (site_packages / "eqxlike_suites.pth").write_text(
+        f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+        f"import os; os.environ.get('SUITE_LIBRARY') == {OURS!r} "
+        f"and __import__({OURS!r}).install_as_equinox()\n"
+    )
+    fixed = folder / "constraints.txt"
+    fixed.write_text("".join(f"{name}=={version(name)}\n" for name in FIXED))
+    python = folder / "environment" / "bin" / "python"
+    needs = ["--constraint", fixed, library, *RUNNER, *suite.needs]
+    run_checked([*pip, "--python", python, "install", *needs])
+    (folder / "installed").touch()
+    return folder
+
+
+def outcomes(suite: Suite, library: str) -> dict[str, Outcome]:
+    """The outcomes of the tests of a suite on a library. Tests that did not end have none."""
+    folder = installed(suite)
+    file = folder / f"{library}.jsonl"
+    file.unlink(missing_ok=True)
+    command = [folder / "environment/bin/python", "-P", __file__, file, "tests", "--rootdir", "."]
+    command += ["--timeout", str(TEST_LIMIT_S), "-p", "no:randomly", "-p", "no:cacheprovider"]
+    command += ["--continue-on-collection-errors", "--hypothesis-seed", "0"]
+    # eqxlike, which is imported before pytest starts, imports jaxtyping.
+    command += ["-W", "ignore:Module already imported so cannot be rewritten"]
+    settings = {"SUITE_LIBRARY": library, "SUITE_SAMPLED": str(suite.is_sampled)}
+    with open(folder / f"{library}.log", "w") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=folder / "source",
+            env=os.environ | settings | suite.settings,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            process.wait(SUITE_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    assert process.returncode != WRONG_LIBRARY, f"`equinox` was the other library: {log.name}"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return {test: Outcome(*rest) for test, *rest in map(json.loads, lines)}
+
+
+def compare(suite: Suite) -> Comparison:
+    """Runs a suite on both libraries."""
+    theirs, ours = (outcomes(suite, library) for library in LIBRARIES)
+    there, here = (
+        {test for test, outcome in each.items() if outcome.word == "passed"}
+        for each in (theirs, ours)
+    )
+    absent = Outcome("absent", "did not run, or did not end")
+    alone = {
+        test: ours.get(test) or ours.get(test.partition("::")[0], absent)
+        for test in sorted(there - here)
+    }
+    num_run = sum(outcome.word != "skipped" for outcome in theirs.values())
+    return Comparison(num_run, there & here, alone, here - there)
+
+
+class Recorder:
+    """A pytest plugin that writes the outcome of each test to a file, a line each."""
+
+    def __init__(self, file: str):
+        self.lines = open(file, "w", buffering=1)  # noqa: SIM115
+        self.failed = set[str]()
+
+    def write(self, report: pytest.CollectReport | pytest.TestReport) -> None:
+        print(json.dumps([report.nodeid, report.outcome, report.longreprtext]), file=self.lines)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if os.environ["SUITE_SAMPLED"] == "True" and len(items) > SAMPLE_SIZE:
+            names = sorted(item.nodeid for item in items)
+            drawn = set(random.Random(0).sample(names, SAMPLE_SIZE))
+            items[:] = [item for item in items if item.nodeid in drawn]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.write(report)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        is_first_failure = report.failed and report.nodeid not in self.failed
+        if is_first_failure:
+            self.failed.add(report.nodeid)
+        is_the_end = report.when == "call" and report.nodeid not in self.failed
+        if is_first_failure or report.skipped or is_the_end:
+            self.write(report)
+
+
+def main(file: str, *arguments: str) -> None:
+    """Runs pytest in the current folder. Exits with WRONG_LIBRARY if Equinox was the other one."""
+    sys.path.insert(0, os.getcwd())
+    pytest.main(list(arguments), plugins=[Recorder(file)])
+    imported = {name for name in LIBRARIES if getattr(sys.modules.get(name), "__file__", None)}
+    if imported != {os.environ["SUITE_LIBRARY"]}:
+        print(f"imported were {imported}")
+        sys.exit(WRONG_LIBRARY)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,19 @@
+"""Tests of libraries built on Equinox that pass on Equinox pass on eqxlike."""
+
+import sys
+
+import pytest
+
+from tests.downstream import suites
+
+
+@pytest.mark.parametrize("suite", suites.SUITES, ids=lambda suite: suite.library)
+def test_what_passes_on_equinox_passes_here(suite, record_property):
+    if sys.version_info[:2] > suite.newest_python:
+        pytest.skip(f"{suite.library} {suite.version} does not install on this Python")
+    found = suites.compare(suite)
+    counts = (found.num_run, len(found.both), len(found.equinox_alone), len(found.here_alone))
+    record_property("suite", (suite.library, suite.version, *counts))
+    assert found.num_run, f"no test of {suite.library} ran on Equinox"
+    lines = [f"{test}: {outcome.last_error()}" for test, outcome in found.equinox_alone.items()]
+    assert not lines, "\n".join(["on Equinox alone:", *lines])
