@@ -13,7 +13,7 @@ import pytest
 
 from eqxlike import error_if, filter_jit, is_array, nn, tree_at, tree_equal
 from eqxlike.train import Callback, DynamicLossScale, TrainState, fit, make_step
-from eqxlike.train._run import _undo
+from eqxlike.train._run import Run, _undo
 from eqxlike.train._state import copy_arrays
 
 OPTIMISER = optax.adam(0.1)
@@ -74,15 +74,13 @@ def test_step_may_return_more_and_batches_may_end(state):
 
 
 def test_losses_are_read_and_logged_every_so_many_steps(state, step, monkeypatch):
-    reads, log, device_get = [], [], jax.device_get
-    monkeypatch.setattr(
-        jax, "device_get", lambda losses: reads.append(len(losses)) or device_get(losses)
-    )
+    reads, log, read = [], [], Run.read
+    monkeypatch.setattr(Run, "read", lambda run: reads.append(run.num_unread) or read(run))
     fit(state, step, batches(), num_steps=11, check_every=4)
-    assert reads == [4, 4, 3]
+    assert [*filter(None, reads)] == [4, 4, 3]
     reads.clear()
     fit(state, step, batches(), num_steps=101, on_log=lambda *logged: log.append(logged[0]))
-    assert (reads, log) == ([25, 25, 25, 25, 1], [100, 101])
+    assert ([*filter(None, reads)], log) == ([25, 25, 25, 25, 1], [100, 101])
     log.clear()
     result = fit(
         *(state, step, itertools.islice(batches(), 7)),
@@ -180,7 +178,8 @@ def test_last_good_state_is_found_where_no_loss_shows_what_is_bad(
         x = np.ones((1, 100), np.float32)
         for number in itertools.count(1):
             x[:] = 1 / number
-            yield x
+            # Without copies JAX may read an array after it was written again, as in any loop.
+            yield x.copy() if limits else x
 
     def run(optimiser, num_steps):
         model = nn.Linear(100, 100, use_bias=False, key=jax.random.key(0))

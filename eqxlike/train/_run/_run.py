@@ -134,6 +134,8 @@ class Run(Generic[Model]):
             call = self._call(step, most)
             if self._undo is not None:
                 self._undo.begin(leaves)
+                # Before the call: JAX may read an array of NumPy after it, in place.
+                batches.keep()
             try:
                 self._leaves, losses, were_halted = call(leaves, batches)
             except StateChanged:
@@ -197,11 +199,8 @@ class Run(Generic[Model]):
         if not self._pending:
             return
         pending = self._pending
-        losses = _as_list(pending, jax.device_get([each.losses for each in pending]))
-        if self._undo is not None:
-            self._go_back_if_bad(self._undo, losses)
-        num_counted = int(self.state.step) - self._first_step - len(self.history)
-        is_halted, were_halted = bool(self.state.is_halted), []
+        losses, step, is_halted = self._judged([each.losses for each in pending])
+        num_counted, were_halted = step - self._first_step - len(self.history), []
         if is_halted and not self._counts_steps:
             were_halted = jax.device_get([each.were_halted for each in pending])
         # Ctrl-C, while all that was waited for, has lost nothing.
@@ -228,18 +227,27 @@ class Run(Generic[Model]):
                 return
             self.history.append(loss)
 
-    def _go_back_if_bad(self, undo: Undo, losses: Sequence[float]) -> None:
+    def _judged(self, losses: list[Any]) -> tuple[list[float], int, bool]:
+        """The losses as numbers, the step of the newest good state, and whether a bad one came."""
+        undo = self._undo
+        if undo is None:
+            numbers = _as_list(self._pending, jax.device_get(losses))
+            return numbers, int(self.state.step), bool(self.state.is_halted)
         leaves = self._opened()
-        if all(map(math.isfinite, losses)) and undo.is_good(leaves, self._form):
+        verdict = undo.judge(leaves, self._form, losses)
+        numbers = _as_list(self._pending, verdict.losses)
+        if verdict.is_good and all(map(math.isfinite, numbers)):
             undo.clear()
-            return
-        self._leaves = undo.last_good(self._form)
+            return numbers, verdict.step, False
+        self._leaves = undo.last_good(leaves, self._form)
         self._counts_steps = True
         num_good = int(self.state.step) - self._first_step - len(self.history)
-        if num_good < len(losses):
+        is_halted = num_good < len(numbers)
+        if is_halted:
             halted = jnp.ones((), bool)
             self._state = tree_at(lambda state: state.is_halted, self.state, halted)
             self._leaves = None
+        return numbers, int(self.state.step), is_halted
 
     def log(self) -> None:
         """Sets `loss` to the mean of what was read since the last log."""

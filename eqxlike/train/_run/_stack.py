@@ -30,8 +30,8 @@ class Stack:
 
     def __init__(self, batch: Any, length: int) -> None:
         self.first, self.count, self._length = batch, 1, length
+        self._leaves, self._treedef = jtu.tree_flatten(batch)
         if length > 1:
-            self._leaves, self._treedef = jtu.tree_flatten(batch)
             self._columns = [_column(leaf, length) for leaf in self._leaves]
             # What tells batches apart whose treedefs are equal; `None` where nothing needs to.
             self._structure = None if _is_plain(self._treedef) else _structure_of(batch)
@@ -57,12 +57,12 @@ class Stack:
     @property
     def nbytes(self) -> int:
         """How much memory the arrays of the batches take."""
-        leaves = jtu.tree_leaves(self.first)
-        return self.count * sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
+        return self.count * sum(getattr(leaf, "nbytes", 0) for leaf in self._leaves)
 
-    def kept(self) -> "Stack":
-        """The same, whatever a stream writes into the arrays of the last batch."""
-        return self if self._length > 1 else Stack(jtu.tree_map(_copied, self.first), 1)
+    def keep(self) -> None:
+        """Makes a copy of what a stream may write the next batch into, unless it is one."""
+        if self._length == 1:
+            self.first = self._treedef.unflatten(map(_copied, self._leaves))
 
     def first_ones(self, count: int) -> "Stack":
         """So many batches of them."""

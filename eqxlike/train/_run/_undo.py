@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array
 
 from ..._transforms import JitFunction
-from .._state import TrainState, is_kept_finite, unguarded
+from .._state import SMALL, TrainState, is_kept_finite, unguarded
 from ._form import Form, Leaves
 from ._stack import Stack
 
@@ -36,6 +37,19 @@ class _Made(NamedTuple):
     batches: Stack
 
 
+class Verdict(NamedTuple):
+    """What the device knows of a state and of the steps before it.
+
+    - `is_good`: whether all of it is finite, and it was not halted.
+    - `step`: how many steps it has made.
+    - `losses`: of the calls since the last look.
+    """
+
+    is_good: bool
+    step: int
+    losses: list[Any]
+
+
 class Undo:
     """What is needed to go back to the state before the first bad step.
 
@@ -44,7 +58,7 @@ class Undo:
 
     def __init__(self, step: JitFunction) -> None:
         self.step = step
-        self._good: Leaves | None = None
+        self._good: _Joined | None = None
         self._made: list[_Made] = []
         self._num_bytes = 0
 
@@ -74,32 +88,44 @@ class Undo:
     def begin(self, leaves: Leaves) -> None:
         """Keeps a copy of a state that is good, if it has none since the last look."""
         if self._good is None:
-            self._good = _copy(leaves)
+            self._good = _join(leaves)
 
     def add(self, call: Call, batches: Stack) -> None:
         """Keeps the batches of a call."""
-        self._made.append(_Made(call, batches.kept()))
+        self._made.append(_Made(call, batches))
         self._num_bytes += batches.nbytes
 
     def clear(self) -> None:
         """Forgets all: somebody has found the state to be good, or put another in its place."""
         self._good, self._made, self._num_bytes = None, [], 0
 
-    def is_good(self, leaves: Leaves, form: Form) -> bool:
-        return bool(_judge_of(form)(leaves))
+    def judge(self, leaves: Leaves, form: Form, losses: list[Any]) -> Verdict:
+        """Waits for a state, and says what it came to."""
+        stackable = losses if all(loss.ndim == 0 for loss in losses) else []
+        # As many as mostly, so that one program serves for them.
+        padding = stackable[-1:] * (-len(stackable) % 32)
+        (is_good, step), stacked = jax.device_get(_judge_of(form)(leaves, [*stackable, *padding]))
+        numbers = [*stacked[: len(losses)]] if stackable else jax.device_get(losses)
+        return Verdict(bool(is_good), int(step), numbers)
 
-    def last_good(self, form: Form) -> Leaves:
-        """The arrays of the state before the first bad step; of the last one if none was bad."""
-        good, made = self._good, self._made
+    def last_good(self, leaves: Leaves, form: Form) -> Leaves:
+        """The arrays of the state before the first bad step; of the last one if none was bad.
+
+        **Arguments:**
+
+        - `leaves`, `form`: the newest state.
+        """
+        joined, made = self._good, self._made
         self.clear()
-        assert good is not None
+        assert joined is not None
+        good = _split(joined, tuple(map(jax.typeof, leaves)))
         for call, batches in made:
             before = good
             for count in range(1, batches.count + 1):
                 # By the same program, so that the numbers are the same.
                 leaves, losses, _ = call(_copy(before), batches.first_ones(count))
-                is_finite = np.isfinite(np.atleast_1d(jax.device_get(losses))[count - 1])
-                if not (is_finite and self.is_good(leaves, form)):
+                verdict = self.judge(leaves, form, [losses])
+                if not (verdict.is_good and np.isfinite(verdict.losses[0]).flat[:count].all()):
                     return good
                 good = leaves
         return good
@@ -111,10 +137,46 @@ def _copy(leaves: Leaves) -> Leaves:
     return [jnp.copy(leaf) for leaf in leaves]
 
 
+_Joined = tuple[dict[str, Array], Leaves]
+"""Small arrays one behind the other, those of a dtype as one, and the others as they are."""
+
+
+@jax.jit
+def _join(leaves: Leaves) -> _Joined:
+    small: dict[str, Leaves] = {}
+    for leaf in filter(_is_small, leaves):
+        small.setdefault(leaf.dtype.name, []).append(jnp.ravel(leaf))
+    joined = {name: jnp.concatenate(those) for name, those in small.items()}
+    return joined, _copy([leaf for leaf in leaves if not _is_small(leaf)])
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _split(joined: _Joined, shapes: tuple[Any, ...]) -> Leaves:
+    others = iter(joined[1])
+    leaves, starts = [], dict.fromkeys(joined[0], 0)
+    for shape in shapes:
+        if not _is_small(shape):
+            leaves.append(next(others))
+            continue
+        name = shape.dtype.name
+        part = lax.slice(joined[0][name], (starts[name],), (starts[name] + shape.size,))
+        leaves.append(part.reshape(shape.shape))
+        starts[name] += shape.size
+    return leaves
+
+
+def _is_small(leaf: Any) -> bool:
+    # A joined array would lose its weak type, and the step be traced again for it.
+    return leaf.size <= SMALL and not leaf.weak_type
+
+
 @functools.lru_cache(maxsize=8)
-def _judge_of(form: Form) -> Callable[[Leaves], Array]:
-    def judge(leaves: Leaves) -> Array:
+def _judge_of(form: Form) -> Callable[[Leaves, Leaves], tuple[Array, Array | None]]:
+    def judge(leaves: Leaves, losses: Leaves) -> tuple[Array, Array | None]:
         state: TrainState[Any] = form.merge(leaves)
-        return ~state.is_halted & is_kept_finite(state)
+        is_good = ~state.is_halted & is_kept_finite(state)
+        # One array is fetched in the time of one number.
+        verdict = jnp.stack([is_good.astype(state.step.dtype), state.step])
+        return verdict, jnp.stack(losses) if losses else None
 
     return jax.jit(judge)

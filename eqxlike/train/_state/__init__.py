@@ -2,6 +2,7 @@
 
 from ._finite import all_finite as all_finite
 from ._finite import tree_where as tree_where
+from ._guard import SMALL as SMALL
 from ._guard import halt_if_not_finite as halt_if_not_finite
 from ._guard import is_kept_finite as is_kept_finite
 from ._guard import keep_if_finite as keep_if_finite

@@ -3,6 +3,7 @@
 import dataclasses
 import types
 import weakref
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -72,7 +73,7 @@ def keep_if_finite(
     - `new`: the state after the update.
     - `loss`: shape `()`.
     """
-    is_good = ~old.is_halted & jnp.isfinite(loss) & is_kept_finite(new)
+    is_good = ~old.is_halted & jnp.isfinite(loss) & all_finite(_kept(new))
     chosen = tree_where(is_good, new, old)
     return tree_at(lambda state: state.is_halted, chosen, ~is_good)
 
@@ -87,27 +88,36 @@ def halt_if_not_finite(
 
     **Arguments:** those of `keep_if_finite`.
     """
-    leaves = [leaf for leaf in jtu.tree_leaves(_kept(new)) if is_inexact_array(leaf)]
-    small = [jnp.ravel(leaf)[: None if leaf.size <= _SMALL else 128] for leaf in leaves]
-    is_good = ~old.is_halted & jnp.isfinite(loss)
-    for dtype in {each.dtype for each in small}:
-        # As one array: on a CPU each operation takes as long as that on some thousand numbers.
-        together = jnp.concatenate([each for each in small if each.dtype == dtype])
-        is_good &= jnp.isfinite(together).all()
+    looked_at = [each if each.size <= SMALL else jnp.ravel(each)[:128] for each in _kept(new)]
+    is_good = ~old.is_halted & jnp.isfinite(loss) & _are_finite(looked_at)
     return tree_at(lambda state: state.is_halted, new, ~is_good)
 
 
-_SMALL = 2**12
-
-
 def is_kept_finite(state: TrainState) -> Bool[Array, ""]:
-    """Whether that is finite which `keep_if_finite` looks at."""
-    return all_finite(_kept(state))
+    """Whether that is finite which `keep_if_finite` looks at, of a state on one device."""
+    return _are_finite(_kept(state))
 
 
-def _kept(state: TrainState) -> PyTree:
+SMALL = 2**12
+"""Numbers of an array that a CPU copies in less time than it takes to begin an operation."""
+
+
+def _are_finite(arrays: Sequence[Array]) -> Bool[Array, ""]:
+    """`all_finite` of arrays on one device, with one operation for all small ones of a dtype."""
+    is_finite = all_finite([each for each in arrays if each.size > SMALL])
+    small: dict[Any, list[Array]] = {}
+    for each in arrays:
+        if each.size <= SMALL:
+            small.setdefault(each.dtype, []).append(jnp.ravel(each))
+    for joined in map(jnp.concatenate, small.values()):
+        is_finite &= jnp.isfinite(joined).all()
+    return is_finite
+
+
+def _kept(state: TrainState) -> list[Array]:
     parameters = filter(state.model, is_inexact_array)
-    return parameters, state.model_state, _statistics(state.optimiser_state, parameters)
+    kept = parameters, state.model_state, _statistics(state.optimiser_state, parameters)
+    return [leaf for leaf in jtu.tree_leaves(kept) if is_inexact_array(leaf)]
 
 
 def _statistics(optimiser_state: optax.OptState, parameters: PyTree) -> list[Any]:
