@@ -13,7 +13,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._module import INITIALISING, abstract_names, drop_cached, own_record, set_cached
+from ._module import (
+    INITIALISING,
+    abstract_names,
+    drop_cached,
+    ignore_strict_rules,
+    own_record,
+    set_cached,
+)
 
 EQUINOX_VERSION = "0.13.8"
 """The version of Equinox whose interface eqxlike has."""
@@ -86,6 +93,7 @@ def install_as_equinox() -> dict[str, str]:
     and what `importlib.metadata.version("equinox")` returns, is the version of Equinox whose
     interface that is. Of its private names those are there that libraries use, by their paths in
     that version, and the public ones in private modules. Any other is an error that says so.
+    `strict=True` checks nothing in this process, as in that version.
     Equinox itself need not be installed, and is not imported where it is. A second call changes
     nothing.
 
@@ -104,6 +112,7 @@ def install_as_equinox() -> dict[str, str]:
                 "and of all that is built on it."
             )
         sys.meta_path.insert(0, _Finder())
+        ignore_strict_rules()
     return {name: _ours(name) for name in PARTS}
 
 

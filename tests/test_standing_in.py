@@ -74,7 +74,8 @@ class Meta(eqx._module._module._ModuleMeta):
     pass
 
 
-class OfMeta(eqx.Module, metaclass=Meta):
+# The rules of strict classes would refuse its name.
+class OfMeta(eqx.Module, metaclass=Meta, strict=True):
     number: int
     missing: eqx.AbstractVar[int]
 

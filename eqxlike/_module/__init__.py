@@ -35,4 +35,5 @@ from ._naming import naming_layers as naming_layers
 from ._observe import observe_calls as observe_calls
 from ._partial import Partial as Partial
 from ._strict import StrictConfig as StrictConfig
+from ._strict import ignore_strict_rules as ignore_strict_rules
 from ._wrap import module_update_wrapper as module_update_wrapper
