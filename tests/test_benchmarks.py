@@ -130,7 +130,7 @@ def test_training_loops_have_one_loss(monkeypatch):
     training.batches.cache_clear()
     # The others are loops like these.
     chosen = training.BY_HAND, training.MANY_UNCHECKED, training.AHEAD, training.EQUINOX
-    calls, notes = cases.build(few(training.row(2, 1), *chosen))
+    calls, notes = cases.build(few(training.row(2, 1, has_peers=True), *chosen))
     training.batches.cache_clear()
     assert (list(calls), notes) == ([*chosen], [])
     cases.check_agreement(calls)

@@ -13,7 +13,7 @@ import pytest
 
 from eqxlike import error_if, filter_jit, is_array, nn, tree_at, tree_equal
 from eqxlike.train import Callback, DynamicLossScale, TrainState, fit, make_step
-from eqxlike.train._run import Run, _undo
+from eqxlike.train._run import Run, Stack, _undo
 from eqxlike.train._state import copy_arrays
 
 OPTIMISER = optax.adam(0.1)
@@ -197,6 +197,77 @@ def test_last_good_state_is_found_where_no_loss_shows_what_is_bad(
             expected = run(broken_in(0), bad_at - 1)
             assert found.history == expected.history
             assert tree_equal(found.state, expected.state)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+def test_a_bad_model_state_is_found_though_the_next_step_writes_it_again(steps_per_call):
+    def loss(model, kept, x, key):
+        # More numbers than of what is summed up from step to step every one is looked at.
+        bad = jnp.where(x[0, 0] > 2, jnp.inf, 0.0)
+        return jnp.mean(model.weight @ x[0]), kept.at[5000].set(bad)
+
+    model = nn.Linear(2, 1, key=jax.random.key(0))
+    state = TrainState.create(model, OPTIMISER, key=jax.random.key(1), model_state=jnp.zeros(8192))
+    data = [jnp.full((1, 2), 3.0 if index == 2 else 1.0) for index in range(6)]
+    step = make_step(loss, OPTIMISER)
+    result = fit(state, step, data, num_steps=6, steps_per_call=steps_per_call)
+    assert (result.stopped, len(result.history), int(result.state.step)) == ("diverged", 2, 2)
+
+
+def test_a_step_that_speaks_to_the_host_is_never_repeated(state):
+    calls = []
+
+    def count(x):
+        calls.append(float(x))
+        return np.float32(len(calls))
+
+    def loss(model, x, key):
+        counted = jax.experimental.io_callback(count, jax.ShapeDtypeStruct((), "float32"), x[0, 0])
+        return jnp.mean((jax.vmap(model)(x) - counted) ** 2)
+
+    expected, step = copy_arrays(state), make_step(loss, OPTIMISER)
+    data = [*itertools.islice(batches(bad_at=3), 5)]
+    for x in data[:2]:
+        expected, _ = step(expected, x)
+    calls.clear()
+    result = fit(state, step, data, num_steps=5)
+    assert len(result.history) == 2
+    assert tree_equal(result.state.model, expected.model)
+
+
+def test_weak_types_and_arrays_of_numpy_put_in_by_a_callback_lose_no_good_state(state, step):
+    class Puts(Callback):
+        def on_start(self, run):
+            arrays = jax.tree.map(lambda leaf: np.asarray(leaf) if leaf.ndim else leaf, run.state)
+            run.state = tree_at(lambda state: state.model.bias, arrays, jnp.full(1, 0.5))
+
+    result = fit(state, step, batches(bad_at=4), num_steps=6, callbacks=[Puts()])
+    assert (result.stopped, len(result.history)) == ("diverged", 3)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(result.state.model))
+
+
+def test_single_steps_on_what_was_stacked_for_many_are_repeated_on_their_own_batches(state, step):
+    batch = np.array(GOOD)
+    run = Run(copy_arrays(state), 3)
+    for index, value in enumerate((1.0, 2.0, np.nan)):
+        batch[:] = value
+        run.advance(step, Stack(batch, 1 if index == 2 else 16), 1)
+    run.read()
+    expected, _ = step(copy_arrays(state), np.full_like(batch, 1.0))
+    expected, _ = step(expected, np.full_like(batch, 2.0))
+    assert len(run.history) == 2
+    assert tree_equal(run.state.model, expected.model)
+
+
+def test_batches_that_were_deleted_cannot_be_repeated(state, step):
+    def stream():
+        for index in itertools.count(1):
+            batch = jnp.full(GOOD.shape, jnp.nan if index == 3 else 1.0)
+            yield batch
+            batch.delete()
+
+    with pytest.raises(RuntimeError, match="arrays of their batches were deleted"):
+        fit(state, step, stream(), num_steps=5)
 
 
 def test_loss_is_not_asked_of_a_state_that_is_bad():

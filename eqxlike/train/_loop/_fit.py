@@ -1,6 +1,7 @@
 """The training loop."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Literal, NamedTuple
@@ -68,8 +69,9 @@ def fit(
     Steps are dispatched without waiting for their results. The host reads losses every
     `check_every` steps; a step that was not finite is found then, and the state is that before it,
     however many steps were dispatched after. For this the step of `make_step` refuses such an
-    update. On one CPU device, with a state of up to 256 MB, `fit` copies the state at each look at
-    the losses instead, and where one step was bad it repeats those since then.
+    update. On one CPU device, with a state of up to 256 MB and a step that only computes, `fit`
+    copies the state at each look at the losses instead, and where one step was bad it repeats those
+    since then.
 
     The first Ctrl-C ends training after the call under way; a second one raises
     `KeyboardInterrupt`. SIGTERM, with which schedulers and containers ask a process to end, does
@@ -144,7 +146,7 @@ def fit(
         run = Run(resumed.state, num_steps, resumed.steps)
         feed.seek(resumed.position, resumed.steps)
     run.evaluate_every = moments.evaluate_every
-    run.callbacks, run.on_checkpoint = checked, lambda: moments.tell("on_checkpoint", run)
+    run.callbacks, run.on_checkpoint = checked, functools.partial(moments.tell, "on_checkpoint")
     loop = _Loop(run, step, feed, pace, moments, check_every, resumed)
     with delayed_interrupt() as interrupt, contextlib.ExitStack() as closing:
         for callback in checked:

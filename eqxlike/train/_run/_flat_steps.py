@@ -60,37 +60,6 @@ def single_step(
 
 
 @functools.lru_cache(maxsize=8)
-def halting_step(
-    step: Structure, form: Form
-) -> Callable[[Leaves, Leaves, Any], tuple[Leaves, Any, Bool[Array, ""]]]:
-    """`single_step` for a step without its guard: it leaves a halted state as it is."""
-
-    def halting(own: Leaves, leaves: Leaves, batch: Any) -> tuple[Leaves, Array, Array]:
-        arrays, others = partition(batch, is_array)
-
-        def goes_on(carry: Any) -> Array:
-            is_made, leaves, _ = carry
-            return ~(is_made | form.merge(leaves).is_halted)
-
-        def body(carry: Any) -> Any:
-            _, leaves, zero = carry
-            state = form.merge(leaves)
-            run = step.rebuilder(cache=False)(tuple(own))
-            new, loss = state_and_loss(run(state, combine(arrays, others)))
-            leaves = _leaves_of(new, state, form)
-            if find_difference(state, new, same_shape_and_dtype):
-                raise StateChanged("Arrays of the state changed their shapes or dtypes.")
-            return jnp.array(True), leaves, jnp.asarray(loss).astype(zero.dtype)
-
-        # A loop writes in place what a branch, or a choice between two arrays, would copy.
-        zero = jnp.zeros((), jax.dtypes.canonicalize_dtype(float))
-        _, leaves, loss = lax.while_loop(goes_on, body, (jnp.array(False), leaves, zero))
-        return leaves, loss, jnp.copy(form.merge(leaves).is_halted)
-
-    return filter_jit(halting, donate=("leaves",))
-
-
-@functools.lru_cache(maxsize=8)
 def many_steps(
     step: Structure, form: Form, most: int
 ) -> Callable[

@@ -16,7 +16,7 @@ from ..._partition import flatten
 from ..._pytree import tree_at
 from ..._transforms import JitFunction
 from .._state import Model, TrainState
-from ._flat_steps import StateChanged, halting_step, many_steps, single_step, state_and_loss
+from ._flat_steps import StateChanged, many_steps, single_step, state_and_loss
 from ._form import Leaves, take_apart
 from ._stack import Stack
 from ._undo import Call, Undo
@@ -74,7 +74,7 @@ class Run(Generic[Model]):
         self.position: Any = None
         self.callbacks: Sequence[Any] = ()
         self.result: TrainState[Model] | None = None
-        self.on_checkpoint: Callable[[], None] = lambda: None
+        self.on_checkpoint: Callable[[Run[Model]], None] = lambda run: None
         self.divergence: str | None = None
         self.end: str | None = None
         self.notes: list[str] = []
@@ -120,7 +120,7 @@ class Run(Generic[Model]):
     def tell_checkpoint(self, folder: pathlib.Path) -> None:
         """Tells all callbacks of a checkpoint that is in its place."""
         self.checkpoint = folder
-        self.on_checkpoint()
+        self.on_checkpoint(self)
 
     # --- for the loop ---
 
@@ -130,12 +130,14 @@ class Run(Generic[Model]):
         if most > 1 or (self._may_be_flat and isinstance(step, JitFunction)):
             leaves = self._opened()
             if not self._has_begun:
-                self._undo, self._has_begun = Undo.of(step, leaves, batches), True
+                self._undo = Undo.of(step, leaves, self._form, batches)
+                self._has_begun = True
             call = self._call(step, most)
             if self._undo is not None:
                 self._undo.begin(leaves)
-                # Before the call: JAX may read an array of NumPy after it, in place.
-                batches.keep()
+                if most == 1:
+                    # Before the call: JAX may read an array of NumPy after it, in place.
+                    batches.keep()
             try:
                 self._leaves, losses, were_halted = call(leaves, batches)
             except StateChanged:
@@ -174,7 +176,7 @@ class Run(Generic[Model]):
         if most not in self._calls:
             own, rest = flatten(self._undo.step if self._undo else step, is_bound=True)
             if most == 1:
-                program = (halting_step if self._undo else single_step)(rest, self._form)
+                program = single_step(rest, self._form)
                 self._calls[most] = lambda leaves, batches: program(own, leaves, batches.first)
             else:
                 # What a plain function reads beside its arguments may be other than in the last
@@ -239,7 +241,8 @@ class Run(Generic[Model]):
         if verdict.is_good and all(map(math.isfinite, numbers)):
             undo.clear()
             return numbers, verdict.step, False
-        self._leaves = undo.last_good(leaves, self._form)
+        self._leaves, self._state = undo.last_good(self._form), None
+        undo.clear()
         self._counts_steps = True
         num_good = int(self.state.step) - self._first_step - len(self.history)
         is_halted = num_good < len(numbers)

@@ -60,9 +60,8 @@ class Stack:
         return self.count * sum(getattr(leaf, "nbytes", 0) for leaf in self._leaves)
 
     def keep(self) -> None:
-        """Makes a copy of what a stream may write the next batch into, unless it is one."""
-        if self._length == 1:
-            self.first = self._treedef.unflatten(map(_copied, self._leaves))
+        """Has `first` hold copies of the arrays that a stream may write the next batch into."""
+        self.first = self._treedef.unflatten(map(_copied, self._leaves))
 
     def first_ones(self, count: int) -> "Stack":
         """So many batches of them."""

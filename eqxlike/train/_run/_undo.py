@@ -6,6 +6,8 @@ each time that it looks at the losses, and repeats the steps since then where on
 """
 
 import functools
+import math
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +17,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from ..._transforms import JitFunction
+from ..._partition import flatten
+from ..._pytree import deleted_paths, filter, is_inexact_array
+from ..._transforms import JitFunction, filter_make_jaxpr
+from ...ad._equations import equations_in
 from .._state import SMALL, TrainState, is_kept_finite, unguarded
 from ._form import Form, Leaves
 from ._stack import Stack
@@ -59,26 +64,37 @@ class Undo:
     def __init__(self, step: JitFunction) -> None:
         self.step = step
         self._good: _Joined | None = None
+        self._kinds: tuple[_Kind, ...] = ()
         self._made: list[_Made] = []
         self._num_bytes = 0
 
     @classmethod
-    def of(cls, step: Any, leaves: Leaves, batches: Stack) -> "Undo | None":
+    def of(cls, step: Any, leaves: Leaves, form: Form, batches: Stack) -> "Undo | None":
         """`None` where steps are to be guarded one by one.
 
-        That is so for a step that has no other form, for arrays on several devices or on one that
-        waits for the host to decide, and where copies would take much memory.
+        That is so for a step that has no other form, or may not be repeated; for arrays on several
+        devices or on one that waits for the host to decide; and where copies would take much
+        memory, or hold little that is trained.
         """
         without_guard = unguarded(step)
-        if without_guard is None:
+        if without_guard is None or not all(isinstance(leaf, jax.Array) for leaf in leaves):
             return None
-        is_small = (
-            sum(leaf.nbytes for leaf in leaves) <= LARGEST_STATE
+        devices = {device for leaf in leaves for device in leaf.devices()}
+        num_bytes = sum(leaf.nbytes for leaf in leaves)
+        state: TrainState[Any] = form.merge(leaves)
+        trained = jax.tree_util.tree_leaves(filter(state.model, is_inexact_array))
+        is_worth_it = (
+            (len(devices) == 1 and devices.pop().platform == "cpu")
+            and num_bytes <= min(LARGEST_STATE, 2**20 + 8 * sum(leaf.nbytes for leaf in trained))
             and 8 * batches.nbytes <= LARGEST_BATCHES
         )
-        devices = {device for leaf in leaves for device in leaf.devices()}
-        is_on_cpu = len(devices) == 1 and devices.pop().platform == "cpu"
-        return cls(without_guard) if is_small and is_on_cpu else None
+        if not is_worth_it:
+            return None
+        return (
+            cls(without_guard)
+            if _may_be_repeated(without_guard, state, form, batches.first)
+            else None
+        )
 
     @property
     def is_full(self) -> bool:
@@ -88,6 +104,9 @@ class Undo:
     def begin(self, leaves: Leaves) -> None:
         """Keeps a copy of a state that is good, if it has none since the last look."""
         if self._good is None:
+            self._kinds = tuple(
+                (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves
+            )
             self._good = _join(leaves)
 
     def add(self, call: Call, batches: Stack) -> None:
@@ -101,25 +120,28 @@ class Undo:
 
     def judge(self, leaves: Leaves, form: Form, losses: list[Any]) -> Verdict:
         """Waits for a state, and says what it came to."""
-        stackable = losses if all(loss.ndim == 0 for loss in losses) else []
+        is_stackable = len(losses) <= 256 and all(loss.ndim == 0 for loss in losses)
+        stackable = losses if is_stackable else []
         # As many as mostly, so that one program serves for them.
         padding = stackable[-1:] * (-len(stackable) % 32)
         (is_good, step), stacked = jax.device_get(_judge_of(form)(leaves, [*stackable, *padding]))
         numbers = [*stacked[: len(losses)]] if stackable else jax.device_get(losses)
         return Verdict(bool(is_good), int(step), numbers)
 
-    def last_good(self, leaves: Leaves, form: Form) -> Leaves:
+    def last_good(self, form: Form) -> Leaves:
         """The arrays of the state before the first bad step; of the last one if none was bad.
 
-        **Arguments:**
-
-        - `leaves`, `form`: the newest state.
+        **Raises:** `RuntimeError` if the arrays of a batch were deleted.
         """
-        joined, made = self._good, self._made
-        self.clear()
-        assert joined is not None
-        good = _split(joined, tuple(map(jax.typeof, leaves)))
-        for call, batches in made:
+        assert self._good is not None
+        good = _split(self._good, self._kinds)
+        for call, batches in self._made:
+            if deleted_paths(batches.first):
+                raise RuntimeError(
+                    "fit has to repeat steps to find the state before one that was not finite, and "
+                    "the arrays of their batches were deleted, as donated ones are. Let the stream "
+                    "of batches keep what it gives to fit, or copy it."
+                )
             before = good
             for count in range(1, batches.count + 1):
                 # By the same program, so that the numbers are the same.
@@ -129,6 +151,31 @@ class Undo:
                     return good
                 good = leaves
         return good
+
+
+_NOT_REPEATED = {"while", "pure_callback", "check", "backward_nan"}
+"""Operations by which a step speaks to the host, or may not end."""
+
+
+def _may_be_repeated(step: JitFunction, state: Any, form: Form, batch: Any) -> bool:
+    """Whether a step may run again, or on a state that is bad.
+
+    What it tells the host would be told twice. A loop that waits for a number, or a function of the
+    host, may not end well where that is NaN.
+    """
+    known = _known.setdefault(step.__wrapped__, {})
+    arrays, rest = flatten(batch, is_bound=True)
+    key = form, rest, tuple(np.shape(each) for each in arrays)
+    if key not in known:
+        if len(known) >= 8:
+            known.clear()
+        jaxpr = filter_make_jaxpr(step)(state, batch)[0].jaxpr
+        names = {equation.primitive.name for equation in equations_in(jaxpr)}
+        known[key] = not (jaxpr.effects or names & _NOT_REPEATED)
+    return known[key]
+
+
+_known: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
 
 # By `jax.jit`: a trace for each form of state is no retrace that a user wants to hear of.
@@ -144,28 +191,33 @@ _Joined = tuple[dict[str, Array], Leaves]
 @jax.jit
 def _join(leaves: Leaves) -> _Joined:
     small: dict[str, Leaves] = {}
-    for leaf in filter(_is_small, leaves):
-        small.setdefault(leaf.dtype.name, []).append(jnp.ravel(leaf))
+    for leaf in leaves:
+        if _is_small(leaf):
+            small.setdefault(leaf.dtype.name, []).append(jnp.ravel(leaf))
     joined = {name: jnp.concatenate(those) for name, those in small.items()}
     return joined, _copy([leaf for leaf in leaves if not _is_small(leaf)])
 
 
+_Kind = tuple[tuple[int, ...], Any, bool]
+"""The shape, the dtype, and whether the type is weak."""
+
+
 @functools.partial(jax.jit, static_argnums=1)
-def _split(joined: _Joined, shapes: tuple[Any, ...]) -> Leaves:
+def _split(joined: _Joined, kinds: tuple[_Kind, ...]) -> Leaves:
     others = iter(joined[1])
     leaves, starts = [], dict.fromkeys(joined[0], 0)
-    for shape in shapes:
-        if not _is_small(shape):
+    for shape, dtype, is_weak in kinds:
+        size, name = math.prod(shape), dtype.name
+        if size > SMALL or is_weak:
             leaves.append(next(others))
             continue
-        name = shape.dtype.name
-        part = lax.slice(joined[0][name], (starts[name],), (starts[name] + shape.size,))
-        leaves.append(part.reshape(shape.shape))
-        starts[name] += shape.size
+        part = lax.slice(joined[0][name], (starts[name],), (starts[name] + size,))
+        leaves.append(part.reshape(shape))
+        starts[name] += size
     return leaves
 
 
-def _is_small(leaf: Any) -> bool:
+def _is_small(leaf: Array) -> bool:
     # A joined array would lose its weak type, and the step be traced again for it.
     return leaf.size <= SMALL and not leaf.weak_type
 

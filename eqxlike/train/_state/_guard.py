@@ -83,13 +83,15 @@ def halt_if_not_finite(
 ) -> TrainState[Model]:
     """`new`, marked as halted where `keep_if_finite` would give `old`.
 
-    Of a large array it looks at a few numbers: for somebody who has a copy of `old`, and looks at
-    all of them later.
+    Of a large parameter, or a large array of the optimiser's, it looks at a few numbers: for
+    somebody who has a copy of `old`, and looks at all of them later. What is not finite there stays
+    so until then, as a sum or a running mean does.
 
     **Arguments:** those of `keep_if_finite`.
     """
     looked_at = [each if each.size <= SMALL else jnp.ravel(each)[:128] for each in _kept(new)]
     is_good = ~old.is_halted & jnp.isfinite(loss) & _are_finite(looked_at)
+    is_good &= all_finite(new.model_state)
     return tree_at(lambda state: state.is_halted, new, ~is_good)
 
 
