@@ -111,8 +111,8 @@ ROOMS = {
         {"_evaluate", "_metrics"},
         {"_checkpoints", "_state", "metrics"},
         {"_run", "_safetensors", "_sharding"},
-        {"_batches", "_callbacks", "_make_evaluate", "_step"},
-        {"_loop"},
+        {"_batches", "_callbacks", "_step"},
+        {"_loop", "_make_evaluate"},
     ),
 }
 # A family of layers imports none of its siblings, but for `Linear` and `Dropout`, which networks

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from ._abstract import abstract_names, take_abstract
-from ._cached import Field
+from ._cached import CachesPartition, Field
 from ._init import make_init
 
 
@@ -23,7 +23,8 @@ def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
     dataclasses.dataclass(init=makes_init, repr=False, eq=False)(cls)
     if concrete is not None:
         cls.__annotations__ = annotations
-    if makes_init:
+    # Where somebody wrote a `__setattr__`, each assignment goes through it.
+    if makes_init and cls.__setattr__ is CachesPartition.__setattr__:
         cls.__init__ = make_init(cls, cls.__init__)
     fields = dataclasses.fields(cls)
     for each in fields:

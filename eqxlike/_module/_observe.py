@@ -7,6 +7,7 @@ flattening, into loops and transformations.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -97,6 +98,8 @@ def _make_observed_class(cls: Any) -> type:
             returned(output)
             return output
 
+    # A container asks whether a layer takes a key.
+    __call__.__signature__ = inspect.signature(cls.__call__)  # pyright: ignore
     body = {
         "__annotations__": {_REPORT: Any},
         "__call__": __call__,

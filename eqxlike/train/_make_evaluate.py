@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from .._pytree import is_array
 from .._transforms import filter_jit
+from ._batches import Minibatches
 from ._checks import check_state, check_takes
 from ._sharding import Sharding, check_sharding, measure_sharded
 from ._state import TrainState
@@ -80,7 +81,8 @@ def make_evaluate(
     **Returns:** `evaluate(state)`, which gives the metrics as floats. Sums stay on the device
     until the last batch.
 
-    **Raises:** `TypeError` if `sharding` is none of `train`.
+    **Raises:** `TypeError` if `sharding` is none of `train`, and for batches that never end, as
+    those of `minibatches`, or arrays in their place.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -96,6 +98,12 @@ def make_evaluate(
     """
     if sharding is not None:
         check_sharding(sharding, "make_evaluate")
+    if isinstance(batches, Minibatches) or is_array(batches):
+        problem = "never end" if isinstance(batches, Minibatches) else "are one array"
+        raise TypeError(
+            f"make_evaluate expected batches, each of which counts once, and got some that "
+            f"{problem}: give a list, such as `[arrays]` for one batch of everything."
+        )
     return Evaluator(measure, batches, sharding)
 
 

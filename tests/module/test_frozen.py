@@ -100,3 +100,13 @@ def test_an_exception_in_init_keeps_nothing_alive():
         Model(references)
     gc.collect()
     assert references[0]() is None
+
+
+def test_an_assignment_of_the_generated_init_goes_through_a_setattr_that_somebody_wrote():
+    class Counted(eqxlike.Module):
+        value: int
+
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value + 1)
+
+    assert Counted(1).value == 2

@@ -196,6 +196,9 @@ def test_layer_of_a_user_gets_a_key_if_one_was_given_or_it_takes_one():
     x = jnp.array([1.0, 2.0])
     for each in of_layers(lambda: Double(jnp.zeros(2))):
         np.testing.assert_allclose(each(x), 8 * x)
+        assert "Double" in str(nn.summary(each, x))  # which calls layers by its own class
+    branches = nn.Parallel([Double(jnp.zeros(2)), Double(jnp.ones(2))], "sum")
+    np.testing.assert_allclose(branches(x), 4 * x + 1)
     for each in of_layers(lambda: Needs(jnp.zeros(2))):
         np.testing.assert_allclose(each(x), 8 * x)
         np.testing.assert_allclose(each(x, key=jr.key(0)), -x)

@@ -158,3 +158,9 @@ def test_what_cannot_be_evaluated_is_told(state):
     with pytest.raises(Exception) as caught:  # noqa: PT011  whatever `measure` raises of it
         train.make_evaluate(measure, (LOGITS, LABELS))(state)
     assert caught.value.__notes__[-1].endswith("If the tuple is one batch, give `[batch]`.")
+
+
+@pytest.mark.parametrize("wrong", [train.minibatches((np.ones((4, 2)),), 2, seed=0), np.ones(4)])
+def test_batches_that_never_end_or_are_one_array_are_refused(wrong):
+    with pytest.raises(TypeError, match=r"make_evaluate expected batches.*give a list"):
+        train.make_evaluate(lambda model, batch: {}, wrong)

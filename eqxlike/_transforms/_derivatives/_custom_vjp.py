@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from ..._module import Module, field
 from ..._partition import UNTRACED, Rest, split
-from ..._pytree import is_array_or_traced_reference, is_inexact_array
+from ..._pytree import is_array, is_array_or_traced_reference, is_inexact_array
 from .._wrapping import Call, check_callable, pair
 from ._custom_function import CustomFunction
 from ._tangents import check_structure, checked_tangents, is_symbolic_zero, leaves_beside
@@ -165,8 +165,8 @@ class _FlatCall:
         self, arrays: list[CustomVJPPrimal], others: list[CustomVJPPrimal]
     ) -> tuple[list[Any], _Residuals]:
         self._check_not_perturbed(others)
-        vjp_arg = self.vjp_arg_rest.merge(each.value for each in arrays)
-        args, kwargs = self.others_rest.merge(each.value for each in others)
+        vjp_arg = self.vjp_arg_rest.merge(map(_value, arrays))
+        args, kwargs = self.others_rest.merge(map(_value, others))
         is_perturbed = tuple(map(_is_perturbed, arrays))
         perturbed = self.vjp_arg_rest.merge_into(False, is_perturbed)
         value, residuals = pair(
@@ -217,5 +217,10 @@ class _FlatCall:
         return None if cotangent.dtype == jax.dtypes.float0 else cotangent
 
 
+def _value(primal: CustomVJPPrimal) -> Any:
+    """The array. For one made of a Python number, JAX gives the number."""
+    return primal.value if is_array(primal.value) else jnp.asarray(primal.value)
+
+
 def _is_perturbed(primal: CustomVJPPrimal) -> bool:
-    return primal.perturbed and is_inexact_array(primal.value)
+    return primal.perturbed and is_inexact_array(_value(primal))

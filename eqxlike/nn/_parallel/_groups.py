@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 from ..._partition import find_static_difference
 from ..._pytree import is_array, is_reference, same_shape_and_dtype
 from ..._transforms import filter_vmap
-from .._common import as_data, stack_layers
+from .._common import as_data, key_for, stack_layers
 from .._linear import FusedLinear
 from .._stateful import has_place_in_a_state, is_stateful, with_array_states
 
@@ -80,7 +80,7 @@ def call_group(
     def call(branch: Any, state: Any, data: Any) -> tuple[Any, Any]:
         if has_state:
             return branch(*args, state=state, key=key_of(data))
-        return branch(*args, key=key_of(data)), state
+        return branch(*args, **key_for(branch, key_of(data))), state
 
     if isinstance(group, FusedBranches):
         return group(*args), state

@@ -107,9 +107,9 @@ class Parallel(StatefulLayer):
         - `*args`: passed to every branch as they are, a mask say.
         - `state`: passed to every branch that is a `StatefulLayer` and says that it is stateful;
           needed if there is one. A `State` may be given as the first of `args`.
-        - `key`: split into one key a branch; every branch gets `key=None` without it. From a key of
-          an `rbg` kind, branches that run as one draw other numbers than they do one by one, as
-          under any `jax.vmap`.
+        - `key`: split into one key a branch; a branch that takes one gets `key=None` without it.
+          From a key of an `rbg` kind, branches that run as one draw other numbers than they do one
+          by one, as under any `jax.vmap`.
 
         **Returns:** the outputs, joined; the pair of that and the state if there is a `state`.
 
@@ -138,7 +138,8 @@ class Parallel(StatefulLayer):
                 if "unexpected keyword argument 'key'" in str(error):
                     error.add_note(
                         f"It happened in branch {min(places)} of {describe(self)}. Branches are "
-                        "called with `key=`: wrap a plain function in `nn.Lambda`."
+                        "called with `key=` where it is given one: have `__call__` take "
+                        "`*, key=None`, or wrap a plain function in `nn.Lambda`."
                     )
                 raise
             if isinstance(group, FusedBranches):

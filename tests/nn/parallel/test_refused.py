@@ -109,6 +109,6 @@ def test_scalars_of_equal_branches_are_not_concatenated(getkey):
 def test_plain_function_as_a_branch_says_how_to_wrap_it():
     model = nn.Parallel([nn.Identity(), jnp.sin])
     with pytest.raises(TypeError, match="unexpected keyword argument 'key'") as error:
-        model(jnp.ones(2))
-    note = "It happened in branch 1 of Parallel. Branches are called with `key=`: wrap a plain"
+        model(jnp.ones(2), key=jr.key(0))
+    note = "It happened in branch 1 of Parallel. Branches are called with `key=` where it is given"
     assert any(each.startswith(note) for each in error.value.__notes__)

@@ -367,3 +367,20 @@ def test_value_of_another_form_than_that_of_the_function_is_an_error():
         message = rf"value is a dict with the keys \['a'\], and value of the {name} is a dict with"
         with pytest.raises(ValueError, match=message):
             jax.grad(jax.jit(lambda x: custom(x)["a"]))(TWO)  # noqa: B023
+
+
+def test_number_of_python_that_is_differentiated_is_perturbed():
+    @filter_custom_vjp
+    def scaled(v, x):
+        return jnp.sin(v) * x
+
+    @scaled.def_fwd
+    def _(perturbed, v, x):
+        return jnp.sin(v) * x, jnp.cos(v) if perturbed else None
+
+    @scaled.def_bwd
+    def _(residuals, cotangent, perturbed, v, x):
+        return cotangent * residuals * x
+
+    found = jax.grad(lambda v: scaled(v, 3.0))(2.0)
+    np.testing.assert_allclose(found, 3 * np.cos(2.0), rtol=1e-6)
