@@ -48,8 +48,8 @@ _PRIVATE = {f"{part}.{name}" for part, names in _MODULES.items() for name in nam
 _NAMES = {
     f"{THEIRS}._ad._ClosureConvert": "_transforms._derivatives._closure_convert.ClosureConverted",
     f"{THEIRS}._custom_types.sentinel": "_missing.MISSING",
-    f"{THEIRS}._enum.EnumerationItem": "_transforms._enumeration._item.EnumerationItem",
-    f"{THEIRS}._enum._EnumerationMeta": "_transforms._enumeration._enumeration.EnumerationMeta",
+    f"{THEIRS}._enum.EnumerationItem": "_transforms._enumeration.EnumerationItem",
+    f"{THEIRS}._enum._EnumerationMeta": "_transforms._enumeration.EnumerationMeta",
     f"{THEIRS}._errors._EquinoxRuntimeError": "_transforms.EquinoxRuntimeError",
     f"{THEIRS}._jit._JitWrapper": "_transforms.JitFunction",
     f"{THEIRS}._misc.default_floating_dtype": "_standing_in.default_floating_dtype",

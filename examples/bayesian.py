@@ -29,15 +29,15 @@ NOISE, LEVEL, HELD_OUT = 0.25, 0.9, 400
 UNKNOWN = dist.HalfNormal(1.0)
 
 
-def wave(x: np.ndarray) -> np.ndarray:
-    return np.sin(2 * x[:, 0]) + 0.3 * x[:, 0]
+def wave(x: Any) -> jax.Array:
+    return jnp.sin(2 * x[:, 0]) + 0.3 * x[:, 0]
 
 
-def points(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def points(count: int, seed: int) -> tuple[jax.Array, jax.Array]:
     """Inputs of shape (count, 1) and targets of shape (count,)."""
     random = np.random.default_rng(seed)
-    x = random.uniform(-3.0, 3.0, (count, 1)).astype(np.float32)
-    return x, wave(x) + NOISE * random.normal(size=count).astype(np.float32)
+    x = jnp.asarray(random.uniform(-3.0, 3.0, (count, 1)), jnp.float32)
+    return x, wave(x) + NOISE * jnp.asarray(random.normal(size=count), jnp.float32)
 
 
 def target_with(noise: Any, width: int) -> bayes.Posterior:
@@ -71,10 +71,10 @@ def look_at_prior(target: bayes.Posterior, key: jax.Array) -> None:
         unknowns = target.sample_prior(key=model_key)
         return jnp.std(target.simulate(unknowns, key=noise_key))
 
-    spread = jax.jit(jax.vmap(wide))(jax.random.split(key, 200))
+    spread = jax.vmap(wide)(jax.random.split(key, 200))
     low, middle, high = jnp.quantile(spread, jnp.array([0.05, 0.5, 0.95]))
     print(f"Before the data: targets spread by {middle:.2f} ({low:.2f} to {high:.2f});", end=" ")
-    print(f"those that were seen, by {np.std(y):.2f}\n")
+    print(f"those that were seen, by {jnp.std(y):.2f}\n")
 
 
 def noise_of(posterior: Any, key: jax.Array) -> str:
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     look_at_prior(target_with(UNKNOWN, options.width), next(keys))
 
     (x, y), calibration = points(HELD_OUT, seed=1), points(HELD_OUT, seed=2)
-    grid = np.linspace(-5.0, 5.0, 200, dtype=np.float32)[:, None]
+    grid = jnp.linspace(-5.0, 5.0, 200)[:, None]
     best = -dist.Normal(wave(x), NOISE).log_prob(y).mean()
     flat = -dist.Normal(y.mean(), y.std()).log_prob(y).mean()
     print(f"{'':26}{'NLL':>8}{'in 90%':>9}{'noise':>8}{'conformal':>12}")

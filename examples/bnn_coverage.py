@@ -13,7 +13,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from eqxlike._cli import _data, _settings
+from eqxlike._cli import _data, _models
 from eqxlike._cli._compare import BAYESIAN, PLAIN, compare
 
 LEAST, MOST = 0.85, 0.95
@@ -22,7 +22,7 @@ LEAST, MOST = 0.85, 0.95
 def metrics(name: _data.Name, seed: int, steps: int | None) -> dict[str, dict[str, float]]:
     """Train and evaluate as the demo does; return the metrics of each model."""
     data = _data.prepare(name, _data.load(name), seed=seed)
-    settings = _settings.settings_for(name, steps=steps, is_quick=False)
+    settings = _models.settings_for(name, steps=steps, is_quick=False)
     evaluations = compare(data, settings, seed=seed, outputs={}).evaluations
     return {model: evaluation.metrics for model, evaluation in evaluations.items()}
 

@@ -9,8 +9,6 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from ._errors import CommandError
-
 TEST_FRACTION = 0.3
 VALIDATION_FRACTION = 0.25
 """The share of the training part by which the plain network and the baselines choose how far to
@@ -144,3 +142,10 @@ def check_finite(name: str, part: Part) -> None:
                 f"the {name} data holds {int(is_bad.sum())} NaN or infinite value(s) in its "
                 f"{label}, the first in {where}"
             )
+
+
+# --- Errors that end a command with one line ---
+
+
+class CommandError(Exception):
+    """The command cannot do what it was asked; its message is one line for the person who asked."""

@@ -10,17 +10,17 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from .._compilation_cache import CompilationCache, cache_compilations
 from .._numbers import whole_number_in
-from . import _data, _pictures, _report, _tables
+from . import _compare, _data, _pictures, _report
 from ._compare import Output, compare
-from ._data import Data
-from ._device import CHOICES, choose_device
+from ._data import CommandError, Data
 from ._dispatch import measure_dispatch
-from ._errors import CommandError
 from ._methods import METHODS
+from ._models import SETTINGS, Settings, settings_for
 from ._page import page_of
-from ._settings import SETTINGS, Settings, settings_for
 
 NEEDED = {
     "blackjax": "blackjax",
@@ -131,8 +131,8 @@ def _run(options: argparse.Namespace) -> int:
         is_interrupted = True
     stopped = "interrupted" if is_interrupted else _how_it_ended(outputs)
     for output in outputs.values():
-        _tables.print_metrics(output)
-    _tables.print_dispatch(outputs)
+        _compare.print_metrics(output)
+    _compare.print_dispatch(outputs)
     contents = _report.report(
         outputs, stopped=stopped, seed=options.seed, is_quick=options.quick, device=device
     )
@@ -177,3 +177,31 @@ def _require_extras() -> None:
 
 def _seed(text: str) -> int:
     return whole_number_in(text, 0, MOST_SEED)
+
+
+# --- The device that the demo runs on ---
+
+
+CHOICES = ("auto", "cpu", "gpu")
+
+
+def choose_device(choice: str) -> str:
+    """Holds JAX to a type of device; returns in words the one it uses.
+
+    A choice of "cpu" must come before JAX starts a backend. "auto" is JAX's own choice: a GPU where
+    it sees one.
+
+    **Raises:** `CommandError` if JAX has no such device.
+    """
+    if choice == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    try:
+        device = jax.devices()[0]
+    except RuntimeError as error:
+        raise CommandError(f"JAX finds no device: {' '.join(str(error).split())}") from None
+    if choice != "auto" and device.platform != choice:
+        raise CommandError(
+            f"argument --device: JAX runs on {device.platform} here, not on {choice}"
+        )
+    kind = device.device_kind
+    return device.platform if kind == device.platform else f"{device.platform} ({kind})"

@@ -13,8 +13,7 @@ import jax.tree_util as jtu
 from .._pytree import combine, filter, is_array, partition
 from .._timing import Call, Measurement, measure
 from ._data import Data
-from ._models import Example, network_outputs
-from ._settings import Settings
+from ._models import Example, Settings, network_outputs
 from ._train import Training
 
 PREDICTED = 32

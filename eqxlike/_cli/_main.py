@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from .._version import __version__
 from . import _demo, _profile
-from ._errors import CommandError
+from ._data import CommandError
 
 INTERRUPTED = 130
 """The exit status that a shell reports for a process that Ctrl-C ended: 128 + SIGINT."""

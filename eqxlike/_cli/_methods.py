@@ -13,8 +13,7 @@ from ..bayes._numpyro import distributions
 from ..nn import BayesianMLP, Dropout, Lambda, Sequential
 from ._data import Data
 from ._evaluate import Evaluation, evaluate_classification, evaluate_regression
-from ._models import sizes_of
-from ._settings import Settings
+from ._models import Settings, sizes_of
 
 NUM_DRAWS = 200
 """Of so many networks a prediction is made, but of an ensemble."""

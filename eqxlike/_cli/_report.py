@@ -12,7 +12,7 @@ from typing import Any
 from .._timing import Column, Measurement, installed_version, machine_info
 from .._version import __version__
 from ._compare import Output
-from ._errors import CommandError
+from ._data import CommandError
 from ._evaluate import Intervals
 from ._train import Training
 

@@ -14,8 +14,7 @@ from .. import train
 from .._transforms import filter_jit
 from ..bayes import negative_elbo
 from ._data import Data, Part
-from ._models import Example, Model, bayesian_model, plain_model
-from ._settings import Settings
+from ._models import Example, Model, Settings, bayesian_model, plain_model
 
 Step = Callable[[train.TrainState, Example], tuple[train.TrainState, Array]]
 

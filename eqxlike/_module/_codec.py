@@ -12,11 +12,17 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .._codegen import compile_function
-from ._cached import read_fields, stored_fields
+from ._cached import (
+    carries_metadata,
+    has_metadata,
+    read_fields,
+    read_metadata,
+    stored_fields,
+    write_metadata,
+)
 from ._class import Codec, Layout
 from ._dataclass import found_in_class
 from ._field import is_static
-from ._metadata import carries_metadata, has_metadata, read_metadata, write_metadata
 
 _new = object.__new__
 

@@ -1,11 +1,22 @@
 """Generated subclasses of Module classes, each of which passes for the class itself."""
 
+import copyreg
+import dataclasses
+import functools
+import inspect
 import threading
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from typing import Any
 
-from ._class import Traits
-from ._module import ModuleMeta
+import jax.tree_util as jtu
+
+from .._pytree import Frozen, is_frozen
+from ._cached import stored_fields
+from ._class import Codec, Traits
+from ._codec import is_incomplete
+from ._field import field
+from ._module import Module, ModuleMeta, Wrapper
 
 
 class _Quiet:
@@ -41,3 +52,236 @@ def derive(cls: Any, body: dict[str, Any], traits: Traits) -> Any:
     # A metaclass that extends ours stays, and is not asked: it may take other arguments.
     metaclass: Any = type(cls)
     return ModuleMeta.__new__(metaclass, cls.__name__, bases, namespace, _traits=traits)
+
+
+# Modules with frozen arrays.
+#
+# Neither an array nor a field says whether the array is trained: the class does. A frozen Module is
+# of a subclass, made here, that puts a `Frozen` node around each frozen array when it is flattened
+# and takes it away when it is unflattened. So its methods find plain arrays in its fields, and
+# `jax.jit` sees arrays, while a walk over the tree sees which of them are frozen.
+
+
+Frozens = tuple[tuple[str, tuple[bool, ...]], ...]
+"""The fields with frozen leaves, each with a flag for every leaf. A Module inside counts as one
+leaf, and so does `None`.
+"""
+
+
+def _is_part(node: Any) -> bool:
+    return node is None or isinstance(node, Module)
+
+
+def freeze_where(tree: Any, mask: Any) -> Any:
+    """`tree` with its arrays frozen where `mask`, of the same structure, is `True`.
+
+    Where `mask` is `False`, arrays are no longer frozen.
+    """
+    if isinstance(tree, Module):
+        return _freeze_module(tree, mask)
+    parts, treedef = jtu.tree_flatten(tree, is_leaf=_is_part)
+    masks = jtu.tree_leaves(mask, is_leaf=_is_part)
+    return treedef.unflatten(
+        [
+            freeze_where(part, part_mask) if isinstance(part, Module) else part
+            for part, part_mask in zip(parts, masks, strict=True)
+        ]
+    )
+
+
+def _freeze_module(module: Module, mask: Module) -> Module:
+    cls: Any = type(module)
+    unfrozen: Any = cls._eqxlike_class.traits.unfrozen or cls
+    codec: Codec = unfrozen._eqxlike_class.codec
+    children, statics = codec.flatten(module)
+    masks, _ = codec.flatten(mask)
+    frozens = []
+    for name, child_mask in zip(codec.dynamic_names, masks, strict=True):
+        flags = tuple(part is True for part in jtu.tree_leaves(child_mask, is_leaf=_is_part))
+        if any(flags):
+            frozens.append((name, flags))
+    new = tuple(freeze_where(child, each) for child, each in zip(children, masks, strict=True))
+    new_cls: Any = _frozen_class(unfrozen, tuple(frozens))
+    return new_cls._eqxlike_class.codec.unflatten(statics, new)
+
+
+def _frozen_class(cls: Any, frozens: Frozens) -> type:
+    """The subclass of `cls` with these leaves frozen; the same one each time."""
+    if not frozens:
+        return cls
+    return derived_class(cls, frozens, lambda: _make_frozen_class(cls, frozens))
+
+
+def frozen_fields(cls: Any) -> tuple[str, ...]:
+    """The fields of a Module class in which arrays are frozen."""
+    flattening = cls._eqxlike_class.traits.flattening
+    is_ours = isinstance(flattening, functools.partial) and flattening.func is _Flattening
+    return tuple(flattening.args[0]) if is_ours else ()
+
+
+def _make_frozen_class(cls: Any, frozens: Frozens) -> type:
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        reduced = super(frozen, self).__reduce_ex__(protocol)
+        if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__:  # pyright: ignore
+            return (_new_frozen, (cls, frozens), *reduced[2:])
+        return reduced
+
+    traits = dataclasses.replace(
+        cls._eqxlike_class.traits,
+        flattening=functools.partial(_Flattening, dict(frozens)),
+        unfrozen=cls,
+    )
+    frozen = derive(cls, {"__reduce_ex__": __reduce_ex__}, traits)
+    return frozen
+
+
+def _new_frozen(cls: type, frozens: Frozens) -> Any:
+    return object.__new__(_frozen_class(cls, frozens))
+
+
+class _Flattening:
+    """The functions by which JAX flattens a frozen Module: its codec's, with `Frozen` nodes."""
+
+    def __init__(self, frozens: dict[str, tuple[bool, ...]], codec: Codec):
+        self.codec = codec
+        self.frozens = frozens
+
+    def flatten(self, module: Any) -> tuple[tuple[Any, ...], Any]:
+        children, statics = self.codec.flatten(module)
+        named = zip(self._names(statics), children, strict=True)
+        return tuple(self._wrap(name, child) for name, child in named), statics
+
+    def flatten_with_keys(self, module: Any) -> tuple[tuple[Any, ...], Any]:
+        children, statics = self.flatten(module)
+        return tuple(zip(map(jtu.GetAttrKey, self._names(statics)), children, strict=True)), statics
+
+    def unflatten(self, statics: Any, children: Any) -> Any:
+        named = zip(self._names(statics), children, strict=True)
+        return self.codec.unflatten(statics, tuple(self._unwrap(*each) for each in named))
+
+    def _names(self, statics: Any) -> tuple[str, ...]:
+        # In the middle of an `__init__` some fields are missing.
+        return statics[0] if is_incomplete(statics) else self.codec.dynamic_names
+
+    def _wrap(self, name: str, child: Any) -> Any:
+        flags = self.frozens.get(name)
+        if flags is None:
+            return child
+        parts, treedef = jtu.tree_flatten(child, is_leaf=_is_part)
+        if len(parts) != len(flags):
+            # Another tree stands there now, as after a map that returns trees.
+            return child
+        return treedef.unflatten(
+            [Frozen(part) if flag else part for flag, part in zip(flags, parts, strict=True)]
+        )
+
+    def _unwrap(self, name: str, child: Any) -> Any:
+        if name not in self.frozens:
+            return child
+        return jtu.tree_map(
+            lambda part: part.value if is_frozen(part) else part,
+            child,
+            is_leaf=lambda node: is_frozen(node) or _is_part(node),
+        )
+
+
+# Modules that report their calls.
+#
+# `observe_calls` copies a tree. In the copy each Module that can be called is of a subclass of its
+# class, made here: the fields and the methods are the same, and `__call__` reports as it begins and
+# as it returns. A static field holds the `Report`, which so goes wherever the Module does: through
+# flattening, into loops and transformations.
+
+
+Report = Callable[
+    [Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Callable[[Any], None]]
+]
+"""A function that is told of a call as it begins: of the Module, the arguments and the keyword
+arguments, which the call may use up. It returns a context in which the call runs. The context gives
+a function, which is called with the output.
+"""
+
+
+def observe_calls(tree: Any, reporter: Callable[[tuple[Any, ...], Module], Report]) -> Any:
+    """A copy of `tree` in which every Module reports its calls.
+
+    `reporter(path, module)` is called once for each Module, outer ones first, and returns its
+    `Report`. A Module that stands at several places counts once, under its first path. A wrapper
+    is not observed: the function inside is, under the path of the wrapper.
+    """
+    observed: dict[int, Any] = {}
+
+    def visit(node: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(node, Wrapper):
+            wrapped = (node.__wrapped__, getattr(node, "__self__", None))
+            return _map_modules(
+                lambda key, part: visit(part, path) if _is_in(part, wrapped) else part, node
+            )
+        if not isinstance(node, Module):
+            return _map_modules(lambda key, part: visit(part, path + key), node)
+        if id(node) not in observed:
+            report = reporter(path, node)
+            rebuilt = _map_modules(lambda key, part: visit(part, path + key), node)
+            observed[id(node)] = _observed(rebuilt, report)
+        return observed[id(node)]
+
+    return visit(tree, ())
+
+
+def _map_modules(function: Callable[[tuple[Any, ...], Module], Any], node: Any) -> Any:
+    """`node` with `function(path, module)` in place of each of the outermost Modules inside it."""
+    parts, treedef = jtu.tree_flatten_with_path(
+        node, is_leaf=lambda part: isinstance(part, Module) and part is not node
+    )
+    return treedef.unflatten(
+        [function(key, part) if isinstance(part, Module) else part for key, part in parts]
+    )
+
+
+def _is_in(node: Any, nodes: tuple[Any, ...]) -> bool:
+    return any(node is each for each in nodes)
+
+
+def _observed(module: Module, report: Report) -> Module:
+    if not callable(module):
+        return module
+    new: Any = object.__new__(_observed_class(type(module)))
+    stored_fields(new).update(stored_fields(module), **{_REPORT: report})
+    return new
+
+
+_REPORT = "_eqxlike_report"
+_OBSERVED = "observed"
+
+
+def _observed_class(cls: Any) -> Any:
+    """The subclass of `cls` that reports its calls: the same one each time."""
+    return derived_class(cls, _OBSERVED, lambda: _make_observed_class(cls))
+
+
+def _make_observed_class(cls: Any) -> type:
+    """The subclass of `cls` that reports its calls."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        report = getattr(self, _REPORT)
+        # An instance that the model makes of its own class, while it runs, has none.
+        if report is None:
+            return super(observed, self).__call__(*args, **kwargs)
+        with report(self, args, kwargs) as returned:
+            output = super(observed, self).__call__(*args, **kwargs)
+            returned(output)
+            return output
+
+    # A container asks whether a layer takes a key.
+    __call__.__signature__ = inspect.signature(cls.__call__)  # pyright: ignore
+    body = {
+        "__annotations__": {_REPORT: Any},
+        "__call__": __call__,
+        _REPORT: field(static=True, default=None),
+    }
+    traits = cls._eqxlike_class.traits
+    if traits.unfrozen is not None:
+        # What the model freezes or unfreezes as it is called is observed too.
+        traits = dataclasses.replace(traits, unfrozen=_observed_class(traits.unfrozen))
+    observed = derive(cls, body, traits)
+    return observed

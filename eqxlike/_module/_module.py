@@ -1,29 +1,43 @@
 """The Module: a frozen dataclass that is a pytree."""
 
 import abc
+import copy
 import dataclasses
 import functools
 import inspect
 import reprlib
 import types
+import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, dataclass_transform
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, dataclass_transform
 
+import jax
 import jax.tree_util as jtu
 
+from .._codegen import replace_body
+from .._compat import PjitFunction
+from .._dtypes import explain_key
 from .._pytree import tree_equal, tree_pformat
 from .._traceback import hide_our_frames
-from ._abstract import abstract_names, explain_abstract
-from ._cached import INITIALISING, CachesPartition, Field, drop_cached, set_cached, stored_fields
-from ._carried import take_up
-from ._checks import check_all_set, check_values, explain_init, warn_of_post_init
+from ._abstract import abstract_names, check_strict, explain_abstract, read_strict
+from ._cached import (
+    INITIALISING,
+    METADATA,
+    CachesPartition,
+    Field,
+    drop_cached,
+    is_found_by_name,
+    make_metadata,
+    set_cached,
+    shown_by,
+    stored_fields,
+    write_metadata,
+)
 from ._class import RECORD, CarriedClass, ClassRecord, Traits, own_record
-from ._codec import make_codec
+from ._codec import generate_codec, make_codec
 from ._dataclass import amend, found_in_class, make_dataclass
-from ._field import converter_of, field
-from ._metadata import METADATA, is_found_by_name
+from ._field import check_static, converter_of, field
 from ._naming import LayerCall
-from ._strict import check_strict, read_strict
 
 
 # With `frozen_default=True` a type checker would refuse the assignments of a custom `__init__`.
@@ -360,3 +374,253 @@ def _bind_static(function: Any, instance: Any) -> Any:
         # This leaves out the metaclass's checks, which are for what users write.
         return BoundMethod._eqxlike_class.codec.unflatten((function,), (instance,))
     return types.MethodType(function, instance)
+
+
+# --- Checks of a new Module, and of a class, for known mistakes ---
+
+
+def check_all_set(module: Any) -> None:
+    """Raises `TypeError` if a field was not set."""
+    record: ClassRecord = type(module)._eqxlike_class
+    codec = record.codec
+    fields = stored_fields(module)
+    missing = [
+        name
+        for name in (*codec.dynamic_names, *codec.static_names)
+        if name not in fields and not hasattr(module, name)
+    ]
+    if missing:
+        names = ", ".join(map(repr, missing))
+        plural = "s" if len(missing) > 1 else ""
+        raise TypeError(
+            f"Field{plural} {names} of {type(module).__name__} not initialized by `__init__`."
+        )
+
+
+def check_values(module: Any) -> None:
+    """Raises for a value that a field should not have; warns of one that is likely a slip."""
+    cls = type(module)
+    record: ClassRecord = cls._eqxlike_class
+    codec = record.codec
+    for name in codec.static_names:
+        check_static(cls, name, getattr(module, name))
+    for name in (*codec.dynamic_names, *codec.static_names):
+        value = getattr(module, name)
+        if callable(value):
+            _refuse_own_method(module, name, value)
+            hides_arrays = _hides_arrays(value)
+        elif type(value) in _CONTAINERS:
+            elements = value.values() if type(value) is dict else value
+            hides_arrays = any(callable(each) and _hides_arrays(each) for each in elements)
+        else:
+            continue
+        if hides_arrays:
+            warnings.warn(
+                f"{cls.__name__}.{name} was given a JAX-transformed callable around a Module. Its "
+                "arrays are out of sight there: they are no leaves, and become constants. Apply "
+                "`eqxlike.filter_jit` and its kin, or transform where it is called.",
+                stacklevel=3,
+            )
+
+
+_CONTAINERS = frozenset({list, tuple, dict})
+
+
+def _refuse_own_method(module: Any, name: str, value: Any) -> None:
+    if hasattr(type(value), RECORD) and getattr(value, "__self__", None) is module:
+        raise ValueError(
+            f"{type(module).__name__}.{name} was given a method of the same instance in "
+            "`__init__`. The method would hold its own copy of the instance, which later updates "
+            f"leave behind. Write a method named {name!r} that calls "
+            f"`self.{value.__name__}(...)` instead."
+        )
+
+
+def _hides_arrays(value: Any) -> bool:
+    # `jax.vmap` and `jax.grad` return functions, `jax.jit` and custom rules objects of their own.
+    if not (inspect.isfunction(value) or isinstance(value, _TRANSFORMED)):
+        return False
+    wrapped = getattr(value, "__wrapped__", None)
+    return hasattr(type(wrapped), RECORD) and bool(jax.tree_util.tree_leaves(wrapped))
+
+
+_TRANSFORMED = (PjitFunction, jax.custom_jvp, jax.custom_vjp)
+
+
+def explain_init(cls: type, error: TypeError, args: Any, kwargs: Any) -> None:
+    """Raises a clearer `TypeError` if `error`, of an `__init__`, is about its argument `key`."""
+    if "PRNG key" not in str(error):
+        return
+    bound = inspect.signature(cls).bind(*args, **kwargs)
+    bound.apply_defaults()
+    if "key" in bound.arguments:
+        explain_key(error, bound.arguments["key"], cls.__name__)
+
+
+def warn_of_post_init(cls: type) -> None:
+    """Warns that nothing calls the `__post_init__` of `cls`, which has an `__init__` of its own."""
+    warnings.warn(
+        f"{cls.__module__}.{cls.__qualname__} has both an `__init__` method and a `__post_init__` "
+        "method. Only the `__init__` that a dataclass generates calls `__post_init__`: this one "
+        "will not be called.",
+        stacklevel=3,
+    )
+
+
+# Module classes that are pickled by value, as cloudpickle pickles those of `__main__`.
+#
+# Where it is loaded, such a class is made empty first, with its name and bases, and then each of
+# its attributes is set. By then the metaclass has generated code for a class without fields, and
+# JAX knows that code. So among the attributes is a `CarriedClass`, the record of the class as it
+# was; when it is set, the new class becomes what it says.
+
+
+def take_up(cls: Any, carried: CarriedClass) -> None:
+    """Gives a class that was made empty the fields, the codec and the record that were carried."""
+    for each in carried.fields.values():
+        _mend_missing(each)
+    # The setter of the metaclass would let the inherited fields, and what is abstract above, stay.
+    type.__setattr__(cls, "__dataclass_fields__", carried.fields)
+    type.__setattr__(cls, "__abstractmethods__", carried.abstract)
+    record: ClassRecord = cls._eqxlike_class
+    record.makes_init = carried.makes_init
+    record.is_forced = carried.is_forced
+    record.is_strict = carried.is_strict
+    record.traits = carried.traits
+    record.defaults = carried.defaults
+    record.converters = carried.converters
+    codec = generate_codec(cls, carried.layout, carried.traits.complete)
+    # JAX keeps the functions with which a class was registered: these have to be the new ones.
+    functions = {
+        name: replace_body(getattr(record.codec, name), getattr(codec, name))
+        for name in ("flatten", "flatten_with_keys", "unflatten")
+    }
+    record.codec = dataclasses.replace(codec, **functions)
+
+
+def _mend_missing(field: dataclasses.Field) -> None:
+    """Pickled by value, the mark of what a field lacks is another object."""
+    for name in ("default", "default_factory"):
+        if isinstance(getattr(field, name), type(dataclasses.MISSING)):
+            setattr(field, name, dataclasses.MISSING)
+
+
+# --- `functools.partial` as a Module ---
+
+
+_Return = TypeVar("_Return")
+
+
+class Partial(Module, Generic[_Return]):
+    """A `functools.partial` that is a pytree: function and arguments are its children.
+
+    So it may be passed to a transformation, which sees the arrays among the arguments, and those
+    of `func` if that is a Module. `jax.tree_util.Partial` has only the arguments as children, and
+    hides what `func` holds.
+
+    **Arguments:**
+
+    - `func`: any callable.
+    - `*args`, `**kwargs`: passed to `func` in front of the arguments of each call. A keyword of a
+      call replaces one given here.
+
+    Its fields are `func`, `args` (a tuple) and `keywords` (a dict).
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> def affine(scale, x, *, shift):
+        ...     return scale * x + shift
+        >>> double = eqx.Partial(affine, jnp.array(2.0), shift=1.0)
+        >>> double
+        Partial(func=<function affine>, args=(weak_f32[],), keywords={'shift': 1.0})
+        >>> print(double(3.0), double(3.0, shift=0.0))
+        7.0 6.0
+        >>> jax.tree.leaves(double)[1:]
+        [Array(2., dtype=float32, weak_type=True), 1.0]
+    """
+
+    func: Callable[..., _Return]
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def __init__(self, func: Callable[..., _Return], /, *args: Any, **kwargs: Any):
+        self.func = func
+        self.args = args
+        self.keywords = kwargs
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> _Return:
+        try:
+            return self.func(*self.args, *args, **{**self.keywords, **kwargs})
+        except Exception as error:
+            hide_our_frames(error)
+            raise
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        try:
+            return inspect.signature(functools.partial(self.func, *self.args, **self.keywords))
+        except (TypeError, ValueError):
+            # Some functions written in C have no signature.
+            return inspect.signature(self.__call__)
+
+
+# --- `functools.update_wrapper` for Modules ---
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def module_update_wrapper(
+    wrapper: Module, wrapped: Callable[_P, _T] | None = None
+) -> Callable[_P, _T]:
+    """A copy of a Module that shows the name and documentation of the callable that it wraps.
+
+    **Arguments:**
+
+    - `wrapper`: an instance of a class with a property `__wrapped__`, which returns what it wraps.
+    - `wrapped`: the callable whose metadata to show; `wrapper.__wrapped__` if left out.
+
+    **Returns:** a copy of `wrapper` with the `__module__`, `__name__`, `__qualname__`, `__doc__`
+    and `__annotations__` of `wrapped`, as far as it has them. They are no leaves, and stay when the
+    copy is mapped over or passes through a transformation.
+
+    **Raises:** `ValueError` if the class of `wrapper` has no property `__wrapped__`.
+
+    !!! example
+
+        >>> import eqxlike as eqx
+        >>> from collections.abc import Callable
+        >>> class Twice(eqx.Module):
+        ...     function: Callable
+        ...     def __call__(self, x):
+        ...         return self.function(self.function(x))
+        ...     @property
+        ...     def __wrapped__(self):
+        ...         return self.function
+        >>> def increment(x):
+        ...     return x + 1
+        >>> twice = eqx.module_update_wrapper(Twice(increment))
+        >>> twice.__name__, twice(3)
+        ('increment', 5)
+    """
+    cls: Any = type(wrapper)
+    if not isinstance(getattr(cls, "__wrapped__", None), property):
+        raise ValueError(
+            f"`module_update_wrapper` expects a Module whose class has a property `__wrapped__`, "
+            f"which returns what it wraps; {cls.__name__} has none. Write\n"
+            "    @property\n"
+            "    def __wrapped__(self):\n"
+            "        return self.<field>"
+        )
+    described: Any = wrapper.__wrapped__ if wrapped is None else wrapped  # pyright: ignore
+    copied: Any = copy.copy(wrapper)
+    # A property of the class has the first word, and would hide what is put here.
+    shown = {
+        name: value
+        for name, value in shown_by(described).items()
+        if not hasattr(found_in_class(cls, name), "__set__")
+    }
+    write_metadata(make_metadata(shown), stored_fields(copied))
+    return copied

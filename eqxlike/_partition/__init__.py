@@ -14,10 +14,10 @@ from ._node_types import StaticLeaf as StaticLeaf
 from ._node_types import TupleNode as TupleNode
 from ._node_types import are_concrete_arrays as are_concrete_arrays
 from ._node_types import concrete_array_types as concrete_array_types
-from ._same import find_static_difference as find_static_difference
-from ._same import is_same_static as is_same_static
 from ._split import UNTRACED as UNTRACED
 from ._split import Rest as Rest
+from ._split import find_static_difference as find_static_difference
+from ._split import is_same_static as is_same_static
 from ._split import split as split
 from ._split import split_leaves as split_leaves
 from ._static_key import ATOMS as ATOMS

@@ -1,6 +1,8 @@
 """Where the time of a run goes."""
 
 from ._functions import FunctionTimes as FunctionTimes
+from ._functions import Split as Split
+from ._functions import split as split
 from ._profile import Profile as Profile
 from ._profile import profile as profile
 from ._samples import JAX as JAX
@@ -15,5 +17,3 @@ from ._samples import sample as sample
 from ._samples import self_times as self_times
 from ._samples import shares as shares
 from ._samples import write as write
-from ._split import Split as Split
-from ._split import split as split

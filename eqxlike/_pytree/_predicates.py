@@ -1,10 +1,16 @@
 """Predicates over leaves: what is an array, and what is as good as one."""
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
+from jaxtyping import PyTree
+
+from .._compat import Tracer
 
 
 def is_array(element: Any) -> bool:
@@ -51,3 +57,144 @@ def is_inexact_array_like(element: Any) -> bool:
     if not is_array(element) and _has_jax_array(element):
         element = element.__jax_array__()
     return is_inexact_array(element) or isinstance(element, float | complex)
+
+
+# --- Arrays that are not to be trained: a node around each, that filters and gradients see ---
+
+
+class Frozen:
+    """Stands in a tree around what is frozen; a pytree of that one child."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+class _InFrozen:
+    """The key from a `Frozen` to its child: nothing, so that paths are those of the user's tree."""
+
+    def __str__(self) -> str:
+        return ""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _InFrozen
+
+    def __hash__(self) -> int:
+        return 0
+
+
+jtu.register_pytree_with_keys(
+    Frozen,
+    lambda node: (((_InFrozen(), node.value),), None),
+    lambda _, children: Frozen(*children),
+    lambda node: ((node.value,), None),
+)
+
+
+def is_frozen(node: Any) -> bool:
+    return type(node) is Frozen
+
+
+def past_marks(is_leaf: Callable[[Any], bool] | None) -> Callable[[Any], bool] | None:
+    """`is_leaf`, but never asked of a `Frozen`, which is no node of the user's tree."""
+    return None if is_leaf is None else lambda node: not is_frozen(node) and is_leaf(node)
+
+
+def flag_frozen(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> list[bool]:
+    """A flag for each leaf of `tree`: whether it is frozen."""
+
+    def is_end(node: Any) -> bool:
+        return is_frozen(node) or (is_leaf is not None and is_leaf(node))
+
+    nodes = jtu.tree_leaves(tree, is_leaf=is_frozen if is_leaf is None else is_end)
+    if Frozen not in set(map(type, nodes)):
+        return [False] * len(nodes)
+    flags: list[bool] = []
+    for node in nodes:
+        num_leaves = len(jtu.tree_leaves(node, is_leaf=is_leaf)) if is_frozen(node) else 1
+        flags += [is_frozen(node)] * num_leaves
+    return flags
+
+
+def frozen_mask(tree: PyTree) -> PyTree[bool] | None:
+    """A tree like `tree` that has `True` where it is frozen; `None` if nothing is."""
+    flags = flag_frozen(tree)
+    return jtu.tree_structure(tree).unflatten(flags) if any(flags) else None
+
+
+# --- Mutable arrays, `jax.Ref`: no arrays to filters, and traced like arrays ---
+
+
+def is_traced_reference(element: Any) -> bool:
+    """`True` for a `jax.Ref` as a function finds it that is traced."""
+    # In this order: to ask whether something is a `jax.Ref` takes JAX a microsecond.
+    return isinstance(element, Tracer) and not is_array(element) and isinstance(element, jax.Ref)
+
+
+def is_reference(element: Any) -> bool:
+    """`True` for a `jax.Ref`.
+
+    >>> import jax.numpy as jnp
+    >>> is_reference(jax.new_ref(jnp.ones(2))), is_reference(jnp.ones(2))
+    (True, False)
+    """
+    return type(element) is jax.Ref or is_traced_reference(element)
+
+
+def is_array_or_traced_reference(element: Any) -> bool:
+    """`True` for what must come out of a traced function as an output, and in no other way."""
+    return is_array(element) or is_traced_reference(element)
+
+
+# --- Arrays that no call takes: those that were donated to one, and those of no numbers ---
+
+
+_MOST_PATHS = 8
+"""At most this many paths are listed."""
+
+
+def deleted_paths(tree: PyTree, name: str = "") -> list[str]:
+    """The paths of the deleted arrays in `tree`, which a message calls `name`."""
+    return [
+        f"{name}{jtu.keystr(path)}"
+        for path, leaf in jtu.tree_leaves_with_path(tree)
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
+    ]
+
+
+def paths_without_numbers(tree: PyTree, name: str = "") -> list[str]:
+    """The paths of NumPy's arrays of strings, objects or dates in `tree`, each with its dtype."""
+    return [
+        f"{name}{jtu.keystr(path)} ({leaf.dtype})"
+        for path, leaf in jtu.tree_leaves_with_path(tree)
+        # JAX's own float types are of kind "V".
+        if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "OSUMm"
+    ]
+
+
+def listed(paths: list[str]) -> str:
+    """The first of `paths`, and how many more there are."""
+    more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
+    return ", ".join(paths[:_MOST_PATHS]) + more
+
+
+# --- Patterns for the paths of arrays in a tree ---
+
+
+Which = str | Callable[[str, jax.ShapeDtypeStruct], bool]
+"""A pattern such as `layers[*].weight`, or a function of path and leaf that returns a bool."""
+
+
+def path_matches(which: Which, path: str, leaf: jax.ShapeDtypeStruct) -> bool:
+    """Whether the array at a path is one of those that a pattern means.
+
+    `*` stands for a name or an index, `**` for anything.
+    """
+    return bool(which(path, leaf) if callable(which) else _regex(which).fullmatch(path))
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    parts = re.split(r"(\*\*|\*)", pattern)
+    meanings = {"**": ".*", "*": r"[^.\[\]]*"}
+    return re.compile("".join(meanings.get(part, re.escape(part)) for part in parts))

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._missing import MISSING
-from ._levels import walk
+from ._difference import walk
 
 Tree = TypeVar("Tree", bound=Any)
 

@@ -7,10 +7,12 @@ methods in the body of a class and may override methods, and objects do neither.
 
 from collections.abc import Hashable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar
 
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
+
+from .._module import Wrapper, bind
 
 Params = ParamSpec("Params")
 Output = TypeVar("Output")
@@ -61,3 +63,61 @@ class GradOptions(TypedDict, total=False):
     holomorphic: bool
     allow_int: bool
     reduce_axes: Sequence[Hashable]
+
+
+# --- The common parts of transformed functions ---
+
+
+class TransformedFunction(Wrapper):
+    """The base of transformed functions, which are pytrees with the function inside.
+
+    It shows the metadata of the function, and in the body of a class it becomes a method.
+    """
+
+    _function: Any
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._function
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else bind(self, instance)  # pyright: ignore
+
+
+class Call(NamedTuple):
+    """The arguments of a call as one tree, with the paths that users know."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def check_callable(fun: Any, transform: str) -> None:
+    """Raises `TypeError` unless `fun` can be called."""
+    if not callable(fun):
+        raise TypeError(f"{fun!r} is not a callable object: `{transform}` expects a function.")
+
+
+def differentiated_and_others(args: tuple[Any, ...], transform: str) -> tuple[Any, tuple[Any, ...]]:
+    """The first argument and the others; `TypeError` if there is none."""
+    if not args:
+        raise TypeError(
+            f"Functions wrapped with `eqxlike.{transform}` must have their first argument passed "
+            "by position, not keyword. (This is the argument that is differentiated.)"
+        )
+    return args[0], args[1:]
+
+
+def value_and_aux(output: Any, has_aux: bool, function: Any) -> tuple[Any, Any]:
+    """The output of `function`, split into the value to differentiate and the auxiliary output."""
+    if not has_aux:
+        return output, None
+    name = getattr(function, "__name__", "the function")
+    return pair(output, f"With `has_aux=True`, {name} must return a pair (value, aux)")
+
+
+def pair(returned: Any, expectation: str) -> tuple[Any, Any]:
+    """`returned` if it is a pair; else `TypeError`, whose message begins with `expectation`."""
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        raise TypeError(f"{expectation}; it returned an object of type {type(returned).__name__}.")
+    first, second = returned
+    return first, second

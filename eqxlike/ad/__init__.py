@@ -6,8 +6,8 @@ from ._compare import ComparisonRow as ComparisonRow
 from ._compare import compare as compare
 from ._differentiate_with import Differentiated as Differentiated
 from ._differentiate_with import differentiate_with as differentiate_with
-from ._into import gradient_buffers as gradient_buffers
-from ._into import value_and_grad_into as value_and_grad_into
+from ._differentiate_with import gradient_buffers as gradient_buffers
+from ._differentiate_with import value_and_grad_into as value_and_grad_into
 from ._jacobian import hessian as hessian
 from ._jacobian import jacobian as jacobian
 from ._modes import Auto as Auto

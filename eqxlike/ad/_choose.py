@@ -11,11 +11,16 @@ from jaxtyping import PyTree
 from .._numbers import positive_number, whole_number
 from .._pytree import is_array
 from .._transforms import filter_jit
-from ._compare._named_modes import CHUNK, Modes, named_modes
 from ._compare._reference import NoReference
-from ._compare._subject import checked_subject, refuse_tracers, with_arrays_as_leaves
-from ._compare._trial import Entrant, Trial, trial_of
-from ._compare._verdict import all_agree
+from ._compare._subject import (
+    CHUNK,
+    Modes,
+    checked_subject,
+    named_modes,
+    refuse_tracers,
+    with_arrays_as_leaves,
+)
+from ._compare._trial import Entrant, Trial, all_agree, trial_of
 from ._measuring import Call, Times, time_beside
 from ._modes import Checkpointed, FiniteDifference, Forward, Mode, Reverse
 

@@ -1,18 +1,23 @@
 """One part of a model differentiated in one way, and the rest in another."""
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
+from .._partition import split
+from .._pytree import find_difference, is_inexact_array, same_shape_and_dtype
+from .._transforms import filter_jit, filter_value_and_grad
 from .._transforms._derivatives._by_mode import check_mode
-from .._transforms._derivatives._flat_call import FlatCall
-from .._transforms._signatures import Output, Params
-from .._transforms._wrapping import TransformedFunction, check_callable
-from ._modes import Mode
-from ._modes._rules import differentiated_by
+from .._transforms._derivatives._checkpoint import FlatCall
+from .._transforms._signatures import Output, Params, TransformedFunction, check_callable
+from ._modes import Mode, Reverse
+from ._modes._mode import differentiated_by
 
 
 class Differentiated(TransformedFunction):
@@ -69,3 +74,102 @@ def differentiate_with(function: Callable[Params, Output], mode: Mode) -> Callab
     check_callable(function, "ad.differentiate_with")
     check_mode(mode, "ad.differentiate_with")
     return Differentiated(function, mode)
+
+
+# --- Gradients that are written over those of the step before ---
+
+
+def gradient_buffers(x: PyTree) -> PyTree:
+    """Zeros in the structure of a gradient by `x`, for the first call of `value_and_grad_into`.
+
+    **Returns:** a tree of the structure of `x`, with an array of zeros beside each floating-point
+    or complex array, and `None` beside everything else, and beside what is frozen.
+
+    !!! example
+
+        >>> import jax.numpy as jnp
+        >>> from eqxlike import ad
+        >>> print(ad.gradient_buffers({"scale": jnp.array([3.0]), "power": 2}))
+        {'power': None, 'scale': Array([0.], dtype=float32)}
+    """
+    arrays, rest = split(x, is_inexact_array)
+    return rest.merge_into(None, [jnp.zeros(each.shape, each.dtype) for each in arrays])
+
+
+def value_and_grad_into(
+    fun: Callable[..., Any],
+    *,
+    has_aux: bool = False,
+    mode: Mode | None = None,
+    donate: str | Iterable[str] = (),
+) -> Callable[..., Any]:
+    """A compiled gradient that is written over the buffers of an earlier one.
+
+    A loop that asks for a gradient again and again then allocates none. `filter_jit` of a whole
+    training step, with the model and the optimiser's state donated, does as much for a step; this
+    is for gradients that leave the compiled function: those of an optimiser in NumPy, of a sampler,
+    or of one that sums the gradients of several batches.
+
+    **Arguments:**
+
+    - `fun`: a function from any arguments to a real floating-point scalar.
+    - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree.
+    - `mode`: how to differentiate, one of those in `eqxlike.ad`; `None` is JAX's reverse mode.
+    - `donate`: names of parameters of `fun`, whose buffers may be overwritten too.
+
+    **Returns:** a function `into(buffers, *args, **kwargs)` that returns what
+    `filter_value_and_grad(fun)(*args, **kwargs)` does. `buffers` is the gradient that an earlier
+    call returned, or `ad.gradient_buffers` of the first argument. It is gone after the call. What
+    XLA has reused is `into.lower(...).compile().memory_analysis().alias_size_in_bytes`.
+
+    **Raises:** `ValueError` if `donate` names no parameter of `fun`; when called, `ValueError` that
+    names the path if `buffers` has not the structure, shapes and dtypes of the gradient.
+
+    !!! example
+
+        >>> import jax.numpy as jnp
+        >>> from eqxlike import ad
+        >>> into = ad.value_and_grad_into(lambda x: jnp.sum(x**2))
+        >>> x = jnp.arange(3.0)
+        >>> gradient = ad.gradient_buffers(x)
+        >>> for _ in range(10):
+        ...     value, gradient = into(gradient, x)
+        ...     x = x - 0.1 * gradient
+        >>> print(bool(jnp.allclose(gradient, 2 * 0.8**9 * jnp.arange(3.0))))
+        True
+    """
+    check_callable(fun, "ad.value_and_grad_into")
+    if mode is not None:
+        check_mode(mode, "ad.value_and_grad_into")
+    # By name, since a mode says more of a value that is no scalar.
+    mode = Reverse() if mode is None else mode
+    value_and_grad = filter_value_and_grad(fun, has_aux=has_aux, mode=mode)
+
+    @functools.wraps(fun, updated=())
+    def into(buffers: PyTree, /, *args: Any, **kwargs: Any) -> Any:
+        value, gradient = value_and_grad(*args, **kwargs)
+        if difference := find_difference(gradient, buffers, same_shape_and_dtype):
+            raise ValueError(
+                "The buffers must have the structure, shapes and dtypes of the gradient, as "
+                "`ad.gradient_buffers` of the first argument has: "
+                f"{difference.explain('gradient', 'buffers')}."
+            )
+        return value, gradient
+
+    first = inspect.Parameter("buffers", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = inspect.signature(fun).parameters
+    if "buffers" in parameters:
+        raise ValueError(
+            "`ad.value_and_grad_into` passes the old gradient as `buffers`: give that parameter of "
+            f"{into.__name__} another name."
+        )
+    into.__signature__ = inspect.Signature([first, *parameters.values()])  # pyright: ignore
+    names = (donate,) if isinstance(donate, str) else tuple(donate)
+    if unknown := [name for name in names if name not in parameters]:
+        raise ValueError(
+            "`ad.value_and_grad_into(..., donate=...)` expects names of parameters of the "
+            f"function. {into.__name__} has no parameter named {unknown[0]!r}; it has "
+            f"{', '.join(map(repr, parameters))}."
+        )
+    # JAX leaves out an argument that is not used, and with it its buffers.
+    return filter_jit(into, donate=("buffers", *names), keep_unused=True)

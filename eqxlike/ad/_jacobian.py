@@ -10,11 +10,9 @@ from jaxtyping import Array, PyTree
 
 from .._module import Module, field
 from .._pytree import describe_node
-from .._transforms._derivatives._advice import advised
 from .._transforms._derivatives._by_mode import check_mode
-from .._transforms._derivatives._jacobian import JacobianFunction
-from .._transforms._signatures import Params
-from .._transforms._wrapping import check_callable
+from .._transforms._derivatives._grad import JacobianFunction, advised
+from .._transforms._signatures import Params, check_callable
 from ._modes import Auto, Forward, Mode, Reverse
 
 Arrays = list[Array]

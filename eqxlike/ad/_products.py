@@ -11,10 +11,10 @@ from .._module import Module, field
 from .._partition import UNTRACED, Rest, split
 from .._pytree import is_array_or_traced_reference, is_inexact_array
 from .._transforms import filter_grad
-from .._transforms._derivatives._advice import advised
+from .._transforms._derivatives._grad import advised
+from .._transforms._derivatives._products import Pullback
 from .._transforms._derivatives._tangents import full_tangents
-from .._transforms._derivatives._vjp import Pullback
-from .._transforms._wrapping import check_callable, value_and_aux
+from .._transforms._signatures import check_callable, value_and_aux
 from ._modes import Reverse
 
 Arrays = list[Array]

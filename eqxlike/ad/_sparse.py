@@ -16,8 +16,7 @@ from .._compat import Tracer
 from .._partition import split
 from .._pytree import is_inexact_array
 from .._transforms._derivatives._by_mode import checked_value
-from .._transforms._signatures import Params
-from .._transforms._wrapping import check_callable, value_and_aux
+from .._transforms._signatures import Params, check_callable, value_and_aux
 
 _Kind = Literal["jacobian", "hessian"]
 

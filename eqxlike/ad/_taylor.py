@@ -13,7 +13,7 @@ from .._numbers import whole_number
 from .._partition import UNTRACED, Rest, split
 from .._pytree import is_inexact_array
 from .._transforms._derivatives._tangents import full_tangents
-from .._transforms._wrapping import check_callable, value_and_aux
+from .._transforms._signatures import check_callable, value_and_aux
 from ._equations import equations_in
 
 Arrays = list[Array]

@@ -40,7 +40,7 @@ from ._mixtures import CategoricalMixture as CategoricalMixture
 from ._mixtures import Mixture as Mixture
 from ._posterior import Posterior as Posterior
 from ._predict import predict as predict
-from ._predictive import predict_samples as predict_samples
+from ._predict import predict_samples as predict_samples
 from ._priors import Prior as Prior
 from ._priors import horseshoe as horseshoe
 from ._priors import normal as normal

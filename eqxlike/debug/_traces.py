@@ -1,16 +1,100 @@
 """Counts of the traces of a function, and an error when there are too many."""
 
 import collections
+import contextlib
+import dataclasses
 import functools
+import inspect
 import threading
 import types
 import weakref
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Literal, ParamSpec, TypeVar, overload
+
+import jax
+import jax.tree_util as jtu
 
 from .._missing import MISSING
-from .._module import Wrapper, bind, field
-from ._call import Call, describe_call, describe_changes
+from .._module import BoundMethod, Module, Wrapper, bind, field
+from .._pytree import flatten_one_level_with_keys, is_array, tree_pformat
+from .._traceback import is_of_user
+from .._transforms import History, Trace, check_on_retrace, compared_with, listening, react
+from .._transforms import RetraceError as RetraceError
+from .._transforms import RetraceWarning as RetraceWarning
+from .._transforms import TraceDifference as TraceDifference
+
+# A call as a traced function sees it, in text: a change in it has the function traced anew.
+
+
+Call = dict[str, str]
+"""A text for the path of each node, leaf and static field in the arguments."""
+
+_LONGEST = 200
+"""At most this many characters of a value are shown."""
+
+_TOLD_BY_CHILDREN = (Module, dict, list, tuple, type(None))
+"""Nodes of these types hold nothing that is not told by their children and static fields."""
+
+
+def describe_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """The arguments under the names of their parameters, and what `fn` itself holds as `self`."""
+    own = fn.__self__ if isinstance(fn, BoundMethod) else fn
+    described = {} if jtu.all_leaves([own]) else dict(_describe("self", own))
+    for name, value in _named(fn, args, kwargs).items():
+        described.update(_describe(name, value))
+    return described
+
+
+def describe_changes(before: Call, after: Call) -> list[str]:
+    """A line for each path where the two differ."""
+    return [
+        f"{path}: {before.get(path, 'absent')} then {after.get(path, 'absent')}"
+        for path in {**before, **after}
+        if before.get(path) != after.get(path)
+    ]
+
+
+def _named(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return inspect.signature(fn).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        # No signature, or a call that does not fit it, of which Python will say so.
+        return {"args": args, "kwargs": kwargs}
+
+
+def _describe(path: str, node: Any) -> Iterator[tuple[str, str]]:
+    if jtu.all_leaves([node]):
+        yield path, _describe_leaf(node)
+        return
+    children, treedef = flatten_one_level_with_keys(node)
+    yield path, _describe_node(node, treedef)
+    if isinstance(node, Module):
+        for each in dataclasses.fields(node):
+            if each.metadata.get("static", False):
+                yield f"{path}.{each.name}", _shorten(repr(getattr(node, each.name)))
+    for key, child in children:
+        yield from _describe(path + jtu.keystr((key,)), child)
+
+
+def _describe_node(node: Any, treedef: Any) -> str:
+    type_name = "None" if node is None else type(node).__name__
+    if isinstance(node, _TOLD_BY_CHILDREN):
+        return type_name
+    _, static = treedef.node_data()
+    return f"{type_name} with {_shorten(repr(static))}"
+
+
+def _describe_leaf(leaf: Any) -> str:
+    if not is_array(leaf):
+        return _shorten(repr(leaf))
+    text = tree_pformat(leaf)
+    partitioned = [axis for axis in jax.typeof(leaf).sharding.spec if axis is not None]
+    return f"{text} sharded over {', '.join(map(str, partitioned))}" if partitioned else text
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+
 
 Params = ParamSpec("Params")
 Output = TypeVar("Output")
@@ -182,3 +266,72 @@ def get_num_traces(fn: Any) -> int:
     with _lock:
         history = _histories.get(inner.tag)
         return 0 if history is None else history.num_traces
+
+
+# --- Says of every trace in a block why there was another ---
+
+
+_MOST_TRACES = 1000
+"""At most this many traces are in the list, the latest."""
+
+
+@contextlib.contextmanager
+def explain_retraces(
+    on_retrace: Literal["warn", "error"] | Callable[[Trace], Any] = print,
+) -> Iterator[list[Trace]]:
+    """A block in which each function of `filter_jit` says why it is traced and compiled again.
+
+    Every trace after the first of a function is told, also where the first came before the block.
+    So is the first trace of a function that is defined by the same lines as another one that was
+    traced in the block: `filter_jit(lambda x: ...)` in a loop compiles in each turn.
+
+    The block is one for all threads. Calls that trace nothing cost what they always do.
+
+    **Arguments:**
+
+    - `on_retrace`: a function that is called with each such trace, `print` if left out; `"warn"` to
+      warn, with the line of the call; `"error"` to raise.
+
+    **Returns:** a context manager, which gives the list of these traces, the latest 1000 of them.
+
+    **Raises:** `ValueError` if `on_retrace` is none of these; in the block, `RetraceError` from the
+    call that traces again, with `"error"`.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> @eqx.filter_jit
+        ... def mean(batch):
+        ...     return batch["x"].mean()
+        >>> with eqx.debug.explain_retraces() as retraces:
+        ...     for size in (32, 32, 8):
+        ...         _ = mean({"x": jnp.ones((size, 3))})
+        `mean` (...) is traced and compiled again (trace 2). What differs from trace 1:
+          batch['x']: shape (32, 3) -> (8, 3)
+        A shape is part of a compiled function. ...
+        >>> retraces[0].differences[0].path
+        "batch['x']"
+    """
+    check_on_retrace(on_retrace, "explain_retraces")
+    retraces: list[Trace] = []
+    # The latest trace of the functions from the same lines, and which of these it was.
+    last: dict[Hashable, tuple[Trace, int]] = {}
+
+    def listen(trace: Trace, history: History) -> None:
+        told = trace if trace.number > 1 else None
+        # What this package defines it makes anew for each function that it is given.
+        if history.code is not None and is_of_user(history.code.co_filename):
+            if told is None and history.definition in last:
+                earlier, serial = last[history.definition]
+                told = compared_with(trace, earlier, is_same_function=serial == history.serial)
+            last[history.definition] = (told or trace, history.serial)
+        if told is not None:
+            retraces.append(told)
+            del retraces[:-_MOST_TRACES]
+            react(on_retrace, told)
+
+    with listening(listen):
+        yield retraces
+
+
+# --- What is known of a trace, for those who are told of it ---

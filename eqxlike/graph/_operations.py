@@ -3,7 +3,8 @@
 import dataclasses
 import math
 import os
-from collections.abc import Hashable, Sequence
+import re
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from jax.extend import source_info_util
@@ -12,8 +13,46 @@ from jax.extend.core import Literal, jaxprs_in_params
 from .._compat import scan_counts
 from .._traceback import is_of_user
 from ._flops import cost_of
-from ._origins import Origin, passed_on, root_of, source_of
-from ._scopes import is_backward, path_of, scopes_in
+
+# --- Where the values of a traced program come from ---
+
+
+Origin = tuple[str, Any]
+"""Where a value comes from: `("argument", i)`, `("constant", i)`, `("literal", value)`, or
+`("operation", (i, j))`, the output `j` of operation `i`; `("passed", (passing, origin))`, what a
+loop hands to its turns, or a loop or a choice hands out, with a place that it may come from.
+"""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Passing:
+    """The passing on of one value by a loop or a choice. It equals no other.
+
+    - `layer`: the path of the layer around.
+    - `kind`: the name of JAX's primitive.
+    """
+
+    layer: str
+    kind: str
+
+
+def passed_on(origins: Iterable[Origin], layer: str, kind: str) -> list[Origin]:
+    """The origins of values that a loop or a choice makes of these: nobody knows of which."""
+    return [("passed", (Passing(layer, kind), each)) for each in origins]
+
+
+def root_of(origin: Origin) -> Origin:
+    """Where a value comes from that may have been passed on."""
+    while origin[0] == "passed":
+        origin = origin[1][1]
+    return origin
+
+
+def source_of(origin: Origin) -> int | None:
+    """The operation that a value comes from, for one of a loop before the first turn."""
+    kind, where = root_of(origin)
+    return where[0] if kind == "operation" else None
+
 
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _LAYERS = os.path.join(_PACKAGE, "nn", "")
@@ -388,3 +427,45 @@ def type_of(aval: Any) -> str:
     letters = name.rstrip("0123456789")
     short = _SHORT[letters] + name[len(letters) :] if letters in _SHORT else name
     return f"{short}[{','.join(map(str, aval.shape))}]"
+
+
+# --- The path of a layer, read off the stack of names under which something was traced ---
+
+
+_TOKEN = re.compile(r"([^/()]+)(\(?)")
+# Scopes of JAX's own.
+_OF_JAX = frozenset({"checkpoint", "rematted_computation"})
+# `jnp.einsum` names its products by their indices.
+_INDICES = re.compile(r"[\w.,]*->[\w.]*")
+
+
+def scopes_in(stack: str) -> tuple[str, ...]:
+    """The scopes in a stack of names, without the transformations around them.
+
+    >>> scopes_in("transpose(jvp(model))/vmap(.layers[0])")
+    ('model', '.layers[0]')
+    """
+    return tuple(
+        name for name, opens in _TOKEN.findall(stack) if not opens and not _is_of_jax(name)
+    )
+
+
+def _is_of_jax(name: str) -> bool:
+    return name in _OF_JAX or _INDICES.fullmatch(name) is not None
+
+
+def is_backward(stack: str) -> bool:
+    """Whether what was traced is on the way back of a reverse mode."""
+    return "transpose(" in stack
+
+
+def path_of(scopes: tuple[str, ...]) -> str:
+    """The path of a layer; the parts of a path inside another follow it without a slash.
+
+    >>> path_of(("model", ".layers[0]", "mask"))
+    'model.layers[0]/mask'
+    """
+    path = ""
+    for scope in scopes:
+        path += scope if scope[0] in ".[" or not path else f"/{scope}"
+    return path

@@ -2,32 +2,30 @@
 
 import collections
 import dataclasses
+import functools
 import importlib
+import inspect
+import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
 
 from .._collectives import Collective, collectives
-from .._transforms import Anew
-from ._gradient import gradient_of
-from ._hlo import (
-    aliases_in,
-    costs_of,
-    instructions_in,
-    kinds_of,
-    parameters_in,
-    stablehlo_kinds,
-)
-from ._json import as_json
+from .._compat import PjitFunction
+from .._module import Module, Wrapper
+from .._partition import split
+from .._pytree import is_array, is_inexact_array
+from .._transforms import Anew, JitFunction, is_array_or_struct, trace_anew
+from ._hlo import aliases_in, costs_of, instructions_in, kinds_of, parameters_in, stablehlo_kinds
 from ._operations import Operation, Program, num_bytes_of, program_of, type_of
 from ._page import page_of
 from ._parts import Compiled, Constant, Effect, Kinds, Memory, Row, Side, Stored
-from ._redundant import Redundant, redundant_in
-from ._rows import rows_by_kind, rows_by_layer, sides, stored_in
+from ._rows import Redundant, redundant_in, rows_by_kind, rows_by_layer, sides, stored_in
 from ._text import as_rich, as_text
-from ._traced import traced
 
 LARGE_CONSTANT_BYTES = 2**20
 """A constant of this many bytes or more is warned of."""
@@ -319,3 +317,195 @@ def _constants(program: Program) -> tuple[Constant, ...]:
             )
         )
     return tuple(sorted(found, key=lambda each: -each.num_bytes))
+
+
+# --- A function traced and lowered for a report, or one clear line that says why not ---
+
+
+def traced(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str = "") -> Anew:
+    """`function` as it is traced for these arguments.
+
+    **Raises:** `ValueError` if the trace fails.
+    """
+    try:
+        if isinstance(function, PjitFunction):
+            return _of_jax(function, args, kwargs)
+        return trace_anew(function, args, kwargs)._replace(name=name_of(function))
+    except Exception as error:
+        reason = " ".join([type(error).__name__ + ":", *str(error).strip().splitlines()[:1]])
+        reason = reason.rstrip(".:") + "."
+        raise ValueError(
+            f"graph.report could not trace {what}{name_of(function)}: {reason}"
+            f"{_others(function, args, kwargs)}"
+        ) from error
+
+
+def name_of(function: Any) -> str:
+    """The name of a function; of a Module that of its class."""
+    while isinstance(function, Wrapper):
+        function = function.__wrapped__
+    if isinstance(function, functools.partial):
+        return name_of(function.func)
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _of_jax(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Anew:
+    """A function of `jax.jit`, which is traced as it is, with the options that it has."""
+    start_s = time.perf_counter()
+    found = function.trace(*args, **kwargs)
+    traced_s = time.perf_counter()
+    lowered = found.lower()
+    lowered_s = time.perf_counter()
+    paths = [path for path, leaf in _leaves(function, args, kwargs) if is_array_or_struct(leaf)]
+    num_inputs = len(found.jaxpr.jaxpr.invars)
+    if len(paths) != num_inputs:
+        paths = [f"array {index}" for index in range(num_inputs)]
+    times = traced_s - start_s, lowered_s - traced_s
+    return Anew(name_of(function), found, lowered, tuple(paths), *times)
+
+
+def _leaves(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The leaves of the arguments, with paths from the names of the parameters on."""
+    labels = _labels(function, len(args))
+    pairs = [*zip(labels, args, strict=True), *sorted(kwargs.items())]
+    return [
+        (label + jtu.keystr(path), leaf)
+        for label, arg in pairs
+        for path, leaf in jtu.tree_leaves_with_path(arg)
+    ]
+
+
+def _labels(function: Any, num_args: int) -> list[str]:
+    """The names of positional arguments."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [each.name for each in parameters if each.kind in by_place][:num_args]
+    more = (each.name for each in parameters if each.kind is inspect.Parameter.VAR_POSITIONAL)
+    variadic = next(more, "args")
+    return [*names, *(f"{variadic}[{index}]" for index in range(num_args - len(names)))]
+
+
+def _others(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """A note on the arguments that are no arrays, and so were passed as they are."""
+    others = [
+        f"{path} ({type(leaf).__name__})"
+        for path, leaf in _leaves(function, args, kwargs)
+        if not is_array_or_struct(leaf) and not callable(leaf)
+    ]
+    if not others:
+        return ""
+    more = ", ..." if len(others) > 3 else ""
+    return f" No arrays are {', '.join(others[:3])}{more}."
+
+
+# --- The programs of a function and of its gradient ---
+
+
+def gradient_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
+    """A function that computes the output of `function` and its gradient, and one that computes
+    what the way there stores for the way back.
+
+    A Module is differentiated by its own arrays, any other function by its first argument. Each
+    floating-point array of the output is pulled back with a cotangent of ones.
+    """
+    if isinstance(function, JitFunction):
+        function = function.__wrapped__
+    is_model = isinstance(function, Module) and any(map(_is_inexact, jtu.tree_leaves(function)))
+    if not is_model and not args:
+        raise ValueError(
+            "graph.report(gradient=True) differentiates a Module by its arrays and a function by "
+            f"its first argument: give {name_of(function)} one."
+        )
+    subject = function if is_model else args[0]
+    if not any(map(_is_inexact, jtu.tree_leaves(subject))):
+        raise ValueError(
+            "graph.report(gradient=True) differentiates by floating-point arrays, and the first "
+            f"argument of {name_of(function)}, of type {type(subject).__name__}, has none: "
+            f"{jtu.tree_leaves(subject)!r:.80}."
+        )
+
+    def pulled_back(*arguments: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        first, *rest_of_arguments = arguments
+        arrays, rest = split(first, is_inexact_array)
+
+        def of_arrays(arrays: list[Any]) -> list[Any]:
+            merged = rest.merge(arrays)
+            call: Any = merged if is_model else function
+            given = rest_of_arguments if is_model else (merged, *rest_of_arguments)
+            return list(filter(_is_inexact, jtu.tree_leaves(call(*given, **kwargs))))
+
+        outputs, pull_back = jax.vjp(of_arrays, arrays)
+        if not outputs:
+            raise ValueError(
+                f"{name_of(function)} returns no floating-point array to differentiate"
+            )
+        return outputs, pull_back
+
+    def gradient(*arguments: Any, **kwargs: Any) -> Any:
+        outputs, pull_back = pulled_back(*arguments, **kwargs)
+        return outputs, pull_back([jnp.ones_like(each) for each in outputs])
+
+    def stored(*arguments: Any, **kwargs: Any) -> list[Any]:
+        _, pull_back = pulled_back(*arguments, **kwargs)
+        return list(filter(is_array, jtu.tree_leaves(pull_back)))
+
+    arguments = (function, *args) if is_model else args
+    return _like(function, gradient, is_model), _like(function, stored, is_model), arguments
+
+
+_LEFT_OUT = object()
+
+
+def _is_inexact(leaf: Any) -> bool:
+    return is_array_or_struct(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _like(function: Any, new: Callable[..., Any], is_model: bool) -> Any:
+    """`new` with the name and parameters of `function`; a model itself is the first of these."""
+    name = name_of(function)
+    new.__name__ = new.__qualname__ = name
+    try:
+        # A default that is filled in is passed on, which not every function takes.
+        parameters = [
+            each if each.default is inspect.Parameter.empty else each.replace(default=_LEFT_OUT)
+            for each in inspect.signature(function).parameters.values()
+        ]
+        if is_model:
+            parameters.insert(0, inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY))
+        signature = inspect.Signature(parameters)
+    # Some functions tell no parameters, and not every name can be that of one.
+    except (TypeError, ValueError):
+        return new
+    vars(new)["__signature__"] = signature
+    return new
+
+
+# --- A report as JSON ---
+
+
+_NOT_IN_JSON = frozenset({"jaxpr", "stablehlo", "hlo", "program"})
+"""The programs, which have forms of their own."""
+
+
+def as_json(report: Any, indent: int | None = None) -> str:
+    """The numbers and names of a report."""
+    return json.dumps({"jax": jax.__version__, **_plain(report)}, indent=indent)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: _plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if field.name not in _NOT_IN_JSON
+        }
+    if (names := getattr(value, "_fields", None)) is not None:
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    return value

@@ -1,13 +1,13 @@
 """Sums over the operations of a program, by layer and by kind."""
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 from ._hlo import Instruction
-from ._operations import Operation, Program, Step
-from ._origins import Origin, source_of
+from ._operations import Operation, Origin, Program, Step, path_of, scopes_in, source_of
 from ._parts import Row, Side, Stored
-from ._scopes import path_of, scopes_in
 
 
 def rows_by_layer(program: Program, instructions: Sequence[Instruction]) -> tuple[Row, ...]:
@@ -115,3 +115,100 @@ def sides(function: Program, gradient: Program, stored: Iterable[Stored]) -> tup
 
 def _flops(steps: Iterable[Step]) -> int:
     return sum(step.operation.times * (step.operation.flops or 0) for step in steps)
+
+
+# --- What a compiler can find superfluous in a traced program before it looks at shapes ---
+
+
+class Redundant(NamedTuple):
+    """Operations of the traced program that need not be run.
+
+    - `unused`: those whose results nothing needs.
+    - `common`: those that compute what another has computed.
+    - `constant`: those whose inputs are all known when the program is compiled.
+    """
+
+    unused: int
+    common: int
+    constant: int
+
+
+def redundant_in(program: Program) -> Redundant:
+    """What is superfluous in a program; each operation counts once, in this order."""
+    seen: dict[Hashable, int] = {}
+    same: dict[int, int] = {}
+    constant: set[int] = set()
+    common = 0
+    for index, step in enumerate(program.steps):
+        if not step.is_needed or step.has_effect:
+            continue
+
+        def known_as(origin: Origin) -> Origin:
+            kind, where = origin
+            if kind == "operation":
+                return kind, (same.get(where[0], where[0]), where[1])
+            return origin
+
+        inputs = tuple(map(known_as, step.inputs))
+        if all(_is_constant(each, constant) for each in inputs):
+            constant.add(index)
+            continue
+        key = (step.operation.kind, step.params, inputs)
+        if seen.setdefault(key, index) != index:
+            same[index] = seen[key]
+            common += 1
+    unused = sum(not step.is_needed for step in program.steps)
+    return Redundant(unused, common, len(constant))
+
+
+def _is_constant(origin: Origin, constant: set[int]) -> bool:
+    kind, where = origin
+    return kind in ("literal", "constant") or (kind == "operation" and where[0] in constant)
+
+
+# --- A traced program as nested groups: layers, loops and branches around operations ---
+
+
+@dataclasses.dataclass
+class Group:
+    """Operations that stand one after another in the same scope.
+
+    - `start`, `stop`: the first, and the one after the last.
+    - `parts`: groups, and the numbers of operations between them.
+    """
+
+    name: str
+    start: int
+    stop: int
+    parts: list["Group | int"]
+
+
+def nested(program: Program) -> Group:
+    """The whole program as a group. A layer that is called twice is two groups."""
+    root = Group("", 0, len(program.steps), [])
+    open_groups = [root]
+    for index, step in enumerate(program.steps):
+        shared = 0
+        for group, name in zip(open_groups[1:], step.groups, strict=False):
+            if group.name != name:
+                break
+            shared += 1
+        del open_groups[shared + 1 :]
+        for name in step.groups[shared:]:
+            group = Group(name, index, index, [])
+            open_groups[-1].parts.append(group)
+            open_groups.append(group)
+        open_groups[-1].parts.append(index)
+        for group in open_groups[1:]:
+            group.stop = index + 1
+    return root
+
+
+def edges_in(program: Program) -> list[tuple[int, int]]:
+    """The pairs of an operation and one that reads its result."""
+    return [
+        (source, index)
+        for index, step in enumerate(program.steps)
+        for source in dict.fromkeys(map(source_of, step.inputs))
+        if source is not None
+    ]

@@ -11,21 +11,26 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 
 from .._transforms._checks import _primitives as _checks
 from .._transforms._derivatives import _linear_call
-from ..debug import _dce
+from ..debug import _breakpoint, _dce, backward_nan
+from ..loops._flat import _batched
 from ._forbidden import (
     nonbatchable_p,
     nondifferentiable_backward_p,
     nondifferentiable_p,
     nontraceable_p,
 )
-from ._names import (
-    announce_jaxpr_p,
-    select_if_vmap_p,
-    unvmap_all_p,
-    unvmap_any_p,
-    unvmap_max_p,
-)
-from ._vprim import vmapped_p
+from ._primitives import vmapped_p
+
+# --- Names that differ from those of the same things elsewhere ---
+
+
+debug_backward_nan = backward_nan
+announce_jaxpr_p = _breakpoint._announce_p
+select_if_vmap_p = _batched._select
+unvmap_all_p = _batched._all
+unvmap_any_p = _batched._any
+unvmap_max_p = _batched._max
+
 
 primitive_finalisations: dict[Primitive, Callable[..., Any]] = {}
 """What is called with arrays and parameters in place of binding a primitive."""

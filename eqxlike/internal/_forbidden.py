@@ -4,8 +4,8 @@ They are primitives, and not `jax.custom_jvp` and `jax.custom_batching.custom_vm
 one around most that they compute, and each of those traces its function anew.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,10 @@ import jax.tree_util as jtu
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 
-from .._compat import set_batching_rule
+from .._compat import Tracer, set_batching_rule
+from .._module import Module, module_update_wrapper
 from .._pytree import is_array
-from .._transforms import error_if
+from .._transforms import error_if, filter_jit
 
 Tree = TypeVar("Tree")
 
@@ -209,3 +210,112 @@ def nonbatchable(
     return _map_arrays(
         nonbatchable_p, x, msg=msg, allow_constant_across_batch=allow_constant_across_batch
     )
+
+
+# --- A check that nothing depends on an array ---
+
+
+def assert_dce(
+    x: Tree,
+    msg: str,
+    *,
+    on_error: Literal["default", "raise", "breakpoint", "nan", "off"] = "default",
+) -> Tree:
+    """The identity, whose outcome must be of no use: a compiled program that uses it fails.
+
+    Outside of a jit nothing is removed, and nothing is checked.
+
+    **Arguments:**
+
+    - `x`: any pytree.
+    - `msg`: the message of the error.
+    - `on_error`: as of `error_if`.
+
+    **Raises:** `EqxlikeRuntimeError` when the compiled program runs.
+    """
+    # Whatever is calculated from constants alone is a tracer only where a jit records it all.
+    is_used: Any = jnp.ones((), bool)
+    return error_if(x, is_used, msg, on_error=on_error) if isinstance(is_used, Tracer) else x
+
+
+# --- Functions that stay functions in a compiled program ---
+
+
+class _Noinline(Module):
+    """The function that `noinline` returns."""
+
+    fn: Callable[..., Any]
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return _call(self.fn, args, kwargs)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self.fn
+
+
+@filter_jit
+def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return fn(*args, **kwargs)
+
+
+def noinline(
+    fn: Callable[..., Any], abstract_fn: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """A function that is traced and lowered once for all calls with arguments of the same shapes.
+
+    Where a program that is traced calls `fn` many times, that saves the time of the others.
+
+    **Arguments:**
+
+    - `fn`: any callable. Arrays in it, if it is a pytree, are inputs of the call.
+    - `abstract_fn`: has no effect. In Equinox functions with the same may be exchanged for one
+      another in a program that is compiled; here it is compiled anew.
+
+    !!! example
+
+        >>> import jax
+        >>> @noinline
+        ... def double(x):
+        ...     print("traced")
+        ...     return 2 * x
+        >>> print(jax.jit(lambda x: double(x) + double(x + 1))(1.0))
+        traced
+        6.0
+    """
+    return module_update_wrapper(_Noinline(fn))
+
+
+# --- Several calls of one function, compiled once ---
+
+
+Carry = TypeVar("Carry")
+
+
+def scan_trick(
+    fn: Callable[[Carry], Carry], intermediates: Sequence[Callable[[Carry], Carry]], init: Carry
+) -> Carry:
+    """`fn`, then each of `intermediates` with `fn` after it, in turn.
+
+    With two of them that is `fn(second(fn(first(fn(init)))))`, with `fn` traced and compiled once,
+    as the body of a scan. It is worth while where `fn` takes long to compile, and the others do
+    not.
+
+    **Arguments:**
+
+    - `fn`, `intermediates`: from a carry to one of the same structure, shapes and dtypes.
+    - `init`: a pytree of arrays.
+
+    !!! example
+
+        >>> print(scan_trick(lambda x: 2 * x, [lambda x: x + 1], jnp.array(1)))
+        6
+    """
+    branches = [*intermediates, lambda carry: carry]
+
+    def step(carry: Carry, place: Any) -> tuple[Carry, None]:
+        # A batched place would turn the choice into running all branches.
+        return jax.lax.switch(nonbatchable(place), branches, fn(carry)), None
+
+    init = jtu.tree_map(jnp.asarray, init)
+    return jax.lax.scan(step, init, jnp.arange(len(branches)))[0]

@@ -17,7 +17,7 @@ from ._buffers import Buffer
 from ._carry import Form, take_arrays
 from ._flat._counted_while import Condition
 from ._flat._plan import Arrays, Scan, Step
-from ._flat._start import started
+from ._flat._step import started
 
 Buffers = Callable[[PyTree], Any]
 """From a carry to its buffers: arrays of it, or nodes that hold some."""

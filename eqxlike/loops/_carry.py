@@ -37,3 +37,12 @@ def take_arrays(tree: PyTree) -> list[Array]:
 
 def _impl_of_key(leaf: Any) -> Any:
     return jr.key_impl(leaf) if is_key(leaf) else None
+
+
+# --- The kinds of loop ---
+
+
+def check_kind(kind: str, kinds: tuple[str, ...]) -> None:
+    """Raises `ValueError` unless `kind` is one of `kinds`."""
+    if kind not in kinds:
+        raise ValueError(f"kind must be one of {', '.join(map(repr, kinds))}; got {kind!r}.")

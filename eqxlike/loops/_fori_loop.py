@@ -11,9 +11,8 @@ from jaxtyping import Array, Int
 from .._numbers import integer, whole_number
 from .._pytree import describe_node, is_array_like
 from ._body import Body, Buffers, trace_body
-from ._carry import Form
+from ._carry import Form, check_kind
 from ._flat._plan import Arrays, Step
-from ._kinds import check_kind
 from ._scan import run_scan
 from ._while_loop import checked_limit, run_while_of
 

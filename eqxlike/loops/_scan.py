@@ -12,12 +12,10 @@ from jaxtyping import Array, PyTree
 from .._numbers import whole_number
 from .._pytree import is_array_like
 from ._body import Body, Buffers, scan_of, trace_body
-from ._carry import Form, take_arrays
+from ._carry import Form, check_kind, take_arrays
 from ._flat._counted_scan import counted_scan
-from ._flat._levels import levels_for
-from ._flat._plan import Arrays, Operands, split
-from ._flat._run import run
-from ._kinds import check_kind
+from ._flat._plan import Arrays, Operands, levels_for, split
+from ._flat._step import run
 
 Carry = TypeVar("Carry")
 

@@ -8,11 +8,9 @@ from jaxtyping import Array, ArrayLike, Bool
 
 from .._numbers import whole_number
 from ._body import Body, Buffers, scan_of, trace_body, trace_condition
-from ._carry import Form
+from ._carry import Form, check_kind
 from ._flat._counted_while import Condition, While, WhileOperands, counted_while, run_while
-from ._flat._levels import levels_for
-from ._flat._plan import Arrays, Scan
-from ._kinds import check_kind
+from ._flat._plan import Arrays, Scan, levels_for
 
 Carry = TypeVar("Carry")
 

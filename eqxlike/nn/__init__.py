@@ -1,12 +1,5 @@
 """Layers and models, and operations on a model as a whole."""
 
-from ._adaptive_pool import AdaptiveAvgPool1d as AdaptiveAvgPool1d
-from ._adaptive_pool import AdaptiveAvgPool2d as AdaptiveAvgPool2d
-from ._adaptive_pool import AdaptiveAvgPool3d as AdaptiveAvgPool3d
-from ._adaptive_pool import AdaptiveMaxPool1d as AdaptiveMaxPool1d
-from ._adaptive_pool import AdaptiveMaxPool2d as AdaptiveMaxPool2d
-from ._adaptive_pool import AdaptiveMaxPool3d as AdaptiveMaxPool3d
-from ._adaptive_pool import AdaptivePool as AdaptivePool
 from ._attention import MultiheadAttention as MultiheadAttention
 from ._batch_norm import BatchNorm as BatchNorm
 from ._bayesian import BayesianConv as BayesianConv
@@ -32,10 +25,20 @@ from ._linear import FusedLinear as FusedLinear
 from ._linear import Identity as Identity
 from ._linear import Linear as Linear
 from ._mlp import MLP as MLP
+from ._mlp import Lambda as Lambda
+from ._mlp import PReLU as PReLU
+from ._mlp import Sequential as Sequential
 from ._norm import GroupNorm as GroupNorm
 from ._norm import LayerNorm as LayerNorm
 from ._norm import RMSNorm as RMSNorm
 from ._parallel import Parallel as Parallel
+from ._pool import AdaptiveAvgPool1d as AdaptiveAvgPool1d
+from ._pool import AdaptiveAvgPool2d as AdaptiveAvgPool2d
+from ._pool import AdaptiveAvgPool3d as AdaptiveAvgPool3d
+from ._pool import AdaptiveMaxPool1d as AdaptiveMaxPool1d
+from ._pool import AdaptiveMaxPool2d as AdaptiveMaxPool2d
+from ._pool import AdaptiveMaxPool3d as AdaptiveMaxPool3d
+from ._pool import AdaptivePool as AdaptivePool
 from ._pool import AvgPool1d as AvgPool1d
 from ._pool import AvgPool2d as AvgPool2d
 from ._pool import AvgPool3d as AvgPool3d
@@ -43,14 +46,10 @@ from ._pool import MaxPool1d as MaxPool1d
 from ._pool import MaxPool2d as MaxPool2d
 from ._pool import MaxPool3d as MaxPool3d
 from ._pool import Pool as Pool
-from ._prelu import PReLU as PReLU
 from ._rnn import GRUCell as GRUCell
 from ._rnn import LSTMCell as LSTMCell
 from ._scan_stack import ScanStack as ScanStack
-from ._sequential import Lambda as Lambda
-from ._sequential import Sequential as Sequential
 from ._shared import Shared as Shared
-from ._spectral_norm import SpectralNorm as SpectralNorm
 from ._stateful import State as State
 from ._stateful import StatefulLayer as StatefulLayer
 from ._stateful import StateIndex as StateIndex
@@ -73,4 +72,5 @@ from ._surgery import to_bayesian as to_bayesian
 from ._surgery import tree_inference as tree_inference
 from ._surgery import unfreeze as unfreeze
 from ._surgery import unfuse as unfuse
+from ._weight_norm import SpectralNorm as SpectralNorm
 from ._weight_norm import WeightNorm as WeightNorm

@@ -3,14 +3,17 @@
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray, Shaped
+import jax.random as jr
+from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from .._dtypes import at_least_float32
 from .._module import Module, field
-from .._numbers import integer
+from .._numbers import integer, real_number, whole_number
 from .._pytree import is_array, tree_at
 from ._common import check_instance
+from ._stateful import State, StatefulLayer, StateIndex
 
 Layer = TypeVar("Layer", bound=Callable[..., Any])
 
@@ -91,3 +94,123 @@ def _norm(weight: Array, axis: int | None) -> Array:
     over = tuple(each for each in range(weight.ndim) if each != kept)
     wide = weight.astype(at_least_float32(weight.dtype))
     return jnp.sqrt(jnp.sum(jnp.abs(wide) ** 2, over, keepdims=True))
+
+
+# --- Division of a weight by its largest singular value ---
+
+
+_NUM_INITIAL_ITERATIONS = 15
+
+
+class SpectralNorm(StatefulLayer, Generic[Layer]):
+    """A layer with a weight `W` divided by an approximation to its largest singular value.
+
+    Miyato, Kataoka, Koyama & Yoshida (2018), "Spectral Normalization for Generative Adversarial
+    Networks": `W / (u^T W v)`, with `W` as a matrix, its first axis against all others. Each call
+    in training brings `u` and `v`, which stand in the state, nearer to the singular vectors by
+    power iterations, `u <- W v / |W v|` and `v <- W^T u / |W^T u|`; both are constants to the
+    gradient. Computed in at least float32.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from eqxlike import nn
+    >>> key1, key2 = jax.random.split(jax.random.key(0))
+    >>> layer, state = nn.make_with_state(nn.SpectralNorm)(
+    ...     nn.Linear(3, 4, use_bias=False, key=key1), "weight", key=key2
+    ... )
+    >>> y, state = layer(jnp.ones(3), state)
+    >>> bool(jnp.linalg.norm(y) <= 1.01 * jnp.linalg.norm(jnp.ones(3)))
+    True
+    """
+
+    layer: Layer
+    weight_name: str = field(static=True)
+    uv_index: StateIndex[tuple[Float[Array, " rows"], Float[Array, " columns"]]]
+    num_power_iterations: int = field(static=True)
+    eps: float = field(static=True)
+    inference: bool
+
+    def __init__(
+        self,
+        layer: Layer,
+        weight_name: str,
+        num_power_iterations: int = 1,
+        eps: float = 1e-12,
+        inference: bool = False,
+        *,
+        key: PRNGKeyArray,
+    ):
+        """**Arguments:**
+
+        - `layer`: the layer to wrap, called as `layer(x)`.
+        - `weight_name`: the attribute of `layer` to normalise, an array of at least two axes.
+        - `num_power_iterations`: in each call.
+        - `eps`: the least norm that a vector is divided by.
+        - `inference`: whether to leave the state alone.
+        - `key`: for the vectors that the iterations start from.
+
+        **Raises:** `AttributeError` if there is no such attribute; `ValueError` if it is not an
+        array of at least two axes, or the number of iterations is negative.
+        """
+        check_instance(layer, "SpectralNorm")
+        weight = getattr(layer, weight_name)
+        if not is_array(weight) or weight.ndim < 2:
+            what = f"shape {weight.shape}" if is_array(weight) else type(weight).__name__
+            raise ValueError(
+                f"SpectralNorm expected {type(layer).__name__}.{weight_name} to be an array of at "
+                f"least two axes, got {what}."
+            )
+        self.layer = layer
+        self.weight_name = weight_name
+        self.num_power_iterations = whole_number(num_power_iterations, "num_power_iterations", 0)
+        self.eps = real_number(eps, "eps")
+        self.inference = inference
+        matrix = _as_matrix(weight)
+        u_key, v_key = jr.split(key)
+        u = self._unit(jr.normal(u_key, matrix.shape[:1], weight.dtype).astype(matrix.dtype))
+        v = self._unit(jr.normal(v_key, matrix.shape[1:], weight.dtype).astype(matrix.dtype))
+        u, v = self._iterate(matrix, u, v, _NUM_INITIAL_ITERATIONS)
+        self.uv_index = StateIndex((u.astype(weight.dtype), v.astype(weight.dtype)))
+
+    def __call__(
+        self,
+        x: Array,
+        state: State,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+    ) -> tuple[Array, State]:
+        """**Arguments:**
+
+        - `x`: the input of the layer.
+        - `state`: holds the vectors of the power iteration.
+        - `key`: ignored; layers share one signature.
+        - `inference`: overrides the layer's own flag for this call.
+
+        **Returns:** the output of the layer with the weight normalised, and the new state.
+        """
+        del key
+        inference = self.inference if inference is None else inference
+        weight = getattr(self.layer, self.weight_name)
+        matrix = _as_matrix(weight)
+        stored = state.get(self.uv_index)
+        u, v = (each.astype(matrix.dtype) for each in stored)
+        if not inference:
+            u, v = self._iterate(jax.lax.stop_gradient(matrix), u, v, self.num_power_iterations)
+            state = state.set(self.uv_index, (u.astype(stored[0].dtype), v.astype(stored[1].dtype)))
+        u, v = jax.lax.stop_gradient((u, v))
+        normalised = (weight.astype(matrix.dtype) / (u @ matrix @ v)).astype(weight.dtype)
+        layer = tree_at(lambda layer: getattr(layer, self.weight_name), self.layer, normalised)
+        return layer(x), state
+
+    def _iterate(self, matrix: Array, u: Array, v: Array, num: int) -> tuple[Array, Array]:
+        for _ in range(num):
+            u = self._unit(matrix @ v)
+            v = self._unit(matrix.T @ u)
+        return u, v
+
+    def _unit(self, vector: Array) -> Array:
+        return vector / jnp.maximum(jnp.linalg.norm(vector), self.eps)
+
+
+def _as_matrix(weight: Array) -> Array:
+    return weight.reshape(weight.shape[0], -1).astype(at_least_float32(weight.dtype))

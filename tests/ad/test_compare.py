@@ -10,7 +10,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import ad, nn
-from eqxlike.ad._compare._named_modes import as_written, named_modes
+from eqxlike.ad._compare._subject import as_written, named_modes
 from tests.ad.broken_modes import MODES, PARAMETERS, Broken, compare, interrupt, loss, row_of
 
 # Verdicts

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from eqxlike import ad
-from eqxlike.ad._compare._accuracy import default_tolerance, leaf_errors
-from eqxlike.ad._compare._reference import Reference
+from eqxlike.ad._compare._reference import Reference, default_tolerance, leaf_errors
 from tests.ad.broken_modes import MODES, PARAMETERS, Broken, compare, loss, row_of
 
 # The reference

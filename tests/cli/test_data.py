@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from eqxlike._cli import _data
-from eqxlike._cli._data import Part
-from eqxlike._cli._errors import CommandError
+from eqxlike._cli._data import CommandError, Part
 
 
 @pytest.fixture(scope="module", params=["diabetes", "digits"])

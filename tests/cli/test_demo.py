@@ -15,7 +15,7 @@ import optax
 import pytest
 
 from eqxlike import __main__, bayes, train
-from eqxlike._cli import _baselines, _demo, _settings, main
+from eqxlike._cli import _compare, _demo, _models, main
 from eqxlike._cli._methods import METHODS
 from eqxlike._cli._page import page_of
 
@@ -30,9 +30,9 @@ def small():
     with pytest.MonkeyPatch.context() as patch:
         rates = {"diabetes": {}, "digits": {"learning_rate": 3e-2, "plain_learning_rate": 1e-2}}
         for name, changed in rates.items():
-            settings = dataclasses.replace(_settings.SETTINGS[name], depth=0, **changed)
-            patch.setitem(_settings.SETTINGS, name, settings)
-        patch.setattr(_baselines, "INVERSE_PENALTIES", _baselines.INVERSE_PENALTIES[:2])
+            settings = dataclasses.replace(_models.SETTINGS[name], depth=0, **changed)
+            patch.setitem(_models.SETTINGS, name, settings)
+        patch.setattr(_compare, "INVERSE_PENALTIES", _compare.INVERSE_PENALTIES[:2])
         yield
 
 
@@ -55,7 +55,7 @@ def test_it_succeeds_and_names_its_files(quick):
     assert quick.status == 0
     assert quick.results["stopped"] == "finished"
     assert quick.out.startswith(f"device: {quick.results['device']}\n")
-    assert f"digits, Bayesian: step {_settings.QUICK_STEPS}/{_settings.QUICK_STEPS}" in quick.err
+    assert f"digits, Bayesian: step {_models.QUICK_STEPS}/{_models.QUICK_STEPS}" in quick.err
     assert {path.name for path in quick.folder.iterdir()} == PICTURES | TEXTS
     for name in PICTURES | TEXTS:
         assert str(quick.folder / name) in quick.out
@@ -86,8 +86,8 @@ def test_report_says_what_was_run(quick):
     assert (results["seed"], results["quick"]) == (1, True)
     assert {"jax", "eqxlike", "python", "optax", "scikit-learn"} <= set(results["machine"])
     for data in results["data"].values():
-        assert data["trainings"]["bayesian"]["steps"] == _settings.QUICK_STEPS
-        assert len(data["elbo"]) == data["settings"]["steps"] == _settings.QUICK_STEPS
+        assert data["trainings"]["bayesian"]["steps"] == _models.QUICK_STEPS
+        assert len(data["elbo"]) == data["settings"]["steps"] == _models.QUICK_STEPS
         assert sum(data["elbo"][-20:]) > sum(data["elbo"][:20])
         assert data["examples"]["test"] < data["examples"]["train"]
 
@@ -175,7 +175,7 @@ def test_interrupt_ends_cleanly_with_what_was_reached(tmp_path, capsys, monkeypa
 
 
 def test_every_method_of_the_library_is_one_of_the_demo():
-    made = {type(choice.make(_settings.SETTINGS["digits"])) for choice in METHODS.values()}
+    made = {type(choice.make(_models.SETTINGS["digits"])) for choice in METHODS.values()}
     of_library = {
         each
         for each in vars(bayes).values()

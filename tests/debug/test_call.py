@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 import eqxlike
-from eqxlike.debug._call import describe_call, describe_changes
+from eqxlike.debug._traces import describe_call, describe_changes
 
 
 def call(function, *args, **kwargs):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from eqxlike import loops
-from eqxlike.loops._progress._board import Board, Level, Shown
+from eqxlike.loops._progress import Board, Level, Shown
 
 
 class Terminal(io.StringIO):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from eqxlike._pytree._atomic_file import open_to_replace
+from eqxlike._pytree._serialise import open_to_replace
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from eqxlike._pytree import (
     path_matches,
     same_shape_and_dtype,
 )
-from eqxlike._pytree._prefix import map_prefix
+from eqxlike._pytree._difference import map_prefix
 from tests.pytree.trees import follow, trees_of
 
 

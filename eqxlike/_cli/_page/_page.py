@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .._compare import BAYESIAN, PLAIN
+from .._compare import BAYESIAN, METRICS, PLAIN, TITLES
 from .._evaluate import LEVEL
 from .._methods import METHODS
-from .._settings import Settings
-from .._tables import METRICS, TITLES
+from .._models import Settings
 
 _TEMPLATE = pathlib.Path(__file__).with_name("template.html")
 

@@ -11,7 +11,7 @@ from .._guard import GuardWriter
 from .._rebuild import RebuildWriter
 from .._static_key import PLAIN_TYPES, StaticKey, plain_key
 from .._structure import Structure, intern
-from ._array import concrete_array_types, is_array_of_jax
+from ._leaves import concrete_array_types, is_array_of_jax
 
 MIN_ROW = 64
 """Fewer leaves than this get a Structure each: code for each is faster then."""

@@ -12,8 +12,11 @@ How a check reaches the user:
    the pages of JAX taken off (`_runtime_errors.claim_failure`).
 """
 
+from ._check import TracedProgram as TracedProgram
+from ._check import has_any_check_been_traced as has_any_check_been_traced
 from ._check import holds_check as holds_check
 from ._check import mesh_of as mesh_of
+from ._check import note_check as note_check
 from ._check import run_and_look_for_checks as run_and_look_for_checks
 from ._error_if import branched_error_if as branched_error_if
 from ._error_if import error_if as error_if
@@ -23,6 +26,3 @@ from ._runtime_errors import EquinoxTracetimeError as EquinoxTracetimeError
 from ._runtime_errors import EqxlikeRuntimeError as EqxlikeRuntimeError
 from ._runtime_errors import EqxlikeTracetimeError as EqxlikeTracetimeError
 from ._runtime_errors import claim_failure as claim_failure
-from ._traced_checks import TracedProgram as TracedProgram
-from ._traced_checks import has_any_check_been_traced as has_any_check_been_traced
-from ._traced_checks import note_check as note_check

@@ -1,10 +1,11 @@
 """Errors that depend on the values of arrays, raised from compiled programs too."""
 
 import functools
+import os
 import sys
 import types
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,57 @@ from ..._partition import split
 from ..._pytree import is_array, is_array_like
 from ..._traceback import hide_our_frames
 from ._check import Check, mesh_of
-from ._failure_report import FailureReport
-from ._on_error import OnError, num_breakpoint_frames, resolve_on_error
 from ._primitives import needing
-from ._runtime_errors import EqxlikeTracetimeError
+from ._runtime_errors import EqxlikeTracetimeError, FailureReport
+
+# --- The choice of what happens when a check fails, by the caller or by the environment ---
+
+
+OnError = Literal["default", "raise", "breakpoint", "nan", "off"]
+
+_WORDS = tuple(word for word in get_args(OnError) if word != "default")
+
+
+def _setting(name: str, default: str) -> tuple[str, str]:
+    """The name and the value of an environment variable of ours, or else of Equinox's."""
+    names = (f"EQXLIKE_{name}", f"EQX_{name}")
+    name = next((name for name in names if name in os.environ), names[0])
+    return name, os.environ.get(name, default)
+
+
+def resolve_on_error(on_error: str) -> str:
+    """The word `on_error`, or for `"default"` the word that the environment has.
+
+    **Raises:** `RuntimeError` if `on_error` is none of the words; `ValueError` if the environment
+    has none of them.
+    """
+    if on_error in _WORDS:
+        return on_error
+    if on_error != "default":
+        raise RuntimeError(
+            f"`on_error` is {on_error!r}; expected is one of {', '.join(get_args(OnError))}."
+        )
+    name, word = _setting("ON_ERROR", "raise")
+    if word not in _WORDS:
+        raise ValueError(
+            f"The environment variable {name} is {word!r}; expected is one of {', '.join(_WORDS)}."
+        )
+    return word
+
+
+def num_breakpoint_frames() -> int:
+    """The number of frames that the debugger shows; the innermost is that of the check.
+
+    **Raises:** `ValueError` if the environment has anything but a positive number.
+    """
+    name, number = _setting("ON_ERROR_BREAKPOINT_FRAMES", "1")
+    if not number.isdecimal() or int(number) < 1:
+        raise ValueError(
+            f"The environment variable {name} is {number!r}; expected is how many frames the "
+            "debugger shows, 1 or more."
+        )
+    return int(number)
+
 
 Tree = TypeVar("Tree")
 Predicate = Bool[Array, "..."] | Bool[np.ndarray, "..."] | np.bool_ | np.number | bool

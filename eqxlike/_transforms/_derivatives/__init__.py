@@ -2,12 +2,12 @@
 
 from ._checkpoint import filter_checkpoint as filter_checkpoint
 from ._closure_convert import filter_closure_convert as filter_closure_convert
-from ._custom_jvp import filter_custom_jvp as filter_custom_jvp
-from ._custom_vjp import filter_custom_vjp as filter_custom_vjp
+from ._custom import filter_custom_jvp as filter_custom_jvp
+from ._custom import filter_custom_vjp as filter_custom_vjp
 from ._grad import filter_grad as filter_grad
+from ._grad import filter_hessian as filter_hessian
+from ._grad import filter_jacfwd as filter_jacfwd
+from ._grad import filter_jacrev as filter_jacrev
 from ._grad import filter_value_and_grad as filter_value_and_grad
-from ._jacobian import filter_hessian as filter_hessian
-from ._jacobian import filter_jacfwd as filter_jacfwd
-from ._jacobian import filter_jacrev as filter_jacrev
-from ._jvp import filter_jvp as filter_jvp
-from ._vjp import filter_vjp as filter_vjp
+from ._products import filter_jvp as filter_jvp
+from ._products import filter_vjp as filter_vjp

@@ -8,9 +8,9 @@ import jax
 
 from ..._missing import MISSING
 from ..._module import field
-from .._signatures import Output, Params
-from .._wrapping import TransformedFunction, check_callable
-from ._flat_call import FlatCall
+from ..._partition import UNTRACED, Rest, split
+from .._signatures import Output, Params, TransformedFunction, check_callable
+from .._trace import refuse_references
 
 
 class _CheckpointFunction(TransformedFunction):
@@ -72,3 +72,35 @@ def filter_checkpoint(
         return functools.partial(filter_checkpoint, prevent_cse=prevent_cse, policy=policy)
     check_callable(fun, "filter_checkpoint")
     return _CheckpointFunction(fun, prevent_cse, policy)
+
+
+# --- One call of a function of any arguments, as a function of arrays alone ---
+
+
+class FlatCall:
+    """A call whose arrays pass through a transformation of JAX, and all else beside it.
+
+    - `arrays`: those of the function, if it is a pytree, and of its arguments.
+    """
+
+    def __init__(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str
+    ) -> None:
+        """**Arguments:**
+
+        - `what`: what the function is, in the error where it returns a reference.
+        """
+        self.arrays, self._call = split((function, args, kwargs))
+        self._output: Rest = UNTRACED
+        self._what = what
+
+    def of_arrays(self, arrays: list[Any]) -> list[Any]:
+        """The arrays of what the function returns; what is beside them is kept for `output`."""
+        function, args, kwargs = self._call.merge(arrays)
+        returned = refuse_references(function(*args, **kwargs), self._what)
+        output_arrays, self._output = split(returned)
+        return output_arrays
+
+    def output(self, arrays: list[Any]) -> Any:
+        """What the function returned, with these arrays in the places of its own."""
+        return self._output.merge(arrays)

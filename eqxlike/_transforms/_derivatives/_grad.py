@@ -1,7 +1,9 @@
 """Gradients with respect to the floating-point arrays of the first argument."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Unpack, overload
 
 import jax
@@ -11,16 +13,24 @@ from jaxtyping import PyTree
 from ..._missing import MISSING
 from ..._module import field
 from ..._partition import UNTRACED, Rest, split
-from ..._pytree import is_array_or_traced_reference, is_inexact_array
-from .._signatures import Aux, GradOptions, Params, Value
-from .._wrapping import (
+from ..._pytree import is_array_like, is_array_or_traced_reference, is_inexact_array
+from .._signatures import (
+    Aux,
+    GradOptions,
+    Params,
     TransformedFunction,
+    Value,
     check_callable,
     differentiated_and_others,
     value_and_aux,
 )
-from ._advice import advised
-from ._by_mode import DifferentiationMode, check_mode, value_and_grad_by
+from ._by_mode import (
+    CannotDifferentiate,
+    DifferentiationMode,
+    check_mode,
+    path_of_taken,
+    value_and_grad_by,
+)
 
 
 class _GradFunction(TransformedFunction):
@@ -207,3 +217,206 @@ def filter_grad(
         6.0
     """
     return _make(fun, has_aux, False, mode, gradkwargs)
+
+
+# --- Jacobians and Hessians in the floating-point arrays of the first argument ---
+
+
+class JacobianFunction(TransformedFunction):
+    """The function that `filter_jacfwd` and its like return.
+
+    - `_modes`: the transformations to apply, such as `jax.jacfwd`, the innermost first.
+    """
+
+    _has_aux: bool = field(static=True)
+    _name: str = field(static=True)
+    _modes: tuple[Callable[..., Any], ...] = field(static=True)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        differentiated, others = differentiated_and_others(args, self._name)
+        arrays, rest = split(differentiated, is_inexact_array)
+        # Leaves that are no arrays cannot pass through JAX.
+        value_rest: Rest = UNTRACED
+        aux_rest: Rest = UNTRACED
+
+        def of_arrays(arrays: list[Any]) -> tuple[list[Any], list[Any]]:
+            nonlocal value_rest, aux_rest
+            output = self._function(rest.merge(arrays), *others, **kwargs)
+            value, aux = value_and_aux(output, self._has_aux, self)
+            value_arrays, value_rest = split(value, is_array_like)
+            aux_arrays, aux_rest = split(aux, is_array_or_traced_reference)
+            return value_arrays, aux_arrays
+
+        def tree_of(rows: list[Any], depth: int) -> PyTree:
+            """The trees in trees for these lists in lists, a level for each mode."""
+            subtrees = [tree_of(row, depth - 1) for row in rows] if depth else rows
+            return rest.merge_into(None, subtrees)
+
+        transformed: Callable[..., Any] = of_arrays
+        if arrays:
+            for mode in self._modes:
+                transformed = mode(transformed, has_aux=True)
+            try:
+                rows_of_outputs, aux_arrays = transformed(arrays)
+            except CannotDifferentiate as error:
+                raise error.at(path_of_taken(rest, error.place)) from None
+        else:
+            # JAX needs at least one array.
+            value_arrays, aux_arrays = of_arrays(arrays)
+            rows_of_outputs = [[] for _ in value_arrays]
+        depth = len(self._modes) - 1
+        jacobian = value_rest.merge_into(None, [tree_of(rows, depth) for rows in rows_of_outputs])
+        return (jacobian, aux_rest.merge(aux_arrays)) if self._has_aux else jacobian
+
+
+def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
+    """The Jacobian of a function in the arrays of its first argument, by forward mode.
+
+    It takes one pass for each number among the inputs: use it for more outputs than inputs.
+
+    **Arguments:**
+
+    - `fun`: a function of any arguments that returns any pytree.
+    - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
+      differentiated.
+
+    **Returns:** a function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
+    The Jacobian has the structure of the value, with a tree in place of each array, of shape
+    `(*out)`, and `None` in place of each leaf that is no array or number. Each of these trees has
+    the structure of the first argument, with an array of shape `(*out, *in)` in place of each
+    floating-point array, of shape `(*in)`, and `None` in place of everything else.
+
+    **Raises:** when called, `TypeError` if the first argument is passed by keyword, or an array in
+    it is complex.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> def scale(parameters, x):
+        ...     return parameters["scale"] ** parameters["power"] * x
+        >>> jacobian = eqx.filter_jacfwd(scale)({"scale": jnp.array(3.0), "power": 2}, jnp.ones(2))
+        >>> print(jacobian["scale"], jacobian["power"])
+        [6. 6.] None
+    """
+    check_callable(fun, "filter_jacfwd")
+    return JacobianFunction(fun, has_aux, "filter_jacfwd", (jax.jacfwd,))
+
+
+def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
+    """The Jacobian of a function in the arrays of its first argument, by reverse mode.
+
+    It takes one pass for each number among the outputs. Arguments and output are those of
+    `filter_jacfwd`.
+
+    **Raises:** when called, `TypeError` if the first argument is passed by keyword, or an array of
+    the value is not real.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> print(eqx.filter_jacrev(lambda x: x.sum())(jnp.ones(3)))
+        [1. 1. 1.]
+    """
+    check_callable(fun, "filter_jacrev")
+    return JacobianFunction(fun, has_aux, "filter_jacrev", (jax.jacrev,))
+
+
+def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
+    """The second derivatives of a function in the arrays of its first argument.
+
+    It uses forward mode over reverse mode. Arguments and errors are those of `filter_jacfwd`.
+
+    **Returns:** a function of the same arguments that returns the Hessian, or `(hessian, aux)`. The
+    Hessian is like the Jacobian, with another tree of the structure of the first argument in place
+    of each array; its arrays have shape `(*out, *in, *in)`.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> hessian = eqx.filter_jit(eqx.filter_hessian(lambda p: p["a"] ** 2 * p["b"]))
+        >>> second = hessian({"a": jnp.array(3.0), "b": jnp.array(5.0)})
+        >>> print(second["a"]["a"], second["a"]["b"], second["b"]["b"])
+        10.0 6.0 0.0
+    """
+    check_callable(fun, "filter_hessian")
+    return JacobianFunction(fun, has_aux, "filter_hessian", (jax.jacrev, jax.jacfwd))
+
+
+# --- What to do where a mode meets an operation that it cannot differentiate ---
+
+
+_ANY_FUNCTION = (
+    "`ad.FiniteDifference()` differentiates any function, and `ad.differentiate_with(part, "
+    "ad.FiniteDifference())` this part alone"
+)
+
+# What JAX says (0.10.2 to 0.12.0.1), and what to say beside it.
+_ADVICE = (
+    (
+        r"Reverse-mode differentiation does not work for lax\.while_loop",
+        "`jax.lax.while_loop`, and `fori_loop` with traced bounds, have no reverse mode, since "
+        "nobody knows how much to keep. Use `ad.Forward()`, or the loops of `eqxlike.loops` with "
+        '`kind="checkpointed"` or `kind="bounded"`.',
+    ),
+    (
+        r"can't apply forward-mode autodiff \(jvp\) to a custom_vjp",
+        "A `jax.custom_vjp` has a reverse mode alone. Use `ad.Reverse()`, or wrap that part as "
+        "`ad.differentiate_with(part, ad.Reverse())`, which has both.",
+    ),
+    (
+        r"(Pure|IO) callbacks do not support JVP",
+        f"JAX does not see into a callback. {_ANY_FUNCTION}; `filter_custom_jvp` takes a rule of "
+        "your own.",
+    ),
+    (
+        r"Differentiation rule for '(?P<operation>.*)' not implemented",
+        "The operation `{operation}` has no derivative in JAX. " + _ANY_FUNCTION + ".",
+    ),
+    (
+        r"Transpose rule .* for '(?P<operation>.*)' not implemented",
+        "The operation `{operation}` has no reverse mode in JAX: use `ad.Forward()`. Or, in the "
+        "backward rule of a `jax.custom_vjp`, it is not linear: use `ad.Reverse()` alone.",
+    ),
+    (
+        r"vmapped value on an unbatched array reference",
+        "What the function writes to a reference cannot be mapped over several directions at once. "
+        "Use `ad.Reverse()` or `ad.Checkpointed()`, which evaluate the function once.",
+    ),
+    (
+        r"Batching rule for '(?P<operation>.*)' not implemented"
+        r"|vmap is only supported for the (?P<callback>\w+) primitive when vmap_method",
+        "The operation `{operation}` cannot be mapped with `jax.vmap`. A callback can, with "
+        '`vmap_method="sequential"`. Where no `vmap` of yours is the cause, but that of '
+        "`ad.Forward` over its directions, `ad.Forward(chunk=1)` takes them one at a time.",
+    ),
+)
+
+
+@contextlib.contextmanager
+def advised(mode: Any, name: str | None) -> Iterator[None]:
+    """Adds a note to an error of JAX's inside that says what the mode cannot do, and what can.
+
+    **Arguments:**
+
+    - `name`: that of the function; where `None`, a caller knows more, and adds the note.
+    """
+    try:
+        yield
+    except Exception as error:
+        if name is not None:
+            advise(error, mode, name)
+        raise
+
+
+def advise(error: Exception, mode: Any, name: str) -> None:
+    """Adds the note to `error`, where there is something to say and nobody has said it."""
+    start = "This was while "
+    if any(note.startswith(start) for note in getattr(error, "__notes__", ())):
+        return
+    for pattern, advice in _ADVICE:
+        if found := re.search(pattern, str(error)):
+            operation = next((each for each in found.groupdict().values() if each), "")
+            advice = advice.replace("{operation}", operation)
+            by = "by reverse mode" if mode is None else f"by {mode!r}"
+            error.add_note(f"{start}{name} was differentiated {by}. {advice}")
+            return

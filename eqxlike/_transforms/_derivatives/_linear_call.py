@@ -10,13 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray
 from jax.custom_batching import custom_vmap
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
-
-from ._zero_tangents import jvp_of_moving
 
 Linear = Callable[[list[Array], list[Array]], list[Array]]
 Transpose = Callable[[list[Array], list[Array], tuple[bool, ...]], list[Array]]
@@ -233,3 +233,50 @@ def _flag_batched(forward: Linear, mapped: Any, axes: Any, args: Sequence[Array]
 ad.primitive_jvps[_linear] = _jvp
 ad.primitive_transposes[_linear] = _transpose
 batching.fancy_primitive_batchers[_linear] = _batch
+
+
+# --- Tangents, of which some are known to be zero ---
+
+
+def is_inexact(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.inexact)
+
+
+def has_tangent(tangent: Any) -> bool:
+    """Whether it is one, and not known to be zero."""
+    is_zero = isinstance(tangent, SymbolicZero | ad.Zero)
+    return not is_zero and tangent.dtype != jax.dtypes.float0
+
+
+def instantiate(tangent: Any) -> Array:
+    """The tangent, with zeros for a `SymbolicZero`."""
+    if type(tangent) is not SymbolicZero:
+        return tangent
+    aval: Any = tangent.aval
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def zero_tangent(array: Array) -> Any:
+    """The tangent of an array that has none."""
+    if is_inexact(array):
+        return SymbolicZero(jax.typeof(array).to_tangent_aval())
+    return np.zeros(array.shape, jax.dtypes.float0)
+
+
+def jvp_of_moving(
+    function: Callable[[list[Array]], Any], primals: Sequence[Array], tangents: Sequence[Any]
+) -> Any:
+    """As `jax.jvp` of a function of a list, in which arrays without a tangent do not move."""
+    moving = [place for place, tangent in enumerate(tangents) if has_tangent(tangent)]
+
+    def of_moving(*values: Array) -> Any:
+        arrays = list(primals)
+        for place, value in zip(moving, values, strict=True):
+            arrays[place] = value
+        return function(arrays)
+
+    return jax.jvp(
+        of_moving,
+        tuple(primals[place] for place in moving),
+        tuple(tangents[place] for place in moving),
+    )

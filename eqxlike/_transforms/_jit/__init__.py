@@ -8,16 +8,16 @@ there was another trace.
 
 from ._anew import Anew as Anew
 from ._anew import trace_anew as trace_anew
-from ._callables import Options as Options
 from ._filter_jit import JitFunction as JitFunction
+from ._filter_jit import Options as Options
 from ._filter_jit import clear_caches as clear_caches
 from ._filter_jit import filter_jit as filter_jit
-from ._lowerable import AnyArguments as AnyArguments
-from ._lowerable import CompilingDecorator as CompilingDecorator
-from ._lowerable import Function as Function
-from ._lowerable import Lowerable as Lowerable
-from ._lowerable import Method as Method
+from ._lowered import AnyArguments as AnyArguments
+from ._lowered import CompilingDecorator as CompilingDecorator
+from ._lowered import Function as Function
+from ._lowered import Lowerable as Lowerable
 from ._lowered import Lowered as Lowered
+from ._lowered import Method as Method
 from ._timed import CallTimes as CallTimes
 from ._timed import timing_calls as timing_calls
 from ._traces import History as History

@@ -2,17 +2,19 @@
 
 import itertools
 import threading
+import warnings
 import weakref
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.tree_util as jtu
 
 from ..._compat import Tracer
-from ..._module import naming_layers
+from ..._module import Module, naming_layers
 from ..._partition import ARRAY, StaticLeaf, Structure, are_concrete_arrays, flatten
 from ..._pytree import is_array, is_reference
+from ..._traceback import stacklevel_of_user
 from .._checks import (
     TracedProgram,
     has_any_check_been_traced,
@@ -21,14 +23,13 @@ from .._checks import (
     note_check,
     run_and_look_for_checks,
 )
-from .._references import refuse_references
 from .._sharding import shardings_of_arrays
+from .._trace import refuse_references
 from ._arguments import ArgumentOrder
 from ._donation import Donate, DonationWarnings, donated_places
 from ._fast_path import MISS, FastPath, make_fast_path
 from ._in_shardings import shardings_of_arguments
 from ._traces import History, Observer
-from ._watched import WatchedArrays
 
 
 class _Tracing(threading.local):
@@ -386,3 +387,69 @@ def _weak_fast_path(compiled: CompiledFunction) -> FastPath:
         return MISS if fast_path is None else fast_path(args)
 
     return call
+
+
+# Arrays held by a plain object that is an argument, such as the instance of a compiled method.
+#
+# The object is static and compared by identity, as for `jax.jit`. Its arrays became constants when
+# the function was traced. If an attribute holds another array later, the call warns, once: the
+# compiled function still has the old one.
+
+
+class _Watched(NamedTuple):
+    """An attribute that held an array."""
+
+    holder: Any
+    attributes: dict[str, Any]
+    name: str
+    array: Any
+
+    def is_current(self) -> bool:
+        return self.attributes.get(self.name) is self.array
+
+
+class WatchedArrays:
+    """The arrays among the attributes of static arguments, as they were when this was made.
+
+    **Arguments:**
+
+    - `name`: the name of the function that is traced.
+    - `static`: its static arguments.
+    """
+
+    def __init__(self, name: str, static: Iterable[Any]):
+        self._name = name
+        self._watched = [
+            _Watched(each, attributes, attribute, value)
+            for each in static
+            if not isinstance(each, Module | type)
+            and type(attributes := getattr(each, "__dict__", None)) is dict
+            for attribute, value in attributes.items()
+            if is_array(value)
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self._watched)
+
+    def are_current(self) -> bool:
+        """Whether all attributes still hold these arrays."""
+        # This runs at each call: a loop takes half the time of `all`.
+        for _, attributes, name, array in self._watched:  # noqa: SIM110
+            if attributes.get(name) is not array:
+                return False
+        return True
+
+    def warn_of_changes(self) -> None:
+        """Warns of each attribute that no longer holds its array, once."""
+        changed = [each for each in self._watched if not each.is_current()]
+        if changed:
+            self._watched = [each for each in self._watched if each.is_current()]
+        for watched in changed:
+            type_name = type(watched.holder).__name__
+            warnings.warn(
+                f"`{type_name}.{watched.name}` held an array when `{self._name}` was traced, and "
+                f"has been assigned since. A {type_name} is no Module: it is static, by identity, "
+                "and what was compiled still has the old array. Make it an `eqxlike.Module`, or "
+                "pass the array as an argument.",
+                stacklevel=stacklevel_of_user(),
+            )

@@ -1,19 +1,25 @@
 """Dispatchers, one for each function and its options, which find the compiled function to call."""
 
+import collections
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from types import FunctionType
 from typing import Any
 
+import jax
+import jax.tree_util as jtu
+
 from ..._checking import is_checking, when_switched_on
+from ..._compat import Tracer
+from ..._departures import Departure, departures
 from ..._partition import Structure, concrete_array_types, flatten
-from ..._transfers import is_any_exclusive, when_exclusive
+from ..._pytree import listed
+from ..._transfers import TransferError, exclusive_device, is_any_exclusive, when_exclusive
 from ._arguments import ArgumentOrder
-from ._cache import Cache
 from ._compiled import CompiledFunction
 from ._donation import Donate, check_donate
-from ._exclusive import refuse_leaving
 from ._fast_path import MISS, FastPath, always_miss
 from ._in_shardings import check_in_shardings
 from ._traces import History
@@ -168,3 +174,152 @@ def _forget_all_fast_paths() -> None:
 
 when_switched_on(_forget_all_fast_paths)
 when_exclusive(_forget_all_fast_paths)
+
+
+# --- The cache of the compiled functions of one function ---
+
+
+_MAX_CACHED = 4096
+"""At most this many compiled functions are in one table; the oldest go first."""
+
+_NAME = "__eqxlike_compiled__"
+
+_Table = collections.OrderedDict[Hashable, CompiledFunction]
+
+
+class Cache:
+    """The compiled functions of one function, by key.
+
+    A key holds the static leaves of the arguments. If one of them is a short-lived function, what
+    is compiled for it is in its `__dict__`, so that the two go together. In the table here, it
+    would hold the short-lived function until thousands of others had come.
+    """
+
+    def __init__(self) -> None:
+        self._lasting: _Table = collections.OrderedDict()
+        self._anchors: weakref.WeakSet[FunctionType] = weakref.WeakSet()
+
+    def _table(self, structures: tuple[Structure, ...]) -> _Table:
+        anchor = anchor_of(structures)
+        if anchor is None:
+            return self._lasting
+        tables = attached(anchor, _NAME, weakref.WeakKeyDictionary)
+        self._anchors.add(anchor)
+        return tables.setdefault(self, collections.OrderedDict())
+
+    def get(self, key: Hashable, structures: tuple[Structure, ...]) -> CompiledFunction | None:
+        return self._table(structures).get(key)
+
+    def setdefault(self, key: Hashable, compiled: CompiledFunction) -> CompiledFunction:
+        table = self._table(compiled.structures)
+        compiled = table.setdefault(key, compiled)
+        if len(table) > _MAX_CACHED:
+            table.popitem(last=False)
+        return compiled
+
+    def remove(self, compiled: CompiledFunction) -> None:
+        table = self._table(compiled.structures)
+        for key in [key for key, each in table.items() if each is compiled]:
+            del table[key]
+
+    def __iter__(self) -> Iterator[CompiledFunction]:
+        yield from list(self._lasting.values())
+        for anchor in list(self._anchors):
+            tables = attached(anchor, _NAME, weakref.WeakKeyDictionary)
+            yield from list(tables.get(self, {}).values())
+
+    def clear(self) -> None:
+        self._lasting.clear()
+        for anchor in list(self._anchors):
+            attached(anchor, _NAME, weakref.WeakKeyDictionary).pop(self, None)
+
+
+def anchor_of(structures: tuple[Structure, ...]) -> Any:
+    """The short-lived function with which what is compiled for these must go, or `None`."""
+    return next((each.anchor for each in structures if each.anchor is not None), None)
+
+
+# --- Calls that `transfers("exclusive")` looks at: what would leave the device is not run ---
+
+
+# A loop calls the same program again and again.
+_found: weakref.WeakKeyDictionary[Any, dict[Any, tuple[Departure, ...]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def refuse_leaving(
+    order: ArgumentOrder,
+    ordered: tuple[Any, ...],
+    names: tuple[str, ...],
+    arrays: list[Any],
+    compiled: CompiledFunction,
+) -> None:
+    """Raises `TransferError` if this call would leave the device of an exclusive context."""
+    device = exclusive_device()
+    if device is None:
+        return
+    within = f"inside transfers('exclusive'), which is for {device}"
+    elsewhere = [
+        f"{label}{jtu.keystr(path)} on {', '.join(map(str, leaf.devices()))}"
+        for label, arg in zip(order.labels(len(ordered), names), ordered, strict=True)
+        for path, leaf in jtu.tree_leaves_with_path(arg)
+        if _is_concrete(leaf) and leaf.devices() != {device}
+    ]
+    if elsewhere:
+        raise TransferError(
+            f"{order.function_name} got {listed(elsewhere)} {within}: move it there with "
+            "`jax.device_put` first."
+        )
+    try:
+        jaxpr = compiled.jitted(arrays).trace(*arrays).jaxpr
+    finally:
+        compiled.donation_warnings.restore()
+    known = _found.setdefault(jaxpr, {})
+    if device not in known:
+        known[device] = tuple(departures(jaxpr, device))
+    if known[device]:
+        raise TransferError(
+            f"{order.function_name} would leave the device {within}: it calls "
+            f"{listed(list(map(str, known[device])))}. Take that out of the program, or call "
+            f"{order.function_name} outside of the context."
+        )
+
+
+def _is_concrete(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+
+
+# --- Tables that live as long as a function, and may hold it: they are in its `__dict__` ---
+
+
+class _Attachment:
+    """A value in the `__dict__` of a function, which knows the function that owns it.
+
+    `functools.wraps` copies the `__dict__`, and so do tools that pickle functions by value. A copy
+    in another function does not belong to it, and a pickled one belongs to none.
+    """
+
+    __slots__ = ("owner", "value")
+
+    def __init__(self, owner: FunctionType | None = None, value: Any = None):
+        self.owner = None if owner is None else weakref.ref(owner)
+        self.value = value
+
+    def belongs_to(self, function: FunctionType) -> bool:
+        return self.owner is not None and self.owner() is function
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Attachment, ()
+
+
+def attached(function: FunctionType, name: str, make: Callable[[], Any]) -> Any:
+    """The value attached to `function` under `name`; `make` makes it the first time.
+
+    A `WeakKeyDictionary` of functions will not do: a value that holds its key would keep both for
+    good. A function that is in a cycle with its own `__dict__` is garbage like any other.
+    """
+    found = vars(function).get(name)
+    if found is None or not found.belongs_to(function):
+        found = vars(function)[name] = _Attachment(function, make())
+    return found.value

@@ -3,30 +3,218 @@
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable
-from typing import Any, Unpack, overload
+import weakref
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple, Unpack, overload
 
 import jax
 import jax.tree_util as jtu
+import numpy as np
 
+from ..._compat import PjitFunction
 from ..._missing import MISSING
-from ..._module import METADATA, Traits, Wrapper, bind, field, shown_by, stored_fields
+from ..._module import (
+    METADATA,
+    BoundMethod,
+    LayerCall,
+    Module,
+    Traits,
+    Wrapper,
+    bind,
+    field,
+    shown_by,
+    stored_fields,
+)
+from ..._pytree import deleted_paths, is_reference, listed, paths_without_numbers
 from ..._traceback import hide_our_frames, name_tracers
 from .._checks import EqxlikeRuntimeError, claim_failure
 from .._signatures import DonateNames, DonateWord, JitOptions, Output
-from ._callables import Options, dispatcher_for, unbind
-from ._dispatcher import Dispatcher, clear_dispatchers
-from ._error_notes import (
-    name_deleted,
-    name_donated,
-    name_host_arrays,
-    name_other_than_numbers,
-    name_references,
-)
+from ._arguments import WRAPPER, ArgumentOrder, signature_of
+from ._dispatcher import Dispatcher, attached, clear_dispatchers
 from ._fast_path import MISS
-from ._lowerable import AnyArguments, CompilingDecorator, Function, Lowerable, Method
-from ._lowered import Lowered
-from ._traces import OnRetrace, Policy, Trace
+from ._lowered import AnyArguments, CompilingDecorator, Function, Lowerable, Lowered, Method
+from ._traces import History, OnRetrace, Policy, Trace, place_of
+
+# The function that is compiled for a callable, the arguments bound to it, and its dispatcher.
+
+
+class Options:
+    """Options of one compiled function, hashable although they may be dicts or lists; not mutated.
+
+    - `values`: keyword arguments of `jax.jit` and the like.
+    - `policy`: what a further trace leads to; `None` for nothing.
+    """
+
+    __slots__ = ("policy", "values")
+
+    def __init__(self, values: dict[str, Any], policy: Policy | None = None):
+        self.values = values
+        self.policy = policy
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(other) is Options and self.values == other.values and self.policy == other.policy
+        )
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.values))
+
+
+class Unbound(NamedTuple):
+    """A callable, taken apart.
+
+    - `function`: the function inside, whose signature calls have to fit.
+    - `args`, `kwargs`: the arguments at the front and by name that are bound to it.
+    - `is_call`: whether `function` is the `__call__` of a class, which somebody may replace. Then
+      the first of `args` is called.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    is_call: bool = False
+
+
+_FUNCTIONS = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    PjitFunction,
+    jax.custom_jvp,
+    jax.custom_vjp,
+)
+"""Callables of these types are the function themselves: they are compared by identity, and are not
+changed in place.
+"""
+
+
+def unbind(callable_: Any) -> Unbound:
+    """A callable as a function, and the arguments that are bound to it.
+
+    Bound arguments go into `jit` like all others, so that none of their arrays becomes a constant
+    and no other instance is taken for this one.
+    """
+    if isinstance(callable_, _FUNCTIONS):
+        return Unbound(callable_, (), {})
+    if isinstance(callable_, BoundMethod | types.MethodType):
+        inner = unbind(callable_.__func__)
+        return inner._replace(args=(*inner.args, callable_.__self__))
+    if type(callable_).__call__ is functools.partial.__call__:
+        inner = unbind(callable_.func)
+        args = (*inner.args, *callable_.args)
+        return inner._replace(args=args, kwargs={**inner.kwargs, **callable_.keywords})
+    call = _call_of(type(callable_))
+    if isinstance(call, types.FunctionType):
+        return Unbound(call, (callable_,), {}, is_call=call is not _call)
+    inner = unbind(call)
+    return inner._replace(args=(*inner.args, callable_))
+
+
+def _call_of(cls: Any) -> Any:
+    """The function that a call of an instance of `cls` calls, with the instance in front."""
+    found = inspect.getattr_static(cls, "__call__", None)
+    if isinstance(found, LayerCall):
+        return found.__wrapped__
+    if isinstance(found, types.FunctionType | Module):
+        return found
+    # Any other descriptor is left to Python: what it gives may depend on the instance.
+    return _call
+
+
+def _call(callable_: Any, /, *args: Any, **kwargs: Any) -> Any:
+    return callable_(*args, **kwargs)
+
+
+class _Description(NamedTuple):
+    """A function to compile, as a user sees it.
+
+    - `anchor`: the function that the user would name; inside one of our wrappers, the function that
+      it wraps.
+    - `name`: the name of the anchor.
+    - `signature`: the signature of the function; `None` if it tells none.
+    - `path`: the steps from the function to the anchor: what each calls, and how many arguments and
+      which names are bound to that. The signature is made of nothing else.
+    """
+
+    anchor: Callable[..., Any]
+    name: str
+    signature: inspect.Signature | None
+    path: tuple[Hashable, ...]
+
+
+def _describe(unbound: Unbound) -> _Description:
+    function, bound, bound_kwargs, _ = unbound
+    counts = (len(bound), tuple(bound_kwargs))
+    if not (bound and isinstance(bound[0], Wrapper) and function is type(bound[0]).__call__):
+        anchor = type(bound[0]) if function is _call else function
+        name = getattr(anchor, "__name__", type(anchor).__name__)
+        # The anchor itself is left out, since what is cached with it must not hold it.
+        path = ((function is _call, *counts),)
+        return _Description(anchor, name, signature_of(function), path)
+    inner = unbind(bound[0].__wrapped__)
+    described = _describe(inner)
+    described = described._replace(path=((function, *counts), *described.path))
+    signature = described.signature
+    if signature is None or inner.kwargs:
+        return described._replace(signature=signature_of(function))
+    parameters = list(signature.parameters.values())[len(inner.args) :]
+    if len(signature.parameters) < len(inner.args) or any(
+        each.kind is inspect.Parameter.VAR_POSITIONAL for each in signature.parameters.values()
+    ):
+        return described._replace(signature=signature_of(function))
+    itself = inspect.Parameter(WRAPPER, inspect.Parameter.POSITIONAL_ONLY)
+    return described._replace(signature=signature.replace(parameters=[itself, *parameters]))
+
+
+def _full_name(function: Callable[..., Any], name: str) -> str:
+    module = getattr(function, "__module__", None)
+    return name if module is None else f"{module}.{getattr(function, '__qualname__', name)}"
+
+
+_NAME = "__eqxlike_dispatchers__"
+_dispatchers: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The dispatchers of each function live with it, so that `filter_jit(f)` in a loop does not compile
+in each turn: in the `__dict__` of the function, or here if it has none.
+"""
+
+
+def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatcher:
+    """The dispatcher of a callable: the same one however often the function is wrapped.
+
+    A callable that would be called otherwise gets another one.
+    """
+    function, bound, bound_kwargs, _ = unbound
+    described = _describe(unbound)
+    wrapper_types = tuple(type(each) for each in bound if isinstance(each, Wrapper))
+    key = (described.path, wrapper_types, donate, options)
+
+    def make() -> Dispatcher:
+        # A default that is left out is not mapped, and one that is filled in would be.
+        is_mapping = any(getattr(type(each), "maps_arguments", False) for each in bound[:1])
+        order = ArgumentOrder(described.name, described.signature, fills_defaults=not is_mapping)
+        names = tuple(bound_kwargs)
+        called = _call if unbound.is_call else function
+        history = History(*place_of(described.anchor), options.policy, key)
+        full_name = _full_name(described.anchor, described.name)
+        return Dispatcher(
+            called, function, len(bound), names, order, donate, options.values, history, full_name
+        )
+
+    anchor = described.anchor
+    try:
+        if isinstance(anchor, types.FunctionType):
+            of_function = attached(anchor, _NAME, dict)
+        else:
+            of_function = _dispatchers.setdefault(anchor, {})
+    except TypeError:
+        # Some callables, as the `__call__` of a class in C, have no weak references: each wrapper
+        # has a dispatcher of its own.
+        return make()
+    found = of_function.get(key)
+    return of_function.setdefault(key, make()) if found is None else found
+
 
 _REFUSED = {
     "static_argnums": "what is no array is static already",
@@ -274,3 +462,91 @@ def clear_caches() -> None:
     `jax.clear_caches` does the same for JAX's own caches.
     """
     clear_dispatchers()
+
+
+# Notes on the errors of a call, which name the arguments that they mean, by name and path.
+#
+# JAX knows the arguments of a compiled function by their numbers alone.
+
+
+def _deleted_arguments(
+    order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    named = order.named(args, kwargs)
+    return [path for name, argument in named for path in deleted_paths(argument, name)]
+
+
+def name_deleted(
+    error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Adds a note to `error` that names the deleted arguments, if JAX complains of such an array.
+
+    JAX gives the shape of the first of them, or nothing.
+    """
+    paths = _deleted_arguments(order, args, kwargs) if "deleted" in str(error) else []
+    if paths:
+        error.add_note(
+            f"Among the arguments of {order.function_name}, these are no longer there, since "
+            f"they were donated to a call: {listed(paths)}. Go on with what that call returned, "
+            "or donate a copy to it."
+        )
+
+
+def name_donated(
+    failure: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Adds a note to `failure`, of a check, that names the arguments that its call has used up."""
+    paths = _deleted_arguments(order, args, kwargs)
+    if paths:
+        failure.add_note(
+            f"Donated to the call that failed, and so no longer there: {listed(paths)}."
+        )
+
+
+def name_host_arrays(
+    error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Adds a note to `error` that names the arrays of NumPy, if JAX must not copy such an array."""
+    if "Disallowed host-to-device" not in str(error):
+        return
+    paths = [
+        f"{name}{jtu.keystr(path)}"
+        for name, argument in order.named(args, kwargs)
+        for path, leaf in jtu.tree_leaves_with_path(argument)
+        if isinstance(leaf, np.ndarray | np.generic)
+    ]
+    if paths:
+        error.add_note(
+            f"Among the arguments of {order.function_name}, these are arrays of NumPy, which each "
+            f"call copies to the device: {listed(paths)}. Put them there with `jax.device_put`."
+        )
+
+
+def name_references(
+    error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Adds a note to `error` that names the references, if one of them was passed twice."""
+    if "only one reference" not in str(error) and "both closed over and passed" not in str(error):
+        return
+    paths: dict[int, list[str]] = {}
+    for name, argument in order.named(args, kwargs):
+        for path, leaf in jtu.tree_leaves_with_path(argument):
+            if is_reference(leaf):
+                paths.setdefault(id(leaf), []).append(f"{name}{jtu.keystr(path)}")
+    places = ", ".join(" = ".join(each) for each in paths.values())
+    error.add_note(f"The references among the arguments of {order.function_name}: {places}.")
+
+
+def name_other_than_numbers(
+    error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Adds a note to `error` that names the arrays of strings and the like, which JAX refuses."""
+    if not isinstance(error, TypeError):
+        return
+    named = order.named(args, kwargs)
+    paths = [path for name, argument in named for path in paths_without_numbers(argument, name)]
+    if paths:
+        error.add_note(
+            f"Among the arguments of {order.function_name}, these arrays hold no numbers: "
+            f"{listed(paths)}. Give numbers, or keep the values in a static field, as a tuple."
+        )

@@ -24,10 +24,8 @@ from .._jit import (
     Trace,
     filter_jit,
 )
-from .._signatures import Output, PmapOptions
-from .._wrapping import check_callable
-from ._axes import IF_ARRAY, AxisSpec, axes_of_arguments, size_of_axes
-from ._output import MappedOutput, take_apart
+from .._signatures import Output, PmapOptions, check_callable
+from ._axes import IF_ARRAY, AxisSpec, MappedOutput, axes_of_arguments, size_of_axes, take_apart
 
 _DONATE = ("all", "warn", "none")
 _REFUSED = ("static_broadcasted_argnums", "donate_argnums")

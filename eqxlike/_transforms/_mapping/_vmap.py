@@ -11,10 +11,8 @@ from jaxtyping import PyTree
 from ..._missing import MISSING
 from ..._module import field
 from ..._partition import split_leaves
-from .._signatures import Output, Params, VmapOptions
-from .._wrapping import TransformedFunction, check_callable
-from ._axes import IF_ARRAY, AxisSpec, axes_of_arguments, size_of_axes
-from ._output import MappedOutput, take_apart
+from .._signatures import Output, Params, TransformedFunction, VmapOptions, check_callable
+from ._axes import IF_ARRAY, AxisSpec, MappedOutput, axes_of_arguments, size_of_axes, take_apart
 
 
 class _VmapFunction(TransformedFunction):

@@ -13,10 +13,8 @@ from ..._transforms._derivatives._by_mode import check_mode
 from .._measuring import Call, Times, time_beside
 from .._modes import FiniteDifference, Mode
 from ._comparison import Comparison, ComparisonRow
-from ._errors import described
-from ._named_modes import Modes, as_written, named_modes
 from ._reference import NoReference
-from ._subject import checked_subject
+from ._subject import Modes, as_written, checked_subject, described, named_modes
 from ._trial import trial_of
 
 _PRIMAL = ""

@@ -5,8 +5,7 @@ import math
 import jax
 from jaxtyping import Array, Float
 
-from ._directions import num_directions
-from ._forward import Forward
+from ._forward import Forward, num_directions
 from ._mode import Arrays, Mode, OfArrays, Pullback
 from ._reverse import Reverse
 

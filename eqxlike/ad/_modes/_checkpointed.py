@@ -1,14 +1,22 @@
 """Reverse mode that computes again what it did not keep."""
 
-from collections.abc import Callable
+import bisect
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.extend.core import Literal, jaxpr_as_fun
 from jaxtyping import Array, Float
 
+from ..._compat import cpu_merges_recomputation, scan_counts
 from ..._module import field
-from ._mode import Arrays, Mode, OfArrays, Pullback
+from ._mode import Arrays, Mode, OfArrays, OfList, Pullback, differentiated_by
 from ._reverse import Reverse
-from ._segments import in_segments
 
 
 class Checkpointed(Mode):
@@ -56,3 +64,252 @@ class Checkpointed(Mode):
 
     def _cut(self, function: OfArrays, arrays: Arrays) -> Callable[[Arrays], Any]:
         return in_segments(function, arrays, self.policy)
+
+
+# --- A function cut into segments, each of which the pass back computes again ---
+
+
+Policy = Callable[..., bool] | None
+
+
+def in_segments(
+    function: Callable[[Arrays], Any], arrays: Arrays, policy: Policy
+) -> Callable[[Arrays], Any]:
+    """`function`, traced at `arrays`, in segments whose inside the pass back computes again."""
+    closed, output = jax.make_jaxpr(function, return_shape=True)(arrays)
+    program = _Program()
+    inputs = [program.new_name(each.aval) for each in closed.jaxpr.invars]
+    # What it closes over may be a tracer, and so becomes an input.
+    consts = [program.new_name(each.aval) for each in closed.jaxpr.constvars]
+    outputs = program.inline(closed.jaxpr, consts, inputs)
+    treedef = jtu.tree_structure(output)
+
+    def run(arrays: Arrays) -> Any:
+        values = dict(zip([*inputs, *consts], [*arrays, *closed.consts], strict=True))
+        for segment in program.segments(set(values), outputs):
+            run_segment = segment.run
+            if not segment.has_effects:
+                run_segment = recomputed(lambda values, s=segment: s.run(values, policy), policy)
+            found = run_segment([values[name] for name in segment.inputs])
+            values.update(zip(segment.outputs, found, strict=True))
+        # A number that is written in the program itself is no array.
+        return jtu.tree_unflatten(treedef, [jnp.asarray(_read(values, each)) for each in outputs])
+
+    return run
+
+
+Name = int
+Atom = Any  # the Name of a value, or a Literal
+
+
+def _read(values: dict[Name, Any], atom: Atom) -> Any:
+    return atom.val if isinstance(atom, Literal) else values[atom]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """One operation of the program."""
+
+    equation: Any
+    inputs: list[Atom]
+    outputs: list[Name]
+
+    def run(self, values: list[Any], policy: Policy) -> Sequence[Any]:
+        equation = self.equation
+        if equation.primitive.name == "scan" and not equation.effects:
+            return _scan_in_blocks(equation.params, values, policy)
+        primitive = equation.primitive
+        with equation.ctx.manager:
+            found = primitive.bind(*values, **primitive.get_bind_params(equation.params))
+        return found if primitive.multiple_results else [found]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Segment:
+    """Some steps of the program, one after another.
+
+    - `inputs`: the values that come from before.
+    - `outputs`: those that somebody needs afterwards.
+    """
+
+    steps: list[_Step]
+    inputs: list[Name]
+    outputs: list[Name]
+
+    @property
+    def has_effects(self) -> bool:
+        return any(step.equation.effects for step in self.steps)
+
+    def run(self, values: Arrays, policy: Policy = None) -> Arrays:
+        named = dict(zip(self.inputs, values, strict=True))
+        for step in self.steps:
+            found = step.run([_read(named, each) for each in step.inputs], policy)
+            named.update(zip(step.outputs, found, strict=True))
+        return [named[name] for name in self.outputs]
+
+
+class _Program:
+    """The operations of a function in one list, with those of the functions that it calls."""
+
+    def __init__(self):
+        self.steps: list[_Step] = []
+        self.sizes: list[int] = []  # the bytes of each value, by its name
+
+    def new_name(self, aval: Any) -> Name:
+        dtype = getattr(aval, "dtype", None)
+        num_bytes = getattr(dtype, "itemsize", 0) if dtype is not None else 0
+        self.sizes.append(math.prod(getattr(aval, "shape", ())) * num_bytes)
+        return len(self.sizes) - 1
+
+    def inline(self, jaxpr: Any, consts: list[Atom], inputs: list[Atom]) -> list[Atom]:
+        """Adds the operations of `jaxpr`, and returns what it returns."""
+        atoms: dict[Any, Atom] = dict(
+            zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True)
+        )
+
+        def atom_of(each: Any) -> Atom:
+            return each if isinstance(each, Literal) else atoms[each]
+
+        for equation in jaxpr.eqns:
+            atoms_in = list(map(atom_of, equation.invars))
+            inner = equation.params.get("jaxpr")
+            if equation.primitive.name == "jit" and not inner.consts:
+                found = self.inline(getattr(inner, "jaxpr", inner), [], atoms_in)
+            else:
+                found = [self.new_name(each.aval) for each in equation.outvars]
+                self.steps.append(_Step(equation, atoms_in, found))
+            atoms.update(zip(equation.outvars, found, strict=True))
+        return list(map(atom_of, jaxpr.outvars))
+
+    def segments(self, given: set[Name], outputs: list[Atom]) -> list[_Segment]:
+        """The program in segments.
+
+        **Arguments:**
+
+        - `given`: the values that are there at the beginning.
+        - `outputs`: those that are there in the end.
+        """
+        last_use = {name: len(self.steps) for name in outputs if not isinstance(name, Literal)}
+        for number in reversed(range(len(self.steps))):
+            for name in self.steps[number].inputs:
+                if not isinstance(name, Literal):
+                    last_use.setdefault(name, number)
+        segments, start = [], 0
+        for end in [*self._cuts(last_use), len(self.steps)]:
+            steps = self.steps[start:end]
+            made = {name for step in steps for name in step.outputs}
+            used = {name for step in steps for name in step.inputs if not isinstance(name, Literal)}
+            inputs = sorted(used - made)
+            needed = sorted(name for name in made if last_use.get(name, -1) >= end)
+            segments.append(_Segment(steps, inputs, needed))
+            start = end
+        return segments
+
+    def _cuts(self, last_use: dict[Name, int]) -> list[int]:
+        """The steps before which to cut."""
+        made = [sum(self.sizes[name] for name in step.outputs) for step in self.steps]
+        total = sum(made)
+        # What is kept if the program is cut before a step: what was made before and is used after.
+        kept, alive, dying = [], 0, [0] * (len(self.steps) + 2)
+        for number, step in enumerate(self.steps):
+            alive -= dying[number]
+            kept.append(alive)
+            for name in step.outputs:
+                if last_use.get(name, -1) > number:
+                    alive += self.sizes[name]
+                    dying[min(last_use[name] + 1, len(self.steps) + 1)] += self.sizes[name]
+        if len(self.steps) < 4 or not total:
+            return []
+        # With k segments, k times what passes between them is kept, and 1/k of all at a time.
+        typical = max(sorted(kept[1:])[len(kept[1:]) // 4], 1)
+        num_segments = min(max(round(math.sqrt(total / typical)), 1), len(self.steps) // 2)
+        ends = list(itertools.accumulate(made))
+        cuts: set[int] = set()
+        for turn in range(1, num_segments):
+            around = [
+                bisect.bisect_left(ends, total * (turn + shift) / num_segments) + 1
+                for shift in (-0.4, 0.4)
+            ]
+            places = range(max(around[0], 1), min(around[1], len(self.steps) - 1) + 1)
+            if places:
+                cuts.add(min(places, key=lambda place: kept[place]))
+        return sorted(cuts)
+
+
+def _scan_in_blocks(params: Any, values: list[Any], policy: Policy) -> list[Array]:
+    """`jax.lax.scan` in blocks, about as many as the square root of its length."""
+    num_consts, num_carry = scan_counts(params)
+    body = jaxpr_as_fun(params["jaxpr"])
+    length, reverse = params["length"], params["reverse"]
+    size = math.isqrt(max(length - 1, 0)) + 1
+    num_blocks = length // size if size else 0
+
+    def over(consts: Arrays, carry: Arrays, xs: Arrays, length: int) -> tuple[Arrays, Arrays]:
+        def step(carry: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
+            found = body(*consts, *carry, *x)
+            return found[:num_carry], found[num_carry:]
+
+        return jax.lax.scan(step, carry, xs, length, reverse=reverse, unroll=params["unroll"])
+
+    consts, carry = values[:num_consts], values[num_consts : num_consts + num_carry]
+    xs = values[num_consts + num_carry :]
+    if num_blocks < 2:
+        carry, ys = over(consts, carry, xs, length)
+        return [*carry, *ys]
+
+    # What does not fill a block comes last.
+    whole = num_blocks * size
+    in_blocks = slice(length - whole, None) if reverse else slice(whole)
+    beside = slice(length - whole) if reverse else slice(whole, None)
+    blocks = [each[in_blocks].reshape(num_blocks, size, *each.shape[1:]) for each in xs]
+
+    def block(carry: Arrays, xs: Arrays) -> tuple[Arrays, Arrays]:
+        return over(consts, carry, xs, size)
+
+    carry, ys = jax.lax.scan(
+        jax.checkpoint(block, prevent_cse=False, policy=policy),
+        carry,
+        blocks,
+        num_blocks,
+        reverse=reverse,
+    )
+    ys = [each.reshape(whole, *each.shape[2:]) for each in ys]
+    if whole < length:
+        carry, others = over(consts, carry, [each[beside] for each in xs], length - whole)
+        ends = zip(others, ys, strict=True) if reverse else zip(ys, others, strict=True)
+        ys = [jnp.concatenate(pair) for pair in ends]
+    return [*carry, *ys]
+
+
+# --- Functions of arrays whose inside the pass back computes again ---
+
+
+def recomputed(function: OfList, policy: Callable[..., bool] | None) -> OfList:
+    """`function`, of which the pass back keeps the arguments alone, and what `policy` says."""
+    if policy is None and cpu_merges_recomputation():
+        return differentiated_by(_InBranch(), function, None)
+    return jax.checkpoint(function, policy=policy)
+
+
+class _InBranch(Reverse):
+    """Reverse mode that computes the function again in a branch of the pass back.
+
+    XLA does not merge what is computed in a branch with what was computed before it, nor does it
+    begin with the branch before the cotangents are there.
+    """
+
+    def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:
+        outputs, aux = function(arrays)
+
+        def pull_back(cotangents: Arrays) -> Arrays:
+            # Always true, which XLA does not know.
+            is_taken = jax.lax.rng_uniform(jnp.float32(0), jnp.float32(1), ()) < 2
+            return jax.lax.cond(
+                is_taken,
+                lambda arrays, cotangents: Reverse.vjp(self, function, arrays)[1](cotangents),
+                lambda arrays, _: list(map(jnp.zeros_like, arrays)),
+                arrays,
+                cotangents,
+            )
+
+        return outputs, pull_back, aux

@@ -13,7 +13,7 @@ from ..._module import field
 from ..._numbers import positive_number
 from ..._transforms import error_if
 from ..._transforms._derivatives._by_mode import CannotDifferentiate
-from ._directions import along_directions, gradients_of
+from ._forward import along_directions, gradients_of
 from ._mode import Arrays, Mode, OfArrays, Pullback, real_dot, to_widest
 
 # The factors of f(x + h k) - f(x - h k), divided by h, that give f' up to O(h ** order).

@@ -1,11 +1,16 @@
 """Forward mode."""
 
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
+from jaxtyping import Array, Bool, Float, Int
 
 from ..._module import field
 from ..._numbers import whole_number
-from ._directions import along_directions, gradients_of, is_one_block
 from ._mode import Arrays, Mode, OfArrays
 
 
@@ -65,3 +70,105 @@ def _as_list(function: OfArrays) -> OfArrays:
         return [value], aux
 
     return of_arrays
+
+
+# --- Derivatives along one number of the input after another, in blocks ---
+
+
+def num_directions(arrays: Sequence[Array]) -> int:
+    """How many real numbers there are in `arrays`; a complex number is two."""
+    return sum(math.prod(each.shape) * _parts(each) for each in arrays)
+
+
+def is_one_block(arrays: Sequence[Array], chunk: int | None) -> bool:
+    """Whether `along_directions` takes all directions at once."""
+    return chunk is None or 1 < chunk >= num_directions(arrays)
+
+
+def along_directions(
+    derivative: Callable[[Arrays], Any], arrays: Arrays, chunk: int | None, out_axes: Any = 0
+) -> Any:
+    """`derivative` along each direction in which one number of `arrays` moves alone.
+
+    **Arguments:**
+
+    - `derivative`: from tangents of `arrays` to a pytree of arrays.
+    - `arrays`: `n` numbers in all. The real parts of an array come first, then its imaginary parts.
+    - `chunk`: how many directions to take at once, at most; all where `None`. One at a time is
+      taken without `jax.vmap`.
+    - `out_axes`: if they are taken as one block, `None` for what all directions share, as for
+      `jax.vmap`.
+
+    **Returns:** what `derivative` returns, with a leading axis of length `n`.
+
+    **Raises:** `ValueError` if `derivative` writes to a `jax.Ref`, which it would do `n` times.
+    """
+    total = num_directions(arrays)
+
+    def along(index: Int[Array, ""]) -> Any:
+        return derivative(_unit_tangents(arrays, index))
+
+    if is_one_block(arrays, chunk):
+        return jax.vmap(along, out_axes=out_axes)(jnp.arange(total))
+    if chunk == 1:
+        return jax.lax.map(_without_writes(along), jnp.arange(total))
+    assert chunk is not None
+    num_blocks = math.ceil(total / chunk)
+    chunk = math.ceil(total / num_blocks)  # so that all are about as full
+    # Past the last direction there are tangents of zeros.
+    blocks = jnp.arange(num_blocks * chunk).reshape(num_blocks, chunk)
+    found = jax.lax.map(jax.vmap(along), blocks)
+    return jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:])[:total], found)
+
+
+def _without_writes(along: Callable[[Int[Array, ""]], Any]) -> Callable[[Int[Array, ""]], Any]:
+    """`along`, traced once; `ValueError` if it writes to a reference."""
+    closed, output = jax.make_jaxpr(along, return_shape=True)(jnp.zeros((), int))
+    if any(type(each).__name__ in ("WriteEffect", "AccumEffect") for each in closed.effects):
+        raise ValueError(
+            "The function writes to a `jax.Ref`, and a mode that evaluates it for one direction "
+            "after another would write each time. Use `ad.Reverse()` or `ad.Checkpointed()`, which "
+            "evaluate it once."
+        )
+    treedef = jax.tree.structure(output)
+    return lambda index: jax.tree.unflatten(treedef, jaxpr_as_fun(closed)(index))
+
+
+def gradients_of(derivatives: Array, arrays: Arrays) -> list[Array]:
+    """Derivatives of shape `(n, *out)` as arrays of shape `(*out, *in)`, one for each of `arrays`.
+
+    That of a complex array `x + iy` is `d/dx - i d/dy`, as in JAX.
+    """
+    gradients, start = [], 0
+    for array in arrays:
+        parts = []
+        for _ in range(_parts(array)):
+            end = start + math.prod(array.shape)
+            part = jnp.moveaxis(derivatives[start:end], 0, -1)
+            parts.append(part.reshape(*derivatives.shape[1:], *array.shape))
+            start = end
+        gradient = parts[0] if len(parts) == 1 else jax.lax.complex(parts[0], -parts[1])
+        gradients.append(gradient.astype(array.dtype))
+    return gradients
+
+
+def _parts(array: Array) -> int:
+    return 2 if jnp.iscomplexobj(array) else 1
+
+
+def _unit_tangents(arrays: Arrays, index: Int[Array, ""]) -> Arrays:
+    tangents, start = [], 0
+    for array in arrays:
+        parts = []
+        for _ in range(_parts(array)):
+            parts.append(_is_at(index - start, array.shape))
+            start += math.prod(array.shape)
+        tangent = parts[0].astype(array.dtype)
+        if len(parts) == 2:
+            tangent = tangent + parts[1].astype(array.dtype) * 1j
+        tangents.append(tangent)
+    return tangents
+
+
+def _is_at(place: Int[Array, ""], shape: tuple[int, ...]) -> Bool[Array, "..."]:
+    return (jnp.arange(math.prod(shape)) == place).reshape(shape)

@@ -1,10 +1,16 @@
 """What the structures of a curvature have in common."""
 
 import abc
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from ..._module import Module
+from ..._module import Module, field
+from ._gauss_newton import AroundMode, Part, sum_over_rows
+from ._prior_scale import prior_diagonal, prior_hessian
 
 
 class Normal(Module):
@@ -44,3 +50,305 @@ class Curvature(Module):
 
         - `added`: to the precision of each parameter of the model.
         """
+
+
+# --- The curvature of all unknowns that vary, with all correlations ---
+
+
+class DenseNormal(Normal):
+    """- `factor`: the Cholesky factor `L` of the precision `L L^T`."""
+
+    factor: Float[Array, "k k"]
+
+    @property
+    def log_det_precision(self) -> Float[Array, ""]:
+        return 2 * jnp.sum(jnp.log(jnp.diagonal(self.factor)))
+
+    def scaled(self, noise: Float[Array, "S k"]) -> Float[Array, "S k"]:
+        return solve_triangular(self.factor, noise.T, lower=True, trans="T").T
+
+    def whitened(self, rows: Float[Array, "r k"]) -> Float[Array, "r k"]:
+        return solve_triangular(self.factor, rows.T, lower=True).T
+
+
+class DenseCurvature(Curvature):
+    """- `matrix`: the Hessian, the parameters of the model first."""
+
+    matrix: Float[Array, "k k"]
+    num_parameters: int = field(static=True)
+
+    def likelihood_eigenvalues(self, prior_precision: Float[Array, ""]) -> Float[Array, " p"]:
+        # With all unknowns beside the parameters integrated out: a Schur complement.
+        p = self.num_parameters
+        own = self.matrix[:p, :p]
+        if p < self.matrix.shape[0]:
+            others = DenseNormal(positive_cholesky(self.matrix[p:, p:]))
+            mixed = others.whitened(self.matrix[:p, p:])
+            own = own - mixed @ mixed.T
+        return jnp.linalg.eigvalsh(own) - prior_precision
+
+    def normal(self, added: Float[Array, ""]) -> DenseNormal:
+        p = jnp.arange(self.num_parameters)
+        return DenseNormal(positive_cholesky(self.matrix.at[p, p].add(added)))
+
+
+def dense_curvature(around: AroundMode) -> DenseCurvature:
+    """That of the unknowns that vary.
+
+    It is exact for the unknowns of prior and likelihood, and for a network that is linear in its
+    parameters.
+    """
+    matrix, columns = sum_over_rows(around, lambda rows: rows.T @ rows)
+    own = around.place("likelihood")
+    matrix = matrix.at[:, own].set(columns).at[own, :].set(columns.T)
+    everything = slice(0, matrix.shape[0])
+    parameters = around.place("model")
+    return DenseCurvature(matrix + prior_hessian(around, everything), parameters.stop)
+
+
+def dense_size(parts: tuple[Part, ...]) -> int:
+    """How many numbers it has."""
+    return sum(part.size for part in parts) ** 2
+
+
+# Curvatures without correlations between arrays, each given by eigenvectors and eigenvalues.
+
+
+class Block(Module):
+    """The precision of one array, seen as one with an axis for each of its bases.
+
+    With bases `U` and `V` of two axes it is `(U x V) diag(values) (U x V)^T`, where `x` is the
+    Kronecker product; without a basis it is diagonal.
+
+    - `values`: the eigenvalues.
+    - `bases`: orthogonal matrices, whose columns are eigenvectors.
+    - `is_of_model`: whether these are parameters of the model.
+    """
+
+    values: Float[Array, "*shape"]
+    bases: tuple[Float[Array, "n n"], ...]
+    is_of_model: bool = field(static=True)
+
+    def rotated(self, numbers: Float[Array, "r size"], *, back: bool) -> Float[Array, "r *shape"]:
+        """Numbers of the array by eigenvectors, or `back`."""
+        numbers = numbers.reshape(-1, *self.values.shape)
+        for axis, basis in enumerate(self.bases, start=1):
+            matrix = basis if back else basis.T
+            numbers = jnp.moveaxis(jnp.tensordot(matrix, numbers, (1, axis)), 0, axis)
+        return numbers
+
+
+class RotatedNormal(Normal):
+    """A normal distribution in which the arrays are independent."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def log_det_precision(self) -> Float[Array, ""]:
+        return jnp.sum(jnp.stack([jnp.sum(jnp.log(block.values)) for block in self.blocks]))
+
+    def scaled(self, noise: Float[Array, "S k"]) -> Float[Array, "S k"]:
+        return self._by_blocks(
+            noise,
+            lambda block, each: block.rotated(
+                _divided(each.reshape(-1, *block.values.shape), block), back=True
+            ),
+        )
+
+    def whitened(self, rows: Float[Array, "r k"]) -> Float[Array, "r k"]:
+        return self._by_blocks(
+            rows, lambda block, each: _divided(block.rotated(each, back=False), block)
+        )
+
+    def _by_blocks(self, numbers: Float[Array, "r k"], of_one) -> Float[Array, "r k"]:
+        found, start = [], 0
+        for block in self.blocks:
+            stop = start + block.values.size
+            found.append(of_one(block, numbers[:, start:stop]).reshape(-1, block.values.size))
+            start = stop
+        return jnp.concatenate(found, axis=1)
+
+
+def _divided(numbers: Float[Array, "r *shape"], block: Block) -> Float[Array, "r *shape"]:
+    return numbers / jnp.sqrt(block.values)[None]
+
+
+class RotatedCurvature(Curvature):
+    """The blocks of the Hessian, with eigenvalues of any sign, in the order of the vector."""
+
+    blocks: tuple[Block, ...]
+
+    def likelihood_eigenvalues(self, prior_precision: Float[Array, ""]) -> Float[Array, " p"]:
+        values = [block.values.reshape(-1) for block in self.blocks if block.is_of_model]
+        return jnp.concatenate(values) - prior_precision
+
+    def normal(self, added: Float[Array, ""]) -> RotatedNormal:
+        return RotatedNormal(
+            tuple(
+                Block(
+                    positive(block.values + added if block.is_of_model else block.values),
+                    block.bases,
+                    block.is_of_model,
+                )
+                for block in self.blocks
+            )
+        )
+
+
+# --- The diagonal of the curvature ---
+
+
+def diagonal_curvature(around: AroundMode) -> RotatedCurvature:
+    """Second derivatives by each unknown alone: the variances that the others known would leave."""
+    diagonal, columns = sum_over_rows(around, lambda rows: jnp.sum(rows**2, axis=0))
+    own = around.place("likelihood")
+    diagonal = diagonal.at[own].set(jnp.diagonal(columns[own]))
+    return RotatedCurvature(
+        tuple(
+            Block(
+                diagonal[around.offset(part)] + prior_diagonal(around, part),
+                (),
+                part.kind == "model",
+            )
+            for part in around.parts
+        )
+    )
+
+
+def diagonal_size(parts: tuple[Part, ...]) -> int:
+    """How many numbers it has."""
+    return sum(part.size for part in parts)
+
+
+# Curvatures of matrices as Kronecker products.
+#
+# A block is kept for each array. That of a matrix is diagonal in the product of two bases: the
+# eigenvectors of the two factors of the nearest Kronecker product to its Gauss-Newton matrix (Van
+# Loan and Pitsianis, 1993, "Approximation with Kronecker Products"), found by power iterations
+# over the data from Jacobians alone, so that any layer will do. Its eigenvalues are then those
+# that fit best in these bases, which brings it nearer than any Kronecker product of the bases
+# (George et al., 2018, "Fast Approximate Natural Gradient Descent in a Kronecker-Factored
+# Eigenbasis"). Ritter, Botev and Barber (2018), "A Scalable Laplace Approximation for Neural
+# Networks", have the posterior.
+
+
+_POWER_ITERATIONS = 6
+
+Factors = tuple[Float[Array, "a a"], Float[Array, "b b"]]
+
+
+def kronecker_curvature(around: AroundMode) -> RotatedCurvature:
+    """A block for each array. One that is no matrix has all correlations of its own."""
+    bases = _bases(around)
+
+    def of_rows(rows: Array) -> list[Array]:
+        found = []
+        for part, basis in zip(around.parts, bases, strict=True):
+            own = rows[:, around.offset(part)]
+            if basis is None:
+                found.append(own.T @ own)
+            else:
+                left, right = basis
+                own = own.reshape(-1, left.shape[0], right.shape[0])
+                rotated = jnp.einsum("ia,rij,jb->rab", left, own, right, optimize=True)
+                found.append(jnp.sum(rotated**2, axis=0))
+        return found
+
+    sums, columns = sum_over_rows(around, of_rows)
+    first = around.place("likelihood").start
+    blocks = []
+    for part, basis, total in zip(around.parts, bases, sums, strict=True):
+        if basis is None:
+            place = around.offset(part)
+            if part.kind == "likelihood":
+                total = columns[place, place.start - first : place.stop - first]
+            values, vectors = jnp.linalg.eigh(total + prior_hessian(around, place))
+            blocks.append(Block(values, (vectors,), part.kind == "model"))
+        else:
+            # In other bases an uneven diagonal is no longer one: of it, too, the nearest is kept.
+            left, right = basis
+            prior = prior_diagonal(around, part).reshape(total.shape)
+            blocks.append(Block(total + (left**2).T @ prior @ right**2, basis, True))
+    return RotatedCurvature(tuple(blocks))
+
+
+def _bases(around: AroundMode) -> list[Factors | None]:
+    """The eigenvectors of the two factors of each matrix, and `None` for other arrays."""
+    shapes = [_matrix_shape(part) for part in around.parts]
+
+    def of_rows(rows: Array, factors: Any) -> Any:
+        found = []
+        for part, shape, pair in zip(around.parts, shapes, factors, strict=True):
+            if shape is None:
+                found.append(None)
+                continue
+            own = rows[:, around.offset(part)].reshape(-1, *shape)
+            left, right = pair
+            found.append(
+                (
+                    jnp.einsum("rab,bc,rdc->ad", own, right, own, optimize=True),
+                    jnp.einsum("rab,ad,rdc->bc", own, left, own, optimize=True),
+                )
+            )
+        return found
+
+    def iterate(_: Any, factors: Any) -> Any:
+        sums, _ = sum_over_rows(around, lambda rows: of_rows(rows, factors))
+        return jax.tree_util.tree_map(_normalised, sums)
+
+    factors = [
+        None
+        if shape is None
+        else tuple(jnp.eye(size, dtype=around.mode.dtype) / size for size in shape)
+        for shape in shapes
+    ]
+    factors = jax.lax.fori_loop(0, _POWER_ITERATIONS, iterate, factors)
+    return jax.tree_util.tree_map(lambda factor: jnp.linalg.eigh(factor)[1], factors)
+
+
+def _normalised(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    trace = jnp.trace(factor)
+    return jnp.where(trace > 0, factor / jnp.where(trace > 0, trace, 1), factor)
+
+
+def _matrix_shape(part: Part) -> tuple[int, int] | None:
+    """An array of the model as a matrix: the outputs of a layer, and the rest."""
+    if part.kind != "model" or len(part.shape) < 2:
+        return None
+    return part.shape[0], part.size // part.shape[0]
+
+
+def kronecker_size(parts: tuple[Part, ...]) -> int:
+    """How many numbers it has."""
+    shapes = [_matrix_shape(part) or (part.size,) for part in parts]
+    return sum(size**2 for shape in shapes for size in shape)
+
+
+# Precisions that are none are made so: curvature counts, whichever way it goes.
+#
+# A normal distribution has a precision with positive eigenvalues. One that is negative is taken
+# with the other sign, so that the width in its direction is that on which the density changes; one
+# that is zero to rounding, as the smallest that is not (Dauphin et al., 2014, "Identifying and
+# Attacking the Saddle Point Problem in High-Dimensional Non-Convex Optimization"; Betancourt,
+# 2013, "A General Metric for Riemannian Manifold Hamiltonian Monte Carlo").
+
+
+def positive(values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Eigenvalues that are positive."""
+    magnitudes = jnp.abs(values)
+    rounding = jnp.finfo(values.dtype).eps * values.size
+    return jnp.maximum(magnitudes, rounding * jnp.max(magnitudes))
+
+
+def positive_cholesky(matrix: Float[Array, "k k"]) -> Float[Array, "k k"]:
+    """The Cholesky factor of a symmetric matrix with its eigenvalues made positive."""
+    matrix = (matrix + matrix.T) / 2
+    factor = jnp.linalg.cholesky(matrix)
+
+    def by_eigenvalues() -> Array:
+        values, vectors = jnp.linalg.eigh(matrix)
+        upper = jnp.linalg.qr(jnp.sqrt(positive(values))[:, None] * vectors.T, mode="r")
+        return upper.T * jnp.where(jnp.diagonal(upper) < 0, -1, 1).astype(upper.dtype)[None, :]
+
+    # Eigenvalues take thirty times as long: 4 s and 0.13 s for 2000 unknowns on two cores.
+    return jax.lax.cond(jnp.all(jnp.isfinite(factor)), lambda: factor, by_eigenvalues)

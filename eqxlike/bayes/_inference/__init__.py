@@ -9,7 +9,7 @@ from ._infer import InferenceWarning as InferenceWarning
 from ._infer import infer as infer
 from ._infer import inferred as inferred
 from ._method import Method as Method
+from ._method import Problem as Problem
 from ._method import Record as Record
 from ._method import State as State
 from ._method import chosen as chosen
-from ._problem import Problem as Problem

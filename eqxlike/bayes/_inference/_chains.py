@@ -16,8 +16,7 @@ from jaxtyping import Array, PRNGKeyArray
 from ..._module import Module
 from ..._transforms import filter_eval_shape, filter_jit
 from .._library_rules import as_libraries_compute
-from ._method import Method, Record, State
-from ._problem import Problem
+from ._method import Method, Problem, Record, State
 
 ChainMethod = Literal["vectorized", "sequential", "parallel"]
 """How chains run beside each other; NumPyro's words."""

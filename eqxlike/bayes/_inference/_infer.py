@@ -27,8 +27,7 @@ from .._posterior import Posterior
 from ._chains import ChainMethod, Chains, advance, joined, start
 from ._files import read_chains, write_chains
 from ._fitted import FittedPosterior, fitted_from, method_name
-from ._method import Method, with_plain_numbers
-from ._problem import Problem
+from ._method import Method, Problem, with_plain_numbers
 
 
 class InferenceWarning(UserWarning):

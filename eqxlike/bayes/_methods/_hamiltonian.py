@@ -6,12 +6,63 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..._numbers import positive_number
+from ..._numbers import positive_number, whole_number
 from .._blackjax import blackjax
-from .._inference import Problem, Record
-from ._chain import MarkovChain
+from .._inference import Method, Problem, Record, State, chosen
+
+# --- What the methods have in common whose draws are the places that a Markov chain visits ---
+
+
+class MarkovChain(Method):
+    """Several chains, each with `num_warmup` steps before its first draw.
+
+    A step returns its place as the record `draw`.
+    """
+
+    num_samples: int = 1000
+    num_warmup: int = 1000
+    chains: int = 4
+    thin: int = 1
+
+    def __check_init__(self):
+        name = type(self).__name__
+        whole_number(self.num_samples, f"{name}: num_samples")
+        whole_number(self.num_warmup, f"{name}: num_warmup", least=0)
+        whole_number(self.chains, f"{name}: chains")
+        whole_number(self.thin, f"{name}: thin")
+
+    @property
+    def num_chains(self) -> int:
+        return self.chains
+
+    @property
+    def num_steps(self) -> int:
+        return self.num_warmup + self.num_samples * self.thin
+
+    @property
+    def num_dropped(self) -> int:
+        return self.num_warmup
+
+    @property
+    def thinning(self) -> int:
+        return self.thin
+
+    def finish(
+        self, problem: Problem, states: State, records: Record, key: PRNGKeyArray
+    ) -> Float[Array, "n d"]:
+        draws = records["draw"]
+        return draws.reshape(-1, draws.shape[-1])
+
+    def sample(
+        self, problem: Problem, found: Any, num: int, key: PRNGKeyArray
+    ) -> Float[Array, "S d"]:
+        return chosen(jnp.asarray(found), num, key)
+
+    def num_found(self, found: Array) -> int:
+        return found.shape[0]
 
 
 class HamiltonianState(NamedTuple):
@@ -136,3 +187,192 @@ class _Adaptation(NamedTuple):
     init: Any
     update: Any
     final: Any
+
+
+# --- The No-U-Turn Sampler ---
+
+
+class NUTS(Hamiltonian):
+    """The No-U-Turn Sampler: Hamiltonian Monte Carlo that ends a trajectory where it turns back.
+
+    It is exact but for Monte Carlo error, and the reference for networks of up to some thousand
+    unknowns (Hoffman and Gelman, 2014, "The No-U-Turn Sampler"; BlackJAX's implementation).
+
+    - `num_samples`: draws that each chain keeps.
+    - `num_warmup`: steps before that, in which step size and mass matrix are adapted.
+    - `chains`: how many there are.
+    - `thin`: of how many steps one is kept.
+    - `target_acceptance`: the acceptance rate that the step size is chosen for. The nearer to 1,
+      the smaller the steps.
+    - `dense_mass`: whether the mass matrix has correlations: slower steps, of which fewer are
+      needed.
+    - `step_size`: with which warm-up begins. With `num_warmup=0` nothing is adapted: it is that of
+      all steps, in the unit of unknowns in linked space, and the mass matrix is the identity;
+      choose it so that `diagnostics.acceptance` lies near `target_acceptance`.
+    - `max_doublings`: a trajectory has at most `2**max_doublings - 1` steps.
+
+    >>> from eqxlike import bayes
+    >>> method = bayes.NUTS(num_samples=500, target_acceptance=0.9)
+    """
+
+    max_doublings: int = 10
+
+    def __check_init__(self):
+        whole_number(self.max_doublings, "NUTS: max_doublings")
+
+    def move(
+        self, key: PRNGKeyArray, chain: Any, log_density: Any, step_size: Array, inverse_mass: Array
+    ) -> tuple[Any, Any]:
+        kernel = blackjax().mcmc.nuts.build_kernel()
+        return kernel(key, chain, log_density, step_size, inverse_mass, self.max_doublings)
+
+
+# --- Hamiltonian Monte Carlo ---
+
+
+class HMC(Hamiltonian):
+    """Hamiltonian Monte Carlo with trajectories of random length.
+
+    It is exact but for Monte Carlo error. A trajectory has a number of steps that is drawn evenly
+    from 1 to `trajectory_steps`: of one length it could come back to where it began. `bayes.NUTS`
+    finds the length by itself (Neal, 2011, "MCMC Using Hamiltonian Dynamics"; BlackJAX's
+    implementation).
+
+    - `num_samples`: draws that each chain keeps.
+    - `num_warmup`: steps before that, in which step size and mass matrix are adapted.
+    - `chains`: how many there are.
+    - `thin`: of how many steps one is kept.
+    - `target_acceptance`: the acceptance rate that the step size is chosen for. The nearer to 1,
+      the smaller the steps.
+    - `dense_mass`: whether the mass matrix has correlations: slower steps, of which fewer are
+      needed.
+    - `step_size`: with which warm-up begins. With `num_warmup=0` nothing is adapted: it is that of
+      all steps, in the unit of unknowns in linked space, and the mass matrix is the identity;
+      choose it so that `diagnostics.acceptance` lies near `target_acceptance`.
+    - `trajectory_steps`: the most gradients that a trajectory takes.
+
+    >>> from eqxlike import bayes
+    >>> method = bayes.HMC(num_samples=500, trajectory_steps=16)
+    """
+
+    trajectory_steps: int = 32
+
+    def __check_init__(self):
+        whole_number(self.trajectory_steps, "HMC: trajectory_steps")
+
+    def move(
+        self, key: PRNGKeyArray, chain: Any, log_density: Any, step_size: Array, inverse_mass: Array
+    ) -> tuple[Any, Any]:
+        length_key, key = jr.split(key)
+        num_steps = jr.randint(length_key, (), 1, self.trajectory_steps + 1)
+        kernel = blackjax().mcmc.hmc.build_kernel()
+        return kernel(key, chain, log_density, step_size, inverse_mass, num_steps)
+
+
+# --- Microcanonical Langevin Monte Carlo ---
+
+
+# BlackJAX's three phases of tuning take a tenth of this number of steps each, and a third of such a
+# tenth more.
+_STEPS_OF_TUNING = 3
+
+
+class MicrocanonicalState(NamedTuple):
+    """A chain and what its tuning has found.
+
+    - `chain`: place, direction, log density and gradient, as BlackJAX has them.
+    - `length`: after about which way the direction is forgotten.
+    - `step_size`: of the way, how much a step goes.
+    - `inverse_mass_matrix`: its diagonal.
+    """
+
+    chain: Any
+    length: Float[Array, ""]
+    step_size: Float[Array, ""]
+    inverse_mass_matrix: Float[Array, " d"]
+
+
+class MCLMC(MarkovChain):
+    """Microcanonical Langevin Monte Carlo: at a constant speed, with one gradient a step.
+
+    No step is refused, so that draws have a small bias that the step size bounds: it is chosen for
+    an error in energy whose variance, by unknown, is `energy_variance`. For networks of many
+    unknowns it needs far fewer gradients than `bayes.NUTS` (Robnik, De Luca, Silverstein and
+    Seljak, 2023, "Microcanonical Hamiltonian Monte Carlo"; BlackJAX's implementation).
+
+    - `num_samples`: draws that each chain keeps.
+    - `num_warmup`: steps before that, in which step size, length and a diagonal mass matrix are
+      tuned. They are made at once, before the bar moves.
+    - `chains`: how many there are.
+    - `thin`: of how many steps one is kept.
+    - `energy_variance`: in squared nats for each unknown. The smaller, the smaller the bias, and
+      the step.
+
+    >>> from eqxlike import bayes
+    >>> method = bayes.MCLMC(num_samples=500, thin=20)
+    """
+
+    num_warmup: int = 5000
+    thin: int = 10
+    energy_variance: float = 5e-4
+
+    def __check_init__(self):
+        positive_number(self.energy_variance, "MCLMC: energy_variance")
+        if self.num_warmup < 100:
+            raise ValueError(
+                f"MCLMC: num_warmup must be at least 100, got {self.num_warmup}: step size, length "
+                "and mass matrix are tuned by it."
+            )
+
+    @property
+    def num_steps(self) -> int:
+        return self.num_samples * self.thin
+
+    @property
+    def num_dropped(self) -> int:
+        return 0
+
+    def check(self, problem: Problem) -> None:
+        if problem.size < 2:
+            raise ValueError(
+                "MCLMC moves at a constant speed, for which it needs at least 2 unknowns; the "
+                "target has 1. `bayes.NUTS` serves it."
+            )
+
+    def init(self, problem: Problem, key: PRNGKeyArray) -> MicrocanonicalState:
+        place_key, direction_key, key = jr.split(key, 3)
+        density = self._density(problem)
+        # BlackJAX tunes in the default dtype.
+        place = problem.dispersed(place_key).astype(float)
+        chain = blackjax().mcmc.mclmc.init(place, density, direction_key)
+        chain, found, _ = blackjax().mclmc_find_L_and_step_size(
+            blackjax().mcmc.mclmc.build_kernel(),
+            num_steps=_STEPS_OF_TUNING * self.num_warmup,
+            state=chain,
+            rng_key=key,
+            logdensity_fn=density,
+            desired_energy_var=self.energy_variance,
+        )
+        return MicrocanonicalState(chain, found.L, found.step_size, found.inverse_mass_matrix)
+
+    def step(
+        self, problem: Problem, state: MicrocanonicalState, index: Array, key: PRNGKeyArray
+    ) -> tuple[MicrocanonicalState, Record]:
+        kernel = blackjax().mcmc.mclmc.build_kernel()
+        chain, info = kernel(
+            key,
+            state.chain,
+            self._density(problem),
+            state.inverse_mass_matrix,
+            state.length,
+            state.step_size,
+        )
+        record = {
+            "draw": chain.position,
+            "log_density": chain.logdensity,
+            "energy_change": info.energy_change,
+        }
+        return state._replace(chain=chain), record
+
+    def _density(self, problem: Problem) -> Any:
+        return lambda place: problem.log_density(place).astype(place.dtype)

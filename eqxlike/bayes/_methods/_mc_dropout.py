@@ -1,5 +1,6 @@
 """Dropout in predictions too."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,6 @@ from .._data import num_examples, struct_of_example
 from .._inference import Problem
 from .._unknowns import Unknowns
 from ._map import MAP
-from ._takes_key import takes_key
 
 
 class MCDropout(MAP):
@@ -112,3 +112,12 @@ class MCDropout(MAP):
 
 def _is_dropout(node: Any) -> bool:
     return isinstance(node, Dropout)
+
+
+# --- Networks that are noisy: they are called with a key ---
+
+
+def takes_key(network: Any) -> bool:
+    """Whether a network can be called by `network(x, key=key)`."""
+    parameters = inspect.signature(network).parameters.values()
+    return any(each.name == "key" or each.kind is each.VAR_KEYWORD for each in parameters)

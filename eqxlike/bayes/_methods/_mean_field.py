@@ -17,7 +17,7 @@ from .._inference import Problem, Record
 from .._links import is_free, is_normal
 from .._unknowns import Unknowns
 from ._map import MAP, Optimised, descend
-from ._takes_key import takes_key
+from ._mc_dropout import takes_key
 
 
 class Normals(NamedTuple):

@@ -5,14 +5,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._numbers import positive_number, real_number, whole_number
+from .._blackjax import blackjax
 from .._inference import Problem, Record
-from ._batch_size import check_batch_size
-from ._chain import MarkovChain
-from ._deep_ensemble import DeepEnsemble
+from ._hamiltonian import MarkovChain
+from ._map import DeepEnsemble, check_batch_size
 
 Place = Float[Array, " d"]
 
@@ -93,3 +94,102 @@ class StochasticGradient(MarkovChain):
         num_data: int,
     ) -> Place:
         """One transition by BlackJAX."""
+
+
+# --- Stochastic gradient Langevin dynamics ---
+
+
+class SGLD(StochasticGradient):
+    """Stochastic gradient Langevin dynamics: gradient descent with noise of the right size.
+
+    A step goes `step_size` times the gradient of the log density over `N`, the number of examples,
+    and by normal noise of variance `2 * step_size * temperature / N` (Welling and Teh, 2011,
+    "Bayesian Learning via Stochastic Gradient Langevin Dynamics"; BlackJAX's implementation).
+    It serves data that is too much for one gradient. It is biased: of a normal posterior of
+    precision `P` it finds the covariance `(P (I - step_size P / (2 N)))^-1`, and minibatches widen
+    it further. A step size that is too large leads to infinity, one that is too small nowhere.
+
+    - `num_samples`: draws that each chain keeps.
+    - `num_warmup`: steps before that.
+    - `chains`: how many there are.
+    - `thin`: of how many steps one is kept.
+    - `step_size`: as a learning rate: of gradient descent on minus the log density over `N`. It is
+      the same for more data of the same kind.
+    - `decay`: the step size of step `t` is `step_size * (1 + t / num_warmup)**-decay`; 0 for a
+      constant one. All draws count alike.
+    - `batch_size`: examples in a gradient, drawn with replacement; all of them by default.
+    - `temperature`: the posterior is found to the power of `1 / temperature`.
+    - `descent_steps`: of Adam, from where the chain begins to a mode, before its first step.
+
+    >>> from eqxlike import bayes
+    >>> method = bayes.SGLD(step_size=1e-3, batch_size=64)
+    """
+
+    def move(
+        self,
+        key: PRNGKeyArray,
+        place: Place,
+        gradient: Callable[[Place, Any], Place],
+        batch: Any,
+        step_size: Array,
+        num_data: int,
+    ) -> Place:
+        kernel = blackjax().sgmcmc.sgld.build_kernel()
+        return kernel(key, place, gradient, batch, step_size / num_data, self.temperature)
+
+
+# --- Stochastic gradient Hamiltonian Monte Carlo ---
+
+
+class SGHMC(StochasticGradient):
+    """Stochastic gradient Hamiltonian Monte Carlo: gradient descent with momentum and noise.
+
+    With momentum a chain goes further than that of `bayes.SGLD` before it forgets where to. Noise
+    makes up for what friction takes (Chen, Fox and Guestrin, 2014, "Stochastic Gradient Hamiltonian
+    Monte Carlo"; BlackJAX's implementation). It is biased: the variance along a direction in which
+    the posterior has precision `p` is too large by about `step_size * p / (N friction)` of itself,
+    `N` the number of examples, and at 1 the chain leaves for infinity.
+
+    - `friction`: the part of the momentum that a gradient loses: 1 less the momentum of an
+      optimiser.
+    - `trajectory_steps`: gradients in a step, at whose beginning the momentum is drawn anew.
+
+    The other fields are those of `bayes.SGLD`. The step size is a learning rate here too: what a
+    gradient adds to the momentum.
+
+    >>> from eqxlike import bayes
+    >>> method = bayes.SGHMC(step_size=1e-4, batch_size=64)
+    """
+
+    num_warmup: int = 1000
+    thin: int = 2
+    step_size: float = 3e-4
+    friction: float = 0.1
+    trajectory_steps: int = 30
+
+    def __check_init__(self):
+        if not positive_number(self.friction, "SGHMC: friction") <= 1:
+            raise ValueError(f"SGHMC: friction must lie in (0, 1], got {self.friction}.")
+        whole_number(self.trajectory_steps, "SGHMC: trajectory_steps")
+
+    def move(
+        self,
+        key: PRNGKeyArray,
+        place: Place,
+        gradient: Callable[[Place, Any], Place],
+        batch: Any,
+        step_size: Array,
+        num_data: int,
+    ) -> Place:
+        # BlackJAX draws momenta of temperature 1, and so the density is tempered instead. Its steps
+        # are those of a time `dt`, with which momentum and place change by `dt` and `dt**2`.
+        dt = jnp.sqrt(step_size * self.temperature / num_data)
+        kernel = blackjax().sgmcmc.sghmc.build_kernel(alpha=self.friction / dt)
+        return kernel(
+            key,
+            place,
+            lambda place, batch: gradient(place, batch) / self.temperature,
+            batch,
+            dt,
+            self.trajectory_steps,
+        )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
 from ..._numbers import whole_number
-from ._checks import check_classification
+from ._scores import check_classification
 
 Equal = Literal["width", "mass"]
 

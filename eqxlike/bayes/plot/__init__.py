@@ -6,8 +6,8 @@ shows `axes.figure`.
 """
 
 from ._bands import bands as bands
-from ._coverage import coverage as coverage
-from ._ranks import ranks as ranks
-from ._ranks import sbc_ranks as sbc_ranks
-from ._reliability import reliability as reliability
-from ._traces import traces as traces
+from ._calibration import coverage as coverage
+from ._calibration import reliability as reliability
+from ._chains import ranks as ranks
+from ._chains import sbc_ranks as sbc_ranks
+from ._chains import traces as traces

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..._figures import BLUE, INK, ORANGE, tidy
+from ..._figures import BLUE, INK, ORANGE, new_figure, tidy
 from .._mixtures import Mixture, check_mixture
-from ._axes import add_legend, axes_for, tint
 
 
 def bands(
@@ -84,3 +83,82 @@ def bands(
     tidy(axes)
     add_legend(axes, legend)
     return axes
+
+
+# --- Axes to draw in, and colours that tell chains apart ---
+
+
+# Okabe and Ito (2008), "Color Universal Design", less yellow, which is faint on white.
+DISTINCT = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
+
+
+def axes_for(ax: Any, caller: str, width: float = 6.0, height: float = 4.0) -> Any:
+    """`ax`, or if that is `None` the axes of a new figure of so many inches."""
+    return new_figure(width, height, caller).add_subplot() if ax is None else ax
+
+
+def tint(colour: str, strength: float) -> tuple[float, ...]:
+    """The colour in white, of which 1 leaves nothing."""
+    parts = np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+    return tuple(1 - strength * (1 - parts))
+
+
+def add_legend(axes: Any, legend: bool | str) -> Any:
+    """A legend below the axes, or where a string says in matplotlib's words; `False` is for none.
+
+    Below the axes it hides neither data nor a title. A figure without a layout makes no room for it
+    there: then it is inside of them, where matplotlib finds most.
+
+    **Returns:** the legend, or `None`.
+    """
+    if legend is False:
+        return None
+    if legend is not True or axes.figure.get_layout_engine() is None:
+        place = "best" if legend is True else legend
+        return axes.legend(loc=place, fontsize=8, framealpha=0.9)
+    return _legend_below(axes)
+
+
+def _legend_below(axes: Any) -> Any:
+    """A legend under the labels of the x-axis, in as many columns as are no wider than the axes."""
+    from matplotlib.transforms import ScaledTranslation
+
+    labels, figure = axes.xaxis.get_tightbbox(), axes.figure
+    drop = 0 if labels is None else labels.y0 - axes.bbox.y0
+    below = ScaledTranslation(0, drop / figure.dpi, figure.dpi_scale_trans)
+    for columns in range(len(axes.get_legend_handles_labels()[0]), 0, -1):
+        legend = axes.legend(
+            loc="upper center",
+            bbox_to_anchor=(0.5, 0),
+            bbox_transform=axes.transAxes + below,
+            ncols=columns,
+            fontsize=8,
+            frameon=False,
+        )
+        if legend.get_window_extent().width <= axes.bbox.width:
+            break
+    return axes.get_legend()
+
+
+# --- Quantiles of the binomial distribution, between which counts of calibrated things lie ---
+
+
+def binomial_quantile(probability: float, num_trials: int, chances: np.ndarray) -> np.ndarray:
+    """The least count that at least this probability lies at or below, for each of the chances.
+
+    **Arguments:**
+
+    - `probability`: between 0 and 1.
+    - `num_trials`: how often.
+    - `chances`: of each trial, between 0 and 1, shape `(K,)`.
+
+    **Returns:** shape `(K,)`.
+    """
+    counts = np.arange(num_trials + 1)
+    log_factorials = np.concatenate([[0], np.cumsum(np.log(np.arange(1, num_trials + 1)))])
+    ways = log_factorials[-1] - log_factorials - log_factorials[::-1]
+    # Of a chance of 0 or 1 the log is kept finite, so that 0 times it is 0.
+    log_chances = np.log(np.maximum(chances, 1e-300))[:, None]
+    log_others = np.log(np.maximum(1 - chances, 1e-300))[:, None]
+    masses = np.exp(ways + counts * log_chances + counts[::-1] * log_others)
+    return np.sum(np.cumsum(masses, axis=1) < probability, axis=1)

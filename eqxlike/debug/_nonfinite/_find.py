@@ -11,10 +11,8 @@ import jax.tree_util as jtu
 from ..._compat import Tracer
 from ..._partition import Rest, split
 from ..._pytree import is_inexact_array
-from ..._transforms._wrapping import check_callable
-from ._places import Layers, arguments_by_name
-from ._report import NonFinite, what_is_wrong
-from ._walk import Origin, Walk
+from ..._transforms._signatures import check_callable
+from ._walk import Layers, NonFinite, Origin, Walk, arguments_by_name, what_is_wrong
 
 
 def find_nonfinite(

@@ -9,19 +9,286 @@ Constants have no origin, an argument is its own; what makes a NaN of them has o
 An operation that makes an infinity of finite numbers, beside those that it was given, has one too.
 """
 
+import contextlib
 import dataclasses
+import inspect
 import itertools
-from collections.abc import Callable, Sequence
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from ..._compat import scan_counts
-from ._places import source_of
-from ._report import Values, has_numbers, is_finite, values_of, what_is_wrong
+from ..._module import Module, Wrapper, observe_calls
+
+# --- Where an operation stands: the layer that was being called, and the line of source ---
+
+
+_SCOPE = "eqxlike-layer-"
+_IN_SCOPE = re.compile(rf"{_SCOPE}(\d+)")
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_MACHINERY = (
+    "<eqxlike ",
+    os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), ""),
+    *(
+        os.path.join(_PACKAGE, name, "")
+        for name in ("_module", "_partition", "_transforms", "ad", "debug", "loops")
+    ),
+)
+"""What stands between an operation and the line of a user, or of a layer, that asked for it."""
+
+
+class _Scope:
+    """Names what a layer makes.
+
+    All of one call of `find_nonfinite` are equal: a program that maps one tree onto another, as a
+    step of a training does with the model and what its optimiser keeps, is to find them of one
+    structure, as they were. Those of different calls are not, since JAX keeps what it has traced.
+    """
+
+    def __init__(self, layers: "Layers", name: str):
+        self._layers = layers
+        self._name = name
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Scope and other._layers is self._layers
+
+    def __hash__(self) -> int:
+        return hash(self._layers)
+
+    @contextlib.contextmanager
+    def __call__(self, *_: Any) -> Iterator[Callable[[Any], None]]:
+        with jax.named_scope(self._name):
+            yield lambda output: None
+
+
+class Layers:
+    """The Modules of a call. Each puts its number in the scope of the operations that it makes."""
+
+    def __init__(self, function: Callable[..., Any], arguments: dict[str, Any]):
+        self._found: list[tuple[str, str]] = []
+        self._inside = _path_inside(function)
+        self.function, self.arguments = observe_calls((function, arguments), self._add)
+
+    def _add(self, path: tuple[Any, ...], layer: Module) -> Callable[..., Any]:
+        self._found.append((name_of(path), type(layer).__name__))
+        return _Scope(self, f"{_SCOPE}{len(self._found) - 1}")
+
+    def name_of(self, path: tuple[Any, ...]) -> str:
+        """The name of a leaf: like a layer, it stands under the path of the wrapper around it."""
+        whose, *inner = path
+        if whose.idx == 0 and tuple(inner[: len(self._inside)]) == self._inside:
+            inner = inner[len(self._inside) :]
+        return name_of((whose, *inner))
+
+    def at(self, scopes: str) -> tuple[str, str]:
+        """The path and the type of the innermost layer in the scopes of an operation."""
+        numbers = _IN_SCOPE.findall(scopes)
+        return self._found[int(numbers[-1])] if numbers else ("", "")
+
+
+def _path_inside(function: Any) -> tuple[Any, ...]:
+    """The path from a function that was transformed, or bound, to the Module inside."""
+    path: tuple[Any, ...] = ()
+    while isinstance(function, Wrapper):
+        wrapped = (function.__wrapped__, getattr(function, "__self__", None))
+        parts = jtu.tree_leaves_with_path(
+            function, is_leaf=lambda part, whole=function: part is not whole and _is_module(part)
+        )
+        inside = [
+            (key, part)
+            for key, part in parts
+            if _is_module(part) and any(part is w for w in wrapped)
+        ]
+        if not inside:
+            break
+        path, function = path + inside[0][0], inside[0][1]
+    return path
+
+
+def _is_module(node: Any) -> bool:
+    return isinstance(node, Module)
+
+
+def name_of(path: tuple[Any, ...]) -> str:
+    """The name of a place in the pair of a function and its arguments by name."""
+    whose, *inner = path
+    if whose.idx == 0:
+        return f"model{jtu.keystr(tuple(inner))}"
+    return f"{inner[0].key}{jtu.keystr(tuple(inner[1:]))}"
+
+
+def arguments_by_name(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], Callable[[dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]]:
+    """The arguments under the names of their parameters, and the way back."""
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        # No signature, or a call that does not fit it, of which Python will say so.
+        return {"args": args, "kwargs": kwargs}, lambda named: (named["args"], named["kwargs"])
+
+    def back(named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        # In the order of the parameters: a tree of a dict comes back in that of the names.
+        ordered = {name: named[name] for name in bound.arguments}
+        again = inspect.BoundArguments(bound.signature, ordered)  # pyright: ignore
+        return again.args, again.kwargs
+
+    return dict(bound.arguments), back
+
+
+def source_of(equation: Any) -> str:
+    """The line in the user's program, or in a layer of ours, that made an operation; or `""`.
+
+    In a function that JAX keeps traced, as those of `jax.numpy`, there may be none.
+    """
+    traceback = equation.source_info.traceback
+    for frame in () if traceback is None else traceback.frames:
+        if not frame.file_name.startswith(_MACHINERY):
+            return f"{frame.file_name}:{frame.line_num} in {frame.function_name}"
+    return ""
+
+
+# --- What was found: an operation, its place, and the ranges of what it took and gave ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """The values of an array.
+
+    - `shape`, `dtype`: of the array.
+    - `lowest`, `highest`: of its finite numbers, the parts of complex ones among them; `None` if it
+      has none.
+    - `num_nan`, `num_infinite`: how many of its elements are NaN, and how many infinite.
+    - `first`: the index of the first element that is either; `None` if none is.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    lowest: float | None
+    highest: float | None
+    num_nan: int
+    num_infinite: int
+    first: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        sizes = ", ".join(map(str, self.shape))
+        parts = []
+        if self.lowest is not None:
+            is_one = self.lowest == self.highest
+            parts.append(
+                f"{self.lowest:.4g}" if is_one else f"{self.lowest:.4g} to {self.highest:.4g}"
+            )
+        found = [(self.num_nan, "NaN"), (self.num_infinite, "infinite")]
+        parts += [f"{number} {what}" for number, what in found if number]
+        if self.first:
+            parts.append(f"the first at {list(self.first)}")
+        return f"{self.dtype}[{sizes}]: {', '.join(parts) or 'empty'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class NonFinite:
+    """The operation that made the first NaN or infinity; `str` shows all of it.
+
+    - `kind`: `"NaN"` or `"infinity"`.
+    - `during`: `"forward pass"` or `"gradient"`.
+    - `layer`: the path of the layer that was being called, such as `"model.layers[1]"`; `""` if
+      the operation stands in none.
+    - `layer_type`: the name of its class; `""` if there is none.
+    - `operation`: the name of the primitive; that of an argument, if it came with that one.
+    - `source`: the line of source, `"file:line in function"`; `""` if JAX does not know.
+    - `turns`: the turns of the loops around it, from 0, outer ones first.
+    - `inputs`, `outputs`: the values that the operation took and gave.
+    - `came_with`: the path of the argument that brought the infinity which the operation made a NaN
+      of; `""` if none did.
+    - `reaches`: the path of the first part of the result that it spoils.
+    - `then`: the operation that made a NaN of the infinity, if that is another.
+    """
+
+    kind: str
+    during: str
+    layer: str
+    layer_type: str
+    operation: str
+    source: str
+    turns: tuple[int, ...]
+    inputs: tuple[Values, ...]
+    outputs: tuple[Values, ...]
+    reaches: str
+    then: "NonFinite | None" = None
+    came_with: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"The first {self.kind} of the {self.during} {self._made()}", *self._place()]
+        lines += [f"  took {each}" for each in self.inputs]
+        lines += [f"  gave {each}" for each in self.outputs]
+        lines += [f"  The infinity that it took came with {self.came_with}."] * bool(self.came_with)
+        if self.then is not None:
+            lines += [f"  and {self.then._made('became NaN')}"]
+            lines += [f"  {line}" for line in self.then._place()]
+        return "\n".join([*lines, f"  It reaches {self.reaches}."])
+
+    def _made(self, made: str = "was made") -> str:
+        if not self.inputs and not self.source:
+            return f"came with {self.operation}."
+        layer = f" in {self.layer} ({self.layer_type})" if self.layer else ""
+        turns = f", turn {', '.join(map(str, self.turns))} of the loop" if self.turns else ""
+        return f"{made} by `{self.operation}`{layer}{turns}:"
+
+    def _place(self) -> list[str]:
+        return [f"  at {self.source}"] if self.source else []
+
+
+def has_numbers(value: Any) -> bool:
+    """Whether `value` is an array that may hold a NaN or an infinity."""
+    dtype = getattr(value, "dtype", None)
+    is_array = isinstance(value, jax.Array | np.ndarray | np.generic)
+    return is_array and dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+
+
+def what_is_wrong(value: Any) -> str | None:
+    """`"NaN"` if there is one in `value`, `"infinity"` if there is one alone, or `None`."""
+    if isinstance(value, float | complex):
+        value = np.asarray(value)
+    if not has_numbers(value):
+        return None
+    numbers = jax.device_get(value)
+    if is_finite(numbers).all():
+        return None
+    return "NaN" if np.isnan(numbers).any() else "infinity"
+
+
+def is_finite(value: Any) -> np.ndarray:
+    """Where `value`, an array or a number of Python, is neither NaN nor infinite."""
+    return np.isfinite(jax.device_get(value))
+
+
+def values_of(value: Any, dtype: Any = None) -> Values:
+    """The `Values` of an array, or of a number of Python, which has the `dtype` of a program."""
+    numbers = np.asarray(jax.device_get(value), dtype)
+    parts = np.ravel(numbers)
+    if np.iscomplexobj(parts):
+        parts = np.concatenate([np.real(parts), np.imag(parts)])
+    # `float64` holds all that the small floats do, which NumPy does not take the minimum of.
+    finite = parts[np.isfinite(parts)].astype(np.float64)
+    is_bad = ~np.isfinite(numbers)
+    is_nan = np.isnan(numbers)
+    return Values(
+        shape=numbers.shape,
+        dtype=str(numbers.dtype),
+        lowest=float(finite.min()) if finite.size else None,
+        highest=float(finite.max()) if finite.size else None,
+        num_nan=int(is_nan.sum()),
+        num_infinite=int((is_bad & ~is_nan).sum()),
+        first=tuple(map(int, np.argwhere(is_bad)[0])) if is_bad.any() else None,
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

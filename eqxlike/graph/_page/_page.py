@@ -6,8 +6,8 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any
 
-from .._nested import Group, edges_in, nested
 from .._operations import Program
+from .._rows import Group, edges_in, nested
 from .._text import Table, headline, lines, tables
 
 _TEMPLATE = pathlib.Path(__file__).with_name("template.html")

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from ..._transforms._derivatives._zero_tangents import jvp_of_moving, zero_tangent
+from ..._transforms._derivatives._linear_call import jvp_of_moving, zero_tangent
 from ._batched import unvmap_any
 from ._counted_scan import save, tangents_of
 from ._moving import find_moving, moving_at_start
 from ._plan import Arrays, Operands, Scan, split
-from ._run import put_aside
+from ._step import put_aside
 
 Condition = Callable[[Arrays, Arrays], Bool[Array, ""]]
 """`condition(consts, carry)`."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ..._transforms._derivatives._zero_tangents import has_tangent, is_inexact
+from ..._transforms._derivatives._linear_call import has_tangent, is_inexact
 from ._plan import Arrays, Operands, Scan, Step, split
 
 

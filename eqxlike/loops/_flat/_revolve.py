@@ -16,13 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from ..._transforms._derivatives._linear_call import linear_call
-from ..._transforms._derivatives._zero_tangents import instantiate, jvp_of_moving
+from ..._transforms._derivatives._linear_call import instantiate, jvp_of_moving, linear_call
 from ._batched import select_if_vmap, unvmap_max
 from ._moving import Moving, find_moving, moved, with_tangents
 from ._plan import Arrays, Operands, Scan, split
-from ._run import put_aside
-from ._step import pull_back_step
+from ._step import pull_back_step, put_aside
 
 PushForward = Callable[[Scan, Operands, Moving, Arrays], list[Array]]
 """From a scan, what it is run on and directions to the tangents of the last carry and of the ys."""

@@ -1,5 +1,6 @@
 """One step of a scan backwards, for one member and for a batch."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -7,9 +8,10 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool
 
-from ._batched import select_if_vmap
+from ..._transforms._derivatives._linear_call import linear_call
+from ._batched import select_if_vmap, unvmap_max
 from ._moving import Moving, moved, moving_parts, of_moving
-from ._plan import Arrays, Scan
+from ._plan import Arrays, Operands, Scan
 
 Cotangents = tuple[list[Array], list[Array], list[Array]]
 """Of the consts, of the carry and of the x."""
@@ -140,3 +142,133 @@ def _pull_back_batch(
 
 def _spread(array: Array, is_batched: bool, size: int) -> Array:
     return array if is_batched else jnp.broadcast_to(array, (size, *jnp.shape(array)))
+
+
+# --- Buffers as a loop starts with them, for the derivatives of what it leaves in them ---
+
+
+def started(
+    is_buffer: Sequence[bool],
+    operands: Arrays,
+    carry: Arrays,
+    run: Callable[[Arrays, Arrays], Arrays],
+    *,
+    is_inside: bool = False,
+) -> list[Array]:
+    """The carry to start with.
+
+    The reverse mode leaves in the cotangent of a buffer what belonged to places that were written:
+    to take it out step by step, XLA would copy the buffer in each. Here it is taken out at once. A
+    place was written if the loop leaves the same there whatever it held before.
+
+    **Arguments:**
+
+    - `is_buffer`: which of the carry are such buffers.
+    - `operands`: what else the loop is run on.
+    - `run`: from the operands and a carry to start with to the last carry.
+    - `is_inside`: whether the loop is a part of another whose buffers they are, and which takes it
+      out. Only in derivatives of derivatives, where the buffer is full from the start, it is
+      taken out here too.
+    """
+    is_buffer = [
+        is_one and jnp.issubdtype(each.dtype, jnp.inexact)
+        for is_one, each in zip(is_buffer, carry, strict=True)
+    ]
+    if not any(is_buffer):
+        return list(carry)
+    num_operands = len(operands)
+
+    def only_buffers(carry: Arrays) -> list[Array]:
+        return [each for each, is_one in zip(carry, is_buffer, strict=True) if is_one]
+
+    def forward(residuals: Arrays, buffers: Arrays) -> list[Array]:
+        return list(buffers)
+
+    def transpose(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
+        operands, carry = residuals[:num_operands], residuals[num_operands:]
+        others = [
+            jnp.where(each == 0, 1, 0).astype(each.dtype) if is_one else each
+            for each, is_one in zip(carry, is_buffer, strict=True)
+        ]
+        ends = [only_buffers(run(operands, each)) for each in (carry, others)]
+        return [
+            jnp.where(_is_same(one, other), jnp.zeros_like(cotangent), cotangent)
+            for one, other, cotangent in zip(*ends, cotangents, strict=True)
+        ]
+
+    residuals = [jax.lax.stop_gradient(each) for each in (*operands, *carry)]
+    buffers = only_buffers(carry)
+    buffers = iter(
+        linear_call(
+            forward,
+            _as_it_is if is_inside else transpose,
+            residuals,
+            buffers,
+            like=buffers,
+            transpose_beside_tangents=transpose,
+            is_of_members=True,
+        )
+    )
+    return [
+        next(buffers) if is_one else each for each, is_one in zip(carry, is_buffer, strict=True)
+    ]
+
+
+def _as_it_is(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
+    return list(cotangents)
+
+
+def _is_same(one: Array, other: Array) -> Array:
+    return (one == other) | (jnp.isnan(one) & jnp.isnan(other))
+
+
+# --- A scan as it runs, where nothing is differentiated ---
+
+
+def run(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
+    """The last carry, and what the steps returned in rows; zeros for steps beyond the count.
+
+    A batch runs as long as the longest of its members.
+    """
+    if operands.count is None:
+        return _run_whole(scan, operands)
+    consts, count, xs = operands.consts, operands.count, operands.xs
+    carry = list(operands.carry)
+    x = [jax.ShapeDtypeStruct(each.shape[1:], each.dtype) for each in xs]
+    _, y = jax.eval_shape(lambda x: scan.step(consts, carry, x, count > 0), x)
+    ys = [jnp.zeros((scan.length, *each.shape), each.dtype) for each in y]
+    longest = unvmap_max(count)
+
+    def body(number: Array, state: tuple[list[Array], list[Array]]) -> Any:
+        carry, ys = state
+        index = longest - 1 - number if scan.is_reversed else number
+        is_active = index < count
+        x = [jax.lax.dynamic_index_in_dim(each, index, keepdims=False) for each in xs]
+        new, y = scan.step(consts, carry, x, is_active)
+        ys = [
+            jax.lax.dynamic_update_index_in_dim(
+                rows, select_if_vmap(is_active, each, jnp.zeros_like(each)), index, 0
+            )
+            for rows, each in zip(ys, y, strict=True)
+        ]
+        return put_aside(scan, is_active, new, carry), ys
+
+    return jax.lax.fori_loop(0, longest, body, (carry, ys))
+
+
+def _run_whole(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
+    def step(carry: list[Array], x: list[Array]) -> tuple[list[Array], list[Array]]:
+        new, y = scan.step(operands.consts, carry, x, True)
+        return list(new), list(y)
+
+    return jax.lax.scan(
+        step, list(operands.carry), list(operands.xs), scan.length, reverse=scan.is_reversed
+    )
+
+
+def put_aside(scan: Scan, is_active: Any, new: Arrays, old: Arrays) -> list[Array]:
+    """The carry after a step: the new one for the members of a batch that are active."""
+    return [
+        one if is_masked else select_if_vmap(is_active, one, other)
+        for is_masked, one, other in zip(scan.is_masked, new, old, strict=True)
+    ]

@@ -1,15 +1,18 @@
 """Linear layers whose weights are random: a Gaussian posterior beside a Gaussian prior."""
 
 import functools
+import itertools
+from collections.abc import Callable
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._dtypes import parameter_dtype
-from ..._module import field, freeze_where
-from ..._numbers import check_scale
+from ..._module import Module, field, freeze_where
+from ..._numbers import check_scale, whole_number
 from ..._pytree import frozen_mask, tree_at
 from ..._transforms import filter_eval_shape
 from .._common import (
@@ -24,6 +27,7 @@ from .._common import (
     number_of_features,
     rho_for,
     scale_of_each,
+    split_key,
 )
 from .._linear import Linear
 from ._gaussian_layer import (
@@ -258,3 +262,64 @@ def _linear_without_values(*form: Any) -> Linear:
     To make it takes 0.4 ms, and a call outside of `jax.jit` needs it twice.
     """
     return filter_eval_shape(Linear, *form, key=jr.key(0))
+
+
+# --- Networks of linear layers whose weights are random ---
+
+
+class BayesianMLP(Module):
+    """A multi-layer perceptron of `BayesianLinear` layers.
+
+    >>> import eqxlike as eqx, jax, jax.numpy as jnp
+    >>> model = BayesianMLP(2, 1, width_size=8, depth=1, key=jax.random.key(0))
+    >>> eqx.filter_jit(model)(jnp.ones(2), key=jax.random.key(1)).shape
+    (1,)
+    """
+
+    layers: tuple[BayesianLinear | Linear, ...]
+    activation: Callable
+
+    def __init__(
+        self,
+        in_size: int | Literal["scalar"],
+        out_size: int | Literal["scalar"],
+        width_size: int,
+        depth: int,
+        activation: Callable = jax.nn.relu,
+        dtype: Any = None,
+        *,
+        prior_scale: float | Float[Array, ""] = 1.0,
+        posterior_scale: float = 0.1,
+        inference: bool = False,
+        estimator: Estimator = "local",
+        key: PRNGKeyArray,
+    ):
+        """**Arguments:** sizes, `depth` and `activation` as for `MLP`, others as for a layer.
+
+        **Raises:** `ValueError` for a negative or non-integer size or depth.
+        """
+        in_size = number_of_features(in_size, "in_size")
+        out_size = number_of_features(out_size, "out_size")
+        width_size = whole_number(width_size, "width_size", least=0)
+        depth = whole_number(depth, "depth", least=0)
+        make = functools.partial(
+            BayesianLinear,
+            dtype=dtype,
+            prior_scale=prior_scale,
+            posterior_scale=posterior_scale,
+            inference=inference,
+            estimator=estimator,
+        )
+        sizes = itertools.pairwise((in_size, *[width_size] * depth, out_size))
+        keys = split_key(key, depth + 1)
+        self.layers = tuple(
+            make(*pair, key=layer_key) for pair, layer_key in zip(sizes, keys, strict=True)
+        )
+        self.activation = activation
+
+    def __call__(self, x: Float[Array, " in_size"], *, key: PRNGKeyArray | None = None) -> Array:
+        """**Arguments:** `x` of shape `(in_size,)`, and a `key` as for a layer."""
+        keys = [None] * len(self.layers) if key is None else jr.split(key, len(self.layers))
+        for layer, layer_key in zip(self.layers[:-1], keys[:-1], strict=True):
+            x = self.activation(layer(x, key=layer_key))
+        return self.layers[-1](x, key=keys[-1])

@@ -12,9 +12,8 @@ from .._common import check_instance
 from .._conv import Conv
 from .._linear import Linear
 from ._conv import BayesianConv
-from ._gaussian_layer import Estimator, check_estimator, with_rhos
+from ._gaussian_layer import BayesianLayer, Estimator, check_estimator, with_rhos
 from ._linear import BayesianLinear
-from ._posterior import BayesianLayer
 
 
 def posterior_mean(model: PyTree) -> PyTree:

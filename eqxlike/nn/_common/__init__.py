@@ -2,29 +2,29 @@
 windows.
 """
 
-from ._features import feature_count as feature_count
-from ._features import feature_shape as feature_shape
-from ._features import number_of_features as number_of_features
-from ._gaussian import check_key as check_key
-from ._gaussian import check_real_floating as check_real_floating
-from ._gaussian import draw_gaussian as draw_gaussian
-from ._gaussian import draw_noise as draw_noise
-from ._gaussian import gaussian_kl as gaussian_kl
-from ._gaussian import rho_for as rho_for
-from ._gaussian import rho_of as rho_of
-from ._gaussian import scale_of_each as scale_of_each
+from ._inputs import as_data as as_data
 from ._inputs import check_input as check_input
 from ._inputs import check_instance as check_instance
 from ._inputs import describe as describe
-from ._keys import as_data as as_data
-from ._keys import key_for as key_for
-from ._keys import split_key as split_key
+from ._inputs import feature_count as feature_count
+from ._inputs import feature_shape as feature_shape
+from ._inputs import key_for as key_for
+from ._inputs import layer_at as layer_at
+from ._inputs import number_of_features as number_of_features
+from ._inputs import split_key as split_key
+from ._inputs import stack_layers as stack_layers
 from ._parameters import Initializer as Initializer
 from ._parameters import Parameter as Parameter
+from ._parameters import check_key as check_key
+from ._parameters import check_real_floating as check_real_floating
 from ._parameters import draw as draw
+from ._parameters import draw_gaussian as draw_gaussian
+from ._parameters import draw_noise as draw_noise
 from ._parameters import fan_in_limit as fan_in_limit
-from ._stacked import layer_at as layer_at
-from ._stacked import stack_layers as stack_layers
+from ._parameters import gaussian_kl as gaussian_kl
+from ._parameters import rho_for as rho_for
+from ._parameters import rho_of as rho_of
+from ._parameters import scale_of_each as scale_of_each
 from ._windows import Padding as Padding
 from ._windows import Pads as Pads
 from ._windows import Sizes as Sizes

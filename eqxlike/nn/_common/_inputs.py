@@ -1,13 +1,21 @@
 """Checks of what a layer is called with, and the place of the layer in the model."""
 
+import functools
+import inspect
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
+import jax.random as jr
 import jax.tree_util as jtu
+from jaxtyping import PRNGKeyArray
 
+from ..._dtypes import is_key
 from ..._module import BoundMethod, Module
+from ..._numbers import integer
+from ..._pytree import combine, is_array, partition
 
 Shape = tuple[int | str | None, ...]
 """Sizes by axis; a string names a size that may be any, and `"..."` any number of axes."""
@@ -89,3 +97,84 @@ def _path_to(layer: Module, module: Module) -> str | None:
         if node is layer:
             return jtu.keystr(path)
     return None
+
+
+# --- Numbers of features, of which a layer may have the word "scalar" ---
+
+
+Features = int | Literal["scalar"]
+"""A number of features, or `"scalar"` for arrays of shape `()`."""
+
+
+def number_of_features(value: Any, name: str) -> Features:
+    """`value` as an `int`, or `"scalar"`.
+
+    **Raises:** `ValueError` unless it is an integer of at least 0, or that word.
+    """
+    if isinstance(value, str) and value == "scalar":
+        return "scalar"
+    number = integer(value)
+    if number is None or number < 0:
+        raise ValueError(f"{name} must be an integer of at least 0 or 'scalar', got {value!r}.")
+    return number
+
+
+def feature_count(features: Features) -> int:
+    """The length of the vector that stands for `features`: 1 for `"scalar"`."""
+    return 1 if features == "scalar" else features
+
+
+def feature_shape(features: Features) -> tuple[int, ...]:
+    """The shape of one input or output with so many features: `()` for `"scalar"`."""
+    return () if features == "scalar" else (features,)
+
+
+# --- Layers of one form stored as one, each array with a leading axis ---
+
+
+def stack_layers(layers: Sequence[Any]) -> Any:
+    """One layer with the arrays of all, stacked; what is no array is that of the first."""
+    arrays, statics = zip(*(partition(layer, is_array) for layer in layers), strict=True)
+    return combine(jtu.tree_map(lambda *each: jnp.stack(each), *arrays), statics[0])
+
+
+def layer_at(stacked: Any, index: int) -> Any:
+    """One of the layers that are stored stacked, or one of the outputs of all, by itself."""
+    return jtu.tree_map(lambda leaf: leaf[index] if is_array(leaf) else leaf, stacked)
+
+
+# --- Random keys for layers one by one, and for those that a loop walks along ---
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def split_key(key: PRNGKeyArray, num: int) -> tuple[PRNGKeyArray, ...]:
+    """`jax.random.split` as a tuple: one dispatch, where to take a key off an array is one each."""
+    return tuple(jr.split(key, num))
+
+
+def key_for(layer: Callable[..., Any], key: PRNGKeyArray | None) -> dict[str, Any]:
+    """The option `key` for a layer that somebody wrote.
+
+    Where no key was given, a layer that takes one gets `None`, and any other is called without.
+    """
+    return {"key": key} if key is not None or _takes_key(layer) else {}
+
+
+def _takes_key(layer: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(layer).parameters
+    except (TypeError, ValueError):
+        return True
+    return "key" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def as_data(keys: PRNGKeyArray | None) -> tuple[Any, Callable[[Any], Any]]:
+    """Keys as the numbers that they are made of, and the function that makes keys of them again.
+
+    For what a `scan` walks along: of keys that a `vmap` around it has moved into place, JAX's check
+    for keys that are used twice says that they are used up.
+    """
+    if keys is None or not is_key(keys):
+        return keys, lambda data: data
+    implementation = jr.key_impl(keys)
+    return jr.key_data(keys), lambda data: jr.wrap_key_data(data, impl=implementation)

@@ -1,15 +1,207 @@
 """Replacing the layers of a model."""
 
-from collections.abc import Callable
+import hashlib
+import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import jax.random as jr
 import jax.tree_util as jtu
-from jaxtyping import PRNGKeyArray, PyTree
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from ..._module import Module
-from .._common import check_instance
-from ._match import Match, node_predicate
-from ._paths import key_at
+from ..._pytree import is_frozen, is_inexact_array, tree_at
+from .._bayesian import BayesianConv, BayesianLayer, BayesianLinear, Estimator, linear_or_conv
+from .._common import Initializer, Parameter, check_instance, draw
+from .._linear import Linear
+from ._freeze import unfreeze
+
+# --- New values for the arrays of a model ---
+
+
+def reinitialise(
+    model: PyTree,
+    rule: Callable[[str, Array], Initializer | None],
+    *,
+    key: PRNGKeyArray,
+) -> PyTree:
+    """A copy of a model with new values for those of its arrays that a rule chooses.
+
+    **Arguments:**
+
+    - `model`: a Module, or any pytree.
+    - `rule`: called as `rule(path, array)` for each floating or complex array, with a path like
+      `".layers[0].weight"`. It returns one of `jax.nn.initializers` or a function of your own,
+      `init(key, shape, dtype)`; or `None`, and the array stays.
+    - `key`: each array is drawn from its own part, which depends on its path alone: another layer
+      in the model changes nothing in this one.
+
+    Arrays of two axes or more are taken for weights `(outputs, inputs, *window)`: their
+    initializer is called with the shape `(*window, inputs, outputs)`, on which those of JAX count
+    their fan-in. For stacked layers, as of `nn.ScanStack`, `nn.Parallel` or an ensemble, call this
+    function under `filter_vmap`, so that it sees the arrays of one.
+
+    **Returns:** the model with the new arrays, of the shapes and dtypes of the old. An array that
+    stands at two places gets two values, one for each path.
+
+    **Raises:** `TypeError` if `rule` returns what is no function, or `model` is a class;
+    `ValueError` if an initializer returns another shape or dtype than it was asked for.
+
+    !!! example
+
+        >>> import jax
+        >>> from eqxlike import nn
+        >>> model = nn.Linear(3, 4, key=jax.random.key(0))
+        >>> def rule(path, array):
+        ...     if path.endswith(".weight"):
+        ...         return jax.nn.initializers.orthogonal()
+        ...     return jax.nn.initializers.zeros
+        >>> nn.reinitialise(model, rule, key=jax.random.key(1)).bias
+        Array([0., 0., 0., 0.], dtype=float32)
+    """
+    check_instance(model, "reinitialise")
+
+    def renew(path: tuple[Any, ...], leaf: Any) -> Any:
+        if not is_inexact_array(leaf):
+            return leaf
+        name = jtu.keystr(path)
+        initializer = rule(name, leaf)
+        if initializer is None:
+            return leaf
+        if not callable(initializer):
+            raise TypeError(
+                "`rule` must return an initializer, called as `init(key, shape, dtype)`, or None; "
+                f"for the array at model{name} it returned {initializer!r}."
+            )
+        parameter = Parameter(
+            leaf.shape, leaf.dtype, initializer=initializer, inputs_last=leaf.ndim >= 2
+        )
+        try:
+            return draw(key_at(key, name), parameter)[0]
+        except Exception as error:
+            error.add_note(f"The array is that at model{name}.")
+            raise
+
+    return jtu.tree_map_with_path(renew, model)
+
+
+# --- From a model to a Bayesian one ---
+
+
+def to_bayesian(
+    model: PyTree,
+    where: Callable[[Any], Any | Sequence[Any]] | None = None,
+    *,
+    prior_scale: float | Float[Array, ""] = 1.0,
+    posterior_scale: float = 0.1,
+    estimator: Estimator = "local",
+) -> PyTree:
+    """Gives the layers of a model a posterior around the weights that they have.
+
+    Each `Linear` becomes a `BayesianLinear` and each `Conv` a `BayesianConv`, with the weights of
+    the layer as posterior means: so in inference mode the result computes what the model did.
+    `kl_divergence`, `sample_posterior` and `bayes.negative_elbo` take it from there.
+
+    Outside inference mode a Bayesian layer needs a key. `Sequential`, `MLP` and
+    `MultiheadAttention` pass the one that they are called with on to their layers; a model which
+    does not is called with weights drawn: `sample_posterior(model, key)(x)`.
+
+    **Arguments:**
+
+    - `model`: a Module, or any pytree.
+    - `where`: a function from the model to a node of it, or to a tuple or list of nodes, as in
+      `tree_at`: the layers to turn, or subtrees in which all are. All of `model` if left out.
+    - `prior_scale`: of every layer, relative to its fan-in: see `BayesianLinear`. An array is
+      learnt, by each layer for itself: also by those that are stored stacked, as in `ScanStack`.
+    - `posterior_scale`: the initial spread around the weights, in the same unit.
+    - `estimator`: what a layer draws when it is called: `"local"`, its output; `"flipout"` or
+      `"weights"`, its weights, for which see `BayesianLinear` and `with_perturbation`.
+
+    **Returns:** the model with Bayesian layers in it. Subclasses of `Linear` and `Conv` that are
+    called in their own way stay as they are, as do transposed convolutions.
+
+    **Raises:** `ValueError` if there is no layer to turn, a scale is not positive or the estimator
+    unknown; `TypeError` if a layer is not of a real floating dtype, or `model` is a class.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> from eqxlike import nn
+        >>> model = nn.MLP(2, 1, width_size=8, depth=1, key=jax.random.key(0))
+        >>> bayesian = nn.to_bayesian(model, lambda model: model.layers[-1])
+        >>> [type(layer).__name__ for layer in bayesian.layers]
+        ['Linear', 'BayesianLinear']
+        >>> bool(jnp.allclose(nn.inference_mode(bayesian)(jnp.ones(2)), model(jnp.ones(2))))
+        True
+        >>> eqx.filter_jit(bayesian)(jnp.ones(2), key=jax.random.key(1)).shape
+        (1,)
+    """
+    check_instance(model, "to_bayesian")
+    options: Any = {
+        "prior_scale": prior_scale,
+        "posterior_scale": posterior_scale,
+        "estimator": estimator,
+    }
+
+    def make(layer: Any) -> BayesianLayer:
+        if isinstance(layer, Linear):
+            return BayesianLinear.around(layer, **options)
+        # The means are trained, also those of a layer that was not.
+        return BayesianConv(unfreeze(layer), **options)
+
+    def turn(node: PyTree) -> PyTree:
+        return replace_layers(node, linear_or_conv, make)
+
+    return turn(model) if where is None else tree_at(where, model, replace_fn=turn)
+
+
+# --- Parts of a key for the places in a model ---
+
+
+def key_at(key: PRNGKeyArray, path: str) -> PRNGKeyArray:
+    """The part of `key` that belongs to the place `path` in a model.
+
+    It depends on nothing but the two, so that a layer which is added takes nothing from the others;
+    and is the same in each process, which Python's `hash` of a string is not.
+    """
+    # 64 bits: among the 32 that one `fold_in` takes, two of ten thousand arrays would share theirs
+    # in one model of a hundred.
+    digest = hashlib.blake2b(path.encode(), digest_size=8).digest()
+    return _fold_in(key, np.frombuffer(digest, "<u4"))
+
+
+@jax.jit
+def _fold_in(key: PRNGKeyArray, words: Array) -> PRNGKeyArray:
+    high, low = jnp.asarray(words)
+    return jr.fold_in(jr.fold_in(key, high), low)
+
+
+# --- Nodes of a model chosen by their type, or by a function ---
+
+
+Match = type | types.UnionType | tuple[type, ...] | Callable[[Any], Any]
+"""A type, several, or a function from a node of the tree to `bool`."""
+
+
+def node_predicate(match: Match, name: str) -> Callable[[Any], bool]:
+    """The function that says whether `match`, the argument `name`, chooses a node.
+
+    The mark around a frozen array is no node of the user's tree, and never chosen.
+
+    **Raises:** `TypeError` if `match` is neither type nor function.
+    """
+    node_types: Any = match if isinstance(match, tuple) else (match,)
+    if all(isinstance(each, type | types.UnionType) for each in node_types):
+        return lambda node: not is_frozen(node) and isinstance(node, node_types)
+    if callable(match):
+        return lambda node: not is_frozen(node) and bool(match(node))
+    raise TypeError(
+        f"`{name}` must be a type, a tuple of types, or a function from a node of the tree to a "
+        f"bool; got {match!r}."
+    )
 
 
 def replace_layers(

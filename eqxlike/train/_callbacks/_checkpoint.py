@@ -9,8 +9,7 @@ from typing import Literal
 from ..._numbers import whole_number
 from .._checkpoints import CheckpointFolder, Saving
 from .._run import Run
-from ._callback import Callback
-from ._kept import kept_by
+from ._callback import Callback, kept_by
 
 
 class Checkpoint(Callback):

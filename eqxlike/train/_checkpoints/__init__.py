@@ -1,9 +1,9 @@
 """Checkpoints: a state in files, whole or not at all."""
 
 from ._background import Saving as Saving
-from ._error import CheckpointError as CheckpointError
 from ._folder import CheckpointFolder as CheckpointFolder
-from ._placing import place_like as place_like
+from ._manifest import CheckpointError as CheckpointError
 from ._restore import Restored as Restored
+from ._restore import place_like as place_like
 from ._restore import restore as restore
 from ._save import save as save

@@ -1,10 +1,23 @@
 """Writing in the background: one checkpoint at a time, and no error lost."""
 
 import atexit
+import errno
+import os
+import pathlib
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing is locked
+    fcntl = None
 
 
 class Saving:
@@ -143,3 +156,69 @@ def _wait_at_exit() -> None:
 def _tell_at_exit() -> None:
     for each in _begun:
         each.tell()
+
+
+# --- Locks between processes, which end with the process that has them ---
+
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+def lock(path: pathlib.Path) -> int | None:
+    """Locks a file or folder that exists.
+
+    **Returns:** what `unlock` takes; `None` where the system, or the disk, has no such locks.
+
+    **Raises:** `BlockingIOError` if somebody has it; `OSError` as `os.open` does.
+    """
+    if fcntl is None:
+        return None
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException as error:
+        os.close(descriptor)
+        # Some file systems of clusters and networks are mounted without.
+        if isinstance(error, OSError) and error.errno in _NO_LOCKS:
+            return None
+        raise
+    return descriptor
+
+
+def unlock(descriptor: int | None) -> None:
+    """Gives a lock back."""
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+# --- What several processes of one run do together ---
+
+
+Result = TypeVar("Result")
+
+
+def together(action: Callable[[], Result]) -> Result:
+    """`action()` in every process, which go on when all are done.
+
+    **Raises:** what `action` raises here; `OSError` if it raised in another process, so that none
+    waits for one that has given up.
+    """
+    if jax.process_count() == 1:
+        return action()
+    error, result = None, None
+    try:
+        result = action()
+    except Exception as raised:
+        error = raised
+    is_well = np.asarray(multihost_utils.process_allgather(np.array(error is None)))
+    if error is not None:
+        raise error
+    if not is_well.all():
+        failed = ", ".join(map(str, np.flatnonzero(~is_well.reshape(-1))))
+        raise OSError(f"A checkpoint failed in process {failed}, whose own error says why.")
+    return result  # pyright: ignore
+
+
+def in_first(action: Callable[[], Result]) -> Result | None:
+    """`action()` in the first process alone, for which the others wait; `None` in them."""
+    return together(lambda: action() if jax.process_index() == 0 else None)

@@ -16,14 +16,10 @@ from typing import Any, Literal, TypeVar
 from jaxtyping import PyTree
 
 from ..._numbers import whole_number
-from ._background import Saving, wait_for_newest
-from ._error import CheckpointError
-from ._locks import lock, unlock
-from ._manifest import NAME, read_manifest
-from ._processes import in_first
-from ._restore import Restored, read_one
+from ._background import Saving, in_first, lock, unlock, wait_for_newest
+from ._manifest import NAME, CheckpointError, read_manifest
+from ._restore import Restored, name_of, read_one, steps_in
 from ._save import save_and_then
-from ._steps import name_of, steps_in
 
 State = TypeVar("State")
 

@@ -1,24 +1,31 @@
 """Restoring a state."""
 
+import collections
 import functools
 import os
 import pathlib
+import re
+from collections.abc import Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
+from ..._compat import Tracer
 from ..._dtypes import is_key
 from ._background import wait_for_newest
-from ._compare import check_fits
-from ._error import CheckpointError
-from ._files import check_files, checksum_of
-from ._leaves import Leaf, describe_leaves
-from ._manifest import Manifest, StoredLeaf, read_manifest
-from ._orbax import read_arrays, stored_shapes
-from ._placing import place_like, sharding_on_purpose
-from ._steps import newest_whole_near
+from ._leaves import Leaf, describe_leaves, describe_nodes, read_arrays, stored_shapes
+from ._manifest import (
+    NAME,
+    CheckpointError,
+    Manifest,
+    StoredLeaf,
+    check_files,
+    checksum_of,
+    read_manifest,
+)
 
 State = TypeVar("State")
 
@@ -184,3 +191,138 @@ def _placed(folder: pathlib.Path, stored: StoredLeaf, like: Any, value: Any) -> 
     # Compiled, since a transfer of keys reaches no devices of other processes.
     wrap: Any = functools.partial(jax.random.wrap_key_data, impl=leaf.key)
     return wrap(value) if sharding is None else jax.jit(wrap, out_shardings=sharding)(value)
+
+
+# --- Whether a checkpoint fits what it is to be restored into ---
+
+
+_MOST_LISTED = 8
+"""At most this many differences are listed."""
+
+
+def check_fits(
+    folder: pathlib.Path, manifest: Manifest, like: PyTree, leaves: list[tuple[Leaf, Any]]
+) -> None:
+    """Raises `ValueError` with all differences if a checkpoint is of another structure than `like`.
+
+    **Arguments:**
+
+    - `leaves`: those of `like`.
+    """
+    found = list(_differences(manifest, like, leaves))
+    if not found:
+        return
+    listed = "; ".join(found[:_MOST_LISTED])
+    more = f"; and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
+    raise ValueError(
+        f"The checkpoint {folder} is whole, and does not fit `like`: {listed}{more}. Build `like` "
+        "as the state was built that was saved, or give the folder of another checkpoint."
+    )
+
+
+def _differences(manifest: Manifest, like: PyTree, leaves: list[tuple[Leaf, Any]]) -> Iterator[str]:
+    stored = [each.leaf for each in manifest.leaves]
+    expected = [leaf for leaf, _ in leaves]
+    there = collections.Counter(leaf.path for leaf in stored)
+    here = collections.Counter(leaf.path for leaf in expected)
+    if there != here:
+        for path in (here - there).elements():
+            yield f"like{path} is missing in the checkpoint"
+        for path in (there - here).elements():
+            yield f"the checkpoint has {_root(path)}, which `like` has not"
+        return
+    yield from _nodes_that_differ(manifest.nodes, describe_nodes(like))
+    for found, (wanted, leaf) in zip(stored, leaves, strict=True):
+        # Of what has no stable text, such as functions, nothing is compared.
+        if found.path != wanted.path:
+            yield f"{_root(found.path)} comes where `like` has like{wanted.path}"
+        elif found.kind == wanted.kind == "static" and None in (found.text, wanted.text):
+            continue
+        elif found != wanted:
+            yield f"like{wanted.path} is {wanted.describe()}, and was {found.describe()}"
+        elif wanted.kind != "static" and isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            yield from _narrowed(wanted)
+
+
+def _nodes_that_differ(stored: list[list[str]], expected: list[list[str]]) -> Iterator[str]:
+    """The nodes of two trees whose leaves have the same paths."""
+    there, here = dict(stored), dict(expected)
+    for path in here.keys() | there.keys():
+        found, wanted = there.get(path, "no node"), here.get(path, "no node")
+        if found != wanted:
+            yield f"like{path} is {wanted}, and was {found}"
+
+
+def _narrowed(leaf: Leaf) -> Iterator[str]:
+    if leaf.dtype in ("float64", "int64", "uint64", "complex128") and not jax.config.jax_enable_x64:  # pyright: ignore
+        yield (
+            f"like{leaf.path} is of dtype {leaf.dtype}, which JAX has only with "
+            "`jax.config.update('jax_enable_x64', True)`"
+        )
+
+
+def _root(path: str) -> str:
+    return f"state{path}"
+
+
+# --- Numbers from a file in the place of a leaf: of its type, and where it was ---
+
+
+def sharding_on_purpose(like: Any) -> jax.sharding.Sharding | None:
+    """Where somebody has put `like`; `None` if JAX has."""
+    if isinstance(like, jax.ShapeDtypeStruct):
+        return like.sharding
+    is_placed = isinstance(like, jax.Array) and not isinstance(like, Tracer) and like.committed
+    return like.sharding if is_placed else None
+
+
+def place_like(value: Any, like: Any) -> Any:
+    """The numbers in `value`, an array of JAX's or NumPy's, as what `like` is.
+
+    Nobody else may have `value`: on a CPU JAX takes over the memory of NumPy's arrays.
+    """
+    if isinstance(like, np.ndarray | np.generic):
+        array = np.asarray(value).astype(like.dtype, copy=False)
+        return array if isinstance(like, np.ndarray) else array[()]
+    return jax.device_put(value, sharding_on_purpose(like))
+
+
+# --- Checkpoints beside each other in a folder, each named by its step ---
+
+
+_PATTERN = re.compile(r"step_(\d+)")
+
+
+def name_of(step: int) -> str:
+    """The name of the checkpoint of a step: in the order of the names is that of the steps."""
+    return f"step_{step:09d}"
+
+
+def steps_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
+    """The checkpoints in a folder by their steps, newest first, whole or not."""
+    try:
+        entries = os.listdir(folder)
+    except FileNotFoundError:
+        return {}
+    matches = [match for match in map(_PATTERN.fullmatch, entries) if match]
+    found = {int(match[1]): folder / match[0] for match in matches if (folder / match[0]).is_dir()}
+    return {step: found[step] for step in sorted(found, reverse=True)}
+
+
+def newest_whole_near(path: pathlib.Path) -> pathlib.Path | None:
+    """The newest checkpoint whose files are all as they were written: beside a checkpoint in its
+    folder, or in a folder that is none.
+    """
+    folder = path.parent if _PATTERN.fullmatch(path.name) else path
+    if not folder.is_dir():
+        return None
+    others = [other for other in steps_in(folder).values() if other != path]
+    return next((other for other in others if _is_whole(other)), None)
+
+
+def _is_whole(path: pathlib.Path) -> bool:
+    try:
+        check_files(path, read_manifest(path))
+    except (ValueError, OSError):
+        return False
+    return (path / NAME).exists()

@@ -12,6 +12,7 @@ import pathlib
 import platform
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,14 +23,19 @@ from jaxtyping import PyTree
 from ..._dtypes import is_key
 from ..._version import __version__
 from .._checks import check_not_deleted
-from ._background import Saving, save_in_turn
-from ._files import checksum_of, in_threads, seal
-from ._leaves import Leaf, describe_leaves, describe_nodes
-from ._manifest import Manifest, StoredFile, StoredLeaf
-from ._orbax import orbax, write_arrays
-from ._place import ARRAYS, folder_beside, put_in_place, temporary_of
-from ._processes import in_first, together
-from ._user_data import check_user_data
+from ._background import Saving, in_first, lock, save_in_turn, together, unlock
+from ._leaves import Leaf, describe_leaves, describe_nodes, orbax, write_arrays
+from ._manifest import (
+    NAME,
+    Manifest,
+    StoredFile,
+    StoredLeaf,
+    checksum_of,
+    in_threads,
+    seal,
+    sync_folder,
+    to_text,
+)
 
 _LIBRARIES = ("jax", "jaxlib", "numpy", "orbax-checkpoint", "tensorstore")
 
@@ -258,3 +264,145 @@ def _step_of(state: Any) -> int | None:
 def _versions() -> dict[str, str]:
     found = {"eqxlike": __version__, "python": platform.python_version()}
     return found | {name: importlib.metadata.version(name) for name in _LIBRARIES}
+
+
+# --- Putting a checkpoint in its place: by one rename, after all of it is on the disk ---
+
+
+ARRAYS = "arrays-"
+"""How the folders of arrays in a checkpoint begin."""
+
+
+@contextlib.contextmanager
+def folder_beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """An empty folder beside `path`, on the same disk, which nobody else has.
+
+    It is gone when the `with` block is left. Where the process is killed it stays, unlocked, and
+    the next one that writes to `path` takes it.
+
+    **Raises:** `BlockingIOError` if another process is writing to `path`; `FileExistsError` if
+    something else than a checkpoint is there; `OSError` if the folder cannot be made.
+    """
+    _check_replaceable(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_of(path)
+    descriptor = _claim(temporary, path)
+    try:
+        for entry in os.scandir(temporary):
+            _remove(pathlib.Path(entry))
+        yield temporary
+    finally:
+        # What was renamed is there no longer. The lock holds until all is gone.
+        shutil.rmtree(temporary, ignore_errors=True)
+        unlock(descriptor)
+
+
+def put_in_place(temporary: pathlib.Path, path: pathlib.Path, manifest: Manifest) -> None:
+    """Makes the folder `temporary`, with the arrays, the checkpoint at `path`.
+
+    Where there is none, the whole folder is renamed. No rename puts a folder in the place of one
+    that holds something. So where there is one, the new arrays are moved into it, beside the old
+    ones, and then the manifest is replaced, by one rename, which names either the old or the new
+    ones: at no moment is there none. The old arrays are deleted after that.
+    """
+    text = to_text(manifest).encode()
+    with open(temporary / NAME, "xb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(temporary)
+    if (path / NAME).exists():
+        os.rename(temporary / manifest.arrays_folder, path / manifest.arrays_folder)
+        sync_folder(path)
+        os.replace(temporary / NAME, path / NAME)
+        sync_folder(path)
+        _remove_other_arrays(path, manifest.arrays_folder)
+        return
+    if path.exists():
+        # Arrays whose manifest is lost, or nothing.
+        _remove_other_arrays(path, keep="")
+    os.rename(temporary, path)
+    sync_folder(path.parent)
+
+
+def temporary_of(path: pathlib.Path) -> pathlib.Path:
+    """The folder in which the checkpoint at `path` is made."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def _check_replaceable(path: pathlib.Path) -> None:
+    if not os.path.lexists(path):
+        return
+    if path.is_dir():
+        names = os.listdir(path)
+        if NAME in names or all(name.startswith(ARRAYS) for name in names):
+            return
+    raise FileExistsError(
+        errno.EEXIST,
+        "something else than a checkpoint is there, which is not overwritten: give another path",
+        str(path),
+    )
+
+
+def _claim(temporary: pathlib.Path, path: pathlib.Path) -> int | None:
+    """Makes the folder and locks it."""
+    while True:
+        temporary.mkdir(exist_ok=True)
+        try:
+            descriptor = lock(temporary)
+        except FileNotFoundError:
+            continue
+        except BlockingIOError:
+            raise BlockingIOError(
+                errno.EWOULDBLOCK, "another process is writing a checkpoint there", str(path)
+            ) from None
+        if descriptor is None or _is_at(descriptor, temporary):
+            return descriptor
+        # Who had it has put it in place, or removed it.
+        unlock(descriptor)
+
+
+def _is_at(descriptor: int, path: pathlib.Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_other_arrays(path: pathlib.Path, keep: str) -> None:
+    for entry in os.scandir(path):
+        if entry.name.startswith(ARRAYS) and entry.name != keep:
+            _remove(pathlib.Path(entry))
+
+
+def _remove(path: pathlib.Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+# --- What a user gives along: JSON that comes back as it was ---
+
+
+def check_user_data(value: Any, path: str = "data") -> None:
+    """Raises `TypeError`, with the path, for what JSON does not have or would change."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return
+    if isinstance(value, list):
+        for index, each in enumerate(value):
+            check_user_data(each, f"{path}[{index}]")
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if not isinstance(key, str):
+                raise TypeError(
+                    f"train.save expected strings as keys of `{path}`, and got {key!r}: JSON has "
+                    "no others."
+                )
+            check_user_data(each, f"{path}[{key!r}]")
+    else:
+        hint = ": make it a list" if isinstance(value, tuple) else ""
+        raise TypeError(
+            "train.save expected `data` of JSON (None, bool, int, float, str, list, dict), and got "
+            f"{type(value).__name__} at {path}{hint}. Arrays belong in `state`."
+        )

@@ -3,22 +3,168 @@
 import contextlib
 import functools
 import os
+import pathlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from ..._interrupt import Interrupt, delayed_interrupt
 from ..._numbers import whole_number
 from ..._pytree import deleted_paths, tree_at
-from .._callbacks import Callback
+from .._callbacks import Callback, Checkpoint, load_kept
+from .._checkpoints import CheckpointError, CheckpointFolder
 from .._checks import check_callable, check_not_deleted, check_state
 from .._run import Batch, Run, Stack, Step
 from .._state import Model, TrainState, copy_arrays
 from ._feed import Feed
 from ._moments import EvaluateState, Moments, checked_callbacks
-from ._pace import MeasuredPace, Pace, StepsPerCall, pace_of
-from ._resume import Resumed, newest_in
+
+# --- Where a run goes on from ---
+
+
+class Resumed(NamedTuple):
+    """What a checkpoint of `fit` holds.
+
+    - `state`, `steps`: the state, and after how many steps of the run.
+    - `position`: of the batches then; `None` if they had none.
+    - `kept`: of callbacks; their arrays are in the `folder`.
+    """
+
+    state: TrainState
+    steps: int
+    position: Mapping[str, Any] | None
+    kept: dict[str, Any]
+    folder: CheckpointFolder
+
+    def load_callbacks(self, callbacks: Sequence[Callback], run: Run) -> None:
+        """Gives back to callbacks what was kept of them."""
+
+        def read(name: str, like: Any) -> Any:
+            return self.folder.restore_beside(self.steps, name, like)
+
+        load_kept(callbacks, run, self.kept, read)
+
+
+def newest_in(
+    folder: str | os.PathLike[str], like: TrainState, callbacks: Iterable[Callback]
+) -> Resumed | None:
+    """The newest good checkpoint in a folder; `None` where there is none.
+
+    **Raises:** what `CheckpointFolder.restore_newest` raises, and `ValueError` for a checkpoint
+    that `fit` did not make.
+    """
+    checkpoints = _writer_of(folder, callbacks) or CheckpointFolder(folder)
+    try:
+        restored = checkpoints.restore_newest(like)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        error.add_note("Here `like` is the state that `fit` is given.")
+        raise
+    if restored is None:
+        return None
+    data = restored.data
+    if not isinstance(data, dict) or not {"steps", "batches"} <= data.keys():
+        raise ValueError(
+            f"fit goes on from checkpoints that `train.Checkpoint` made, which say after how many "
+            f"steps they are; the newest in {os.fspath(folder)} does not. Read it with "
+            "`train.restore`, and give the state to `fit`."
+        )
+    return Resumed(
+        *(restored.state, data["steps"], data["batches"]), data.get("callbacks", {}), checkpoints
+    )
+
+
+def _writer_of(
+    folder: str | os.PathLike[str], callbacks: Iterable[Callback]
+) -> CheckpointFolder | None:
+    """The callback's own, if one of them writes there: it is to know which ones are damaged."""
+    path = pathlib.Path(os.path.realpath(folder))
+    for callback in callbacks:
+        if isinstance(callback, Checkpoint) and callback.folder.folder == path:
+            return callback.folder
+    return None
+
+
+# --- How many steps go into one call ---
+
+
+StepsPerCall = int | Literal["auto"]
+
+CHOICE = 16
+CALLS = {1: 20, CHOICE: 3}
+"""So many calls of one step, and of `CHOICE` steps, are timed, once each was compiled."""
+
+
+class Pace:
+    """How many steps go into the next call: always the same number."""
+
+    is_settled = True
+    message = ""
+    """What was found out, in a sentence."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+
+class MeasuredPace(Pace):
+    """Single steps at first, then many a call, and then whichever took less time for a step.
+
+    A call that compiles does not count. Nor does the time that batches take.
+    """
+
+    is_settled = False
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.message = (
+            f"It was too short to measure whether {CHOICE} steps a call are faster than one."
+        )
+        self._per_step_us: dict[int, float] = {}
+        self._calls: list[tuple[int, float]] = []
+
+    def measure(self, advance: Callable[[], Any], num_steps: int) -> None:
+        """Calls `advance`, which makes so many steps and returns arrays that it ends with."""
+        is_last = len(self._calls) == CALLS[self.most]
+        start = time.perf_counter()
+        arrays = advance()
+        if is_last or not self._calls:
+            # What was dispatched before is not on this call's account, nor on the next one's.
+            jax.block_until_ready(arrays)
+        self._calls.append((num_steps, time.perf_counter() - start))
+        if is_last:
+            self._settle()
+
+    def _settle(self) -> None:
+        steps, seconds = map(sum, zip(*self._calls[1:], strict=True))
+        self._per_step_us[self.most], self._calls = 1e6 * seconds / steps, []
+        if self.most == 1:
+            self.most = CHOICE
+            return
+        singly, many = (self._per_step_us[most] for most in CALLS)
+        self.most, self.is_settled = (CHOICE if many < singly else 1), True
+        self.message = (
+            f"Chose {self.most} a call: a step took {singly:.1f} us by itself, and {many:.1f} us "
+            f"among {CHOICE}."
+        )
+
+
+def pace_of(steps_per_call: StepsPerCall) -> Pace:
+    """The pace that an argument asks for.
+
+    **Raises:** `ValueError` for what is neither a positive integer nor `"auto"`.
+    """
+    if steps_per_call == "auto":
+        return MeasuredPace()
+    if isinstance(steps_per_call, str):
+        raise ValueError(
+            f'steps_per_call must be an integer of at least 1, or "auto", got {steps_per_call!r}.'
+        )
+    return Pace(whole_number(steps_per_call, "steps_per_call"))
+
 
 Stopped = Literal["finished", "stopped", "interrupted", "diverged"]
 

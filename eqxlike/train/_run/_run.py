@@ -16,8 +16,7 @@ from ..._partition import flatten
 from ..._pytree import tree_at
 from ..._transforms import JitFunction
 from .._state import Model, TrainState
-from ._flat_steps import StateChanged, many_steps, single_step, state_and_loss
-from ._form import Leaves, take_apart
+from ._flat_steps import Leaves, StateChanged, many_steps, single_step, state_and_loss, take_apart
 from ._stack import Stack
 from ._undo import Call, Undo
 

@@ -22,7 +22,7 @@ from ..._pytree import deleted_paths, filter, is_inexact_array
 from ..._transforms import JitFunction, filter_make_jaxpr
 from ...ad._equations import equations_in
 from .._state import SMALL, TrainState, is_kept_finite, unguarded
-from ._form import Form, Leaves
+from ._flat_steps import Form, Leaves
 from ._stack import Stack
 
 LARGEST_STATE = 2**28

@@ -8,9 +8,9 @@ from ._plan import Exchange as Exchange
 from ._plan import Memory as Memory
 from ._plan import Plan as Plan
 from ._plan import plan as plan
-from ._ready_made import data_parallel as data_parallel
-from ._ready_made import fsdp as fsdp
-from ._shard import check_sharding as check_sharding
-from ._shard import place_batch as place_batch
-from ._shard import shard as shard
 from ._sharding import Sharding as Sharding
+from ._sharding import check_sharding as check_sharding
+from ._sharding import data_parallel as data_parallel
+from ._sharding import fsdp as fsdp
+from ._sharding import place_batch as place_batch
+from ._sharding import shard as shard

@@ -10,9 +10,8 @@ from jaxtyping import PRNGKeyArray
 from ..._pytree import is_array
 from ..._transforms import note_check
 from .._evaluate import Evaluate, Evaluation
-from ._shard import place
-from ._sharding import Sharding
-from ._stacks import gathered_by_layer, gathering
+from ._rules import gathered_by_layer, gathering
+from ._sharding import Sharding, place
 
 Model = TypeVar("Model")
 Measure = Callable[..., Any]

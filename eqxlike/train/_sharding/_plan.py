@@ -17,12 +17,8 @@ from ..._tables import align, grouped
 from ..._transforms import filter_eval_shape
 from .._checks import check_optimiser
 from .._state import TrainState
-from ._fit_to_mesh import described, num_devices_along
-from ._paths import Keys, arrays_by_keys
-from ._ready_made import fsdp
-from ._shard import check_sharding
-from ._sharding import Sharding
-from ._stacks import Stack, gathered_by_layer
+from ._rules import Keys, Stack, arrays_by_keys, described, gathered_by_layer, num_devices_along
+from ._sharding import Sharding, check_sharding, fsdp
 
 
 class Memory(NamedTuple):

@@ -2,13 +2,132 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import PartitionSpec
+import jax.tree_util as jtu
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
-from ..._pytree import Which, path_matches
-from ._paths import Keys, name_of
+from ..._pytree import Which, is_array, path_matches
+from ..._transforms import Gathering, Stacked
+
+# --- Whether an array can be split as a rule says, over the mesh there is ---
+
+
+AnyMesh = Mesh | AbstractMesh
+
+
+def fitting_sharding(
+    mesh: AnyMesh, spec: PartitionSpec, leaf: jax.ShapeDtypeStruct, path: str
+) -> NamedSharding:
+    """The sharding of one array.
+
+    Splits that mean the same are equal here: JAX compiles a program once more for another spelling.
+
+    **Raises:** `TypeError` if the rule gave something else than a `PartitionSpec`; `ValueError` for
+    an axis that the mesh does not have or that is named twice, for more axes than the array has,
+    and for an axis that does not divide over its devices.
+    """
+    what = f"{path or 'the model'}, of shape {leaf.shape},"
+    if not isinstance(spec, PartitionSpec):
+        raise TypeError(
+            f"Sharding: the rule for {what} must return a jax.sharding.PartitionSpec, got {spec!r}."
+        )
+    entries = [_axis_names(entry, what) for entry in spec]
+    names = [name for entry in entries for name in entry]
+    for name in names:
+        if name not in mesh.shape:
+            raise ValueError(
+                f"Sharding: {what} is to be split over the mesh axis {name!r}, and the mesh has "
+                f"{described(mesh.shape)}."
+            )
+        if names.count(name) > 1:
+            raise ValueError(
+                f"Sharding: {what} is to be split over the mesh axis {name!r} twice, by {spec}. "
+                "Each mesh axis can split one axis of an array."
+            )
+    if len(entries) > len(leaf.shape):
+        raise ValueError(
+            f"Sharding: {what} has {len(leaf.shape)} axes, and its rule says {spec}, for "
+            f"{len(entries)}."
+        )
+    for axis, (size, entry) in enumerate(zip(leaf.shape, entries, strict=False)):
+        num_parts = num_devices_along(mesh, entry)
+        if size % num_parts:
+            raise ValueError(
+                f"Sharding: {what} does not divide: axis {axis} has length {size}, and {spec} "
+                f"splits it into {num_parts} parts. Split another axis, or leave it whole with "
+                "PartitionSpec()."
+            )
+    return NamedSharding(mesh, _normal_form(mesh, entries))
+
+
+def num_devices_along(mesh: AnyMesh, names: tuple[str, ...]) -> int:
+    """The number of parts that axes of the mesh make of an axis of an array."""
+    parts = 1
+    for name in names:
+        parts *= mesh.shape[name]
+    return parts
+
+
+def without(entry: Any, names: tuple[str, ...]) -> Any:
+    """An entry of a `PartitionSpec`, less some axes of the mesh."""
+    entries = () if entry is None else (entry,) if isinstance(entry, str) else entry
+    return _entry(tuple(name for name in entries if name not in names))
+
+
+def described(axes: Mapping[str, int]) -> str:
+    """The axes of a mesh and their sizes, as in `data=4, model=2`."""
+    return ", ".join(f"{name}={size}" for name, size in axes.items())
+
+
+def _axis_names(entry: Any, what: str) -> tuple[str, ...]:
+    names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(
+            f"Sharding: the rule for {what} has {entry!r} where the name of a mesh axis, a tuple "
+            "of such names, or None is expected."
+        )
+    return names
+
+
+def _normal_form(mesh: AnyMesh, entries: list[tuple[str, ...]]) -> PartitionSpec:
+    alone = tuple(name for name, size in mesh.shape.items() if size == 1)
+    parts = [without(names, alone) for names in entries]
+    while parts and parts[-1] is None:
+        parts.pop()
+    return PartitionSpec(*parts)
+
+
+def _entry(names: tuple[str, ...]) -> Any:
+    return None if not names else names[0] if len(names) == 1 else names
+
+
+# --- The arrays of a tree, with the paths that rules and errors know them by ---
+
+
+Keys = tuple[Any, ...]
+
+
+def is_array_or_struct(leaf: Any) -> bool:
+    """Whether a leaf has a place on devices, or stands for one that has."""
+    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def arrays_by_keys(tree: PyTree) -> dict[Keys, jax.ShapeDtypeStruct]:
+    """The shape and dtype of each array of a tree."""
+    return {
+        keys: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        for keys, leaf in jtu.tree_leaves_with_path(tree)
+        if is_array_or_struct(leaf)
+    }
+
+
+def name_of(keys: Keys) -> str:
+    """A path as rules have it: `layers[0].weight`."""
+    return jtu.keystr(keys).removeprefix(".")
+
 
 Split = PartitionSpec | Callable[[str, jax.ShapeDtypeStruct], PartitionSpec]
 """The axes of the mesh that each axis of an array is split over, or a function of path and leaf
@@ -102,3 +221,121 @@ def specs_by_rules(
                 f"rule left. The arrays are {', '.join(map(name_of, leaves)) or 'none'}."
             )
     return specs
+
+
+# --- Which arrays of a model stand stacked, and are brought together one layer at a time ---
+
+
+LAYERS = jtu.GetAttrKey("layers")
+
+
+class Stack(NamedTuple):
+    """A `Stacked` in which an array stands.
+
+    - `keys`: its path in the model.
+    - `depth`: how many layers it has.
+    - `num_at_once`: how many of these are in use at once.
+    """
+
+    keys: Keys
+    depth: int
+    num_at_once: int
+
+
+def stacks_by_keys(model: PyTree) -> dict[Keys, Stack]:
+    """The outermost stack for each array of a model whose leading axis is that of layers.
+
+    It is not where the stack itself was mapped over, as in an ensemble.
+    """
+    stacks: dict[Keys, Stack] = {}
+    for keys, node in jtu.tree_leaves_with_path(model, is_leaf=_is_stacked):
+        if _is_stacked(node):
+            stack = Stack(keys, node.depth, min(node.depth, node.unroll))
+            for inner, leaf in arrays_by_keys(node.layers).items():
+                if leaf.shape[:1] == (node.depth,):
+                    stacks[*keys, LAYERS, *inner] = stack
+    return stacks
+
+
+def gathered_by_layer(model: PyTree, split: PyTree, together: PyTree) -> dict[Keys, Stack]:
+    """The stack for each array that is brought together one layer at a time: those that are split
+    along other axes than that of layers.
+    """
+    before, after = (dict(jtu.tree_leaves_with_path(each)) for each in (split, together))
+    return {
+        keys: stack
+        for keys, stack in stacks_by_keys(model).items()
+        if before[keys] != after[keys] and before[keys].spec[0] is None
+    }
+
+
+def gathering(model: PyTree, split: PyTree, together: PyTree) -> PyTree:
+    """The model with stacks that bring their layers together."""
+    stacks = gathered_by_layer(model, split, together)
+    shapes = arrays_by_keys(model)
+    before, after = (dict(jtu.tree_leaves_with_path(each)) for each in (split, together))
+
+    def told(keys: Keys, node: Any) -> Any:
+        start = len(keys) + 1
+        gatherings = {
+            each[start:]: Gathering(
+                len(shapes[each].shape) - 1, _of_layer(before[each]), _of_layer(after[each])
+            )
+            for each, stack in stacks.items()
+            if stack.keys == keys
+        }
+        return node.gathering(gatherings) if gatherings else node
+
+    return jtu.tree_map_with_path(told, model, is_leaf=_is_stacked)
+
+
+def _of_layer(sharding: NamedSharding) -> NamedSharding:
+    entries = list(sharding.spec[1:])
+    while entries and entries[-1] is None:
+        # A stack that is mapped over has fewer axes to name.
+        entries.pop()
+    return NamedSharding(sharding.mesh, PartitionSpec(*entries))
+
+
+def _is_stacked(node: Any) -> bool:
+    return isinstance(node, Stacked)
+
+
+# --- Which parameter each array of an optimiser's state belongs to ---
+
+
+def followed(
+    state: Mapping[Keys, jax.ShapeDtypeStruct], parameters: Mapping[Keys, jax.ShapeDtypeStruct]
+) -> dict[Keys, Keys | None]:
+    """The parameter for each array of an optimiser's state; `None` for what belongs to none.
+
+    Moments hang in the state as the parameters do in the model: below some node of the state every
+    path is a path of the model. The highest such node is meant, so that a parameter `mu.weight`
+    beside one called `weight` is not taken for its moment. Optimisers that see a part of the model
+    have fewer arrays there. An array belongs to its parameter if its last axes are the
+    parameter's, as those of a history are, and a factor of a moment is not.
+    """
+    strangers = {
+        keys[:length]
+        for keys in state
+        for length in range(len(keys) + 1)
+        if keys[length:] not in parameters
+    }
+    found: dict[Keys, Keys | None] = {}
+    for keys, leaf in state.items():
+        ends = (keys[n:] for n in range(len(keys) + 1) if keys[:n] not in strangers)
+        parameter = next(ends, None)
+        is_alike = parameter is not None and _ends_in(leaf.shape, parameters[parameter].shape)
+        found[keys] = parameter if is_alike else None
+    return found
+
+
+def spec_like(
+    spec: PartitionSpec, parameter: jax.ShapeDtypeStruct, leaf: jax.ShapeDtypeStruct
+) -> PartitionSpec:
+    """The split of an array whose last axes are those of its parameter."""
+    return PartitionSpec(*[None] * (len(leaf.shape) - len(parameter.shape)), *spec)
+
+
+def _ends_in(shape: tuple[int, ...], end: tuple[int, ...]) -> bool:
+    return len(shape) >= len(end) and shape[len(shape) - len(end) :] == end

@@ -14,8 +14,8 @@ from scipy.special import softmax
 
 import eqxlike as eqx
 from eqxlike import ad, bayes, nn
-from eqxlike.bayes._curvature import _around
-from eqxlike.bayes._curvature._positive import positive_cholesky
+from eqxlike.bayes._curvature import _gauss_newton
+from eqxlike.bayes._curvature._structure import positive_cholesky
 from eqxlike.bayes._inference._chains import Chains
 from eqxlike.bayes._inference._fitted import fitted_from
 from eqxlike.bayes._library_rules import as_libraries_compute
@@ -234,7 +234,7 @@ def test_draws_and_predictions_have_one_covariance(structure):
 
 def test_curvature_is_that_of_other_blocks_and_modes_of_differentiation(monkeypatch):
     expected = covariance_of(classes().found.normal, 21)
-    monkeypatch.setattr(_around, "_BLOCK_BYTES", 5000)  # some examples at once, not all ten
+    monkeypatch.setattr(_gauss_newton, "_BLOCK_BYTES", 5000)  # some examples at once, not all ten
     again = around(classes_target(), ad.Forward())
     np.testing.assert_allclose(covariance_of(again.found.normal, 21), expected, atol=1e-12)
 

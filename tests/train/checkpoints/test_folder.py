@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from eqxlike import train
-from eqxlike.train._checkpoints import _folder, _locks, _place, _save
+from eqxlike.train._checkpoints import _background, _folder, _save
 from tests.train.checkpoints import full_disk
 
 
@@ -168,7 +168,7 @@ def test_what_is_no_checkpoint_of_the_run_stays_and_what_a_dead_process_left_goe
 
 def test_what_this_process_is_writing_is_not_taken_for_left_behind(folder, monkeypatch):
     is_waited_for = threading.Event()
-    lock, wait = _place.lock, _folder.wait_for_newest
+    lock, wait = _save.lock, _folder.wait_for_newest
 
     def lock_late(path):
         assert is_waited_for.wait(timeout=60)
@@ -179,7 +179,7 @@ def test_what_this_process_is_writing_is_not_taken_for_left_behind(folder, monke
         wait()
 
     with train.CheckpointFolder(folder) as checkpoints:
-        monkeypatch.setattr(_place, "lock", lock_late)
+        monkeypatch.setattr(_save, "lock", lock_late)
         first = checkpoints.save(1, state(1), background=True)
         monkeypatch.setattr(_folder, "wait_for_newest", wait_and_tell)
         checkpoints.save(2, state(2), background=True).wait()
@@ -254,7 +254,7 @@ def test_disk_without_locks_takes_checkpoints(folder, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(_locks.fcntl, "flock", refuse)
+    monkeypatch.setattr(_background.fcntl, "flock", refuse)
     with train.CheckpointFolder(folder) as checkpoints:
         checkpoints.save(3, state())
     assert steps(checkpoints) == [3]

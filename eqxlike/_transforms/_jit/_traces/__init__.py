@@ -13,9 +13,9 @@ from ._history import place_of as place_of
 from ._observer import Observer as Observer
 from ._observer import listening as listening
 from ._observer import react as react
-from ._policy import OnRetrace as OnRetrace
-from ._policy import Policy as Policy
-from ._policy import RetraceError as RetraceError
-from ._policy import RetraceWarning as RetraceWarning
-from ._policy import check_on_retrace as check_on_retrace
+from ._trace import OnRetrace as OnRetrace
+from ._trace import Policy as Policy
+from ._trace import RetraceError as RetraceError
+from ._trace import RetraceWarning as RetraceWarning
 from ._trace import Trace as Trace
+from ._trace import check_on_retrace as check_on_retrace

@@ -3,9 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from ._array_form import ArrayForm
-from ._outline import FROZEN, Outline
-from ._settings import Settings
+from ._outline import FROZEN, ArrayForm, Outline, Settings
 
 _ADVICE = {
     "shape": (

@@ -15,9 +15,8 @@ from ._differences import (
     definition_difference,
     find_differences,
 )
-from ._policy import Policy, RetraceError
-from ._texts import show_place
-from ._trace import Clock, Place, Trace
+from ._outline import show_place
+from ._trace import Clock, Place, Policy, RetraceError, Trace
 
 _MOST_TRACES = 32
 """At most this many traces are kept, the latest."""

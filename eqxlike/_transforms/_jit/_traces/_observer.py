@@ -12,13 +12,10 @@ import jax
 from ...._partition import Structure
 from ...._traceback import stacklevel_of_user
 from .._arguments import WRAPPER
-from ._array_form import form_of
 from ._differences import Arguments
 from ._history import History
-from ._outline import outline_of, root_outline
-from ._policy import OnRetrace, RetraceError, RetraceWarning
-from ._settings import read_settings
-from ._trace import Trace
+from ._outline import form_of, outline_of, read_settings, root_outline
+from ._trace import OnRetrace, RetraceError, RetraceWarning, Trace
 
 Listener = Callable[[Trace, History], None]
 """Called with each trace, and the traces of the function."""

@@ -10,9 +10,12 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
+import reprlib
+import types
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.tree_util as jtu
@@ -31,7 +34,6 @@ from ...._partition import (
     Structure,
 )
 from ...._pytree import children_with_keys, is_array
-from ._texts import LONGEST, describe_static, function_of
 
 _MOST_ELEMENTS = 64
 """A static container with more elements is not looked into; inside others, a fourth of them."""
@@ -330,3 +332,189 @@ def _advice_on(value: Any, static: StaticKey | None, *, of_node: bool, is_whole:
         return "field"
     is_number = isinstance(value, int | float | complex) and not isinstance(value, bool)
     return "number" if is_number and is_whole else "value"
+
+
+# --- What JAX knows of an array when it traces: the array itself is not kept ---
+
+
+_MAX_FORMS = 4096
+_NO_MESH = "no mesh"
+
+
+class ArrayForm(NamedTuple):
+    """The form of an array: arrays of one form share a trace.
+
+    - `shape`: its shape; a size that is a symbol, in an export, is a text.
+    - `dtype`: the name of its dtype, as in `"float32"`.
+    - `weak_type`: whether it gives way to the dtype of others, as a Python number does.
+    - `sharding`: how it lies over the axes of a mesh, as far as the trace depends on that;
+      `"no mesh"` if it does not.
+    - `text`: JAX's own text for the type. It has what else there may be, such as a memory space.
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: str
+    weak_type: bool
+    sharding: str
+    text: str
+
+    def __str__(self) -> str:
+        text = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        on = "" if self.sharding == _NO_MESH else f" on {self.sharding}"
+        weak = " (weak type)" if self.weak_type else ""
+        return f"{text}{weak}{on}"
+
+
+def form_of(array: Any) -> ArrayForm:
+    """The form of an array, a tracer or a reference to an array."""
+    return _form_of_type(jax.typeof(array))
+
+
+@functools.lru_cache(_MAX_FORMS)
+def _form_of_type(aval: Any) -> ArrayForm:
+    return ArrayForm(
+        tuple(size if type(size) is int else str(size) for size in getattr(aval, "shape", ())),
+        str(getattr(aval, "dtype", aval)),
+        bool(getattr(aval, "weak_type", False)),
+        _describe_sharding(getattr(aval, "sharding", None)),
+        str(aval),
+    )
+
+
+def _describe_sharding(sharding: Any) -> str:
+    mesh = getattr(sharding, "mesh", None)
+    if mesh is None or mesh.empty:
+        return _NO_MESH
+    sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    axes = [axis for axis in sharding.spec if axis is not None]
+    return f"mesh({sizes}){f', {sharding.spec}' if axes else ''}"
+
+
+# --- The settings of JAX on which a trace depends: where one differs, JAX traces again ---
+
+
+_NAMES = (
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_default_matmul_precision",
+    "jax_default_device",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_random_seed_offset",
+    "jax_debug_key_reuse",
+    "jax_debug_nans",
+    "jax_debug_infs",
+    "jax_check_tracer_leaks",
+    "jax_check_static_indices",
+    "jax_softmax_custom_jvp",
+    "jax_high_dynamic_range_gumbel",
+    "jax_accurate_erf_inv",
+    "jax_allow_f16_reductions",
+    "jax_use_shardy_partitioner",
+    "jax_use_direct_linearize",
+    "jax_use_simplified_jaxpr_constants",
+    "jax_embedded_constants_max_bytes",
+    "jax_remove_size_one_mesh_axis_from_type",
+    "jax_mutable_array_checks",
+    "jax_error_checking_behavior_nan",
+    "jax_error_checking_behavior_divide",
+    "jax_error_checking_behavior_oob",
+    "jax_explicit_x64_dtypes",
+    "jax_legacy_prng_key",
+    "jax_auto_pcast",
+    "jax_enable_pgle",
+    "jax_pgle_profiling_runs",
+    "jax_xla_profile_version",
+    "jax_no_execution",
+    "eager_constant_folding",
+    "check_vma",
+)
+"""Found by changing each of `jax.config.values` between two calls. Not all are in all versions."""
+
+Settings = tuple[tuple[str, str], ...]
+"""Names and values, as text: a value may be a device."""
+
+
+def read_settings() -> Settings:
+    """The settings as they are in this thread, in the order of `_NAMES`; and the mesh, if any."""
+    settings = [
+        (name, str(getattr(jax.config, name))) for name in _NAMES if hasattr(jax.config, name)
+    ]
+    mesh: Any = jax.sharding.get_abstract_mesh()
+    sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    return (*settings, ("mesh", f"mesh({sizes})" if sizes else "None"))
+
+
+# --- Short texts for what is static: values, functions, and places in files ---
+
+
+LONGEST = 200
+"""At most this many characters of a value are kept."""
+
+_MOST_WRAPPERS = 8
+"""A function is looked for inside of at most so many others: `jax.nn.relu` is in two."""
+
+_short_repr = reprlib.Repr()
+_short_repr.maxlevel = 3
+_short_repr.maxlist = _short_repr.maxtuple = _short_repr.maxdict = 32
+_short_repr.maxset = _short_repr.maxfrozenset = 32
+_short_repr.maxstring = _short_repr.maxother = _short_repr.maxlong = LONGEST
+
+
+def describe_static(value: Any) -> str:
+    """A short text for a static value. Nothing that its own `__repr__` does can fail."""
+    try:
+        return _shorten(_describe(value))
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def _describe(value: Any) -> str:
+    function = function_of(value)
+    if function is not None:
+        return describe_function(function)
+    if isinstance(value, types.MethodType):
+        return f"the method {value.__func__.__qualname__} of a {type(value.__self__).__name__}"
+    if isinstance(value, type):
+        return value.__qualname__
+    if isinstance(value, functools.partial):
+        return f"a partial of {describe_static(value.func)}"
+    if _holds_array(value):
+        return f"a {type(value).__name__}"
+    return _short_repr.repr(value)
+
+
+def _holds_array(value: Any) -> bool:
+    """Whether the `repr` of a value may show an array, for which JAX would wait."""
+    of_class = getattr(value, "__dict__", None)
+    return type(of_class) is dict and any(map(is_array, of_class.values()))
+
+
+def function_of(value: Any) -> types.FunctionType | None:
+    """The function that a value is, or of which JAX has made it."""
+    with contextlib.suppress(Exception):
+        for _ in range(_MOST_WRAPPERS):
+            if isinstance(value, types.FunctionType):
+                return value
+            value = None if isinstance(value, type) else getattr(value, "__wrapped__", None)
+    return None
+
+
+def describe_function(function: types.FunctionType) -> str:
+    """A function by its name, and the place where it is defined, or the package."""
+    code = function.__code__
+    name = function.__qualname__.rpartition("<locals>.")[2]
+    if "site-packages" in code.co_filename:
+        return f"{name} ({function.__module__.partition('.')[0]})"
+    return f"{name} ({show_place(code.co_filename, code.co_firstlineno)})"
+
+
+def show_place(file: str, line: int) -> str:
+    """A file and a line; the file as seen from the current directory, if it is below that."""
+    folder = os.path.join(os.getcwd(), "")
+    return f"{file.removeprefix(folder)}:{line}"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= LONGEST else text[:LONGEST] + "..."

@@ -1,0 +1,424 @@
+"""Derivatives by rules of one's own: `filter_custom_jvp` and `filter_custom_vjp`."""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+from jaxtyping import PyTree
+
+from ..._module import Module, bind, field
+from ..._partition import UNTRACED, Rest, split
+from ..._pytree import (
+    is_array,
+    is_array_or_traced_reference,
+    is_inexact_array,
+    is_inexact_array_like,
+)
+from .._signatures import Call, check_callable, pair
+from ._tangents import (
+    check_structure,
+    checked_tangents,
+    is_symbolic_zero,
+    leaves_beside,
+    tangents_of,
+)
+
+# --- The common base of functions with derivatives of their own ---
+
+
+class CustomFunction:
+    """The base of functions with a derivative of their own, which is set once they are made.
+
+    So they are no Modules. They are copied and pickled as functions are: by name.
+    """
+
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __init__(self, fn: Callable[..., Any]):
+        check_callable(fn, type(self).__name__)
+        functools.update_wrapper(self, fn, updated=())  # pyright: ignore
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else bind(self, instance)  # pyright: ignore
+
+    def __reduce__(self) -> str:
+        return getattr(self, "__qualname__", repr(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.__wrapped__!r})"
+
+    @property
+    def _label(self) -> str:
+        """The name of the function in messages."""
+        return getattr(self, "__name__", repr(self.__wrapped__))
+
+    def _explain(self, error: jax.errors.UnexpectedTracerError) -> None:
+        """Adds a note to JAX's error about an unexpected tracer in a call."""
+        error.add_note(
+            f"This was while {self._label} was called, which has a derivative of its own. It may "
+            "be that it, or a function among its arguments, closes over an array that is being "
+            "differentiated. The derivative does not know of such an array: pass it as an "
+            "argument, or make it part of one with `eqxlike.filter_closure_convert`."
+        )
+
+
+# --- Functions with a forward-mode derivative of their own ---
+
+
+_Rule = Callable[..., tuple[Any, Any]]
+
+
+class filter_custom_jvp(CustomFunction):
+    """Gives a function a forward-mode derivative of its own, whatever its arguments are.
+
+    It is `jax.custom_jvp` without `nondiff_argnums`: only floating-point and complex arrays are
+    differentiated, and keyword arguments never are.
+
+    **Arguments:**
+
+    - `fn`: a function of any arguments that returns any pytree.
+
+    **Returns:** a function of the same arguments, with a method `def_jvp` that takes the rule:
+    `rule(primals, tangents, **kwargs)` returns `(value, tangent)`. `primals` is the tuple of
+    positional arguments; `tangents` has their structure, with `None` beside what is not
+    differentiable, or not differentiated. The tangent returned has the structure of the value,
+    with `None` for a zero, and beside what is not differentiable.
+
+    **Raises:** when called, `AttributeError` if there is no rule. When differentiated, `ValueError`
+    if a keyword argument is differentiated; naming the path, `ValueError` if the output of the rule
+    has another structure or shape, and `TypeError` for another dtype.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> @eqx.filter_custom_jvp
+        ... def clip(x, limit, *, name):
+        ...     return jnp.minimum(x, limit)
+        >>> @clip.def_jvp
+        ... def clip_jvp(primals, tangents, *, name):
+        ...     return clip(*primals, name=name), tangents[0]  # Straight through.
+        >>> print(eqx.filter_grad(clip)(jnp.array(3.0), 2.0, name="straight"))
+        1.0
+    """
+
+    def __init__(self, fn: Callable[..., Any]):
+        super().__init__(fn)
+        self._rule: _Rule | None = None
+        self._wants_zeros = False
+
+    def def_jvp(self, fn_jvp: _Rule) -> _Rule:
+        """Sets the rule, and returns it."""
+        check_callable(fn_jvp, "filter_custom_jvp.def_jvp")
+        self._rule, self._wants_zeros = fn_jvp, False
+        return fn_jvp
+
+    def defjvp(self, fn_jvp: _Rule) -> _Rule:
+        """Sets a rule that gets zeros in place of `None`. Deprecated: use `def_jvp`.
+
+        The zeros stand beside arrays that are differentiable, but not differentiated.
+        """
+        warnings.warn(
+            "`filter_custom_jvp.defjvp` is deprecated: use `def_jvp`, to whose rule `None` is "
+            "passed, not zeros, as the tangent of an array that is not differentiated.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        check_callable(fn_jvp, "filter_custom_jvp.defjvp")
+        self._rule, self._wants_zeros = fn_jvp, True
+        return fn_jvp
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if self._rule is None:
+            raise AttributeError(
+                f"{self._label} has no derivative of its own yet: decorate the rule for it with "
+                f"`@{self._label}.def_jvp`."
+            )
+        call = _FlatJvp(self.__wrapped__, self._rule, self._wants_zeros, self._label)
+        arrays, call.rest = split(Call(args, kwargs))
+        of_arrays = jax.custom_jvp(call.value)
+        of_arrays.defjvp(call.value_and_tangent, symbolic_zeros=True)
+        try:
+            numbers = of_arrays(arrays)
+        except jax.errors.UnexpectedTracerError as error:
+            self._explain(error)
+            raise
+        return call.value_rest.merge(numbers)
+
+
+@dataclasses.dataclass
+class _FlatJvp:
+    """One call: the function and its derivative as functions of arrays alone."""
+
+    function: Callable[..., Any]
+    rule: _Rule
+    wants_zeros: bool
+    label: str
+    rest: Rest = UNTRACED
+    value_rest: Rest = UNTRACED
+
+    def value(self, arrays: list[Any]) -> list[Any]:
+        args, kwargs = self.rest.merge(arrays)
+        numbers, self.value_rest = split(self.function(*args, **kwargs), _is_array_or_number)
+        return numbers
+
+    def value_and_tangent(
+        self, primals: tuple[list[Any]], tangents: tuple[list[Any]]
+    ) -> tuple[list[Any], list[Any]]:
+        args, kwargs = self.rest.merge(*primals)
+        along = [
+            tangent if is_inexact_array_like(leaf) and not is_symbolic_zero(tangent) else None
+            for leaf, tangent in zip(*primals, *tangents, strict=True)
+        ]
+        self._check_kwargs(self.rest.merge_into(None, along).kwargs)
+        if self.wants_zeros:
+            along = [
+                jnp.zeros_like(leaf) if tangent is None and is_inexact_array_like(leaf) else tangent
+                for leaf, tangent in zip(*primals, along, strict=True)
+            ]
+        value, tangent = pair(
+            self.rule(args, self.rest.merge_into(None, along).args, **kwargs),
+            f"The rule of {self.label} must return a pair (value, tangent)",
+        )
+        if self.value_rest is not UNTRACED:
+            # The function was traced before, and its output is in use.
+            check_structure(self.value_rest.treedef, value, "value of the rule", "value")
+        numbers, self.value_rest = split(value, _is_array_or_number)
+        differentiable = (leaf if is_inexact_array_like(leaf) else None for leaf in numbers)
+        types = self.value_rest.leaves_into(None, differentiable)
+        found = tangents_of(types, self.value_rest.treedef, tangent, "tangent", "value")
+        return numbers, [
+            SymbolicZero.from_primal_value(leaf) if tangent is None else tangent
+            for leaf, tangent in zip(numbers, self.value_rest.take(found), strict=True)
+        ]
+
+    def _check_kwargs(self, tangents: dict[str, Any]) -> None:
+        paths = [f"kwargs{jtu.keystr(path)}" for path, _ in jtu.tree_leaves_with_path(tangents)]
+        if paths:
+            raise ValueError(
+                f"{self.label} was differentiated in {', '.join(paths)}. The rule given to "
+                "`filter_custom_jvp` knows no tangents of keyword arguments: pass it by position, "
+                "or `jax.lax.stop_gradient` of it."
+            )
+
+
+def _is_array_or_number(leaf: Any) -> bool:
+    # An `int` or a `bool` has no tangent, and is of more use as it is.
+    return is_array_or_traced_reference(leaf) or isinstance(leaf, float | complex)
+
+
+# --- Functions with a reverse-mode derivative of their own ---
+
+
+_Forward = Callable[..., tuple[Any, Any]]
+_Backward = Callable[..., Any]
+
+
+class filter_custom_vjp(CustomFunction):
+    """Gives a function a reverse-mode derivative of its own, whatever its arguments are.
+
+    It is `jax.custom_vjp` with a plainer interface: only the first argument is differentiated, and
+    all arguments are passed to the backward pass too.
+
+    **Arguments:**
+
+    - `fn`: a function `fn(vjp_arg, *args, **kwargs)` of any arguments that returns any pytree.
+
+    **Returns:** a function of the same arguments, with two methods that take its derivative:
+
+    - `def_fwd` takes `forward(perturbed, vjp_arg, *args, **kwargs)`, which returns
+      `(value, residuals)`. `perturbed` has the structure of `vjp_arg`, with `True` for each leaf
+      that is being differentiated and `False` for all others. `residuals` may be any pytree.
+    - `def_bwd` takes `backward(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs)`, which
+      returns the gradient in `vjp_arg`. `cotangent` has the structure of the value, with `None`
+      where it is zero or there is none. The gradient has the structure of `vjp_arg`, with
+      `None` for zero; what it has for leaves that are not perturbed is not used.
+
+    **Raises:** when called, `RuntimeError` if the derivative was not given. When differentiated,
+    `RuntimeError` if another argument than the first is differentiated; naming the path,
+    `ValueError` if the gradient has another structure or shape, and `TypeError` for another dtype.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> @eqx.filter_custom_vjp
+        ... def identity(x, bound):
+        ...     return x
+        >>> @identity.def_fwd
+        ... def identity_forward(perturbed, x, bound):
+        ...     return x, None
+        >>> @identity.def_bwd
+        ... def identity_backward(residuals, cotangent, perturbed, x, bound):
+        ...     return jnp.clip(cotangent, -bound, bound)  # Gradients are clipped.
+        >>> print(eqx.filter_grad(lambda x: identity(x, 0.5) ** 2)(jnp.array(3.0)))
+        0.5
+    """
+
+    def __init__(self, fn: Callable[..., Any]):
+        super().__init__(fn)
+        self._forward: _Forward | None = None
+        self._backward: _Backward | None = None
+        self._wants_zeros = False
+
+    def def_fwd(self, fn_fwd: _Forward) -> _Forward:
+        """Sets the forward pass, and returns it."""
+        check_callable(fn_fwd, "filter_custom_vjp.def_fwd")
+        self._forward, self._wants_zeros = fn_fwd, False
+        return fn_fwd
+
+    def def_bwd(self, fn_bwd: _Backward) -> _Backward:
+        """Sets the backward pass, and returns it."""
+        check_callable(fn_bwd, "filter_custom_vjp.def_bwd")
+        self._backward, self._wants_zeros = fn_bwd, False
+        return fn_bwd
+
+    def defvjp(self, fn_fwd: _Forward, fn_bwd: _Backward) -> None:
+        """Sets both passes, without `perturbed`. Deprecated: use `def_fwd` and `def_bwd`.
+
+        The backward pass gets zeros in place of `None` where there could be a cotangent.
+        """
+        warnings.warn(
+            "`filter_custom_vjp.defvjp` is deprecated: use `def_fwd` and `def_bwd`, whose "
+            "functions are told by `perturbed` what is being differentiated, and to which `None` "
+            "is passed, not zeros, as the cotangent of an array that has none.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        check_callable(fn_fwd, "filter_custom_vjp.defvjp")
+        check_callable(fn_bwd, "filter_custom_vjp.defvjp")
+
+        def forward(perturbed: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            return fn_fwd(*args, **kwargs)
+
+        def backward(residuals: Any, cotangent: Any, perturbed: Any, *args: Any, **kwargs: Any):
+            return fn_bwd(residuals, cotangent, *args, **kwargs)
+
+        self._forward, self._backward, self._wants_zeros = forward, backward, True
+
+    def __call__(self, vjp_arg: PyTree, /, *args: Any, **kwargs: Any) -> Any:
+        if self._forward is None or self._backward is None:
+            raise RuntimeError(
+                f"{self._label} has no derivative of its own yet: decorate its forward pass with "
+                f"`@{self._label}.def_fwd` and its backward pass with `@{self._label}.def_bwd`."
+            )
+        arrays, vjp_arg_rest = split(vjp_arg)
+        others, others_rest = split(Call(args, kwargs))
+        call = _FlatVjp(
+            self.__wrapped__,
+            self._forward,
+            self._backward,
+            self._wants_zeros,
+            self._label,
+            vjp_arg_rest,
+            others_rest,
+        )
+        of_arrays = jax.custom_vjp(call.value)
+        of_arrays.defvjp(call.forward, call.backward, symbolic_zeros=True)
+        try:
+            value_arrays = of_arrays(arrays, others)
+        except jax.errors.UnexpectedTracerError as error:
+            self._explain(error)
+            raise
+        return call.value_rest.merge(value_arrays)
+
+
+class _Residuals(Module):
+    """The residuals that the forward pass leaves for the backward pass.
+
+    - `arrays`, `rest`: the tree `(residuals, vjp_arg, args, kwargs)`, split.
+    """
+
+    arrays: list[Any]
+    rest: Rest = field(static=True)
+    value_rest: Rest = field(static=True)
+    is_perturbed: tuple[bool, ...] = field(static=True)
+
+
+@dataclasses.dataclass
+class _FlatVjp:
+    """One call: the function and its derivative as functions of arrays alone."""
+
+    function: Callable[..., Any]
+    user_forward: _Forward
+    user_backward: _Backward
+    wants_zeros: bool
+    label: str
+    vjp_arg_rest: Rest
+    others_rest: Rest
+    value_rest: Rest = UNTRACED
+
+    def value(self, arrays: list[Any], others: list[Any]) -> list[Any]:
+        args, kwargs = self.others_rest.merge(others)
+        value = self.function(self.vjp_arg_rest.merge(arrays), *args, **kwargs)
+        value_arrays, self.value_rest = split(value, is_array_or_traced_reference)
+        return value_arrays
+
+    def forward(
+        self, arrays: list[CustomVJPPrimal], others: list[CustomVJPPrimal]
+    ) -> tuple[list[Any], _Residuals]:
+        self._check_not_perturbed(others)
+        vjp_arg = self.vjp_arg_rest.merge(map(_value, arrays))
+        args, kwargs = self.others_rest.merge(map(_value, others))
+        is_perturbed = tuple(map(_is_perturbed, arrays))
+        perturbed = self.vjp_arg_rest.merge_into(False, is_perturbed)
+        value, residuals = pair(
+            self.user_forward(perturbed, vjp_arg, *args, **kwargs),
+            f"The forward pass of {self.label} must return a pair (value, residuals)",
+        )
+        if self.value_rest is not UNTRACED:
+            # The function was traced before, and what it returned is in use.
+            check_structure(self.value_rest.treedef, value, "value of the forward pass", "value")
+        value_arrays, self.value_rest = split(value, is_array_or_traced_reference)
+        kept, rest = split((residuals, vjp_arg, args, kwargs))
+        return value_arrays, _Residuals(kept, rest, self.value_rest, is_perturbed)
+
+    def backward(self, kept: _Residuals, cotangents: list[Any]) -> tuple[list[Any], None]:
+        residuals, vjp_arg, args, kwargs = kept.rest.merge(kept.arrays)
+        cotangent = kept.value_rest.merge_into(None, map(self._as_passed, cotangents))
+        perturbed = self.vjp_arg_rest.merge_into(False, kept.is_perturbed)
+        gradient = self.user_backward(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs)
+        treedef = self.vjp_arg_rest.treedef
+        found = leaves_beside(treedef, gradient, "gradient", "vjp_arg")
+        wanted = self.vjp_arg_rest.leaves_into(False, kept.is_perturbed)
+        types = [
+            leaf if is_wanted else None
+            for leaf, is_wanted in zip(jtu.tree_leaves(vjp_arg), wanted, strict=True)
+        ]
+        # The gradients beside all other leaves are not used, and may be anything.
+        found = [leaf if is_wanted else None for leaf, is_wanted in zip(found, wanted, strict=True)]
+        gradients = checked_tangents(found, types, treedef, "gradient", "vjp_arg")
+        return self.vjp_arg_rest.take(gradients), None
+
+    def _check_not_perturbed(self, others: list[CustomVJPPrimal]) -> None:
+        perturbed = self.others_rest.merge_into(
+            None, (_is_perturbed(each) or None for each in others)
+        )
+        paths = [jtu.keystr(path)[1:] for path, _ in jtu.tree_leaves_with_path(perturbed)]
+        if paths:
+            raise RuntimeError(
+                f"{self.label} was differentiated in {', '.join(paths)}. The derivative given to "
+                "`filter_custom_vjp` is that in the first argument alone: collect what is to be "
+                "differentiated in a tuple and pass that first, or `jax.lax.stop_gradient` of it."
+            )
+
+    def _as_passed(self, cotangent: Any) -> Any:
+        """A cotangent of JAX as the backward pass expects it."""
+        if is_symbolic_zero(cotangent):
+            is_wanted = self.wants_zeros and cotangent.dtype != jax.dtypes.float0
+            return jnp.zeros_like(cotangent) if is_wanted else None
+        return None if cotangent.dtype == jax.dtypes.float0 else cotangent
+
+
+def _value(primal: CustomVJPPrimal) -> Any:
+    """The array. For one made of a Python number, JAX gives the number."""
+    return primal.value if is_array(primal.value) else jnp.asarray(primal.value)
+
+
+def _is_perturbed(primal: CustomVJPPrimal) -> bool:
+    return primal.perturbed and is_inexact_array(_value(primal))

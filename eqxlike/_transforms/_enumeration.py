@@ -1,0 +1,331 @@
+"""Enumerations whose items are pytrees: which one it is may be known only when a program runs."""
+
+import textwrap
+import warnings
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import wadler_lindig as wl
+from jaxtyping import Array, Bool, Int, PyTree
+
+from .._compat import Tracer
+from .._module import Module, field
+from .._pytree import is_array
+from ._checks import branched_error_if
+
+if TYPE_CHECKING:
+    # To type checkers an enumeration is one of Python's, whose items are its instances: `E.name` is
+    # of type `E`, and not the `str` that stands in the body.
+    from enum import EnumMeta as _Meta
+else:
+    _Meta = type
+
+
+class EnumerationMeta(_Meta):
+    """The metaclass of enumerations, with `len(E)`, `E[item]` and `isinstance(item, E)`."""
+
+    _eqxlike_messages: dict[str, str]
+
+    def __len__(cls) -> int:
+        return len(cls._eqxlike_messages)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        # Items of the enumerations that this one extends have other numbers.
+        return isinstance(instance, EnumerationItem) and instance._enumeration is cls
+
+    def __getitem__(cls, item: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The message of `item`; that of a traced item is `"traced"`."""
+        if not isinstance(item, cls):
+            name = class_name(cls)
+            raise ValueError(
+                f"{name}[...] takes an item of {name} and gives its message; it was given "
+                f"{origin(item)}.{advise_promotion(cls, item)}"
+            )
+        if item.is_traced():
+            return "traced"
+        # `filter`, `jax.eval_shape` and others put something else in the place of an index.
+        if not is_array(item._value) or not jnp.issubdtype(item._value.dtype, np.integer):
+            return "unknown"
+        indices = np.asarray(item._value)
+        if not np.all((indices >= 0) & (indices < len(cls))):
+            return "unknown"
+        return str(np.array([*cls._eqxlike_messages.values()], dtype=object)[indices])
+
+
+class Enumeration(metaclass=EnumerationMeta):
+    """The base of enumerations: the possible results of a program, with a message for each.
+
+    The body of a subclass gives a name and a message to each item. `E.name` is the item, a pytree
+    of one integer array; `E[item]` its message; `len(E)` the number of items. Items of one
+    enumeration are compared with `==`, which gives a boolean array, and chosen by `E.where`.
+
+    A subclass of an enumeration has the items of that one, and those in its own body after them.
+    `promote` turns the items of the one into those of the other.
+
+    **Raises:** at the definition of a subclass, `TypeError` for a message that is no `str`,
+    `ValueError` for an item with the name of a method; warns of a name that is given two different
+    messages.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> class Result(eqx.Enumeration):
+        ...     successful = "all went well"
+        ...     diverged = "the iteration diverged"
+        >>> @jax.jit
+        ... def inspect(x):
+        ...     return Result.where(jnp.isfinite(x), Result.successful, Result.diverged)
+        >>> result = inspect(jnp.inf)
+        >>> Result[result], bool(result == Result.successful)
+        ('the iteration diverged', False)
+    """
+
+    if TYPE_CHECKING:
+
+        def __eq__(self, other: object) -> Bool[Array, "..."]: ...
+        def __ne__(self, other: object) -> Bool[Array, "..."]: ...
+        def is_traced(self) -> bool: ...
+        def error_if(self, token: PyTree, pred: bool | Bool[Array, "..."]) -> PyTree: ...
+    else:
+        _eqxlike_messages: ClassVar[dict[str, str]] = {}
+
+        def __new__(cls) -> Any:
+            raise TypeError(
+                f"{class_name(cls)} has no instances but its items: write "
+                f"`{cls.__name__}.<name of an item>`."
+            )
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        messages: dict[str, str] = {}
+        for base in cls.__bases__:
+            if isinstance(base, EnumerationMeta):
+                _add(messages, base._eqxlike_messages, cls)
+        own = {name: value for name, value in vars(cls).items() if not _is_magic(name)}
+        for name, message in own.items():
+            _check_item(cls, name, message)
+        _add(messages, own, cls)
+        cls._eqxlike_messages = messages
+        for index, name in enumerate(messages):
+            setattr(cls, name, EnumerationItem(np.array(index, np.int32), cls))
+        if cls.__doc__ is None:
+            cls.__doc__ = _describe_items(messages)
+
+    @classmethod
+    def promote(cls, item: Any) -> Self:
+        """An item of an enumeration that this one extends, as an item of this one.
+
+        **Arguments:**
+
+        - `item`: the item, traced or not.
+
+        **Returns:** the item of this enumeration that has the same name.
+
+        **Raises:** `ValueError` if `item` is anything else.
+
+        !!! example
+
+            >>> import eqxlike as eqx
+            >>> class Result(eqx.Enumeration):
+            ...     successful = "all went well"
+            >>> class SolverResult(Result):
+            ...     diverged = "the iteration diverged"
+            >>> bool(SolverResult.promote(Result.successful) == SolverResult.successful)
+            True
+        """
+        source = item._enumeration if isinstance(item, EnumerationItem) else cls
+        if source is cls or not issubclass(cls, source):
+            name = class_name(cls)
+            raise ValueError(
+                f"{name}.promote(...) takes an item of an enumeration that {name} extends; it was "
+                f"given {origin(item)}."
+            )
+        places = [*cls._eqxlike_messages]
+        indices = [places.index(name) for name in source._eqxlike_messages]
+        is_prefix = indices == [*range(len(indices))]
+        with jax.ensure_compile_time_eval():
+            index = item._value if is_prefix else jnp.array(indices, jnp.int32)[item._value]
+        promoted: Any = EnumerationItem(index, cls)
+        return promoted
+
+    @classmethod
+    def where(cls, pred: bool | np.bool_ | Bool[Array, ""], a: Self, b: Self) -> Self:
+        """`a` where `pred` is true and `b` where it is not, as `jax.numpy.where`.
+
+        **Arguments:**
+
+        - `pred`: a boolean scalar, traced or not.
+        - `a`, `b`: items of this enumeration.
+
+        **Returns:** an item of this enumeration.
+
+        **Raises:** `ValueError` if an argument is of another type.
+
+        !!! example
+
+            >>> import eqxlike as eqx, jax.numpy as jnp
+            >>> class Result(eqx.Enumeration):
+            ...     successful = "all went well"
+            ...     diverged = "the iteration diverged"
+            >>> result = Result.where(jnp.array(3.0) < 2.0, Result.successful, Result.diverged)
+            >>> Result[result]
+            'the iteration diverged'
+        """
+        if not isinstance(pred, bool) and not _is_boolean_scalar(pred):
+            raise ValueError(
+                f"The first argument of {class_name(cls)}.where(...) must be a boolean scalar; it "
+                f"was given {describe(pred)}. For a batch, use `jax.vmap`."
+            )
+        items: Any = (a, b)
+        for item in items:
+            if not isinstance(item, cls):
+                name = class_name(cls)
+                raise ValueError(
+                    f"{name}.where(...) chooses between items of {name}; it was given "
+                    f"{origin(item)}.{advise_promotion(cls, item)}"
+                )
+        index, other_index = (item._value for item in items)
+        if index is other_index:
+            return a
+        # An item that is known while tracing stays known.
+        with jax.ensure_compile_time_eval():
+            chosen: Any = EnumerationItem(jnp.where(pred, index, other_index), cls)
+        return chosen
+
+
+def _is_boolean_scalar(value: Any) -> bool:
+    return is_array(value) and value.shape == () and value.dtype == np.bool_
+
+
+def _is_magic(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _check_item(cls: type, name: str, message: Any) -> None:
+    if name in vars(Enumeration):
+        raise ValueError(
+            f"{class_name(cls)} cannot have an item of the name `{name}`: every enumeration has a "
+            "method of that name."
+        )
+    if not isinstance(message, str):
+        raise TypeError(
+            f"{class_name(cls)}.{name} must be a str, the message of an item; it is of type "
+            f"{type(message).__name__}. The body of an enumeration holds items alone."
+        )
+
+
+def _add(messages: dict[str, str], more: dict[str, str], cls: type) -> None:
+    for name, message in more.items():
+        if messages.get(name, message) != message:
+            warnings.warn(
+                f"{class_name(cls)}.{name} has two different messages, {messages[name]!r} and "
+                f"{message!r}: the latter is taken.",
+                stacklevel=3,
+            )
+        messages[name] = message
+
+
+def _describe_items(messages: dict[str, str]) -> str:
+    lines = [
+        f"- `{name}`: {textwrap.indent(message, '    ').strip()}" if message else f"- `{name}`"
+        for name, message in messages.items()
+    ]
+    return "\n".join(["An enumeration with the items:", "", *lines])
+
+
+# --- The items of enumerations, and their descriptions in errors ---
+
+
+class EnumerationItem(Module):
+    """One item of an `Enumeration`; or several of one enumeration, if its array has a shape.
+
+    An item can be computed wherever an array can, as in `jax.jit`, `jax.lax.scan` or `jax.vmap`.
+    """
+
+    _value: Int[Array, "..."] | Int[np.ndarray, "..."]
+    _enumeration: Any = field(static=True)
+
+    def __eq__(self, other: object) -> Bool[Array, "..."]:
+        # What is known while tracing stays known.
+        with jax.ensure_compile_time_eval():
+            return jnp.asarray(self._value == self._comparable(other)._value)
+
+    def __ne__(self, other: object) -> Bool[Array, "..."]:
+        with jax.ensure_compile_time_eval():
+            return jnp.asarray(self._value != self._comparable(other)._value)
+
+    # The equality of two items is an array, which may be known too late for a dict.
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def _comparable(self, other: Any) -> "EnumerationItem":
+        if isinstance(other, EnumerationItem) and other._enumeration is self._enumeration:
+            return other
+        raise ValueError(
+            f"An item of {class_name(self._enumeration)} can only be compared with another; it was "
+            f"compared with {origin(other)}.{advise_promotion(self._enumeration, other)}"
+        )
+
+    def __repr__(self) -> str:
+        return f"{class_name(self._enumeration)}<{self._enumeration[self]}>"
+
+    def __pdoc__(self, **options: Any) -> wl.AbstractDoc:
+        return wl.TextDoc(repr(self))
+
+    def is_traced(self) -> bool:
+        """Whether it is not known which item this is until the program runs.
+
+        >>> import eqxlike as eqx, jax
+        >>> class Shape(eqx.Enumeration):
+        ...     circle = "a circle"
+        ...     square = "a square"
+        >>> Shape.circle.is_traced()
+        False
+        >>> bool(jax.jit(lambda item: jnp.array(item.is_traced()))(Shape.circle))
+        True
+        """
+        return isinstance(self._value, Tracer)
+
+    def error_if(self, token: PyTree, pred: bool | Bool[Array, "..."]) -> PyTree:
+        """Raises an error at runtime, with the message of this item.
+
+        **Arguments:**
+
+        - `token`: any pytree with an array in it.
+        - `pred`: whether to raise; an array of any shape, of which one `True` is enough.
+
+        **Returns:** `token`. The error is raised where the program uses this one.
+
+        **Raises:** the errors of `error_if`.
+        """
+        messages = list(self._enumeration._eqxlike_messages.values())
+        return branched_error_if(token, pred, self._value, messages)
+
+
+def class_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def origin(value: Any) -> str:
+    """The description of `value` to somebody who expected an item."""
+    if isinstance(value, EnumerationItem):
+        return f"an item of {class_name(value._enumeration)}"
+    return describe(value)
+
+
+def describe(value: Any) -> str:
+    if is_array(value):
+        return f"an array of shape {value.shape} and dtype {value.dtype}"
+    return f"{value!r} of type {type(value).__name__}"
+
+
+def advise_promotion(wanted: type, value: Any) -> str:
+    if isinstance(value, EnumerationItem):
+        for upper, lower in ((value._enumeration, wanted), (wanted, value._enumeration)):
+            if upper is not lower and issubclass(lower, upper):
+                return (
+                    f" `{lower.__name__}.promote(...)` turns items of {class_name(upper)} into "
+                    f"items of {class_name(lower)}."
+                )
+    return ""

@@ -1,3 +1,0 @@
-"""Enumerations whose members are arrays."""
-
-from ._enumeration import Enumeration as Enumeration

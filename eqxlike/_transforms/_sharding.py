@@ -1,0 +1,181 @@
+"""The placement of arrays, within compiled code and outside it."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self, TypeVar
+
+import jax
+import jax.tree_util as jtu
+from jax.sharding import NamedSharding
+from jaxtyping import PyTree
+
+from .._compat import Tracer
+from .._module import AbstractVar, Module, field, stored_fields
+from .._partition import split
+from .._pytree import is_array, is_reference
+from ._trace import is_array_or_struct
+
+Tree = TypeVar("Tree")
+
+
+def filter_shard(x: Tree, device_or_shardings: PyTree[Any]) -> Tree:
+    """Places the arrays of a tree on devices.
+
+    Within compiled code this constrains how XLA lays them out, as
+    `jax.lax.with_sharding_constraint` does; outside it moves them, as `jax.device_put` does.
+
+    **Arguments:**
+
+    - `x`: any pytree. What is no array is left as it is; a NumPy array becomes a JAX array.
+    - `device_or_shardings`: a device or a sharding for all arrays, or a prefix of `x` with these as
+      leaves, and `None` for arrays to be left alone. A `jax.sharding.PartitionSpec` refers to the
+      mesh of `jax.set_mesh`.
+
+    **Returns:** a tree like `x`, whose arrays are placed so.
+
+    **Raises:** `ValueError` if `device_or_shardings` is not a prefix of `x`; JAX's own error for a
+    sharding that does not fit its array, with a note that names the path.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> mesh = jax.sharding.Mesh(jax.devices(), "batch")
+        >>> by_row = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
+        >>> data = {"x": jnp.ones((jax.device_count(), 3)), "name": "training"}
+        >>> data = eqx.filter_shard(data, by_row)
+        >>> print(data["x"].sharding.spec, data["name"])
+        P('batch',) training
+    """
+    arrays, rest = split(x)
+    placements = shardings_of_arrays("device_or_shardings", device_or_shardings, x, is_array)
+    placed = []
+    for array, placement in zip(arrays, placements, strict=True):
+        try:
+            placed.append(_place(array, placement))
+        except (TypeError, ValueError) as error:
+            error.add_note(f"This is the array at {_path_of_array(x, len(placed))}.")
+            raise
+    return rest.merge(placed)
+
+
+def _place(array: Any, placement: Any) -> Any:
+    if placement is None:
+        return array
+    if isinstance(placement, jax.Device):
+        placement = jax.sharding.SingleDeviceSharding(placement)
+    is_concrete = isinstance(array, jax.Array) and not isinstance(array, Tracer)
+    if is_concrete and isinstance(placement, jax.sharding.Sharding):
+        # A constraint by itself does not move an array that is committed to other devices.
+        array = jax.device_put(array, placement)
+    return jax.lax.with_sharding_constraint(array, placement)
+
+
+def _path_of_array(x: PyTree, place: int) -> str:
+    paths = [path for path, leaf in jtu.tree_leaves_with_path(x) if is_array(leaf)]
+    return f"x{jtu.keystr(paths[place])}"
+
+
+# --- Shardings for the arrays of trees that have static leaves, given as prefixes of them ---
+
+
+def _is_traced(leaf: Any) -> bool:
+    return is_array_or_struct(leaf) or is_reference(leaf)
+
+
+def shardings_of_arrays(
+    name: str,
+    prefix: PyTree,
+    tree: PyTree,
+    is_placed: Callable[[Any], bool] = _is_traced,
+) -> list[Any]:
+    """The sharding, or `None`, for each array in `tree`, from a prefix of it.
+
+    **Arguments:**
+
+    - `name`: the name of `prefix` in messages.
+    - `is_placed`: whether a leaf is an array.
+
+    **Raises:** `ValueError` if `prefix` is no prefix of `tree`.
+    """
+    shardings: list[Any] = []
+
+    def spread(sharding: Any, subtree: PyTree) -> None:
+        shardings.extend(sharding for leaf in jtu.tree_leaves(subtree) if is_placed(leaf))
+
+    try:
+        jtu.tree_map(spread, prefix, tree, is_leaf=lambda node: node is None)
+    except ValueError as error:
+        raise ValueError(f"`{name}` is not a prefix of what it places: {error}") from None
+    return shardings
+
+
+# Layers that are stored stacked and used one at a time, and so can be brought together so.
+
+
+class Gathering(NamedTuple):
+    """How an array of one layer, of so many axes, lies before it is brought together and after."""
+
+    num_axes: int
+    split: NamedSharding
+    together: NamedSharding
+
+
+class Stacked(Module):
+    """Base of Modules whose `layers` are stored stacked, and taken out one at a time.
+
+    The arrays of `layers` have a leading axis of length `depth`, of which `unroll` are in use at
+    once.
+    """
+
+    layers: AbstractVar[Any]
+    depth: AbstractVar[int]
+    unroll: AbstractVar[int]
+    _gatherings: tuple[tuple[tuple[Any, ...], Gathering], ...] = field(
+        static=True, default=(), init=False, repr=False
+    )
+
+    def gathering(self, gatherings: Mapping[tuple[Any, ...], Gathering]) -> Self:
+        """A copy that brings each layer together as it takes it out, by the paths in `layers`."""
+        new = copy.copy(self)
+        stored_fields(new)["_gatherings"] = tuple(gatherings.items())
+        return new
+
+    @property
+    def gathers(self) -> bool:
+        """Whether layers are brought together as they are taken out."""
+        return bool(self._gatherings)
+
+    def gather(self, layer: Any) -> Any:
+        """One layer, brought together.
+
+        Inside `jax.shard_map` it is as it comes: a model that goes in there whole is together.
+        """
+        if not self._gatherings or jax.sharding.get_abstract_mesh().manual_axes:
+            return layer
+        gatherings = dict(self._gatherings)
+
+        def placed(keys: Any, leaf: Any) -> Any:
+            found = gatherings.get(keys)
+            return leaf if found is None else _gather(leaf, found)
+
+        return jtu.tree_map_with_path(placed, layer)
+
+
+def _gather(leaf: Any, gathering: Gathering) -> Any:
+    split, together = gathering.split, gathering.together
+    if leaf.ndim == gathering.num_axes:
+        # The transpose of a constraint is that constraint: the gradient of a layer is summed, and
+        # each device keeps its part, before the next layer's is computed.
+        leaf = jax.lax.with_sharding_constraint(leaf, split)
+    elif not together.is_fully_replicated:
+        # The stack is mapped over, and has its axes elsewhere.
+        return leaf
+    return jax.lax.with_sharding_constraint(leaf, together)
+
+
+def keep_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+    """The policy of a `filter_checkpoint` under which only what was brought together is so again.
+
+    Kept for the backward pass, all layers would be together at once.
+    """
+    return primitive.name != "sharding_constraint"

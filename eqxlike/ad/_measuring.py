@@ -1,0 +1,284 @@
+"""Functions timed side by side, some of which may be slow, or fail."""
+
+import dataclasses
+import functools
+import math
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, jaxprs_in_params
+
+from .._timing import (
+    UNTIMED,
+    calls_for,
+    completion_us,
+    dispatch_us,
+    frozen_heap,
+    round_orders,
+    warmed_up,
+)
+from .._transforms import filter_jit, filter_make_jaxpr
+from ._equations import equations_in
+
+Call = Callable[[], Any]
+Wait = Callable[[Any], Any]
+
+_TARGET_S = 0.00125
+"""The approximate seconds of each measurement: as in `measure`, less than a slice of time."""
+
+_ESTIMATES, _MOST_S = 10, 0.1
+"""A call is timed so often, or so long, to find out how many of them fill a measurement."""
+
+
+@dataclasses.dataclass
+class Times:
+    """What the clock said of one function.
+
+    - `dispatch_us`, `completion_us`: microseconds a call, by the number of the round.
+    - `failure`: what it raised meanwhile, after which it was timed no more.
+    """
+
+    dispatch_us: dict[int, float] = dataclasses.field(default_factory=dict)
+    completion_us: dict[int, float] = dataclasses.field(default_factory=dict)
+    failure: Exception | None = None
+
+    def ratio_to(self, other: "Times") -> float:
+        """The median of the ratios of completion, over the rounds that both have."""
+        both = self.completion_us.keys() & other.completion_us.keys()
+        return statistics.median(self.completion_us[n] / other.completion_us[n] for n in both)
+
+
+@dataclasses.dataclass
+class _Contestant:
+    call: Call
+    times: Times
+    wait: Wait
+    count: int
+    spent_s: float = 0.0
+
+    def take_turn(self, number: int) -> None:
+        start_s = time.perf_counter()
+        if self.count == 1:
+            times = _times_of_one_call(self.call, self.wait)
+        else:
+            completion_us(self.call, self.wait, UNTIMED)
+            timed = self.call, self.wait, self.count
+            times = dispatch_us(*timed), completion_us(*timed)
+        self.times.dispatch_us[number], self.times.completion_us[number] = times
+        self.spent_s += time.perf_counter() - start_s
+
+
+def time_beside(
+    baseline: str,
+    calls: Mapping[str, Call],
+    into: Mapping[str, Times],
+    *,
+    rounds: int,
+    budget_s: float,
+) -> None:
+    """Times functions in turn, as `eqxlike._timing.measure` does.
+
+    It differs in what it does about a function that is so slow that it would keep all others
+    waiting: that has fewer rounds; and about one that raises: that is left out from there on.
+
+    **Arguments:**
+
+    - `baseline`: the name of the function that takes part in each round. What it raises passes.
+    - `calls`: functions of no arguments, by name, that return an array to wait for.
+    - `into`: where to note the times, so that they are there after a `KeyboardInterrupt`.
+    - `rounds`: the number of rounds.
+    - `budget_s`: a function that has taken so many seconds sits out the rest.
+    """
+    contestants: dict[str, _Contestant] = {}
+    for name, call in calls.items():
+        try:
+            contestants[name] = _contestant(call, into[name])
+        except Exception as error:
+            _note(error, into[name], name == baseline)
+    with frozen_heap():
+        for number, order in enumerate(round_orders(tuple(contestants), rounds, seed=0)):
+            left = [
+                name
+                for name, each in contestants.items()
+                if name != baseline and each.times.failure is None and each.spent_s < budget_s
+            ]
+            if not left:
+                return
+            for name in order:
+                if name in (baseline, *left):
+                    try:
+                        contestants[name].take_turn(number)
+                    except Exception as error:
+                        _note(error, into[name], name == baseline)
+
+
+def _note(error: Exception, times: Times, is_baseline: bool) -> None:
+    if is_baseline:
+        raise error
+    # The frames of the traceback hold arrays.
+    times.failure = error.with_traceback(None)
+
+
+def _contestant(call: Call, times: Times) -> _Contestant:
+    wait = warmed_up(call, 1)
+    call_s, spent_s = math.inf, 0.0
+    # One slow call may have been disturbed. Taken for the truth, it would leave the function with a
+    # single call a round, on cold caches, for all rounds.
+    for _ in range(_ESTIMATES):
+        this_s = 1e-6 * completion_us(call, wait, 1)
+        call_s, spent_s = min(call_s, this_s), spent_s + this_s
+        if spent_s > _MOST_S:
+            break
+    return _Contestant(call, times, wait, calls_for(_TARGET_S, call_s))
+
+
+def _times_of_one_call(call: Call, wait: Wait) -> tuple[float, float]:
+    """Dispatch and completion of the same call, in microseconds."""
+    start_s = time.perf_counter()
+    result = call()
+    returned_s = time.perf_counter()
+    wait(result)
+    return 1e6 * (returned_s - start_s), 1e6 * (time.perf_counter() - start_s)
+
+
+# --- Functions compiled anew, with what the clock and XLA say of them ---
+
+
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?\S+ = ", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A compiled function.
+
+    - `run`: calls it with the arguments that it was compiled for.
+    - `work`: how much it computes, to be compared with that of others.
+    - `has_loop`: whether it has a loop.
+    - `first_call_ms`, `traced_operations`, `compiled_operations`, `peak_bytes`: see
+      `ComparisonRow`.
+    """
+
+    run: Callable[[], Any]
+    work: int
+    has_loop: bool
+    first_call_ms: float
+    traced_operations: int
+    compiled_operations: int | None
+    peak_bytes: int | None
+
+
+def compiled_anew(function: Callable[..., Any], args: tuple[Any, ...]) -> Program:
+    """`function`, compiled by `filter_jit` for `args`, though it may have been before."""
+    jitted = filter_jit(functools.partial(_another_call(), function))
+    start_s = time.perf_counter()
+    ahead = jitted.lower(*args).compile()
+    first_call_ms = 1e3 * (time.perf_counter() - start_s)
+    closed, _, _ = filter_make_jaxpr(function)(*args)
+    text, memory = ahead.as_text(), ahead.memory_analysis()
+    return Program(
+        run=lambda: jitted(*args),
+        work=work(closed.jaxpr),
+        has_loop=has_loop(closed.jaxpr),
+        first_call_ms=first_call_ms,
+        traced_operations=num_equations(closed.jaxpr),
+        compiled_operations=None if text is None else len(_INSTRUCTION.findall(text)),
+        peak_bytes=None if memory is None else memory.temp_size_in_bytes,
+    )
+
+
+def _another_call() -> Callable[..., Any]:
+    """A function that calls its first argument; each is another one to `filter_jit`."""
+
+    def call(function: Callable[..., Any], /, *args: Any) -> Any:
+        return function(*args)
+
+    return call
+
+
+# --- Programs that would take longer than anybody waits for, known before they run ---
+
+
+_PATIENCE = 30
+"""A call may be predicted to take so many times the budget. Nobody can interrupt one."""
+
+_CALLS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """How fast a function computes, by which the time of its derivatives is predicted.
+
+    - `call_s`: the seconds that it takes.
+    - `work`: what it computes meanwhile.
+    - `budget_s`: see `compare`.
+    """
+
+    call_s: float
+    work: int
+    budget_s: float
+
+    def complaint(self, program: Program) -> str | None:
+        """What to say of a program that would take too long; `None` if it would not."""
+        times = program.work / max(self.work, 1)
+        if times * self.call_s <= _PATIENCE * self.budget_s:
+            return None
+        return (
+            f"it computes about {times:,.0f} times as much as the function alone, which is about "
+            f"{times * self.call_s:,.0f} s a call"
+        )
+
+
+def pace_of(program: Program, budget_s: float) -> Pace:
+    """The pace of a function, which has been called before."""
+    fastest_s, spent_s = math.inf, 0.0
+    # One call may be disturbed, by a hundred times what it takes.
+    for _ in range(_CALLS):
+        start_s = time.perf_counter()
+        jax.block_until_ready(program.run())
+        call_s = time.perf_counter() - start_s
+        fastest_s, spent_s = min(fastest_s, call_s), spent_s + call_s
+        if spent_s > budget_s:
+            break
+    return Pace(fastest_s, program.work, budget_s)
+
+
+# --- What the jaxpr of a function tells without running it ---
+
+
+def num_equations(jaxpr: Jaxpr) -> int:
+    """The number of equations of a jaxpr, with those of the jaxprs inside them."""
+    return sum(1 for _ in equations_in(jaxpr))
+
+
+def work(jaxpr: Jaxpr) -> int:
+    """How many numbers a program computes, about: the turns of each `scan` are counted.
+
+    Two programs that are made of the same operations can be compared by it. The steps of a
+    `while_loop`, which nobody knows, count as one.
+    """
+    total = 0
+    for equation in jaxpr.eqns:
+        inner = sum(work(each) for each in jaxprs_in_params(equation.params))
+        own = sum(math.prod(getattr(each.aval, "shape", ())) for each in equation.outvars)
+        total += inner * equation.params["length"] if equation.primitive.name == "scan" else inner
+        total += own
+    return total
+
+
+def has_loop(jaxpr: Jaxpr) -> bool:
+    """Whether there is a `scan` or a `while_loop` in a program."""
+    return any(each.primitive.name in ("scan", "while") for each in equations_in(jaxpr))
+
+
+def largest_epsilon(jaxpr: Jaxpr) -> float:
+    """The machine epsilon of the least precise floating-point dtype that a program computes in."""
+    dtypes = {
+        getattr(each.aval, "dtype", None) for found in equations_in(jaxpr) for each in found.outvars
+    }
+    inexact = [each for each in dtypes if each is not None and jnp.issubdtype(each, jnp.inexact)]
+    return max((float(jnp.finfo(each).eps) for each in inexact), default=0.0)

@@ -1,0 +1,431 @@
+"""Temperature scaling. `N` is the number of examples, `C` the number of classes."""
+
+import math
+import warnings
+from fractions import Fraction
+from typing import Literal, overload
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from .._compat import Tracer
+from .._module import Module, field
+from .._numbers import real_number
+from ._mixtures import CategoricalMixture, Mixture, check_mixture
+
+_LEAST, _MOST = 0.01, 100.0
+
+
+class TemperatureScaling(Module):
+    """Divides logits by a temperature: above 1 it makes predictions less certain, below more so.
+
+    The predicted class stays. Call it on what `temperature_scaling` takes: logits come back as
+    logits, a `CategoricalMixture` as one of a single component. What networks predict together is
+    scaled, not each of them (Rahaman and Thiery, 2021, "Uncertainty Quantification and Deep
+    Ensembles"), so the scaled mixture has no epistemic part: read that off the one given.
+
+    - `temperature`: shape `()`, positive.
+    """
+
+    temperature: Float[Array, ""]
+
+    @overload
+    def __call__(self, prediction: CategoricalMixture) -> CategoricalMixture: ...
+    @overload
+    def __call__(self, prediction: Float[Array, "*B C"]) -> Float[Array, "*B C"]: ...
+    def __call__(
+        self, prediction: CategoricalMixture | Float[Array, "*B C"]
+    ) -> CategoricalMixture | Float[Array, "*B C"]:
+        """The scaled prediction.
+
+        **Arguments:**
+
+        - `prediction`: logits of shape `(*B, C)`, or a mixture over them.
+        """
+        logits = _logits(prediction)
+        scaled = logits / self.temperature.astype(logits.dtype)
+        if isinstance(prediction, CategoricalMixture):
+            return CategoricalMixture(scaled[None])
+        return scaled
+
+
+def temperature_scaling(
+    prediction: CategoricalMixture | Float[Array, "N C"], labels: Int[Array, " N"]
+) -> TemperatureScaling:
+    """The temperature with the least NLL on held-out examples.
+
+    Guo, Pleiss, Sun and Weinberger (2017), "On Calibration of Modern Neural Networks". The NLL is
+    convex in the inverse of the temperature; its derivative is bisected until the dtype of the
+    logits has no more digits.
+
+    The temperature lies between 0.01 and 100. If the class predicted is right for all examples, the
+    NLL falls without end as the temperature goes to 0; if the logits say less than nothing of the
+    labels, as it goes to infinity. The bound is then the answer, and a warning says so.
+
+    **Arguments:**
+
+    - `prediction`: logits of shape `(N, C)`, or a mixture over as many, of examples that the model
+      was not trained on.
+    - `labels`: integers from 0 to C - 1, shape `(N,)`.
+
+    **Returns:** a `TemperatureScaling`, to be called on the predictions of other examples.
+
+    **Raises:** `ValueError` for other shapes, no example, labels that are no classes, or logits
+    that are not finite. Under `jit` values are not looked at, neither for errors nor for warnings.
+
+    >>> import jax, jax.numpy as jnp
+    >>> logits = jnp.array([[8.0, 0.0], [8.0, 0.0], [8.0, 0.0], [8.0, 0.0]])
+    >>> scaling = temperature_scaling(logits, jnp.array([0, 0, 0, 1]))
+    >>> [round(each, 3) for each in jax.nn.softmax(scaling(logits[0])).tolist()]
+    [0.75, 0.25]
+    """
+    logits, labels = _logits(prediction), jnp.asarray(labels)
+    if logits.ndim == 0:
+        raise ValueError("temperature_scaling expects logits of shape (N, C), got shape ().")
+    check_labels(labels, logits.shape[:-1], logits.shape[-1], "temperature_scaling")
+    check_finite(logits, "temperature_scaling: logits", "")
+    temperature = _best_temperature(logits, labels)
+    if not isinstance(temperature, Tracer):
+        _warn_of_bounds(float(temperature), len(labels))
+    return TemperatureScaling(temperature)
+
+
+def _logits(prediction: CategoricalMixture | Float[Array, "*B C"]) -> Float[Array, "*B C"]:
+    if isinstance(prediction, CategoricalMixture):
+        return prediction.log_probabilities
+    logits = jnp.asarray(prediction)
+    return logits if jnp.issubdtype(logits.dtype, jnp.floating) else logits.astype(float)
+
+
+# Jitted, so that a call outside jit does not compile the loop anew.
+@jax.jit
+def _best_temperature(logits: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Array, ""]:
+    # Each relative to that of the label: the mean of what is expected of them is the derivative of
+    # the NLL by the inverse temperature, and grows with it.
+    margins = logits - jnp.take_along_axis(logits, labels[:, None], axis=-1)
+
+    def is_too_cold(log_temperature: Array) -> Array:
+        probabilities = jax.nn.softmax(margins / jnp.exp(log_temperature), axis=-1)
+        return jnp.mean(jnp.sum(probabilities * margins, axis=-1)) > 0
+
+    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = (low + high) / 2
+        is_low = is_too_cold(middle)
+        return jnp.where(is_low, middle, low), jnp.where(is_low, high, middle)
+
+    dtype = logits.dtype
+    bounds = jnp.log(jnp.asarray(_LEAST, dtype)), jnp.log(jnp.asarray(_MOST, dtype))
+    num_halvings = jnp.finfo(dtype).nmant + 4
+    low, high = jax.lax.fori_loop(0, num_halvings, halve, bounds)
+    return jnp.exp((low + high) / 2)
+
+
+def _warn_of_bounds(temperature: float, num_examples: int) -> None:
+    if math.isclose(temperature, _LEAST, rel_tol=1e-4):
+        warnings.warn(
+            f"temperature_scaling: the NLL of {num_examples} examples falls until the temperature "
+            f"is 0, and it was held at {_LEAST}: it is so where the predicted class is right for "
+            "all of them. Take more examples, or leave the predictions as they are.",
+            stacklevel=3,
+        )
+    elif math.isclose(temperature, _MOST, rel_tol=1e-4):
+        warnings.warn(
+            f"temperature_scaling: the NLL of {num_examples} examples falls until the temperature "
+            f"is infinite, and it was held at {_MOST:g}: the logits say nothing of the labels. Do "
+            "labels and predictions belong to the same examples?",
+            stacklevel=3,
+        )
+
+
+# --- Split conformal prediction of numbers. `N` is the number of calibration examples ---
+
+
+IntervalScore = Literal["normalised", "quantile"]
+
+
+class ConformalIntervals(Module):
+    """Intervals that hold what comes with a given probability, as `conformal_intervals` fits them.
+
+    - `quantile`: the quantile of the calibration scores, shape `()`.
+    - `level`: the probability, between 0 and 1.
+    - `score`: the score.
+    """
+
+    quantile: Float[Array, ""]
+    level: float = field(static=True)
+    score: IntervalScore = field(static=True)
+
+    def __call__(self, prediction: Mixture) -> tuple[Float[Array, "*B"], Float[Array, "*B"]]:
+        """The ends of the intervals.
+
+        **Arguments:**
+
+        - `prediction`: of the same model as those it was calibrated on.
+
+        **Returns:** `(lower, upper)`, in the unit of the numbers.
+        """
+        check_mixture(prediction, Mixture, "ConformalIntervals")
+        if self.score == "normalised":
+            half = self.quantile * jnp.sqrt(prediction.variance)
+            return prediction.mean - half, prediction.mean + half
+        lower, upper = prediction.interval(self.level)
+        # Ends that passed each other meet in the middle.
+        middle = (lower + upper) / 2
+        return (
+            jnp.minimum(lower - self.quantile, middle),
+            jnp.maximum(upper + self.quantile, middle),
+        )
+
+
+def conformal_intervals(
+    prediction: Mixture,
+    y: Float[Array, " N"],
+    *,
+    level: float = 0.9,
+    score: IntervalScore = "normalised",
+) -> ConformalIntervals:
+    """Intervals that hold the next number with probability `level`, be the model right or wrong.
+
+    Split conformal prediction (Papadopoulos, Proedrou, Vovk and Gammerman, 2002; Lei, G'Sell,
+    Rinaldo, Tibshirani and Wasserman, 2018, "Distribution-Free Predictive Inference for
+    Regression"). The probability is over the calibration examples and the next one, if they are
+    exchangeable; it lies between `level` and `level + 1 / (N + 1)`, and does not hold for each x
+    by itself.
+
+    **Arguments:**
+
+    - `prediction`: of the numbers `y`, by a model that was not trained on them.
+    - `y`: calibration examples, shape `(N,)`.
+    - `level`: between 0 and 1.
+    - `score`: how far a number is from its prediction: `"normalised"`, which is
+      `|y - mean| / sqrt(variance)`; or `"quantile"`, how far it is outside the central interval of
+      probability `level`, negative inside, which also serves a prediction that is skewed or has no
+      variance (Romano, Patterson and Candès, 2019, "Conformalized Quantile Regression").
+
+    **Returns:** a `ConformalIntervals`, to be called on the predictions of other examples.
+
+    **Raises:** `TypeError` if `prediction` is no mixture; `ValueError` for other shapes or words, a
+    level outside, fewer examples than `level / (1 - level)`, or a score that is not
+    finite. Under `jit` scores are not looked at.
+
+    >>> import jax.numpy as jnp, numpyro.distributions as dist
+    >>> overconfident = lambda x: Mixture(dist.Normal(x[None], 0.1))
+    >>> x = jnp.arange(9.0)
+    >>> intervals = conformal_intervals(overconfident(x), x + 1, level=0.9)
+    >>> lower, upper = intervals(overconfident(jnp.array([20.0])))
+    >>> lower.tolist(), upper.tolist()
+    ([19.0], [21.0])
+    """
+    check_mixture(prediction, Mixture, "conformal_intervals")
+    y = jnp.asarray(y)
+    if y.ndim != 1 or y.shape != prediction.batch_shape:
+        raise ValueError(
+            "conformal_intervals expects y of shape (N,) and a prediction of as many numbers, got "
+            f"{y.shape} and {prediction.batch_shape}."
+        )
+    hint = ""
+    if score == "normalised":
+        scores = jnp.abs(y - prediction.mean) / jnp.sqrt(prediction.variance)
+        hint = '; score="quantile" asks for no mean and no variance'
+    elif score == "quantile":
+        lower, upper = prediction.interval(level)
+        scores = jnp.maximum(lower - y, y - upper)
+    else:
+        raise ValueError(f'score must be "normalised" or "quantile", got {score!r}.')
+    quantile = conformal_quantile(scores, level, "conformal_intervals")
+    check_finite(scores, "conformal_intervals: scores", hint)
+    return ConformalIntervals(quantile, float(level), score)
+
+
+# Split conformal prediction of classes. `N` is the number of examples, `C` that of classes.
+
+
+SetScore = Literal["probability", "adaptive"]
+
+
+class ConformalSets(Module):
+    """Sets of classes that hold the label with a given probability, as `conformal_sets` fits them.
+
+    - `quantile`: the quantile of the calibration scores, shape `()`.
+    - `level`: the probability, between 0 and 1.
+    - `score`: the score.
+    - `is_randomised`: whether a call takes a key.
+    """
+
+    quantile: Float[Array, ""]
+    level: float = field(static=True)
+    score: SetScore = field(static=True)
+    is_randomised: bool = field(static=True)
+
+    def __call__(
+        self, prediction: CategoricalMixture, *, key: PRNGKeyArray | None = None
+    ) -> Bool[Array, "*B C"]:
+        """Which classes are in the set of each example.
+
+        **Arguments:**
+
+        - `prediction`: of the same model as those it was calibrated on.
+        - `key`: another one than that of the calibration, where that had one; else none.
+
+        **Returns:** shape `(*B, C)`.
+
+        **Raises:** `ValueError` if the key is missing, or one too many.
+        """
+        check_mixture(prediction, CategoricalMixture, "ConformalSets")
+        if self.is_randomised != (key is not None):
+            wanted, came = ("a key", "none") if self.is_randomised else ("no key", "one")
+            raise ValueError(
+                f"ConformalSets expects {wanted}, as at its calibration, got {came}: the sets of "
+                "both are randomised, or neither."
+            )
+        probabilities = prediction.probabilities
+        if self.score == "probability":
+            return 1 - probabilities <= self.quantile
+        return _adaptive_scores(probabilities, key) <= self.quantile
+
+
+def conformal_sets(
+    prediction: CategoricalMixture,
+    labels: Int[Array, " N"],
+    *,
+    level: float = 0.9,
+    score: SetScore = "probability",
+    key: PRNGKeyArray | None = None,
+) -> ConformalSets:
+    """Sets that hold the next label with probability `level`, be the model right or wrong.
+
+    Split conformal prediction. The probability is over the calibration examples and the next one,
+    if they are exchangeable; it is at least `level`, and but for ties at most
+    `level + 1 / (N + 1)`.
+
+    **Arguments:**
+
+    - `prediction`: of the classes `labels`, by a model that was not trained on them.
+    - `labels`: calibration examples, integers from 0 to C - 1, shape `(N,)`.
+    - `level`: between 0 and 1.
+    - `score`: `"probability"`, 1 less the probability of the class, whose sets are the smallest on
+      average and may be empty (Sadinle, Lei and Wasserman, 2019, "Least Ambiguous Set-Valued
+      Classifiers With Bounded Error Levels"); or `"adaptive"`, the probability of all classes that
+      are more probable, whose sets are larger where classes are harder to tell, and never empty
+      (Romano, Sesia and Candès, 2020, "Classification with Valid and Adaptive Coverage").
+    - `key`: for adaptive sets that leave their last class out by chance. Without it the labels that
+      are predicted tie, so that sets cover more than they must where most are; with it a set may be
+      empty.
+
+    **Returns:** a `ConformalSets`, to be called on the predictions of other examples.
+
+    **Raises:** `TypeError` if `prediction` is no mixture; `ValueError` for other shapes or words,
+    labels that are no classes, a level outside, fewer examples than `level / (1 - level)`,
+    probabilities that are not finite, or a key where nothing is random. Under `jit` values are not
+    looked at.
+
+    >>> import jax.numpy as jnp
+    >>> calibration = CategoricalMixture(jnp.log(jnp.array([9 * [[0.6, 0.3, 0.1]]])))
+    >>> sets = conformal_sets(calibration, jnp.array([0, 0, 0, 0, 0, 1, 1, 1, 2]), level=0.8)
+    >>> sets(calibration)[0].tolist()
+    [True, True, False]
+    """
+    check_mixture(prediction, CategoricalMixture, "conformal_sets")
+    labels = jnp.asarray(labels)
+    check_labels(labels, prediction.batch_shape, prediction.logits.shape[-1], "conformal_sets")
+    probabilities = prediction.probabilities
+    if score == "probability":
+        if key is not None:
+            raise ValueError('conformal_sets takes a key for score="adaptive" alone.')
+        scores = 1 - _of_label(probabilities, labels)
+    elif score == "adaptive":
+        scores = _of_label(_adaptive_scores(probabilities, key), labels)
+    else:
+        raise ValueError(f'score must be "probability" or "adaptive", got {score!r}.')
+    quantile = conformal_quantile(scores, level, "conformal_sets")
+    check_finite(scores, "conformal_sets: scores", "")
+    return ConformalSets(quantile, float(level), score, key is not None)
+
+
+def _of_label(values: Array, labels: Int[Array, " N"]) -> Array:
+    return jnp.take_along_axis(values, labels[:, None], axis=-1)[:, 0]
+
+
+def _adaptive_scores(
+    probabilities: Float[Array, "*B C"], key: PRNGKeyArray | None
+) -> Float[Array, "*B C"]:
+    """The probability of all classes that are more probable than each; of equals, the first is.
+    With a key a part of its own is added, the same part for all classes of an example.
+    """
+    order = jnp.argsort(-probabilities, axis=-1)
+    ordered = jnp.take_along_axis(probabilities, order, axis=-1)
+    before = jnp.cumsum(ordered, axis=-1) - ordered
+    scores = jnp.take_along_axis(before, jnp.argsort(order, axis=-1), axis=-1)
+    if key is None:
+        return scores
+    part = jr.uniform(key, (*probabilities.shape[:-1], 1), probabilities.dtype)
+    return scores + part * probabilities
+
+
+# --- The quantile of calibration scores that makes split conformal prediction cover ---
+
+
+def conformal_quantile(scores: Float[Array, " N"], level: float, name: str) -> Float[Array, ""]:
+    """The `ceil((N + 1) level)`-th smallest of the scores.
+
+    The score of one more exchangeable example is at most that with probability of at least `level`,
+    and without ties of at most `level + 1 / (N + 1)`.
+
+    **Raises:** `ValueError` unless `0 < level < 1`, or if N is too small for the level.
+    """
+    exact = _as_written(level)
+    size = len(scores)
+    rank = math.ceil((size + 1) * exact)
+    if rank > size:
+        raise ValueError(
+            f"{name} expects at least {math.ceil(exact / (1 - exact))} calibration examples for "
+            f"level {level}, got {size}."
+        )
+    return jnp.sort(scores)[rank - 1]
+
+
+def _as_written(level: float) -> Fraction:
+    """The decimal that was meant: as a float, 0.55 times 20 is above 11."""
+    number = real_number(level, "level")
+    if not 0 < number < 1:
+        raise ValueError(f"level must lie in (0, 1), got {level!r}.")
+    return Fraction(repr(number))
+
+
+# --- Checks of the held-out data that corrections are fitted on ---
+
+
+def check_labels(labels: Array, batch_shape: tuple[int, ...], num_classes: int, name: str) -> None:
+    """Raises `ValueError` unless `labels` are classes of the one batch axis of the predictions.
+
+    Traced labels are not looked at.
+    """
+    shape = jnp.shape(labels)
+    if len(batch_shape) != 1 or shape != batch_shape:
+        raise ValueError(
+            f"{name} expects predictions of shape (N, C) and labels of shape (N,), got "
+            f"{(*batch_shape, num_classes)} and {shape}."
+        )
+    if shape == (0,):
+        raise ValueError(f"{name}: there is no example.")
+    if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
+        raise ValueError(f"{name} expects integer labels, got dtype {jnp.result_type(labels)}.")
+    if isinstance(labels, Tracer):
+        return
+    least, most = int(jnp.min(labels)), int(jnp.max(labels))
+    if least < 0 or most >= num_classes:
+        raise ValueError(
+            f"{name} expects labels from 0 to {num_classes - 1}, got labels from {least} to {most}."
+        )
+
+
+def check_finite(values: Array, name: str, hint: str) -> None:
+    """Raises `ValueError`, which ends in `hint`, unless all are finite. Traced ones pass."""
+    if isinstance(values, Tracer):
+        return
+    num_bad = int(jnp.sum(~jnp.isfinite(values)))
+    if num_bad:
+        raise ValueError(f"{name}: {num_bad} of {values.size} are not finite{hint}.")

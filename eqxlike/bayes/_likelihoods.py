@@ -1,0 +1,261 @@
+"""What a likelihood is."""
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .._compat import Tracer
+from .._module import Module
+from .._numbers import check_scale
+from ._links import check_positive
+from ._numpyro import distributions, is_distribution, summed_log_prob
+
+Struct = jax.ShapeDtypeStruct
+
+
+class Likelihood(Module):
+    """How data are distributed, given what the network returns for their inputs.
+
+    A likelihood of your own has one method to write, `distribution`.
+    """
+
+    def unknowns(self) -> Mapping[str, Any]:
+        """The priors of what the likelihood itself does not know, by name."""
+        return {}
+
+    @abc.abstractmethod
+    def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
+        """The distribution of the target of one example.
+
+        **Arguments:**
+
+        - `output`: what the network returns for its input.
+        - `unknowns`: the values of `unknowns`, by name, in standard space.
+
+        **Returns:** a distribution of NumPyro.
+        """
+
+    def log_prob(self, output: Any, unknowns: Mapping[str, Any], y: Any) -> Float[Array, ""]:
+        """The log density of the target of one example."""
+        return summed_log_prob(self.distribution(output, unknowns), y)
+
+    def check(self, output: Any, y: Struct) -> None:
+        """Raises `ValueError` or `TypeError` if what the network returns does not fit the targets.
+
+        **Arguments:**
+
+        - `output`: the shapes and dtypes of what the network returns for one example.
+        - `y`: the shape and dtype of the target of one example.
+        """
+
+    def check_values(self, output: Any, y: Array) -> None:
+        """Raises `ValueError` if the targets of the data set, shape `(N, ...)`, are impossible.
+
+        They are finite, and `check` has passed.
+        """
+
+
+class HasScale(Likelihood):
+    """The base of likelihoods with a scale: a number, unknown, or a head of the network.
+
+    With a head, the output of the network has all centres first, then all scales before softplus.
+    """
+
+    scale: Any = 1.0
+
+    def __check_init__(self):
+        name = f"{type(self).__name__}: scale"
+        if is_distribution(self.scale):
+            check_positive(self.scale, name)
+        elif isinstance(self.scale, str):
+            if self.scale != "head":
+                raise ValueError(
+                    f'{name} must be a number, a distribution or "head", got {self.scale!r}.'
+                )
+        else:
+            check_scale(self.scale, name)
+
+    def unknowns(self) -> dict[str, Any]:
+        return {"scale": self.scale} if is_distribution(self.scale) else {}
+
+    def loc_and_scale(self, output: Array, unknowns: Mapping[str, Any]) -> tuple[Array, Array]:
+        """The centre and the scale of the targets of one example."""
+        if not isinstance(self.scale, str):
+            scale = jnp.asarray(unknowns.get("scale", self.scale), output.dtype)
+            return output, jnp.broadcast_to(scale, output.shape)
+        loc, raw = output if output.shape == (2,) else output.reshape(2, -1)
+        return loc, jax.nn.softplus(raw)
+
+    def check(self, output: Any, y: Struct) -> None:
+        name = type(self).__name__
+        if isinstance(self.scale, str):
+            if len(y.shape) > 1 or y.shape == (1,):
+                hint = "; `y[:, 0]` serves" if y.shape == (1,) else ""
+                raise ValueError(
+                    f'{name}: with scale="head" the target of an example has shape (), or (k,) '
+                    f"with k of 2 or more; got {y.shape}{hint}."
+                )
+            wanted = (2,) if y.shape == () else (2 * y.shape[0],)
+            what = f"{wanted}: a centre and a scale (before softplus) for each target"
+        else:
+            wanted, what = y.shape, f"{y.shape}, that of a target"
+        check_output(name, output, wanted, what)
+        check_real_targets(name, y)
+
+
+def check_output(name: str, output: Any, wanted: tuple[int, ...] | None, what: str) -> None:
+    """Raises `ValueError` unless the network returns one array of the shape that is wanted."""
+    if not isinstance(output, Struct):
+        raise TypeError(
+            f"{name} expects a network that returns one array for an example; it returns "
+            f"{type(output).__name__}."
+        )
+    if wanted is None or output.shape != wanted:
+        raise ValueError(
+            f"{name} expects the network to return, for one example, an array of shape {what}; it "
+            f"returns {output.shape}."
+        )
+
+
+def check_real_targets(name: str, y: Struct) -> None:
+    """Raises `TypeError` unless the targets are floating-point numbers."""
+    if not jnp.issubdtype(y.dtype, jnp.floating):
+        raise TypeError(f"{name} expects floating-point targets, got dtype {y.dtype}.")
+
+
+def check_counts(name: str, y: Struct, what: str) -> None:
+    """Raises `ValueError` unless the target of an example is one integer or boolean."""
+    is_whole = jnp.issubdtype(y.dtype, jnp.integer) or jnp.issubdtype(y.dtype, jnp.bool_)
+    if not is_whole or y.shape != ():
+        raise ValueError(
+            f"{name} expects one integer as the target of an example, {what}; got shape {y.shape} "
+            f"and dtype {y.dtype}."
+        )
+
+
+def check_range(name: str, y: Array, most: int | None, why: str) -> None:
+    """Raises `ValueError` unless the targets are integers from 0 to `most`. Traced ones pass."""
+    if isinstance(y, Tracer):
+        return
+    least, greatest = int(y.min()), int(y.max())
+    if least < 0 or (most is not None and greatest > most):
+        wanted = "0 or more" if most is None else f"0 to {most}"
+        raise ValueError(
+            f"{name} expects targets of {wanted}, {why}; they go from {least} to {greatest}."
+        )
+
+
+# --- Normal targets ---
+
+
+class Gaussian(HasScale):
+    """Targets that are normal around what the network returns.
+
+    - `scale`: the standard deviation, in the unit of the targets: a number; a distribution of
+      NumPyro over positive numbers, then it is an unknown too; or `"head"`: the network returns it.
+
+    With a head the network returns `2 * k` numbers for the k targets of an example: all centres
+    first, then all scales, before softplus; a target of shape `()` has one of each.
+
+    >>> import jax.numpy as jnp
+    >>> output = jnp.array([10.0, 20.0, 0.0, 1.0])  # for targets of shape (2,)
+    >>> target = Gaussian(scale="head").distribution(output, {})
+    >>> target.loc.tolist(), [round(scale, 2) for scale in target.scale.tolist()]
+    ([10.0, 20.0], [0.69, 1.31])
+    """
+
+    def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
+        return distributions().Normal(*self.loc_and_scale(output, unknowns))
+
+
+# --- Targets with outliers ---
+
+
+class StudentT(HasScale):
+    """Targets around what the network returns, with heavy tails.
+
+    - `scale`: as for `Gaussian`, but it is no standard deviation, which is larger, or infinite for
+      2 degrees of freedom or fewer. With `"head"` the network returns all centres, then all scales.
+    - `degrees_of_freedom`: a number, or a distribution of NumPyro over positive numbers. The fewer,
+      the heavier the tails.
+    """
+
+    degrees_of_freedom: Any = 4.0
+
+    def __check_init__(self):
+        value, name = self.degrees_of_freedom, "StudentT: degrees_of_freedom"
+        if is_distribution(value):
+            check_positive(value, name)
+        else:
+            check_scale(value, name)
+
+    def unknowns(self) -> dict[str, Any]:
+        own = self.degrees_of_freedom
+        return super().unknowns() | ({"degrees_of_freedom": own} if is_distribution(own) else {})
+
+    def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
+        loc, scale = self.loc_and_scale(output, unknowns)
+        degrees_of_freedom = unknowns.get("degrees_of_freedom", self.degrees_of_freedom)
+        return distributions().StudentT(jnp.asarray(degrees_of_freedom, loc.dtype), loc, scale)
+
+
+# --- Two classes ---
+
+
+class Bernoulli(Likelihood):
+    """Targets 0 and 1. The network returns the logit of 1, of shape `()`."""
+
+    def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
+        return distributions().Bernoulli(logits=output)
+
+    def check(self, output: Any, y: Struct) -> None:
+        check_output("Bernoulli", output, (), "(), the logit of 1")
+        check_counts("Bernoulli", y, "0 or 1")
+
+    def check_values(self, output: Any, y: Array) -> None:
+        check_range("Bernoulli", y, 1, "the two classes")
+
+
+# --- Several classes ---
+
+
+class Categorical(Likelihood):
+    """Targets 0 to C - 1. The network returns C logits."""
+
+    def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
+        return distributions().Categorical(logits=output)
+
+    def log_prob(self, output: Any, unknowns: Mapping[str, Any], y: Any) -> Float[Array, ""]:
+        # The number of a class is an index, which a bool is not.
+        return super().log_prob(output, unknowns, jnp.asarray(y).astype(jnp.int32))
+
+    def check(self, output: Any, y: Struct) -> None:
+        shape = getattr(output, "shape", ())
+        wanted = shape if len(shape) == 1 and shape[0] > 1 else None
+        check_output("Categorical", output, wanted, "(C,), a logit for each of C classes")
+        check_counts("Categorical", y, "the number of a class")
+
+    def check_values(self, output: Any, y: Any) -> None:
+        (num_classes,) = output.shape
+        check_range("Categorical", y, num_classes - 1, "as the network returns so many logits")
+
+
+# --- Counts ---
+
+
+class Poisson(Likelihood):
+    """Targets 0, 1, 2 and so on. The network returns the logarithm of the rate, of shape `()`."""
+
+    def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
+        return distributions().Poisson(jnp.exp(output))
+
+    def check(self, output: Any, y: Struct) -> None:
+        check_output("Poisson", output, (), "(), the logarithm of the rate")
+        check_counts("Poisson", y, "a count")
+
+    def check_values(self, output: Any, y: Array) -> None:
+        check_range("Poisson", y, None, "counts")

@@ -1,0 +1,307 @@
+"""Equal mixtures of distributions over numbers: what the networks of a posterior predict."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Float, Int
+
+from .._module import Module
+from ._library_rules import as_libraries_compute
+from ._numpyro import check_distribution
+
+
+class Mixture(Module):
+    """The mixture, with equal weights, of `S` distributions over numbers.
+
+    `S` networks drawn from a posterior each predict a distribution; the predictive distribution is
+    their mixture. Its variance has two parts, by the law of total variance (Kendall and Gal, 2017,
+    "What Uncertainties Do We Need in Bayesian Deep Learning for Computer Vision?").
+
+    - `components`: a distribution of NumPyro with batch shape `(S, *B)`, over numbers.
+
+    **Raises:** `ValueError` if `components` has no batch axis, or is over vectors.
+
+    >>> import jax.numpy as jnp, numpyro.distributions as dist
+    >>> mixture = Mixture(dist.Normal(jnp.array([[0.0], [2.0]]), 1.0))
+    >>> float(mixture.mean[0]), float(mixture.epistemic[0]), float(mixture.aleatoric[0])
+    (1.0, 1.0, 1.0)
+    """
+
+    components: Any
+
+    def __check_init__(self):
+        check_distribution(self.components, "Mixture: components")
+        batch, event = self.components.batch_shape, self.components.event_shape
+        if not batch or event:
+            raise ValueError(
+                "Mixture expects a distribution over numbers with a leading batch axis of "
+                f"components; got batch shape {batch} and event shape {event}."
+            )
+
+    @property
+    def num_components(self) -> int:
+        """`S`."""
+        return self.components.batch_shape[0]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The shape of what is predicted, `*B`."""
+        return self.components.batch_shape[1:]
+
+    @property
+    def mean(self) -> Float[Array, "*B"]:
+        """The mean, in the unit of the numbers."""
+        return jnp.mean(self._moment("mean"), axis=0)
+
+    @property
+    def epistemic(self) -> Float[Array, "*B"]:
+        """The variance of the means, which more data removes."""
+        return jnp.var(self._moment("mean"), axis=0)
+
+    @property
+    def aleatoric(self) -> Float[Array, "*B"]:
+        """The mean of the variances, which no data removes."""
+        return jnp.mean(self._moment("variance"), axis=0)
+
+    @property
+    def variance(self) -> Float[Array, "*B"]:
+        """The variance, `epistemic + aleatoric`."""
+        return self.epistemic + self.aleatoric
+
+    def log_prob(self, y: Float[Array, "*B"]) -> Float[Array, "*B"]:
+        """The log density at `y`, in nats: of a density in the unit of `y`.
+
+        **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
+        """
+        terms = self.component_log_prob(y)
+        return logsumexp(terms, axis=0) - jnp.log(jnp.asarray(self.num_components, terms.dtype))
+
+    def component_log_prob(self, y: Float[Array, "*B"]) -> Float[Array, "S *B"]:
+        """The log density at `y` under each component, in nats, as `metrics.psis_loo` takes it.
+
+        **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
+        """
+        return self._of_each("log_prob", y)
+
+    def cdf(self, y: Float[Array, "*B"]) -> Float[Array, "*B"]:
+        """The probability of at most `y`.
+
+        **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
+        """
+        return jnp.mean(self._of_each("cdf", y), axis=0)
+
+    def quantile(self, probability: float | Float[Array, ""]) -> Float[Array, "*B"]:
+        """The smallest number that holds this probability below it, by bisection of the CDF.
+
+        **Arguments:**
+
+        - `probability`: between 0 and 1, both excluded.
+
+        **Raises:** `ValueError` for a Python number outside.
+        """
+        if isinstance(probability, int | float) and not 0 < probability < 1:
+            raise ValueError(f"probability must lie in (0, 1), got {probability!r}.")
+        return _bisect(self, jnp.asarray(probability, self._moment_if_any("mean").dtype))
+
+    def interval(self, level: float = 0.9) -> tuple[Float[Array, "*B"], Float[Array, "*B"]]:
+        """The ends of the central interval that holds probability `level`.
+
+        **Raises:** `ValueError` unless `0 < level < 1`.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level must lie in (0, 1), got {level!r}.")
+        tail = (1 - level) / 2
+        return self.quantile(tail), self.quantile(1 - tail)
+
+    def _moment(self, name: str) -> Float[Array, "S *B"]:
+        with as_libraries_compute(), self._named(name):
+            return jnp.broadcast_to(getattr(self.components, name), self.components.batch_shape)
+
+    def _moment_if_any(self, name: str) -> Float[Array, "S *B"]:
+        """NaN where NumPyro has none."""
+        try:
+            return self._moment(name)
+        except NotImplementedError:
+            return jnp.full(self.components.batch_shape, jnp.nan)
+
+    def _of_each(self, method: str, y: Array) -> Float[Array, "S *B"]:
+        if jnp.shape(y) != self.batch_shape:
+            raise ValueError(
+                f"Mixture.{method} expects y of the shape that is predicted, {self.batch_shape}, "
+                f"got {jnp.shape(y)}."
+            )
+        if method == "cdf" and self.components.is_discrete:
+            # Some of NumPyro's count between the counts too.
+            y = jnp.floor(y)
+        with as_libraries_compute(), self._named(method):
+            found = getattr(self.components, method)(jnp.asarray(y)[None])
+        return self._past_the_ends(found, y) if method == "cdf" else found
+
+    @contextlib.contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """Says what NumPyro has not, where it says nothing."""
+        try:
+            yield
+        except NotImplementedError as error:
+            raise NotImplementedError(
+                f"Mixture: {type(self.components).__name__} of NumPyro has no {what!r}, from which "
+                "this is computed. `components.sample(key, (1000,))` has draws of shape "
+                f"{(1000, *self.components.batch_shape)}: over its first two axes they have means "
+                "and quantiles, and `bayes.metrics.crps` takes them, too."
+            ) from error
+
+    def _past_the_ends(self, cdf: Float[Array, "S *B"], y: Array) -> Float[Array, "S *B"]:
+        """The CDF, with 0 and 1 where NumPyro has NaN: below and above where there is anything."""
+        mean = self._moment_if_any("mean")
+        is_past = jnp.isnan(cdf) & jnp.isfinite(mean)
+        return jnp.where(is_past, (jnp.asarray(y)[None] > mean).astype(cdf.dtype), cdf)
+
+
+# Jitted, so that a call outside jit does not compile the loops anew.
+@jax.jit
+def _bisect(mixture: Mixture, probability: Float[Array, ""]) -> Float[Array, "*B"]:
+    # Not every distribution has a mean and a variance.
+    means, variances = (mixture._moment_if_any(name) for name in ("mean", "variance"))
+    mean = jnp.mean(means, axis=0)
+    spread = jnp.sqrt(jnp.var(means, axis=0) + jnp.mean(variances, axis=0))
+    mean = jnp.where(jnp.isfinite(mean), mean, 0)
+    spread = jnp.where(jnp.isfinite(spread) & (spread > 0), spread, 1)
+
+    def beyond(sign: int) -> Float[Array, "*B"]:
+        """A number with too little, or enough, below it."""
+
+        def is_short(width: Array) -> Array:
+            below = mixture.cdf(mean + sign * width)
+            return (below < probability) if sign > 0 else (below >= probability)
+
+        def widen(width: Array) -> Array:
+            return jnp.where(is_short(width), 2 * width, width)
+
+        width = jax.lax.fori_loop(0, _MOST_DOUBLINGS, lambda _, width: widen(width), spread)
+        return mean + sign * width
+
+    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = low + (high - low) / 2
+        is_below = mixture.cdf(middle) < probability
+        return jnp.where(is_below, middle, low), jnp.where(is_below, high, middle)
+
+    num_halvings = jnp.finfo(mean.dtype).nmant + 8
+    low, high = jax.lax.fori_loop(0, num_halvings, halve, (beyond(-1), beyond(1)))
+    return jnp.round(high) if mixture.components.is_discrete else low + (high - low) / 2
+
+
+_MOST_DOUBLINGS = math.ceil(math.log2(1e6))
+
+
+# --- Equal mixtures of categorical distributions ---
+
+
+class CategoricalMixture(Module):
+    """The mixture, with equal weights, of `S` categorical distributions over `C` classes.
+
+    Probabilities are averaged, not logits. The entropy has two parts (Depeweg, Hernández-Lobato,
+    Doshi-Velez and Udluft, 2018, "Decomposition of Uncertainty in Bayesian Deep Learning").
+
+    - `logits`: shape `(S, *B, C)`.
+
+    >>> import jax.numpy as jnp
+    >>> mixture = CategoricalMixture(jnp.array([[[200.0, 0.0]], [[0.0, 200.0]]]))
+    >>> mixture.probabilities.tolist()
+    [[0.5, 0.5]]
+    >>> round(float(mixture.epistemic[0]), 4), round(float(mixture.aleatoric[0]), 4)
+    (0.6931, 0.0)
+    """
+
+    logits: Float[Array, "S *B C"]
+
+    def __check_init__(self):
+        if jnp.ndim(self.logits) < 2:
+            raise ValueError(
+                "CategoricalMixture expects logits of shape (S, *B, C), got shape "
+                f"{jnp.shape(self.logits)}."
+            )
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The shape of what is predicted, `*B`."""
+        return jnp.shape(self.logits)[1:-1]
+
+    @property
+    def log_probabilities(self) -> Float[Array, "*B C"]:
+        """The logarithms of `probabilities`."""
+        terms = jax.nn.log_softmax(self.logits, axis=-1)
+        return logsumexp(terms, axis=0) - jnp.log(jnp.asarray(terms.shape[0], terms.dtype))
+
+    @property
+    def probabilities(self) -> Float[Array, "*B C"]:
+        """The probability of each class."""
+        return jnp.exp(self.log_probabilities)
+
+    def log_prob(self, y: Int[Array, "*B"]) -> Float[Array, "*B"]:
+        """The log probability of the classes `y`, in nats.
+
+        **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
+        """
+        terms = self.component_log_prob(y)
+        return logsumexp(terms, axis=0) - jnp.log(jnp.asarray(terms.shape[0], terms.dtype))
+
+    def component_log_prob(self, y: Int[Array, "*B"]) -> Float[Array, "S *B"]:
+        """The log probability of the classes `y` under each component, in nats, as
+        `metrics.psis_loo` takes it.
+
+        **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
+        """
+        if jnp.shape(y) != self.batch_shape:
+            raise ValueError(
+                "CategoricalMixture.log_prob expects y of the shape that is predicted, "
+                f"{self.batch_shape}, got {jnp.shape(y)}."
+            )
+        terms = jax.nn.log_softmax(self.logits, axis=-1)
+        # A boolean is one of two classes, and no index.
+        classes = jnp.asarray(y)
+        classes = classes.astype(jnp.int32) if classes.dtype == bool else classes
+        return jnp.take_along_axis(terms, classes[None, ..., None], axis=-1)[..., 0]
+
+    @property
+    def entropy(self) -> Float[Array, "*B"]:
+        """The entropy in nats, `epistemic + aleatoric`."""
+        return _entropy(self.log_probabilities)
+
+    @property
+    def epistemic(self) -> Float[Array, "*B"]:
+        """The mutual information of class and component, which more data removes, in nats."""
+        return jnp.maximum(self.entropy - self.aleatoric, 0)
+
+    @property
+    def aleatoric(self) -> Float[Array, "*B"]:
+        """The mean entropy of the components, which no data removes, in nats."""
+        return jnp.mean(_entropy(jax.nn.log_softmax(self.logits, axis=-1)), axis=0)
+
+
+def _entropy(log_probabilities: Float[Array, "*B C"]) -> Float[Array, "*B"]:
+    # 0 log 0 = 0: where the log underflowed to -inf the product would be NaN.
+    probabilities = jnp.exp(log_probabilities)
+    is_positive = probabilities > 0
+    terms = jnp.where(is_positive, probabilities * jnp.where(is_positive, log_probabilities, 0), 0)
+    return -jnp.sum(terms, axis=-1)
+
+
+# --- Checks that a prediction is a mixture ---
+
+
+def check_mixture(
+    prediction: Any, kind: type[Mixture] | type[CategoricalMixture], caller: str
+) -> None:
+    """Raises `TypeError`, in the name of `caller`, unless `prediction` is of that kind."""
+    if not isinstance(prediction, kind):
+        one = "dist.Normal(mean[None], scale)" if kind is Mixture else "logits[None]"
+        raise TypeError(
+            f"{caller} expects a prediction that is a bayes.{kind.__name__}, got "
+            f"{type(prediction).__name__}. That of one network is bayes.{kind.__name__}({one})."
+        )

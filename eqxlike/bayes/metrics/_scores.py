@@ -1,0 +1,324 @@
+"""Scores of predictions."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from ..._numbers import whole_number
+from .._library_rules import as_libraries_compute
+from .._mixtures import Mixture
+from .._numpyro import distributions
+
+# --- The log predictive density, the one measure for predictions of every kind ---
+
+
+def nll(prediction: Any, y: Array) -> Float[Array, ""]:
+    """The negative log predictive density: the mean of `-log p(y)` over the examples.
+
+    **Arguments:**
+
+    - `prediction`: what has a method `log_prob`: a `bayes.Mixture` or `bayes.CategoricalMixture`,
+      or a distribution of NumPyro.
+    - `y`: the targets, one for each distribution.
+
+    **Returns:** shape `()`, in nats; lower is better. For numbers it is that of a density in the
+    unit of `y`.
+
+    **Raises:** `TypeError` if `prediction` has no `log_prob`; `ValueError` if the shapes differ,
+    also where they would broadcast.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from eqxlike import bayes
+    >>> mixture = bayes.CategoricalMixture(jnp.zeros((3, 2, 4)))
+    >>> round(float(jax.jit(nll)(mixture, jnp.array([0, 1]))), 4)
+    1.3863
+    """
+    if not is_distribution(prediction):
+        raise TypeError(
+            "nll expects a prediction with a method `log_prob`, such as a `bayes.Mixture`; got "
+            f"{type(prediction).__name__}. Write `nll(prediction, y)`."
+        )
+    with as_libraries_compute():
+        log_density = prediction.log_prob(y)
+    event_axes = len(getattr(prediction, "event_shape", ()))
+    shape = jnp.shape(y)[: jnp.ndim(y) - event_axes]
+    if log_density.shape != shape:
+        raise ValueError(
+            f"nll expects one target for each distribution; y has shape {jnp.shape(y)}, and its "
+            f"log density {log_density.shape}."
+        )
+    return -jnp.mean(log_density)
+
+
+# The continuous ranked probability score. `N` is the number of examples, `S` that of draws.
+
+
+def crps(
+    y: Float[Array, "*N"],
+    prediction: Mixture | Float[Array, "S *N"],
+    *,
+    key: PRNGKeyArray | None = None,
+    num_draws: int = 1000,
+) -> Float[Array, ""]:
+    """The continuous ranked probability score, `E|X - y| - E|X - X'| / 2`.
+
+    It is proper, and of a point prediction the absolute error (Gneiting and Raftery, 2007,
+    "Strictly Proper Scoring Rules, Prediction, and Estimation"). Of a mixture of normals it has a
+    closed form (Grimit, Gneiting, Berrocal and Johnson, 2006, "The continuous ranked probability
+    score for circular variables and its application to mesoscale forecast ensemble verification");
+    of any other it is that of draws.
+
+    **Arguments:**
+
+    - `y`: shape `(*N)`.
+    - `prediction`: a `bayes.Mixture` over arrays of the shape of `y`, or `S` draws from the
+      predictive distributions, shape `(S, *N)`, in the unit of `y`.
+    - `key`, `num_draws`: for the draws from a mixture that is not of normals: their number is the
+      next multiple of the number of components, which all are drawn from equally often.
+
+    **Returns:** the mean over the examples, shape `()`, in the unit of `y`; lower is better.
+
+    **Raises:** `TypeError` for a prediction as `y`; `ValueError` if the shapes do not fit, if
+    `num_draws` is not a positive integer, or if there is no key where draws are needed.
+
+    >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
+    >>> from eqxlike import bayes
+    >>> float(crps(jnp.array([1.0]), jnp.array([[3.0]])))
+    2.0
+    >>> mixture = bayes.Mixture(dist.Normal(jnp.array([[-1.0], [1.0]]), 0.5))
+    >>> round(float(jax.jit(crps)(jnp.array([1.0]), mixture)), 4)
+    0.5582
+    """
+    check_array(y, "y", "crps(y, prediction)")
+    y = jnp.asarray(y)
+    if isinstance(prediction, Mixture):
+        components = prediction.components
+        if prediction.batch_shape != y.shape:
+            raise ValueError(
+                f"crps expects a mixture over arrays of the shape of y; got {y.shape} and batch "
+                f"shape {prediction.batch_shape}."
+            )
+        if _is_normal(components):
+            with as_libraries_compute():
+                mean, variance = (
+                    jnp.broadcast_to(moment, components.batch_shape)
+                    for moment in (components.mean, components.variance)
+                )
+            return jnp.mean(_of_normals(y, mean, variance))
+        draws = _draws(components, key, num_draws)
+    else:
+        draws = jnp.asarray(prediction)
+    if draws.ndim != y.ndim + 1 or draws.shape[1:] != y.shape:
+        raise ValueError(
+            f"Expected draws of shape (S, *N) beside y of shape (*N), got {draws.shape} and "
+            f"{y.shape}."
+        )
+    size = draws.shape[0]
+    with as_libraries_compute():
+        dtype = jnp.result_type(y, draws, float)  # draws of counts are integers
+    y, draws = y.astype(dtype), draws.astype(dtype)
+    # The sum of |x_i - x_j| over all pairs, from the draws in order.
+    weights = (2 * jnp.arange(size) - size + 1).astype(dtype)
+    spread = jnp.tensordot(weights, jnp.sort(draws, axis=0), axes=1) / size**2
+    return jnp.mean(jnp.mean(jnp.abs(draws - y[None]), axis=0) - spread)
+
+
+def _is_normal(components: Any) -> bool:
+    dist = distributions()
+    if isinstance(components, dist.ExpandedDistribution):
+        components = components.base_dist
+    return isinstance(components, dist.Normal)
+
+
+# Jitted, so that a call outside jit does not compile the loop anew.
+@jax.jit
+def _of_normals(
+    y: Float[Array, "*N"], mean: Float[Array, "S *N"], variance: Float[Array, "S *N"]
+) -> Float[Array, "*N"]:
+    def absolute(mean: Array, variance: Array) -> Array:
+        """`E|Z|` of a normal Z."""
+        # By erf: by the normal CDF 1000 components of 500 numbers took 3.7 s, not 1.7 s.
+        z = mean / jnp.sqrt(2 * variance)
+        density = jnp.sqrt(2 * variance / jnp.pi) * jnp.exp(-(z**2))
+        return mean * jax.lax.erf(z) + density
+
+    # One component against all at a time: S times N numbers in memory, not S^2 times N.
+    def to_others(one: tuple[Array, Array]) -> Array:
+        return jnp.mean(absolute(mean - one[0][None], variance + one[1][None]), axis=0)
+
+    spread = jnp.mean(jax.lax.map(to_others, (mean, variance)), axis=0)
+    return jnp.mean(absolute(mean - y[None], variance), axis=0) - spread / 2
+
+
+def _draws(components: Any, key: PRNGKeyArray | None, num_draws: int) -> Float[Array, "S *N"]:
+    num_draws = whole_number(num_draws, "num_draws")
+    if key is None:
+        raise ValueError(
+            "crps: only of normals does a mixture have a closed form; that of "
+            f"{type(components).__name__} is computed from draws, so pass key=."
+        )
+    num_components, *shape = components.batch_shape
+    each = -(-num_draws // num_components)
+    with as_libraries_compute():
+        draws = components.sample(key, (each,))
+    return draws.reshape(each * num_components, *shape)
+
+
+# --- Measures of predictions of classes. `N` is the number of examples, `C` that of classes ---
+
+
+def accuracy(scores: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Array, ""]:
+    """The fraction of examples whose greatest score is at the label.
+
+    **Arguments:**
+
+    - `scores`: logits or probabilities, shape `(N, C)`.
+    - `labels`: integers from 0 to C - 1, shape `(N,)`.
+
+    **Returns:** shape `()`, between 0 and 1.
+
+    **Raises:** `ValueError` for other shapes, or labels that are no integers; `TypeError` for a
+    prediction, which has `probabilities`.
+
+    >>> import jax.numpy as jnp
+    >>> float(accuracy(jnp.array([[0.9, 0.1], [0.2, 0.8]]), jnp.array([0, 0])))
+    0.5
+    """
+    check_classification(scores, labels, "scores")
+    scores = jnp.asarray(scores)
+    return jnp.mean(jnp.argmax(scores, axis=-1) == jnp.asarray(labels), dtype=scores.dtype)
+
+
+def brier(probabilities: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Array, ""]:
+    """The Brier score: the squared distance `sum_c (p_c - 1[c = y])^2` from the label.
+
+    Brier (1950), "Verification of Forecasts Expressed in Terms of Probability".
+
+    **Arguments:**
+
+    - `probabilities`: shape `(N, C)`.
+    - `labels`: integers from 0 to C - 1, shape `(N,)`.
+
+    **Returns:** the mean over the examples, shape `()`, between 0 and 2; lower is better.
+
+    **Raises:** `ValueError` for other shapes, or labels that are no integers; `TypeError` for a
+    prediction, which has `probabilities`.
+
+    >>> import jax.numpy as jnp
+    >>> float(brier(jnp.array([[0.5, 0.5], [1.0, 0.0]]), jnp.array([0, 0])))
+    0.25
+    """
+    check_classification(probabilities, labels, "probabilities")
+    probabilities = jnp.asarray(probabilities)
+    truth = jax.nn.one_hot(labels, probabilities.shape[1], dtype=probabilities.dtype)
+    return jnp.mean(jnp.sum((probabilities - truth) ** 2, axis=-1))
+
+
+# --- Measures of predictions of numbers. `N` is the number of examples ---
+
+
+def rmse(y: Float[Array, "*N"], prediction: Float[Array, "*N"]) -> Float[Array, ""]:
+    """The root mean squared error, `sqrt(mean((y - prediction)^2))`.
+
+    **Arguments:**
+
+    - `y`, `prediction`: arrays of one shape, in one unit.
+
+    **Returns:** shape `()`, in the unit of `y`.
+
+    **Raises:** `ValueError` if the shapes differ; `TypeError` for a prediction among them.
+
+    >>> import jax.numpy as jnp
+    >>> float(rmse(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])))
+    2.0
+    """
+    check_same_shape("rmse(y, prediction.mean)", y=y, prediction=prediction)
+    return jnp.sqrt(jnp.mean((jnp.asarray(y) - jnp.asarray(prediction)) ** 2))
+
+
+def coverage(
+    y: Float[Array, "*N"], lower: Float[Array, "*N"], upper: Float[Array, "*N"]
+) -> Float[Array, ""]:
+    """The fraction of `y` within `[lower, upper]`.
+
+    **Arguments:**
+
+    - `y`, `lower`, `upper`: arrays of one shape, in one unit.
+
+    **Returns:** shape `()`, between 0 and 1.
+
+    **Raises:** `ValueError` if the shapes differ; `TypeError` for a prediction among them.
+
+    >>> import jax.numpy as jnp
+    >>> y = jnp.array([1.0, 2.0, 3.0, 4.0])
+    >>> float(coverage(y, jnp.zeros(4), jnp.full(4, 3.0)))
+    0.75
+    """
+    call = "coverage(y, *prediction.interval(0.9))"
+    check_same_shape(call, y=y, lower=lower, upper=upper)
+    y, lower, upper = jnp.asarray(y), jnp.asarray(lower), jnp.asarray(upper)
+    return jnp.mean((lower <= y) & (y <= upper), dtype=y.dtype)
+
+
+def sharpness(lower: Float[Array, "*N"], upper: Float[Array, "*N"]) -> Float[Array, ""]:
+    """The mean width of the intervals `[lower, upper]`: of two that cover, the sharper is better.
+
+    **Arguments:**
+
+    - `lower`, `upper`: arrays of one shape, in one unit.
+
+    **Returns:** shape `()`, in their unit.
+
+    **Raises:** `ValueError` if the shapes differ; `TypeError` for a prediction among them.
+
+    >>> import jax.numpy as jnp
+    >>> float(sharpness(jnp.zeros(2), jnp.array([1.0, 3.0])))
+    2.0
+    """
+    check_same_shape("sharpness(*prediction.interval(0.9))", lower=lower, upper=upper)
+    return jnp.mean(jnp.asarray(upper) - jnp.asarray(lower))
+
+
+# --- Checks of what metrics are given ---
+
+
+def check_array(value: Any, name: str, call: str) -> None:
+    """Raises `TypeError` for a distribution, such as a prediction, in the place of an array."""
+    if is_distribution(value):
+        raise TypeError(
+            f"Expected an array as {name}, got a {type(value).__name__}: write `{call}`."
+        )
+
+
+def is_distribution(value: Any) -> bool:
+    return callable(getattr(value, "log_prob", None))
+
+
+def check_same_shape(call: str, /, **arrays: Array) -> None:
+    """Raises `ValueError` unless all arrays have one shape, `TypeError` for a prediction.
+
+    `call` is how the function is called with parts of a prediction.
+    """
+    for name, array in arrays.items():
+        check_array(array, name, call)
+    shapes = {name: jnp.shape(array) for name, array in arrays.items()}
+    if len(set(shapes.values())) != 1:
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"Expected arrays of one shape, got {listed}.")
+
+
+def check_classification(scores: Array, labels: Array, name: str) -> None:
+    """Raises `ValueError` unless there are scores `(N, C)` and integer labels `(N,)`, `TypeError`
+    for a prediction.
+    """
+    check_array(scores, name, "prediction.probabilities")
+    shape, label_shape = jnp.shape(scores), jnp.shape(labels)
+    if len(shape) != 2 or label_shape != shape[:1]:
+        raise ValueError(
+            f"Expected {name} of shape (N, C) and labels of shape (N,), got {shape} and "
+            f"{label_shape}."
+        )
+    if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
+        raise ValueError(f"Expected integer labels, got dtype {jnp.result_type(labels)}.")

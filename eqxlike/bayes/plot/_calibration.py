@@ -1,0 +1,191 @@
+"""How far predictions can be trusted."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from ..._figures import BLUE, GREY, INK, tidy
+from .._mixtures import Mixture, check_mixture
+from ..metrics import calibration_bins, ece
+from ..metrics._calibration import Equal
+from ._bands import add_legend, axes_for, binomial_quantile, tint
+
+# --- Whether a prediction of a class is right as often as it claims ---
+
+
+_FEW = 5
+"""Fewer predictions than this in a bin say little about it."""
+
+
+def reliability(
+    probabilities: Float[Array, "N C"],
+    labels: Int[Array, " N"],
+    num_bins: int = 15,
+    *,
+    equal: Equal = "width",
+    ax: Any = None,
+    legend: bool | str = True,
+) -> Any:
+    """The accuracy of predictions by their confidence, and their number in each bin.
+
+    On the diagonal predictions are right as often as they claim, below it less often. A point has
+    the 90% interval of its accuracy, after Wilson (1927), "Probable Inference, the Law of
+    Succession, and Statistical Inference".
+
+    **Arguments:**
+
+    - `probabilities`, `labels`, `num_bins`, `equal`: those of `metrics.calibration_bins`.
+    - `ax`: axes of matplotlib; those of a new figure if there are none.
+    - `legend`: whether there is one, below the axes; or where in them, in matplotlib's words, such
+      as `"upper left"`.
+
+    **Returns:** the axes.
+
+    **Raises:** `ImportError` if matplotlib is not installed, and what `metrics.calibration_bins`
+    raises.
+
+    >>> import jax.numpy as jnp
+    >>> axes = reliability(jnp.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), jnp.array([0, 1, 1]))
+    >>> axes.get_title()
+    'ECE 0.300, 3 predictions'
+    """
+    bins = calibration_bins(probabilities, labels, num_bins, equal=equal)
+    error = float(ece(probabilities, labels, num_bins, equal=equal))
+    axes = axes_for(ax, "plot.reliability", 5.6, 4.8)
+    draw_reliability(axes, **bins._asdict(), colour=BLUE)
+    for left, right, number in zip(bins.edges[:-1], bins.edges[1:], bins.count, strict=True):
+        if number:
+            axes.text(
+                (left + right) / 2,
+                0.015,
+                f"{number:,}",
+                ha="center",
+                va="bottom",
+                fontsize=7,
+                rotation=90 if num_bins > 8 else 0,
+                color=INK,
+            )
+    axes.set_title(f"ECE {error:.3f}, {len(labels):,} predictions", fontsize=10)
+    axes.set_xlabel("confidence (in the bars: how many predictions)")
+    axes.set_ylabel("accuracy in the bin")
+    add_legend(axes, legend)
+    return axes
+
+
+def draw_reliability(
+    axes: Any,
+    *,
+    edges: np.ndarray | Array,
+    count: np.ndarray | Array,
+    confidence: np.ndarray | Array,
+    accuracy: np.ndarray | Array,
+    colour: str,
+) -> None:
+    """Draws the bar and point of each bin that is not empty, and the diagonal.
+
+    The arrays are the fields of a `CalibrationBins`.
+    """
+    is_filled = np.asarray(count) > 0
+    left, width, count, confidence, accuracy = (
+        np.asarray(each)[is_filled]
+        for each in (edges[:-1], np.diff(edges), count, confidence, accuracy)
+    )
+    lower, upper = _wilson_interval(accuracy, count)
+    # A bar that stands for a handful of predictions is fainter.
+    for place, height, size, number in zip(left, accuracy, width, count, strict=True):
+        alpha = 0.35 if number >= _FEW else 0.12
+        axes.bar(place, height, size, align="edge", color=colour, alpha=alpha, edgecolor="w")
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="as claimed")
+    axes.errorbar(
+        confidence,
+        accuracy,
+        yerr=(accuracy - lower, upper - accuracy),
+        fmt="o",
+        markersize=5,
+        color=colour,
+        elinewidth=1.2,
+        capsize=2.5,
+        clip_on=False,
+        zorder=3,
+        label="accuracy, 90% interval",
+    )
+    axes.set_xlim(0, 1)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
+    axes.set_ylim(0, 1)
+    tidy(axes)
+
+
+def _wilson_interval(fraction: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The 90% score interval of a fraction of `count`; sound at 0, at 1, for few."""
+    z = 1.645
+    middle = (fraction + z**2 / (2 * count)) / (1 + z**2 / count)
+    spread = np.sqrt(fraction * (1 - fraction) / count + z**2 / (4 * count**2))
+    half = z / (1 + z**2 / count) * spread
+    return np.minimum(middle - half, fraction), np.maximum(middle + half, fraction)
+
+
+# --- Whether intervals hold what they say ---
+
+
+_LEVELS = np.linspace(0, 1, 101)
+_BAND = 0.9
+
+
+def coverage(
+    prediction: Mixture, y: Float[Array, " N"], *, ax: Any = None, legend: bool | str = True
+) -> Any:
+    """How many observations the central interval of each level holds.
+
+    On the diagonal are intervals that hold as many as they say; below it they are too narrow, above
+    it too wide. The grey band holds 90% of what N observations give at each level if they hold as
+    many as they say.
+
+    **Arguments:**
+
+    - `prediction`: of each observation.
+    - `y`: shape `(N,)`.
+    - `ax`: axes of matplotlib; those of a new figure if there are none.
+    - `legend`: whether there is one, below the axes; or where in them, in matplotlib's words, such
+      as `"upper left"`.
+
+    **Returns:** the axes.
+
+    **Raises:** `ImportError` if matplotlib is not installed; `TypeError` if `prediction` is no
+    mixture; `ValueError` for other shapes, or no
+    observation.
+
+    >>> import jax.numpy as jnp, numpyro.distributions as dist
+    >>> axes = coverage(Mixture(dist.Normal(jnp.zeros((1, 3)), 1.0)), jnp.array([-2.0, 0.1, 0.9]))
+    >>> axes.get_xlabel()
+    'probability of the central interval'
+    """
+    check_mixture(prediction, Mixture, "plot.coverage")
+    if np.ndim(y) != 1 or np.shape(y) != prediction.batch_shape or len(y) == 0:
+        raise ValueError(
+            "coverage expects y of shape (N,) and a prediction of as many numbers, got "
+            f"{np.shape(y)} and {prediction.batch_shape}."
+        )
+    axes = axes_for(ax, "plot.coverage", 4.8, 4.6)
+    # The level of the central interval at whose end each observation lies.
+    reached = np.abs(2 * np.asarray(prediction.cdf(y)) - 1)
+    observed = np.mean(reached[:, None] <= _LEVELS, axis=0)
+    ends = [
+        binomial_quantile(tail, len(y), _LEVELS) / len(y)
+        for tail in ((1 - _BAND) / 2, (1 + _BAND) / 2)
+    ]
+    axes.fill_between(
+        _LEVELS, *ends, color=tint(GREY, 0.3), lw=0, label=f"{_BAND:.0%} of calibrated predictions"
+    )
+    axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="as claimed")
+    axes.plot(_LEVELS, observed, color=BLUE, linewidth=1.8, label="observed")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_aspect("equal")
+    axes.set_xlabel("probability of the central interval")
+    axes.set_ylabel("fraction of observations inside")
+    inside = np.mean(reached <= 0.9)
+    axes.set_title(f"90% intervals hold {inside:.1%} of {len(y):,}", fontsize=10)
+    tidy(axes)
+    add_legend(axes, legend)
+    return axes

@@ -1,0 +1,250 @@
+"""How chains of samples went."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from ..._figures import BLUE, GREY, INK, new_figure, tidy
+from ..._numbers import whole_number
+from ._bands import DISTINCT, add_legend, axes_for, binomial_quantile, tint
+
+# --- Ranks, which are uniform where all is well ---
+
+
+_BAND = 0.99
+
+
+def ranks(
+    draws: Float[Array, "chains draws"],
+    *,
+    num_bins: int = 20,
+    ax: Any = None,
+    legend: bool | str = True,
+) -> Any:
+    """The ranks of each chain's draws among those of all chains, a histogram a chain.
+
+    Chains that have mixed have as many draws in each bin, the dashed line; one that is stuck has
+    most in a few. Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), "Rank-Normalization,
+    Folding, and Localization".
+
+    **Arguments:**
+
+    - `draws`: of one unknown.
+    - `num_bins`: bins of each histogram.
+    - `ax`: axes of matplotlib; those of a new figure if there are none.
+    - `legend`: whether there is one, below the axes; or where in them, in matplotlib's words, such
+      as `"upper left"`.
+
+    **Returns:** the axes.
+
+    **Raises:** `ImportError` if matplotlib is not installed; `ValueError` for another shape, draws
+    that are not finite, or a `num_bins` that is not a positive integer.
+
+    >>> import numpy as np
+    >>> axes = ranks(np.random.default_rng(0).normal(size=(4, 250)))
+    >>> [text.get_text() for text in axes.get_yticklabels()]
+    ['chain 1', 'chain 2', 'chain 3', 'chain 4']
+    """
+    values, num_bins = np.asarray(draws), whole_number(num_bins, "num_bins")
+    if values.ndim != 2 or 0 in values.shape:
+        raise ValueError(f"ranks expects draws of shape (chains, draws), got shape {values.shape}.")
+    if not np.isfinite(values).all():
+        raise ValueError(f"ranks: {np.sum(~np.isfinite(values))} draws are not finite.")
+    chains, num_draws = values.shape
+    axes = axes_for(ax, "plot.ranks", 6.0, 1.2 + 0.8 * chains)
+    edges = np.linspace(0, values.size, num_bins + 1)
+    counts = np.array([np.histogram(row, edges)[0] for row in _ranks(values) - 0.5])
+    apart, expected = 1.15 * counts.max(), num_draws / num_bins
+    floors = -apart * np.arange(chains)
+    for chain, (floor, heights) in enumerate(zip(floors, counts, strict=True)):
+        axes.bar(
+            edges[:-1],
+            heights,
+            np.diff(edges),
+            floor,
+            align="edge",
+            edgecolor="white",
+            color=DISTINCT[chain % len(DISTINCT)],
+            alpha=0.75,
+        )
+        axes.plot(
+            edges[[0, -1]],
+            [floor + expected] * 2,
+            "--",
+            color=INK,
+            linewidth=1,
+            label=f"uniform: {expected:g} draws a bin" if chain == 0 else None,
+        )
+    axes.set_yticks(floors + expected / 2, [f"chain {chain + 1}" for chain in range(chains)])
+    axes.set_xlim(0, values.size)
+    axes.set_xlabel(f"rank among the {values.size:,} draws of all chains")
+    tidy(axes)
+    axes.grid(axis="y", visible=False)
+    add_legend(axes, legend)
+    return axes
+
+
+def sbc_ranks(
+    ranks: Int[Array, " N"],
+    num_draws: int,
+    *,
+    num_bins: int = 20,
+    ax: Any = None,
+    legend: bool | str = True,
+) -> Any:
+    """The ranks of simulation-based calibration: of true values among draws from their posterior.
+
+    They are uniform if the posteriors are right; piled up at both ends if these are too narrow, in
+    the middle if too wide. The grey band holds 99% of the counts of each bin if they are uniform.
+    Talts, Betancourt, Simpson, Vehtari and Gelman (2018), "Validating Bayesian Inference
+    Algorithms with Simulation-Based Calibration".
+
+    **Arguments:**
+
+    - `ranks`: for each of N simulations, how many draws lie below the true value.
+    - `num_draws`: draws in each simulation, independent ones.
+    - `num_bins`: bins of the histogram; no more than `num_draws + 1` are drawn.
+    - `ax`: axes of matplotlib; those of a new figure if there are none.
+    - `legend`: whether there is one, below the axes; or where in them, in matplotlib's words, such
+      as `"upper left"`.
+
+    **Returns:** the axes.
+
+    **Raises:** `ImportError` if matplotlib is not installed; `ValueError` for another shape, ranks
+    that are no integers from 0 to `num_draws`, or numbers that are not positive integers.
+
+    >>> import numpy as np
+    >>> axes = sbc_ranks(np.random.default_rng(0).integers(0, 100, 500), num_draws=99)
+    >>> axes.get_xlabel()
+    'rank of the true value among 99 draws'
+    """
+    values = np.asarray(ranks)
+    num_draws = whole_number(num_draws, "num_draws")
+    num_bins = min(whole_number(num_bins, "num_bins"), num_draws + 1)
+    if values.ndim != 1 or values.size == 0 or not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(
+            f"sbc_ranks expects integers of shape (N,), got {values.dtype} of shape {values.shape}."
+        )
+    if values.min() < 0 or values.max() > num_draws:
+        raise ValueError(
+            f"sbc_ranks expects ranks from 0 to num_draws, {num_draws}, got ranks from "
+            f"{values.min()} to {values.max()}."
+        )
+    axes = axes_for(ax, "plot.sbc_ranks", 6.0, 3.4)
+    # Between the integers; where they do not divide evenly, some bins hold one more.
+    edges = np.round(np.linspace(0, num_draws + 1, num_bins + 1)) - 0.5
+    counts = np.histogram(values, edges)[0]
+    chances = np.diff(edges) / (num_draws + 1)
+    lower, upper = (
+        binomial_quantile(tail, values.size, chances) for tail in ((1 - _BAND) / 2, (1 + _BAND) / 2)
+    )
+    axes.bar(
+        edges[:-1],
+        counts,
+        np.diff(edges),
+        align="edge",
+        color=tint(BLUE, 0.6),
+        edgecolor="white",
+        label=f"{values.size:,} simulations",
+    )
+    axes.fill_between(
+        edges,
+        *(np.append(end, end[-1]) for end in (lower, upper)),
+        step="post",
+        lw=0,
+        color=GREY,
+        alpha=0.3,
+        label=f"{_BAND:.0%} of uniform counts",
+    )
+    expected = values.size * chances
+    axes.step(edges, np.append(expected, expected[-1]), "--", where="post", color=INK, linewidth=1)
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylim(0, 1.1 * max(counts.max(), upper.max()))
+    axes.set_xlabel(f"rank of the true value among {num_draws:,} draws")
+    axes.set_ylabel("simulations in the bin")
+    tidy(axes)
+    add_legend(axes, legend)
+    return axes
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """From 1 on; equal values share the mean of their ranks."""
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    means = np.cumsum(counts) - (counts - 1) / 2
+    return means[index].reshape(values.shape)
+
+
+# --- The draws of Markov chains, one after another ---
+
+
+def traces(
+    draws: Float[Array, "chains draws"] | Float[Array, "chains draws K"],
+    names: Sequence[str] | str | None = None,
+    *,
+    ax: Any = None,
+    legend: bool | str = True,
+) -> Any:
+    """The draws of each chain in their order: chains that have mixed lie on each other.
+
+    **Arguments:**
+
+    - `draws`: of one unknown, shape `(chains, draws)`, or of K, shape `(chains, draws, K)`.
+    - `names`: of the unknown, or of each.
+    - `ax`: axes of matplotlib, for K unknowns a sequence of as many; those of a new figure if there
+      are none.
+    - `legend`: whether there is one, below the last axes; or where in them, in matplotlib's words,
+      such as `"upper left"`. More chains than colours have none.
+
+    **Returns:** the axes, for K unknowns an array of shape `(K,)`.
+
+    **Raises:** `ImportError` if matplotlib is not installed; `ValueError` for another shape, or
+    another number of names or axes than of unknowns.
+
+    >>> import numpy as np
+    >>> draws = np.random.default_rng(0).normal(size=(4, 100, 2))
+    >>> [axes.get_ylabel() for axes in traces(draws, ["slope", "intercept"])]
+    ['slope', 'intercept']
+    """
+    values = np.asarray(draws)
+    if values.ndim not in (2, 3) or 0 in values.shape:
+        raise ValueError(
+            "traces expects draws of shape (chains, draws) or (chains, draws, K), got shape "
+            f"{values.shape}."
+        )
+    is_one = values.ndim == 2
+    values = values[..., None] if is_one else values
+    size = values.shape[-1]
+    labels = _names(names, size)
+    if is_one:
+        panels = [axes_for(ax, "plot.traces", 7.0, 2.6)]
+    elif ax is None:
+        figure = new_figure(7.0, 0.6 + 1.6 * size, "plot.traces")
+        panels = list(figure.subplots(size, 1, sharex=True, squeeze=False)[:, 0])
+    else:
+        panels = list(np.ravel(ax))
+    if len(panels) != size:
+        raise ValueError(f"traces of {size} unknowns expects as many axes, got {len(panels)}.")
+    for axes, label, of_chains in zip(panels, labels, np.moveaxis(values, -1, 0), strict=True):
+        for chain, line in enumerate(of_chains):
+            colour = DISTINCT[chain % len(DISTINCT)]
+            axes.plot(line, color=colour, linewidth=0.7, alpha=0.8, label=f"chain {chain + 1}")
+        axes.set_ylabel(label)
+        axes.margins(x=0)
+        tidy(axes)
+    panels[-1].set_xlabel("draw")
+    if len(values) <= len(DISTINCT):
+        drawn = add_legend(panels[-1], legend)
+        for line in drawn.get_lines() if drawn is not None else ():
+            line.set_linewidth(2)
+    return panels[0] if is_one else np.array(panels)
+
+
+def _names(names: Sequence[str] | str | None, size: int) -> list[str]:
+    if names is None:
+        return ["value"] if size == 1 else [f"unknown {index}" for index in range(size)]
+    listed = [names] if isinstance(names, str) else list(names)
+    if len(listed) != size:
+        raise ValueError(f"traces of {size} unknowns expects as many names, got {listed}.")
+    return listed

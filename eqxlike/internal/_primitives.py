@@ -1,0 +1,331 @@
+"""Primitives of one's own, from functions of pytrees."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import AbstractValue
+from jax.extend.core import Primitive, mapped_aval, unmapped_aval
+from jax.interpreters import ad, mlir
+from jaxtyping import PyTree
+
+from .._compat import set_batching_rule
+from .._partition import UNTRACED, Rest, split
+from .._pytree import is_array
+
+# Primitives of any trees: what JAX binds are the arrays, and the rest is a parameter.
+#
+# A primitive returns arrays alone. What else its rule returned, and the structure of it all, is
+# noted in the parameter `output`, which `filter_primitive_bind` makes and reads again.
+
+
+class _Output:
+    """What a primitive returned beside arrays. Compared by identity, as parameters must be."""
+
+    __slots__ = ("rest",)
+
+    def __init__(self) -> None:
+        self.rest: Rest = UNTRACED
+
+    def take(self, tree: PyTree) -> list[Any]:
+        """The arrays of what a rule returned, or what stands for them where shapes are traced."""
+        arrays, self.rest = split(tree, _is_array_or_aval)
+        return arrays
+
+
+def _as_array(value: Any) -> Any:
+    """JAX hands numbers on as they are, of Python's types or its own derived from them."""
+    return jnp.asarray(value) if isinstance(value, bool | int | float | complex) else value
+
+
+def _is_array_or_aval(leaf: Any) -> bool:
+    return is_array(leaf) or isinstance(leaf, AbstractValue)
+
+
+def filter_primitive_bind(prim: Primitive, *args: PyTree) -> PyTree:
+    """Calls a primitive whose rules are wrapped in the functions beside this one.
+
+    **Arguments:**
+
+    - `prim`: a primitive with `multiple_results`.
+    - `*args`: any pytrees. JAX sees the arrays; Python numbers are static, as all else.
+
+    **Returns:** what the rules of the primitive return, which may be any pytree.
+    """
+    arrays, inputs = split(args)
+    output = _Output()
+    arrays = prim.bind(*arrays, inputs=inputs, output=output)
+    return output.rest.merge(arrays)
+
+
+def filter_primitive_def(rule: Callable[..., PyTree]) -> Callable[..., list[Any]]:
+    """For `def_impl` and `def_abstract_eval`: a function of any trees that returns any tree.
+
+    Where shapes are traced it gets, and returns, a `jax.core.ShapedArray` for each array.
+    """
+
+    @functools.wraps(rule)
+    def of_arrays(*arrays: Any, inputs: Rest, output: _Output) -> list[Any]:
+        return output.take(rule(*inputs.merge(map(_as_array, arrays))))
+
+    return of_arrays
+
+
+def filter_primitive_jvp(rule: Callable[[Any, Any], tuple[PyTree, PyTree]]) -> Callable[..., Any]:
+    """For the forward-mode rule: from primals and tangents to those of the output.
+
+    Tangents have the structure of the primals, with `None` for a zero and beside what is no array;
+    so have those that the rule returns.
+    """
+
+    @functools.wraps(rule)
+    def of_arrays(primals: Any, tangents: Any, *, inputs: Rest, output: _Output) -> Any:
+        along = [None if _is_zero(tangent) else tangent for tangent in tangents]
+        value, tangent = rule(inputs.merge(map(_as_array, primals)), inputs.merge_into(None, along))
+        values = output.take(value)
+        return values, list(
+            map(_filled_tangent, values, _beside(output.rest, tangent, "tangent", "output"))
+        )
+
+    return of_arrays
+
+
+def filter_primitive_transpose(
+    rule: Any = None, *, materialise_zeros: bool = False
+) -> Callable[..., Any]:
+    """For the transpose: from inputs and cotangents of the output to those of the inputs.
+
+    The linear inputs are `jax.interpreters.ad.UndefinedPrimal`. Cotangents have the structure of
+    the output, with `None` for a zero and beside what is no array; those that the rule returns have
+    that of the inputs, with `None` beside what is not linear.
+
+    **Arguments:**
+
+    - `rule`: `rule(inputs, cotangents)`. Without it this is a decorator.
+    - `materialise_zeros`: whether the rule gets arrays of zeros in place of `None`.
+    """
+    if rule is None:
+        return functools.partial(filter_primitive_transpose, materialise_zeros=materialise_zeros)
+
+    @functools.wraps(rule)
+    def of_arrays(cotangents: Any, *arrays: Any, inputs: Rest, output: _Output) -> list[Any]:
+        if materialise_zeros:
+            cotangents = map(ad.instantiate_zeros, cotangents)
+        along = [None if type(each) is ad.Zero else each for each in cotangents]
+        found = rule(inputs.merge(map(_as_array, arrays)), output.rest.merge_into(None, along))
+        return [
+            each if ad.is_undefined_primal(array) else None
+            for each, array in zip(
+                _beside(inputs, found, "cotangents", "inputs"), arrays, strict=True
+            )
+        ]
+
+    return of_arrays
+
+
+def filter_primitive_batching(
+    rule: Callable[[Any, Any], tuple[PyTree, PyTree]],
+) -> Callable[..., Any]:
+    """For the batching rule: from inputs and their batch axes to the output and its batch axes.
+
+    Axes have the structure of the inputs and of the output, with `None` for what is not batched and
+    beside what is no array.
+    """
+
+    @functools.wraps(rule)
+    def of_arrays(arrays: Any, axes: Any, *, inputs: Rest, output: _Output) -> Any:
+        value, out_axes = rule(inputs.merge(map(_as_array, arrays)), inputs.merge_into(None, axes))
+        values = output.take(value)
+        return values, _beside(output.rest, out_axes, "batch axes", "output")
+
+    return of_arrays
+
+
+def _beside(rest: Rest, tree: PyTree, what: str, of: str) -> list[Any]:
+    """The leaves of `tree` that stand beside arrays, of which `None` is one."""
+    try:
+        return rest.take(rest.treedef.flatten_up_to(tree))
+    except ValueError as error:
+        raise ValueError(
+            f"The rule of a primitive returned {what} of another structure than the {of}: {error}"
+        ) from None
+
+
+def _is_zero(tangent: Any) -> bool:
+    return type(tangent) is ad.Zero or getattr(tangent, "dtype", None) == jax.dtypes.float0
+
+
+def _filled_tangent(value: Any, tangent: Any) -> Any:
+    return ad.Zero(jax.typeof(value).to_tangent_aval()) if tangent is None else tangent
+
+
+# --- Primitives whose batching rule is made of their other rules ---
+
+
+Rule = Callable[..., Any]
+
+
+def create_vprim(
+    name: str, impl: Rule, abstract_eval: Rule, jvp: Rule, transpose: Rule
+) -> Primitive:
+    """A primitive with these rules, which under `jax.vmap` are mapped themselves.
+
+    **Arguments:**
+
+    - `name`: of the primitive.
+    - `impl`: from arrays to a list of arrays. It is run, compiled, and mapped by `jax.vmap`.
+    - `abstract_eval`: the same for shapes, as `jax.core.ShapedArray`.
+    - `jvp`, `transpose`: as in `jax.interpreters.ad.primitive_jvps` and `primitive_transposes`.
+
+    All get the parameters of the primitive as keywords; `filter_primitive_def` and its like make
+    them of functions of trees.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(impl)
+    primitive.def_abstract_eval(abstract_eval)
+    mlir.register_lowering(primitive, mlir.lower_fun(impl, multiple_results=True))
+    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_transposes[primitive] = transpose
+
+    def rules(**params: Any) -> _Rules:
+        every = (impl, abstract_eval, jvp, transpose)
+        return _Rules(*(functools.partial(rule, **params) for rule in every))
+
+    set_batching_rule(primitive, functools.partial(_batch, rules))
+    return primitive
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rules:
+    """The rules of a primitive with its parameters filled in."""
+
+    impl: Rule
+    abstract_eval: Rule
+    jvp: Rule
+    transpose: Rule
+
+
+# A primitive under `vmap`, once or more. Parameter: `rules`, which are mapped.
+vmapped_p = Primitive("vprim")
+vmapped_p.multiple_results = True
+
+
+def _batch(
+    make_rules: Callable[..., _Rules],
+    axis: Any,
+    arrays: Any,
+    axes: Any,
+    /,
+    **params: Any,
+) -> tuple[list[Any], list[int]]:
+    """The batching rule of a primitive, by its others."""
+    mapped = _Mapped(make_rules(**params), axis, tuple(axes))
+    of_batch = _Rules(mapped.impl, mapped.abstract_eval, mapped.jvp, mapped.transpose)
+    outputs = vmapped_p.bind(*arrays, rules=of_batch)
+    return outputs, [0] * len(outputs)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Mapped:
+    """Rules for a batch, made of those for one member. Outputs are batched along their axis 0."""
+
+    member: _Rules
+    axis: Any
+    axes: tuple[int | None, ...]
+
+    def _vmap(self, function: Rule, in_axes: Any) -> Rule:
+        options = {}
+        if isinstance(self.axis.name, str):
+            options["axis_name"] = self.axis.name
+        if self.axis.spmd_name:
+            options["spmd_axis_name"] = self.axis.spmd_name
+        return jax.vmap(function, in_axes=in_axes, axis_size=self.axis.size, **options)
+
+    def _member_aval(self, aval: Any, axis: int | None) -> Any:
+        return aval if axis is None else mapped_aval(self.axis.size, axis, aval)
+
+    def impl(self, *arrays: Any) -> list[Any]:
+        return self._vmap(lambda arrays: self.member.impl(*arrays), (list(self.axes),))(
+            list(arrays)
+        )
+
+    def abstract_eval(self, *avals: Any) -> list[Any]:
+        of_member = map(self._member_aval, avals, self.axes)
+        return [
+            unmapped_aval(self.axis.size, 0, each) for each in self.member.abstract_eval(*of_member)
+        ]
+
+    def jvp(self, primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
+        is_moving = [type(tangent) is not ad.Zero for tangent in tangents]
+        is_output_moving = []
+
+        def of_member(primals: list[Any], moving: list[Any]) -> tuple[list[Any], list[Any]]:
+            filled = _fill(is_moving, moving, [_zero(jax.typeof(each)) for each in primals])
+            values, along = self.member.jvp(primals, filled)
+            is_output_moving[:] = [type(each) is not ad.Zero for each in along]
+            return list(values), _select(is_output_moving, along)
+
+        in_axes = list(self.axes), _select(is_moving, self.axes)
+        mapped = self._vmap(of_member, in_axes)
+        values, moving = mapped(list(primals), _select(is_moving, tangents))
+        zeros = [_zero(jax.typeof(each)) for each in values]
+        return values, _fill(is_output_moving, moving, zeros)
+
+    def transpose(self, cotangents: Any, *arrays: Any) -> list[Any]:
+        is_known = [not ad.is_undefined_primal(array) for array in arrays]
+        is_moving = [type(cotangent) is not ad.Zero for cotangent in cotangents]
+        is_found = []
+        undefined = [
+            None if known else ad.UndefinedPrimal(self._member_aval(array.aval, axis))
+            for known, array, axis in zip(is_known, arrays, self.axes, strict=True)
+        ]
+        zeros = [
+            None if moving else ad.Zero(self._member_aval(cotangent.aval, 0))
+            for moving, cotangent in zip(is_moving, cotangents, strict=True)
+        ]
+
+        def of_member(moving: list[Any], known: list[Any]) -> list[Any]:
+            cotangents = _fill(is_moving, moving, zeros)
+            found = self.member.transpose(cotangents, *_fill(is_known, known, undefined))
+            is_found[:] = [each is not None and type(each) is not ad.Zero for each in found]
+            return _select(is_found, found)
+
+        mapped = self._vmap(of_member, (0, _select(is_known, self.axes)))
+        found = mapped(_select(is_moving, cotangents), _select(is_known, arrays))
+        found = [
+            each.sum(0) if axis is None else jnp.moveaxis(each, 0, axis)
+            for each, axis in zip(found, _select(is_found, self.axes), strict=True)
+        ]
+        return _fill(is_found, found, [None] * len(is_found))
+
+
+def _select(flags: list[bool], values: Any) -> list[Any]:
+    return [value for value, taken in zip(values, flags, strict=True) if taken]
+
+
+def _fill(flags: list[bool], selected: Any, others: Any) -> list[Any]:
+    """The opposite of `_select`: `others` where the flag is false."""
+    selected = iter(selected)
+    return [next(selected) if taken else other for taken, other in zip(flags, others, strict=True)]
+
+
+def _zero(aval: Any) -> ad.Zero:
+    return ad.Zero(aval.to_tangent_aval())
+
+
+def _impl(*arrays: Any, rules: _Rules) -> list[Any]:
+    return rules.impl(*arrays)
+
+
+vmapped_p.def_impl(_impl)
+vmapped_p.def_abstract_eval(lambda *avals, rules: rules.abstract_eval(*avals))
+mlir.register_lowering(vmapped_p, mlir.lower_fun(_impl, multiple_results=True))
+ad.primitive_jvps[vmapped_p] = lambda primals, tangents, *, rules: rules.jvp(primals, tangents)
+ad.primitive_transposes[vmapped_p] = lambda cotangents, *arrays, rules: rules.transpose(
+    cotangents, *arrays
+)
+set_batching_rule(vmapped_p, functools.partial(_batch, lambda rules: rules))

@@ -1,4 +1,0 @@
-"""How far a loop has come."""
-
-from ._bar import ProgressBar as ProgressBar
-from ._bar import progress as progress

@@ -1,0 +1,390 @@
+"""Shuffled minibatches of data in memory."""
+
+import copy
+import itertools
+import queue
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from .._numbers import whole_number
+from ._sharding import Sharding, place_batch
+
+Arrays = TypeVar("Arrays")
+
+
+def _named_arrays(arrays: PyTree) -> list[tuple[str, np.ndarray]]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
+    return [(jax.tree_util.keystr(path) or "arrays", np.asarray(leaf)) for path, leaf in leaves]
+
+
+def _check_lengths(named: list[tuple[str, np.ndarray]]) -> int:
+    if not named:
+        raise ValueError("minibatches expects at least one array, got none.")
+    for name, array in named:
+        if array.ndim == 0:
+            raise ValueError(
+                f"minibatches expects arrays with a leading axis of examples; {name} has shape ()."
+            )
+    if len({len(array) for _, array in named}) != 1:
+        listed = ", ".join(f"{name} {len(array)}" for name, array in named)
+        raise ValueError(f"minibatches expects arrays of one length, got {listed}.")
+    return len(named[0][1])
+
+
+def _check_finite(named: list[tuple[str, np.ndarray]]) -> None:
+    for name, array in named:
+        # NumPy does not count bfloat16 and its like among the inexact ones.
+        if jnp.issubdtype(array.dtype, jnp.inexact):
+            is_bad = ~np.isfinite(array)
+            if is_bad.any():
+                first = tuple(int(index) for index in np.argwhere(is_bad)[0])
+                raise ValueError(
+                    f"The data holds {int(is_bad.sum())} NaN or infinite values in {name}, the "
+                    f"first at index {first}. Clean it, or pass `check_finite=False` to train on "
+                    "it as it is."
+                )
+
+
+class Minibatches(Generic[Arrays]):
+    """Shuffled minibatches without end, an iterator that can be placed; `minibatches` makes it.
+
+    Several threads need a lock of their own around `next`.
+    """
+
+    def __init__(self, leaves: list[np.ndarray], treedef: Any, batch_size: int, seed: int) -> None:
+        self._leaves, self._treedef = leaves, treedef
+        self._batch_size, self._seed = batch_size, seed
+        self._generator = np.random.default_rng(seed)
+        self._begin_epoch(0)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch, self._index = epoch, 0
+        # What the permutation is drawn with: an epoch begins anew from it.
+        self._generator_then = copy.deepcopy(self._generator.bit_generator.state)
+        self._order = self._generator.permutation(len(self._leaves[0]))
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Where the next batch begins, as numbers and texts that JSON can hold.
+
+        - `epoch`, `index`: how many epochs were finished, and how many batches of this one.
+        - `seed`, `batch_size`, `num_examples`: of the stream, by which `seek` knows its own.
+        - `generator`: the state of NumPy's generator where this epoch began.
+        """
+        return {
+            "seed": self._seed,
+            "batch_size": self._batch_size,
+            "num_examples": len(self._leaves[0]),
+            "epoch": self._epoch,
+            "index": self._index,
+            "generator": copy.deepcopy(self._generator_then),
+        }
+
+    def seek(self, position: Mapping[str, Any]) -> None:
+        """Goes to a `position`: the batches from there on are those that came then.
+
+        **Raises:** `ValueError` for a position of a stream with another seed, batch size or number
+        of examples, or for what is no position.
+        """
+        own = self.position
+        if not isinstance(position, Mapping) or position.keys() != own.keys():
+            raise ValueError(
+                f"seek expected a position of minibatches, with {', '.join(own)}; got {position!r}."
+            )
+        for name in ("seed", "batch_size", "num_examples"):
+            if position[name] != own[name]:
+                raise ValueError(
+                    f"The position is one of minibatches with {name} {position[name]!r}, and these "
+                    f"have {own[name]!r}: they would go on with other batches."
+                )
+        per_epoch = len(self._leaves[0]) // self._batch_size
+        epoch = whole_number(position["epoch"], "epoch", least=0)
+        index = whole_number(position["index"], "index", least=0)
+        if index > per_epoch:
+            raise ValueError(
+                f"index must be at most {per_epoch}, the batches of an epoch: {index}."
+            )
+        before = self._generator.bit_generator.state
+        try:
+            self._generator.bit_generator.state = copy.deepcopy(position["generator"])
+        except (TypeError, ValueError, KeyError) as error:
+            self._generator.bit_generator.state = before
+            raise ValueError("The position has no state of NumPy's generator.") from error
+        self._begin_epoch(epoch)
+        self._index = index
+
+    def __iter__(self) -> "Minibatches[Arrays]":
+        return self
+
+    def __next__(self) -> Arrays:
+        start = self._index * self._batch_size
+        if start + self._batch_size > len(self._leaves[0]):
+            self._begin_epoch(self._epoch + 1)
+            start = 0
+        chosen = self._order[start : start + self._batch_size]
+        batch = self._treedef.unflatten([leaf[chosen] for leaf in self._leaves])
+        self._index += 1
+        return batch
+
+
+def minibatches(
+    arrays: Arrays,
+    batch_size: int,
+    *,
+    seed: int,
+    check_finite: bool = True,
+) -> Minibatches[Arrays]:
+    """Shuffled minibatches without end.
+
+    Every epoch is a fresh permutation of the examples. All batches have the same shape, so that a
+    step is traced once: the last N mod B examples of a permutation are left out of that epoch.
+
+    **Arguments:**
+
+    - `arrays`: a pytree of arrays with one leading length N.
+    - `batch_size`: B.
+    - `seed`: the same seed gives the same batches.
+    - `check_finite`: refuse data with NaN or infinite values.
+
+    **Returns:** an iterator of pytrees like `arrays` with leading length B. Its `position` says
+    where it is, and `seek(position)` goes there.
+
+    **Raises:** `ValueError`, at once and not at the first batch, if lengths differ, if `batch_size`
+    is not an integer in 1 to N or `seed` none of at least 0, or if the data is not finite.
+
+    >>> x, y = np.arange(10.0).reshape(5, 2), np.arange(5)
+    >>> batches = minibatches((x, y), 3, seed=0)
+    >>> batch_x, batch_y = next(batches)
+    >>> batch_x.shape, batch_y.shape, bool((batch_x[:, 0] == 2 * batch_y).all())
+    ((3, 2), (3,), True)
+
+    >>> position = batches.position
+    >>> _, second = next(batches)
+    >>> batches.seek(position)
+    >>> bool((next(batches)[1] == second).all())
+    True
+    """
+    named = _named_arrays(arrays)
+    length = _check_lengths(named)
+    if not length:
+        raise ValueError("minibatches expects arrays with examples, and these have a length of 0.")
+    batch_size = whole_number(batch_size, "batch_size")
+    seed = whole_number(seed, "seed", least=0)
+    if batch_size > length:
+        raise ValueError(
+            f"batch_size must be at most {length}, the number of examples, got {batch_size}."
+        )
+    if check_finite:
+        _check_finite(named)
+    treedef = jax.tree_util.tree_structure(arrays)
+    return Minibatches([array for _, array in named], treedef, batch_size, seed)
+
+
+# --- Batches that are made and moved to the device ahead of time ---
+
+
+Batch = TypeVar("Batch")
+
+
+class _Made(NamedTuple):
+    """A batch, and where its stream was after it, if it can say."""
+
+    batch: Any
+    position: Any
+
+
+class _Ended(NamedTuple):
+    """The stream has ended: by itself, or with an exception."""
+
+    error: BaseException | None
+
+
+class _Ahead:
+    """What thread and iterator share: batches that are ready, and room for more.
+
+    - `size`: how many may be ready.
+    - `room`: has something in it for each batch that was taken since. It costs less so than a
+      semaphore.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.ready: queue.SimpleQueue[_Made | _Ended] = queue.SimpleQueue()
+        self.room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.size, self.is_stopped = size, False
+
+    def stop(self) -> None:
+        """Lets the thread end once it has made the batch under way, and whoever waits go on."""
+        self.is_stopped = True
+        self.room.put(None)
+        self.ready.put(_Ended(None))
+
+
+class Prefetch(Generic[Batch]):
+    """An iterator whose batches a thread makes and moves ahead of time; `prefetch` makes it.
+
+    The thread ends with the stream, with `close`, at the end of a `with` block, and when nobody
+    holds the iterator any more.
+    """
+
+    def __init__(self, batches: Iterable[Batch], size: int, sharding: Any) -> None:
+        self._source: Any = iter(batches)
+        self._size, self._sharding = size, sharding
+        self._start()
+
+    def _start(self) -> None:
+        self._position = getattr(self._source, "position", None)
+        self._ended: _Ended | None = None
+        self._ahead = _Ahead(self._size)
+        config: Any = jax.config
+        settings = _Settings(config.jax_enable_x64, config.jax_default_device)
+        # The thread must not hold the iterator, or nobody would ever let it go.
+        self._thread = threading.Thread(
+            target=_fill,
+            args=(self._source, self._ahead, self._sharding, settings),
+            name="eqxlike-prefetch",
+            daemon=True,
+        )
+        self._thread.start()
+        # Also when the interpreter ends: JAX is gone soon after.
+        self._end = weakref.finalize(self, _end, self._thread, self._ahead)
+
+    @property
+    def position(self) -> Any:
+        """The position of the stream after the batches that were taken, not those made ahead."""
+        return self._position
+
+    def seek(self, position: Mapping[str, Any]) -> None:
+        """Goes to a position of the stream. Batches that were made ahead are thrown away.
+
+        **Raises:** `TypeError` if the stream has no `seek`; whatever its `seek` raises.
+        """
+        if not hasattr(self._source, "seek"):
+            raise TypeError(
+                f"{type(self._source).__name__} has no `seek` to go to a position with."
+            )
+        self.close()
+        # It may still be making a batch.
+        self._thread.join()
+        try:
+            self._source.seek(position)
+        finally:
+            self._start()
+
+    def close(self) -> None:
+        """Ends the thread. What was made ahead is lost."""
+        self._end()
+        self._ended = _Ended(None)
+
+    def __enter__(self) -> "Prefetch[Batch]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> "Prefetch[Batch]":
+        return self
+
+    def __next__(self) -> Batch:
+        made = self._ended or self._ahead.ready.get()
+        if isinstance(made, _Ended):
+            self._ended = _Ended(None)
+            if made.error is not None:
+                raise made.error
+            raise StopIteration
+        self._ahead.room.put(None)
+        self._position = made.position
+        return made.batch
+
+
+def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -> Prefetch[Batch]:
+    """Makes batches and moves them to the device in a thread, while the last ones are in use.
+
+    **Arguments:**
+
+    - `batches`: any iterable, for example `minibatches(...)`. From now on the thread reads it.
+    - `size`: how many batches are ready at most, each of them in the memory of the device.
+    - `sharding`: where arrays go: a `train.Sharding`, which splits the examples over its devices, a
+      device, or a `jax.sharding.Sharding`; the default device where it is `None`.
+
+    **Returns:** an iterator of the same batches with `jax.Array`s in place of NumPy's; other leaves
+    stay. It has the `position` and `seek` of `batches`, if these have them.
+
+    **Raises:** `ValueError` if `size` is no positive integer. Where the next batch is asked for,
+    what `batches` raised, with its traceback.
+
+    >>> import numpy as np
+    >>> with prefetch([{"x": np.ones(3), "name": "a"}, {"x": np.zeros(3), "name": "b"}]) as ahead:
+    ...     [(batch["name"], float(batch["x"].sum())) for batch in ahead]
+    [('a', 3.0), ('b', 0.0)]
+    """
+    return Prefetch(batches, whole_number(size, "size"), sharding)
+
+
+class _Settings(NamedTuple):
+    """What a thread has set for itself about arrays, to be the same in another."""
+
+    enable_x64: bool
+    default_device: Any
+
+
+def _fill(source: Iterator[Any], ahead: _Ahead, sharding: Any, settings: _Settings) -> None:
+    """What the thread does."""
+    error: BaseException | None = None
+    try:
+        with jax.enable_x64(settings.enable_x64), jax.default_device(settings.default_device):
+            for count in itertools.count():
+                if count >= ahead.size:
+                    ahead.room.get()
+                if ahead.is_stopped:
+                    return
+                batch = _moved(_copied(next(source)), sharding)
+                ahead.ready.put(_Made(batch, getattr(source, "position", None)))
+    except StopIteration:
+        pass
+    except BaseException as raised:
+        error = raised
+    ahead.ready.put(_Ended(error))
+
+
+def _copied(batch: Any) -> Any:
+    """The same with every NumPy array in memory of its own.
+
+    Streams write one batch after another into the same arrays, and on a CPU JAX takes over the
+    memory of an array, if it lies as XLA likes it.
+    """
+    return jax.tree_util.tree_map(
+        lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch
+    )
+
+
+def _moved(batch: Any, sharding: Any) -> Any:
+    if isinstance(sharding, Sharding):
+        return place_batch(batch, sharding)
+    if sharding is None:
+        # Half the time of `jax.device_put`. It counts as a transfer that nobody asked for.
+        with jax.transfer_guard_host_to_device("allow"):
+            return jax.tree_util.tree_map(
+                lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, batch
+            )
+    leaves, treedef = jax.tree_util.tree_flatten(batch)
+    places = [
+        index for index, leaf in enumerate(leaves) if isinstance(leaf, np.ndarray | jax.Array)
+    ]
+    moved = jax.device_put([leaves[index] for index in places], sharding)
+    for index, array in zip(places, moved, strict=True):
+        leaves[index] = array
+    return treedef.unflatten(leaves)
+
+
+def _end(thread: threading.Thread, ahead: _Ahead) -> None:
+    ahead.stop()
+    if thread is not threading.current_thread():
+        # It may wait for a batch that never comes.
+        thread.join(timeout=1.0)

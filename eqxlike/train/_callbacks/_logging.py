@@ -1,0 +1,250 @@
+"""Callbacks that write how training goes."""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import socket
+import struct
+import time
+from types import ModuleType
+from typing import IO, Any, TextIO
+
+import jax
+
+from ..._progress import OnStep, run_progress
+from .._run import Run
+from ._callback import Callback
+
+# --- A line of JSON for everything that is known of a training ---
+
+
+class JsonLines(Callback):
+    """Writes a file with a JSON object in each line, which grows as the training does.
+
+    Each has `event`, one of `"start"`, `"log"`, `"evaluate"`, `"checkpoint"` and `"end"`; `step`;
+    and `seconds` since the start. A log has `loss`, and `learning_rate` where the optimiser keeps
+    one; an evaluation its metrics; a checkpoint its `path`, told of once it is in its place, which
+    may be some steps later. JSON has no NaN and no infinity: they are the texts `"nan"`, `"inf"`
+    and `"-inf"`. Of several processes the first writes.
+
+    **Arguments:**
+
+    - `path`: the file; folders above it are made. Lines are added to those it has, so that a
+      resumed run goes on in it. Of steps that a killed run had made since its last checkpoint
+      there are lines of both: the later ones count.
+
+    **Raises:** `OSError` at the start, where the file cannot be written.
+
+    >>> import tempfile, pathlib
+    >>> from eqxlike import train
+    >>> callback = train.JsonLines(pathlib.Path(tempfile.mkdtemp()) / "run.jsonl")
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = pathlib.Path(path)
+        self._file: IO[str] | None = None
+        self._started = 0.0
+
+    def on_start(self, run: Run) -> None:
+        """Opens the file."""
+        if jax.process_index() != 0:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("a", encoding="utf-8")
+        self._started = time.perf_counter()
+        self._write("start", run, num_steps=run.num_steps)
+
+    def on_log(self, run: Run) -> None:
+        """The loss, and the learning rate."""
+        rate = run.learning_rate
+        self._write("log", run, loss=run.loss, **({} if rate is None else {"learning_rate": rate}))
+
+    def on_evaluate(self, run: Run) -> None:
+        """The metrics."""
+        self._write("evaluate", run, metrics=dict(run.metrics))
+
+    def on_checkpoint(self, run: Run) -> None:
+        """Where it is."""
+        self._write("checkpoint", run, path=str(run.checkpoint))
+
+    def on_end(self, run: Run) -> None:
+        """The last line."""
+        self._write("end", run)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _write(self, event: str, run: Run, **what: Any) -> None:
+        if self._file is None:
+            return
+        seconds = round(time.perf_counter() - self._started, 6)
+        line = {"event": event, "step": run.steps, "seconds": seconds, **what}
+        # One write a line, at once: a run that is killed leaves whole lines.
+        self._file.write(json.dumps(_finite(line), allow_nan=False) + "\n")
+        self._file.flush()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# --- How far training is, how fast, and how long it will take ---
+
+
+class Progress(Callback):
+    """Shows the step, the loss, the learning rate, metrics, and steps a second since the last log.
+
+    A terminal gets a bar with the time that is left, if `rich` is installed; anything else gets
+    lines of text. It is shown anew at each log: `fit(..., log_every=)` says how often that is.
+
+    **Arguments:**
+
+    - `label`: what is trained.
+    - `stream`: where to write, standard error by default.
+    - `num_lines`: at most so many lines of text, spread evenly over the steps.
+
+    >>> from eqxlike import train
+    >>> callback = train.Progress("digits")
+    """
+
+    def __init__(
+        self, label: str = "training", *, stream: TextIO | None = None, num_lines: int = 10
+    ) -> None:
+        self.label, self.stream, self.num_lines = label, stream, num_lines
+        self._shown = contextlib.ExitStack()
+        self._on_step: OnStep | None = None
+        self._last = (0, 0.0)
+
+    def on_start(self, run: Run) -> None:
+        """Shows a bar, where there is to be one."""
+        self._on_step = self._shown.enter_context(
+            run_progress(run.num_steps, self.label, stream=self.stream, num_lines=self.num_lines)
+        )
+        self._last = run.steps, time.perf_counter()
+
+    def on_log(self, run: Run) -> None:
+        """Says how far it is."""
+        if self._on_step is None:
+            return
+        parts = [f"loss {run.loss:.4g}"]
+        if run.learning_rate is not None:
+            parts.append(f"rate {run.learning_rate:.3g}")
+        parts += [f"{name} {value:.4g}" for name, value in run.metrics.items()]
+        # Not since the start: that would count the time of compiling for long.
+        (steps, then), now = self._last, time.perf_counter()
+        self._last = run.steps, now
+        parts.append(f"{(run.steps - steps) / max(now - then, 1e-9):.3g} steps/s")
+        self._on_step(run.steps, ", ".join(parts))
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        self._shown.close()
+        self._on_step = None
+
+
+# --- Curves of a training for TensorBoard ---
+
+
+class TensorBoard(Callback):
+    """Writes a training as TensorBoard reads it: `tensorboard --logdir FOLDER` draws its curves.
+
+    Each log has `train/loss`, `train/steps_per_second` since the one before, and
+    `train/learning_rate` where the optimiser keeps one; each evaluation its metrics, as in
+    `evaluate/accuracy`. They are on the disk at once: a run that is killed keeps them.
+
+    A resumed run goes on in the same folder. What a run had written there of steps after those it
+    is resumed from is no longer drawn, nor is another run's, whose place it takes. Of several
+    processes the first writes.
+
+    **Arguments:**
+
+    - `folder`: made where it is not there; a folder for each run, side by side in one, are drawn
+      together.
+
+    **Raises:** `ImportError` without tensorboardX: `pip install 'eqxlike[tensorboard]'`. When
+    training starts, `OSError` where the folder cannot be written.
+
+    >>> import tempfile
+    >>> from eqxlike import train
+    >>> callback = train.TensorBoard(tempfile.mkdtemp())
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        _tensorboardx()
+        self.folder = pathlib.Path(folder)
+        self._file: IO[bytes] | None = None
+        self._last = (0, 0.0)
+
+    def on_start(self, run: Run) -> None:
+        """Opens a file, in which the steps after the present one begin anew."""
+        self._last = run.steps, time.perf_counter()
+        if jax.process_index() != 0:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # They are read in the order of their names, and two may begin in the same second.
+        count = len(list(self.folder.glob("events.out.tfevents.*")))
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{count:04d}"
+        self._file = (self.folder / name).open("xb")
+        self._write(file_version="brain.Event:2")
+        self._write(step=run.steps + 1, session_log={"status": "START"})
+
+    def on_log(self, run: Run) -> None:
+        """The loss, the learning rate, and steps a second."""
+        (steps, then), now = self._last, time.perf_counter()
+        self._last = run.steps, now
+        per_second = (run.steps - steps) / max(now - then, 1e-9)
+        values = {"train/loss": run.loss, "train/steps_per_second": per_second}
+        rate = run.learning_rate
+        if rate is not None:
+            values["train/learning_rate"] = rate
+        self._write_scalars(run.steps, values)
+
+    def on_evaluate(self, run: Run) -> None:
+        """The metrics."""
+        metrics = {f"evaluate/{name}": value for name, value in run.metrics.items()}
+        self._write_scalars(run.steps, metrics)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _write_scalars(self, step: int, values: dict[str, float]) -> None:
+        pairs = [{"tag": name, "simple_value": value} for name, value in values.items()]
+        self._write(step=step, summary={"value": pairs})
+
+    def _write(self, **what: Any) -> None:
+        if self._file is None:
+            return
+        event_pb2, record_writer = _tensorboardx()
+        event = event_pb2.Event(wall_time=time.time(), **what).SerializeToString()
+        length = struct.pack("<Q", len(event))
+        checksums = [
+            struct.pack("<I", record_writer.masked_crc32c(part)) for part in (length, event)
+        ]
+        # One write a record, at once: a run that is killed leaves whole records.
+        self._file.write(length + checksums[0] + event + checksums[1])
+        self._file.flush()
+
+
+def _tensorboardx() -> tuple[ModuleType, ModuleType]:
+    """What builds the records that TensorBoard reads, and their checksums.
+
+    **Raises:** `ImportError`, with what to install.
+    """
+    try:
+        from tensorboardX import record_writer
+        from tensorboardX.proto import event_pb2
+    except ImportError as error:
+        raise ImportError(
+            "Files for TensorBoard are made by tensorboardX: `pip install 'eqxlike[tensorboard]'`."
+        ) from error
+    return event_pb2, record_writer
