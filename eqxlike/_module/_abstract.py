@@ -1,4 +1,4 @@
-"""Attributes that a class asks of its subclasses, by annotation alone."""
+"""Attributes that a class asks of its subclasses, and strict classes: abstract or final."""
 
 import dataclasses
 import inspect

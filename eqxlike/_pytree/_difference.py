@@ -1,4 +1,4 @@
-"""Differences between two pytrees, and messages that say where they are."""
+"""Pytrees compared: prefixes, equality, differences, and messages that say where they are."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Trees split and joined by their leaves."""
+"""Trees filtered, split, joined and updated by their leaves."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -1,4 +1,4 @@
-"""Predicates over leaves: what is an array, and what is as good as one."""
+"""Predicates over leaves: what is an array or as good as one, frozen, or of no use."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Temperature scaling. `N` is the number of examples, `C` the number of classes."""
+"""Calibration: temperature scaling, conformal intervals and sets.
+
+`N` is the number of examples, `C` the number of classes.
+"""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""What a likelihood is."""
+"""Likelihoods: what one is, and those that are ready made."""
 
 import abc
 from collections.abc import Mapping

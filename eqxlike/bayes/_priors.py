@@ -1,4 +1,4 @@
-"""What a prior is."""
+"""Priors: what one is, those of one scale, and a prior for each path."""
 
 import abc
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A breakpoint in a compiled program that is entered only where it should be."""
+"""Breakpoints in compiled programs, and announcements of the transformations they go through."""
 
 import functools
 from collections.abc import Callable

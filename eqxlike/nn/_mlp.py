@@ -1,4 +1,4 @@
-"""The multi-layer perceptron."""
+"""The multi-layer perceptron, sequences of layers, and an activation with a parameter."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Pooling over a sliding window."""
+"""Pooling over a sliding window, and to a size that is given."""
 
 import functools
 import math

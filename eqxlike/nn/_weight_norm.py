@@ -1,4 +1,4 @@
-"""A weight as a direction and a length."""
+"""A weight as a direction and a length, and a weight divided by its spectral norm."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar

@@ -1,4 +1,4 @@
-"""Shuffled minibatches of data in memory."""
+"""Shuffled minibatches of data in memory, and batches that a thread makes ahead of time."""
 
 import copy
 import itertools

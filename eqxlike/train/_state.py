@@ -1,4 +1,4 @@
-"""The state of a training, which each step reads and replaces."""
+"""The state of a training, its arithmetic in half precision, and what keeps it finite."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Gradients with respect to the floating-point arrays of the first argument."""
+"""Gradients, Jacobians and Hessians with respect to floating-point arrays of an argument."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""What a mode of differentiation is."""
+"""What a mode of differentiation is, and gradients as rules of JAX."""
 
 import abc
 import functools

@@ -1,4 +1,4 @@
-"""What the structures of a curvature have in common."""
+"""The structures of a curvature: dense, diagonal and Kronecker."""
 
 import abc
 from typing import Any

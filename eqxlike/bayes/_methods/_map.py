@@ -1,4 +1,4 @@
-"""The most probable parameters."""
+"""The most probable parameters, of one network or of an ensemble."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

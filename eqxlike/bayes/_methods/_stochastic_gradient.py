@@ -1,4 +1,4 @@
-"""What the Markov chains have in common that move by gradients of minibatches."""
+"""Markov chains that move by gradients of minibatches: SGLD and SGHMC."""
 
 import abc
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Freezing part of a model, so that it is not trained."""
+"""Freezing part of a model, so that it is not trained, and switching it to inference."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

@@ -1,4 +1,4 @@
-"""Replacing the layers of a model."""
+"""Replacing layers of a model: by others, by fresh ones, by Bayesian ones."""
 
 import hashlib
 import types

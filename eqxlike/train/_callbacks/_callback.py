@@ -1,4 +1,4 @@
-"""What a callback is."""
+"""What a callback is, and what it keeps over a resume."""
 
 import collections
 import functools
