@@ -217,7 +217,7 @@ def fit(
     however many steps were dispatched after. For this the step of `make_step` refuses such an
     update. On one CPU device, with a state of up to 256 MB and a step that only computes, `fit`
     copies the state at each look at the losses instead, and where one step was bad it repeats those
-    since then.
+    since then. Its numbers are then those of a loop over `step` but for rounding.
 
     The first Ctrl-C ends training after the call under way; a second one raises
     `KeyboardInterrupt`. SIGTERM, with which schedulers and containers ask a process to end, does
