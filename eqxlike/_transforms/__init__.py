@@ -20,8 +20,8 @@ from ._derivatives import filter_jvp as filter_jvp
 from ._derivatives import filter_value_and_grad as filter_value_and_grad
 from ._derivatives import filter_vjp as filter_vjp
 from ._enumeration import Enumeration as Enumeration
-from ._jit import Anew as Anew
 from ._jit import CallTimes as CallTimes
+from ._jit import FreshTrace as FreshTrace
 from ._jit import History as History
 from ._jit import JitFunction as JitFunction
 from ._jit import RetraceError as RetraceError
@@ -32,10 +32,10 @@ from ._jit import check_on_retrace as check_on_retrace
 from ._jit import clear_caches as clear_caches
 from ._jit import compared_with as compared_with
 from ._jit import filter_jit as filter_jit
+from ._jit import fresh_trace as fresh_trace
 from ._jit import listening as listening
 from ._jit import react as react
 from ._jit import timing_calls as timing_calls
-from ._jit import trace_anew as trace_anew
 from ._mapping import filter_pmap as filter_pmap
 from ._mapping import filter_vmap as filter_vmap
 from ._mapping import if_array as if_array

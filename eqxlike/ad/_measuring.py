@@ -172,7 +172,7 @@ class Program:
     peak_bytes: int | None
 
 
-def compiled_anew(function: Callable[..., Any], args: tuple[Any, ...]) -> Program:
+def freshly_compiled(function: Callable[..., Any], args: tuple[Any, ...]) -> Program:
     """`function`, compiled by `filter_jit` for `args`, though it may have been before."""
     jitted = filter_jit(functools.partial(_another_call(), function))
     start_s = time.perf_counter()

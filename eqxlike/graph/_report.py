@@ -19,7 +19,7 @@ from .._compat import PjitFunction
 from .._module import Module, Wrapper
 from .._partition import split
 from .._pytree import is_array, is_inexact_array
-from .._transforms import Anew, JitFunction, is_array_or_struct, trace_anew
+from .._transforms import FreshTrace, JitFunction, fresh_trace, is_array_or_struct
 from ._hlo import aliases_in, costs_of, instructions_in, kinds_of, parameters_in, stablehlo_kinds
 from ._operations import Operation, Program, num_bytes_of, program_of, type_of
 from ._page import page_of
@@ -208,7 +208,7 @@ def report(
     )
 
 
-def _report_on(anew: Anew) -> Report:
+def _report_on(anew: FreshTrace) -> Report:
     start_s = time.perf_counter()
     compiled = _compile(anew.lowered)
     compile_s = time.perf_counter() - start_s
@@ -322,7 +322,9 @@ def _constants(program: Program) -> tuple[Constant, ...]:
 # --- A function traced and lowered for a report, or one clear line that says why not ---
 
 
-def traced(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str = "") -> Anew:
+def traced(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str = ""
+) -> FreshTrace:
     """`function` as it is traced for these arguments.
 
     **Raises:** `ValueError` if the trace fails.
@@ -330,7 +332,7 @@ def traced(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: s
     try:
         if isinstance(function, PjitFunction):
             return _of_jax(function, args, kwargs)
-        return trace_anew(function, args, kwargs)._replace(name=name_of(function))
+        return fresh_trace(function, args, kwargs)._replace(name=name_of(function))
     except Exception as error:
         reason = " ".join([type(error).__name__ + ":", *str(error).strip().splitlines()[:1]])
         reason = reason.rstrip(".:") + "."
@@ -349,7 +351,7 @@ def name_of(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _of_jax(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Anew:
+def _of_jax(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FreshTrace:
     """A function of `jax.jit`, which is traced as it is, with the options that it has."""
     start_s = time.perf_counter()
     found = function.trace(*args, **kwargs)
@@ -361,7 +363,7 @@ def _of_jax(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ane
     if len(paths) != num_inputs:
         paths = [f"array {index}" for index in range(num_inputs)]
     times = traced_s - start_s, lowered_s - traced_s
-    return Anew(name_of(function), found, lowered, tuple(paths), *times)
+    return FreshTrace(name_of(function), found, lowered, tuple(paths), *times)
 
 
 def _leaves(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 
 from eqxlike import _timing, ad
 from eqxlike.ad import _measuring
-from eqxlike.ad._measuring import Pace, Times, compiled_anew, num_equations, time_beside, work
+from eqxlike.ad._measuring import Pace, Times, freshly_compiled, num_equations, time_beside, work
 from tests.ad.broken_modes import PARAMETERS, compare, loss, row_of
 
 
@@ -40,7 +40,7 @@ def test_rounds_are_as_many_as_asked_for():
 
 def test_time_of_a_program_is_predicted_by_what_it_computes():
     pace = Pace(call_s=1e-3, work=10, budget_s=1.0)
-    program = compiled_anew(jnp.sum, (jnp.ones(2),))
+    program = freshly_compiled(jnp.sum, (jnp.ones(2),))
     assert pace.complaint(dataclasses.replace(program, work=10 * 20_000)) is None
     assert pace.complaint(dataclasses.replace(program, work=10 * 40_000)) == (
         "it computes about 40,000 times as much as the function alone, which is about 40 s a call"

@@ -6,12 +6,12 @@ and `_fast_path` makes the generated function that is tried before all of this. 
 there was another trace.
 """
 
-from ._anew import Anew as Anew
-from ._anew import trace_anew as trace_anew
 from ._filter_jit import JitFunction as JitFunction
 from ._filter_jit import Options as Options
 from ._filter_jit import clear_caches as clear_caches
 from ._filter_jit import filter_jit as filter_jit
+from ._fresh_trace import FreshTrace as FreshTrace
+from ._fresh_trace import fresh_trace as fresh_trace
 from ._lowered import AnyArguments as AnyArguments
 from ._lowered import CompilingDecorator as CompilingDecorator
 from ._lowered import Function as Function

@@ -16,7 +16,7 @@ from ..._module import field
 from ..._pytree import is_inexact_array
 from ..._transforms import filter_make_jaxpr
 from .._equations import equations_in
-from .._measuring import Pace, compiled_anew, largest_epsilon
+from .._measuring import Pace, freshly_compiled, largest_epsilon
 from .._modes import FiniteDifference, Mode
 from .._modes._mode import Arrays
 from ._subject import Subject, as_written, checked_subject, described
@@ -140,7 +140,7 @@ def reference_gradient(subject: Subject, mode: Mode, pace: Pace) -> Reference:
 
 def _gradients(wide: Subject, mode: Mode, pace: Pace | None = None) -> list[np.ndarray]:
     with jax.enable_x64(True):
-        program = compiled_anew(wide.value_and_grad(mode), wide.args)
+        program = freshly_compiled(wide.value_and_grad(mode), wide.args)
         complaint = pace and pace.complaint(program)
         if complaint:
             raise NoReference(complaint)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..._pytree import describe_node, is_array
-from .._measuring import Call, Pace, compiled_anew, pace_of
+from .._measuring import Call, Pace, freshly_compiled, pace_of
 from .._modes import Enzyme, Mode
 from ._comparison import ComparisonRow, Verdict
 from ._reference import LeafError, Reference, default_tolerance, leaf_errors, reference_gradient
@@ -199,7 +199,7 @@ class Trial:
         subject = self.subject
         row = ComparisonRow(name, "error")
         try:
-            program = compiled_anew(subject.value_and_grad(mode), subject.args)
+            program = freshly_compiled(subject.value_and_grad(mode), subject.args)
             row = dataclasses.replace(
                 row,
                 first_call_ms=program.first_call_ms,
@@ -226,7 +226,7 @@ class Trial:
 
 def trial_of(subject: Subject, budget_s: float, tolerance: float | None = None) -> Trial:
     """A trial without a reference; the function is compiled and called."""
-    program = compiled_anew(subject.function, subject.args)
+    program = freshly_compiled(subject.function, subject.args)
 
     def primal() -> Any:
         return subject.value_of(program.run())

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ..._transforms._derivatives._linear_call import instantiate, linear_call, zero_tangent
-from ._moving import Moving, find_moving, moved, moving_at_start, with_tangents
 from ._plan import Arrays, Operands, Scan, Step, segments_of, split
 from ._revolve import pull_back_any_length
 from ._step import pull_back_step, run, started
+from ._tangents import Moving, find_moving, moved, moving_at_start, with_tangents
 
 Saved = tuple[list[Array], list[Array], list[Array]]
 """`(carry, ys, saved)`: the outputs of a scan, and what was saved of the carry by segment."""

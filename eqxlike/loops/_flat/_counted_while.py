@@ -15,9 +15,9 @@ from jaxtyping import Array, Bool, Int
 from ..._transforms._derivatives._linear_call import jvp_of_moving, zero_tangent
 from ._batched import unvmap_any
 from ._counted_scan import save, tangents_of
-from ._moving import find_moving, moving_at_start
 from ._plan import Arrays, Operands, Scan, split
 from ._step import put_aside
+from ._tangents import find_moving, moving_at_start
 
 Condition = Callable[[Arrays, Arrays], Bool[Array, ""]]
 """`condition(consts, carry)`."""

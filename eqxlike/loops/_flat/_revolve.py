@@ -18,9 +18,9 @@ from jaxtyping import Array, Int
 
 from ..._transforms._derivatives._linear_call import instantiate, jvp_of_moving, linear_call
 from ._batched import select_if_vmap, unvmap_max
-from ._moving import Moving, find_moving, moved, with_tangents
 from ._plan import Arrays, Operands, Scan, split
 from ._step import pull_back_step, put_aside
+from ._tangents import Moving, find_moving, moved, with_tangents
 
 PushForward = Callable[[Scan, Operands, Moving, Arrays], list[Array]]
 """From a scan, what it is run on and directions to the tangents of the last carry and of the ys."""

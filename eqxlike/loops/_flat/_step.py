@@ -10,8 +10,8 @@ from jaxtyping import Array, Bool
 
 from ..._transforms._derivatives._linear_call import linear_call
 from ._batched import select_if_vmap, unvmap_max
-from ._moving import Moving, moved, moving_parts, of_moving
 from ._plan import Arrays, Operands, Scan
+from ._tangents import Moving, moved, moving_parts, of_moving
 
 Cotangents = tuple[list[Array], list[Array], list[Array]]
 """Of the consts, of the carry and of the x."""

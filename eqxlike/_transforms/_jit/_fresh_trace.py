@@ -13,7 +13,7 @@ from ._dispatcher import Dispatcher
 from ._filter_jit import JitFunction, filter_jit
 
 
-class Anew(NamedTuple):
+class FreshTrace(NamedTuple):
     """A function that was traced and lowered by itself.
 
     - `paths`: those of its arrays in the arguments.
@@ -39,7 +39,7 @@ class _Alone:
         return getattr(self._dispatcher, name)
 
 
-def trace_anew(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Anew:
+def fresh_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FreshTrace:
     """Traces and lowers `function(*args, **kwargs)` as `filter_jit` does, and keeps nothing of it.
 
     **Arguments:**
@@ -80,7 +80,7 @@ def trace_anew(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     ]
     if len(paths) != len(arrays):
         paths = [f"array {index}" for index in range(len(arrays))]
-    return Anew(
+    return FreshTrace(
         dispatcher.order.function_name,
         traced,
         lowered,
