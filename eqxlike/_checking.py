@@ -1,7 +1,7 @@
 """The switch of the checking mode, in which every cached partition is compared with a fresh one.
 
 With the environment variable `EQXLIKE_CHECK_PARTITIONS=1`, or inside `checking_partitions()`, no
-filtered call takes its fast path: each Module is flattened anew and compared, leaf by leaf and by
+filtered call takes its fast path: each Module is flattened again and compared, leaf by leaf and by
 identity, with the partition cached on it. A difference raises `PartitionError`.
 """
 

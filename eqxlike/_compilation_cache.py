@@ -122,8 +122,8 @@ def cache_compilations(
 
     This is JAX's persistent cache, with thresholds at which small programs are kept too: a start is
     made of many of them. It holds for the whole process from now on, or, used as a context manager,
-    as long as the context is open. Tracing and lowering are done anew in each process; in jax 0.10
-    programs that call back to Python are compiled anew too.
+    as long as the context is open. Tracing and lowering are done again in each process; in jax 0.10
+    programs that call back to Python are compiled again too.
 
     **Arguments:**
 

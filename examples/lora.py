@@ -59,7 +59,7 @@ def num_trained(model: Any) -> int:
 
 
 def with_new_readout(model: nn.MLP) -> nn.MLP:
-    """Frozen but for the last layer, which is drawn anew."""
+    """Frozen but for the last layer, which is drawn again."""
     readout = nn.Linear(WIDTH, 10, key=jax.random.key(2))
     model = eqx.tree_at(lambda model: model.layers[-1], model, readout)
     return nn.freeze(model, lambda model: model.layers[:-1])

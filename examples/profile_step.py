@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs.append(run(f"{chunk} steps a call", many_a_call, model, chunks))
 
     print(f"\n  {'':<22} calls  traces  compiling, s  all, s  warm step, us")
-    print(first.row(None))  # compiled anew, it never is
+    print(first.row(None))  # compiled again, it never is
     warm = in_turns(
         [functools.partial(step_us, each.loop, model, each.batches, steps) for each in runs]
     )

@@ -66,7 +66,7 @@ BENCHMARKS = {
     ),
     "export": Benchmark(
         "Exported programs",
-        "The first call of an exported network in a fresh process, beside tracing it anew.",
+        "The first call of an exported network in a fresh process, beside tracing it again.",
     ),
     "ad-modes": Benchmark(
         "Modes of differentiation",

@@ -76,7 +76,7 @@ class Exported:
         """
         runner = self._runner
         if runner is None:
-            # One for all calls: JAX compiles anew for each function that it does not know.
+            # One for all calls: JAX compiles again for each function that it does not know.
             with self._lock:
                 runner = self._runner = self._runner or Runner(self._header, self._call_flat())
         try:

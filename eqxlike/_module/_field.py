@@ -25,7 +25,7 @@ def field(
 
     - `converter`: a function called on the field's value once, after `__init__`.
     - `static`: whether the field is part of the tree's structure, not a leaf or subtree. Its value
-      holds no arrays; functions are traced anew for each new value. Best it is hashable: a list, a
+      holds no arrays; functions are traced again for each new value. Best it is hashable: a list, a
       dict or a mutable dataclass is compared by its elements in each call, and `jax.jit` itself,
       unlike `filter_jit`, does not see when it was changed in place.
     - `**kwargs`: passed to `dataclasses.field`.

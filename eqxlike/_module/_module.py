@@ -71,7 +71,7 @@ class ModuleMeta(abc.ABCMeta):
             type.__setattr__(cls, "__call__", LayerCall(own["__call__"]))
         _install_mixin_methods(cls)
         # A subclass inherits an `__init__` that somebody wrote, even one that replaced a generated
-        # one. A generated one is generated anew, for the fields that were added.
+        # one. A generated one is generated again, for the fields that were added.
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
         of_owner = None if owner is cls else own_record(owner)
         makes_init = owner is object or (of_owner is not None and of_owner.makes_init)

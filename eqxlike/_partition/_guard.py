@@ -209,7 +209,7 @@ def write_static_guard(writer: Writer, name: str, value: Any, *, of_node: bool =
     elif is_by_identity(value) or not _has_key(value, of_node):
         writer.miss_if(f"{name} is not {writer.constant(value)}")
     elif cls is types.MethodType:
-        # A method is made anew at each access to the attribute.
+        # A method is made again at each access to the attribute.
         _is_of_type(writer, name, types.MethodType)
         write_static_guard(writer, writer.assign(f"{name}.__func__"), value.__func__)
         write_static_guard(writer, writer.assign(f"{name}.__self__"), value.__self__)

@@ -83,7 +83,7 @@ class StaticKey:
     """The key of one static value, and what is known of it.
 
     - `key`: hashable; values with equal keys are interchangeable in a trace at this moment.
-    - `is_immutable`: whether that will stay so; if not, the key must be made anew each time.
+    - `is_immutable`: whether that will stay so; if not, the key must be made again each time.
     - `is_exact`: whether the values with this key are interchangeable for good, and not just in
       what their `==` looks at.
     - `held`: objects that `key` names by their `id`. A `StaticKey` keeps them alive; `key` alone,
@@ -146,7 +146,7 @@ class StaticKey:
             if isinstance(value, base):
                 return cls, told_apart_by(value), self._of_attributes(value)
         if cls is types.MethodType:
-            # A method is made anew at each access to the attribute.
+            # A method is made again at each access to the attribute.
             return cls, self._of_bound(value.__func__), self._of_bound(value.__self__)
         if cls is functools.partial:
             # Its dict of keywords may be written to.

@@ -271,7 +271,7 @@ def _check(
     """Walks down from `node`.
 
     `above` has the nodes on the way down to it, `finished` those that lie behind: with the nodes
-    themselves, since a child may be made anew by each flattening, and an `id` used again.
+    themselves, since a child may be made again by each flattening, and an `id` used again.
     """
     children = children_with_keys(node)
     if not children:

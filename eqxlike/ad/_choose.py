@@ -38,7 +38,7 @@ def choose(
 ) -> Mode:
     """The fastest mode that differentiates `f` rightly at arguments like these.
 
-    It is measured once, and remembered by what `filter_jit` compiles a function anew for: the
+    It is measured once, and remembered by what `filter_jit` compiles a function again for: the
     structure of `f` and the arguments, all that is static in them, the shapes and dtypes of their
     arrays, and whether JAX computes in double precision; and by the devices of the arrays, the
     modes and the other arguments. `eqxlike.clear_caches` forgets it. With a mode that holds arrays

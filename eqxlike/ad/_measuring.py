@@ -146,7 +146,7 @@ def _times_of_one_call(call: Call, wait: Wait) -> tuple[float, float]:
     return 1e6 * (returned_s - start_s), 1e6 * (time.perf_counter() - start_s)
 
 
-# --- Functions compiled anew, with what the clock and XLA say of them ---
+# --- Functions compiled again, with what the clock and XLA say of them ---
 
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?\S+ = ", re.MULTILINE)

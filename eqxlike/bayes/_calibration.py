@@ -102,7 +102,7 @@ def _logits(prediction: CategoricalMixture | Float[Array, "*B C"]) -> Float[Arra
     return logits if jnp.issubdtype(logits.dtype, jnp.floating) else logits.astype(float)
 
 
-# Jitted, so that a call outside jit does not compile the loop anew.
+# Jitted, so that a call outside jit does not compile the loop again.
 @jax.jit
 def _best_temperature(logits: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Array, ""]:
     # Each relative to that of the label: the mean of what is expected of them is the derivative of

@@ -162,7 +162,7 @@ class Mixture(Module):
         return jnp.where(is_past, (jnp.asarray(y)[None] > mean).astype(cdf.dtype), cdf)
 
 
-# Jitted, so that a call outside jit does not compile the loops anew.
+# Jitted, so that a call outside jit does not compile the loops again.
 @jax.jit
 def _bisect(mixture: Mixture, probability: Float[Array, ""]) -> Float[Array, "*B"]:
     # Not every distribution has a mean and a variance.

@@ -23,7 +23,7 @@ from .._transforms import RetraceError as RetraceError
 from .._transforms import RetraceWarning as RetraceWarning
 from .._transforms import TraceDifference as TraceDifference
 
-# A call as a traced function sees it, in text: a change in it has the function traced anew.
+# A call as a traced function sees it, in text: a change in it has the function traced again.
 
 
 Call = dict[str, str]
@@ -100,8 +100,8 @@ Params = ParamSpec("Params")
 Output = TypeVar("Output")
 
 _MOST_CALLS = 16
-"""At most this many calls are remembered: a mistake that has a function traced anew does so at each
-call, and the latest say all there is.
+"""At most this many calls are remembered: a mistake that has a function traced again does so at
+each call, and the latest say all there is.
 """
 
 _MOST_CHANGES = 20
@@ -112,7 +112,7 @@ class _Tag:
     """Says which traces belong together; carried along by all copies of a wrapper.
 
     It has no attributes, so that `filter_jit` takes it for the same from one call to the next. A
-    deep copy or one that was pickled is another, and so starts to count anew.
+    deep copy or one that was pickled is another, and so starts to count again.
     """
 
     __slots__ = ("__weakref__",)
@@ -177,9 +177,9 @@ def _explain(earlier: list[tuple[int, Call]], call: Call) -> str:
         return "\n  ".join(lines)
     return (
         f"Its arguments are like those of trace {number} in structure, shapes, dtypes and static "
-        "values, so something else has changed: it may be jitted anew for each call (apply the jit "
-        "once, outside the loop), transformed in another way, run under other JAX settings, or its "
-        "caches were cleared."
+        "values, so something else has changed: it may be jitted again for each call (apply the "
+        "jit once, outside the loop), transformed in another way, run under other JAX settings, or "
+        "its caches were cleared."
     )
 
 
@@ -203,7 +203,7 @@ def assert_max_traces(fn: Callable[..., Any] = MISSING, *, max_traces: int | Non
     - `max_traces`: how many traces are allowed; `None` to count them only, for `get_num_traces`.
 
     **Returns:** a Module that is called like `fn` and has its arrays as leaves. Its copies count
-    together with it, but for deep copies and those that were pickled, which count anew.
+    together with it, but for deep copies and those that were pickled, which count again.
 
     **Raises:** `TypeError` if `fn` is not callable; when called too often, `RuntimeError` saying
     which arguments have changed since the most similar of the earlier traces, and how.
@@ -319,7 +319,7 @@ def explain_retraces(
 
     def listen(trace: Trace, history: History) -> None:
         told = trace if trace.number > 1 else None
-        # What this package defines it makes anew for each function that it is given.
+        # What this package defines it makes again for each function that it is given.
         if history.code is not None and is_of_user(history.code.co_filename):
             if told is None and history.definition in last:
                 earlier, serial = last[history.definition]

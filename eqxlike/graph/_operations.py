@@ -244,7 +244,7 @@ class _Walker:
             scopes=place.scopes + scopes,
             groups=place.groups + (("backward",) * (backward > place.is_backward)) + scopes,
             is_backward=backward,
-            # Names begin anew in an inner program; jax 0.12.0.1 has some once more in custom rules.
+            # Names begin again in an inner program; jax 0.12.0.1 has some twice in custom rules.
             repeated=scopes if equation.primitive.name.startswith("custom_") else (),
         )
         name, params = equation.primitive.name, equation.params

@@ -208,25 +208,25 @@ def report(
     )
 
 
-def _report_on(anew: FreshTrace) -> Report:
+def _report_on(again: FreshTrace) -> Report:
     start_s = time.perf_counter()
-    compiled = _compile(anew.lowered)
+    compiled = _compile(again.lowered)
     compile_s = time.perf_counter() - start_s
-    jaxpr, hlo = anew.traced.jaxpr, compiled.as_text() or ""
+    jaxpr, hlo = again.traced.jaxpr, compiled.as_text() or ""
     program = program_of(jaxpr)
     instructions = instructions_in(hlo)
-    stablehlo, costs = anew.lowered.as_text(), costs_of(compiled)
+    stablehlo, costs = again.lowered.as_text(), costs_of(compiled)
     fused = {each.calls for each in instructions if each.calls}
-    donated = [each.donated for each in jax.tree_util.tree_leaves(anew.lowered.args_info)]
+    donated = [each.donated for each in jax.tree_util.tree_leaves(again.lowered.args_info)]
     return Report(
-        name=anew.name,
+        name=again.name,
         operations=tuple(step.operation for step in program.steps),
         layers=rows_by_layer(program, [each for each in instructions if each.kind != "fusion"]),
         kinds=rows_by_kind(program),
         redundant=redundant_in(program),
         compiled=Compiled(
             stablehlo=stablehlo_kinds(stablehlo),
-            before=kinds_of(instructions_in(_text_before(anew.lowered))),
+            before=kinds_of(instructions_in(_text_before(again.lowered))),
             after=kinds_of(instructions),
             fusions=dict(collections.Counter(each.fusion for each in instructions if each.fusion)),
             fused=sum(each.computation in fused for each in instructions),
@@ -234,8 +234,8 @@ def _report_on(anew: FreshTrace) -> Report:
         xla_flops=_known(costs, "flops"),
         xla_bytes=_known(costs, "bytes accessed"),
         memory=_memory(compiled.memory_analysis()),
-        donated=tuple(path for path, flag in zip(anew.paths, donated, strict=False) if flag),
-        aliased=_aliased(hlo, anew.paths),
+        donated=tuple(path for path, flag in zip(again.paths, donated, strict=False) if flag),
+        aliased=_aliased(hlo, again.paths),
         constants=_constants(program),
         effects=tuple(
             Effect(each.kind, each.layer, each.times, each.source)
@@ -243,8 +243,8 @@ def _report_on(anew: FreshTrace) -> Report:
             if each.kind.endswith("callback") or each.kind in _EFFECTS
         ),
         collectives=collectives(compiled),
-        trace_s=anew.trace_s,
-        lower_s=anew.lower_s,
+        trace_s=again.trace_s,
+        lower_s=again.lower_s,
         compile_s=compile_s,
         jaxpr=jaxpr,
         stablehlo=stablehlo,

@@ -1,7 +1,7 @@
 """Identities that raise where one transformation meets them.
 
 They are primitives, and not `jax.custom_jvp` and `jax.custom_batching.custom_vmap`: libraries put
-one around most that they compute, and each of those traces its function anew.
+one around most that they compute, and each of those traces its function again.
 """
 
 from collections.abc import Callable, Sequence
@@ -270,7 +270,7 @@ def noinline(
 
     - `fn`: any callable. Arrays in it, if it is a pytree, are inputs of the call.
     - `abstract_fn`: has no effect. In Equinox functions with the same may be exchanged for one
-      another in a program that is compiled; here it is compiled anew.
+      another in a program that is compiled; here it is compiled again.
 
     !!! example
 

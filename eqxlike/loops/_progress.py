@@ -405,7 +405,7 @@ class ProgressBar(Module):
         *,
         every: int | None = None,
     ) -> "ProgressBar":
-        """A bar for a loop inside, which begins anew in each step of this one.
+        """A bar for a loop inside, which begins again in each step of this one.
 
         **Arguments:**
 

@@ -66,7 +66,7 @@ class Minibatches(Generic[Arrays]):
 
     def _begin_epoch(self, epoch: int) -> None:
         self._epoch, self._index = epoch, 0
-        # What the permutation is drawn with: an epoch begins anew from it.
+        # What the permutation is drawn with: an epoch begins again from it.
         self._generator_then = copy.deepcopy(self._generator.bit_generator.state)
         self._order = self._generator.permutation(len(self._leaves[0]))
 

@@ -122,7 +122,7 @@ def check_optimiser_state(
             f"make_step expected the state of its optimiser, {_type_names(expected)}, and got a "
             f"TrainState with {_type_names(state)}: {explained}. Give make_step the optimiser that "
             "TrainState.create got; if the model was changed after that, as by `nn.freeze`, create "
-            "the state anew."
+            "the state again."
         )
 
 

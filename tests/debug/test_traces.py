@@ -184,7 +184,7 @@ def test_the_error_compares_with_the_most_similar_trace_and_the_latest_of_those(
     assert "What differs from trace 2:" in message
     message = error_of(double, (1,), (1,))
     assert "like those of trace 1" in message
-    assert "jitted anew for each call" in message
+    assert "jitted again for each call" in message
 
 
 def test_the_error_shows_a_bounded_number_of_changes():

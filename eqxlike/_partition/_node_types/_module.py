@@ -47,7 +47,7 @@ class ModuleNode(Structure):
 
     @property
     def is_cacheable_module(self) -> bool:
-        # A method is bound anew at each access and would lose its cache. Its instance has one.
+        # A method is bound again at each access and would lose its cache. Its instance has one.
         return self.is_cacheable and not issubclass(self.node_type, BoundMethod)
 
     @property

@@ -28,7 +28,7 @@ class DifferentiationMode(Protocol):
 class CannotDifferentiate(ValueError):
     """Raised by a mode that cannot differentiate by the array at `place`, and says `why`.
 
-    Whoever knows the path of the array raises it anew with that.
+    Whoever knows the path of the array raises it again with that.
     """
 
     def __init__(self, place: int, why: str):

@@ -457,7 +457,7 @@ def filter_jit(
 
 
 def clear_caches() -> None:
-    """Forgets everything that filtered functions have compiled; the next calls trace anew.
+    """Forgets everything that filtered functions have compiled; the next calls trace again.
 
     `jax.clear_caches` does the same for JAX's own caches.
     """

@@ -164,7 +164,7 @@ class FittedPosterior(Module):
             unknowns = _unknowns(self.problem, flat)
             return to_arviz(self.problem, self.method, unknowns, draws.shape[0], self.records)
         if key is None:
-            raise TypeError(f"to_arviz: {method_name(self.method)} draws anew, and needs a key.")
+            raise TypeError(f"to_arviz: {method_name(self.method)} draws again, and needs a key.")
         samples = self.samples(num, key=key)
         return to_arviz(self.problem, self.method, samples, 1, {})
 

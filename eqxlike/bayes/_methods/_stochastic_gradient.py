@@ -152,7 +152,7 @@ class SGHMC(StochasticGradient):
 
     - `friction`: the part of the momentum that a gradient loses: 1 less the momentum of an
       optimiser.
-    - `trajectory_steps`: gradients in a step, at whose beginning the momentum is drawn anew.
+    - `trajectory_steps`: gradients in a step, at whose beginning the momentum is drawn again.
 
     The other fields are those of `bayes.SGLD`. The step size is a learning rate here too: what a
     gradient adds to the momentum.

@@ -1,4 +1,4 @@
-"""Leave-one-out cross-validation without fitting anew. `N` is the number of examples."""
+"""Leave-one-out cross-validation without fitting again. `N` is the number of examples."""
 
 import math
 import warnings
@@ -195,6 +195,6 @@ def _warn_of_tails(pareto_k: np.ndarray, num_draws: int) -> None:
             f"psis_loo: {is_bad.sum()} of {len(pareto_k)} examples have a Pareto k above "
             f"{bound:.2f}; the worst is example {worst}, {pareto_k[worst]:.2f}. Their importance "
             "weights hang on a few draws, and `elpd` may be far off. Take more draws, leave those "
-            "examples out and fit anew, or use K-fold cross-validation.",
+            "examples out and fit again, or use K-fold cross-validation.",
             stacklevel=3,
         )

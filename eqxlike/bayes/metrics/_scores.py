@@ -132,7 +132,7 @@ def _is_normal(components: Any) -> bool:
     return isinstance(components, dist.Normal)
 
 
-# Jitted, so that a call outside jit does not compile the loop anew.
+# Jitted, so that a call outside jit does not compile the loop again.
 @jax.jit
 def _of_normals(
     y: Float[Array, "*N"], mean: Float[Array, "S *N"], variance: Float[Array, "S *N"]

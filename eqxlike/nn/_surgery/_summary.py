@@ -89,7 +89,7 @@ class _Counter:
         cost = Cost()
         for calls, part in parts:
             cost.add(part)
-            # Inside of a nested program scopes begin anew: no call counts there once more.
+            # Inside of a nested program scopes begin again: no call counts there once more.
             cost.flops_of |= {call: cost.flops_of.get(call, 0.0) + part.flops for call in calls}
         for call in frozenset().union(*(calls for calls, _ in parts)):
             cost.times_of[call] = cost.times_of.get(call, 0) + 1

@@ -102,7 +102,7 @@ class Progress(Callback):
     """Shows the step, the loss, the learning rate, metrics, and steps a second since the last log.
 
     A terminal gets a bar with the time that is left, if `rich` is installed; anything else gets
-    lines of text. It is shown anew at each log: `fit(..., log_every=)` says how often that is.
+    lines of text. It is shown again at each log: `fit(..., log_every=)` says how often that is.
 
     **Arguments:**
 
@@ -183,7 +183,7 @@ class TensorBoard(Callback):
         self._last = (0, 0.0)
 
     def on_start(self, run: Run) -> None:
-        """Opens a file, in which the steps after the present one begin anew."""
+        """Opens a file, in which the steps after the present one begin again."""
         self._last = run.steps, time.perf_counter()
         if jax.process_index() != 0:
             return

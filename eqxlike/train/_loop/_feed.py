@@ -48,7 +48,7 @@ class Feed(Generic[Batch]):
                     self._odd = Stack(batch, length)
                     break
         except StopIteration:
-            # Some iterators begin anew when they are asked once more.
+            # Some iterators begin again when they are asked once more.
             self._has_ended = True
         except KeyboardInterrupt as interrupt:
             if taken is None:

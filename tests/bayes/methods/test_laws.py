@@ -252,7 +252,7 @@ def test_arviz_has_draws_by_their_paths_and_judges_the_model_by_them():
 
 def test_methods_that_draw_anew_need_a_key_for_arviz():
     posterior = fitted("Laplace")
-    with pytest.raises(TypeError, match="to_arviz: Laplace draws anew, and needs a key"):
+    with pytest.raises(TypeError, match="to_arviz: Laplace draws again, and needs a key"):
         posterior.to_arviz()
 
 

@@ -32,7 +32,7 @@ _ADVICE = {
         "computes with it, pass an array, as in `jnp.asarray(0.1, dtype=jnp.float32)`."
     ),
     "function": (
-        "A function is compared by identity: one that is defined anew at each call is compiled "
+        "A function is compared by identity: one that is defined again at each call is compiled "
         "for at each call. Define it once, outside of the loop."
     ),
     "object": (
