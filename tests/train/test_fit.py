@@ -1,9 +1,11 @@
 """The loop: the steps that it makes, how it ends, and what interrupts it."""
 
 import functools
+import gc
 import itertools
 import math
 import signal
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -526,3 +528,27 @@ def test_a_step_that_returns_something_else_is_refused(state):
     ]:
         with pytest.raises(TypeError, match=message):
             fit(state, wrong, batches(), num_steps=2)
+
+
+def test_no_state_stays_alive_once_the_result_is_gone(step):
+    state = make_state()
+    gc.disable()
+    try:
+        result = fit(state, step, batches(), num_steps=3)
+        kept = weakref.ref(result.state.model.weight)
+        del result
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_a_state_that_is_mostly_frozen_is_guarded_in_each_step_and_not_copied(monkeypatch):
+    copies = []
+    monkeypatch.setattr(_undo.Undo, "begin", lambda undo, leaves: copies.append(len(leaves)))
+    sizes = {"table": (2000, 1000), "layer": (2, 1)}
+    model = {name: nn.Linear(*size, key=jax.random.key(0)) for name, size in sizes.items()}
+    model = nn.freeze(model, lambda model: model["table"])
+    state = TrainState.create(model, OPTIMISER, key=jax.random.key(1))
+    step = make_step(lambda model, x, key: jnp.mean(jax.vmap(model["layer"])(x) ** 2), OPTIMISER)
+    assert fit(state, step, batches(), num_steps=3).stopped == "finished"
+    assert not copies
