@@ -31,6 +31,7 @@ NAME = "benchmarks.training"
 ROUNDS = command.Rounds(default=30, quick=7)
 
 BY_HAND = "by hand"
+SCAN = "by hand, a scan of 16 steps"
 FIT = "fit"
 UNCHECKED = "fit, unchecked"
 MANY = "fit, 16 steps a call"
@@ -64,8 +65,11 @@ def batches(width: int) -> Batches:
     ]
 
 
-def by_hand(width: int, depth: int) -> Call:
-    """A loop over `jax.jit` of a flat list of arrays, and of a key that each step splits."""
+def by_hand(width: int, depth: int, steps_per_call: int = 1) -> Call:
+    """A loop over `jax.jit` of a flat list of arrays, and of a key that each step splits.
+
+    With more than one step a call the jitted function is a `lax.scan` over stacked batches.
+    """
     optimiser = networks.optimiser()
     treedef = jax.tree_util.tree_structure(_start(width, depth, optimiser))
 
@@ -75,8 +79,7 @@ def by_hand(width: int, depth: int) -> Call:
             x = jax.nn.relu(x @ each_weight.T + each_bias[None])
         return jnp.mean((x @ weight.T + bias[None] - y) ** 2)
 
-    @functools.partial(jax.jit, donate_argnums=0)
-    def step(leaves: list[jax.Array], x: jax.Array, y: jax.Array) -> tuple[list, jax.Array]:
+    def one(leaves: list[jax.Array], x: jax.Array, y: jax.Array) -> tuple[list, jax.Array]:
         *leaves, key = leaves
         arrays, state = treedef.unflatten(leaves)
         value, gradients = jax.value_and_grad(loss)(arrays, x, y)
@@ -84,11 +87,18 @@ def by_hand(width: int, depth: int) -> Call:
         new = optax.apply_updates(arrays, updates), state
         return [*jax.tree_util.tree_leaves(new), jax.random.split(key)[0]], value
 
+    def many(leaves: list[jax.Array], x: jax.Array, y: jax.Array) -> tuple[list, jax.Array]:
+        return jax.lax.scan(lambda leaves, batch: one(leaves, *batch), leaves, (x, y))
+
+    step = jax.jit(one if steps_per_call == 1 else many, donate_argnums=0)
+
     def call() -> np.floating:
         leaves = jax.tree_util.tree_leaves(_start(width, depth, optimiser))
         leaves.append(jax.random.key(0))
         losses = []
-        for x, y in batches(width):
+        for start in range(0, num_steps(width), steps_per_call):
+            some = batches(width)[start : start + steps_per_call]
+            x, y = some[0] if steps_per_call == 1 else map(np.stack, zip(*some, strict=True))
             leaves, value = step(leaves, x, y)
             losses.append(value)
         return np.mean(jax.device_get(losses))
@@ -204,6 +214,7 @@ def row(width: int, depth: int, has_peers: bool = False) -> Case:
     """
     builders: Mapping[str, Callable[[], Call]] = {
         BY_HAND: lambda: by_hand(width, depth),
+        SCAN: lambda: by_hand(width, depth, 16),
         FIT: lambda: by_fit(width, depth, 1),
         UNCHECKED: lambda: by_fit(width, depth, 1, is_checked=False),
         MANY: lambda: by_fit(width, depth, 16),

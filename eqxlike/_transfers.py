@@ -1,13 +1,19 @@
 """What may move between host and devices: everything, what is asked for, or nothing that leaves."""
 
 import contextlib
+import dataclasses
 import threading
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import jax
+import jax.tree_util as jtu
+from jax.extend.core import jaxprs_in_params
 
+from ._compat import Tracer
+from ._pytree import listed
 from ._traceback import is_of_user
 
 Mode = Literal["transparent", "explicit", "exclusive"]
@@ -99,11 +105,6 @@ def transfers(mode: Mode, *, device: Any = None) -> Iterator[None]:
         yield
 
 
-def exclusive_device() -> Any:
-    """The device that this thread's programs may not leave; `None` if they may."""
-    return _thread.device
-
-
 def is_any_exclusive() -> bool:
     """Whether an exclusive context is open in any thread: calls must be looked at."""
     return _process.num_exclusive > 0
@@ -181,3 +182,116 @@ def _line_of_user(entry: types.TracebackType | None) -> str:
             where = f"{file_name}:{entry.tb_lineno}"
         entry = entry.tb_next
     return where
+
+
+# --- What of a traced program leaves the device on which it runs ---
+
+
+_CALLS = {
+    "check": "error_if",
+    "debug_callback": "jax.debug.callback or jax.debug.print",
+    "debug_print": "jax.debug.print",
+    "infeed": "infeed",
+    "io_callback": "io_callback",
+    "outfeed": "outfeed",
+    "pure_callback": "pure_callback",
+}
+"""Each operation that calls the host, and what the user calls it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Departure:
+    """An operation that leaves the device.
+
+    - `what`: as the user wrote it.
+    - `where`: file and line of the user; empty if JAX does not know.
+    """
+
+    what: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.what} at {self.where}" if self.where else self.what
+
+
+def departures(jaxpr: Any, device: Any = None) -> Iterator[Departure]:
+    """The operations of a jaxpr, and of those inside it, that call the host.
+
+    **Arguments:**
+
+    - `device`: those that put arrays elsewhere than on this one are told too; `None` for those that
+      call the host alone.
+    """
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name in _CALLS:
+            yield Departure(_CALLS[name], _line_of_operation(equation.source_info))
+        elif device is not None and name == "device_put":
+            places = equation.params.get("devices", ())
+            for place in places:
+                if place is not None and not _is_on(place, device):
+                    what = f"jax.device_put to {place}"
+                    yield Departure(what, _line_of_operation(equation.source_info))
+        for inner in jaxprs_in_params(equation.params):
+            yield from departures(inner, device)
+
+
+def _is_on(place: Any, device: Any) -> bool:
+    """Whether a place that `jax.device_put` knows is the memory of this device."""
+    if isinstance(place, jax.sharding.Sharding):
+        is_own_memory = place.memory_kind in (None, device.default_memory().kind)
+        return place.device_set == {device} and is_own_memory
+    return place == device if isinstance(place, jax.Device) else "host" not in str(place).lower()
+
+
+def _line_of_operation(source: Any) -> str:
+    traceback = getattr(source, "traceback", None)
+    for frame in traceback.frames if traceback is not None else ():
+        if is_of_user(frame.file_name):
+            return f"{frame.file_name}:{frame.line_num}"
+    return ""
+
+
+# A loop calls the same program again and again.
+_found: weakref.WeakKeyDictionary[Any, dict[Any, tuple[Departure, ...]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def refuse_leaving(
+    name: str, arguments: Sequence[tuple[str, Any]], trace: Callable[[], Any]
+) -> None:
+    """Raises `TransferError` if a call would leave the device of `transfers("exclusive")`.
+
+    **Arguments:**
+
+    - `name`: the function that is called.
+    - `arguments`: their labels and values.
+    - `trace`: gives the jaxpr of the call.
+    """
+    device = _thread.device
+    if device is None:
+        return
+    within = f"inside transfers('exclusive'), which is for {device}"
+    elsewhere = [
+        f"{label}{jtu.keystr(path)} on {', '.join(map(str, leaf.devices()))}"
+        for label, argument in arguments
+        for path, leaf in jtu.tree_leaves_with_path(argument)
+        if isinstance(leaf, jax.Array)
+        and not isinstance(leaf, Tracer)
+        and leaf.devices() != {device}
+    ]
+    if elsewhere:
+        raise TransferError(
+            f"{name} got {listed(elsewhere)} {within}: move it there with `jax.device_put` first."
+        )
+    jaxpr = trace()
+    known = _found.setdefault(jaxpr, {})
+    if device not in known:
+        known[device] = tuple(departures(jaxpr, device))
+    if known[device]:
+        raise TransferError(
+            f"{name} would leave the device {within}: it calls "
+            f"{listed(list(map(str, known[device])))}. Take that out of the program, or call "
+            f"{name} outside of the context."
+        )

@@ -35,7 +35,6 @@ LAYERS = {
     "_version": 0,
     "_pytree": 1,
     "_timing": 1,
-    "_departures": 2,
     "_transfers": 2,
     "_module": 2,
     "_partition": 3,

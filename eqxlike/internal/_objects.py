@@ -16,7 +16,7 @@ from .._module import Module, field
 from .._partition import Rest, Structure, flatten, split
 from .._pytree import flag_leaves, tree_pformat
 from .._transforms import filter_eval_shape
-from .._transforms._jit._dispatcher import attached
+from .._transforms._jit._cache import attached
 
 # --- A value that transformations take as it is ---
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxlike
-from eqxlike._transforms._jit._dispatcher import Dispatcher
+from eqxlike._transforms._jit._dispatch import Dispatcher
 
 
 class Scale(eqxlike.Module):

@@ -22,7 +22,7 @@ from eqxlike import (
 from eqxlike._checking import is_checking
 from eqxlike._module import CachedPartition, get_cached
 from eqxlike._partition import flatten
-from eqxlike._transforms._jit import _dispatcher
+from eqxlike._transforms._jit import _dispatch
 from tests.partition.models import Pair, Point, flatten_cached
 from tests.partition.statics import Holder, Named
 
@@ -222,8 +222,8 @@ def test_module_made_for_each_call_takes_the_fast_path_and_is_told_apart(monkeyp
     jitted(make(0.0))
     jitted(make(1.0, mode="b"))
     walks = []
-    walk = _dispatcher.flatten
-    monkeypatch.setattr(_dispatcher, "flatten", lambda *a, **k: walks.append(a) or walk(*a, **k))
+    walk = _dispatch.flatten
+    monkeypatch.setattr(_dispatch, "flatten", lambda *a, **k: walks.append(a) or walk(*a, **k))
     for number in (2.0, 3.0):
         assert jitted(make(number)) == (2 * number, "a")
         assert jitted(make(number, mode="b")) == (2 * number, "b")

@@ -1,9 +1,9 @@
 """`filter_jit`: from a call to the function of flat arrays that is compiled for it.
 
-`_callables` finds the function behind a wrapped callable, `_arguments` brings the arguments of a
-call into one order, `_dispatcher` looks up the compiled function for them (`_cache`, `_compiled`),
-and `_fast_path` makes the generated function that is tried before all of this. `_traces` says why
-there was another trace.
+`_filter_jit` finds the function behind a wrapped callable, `_arguments` brings the arguments of a
+call into one order, and `_dispatch` has the rest of the call: the compiled function for them, kept
+in a `_cache`, and the generated function that is tried before all of this. `_traces` says why there
+was another trace.
 """
 
 from ._filter_jit import JitFunction as JitFunction

@@ -4,7 +4,7 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple, Unpack, overload
 
 import jax
@@ -30,12 +30,12 @@ from ..._traceback import hide_our_frames, name_tracers
 from .._checks import EqxlikeRuntimeError, claim_failure
 from .._signatures import DonateNames, DonateWord, JitOptions, Output
 from ._arguments import WRAPPER, ArgumentOrder, signature_of
-from ._dispatcher import Dispatcher, attached, clear_dispatchers
-from ._fast_path import MISS
+from ._cache import attached
+from ._dispatch import MISS, Dispatcher, clear_dispatchers
 from ._lowered import AnyArguments, CompilingDecorator, Function, Lowerable, Lowered, Method
 from ._traces import History, OnRetrace, Policy, Trace, place_of
 
-# The function that is compiled for a callable, the arguments bound to it, and its dispatcher.
+# --- The function that is compiled for a callable, and the arguments that are bound to it ---
 
 
 class Options:
@@ -270,16 +270,14 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
         except Exception as error:
             failure = claim_failure(error)
             if failure is None:
-                if isinstance(error, jax.errors.UnexpectedTracerError):
-                    name_tracers(error, args, kwargs)
-                name_deleted(error, dispatcher.order, args, kwargs)
-                name_references(error, dispatcher.order, args, kwargs)
-                name_host_arrays(error, dispatcher.order, args, kwargs)
-                name_other_than_numbers(error, dispatcher.order, args, kwargs)
+                _explain(error, dispatcher.order, args, kwargs)
                 hide_our_frames(error)
                 raise
         # This stands outside of the handler, so that JAX's pages are not in the context.
-        name_donated(failure, dispatcher.order, args, kwargs)
+        if paths := _deleted(dispatcher.order.named(args, kwargs)):
+            failure.add_note(
+                f"Donated to the call that failed, and so no longer there: {listed(paths)}."
+            )
         try:
             raise failure
         except EqxlikeRuntimeError:
@@ -323,8 +321,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
             finally:
                 compiled.donation_warnings.restore()
         except Exception as error:
-            kwargs = {**bound_kwargs, **kwargs}
-            name_other_than_numbers(error, dispatcher.order, bound + args, kwargs)
+            _explain(error, dispatcher.order, bound + args, {**bound_kwargs, **kwargs})
             hide_our_frames(error)
             raise
         return Lowered(lowered, dispatcher, compiled, bound, bound_kwargs)
@@ -464,89 +461,55 @@ def clear_caches() -> None:
     clear_dispatchers()
 
 
-# Notes on the errors of a call, which name the arguments that they mean, by name and path.
-#
-# JAX knows the arguments of a compiled function by their numbers alone.
+# --- Notes on the errors of a call: JAX knows the arguments of a program by their numbers alone ---
 
 
-def _deleted_arguments(
-    order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[str]:
-    named = order.named(args, kwargs)
-    return [path for name, argument in named for path in deleted_paths(argument, name)]
-
-
-def name_deleted(
+def _explain(
     error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Adds a note to `error` that names the deleted arguments, if JAX complains of such an array.
-
-    JAX gives the shape of the first of them, or nothing.
-    """
-    paths = _deleted_arguments(order, args, kwargs) if "deleted" in str(error) else []
-    if paths:
+    """Adds a note to an error that names the arguments that it is about, by name and path."""
+    text, among = str(error), f"Among the arguments of {order.function_name}, these"
+    arguments = order.named(args, kwargs)
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        name_tracers(error, args, kwargs)
+    # JAX gives the shape of the first deleted array, or nothing.
+    if "deleted" in text and (paths := _deleted(arguments)):
         error.add_note(
-            f"Among the arguments of {order.function_name}, these are no longer there, since "
-            f"they were donated to a call: {listed(paths)}. Go on with what that call returned, "
-            "or donate a copy to it."
+            f"{among} are no longer there, since they were donated to a call: {listed(paths)}. Go "
+            "on with what that call returned, or donate a copy to it."
         )
-
-
-def name_donated(
-    failure: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Adds a note to `failure`, of a check, that names the arguments that its call has used up."""
-    paths = _deleted_arguments(order, args, kwargs)
-    if paths:
-        failure.add_note(
-            f"Donated to the call that failed, and so no longer there: {listed(paths)}."
-        )
-
-
-def name_host_arrays(
-    error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Adds a note to `error` that names the arrays of NumPy, if JAX must not copy such an array."""
-    if "Disallowed host-to-device" not in str(error):
-        return
-    paths = [
-        f"{name}{jtu.keystr(path)}"
-        for name, argument in order.named(args, kwargs)
-        for path, leaf in jtu.tree_leaves_with_path(argument)
-        if isinstance(leaf, np.ndarray | np.generic)
-    ]
-    if paths:
-        error.add_note(
-            f"Among the arguments of {order.function_name}, these are arrays of NumPy, which each "
-            f"call copies to the device: {listed(paths)}. Put them there with `jax.device_put`."
-        )
-
-
-def name_references(
-    error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Adds a note to `error` that names the references, if one of them was passed twice."""
-    if "only one reference" not in str(error) and "both closed over and passed" not in str(error):
-        return
-    paths: dict[int, list[str]] = {}
-    for name, argument in order.named(args, kwargs):
-        for path, leaf in jtu.tree_leaves_with_path(argument):
+    if "only one reference" in text or "both closed over and passed" in text:
+        places: dict[int, list[str]] = {}
+        for path, leaf in _leaves(arguments):
             if is_reference(leaf):
-                paths.setdefault(id(leaf), []).append(f"{name}{jtu.keystr(path)}")
-    places = ", ".join(" = ".join(each) for each in paths.values())
-    error.add_note(f"The references among the arguments of {order.function_name}: {places}.")
-
-
-def name_other_than_numbers(
-    error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Adds a note to `error` that names the arrays of strings and the like, which JAX refuses."""
-    if not isinstance(error, TypeError):
-        return
-    named = order.named(args, kwargs)
-    paths = [path for name, argument in named for path in paths_without_numbers(argument, name)]
-    if paths:
+                places.setdefault(id(leaf), []).append(path)
         error.add_note(
-            f"Among the arguments of {order.function_name}, these arrays hold no numbers: "
-            f"{listed(paths)}. Give numbers, or keep the values in a static field, as a tuple."
+            f"The references among the arguments of {order.function_name}: "
+            f"{', '.join(map(' = '.join, places.values()))}."
         )
+    if "Disallowed host-to-device" in text:
+        on_host = [
+            path for path, leaf in _leaves(arguments) if isinstance(leaf, np.ndarray | np.generic)
+        ]
+        if on_host:
+            error.add_note(
+                f"{among} are arrays of NumPy, which each call copies to the device: "
+                f"{listed(on_host)}. Put them there with `jax.device_put`."
+            )
+    if isinstance(error, TypeError):
+        paths = [path for name, each in arguments for path in paths_without_numbers(each, name)]
+        if paths:
+            error.add_note(
+                f"{among} arrays hold no numbers: {listed(paths)}. Give numbers, or keep the "
+                "values in a static field, as a tuple."
+            )
+
+
+def _deleted(arguments: Iterable[tuple[str, Any]]) -> list[str]:
+    return [path for name, argument in arguments for path in deleted_paths(argument, name)]
+
+
+def _leaves(arguments: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, argument in arguments:
+        for path, leaf in jtu.tree_leaves_with_path(argument):
+            yield name + jtu.keystr(path), leaf

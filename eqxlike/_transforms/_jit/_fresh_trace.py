@@ -8,8 +8,7 @@ import jax.tree_util as jtu
 
 from ..._traceback import hide_our_frames
 from .._trace import is_array_or_struct
-from ._compiled import CompiledFunction
-from ._dispatcher import Dispatcher
+from ._dispatch import CompiledFunction, Dispatcher
 from ._filter_jit import JitFunction, filter_jit
 
 

@@ -8,8 +8,7 @@ import jax
 from ..._transfers import is_any_exclusive
 from .._checks import ERRORS_OF_JAX, claim_failure
 from .._signatures import Output
-from ._compiled import CompiledFunction
-from ._dispatcher import Dispatcher, refuse_leaving
+from ._dispatch import CompiledFunction, Dispatcher
 from ._traces import Trace
 
 
@@ -69,7 +68,7 @@ class Compiled:
                 "structure, or with other static values: compile it again for these."
             )
         if is_any_exclusive():
-            refuse_leaving(self._dispatcher.order, ordered, names, arrays, function)
+            self._dispatcher.refuse_leaving(ordered, names, arrays, function)
         try:
             return self._function.finish(self._compiled(*arrays))
         except ERRORS_OF_JAX as error:

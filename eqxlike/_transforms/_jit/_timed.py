@@ -16,7 +16,7 @@ import jax
 import jax.tree_util as jtu
 
 from ..._compat import Tracer
-from ._dispatcher import Dispatcher
+from ._dispatch import Dispatcher
 from ._filter_jit import JitFunction, _attach
 
 _TRACE = "/jax/core/compile/jaxpr_trace_duration"

@@ -207,7 +207,7 @@ def fit(
     callbacks: Sequence[Callback] = (),
     log_every: int = 100,
     on_log: Callable[[int, float], None] | None = None,
-    check_every: int = 50,
+    check_every: int = 100,
     resume_from: str | os.PathLike[str] | None = None,
 ) -> FitResult[Model]:
     """Runs a training step over batches.

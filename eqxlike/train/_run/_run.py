@@ -238,7 +238,7 @@ class Run(Generic[Model]):
         verdict = undo.judge(leaves, self._form, losses)
         numbers = _as_list(self._pending, verdict.losses)
         if verdict.is_good and all(map(math.isfinite, numbers)):
-            undo.clear()
+            undo.clear(verdict.joined)
             return numbers, verdict.step, False
         self._leaves, self._state = undo.last_good(self._form), None
         undo.clear()

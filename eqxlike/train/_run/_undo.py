@@ -48,11 +48,13 @@ class Verdict(NamedTuple):
     - `is_good`: whether all of it is finite, and it was not halted.
     - `step`: how many steps it has made.
     - `losses`: of the calls since the last look.
+    - `joined`: a copy of its small arrays.
     """
 
     is_good: bool
     step: int
     losses: list[Any]
+    joined: "_Joined"
 
 
 class Undo:
@@ -63,7 +65,9 @@ class Undo:
 
     def __init__(self, step: JitFunction) -> None:
         self.step = step
-        self._good: _Joined | None = None
+        self._good: _Copied | None = None
+        # A copy of the small arrays of a state that was found to be good.
+        self._joined: _Joined | None = None
         self._kinds: tuple[_Kind, ...] = ()
         self._made: list[_Made] = []
         self._num_bytes = 0
@@ -107,16 +111,21 @@ class Undo:
             self._kinds = tuple(
                 (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves
             )
-            self._good = _join(leaves)
+            joined = _join(leaves) if self._joined is None else self._joined
+            self._good = joined, _copy([leaf for leaf in leaves if not _is_small(leaf)])
+            self._joined = None
 
     def add(self, call: Call, batches: Stack) -> None:
         """Keeps the batches of a call."""
         self._made.append(_Made(call, batches))
         self._num_bytes += batches.nbytes
 
-    def clear(self) -> None:
-        """Forgets all: somebody has found the state to be good, or put another in its place."""
-        self._good, self._made, self._num_bytes = None, [], 0
+    def clear(self, joined: "_Joined | None" = None) -> None:
+        """Forgets all: somebody has found the state to be good, or put another in its place.
+
+        `joined` is what the verdict on a good state has of it.
+        """
+        self._good, self._joined, self._made, self._num_bytes = None, joined, [], 0
 
     def judge(self, leaves: Leaves, form: Form, losses: list[Any]) -> Verdict:
         """Waits for a state, and says what it came to."""
@@ -124,9 +133,10 @@ class Undo:
         stackable = losses if is_stackable else []
         # As many as mostly, so that one program serves for them.
         padding = stackable[-1:] * (-len(stackable) % 32)
-        (is_good, step), stacked = jax.device_get(_judge_of(form)(leaves, [*stackable, *padding]))
+        *found, joined = _judge_of(form)(leaves, [*stackable, *padding])
+        (is_good, step), stacked = jax.device_get(found)
         numbers = [*stacked[: len(losses)]] if stackable else jax.device_get(losses)
-        return Verdict(bool(is_good), int(step), numbers)
+        return Verdict(bool(is_good), int(step), numbers, joined)
 
     def last_good(self, form: Form) -> Leaves:
         """The arrays of the state before the first bad step; of the last one if none was bad.
@@ -184,8 +194,11 @@ def _copy(leaves: Leaves) -> Leaves:
     return [jnp.copy(leaf) for leaf in leaves]
 
 
-_Joined = tuple[dict[str, Array], Leaves]
-"""Small arrays one behind the other, those of a dtype as one, and the others as they are."""
+_Joined = dict[str, Array]
+"""Small arrays one behind the other, those of a dtype as one."""
+
+_Copied = tuple[_Joined, Leaves]
+"""The small arrays of a state, and the others as they are."""
 
 
 @jax.jit
@@ -194,8 +207,7 @@ def _join(leaves: Leaves) -> _Joined:
     for leaf in leaves:
         if _is_small(leaf):
             small.setdefault(leaf.dtype.name, []).append(jnp.ravel(leaf))
-    joined = {name: jnp.concatenate(those) for name, those in small.items()}
-    return joined, _copy([leaf for leaf in leaves if not _is_small(leaf)])
+    return {name: jnp.concatenate(those) for name, those in small.items()}
 
 
 _Kind = tuple[tuple[int, ...], Any, bool]
@@ -203,15 +215,15 @@ _Kind = tuple[tuple[int, ...], Any, bool]
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _split(joined: _Joined, kinds: tuple[_Kind, ...]) -> Leaves:
-    others = iter(joined[1])
-    leaves, starts = [], dict.fromkeys(joined[0], 0)
+def _split(copied: _Copied, kinds: tuple[_Kind, ...]) -> Leaves:
+    joined, others = copied[0], iter(copied[1])
+    leaves, starts = [], dict.fromkeys(joined, 0)
     for shape, dtype, is_weak in kinds:
         size, name = math.prod(shape), dtype.name
         if size > SMALL or is_weak:
             leaves.append(next(others))
             continue
-        part = lax.slice(joined[0][name], (starts[name],), (starts[name] + size,))
+        part = lax.slice(joined[name], (starts[name],), (starts[name] + size,))
         leaves.append(part.reshape(shape))
         starts[name] += size
     return leaves
@@ -223,12 +235,12 @@ def _is_small(leaf: Array) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def _judge_of(form: Form) -> Callable[[Leaves, Leaves], tuple[Array, Array | None]]:
-    def judge(leaves: Leaves, losses: Leaves) -> tuple[Array, Array | None]:
+def _judge_of(form: Form) -> Callable[[Leaves, Leaves], tuple[Array, Array | None, _Joined]]:
+    def judge(leaves: Leaves, losses: Leaves) -> tuple[Array, Array | None, _Joined]:
         state: TrainState[Any] = form.merge(leaves)
         is_good = ~state.is_halted & is_kept_finite(state)
         # One array is fetched in the time of one number.
         verdict = jnp.stack([is_good.astype(state.step.dtype), state.step])
-        return verdict, jnp.stack(losses) if losses else None
+        return verdict, jnp.stack(losses) if losses else None, _join(leaves)
 
     return jax.jit(judge)

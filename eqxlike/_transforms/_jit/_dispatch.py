@@ -1,0 +1,674 @@
+"""A call, from its arguments to what JAX compiled for them, in the order in which it happens.
+
+A `Dispatcher`, one for each function and its options, finds the `CompiledFunction` for the
+arguments of a call, which holds `jax.jit` of a function of flat arrays. Later calls try its
+`FastPath` first, a function that is generated for these arguments.
+"""
+
+import itertools
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.tree_util as jtu
+
+from ..._checking import is_checking, when_switched_on
+from ..._codegen import compile_function
+from ..._compat import Tracer
+from ..._module import Module, naming_layers
+from ..._partition import (
+    ARRAY,
+    GuardWriter,
+    StaticLeaf,
+    Structure,
+    are_concrete_arrays,
+    concrete_array_types,
+    flatten,
+)
+from ..._pytree import is_array, is_reference
+from ..._traceback import stacklevel_of_user
+from ..._transfers import is_any_exclusive, refuse_leaving, when_exclusive
+from .._checks import (
+    TracedProgram,
+    has_any_check_been_traced,
+    holds_check,
+    mesh_of,
+    note_check,
+    run_and_look_for_checks,
+)
+from .._sharding import shardings_of_arrays
+from .._trace import refuse_references
+from ._arguments import ArgumentOrder, check_in_shardings, shardings_of_arguments
+from ._cache import Cache
+from ._donation import Donate, DonationWarnings, check_donate, donated_places
+from ._traces import History, Observer
+
+_MAX_RECENT = 16
+"""At most this many fast paths are tried before the long way. They serve functions that are called
+with different static values in turn.
+"""
+
+FastPath = Callable[[tuple[Any, ...]], Any]
+
+MISS = object()
+"""A fast path returns this for arguments that it was not made for."""
+
+
+def _always_miss(args: tuple[Any, ...]) -> Any:
+    """The fast path of a function that has not been called yet."""
+    return MISS
+
+
+class Dispatcher:
+    """Finds, for each call of one function, the compiled function and the fast path to it.
+
+    **Arguments:**
+
+    - `function`: the function to compile; held weakly where that is possible, as the caller holds
+      it.
+    - `described`: the function that the arguments below describe; it may be replaced later, if
+      `function` only calls what is bound to it.
+    - `num_bound`: the number of arguments at the front that are bound to what the user wrapped: the
+      Module that is called, the instance of a bound method.
+    - `bound_names`: the names of the arguments that are bound by name, as in a partial function.
+    - `order`: the order of its arguments.
+    - `donate`: see `check_donate`.
+    - `jit_options`: further keyword arguments of `jax.jit`.
+    - `history`: the traces of the function, none so far.
+    - `full_name`: what a user calls the function, with its module.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        described: Callable[..., Any],
+        num_bound: int,
+        bound_names: tuple[str, ...],
+        order: ArgumentOrder,
+        donate: Donate | Iterable[str],
+        jit_options: dict[str, Any],
+        history: History,
+        full_name: str,
+    ):
+        self.get_function = _reference(function)
+        self.get_described = _reference(described)
+        self.num_bound = num_bound
+        self.bound_names = bound_names
+        self.order = order
+        self.donate = check_donate(donate, self.order)
+        check_in_shardings(jit_options.get("in_shardings"), self.order)
+        self.jit_options = jit_options
+        self.history = history
+        self.full_name = full_name
+        self.lock = threading.RLock()
+        self.cache: Cache[CompiledFunction] = Cache()
+        # The fast path that was taken last, for calls that pass nothing by name; and the last few,
+        # with the names that they are for.
+        self.fast_path: FastPath = _always_miss
+        self.recent: tuple[tuple[tuple[str, ...], FastPath], ...] = ()
+        _dispatchers.add(self)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output of a call, the long way: the fast path, if any, was not made for it."""
+        ordered, names = self.order.arrange(args, kwargs)
+        for recent_names, fast_path in self.recent:
+            if recent_names == names:
+                output = fast_path(ordered)
+                if output is not MISS:
+                    if fast_path is not self.recent[0][1]:
+                        self._remember(fast_path, names)
+                    return output
+        arrays, compiled = self.find(ordered, names)
+        compiled.watched.warn_of_changes()
+        is_looked_at = is_checking() or is_any_exclusive()
+        if is_looked_at:
+            self.refuse_leaving(ordered, names, arrays, compiled)
+        output = compiled.call(arrays)
+        if all(type(array) in concrete_array_types for array in arrays) and not is_looked_at:
+            fast_path = compiled.fast_path(arrays)
+            if fast_path is not None:
+                self._remember(fast_path, names)
+                if is_checking() or is_any_exclusive():
+                    # Since this call began: who asked then had fast paths forgotten before.
+                    self.forget_fast_paths()
+        return output
+
+    def find(
+        self, ordered: tuple[Any, ...], names: tuple[str, ...], *, with_abstract: bool = False
+    ) -> tuple[list[Any], "CompiledFunction"]:
+        """The arrays of an ordered call, and the compiled function for it, new or old."""
+        arrays: list[Any] = []
+        structures: list[Structure] = []
+        for index, arg in enumerate(ordered):
+            arg_arrays, structure = flatten(
+                arg,
+                with_abstract=with_abstract,
+                is_bound=index < self.num_bound,
+                root=lambda index=index: self.order.labels(len(ordered), names)[index],
+            )
+            arrays += arg_arrays
+            structures.append(structure)
+        key = (names, *structures)
+        compiled = self.cache.get(key, structures)
+        if compiled is not None and not compiled.is_current():
+            self.drop(compiled)
+            compiled = None
+        if compiled is None:
+            made = CompiledFunction(self, tuple(structures), names, ordered)
+            with self.lock:
+                compiled = self.cache.setdefault(key, structures, made)
+        return arrays, compiled
+
+    def refuse_leaving(
+        self,
+        ordered: tuple[Any, ...],
+        names: tuple[str, ...],
+        arrays: list[Any],
+        compiled: "CompiledFunction",
+    ) -> None:
+        """Raises `TransferError` if this call would leave the device of an exclusive context."""
+
+        def trace() -> Any:
+            try:
+                return compiled.jitted(arrays).trace(*arrays).jaxpr
+            finally:
+                compiled.donation_warnings.restore()
+
+        labels = self.order.labels(len(ordered), names)
+        labelled = list(zip(labels, ordered, strict=True))
+        refuse_leaving(self.order.function_name, labelled, trace)
+
+    def _remember(self, fast_path: FastPath, names: tuple[str, ...]) -> None:
+        others = (each for each in self.recent if each[1] is not fast_path)
+        self.recent = ((names, fast_path), *itertools.islice(others, _MAX_RECENT - 1))
+        if not names:
+            self.fast_path = fast_path
+
+    def forget_fast_paths(self) -> None:
+        self.recent = ()
+        self.fast_path = _always_miss
+
+    def drop(self, compiled: "CompiledFunction") -> None:
+        with self.lock:
+            self.cache.remove(compiled.structures, compiled)
+        self.forget_fast_paths()
+
+    def clear(self) -> None:
+        with self.lock:
+            self.cache.clear()
+            self.history = self.history.emptied()
+        self.forget_fast_paths()
+
+
+def _reference(function: Callable[..., Any]) -> Callable[[], Any]:
+    try:
+        return weakref.ref(function)
+    except TypeError:
+        return lambda: function
+
+
+_dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+
+
+def clear_dispatchers() -> None:
+    for dispatcher in list(_dispatchers):
+        dispatcher.clear()
+
+
+def _forget_all_fast_paths() -> None:
+    for dispatcher in list(_dispatchers):
+        dispatcher.forget_fast_paths()
+
+
+when_switched_on(_forget_all_fast_paths)
+when_exclusive(_forget_all_fast_paths)
+
+
+# --- What is compiled for arguments of one form ---
+
+
+class _Tracing(threading.local):
+    depth: int = 0
+    """The number of first traces that this thread is in the middle of."""
+
+
+_tracing = _Tracing()
+
+
+class CompiledFunction:
+    """One compiled function, for one combination of Structures of the arguments.
+
+    **Arguments:**
+
+    - `function`: the `Dispatcher` of the function to compile; held weakly.
+    - `structures`, `names`: the Structures of an ordered call's arguments, and the names of the
+      last ones.
+    - `ordered`: these arguments, as an example.
+    """
+
+    def __init__(
+        self,
+        function: Dispatcher,
+        structures: tuple[Structure, ...],
+        names: tuple[str, ...],
+        ordered: tuple[Any, ...],
+    ):
+        self.structures = structures
+        self.names = names
+        self.donation_warnings = DonationWarnings(function.donate)
+        static = (
+            each
+            for each, structure in zip(ordered, structures, strict=True)
+            if isinstance(structure, StaticLeaf)
+        )
+        self.watched = WatchedArrays(function.order.function_name, static)
+        # The Structures of these very objects, as the compiled function is of these.
+        self._passed = _as_passed(structures, ordered)
+        self._options = _jit_options(function, structures, names, ordered)
+        # One sharding for all is a prefix of any output. A tree of them must wait until the
+        # function has been traced.
+        self._out_shardings: Any = None
+        if not isinstance(self._options.get("out_shardings"), jax.sharding.Sharding | None):
+            self._out_shardings = self._options.pop("out_shardings")
+        self._trace_lock = threading.RLock()
+        self._is_traced = False
+        # Whether the first call itself traces it, and nobody has looked at the program before.
+        self._is_unseen = False
+        self._first_output: Structure | None = None
+        # Whether there may be a check of which the result of the jitted function does not tell.
+        self._always_waits = False
+        self._fast_path: FastPath | None = None
+        self._shown_fast_path: FastPath | None = None
+        self._flat = self._make_flat_function(function)
+        must_wait = self._out_shardings is not None
+        self._jitted = None if must_wait else jax.jit(self._flat, **self._options)
+
+    def is_current(self) -> bool:
+        """Whether the static objects that were passed are unchanged."""
+        return all(structure.is_current() for structure in self._passed)
+
+    def call(self, arrays: list[Any]) -> Any:
+        """The output of the user's function for these arrays."""
+        try:
+            return self.finish(self._run(arrays))
+        finally:
+            self.donation_warnings.restore()
+
+    def _run(self, arrays: list[Any]) -> Any:
+        """The result of the jitted function."""
+        # Looking at the program before it runs makes JAX look at each array twice: with 5,000 of
+        # them, that is a fourth of the first call.
+        if self._jitted is not None and not has_any_check_been_traced() and self._must_wait():
+            with self._trace_lock:
+                if self._must_wait():
+                    return self._run_first(self._jitted, arrays)
+        return self.jitted(arrays)(*arrays)
+
+    def _must_wait(self) -> bool:
+        """Whether this thread traces first, or waits for the one that does."""
+        is_traced = self._is_traced or (self._is_unseen and self._first_output is not None)
+        if self._jitted is not None and (is_traced or _tracing.depth > 0):
+            return False
+        return not jax.config.jax_disable_jit  # pyright: ignore
+
+    def _run_first(self, jitted: Any, arrays: list[Any]) -> Any:
+        """Traces, compiles and runs, where no function can hide a check."""
+        self._is_unseen = True
+        _tracing.depth += 1
+        try:
+            result = jitted(*arrays)
+        finally:
+            _tracing.depth -= 1
+        self._is_traced = True
+        return result
+
+    def jitted(self, arrays: list[Any]) -> Any:
+        """The function of flat arrays that `jax.jit` made, traced at least once.
+
+        It is traced once even if several threads come first: JAX by itself would trace in each. A
+        thread that is tracing never waits for another, so that two cannot wait for each other.
+        """
+        if self._must_wait():
+            with self._trace_lock:
+                if self._jitted is None or not self._is_traced:
+                    self._trace_first(arrays)
+        return jax.jit(self._flat) if self._jitted is None else self._jitted
+
+    def _trace_first(self, arrays: list[Any]) -> None:
+        _tracing.depth += 1
+        try:
+            if self._jitted is None:
+                traced = jax.jit(self._flat, **self._options).trace(*arrays)
+                self._jitted = jax.jit(self._flat, **self._options)
+            else:
+                traced = self._jitted.trace(*arrays)
+        finally:
+            _tracing.depth -= 1
+        output = traced.out_info
+        if type(output) is not _TracedOutput or not output.holds_check:
+            # The trace takes no note of checks in functions that JAX has traced before.
+            self._always_waits |= holds_check(traced.jaxpr.jaxpr)
+        self._is_traced = True
+
+    def _make_flat_function(self, function: Dispatcher) -> Callable[..., Any]:
+        """The function that JAX traces: flat arrays in, flat arrays out."""
+        get_function, num_bound = function.get_function, function.num_bound
+        labels = function.order.labels(len(self.structures), self.names)
+        drop = _weak_drop(function, self)
+        observer = Observer(function.history, labels, self.structures, drop)
+        num_by_place = len(self.structures) - len(self.names)
+        starts = _starts(self.structures)
+        parts = [
+            (structure.rebuilder(cache=False), start, stop)
+            for structure, start, stop in zip(self._passed, starts[:-1], starts[1:], strict=True)
+        ]
+        is_sharded = _is_for_several_devices(
+            (self._options.get("in_shardings"), function.jit_options.get("out_shardings"))
+        )
+
+        def flat(*arrays: Any) -> Any:
+            trace = observer.begin(arrays)
+            structures: list[Structure] = []
+
+            def run(*arrays: Any) -> list[Any]:
+                args = [rebuild(arrays[start:stop]) for rebuild, start, stop in parts]
+                kwargs = dict(zip(self.names, args[num_by_place:], strict=True))
+                with naming_layers(args, labels, num_bound):
+                    output = get_function()(*args[:num_by_place], **kwargs)
+                output_arrays, structure = self._take_apart(output)
+                structures.append(structure)
+                return output_arrays
+
+            try:
+                with TracedProgram(is_sharded or mesh_of(arrays) is not None) as program:
+                    is_later = self._is_traced and not jax.config.jax_disable_jit  # pyright: ignore
+                    if is_later and has_any_check_been_traced():
+                        output_arrays = run_and_look_for_checks(run, arrays)
+                    else:
+                        # `_trace_first` looks through the jaxpr of the first trace.
+                        output_arrays = run(*arrays)
+                packed = self._pack(output_arrays, structures[0], program.holds_check)
+            except BaseException:
+                observer.fail()
+                raise
+            if trace is not None:
+                trace.clock.end()
+            return packed
+
+        flat.__name__ = flat.__qualname__ = function.order.function_name
+        return flat
+
+    def _take_apart(self, output: Any) -> tuple[list[Any], Structure]:
+        arrays, structure = flatten(output, is_output=True)
+        if not all(map(is_array, arrays)):
+            refuse_references(output, self._flat.__name__, is_reference)
+        if self._out_shardings is not None:
+            shardings = shardings_of_arrays("out_shardings", self._out_shardings, output)
+            in_form = shardings[0] if structure is ARRAY else tuple(shardings)
+            # For `jax.jit` of the function, which is made once it has been traced.
+            self._options["out_shardings"] = in_form
+        return arrays, structure
+
+    def _pack(self, arrays: list[Any], structure: Structure, holds_check: bool) -> Any:
+        if self._out_shardings is not None:
+            # `out_shardings` are for plain arrays.
+            self._always_waits |= holds_check
+            holds_check = False
+        self.donation_warnings.silence()
+        with self._trace_lock:
+            if self._first_output is None:
+                self._first_output = structure
+        # A plain tuple, or a bare array, says that the output is of the first Structure: JAX
+        # builds these without calling Python, which it must for a node.
+        if structure is not self._first_output or holds_check:
+            return _TracedOutput((structure, holds_check), tuple(arrays))
+        return arrays[0] if structure is ARRAY else tuple(arrays)
+
+    def finish(self, result: Any) -> Any:
+        """The output of the user's function, from what the jitted function returned."""
+        output = self._as_output(result)
+        structure, arrays = output.structure, output.arrays
+        if output.holds_check:
+            if any(isinstance(array, Tracer) for array in arrays):
+                # The program that is being traced has this check too.
+                note_check()
+            else:
+                jax.block_until_ready(arrays)
+        if structure is ARRAY:
+            return arrays[0]
+        return structure.rebuilder(cache=are_concrete_arrays(arrays))(arrays)
+
+    def _as_output(self, result: Any) -> "_TracedOutput":
+        """The result of the jitted function, with what plain arrays imply made explicit."""
+        if type(result) is _TracedOutput:
+            return result
+        structure = self._first_output
+        assert structure is not None
+        arrays = (result,) if structure is ARRAY else result
+        return _TracedOutput((structure, self._always_waits), arrays)
+
+    def fast_path(self, arrays: list[Any]) -> FastPath | None:
+        """The fast path to this function; `None` while it has not been traced.
+
+        **Arguments:**
+
+        - `arrays`: the arrays of a call, as examples of their types.
+        """
+        if self._fast_path is None and self._first_output is not None and self._jitted is not None:
+            self._fast_path = self._shown_fast_path = self._make_fast_path(
+                arrays, self._jitted, self._first_output
+            )
+            if any(structure.anchor is not None for structure in self.structures):
+                self._shown_fast_path = _weak_fast_path(self)
+        return self._shown_fast_path
+
+    def _make_fast_path(self, arrays: list[Any], jitted: Any, output: Structure) -> FastPath:
+        """The warm call: a generated function from arguments of these Structures to the output.
+
+        It asks whether the arguments have these Structures and hands their arrays to JAX. It looks
+        up, hashes and allocates nothing that the call does not need. For other arguments it returns
+        `MISS`.
+        """
+        writer = GuardWriter(flatten, arrays, MISS)
+        names = writer.unpack("args", len(self._passed))
+        for name, structure in zip(names, self._passed, strict=True):
+            writer.write(structure, name)
+        if self.watched:
+            writer.miss_if(f"not {writer.constant(self.watched.are_current)}()")
+        lines = [
+            "def call(args):",
+            "    try:",
+            *(f"        {line}" for line in writer.lines),
+            # An argument of another type may lack what the guards ask it for.
+            "    except Exception:",
+            "        return MISS",
+        ]
+        call = f"result = jitted({', '.join(writer.arrays)})"
+        if self.donation_warnings.to_restore is None:
+            lines.append(f"    {call}")
+        else:
+            lines += ["    try:", f"        {call}", "    finally:"]
+            lines.append("        if to_restore: restore_warnings()")
+        # Plain arrays are the output, but where a check may be waited for. Inside another
+        # transformation, concrete arguments may give tracers: `finish` sees to them.
+        if self._always_waits or self._out_shardings is not None:
+            pass
+        elif output is ARRAY:
+            lines.append("    if type(result) in array_types: return result")
+        elif output.num_arrays:
+            lines.append("    if type(result) is tuple and type(result[0]) in array_types:")
+            lines.append("        return rebuild(result)")
+        else:
+            lines.append("    if type(result) is tuple: return rebuild(result)")
+        lines.append("    return finish(result)")
+        namespace = {
+            **writer.namespace,
+            "array_types": concrete_array_types,
+            "jitted": jitted,
+            "rebuild": output.rebuilder(cache=True),
+            "finish": self.finish,
+            "restore_warnings": self.donation_warnings.restore,
+            "to_restore": self.donation_warnings.to_restore,
+        }
+        return compile_function(lines, namespace, "fast path")
+
+
+def _as_passed(
+    structures: tuple[Structure, ...], ordered: tuple[Any, ...]
+) -> tuple[Structure, ...]:
+    """The same Structures, with the very objects that were passed where equal ones will not do."""
+    return tuple(
+        structure
+        if structure.is_exact
+        else flatten(arg, with_abstract=True, is_bound=True, is_private=True)[1]
+        for structure, arg in zip(structures, ordered, strict=True)
+    )
+
+
+def _jit_options(
+    function: Dispatcher,
+    structures: tuple[Structure, ...],
+    names: tuple[str, ...],
+    ordered: tuple[Any, ...],
+) -> dict[str, Any]:
+    """The options of `jax.jit` for the function of flat arrays."""
+    options = dict(function.jit_options)
+    order, num_bound, starts = function.order, function.num_bound, _starts(structures)
+    places = donated_places(function.donate, order, num_bound, names, len(ordered))
+    options["donate_argnums"] = [
+        index for place in places for index in range(starts[place], starts[place + 1])
+    ]
+    if (in_shardings := options.get("in_shardings")) is not None:
+        options["in_shardings"] = tuple(
+            shardings_of_arguments(
+                in_shardings, order, num_bound, function.bound_names, ordered, names
+            )
+        )
+    return options
+
+
+def _starts(structures: tuple[Structure, ...]) -> list[int]:
+    """Where the arrays of each argument begin among those of all; at last, how many there are."""
+    return [0, *itertools.accumulate(each.num_arrays for each in structures)]
+
+
+def _is_for_several_devices(shardings: Any) -> bool:
+    return any(
+        isinstance(leaf, jax.sharding.Sharding) and leaf.num_devices > 1
+        for leaf in jtu.tree_leaves(shardings)
+    )
+
+
+def _weak_drop(function: Dispatcher, compiled: CompiledFunction) -> Callable[[], None]:
+    """A callback that drops `compiled`, and holds neither it nor the function."""
+    weak_function, weak_compiled = weakref.ref(function), weakref.ref(compiled)
+
+    def drop() -> None:
+        function, compiled = weak_function(), weak_compiled()
+        if function is not None and compiled is not None:
+            function.drop(compiled)
+
+    return drop
+
+
+def _weak_fast_path(compiled: CompiledFunction) -> FastPath:
+    """A fast path that does not hold `compiled`, which goes with a short-lived function."""
+    weak_compiled = weakref.ref(compiled)
+
+    def call(args: tuple[Any, ...]) -> Any:
+        compiled = weak_compiled()
+        fast_path = None if compiled is None else compiled._fast_path
+        return MISS if fast_path is None else fast_path(args)
+
+    return call
+
+
+class _TracedOutput:
+    """The output that a traced function returns to JAX where plain arrays do not say enough.
+
+    That is so if its static part is not that of the first trace, or if the program holds a check of
+    `error_if`, for which the call waits. JAX's fast path needs a node that unflattens to plain
+    arrays and can be flattened again, so this holds arrays, and the tree is built outside.
+    """
+
+    __slots__ = ("arrays", "holds_check", "structure")
+
+    def __init__(self, static: tuple[Structure, bool], arrays: tuple[Any, ...]):
+        self.structure, self.holds_check = static
+        self.arrays = arrays
+
+
+jtu.register_pytree_node(
+    _TracedOutput,
+    lambda output: (output.arrays, (output.structure, output.holds_check)),
+    _TracedOutput,
+)
+
+
+# --- Arrays held by a plain object that is an argument, such as the instance of a method ---
+
+
+class _Watched(NamedTuple):
+    """An attribute that held an array."""
+
+    holder: Any
+    attributes: dict[str, Any]
+    name: str
+    array: Any
+
+    def is_current(self) -> bool:
+        return self.attributes.get(self.name) is self.array
+
+
+class WatchedArrays:
+    """The arrays among the attributes of static arguments, as they were when this was made.
+
+    Such an object is compared by identity, as for `jax.jit`. Its arrays became constants when the
+    function was traced. If an attribute holds another array later, the call warns, once: the
+    compiled function still has the old one.
+
+    **Arguments:**
+
+    - `name`: the name of the function that is traced.
+    - `static`: its static arguments.
+    """
+
+    def __init__(self, name: str, static: Iterable[Any]):
+        self._name = name
+        self._watched = [
+            _Watched(each, attributes, attribute, value)
+            for each in static
+            if not isinstance(each, Module | type)
+            and type(attributes := getattr(each, "__dict__", None)) is dict
+            for attribute, value in attributes.items()
+            if is_array(value)
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self._watched)
+
+    def are_current(self) -> bool:
+        """Whether all attributes still hold these arrays."""
+        # This runs at each call: a loop takes half the time of `all`.
+        for _, attributes, name, array in self._watched:  # noqa: SIM110
+            if attributes.get(name) is not array:
+                return False
+        return True
+
+    def warn_of_changes(self) -> None:
+        """Warns of each attribute that no longer holds its array, once."""
+        changed = [each for each in self._watched if not each.is_current()]
+        if changed:
+            self._watched = [each for each in self._watched if each.is_current()]
+        for watched in changed:
+            type_name = type(watched.holder).__name__
+            warnings.warn(
+                f"`{type_name}.{watched.name}` held an array when `{self._name}` was traced, and "
+                f"has been assigned since. A {type_name} is no Module: it is static, by identity, "
+                "and what was compiled still has the old array. Make it an `eqxlike.Module`, or "
+                "pass the array as an argument.",
+                stacklevel=stacklevel_of_user(),
+            )
