@@ -169,23 +169,15 @@ class GuardWriter:
 # function holds the first.
 
 
-class Writer(Protocol):
-    """A `GuardWriter`, as far as it is needed here."""
-
-    def miss_if(self, condition: str) -> None: ...
-    def assign(self, source: str) -> str: ...
-    def unpack(self, source: str, count: int) -> list[str]: ...
-    def constant(self, value: Any) -> str: ...
-    def block(self, header: str) -> contextlib.AbstractContextManager[None]: ...
-
-
 _COMPARED = (int, str, bytes)
 
 _MAX_UNPACKED = 31
 """Longer tuples are compared by their key, which is made again."""
 
 
-def write_static_guard(writer: Writer, name: str, value: Any, *, of_node: bool = False) -> None:
+def write_static_guard(
+    writer: GuardWriter, name: str, value: Any, *, of_node: bool = False
+) -> None:
     """Writes the guard that asks whether `name` could stand for `value` in a trace.
 
     **Arguments:**
@@ -220,11 +212,11 @@ def write_static_guard(writer: Writer, name: str, value: Any, *, of_node: bool =
         _is_unchanged(writer, name, value)
 
 
-def _is_of_type(writer: Writer, name: str, cls: type) -> None:
+def _is_of_type(writer: GuardWriter, name: str, cls: type) -> None:
     writer.miss_if(f"type({name}) is not {writer.constant(cls)}")
 
 
-def _is_same_float(writer: Writer, name: str, value: float) -> None:
+def _is_same_float(writer: GuardWriter, name: str, value: float) -> None:
     if math.isnan(value):
         writer.miss_if(f"{name} == {name}")
     else:
@@ -234,7 +226,7 @@ def _is_same_float(writer: Writer, name: str, value: float) -> None:
         writer.miss_if(f"{writer.constant(math.copysign)}(1.0, {name}) != {sign}")
 
 
-def _is_unchanged(writer: Writer, name: str, value: Any) -> None:
+def _is_unchanged(writer: GuardWriter, name: str, value: Any) -> None:
     """Writes the guard of a `value` that may change in place.
 
     The value of `name` must hold what `value` held. If it is another object, `value` itself must
@@ -263,18 +255,18 @@ def _is_unchanged(writer: Writer, name: str, value: Any) -> None:
         _has_key_in_both(writer, name, value)
 
 
-def _has_key_in_both(writer: Writer, name: str, value: Any) -> None:
+def _has_key_in_both(writer: GuardWriter, name: str, value: Any) -> None:
     same = writer.constant(value)
     _has_key_of(writer, name, value)
     with writer.block(f"if {name} is not {same}:"):
         _has_key_of(writer, same, value)
 
 
-def _has_key_of(writer: Writer, name: str, value: Any) -> None:
+def _has_key_of(writer: GuardWriter, name: str, value: Any) -> None:
     writer.miss_if(f"{writer.constant(_key)}({name}) != {writer.constant(_key(value))}")
 
 
-def _has_keywords(writer: Writer, name: str, value: functools.partial) -> None:
+def _has_keywords(writer: GuardWriter, name: str, value: functools.partial) -> None:
     keywords = writer.assign(f"{name}.keywords")
     writer.miss_if(f"{name}.__dict__ or len({keywords}) != {len(value.keywords)}")
     for key, each in value.keywords.items():
@@ -285,7 +277,7 @@ def _has_keywords(writer: Writer, name: str, value: functools.partial) -> None:
             write_static_guard(writer, keyword, each)
 
 
-def _has_fields(writer: Writer, name: str, value: Any, fields: list[str]) -> None:
+def _has_fields(writer: GuardWriter, name: str, value: Any, fields: list[str]) -> None:
     for field in fields:
         each, part = getattr(value, field), writer.assign(f"{name}.{field}")
         if is_hashable(each):
@@ -295,7 +287,7 @@ def _has_fields(writer: Writer, name: str, value: Any, fields: list[str]) -> Non
             writer.miss_if(f"{writer.constant(_key_by_elements)}({part}) != {key}")
 
 
-def _has_hash(writer: Writer, name: str, value: Any) -> None:
+def _has_hash(writer: GuardWriter, name: str, value: Any) -> None:
     numbers = f"{writer.constant(types_of_numbers)}({name})"
     writer.miss_if(f"hash({name}) != {hash(value)}")
     writer.miss_if(f"{numbers} != {writer.constant(types_of_numbers(value))}")

@@ -2,7 +2,7 @@
 
 A `Structure` is interned: as long as it lives, an equal one is the same object, so that on a warm
 call "is it the same structure?" is one comparison of identities. It is made of the Structures of
-its children, down to arrays and static leaves. Each type of node has a file in `_node_types`.
+its children, down to arrays and static leaves. The types of node are in `_node_types`.
 """
 
 import threading
@@ -11,8 +11,9 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
+from .._codegen import compile_function
+from .._module import CachedPartition, LazyPartition, set_cached, stored_fields
 from ._guard import GuardWriter
-from ._rebuild import RebuildWriter
 from ._static_key import StaticKey
 
 MIN_RUN = 16
@@ -122,7 +123,7 @@ class Structure:
             rebuild = self.generated[cache] = RebuildWriter(cache).write(self)
         return rebuild
 
-    def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
+    def write_build(self, writer: "RebuildWriter", parts: list[str]) -> str:
         """Writes how to build a node of this type, and returns the expression for it.
 
         **Arguments:**
@@ -137,6 +138,12 @@ class Structure:
         **Returns:** the names of the children; or one for the sequence of all.
         """
         raise NotImplementedError
+
+
+def _is_short_lived(value: Any) -> bool:
+    if not isinstance(value, types.FunctionType):
+        return False
+    return "<locals>" in value.__qualname__ or value.__name__ == "<lambda>"
 
 
 class Opened(NamedTuple):
@@ -156,10 +163,15 @@ class Opened(NamedTuple):
     name_child: Callable[[int], str]
 
 
-def _is_short_lived(value: Any) -> bool:
-    if not isinstance(value, types.FunctionType):
-        return False
-    return "<locals>" in value.__qualname__ or value.__name__ == "<lambda>"
+NOTHING = StaticKey(None)
+"""The key of a node that has nothing static."""
+
+
+def no_meta() -> None:
+    """The meta of a node that needs none."""
+
+
+# --- The table of Structures ---
 
 
 class _Interned(weakref.ref[Structure]):
@@ -252,14 +264,113 @@ def make_output(
     return make(structure_type, node_type, make_meta, static, children)
 
 
-NOTHING = StaticKey(None)
-"""The key of a node that has nothing static."""
-
-
-def no_meta() -> None:
-    """The meta of a node that needs none."""
-
-
 def num_interned() -> int:
     """The number of Structures alive."""
     return len(_table)
+
+
+# --- Generated code that builds a tree of one Structure ---
+
+
+class RebuildWriter:
+    """Writes the function that builds a tree from its arrays, a line for each node, children first.
+
+    `treedef.unflatten` would call a Python function for each Module.
+
+    - `cache`: whether the outermost Modules built cache their partition.
+    """
+
+    def __init__(self, cache: bool):
+        self.cache = cache
+        self.lines: list[str] = []
+        self.namespace: dict[str, Any] = {
+            "CachedPartition": CachedPartition,
+            "LazyPartition": LazyPartition,
+            "new": object.__new__,
+            "new_tuple": tuple.__new__,
+            "set_cached": set_cached,
+            "stored_fields": stored_fields,
+        }
+        self.constants: dict[int, str] = {}
+        self.num_arrays = 0
+        self.num_nodes = 0
+
+    def write(self, root: Structure) -> Callable[[tuple[Any, ...]], Any]:
+        # This keeps a stack of its own, so that deep trees need no deep recursion. A frame is
+        # (structure, expressions of the children so far, first array, is inside a cached Module).
+        frames: list[tuple[Structure, list[str], int, bool]] = [(root, [], 0, False)]
+        while True:
+            structure, parts, first_array, is_inside = frames[-1]
+            is_cached = self.cache and structure.is_cacheable_module
+            if is_cached and not is_inside and structure.can_stay_lazy:
+                expression = self.assign(f"new({self.constant(structure.node_type)})")
+                self.num_arrays += structure.num_arrays
+            elif structure.has_run:
+                run = self._run(structure.children, self.cache and not (is_inside or is_cached))
+                expression = structure.write_build(self, [run])
+            elif len(parts) < len(structure.children):
+                child = structure.children[len(parts)]
+                frames.append((child, [], self.num_arrays, is_inside or is_cached))
+                continue
+            else:
+                expression = structure.write_build(self, parts)
+            if is_cached and not is_inside:
+                # The slice of a whole tuple is that tuple: no copy where there is one Module.
+                made = "LazyPartition" if structure.can_stay_lazy else "CachedPartition"
+                taken = f"arrays[{first_array}:{self.num_arrays}]"
+                partition = f"{made}({taken}, {self.constant(structure)})"
+                self.line(f"set_cached({expression}, {partition})")
+            frames.pop()
+            if not frames:
+                return self._compile(root, expression)
+            frames[-1][1].append(expression)
+
+    def _run(self, nodes: tuple[Any, ...], cache: bool) -> str:
+        """The expression for a list of nodes of one Structure."""
+        count, each = len(nodes), nodes[0].num_arrays
+        build = self.constant(nodes[0].rebuilder(cache=cache))
+        if not each:
+            return self.assign(f"[{build}(()) for _ in range({count})]")
+        start = self.num_arrays
+        self.num_arrays += count * each
+        places = f"range({start}, {self.num_arrays}, {each})"
+        return self.assign(f"[{build}(arrays[i : i + {each}]) for i in {places}]")
+
+    def _compile(self, root: Structure, expression: str) -> Callable[[tuple[Any, ...]], Any]:
+        lines = ["def rebuild(arrays):", *self.lines, f"    return {expression}"]
+        return compile_function(lines, self.namespace, f"rebuild {root.node_type.__name__}")
+
+    def array(self) -> str:
+        """The expression for the next array."""
+        self.num_arrays += 1
+        return f"arrays[{self.num_arrays - 1}]"
+
+    def arrays(self, count: int) -> str:
+        """The expression for a tuple of the next arrays."""
+        self.num_arrays += count
+        return f"arrays[{self.num_arrays - count}:{self.num_arrays}]"
+
+    def assign(self, expression: str) -> str:
+        """A name for the value of `expression`."""
+        name = f"v{self.num_nodes}"
+        self.num_nodes += 1
+        self.line(f"{name} = {expression}")
+        return name
+
+    def line(self, source: str) -> None:
+        self.lines.append(f"    {source}")
+
+    def constant(self, value: Any) -> str:
+        """A name for `value`."""
+        if value is None or value is True or value is False:
+            return repr(value)
+        name = self.constants.get(id(value))
+        if name is None:
+            name = self.constants[id(value)] = f"c{len(self.constants)}"
+            self.namespace[name] = value
+        return name
+
+
+def tuple_of(parts: list[str]) -> str:
+    """The source of a tuple of these expressions."""
+    return "(" + "".join(f"{part}, " for part in parts) + ")"
