@@ -462,12 +462,16 @@ def test_state_that_was_donated_is_refused_with_the_paths(state, step):
 
 
 def test_argument_of_another_kind_is_named(state, step):
+    def loss(model, batch, key):
+        return 0.0
+
     way = r"\. Make one .*TrainState\.create\(model, "
     number = "must be an integer of at least 1, got"
     for error, message, arguments in [
         (TypeError, f"fit expected a TrainState, and got Identity{way}", {"state": nn.Identity()}),
         (TypeError, f"a TrainState, and got the class Linear{way}", {"state": nn.Linear}),
         (TypeError, r"`step` to be a function, `step\(state, batch\)`; got None", {"step": None}),
+        (TypeError, r"fit calls `step\(state, batch\)`, and .* argument: 'key'", {"step": loss}),
         (TypeError, r"batches .* go through, .* got <function .*>: call it", {"batches": batches}),
         (TypeError, r"batches that one can go through, .* got 3\.", {"batches": 3}),
         (TypeError, r"`evaluate` to be a f.*, `evaluate\(state\)`; got \{\}", {"evaluate": {}}),
@@ -487,6 +491,10 @@ ARRAYS = {
     "array of JAX": (jnp.ones((4, 2)), r"f32\[4,2\]"),
     "pair": ((GOOD, GOOD[:, :1]), r"\(f32\[4,2\]\(numpy\), f32\[4,1\]\(numpy\)\)"),
     "pair of one shape": ((GOOD, 2 * GOOD), r"\(f32\[4,2\]\(numpy\), f32\[4,2\]\(numpy\)\)"),
+    "list of inputs and targets": (
+        [GOOD, GOOD[:, :1]],
+        r"\[f32\[4,2\]\(numpy\), f32\[4,1\]\(numpy\)\]",
+    ),
     "dict": ({"x": GOOD}, r"\{'x': f32\[4,2\]\(numpy\)\}"),
 }
 
