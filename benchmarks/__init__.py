@@ -1,1 +1,1 @@
-"""Measurements of eqxlike side by side with raw JAX and with its peers."""
+"""Interleaved measurements of eqxlike, raw JAX and peers."""

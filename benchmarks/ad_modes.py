@@ -1,10 +1,10 @@
-"""Modes of differentiation on a zoo of models: which are right, how fast, and in how much memory.
+"""Modes of differentiation on a zoo of models: which are correct, how fast, and in how much memory.
 
-Each model of `benchmarks/zoo/` is compared by `eqxlike.ad.compare`, in standard space and, where
+`eqxlike.ad.compare` compares each model of `benchmarks/zoo/`, in standard space and, if
 its unknowns have constraints, in linked (unconstrained) space. With `--peers`, gradients by
-hand-written JAX, NumPyro and PyTorch are timed beside `filter_value_and_grad`, those that are
-installed. At the end stands what the modes are to reach, and what they did; parallel branches and
-the memory of a deep network, which belong there, are measured with the whole zoo alone. Ctrl-C
+hand-written JAX, NumPyro and PyTorch, as far as installed, are timed next to
+`filter_value_and_grad`. The targets and results come last; those for parallel branches and
+the memory of a deep network are measured only with the whole zoo. Ctrl-C
 prints the rows that are finished.
 """
 
@@ -40,14 +40,14 @@ MODES: Mapping[str, ad.Mode] = {
 DIFFERENCES = "FiniteDifference(4, 1e-4), float64"
 DIFFERENCES_TOLERANCE = 1e-6
 """In single precision finite differences would have next to no digits. The step is wider than
-the one they choose for themselves, since all models are smooth as far as that.
+their default, since all models are smooth enough.
 """
 
 
 def modes_for(problem: Problem) -> tuple[dict[str, ad.Mode], list[ad.ComparisonRow]]:
     """The modes to compare by the names of their columns, and the rows of those that fail.
 
-    Enzyme is one where it is installed.
+    Enzyme is included if it is installed.
     """
     if installed_version("enzyme-ad") is None:
         return {**MODES}, []
@@ -58,7 +58,7 @@ def modes_for(problem: Problem) -> tuple[dict[str, ad.Mode], list[ad.ComparisonR
 
 
 def measured(problem: Problem, rounds: int, *, with_peers: bool) -> dict[str, Any]:
-    """One row of the report: a problem in all modes and, if asked for, by its peers."""
+    """One row of the report: a problem in all modes and, on request, by its peers."""
     unknowns, data = problem.start()
     modes, failures = modes_for(problem)
     found = ad.compare(problem.function, unknowns, data, modes=modes, rounds=rounds).rows

@@ -1,10 +1,10 @@
-"""The cost of Bayesian methods, each beside what it should cost no more than.
+"""The cost of Bayesian methods, each compared with its limit.
 
-Value and gradient of a posterior are timed beside the density written by hand and NumPyro's, after
-a check that all are the same numbers; a step of variational inference beside the plain training
-step; NUTS beside NumPyro's in effective samples a second, over several seeds; an ensemble beside
-one network. At the end stands what they are to reach, and what they did. Compilation lies outside
-of every clock. Only ratios of one run count. Ctrl-C prints the rows that are finished.
+Value and gradient of a posterior are compared with the hand-written density and NumPyro's, after
+a check that all return the same numbers; a step of variational inference with the plain training
+step; NUTS with NumPyro's in effective samples a second, over several seeds; an ensemble with
+one network. The targets and results come last. Compilation is not timed. Only ratios of one run
+count. Ctrl-C prints the rows that are finished.
 """
 
 import sys
@@ -26,7 +26,7 @@ PEERS = ("numpyro", "blackjax")
 
 DEFAULT = Effort(rounds=ROUNDS.default, runs=5, draws=500, steps=2000)
 QUICK_ROWS = "21 unknowns|13-50-1, batch|32 examples|regression, vectorized"
-"""A first look is at the smallest of each."""
+"""The smallest of each, for a quick run."""
 QUICK = Effort(rounds=ROUNDS.quick, runs=1, draws=50, steps=200)
 
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 0
     try:
         with warnings.catch_warnings():
-            # What the chains came to stands in the table.
+            # The table shows the results of the chains.
             warnings.simplefilter("ignore", bayes.InferenceWarning)
             command.run(rows, result, options.json, lambda row: row.measured(row, effort))
     except KeyboardInterrupt:

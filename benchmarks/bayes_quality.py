@@ -1,10 +1,10 @@
-"""Bayesian methods on real data: how good their predictions are, and how far to believe them.
+"""Bayesian methods on real data: how good their predictions are, and how well calibrated.
 
-One network, of a hidden layer of 50 units with ReLU, one prior and one likelihood for all methods
-of `eqxlike.bayes`, beside the same network without a prior and models of scikit-learn, on data
-that scikit-learn has. With `--csv` the data are regressions from files, the target in the last
-column, by the protocol that others published figures for: 20 splits. At the end stands what the
-methods are to reach, and what they did. Ctrl-C prints the rows that are finished.
+One network, with a hidden layer of 50 units and ReLU, one prior and one likelihood serve all
+methods of `eqxlike.bayes`. The baselines are the same network without a prior and models of
+scikit-learn, on scikit-learn's data. With `--csv` the data are regressions from files, the target
+in the last column, by the protocol of published figures: 20 splits. The targets and results come
+last. Ctrl-C prints the rows that are finished.
 """
 
 import argparse
@@ -41,14 +41,14 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the data and the method."""
+        """The names of the data and the method."""
         return f"{self.data.name}, {self.method.name}"
 
 
 def measured(row: Row, num_splits: int) -> dict[str, Any]:
     """One row of the report: the scores of a method on each split of the data."""
     data, method = row
-    # The programs of all rows at once are more memory maps than Linux gives one process.
+    # The programs of all rows at once need more memory maps than Linux gives one process.
     eqxlike.clear_caches()
     jax.clear_caches()
     found: list[dict[str, float]] = []
@@ -56,7 +56,7 @@ def measured(row: Row, num_splits: int) -> dict[str, Any]:
     scales = []
     for seed in range(num_splits):
         part = split(data, seed)
-        # Before the clock starts: the choice is of the data, not of a method.
+        # Before the clock starts: the choice depends on the data, not on a method.
         scales.append(prior_scale(part))
         start_s = time.perf_counter()
         with warnings.catch_warnings(record=True) as caught:

@@ -1,7 +1,7 @@
-"""The Bayesian network of the demo's training step, ours and as an Equinox model.
+"""The Bayesian network of the demo's training step, as ours and as an Equinox model.
 
-The peers have no such layer, so theirs are written here from the formulas: the layer's docstring
-cites them, and the columns must agree before they are timed.
+The peers have no such layer, so theirs are written here from the formulas that the layer's
+docstring cites. The columns must agree before they are timed.
 """
 
 import dataclasses

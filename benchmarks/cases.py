@@ -1,8 +1,8 @@
 """The cases that benchmarks and profiling share: one row of the table each.
 
-A case names its columns and builds each of them only when asked, so that a peer that is not
-installed costs a note and nothing else. To add a row, write a function that returns a `Case` and
-name it in `CASES`; its columns need not be those of its neighbours.
+A case names its columns and builds each only on request, so that a peer that is not
+installed costs only a note. To add a row, write a function that returns a `Case` and
+name it in `CASES`; its columns may differ from those of its neighbours.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ class Case:
 
     - `name`: the name of the row.
     - `builders`: a function for each column, in the order of the table, that makes its call. It
-      raises ImportError where the column needs something that is not installed.
-    - `baseline`: the column that ratios are taken to.
+      raises ImportError if the column needs something that is not installed.
+    - `baseline`: the denominator of ratios, a column.
     """
 
     name: str
@@ -59,8 +59,8 @@ def compare(name: str, work: Callable[[Any], Work], nnx: Callable[[Any], Call]) 
     **Arguments:**
 
     - `name`: the name of the row.
-    - `work`: makes the work of Modules of the library it is given: eqxlike or Equinox.
-    - `nnx`: makes the call of the same work with NNX, given `benchmarks.nnx_networks`.
+    - `work`: makes the work from the Modules of a library: eqxlike or Equinox.
+    - `nnx`: makes the call of the same work with NNX, from `benchmarks.nnx_networks`.
     """
 
     def equinox() -> Work:
@@ -81,7 +81,7 @@ def compare(name: str, work: Callable[[Any], Work], nnx: Callable[[Any], Call]) 
 
 
 def identity() -> Case:
-    """A model without arrays that returns its input: the price of a call and nothing else."""
+    """A model without arrays that returns its input: only the overhead of a call."""
     x = functools.partial(networks.normal, 1, 1, seed=1)
 
     def work(library: Any) -> Work:
@@ -201,6 +201,6 @@ def check_agreement(calls: Mapping[str, Call], times: int = 3) -> None:
     for column, actual in others:
         for number, (one, other) in enumerate(zip(actual, expected, strict=True), start=1):
             message = f"{column!r} differs from {first!r} at call {number}"
-            # What is added up in another order differs by as much of its largest number.
+            # Sums in another order differ by this much of their largest number.
             atol = 1e-5 * max(1.0, float(np.max(np.abs(other), initial=0.0)))
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=atol, err_msg=message)

@@ -1,8 +1,8 @@
 """The columns of a table: the same work called in each of the ways that are compared.
 
-A `Work` is a plain function over the Modules of one library. Here it is turned into functions of no
-arguments, one per way of compiling and calling it. All of them trace the same operations, so what
-differs between columns is what a call costs around the compiled program.
+A `Work` is a plain function over the Modules of one library. Here it becomes functions of no
+arguments, one for each way of compiling and calling it. All of them trace the same operations, so
+the columns differ only in the overhead around the compiled program.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ NNX = "nnx.jit"
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A function and its arguments, made of the Modules of one library.
+    """A function and its arguments, made from the Modules of one library.
 
     - `library`: `eqxlike`, or a module with the same public names.
     - `function`: takes `*state, *data, **kwargs`. Returns an array; where the state is fed back,
@@ -45,24 +45,24 @@ class Work:
 
 
 def filtered(work: Work) -> Call:
-    """The library's own `filter_jit` on the Modules as they are."""
+    """The library's own `filter_jit` on the Modules unchanged."""
     return bind(work, work.library.filter_jit(work.function), work.state)
 
 
 def watched(work: Work) -> Call:
-    """The same, with somebody who wants to know of each further trace: no call here has any."""
+    """The same, with a callback for further traces, of which there are none here."""
     function = work.library.filter_jit(work.function, on_retrace=_hear, max_traces=1_000_000)
     return bind(work, function, work.state)
 
 
 def _hear(trace: Any) -> None:
-    """Does nothing about it."""
+    """Ignores a trace."""
 
 
 def on_module(work: Work) -> Call:
-    """`jax.jit` on the Modules with their arrays alone, partitioned once and outside.
+    """`jax.jit` on the Modules with only their arrays, partitioned once and outside.
 
-    This is what people write who keep the Modules and want raw JAX's dispatch: the static parts
+    People write this to keep the Modules and get raw JAX's dispatch: the static parts
     never reach the call.
     """
     arrays, static = work.library.partition(work.state, work.library.is_array)
@@ -123,5 +123,5 @@ def bind(work: Work, function: Callable[..., Any], state: Sequence[Any]) -> Call
 
 
 def _split(arguments: Sequence[Any], count: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Parts the first `count` arguments from the others."""
+    """Separates the first `count` arguments from the others."""
     return tuple(arguments[:count]), tuple(arguments[count:])

@@ -1,4 +1,4 @@
-"""The options that all commands of benchmarks have, and the way from their rows to a report."""
+"""The options that all benchmark commands share, and the way from their rows to a report."""
 
 import argparse
 import pathlib
@@ -15,7 +15,7 @@ from eqxlike._timing import measure
 
 
 class Rounds(NamedTuple):
-    """The number of rounds that a command measures: `default`, or `quick` for a first look."""
+    """The number of rounds that a command measures: `default`, or `quick` for a quick run."""
 
     default: int
     quick: int
@@ -35,14 +35,14 @@ def parse(
 
     **Arguments:**
 
-    - `arguments`: the arguments of the command; those of the process where None.
+    - `arguments`: the arguments of the command; those of the process if None.
     - `name`: the name of the command's module.
     - `description`: what the command does.
     - `rounds`: the rounds of a row that it measures.
-    - `first_rounds`: the rounds of first calls, if it has such; then `first_rounds` is an option as
-      `rounds` is.
-    - `rows`: what the command calls its rows; the option that chooses among them has that name.
-    - `flags`: further options that are there or not, with the help for each.
+    - `first_rounds`: the rounds of first calls, if it has any; then `first_rounds` is an option
+      like `rounds`.
+    - `rows`: the command's name for its rows, and for the option that selects them.
+    - `flags`: further boolean options, with the help for each.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m {name}",
@@ -97,12 +97,12 @@ def measure_cases(
 
     **Arguments:**
 
-    - `arguments`: the arguments of the command; those of the process where None.
+    - `arguments`: the arguments of the command; those of the process if None.
     - `name`: the name of the command's module.
     - `description`: what the command does.
     - `rounds`: the rounds of a row that it measures.
     - `among`: the cases to choose from.
-    - `targets_of`: from the report to what its rows were to reach.
+    - `targets_of`: from the report to the targets of its rows.
 
     **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
     """
@@ -135,8 +135,8 @@ def execute(
     - `options`: the options, as `parse` returns them.
     - `begin`: returns the selected rows and the report to add them to; raises ValueError for
       options that select none.
-    - `measured`: measures one row and returns it as the report takes it.
-    - `targets_of`: from the report to what its rows were to reach.
+    - `measured`: measures one row and returns it in the form of the report.
+    - `targets_of`: from the report to the targets of its rows.
 
     **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
     """
@@ -165,14 +165,14 @@ def run(
     path: pathlib.Path | None,
     measured: Callable[[NamedT], dict[str, Any]],
 ) -> None:
-    """Measures rows one by one into a report, and writes it after each, so that nothing is lost.
+    """Measures rows one by one into a report, and writes it after each, to lose nothing.
 
     **Arguments:**
 
     - `rows`: the rows to measure.
     - `result`: the report that the rows are added to.
     - `path`: the file to write the report to, or None.
-    - `measured`: measures one row and returns it as the report takes it.
+    - `measured`: measures one row and returns it in the form of the report.
     """
     for number, row in enumerate(rows, start=1):
         start_s = time.perf_counter()

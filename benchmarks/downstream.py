@@ -1,10 +1,10 @@
-"""What libraries built on Equinox cost with eqxlike in its place, beside Equinox itself.
+"""The cost of libraries built on Equinox, on eqxlike and on Equinox itself.
 
 The programs are those of `tests/downstream`, on Lineax, Optimistix and Diffrax. Each runs in fresh
-processes that alternate between the two: first its first call, with all that is traced and
-compiled, then calls that find it compiled. Imports are timed in the same way. Nothing that JAX
-compiles is kept on the disk. That the two compute the same numbers is checked in each pair of
-processes. Ctrl-C prints the rows that are finished.
+processes that alternate between the two: first its first call, including all tracing and
+compilation, then calls that are compiled. Imports are timed in the same way. Nothing that JAX
+compiles is cached on disk. Each pair of processes checks that the two compute the same numbers.
+Ctrl-C prints the rows that are finished.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class Row:
     """A row of one of the tables.
 
     - `table`: one of `TABLES`.
-    - `topic`: of the program; the library to import in the table of imports.
+    - `topic`: the program's; in the table of imports, the library to import.
     - `program`: its name, in the other tables.
     """
 
@@ -84,7 +84,7 @@ ROWS: tuple[Row, ...] = (
 
 
 def in_process(library: str, topic: str, program: str) -> dict[str, Any]:
-    """What `downstream_process.timed` returns in a fresh process that keeps nothing on the disk."""
+    """The result of `downstream_process.timed` in a fresh process that caches nothing on disk."""
     process = subprocess.run(
         [sys.executable, "-m", downstream_process.__name__, library, topic, program],
         stdout=subprocess.PIPE,
@@ -97,7 +97,7 @@ def in_process(library: str, topic: str, program: str) -> dict[str, Any]:
 
 @functools.cache
 def samples_of(topic: str, program: str, rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """What a program takes in each round on each library.
+    """The times of a program in each round on each library.
 
     **Raises:** `AssertionError` if the two compute different numbers.
     """
@@ -111,12 +111,12 @@ def samples_of(topic: str, program: str, rounds: int) -> dict[str, list[dict[str
 
 
 def measure(row: Row, rounds: int) -> Measurement:
-    """The measurement of a row. The first calls and the later ones of a program share processes."""
+    """The measurement of a row. First and later calls of a program share processes."""
     if row.table == IMPORT:
         instead = "import eqxlike; eqxlike.install_as_equinox(); "
         statements = {OURS: f"{instead}import {row.topic}", EQUINOX: f"import {row.topic}"}
         for statement in statements.values():
-            import_time.import_s(statement)  # leaves the bytecode behind
+            import_time.import_s(statement)  # writes the bytecode
         times: dict[str, list[float]] = {column: [] for column in statements}
         for order in round_orders(tuple(statements), rounds, seed=0):
             for column in order:
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> 
         found = measure(row, options.rounds)
         return report.row(row.name, found, []) | {"table": row.table}
 
-    # As after `pip install`, whatever the environment says of writing bytecode.
+    # As after `pip install`, whatever the environment's setting for writing bytecode.
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):
         os.environ["PYTHONPYCACHEPREFIX"] = folder
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,7 +1,7 @@
 """Times a program of `tests/downstream` on one library: `python -m benchmarks.downstream_process
 LIBRARY TOPIC PROGRAM` prints what `timed` returns, as JSON.
 
-Nothing here imports eqxlike before it is known whether it is asked for.
+Nothing here imports eqxlike before it is known whether eqxlike is wanted.
 """
 
 import json
@@ -13,7 +13,7 @@ from tests.downstream import run
 from tests.downstream.registry import programs_of
 
 WARM_S = 0.5
-"""Later calls are made for so long, and at least three."""
+"""Later calls are made for this long, and at least three."""
 
 
 def timed(library: str, topic: str, program: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Warm calls on arguments that are no Modules of ours, from Python, JAX and other libraries.
+"""Warm calls on arguments that are not our Modules, from Python, JAX and other libraries.
 
-The function of a row uses two of the arrays and returns one, so that a row shows what it costs to
-bring the argument into the call and nothing else. The baseline is `jax.jit` on the same tree. Where
-`jax.jit` refuses a static leaf, the baseline gets it by `static_argnums`, or the arrays alone,
+The function of a row uses two of the arrays and returns one, so that a row shows only the cost of
+passing the argument. The baseline is `jax.jit` on the same tree. If
+`jax.jit` refuses a static leaf, the baseline gets it by `static_argnums`, or only the arrays,
 split off outside.
 """
 
@@ -50,8 +50,8 @@ def row(
     **Arguments:**
 
     - `name`: the name of the row.
-    - `make`: returns the function and its arguments, for the library it is given; raises
-      ImportError where another one that it needs is not installed.
+    - `make`: returns the function and its arguments, for a library; raises
+      ImportError if another library that it needs is not installed.
     - `on_tree`: calls it with `jax.jit`.
     """
     builders: dict[str, Callable[[], Call]] = {
@@ -64,7 +64,7 @@ def row(
 
 
 def example() -> jax.Array:
-    """The example that each function gets beside its argument."""
+    """The example that each function gets in addition to its argument."""
     return networks.normal(WIDTH, seed=1)
 
 
@@ -93,7 +93,7 @@ def of_tree(make: Callable[[], Any]) -> Callable[[Any], Work]:
 
 @functools.cache
 def struct() -> type:
-    """A class of Flax's with two fields."""
+    """A Flax class with two fields."""
     flax_struct = importlib.import_module("flax.struct")
 
     @flax_struct.dataclass
@@ -107,7 +107,7 @@ def struct() -> type:
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["scale", "shift"], meta_fields=[])
 @dataclasses.dataclass
 class Registered:
-    """A dataclass that is a pytree by JAX's own means."""
+    """A dataclass that is registered as a pytree with JAX."""
 
     scale: jax.Array
     shift: jax.Array
@@ -201,7 +201,7 @@ def call_with(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.A
 
 
 class Settings:
-    """A static object, equal to itself alone, whose contents change nothing in the program."""
+    """A static object, equal only to itself, whose contents change nothing in the program."""
 
     def __init__(self) -> None:
         self.table = {f"entry{index}": 0.5 * index for index in range(MANY)}

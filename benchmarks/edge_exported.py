@@ -1,7 +1,7 @@
-"""Warm calls of exported programs, beside the function that they were made of.
+"""Warm calls of exported programs, compared with the original function.
 
-The floor is `jax.jit` of what `jax.export` alone reads back, on flat arrays. A dictionary is what
-stands for a Module where its class is not there.
+The floor is `jax.jit` of what `jax.export` alone reads back, on flat arrays. A dictionary replaces
+a Module if its class is unavailable.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """First calls, from a new function to its result: an Adam step, and arguments and results of many
 leaves.
 
-No two rounds call with the same leaves, so that nothing cached in an earlier round helps.
+No two rounds use the same leaves, so that nothing cached in an earlier round helps.
 """
 
 import functools
@@ -37,7 +37,7 @@ def compare(table: Table, name: str, prepare: Callable[[Wrap], Call], jit: Wrap 
     - `name`: the name of the row.
     - `prepare`: takes a function such as `jax.jit`; returns the call of a new function, with new
       arguments, which returns one array.
-    - `jit`: `jax.jit` as this function needs it; None where it cannot do the same.
+    - `jit`: `jax.jit` with this function's options; None if it cannot do the same.
     """
 
     def preparing(wrap: Wrap) -> Prepare:
@@ -66,7 +66,7 @@ def adam_step(depth: int) -> Row:
         def step(*arguments: Any) -> Any:
             return networks.training_step(eqxlike, networks.mean_squared_error)(*arguments)
 
-        # Nothing of an earlier round may be cached on the model.
+        # Nothing from an earlier round may be cached on the model.
         fresh = jax.tree_util.tree_map(lambda leaf: leaf, state())
         return lambda: wrap(step)(*fresh, *data)[-1]
 

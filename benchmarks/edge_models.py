@@ -1,4 +1,4 @@
-"""Warm calls that the main table leaves out: large models, lists and dicts inside, and no `jit`."""
+"""Warm calls not in the main table: large models, lists and dicts inside, and no `jit`."""
 
 import functools
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Layer(eqxlike.Module):
 
 
 class Chain(eqxlike.Module):
-    """Layers one after the other, held in any container."""
+    """Layers in sequence, held in any container."""
 
     layers: Any
 
@@ -46,7 +46,7 @@ class Chain(eqxlike.Module):
 
 
 class Wide(eqxlike.Module):
-    """Many arrays, of which the call uses two: dispatch and nothing else."""
+    """Many arrays, of which the call uses two: only dispatch."""
 
     layers: tuple[Layer, ...]
 

@@ -1,4 +1,4 @@
-"""The memory that cached partitions take, and the time until a call returns."""
+"""The memory of cached partitions, and the time until a call returns."""
 
 import statistics
 import time
@@ -28,7 +28,7 @@ def partition_bytes(depth: int, copies: int = 100) -> float:
 
 
 def long_work(model: Layer, x: jax.Array, steps: jax.Array) -> jax.Array:
-    """Applies a layer again and again: work for the device and none for Python."""
+    """Applies a layer repeatedly: work for the device and none for Python."""
     return jax.lax.fori_loop(0, steps, lambda _, x: model(x), x)
 
 
@@ -43,7 +43,7 @@ def asynchrony(target_s: float = 1.0) -> tuple[float, float]:
     first = 20_000
     steps = jnp.asarray(first)
     start_s = time.perf_counter()
-    for _ in range(2):  # The second time it is compiled.
+    for _ in range(2):  # The second call is compiled.
         start_s = time.perf_counter()
         jax.block_until_ready(call(model, x, steps))
     steps = jnp.asarray(int(first * target_s / (time.perf_counter() - start_s)))

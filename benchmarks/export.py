@@ -1,10 +1,10 @@
-"""The first call of an exported network beside tracing it anew, each in a fresh process.
+"""The first call of an exported network, compared with tracing it again, in fresh processes.
 
-The clock starts when JAX and eqxlike are imported and the images lie on the device, and ends with
+The clock starts when JAX and eqxlike are imported and the images are on the device, and ends with
 the first numbers: weights or the exported program are read, traced, lowered, compiled and run.
-`jax.export alone` is the floor: the same program, read and called without anything of ours. Where a
-row says "compiled before", what XLA made of it lies in a folder already. That all compute the same
-numbers is checked in each round. Ctrl-C prints the rows that are finished.
+`jax.export alone` is the floor: the same program, read and called without our code. In a row with
+"compiled before", XLA's program is already cached in a folder. Each round checks that all compute
+the same numbers. Ctrl-C prints the rows that are finished.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Row:
     """A network.
 
     - `depth`: the number of its hidden layers.
-    - `is_kept`: whether what was compiled before is found in a folder.
+    - `is_kept`: whether compiled programs are cached in a folder.
     """
 
     depth: int
@@ -55,7 +55,7 @@ ROWS = tuple(Row(depth, is_kept) for depth in (2, 64) for is_kept in (False, Tru
 
 
 def prepare(folder: pathlib.Path, depth: int) -> None:
-    """Writes what the processes read."""
+    """Writes the files that the processes read."""
     network = export_process.make_network(depth)
     images = np.random.default_rng(0).uniform(0, 1, (32, 64)).astype(np.float32)
     np.save(folder / export_process.IMAGES, images)
@@ -74,7 +74,7 @@ def prepare(folder: pathlib.Path, depth: int) -> None:
 
 
 def in_process(column: str, row: Row, folder: pathlib.Path) -> dict[str, float]:
-    """What `export_process.timed` returns in a fresh process."""
+    """The result of `export_process.timed` in a fresh process."""
     cache = {
         "JAX_ENABLE_COMPILATION_CACHE": str(row.is_kept).lower(),
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
@@ -92,7 +92,7 @@ def in_process(column: str, row: Row, folder: pathlib.Path) -> dict[str, float]:
 
 
 def measure(row: Row, rounds: int) -> Measurement:
-    """The measurement of a row; one round outside the clock leaves bytecode and programs behind.
+    """The measurement of a row; an untimed round writes bytecode and programs first.
 
     **Raises:** `AssertionError` if two columns compute different numbers.
     """

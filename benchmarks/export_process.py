@@ -21,7 +21,7 @@ WIDTH = 64
 
 
 def make_network(depth: int) -> eqx.nn.MLP:
-    """A network that tells digits of 64 pixels apart."""
+    """A network that classifies digits of 64 pixels."""
     return eqx.nn.MLP(64, 10, width_size=WIDTH, depth=depth, key=jax.random.key(0))
 
 
@@ -54,7 +54,7 @@ COLUMNS: dict[str, Callable[[pathlib.Path, int], Callable[[Any], Any]]] = {
 
 
 def timed(column: str, depth: int, folder: pathlib.Path) -> dict[str, float]:
-    """The seconds of the first call, with all that it needs read, and the sum of its numbers."""
+    """The seconds of the first call, including reading its files, and the sum of its numbers."""
     images = jax.device_put(np.load(folder / IMAGES))
     jax.block_until_ready(images)
     start_s = time.perf_counter()

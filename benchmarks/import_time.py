@@ -1,9 +1,9 @@
-"""The cost of `import eqxlike` beside the imports of Equinox and NNX, and of JAX, part of them all.
+"""The cost of `import eqxlike`, compared with Equinox, NNX, and JAX, which all of them import.
 
-Each import runs in a fresh process, which times it itself: no column has the time that Python takes
-to start and to end. The sources are compiled to bytecode beforehand, as after `pip install`,
-whatever the environment says of writing it. The processes of a round follow one another, in an
-order that changes; ratios are taken round by round. Ctrl-C prints the rows that are finished.
+Each import runs in a fresh process, which times it itself: no column includes the start and end of
+Python. The sources are compiled to bytecode beforehand, as after `pip install`, whatever the
+environment's setting for writing it. The processes of a round follow one another, in an
+order that changes; ratios are taken in each round. Ctrl-C prints the rows that are finished.
 """
 
 import functools
@@ -54,7 +54,7 @@ def row(name: str, statements: Mapping[str, str]) -> Case:
 
 
 def import_s(statement: str) -> float:
-    """The seconds that a statement takes when it is the first of a fresh process."""
+    """The seconds that a statement takes first in a fresh process."""
     process = subprocess.run(
         [sys.executable, "-c", TIMED.format(statement)],
         stdout=subprocess.PIPE,
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) ->
 
 
 def measure(calls: Mapping[str, Call], rounds: int, seed: int = 0) -> Measurement:
-    """Measures imports side by side; one round outside the clock leaves the bytecode behind.
+    """Measures imports interleaved; an untimed round writes the bytecode first.
 
     **Arguments:**
 

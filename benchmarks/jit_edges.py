@@ -1,9 +1,9 @@
-"""Calls that the main table leaves out: large models, other arguments, exported programs, first
-calls; and memory.
+"""Calls not in the main table: large models, other arguments, exported programs, first calls; and
+memory.
 
 Every column of a row computes the same numbers, which is checked before anything is timed. The
 method is that of `eqxlike._timing`. A first call, from a new function to its result, cannot be
-repeated: it is timed as in `benchmarks.layer_timing`, with no compilation cache on the disk. Where
+repeated: it is timed as in `benchmarks.layer_timing`, without a compilation cache on disk. If
 all rows are measured, memory and asynchrony follow. Ctrl-C prints the rows that are finished.
 """
 

@@ -1,4 +1,4 @@
-"""The cost of a call of a compiled function: filter_jit beside raw `jax.jit`, Equinox and NNX.
+"""The cost of a call of a compiled function: filter_jit, raw `jax.jit`, Equinox and NNX.
 
 Every column of a row computes the same numbers, which is checked before anything is timed. The
 method is that of `eqxlike._timing`. Ctrl-C prints the rows that are finished.

@@ -109,7 +109,7 @@ def gradient(network: Network) -> Row:
         return lambda: function(model, batch)[0]
 
     def check(calls: Mapping[str, Call]) -> None:
-        # The calls return the loss alone; the gradient is checked with it.
+        # The calls return only the loss; the gradient is checked with it.
         check_gradients(network, tuple(calls))
 
     return Row(GRADIENT, _case(network, build), check)
@@ -118,7 +118,7 @@ def gradient(network: Network) -> Row:
 def _reordering(network: Network) -> Any:
     """The lowered program that only reorders the arrays of a CNN.
 
-    It puts them into the order that XLA's CPU convolutions take, in which NNX stores them, and puts
+    It puts them into the layout of XLA's CPU convolutions, in which NNX stores them, and puts
     the last features back into the order of ours.
     """
     kernels = [array for array in weights(network) if array.ndim == 4]

@@ -45,7 +45,7 @@ def mlp(depth: int, width: int) -> Row:
 
 
 def stack(depth: int, width: int) -> Row:
-    """The row that compiles `depth` layers, applied in a loop and one after another."""
+    """The row that compiles `depth` layers, applied in a loop and in sequence."""
     x = networks.normal(width, seed=1)
     columns = (SEQUENTIAL, SCAN_STACK)
 
@@ -101,8 +101,8 @@ def _construct(
     **Arguments:**
 
     - `name`: the name of the row.
-    - `make`: makes the model with eqxlike or Equinox, which it is given.
-    - `make_nnx`: makes it with NNX, given `benchmarks.nnx_layer_models`.
+    - `make`: makes the model with a library, eqxlike or Equinox.
+    - `make_nnx`: makes it with NNX, from `benchmarks.nnx_layer_models`.
     - `shapes`: the shapes of the parameters.
     """
     limit = shapes[0][-1] ** -0.5

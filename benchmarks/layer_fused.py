@@ -1,4 +1,4 @@
-"""The benefit of `nn.fuse`: the projections of self-attention one by one, and as one product."""
+"""The benefit of `nn.fuse`: the projections of self-attention separately, and as one product."""
 
 import functools
 
@@ -46,5 +46,5 @@ def _value_and_gradient(model: nn.MultiheadAttention, x: jax.Array) -> jax.Array
         return jnp.mean(_output(model, x) ** 2)
 
     value, gradient = eqxlike.filter_value_and_grad(loss)(model)
-    # All of the gradient is part of the result: nothing of it is left out.
+    # The whole gradient is part of the result: nothing of it is left out.
     return value + 0.0 * sum(jnp.sum(each) for each in jax.tree.leaves(gradient))

@@ -107,7 +107,7 @@ def linear_shapes(width: int, depth: int) -> list[tuple[int, ...]]:
 
 
 def uniform_arrays(shapes: Sequence[tuple[int, ...]], limit: float, key: jax.Array) -> Any:
-    """The least that a model draws: one uniform array for each shape, by one call."""
+    """The minimum that a model draws: one uniform array for each shape, by one call."""
     keys = split_keys(key, len(shapes))
     return [
         jax.random.uniform(key, shape, minval=-limit, maxval=limit)
@@ -116,7 +116,7 @@ def uniform_arrays(shapes: Sequence[tuple[int, ...]], limit: float, key: jax.Arr
 
 
 class _Classes(NamedTuple):
-    """The Modules that are written here rather than taken from a library."""
+    """The Modules that are defined here rather than taken from a library."""
 
     LSTM: Callable[..., Any]
     Block: Callable[..., Any]

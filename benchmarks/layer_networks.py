@@ -1,8 +1,8 @@
 """The networks of the layer benchmark in each library, with the transformations of that library.
 
-A `Network` says what to compute, and an `Implementation` how one library computes it: ours and
-Equinox take one example, compile by their `filter_jit` and get their batch from `jax.vmap`; NNX
-takes a batch. All of them hold the same weights: those that ours draws.
+A `Network` says what to compute, and an `Implementation` how one library computes it: eqxlike and
+Equinox take one example, compile by their `filter_jit` and batch with `jax.vmap`; NNX
+takes a batch. All of them hold the same weights: those that eqxlike draws.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ EQUINOX = "Equinox"
 NNX = "NNX"
 
 TOLERANCE = 1e-4
-"""Gradients may differ by this much: they are sums over a batch, and over steps, and libraries add
-in different orders.
+"""Gradients may differ by this much: they are sums over a batch, and over steps, which libraries
+add in different orders.
 """
 
 
@@ -52,12 +52,12 @@ class Implementation:
     """One network in one library.
 
     - `make`: returns a new model, from a key.
-    - `load`: returns the model with other parameters; takes those of ours, in tree order.
+    - `load`: returns the model with other parameters; takes eqxlike's, in tree order.
     - `arrays`: returns the arrays of a model or of its gradient.
     - `apply`: returns the output of a model for a batch.
     - `jit`: compiles a function of a model and a batch.
     - `value_and_grad`: differentiates a function of a model and a batch by the model.
-    - `batch`: the input, as the library wants it.
+    - `batch`: the input, in the library's layout.
     """
 
     make: Callable[[jax.Array], Any]
@@ -69,7 +69,7 @@ class Implementation:
     batch: jax.Array
 
     def holding(self, arrays: Sequence[jax.Array]) -> Any:
-        """A new model with these parameters, which stand in the order of ours."""
+        """A new model with these parameters, which are in eqxlike's order."""
         return self.load(self.make(jax.random.key(0)), arrays)
 
     def differentiated(self) -> Callable[[Any, jax.Array], tuple[jax.Array, Any]]:
@@ -121,22 +121,22 @@ IMPLEMENTATIONS: dict[str, Callable[[Network], Implementation]] = {
     EQUINOX: lambda network: of_modules(importlib.import_module("equinox"), network),
     NNX: of_nnx,
 }
-"""The functions from a network to its implementation, by column. They raise ImportError where the
+"""The functions from a network to its implementation, by column. They raise ImportError if the
 library is not installed.
 """
 
 
 def weights(network: Network) -> list[jax.Array]:
-    """The parameters that ours draws, in tree order."""
+    """The parameters that eqxlike draws, in tree order."""
     ours = IMPLEMENTATIONS[OURS](network)
     return ours.arrays(ours.make(jax.random.key(0)))
 
 
 def check_gradients(network: Network, columns: Sequence[str]) -> None:
-    """Raises unless the libraries of these columns compute the loss and gradient that ours does.
+    """Raises unless the libraries of these columns compute the same loss and gradient as eqxlike.
 
-    **Raises:** `AssertionError` that names the column that differs, and the numbers; or says that a
-    gradient is zero, with which too many others would agree.
+    **Raises:** `AssertionError` that names the differing column, and the numbers; or reports that a
+    gradient is zero, which too many others would match.
     """
     parameters = weights(network)
     ours = IMPLEMENTATIONS[OURS](network)
@@ -149,8 +149,8 @@ def check_gradients(network: Network, columns: Sequence[str]) -> None:
             continue
         other = IMPLEMENTATIONS[column](network)
         result = other.differentiated()(other.holding(parameters), other.batch)
-        # A library that stores a parameter transposed has the transposed gradient, so that the
-        # gradient of ours is copied as parameters are.
+        # A library that stores a parameter transposed has the transposed gradient, so
+        # gradients are copied like parameters.
         expected = [loss, *other.arrays(other.holding(gradient))]
         for one, another in zip([result[0], *other.arrays(result[1])], expected, strict=True):
             np.testing.assert_allclose(

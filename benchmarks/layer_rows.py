@@ -1,7 +1,7 @@
 """The rows of several tables, and the way from them to a report.
 
-A row is a `Case`, as in `benchmarks.cases`, with the table that it belongs to and with a check of
-its own: libraries may draw different parameters, but must compute the same outputs.
+A row is a `Case`, as in `benchmarks.cases`, with its table and its own
+check: libraries may draw different parameters, but must compute the same outputs.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from eqxlike._timing import Call, measure
 class Table:
     """A table, whose rows measure the same thing.
 
-    - `title`: what is done in one call.
+    - `title`: what one call does.
     - `clocks`: the clocks to print, of "completion" and "dispatch".
     - `is_first_call`: whether each call is of a new function; the builders of a row's columns then
       make a `Prepare`.
@@ -41,7 +41,7 @@ class Row:
     - `table`: the table of the row.
     - `case`: its name, its columns and the baseline.
     - `check`: takes what the columns built; raises AssertionError unless they do the same.
-    - `count_lines`: returns the lines of each column's lowered program, where that is of interest.
+    - `count_lines`: returns the lines of each column's lowered program, if they matter.
     """
 
     table: Table
@@ -82,7 +82,7 @@ def measure_rows(
 
 
 def _new_report(rows: Sequence[Row], options: argparse.Namespace) -> dict[str, Any]:
-    """A report without rows, which knows the tables that these rows stand in."""
+    """A report without rows, with the tables of these rows."""
     method = {"rounds": options.rounds, "first_rounds": options.first_rounds}
     tables = [
         {"title": table.title, "clocks": list(table.clocks), "unit": table.unit}
@@ -92,7 +92,7 @@ def _new_report(rows: Sequence[Row], options: argparse.Namespace) -> dict[str, A
 
 
 def _measure_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
-    """Checks and measures one row; returns it as the report takes it."""
+    """Checks and measures one row; returns it in the form of the report."""
     calls, notes = build(row.case)
     row.check(calls)
     # Without Equinox, ratios are taken to ours.
@@ -114,7 +114,7 @@ def count_parameters(tree: Any) -> int:
 def check_sizes(calls: Mapping[str, Call]) -> None:
     """Raises unless the models of all columns have the same number of parameters.
 
-    **Raises:** `AssertionError` that says how many there are in each column.
+    **Raises:** `AssertionError` with the number of each column.
     """
     sizes = {column: count_parameters(call()) for column, call in calls.items()}
     if len(set(sizes.values())) > 1:

@@ -1,8 +1,8 @@
-"""Side by side timing of calls that can be made only once: first calls and compilations.
+"""Interleaved timing of calls that can be made only once: first calls and compilations.
 
-`eqxlike._timing.measure` calls again and again, so it cannot time these. Here each round prepares
-every column anew, outside the clock, and times one call of it. As there, rounds are interleaved and
-ratios are taken round by round.
+`eqxlike._timing.measure` repeats calls, so it cannot time these. Here each round prepares every
+column again, outside the clock, and times one call of it. As there, rounds are interleaved and
+ratios are taken in each round.
 """
 
 import time
@@ -18,13 +18,13 @@ Prepare = Callable[[], Call]
 def measure_first_calls(
     preparations: Mapping[str, Prepare], *, baseline: str, rounds: int, seed: int = 0
 ) -> Measurement:
-    """Measures the first calls of new functions side by side.
+    """Measures the first calls of new functions interleaved.
 
     **Arguments:**
 
-    - `preparations`: functions that return a new call each time, by name. One round of them is
-      made outside the clock: it pays for what JAX sets up once.
-    - `baseline`: the name of the column that ratios are taken to.
+    - `preparations`: functions that return a new call each time, by name. One untimed round of
+      them pays for what JAX sets up once.
+    - `baseline`: the denominator of ratios, a column.
     - `rounds`: the number of times each is prepared and called.
     - `seed`: the seed of the order of the columns.
 

@@ -1,4 +1,4 @@
-"""The costs of the layers of eqxlike.nn beside those of Equinox and NNX.
+"""The costs of the layers of eqxlike.nn, compared with those of Equinox and NNX.
 
 Four networks are constructed, called for the first time, called again and differentiated; deep
 models are constructed, and stacks of equal layers compiled. Before anything is timed, a check
@@ -6,7 +6,7 @@ compares the outputs and gradients that all libraries compute from the same weig
 constructed models differ: each library draws its own initial values.
 
 The method is that of `eqxlike._timing`, and for first calls and compilations that of
-`benchmarks.layer_timing`, with no compilation cache on the disk. Ctrl-C prints the rows that are
+`benchmarks.layer_timing`, without a compilation cache on disk. Ctrl-C prints the rows that are
 finished.
 """
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> 
 
 
 if __name__ == "__main__":
-    # A first call that reads its program from the disk compiles nothing. It is too late for this
+    # A first call that reads its program from disk compiles nothing. This has no effect
     # once JAX has compiled something.
     jax.config.update("jax_enable_compilation_cache", False)
     sys.exit(main())

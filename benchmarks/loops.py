@@ -1,8 +1,8 @@
-"""What loops cost forwards and backwards, beside `jax.lax.scan` and Equinox's loops.
+"""The cost of loops forwards and backwards, compared with `jax.lax.scan` and Equinox's loops.
 
 All columns of a row compute the same numbers, which is checked before anything is timed. The
-temporary memory of each, by XLA's analysis, and the time to trace and compile it are among the
-notes of its row. The method is that of `eqxlike._timing`. Ctrl-C prints the rows that are finished.
+notes of a row have the temporary memory of each column, by XLA's analysis, and the time to trace
+and compile it. The method is that of `eqxlike._timing`. Ctrl-C prints the rows that are finished.
 """
 
 import functools
@@ -32,7 +32,7 @@ MASKED = "masked lax.scan"
 EQUINOX = "equinox.internal"
 
 FIRST_CALLS = 3
-"""So many first calls are timed."""
+"""The number of first calls that are timed."""
 
 Recurrence = Callable[[Any, Any], Any]
 """`step(parameters, carry) -> carry`."""
@@ -42,7 +42,7 @@ Run = Callable[[Any, Any], Any]
 
 
 def equinox_loops() -> Any:
-    """The loops of Equinox. Raises ImportError where it is not installed."""
+    """Equinox's loops. Raises ImportError if it is not installed."""
     return importlib.import_module("equinox.internal")
 
 
@@ -76,7 +76,7 @@ def whiled(
     parameters: Any,
     carry: Any,
 ) -> Any:
-    """The loop by the `while_loop` of a library, of at most so many steps."""
+    """The loop by the `while_loop` of a library, with a limit on its steps."""
 
     def body(state: Any) -> Any:
         return state[0] + 1, step(parameters, state[1])
@@ -100,7 +100,7 @@ def of_jax(step: Recurrence, length: Any, parameters: Any, carry: Any) -> Any:
 
 
 def masked(step: Recurrence, length: Any, most: int, parameters: Any, carry: Any) -> Any:
-    """The loop by a scan of the most steps, of which those beyond the length are put aside."""
+    """The loop by a scan of the maximum length, which ignores steps beyond the actual length."""
 
     def body(carry: Any, index: Any) -> tuple[Any, None]:
         return jnp.where(index < length, step(parameters, carry), carry), None
@@ -113,12 +113,12 @@ def ours() -> Any:
 
 
 def forward(run: Run) -> Callable[[Any, Any], Any]:
-    """The value alone."""
+    """Only the value."""
     return lambda parameters, carry: jnp.sum(run(parameters, carry) ** 2)
 
 
 def gradient(run: Run) -> Callable[[Any, Any], Any]:
-    """The gradient by the parameters."""
+    """The gradient for the parameters."""
     return jax.grad(forward(run))
 
 
@@ -155,7 +155,7 @@ def case(
     runs: Mapping[str, Run],
     arguments: tuple[Any, Any],
 ) -> Case:
-    """The row that compares `runs`; the first of them is what ratios are taken to."""
+    """The row that compares `runs`; the first of them is the denominator of ratios."""
     builders = {
         column: functools.partial(Compiled, way(run), arguments) for column, run in runs.items()
     }
@@ -163,7 +163,7 @@ def case(
 
 
 def scalar(parameters: Any, carry: Any) -> Any:
-    """A step of next to no work: what is measured is the loop."""
+    """A step with next to no work, to measure the loop."""
     return jnp.sin(parameters * carry) + 0.1
 
 
@@ -288,7 +288,7 @@ ROWS: tuple[Case, ...] = (
 
 
 def first_calls(calls: Mapping[str, Compiled]) -> str:
-    """What it takes to trace and compile each, and how long of what it takes Equinox."""
+    """The time to trace and compile each, and its ratio to Equinox's."""
     seconds: dict[str, list[float]] = {column: [] for column in calls}
     for _ in range(FIRST_CALLS):
         for column, call in calls.items():

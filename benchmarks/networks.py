@@ -14,8 +14,8 @@ import numpy as np
 import optax
 
 LEARNING_RATE = 1e-4
-"""The rate is small, so that the weights stay near where they began however many steps a column
-makes: no column drifts into denormal numbers, which some processors add slowly.
+"""The rate is small, so that the weights stay near their start for any number of steps:
+no column drifts into denormal numbers, which some processors add slowly.
 """
 
 

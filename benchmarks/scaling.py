@@ -1,19 +1,18 @@
-"""The time and the memory of a training step over several devices, and a large training on paper.
+"""The time and the memory of a training step over several devices, and the plan of a large one.
 
-An MLP is trained by Adam on the same batches, whole on each device (`train.data_parallel`) or split
-over them (`train.fsdp`). All columns compute the same losses, which is checked before anything is
+An MLP is trained by Adam on the same batches, replicated (`train.data_parallel`) or sharded
+(`train.fsdp`). All columns compute the same losses, which is checked before anything is
 timed. The method is that of `eqxlike._timing`. Ctrl-C prints the rows that are finished.
 
-So is a stack of MLPs, with a hidden layer four times as wide, whose layers FSDP brings together one
-at a time, in the loop over them; beside it a rule that splits the axis of layers, so that they are
-brought together at once.
+The same is done for a stack of MLPs, with a hidden layer four times as wide. FSDP all-gathers its
+layers one at a time, in the loop over them; another row splits the axis of layers, so that they are
+all-gathered at once.
 
-Devices of a CPU share its cores, and the calls wait for each other: a ratio below 1 is not to be
-had there where one device has the cores for itself, and what the ratio shows is the price of the
-exchange. Memory is that of one device either way. Where there are fewer than four devices, the
-columns for more are left out.
+Devices of a CPU share its cores, and the calls wait for each other. If one device already uses all
+cores, the ratio cannot be below 1; it shows the cost of communication. Memory is that of one
+device. With fewer than four devices, the columns for more are left out.
 
-At the end stands what `train.plan` says of a transformer of seven billion parameters.
+Last comes what `train.plan` computes for a transformer of seven billion parameters.
 """
 
 import dataclasses
@@ -56,11 +55,11 @@ MESHES = (AbstractMesh((8,), ("data",)), AbstractMesh((64,), ("data",)))
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A training over some devices.
+    """Training over some devices.
 
     - `call`: makes one more step and returns its loss.
-    - `memory`: bytes on one device: of the state between steps, of what a step needs beside, and of
-      what it gets from the other devices.
+    - `memory`: bytes on one device: of the state between steps, of what a step needs in addition,
+      and of what it receives from the other devices.
     """
 
     call: Call
@@ -69,7 +68,7 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One network, trained in one way over each number of devices: an MLP, or a stack of them."""
+    """One network, trained in one way on each number of devices: an MLP, or a stack of them."""
 
     sharding: str
     depth: int
@@ -94,7 +93,7 @@ class Row:
         return nn.ScanStack(layer, self.depth, key=jax.random.key(0))
 
     def training(self, count: int) -> Training:
-        """The training over the first `count` devices."""
+        """Training over the first `count` devices."""
         sharding = SHARDINGS_OF_STACKS[self.sharding](jax.devices()[:count])
         optimiser = networks.optimiser()
         state = train.TrainState.create(self.model(), optimiser, key=jax.random.key(0))
@@ -119,7 +118,7 @@ class Row:
         return Training(call, memory)
 
     def measured(self, rounds: int) -> dict[str, Any]:
-        """The row as a report takes it."""
+        """The row in the form of a report."""
         trainings = {column(count): self.training(count) for count in counts()}
         calls = {name: training.call for name, training in trainings.items()}
         check_agreement(calls)
@@ -146,7 +145,7 @@ def arrays(state: Any) -> Iterator[jax.Array]:
 
 
 def counts() -> list[int]:
-    """The numbers of devices that are here."""
+    """The available numbers of devices."""
     return [count for count in COUNTS if count <= jax.device_count()]
 
 
@@ -162,7 +161,7 @@ def notes() -> list[str]:
 
 
 class Block(eqxlike.Module):
-    """A layer of the large transformer; its positions are left out, as they have no weights."""
+    """A layer of the large transformer, without positions, which have no weights."""
 
     attention_norm: nn.RMSNorm
     attention: nn.MultiheadAttention
@@ -236,7 +235,7 @@ def memory_cells(rows: Sequence[Mapping[str, Any]]) -> table.Rows:
 
 
 def targets(rows: Sequence[Mapping[str, Any]]) -> list[Target]:
-    """What the rows of a report are to reach."""
+    """The targets of the rows of a report."""
     found = {}
     for row in rows:
         memory = row["memory"]

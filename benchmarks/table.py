@@ -26,8 +26,8 @@ def render(report: Mapping[str, Any], *, markdown: bool, baseline: str | None = 
 
     - `report`: a report, as `benchmarks.report` makes it.
     - `markdown`: whether to write Markdown rather than plain aligned text.
-    - `baseline`: the column that ratios are taken to; each row's own where None, and in a table
-      without that column.
+    - `baseline`: the denominator of ratios, a column; each row's own if None, or if a table lacks
+      that column.
     """
     if not report["rows"]:
         return "no rows were measured"
@@ -64,7 +64,7 @@ def cells(
 
     - `report`: a report, as `benchmarks.report` makes it.
     - `clock`: "dispatch" or "completion".
-    - `baseline`: the column that ratios are taken to; each row's own where None.
+    - `baseline`: the denominator of ratios, a column; each row's own if None.
     - `unit`: the unit of the times, one of `UNITS_US`.
     """
     names = _column_names(report["rows"], "columns")
@@ -100,7 +100,7 @@ def text_table(rows: Rows) -> str:
 
 
 def markdown_table(rows: Rows) -> str:
-    """A Markdown table, numbers to the right."""
+    """A Markdown table, numbers aligned right."""
     rule = ["---", *["---:"] * (len(rows[0]) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in (rows[0], rule, *rows[1:]))
 

@@ -1,11 +1,11 @@
-"""What a benchmark is to reach, and what one run of it did."""
+"""The targets of a benchmark, and the results of one run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 
 class Target(NamedTuple):
-    """One thing to reach, what was found, and whether that reaches it."""
+    """A target, the result, and whether the result reaches it."""
 
     aim: str
     found: str

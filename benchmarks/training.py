@@ -1,10 +1,10 @@
-"""The cost of a training loop: `train.fit` beside loops that one writes by hand.
+"""The cost of a training loop: `train.fit` compared with hand-written loops.
 
 Each call is a whole run over the same batches, NumPy arrays, of an MLP trained by Adam, from the
-same weights; it ends when all losses are on the host. By hand is a loop over `jax.jit` of a
-flat list of arrays that are donated, with a key that each step splits. `fit` is as it comes, with
-its check that the state stays finite, and with a step made with `check_finite=False`. Equinox's and
-NNX's are the loops of their documentation. Keras runs on JAX, where it is installed.
+same weights; it ends when all losses are on the host. "By hand" is a loop over `jax.jit` of a
+flat list of donated arrays, with a key that each step splits. `fit` runs with its defaults,
+including the check that the state stays finite, and with a step made with `check_finite=False`.
+Equinox's and NNX's are the loops of their documentation. Keras runs on JAX, if installed.
 All columns have the same mean loss, which is checked before anything is timed. The method is that
 of `eqxlike._timing`. Ctrl-C prints the rows that are finished.
 """
@@ -44,7 +44,7 @@ KERAS = "Keras on JAX, 16 steps a call"
 BATCH = 32
 
 LIMITS = {"2x8": 0.38, "3x24": 0.45, "10x32": 0.55, "48x8": 0.50, "6x256": 0.85, "4x1024": 1.0}
-"""What 16 steps a call are to cost at most, to a loop by hand."""
+"""The limits for 16 steps a call, relative to a hand-written loop."""
 
 Batches = Sequence[tuple[np.ndarray, np.ndarray]]
 
@@ -114,7 +114,7 @@ def _start(width: int, depth: int, optimiser: optax.GradientTransformation) -> t
 def by_fit(
     width: int, depth: int, steps_per_call: int, size: int | None = None, is_checked: bool = True
 ) -> Call:
-    """A run of `train.fit`, with a thread that makes so many batches ahead."""
+    """A run of `train.fit`, with a thread that makes this many batches ahead."""
     optimiser = networks.optimiser()
     model = networks.mlp(eqxlike, width, depth)
     state = train.TrainState.create(model, optimiser, key=jax.random.key(0))
@@ -190,7 +190,7 @@ def by_keras(width: int, depth: int) -> Call:
 
     def call() -> np.floating:
         model.set_weights(start)
-        # It goes on with the moments of the last run otherwise; the rate is one of its variables.
+        # Otherwise it continues with the moments of the last run; the rate is a variable too.
         for variable in model.optimizer.variables:
             if not variable.path.endswith("/learning_rate"):
                 variable.assign(np.zeros(variable.shape, variable.dtype))
@@ -210,7 +210,7 @@ def by_keras(width: int, depth: int) -> Call:
 def row(width: int, depth: int, has_peers: bool = False) -> Case:
     """The row of an MLP with `depth` hidden layers, `width` features everywhere.
 
-    Of the large ones the peers' runs would take half an hour.
+    The peers' runs of large ones would take half an hour.
     """
     builders: Mapping[str, Callable[[], Call]] = {
         BY_HAND: lambda: by_hand(width, depth),
@@ -237,7 +237,7 @@ ROWS: tuple[Case, ...] = (
 
 
 def found(result: Mapping[str, Any]) -> Iterator[targets.Target]:
-    """The targets that the rows of a report speak of."""
+    """The targets for the rows of a report."""
     ratios = {
         column: {
             each["name"]: report.measurement(each).columns[column].completion_ratio.median

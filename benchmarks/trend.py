@@ -1,12 +1,12 @@
 """How key figures changed over the committed runs: `python -m benchmarks.trend`.
 
-A run that is committed replaces the one before it. What stays of each is a line in
-`benchmarks/results/history.jsonl`: its machine, its versions, its date, and its key figures, all
-but a few of them ratios within that run. Lines are added and never changed.
+A committed run replaces the one before it. A line in
+`benchmarks/results/history.jsonl` remains of each: its machine, its versions, its date, and its key
+figures, almost all of them ratios within that run. Lines are added and never changed.
 
-`--add` adds the runs in `benchmarks/results/` that have no line yet; without it they are named, and
-the command fails. `--from-git` adds first what the history of the repository still has of earlier
-runs.
+`--add` adds the runs in `benchmarks/results/` that have no line yet; without it the command names
+them and fails. `--from-git` first adds earlier runs that are still in the history of the
+repository.
 """
 
 import argparse
@@ -29,7 +29,7 @@ Point = Mapping[str, Any]
 
 
 class Figure(NamedTuple):
-    """A number that a run has; `read` raises `LookupError` where it has not."""
+    """A number of a run; `read` raises `LookupError` if the run lacks it."""
 
     title: str
     read: Callable[[Report], float]
@@ -64,7 +64,7 @@ def _middle(column: str, **of: str) -> Callable[[Report], float]:
 
 
 def _mode(name: str, mode: str) -> Callable[[Report], float]:
-    """Value and gradient by a mode, to the value alone."""
+    """Value and gradient by a mode, relative to the value alone."""
 
     def read(report: Report) -> float:
         (row,) = _rows(report, name=name, space="standard")
@@ -84,7 +84,7 @@ def _score(data: str, method: str) -> Callable[[Report], float]:
 
 
 def _rate(name: str) -> Callable[[Report], float]:
-    """Effective samples a second to NumPyro's, each the mean over the seeds."""
+    """Effective samples a second relative to NumPyro's, each the mean over the seeds."""
 
     def read(report: Report) -> float:
         runs = _rows(report, name=name, table="NUTS")[0]["runs"]
@@ -223,11 +223,11 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
         ),
     ),
 }
-"""A benchmark to its key figures; where nothing else is said less is better."""
+"""A benchmark to its key figures; less is better unless stated otherwise."""
 
 
 def figures(benchmark: str, report: Report) -> dict[str, float]:
-    """The key figures that a run has, to four digits behind the point.
+    """The key figures of a run, to four decimal places.
 
     **Arguments:**
 
@@ -239,18 +239,18 @@ def figures(benchmark: str, report: Report) -> dict[str, float]:
         try:
             found[figure.title] = round(figure.read(report), 4)
         except (LookupError, StopIteration, ValueError):
-            continue  # a run from before there was such a row
+            continue  # a run from before that row existed
     return found
 
 
 def point(benchmark: str, report: Report, said: str = "") -> dict[str, Any]:
-    """What stays of a run.
+    """The line of a run.
 
     **Arguments:**
 
     - `benchmark`: the name of the benchmark.
     - `report`: its report.
-    - `said`: what changed before it, or what the commit said that had it, where that is known.
+    - `said`: what changed before it, or the message of its commit, if known.
     """
     return {
         "benchmark": benchmark,
@@ -263,9 +263,9 @@ def point(benchmark: str, report: Report, said: str = "") -> dict[str, Any]:
 
 
 def history() -> list[Point]:
-    """All points, as they were added.
+    """All points, in the order in which they were added.
 
-    **Raises:** `ValueError` that names the line if one is no point.
+    **Raises:** `ValueError` that names the line if one is not a point.
     """
     if not HISTORY.exists():
         return []
@@ -288,7 +288,7 @@ def _point(number: int, line: str) -> Point:
 
 
 def key(each: Point) -> tuple[str, str]:
-    """What tells one run from all others: its benchmark, and the second in which it began."""
+    """The identity of a run: its benchmark, and the second in which it began."""
     return each["benchmark"], each["machine"]["date"]
 
 
@@ -300,7 +300,7 @@ def committed(said: str = "") -> Iterator[dict[str, Any]]:
 
 
 def earlier() -> Iterator[dict[str, Any]]:
-    """The points of all runs that the history of the repository has, oldest commit first."""
+    """The points of all runs in the history of the repository, oldest commit first."""
     for path in sorted(RESULTS.glob("*.json")):
         name = path.relative_to(ROOT).as_posix()
         if match := RUN.fullmatch(path.stem):
@@ -320,12 +320,12 @@ def add(points: Sequence[Point]) -> None:
     known = HISTORY.read_text() if HISTORY.exists() else ""
     with HISTORY.open("a") as file:
         if points and known and not known.endswith("\n"):
-            file.write("\n")  # an editor may have taken it away
+            file.write("\n")  # an editor may have removed it
         file.writelines(json.dumps(each) + "\n" for each in points)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 1 where a committed run has no point."""
+    """The command; 1 if a committed run has no point."""
     parser = argparse.ArgumentParser("python -m benchmarks.trend", description=__doc__)
     parser.add_argument("--add", action="store_true", help="add the runs that have no point yet")
     parser.add_argument("--said", default="", metavar="TEXT", help="what changed before the runs")

@@ -1,15 +1,15 @@
-"""A Bayesian network, from its prior to intervals that hold what they promise.
+"""A Bayesian network, from its prior to calibrated intervals.
 
-Eighty points lie around a wave, with noise of which only a prior is known. What a network with a
-prior expects is looked at before the data; then several methods find the posterior, and each is
-judged on held-out points by its NLL, by how many of them its 90% intervals hold, and by the noise
-that it found. NUTS, exact but for Monte Carlo error, is what the others are judged by.
+Eighty points lie around a wave, with noise of which only a prior is known. The script first shows
+what the network's prior predicts, before it sees data. Then several methods find the posterior.
+Each is scored on held-out points: by its NLL, by how many points its 90% intervals contain, and by
+the noise that it found. NUTS, exact up to Monte Carlo error, is the reference.
 
-Mean-field inference collapses here: to call the wave noise costs less than to keep so many weights
-from their prior, and once the noise is large the data have no more say. What helps is shown: the
-noise held at a known value, and a warm-up, in which the prior comes to its weight by and by, while
-the network finds the wave. Last, conformal prediction widens or narrows intervals until they cover
-about as promised, whichever method they came from. `--out` draws all of it.
+Mean-field inference collapses here: calling the wave noise costs less than moving so many weights
+from their prior, and with large noise the data no longer matter. Two remedies are shown: a known
+noise, and a warm-up, which increases the prior's weight gradually while the network finds the
+wave. Last, conformal prediction widens or narrows the intervals of any method until they have
+about their nominal coverage. `--out` plots all of it.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def points(count: int, seed: int) -> tuple[jax.Array, jax.Array]:
 
 
 def target_with(noise: Any, width: int) -> bayes.Posterior:
-    """The network, its prior and the data. `noise` is a number, or a prior of one."""
+    """The network, its prior and the data. `noise` is a number, or a prior for it."""
     network = nn.MLP(1, "scalar", width, depth=2, activation=jnp.tanh, key=jax.random.key(0))
     # The sum of `width` terms is about as large as one of them.
     prior = bayes.prior_by_path(
@@ -51,7 +51,7 @@ def target_with(noise: Any, width: int) -> bayes.Posterior:
 
 
 def methods(steps: int, draws: int) -> dict[str, tuple[Any, bayes.Method]]:
-    """What the noise is taken for, and how the posterior is found."""
+    """The noise that each method assumes, and the method."""
     return {
         "NUTS": (UNKNOWN, bayes.NUTS(num_samples=draws, num_warmup=draws, chains=2)),
         "Laplace": (UNKNOWN, bayes.Laplace(steps=steps)),
@@ -63,7 +63,7 @@ def methods(steps: int, draws: int) -> dict[str, tuple[Any, bayes.Method]]:
 
 
 def look_at_prior(target: bayes.Posterior, key: jax.Array) -> None:
-    """What is expected before there are data: is the wave possible, and what else is?"""
+    """What the prior predicts: is the wave possible, and what else is?"""
     _, y = target.data
 
     def wide(key: jax.Array) -> jax.Array:
@@ -115,12 +115,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flat = -dist.Normal(y.mean(), y.std()).log_prob(y).mean()
     print(f"{'':26}{'NLL':>8}{'in 90%':>9}{'noise':>8}{'conformal':>12}")
     print(f"{'wave and noise known':26}{best:8.3f}{LEVEL:9.1%}{NOISE:8.2f}")
-    # Keys of their own: the table is the same with a picture as without.
+    # Separate keys: the table is the same with a picture as without.
     pictures, picture_keys = {}, iter(jax.random.split(jax.random.key(1), 100))
     for name, (noise, method) in methods(options.steps, options.draws).items():
         target = target_with(noise, options.width)
         with warnings.catch_warnings():
-            # The table says what they say: which posteriors are poor.
+            # The table shows what the warnings say: which posteriors are poor.
             warnings.simplefilter("ignore", bayes.InferenceWarning)
             posterior = bayes.infer(target, method, key=next(keys), progress=False)
         prediction: Any = bayes.predict(posterior, x, key=next(keys))

@@ -1,11 +1,11 @@
-"""What the demo claims of its Bayesian networks, over several splits of the data.
+"""What the demo claims about its Bayesian networks, over several splits of the data.
 
     python examples/bnn_coverage.py [--seeds N] [--steps N]
 
-Seed by seed, on held-out examples: how many truths the 90% interval holds (diabetes), and the NLL
-beside that of a plain network with weight decay and early stopping (digits). Exits with 0 if, on
-average over the seeds, coverage lies within 0.85 to 0.95 and the NLL is no worse, and with 1 if
-not.
+For each seed, on held-out examples: how many true values the 90% interval contains (diabetes), and
+the NLL compared with a plain network with weight decay and early stopping (digits). Exits with 0
+if, on average over the seeds, coverage is within 0.85 to 0.95 and the NLL is no worse, otherwise
+with 1.
 """
 
 import argparse

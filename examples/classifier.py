@@ -1,13 +1,12 @@
-"""A classifier of digits, trained as one trains in earnest: with evaluation, early stopping,
-checkpoints, and a run that goes on where it was interrupted.
+"""A classifier of digits with a full training setup: evaluation, early stopping, checkpoints, and a
+run that resumes where it was interrupted.
 
-A convolutional network with dropout learns scikit-learn's digits, 1797 images of 8 x 8 pixels, of
-which 300 choose when to stop and 500 are held out to the end. Beside it stands a logistic
-regression.
+A convolutional network with dropout learns scikit-learn's digits, 1797 images of 8 x 8 pixels: 300
+decide when to stop, and 500 are held out to the end. The baseline is a logistic regression.
 
-The network is trained twice: in one go, and by a run that ends early and is begun again. Both end
-with the same bits. With `--folder` checkpoints stay, and you can be the interruption: press Ctrl-C,
-or kill the process, and start the script once more.
+The network is trained twice: in one go, and by a run that ends early and is resumed. Both end with
+the same bits. With `--folder` the checkpoints remain, and you can interrupt the run yourself: press
+Ctrl-C, or kill the process, and start the script again.
 """
 
 import argparse
@@ -44,7 +43,7 @@ def network(key: jax.Array) -> nn.Sequential:
 
 
 def loss(model: Any, batch: Any, key: jax.Array) -> jax.Array:
-    """The key is another one in each step, and each image has its own dropout."""
+    """Each step gets another key, and each image its own dropout."""
     images, labels = batch
     keys = jax.random.split(key, len(images))
     logits = jax.vmap(lambda image, key: model(image, key=key))(images, keys)
@@ -62,7 +61,7 @@ def measure(model: Any, batch: Any) -> dict[str, train.metrics.Mean]:
 
 
 def load_digits() -> tuple[Any, Any, Any]:
-    """Images and labels to train on, to choose by, and held out."""
+    """Images and labels for training, for early stopping, and held out."""
     images, labels = datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     images = (images[order] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
@@ -73,7 +72,7 @@ def load_digits() -> tuple[Any, Any, Any]:
 
 
 class Said(train.Callback):
-    """Prints every fourth evaluation, and where a run goes on."""
+    """Prints every fourth evaluation, and where a run resumes."""
 
     def on_start(self, run: train.Run) -> None:
         if run.steps:
@@ -86,7 +85,7 @@ class Said(train.Callback):
 
 
 class Training:
-    """The same training, however often it is begun."""
+    """The same training, however often it is started."""
 
     def __init__(self) -> None:
         self.train_on, choose_by, held_out = load_digits()
@@ -98,7 +97,7 @@ class Training:
         self.test = train.make_evaluate(measure, [held_out])
 
     def run(self, folder: str, num_steps: int) -> train.FitResult[Any]:
-        """From the newest checkpoint in the folder, or from the start if there is none."""
+        """Runs from the newest checkpoint in the folder, or from the start if there is none."""
         return train.fit(
             self.start,
             self.step,
@@ -116,7 +115,7 @@ class Training:
 
 
 def logistic_regression() -> float:
-    """The accuracy of a linear classifier on what is held out."""
+    """The accuracy of a linear classifier on held-out images."""
     train_on, _, (images, labels) = load_digits()
     linear = linear_model.LogisticRegression(max_iter=1000)
     linear.fit(train_on[0].reshape(-1, 64), train_on[1])

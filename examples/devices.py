@@ -1,14 +1,14 @@
-"""One training on one device, and on several in two ways: does it come to the same, and what does
+"""The same training on one device, and on several in two ways: do the losses agree, and what does
 each device hold?
 
-Data parallelism has the whole model on each device and splits batches. Fully sharded data
-parallelism (FSDP) splits parameters, gradients and what Adam keeps as well, and brings a parameter
-together where it is needed. Each is one object, a `train.Sharding`, given to the step and to the
-batches; model and loss know nothing of it.
+Data parallelism replicates the model on each device and splits batches. Fully sharded data
+parallelism (FSDP) also splits parameters, gradients and Adam's state, and all-gathers a parameter
+where it is needed. Each is one object, a `train.Sharding`, for the step and the batches; model and
+loss do not change.
 
-Printed are the losses beside those of one device, how many bytes each device holds between two
-steps, what one step exchanges, read off the compiled program, and how many held-out digits are
-right. Where there is but one device, several parts of the processor serve:
+The script prints the losses next to those of one device, how many bytes each device holds between
+steps, what the compiled step communicates, and how many held-out digits are right. With only one
+device, divide the processor into several:
 
     XLA_FLAGS=--xla_force_host_platform_device_count=4 python examples/devices.py
 """
@@ -40,7 +40,7 @@ def measure(model: Any, batch: Any) -> dict[str, train.metrics.Mean]:
 
 
 def load_digits() -> tuple[Any, Any]:
-    """Images and labels to train on, and held out."""
+    """Images and labels for training, and held out."""
     images, labels = datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     images, labels = (images[order] / 16).astype(np.float32), labels[order].astype(np.int32)
@@ -52,14 +52,14 @@ def size_of(tree: Any) -> int:
 
 
 def bytes_on(device: Any, tree: Any) -> int:
-    """What a device holds of a tree."""
+    """The bytes of a tree that a device holds."""
     arrays = [leaf for leaf in jax.tree.leaves(tree) if eqx.is_array(leaf)]
     shards = [shard for array in arrays for shard in array.addressable_shards]
     return sum(shard.data.nbytes for shard in shards if shard.device == device)
 
 
 def exchanged(step: Any, state: Any, batch: Any) -> str:
-    """How many arrays a step exchanges in each way, and their bytes."""
+    """How many arrays a step communicates by each kind of collective, and their bytes."""
     totals: dict[str, tuple[int, int]] = {}
     for each in train.collectives(step.lower(state, batch).compile()):
         count, size = totals.get(each.kind, (0, 0))

@@ -1,12 +1,13 @@
-"""Which mode of differentiation to take: four functions, of which each has another answer.
+"""Which mode of differentiation to use: four functions, each with another answer.
 
-The weights of a classifier are many, and its loss is one number: reverse mode. A rod that
-cools in a thousand steps has two unknowns: forward mode is faster, and keeps nothing of the way. A
-long recurrence has many, and keeps all that it came through: checkpointing computes it again, in a
-part of the memory. A loop until nothing moves any more has no reverse mode in JAX at all.
+A classifier has many weights, and its loss is one number: reverse mode. A rod that cools in a
+thousand steps has two unknowns: forward mode is faster, and stores no intermediate values. A long
+recurrence has many unknowns, and reverse mode stores every step: checkpointing recomputes them, in
+a fraction of the memory. A loop until convergence has no reverse mode in JAX at all.
 
-For each `ad.compare` says which modes are right, and what they cost; `ad.choose` takes the fastest
-of those. Then a network is trained by reverse mode with that loop as a layer, by a mode of its own.
+For each, `ad.compare` reports which modes are correct, and what they cost; `ad.choose` returns the
+fastest of those. Then reverse mode trains a network that contains that loop as a layer, and
+differentiates the layer by its own mode.
 """
 
 import argparse
@@ -26,7 +27,7 @@ MODES = (ad.Reverse(), ad.Checkpointed(), ad.Forward())
 
 
 class Question(NamedTuple):
-    """A function, what it is differentiated by, its other arguments, and a mode that is right."""
+    """A function, its first argument, its other arguments, and a mode that is correct."""
 
     function: Any
     unknowns: Any
@@ -52,7 +53,7 @@ def classifier() -> Question:
 
 
 def rod(steps: int) -> Question:
-    """How far a hot rod that cools is from what was seen, by two properties of its material."""
+    """How far a cooling rod is from the measurements, by two properties of its material."""
 
     def cooled(material: dict[str, jax.Array]) -> jax.Array:
         def move(heat: jax.Array, _: None) -> tuple[jax.Array, None]:
@@ -71,7 +72,7 @@ def rod(steps: int) -> Question:
 
 
 def recurrence(steps: int) -> Question:
-    """A recurrent cell, through many steps."""
+    """A recurrent cell over many steps."""
 
     def last(cell: nn.GRUCell, x: jax.Array) -> jax.Array:
         def move(hidden: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
@@ -84,7 +85,7 @@ def recurrence(steps: int) -> Question:
 
 
 def settle(strength: jax.Array, x: jax.Array) -> jax.Array:
-    """`y = tanh(strength * y + x)`, from step to step until nothing moves any more."""
+    """The fixed point of `y = tanh(strength * y + x)`, by iteration until convergence."""
 
     def is_moving(state: tuple[jax.Array, jax.Array]) -> jax.Array:
         y, before = state
@@ -108,9 +109,9 @@ def settled() -> Question:
 
 
 def answer(question: Question, rounds: int) -> str:
-    """The modes side by side, and the one that is chosen."""
+    """The modes next to each other, and the chosen one."""
     function, unknowns, rest, reference = question
-    # The reference is taken in double precision.
+    # The reference is computed in double precision.
     comparison = ad.compare(
         function, unknowns, *rest, modes=MODES, reference=reference, rounds=rounds
     )
@@ -126,7 +127,7 @@ def answer(question: Question, rounds: int) -> str:
 
 
 class Settling(eqx.Module):
-    """A network with the loop between two layers. The loop is differentiated forwards."""
+    """A network with the loop between two layers. The loop is differentiated in forward mode."""
 
     first: nn.Linear
     strength: jax.Array

@@ -1,10 +1,10 @@
-"""A model leaves the house: trained here, run by a process that knows nothing of its class.
+"""Exporting a model: trained here, run by a process that knows nothing of its class.
 
-A classifier of digits is trained and exported, with its scaling of pixels and its softmax, as one
-file for batches of any size. Another process loads the file. It has neither this script nor the
-class of the model, and must come to the same probabilities. Then the weights leave by themselves
-(safetensors) for other tools, and what a wrong input, or a file that was cut off, is answered with
-is shown.
+The script trains a classifier of digits and exports it, with its scaling of pixels and its softmax,
+as one file for batches of any size. Another process loads the file, with neither this script nor
+the class of the model, and must return the same probabilities. Then the script exports the weights
+alone (safetensors) for other tools, and shows the errors for a wrong input and for a truncated
+file.
 """
 
 import argparse
@@ -38,7 +38,7 @@ print(loaded)
 
 
 class Classifier(eqx.Module):
-    """Takes pixels as a scanner gives them, whole numbers from 0 to 16."""
+    """Takes a scanner's pixels, integers from 0 to 16."""
 
     layers: nn.MLP
 
@@ -56,7 +56,7 @@ def loss(model: Any, batch: Any, key: jax.Array) -> jax.Array:
 
 
 def load_digits() -> tuple[Any, Any]:
-    """Pixels and labels to train on, and held out."""
+    """Pixels and labels for training, and held out."""
     pixels, labels = datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     pixels, labels = pixels[order].astype(np.uint8), labels[order].astype(np.int32)
@@ -64,7 +64,7 @@ def load_digits() -> tuple[Any, Any]:
 
 
 def trained(steps: int) -> tuple[Classifier, float]:
-    """The model, and how many held-out digits it gets right."""
+    """The model, and its accuracy on held-out digits."""
     learned, (pixels, labels) = load_digits()
     optimiser = optax.adam(1e-3)
     start = train.TrainState.create(Classifier(jax.random.key(0)), optimiser, key=jax.random.key(1))
@@ -76,7 +76,7 @@ def trained(steps: int) -> tuple[Classifier, float]:
 
 
 def in_another_process(folder: pathlib.Path, pixels: np.ndarray) -> np.ndarray:
-    """What the file computes there; it is started in the folder, away from this script."""
+    """The output of the file there. The process starts in the folder, away from this script."""
     np.save(folder / "pixels.npy", pixels)
     files = ["digits.eqxport", "pixels.npy", "probabilities.npy"]
     command = [sys.executable, "-c", RECEIVER, *files]

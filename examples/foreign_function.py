@@ -1,16 +1,16 @@
-"""One function written in C++, Numba and NumPy, called from JAX in each way there is.
+"""One function written in C++, Numba and NumPy, called from JAX in every available way.
 
-The function is a fused kernel, `silu(x) = x / (1 + exp(-beta x))`, and one for its gradient. The
-script writes the C++ to a folder, builds it with the system's compiler against the headers that
-come with JAX, and calls it
+The function is a fused kernel, `silu(x) = x / (1 + exp(-beta x))`, with another for its gradient.
+The script writes the C++ to a folder, compiles it with the system's compiler against the headers
+that come with JAX, and calls it
 
 - by `jax.ffi`: XLA calls the kernel itself, on its own buffers, in the compiled program;
 - by `eqxlike.filter_pure_callback`, through Python: as NumPy, as Numba, and as the same C++ by
   ctypes and by cffi.
 
-All have a gradient, by `jax.custom_vjp`, and a batching rule, by `vmap_method`. The table says
-what a call costs, measured side by side, beside the same in `jax.numpy`, which XLA fuses by itself.
-What is not installed is left out, in one line that says so.
+All have a gradient, by `jax.custom_vjp`, and a batching rule, by `vmap_method`. The table compares
+the cost of a call, measured interleaved, with the same formula in `jax.numpy`, which XLA fuses. A
+line names each package that is not installed and is left out.
 """
 
 import argparse
@@ -94,11 +94,11 @@ Function = Callable[..., Any]
 
 
 class LeftOut(Exception):
-    """A way of calling that this machine has not; the message says what is missing."""
+    """A way of calling that this machine lacks; the message names what is missing."""
 
 
 def build(folder: pathlib.Path) -> pathlib.Path:
-    """Builds the shared library.
+    """Compiles the shared library.
 
     **Raises:** `LeftOut` if there is no compiler, or it fails.
     """
@@ -128,7 +128,7 @@ def differentiable(forward: Function, gradient: Function) -> Function:
 
 
 def by_ffi(library: pathlib.Path) -> Function:
-    """The kernels as operations of the program. Of a batch they take all numbers at once."""
+    """The kernels as operations of the program. They process a batch in one call."""
     symbols = ctypes.cdll.LoadLibrary(str(library))
     for name in ("SiluHandler", "SiluGradientHandler"):
         jax.ffi.register_ffi_target(
@@ -215,7 +215,7 @@ def with_cffi(library: pathlib.Path) -> Function:
 
 
 def with_pointers(forward: Function, gradient: Function, pointer: Function) -> Function:
-    """C functions of pointers to the arrays, a size and beta."""
+    """Wraps C functions of pointers to the arrays, a size and beta."""
 
     def call(function: Function, *arrays: Any) -> np.ndarray:
         inputs = [np.ascontiguousarray(array) for array in arrays]
@@ -236,7 +236,7 @@ def imported(name: str) -> Any:
 
 
 def ways(folder: pathlib.Path) -> tuple[dict[str, Function], list[str]]:
-    """The function in each way there is here, and a line for each that there is not."""
+    """The function in each way that works here, and a line for each that does not."""
     found: dict[str, Function] = {BASELINE: lambda x: x / (1 + jnp.exp(-BETA * x))}
     left_out: list[str] = []
 
@@ -263,7 +263,7 @@ def ways(folder: pathlib.Path) -> tuple[dict[str, Function], list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is measured: a function made of the way of calling, and its argument."""
+    """What is measured: from a way of calling to a function, and its argument."""
 
     title: str
     make: Callable[[Function], Function]
@@ -278,7 +278,7 @@ JOBS = (
 
 
 def errors(functions: dict[str, Function]) -> dict[str, float]:
-    """The largest difference to `jax.numpy` in values, gradients and batches."""
+    """The largest difference from `jax.numpy` in values, gradients and batches."""
     x = jax.random.normal(jax.random.key(0), (6, 5))
 
     def results(function: Function) -> list[jax.Array]:
@@ -296,7 +296,7 @@ def errors(functions: dict[str, Function]) -> dict[str, float]:
 
 
 def measured(functions: dict[str, Function], rounds: int) -> list[Measurement]:
-    """The times of each job, all ways side by side."""
+    """The times of each job, all ways interleaved."""
     found = []
     for job in JOBS:
         x = jax.random.normal(jax.random.key(0), (job.size,))
@@ -316,7 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if jax.default_backend() != "cpu":
         print("The kernel is for the CPU: set JAX_PLATFORMS=cpu", file=sys.stderr)
         return 2
-    # A library that is loaded keeps its file, on some systems.
+    # On some systems a loaded library keeps its file.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         functions, left_out = ways(pathlib.Path(folder))
         differences = errors(functions)

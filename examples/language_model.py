@@ -1,12 +1,12 @@
-"""A small language model: a transformer that reads characters and goes on writing.
+"""A small language model: a transformer that reads characters and writes new text.
 
-It learns the reference manual of Python, which comes with every Python (`pydoc_data`). The layers
-of the transformer are a `ScanStack`, compiled once however deep; weights are kept in float32 and
-multiplied in bfloat16 (`MixedPrecision`); Optax sums the gradients of several batches before it
-updates (`MultiSteps`), warms up, decays and clips.
+It learns Python's reference manual, which every Python includes (`pydoc_data`). The transformer's
+layers are a `ScanStack`, compiled once at any depth. Weights are stored in float32 and multiplied
+in bfloat16 (`MixedPrecision`). Optax accumulates the gradients of several batches for one update
+(`MultiSteps`), warms the learning rate up, decays it, and clips gradients.
 
-The last tenth of the text is held out. What the model says of it, in nats a character, stands
-beside what tables of pairs, triples and quadruples of characters say. At the end it writes.
+The last tenth of the text is held out. On it the script compares the model, in nats a character,
+with tables of pairs, triples and quadruples of characters. At the end the model writes some text.
 """
 
 import argparse
@@ -27,13 +27,13 @@ CONTEXT, BATCH_SIZE, ACCUMULATE = 64, 32, 2
 
 
 class Block(eqx.Module):
-    """Attention to what came before, and an MLP, each beside a path that leaves all as it is."""
+    """Causal attention and an MLP, each with a residual connection."""
 
     attention_norm: nn.RMSNorm
     attention: nn.MultiheadAttention
     mlp_norm: nn.RMSNorm
     mlp: nn.MLP
-    turn: nn.RotaryPositionalEmbedding
+    rotary: nn.RotaryPositionalEmbedding
 
     def __init__(self, width: int, key: jax.Array):
         key1, key2 = jax.random.split(key)
@@ -41,17 +41,17 @@ class Block(eqx.Module):
         self.attention = nn.MultiheadAttention(num_heads=4, query_size=width, key=key1)
         self.mlp_norm = nn.RMSNorm(width)
         self.mlp = nn.MLP(width, width, 4 * width, depth=1, activation=jax.nn.gelu, key=key2)
-        self.turn = nn.RotaryPositionalEmbedding(width // 4)
+        self.rotary = nn.RotaryPositionalEmbedding(width // 4)
 
     def __call__(self, x: jax.Array, mask: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
         y = jax.vmap(self.attention_norm)(x)
-        x = x + self.attention(y, y, y, mask, process_heads=self.turn_heads)
+        x = x + self.attention(y, y, y, mask, process_heads=self.rotate_heads)
         return x + jax.vmap(self.mlp)(jax.vmap(self.mlp_norm)(x))
 
-    def turn_heads(self, query: jax.Array, key: jax.Array, value: jax.Array) -> Any:
-        """Queries and keys are turned by their position; its difference is what they see."""
-        turn = jax.vmap(self.turn, in_axes=1, out_axes=1)
-        return turn(query), turn(key), value
+    def rotate_heads(self, query: jax.Array, key: jax.Array, value: jax.Array) -> Any:
+        """Rotates queries and keys by their positions, so that only the difference matters."""
+        rotate = jax.vmap(self.rotary, in_axes=1, out_axes=1)
+        return rotate(query), rotate(key), value
 
 
 class LanguageModel(eqx.Module):
@@ -68,21 +68,21 @@ class LanguageModel(eqx.Module):
         self.readout = nn.Linear(width, num_characters, key=key3)
 
     def __call__(self, characters: jax.Array) -> jax.Array:
-        """At each place the logits of the next character, shape (length, num_characters)."""
+        """The logits of the next character at each position, shape (length, num_characters)."""
         mask = jnp.tril(jnp.ones((len(characters), len(characters)), bool))
         x = self.blocks(jax.vmap(self.embedding)(characters), mask)
         return jax.vmap(self.readout)(jax.vmap(self.norm)(x))
 
 
 def losses(model: Any, windows: Any) -> jax.Array:
-    """Of each character but the first of windows of shape (B, CONTEXT + 1), in nats."""
+    """The loss of each character but the first, in nats; windows are (B, CONTEXT + 1)."""
     logits = jax.vmap(model)(windows[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits, windows[:, 1:])
 
 
 @eqx.filter_jit
 def write(model: Any, window: jax.Array, count: int, temperature: float, key: jax.Array) -> Any:
-    """Draws so many characters one after another, each from those of the window before it."""
+    """Draws `count` characters one after another, each from the model's logits for the window."""
 
     def one(window: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         drawn = jax.random.categorical(key, model(window)[-1] / temperature)
@@ -93,7 +93,7 @@ def write(model: Any, window: jax.Array, count: int, temperature: float, key: ja
 
 
 def load_text() -> tuple[np.ndarray, np.ndarray, str]:
-    """The text to learn and the text held out, as numbers of characters, and the characters."""
+    """The text to learn and the held-out text, as character indices, and the characters."""
     text = "".join(topics.topics[name] for name in sorted(topics.topics))
     known = {ord(character): number for number, character in enumerate(sorted(set(text)))}
     numbers = np.array([known[ord(character)] for character in text], np.int32)
@@ -108,9 +108,9 @@ def windows_of(numbers: np.ndarray) -> np.ndarray:
 
 
 def counted(length: int, learned: np.ndarray, text: np.ndarray, size: int) -> np.ndarray:
-    """How often the `length` characters that end at each place of `text` were learned.
+    """How often each sequence of `length` characters that ends at a place of `text` was learned.
 
-    What comes before the first character is the end: each text is taken for a ring.
+    Texts are cyclic: the end precedes the first character.
     """
 
     def codes(numbers: np.ndarray) -> np.ndarray:
@@ -125,7 +125,7 @@ def counted(length: int, learned: np.ndarray, text: np.ndarray, size: int) -> np
 def chances(length: int, learned: np.ndarray, text: np.ndarray, size: int) -> np.ndarray:
     """The probability of each character of `text` by a table of `length` characters.
 
-    Counts of one character fewer stand in for what was seen seldom, down to the even chance.
+    Counts of one character fewer smooth rare sequences, down to the uniform distribution.
     """
     if length == 0:
         return np.full(len(text), 1 / size)

@@ -1,10 +1,10 @@
 """What the graph of a loop looks like, and what each kind of loop costs to compile and to run.
 
-The same work, `x -> tanh(weight @ x)` again and again, is written as a loop of Python, as
+The same computation, `x -> tanh(weight @ x)` repeated, is written as a Python loop, as
 `jax.lax.scan` (also unrolled), `fori_loop` and `while_loop`, as eqxlike's loops, with a branch in
-each turn, and as a loop in a loop. For each the table says how many operations JAX traced, how many
-XLA was left with, what tracing and compiling takes, and what a call takes, forward and in its
-gradient where there is one. `--graph NAME` prints the traced program of one of them.
+each iteration, and as nested loops. For each, the table shows how many operations JAX traced, how
+many remain after XLA, how long tracing and compiling takes, and how long a call takes, forward and
+for its gradient if it has one. `--graph NAME` prints the traced program of one of them.
 """
 
 import argparse
@@ -108,11 +108,11 @@ LOOPS: dict[str, Callable[..., jax.Array]] = {
 }
 GRADIENT = ", gradient"
 WITHOUT_GRADIENT = {"while_loop"}
-"""JAX cannot go back through a loop of which only the run tells how many turns it has."""
+"""JAX has no reverse mode for a loop whose number of iterations is known only at run time."""
 
 
 def loop(name: str, turns: int) -> Loop:
-    """The loop of that name, as a function of `weight` and `x` that was never compiled."""
+    """The loop of that name, as a new function of `weight` and `x`, which is not compiled yet."""
     return functools.partial(LOOPS[name], turns)
 
 
@@ -122,7 +122,7 @@ def arguments_of(width: int) -> tuple[jax.Array, jax.Array]:
 
 
 def count_operations(jaxpr: Jaxpr) -> int:
-    """The operations of a program, with those of the programs inside of it, each counted once."""
+    """The number of operations in a program; those of inner programs count once each."""
     inner = [
         count_operations(each)
         for equation in jaxpr.eqns
@@ -132,7 +132,7 @@ def count_operations(jaxpr: Jaxpr) -> int:
 
 
 def count_compiled(text: str) -> int:
-    """The instructions of a compiled program, without those that only name what they are given."""
+    """The number of instructions of a compiled program, without those that only name inputs."""
     instructions = [line for line in text.splitlines() if " = " in line]
     return sum("parameter(" not in line and "constant(" not in line for line in instructions)
 
@@ -142,7 +142,7 @@ def gradient_of(function: Loop) -> Callable[[jax.Array, jax.Array], Any]:
 
 
 def compiled_in_ms(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
-    """The compiled program, and the milliseconds that it took to trace and compile it."""
+    """The compiled program, and the milliseconds that tracing and compiling took."""
     start_s = time.perf_counter()
     compiled = jax.jit(lambda *args: function(*args)).lower(*args).compile()
     return compiled, 1e3 * (time.perf_counter() - start_s)
@@ -194,6 +194,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # A program that is read from the disk is not compiled.
+    # A program read from the cache on disk is not compiled.
     jax.config.update("jax_enable_compilation_cache", False)
     sys.exit(main())

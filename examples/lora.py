@@ -1,11 +1,11 @@
-"""Low-rank adaptation: a trained network learns another task, and hardly any of it is changed.
+"""Low-rank adaptation: a trained network learns another task, and few of its weights change.
 
-A network that reads digits is shown the same digits turned by a quarter, of which it knows nothing.
-Beside each frozen weight two thin factors are trained (`nn.LoRALinear`), put there by
-`nn.replace_layers`. Compared are a new readout on frozen features, all weights, and the factors of
-several ranks: how many numbers are trained, how many turned digits are then right, and how many
-upright ones still are. Then the factors are added to the weights, and the network has the form that
-it had; taking them out again gives back every bit of the first one.
+A network that reads digits sees the same digits rotated by a quarter turn, which it cannot read.
+`nn.replace_layers` adds two thin trained factors to each frozen weight (`nn.LoRALinear`). The
+script compares a new readout on frozen features, all weights, and factors of several ranks: how
+many numbers are trained, how many rotated digits are then right, and how many upright ones still
+are. Then it merges the factors into the weights, and the network has its old form. Taking them
+out again restores every bit of the first network.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import eqxlike as eqx
 from eqxlike import nn, train
 
 FEW = 200
-"""Turned digits to adapt with; the network was trained on 1297 upright ones."""
+"""Rotated digits to adapt with; the network was trained on 1297 upright ones."""
 
 WIDTH, RANKS = 256, (1, 4, 16)
 
@@ -34,7 +34,7 @@ def loss(model: Any, batch: Any, key: jax.Array) -> jax.Array:
 
 
 def trained(model: Any, data: Any, steps: int, learning_rate: float) -> Any:
-    """The model after so many steps. What is frozen has no gradient, and no moments in Adam."""
+    """The model after `steps` steps. Frozen arrays have no gradient, and no moments in Adam."""
     optimiser = optax.adam(learning_rate)
     start = train.TrainState.create(model, optimiser, key=jax.random.key(1))
     batches = train.minibatches(data, min(100, len(data[1])), seed=0)
@@ -52,21 +52,21 @@ def size(tree: Any) -> int:
 
 
 def num_trained(model: Any) -> int:
-    """How many numbers a gradient has."""
+    """The number of numbers in a gradient."""
     images, labels = jnp.zeros((1, 64)), jnp.zeros(1, jnp.int32)
     gradient = eqx.filter_grad(loss)
     return size(eqx.filter_eval_shape(gradient, model, (images, labels), jax.random.key(0)))
 
 
 def with_new_readout(model: nn.MLP) -> nn.MLP:
-    """Frozen but for the last layer, which is drawn again."""
+    """Frozen, except for a new last layer."""
     readout = nn.Linear(WIDTH, 10, key=jax.random.key(2))
     model = eqx.tree_at(lambda model: model.layers[-1], model, readout)
     return nn.freeze(model, lambda model: model.layers[:-1])
 
 
 def with_factors(rank: int) -> Callable[[nn.MLP], nn.MLP]:
-    """With factors beside each weight. They begin at a product of zero: nothing is changed yet."""
+    """Adds factors to each weight. Their product starts at zero, so nothing changes at first."""
 
     def adapt(layer: nn.Linear, key: jax.Array) -> nn.LoRALinear:
         return nn.LoRALinear(layer, rank, key=key)
@@ -75,7 +75,7 @@ def with_factors(rank: int) -> Callable[[nn.MLP], nn.MLP]:
 
 
 def load_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Upright images, the same turned, each of shape (1797, 64), and labels."""
+    """Upright images, the same rotated, each of shape (1797, 64), and labels."""
     images, labels = datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     upright = np.asarray(images, np.float32)[order] / 16

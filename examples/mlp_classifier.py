@@ -1,15 +1,15 @@
-"""A classifier of handwritten digits in eqxlike, in raw JAX and, if you ask for it, in PyTorch.
+"""A classifier of handwritten digits in eqxlike, in raw JAX and, optionally, in PyTorch.
 
 The network has 784 pixels, 32 hidden units and 10 classes; Adam minimises the cross-entropy of
-batches of 128. All start from the same weights and see the same batches. The first table says how
-many held-out digits each gets right, and what a step of the training costs, measured side by side.
+batches of 128. All start from the same weights and see the same batches. The first table shows how
+many held-out digits each gets right, and what a training step costs, measured interleaved.
 
-The second takes gradients with one layer differentiated by another mode than the rest. The third
-shows that a step writes its results over the buffers of what it was given, and that a gradient can
-be written over the last one.
+The second table takes gradients with one layer differentiated by another mode than the rest. The
+third shows that a step reuses the buffers of its arguments for its results, and that a gradient can
+overwrite the previous one.
 
-The data are scikit-learn's bundled digits, 1797 images of 8 x 8 pixels, enlarged to 28 x 28: as
-large as the images of MNIST, but fewer and easier. Nothing is downloaded.
+The data are scikit-learn's bundled digits, 1797 images of 8 x 8 pixels, enlarged to 28 x 28, the
+size of MNIST's images, but fewer and easier. Nothing is downloaded.
 """
 
 import argparse
@@ -37,7 +37,7 @@ EPOCHS, ROUNDS = 100, 200
 QUICK_EPOCHS, QUICK_ROUNDS = 2, 2
 RAW_JAX = "raw JAX"
 
-# What one writes in eqxlike: from here ...
+# What you write in eqxlike: from here ...
 
 
 class Classifier(eqx.Module):
@@ -80,17 +80,17 @@ def train(step, state, batches):
     return state, loss
 
 
-# ... to here. The loop serves the others as well.
+# ... to here. The others use the same loop.
 
 
 @dataclasses.dataclass(frozen=True)
 class Framework:
-    """The classifier as it is written in one framework.
+    """The classifier in one framework.
 
     - `state`: the model and the optimiser's state, before the first step.
     - `step`: from state, images and labels to the new state and the loss.
-    - `predict`: from state and images to the labels that the model finds.
-    - `array`: from an array of NumPy to one of the framework.
+    - `predict`: from state and images to the predicted labels.
+    - `array`: from a NumPy array to one of the framework.
     """
 
     state: Any
@@ -100,7 +100,7 @@ class Framework:
 
 
 def in_eqxlike(model: Classifier) -> Framework:
-    """The classifier above. The first step takes over the arrays of `model`, here and below."""
+    """The classifier above. Here and below, the first step donates the arrays of `model`."""
 
     def predict(state: Any, images: jax.Array) -> jax.Array:
         return jnp.argmax(jax.vmap(state[0])(images), axis=1)
@@ -175,7 +175,7 @@ class Digits(NamedTuple):
     labels: np.ndarray
 
     def batches(self, epochs: int) -> Iterator["Digits"]:
-        """Shuffled batches, each epoch in another order; what is left over waits for the next."""
+        """Shuffled batches, in another order each epoch; the rest of one starts the next."""
         generator = np.random.default_rng(0)
         for _ in range(epochs):
             order = generator.permutation(len(self.labels))
@@ -185,7 +185,7 @@ class Digits(NamedTuple):
 
 
 def load_digits() -> tuple[Digits, Digits]:
-    """The digits to train on and those held out, enlarged to 28 x 28."""
+    """The digits for training and the held-out ones, enlarged to 28 x 28."""
     datasets: Any = importlib.import_module("sklearn.datasets")
     images, labels = datasets.load_digits(return_X_y=True)
     large = jax.image.resize(images.reshape(-1, 8, 8) / 16, (len(images), 28, 28), "linear")
@@ -199,13 +199,13 @@ def load_digits() -> tuple[Digits, Digits]:
 
 
 def accuracy(framework: Framework, state: Any, digits: Digits) -> float:
-    """The part of the digits that the model gets right."""
+    """The fraction of the digits that the model gets right."""
     found = framework.predict(state, framework.array(digits.images))
     return float(np.mean(np.asarray(found) == digits.labels))
 
 
 def stepping(framework: Framework, state: Any, batch: Digits) -> Callable[[], Any]:
-    """A call that takes one more step, for the clock."""
+    """A function that takes one more step, to time it."""
     arrays = framework.array(batch.images), framework.array(batch.labels)
 
     def call() -> Any:
@@ -217,7 +217,7 @@ def stepping(framework: Framework, state: Any, batch: Digits) -> Callable[[], An
 
 
 def compare(frameworks: Mapping[str, Framework], epochs: int, rounds: int) -> str:
-    """The table of the classifiers: trained, and then their steps measured side by side."""
+    """The table of the classifiers: they are trained, then their steps are timed interleaved."""
     training, held_out = load_digits()
     found, calls = {}, {}
     for name, framework in frameworks.items():
@@ -256,7 +256,7 @@ def compare_modes(rounds: int) -> str:
     for mode in (None, ad.Checkpointed(), ad.Forward(), ad.FiniteDifference(order=4)):
         by_mode = model
         if mode is not None:
-            # The layer stays where it is in the tree, and its arrays are trained as they were.
+            # The layer keeps its place in the tree, and its arrays are trained as before.
             by_mode = eqx.tree_at(
                 lambda model: model.readout, model, ad.differentiate_with(model.readout, mode)
             )
@@ -279,14 +279,14 @@ def compare_modes(rounds: int) -> str:
 
 
 def furthest(gradient: Any, expected: Any) -> float:
-    """How far numbers of a gradient are off, as a part of the largest."""
+    """The largest error of any number of a gradient, relative to the largest."""
     pairs = list(zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True))
     off = max(float(jnp.max(jnp.abs(one - other))) for one, other in pairs)
     return off / max(float(jnp.max(jnp.abs(other))) for _, other in pairs)
 
 
 def show_buffers() -> str:
-    """What XLA says of the buffers that are written again, and where they are found."""
+    """XLA's report on reused buffers, and their addresses."""
     training, _ = load_digits()
     batch = [*map(jnp.asarray, next(training.batches(1)))]
     state = start(Classifier(jax.random.key(0)))
@@ -313,7 +313,7 @@ def show_buffers() -> str:
 
 
 def buffers_row(name: str, lowered: Any, old: Any, new: Any, old_places: list[int]) -> list[str]:
-    """A row of the table of buffers: of a function that was given `old` and returned `new`."""
+    """A row of the table of buffers, for a function from `old` to `new`."""
     arrays = jax.tree.leaves(new)
     is_deleted = [each.is_deleted() for each in jax.tree.leaves(old)]
     is_in_place = [one == other for one, other in zip(places(new), old_places, strict=True)]
@@ -332,7 +332,7 @@ def places(tree: Any) -> list[int]:
 
 
 def problem_with(options: argparse.Namespace) -> str | None:
-    """What keeps the script from running, in a line."""
+    """One line on why the script cannot run; `None` if it can."""
     needed = {"sklearn": "demo"} | ({"torch": "pytorch"} if options.pytorch else {})
     for package, extra in needed.items():
         if importlib.util.find_spec(package) is None:

@@ -1,34 +1,33 @@
-"""A training over all devices of one host, or of several.
+"""Training over all devices of one host, or of several.
 
-A network learns what another one with random weights computes. Its parameters and what Adam keeps
-of them are split over all devices (`train.fsdp`), and so are the examples of each batch. The script
-is the same wherever it runs; each process runs it whole, and the first one prints.
+A network learns the function of another network with random weights. `train.fsdp` splits its
+parameters and Adam's state over all devices, and the examples of each batch too. The script is the
+same everywhere; each process runs all of it, and the first one prints.
 
 On one host, with all its devices:
 
     python examples/multi_host.py
 
-On two hosts, with the address of the first, and a port there that is free and that the second can
-reach:
+On two hosts, with the address of the first, and a free port there that the second can reach:
 
     host0$ python examples/multi_host.py --coordinator 10.0.0.1:9876 --processes 2 --process 0
     host1$ python examples/multi_host.py --coordinator 10.0.0.1:9876 --processes 2 --process 1
 
-Under SLURM, one task a host; JAX asks SLURM who the others are. So too under Open MPI and on Cloud
-TPUs:
+Under SLURM, one task a host; JAX asks SLURM for the other processes. The same works under Open MPI
+and on Cloud TPUs:
 
     srun --nodes 2 --ntasks-per-node 1 --gpus-per-node 8 python examples/multi_host.py --cluster
 
-On one host as if it were two, with two devices each on the CPU, in two terminals:
+On one host simulating two, with two devices each on the CPU, in two terminals:
 
     export JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=2
     python examples/multi_host.py --coordinator 127.0.0.1:9876 --processes 2 --process 0
     python examples/multi_host.py --coordinator 127.0.0.1:9876 --processes 2 --process 1
 
-A process that dies takes the others with it: the first one waits `--heartbeat-timeout` seconds for
-a sign of life, and has them all stop with an error that names it. Its port answers whoever can
-reach it: keep it inside of a network that you trust. `--coordinator 127.0.0.1:...` is bound to the
-loopback interface alone.
+A process that dies stops the others: the first one waits `--heartbeat-timeout` seconds for its
+heartbeat, and then stops all with an error that names it. Its port accepts anybody who can reach
+it: use it only inside a network that you trust. `--coordinator 127.0.0.1:...` listens on the
+loopback interface only.
 """
 
 import argparse
@@ -72,7 +71,7 @@ def network(key: jax.Array, width: int) -> nn.MLP:
 
 
 def examples(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and outputs. Each process makes them all, and moves its own part of each batch."""
+    """Inputs and outputs. Each process makes all of them, and copies its own part of a batch."""
     x = np.random.default_rng(0).normal(size=(count, FEATURES)).astype(np.float32)
     with jax.default_device(jax.local_devices()[0]):
         teacher = network(jax.random.key(0), 32)
@@ -85,7 +84,7 @@ def loss(model: Any, batch: Any, key: jax.Array) -> jax.Array:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Trains, and prints in the first process."""
+    """Trains; the first process prints."""
     say = print if jax.process_index() == 0 else lambda *_: None
     say(f"{jax.process_count()} processes, {jax.device_count()} devices")
     sharding = train.fsdp(min_size=1024)
@@ -96,7 +95,7 @@ def run(options: argparse.Namespace) -> None:
         )
     )
 
-    # Within compiled code, so that no device ever holds the whole of it.
+    # Compiled, so that no device ever holds all of it.
     def start(key: jax.Array) -> train.TrainState:
         model_key, key = jax.random.split(key)
         state = train.TrainState.create(network(model_key, options.width), optimiser, key=key)

@@ -1,13 +1,12 @@
 """A neural ODE: a network is the right-hand side of an equation that Diffrax solves.
 
-A pendulum with friction is let go at 64 angles, and seen at 40 times within four seconds, with
-noise. A network learns its law of motion, from angle and speed to how both change, through the
-steps of the solver. It is then tried from angles that it never saw, for eight seconds, twice as
-long as what it learned from. Beside it stands the best linear law, learned in the same way: no
-pendulum that swings high obeys one.
+A damped pendulum is released at 64 angles, and observed at 40 times within four seconds, with
+noise. Through the steps of the solver, a network learns its law of motion, from angle and speed to
+their derivatives. The test is new angles over eight seconds, twice as long as in training. The
+baseline is the best linear law, learned in the same way: no pendulum that swings high obeys one.
 
-Diffrax is built on Equinox and runs on eqxlike as it is, where `install_as_equinox` is called
-before Diffrax is imported. `pip install diffrax`.
+Diffrax is built on Equinox and runs on eqxlike unchanged, if `install_as_equinox` is called before
+Diffrax is imported. `pip install diffrax`.
 """
 
 import argparse
@@ -35,7 +34,7 @@ Law = Callable[[jax.Array], jax.Array]
 
 
 class Pendulum(eqx.Module):
-    """The law that is to be found, of a pendulum of one metre."""
+    """The true law, of a pendulum of one metre."""
 
     def __call__(self, y: jax.Array) -> jax.Array:
         angle, speed = y
@@ -64,26 +63,26 @@ def times_within(seconds: float) -> jax.Array:
 
 @eqx.filter_jit
 def swings(law: Law, starts: jax.Array, seconds: float) -> jax.Array:
-    """From each start, shape (N, T, 2)."""
+    """The solution from each start, shape (N, T, 2)."""
     return jax.vmap(lambda start: solve(law, start, times_within(seconds)))(starts)
 
 
 def starts_at(angles: np.ndarray) -> jax.Array:
-    """Let go at these angles, without speed."""
+    """Released at these angles, without speed."""
     return jnp.stack([jnp.asarray(angles), jnp.zeros(len(angles))], axis=1).astype(jnp.float32)
 
 
 def loss(law: Any, batch: Any, key: jax.Array, seconds: float) -> jax.Array:
-    """The mean square by which the first seconds are missed."""
+    """The mean squared error over the first seconds."""
     starts, seen = batch
     found = swings(law, starts, seconds)
     return jnp.mean((found - seen[:, : found.shape[1]]) ** 2)
 
 
 def learned(law: Any, data: Any, steps: int, seconds: float) -> Any:
-    """The law that explains the data best: first their first quarter, which is easier, then all.
+    """The law that fits the data best: first to their first quarter, which is easier, then to all.
 
-    In a long swing an error early on grows, and hides what is right.
+    Early errors grow over a long swing, and hide what is right.
     """
     optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
     for part in (seconds / 4, seconds):
@@ -100,7 +99,7 @@ def off(found: jax.Array, truth: jax.Array) -> float:
 
 
 def draw(found: dict[str, jax.Array], truth: jax.Array, seconds: float, path: pathlib.Path) -> None:
-    """The angles of some swings over time, true and found."""
+    """Plots the angles of some swings over time, true and found."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.2), layout="constrained")
@@ -149,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parts = off(found[:, :half], truth[:, :half]), off(found[:, half:], truth[:, half:])
         print(f"{name:14}" + "".join(f"{part:14.3f}" for part in parts), flush=True)
 
-    # The force on the network's pendulum at rest, and on the true one.
+    # The acceleration of the network's pendulum at rest, and of the true one.
     print("\nHow the speed changes at rest, in rad/s^2:")
     print(f"{'angle':>8}{'network':>10}{'truth':>10}")
     for angle in (0.5, 1.0, 1.5, 2.0):

@@ -1,10 +1,10 @@
-"""A training step that is slower than it should be: three costs are found, and mended one by one.
+"""A training step that is slower than it should be: finding three costs, and removing them.
 
-A small network learns digits, in a loop as one writes it first. Nothing in it is wrong: it learns.
-`debug.explain_retraces` says why it is compiled at each step, `eqxlike.transfers` what it copies at
-each call, and `eqxlike.profile` what a call costs beside the work in it. After each of the three
-one thing is changed, and the table at the end has the loop before and after. All four loops make
-the same steps, and end with the same network.
+A small network learns digits, in a straightforward loop. The loop is correct: the network learns.
+`debug.explain_retraces` shows why each step is compiled, `eqxlike.transfers` what each call copies,
+and `eqxlike.profile` what a call costs compared with its computation. Each finding leads to one
+change, and the table at the end compares all loops. All four loops make the same steps, and end
+with the same network.
 """
 
 import argparse
@@ -30,7 +30,7 @@ Batch = tuple[Any, Any]
 
 
 def schedule(count: Any) -> Any:
-    """The rate of a step: less and less."""
+    """The learning rate of a step, which decreases."""
     return 1.0 / (1 + 0.02 * count)
 
 
@@ -45,7 +45,7 @@ def updated(model: Any, batch: Batch, rate: Any) -> Any:
     return eqx.apply_updates(model, jax.tree.map(lambda each: -rate * each, gradient))
 
 
-# As one writes it first: the rate is a number of Python, a batch is two arrays of NumPy.
+# The first version: the rate is a Python number, a batch is two NumPy arrays.
 
 
 @eqx.filter_jit
@@ -59,7 +59,7 @@ def as_it_came(model: Any, batches: Sequence[Batch]) -> Any:
     return model
 
 
-# Mended once: the number of the step is an array, and the rate is computed inside.
+# First change: the step number is an array, and the rate is computed inside.
 
 
 @eqx.filter_jit
@@ -74,8 +74,8 @@ def with_a_count(model: Any, batches: Sequence[Batch]) -> Any:
     return model
 
 
-# Mended twice: the same loop is given batches that lie on the device. And three times: it makes
-# many steps in one call.
+# Second change: the same loop gets batches that are on the device. Third: it makes many steps in
+# one call.
 
 
 @eqx.filter_jit
@@ -99,7 +99,7 @@ def many_a_call(model: Any, chunks: Sequence[Batch]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A loop, what it was given, what `profile` said of its function, and the network it made."""
+    """A loop, its arguments, what `profile` reported of its function, and the final network."""
 
     name: str
     loop: Callable[..., Any]
@@ -116,7 +116,7 @@ class Run:
 
 
 def times_of(loop: Callable[..., Any], model: Any, batches: Any) -> tuple[Any, Any]:
-    """What `profile` says of the function of a loop, and the network at the end of it."""
+    """What `profile` reports of the function of a loop, and the final network."""
     with eqx.profile() as found:
         end = loop(model, batches)
     (times,) = found.functions
@@ -124,18 +124,18 @@ def times_of(loop: Callable[..., Any], model: Any, batches: Any) -> tuple[Any, A
 
 
 def run(name: str, loop: Callable[..., Any], model: Any, batches: Any) -> Run:
-    eqx.clear_caches()  # no loop finds what another one compiled
+    eqx.clear_caches()  # no loop reuses what another one compiled
     return Run(name, loop, batches, *times_of(loop, model, batches))
 
 
 def step_us(loop: Callable[..., Any], model: Any, batches: Any, steps: int) -> float:
-    """The time of a step, in microseconds, once it is compiled and until its result is ready."""
+    """The time of a compiled step until its result is ready, in microseconds."""
     times, _ = times_of(loop, model, batches)
     return times.completion_us * times.num_calls / steps
 
 
 def in_turns(measures: Sequence[Callable[[], float]], rounds: int = 7) -> list[float]:
-    """The median of each: what else the machine does in the meantime slows down all of them."""
+    """The median of each. Other load on the machine slows down all of them."""
     found = [[measure() for measure in measures] for _ in range(rounds)]
     return [statistics.median(column) for column in zip(*found, strict=True)]
 
@@ -145,7 +145,7 @@ def wrapped(text: str) -> str:
 
 
 def explain(model: Any, batches: Sequence[Batch]) -> None:
-    """Why is it compiled again? The second step says it."""
+    """Why is it compiled again? The second step shows it."""
 
     def show(trace: Any) -> None:
         difference = trace.differences[0]
@@ -158,7 +158,7 @@ def explain(model: Any, batches: Sequence[Batch]) -> None:
 
 
 def refused(model: Any, batches: Sequence[Batch]) -> list[str]:
-    """What `eqxlike.transfers` says of a step: nothing, or which arguments are copied."""
+    """What `eqxlike.transfers` refuses of a step: nothing, or the arguments that are copied."""
     try:
         with eqx.transfers("explicit"):
             with_a_count(model, batches[:1])
@@ -168,7 +168,7 @@ def refused(model: Any, batches: Sequence[Batch]) -> list[str]:
 
 
 def data(steps: int) -> tuple[list[Batch], Batch]:
-    """A batch of NumPy for each step, and what is held out."""
+    """A batch of NumPy arrays for each step, and the held-out data."""
     images, labels = datasets.load_digits(return_X_y=True)
     images, labels = np.asarray(images / 16, np.float32), np.asarray(labels, np.int32)
     random = np.random.default_rng(0)

@@ -2,10 +2,10 @@
 
     python examples/simulation_based_calibration.py [--simulations N] [--out FILE.png]
 
-A line through ten points has a slope, an intercept and an unknown noise. Truths are drawn from the
-prior, data from the truths, and posteriors are inferred from the data: the ranks of the truths
-among the draws are uniform if the posteriors are right. Printed are the ranks in ten bins, and the
-probability that uniform ranks are as uneven (chi-squared test).
+A line through ten points has a slope, an intercept and an unknown noise. True values are drawn from
+the prior, data from the true values, and posteriors are inferred from the data. The ranks of the
+true values among the draws are uniform if the posteriors are correct. The script prints the ranks
+in ten bins, and the probability that uniform ranks are as uneven (chi-squared test).
 """
 
 import argparse
@@ -39,7 +39,7 @@ def small_target() -> bayes.Posterior:
 
 
 def all_ranks(num_simulations: int) -> dict[str, np.ndarray]:
-    """The ranks by each method, shape (simulations, unknowns)."""
+    """The ranks for each method, shape (simulations, unknowns)."""
     target, key = small_target(), jax.random.key(0)
     found = {}
     for name, method in METHODS.items():

@@ -1,13 +1,13 @@
-"""A variational autoencoder: digits come from few numbers, which a network finds and another reads.
+"""A variational autoencoder: one network encodes a digit in a few numbers, another decodes them.
 
-The encoder says for an image which codes may stand for it, a normal distribution of each number of
-the code; the decoder says how bright each pixel of a code is. Both are trained together by the
-evidence lower bound. scikit-learn's digits have pixels from 0 to 16: binomial counts, so that what
-is printed is the log-likelihood of whole images, in nats.
+The encoder maps an image to a normal distribution over codes; the decoder maps a code to the
+brightness of each pixel. Both are trained together by the evidence lower bound. scikit-learn's
+digits have pixels from 0 to 16, which are binomial counts, so the script prints the log-likelihood
+of whole images, in nats.
 
-Beside it stand two models without a network: pixels that are independent of each other, and pixels
-that are so for each of the ten digits, with labels that the autoencoder never sees. Whether a code
-says which digit it is, a logistic regression on codes tells. At the end new digits are drawn.
+There are two baselines without a network: independent pixels, and independent pixels for each of
+the ten digits, with labels that the autoencoder never sees. A logistic regression on codes shows
+whether a code determines the digit. At the end the autoencoder draws new digits.
 """
 
 import argparse
@@ -46,14 +46,14 @@ class Autoencoder(eqx.Module):
         return mean, jax.nn.softplus(scale)
 
     def bound(self, pixels: Any, key: jax.Array) -> jax.Array:
-        """The evidence lower bound of one image, by one draw of its code, in nats."""
+        """The evidence lower bound of one image, from one draw of its code, in nats."""
         mean, scale = self.encode(pixels)
         code = mean + scale * jax.random.normal(key, mean.shape)
         kl = 0.5 * jnp.sum(mean**2 + scale**2 - 1) - jnp.sum(jnp.log(scale))
         return log_binomial(pixels, self.decoder(code)) - kl
 
     def log_likelihood(self, pixels: Any, key: jax.Array, draws: int = 200) -> jax.Array:
-        """The log-likelihood of one image, by codes that are drawn near it and weighted.
+        """The log-likelihood of one image, by importance sampling of codes near it.
 
         Burda, Grosse and Salakhutdinov (2016), "Importance Weighted Autoencoders".
         """
@@ -70,7 +70,7 @@ class Autoencoder(eqx.Module):
 
 
 def log_binomial(pixels: Any, logits: jax.Array) -> jax.Array:
-    """The log probability of an image whose pixels are `LEVELS` coins each, shape ()."""
+    """The log probability of an image whose pixels are `LEVELS` coin flips each, shape ()."""
     ways = special.gammaln(LEVELS + 1.0) - special.gammaln(pixels + 1)
     ways -= special.gammaln(LEVELS - pixels + 1)
     bright = pixels * jax.nn.log_sigmoid(logits)
@@ -83,13 +83,13 @@ def loss(model: Autoencoder, pixels: Any, key: jax.Array) -> jax.Array:
 
 
 def independent_pixels(learned: np.ndarray, pixels: np.ndarray) -> jax.Array:
-    """The log-likelihood of each image if every pixel has a brightness of its own, shape (N,)."""
+    """The log-likelihood of each image if each pixel has its own brightness, shape (N,)."""
     part = (learned.sum(axis=0) + 0.5) / (LEVELS * len(learned) + 1)
     return jax.vmap(log_binomial, in_axes=(0, None))(pixels, special.logit(part))
 
 
 def pixels_of_digits(learned: np.ndarray, labels: np.ndarray, pixels: np.ndarray) -> jax.Array:
-    """The same with brightnesses for each digit, of which each is as probable."""
+    """The same with brightnesses for each digit, all digits being equally probable."""
     each = [independent_pixels(learned[labels == digit], pixels) for digit in range(10)]
     return special.logsumexp(jnp.stack(each), axis=0) - jnp.log(10)
 
@@ -104,7 +104,7 @@ def drawn(images: np.ndarray) -> str:
 
 
 def draw(held_out: np.ndarray, new: np.ndarray, path: pathlib.Path) -> None:
-    """A row of digits that were held out, above a row of new ones."""
+    """A row of held-out digits, above a row of new ones."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 2.3), layout="constrained")

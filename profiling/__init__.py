@@ -1,1 +1,1 @@
-"""Profiles of a warm call: see README.md beside this file."""
+"""Profiles of a warm call: see README.md in this folder."""

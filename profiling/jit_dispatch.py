@@ -1,6 +1,6 @@
 """The time of warm `filter_jit` calls, split into ours, JAX's and the rest, with profiles of ours.
 
-For each case this measures `filter_jit` and flat `jax.jit` side by side, without a profiler, then
+For each case this measures `filter_jit` and flat `jax.jit` interleaved, without a profiler, then
 samples thousands of calls of `filter_jit` with pyinstrument, and writes a text tree, an HTML page
 and the session file. How to read them: profiling/README.md.
 """
@@ -74,7 +74,7 @@ def split_table(profiles: Sequence[Profile]) -> str:
 
 
 def hot_frames(profile: Profile) -> str:
-    """The functions of ours and of JAX's Python that most of the samples fell into."""
+    """The functions of ours and of JAX's Python with most samples."""
     return "\n".join([profile.case, *_profile.hot_frames(profile.times)])
 
 

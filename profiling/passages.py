@@ -1,5 +1,5 @@
 """How much of the package a call goes through: the files that it enters, and how often it passes
-from one to another. What a reader of that call has to open is not less.
+from one to another. A reader of that call has to open at least these.
 
     python -m profiling.passages [--files]
 """
@@ -53,10 +53,10 @@ def passages(call: Callable[[], Any]) -> Passages:
 
 
 def cases(folder: pathlib.Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Calls by name, each of which begins where the last one ended."""
+    """Calls by name, each of which continues where the last one ended."""
     model, x = nn.MLP(3, 2, 9, 2, key=jax.random.key(0)), jnp.ones(3)
     known = eqx.filter_jit(lambda model, x: model.layers[0].weight.sum() + x.sum())
-    # What is made once for a class is no part of the first call.
+    # What is made once for a class is not part of the first call.
     known(nn.MLP(4, 2, 8, 1, key=jax.random.key(1)), x)
     first = eqx.filter_jit(lambda model, x: model.layers[0].weight.sum() + x.sum())
     yield "filter_jit, first call with a new MLP", lambda: first(model, x)

@@ -123,7 +123,7 @@ QUOTED = [
     ("docs/layers.md", f"are compiled in {SCAN_STACK:.2f} of the time"),
     ("docs/training.md", f"take {_megabytes_of_stack('FSDP', 'within a step')} within a step"),
     ("docs/training.md", f"took {_time_of_stack():.1f} times as long there"),
-    ("docs/training.md", f"beside the {_megabytes_of_stack('FSDP', 'at rest')} of each device"),
+    ("docs/training.md", f"next to the {_megabytes_of_stack('FSDP', 'at rest')} of each device"),
     (
         "docs/training.md",
         f"{_megabytes_of_stack('layers at once', 'within a step')} where they are",

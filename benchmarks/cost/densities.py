@@ -1,4 +1,4 @@
-"""Value and gradient of a posterior, beside the density written by hand and NumPyro's."""
+"""Value and gradient of a posterior, compared with the hand-written density and NumPyro's."""
 
 import functools
 import math
@@ -33,7 +33,7 @@ Density = Callable[[Any], Array]
 
 
 def rows() -> Iterator[Row]:
-    """Each network in its own space and in linked space; in a loop in that of samplers."""
+    """Each network in its own space and in linked space; in a loop only in the samplers' space."""
     for table, spaces in ((ONE, (False, True)), (LOOP, (True,))):
         for width in WIDTHS:
             for linked in spaces:
@@ -68,7 +68,7 @@ def one_call(jit: Any, density: Density, unknowns: Any) -> Call:
 
 
 def loop_call(jit: Any, density: Density, unknowns: Any) -> Call:
-    """Many values and gradients in one call, each at a place that the last one led to."""
+    """Many values and gradients in one call, each at a point derived from the last one."""
 
     def run(unknowns: Any) -> Array:
         def step(_: Any, carry: tuple[Any, Array]) -> tuple[Any, Array]:
@@ -92,13 +92,13 @@ def of_unknowns(stated: Stated, linked: bool) -> tuple[Density, Any]:
 
 
 def of_vector(stated: Stated, linked: bool) -> tuple[Density, Any]:
-    """That of `flat`."""
+    """The density of `flat`."""
     density = stated.target.flat(linked=linked, key=jax.random.key(0))[1]
     return density, _vector(stated, linked)
 
 
 def by_hand(stated: Stated, linked: bool) -> tuple[Density, Any]:
-    """The density as one writes it for these arrays alone, with the link written out."""
+    """A hand-written density for only these arrays, with the link written out."""
     x, y = stated.data
 
     def density(arrays: tuple[Array, ...]) -> Array:
@@ -117,7 +117,7 @@ def by_hand(stated: Stated, linked: bool) -> tuple[Density, Any]:
 
 
 def vector_by_hand(stated: Stated, linked: bool) -> tuple[Density, Any]:
-    """The same of a vector, which is cut where one knows its parts to be."""
+    """The same for a vector, split at known positions."""
     of_arrays, _ = by_hand(stated, linked)
     width = stated.start[1].size
 

@@ -1,4 +1,4 @@
-"""A whole ensemble beside one network."""
+"""A whole ensemble compared with one network."""
 
 from collections.abc import Iterator
 from typing import Any

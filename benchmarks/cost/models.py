@@ -1,4 +1,4 @@
-"""Models of the zoo as `bayes` states them, and what NumPyro's draws of them predict."""
+"""Models of the zoo as `bayes` defines them, and predictions from NumPyro's draws."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,10 +20,10 @@ Arrays = tuple[Array, ...]
 class Stated:
     """A model of the zoo.
 
-    - `name`: as the zoo has it.
+    - `name`: its name in the zoo.
     - `target`: the posterior.
     - `start`: the arrays to start from, in their own space and in tree order.
-    - `sites`: the names that NumPyro has for them.
+    - `sites`: NumPyro's names for them.
     - `predict`: from such arrays and inputs `(B, F)` to predictions `(B,)`.
     """
 

@@ -1,4 +1,4 @@
-"""What the rows of all tables of the costs have in common."""
+"""The common part of the rows of all cost tables."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from eqxlike._timing import measure
 class Effort(NamedTuple):
     """How much is measured.
 
-    - `rounds`: of calls that take microseconds.
-    - `runs`: of what takes seconds, each with a seed of its own.
-    - `draws`: of each chain, and as many steps before the first.
+    - `rounds`: for calls that take microseconds.
+    - `runs`: for runs that take seconds, each with its own seed.
+    - `draws`: of each chain, after as many warm-up steps.
     - `steps`: of an optimiser in a whole run.
     """
 
@@ -30,7 +30,7 @@ class Row:
 
     - `table`: the title of the table.
     - `what`: the name of the row in it.
-    - `measured`: returns the row as a report takes it.
+    - `measured`: returns the row in the form of a report.
     """
 
     table: str

@@ -1,4 +1,4 @@
-"""NUTS beside NumPyro's on the same models, in effective samples a second."""
+"""NUTS compared with NumPyro's on the same models, in effective samples a second."""
 
 import statistics
 import time
@@ -26,11 +26,11 @@ INPUTS = 20
 
 
 class Run(NamedTuple):
-    """What one run of all chains came to.
+    """The result of one run of all chains.
 
     - `seconds`: from the key to the draws, with their warm-up and without compilation.
     - `ess`: the smallest bulk effective sample size of predictions at some inputs.
-    - `r_hat`: the largest R-hat of them.
+    - `r_hat`: their largest R-hat.
     - `gradients`: the mean number of gradients for a draw.
     - `divergences`: draws whose trajectory diverged.
     """
@@ -43,7 +43,9 @@ class Run(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What chains drew: arrays `(chains, draws, ...)` in tree order, and what each draw took."""
+    """The draws of chains: arrays `(chains, draws, ...)` in tree order, and the cost of each
+    draw.
+    """
 
     arrays: tuple[Any, ...]
     gradients: Any
@@ -57,7 +59,7 @@ Sampler = Callable[[int], Drawn]
 def rows() -> Iterator[Row]:
     """Each model, with the chains in one batch and one after another."""
     for chain_method in ("vectorized", "sequential"):
-        # What a run costs but for its steps is small beside a second, and the first is fast.
+        # Compared with a second, the fixed costs of a run are small, and the first model is fast.
         yield _row(logistic_regression, 4, chain_method)
         yield _row(lambda: network(5), 1, chain_method)
 
@@ -73,7 +75,7 @@ def _row(make: Callable[[], Stated], times: int, chain_method: Any) -> Row:
             sample(0)
         runs: dict[str, list[Any]] = {name: [] for name in samplers}
         for seed in range(1, effort.runs + 1):
-            # In turn one and the other goes first.
+            # They take turns in going first.
             for name in sorted(samplers, reverse=seed % 2 == 0):
                 runs[name].append(_run(stated, samplers[name], seed)._asdict())
         return {"name": row.what, "table": TABLE, "columns": {}, "notes": [], "runs": runs} | {
@@ -84,7 +86,7 @@ def _row(make: Callable[[], Stated], times: int, chain_method: Any) -> Row:
 
 
 def ours(stated: Stated, draws: int, chain_method: Any) -> Sampler:
-    """`bayes.infer`, with the diagnostics that it always makes."""
+    """`bayes.infer`, with its default diagnostics."""
     method = bayes.NUTS(num_samples=draws, num_warmup=draws, chains=CHAINS)
     problem = bayes.Problem(stated.target)
 
@@ -106,7 +108,7 @@ def ours(stated: Stated, draws: int, chain_method: Any) -> Sampler:
 
 
 def by_numpyro(stated: Stated, draws: int, chain_method: str) -> Sampler:
-    """NumPyro's `MCMC`, all of it in one `jax.jit`: called by itself it compiles in each run."""
+    """NumPyro's `MCMC`, all of it in one `jax.jit`: otherwise it compiles in each run."""
     model, data = in_numpyro.MODELS[stated.name], stated.data
 
     @jax.jit
@@ -131,7 +133,7 @@ def by_numpyro(stated: Stated, draws: int, chain_method: str) -> Sampler:
 
 
 def _run(stated: Stated, sample: Sampler, seed: int) -> Run:
-    """Draws, and says how many of the draws count."""
+    """Draws, and computes the effective sample size."""
     start_s = time.perf_counter()
     drawn = sample(seed)
     seconds = time.perf_counter() - start_s
@@ -154,7 +156,7 @@ def per_second(runs: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def ratio(row: Mapping[str, Any]) -> float:
-    """That of the means over the seeds, ours to NumPyro's."""
+    """The ratio of the means over the seeds, ours to NumPyro's."""
     means = {name: statistics.mean(per_second(runs)) for name, runs in row["runs"].items()}
     return means[OURS] / means[NUMPYRO]
 

@@ -1,4 +1,4 @@
-"""Steps of variational inference beside the plain training step."""
+"""Steps of variational inference compared with the plain training step."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence

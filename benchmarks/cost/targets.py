@@ -1,4 +1,4 @@
-"""What Bayesian methods are to cost, and what they did in one run."""
+"""The targets for the cost of Bayesian methods, and the results of one run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ Row = Mapping[str, Any]
 
 
 def targets(result: Mapping[str, Any]) -> list[Target]:
-    """The targets that the rows of a report speak of."""
+    """The targets for the rows of a report."""
     rows = result["rows"]
     found = [target for table in (densities.ONE, densities.LOOP) for target in _of(rows, table)]
     for table, column, to in (

@@ -1,4 +1,4 @@
-"""What is measured beside the zoo: a deep network's memory, and parallel branches."""
+"""Measurements in addition to the zoo: a deep network's memory, and parallel branches."""
 
 import eqxlike
 from benchmarks.modes.peers import eqxlike_filtered
@@ -12,10 +12,10 @@ from eqxlike._timing import measure
 def measure_beside(rounds: int) -> dict[str, float]:
     """All ratios by name.
 
-    - `checkpointed`: the temporary memory of `Checkpointed` to that of `Reverse`, for a gradient of
-      a network of 64 layers.
+    - `checkpointed`: the temporary memory of `Checkpointed` relative to `Reverse`, for a gradient
+      of a network of 64 layers.
     - `parallel primal`, `parallel gradient`: the times of the Bayesian network with parallel
-      branches to those of the dense one, in the same rounds.
+      branches relative to the dense one, in the same rounds.
     """
     deep = deep_network(layers=64)
     ratio = peak_bytes(deep, ad.Checkpointed()) / peak_bytes(deep, ad.Reverse())

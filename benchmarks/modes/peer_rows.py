@@ -1,4 +1,4 @@
-"""Peers measured side by side on one problem, and checked: a row each, as modes have them."""
+"""Peers measured interleaved on one problem, and checked: a row for each, like modes."""
 
 import dataclasses
 import time
@@ -15,17 +15,17 @@ from benchmarks.zoo.problem import Problem, by_path, in_double
 from eqxlike._timing import measure, ratios
 
 TOLERANCE = 1e-4
-"""A peer is right whose value and gradients are within this of those in double precision, relative
-to the largest entry of each array.
+"""A peer is correct if its value and gradients are within this of those in double precision,
+relative to the largest entry of each array.
 """
 
 
 @dataclasses.dataclass
 class PeerRow:
-    """One peer on one problem. The fields mean what those of a row of `ad.Comparison` do.
+    """One peer on one problem. The fields are those of a row of `ad.Comparison`.
 
-    - `to_ours`: the ratio of `gradient_us` to that of `filter_value_and_grad`, the median of those
-      of the rounds.
+    - `to_ours`: the ratio of `gradient_us` to that of `filter_value_and_grad`, the median over the
+      rounds.
     """
 
     mode: str
@@ -74,7 +74,7 @@ def _reference(problem: Problem) -> dict[str, np.ndarray]:
 
 
 def _checked(name: str, peer: Peer, reference: Mapping[str, np.ndarray]) -> PeerRow:
-    """The row of a peer, but for its times: its first call, its memory, and its error."""
+    """The row of a peer, except its times: its first call, its memory, and its error."""
     start_s = time.perf_counter()
     returned = jax.block_until_ready(peer.gradient())
     first_call_ms = 1e3 * (time.perf_counter() - start_s)
@@ -102,7 +102,7 @@ def _error(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _time(peers: Mapping[str, Peer], rows: dict[str, PeerRow], rounds: int) -> None:
-    """Times all peers in the same rounds, and fills the times into their rows."""
+    """Times all peers in the same rounds, and adds the times to their rows."""
     calls: dict[Any, Any] = {}
     for name, peer in peers.items():
         calls[f"{name}: primal"] = peer.primal

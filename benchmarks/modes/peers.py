@@ -1,7 +1,7 @@
 """The value and gradient of a problem by others: `jax.jit(jax.value_and_grad)`, NumPyro, PyTorch.
 
 To add a peer, write a function from a problem to a `Peer` and name it in `PEERS`. It raises
-LookupError for a problem that the peer does not state, and ImportError where it is not installed.
+LookupError for a problem that the peer lacks, and ImportError if the peer is not installed.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ class Peer:
     """One way to compute a problem.
 
     - `primal`: computes the value, an array or a tensor.
-    - `gradient`: computes the value, and then whatever holds the gradient.
-    - `by_path`: takes what `gradient` returned, and returns the gradients by path.
-    - `peak_bytes`: the temporary memory of `gradient` by XLA's analysis, where XLA compiles it.
+    - `gradient`: computes the value, and the gradient in any form.
+    - `by_path`: takes the result of `gradient`, and returns the gradients by path.
+    - `peak_bytes`: the temporary memory of `gradient` by XLA's analysis, if XLA compiles it.
     """
 
     primal: Call
@@ -55,7 +55,7 @@ def on_module(problem: Problem) -> Peer:
 
 
 def on_flat_arrays(problem: Problem) -> Peer:
-    """`jax.jit(jax.value_and_grad(f))` of a list of arrays: what one would write by hand."""
+    """`jax.jit(jax.value_and_grad(f))` of a list of arrays: a hand-written version."""
     unknowns, data = problem.start()
     dynamic, static = eqxlike.partition(unknowns, eqxlike.is_inexact_array)
     arrays, treedef = jax.tree_util.tree_flatten(dynamic)

@@ -8,7 +8,7 @@ from benchmarks.modes.targets import title
 from benchmarks.targets import Target
 
 MOST = 200
-"""So many characters are shown of an explanation, which may be one of several pages."""
+"""This many characters are shown of an explanation, which may be pages long."""
 
 PEERS = ("numpyro", "torch", "enzyme-ad")
 """Packages whose versions belong to a report."""
@@ -76,7 +76,7 @@ def cells(
 
 
 def _verdict_or(cell: Cell, of: Mapping[str, Any]) -> str:
-    """The cell, and the verdict beside it unless it is `ok`."""
+    """The cell, followed by the verdict unless it is `ok`."""
     text = cell(of)
     return text if of["verdict"] == "ok" else f"{text} {of['verdict']}".strip()
 
@@ -115,7 +115,7 @@ def _peer_versions(report: Mapping[str, Any]) -> str:
 
 
 def _explanations(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Why a verdict is what it is, in one line each."""
+    """The reason of each verdict, in one line."""
     return [
         f"{title(row)}, {each['mode']}: {' '.join(each['explanation'].split())[:MOST]}"
         for row in rows

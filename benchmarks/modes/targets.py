@@ -1,4 +1,4 @@
-"""What the modes are to reach on the zoo, and what they did in one run."""
+"""The targets of the modes on the zoo, and the results of one run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,13 +8,13 @@ from benchmarks.modes.peers import FLAT, MODULE, NUMPYRO, OURS
 from benchmarks.targets import Target, at_most
 
 NOT_OF_JAX = (enzyme.MODE,)
-"""The modes whose rows stand as they come out."""
+"""Modes that are not JAX's own, for which there is no target."""
 
 Row = Mapping[str, Any]
 
 
 def targets(report: Mapping[str, Any]) -> list[Target]:
-    """The targets that the rows of a report speak of."""
+    """The targets for the rows of a report."""
     rows = report["rows"]
     bayesian = [row for row in rows if row["name"].startswith("Bayesian network")]
     return [
@@ -55,7 +55,7 @@ def _all_are_right(rows: Sequence[Row]) -> Iterator[Target]:
 
 
 def _of_mode(row: Row, name: str) -> Mapping[str, Any]:
-    """What there is of a mode in a row; an empty mapping if it failed."""
+    """A mode's part of a row; an empty mapping if it failed."""
     found = [mode for mode in row["modes"] if mode["mode"] == name and mode["gradient_us"]]
     return found[0] if found else {}
 
@@ -102,7 +102,7 @@ def _chunk(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _of_beside(ratios: Mapping[str, float]) -> Iterator[Target]:
-    """The targets of what is measured beside the zoo, by the names of `beside`."""
+    """The targets of the measurements in addition to the zoo, by the names of `beside`."""
     if not ratios:
         return
     checkpointed = {"temporary memory": ratios["checkpointed"]}

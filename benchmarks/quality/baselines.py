@@ -1,4 +1,4 @@
-"""What Bayesian methods are compared with: the plain network, and scikit-learn's models."""
+"""Baselines for Bayesian methods: the plain network, and scikit-learn's models."""
 
 import functools
 import importlib
@@ -31,14 +31,14 @@ STEPS = 2000
 LEARNING_RATE = 3e-3
 
 MOST_FOR_KERNEL = 200
-"""Of so many examples a Gaussian process learns the parameters of its kernel."""
+"""The number of examples from which a Gaussian process learns its kernel's parameters."""
 
 MOST_FOR_CLASSES = 1000
-"""With so many examples a Gaussian process of classes is fitted: its cost is their cube."""
+"""The most examples for a Gaussian process of classes, whose cost grows with their cube."""
 
 VARIANCES = (3.0, 30.0, 300.0)
 LENGTHS = (0.5, 1.0, 2.0, 4.0)
-"""The kernels of classifiers to choose from: lengths are times the root of the features."""
+"""The kernels of classifiers to choose from: lengths as multiples of the root of the features."""
 
 
 def of_normals(means: ArrayLike, scales: ArrayLike) -> bayes.Mixture:
@@ -62,13 +62,13 @@ def _residual_scale(means: np.ndarray, y: np.ndarray) -> float:
 
 
 def plain_network(split: Split, key: jax.Array, steps: int = STEPS) -> Prediction:
-    """The prediction of the network with the parameters of maximum likelihood, by Adam."""
+    """The prediction of the network with maximum-likelihood parameters, found by Adam."""
     model = nn.inference_mode(network(split.data, key))
     return _prediction(_trained(model, likelihood(split.data), split.x, split.y, steps)[0], split)
 
 
 def stopped_early(split: Split, key: jax.Array, steps: int = STEPS) -> Prediction:
-    """The same, after as many steps as served a tenth that was held out best."""
+    """The same, after the number of steps that was best on a held-out tenth."""
     model = nn.inference_mode(network(split.data, key))
     of, num_held = likelihood(split.data), round(TEST_PART * len(split.x))
     x, y, x_held, y_held = (
@@ -99,7 +99,7 @@ def _trained(
     steps: int | np.integer,
     held_out: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[nn.Sequential, np.ndarray]:
-    """The model after so many steps on all examples, and the loss on others before each step."""
+    """The model after this many steps on all examples, and the loss on others before each step."""
     train, held = jtu.tree_map(jnp.asarray, ((x, y), held_out or (x, y)))
     num_losses = 1 if held_out is None else int(steps)
     model, losses = _descend(model, of, train, held, jnp.asarray(steps), num_losses)
@@ -120,7 +120,7 @@ def _descend(
 
     def loss(arrays: nn.Sequential, data: tuple[jax.Array, jax.Array]) -> jax.Array:
         outputs = jax.vmap(combine(arrays, rest))(data[0])
-        # Whatever its scale, noise that is normal asks for least squares.
+        # At any scale, normal noise means least squares.
         known = {"scale": jnp.ones(())} if isinstance(of, bayes.Gaussian) else {}
         return -jnp.mean(
             jax.vmap(lambda output, y: of.log_prob(output, known, y))(outputs, data[1])
@@ -144,7 +144,7 @@ def _descend(
 def one_thread(predict: Predict) -> Predict:
     """The same with scikit-learn's linear algebra on one thread.
 
-    It makes many small calls of BLAS, which several threads make slow where cores are busy.
+    It makes many small BLAS calls, which several threads slow down on busy cores.
     """
 
     @functools.wraps(predict)
@@ -158,7 +158,7 @@ def one_thread(predict: Predict) -> Predict:
 @one_thread
 def linear(split: Split, key: jax.Array) -> Prediction:
     """Ridge or logistic regression, with the penalty of the best cross-validation."""
-    del key  # Nothing is random.
+    del key  # It is deterministic.
     models = importlib.import_module("sklearn.linear_model")
     if split.data.is_regression:
         model = models.RidgeCV(alphas=np.logspace(-2, 4, 13)).fit(split.x, split.y)
@@ -178,9 +178,9 @@ def linear(split: Split, key: jax.Array) -> Prediction:
 def gaussian_process(split: Split, key: jax.Array) -> Prediction:
     """A Gaussian process with a squared exponential kernel, chosen by the evidence.
 
-    Of classes each has a process of its own, against all others.
+    Each class has its own process, against all others.
     """
-    del key  # Nothing is random.
+    del key  # It is deterministic.
     processes = importlib.import_module("sklearn.gaussian_process")
     kernels = importlib.import_module("sklearn.gaussian_process.kernels")
     length = float(np.sqrt(split.x.shape[1]))

@@ -17,10 +17,10 @@ TEST_PART = 0.1
 class DataSet:
     """Examples of one problem.
 
-    - `name`: of the data.
+    - `name`: the name of the data.
     - `x`: the features, shape `(N, d)`.
-    - `y`: the targets, shape `(N,)`: numbers, or classes from 0 on.
-    - `num_classes`: how many there are; `None` for regression.
+    - `y`: the targets, shape `(N,)`: numbers, or classes from 0.
+    - `num_classes`: the number of classes; `None` for regression.
     """
 
     name: str
@@ -38,12 +38,12 @@ class DataSet:
 class Split:
     """A training and a test part.
 
-    - `x`, `y`: what is trained on. Features, and the targets of a regression, have mean 0 and
+    - `x`, `y`: the training part. Features, and the targets of a regression, have mean 0 and
       standard deviation 1.
-    - `x_test`: features, less the mean of the training part, over its standard deviation.
+    - `x_test`: features, standardised with the mean and standard deviation of the training part.
     - `y_test`: targets in their own unit.
     - `centre`, `unit`: a standardised target times `unit` plus `centre` is in its own unit.
-    - `train`: the indices of the examples that are trained on.
+    - `train`: the indices of the training examples.
     """
 
     data: DataSet
@@ -57,7 +57,7 @@ class Split:
 
     @property
     def y_test_standard(self) -> np.ndarray:
-        """The targets of the test part as they are trained on."""
+        """The targets of the test part, standardised like those of the training part."""
         if not self.data.is_regression:
             return self.y_test
         return ((self.y_test - self.centre) / self.unit).astype(np.float32)
@@ -65,7 +65,7 @@ class Split:
 
 @functools.cache
 def split(data: DataSet, seed: int) -> Split:
-    """Nine tenths of the examples to train on and a tenth to test on, drawn by a seed."""
+    """Nine tenths of the examples for training and a tenth for testing, drawn by a seed."""
     order = np.random.default_rng(seed).permutation(len(data.x))
     num_test = max(1, round(TEST_PART * len(order)))
     return split_at(data, order[:num_test], order[num_test:])
@@ -74,7 +74,7 @@ def split(data: DataSet, seed: int) -> Split:
 def split_at(data: DataSet, test: np.ndarray, train: np.ndarray) -> Split:
     """The examples of these indices to test on, and those to train on."""
     mean, spread = data.x[train].mean(axis=0), data.x[train].std(axis=0)
-    # A feature that is constant in the training part says nothing.
+    # A feature that is constant in the training part carries no information.
     spread = np.where(spread > 0, spread, 1.0)
     x, x_test = (((data.x[rows] - mean) / spread).astype(np.float32) for rows in (train, test))
     y, centre, unit = data.y[train], 0.0, 1.0
@@ -88,7 +88,7 @@ def split_at(data: DataSet, test: np.ndarray, train: np.ndarray) -> Split:
 
 
 class Source(NamedTuple):
-    """A data set that is read when it is asked for."""
+    """A data set that is read on request."""
 
     name: str
     load: Callable[[], DataSet]
@@ -116,7 +116,7 @@ SOURCES = (
 def read_csv(path: pathlib.Path) -> DataSet:
     """A regression from a file of numbers, the target in the last column.
 
-    A first line of names is passed over.
+    A first line of names is skipped.
 
     **Raises:** `ValueError` if there is no number, or there are less than two columns or twenty
     rows, or rows of different lengths; `OSError` if there is no such file.

@@ -1,4 +1,4 @@
-"""The table of methods, with what is set other than by default.
+"""The table of methods, with the settings that differ from the defaults.
 
 A line here adds a method to the benchmark.
 """
@@ -19,10 +19,10 @@ PLAIN = "plain network"
 STOPPED = "plain network, stopped early"
 
 NUM_DRAWS = 200
-"""Of so many networks a prediction is the mixture, but of an ensemble."""
+"""The number of networks in a prediction's mixture, except for an ensemble."""
 
 LARGE = 1500
-"""From so many examples on, chains are shorter."""
+"""For this many examples or more, chains are shorter."""
 
 METHODS: Mapping[str, bayes.Method] = {
     "MAP": bayes.MAP(),
@@ -74,7 +74,7 @@ class Row(NamedTuple):
 
 
 def rows(*, is_quick: bool) -> tuple[Row, ...]:
-    """All that is compared, in the order of the tables."""
+    """Everything that is compared, in the order of the tables."""
     of_scikit_learn = (
         Row("ridge or logistic regression", baselines.linear),
         Row("Gaussian process", baselines.gaussian_process),

@@ -16,16 +16,16 @@ from eqxlike import bayes, nn
 WIDTH = 50
 DROPOUT = 0.1
 PRIOR_SCALES = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""The scales of the prior to choose from. Standardised targets are about 1; the logits of a class
-that is certain are several.
+"""The scales of the prior to choose from. Standardised targets are about 1; the logits of a certain
+class are several.
 """
 
 NUM_PARTS = 3
-"""Of the training part: each is held out once when the scale of the prior is chosen."""
+"""The folds of the training part: each is held out once to choose the scale of the prior."""
 
 
 def network(data: DataSet, key: jax.Array) -> nn.Sequential:
-    """A hidden layer of 50 units with ReLU; MC dropout drops units of it, other methods none.
+    """A hidden layer of 50 units with ReLU; only MC dropout drops units of it.
 
     It returns a number, the logit of the second of two classes, or a logit for each class.
     """
@@ -42,18 +42,19 @@ def network(data: DataSet, key: jax.Array) -> nn.Sequential:
 
 
 def likelihood(data: DataSet) -> bayes.Likelihood:
-    """Of standardised targets, or of classes."""
+    """The likelihood of standardised targets, or of classes."""
     if data.is_regression:
         return bayes.Gaussian(scale=dist.Gamma(2.0, 4.0))
     return bayes.Bernoulli() if data.num_classes == 2 else bayes.Categorical()
 
 
 def prior(data: DataSet, scale: float) -> bayes.Prior:
-    """Normal: weights have the scale over the root of the inputs of their layer, biases the scale.
+    """Normal: biases have the scale, weights the scale over the square root of their layer's
+    inputs.
 
-    Its draws are functions that vary about as much whatever the number of features.
+    Its draws are functions that vary about as much for any number of features.
     """
-    # As arrays, so that another scale is not another program.
+    # As arrays, so that another scale does not need another program.
     features, hidden, biases = jnp.asarray(
         [scale / math.sqrt(data.x.shape[1]), scale / math.sqrt(WIDTH), scale], jnp.float32
     )
@@ -68,9 +69,9 @@ def prior(data: DataSet, scale: float) -> bayes.Prior:
 
 @functools.cache
 def prior_scale(split: Split) -> float:
-    """The scale with which `bayes.MAP` predicts parts of the training part best, each held out.
+    """The scale with which `bayes.MAP` predicts held-out folds of the training part best.
 
-    The test part has no say in it. All methods have the scale that is chosen here.
+    The test part is not used. All methods get this scale.
     """
     held_out = [split.train[index::NUM_PARTS] for index in range(NUM_PARTS)]
     parts = [

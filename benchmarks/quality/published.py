@@ -1,11 +1,11 @@
-"""Figures that others published for the data sets that a CSV file may hold."""
+"""Published figures for data sets that a CSV file may hold."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """A figure for a data set: the mean over 20 splits, of which a tenth is tested on."""
+    """A figure for a data set: the mean over 20 splits, each with a tenth for testing."""
 
     method: str
     rmse: float
@@ -49,5 +49,5 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
 
 
 def published(name: str) -> tuple[Published, ...]:
-    """What was published for a data set, by the beginning of its name in upper or lower case."""
+    """The published figures for a data set, by the start of its name in upper or lower case."""
     return next((found for stem, found in PUBLISHED.items() if name.lower().startswith(stem)), ())

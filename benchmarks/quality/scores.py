@@ -1,4 +1,4 @@
-"""How good a prediction of a test part is."""
+"""The quality of a prediction of a test part."""
 
 import math
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from benchmarks.quality.data import Split
 from eqxlike import bayes
 
 LEVEL = 0.9
-"""That of the intervals and sets whose coverage is looked at."""
+"""The level of the intervals and sets whose coverage is measured."""
 
 LEVELS = np.linspace(0.05, 0.95, 19, dtype=np.float32)
 NUM_BINS = 10
@@ -19,12 +19,12 @@ Prediction = bayes.Mixture | bayes.CategoricalMixture
 
 
 class Scores(NamedTuple):
-    """What is measured on a test part.
+    """The scores on a test part.
 
     - `nll`: in nats by example, of a density in the unit of the targets.
-    - `accuracy`: RMSE in that unit, or the fraction of classes that are predicted right.
+    - `accuracy`: RMSE in that unit, or the fraction of correctly predicted classes.
     - `calibration_error`: between 0 and 1.
-    - `coverage`: of what is to hold nine targets in ten.
+    - `coverage`: of intervals or sets of level 0.9.
     """
 
     nll: float
@@ -52,7 +52,7 @@ def scores(prediction: Prediction, split: Split) -> Scores:
 
 
 def interval_calibration_error(prediction: bayes.Mixture, y: jnp.ndarray) -> float:
-    """By how much the coverage of central intervals differs from their level, over many levels."""
+    """The difference between coverage and level of central intervals, over many levels."""
     # A central interval of level `p` holds what is not further than `p / 2` from the median.
     level_of_each = np.abs(2 * np.asarray(prediction.cdf(y)) - 1)
     coverage = np.mean(level_of_each[None] <= LEVELS[:, None], axis=1)
@@ -60,18 +60,19 @@ def interval_calibration_error(prediction: bayes.Mixture, y: jnp.ndarray) -> flo
 
 
 def set_coverage(probabilities: np.ndarray, y: np.ndarray) -> float:
-    """How often the sets of the most probable classes hold the label.
+    """How often the sets of the most probable classes contain the label.
 
-    A set takes classes by their probability until it has `LEVEL` of it, the last of them by chance,
-    so that it has that much exactly; it holds a label with the probability that is averaged here.
-    Without chance sets of a sure classifier would have one class, and cover as much as it is right.
+    A set takes classes by their probability until it reaches `LEVEL`, the last of them randomly, so
+    that it has that probability exactly. The result averages the probability that the set contains
+    the label. Without randomness the sets of a certain classifier would have one class, and their
+    coverage would be its accuracy.
 
     **Arguments:**
 
     - `probabilities`: shape `(N, C)`.
     - `y`: the labels, shape `(N,)`.
     """
-    # Of classes that are as probable as each other the first is first.
+    # Among equally probable classes the first comes first.
     order = np.argsort(-probabilities, axis=1, kind="stable")
     ordered = np.take_along_axis(probabilities, order, axis=1)
     room = LEVEL - (np.cumsum(ordered, axis=1) - ordered)

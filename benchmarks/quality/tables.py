@@ -12,7 +12,7 @@ from benchmarks.quality.published import SOURCES, published
 from benchmarks.targets import Target
 
 PACKAGES = ("eqxlike", "jax", "numpyro", "blackjax", "scikit-learn", "numpy", "python")
-"""Whose versions belong to a report."""
+"""The packages whose versions belong to a report."""
 
 EXPLANATION = """\
 Mean over the splits, and its standard error in brackets. NLL: in nats an example, of a density in
@@ -31,13 +31,13 @@ def mean(row: Row, score: str) -> float:
 
 
 def standard_error(row: Row, score: str) -> float:
-    """The standard error of that mean; NaN of one split."""
+    """The standard error of that mean; NaN for one split."""
     values = [split[score] for split in row["splits"]]
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
 def seconds(row: Row) -> float:
-    """What a split takes."""
+    """The time of a split."""
     return float(np.median([split["seconds"] for split in row["splits"][1:] or row["splits"]]))
 
 
@@ -96,7 +96,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
 
 def _cell(row: Row, score: str) -> str:
     value, error = mean(row, score), standard_error(row, score)
-    # Two digits of the error are all that a value can be believed to.
+    # A value is known no better than to two digits of its error.
     digits = 3 if abs(value) < 20 else 2
     return (
         f"{value:.{digits}f}" if math.isnan(error) else f"{value:.{digits}f} ({error:.{digits}f})"

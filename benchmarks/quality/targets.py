@@ -1,4 +1,4 @@
-"""What the methods are to reach on real data, and what they did in one run."""
+"""The targets of the methods on real data, and the results of one run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,20 +8,20 @@ from benchmarks.quality.tables import mean
 from benchmarks.targets import Target
 
 LEAST, MOST = 0.87, 0.93
-"""The bounds of what covers nine tenths."""
+"""The accepted coverage of 90% intervals."""
 
 Row = Mapping[str, Any]
 
 
 def targets(report: Mapping[str, Any]) -> list[Target]:
-    """The targets that the rows of a report speak of."""
+    """The targets for the rows of a report."""
     rows = report["rows"]
     ours = [row for row in rows if row["method"] in METHODS]
     return [*_beats(PLAIN, rows, ours), *_beats(STOPPED, rows, ours), *_covers(ours)]
 
 
 def _beats(name: str, rows: Sequence[Row], ours: Sequence[Row]) -> Iterator[Target]:
-    """That on all data some method has a better NLL than a network without a prior."""
+    """On all data some method has a better NLL than a network without a prior."""
     plain = {row["data"]: mean(row, "nll") for row in rows if row["method"] == name}
     found = {data: [row for row in ours if row["data"] == data] for data in plain}
     best = {
@@ -40,7 +40,7 @@ def _beats(name: str, rows: Sequence[Row], ours: Sequence[Row]) -> Iterator[Targ
 
 
 def _covers(ours: Sequence[Row]) -> Iterator[Target]:
-    """That intervals of 90% cover as much, by at least two methods on all data."""
+    """At least two methods' 90% intervals have that coverage on all data."""
     if not ours:
         return
     names = list(dict.fromkeys(row["method"] for row in ours))

@@ -1,6 +1,6 @@
 """The models of the zoo whose data are exchangeable, and their log densities.
 
-The unknowns of each are a Module whose fields are called as in the model; the data are a tuple.
+The unknowns of each are a Module whose fields have the model's names; the data are a tuple.
 """
 
 import jax
@@ -127,7 +127,7 @@ def hierarchical_poisson(groups: int = 10, points: int = 200) -> Problem:
 
 def gaussian_mixture(points: int = 200) -> Problem:
     """`weights` ~ Dirichlet(2), `means` ~ Normal(0, 5) in order, `scales` ~ HalfNormal(2); each `y`
-    is normal about the mean of one of three components.
+    is normal around the mean of one of three components.
 
     The density of the means is not multiplied by the number of their orders.
     """

@@ -1,7 +1,7 @@
 """The Bayesian network on which Turing.jl compares differentiation backends.
 
 Two dense layers with ReLU between them; all weights ~ Normal(0, 1), `sigma` ~ Gamma(0.1, 1), and
-`y` ~ Normal(network(x), sigma). From 2 features through `width` units to one output there are `4 *
+`y` ~ Normal(network(x), sigma). With 2 features, `width` units and one output there are `4 *
 width + 1` unknowns: three weights a unit before ReLU, one after it, and `sigma`. The output has no
 bias.
 """
@@ -23,14 +23,14 @@ FEATURES = 2
 POINTS = 64
 
 WIDTHS = (5, 16, 150)
-"""Those of 21, 65 and 601 unknowns, the sizes that Turing.jl compares."""
+"""The widths for 21, 65 and 601 unknowns, the sizes that Turing.jl compares."""
 
 BRANCHED = (16, 4)
 """The width of the network with parallel branches, and the number of its branches."""
 
 CLEARANCE = 0.02
 """No unit is this close to the kink of ReLU at any point of the data: finite differences would see
-another function there than the derivatives do.
+another function there than derivatives do.
 """
 
 CONSTRAINTS = {"sigma": "positive"}
@@ -69,7 +69,7 @@ def bayesian_network(width: int) -> Problem:
 
 
 def parallel_network(width: int, branches: int) -> Problem:
-    """The same network, its hidden layer made of equal branches whose outputs are concatenated."""
+    """The same network; its hidden layer has equal branches whose outputs are concatenated."""
 
     def start() -> tuple[BayesianNetwork, tuple[Array, Array]]:
         weight, bias, output, data = _drawn(width)
@@ -83,20 +83,20 @@ def parallel_network(width: int, branches: int) -> Problem:
 
 
 def name(width: int, branches: int = 1) -> str:
-    """The name of the network whose hidden layer has so many branches."""
+    """The name of the network whose hidden layer has this many branches."""
     beside = f", {branches} parallel branches" if branches > 1 else ""
     return f"Bayesian network{beside}, {4 * width + 1} unknowns"
 
 
 def _with_weights(hidden: Any, arrays: list[np.ndarray]) -> BayesianNetwork:
-    """The network of a hidden layer, with these weights in tree order."""
+    """The network with this hidden layer, and these weights in tree order."""
     output = nn.Linear(arrays[-1].shape[1], 1, use_bias=False, key=jax.random.key(0))
     network = BayesianNetwork(hidden, output, jnp.zeros(()))
     return with_arrays(eqxlike, network, [*arrays, np.float32(0.5)])
 
 
 def _drawn(width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[Array, Array]]:
-    """Weight and bias of the hidden layer, weight of the output, and data clear of the kinks."""
+    """Weight and bias of the hidden layer, weight of the output, and data away from the kinks."""
     draw = np.random.default_rng(7)
     weight = draw.normal(size=(width, FEATURES)).astype(np.float32)
     bias = draw.normal(0, 0.5, width).astype(np.float32)

@@ -1,7 +1,7 @@
-"""Log densities of distributions, summed over all that they are given.
+"""Log densities of distributions, summed over all their arguments.
 
 Parameters are Python numbers or arrays, and one of them may be a scalar where another is not. No
-dtype is named, so that all is computed in that of the arrays.
+dtype is set, so everything is computed in that of the arrays.
 """
 
 import math
@@ -24,7 +24,7 @@ def normal(x: Array, mean: ArrayLike, scale: ArrayLike) -> Array:
 
 
 def isotropic_normal(x: Array, mean: ArrayLike, scale: ArrayLike) -> Array:
-    """Normal(mean, scale**2 I): one scale for all, by which the sum is divided once."""
+    """Normal(mean, scale**2 I): one common scale, so the sum is divided only once."""
     constant = jnp.log(scale) + math.log(2 * math.pi) / 2
     return -jnp.sum((x - mean) ** 2) / (2 * scale**2) - x.size * constant
 
@@ -46,17 +46,17 @@ def gamma(x: Array, shape: float, rate: float) -> Array:
 
 
 def poisson(counts: Array, log_rate: Array) -> Array:
-    """Poisson(exp(log_rate)), of counts that are given as floats."""
+    """Poisson(exp(log_rate)), for counts as floats."""
     return jnp.sum(counts * log_rate - jnp.exp(log_rate) - gammaln(counts + 1))
 
 
 def bernoulli(is_one: Array, logits: Array) -> Array:
-    """Bernoulli(sigmoid(logits)), of zeros and ones that are given as floats."""
+    """Bernoulli(sigmoid(logits)), for zeros and ones as floats."""
     return jnp.sum(is_one * logits - jax.nn.softplus(logits))
 
 
 def dirichlet(probabilities: Array, concentration: float) -> Array:
-    """Dirichlet(concentration, ..., concentration), of the rows of an array or of a vector."""
+    """Dirichlet(concentration, ..., concentration), for the rows of an array or for a vector."""
     size = probabilities.shape[-1]
     constant = math.lgamma(size * concentration) - size * math.lgamma(concentration)
     rows = probabilities.size // size
@@ -64,11 +64,12 @@ def dirichlet(probabilities: Array, concentration: float) -> Array:
 
 
 def lkj_cholesky(cholesky: Array, concentration: float) -> Array:
-    """That of Lewandowski, Kurowicka & Joe (2009), of the Cholesky factor of a correlation matrix.
+    """The LKJ density (Lewandowski, Kurowicka & Joe, 2009) of a correlation matrix's Cholesky
+    factor.
 
     **Arguments:**
 
-    - `cholesky`: lower triangular, of shape (size, size); what is above its diagonal is not read.
+    - `cholesky`: lower triangular, of shape (size, size); the part above its diagonal is not read.
     - `concentration`: 1 for the uniform density of correlation matrices.
     """
     size = cholesky.shape[0]
@@ -83,7 +84,7 @@ def lkj_cholesky(cholesky: Array, concentration: float) -> Array:
 
 
 def correlated_normal(x: Array, cholesky: Array) -> Array:
-    """Normal(0, cholesky @ cholesky.T), of the rows of `x`."""
+    """Normal(0, cholesky @ cholesky.T), for the rows of `x`."""
     whitened = jax.scipy.linalg.solve_triangular(cholesky, x.T, lower=True)
     log_det = jnp.sum(jnp.log(jnp.diagonal(cholesky)))
     return normal(whitened, 0.0, 1.0) - len(x) * log_det

@@ -1,4 +1,4 @@
-"""The Bayesian models of the zoo as NumPyro states them, for its own densities to be compared.
+"""The Bayesian models of the zoo in NumPyro, to compare its densities with ours.
 
 Each is written from the docstring of our density. The names of its sites are the paths of our
 unknowns.
@@ -22,7 +22,7 @@ Model = Callable[..., None]
 
 
 def value(problem: Problem) -> Callable[[Any, Any], Any]:
-    """The log density that NumPyro makes of its model for a problem, in the space of the problem.
+    """NumPyro's log density of its model for a problem, in the space of the problem.
 
     **Returns:** a function of the unknowns, by their paths, and of the data.
 
@@ -139,8 +139,8 @@ def garch(y: Array) -> None:
 
 
 def hidden_markov(states: int) -> Model:
-    """The model of `series.hidden_markov`. What its chain comes to is a factor, as NumPyro's own
-    examples have it.
+    """The model of `series.hidden_markov`. The likelihood of its chain is a factor, as in NumPyro's
+    own examples.
     """
 
     def model(y: Array) -> None:
@@ -161,7 +161,7 @@ def hidden_markov(states: int) -> Model:
 
 
 def _site(name: str, distribution: Any) -> Array:
-    """An unknown, which NumPyro types as anything that an array may be made of."""
+    """An unknown, which NumPyro's types allow to be anything convertible to an array."""
     return cast(Array, numpyro.sample(name, distribution))
 
 

@@ -1,6 +1,6 @@
-"""Problems of the zoo in PyTorch, for its gradients to be timed beside ours.
+"""Problems of the zoo in PyTorch, to time its gradients.
 
-PyTorch is no dependency, and is imported when this file is. Functions take the unknowns by their
+PyTorch is not a dependency; importing this file imports it. Functions take the unknowns by their
 paths and the data, all of them tensors.
 """
 
@@ -17,8 +17,8 @@ from benchmarks.zoo.problem import Problem, by_path
 torch: Any = importlib.import_module("torch")
 dense: Any = importlib.import_module("torch.nn.functional")
 
-# The problems are small. More threads wait for one another, and for those of XLA: on two cores
-# logistic regression took 6,000 microseconds, and 30,000 compiled, for 230 and 120 on one.
+# The problems are small. Several threads wait for one another, and for XLA's: on two cores
+# logistic regression took 6,000 microseconds, and 30,000 compiled, but 230 and 120 with one thread.
 torch.set_num_threads(1)
 
 Tensor = Any
@@ -32,7 +32,7 @@ def calls(problem: Problem, *, compiles: bool) -> tuple[Callable[[], Any], Calla
 
     - `compiles`: whether they are compiled by `torch.compile`.
 
-    **Raises:** `LookupError` if the problem is not written here, or has a link that is not.
+    **Raises:** `LookupError` if the problem, or its link, is not written here.
     """
     if problem.name not in FUNCTIONS:
         raise LookupError(f"{problem.name} is not written in PyTorch")
@@ -40,7 +40,7 @@ def calls(problem: Problem, *, compiles: bool) -> tuple[Callable[[], Any], Calla
     if problem.is_linked:
         function = _linked(function, problem.constraints)
     if compiles:
-        torch.compiler.reset()  # it compiles one function so many times and no more
+        torch.compiler.reset()  # it compiles one function only a limited number of times
         function = torch.compile(function, fullgraph=True, dynamic=False)
     unknowns, data = problem.start()
     leaves = {path: _tensor(leaf).requires_grad_() for path, leaf in by_path(unknowns).items()}
@@ -109,7 +109,7 @@ def convolutional_network(unknowns: Tensors, images: Tensor, labels: Tensor) -> 
 
 
 def _network_density(unknowns: Tensors, units: Tensor, y: Tensor) -> Tensor:
-    """The log density of a Bayesian network, from the units that its hidden layer comes to."""
+    """The log density of a Bayesian network, from the outputs of its hidden layer."""
     sigma = unknowns["sigma"]
     prior = -math.lgamma(0.1) - 0.9 * torch.log(sigma) - sigma
     for path, leaf in unknowns.items():
@@ -125,7 +125,7 @@ def _normal(x: Tensor, mean: Tensor | float, scale: Tensor | float) -> Tensor:
 
 
 def _linked(function: Callable[..., Tensor], constraints: Mapping[str, str]) -> Callable[..., Any]:
-    """The function of unknowns whose positive ones are given by their logarithms."""
+    """The function of unknowns whose positive ones are replaced by their logarithms."""
     if others := set(constraints.values()) - {"positive"}:
         raise LookupError(f"{', '.join(sorted(others))} is not linked in PyTorch")
 
@@ -138,7 +138,7 @@ def _linked(function: Callable[..., Tensor], constraints: Mapping[str, str]) -> 
 
 
 def _tensor(array: Any) -> Tensor:
-    """An array as a tensor of its own memory; PyTorch wants indices to be of 64 bits."""
+    """An array as a tensor with its own memory; PyTorch needs 64-bit indices."""
     tensor = torch.from_numpy(np.array(array))
     return tensor if tensor.is_floating_point() else tensor.long()
 

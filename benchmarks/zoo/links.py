@@ -1,7 +1,7 @@
-"""The problems of the zoo in unconstrained space, by the bijections of NumPyro.
+"""The problems of the zoo in unconstrained space, by NumPyro's bijections.
 
-Samplers move there: an unknown that is bound (positive, ordered, ...) is the image of one that is
-free, and the density is multiplied by the determinant of the Jacobian.
+Samplers work there: a constrained unknown (positive, ordered, ...) is the image of a
+free one, and the density is multiplied by the determinant of the Jacobian.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from benchmarks.zoo.problem import Problem
 
 
 def linked(problem: Problem) -> Problem:
-    """The same density of unknowns that are all free.
+    """The same density as a function of free unknowns.
 
     **Raises:** `ImportError` if NumPyro is not installed; `ValueError` for a problem without
     constraints.
@@ -37,7 +37,7 @@ def linked(problem: Problem) -> Problem:
 
 
 def constrain(links: Mapping[str, Any], free: Any) -> tuple[Any, Any]:
-    """The unknowns that free ones stand for, and the log of the Jacobian's determinant."""
+    """The unknowns for the free ones, and the log of the Jacobian's determinant."""
     images, log_det = {}, 0.0  # a Python number, so that it takes the dtype of the unknowns
     for name, link in links.items():
         x = getattr(free, name)

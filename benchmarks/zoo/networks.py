@@ -1,6 +1,6 @@
 """The networks of the zoo, and their losses: layers of `eqxlike.nn`, and a loop of `eqxlike.loops`.
 
-Nothing in them has a kink, so that finite differences see what the derivatives see.
+Nothing in them has a kink, so that finite differences agree with derivatives.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from eqxlike import Module, loops, nn
 class Block(Module):
     """A language model: an embedding, one block of a transformer, and logits of the next token.
 
-    The block normalises before attention and before its dense layers, and adds to what it got.
+    The block normalises before attention and before its dense layers, with residual connections.
     """
 
     embedding: nn.Embedding
@@ -31,7 +31,7 @@ class Block(Module):
     readout: nn.Linear
 
     def __call__(self, tokens: Array) -> Array:
-        """Logits at each token, which see it and those before it."""
+        """The logits at each token, from that token and those before it."""
         x = jax.vmap(self.embedding)(tokens)
         causal = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
         normed = jax.vmap(self.attention_norm)(x)
@@ -41,7 +41,7 @@ class Block(Module):
 
 
 class Forecaster(Module):
-    """An LSTM that reads a series, and a linear forecast of what comes next."""
+    """An LSTM that reads a series, and a linear forecast of the next value."""
 
     cell: nn.LSTMCell
     readout: nn.Linear
@@ -88,8 +88,8 @@ def neural_ode(width: int = 16, steps: int = 64) -> Problem:
 
 
 def deep_network(layers: int, width: int = 6, batch: int = 128) -> Problem:
-    """The mean squared error of a narrow network: most of its memory is for what its layers put
-    out. It is not in the zoo, as finite differences of it take seconds.
+    """The mean squared error of a narrow network: most of its memory is for the outputs of its
+    layers. It is not in the zoo, as finite differences of it take seconds.
     """
 
     def loss(model: nn.MLP, data: tuple[Array, Array]) -> Array:

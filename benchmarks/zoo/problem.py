@@ -1,4 +1,4 @@
-"""A function whose derivative is asked for, with the point and the data to take it at."""
+"""A function to differentiate, with a point and data."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -15,13 +15,13 @@ import eqxlike
 class Problem:
     """A log density or a loss.
 
-    It computes in the precision of its arguments: in float64 where all their arrays are.
+    It computes in the precision of its arguments: in float64 if all their arrays are.
 
     - `name`: the name of its rows.
     - `function`: `function(unknowns, data)` returns a real scalar.
-    - `start`: makes the unknowns to start from, a Module, and the data, a tuple of arrays. All
-      numbers are drawn by NumPy from fixed seeds, and are the same at each call.
-    - `constraints`: for each field of the unknowns that is not free, the name of what binds it in
+    - `start`: makes the unknowns to start from, a Module, and the data, a tuple of arrays. NumPy
+      draws all numbers from fixed seeds, the same at each call.
+    - `constraints`: for each field of the unknowns that is not free, the name of its constraint in
       `numpyro.distributions.constraints`.
     - `is_linked`: whether `function` takes unconstrained unknowns instead.
     """
@@ -34,7 +34,7 @@ class Problem:
 
     @property
     def space(self) -> str:
-        """What the unknowns are: "standard", as the model states them, or "linked"."""
+        """The space of the unknowns: "standard", as in the model, or "linked"."""
         return "linked" if self.is_linked else "standard"
 
 
@@ -51,8 +51,8 @@ def in_double(tree: Any) -> Any:
 
 
 def by_path(unknowns: Any) -> dict[str, jax.Array]:
-    """What a problem is differentiated by: the arrays of real numbers in a pytree, in its order, by
-    their paths ("hidden.weight").
+    """The arguments of a problem's derivative: the arrays of real numbers in a pytree, in its
+    order, by their paths ("hidden.weight").
     """
     arrays = eqxlike.filter(unknowns, eqxlike.is_inexact_array)
     leaves = jax.tree_util.tree_leaves_with_path(arrays)

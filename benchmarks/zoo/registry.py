@@ -1,7 +1,7 @@
-"""The zoo of models that differentiation modes are compared on.
+"""The zoo of models on which differentiation modes are compared.
 
-To add one, write a function that returns a `Problem` and name it in `PROBLEMS`; if its unknowns
-have constraints, say which, and it is there in both spaces.
+To add one, write a function that returns a `Problem` and name it in `PROBLEMS`; if it declares
+constraints for its unknowns, it is there in both spaces.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ PROBLEMS: tuple[Problem, ...] = (
 
 
 def in_all_spaces(problem: Problem) -> Iterator[Problem]:
-    """A problem as it is, and linked where its unknowns have constraints."""
+    """A problem, and its linked form if its unknowns have constraints."""
     yield problem
     if problem.constraints:
         yield linked(problem)

@@ -45,9 +45,9 @@ class Benchmark:
 BENCHMARKS = {
     "jit_overhead": Benchmark(
         "Calls of filter_jit",
-        "What does a call cost, beside `jax.jit`, Equinox and NNX? `jax.jit` on the same Module, "
-        "its arrays split off outside, is the baseline; on a flat list of the arrays it is the "
-        "floor.",
+        "The cost of a call, compared with `jax.jit`, Equinox and NNX. The baseline is `jax.jit` "
+        "on the same Module, its arrays split off outside; the floor is `jax.jit` on a flat list "
+        "of the arrays.",
     ),
     "jit_edges": Benchmark(
         "Calls at the edges",
@@ -56,8 +56,8 @@ BENCHMARKS = {
     ),
     "layers": Benchmark(
         "Layers",
-        "Networks built, compiled, run and differentiated, beside Equinox and NNX, from the same "
-        "weights and with the same outputs.",
+        "Building, compiling, running and differentiating networks, compared with Equinox and NNX, "
+        "with the same weights and outputs.",
     ),
     "loops": Benchmark("Loops", "The kinds of loops and their gradients, in time and memory."),
     "downstream": Benchmark(
@@ -66,21 +66,21 @@ BENCHMARKS = {
     ),
     "export": Benchmark(
         "Exported programs",
-        "The first call of an exported network in a fresh process, beside tracing it again.",
+        "The first call of an exported network in a fresh process, compared with tracing it again.",
     ),
     "ad-modes": Benchmark(
         "Modes of differentiation",
-        "Which mode is right for which model, and what value and gradient cost.",
+        "Which mode is correct for which model, and what value and gradient cost.",
         lambda report: modes.render(report, targets_of_modes(report), markdown=True),
     ),
     "bayes-cost": Benchmark(
         "Bayesian methods: cost",
-        "Each beside what it should cost no more than.",
+        "The cost of each method, compared with its limit.",
         lambda report: bayes_cost.render(report, markdown=True),
     ),
     "bayes-quality": Benchmark(
         "Bayesian methods: quality",
-        "Every method on real data, beside plain networks and classical models.",
+        "Every method on real data, compared with plain networks and classical models.",
         lambda report: quality.render(report, targets_of_quality(report), markdown=True),
     ),
 }

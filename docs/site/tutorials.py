@@ -19,7 +19,7 @@ PICTURES = ROOT / "docs" / "images" / "tutorials"
 
 TITLES = {
     "classifier": "Train, stop early, resume",
-    "mlp_classifier": "A classifier beside raw JAX",
+    "mlp_classifier": "A classifier in eqxlike and raw JAX",
     "language_model": "A small language model",
     "vae": "A variational autoencoder",
     "lora": "Low-rank adaptation",
@@ -31,12 +31,12 @@ TITLES = {
     "profile_step": "Profiling your own step",
     "devices": "Data-parallel and FSDP",
     "multi_host": "Many devices and hosts",
-    "export_model": "A model that leaves the house",
+    "export_model": "Exporting a model",
     "loops": "Graphs and costs of loops",
     "foreign_function": "Functions in C++ and Numba",
 }
 
-# What makes a script short enough to look on.
+# Options that shorten a script.
 OPTIONS = {
     "bnn_coverage": ["--seeds", "2"],
     "foreign_function": ["--quick"],

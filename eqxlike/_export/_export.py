@@ -21,7 +21,7 @@ from ._exported import Exported, from_parts, need_flatbuffers
 from ._file import Header
 from ._form import ArrayForm, Form, NodeForm, StaticForm, describe, form_of, lost_in
 
-# --- Which axes of the arguments of a program are of any size, and what they are called ---
+# --- Which axes of the arguments of a program have dynamic sizes, and their names ---
 
 
 Dynamic = Sequence[str] | Mapping[str, Mapping[int, str] | Sequence[str | None]]
@@ -34,11 +34,11 @@ def with_dynamic_axes(
 
     **Arguments:**
 
-    - `parameters`: what the arguments are called.
-    - `args`: any pytrees. A shape of a `jax.ShapeDtypeStruct` may hold names.
+    - `parameters`: the names of the arguments.
+    - `args`: any pytrees. A shape of a `jax.ShapeDtypeStruct` may contain names.
     - `dynamic`: see `export`.
 
-    **Raises:** `ValueError`, with the path, for an axis or an argument that is not there.
+    **Raises:** `ValueError`, with the path, for an axis or an argument that does not exist.
     """
     names = dict(zip(parameters, args, strict=True))
     shapes = {
@@ -54,7 +54,7 @@ def with_dynamic_axes(
     elif all(isinstance(size, int) for shape in shapes.values() for size in shape):
         axes = _by_axis(dynamic)
         for name, arg in names.items():
-            # Arrays of a Module are its weights, which no batch has one more of.
+            # Arrays of a Module are its weights, which have no batch axis.
             for path, _ in _arrays_with_paths(name, arg, is_leaf=_is_module):
                 shape = shapes[path]
                 own = {axis: name for axis, name in axes.items() if axis < len(shape)}
@@ -91,7 +91,7 @@ def _arrays_with_paths(name: str, tree: Any, is_leaf: Any = None) -> list[tuple[
 
 
 def _paths_at(place: str, shapes: dict[str, list[Any]]) -> list[str]:
-    """The paths of all arrays of an argument, or of one array by its path."""
+    """The paths of all arrays of an argument, or the path of one array."""
     below = (f"{place}[", f"{place}.")
     paths = [path for path in shapes if path == place or path.startswith(below)]
     if not paths:
@@ -118,11 +118,11 @@ def _by_axis(axes: Any) -> dict[int, Any]:
 def _name_axes(
     shape: list[Any], axes: dict[int, Any], path: str, sizes: dict[str, tuple[int, str]]
 ) -> None:
-    """Puts names in the places of sizes.
+    """Replaces sizes by names.
 
     **Arguments:**
 
-    - `sizes`: the size of each named axis so far, and where that was; those of `shape` are added.
+    - `sizes`: the size of each named axis so far, and its place; those of `shape` are added.
     """
     for axis, name in axes.items():
         if not isinstance(name, str):
@@ -145,7 +145,7 @@ def _name_axes(
 
 
 def _symbolic(shapes: dict[str, list[Any]]) -> dict[str, tuple[Any, ...]]:
-    """The shapes with the sizes of one scope in the places of names."""
+    """The shapes, with names replaced by symbolic sizes of one scope."""
     sizes = [size for shape in shapes.values() for size in shape]
     scopes = [size.scope for size in sizes if jax.export.is_symbolic_dim(size)]
     scope = scopes[0] if scopes else jax.export.SymbolicScope()
@@ -163,7 +163,7 @@ def _symbolic(shapes: dict[str, list[Any]]) -> dict[str, tuple[Any, ...]]:
 
 
 def _symbol(name: str, scope: jax.export.SymbolicScope) -> Any:
-    """The size of this name; raises `ValueError` if it is not the name of one axis."""
+    """The size of this name; raises `ValueError` unless it is a valid name of one axis."""
     try:
         sizes = jax.export.symbolic_shape(name, scope=scope)
     except ValueError:
@@ -188,34 +188,34 @@ def export(
     platforms: Sequence[str] = ("cpu", "cuda"),
     vjp_order: int = 0,
 ) -> Exported:
-    """Makes a program of a function that runs where its source is not: `.save` writes it to a file.
+    """Exports a function as a program that runs without its source; `.save` writes it to a file.
 
-    Arrays that the function holds, such as the weights of a model that is called, are part of the
-    program. Those of `*args` are passed to each call. What is no array is static, as in
+    Arrays that the function holds, such as the weights of a Module that is called, are part of the
+    program. Those of `*args` are passed to each call. Everything but arrays is static, as in
     `filter_jit`: part of the program too.
 
     **Arguments:**
 
     - `function`: any callable: a Module, a filtered function, a method. It must be pure: a program
-      takes no Python along.
-    - `*args`: its arguments, or `jax.ShapeDtypeStruct`s in the places of arrays. A shape may hold
+      contains no Python.
+    - `*args`: its arguments, or `jax.ShapeDtypeStruct`s instead of arrays. A shape may contain
       names of axes, as in `jax.ShapeDtypeStruct(("batch", 64), jnp.float32)`.
-    - `dynamic`: the axes that have any size from 1 upwards. Names, as in `("batch", "time")`, are
-      those of the leading axes of every array, so far as it has so many; the weights of Modules
-      have none, and where a shape in `*args` holds names itself these count instead. A dictionary
+    - `dynamic`: the axes that have any size from 1 upwards. Names, as in `("batch", "time")`, apply
+      to the leading axes of every array, as far as it has that many. Weights of Modules
+      have none, and names in a shape of `*args` take precedence. A dictionary
       names the axes of an argument, or of an array in it by its path, as in `{"x": {0: "batch"},
-      "y['mask']": ("batch", None, "time")}`; all others are of fixed size. Axes of the same name
+      "y['mask']": ("batch", None, "time")}`; all others have a fixed size. Axes of the same name
       have the same size. `()` for none.
-    - `platforms`: where it is to run, of `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`. None of them need be
-      there.
+    - `platforms`: where it can run, of `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`. They need not be
+      available here.
     - `vjp_order`: how many times the program can be differentiated, in reverse mode.
 
     **Returns:** an `Exported`, with `.call`, `.save` and `.stablehlo`.
 
     **Raises:** `ValueError`, with file and line, for a function that calls back to Python; for an
-    axis or a platform that is not there; `TypeError` for an output, at a path, that is neither
-    array nor plain value; what tracing the function raises; `ImportError` if flatbuffers is not
-    installed.
+    axis or a platform that does not exist; `TypeError` for an output, at a path, that is neither
+    an array nor a plain value; any error from tracing the function; `ImportError` if flatbuffers is
+    not installed.
 
     !!! example
 
@@ -262,7 +262,7 @@ def export(
         exported = jax.export.export(jitted, platforms=platforms)(*structs)
         program = bytes(exported.serialize(vjp_order=vjp_order))
     except NotImplementedError as error:
-        # Operations of other libraries may call back too, under names that nobody here knows.
+        # Other libraries' operations may call back too, under unknown names.
         _refuse_calls(name, [str(error)] if "callback" in str(error) else [])
         raise
     header = Header(
@@ -299,7 +299,7 @@ def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
 
 
 def _parameters(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, ...]:
-    """What the arguments are called: as in the signature, or `args[0]` and so on."""
+    """The names of the arguments: from the signature, or `args[0]` and so on."""
     try:
         bound = inspect.signature(function).bind(*args)
     except ValueError:
@@ -343,7 +343,7 @@ def _refuse_lost(name: str, form: Any) -> None:
 def _note_shapes(
     error: Exception, name: str, parameters: Sequence[str], forms: Sequence[Form]
 ) -> None:
-    """Says in what tracing raised which shapes it was traced with."""
+    """Adds to an error from tracing the shapes that were traced."""
     arguments = ", ".join(
         f"{parameter}: {describe(form)}" for parameter, form in zip(parameters, forms, strict=True)
     )

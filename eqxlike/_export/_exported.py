@@ -20,12 +20,12 @@ from ._run import Runner, arranged, describe_arguments
 
 
 class Exported:
-    """A program, its weights and what it takes and returns, as `export` makes it.
+    """A program, its weights and the form of its inputs and outputs, made by `export`.
 
-    - `name`: of the function.
-    - `platforms`: those it runs on, as in `("cpu", "cuda")`.
+    - `name`: the name of the function.
+    - `platforms`: where it runs, such as `("cpu", "cuda")`.
     - `vjp_order`: how many times it can be differentiated.
-    - `versions`: of the libraries that made it, by name.
+    - `versions`: the versions of the libraries that made it, by name.
     """
 
     def __init__(self, header: Header, program: bytes, read_as: jax.export.Exported):
@@ -57,26 +57,26 @@ class Exported:
         return self._read_as.mlir_module()
 
     def call(self, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """What the function returns. The first call with new shapes, or with other nodes,
+        """The output of the function. The first call with new shapes, or with other nodes,
         compiles the program.
 
         **Arguments:**
 
-        - `*args`, `**kwargs`: what the function was exported for, by place or by name: the same
-          tuples, lists, dictionaries and named tuples of arrays. In the place of a Module, or any
-          other node, comes one of the same fields, or a dictionary of them; whatever of it has no
-          arrays may be left out. A leaf that is no array is part of the program, and must be the
+        - `*args`, `**kwargs`: what the function was exported for, by position or by name: the same
+          tuples, lists, dictionaries and named tuples of arrays. A Module, or any other node, may
+          be replaced by a node with the same fields, or a dictionary of them; parts without
+          arrays may be omitted. A leaf that is not an array is part of the program, and must be the
           same.
 
-        **Returns:** the output, in which a dictionary stands for a Module and any other node.
+        **Returns:** the output, in which a dictionary replaces a Module and any other node.
 
         **Raises:** `TypeError` or `ValueError`, with the path, for an argument of another form,
         shape or dtype; `ValueError` on a platform that it was not exported for, and when it is
-        differentiated more often than `vjp_order` says.
+        differentiated more often than `vjp_order` allows.
         """
         runner = self._runner
         if runner is None:
-            # One for all calls: JAX compiles again for each function that it does not know.
+            # One for all calls: JAX compiles again for each new function.
             with self._lock:
                 runner = self._runner = self._runner or Runner(self._header, self._call_flat())
         try:
@@ -122,7 +122,7 @@ class Exported:
         return call if self.vjp_order else self._without_gradient(call)
 
     def _without_gradient(self, call: Any) -> Any:
-        """`call`, which says in our words that it has no gradient."""
+        """`call`, with our error for a missing gradient."""
 
         def refuse(*_: Any) -> Any:
             raise ValueError(
@@ -135,9 +135,9 @@ class Exported:
 
 
 def load_exported(path: str | os.PathLike[str]) -> Exported:
-    """Reads a program that `Exported.save` has written. The source of its function is not needed.
+    """Reads a program that `Exported.save` has written, without the source of its function.
 
-    Nothing in the file is run to read it: it holds JSON and StableHLO.
+    Reading executes nothing in the file: it holds JSON and StableHLO.
 
     **Arguments:**
 
@@ -169,7 +169,7 @@ def from_parts(header: Header, program: bytes, where: str) -> Exported:
     """The program of these bytes.
 
     **Arguments:**
-
+    - `where`: the name of the file in errors.
     - `where`: what to call them in errors.
 
     **Raises:** `ValueError` if this jax cannot read them.
@@ -190,7 +190,7 @@ def from_parts(header: Header, program: bytes, where: str) -> Exported:
     try:
         read_as = jax.export.deserialize(bytearray(program))
         if is_newer:
-            # Otherwise the first call would be where an operation is found that is not known yet.
+            # Otherwise an unknown operation would be found only in the first call.
             read_as.mlir_module()
     except _UNREADABLE as error:
         raise ValueError(
@@ -206,7 +206,7 @@ def from_parts(header: Header, program: bytes, where: str) -> Exported:
 
 
 def need_flatbuffers(caller: str) -> None:
-    """Raises `ImportError`, in the name of `caller`, if JAX cannot write and read programs."""
+    """Raises `ImportError`, naming `caller`, if JAX cannot write and read programs."""
     if importlib.util.find_spec("flatbuffers") is None:
         raise ImportError(f"{caller} needs flatbuffers: `pip install 'eqxlike[export]'`.")
 
@@ -220,7 +220,7 @@ _UNREADABLE = (
     ValueError,
     struct.error,
 )
-"""What jax raises for a program that it cannot read."""
+"""JAX's exceptions for a program that it cannot read."""
 
 
 def _dtypes_in(form: Form) -> list[str]:

@@ -1,4 +1,4 @@
-"""The file of an exported program: what tells it from others, what it takes, and the program.
+"""The file of an exported program: an identifying header, the inputs and outputs, and the program.
 
     magic    16 bytes
     prefix   format, length of the header and of the program (little-endian, 4, 8 and 8 bytes)
@@ -6,8 +6,8 @@
     header   JSON
     program  StableHLO, as `jax.export` serialises it
 
-The first three are for all formats to come: so a newer one is told from one that is damaged. The
-header is data alone, and nothing in the file is run to read it.
+The first three are the same in all future formats, so that a newer file differs from a damaged one.
+The header is only data, and reading executes nothing in the file.
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ _START = len(_MAGIC) + _PREFIX.size + _CHECKSUM_SIZE
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What is known of a program.
+    """The description of a program.
 
-    - `name`: of the function.
-    - `parameters`: what its arguments are called.
+    - `name`: the name of the function.
+    - `parameters`: the names of its arguments.
     - `inputs`, `outputs`: their forms; that of the inputs is a tuple.
-    - `platforms`: those it runs on.
+    - `platforms`: where it runs.
     - `vjp_order`: how many times it can be differentiated.
-    - `calling_convention_version`: of `jax.export`.
-    - `versions`: of the libraries that made it.
+    - `calling_convention_version`: that of `jax.export`.
+    - `versions`: the versions of the libraries that made it.
     """
 
     name: str
@@ -64,7 +64,7 @@ def write(path: pathlib.Path, header: Header, program: bytes) -> None:
 
 
 def read(path: pathlib.Path) -> tuple[Header, bytes]:
-    """What is in the file at `path`.
+    """Reads the file at `path`.
 
     **Raises:** `OSError` if it cannot be read; `ValueError` if it is another kind of file, damaged
     or of a newer format.
@@ -112,6 +112,6 @@ def _header_from(plain: dict[str, Any]) -> Header:
     if len(set(header.parameters)) != len(header.parameters):
         raise ValueError(header.parameters)
     if not isinstance(header.name, str) or b"\0" in header.name.encode():
-        # JAX calls the program so, and takes no other.
+        # JAX uses this as the name of the program, and accepts no other.
         raise ValueError(header.name)
     return header

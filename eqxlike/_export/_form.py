@@ -1,8 +1,9 @@
-"""The form of a pytree, as plain data: what a program takes and returns, told without classes.
+"""The form of a pytree, as plain data: the inputs and outputs of a program, described without
+classes.
 
-A form says where the arrays are, of which shape and dtype, and what stands between them. It knows
+A form describes where the arrays are, their shapes and dtypes, and the nodes around them. It knows
 tuples, lists, dictionaries, `None` and named tuples; any other node, such as a Module, is a record
-of named children. So it can be read where nobody can import the class.
+of named children. So it can be read by a process that cannot import the class.
 """
 
 import collections
@@ -35,10 +36,10 @@ class ArrayForm:
 
 @dataclasses.dataclass(frozen=True)
 class StaticForm:
-    """A leaf that is no array: part of the program.
+    """A leaf that is not an array: part of the program.
 
-    - `value`: itself, if it `is_plain`: a bool, a number or a string.
-    - `text`: what else tells it apart: the name of a function, the `repr` of an object.
+    - `value`: the value, if it `is_plain`: a bool, a number or a string.
+    - `text`: what else identifies it: the name of a function, the `repr` of an object.
     """
 
     value: bool | int | float | str | None
@@ -50,8 +51,8 @@ class StaticForm:
 class NodeForm:
     """A node.
 
-    - `name`: of its class, where it is a named tuple or a record.
-    - `keys`: of a dictionary; the names of the children of a named tuple or a record.
+    - `name`: the name of its class, for a named tuple or a record.
+    - `keys`: those of a dictionary; the names of the children of a named tuple or a record.
     - `statics`: name and text of each static part of a record.
     """
 
@@ -65,10 +66,10 @@ class NodeForm:
 Form = ArrayForm | StaticForm | NodeForm
 
 _KEYS = (str, int, float, bool)
-"""Of these types a dictionary in a file has its keys."""
+"""The types of dictionary keys that a file can hold."""
 
 _MOST_SHOWN = 4
-"""Of so many arrays a Module is shown array by array."""
+"""A Module of more arrays is shown only by their number."""
 
 
 def form_of(tree: Any, path: str, array_forms: Iterator[ArrayForm]) -> Form:
@@ -76,10 +77,10 @@ def form_of(tree: Any, path: str, array_forms: Iterator[ArrayForm]) -> Form:
 
     **Arguments:**
 
-    - `path`: what the tree is called, as in `x`.
-    - `array_forms`: what stands for each array of the tree, and each `jax.ShapeDtypeStruct`.
+    - `path`: the name of the tree, such as `x`.
+    - `array_forms`: the form of each array of the tree, and of each `jax.ShapeDtypeStruct`.
 
-    **Raises:** `TypeError`, with the path, for a dictionary with keys that no file can hold.
+    **Raises:** `TypeError`, with the path, for a dictionary with keys that a file cannot hold.
     """
     tree = _unmarked(tree)
     if is_array(tree) or isinstance(tree, jax.ShapeDtypeStruct):
@@ -109,10 +110,10 @@ def path_below(path: str, kind: Kind, key: Any) -> str:
 def arrays_in(form: Form, tree: Any, path: str) -> Iterator[tuple[ArrayForm, Any, str]]:
     """Each array of a tree that should have this form, with its own form and its path.
 
-    For a record any node with children of the same names will do, and so will a dictionary of
-    them, from which whatever has no arrays may be left out.
+    For a record, any node with children of the same names is accepted, and so is a dictionary of
+    them, which may omit parts without arrays.
 
-    **Raises:** `TypeError`, with the path, where the tree has another form; `ValueError` where it
+    **Raises:** `TypeError`, with the path, if the tree has another form; `ValueError` if it
     has another static value.
     """
     tree = _unmarked(tree)
@@ -160,7 +161,7 @@ def build(form: Form, arrays: Iterator[Any]) -> Any:
         case "dict":
             return dict(zip(form.keys, children, strict=True))
         case "record":
-            # What is no plain value, such as the function of an activation, is in the program.
+            # A value that is not plain, such as an activation function, is in the program.
             return {
                 key: child
                 for key, child, child_form in zip(form.keys, children, form.children, strict=True)
@@ -169,7 +170,7 @@ def build(form: Form, arrays: Iterator[Any]) -> Any:
 
 
 def lost_in(form: Form, path: str) -> Iterator[str]:
-    """The paths of static leaves that `build` could neither give back nor leave out."""
+    """The paths of static leaves that `build` could neither return nor omit."""
     if not isinstance(form, NodeForm):
         return
     for key, child in zip(form.keys, form.children, strict=True):
@@ -182,8 +183,8 @@ def lost_in(form: Form, path: str) -> Iterator[str]:
 
 
 def describe(form: Form) -> str:
-    """One line, as in `(float32[batch, 64], {'scale': float32[]})`, in which a Module of many
-    arrays is but counted.
+    """One line, such as `(float32[batch, 64], {'scale': float32[]})`; for a Module of many arrays,
+    only their number.
     """
     if isinstance(form, ArrayForm):
         return f"{form.dtype}[{', '.join(map(str, form.shape))}]"
@@ -209,7 +210,7 @@ def describe(form: Form) -> str:
 
 
 def to_plain(form: Form) -> dict[str, Any]:
-    """The form as JSON has it."""
+    """The form as JSON data."""
     if not isinstance(form, NodeForm):
         return {"is": "array" if isinstance(form, ArrayForm) else "static", **vars(form)}
     return {
@@ -222,7 +223,7 @@ def to_plain(form: Form) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any]) -> Form:
-    """The form that JSON tells of; whatever is raised if it tells of none."""
+    """The form from JSON data; raises anything if the data are not a form."""
     kind, rest = plain["is"], {name: value for name, value in plain.items() if name != "is"}
     if kind == "array":
         shape = (size if isinstance(size, int) else str(size) for size in rest["shape"])
@@ -262,7 +263,7 @@ def _open(node: Any) -> tuple[Kind, str, list[tuple[Any, Any]]]:
 
 
 def _unmarked(node: Any) -> Any:
-    """The node, without the mark that its array is frozen, of which a program knows nothing."""
+    """The node, without the mark of a frozen array, which a program does not record."""
     return node.value if is_frozen(node) else node
 
 
@@ -274,11 +275,11 @@ def _name_of(key: Any) -> str:
 
 
 def _children(form: NodeForm, tree: Any) -> dict[Any, Any] | None:
-    """The children of a tree by the keys of the form; `None` if it is another kind of node."""
+    """The children of a tree by the keys of the form; `None` for another kind of node."""
     if form.kind == "none":
         return {} if tree is None else None
     if tree is None or jtu.all_leaves([tree]):
-        # A node without children is all that a leaf may stand for here.
+        # A leaf may only replace a node without children.
         return None
     kind, _, children = _open(tree)
     if kind == form.kind or (form.kind == "record" and kind == "dict"):
@@ -302,8 +303,8 @@ def _other_static(path: str, expected: str, found: str) -> ValueError:
 
 
 def _statics_of(node: Any) -> tuple[tuple[str, str], ...]:
-    """Name and text of each static field of a dataclass, such as a Module; of another node, of what
-    JAX has beside its children.
+    """Name and text of each static field of a dataclass, such as a Module; of another node, of its
+    metadata in JAX.
     """
     fields = dataclasses.fields(node) if dataclasses.is_dataclass(node) else ()
     named = [field.name for field in fields if field.metadata.get("static")]
@@ -317,7 +318,7 @@ def _statics_of(node: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _text_of(leaf: Any) -> str:
-    """Text that is the same for the same leaf in another process."""
+    """Text that identifies the leaf in another process too."""
     if callable(leaf) and hasattr(leaf, "__qualname__"):
         return f"<{leaf.__qualname__}>"
     if isinstance(leaf, set | frozenset):
@@ -331,7 +332,7 @@ def form_of_array(array: Any) -> ArrayForm:
 
 
 def describe_other(tree: Any) -> str:
-    """What came in the place of something else, in a message."""
+    """The argument that was passed instead, in a message."""
     if is_array(tree):
         return describe(form_of_array(tree))
     if isinstance(tree, bool | int | float | complex | str | None):
@@ -341,6 +342,6 @@ def describe_other(tree: Any) -> str:
 
 @functools.lru_cache(256)
 def _named_tuple(name: str, fields: tuple[str, ...]) -> type:
-    # Python itself refuses a name that is no identifier, and renames such fields, as `rename=True`
-    # did where the tuple was made.
+    # Python refuses a name that is not an identifier, and renames such fields, as `rename=True`
+    # did when the tuple was made.
     return collections.namedtuple(name, fields, rename=True)

@@ -1,4 +1,4 @@
-"""Calling a program with pytrees: what was compared for one call is not compared for the next."""
+"""Calling a program with pytrees: a comparison made for one call is not repeated for the next."""
 
 import collections
 import inspect
@@ -15,27 +15,27 @@ from ._file import Header
 from ._form import ArrayForm, NodeForm, arrays_in, build, describe, describe_other, form_of_array
 
 _MOST_PROGRAMS = 4
-"""So many programs are compiled for one combination of arrays, each for other static leaves or
-nodes; whatever comes after them is taken apart.
+"""This many programs are compiled for one combination of arrays, each for other static leaves or
+nodes; further ones are flattened before the call.
 """
 
 _CALLS_APART = 100
-"""After what only a call that is taken apart can serve, so many others are taken apart too: to try
-the other way in vain takes milliseconds.
+"""After a call that only works with flattened arguments, this many further calls flatten theirs
+too: trying the other way in vain takes milliseconds.
 """
 
 
 class Runner:
     """Runs a program on pytrees.
 
-    Arguments are compared with the form of the program while `filter_jit` traces, so that a warm
-    call costs what it costs there. But to `filter_jit` each Python number is another program, and
-    here one may stand for an array; so is each function, and here only its name counts. Where
-    these come, arguments are taken apart before the call.
+    Arguments are compared with the form of the program while `filter_jit` traces, so a warm
+    call costs as much as one of `filter_jit`. But to `filter_jit` each Python number is another
+    program, while here it may replace an array; so is each function, while here only its name
+    counts. If these occur, arguments are flattened before the call.
 
     **Arguments:**
 
-    - `header`: what the program takes and returns.
+    - `header`: the inputs and outputs of the program.
     - `call`: the program, from flat arrays to flat arrays.
     """
 
@@ -52,21 +52,21 @@ class Runner:
 
         for function in (on_arrays, on_trees):
             function.__name__ = function.__qualname__ = header.name
-            # Who explains traces takes neither for the function of another program, and who takes
-            # times shows no module of ours.
+            # So explanations of retraces distinguish programs, and profiles do not show
+            # this module.
             vars(function)["__wrapped__"] = call
             setattr(function, "__module__", None)  # noqa: B010
         if all(map(str.isidentifier, header.parameters)):
             vars(on_trees)["__signature__"] = _signature_of(header)
         self._call_arrays = filter_jit(on_arrays)
         self._call_trees = filter_jit(on_trees)
-        # The arguments that were numbers for arrays; `None` before the first call.
+        # The arguments that were numbers instead of arrays; `None` before the first call.
         self._numbers: frozenset[int] | None = None
         self._num_programs: collections.Counter[Any] = collections.Counter()
         self._num_calls_apart = 0
 
     def run(self, args: tuple[Any, ...]) -> Any:
-        """The output; raises as `Exported.call` says."""
+        """The output; see `Exported.call` for errors."""
         if self._num_calls_apart > 0:
             self._num_calls_apart -= 1
             return self._run_apart(args, self._taken_apart(args))
@@ -77,8 +77,8 @@ class Runner:
             try:
                 return self._call_trees(*self._with_arrays(args))
             except (TypeError, ValueError, _TakeApartError):
-                # The other way either works, as with what cannot be hashed, or says what is wrong
-                # in the words for these very arguments. Not so where somebody refused the trace.
+                # The other way either works, as for values that cannot be hashed, or raises the
+                # right error for these arguments. This excludes a trace that was refused.
                 pass
             arrays = self._taken_apart(args)
             if self._numbers == numbers or self._num_calls_apart > 0:
@@ -90,14 +90,14 @@ class Runner:
         except ValueError as error:
             if "polymorphic shape" not in str(error):
                 raise
-            # JAX knows neither the arguments nor the paths in them.
+            # JAX does not know the arguments or their paths.
             raise ValueError(
                 f"The sizes do not fit: {listed(self._sizes_of(args))}. A name has any size from 1 "
                 "upwards, the same wherever it stands."
             ) from error
 
     def _numbers_among(self, args: tuple[Any, ...]) -> frozenset[int]:
-        """The arguments that are numbers for arrays."""
+        """The arguments that are numbers instead of arrays."""
         inputs: Any = self._header.inputs
         pairs = enumerate(zip(inputs.children, args, strict=False))
         return frozenset(
@@ -105,7 +105,7 @@ class Runner:
         )
 
     def _with_arrays(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments, with arrays for the numbers among them."""
+        """The arguments, with numbers replaced by arrays."""
         if not self._numbers or len(args) != len(self._header.parameters):
             return args
         inputs: Any = self._header.inputs
@@ -117,8 +117,8 @@ class Runner:
         return tuple(made)
 
     def _taken_apart(self, args: tuple[Any, ...], *, is_traced: bool = False) -> list[Any]:
-        """The flat arrays to call the program with; notes where numbers came for them, and raises
-        `_TakeApartError` if that is traced.
+        """The flat arrays to call the program with; records numbers passed for them, and raises
+        `_TakeApartError` if that happens in a trace.
         """
         header = self._header
         inputs: Any = header.inputs
@@ -153,7 +153,7 @@ class Runner:
         self._num_programs[key] += 1
 
     def _sizes_of(self, args: tuple[Any, ...]) -> list[str]:
-        """What each array with a named axis must be, and what it is."""
+        """What each array with a named axis must be, and its actual size."""
         header = self._header
         inputs: Any = header.inputs
         return [
@@ -165,7 +165,7 @@ class Runner:
 
 
 class _TakeApartError(Exception):
-    """A call is traced whose arguments must be taken apart before it."""
+    """A call whose arguments must be flattened before it is being traced."""
 
 
 def _signature_of(header: Header) -> inspect.Signature:
@@ -174,9 +174,9 @@ def _signature_of(header: Header) -> inspect.Signature:
 
 
 def arranged(header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a call, some of which are passed by name, in order.
+    """The arguments of a call, some of them passed by name, in order.
 
-    **Raises:** `TypeError` for a name that is not known, missing, or given twice.
+    **Raises:** `TypeError` for a name that is unknown, missing, or passed twice.
     """
     by_place = header.parameters[: len(args)]
     by_name = header.parameters[len(args) :]
@@ -187,7 +187,7 @@ def arranged(header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
 
 
 def describe_arguments(header: Header) -> str:
-    """The arguments of a program, as in `x: float32[batch, 64], scale: float32[]`."""
+    """The arguments of a program, such as `x: float32[batch, 64], scale: float32[]`."""
     inputs = header.inputs
     forms = inputs.children if isinstance(inputs, NodeForm) else ()
     return ", ".join(
@@ -195,17 +195,17 @@ def describe_arguments(header: Header) -> str:
     )
 
 
-# --- What is passed to a program for an array: what fits, or an error that says what would ---
+# --- The argument passed for an array: what matches, or an error that says what would ---
 
 
 def as_given(form: ArrayForm, array: Any, path: str, sizes: dict[str, Any]) -> Any:
-    """What to pass to the program for an array.
+    """The array to pass to the program.
 
     **Arguments:**
 
     - `sizes`: the sizes of the named axes so far; those of this array are added.
 
-    **Raises:** `TypeError`, with the path, for what is no array, or of another dtype;
+    **Raises:** `TypeError`, with the path, for anything but an array of this dtype;
     `ValueError` for another shape.
     """
     if is_number(array):
@@ -236,12 +236,12 @@ def as_given(form: ArrayForm, array: Any, path: str, sizes: dict[str, Any]) -> A
 
 
 def is_number(leaf: Any) -> bool:
-    """Whether this is a number of Python, which may stand for an array."""
+    """Whether this is a Python number, which may replace an array."""
     return isinstance(leaf, bool | int | float | complex)
 
 
 def _as_scalar(number: bool | int | float | complex, form: ArrayForm) -> Any:
-    """A Python number as such an array, if it can be one without loss of what kind it is."""
+    """A Python number as such an array, if the dtype can hold its kind of number."""
     kinds: list[tuple[type, Callable[[np.dtype], bool]]] = [
         (bool, lambda dtype: dtype == np.bool_),
         (int, lambda dtype: jnp.issubdtype(dtype, np.number)),
@@ -260,7 +260,7 @@ def _as_scalar(number: bool | int | float | complex, form: ArrayForm) -> Any:
         return np.asarray(number, dtype) if is_held else number
     try:
         return np.asarray(number, dtype)
-    except OverflowError:  # The largest integers are no floating-point numbers.
+    except OverflowError:  # The largest integers exceed floating-point numbers.
         return number
 
 

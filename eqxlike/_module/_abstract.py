@@ -1,4 +1,4 @@
-"""Attributes that a class asks of its subclasses, and strict classes: abstract or final."""
+"""Attributes that a class requires of its subclasses, and strict classes: abstract or final."""
 
 import dataclasses
 import inspect
@@ -13,7 +13,7 @@ from ._class import own_record
 _T = TypeVar("_T")
 
 if TYPE_CHECKING:
-    # A type checker should see an attribute of that type, and a class variable.
+    # A type checker sees an attribute of that type, and a class variable.
     from typing import ClassVar as AbstractClassVar
 
     AbstractVar = Annotated[_T, "AbstractVar"]
@@ -23,7 +23,7 @@ else:
         """Marks an attribute that subclasses must have: `size: AbstractVar[int]`.
 
         A subclass overrides it with a field, a property, a class variable or a method. An abstract
-        attribute is no field itself, so `__init__` has no argument for it. A class that has not
+        attribute is not a field itself, so `__init__` has no argument for it. A class that has not
         overridden all of them is abstract: it can be subclassed but not instantiated, as with
         abstract methods.
 
@@ -46,8 +46,8 @@ else:
     class AbstractClassVar(Generic[_T]):
         """Marks a class variable that subclasses must have: `order: AbstractClassVar[int]`.
 
-        It does for a class variable what `AbstractVar` does for an attribute. A subclass overrides
-        it with `order: ClassVar[int] = 2`. Type checkers need it imported like this:
+        It is `AbstractVar` for class variables. A subclass overrides it with
+        `order: ClassVar[int] = 2`. Type checkers need this import:
 
             if TYPE_CHECKING:
                 from typing import ClassVar as AbstractClassVar
@@ -101,7 +101,7 @@ def take_abstract(cls: type) -> dict[str, Any] | None:
 
 
 def abstract_names(cls: Any) -> frozenset[str]:
-    """The names that make `cls` abstract, beside those of its abstract methods."""
+    """The names that make `cls` abstract, apart from its abstract methods."""
     own = vars(cls)
     attributes = own.get(_VARS, frozenset()) | own.get(_CLASS_VARS, frozenset())
     record = own_record(cls)
@@ -109,7 +109,7 @@ def abstract_names(cls: Any) -> frozenset[str]:
 
 
 def explain_abstract(cls: Any) -> str:
-    """The message that says why `cls`, abstract for more than its methods, has no instances."""
+    """The message on why `cls`, abstract for more than its methods, has no instances."""
     names = {
         "attributes": vars(cls)[_VARS],
         "class attributes": vars(cls)[_CLASS_VARS],
@@ -186,7 +186,7 @@ def _head(cls: type, annotation: Any) -> tuple[Any, bool]:
 
 
 def _look_up(cls: type, dotted: str) -> Any:
-    """The object that a dotted name in a string annotation refers to, as far as can be told."""
+    """The object that a dotted name in a string annotation refers to, as far as is known."""
     first, *rest = dotted.split(".")
     try:
         found = vars(sys.modules[cls.__module__])[first]
@@ -194,15 +194,15 @@ def _look_up(cls: type, dotted: str) -> Any:
             found = getattr(found, each)
         return found
     except (KeyError, AttributeError):
-        # The name is local to the function that defines the class: its spelling has to do.
+        # The name is local to the function that defines the class: compare its spelling.
         return _MARKERS.get([first, *rest][-1])
 
 
 # The rules of strict classes, `class Model(eqxlike.Module, strict=True)`: abstract or final.
 #
-# A class is either abstract, and then not to be instantiated, or final, and then not to be
-# subclassed. So whoever reads a method knows that no subclass overrides it, and whoever reads
-# `__init__` knows that it sets all fields.
+# A class is either abstract, and cannot be instantiated, or final, and cannot be subclassed. So a
+# reader of a method knows that no subclass overrides it, and a reader of `__init__` knows that it
+# sets all fields.
 #
 # The pattern is described in https://docs.kidger.site/equinox/pattern/.
 
@@ -221,14 +221,14 @@ def StrictConfig(force_abstact: bool = False, **kwargs: Any) -> Any:
 
     **Arguments:**
 
-    - `force_abstact`: whether the class is abstract even though nothing in it is; the name is
-      Equinox's. `force_abstract` is the same.
+    - `force_abstact`: whether the class is abstract even though nothing in it is. The name is
+      Equinox's; `force_abstract` is the same.
     - `allow_abstract_name`: whether the name of a final class may start with `Abstract`.
     - `allow_method_override`: whether the class may override methods that are not abstract.
 
-    **Returns:** a value for `strict=`. The rules of `strict=True` hold, except those lifted here:
+    **Returns:** a value for `strict=`. It lifts some of the rules of `strict=True`:
 
-    - A class is abstract, having an abstract method or attribute, or it is final, and no strict
+    - A class is abstract, with an abstract method or attribute, or it is final, and no strict
       class subclasses it.
     - A strict Module inherits from no Module that is not strict.
     - The names of abstract classes, and of no others, start with `Abstract` or `_Abstract`.
@@ -261,7 +261,7 @@ def StrictConfig(force_abstact: bool = False, **kwargs: Any) -> Any:
 
 
 def read_strict(strict: Any) -> Strictness | None:
-    """The options that `strict=` in a class statement asks for; `None` for no rules at all."""
+    """The options of `strict=` in a class statement; `None` for no rules at all."""
     if isinstance(strict, Strictness):
         return strict
     return Strictness() if strict else None
@@ -271,7 +271,7 @@ _are_checked = True
 
 
 def ignore_strict_rules() -> None:
-    """Has strict classes checked no more, in this process: Equinox 0.13.8 does not."""
+    """Turns the checks of strict classes off in this process, as in Equinox 0.13.8."""
     global _are_checked
     _are_checked = False
 
@@ -283,8 +283,8 @@ def check_strict(
 
     **Arguments:**
 
-    - `own`: the names that the class has of its own, before anything was generated for it.
-    - `written_init`: the class whose `__init__` makes the instances, if somebody wrote it.
+    - `own`: the names in the class itself, before anything was generated for it.
+    - `written_init`: the class whose `__init__` makes the instances, if it is user code.
     """
     if not _are_checked:
         return

@@ -1,14 +1,14 @@
-"""Frozen objects, each with a slot in which its partition is cached.
+"""Frozen objects, each with a slot that caches its partition.
 
-The slot lies outside `__dict__`, so that `vars`, `copy`, `pickle` and the dataclass functions do
-not see it. It holds one of: nothing; `INITIALISING`, while `__init__` runs and fields may be
-assigned; a `CachedPartition`, replaced as a whole so that a thread sees the old one or the new.
+The slot is outside `__dict__`, so that `vars`, `copy`, `pickle` and the dataclass functions do not
+see it. It holds one of: nothing; `INITIALISING`, while `__init__` runs and may assign fields; a
+`CachedPartition`, replaced as a whole so that a thread sees the old one or the new.
 
 A Module that a filtered function returns may be *lazy*: it has its partition and no fields yet. The
-fields are built from the partition, and stay, when somebody reads one of them. A training loop
-reads none: it hands the partition to the next call, and is spared the building of some hundred
-objects. A lazy Module is known by its `LazyPartition`, not by an empty `__dict__`, into which
-`object.__setattr__` writes without asking.
+first read of a field builds the fields from the partition, and they stay. A training loop reads
+none: it passes the partition to the next call, and saves building some hundred objects. A Module
+is lazy if it has a `LazyPartition`, not if its `__dict__` is empty, since `object.__setattr__`
+writes into that unchecked.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 
 class CachedPartition:
-    """The arrays of a Module, in tree order, and the Structure of all else."""
+    """The arrays of a Module, in tree order, and the Structure of everything else."""
 
     __slots__ = ("arrays", "structure")
 
@@ -37,8 +37,8 @@ class _Storage:
     __slots__ = ("__dict__", "__weakref__", "_eqxlike_cached")
 
 
-# The descriptors of the slots: a frozen class does not stop them as it does `setattr`, and they do
-# not ask a user's `__getattr__`.
+# The descriptors of the slots. Unlike `setattr`, a frozen class does not stop them, and they do not
+# call a user's `__getattr__`.
 _slot: Any = _Storage.__dict__["_eqxlike_cached"]
 set_cached = _slot.__set__
 drop_cached = _slot.__delete__
@@ -77,7 +77,7 @@ def read_fields(module: "CachesPartition") -> dict[str, Any]:
     if type(cached) is LazyPartition:
         built = cached.structure.fields(cached.arrays)
         with _reading:
-            # If two threads come at once, both get what the first has built.
+            # If two threads come at once, both get the fields that the first has built.
             if get_cached(module) is cached:
                 for name, value in built.items():
                     fields.setdefault(name, value)
@@ -88,8 +88,9 @@ def read_fields(module: "CachesPartition") -> dict[str, Any]:
 class Field:
     """The descriptor that a Module class has under the name of each field.
 
-    It is no data descriptor, so an instance that has the field never asks it. An instance that has
-    not is lazy, or in its `__init__`. On the class it gives the default, as in any dataclass.
+    It is not a data descriptor, so an instance that has the field never calls it. An instance
+    without the field is lazy, or in its `__init__`. On the class it returns the default, as in any
+    dataclass.
     """
 
     __slots__ = ("default", "name")
@@ -99,7 +100,7 @@ class Field:
         self.default = default
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # `MISSING` itself would be another object where it is loaded.
+        # `MISSING` itself would be another object after unpickling.
         has_default = self.default is not dataclasses.MISSING
         return Field, (self.name, *([self.default] if has_default else []))
 
@@ -121,8 +122,8 @@ class Field:
 def can_stay_lazy(cls: type) -> bool:
     """Whether reading any field of a lazy instance of `cls` reaches its `Field`.
 
-    It does not where a class above has a method or a property of the same name, or where instances
-    carry metadata, which is stored beside the fields.
+    It does not if a base class has a method or a property of the same name, or if instances carry
+    metadata, which is stored with the fields.
     """
     if carries_metadata(cls):
         return False
@@ -155,7 +156,7 @@ class CachesPartition(_Storage):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        # `copy` and `pickle` take the fields, and nothing that is cached.
+        # `copy` and `pickle` take the fields, and nothing cached.
         return self.__dict__
 
 
@@ -189,15 +190,15 @@ _ANNOTATIONS = "__annotations__"
 
 
 _OWN = "_eqxlike_metadata"
-"""The `__dict__` of an instance has its own metadata, if any, under this name."""
+"""The key in the `__dict__` of an instance for its own metadata, if any."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Metadata:
     """The metadata that `module_update_wrapper` gave to an instance.
 
-    It is part of the structure of the tree, and so hashable: the annotations are pairs, and a value
-    that is not hashable is compared by identity.
+    It is part of the structure of the tree, so it must be hashable: the annotations are pairs, and
+    a value that is not hashable is compared by identity.
     """
 
     named: tuple[tuple[str, Any], ...]
@@ -205,7 +206,7 @@ class Metadata:
 
 
 class _Itself:
-    """A hashable stand-in for a value that is not; two are equal if they hold the same object."""
+    """A hashable wrapper of a value that is not; two are equal if they hold the same object."""
 
     __slots__ = ("value",)
 
@@ -232,7 +233,7 @@ def _plain(value: Any) -> Any:
 
 
 def has_metadata(fields: dict[str, Any]) -> bool:
-    """Whether the instance with these `fields`, its `__dict__`, has metadata of its own."""
+    """Whether the instance with these `fields`, its `__dict__`, has its own metadata."""
     return _OWN in fields
 
 
@@ -263,14 +264,14 @@ def write_metadata(metadata: Metadata | None, fields: dict[str, Any]) -> None:
 
 
 def carries_metadata(cls: Any) -> bool:
-    """Whether instances of `cls` may have metadata of their own, which a map preserves."""
+    """Whether instances of `cls` may have their own metadata, which a map preserves."""
     return isinstance(getattr(cls, "__wrapped__", None), property)
 
 
 def is_found_by_name(described: Any) -> bool:
     """Whether the module of `described` has it under its qualified name.
 
-    Nothing in `__main__` counts, which is another module in another process.
+    This excludes `__main__`, which is another module in another process.
     """
     module = getattr(described, "__module__", None)
     found = None if module == "__main__" else sys.modules.get(module or "")

@@ -1,4 +1,4 @@
-"""The record that each Module class has beside its dataclass, made with the class."""
+"""The record that each Module class has in addition to its dataclass, made with the class."""
 
 import dataclasses
 import pickle
@@ -13,8 +13,8 @@ class Layout(NamedTuple):
     """What the codec of a class is generated from.
 
     - `dynamic_names`, `static_names`: the names of the fields, children and static.
-    - `stored_or_nothing`: those whose value is stored in an instance, or is nowhere.
-    - `asks_for_metadata`: whether instances may have metadata of their own.
+    - `stored_or_nothing`: those whose value is stored in an instance, or nowhere.
+    - `asks_for_metadata`: whether instances may have their own metadata.
     """
 
     dynamic_names: tuple[str, ...]
@@ -27,9 +27,9 @@ class Layout(NamedTuple):
 class Codec:
     """The names of a class's fields, children and static, and the functions that JAX calls.
 
-    `flatten` returns `(children, statics)`, both tuples in the order of the names, and `unflatten`
-    needs nothing else. `complete`, unless it is `None`, is called with the `__dict__` of the new
-    instance and adds what follows from the fields.
+    `flatten` returns `(children, statics)`, both tuples in the order of the names, which is all
+    that `unflatten` needs. `complete`, unless it is `None`, is called with the `__dict__` of the
+    new instance and adds what can be derived from the fields.
     """
 
     layout: Layout
@@ -43,18 +43,17 @@ class Codec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traits:
-    """The traits in which one of our own Module classes differs from those that users write.
+    """The traits by which one of our own Module classes differs from users' classes.
 
-    The class statement gives them, `class State(Module, _traits=Traits(is_fixed=False))`.
+    The class statement sets them, `class State(Module, _traits=Traits(is_fixed=False))`.
     Subclasses inherit all but `flattening`.
 
-    - `is_fixed`: whether instances stay as they are built. If not, no partition of them is cached.
-    - `complete`: a function called with the `__dict__` of an instance that was unflattened; it adds
-      what follows from the fields.
+    - `is_fixed`: whether instances never change. If not, no partition of them is cached.
+    - `complete`: a function called with the `__dict__` of an unflattened instance; it adds what can
+      be derived from the fields.
     - `flattening`: a function from the codec of the class to the object by which JAX flattens.
     - `unfrozen`: the same class without frozen arrays, if this one has some.
-    - `is_layer`: whether a call has a name of its own in a program, which what only stands for
-      something else has not.
+    - `is_layer`: whether a call gets its own name in a program. Calls of mere wrappers do not.
     """
 
     is_fixed: bool = True
@@ -65,7 +64,7 @@ class Traits:
 
 
 class CarriedClass:
-    """The record of a class, as tools that pickle classes by value carry it; see `_carried.py`."""
+    """The record of a class, as tools that pickle classes by value carry it; see `take_up`."""
 
     makes_init: bool
     is_forced: bool
@@ -84,13 +83,13 @@ class ClassRecord:
 
     - `cls`: the class.
     - `makes_init`: whether its `__init__` is generated.
-    - `is_forced`: whether the class statement declares it abstract, whatever it holds.
-    - `is_strict`: whether it keeps the rules of strict classes.
-    - `traits`: how it differs from the classes that users write.
-    - `derived`: the subclasses that were generated from it, with frozen arrays or observed.
+    - `is_forced`: whether the class statement declares it abstract, whatever its body.
+    - `is_strict`: whether it follows the rules of strict classes.
+    - `traits`: how it differs from users' classes.
+    - `derived`: the subclasses generated from it, with frozen arrays or observed.
     - `codec`: how instances are flattened.
-    - `defaults`: the fields that have a default, each with it.
-    - `converters`: the fields that have a converter, each with it.
+    - `defaults`: the fields that have a default, with it.
+    - `converters`: the fields that have a converter, with it.
     """
 
     cls: type
@@ -121,5 +120,5 @@ class ClassRecord:
 
 
 def own_record(cls: type) -> ClassRecord | None:
-    """The record of `cls` itself; `None` if it is no Module class, or is being made."""
+    """The record of `cls` itself; `None` if it is not a Module class, or not complete yet."""
     return vars(cls).get(RECORD)

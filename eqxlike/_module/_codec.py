@@ -1,8 +1,8 @@
-"""Generated code that takes the instances of a Module class apart and puts them together.
+"""Generated code that flattens and unflattens the instances of a Module class.
 
-Raw `jax.jit` flattens each argument in each call, through functions in Python. Generated code makes
-that cheap: it reads the fields by name, not in a loop over them. It reads them from the instance's
-`__dict__`: attributes of a class with a `__getattr__` are slow to read.
+Raw `jax.jit` flattens each argument in each call, through Python functions. Generated code makes
+that cheap: it reads the fields by name, without a loop. It reads them from the instance's
+`__dict__`, since attributes of a class with a `__getattr__` are slow to read.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ _new = object.__new__
 
 
 class _Incomplete(tuple):
-    """The static part of an instance that lacks fields, as in its `__init__`, or has metadata."""
+    """The static part of an instance that lacks fields, as during `__init__`, or has metadata."""
 
     __slots__ = ()
 
@@ -54,13 +54,13 @@ def _layout_of(cls: type) -> Layout:
     return Layout(
         dynamic_names=dynamic,
         static_names=static,
-        # A property does not give the value of the field; perhaps it gives another field's.
+        # A property does not return the value of the field; it may return another field's.
         stored_or_nothing=frozenset(
             name
             for name in (*dynamic, *static)
             if hasattr(type(found_in_class(cls, name)), "__set__")
         ),
-        # Instances of most classes have no metadata, and are not asked for it.
+        # Most classes' instances have no metadata, so the codec does not look for it.
         asks_for_metadata=carries_metadata(cls),
     )
 
@@ -68,7 +68,7 @@ def _layout_of(cls: type) -> Layout:
 def generate_codec(
     cls: type, layout: Layout, complete: Callable[[dict[str, Any]], None] | None
 ) -> Codec:
-    """The codec of `cls`, whatever fields `cls` itself seems to have."""
+    """The codec of `cls`, regardless of the fields that `cls` itself seems to have."""
     dynamic, static = layout.dynamic_names, layout.static_names
     namespace: dict[str, Any] = {
         "cls": cls,
@@ -145,7 +145,7 @@ def _tuple_of(parts: Any) -> str:
 def _make_flatten_by_name(layout: Layout):
     """The function that flattens an instance with metadata, or with fields not in its `__dict__`.
 
-    Such an instance is lazy, has class attributes in place of fields, or is in its `__init__`.
+    Such an instance is lazy, has class attributes instead of fields, or is in its `__init__`.
     """
     dynamic, static, stored_or_nothing, _ = layout
 

@@ -1,4 +1,4 @@
-"""The making of a Module class into a dataclass."""
+"""Making a Module class a dataclass."""
 
 import abc
 import dataclasses
@@ -15,8 +15,8 @@ from ._field import converter_of
 def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
     """Makes `cls` a dataclass, with an `__init__` if `makes_init`, and returns its fields.
 
-    The `__setattr__` of Modules freezes instances. `dataclasses` is not told that they are frozen:
-    it would refuse a `@dataclass` that somebody writes above the class.
+    The `__setattr__` of Modules freezes instances. `dataclasses` does not know that they are
+    frozen: it would refuse a `@dataclass` decorator on the class.
     """
     annotations = inspect.get_annotations(cls)
     concrete = take_abstract(cls)
@@ -25,21 +25,21 @@ def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
     dataclasses.dataclass(init=makes_init, repr=False, eq=False)(cls)
     if concrete is not None:
         cls.__annotations__ = annotations
-    # Where somebody wrote a `__setattr__`, each assignment goes through it.
+    # If a user wrote a `__setattr__`, each assignment goes through it.
     if makes_init and cls.__setattr__ is CachesPartition.__setattr__:
         cls.__init__ = make_init(cls, cls.__init__)
     fields = dataclasses.fields(cls)
     for each in fields:
         _install_field(cls, each)
-    # A field overrides what is abstract above, now that it stands in the class.
+    # A field, now that it is in the class, overrides an abstract attribute of a base.
     abc.update_abstractmethods(cls)
     return fields
 
 
 def _install_field(cls: Any, each: dataclasses.Field) -> None:
-    """Puts a `Field` in the class, in the place of the default.
+    """Puts a `Field` into the class, instead of the default.
 
-    A method or a property of that name in a base stays, as for any dataclass.
+    A base's method or property of that name stays, as for any dataclass.
     """
     found = found_in_class(cls, each.name)
     is_default = each.name in vars(cls) and not hasattr(type(found), "__set__")
@@ -48,34 +48,35 @@ def _install_field(cls: Any, each: dataclasses.Field) -> None:
 
 
 def amend(cls: Any, name: str, value: Any) -> Any:
-    """The value to set in a class under `name`: `value`, and what its setter does not know.
+    """The value to set in a class under `name`: `value`, plus what its setter does not know.
 
-    `abc` and `dataclasses` set theirs when the class is made, and again when a decorator asks.
+    `abc` and `dataclasses` set these attributes when the class is made, and again when a decorator
+    asks.
     """
     if name == "__abstractmethods__":
-        # Python then refuses to make instances, and making one needs no look at the class.
+        # Then Python refuses to make instances, and construction need not check the class.
         return value | abstract_names(cls)
     if name == "__dataclass_fields__":
-        # The second time, the arguments of `field` are no longer there to be read.
+        # The second time, the arguments of `field` can no longer be read.
         return {**value, **vars(cls).get(name, {})}
     return value
 
 
 def found_in_class(cls: type, name: str) -> Any:
-    """The attribute `name` as a class, or one above it, stores it; no descriptor is asked."""
+    """The attribute `name` as a class, or a base, stores it, without calling descriptors."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 
-# The `__init__` of a Module class that has none of its own.
+# The generated `__init__` of a Module class.
 #
-# `dataclasses` knows its parameters, but would assign through `__setattr__`. That of Modules asks
-# for each field whether the instance is in its `__init__`, where asking once is enough.
+# `dataclasses` knows its parameters, but would assign through `__setattr__`. That of Modules checks
+# for each field whether the instance is in its `__init__`, while one check is enough.
 
 
 def make_init(cls: type, generated: Callable[..., None]) -> Callable[..., None]:
     """The `__init__` that `dataclasses` has `generated` for `cls`, but assigning directly.
 
-    The parameter of a field with a converter is annotated with what the converter takes.
+    The parameter of a field with a converter has the converter's annotation.
     """
     code = generated.__code__
     num_named = code.co_argcount + code.co_kwonlyargcount
@@ -103,7 +104,7 @@ def make_init(cls: type, generated: Callable[..., None]) -> Callable[..., None]:
             namespace[factory] = each.default_factory
             value = f"{factory}()"
             if each.init:
-                # `dataclasses` has put this in the place of the default.
+                # `dataclasses` has put this in place of the default.
                 namespace[missing] = inspect.signature(generated).parameters[each.name].default
                 value = f"{value} if {each.name} is {missing} else {each.name}"
         elif not each.init:
@@ -113,7 +114,7 @@ def make_init(cls: type, generated: Callable[..., None]) -> Callable[..., None]:
         if each.init and converter is not None:
             annotations[each.name] = _input_annotation(converter)
     if hasattr(cls, "__post_init__"):
-        # It takes the parameters that are no fields, in the order of their declaration.
+        # It takes the parameters that are not fields, in the order of their declaration.
         declared: Any = vars(cls)["__dataclass_fields__"]
         variables = {*parameters} - {each.name for each in fields}
         passed = ", ".join(name for name in declared if name in variables)

@@ -1,4 +1,4 @@
-"""Generated subclasses of Module classes, each of which passes for the class itself."""
+"""Generated subclasses of Module classes, each of which poses as the class itself."""
 
 import copyreg
 import dataclasses
@@ -20,7 +20,7 @@ from ._module import Module, ModuleMeta, Wrapper
 
 
 class _Quiet:
-    """A first base that keeps the `__init_subclass__` of the other bases from being called."""
+    """A first base that keeps Python from calling `__init_subclass__` of the other bases."""
 
     __slots__ = ()
 
@@ -41,7 +41,7 @@ def derived_class(cls: Any, key: Hashable, make: Callable[[], type]) -> type:
 
 
 def derive(cls: Any, body: dict[str, Any], traits: Traits) -> Any:
-    """A subclass of `cls` with its name and docstring, and with `body` and `traits` of its own."""
+    """A subclass of `cls` with its name and docstring, and with this `body` and `traits`."""
     namespace = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
@@ -49,16 +49,16 @@ def derive(cls: Any, body: dict[str, Any], traits: Traits) -> Any:
         **body,
     }
     bases = (cls,) if issubclass(cls, _Quiet) else (_Quiet, cls)
-    # A metaclass that extends ours stays, and is not asked: it may take other arguments.
+    # A metaclass that extends ours stays, but is not called: it may take other arguments.
     metaclass: Any = type(cls)
     return ModuleMeta.__new__(metaclass, cls.__name__, bases, namespace, _traits=traits)
 
 
 # Modules with frozen arrays.
 #
-# Neither an array nor a field says whether the array is trained: the class does. A frozen Module is
-# of a subclass, made here, that puts a `Frozen` node around each frozen array when it is flattened
-# and takes it away when it is unflattened. So its methods find plain arrays in its fields, and
+# Neither an array nor a field records whether the array is trained: the class does. A frozen Module
+# is of a subclass, made here, that wraps each frozen array in a `Frozen` node when it is flattened
+# and unwraps it when it is unflattened. So its methods find plain arrays in its fields, and
 # `jax.jit` sees arrays, while a walk over the tree sees which of them are frozen.
 
 
@@ -160,7 +160,7 @@ class _Flattening:
         return self.codec.unflatten(statics, tuple(self._unwrap(*each) for each in named))
 
     def _names(self, statics: Any) -> tuple[str, ...]:
-        # In the middle of an `__init__` some fields are missing.
+        # During `__init__` some fields are missing.
         return statics[0] if is_incomplete(statics) else self.codec.dynamic_names
 
     def _wrap(self, name: str, child: Any) -> Any:
@@ -169,7 +169,7 @@ class _Flattening:
             return child
         parts, treedef = jtu.tree_flatten(child, is_leaf=_is_part)
         if len(parts) != len(flags):
-            # Another tree stands there now, as after a map that returns trees.
+            # Another tree is there now, as after a map that returns trees.
             return child
         return treedef.unflatten(
             [Frozen(part) if flag else part for flag, part in zip(flags, parts, strict=True)]
@@ -188,17 +188,17 @@ class _Flattening:
 # Modules that report their calls.
 #
 # `observe_calls` copies a tree. In the copy each Module that can be called is of a subclass of its
-# class, made here: the fields and the methods are the same, and `__call__` reports as it begins and
-# as it returns. A static field holds the `Report`, which so goes wherever the Module does: through
+# class, made here: the fields and the methods are the same, and `__call__` reports when it begins
+# and when it returns. A static field holds the `Report`, which so follows the Module through
 # flattening, into loops and transformations.
 
 
 Report = Callable[
     [Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Callable[[Any], None]]
 ]
-"""A function that is told of a call as it begins: of the Module, the arguments and the keyword
-arguments, which the call may use up. It returns a context in which the call runs. The context gives
-a function, which is called with the output.
+"""A function that is called when a call begins, with the Module, the arguments and the keyword
+arguments, which the call may use up. It returns a context in which the call runs. The context
+yields a function, which is called with the output.
 """
 
 
@@ -206,7 +206,7 @@ def observe_calls(tree: Any, reporter: Callable[[tuple[Any, ...], Module], Repor
     """A copy of `tree` in which every Module reports its calls.
 
     `reporter(path, module)` is called once for each Module, outer ones first, and returns its
-    `Report`. A Module that stands at several places counts once, under its first path. A wrapper
+    `Report`. A Module in several places counts once, under its first path. A wrapper
     is not observed: the function inside is, under the path of the wrapper.
     """
     observed: dict[int, Any] = {}
@@ -264,7 +264,7 @@ def _make_observed_class(cls: Any) -> type:
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         report = getattr(self, _REPORT)
-        # An instance that the model makes of its own class, while it runs, has none.
+        # An instance that the model makes of its own class while it runs has none.
         if report is None:
             return super(observed, self).__call__(*args, **kwargs)
         with report(self, args, kwargs) as returned:
@@ -272,7 +272,7 @@ def _make_observed_class(cls: Any) -> type:
             returned(output)
             return output
 
-    # A container asks whether a layer takes a key.
+    # A container checks whether a layer takes a key.
     __call__.__signature__ = inspect.signature(cls.__call__)  # pyright: ignore
     body = {
         "__annotations__": {_REPORT: Any},
@@ -281,7 +281,7 @@ def _make_observed_class(cls: Any) -> type:
     }
     traits = cls._eqxlike_class.traits
     if traits.unfrozen is not None:
-        # What the model freezes or unfreezes as it is called is observed too.
+        # What the model freezes or unfreezes during a call is observed too.
         traits = dataclasses.replace(traits, unfrozen=_observed_class(traits.unfrozen))
     observed = derive(cls, body, traits)
     return observed

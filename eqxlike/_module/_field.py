@@ -13,7 +13,7 @@ from .._pytree import is_array
 
 _STATIC = "static"
 _CONVERTER = "converter"
-"""Equinox uses these names too: other libraries read and write them."""
+"""Equinox uses these names too; other libraries read and write them."""
 
 
 def field(
@@ -23,11 +23,11 @@ def field(
 
     **Arguments:**
 
-    - `converter`: a function called on the field's value once, after `__init__`.
+    - `converter`: a function applied to the field's value once, after `__init__`.
     - `static`: whether the field is part of the tree's structure, not a leaf or subtree. Its value
-      holds no arrays; functions are traced again for each new value. Best it is hashable: a list, a
-      dict or a mutable dataclass is compared by its elements in each call, and `jax.jit` itself,
-      unlike `filter_jit`, does not see when it was changed in place.
+      holds no arrays; each new value is traced again. It should be hashable: each call compares a
+      list, a dict or a mutable dataclass by its elements, and `jax.jit` itself, unlike
+      `filter_jit`, misses changes in place.
     - `**kwargs`: passed to `dataclasses.field`.
 
     **Returns:** the field, as `dataclasses.field` returns it.
@@ -51,7 +51,7 @@ def field(
 
 
 def static_field(**kwargs: Any) -> Any:
-    """The old name of `field(static=True)`, as in Equinox. It warns.
+    """The old name of `field(static=True)`, as in Equinox. Deprecated.
 
     **Arguments:**
 
@@ -74,8 +74,8 @@ def converter_of(field: dataclasses.Field) -> Callable[[Any], Any] | None:
 
 
 def check_static(owner: type, name: str, value: Any) -> None:
-    """Raises `TypeError` if `value` cannot stand in the static field `name` of `owner`."""
-    # Most values end here, at each construction.
+    """Raises `TypeError` if the static field `name` of `owner` cannot hold `value`."""
+    # Most values return here, at each construction.
     if _is_hashable(value):
         return
     found = _find_array_or_opaque(value, f"{owner.__name__}.{name}", set())
@@ -114,9 +114,9 @@ def _at(path: str, owner: type, name: str) -> str:
 def _find_array_or_opaque(
     value: Any, path: str, inside: set[int]
 ) -> tuple[str, Any, Exception | None] | None:
-    """The first part of `value` that is an array, or that can be compared by nothing.
+    """The first part of `value` that is an array, or that nothing can compare.
 
-    **Returns:** its path, the part itself and what went wrong with it; `None` if there is none.
+    **Returns:** its path, the part itself and the problem; `None` if there is none.
     """
     if _is_hashable(value):
         return None
@@ -144,7 +144,7 @@ def _error_of_hash(value: Any) -> Exception | None:
 
 
 def _parts(value: Any) -> list[tuple[str, Any]] | None:
-    """The parts of what is not hashable, by their names in a path; `None` for what has none."""
+    """The parts of a value that is not hashable, by path; `None` if it has none."""
     elements: list[tuple[str, Any]] = []
     if isinstance(value, dict):
         elements = [(f"[{key!r}]", each) for key, each in value.items()]

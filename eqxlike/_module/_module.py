@@ -61,8 +61,8 @@ class ModuleMeta(abc.ABCMeta):
     ):
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         traits = _inherited_traits(cls) if _traits is None else _traits
-        # `namespace` will not do: an `__init_subclass__` or a `__set_name__` may have replaced some
-        # of what stands in the body.
+        # Not `namespace`: an `__init_subclass__` or a `__set_name__` may have replaced some of the
+        # body.
         own = dict(vars(cls))
         for key, value in own.items():
             if _is_method(key, value):
@@ -70,8 +70,8 @@ class ModuleMeta(abc.ABCMeta):
         if traits.is_layer and inspect.isfunction(own.get("__call__")):
             type.__setattr__(cls, "__call__", LayerCall(own["__call__"]))
         _install_mixin_methods(cls)
-        # A subclass inherits an `__init__` that somebody wrote, even one that replaced a generated
-        # one. A generated one is generated again, for the fields that were added.
+        # A subclass inherits an `__init__` that a user wrote, even one that replaced a generated
+        # one. A generated one is generated again, for the added fields.
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
         of_owner = None if owner is cls else own_record(owner)
         makes_init = owner is object or (of_owner is not None and of_owner.makes_init)
@@ -104,8 +104,8 @@ class ModuleMeta(abc.ABCMeta):
         jtu.register_pytree_with_keys(cls, flat.flatten_with_keys, flat.unflatten, flat.flatten)
         return cls
 
-    # A type checker that saw these would take every instance for what `__call__` returns, and let
-    # any name of a class be assigned.
+    # A type checker that saw these would think that every instance is what `__call__` returns, and
+    # would allow assigning any name of a class.
     if not TYPE_CHECKING:
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -150,7 +150,7 @@ class ModuleMeta(abc.ABCMeta):
                 value = LayerCall(value) if cls._eqxlike_class.traits.is_layer else value
             is_for_field = type(found_in_class(cls, name)) is Field and type(value) is not Field
             if is_for_field and not hasattr(type(value), "__set__"):
-                # A value set under the name of a field must not hide the fields of lazy instances.
+                # A value set under a field's name must not hide the fields of lazy instances.
                 value = Field(name, value)
             super().__setattr__(name, amend(cls, name, value))
 
@@ -161,7 +161,7 @@ class ModuleMeta(abc.ABCMeta):
             elif found.default is dataclasses.MISSING:
                 raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
             else:
-                # The default goes. The `Field` stays, for lazy instances need it.
+                # The default is removed. The `Field` stays, since lazy instances need it.
                 super().__setattr__(name, Field(name, dataclasses.MISSING))
 
     def register(cls, subclass: type) -> NoReturn:
@@ -178,7 +178,7 @@ class ModuleMeta(abc.ABCMeta):
 
 
 def _inherited_traits(cls: type) -> Traits:
-    """The traits of the class above, but for `flattening`: frozen arrays are of one class alone."""
+    """The traits of the base class, except `flattening`: each class has its own frozen arrays."""
     above = (own_record(base) for base in cls.__mro__[1:])
     traits = next((record.traits for record in above if record is not None), Traits())
     return dataclasses.replace(traits, flattening=None)
@@ -192,7 +192,7 @@ def _is_method(name: str, value: Any) -> bool:
 class Method:
     """A function in a Module class; accessed on an instance, it gives a `BoundMethod`.
 
-    Taken from `vars` of the class, it is called as the function itself.
+    In `vars` of the class, it can be called like the function itself.
     """
 
     __wrapped__: Callable[..., Any]
@@ -212,10 +212,10 @@ class Method:
 
 
 class MixinMethod:
-    """A stand-in, in a Module class, for the function of that name in a plain class above it.
+    """Represents, in a Module class, the function of that name in a plain class among its bases.
 
-    The function is looked up at each access, in the classes that follow in the `__mro__` of the
-    instance's class: with several bases, another class may have come in between.
+    Each access looks the function up in the classes that follow in the `__mro__` of the instance's
+    class: with several bases, another class may be in between.
     """
 
     def __init__(self, cls: type, name: str):
@@ -253,19 +253,20 @@ class Module(CachesPartition, metaclass=ModuleMeta):
 
     A subclass is a frozen dataclass and a pytree whose children are its fields, in the order of
     their declaration; those marked `field(static=True)` are part of the structure instead.
-    `__init__` is made as for any dataclass unless the class, or one above it, has its own; a
+    `__init__` is generated as for any dataclass unless the class, or a base, has its own; a
     custom one assigns each declared field once. `__check_init__`, if defined, runs after `__init__`
     for each class of the hierarchy and may raise. Methods accessed on an instance are pytrees.
 
-    `abc.abstractmethod`, `AbstractVar` and `AbstractClassVar` say what subclasses must have.
+    `abc.abstractmethod`, `AbstractVar` and `AbstractClassVar` declare what subclasses must have.
     `class Model(eqxlike.Module, strict=True)` makes classes either abstract or final;
     `StrictConfig` lists the rules.
 
     Two Modules are equal if `tree_equal` says so. The hash is that of the leaves, so a Module with
     arrays in it has none.
 
-    **Raises:** `TypeError` at construction if a field was not set, or if a static field was given
-    an array or something unhashable; `dataclasses.FrozenInstanceError` at assignment.
+    **Raises:** `TypeError` at construction if a field is not set, or if a static field gets an
+    array, or a value that can be neither hashed nor compared by parts;
+    `dataclasses.FrozenInstanceError` at assignment.
 
     !!! example
 
@@ -295,10 +296,10 @@ class Module(CachesPartition, metaclass=ModuleMeta):
 
 
 class Wrapper(Module, _traits=Traits(is_layer=False)):
-    """The base of Modules that stand for a callable, their `__wrapped__`, and show its metadata.
+    """The base of Modules that wrap a callable, their `__wrapped__`, and show its metadata.
 
-    The metadata is read from the callable, not stored. So it is no part of the tree, unless
-    `module_update_wrapper` has stored what to show.
+    The metadata is read from the callable, not stored. So it is not part of the tree, unless
+    `module_update_wrapper` has stored other metadata.
     """
 
     @property
@@ -306,17 +307,17 @@ class Wrapper(Module, _traits=Traits(is_layer=False)):
         raise AttributeError("__wrapped__")
 
     def __getattribute__(self, name: str) -> Any:
-        # Properties will not do: under these names a class holds its own metadata.
+        # Not properties: under these names a class holds its own metadata.
         if name in METADATA:
-            # `module_update_wrapper` may have put something else in the instance.
+            # `module_update_wrapper` may have stored something else in the instance.
             if name in (fields := stored_fields(self)):
                 return fields[name]
             return getattr(object.__getattribute__(self, "__wrapped__"), name)
         return object.__getattribute__(self, name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # A decorated function is pickled by its name, as functions are. It cannot be pickled by its
-        # parts: under the name of the function that it wraps stands the wrapper.
+        # A decorated function is pickled by its name, like functions. It cannot be pickled by its
+        # parts: the name of the function that it wraps refers to the wrapper.
         if is_found_by_name(self):
             return self.__qualname__
         return super().__reduce_ex__(protocol)
@@ -325,7 +326,7 @@ class Wrapper(Module, _traits=Traits(is_layer=False)):
 class BoundMethod(Wrapper):
     """A method bound to a Module, as `module.method` gives it: a pytree around the instance.
 
-    So it may be passed to a transformation, which then sees the arrays of the instance. Two bound
+    So it can be passed to a transformation, which then sees the arrays of the instance. Two bound
     methods are equal if their functions and instances are.
     """
 
@@ -340,7 +341,7 @@ class BoundMethod(Wrapper):
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        # Python's own methods have one too: `help` knows by it that this is a method.
+        # Python's own methods have one too, by which `help` recognises a method.
         return self
 
     def __repr__(self) -> str:
@@ -371,12 +372,12 @@ def bind(function: Any, instance: Any) -> Any:
 def _bind_static(function: Any, instance: Any) -> Any:
     """`bind`, where function and instance are not both Modules."""
     if isinstance(instance, Module):
-        # This leaves out the metaclass's checks, which are for what users write.
+        # This skips the metaclass's checks, which are for user code.
         return BoundMethod._eqxlike_class.codec.unflatten((function,), (instance,))
     return types.MethodType(function, instance)
 
 
-# --- Checks of a new Module, and of a class, for known mistakes ---
+# --- Checks of a new Module, and of a class, for common mistakes ---
 
 
 def check_all_set(module: Any) -> None:
@@ -398,7 +399,7 @@ def check_all_set(module: Any) -> None:
 
 
 def check_values(module: Any) -> None:
-    """Raises for a value that a field should not have; warns of one that is likely a slip."""
+    """Raises for a value that a field must not have; warns about a likely mistake."""
     cls = type(module)
     record: ClassRecord = cls._eqxlike_class
     codec = record.codec
@@ -458,7 +459,7 @@ def explain_init(cls: type, error: TypeError, args: Any, kwargs: Any) -> None:
 
 
 def warn_of_post_init(cls: type) -> None:
-    """Warns that nothing calls the `__post_init__` of `cls`, which has an `__init__` of its own."""
+    """Warns that nothing calls the `__post_init__` of `cls`, which has its own `__init__`."""
     warnings.warn(
         f"{cls.__module__}.{cls.__qualname__} has both an `__init__` method and a `__post_init__` "
         "method. Only the `__init__` that a dataclass generates calls `__post_init__`: this one "
@@ -467,19 +468,19 @@ def warn_of_post_init(cls: type) -> None:
     )
 
 
-# Module classes that are pickled by value, as cloudpickle pickles those of `__main__`.
+# Module classes pickled by value, as cloudpickle pickles those of `__main__`.
 #
-# Where it is loaded, such a class is made empty first, with its name and bases, and then each of
-# its attributes is set. By then the metaclass has generated code for a class without fields, and
-# JAX knows that code. So among the attributes is a `CarriedClass`, the record of the class as it
-# was; when it is set, the new class becomes what it says.
+# Unpickling first makes such a class empty, with its name and bases, and then sets each of its
+# attributes. By then the metaclass has generated code for a class without fields, and JAX has
+# registered that code. So among the attributes is a `CarriedClass`, the record of the original
+# class; setting it turns the new class into that.
 
 
 def take_up(cls: Any, carried: CarriedClass) -> None:
-    """Gives a class that was made empty the fields, the codec and the record that were carried."""
+    """Gives an empty class the fields, the codec and the record that were carried."""
     for each in carried.fields.values():
         _mend_missing(each)
-    # The setter of the metaclass would let the inherited fields, and what is abstract above, stay.
+    # The metaclass's setter would keep the inherited fields, and the abstract names of bases.
     type.__setattr__(cls, "__dataclass_fields__", carried.fields)
     type.__setattr__(cls, "__abstractmethods__", carried.abstract)
     record: ClassRecord = cls._eqxlike_class
@@ -490,7 +491,7 @@ def take_up(cls: Any, carried: CarriedClass) -> None:
     record.defaults = carried.defaults
     record.converters = carried.converters
     codec = generate_codec(cls, carried.layout, carried.traits.complete)
-    # JAX keeps the functions with which a class was registered: these have to be the new ones.
+    # JAX keeps the functions with which a class was registered: these must be the new ones.
     functions = {
         name: replace_body(getattr(record.codec, name), getattr(codec, name))
         for name in ("flatten", "flatten_with_keys", "unflatten")
@@ -499,7 +500,7 @@ def take_up(cls: Any, carried: CarriedClass) -> None:
 
 
 def _mend_missing(field: dataclasses.Field) -> None:
-    """Pickled by value, the mark of what a field lacks is another object."""
+    """Replaces the mark of a missing part: pickling by value makes it another object."""
     for name in ("default", "default_factory"):
         if isinstance(getattr(field, name), type(dataclasses.MISSING)):
             setattr(field, name, dataclasses.MISSING)
@@ -514,14 +515,14 @@ _Return = TypeVar("_Return")
 class Partial(Module, Generic[_Return]):
     """A `functools.partial` that is a pytree: function and arguments are its children.
 
-    So it may be passed to a transformation, which sees the arrays among the arguments, and those
+    So it can be passed to a transformation, which sees the arrays among the arguments, and those
     of `func` if that is a Module. `jax.tree_util.Partial` has only the arguments as children, and
-    hides what `func` holds.
+    hides the arrays of `func`.
 
     **Arguments:**
 
     - `func`: any callable.
-    - `*args`, `**kwargs`: passed to `func` in front of the arguments of each call. A keyword of a
+    - `*args`, `**kwargs`: passed to `func` before the arguments of each call. A keyword of a
       call replaces one given here.
 
     Its fields are `func`, `args` (a tuple) and `keywords` (a dict).
@@ -561,7 +562,7 @@ class Partial(Module, Generic[_Return]):
         try:
             return inspect.signature(functools.partial(self.func, *self.args, **self.keywords))
         except (TypeError, ValueError):
-            # Some functions written in C have no signature.
+            # Some C functions have no signature.
             return inspect.signature(self.__call__)
 
 
@@ -583,8 +584,8 @@ def module_update_wrapper(
     - `wrapped`: the callable whose metadata to show; `wrapper.__wrapped__` if left out.
 
     **Returns:** a copy of `wrapper` with the `__module__`, `__name__`, `__qualname__`, `__doc__`
-    and `__annotations__` of `wrapped`, as far as it has them. They are no leaves, and stay when the
-    copy is mapped over or passes through a transformation.
+    and `__annotations__` of `wrapped`, as far as it has them. They are not leaves, and stay when
+    the copy is mapped over or passes through a transformation.
 
     **Raises:** `ValueError` if the class of `wrapper` has no property `__wrapped__`.
 
@@ -616,7 +617,7 @@ def module_update_wrapper(
         )
     described: Any = wrapper.__wrapped__ if wrapped is None else wrapped  # pyright: ignore
     copied: Any = copy.copy(wrapper)
-    # A property of the class has the first word, and would hide what is put here.
+    # A property of the class takes precedence, and would hide what is put here.
     shown = {
         name: value
         for name, value in shown_by(described).items()

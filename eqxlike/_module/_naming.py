@@ -1,9 +1,9 @@
 """The names of layers in a program that is being traced.
 
-While a filtered function is traced, each call of a Module stands in a `jax.named_scope` with its
-path: of the outermost one from the argument on, as `model.encoder`, of those inside from the one
-around, as `.layers[0]`. JAX keeps the scopes through its transformations, and XLA in what it
-compiles. At other times a call is a plain call.
+While a filtered function is traced, each call of a Module runs in a `jax.named_scope` with its
+path: for the outermost one from the argument, such as `model.encoder`, for those inside relative to
+the enclosing one, such as `.layers[0]`. JAX keeps the scopes through its transformations, and XLA
+in its programs. At other times a call is a plain call.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ _current: contextvars.ContextVar["_Names | None"] = contextvars.ContextVar(
     "eqxlike_names_of_layers", default=None
 )
 
-# In the text of a stack of names these stand between scopes and around what is transformed.
+# In a printed name stack these separate scopes and enclose transformed ones.
 _SEPARATORS = re.compile(r"[/()]")
 
 
 class LayerCall:
-    """The `__call__` of a Module class: the function as it is, unless layers are being named.
+    """The `__call__` of a Module class: the plain function, unless layers are being named.
 
-    Taken from `vars` of the class, it is called as the function itself.
+    In `vars` of the class, it can be called like the function itself.
     """
 
     __wrapped__: Callable[..., Any]
@@ -44,7 +44,7 @@ class LayerCall:
         return self.__wrapped__(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Classes are pickled by value too, which no function can be that reads `_current`.
+        # Classes may be pickled by value, which a function that reads `_current` cannot be.
         return {**vars(self), "_named": None}
 
     @property
@@ -62,7 +62,7 @@ class LayerCall:
 
 
 def _with_name(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which names its calls where layers are being named."""
+    """`function`, which names its calls while layers are being named."""
 
     @functools.wraps(function)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ def _with_name(function: Callable[..., Any]) -> Callable[..., Any]:
         with names.scope_of_call(self):
             return function(self, *args, **kwargs)
 
-    # Not everybody who asks for a signature follows `__wrapped__`.
+    # Not every tool that reads a signature follows `__wrapped__`.
     with contextlib.suppress(TypeError, ValueError):
         vars(call)["__signature__"] = inspect.signature(function)
     return call
@@ -85,8 +85,8 @@ def naming_layers(args: Sequence[Any], labels: Sequence[str], num_bound: int = 0
     **Arguments:**
 
     - `args`, `labels`: the arguments and their names.
-    - `num_bound`: the number of those at the front that users do not pass, as the Module that is
-      called: these have the names of their classes.
+    - `num_bound`: the number of leading arguments that users do not pass, such as the Module that
+      is called: these are named after their classes.
     """
     names = [_class_name(arg, label) for arg, label in zip(args[:num_bound], labels, strict=False)]
     token = _current.set(_Names([*zip([*names, *labels[num_bound:]], args, strict=True)]))
@@ -105,7 +105,7 @@ def names_in(tree: Any) -> tuple[str | None, ...] | None:
 
 
 def name_again(tree: Any, paths: tuple[str | None, ...] | None) -> None:
-    """Gives the Modules of a tree the paths of those from which it was rebuilt."""
+    """Gives the Modules of a tree the paths of the ones from which it was rebuilt."""
     names = _current.get()
     if names is not None and paths:
         for path, (_, module) in zip(paths, modules_in(tree), strict=False):
@@ -114,8 +114,8 @@ def name_again(tree: Any, paths: tuple[str | None, ...] | None) -> None:
 
 
 def modules_in(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The Modules in a tree with their paths, outer ones first. What a wrapper wraps has the path
-    of the wrapper.
+    """The Modules in a tree with their paths, outer ones first. The callable in a wrapper has the
+    path of the wrapper.
     """
     if _is_layer(tree):
         yield path, tree
@@ -126,7 +126,7 @@ def modules_in(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of(tree: Any) -> list[tuple[Any, Any]]:
-    """The outermost Modules inside of a tree, and its other leaves, with their paths."""
+    """The outermost Modules inside a tree, and its other leaves, with their paths."""
     inside: list[Any] = []
 
     def is_inside(part: Any) -> bool:
@@ -137,12 +137,12 @@ def _parts_of(tree: Any) -> list[tuple[Any, Any]]:
 
     try:
         if not _is_module(tree):
-            # Paths take as long again, and most arguments that are no Modules hold none.
+            # Paths double the time, and most arguments that are not Modules hold none.
             jtu.tree_leaves(tree, is_leaf=is_inside)
             if not inside:
                 return []
         return jtu.tree_flatten_with_path(tree, is_leaf=is_inside)[0]
-    # JAX does not flatten again what it rebuilds of tracers, and a node may refuse it.
+    # JAX does not flatten trees that it rebuilds with tracers again, and a node may refuse it.
     except Exception:
         return []
 
@@ -170,7 +170,7 @@ class _Names:
 
     def __init__(self, roots: Sequence[tuple[str, Any]]):
         self._roots = [found for name, root in roots for found in modules_in(root, name)]
-        # By identity, which holds for as long as the Module lives.
+        # By identity, which is valid while the Module lives.
         self._paths: dict[int, tuple[weakref.ref[Any], str]] = {}
         self._running: list[_Call] = []
         for path, module in self._roots:
@@ -181,7 +181,7 @@ class _Names:
             self._paths[id(module)] = weakref.ref(module), path
 
     def path_of(self, module: Any) -> str | None:
-        """The path of a Module that is known by itself."""
+        """The path of a Module that is itself known."""
         reference, path = self._paths.get(id(module), (None, None))
         return path if reference is not None and reference() is module else None
 
@@ -189,7 +189,7 @@ class _Names:
     def scope_of_call(self, module: Any) -> Iterator[None]:
         """The context in which a call of a Module is traced."""
         around = self._running[-1] if self._running else None
-        # `super().__call__` is a part of the same call.
+        # `super().__call__` is part of the same call.
         if around is not None and around.module is module:
             yield
             return
@@ -211,10 +211,10 @@ class _Names:
         """The path of the only Module of the same structure; the name of the class if there are
         several or none.
 
-        A transformation rebuilds what it is given, so that the Modules in it are other objects.
+        A transformation rebuilds its arguments, so their Modules are other objects.
         """
         name = type(module).__name__
-        # The static fields of a user may refuse to be hashed or compared.
+        # A user's static fields may refuse to be hashed or compared.
         with contextlib.suppress(Exception):
             form = jtu.tree_structure(module)
             if around is not None and form in around.by_form:
@@ -237,14 +237,14 @@ class _Call:
 
     @functools.cached_property
     def by_form(self) -> "dict[Any, _Shallowest]":
-        """The Modules inside of the one that is called."""
+        """The Modules inside the one that is called."""
         return _by_form(list(modules_in(self.module, self.path))[1:])
 
 
 class _Shallowest(NamedTuple):
     """The path of the shallowest Module of one form, and `None` for it if there are several.
 
-    What an optimiser keeps has the form of the model, and lies deeper.
+    An optimiser's state has the form of the model, and lies deeper.
     """
 
     depth: int

@@ -1,4 +1,4 @@
-"""Taking a tree apart into its arrays and its Structure, and caching the result on Modules."""
+"""Flattening a tree into its arrays and its Structure, and caching the result on Modules."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -55,7 +55,7 @@ class _Frame:
         return make(structure_type, type(self.value), make_meta, key, tuple(self.structures))
 
     def name_of_child(self) -> str:
-        """The name of the child under way, as it stands in a path."""
+        """The name of the current child, as a path shows it."""
         return self.node.name_child(len(self.structures))
 
 
@@ -70,7 +70,7 @@ def flatten(
 ) -> tuple[list[Any], Structure]:
     """The arrays of `tree`, in tree order, and its Structure.
 
-    The outermost Modules that nothing can change behind their back cache their part for the next
+    The outermost Modules that cannot be changed behind their back cache their part for the next
     call.
 
     **Arguments:**
@@ -78,23 +78,23 @@ def flatten(
     - `tree`: any pytree.
     - `with_abstract`: count each `jax.ShapeDtypeStruct` as an array, for ahead-of-time lowering.
       Nothing is cached then.
-    - `is_output`: take a static leaf that is not hashable, or cannot be compared, as it is. What a
-      function returns is no part of a key.
-    - `is_bound`: take such a leaf by identity. A method may be bound to it, and a bound method is
-      hashable whatever it is bound to.
+    - `is_output`: accept a static leaf that is not hashable, or cannot be compared. The output of a
+      function is not part of a key.
+    - `is_bound`: compare such a leaf by identity. A method may be bound to it, and a bound method
+      is always hashable.
     - `is_private`: make a Structure of these very objects, even if there is one of equal objects,
-      so that these are built again. Nothing is cached.
+      so that these objects are returned. Nothing is cached.
     - `root`: gives the name of the tree in a message.
 
     **Returns:** `(arrays, structure)`.
 
-    **Raises:** `TypeError` naming the path of a static leaf that is not hashable, or cannot be
+    **Raises:** `TypeError` with the path of a static leaf that is not hashable, or cannot be
     compared; `RecursionError` if the tree is too deep or has a cycle; under `checking_partitions`,
     `PartitionError` if a Module was changed.
     """
     arrays: list[Any] = []
-    # Modules that may cache their partition, each with the range of its arrays. A Module inside
-    # another gives way to it.
+    # Modules that may cache their partition, each with the range of its arrays. Only the outermost
+    # ones do.
     candidates: list[tuple[Module, int, int, Structure]] = []
     frames: list[_Frame] = []
     frame = _Frame(None, Opened(TupleNode, no_meta, None, (tree,), lambda index: root()), 0, 0)
@@ -176,7 +176,7 @@ def _cache(candidates: list[tuple[Module, int, int, Structure]], arrays: list[An
 def _check(
     module: Module, cached: CachedPartition, arrays: list[Any], structure: Structure
 ) -> None:
-    """Compares what is cached on `module` with what it holds now, by identity."""
+    """Compares the cached partition of `module` with its fields now, by identity."""
     if structure is not cached.structure or [*map(id, arrays)] != [*map(id, cached.arrays)]:
         raise PartitionError(
             f"a {type(module).__name__} was changed after its partition was cached: {module!r}. "

@@ -1,6 +1,6 @@
-"""Generated code that asks whether a tree has a Structure, and takes its arrays.
+"""Generated code that checks whether a tree has a Structure, and takes its arrays.
 
-This file only writes it down: each type of node knows what to ask.
+This file only writes lines: each type of node knows what to check.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ from ._static_key import (
 )
 
 _MAX_GUARDS = 4_000
-"""After this many lines, nodes are flattened by the general walk in each call: compiling so long a
+"""After this many lines, each call flattens nodes by the general walk: compiling such a long
 function takes longer than many such walks.
 """
 
 
 class Node(Protocol):
-    """A Structure, as far as a `GuardWriter` needs it."""
+    """The part of a Structure that a `GuardWriter` needs."""
 
     num_arrays: int
 
@@ -42,14 +42,14 @@ class GuardWriter:
     """Writes the guards of trees: lines that return `MISS` for any other tree.
 
     - `lines`: the lines written so far.
-    - `arrays`: the source of the arrays of the trees, to stand between brackets.
+    - `arrays`: the sources of the arrays of the trees, to be put between brackets.
     - `namespace`: the values that the lines refer to, by name.
 
     **Arguments:**
 
     - `flatten`: the general walk.
     - `arrays`: the arrays of an example, in order. The guards try their types first.
-    - `miss`: the value to return for any other tree.
+    - `miss`: the value to return for other trees.
     - `reads_fields`: whether to read the fields of Modules that may cache their partition.
     """
 
@@ -73,7 +73,7 @@ class GuardWriter:
 
     def write(self, root: Node, name: str) -> None:
         """Writes the guards of one tree, the value of `name`."""
-        # This keeps a stack of its own, so that deep trees need no deep recursion.
+        # An explicit stack: deep trees need no deep recursion.
         nodes: list[tuple[Node, str]] = [(root, name)]
         while nodes:
             node, name = nodes.pop()
@@ -123,7 +123,7 @@ class GuardWriter:
         self.line(f"if {condition}: return MISS")
 
     def miss_if_static_differs(self, name: str, value: Any, *, of_node: bool = True) -> None:
-        """As `write_static_guard`."""
+        """See `write_static_guard`."""
         write_static_guard(self, name, value, of_node=of_node)
 
     def unpack(self, source: str, count: int) -> list[str]:
@@ -140,7 +140,7 @@ class GuardWriter:
 
     @contextlib.contextmanager
     def block(self, header: str) -> Iterator[None]:
-        """Puts the lines that are written inside it below `header`."""
+        """Puts the lines written inside it below `header`."""
         self.line(header)
         self._depth += 1
         yield
@@ -162,28 +162,28 @@ class GuardWriter:
         return name
 
 
-# Generated code that asks whether a value has the key of a static value.
+# Generated code that checks whether a value has the key of a static value.
 #
-# Most static values are compared in line; for the rest the key is made again. If the static value
-# may change in place, and the value is another that equals it, both are checked: the compiled
+# Most static values are compared inline; for the rest the key is computed again. If the static
+# value may change in place, and the other value is an equal object, both are checked: the compiled
 # function holds the first.
 
 
 _COMPARED = (int, str, bytes)
 
 _MAX_UNPACKED = 31
-"""Longer tuples are compared by their key, which is made again."""
+"""Longer tuples are compared by their key, computed again."""
 
 
 def write_static_guard(
     writer: GuardWriter, name: str, value: Any, *, of_node: bool = False
 ) -> None:
-    """Writes the guard that asks whether `name` could stand for `value` in a trace.
+    """Writes the guard that checks whether `name` could replace `value` in a trace.
 
     **Arguments:**
 
     - `of_node`: whether it is static in a node. A static leaf that is not hashable is compared by
-      identity, and what is static in a node by value.
+      identity, a static part of a node by value.
     """
     cls = type(value)
     if value is None or value is True or value is False:
@@ -201,7 +201,7 @@ def write_static_guard(
     elif is_by_identity(value) or not _has_key(value, of_node):
         writer.miss_if(f"{name} is not {writer.constant(value)}")
     elif cls is types.MethodType:
-        # A method is made again at each access to the attribute.
+        # Each access to the attribute makes a new method.
         _is_of_type(writer, name, types.MethodType)
         write_static_guard(writer, writer.assign(f"{name}.__func__"), value.__func__)
         write_static_guard(writer, writer.assign(f"{name}.__self__"), value.__self__)
@@ -304,7 +304,7 @@ def _stays(part: Any) -> bool:
 
 
 def _has_key(value: Any, of_node: bool) -> bool:
-    """Whether `value` has a key; a value that has none is compared by identity."""
+    """Whether `value` has a key; a value without one is compared by identity."""
     try:
         StaticKey(value, of_node=of_node)
     except Exception:  # A `__hash__` may raise anything.

@@ -1,5 +1,5 @@
-"""The types of node: how one is opened, how its children are named in a path, how it is built
-again, and how the guard of a warm call asks for it.
+"""The types of node: how each is flattened, how its children are named in a path, how it is
+rebuilt, and how the guard of a warm call checks for it.
 """
 
 import itertools
@@ -37,13 +37,13 @@ from ._structure import NOTHING, Intern, Opened, RebuildWriter, Structure, inter
 
 
 concrete_array_types: set[type] = {np.ndarray, jax.Ref}
-"""Instances of these types are arrays and no tracers. Types are added as they are met."""
+"""Instances of these types are arrays and not tracers. Types are added when first seen."""
 
 
 def is_array_of_jax(value: Any) -> bool:
     """Whether `value` is an array of JAX, a tracer, a traced reference or a NumPy scalar.
 
-    The type of an array that is no tracer is added to `concrete_array_types`.
+    The type of an array that is not a tracer is added to `concrete_array_types`.
     """
     if not isinstance(value, jax.Array | np.generic):
         return is_traced_reference(value)
@@ -53,7 +53,7 @@ def is_array_of_jax(value: Any) -> bool:
 
 
 def are_concrete_arrays(values: Iterable[Any]) -> bool:
-    """Whether all of `values` are arrays and no tracers; their types are added as above."""
+    """Whether all of `values` are arrays and not tracers; their types are added as above."""
     return all(
         type(value) in concrete_array_types
         or (is_array_of_jax(value) and type(value) in concrete_array_types)
@@ -82,7 +82,7 @@ ARRAY = ArrayLeaf(object, None, NOTHING, ())
 ARRAY.num_arrays = 1
 
 
-# --- A leaf that is no array, or `None`; its `meta` is its value ---
+# --- A leaf that is not an array, or `None`; its `meta` is its value ---
 
 
 class StaticLeaf(Structure):
@@ -110,7 +110,7 @@ def identity_leaf(value: Any) -> Structure:
 
 
 class _Opaque:
-    """A stand-in for a value that may change; it hashes by identity."""
+    """A wrapper of a value that may change; it hashes by identity."""
 
     __slots__ = ("of",)
 
@@ -121,7 +121,7 @@ class _Opaque:
 
 
 def opaque_leaf(value: Any) -> Structure:
-    """The Structure of a static leaf that is not hashable, shared with no other leaf."""
+    """The Structure of a static leaf that is not hashable, not shared with other leaves."""
     static = StaticKey(_Opaque(value))
     static.is_immutable = False
     return intern(StaticLeaf, type(value), lambda: value, static, ())
@@ -174,7 +174,7 @@ class ListNode(Structure):
         return guard_sequence(self, writer, name)
 
 
-# --- A namedtuple of a class that nobody has registered with JAX ---
+# --- A namedtuple of a class that is not registered with JAX ---
 
 
 as_tuple = tuple.__getitem__
@@ -217,7 +217,7 @@ def _is_built_as_generated(cls: Any) -> bool:
 
 
 class _Meta(NamedTuple):
-    """The keys as JAX sorts them, and in the order in which the first dict had them."""
+    """The keys as JAX sorts them, and in the insertion order of the first dict."""
 
     keys: tuple[Any, ...]
     as_inserted: tuple[Any, ...]
@@ -255,7 +255,7 @@ class DictNode(Structure):
         writer.miss_if(f"type({name}) is not dict")
         keys = self.meta.keys
         if all(type(key) is str for key in keys):
-            # A missing key is noticed when its value is taken.
+            # A missing key raises when its value is taken.
             differ = f"{{*map(type, {name})}} != {writer.constant({str})}"
         else:
             key = writer.constant(self.static.key)
@@ -265,14 +265,15 @@ class DictNode(Structure):
             return [writer.assign(f"{writer.constant(operator.itemgetter(*keys))}({name})")]
         found = writer.unpack(name, len(keys))
         if keys:
-            # Mostly they are the same objects, and so of the same types, in the first dict's order.
+            # Usually the keys are the same objects, so of the same types, in the first dict's
+            # order.
             pairs = zip(found, map(writer.constant, self.meta.as_inserted), strict=True)
             writer.miss_if(f"({' or '.join(f'{x} is not {c}' for x, c in pairs)}) and {differ}")
         return [writer.assign(f"{name}[{writer.constant(key)}]") for key in keys]
 
 
 def _have_key(value: dict[Any, Any], key: Any) -> bool:
-    """Whether the keys of a dict, types included, have this `key`."""
+    """Whether the keys of a dict, including their types, contain this `key`."""
     return StaticKey(tuple(sorted(value))).key == key
 
 
@@ -294,7 +295,7 @@ class ModuleNode(Structure):
         codec = type(value)._eqxlike_class.codec
         children, statics = codec.flatten(value)
         is_complete = not is_incomplete(statics)
-        # In the middle of an `__init__` some fields are missing.
+        # During `__init__` some fields are missing.
         names = codec.dynamic_names if is_complete else statics[0]
         static = (is_complete, *statics)
         return Opened(ModuleNode, lambda: statics, static, children, lambda i: f".{names[i]}")
@@ -351,7 +352,7 @@ class ModuleNode(Structure):
         return []
 
     def cache(self, module: Any) -> CachedPartition | None:
-        """Caches the partition of an instance that has none yet, such as one that a user has made.
+        """Caches the partition of an instance that has none yet, such as a user's new one.
 
         **Returns:** the partition, or `None` if the instance is not of this Structure.
         """
@@ -366,7 +367,7 @@ class ModuleNode(Structure):
         return partition
 
     def _make_take(self) -> Callable[[Any], tuple[Any, ...] | None]:
-        """A function from a Module of this Structure to its arrays, and from others to `None`."""
+        """A function from a Module of this Structure to its arrays, from others to `None`."""
         writer = GuardWriter(None, None, None, reads_fields=True)
         writer.write(self, "module")
         lines = [
@@ -380,11 +381,11 @@ class ModuleNode(Structure):
         return compile_function(lines, writer.namespace, f"arrays of {self.node_type.__name__}")
 
     def _guard_fields(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        """Writes the guard of a Module that caches nothing, such as one that holds a list."""
+        """Writes the guard of a Module that caches nothing, for example because it holds a list."""
         codec = _record(self).codec
         writer.miss_if(f"type({name}) is not {writer.constant(self.node_type)}")
-        # The guard reads fields where flattening and rebuilding do, past a user's properties and
-        # `__getattribute__`. A field that is missing there raises, and the walk sees to it.
+        # The guard reads fields where flattening and rebuilding do, bypassing a user's properties
+        # and `__getattribute__`. A missing field raises, and the general walk handles it.
         fields = writer.assign(f"{writer.constant(stored_fields)}({name})")
         if carries_metadata(self.node_type):
             writer.miss_if(f"{writer.constant(has_metadata)}({fields})")
@@ -393,10 +394,7 @@ class ModuleNode(Structure):
         return [writer.assign(f"{fields}[{field!r}]") for field in codec.dynamic_names]
 
 
-# --- A node of any other type that is registered with JAX ---
-
-
-# A node of any other type that is registered with JAX. Its `meta` is the treedef of this level.
+# --- A node of any other type registered with JAX. Its `meta` is the treedef of this level ---
 
 
 flatten_one_level = default_registry.flatten_one_level
@@ -429,25 +427,25 @@ class ForeignNode(Structure):
 
 
 class _ForeignMeta:
-    """The treedef that builds a node again, and the `data` that its own function gave."""
+    """The treedef that rebuilds a node, and the `data` that its own function returned."""
 
     __slots__ = ("data", "treedef")
 
     def __init__(self, value: Any, data: Any):
         self.data = data
-        # JAX asks about the node itself first. Identity cannot tell it: it may contain itself.
+        # JAX asks about the node itself first. Identity would not do: it may contain itself.
         is_child = itertools.chain((False,), itertools.repeat(True))
         self.treedef = jtu.tree_structure(value, is_leaf=lambda _: next(is_child))
 
 
-# --- The type of node that a value is ---
+# --- Finding the type of node of a value ---
 
 
 _OF_PYTHON = {tuple: TupleNode, list: ListNode, dict: DictNode}
 
 
 def open_node(value: Any) -> Opened | None:
-    """The node that `value` is, or `None` if it is a leaf. `None` itself counts as a leaf here."""
+    """The node of `value`, or `None` if it is a leaf. `None` itself counts as a leaf here."""
     node_type = type(value)
     structure_type = _OF_PYTHON.get(node_type)
     if structure_type is not None:
@@ -460,7 +458,7 @@ def open_node(value: Any) -> Opened | None:
     if flattened is None:
         return None
     children, data = flattened
-    # For a namedtuple that nobody has registered, JAX gives its class as the data.
+    # For an unregistered namedtuple, JAX returns its class as the data.
     if data is node_type and isinstance(value, tuple):
         return NamedTupleNode.open(value)
     return ForeignNode.open(value, children, data)
@@ -470,11 +468,11 @@ def open_node(value: Any) -> Opened | None:
 
 
 MIN_ROW = 64
-"""Fewer leaves than this get a Structure each: code for each is faster then."""
+"""Fewer leaves than this get a Structure each: separate code is faster then."""
 
 
 class _RowMeta(NamedTuple):
-    """The leaves of a row, `None` in the place of each array, and where these stand."""
+    """The leaves of a row, with `None` for each array, and the positions of the arrays."""
 
     leaves: tuple[Any, ...]
     array_places: tuple[int, ...]
@@ -482,7 +480,7 @@ class _RowMeta(NamedTuple):
 
 
 class Row(Structure):
-    """The only child of a node, in the place of all the leaves below it."""
+    """The only child of a node, representing all leaves below it."""
 
     __slots__ = ()
 

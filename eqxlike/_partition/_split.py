@@ -1,4 +1,4 @@
-"""The dynamic/static split of transformations that cache nothing from one call to the next."""
+"""The dynamic/static split for transformations that cache nothing between calls."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,9 +13,9 @@ from ._static_key import StaticKey, is_hashable
 
 
 class Rest:
-    """A tree from which leaves were taken, and which can take others in their places.
+    """A tree from which leaves were taken, and into which others can be put.
 
-    Two are equal if the same leaves were taken, and all else is interchangeable in a trace.
+    Two are equal if the same leaves were taken, and everything else is interchangeable in a trace.
 
     - `treedef`: the treedef of the whole tree.
     """
@@ -45,11 +45,11 @@ class Rest:
         return hash((self.treedef, tuple(self._is_dynamic)))
 
     def keep_names_of(self, tree: PyTree) -> None:
-        """The layers in trees merged from this one have the names of those in `tree`."""
+        """Gives layers in trees merged from this one the names of the layers in `tree`."""
         self._paths = names_in(tree)
 
     def leaves(self, dynamic: Iterable[Any]) -> list[Any]:
-        """All leaves, with `dynamic`, in order, in the places of those taken."""
+        """All leaves, with `dynamic`, in order, replacing those taken."""
         dynamic = iter(dynamic)
         return [
             next(dynamic) if taken else leaf
@@ -62,7 +62,7 @@ class Rest:
         return [next(dynamic) if taken else other for taken in self._is_dynamic]
 
     def merge(self, dynamic: Iterable[Any]) -> PyTree:
-        """The tree with `dynamic`, in order, in the places of the leaves taken."""
+        """The tree with `dynamic`, in order, replacing the leaves taken."""
         tree = self.treedef.unflatten(self.leaves(dynamic))
         if self._paths is not None:
             name_again(tree, self._paths)
@@ -76,7 +76,7 @@ class Rest:
         return self.treedef.unflatten(self.leaves_into(other, dynamic))
 
     def take(self, leaves: Iterable[Any]) -> list[Any]:
-        """The values in the places of the leaves taken, from one value for each leaf."""
+        """From one value for each leaf, the values of the leaves taken."""
         return [leaf for taken, leaf in zip(self._is_dynamic, leaves, strict=True) if taken]
 
 
@@ -85,9 +85,9 @@ UNTRACED: Any = None
 
 
 def split(tree: PyTree, is_dynamic: Callable[[Any], bool] = is_array) -> tuple[list[Any], Rest]:
-    """Takes the leaves for which `is_dynamic` holds out of `tree`.
+    """Takes the leaves for which `is_dynamic` is true out of `tree`.
 
-    **Returns:** `(dynamic, rest)`, with `rest.merge(dynamic)` being the tree again.
+    **Returns:** `(dynamic, rest)`; `rest.merge(dynamic)` is the tree again.
     """
     leaves, treedef = jtu.tree_flatten(tree)
     dynamic, rest = split_leaves(leaves, treedef, flag_leaves(tree, leaves, is_dynamic))
@@ -102,13 +102,13 @@ def split_leaves(leaves: list[Any], treedef: Any, is_dynamic: list[bool]) -> tup
     return dynamic, Rest(static, is_dynamic, treedef)
 
 
-# --- The comparison of static values, and of trees, by whether one trace serves for both ---
+# --- Comparing static values, and trees, by whether one trace serves both ---
 
 
 def is_same_static(first: Any, second: Any) -> bool:
     """Whether two static leaves are interchangeable in a trace at this moment.
 
-    They are compared as `filter_jit` compares them: by type and value; functions, and leaves that
+    They are compared as by `filter_jit`: by type and value; functions, and leaves that
     are not hashable, by identity.
 
     >>> import jax
@@ -119,16 +119,16 @@ def is_same_static(first: Any, second: Any) -> bool:
     """
     if first is second:
         return True
-    # Both are held while their keys are compared: keys name objects by their `id`.
+    # Both are kept alive while their keys are compared: keys name objects by their `id`.
     keys = [StaticKey(each, by_identity=not is_hashable(each)) for each in (first, second)]
     return keys[0].key == keys[1].key
 
 
 def find_static_difference(first: PyTree, second: PyTree) -> Difference | None:
-    """The first place at which two trees differ in more than their arrays, whatever these are.
+    """The first place at which two trees differ, ignoring their arrays.
 
-    It is a static leaf; or a node that is of another type, has other children or other static
-    fields. `None` if one trace serves for both trees.
+    It is a static leaf; or a node of another type, with other children or other static
+    fields. `None` if one trace serves both trees.
 
     >>> import jax
     >>> from jax.tree_util import keystr

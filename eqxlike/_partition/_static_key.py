@@ -1,14 +1,14 @@
-"""Keys for static values: two values share a trace only if no program could tell them apart.
+"""Keys for static values: two values share a trace only if no program could distinguish them.
 
 Python's `==` is not enough: `1 == 1.0 == True` and `0.0 == -0.0`, with equal hashes, and `nan` does
 not equal itself. The rules are:
 
 - values that hash by identity are compared by identity, as for `jax.jit`, whatever they hold;
 - numbers, strings and tuples are compared by value and type, dataclasses by their fields, partial
-  functions and methods by their parts, and what a method is bound to, if it is not hashable, by
+  functions and methods by their parts, and the instance of a method, if it is not hashable, by
   identity;
-- values with a `__hash__` of their own are compared by that and their own `==`, and by the types of
-  the numbers among their attributes;
+- values with their own `__hash__` are compared by that and their own `==`, and by the types of the
+  numbers among their attributes;
 - in a static field, lists, dicts and the like are compared by their elements, and other values that
   are not hashable by their attributes.
 """
@@ -36,7 +36,7 @@ from .._pytree import is_array
 
 _BY_VALUE = frozenset(
     {bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented), np.dtype}
-    # Two methods in C are equal if they are bound to the very same object.
+    # Two C methods are equal if they are bound to the very same object.
     | {types.BuiltinFunctionType}
 )
 """Values of these types are immutable, and equal ones of one type are interchangeable."""
@@ -51,7 +51,7 @@ _BY_IDENTITY = (
     np.ufunc,
     enum.Enum,
 )
-"""Values of these types are compared by identity, though some have a `__hash__` of their own."""
+"""Values of these types are compared by identity, though some have their own `__hash__`."""
 
 _TRUSTED_PACKAGES = frozenset(
     {"jax", "jaxlib", "numpy", "ml_dtypes", "datetime", "fractions", "pathlib", "eqxlike"}
@@ -63,7 +63,7 @@ ATOMS = _BY_VALUE | {float, complex, types.FunctionType, PjitFunction}
 
 
 PLAIN_TYPES = frozenset({type(None), bool, int, str, bytes, float})
-"""Many values of these types get one key, made at the speed of C by `plain_key`."""
+"""Many values of these types get one key, which `plain_key` makes at the speed of C."""
 
 _MIN_PLAIN = 32
 """Tuples of at least this many values of `PLAIN_TYPES` get their key from `plain_key`."""
@@ -80,19 +80,19 @@ def plain_key(values: tuple[Any, ...]) -> Hashable:
 
 
 class StaticKey:
-    """The key of one static value, and what is known of it.
+    """The key of one static value, and its properties.
 
     - `key`: hashable; values with equal keys are interchangeable in a trace at this moment.
-    - `is_immutable`: whether that will stay so; if not, the key must be made again each time.
-    - `is_exact`: whether the values with this key are interchangeable for good, and not just in
-      what their `==` looks at.
+    - `is_immutable`: whether that remains so; if not, the key must be made again each time.
+    - `is_exact`: whether the values with this key are always interchangeable, and not only in
+      what their `==` compares.
     - `held`: objects that `key` names by their `id`. A `StaticKey` keeps them alive; `key` alone,
       as in a table, does not.
 
-    With `by_identity`, a value that is not hashable is compared by identity; with `by_elements`, it
-    is a field of a dataclass that is hashable all the same, and is compared by its elements. With
-    `of_node`, it is what is static in a node, and whatever in it is not hashable is compared by
-    value.
+    With `by_identity`, a value that is not hashable is compared by identity. With `by_elements`, it
+    is a field of a dataclass that is hashable nevertheless, and is compared by its elements. With
+    `of_node`, it is the static part of a node, and everything in it that is not hashable is
+    compared by value.
 
     **Raises:** `TypeError` if the value must be hashable and is not.
     """
@@ -146,10 +146,10 @@ class StaticKey:
             if isinstance(value, base):
                 return cls, told_apart_by(value), self._of_attributes(value)
         if cls is types.MethodType:
-            # A method is made again at each access to the attribute.
+            # Each access to the attribute makes a new method.
             return cls, self._of_bound(value.__func__), self._of_bound(value.__self__)
         if cls is functools.partial:
-            # Its dict of keywords may be written to.
+            # Its dict of keywords may change.
             self.is_immutable = False
             keywords = tuple(value.keywords.items())
             parts = tuple(map(self._of_part, (value.func, value.args, keywords)))
@@ -167,17 +167,17 @@ class StaticKey:
             return cls, tuple(map(self._of, fields))
         hash(value)  # Raises if there is none.
         if fields is not None:
-            # A `__hash__` of its own passes over fields that are not hashable.
+            # A custom `__hash__` may skip fields that are not hashable.
             self.is_immutable = self.is_immutable and is_frozen_by_class(cls)
             return cls, tuple(map(self._of_elements, fields))
         if _is_trusted(cls):
             return cls, value
         self.is_immutable = False
-        # The hash shows a change in place, which `==` cannot: any object equals itself.
+        # The hash reveals a change in place, which `==` cannot: any object equals itself.
         return cls, value, hash(value), types_of_numbers(value)
 
     def _of_unhashable(self, value: Any) -> Hashable:
-        """The key by value of what is static in a node."""
+        """The key by value of the static part of a node."""
         cls = type(value)
         base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
         if not self._of_node or is_array(value) or not (base or has_attributes(value)):
@@ -224,8 +224,8 @@ class StaticKey:
         if not is_array(value) and is_hashable(value):
             return self._of(value)
         base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
-        # A container is compared by identity too: another that has the same elements now may have
-        # others later.
+        # A container is also compared by identity: another one with the same elements now may have
+        # different ones later.
         identity = self._identity(value)
         if base is None:
             return identity
@@ -254,7 +254,7 @@ class StaticKey:
 
 
 class _Elements(tuple):
-    """A tuple that is hashable whatever is inside."""
+    """A tuple that is hashable whatever it contains."""
 
     __slots__ = ()
 
@@ -270,7 +270,7 @@ _ELEMENTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     bytearray: lambda b: (bytes(b),),
     array.array: lambda a: (a.typecode, a.tobytes()),
 }
-"""The functions take apart containers that are not hashable, those of subclasses included."""
+"""Functions that return the parts of containers that are not hashable, including subclasses."""
 
 _TOLD_APART_BY: dict[type, Callable[[Any], Hashable]] = {
     np.generic: lambda scalar: (str(scalar.dtype), _bits(scalar)),
@@ -279,16 +279,16 @@ _TOLD_APART_BY: dict[type, Callable[[Any], Hashable]] = {
     decimal.Decimal: decimal.Decimal.as_tuple,
     datetime.datetime: lambda time: (time.isoformat(), time.fold, _zone(time)),
     datetime.time: lambda time: (time.isoformat(), time.fold, _zone(time)),
-    # Only subclasses of these three get here, whose `==` ignores their attributes.
+    # Only subclasses of these three get here; their `==` ignores their attributes.
     int: int.__index__,
     str: str.__str__,
     bytes: lambda text: bytes.__getitem__(text, slice(None)),
-    # A treedef compares `1` and `True` as equal, but prints them apart. It also prints addresses,
-    # which do not matter.
+    # A treedef compares `1` and `True` as equal, but prints them differently. It also prints
+    # addresses, which do not matter.
     jtu.PyTreeDef: lambda treedef: (treedef, _ADDRESS.sub("", str(treedef))),
 }
-"""The functions give what tells two values of one type apart; those of subclasses too, since a
-subclass of `float` compares as one.
+"""Functions that return what distinguishes two values of one type, including subclasses, since a
+subclass of `float` compares like one.
 """
 
 
@@ -314,7 +314,7 @@ def is_by_own_equality(value: Any) -> bool:
 
 
 def is_hashable(value: Any) -> bool:
-    # The class alone does not say: a frozen dataclass is as hashable as its fields.
+    # The class alone does not tell: a frozen dataclass is as hashable as its fields.
     try:
         hash(value)
     except TypeError:
@@ -341,10 +341,11 @@ _WITHOUT_ATTRIBUTES = frozenset(
 
 
 def fields_compared(value: Any) -> list[str] | None:
-    """The fields that decide whether another of its class equals `value`; `None` if unknown.
+    """The fields that decide whether another instance of its class equals `value`; `None` if
+    unknown.
 
-    They are known for a Module, and for a class that has the equality generated by `dataclass`, its
-    own or an inherited one: then `C(1) == C(1.0)`.
+    They are known for a Module, and for a class with the equality that `dataclass` generated, its
+    own or inherited: then `C(1) == C(1.0)`.
     """
     if not isinstance(type(value), ModuleMeta) and _dataclass_parameters(type(value)) is None:
         return None
@@ -352,19 +353,19 @@ def fields_compared(value: Any) -> list[str] | None:
 
 
 def is_frozen_by_class(cls: type) -> bool:
-    """Whether `cls`, whose compared fields are known, lets nobody assign to them."""
+    """Whether `cls`, whose compared fields are known, prevents assignment to them."""
     parameters = _dataclass_parameters(cls)
     return issubclass(cls, Module) or (parameters is not None and parameters.frozen)
 
 
 def _dataclass_parameters(cls: type) -> Any:
-    """The parameters of the dataclass whose generated `__eq__` `cls` has; `None` for any other."""
+    """The parameters of the dataclass whose generated `__eq__` `cls` has; `None` for others."""
     owner = next(base for base in cls.__mro__ if "__eq__" in vars(base))
     return vars(owner).get("__dataclass_params__") if _is_generated(owner.__eq__) else None
 
 
 def _is_generated(method: Any) -> bool:
-    """Whether `dataclass` generated the method; one in the body of the class it leaves alone."""
+    """Whether `dataclass` generated the method; it keeps one in the body of the class."""
     code = getattr(method, "__code__", None)
     return code is not None and code.co_qualname.startswith("__create_fn__.")
 
@@ -380,7 +381,7 @@ _NUMBERS = frozenset({bool, int, float, complex})
 
 
 def types_of_numbers(value: Any) -> Hashable:
-    """The types of those attributes of `value` that are numbers, or tuples that hold some."""
+    """The types of the attributes of `value` that are numbers, or tuples that hold some."""
     return tuple(
         (name, types)
         for name, each in attributes_of(value)

@@ -1,7 +1,7 @@
-"""Structures: what is left of trees when their arrays are taken away.
+"""Structures: trees without their arrays.
 
-A `Structure` is interned: as long as it lives, an equal one is the same object, so that on a warm
-call "is it the same structure?" is one comparison of identities. It is made of the Structures of
+A `Structure` is interned: while it lives, an equal one is the same object, so that on a warm
+call "is it the same structure?" is one comparison of identities. It consists of the Structures of
 its children, down to arrays and static leaves. The types of node are in `_node_types`.
 """
 
@@ -17,22 +17,22 @@ from ._guard import GuardWriter
 from ._static_key import StaticKey
 
 MIN_RUN = 16
-"""Fewer nodes side by side are handled one by one: code without a loop is faster then."""
+"""Fewer adjacent nodes are handled one by one: code without a loop is faster then."""
 
 
 class Structure:
     """The base of the types of node. `intern` and its kin make instances; identity compares them.
 
     - `node_type`: the type of the node.
-    - `meta`: all else that the node needs to be built again; the value, for a static leaf.
-    - `static`: the key of all that is static in the node itself.
+    - `meta`: everything else needed to rebuild the node; the value, for a static leaf.
+    - `static`: the key of everything static in the node itself.
     - `children`: the Structures of the children; or one `Row`, for many leaves.
     - `num_arrays`: the number of arrays in the subtree.
-    - `is_cacheable`: whether nothing inside can change behind the back of whoever holds the arrays:
+    - `is_cacheable`: whether nothing inside can change while somebody holds the arrays:
       no list, no dict, no foreign node, no mutable static value.
     - `is_exact`: whether two trees of this Structure with the same arrays are interchangeable, even
       in what their equality ignores.
-    - `anchor`: a function somewhere inside that was defined in another, and may not live for long.
+    - `anchor`: a function inside that was defined in another one, and may be short-lived.
     - `generated`: functions generated for this Structure, on first use.
     """
 
@@ -105,7 +105,7 @@ class Structure:
         return False
 
     def is_current(self) -> bool:
-        """Whether the static objects that it was made of are unchanged."""
+        """Whether the static objects that it was made from are unchanged."""
         if self.is_exact:
             return True
         return self.static.is_current() and all(child.is_current() for child in self.children)
@@ -115,8 +115,8 @@ class Structure:
 
         **Arguments:**
 
-        - `cache`: whether the outermost Modules built cache their partition, and stay lazy where
-          they can. The arrays must be concrete then: a tracer must not be cached.
+        - `cache`: whether the outermost Modules built cache their partition, and stay lazy if they
+          can. The arrays must be concrete then: a tracer must not be cached.
         """
         rebuild = self.generated.get(cache)
         if rebuild is None:
@@ -124,7 +124,7 @@ class Structure:
         return rebuild
 
     def write_build(self, writer: "RebuildWriter", parts: list[str]) -> str:
-        """Writes how to build a node of this type, and returns the expression for it.
+        """Writes how to build a node of this type, and returns its expression.
 
         **Arguments:**
 
@@ -133,7 +133,7 @@ class Structure:
         raise NotImplementedError
 
     def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        """Writes the guard that asks whether `name` is a node of this Structure, children left out.
+        """Writes the guard that checks whether `name` is such a node, apart from its children.
 
         **Returns:** the names of the children; or one for the sequence of all.
         """
@@ -147,11 +147,11 @@ def _is_short_lived(value: Any) -> bool:
 
 
 class Opened(NamedTuple):
-    """A node opened one level, which needs only the Structures of its children to be interned.
+    """A node flattened one level, which needs only the Structures of its children to be interned.
 
     - `structure_type`: the subclass of `Structure`.
     - `make_meta`: a function that makes the `meta` of a new Structure.
-    - `static`: what is static in the node itself, and distinguishes it.
+    - `static`: the static part of the node itself, which distinguishes it.
     - `children`: the children, which are flattened next.
     - `name_child`: a function from the index of a child to its name in a path.
     """
@@ -164,7 +164,7 @@ class Opened(NamedTuple):
 
 
 NOTHING = StaticKey(None)
-"""The key of a node that has nothing static."""
+"""The key of a node without static parts."""
 
 
 def no_meta() -> None:
@@ -190,7 +190,7 @@ class _Interned(weakref.ref[Structure]):
 
 
 def _forget(interned: _Interned) -> None:
-    # Garbage collection calls this, anywhere. A `WeakValueDictionary` would call the `__eq__` of
+    # Garbage collection calls this anywhere. A `WeakValueDictionary` would call the `__eq__` of
     # users' objects here. If that calls JAX while jaxlib 0.10.2 takes a traceback (Python 3.11),
     # jaxlib releases code objects twice, and the process crashes later.
     _table.pop(interned, None)
@@ -213,18 +213,18 @@ def intern(
     static: StaticKey,
     children: tuple[Structure, ...],
 ) -> Structure:
-    """The one Structure with these parts; `static` decides what its meta is."""
+    """The unique Structure with these parts; `static` determines its meta."""
     # The key has the `id`s of the class and the children, which the Structure itself keeps alive. A
-    # key that held them might keep the Structure alive, through a closure with a compiled function.
+    # key that held them could keep the Structure alive, through a closure with a compiled function.
     key = (structure_type, id(node_type), static.key, tuple(map(id, children)))
     found = _find(key)
     if found is None or not found.static.is_current():
         made = structure_type(node_type, make_meta(), static, children)
         with _lock:
             found = _find(key)
-            # A Structure whose meta was changed in place meanwhile gives way.
+            # A Structure whose meta has changed in place is replaced.
             if found is None or not found.static.is_current():
-                # A dict keeps the key that it has, and the entry must have that very one.
+                # A dict keeps its existing key, and the entry must have this very one.
                 _table.pop(key, None)
                 entry = _Interned(made, _forget)
                 entry.key, entry.hash = key, hash(key)
@@ -259,7 +259,7 @@ def make_output(
     static: StaticKey,
     children: tuple[Structure, ...],
 ) -> Structure:
-    """The Structure of a node of an output: no other, equal object is given back for one in it."""
+    """The Structure of a node of an output: its objects are not replaced by equal ones."""
     make = intern if static.is_exact else make_private
     return make(structure_type, node_type, make_meta, static, children)
 
@@ -296,7 +296,7 @@ class RebuildWriter:
         self.num_nodes = 0
 
     def write(self, root: Structure) -> Callable[[tuple[Any, ...]], Any]:
-        # This keeps a stack of its own, so that deep trees need no deep recursion. A frame is
+        # An explicit stack: deep trees need no deep recursion. A frame is
         # (structure, expressions of the children so far, first array, is inside a cached Module).
         frames: list[tuple[Structure, list[str], int, bool]] = [(root, [], 0, False)]
         while True:
@@ -315,7 +315,7 @@ class RebuildWriter:
             else:
                 expression = structure.write_build(self, parts)
             if is_cached and not is_inside:
-                # The slice of a whole tuple is that tuple: no copy where there is one Module.
+                # A slice of a whole tuple is that tuple: no copy if there is one Module.
                 made = "LazyPartition" if structure.can_stay_lazy else "CachedPartition"
                 taken = f"arrays[{first_array}:{self.num_arrays}]"
                 partition = f"{made}({taken}, {self.constant(structure)})"

@@ -1,4 +1,4 @@
-"""Pytrees compared: prefixes, equality, differences, and messages that say where they are."""
+"""Comparing pytrees: prefixes, equality, differences, and messages that locate them."""
 
 import dataclasses
 import itertools
@@ -15,29 +15,29 @@ from .._compat import Tracer
 from ._predicates import is_array
 
 Fits = Callable[[Any, Any], bool | None]
-"""Whether a node fits another with all that is below: `None` if their children are to be asked."""
+"""Whether a node matches another with everything below; `None` to compare their children."""
 
 
 class Difference(NamedTuple):
-    """A place at which two trees differ, with what stands there in each."""
+    """A place at which two trees differ, and what each has there."""
 
     path: tuple[Any, ...]
     first: PyTree
     second: PyTree
 
     def explain(self, first_name: str, second_name: str) -> str:
-        """The place and what stands there, in a sentence without its end.
+        """The place and what each tree has there, as a sentence without its end.
 
         **Arguments:**
 
-        - `first_name`, `second_name`: what the user calls the two trees.
+        - `first_name`, `second_name`: the user's names of the two trees.
         """
         place = jtu.keystr(self.path)
         first, second = f"{first_name}{place}", f"{second_name}{place}"
         of_first = _describe_beside(self.first, self.second)
         of_second = _describe_beside(self.second, self.first)
         if of_first == of_second:
-            # Two classes may have one name, and a function may be defined twice.
+            # Two classes may have the same name, and a function may be defined twice.
             return f"{first} and {second} are both {of_first}, but not the same one"
         return f"{first} is {of_first}, and {second} is {of_second}"
 
@@ -45,13 +45,13 @@ class Difference(NamedTuple):
 def find_difference(
     first: PyTree, second: PyTree, fits: Fits = lambda first, second: None
 ) -> Difference | None:
-    """The first place at which `second` does not fit `first`; `None` if there is none.
+    """The first place at which `second` does not match `first`; `None` if there is none.
 
     **Arguments:**
 
-    - `fits`: called as `fits(first, second)` for each pair of nodes, from the roots down. Where it
-      returns `None` the two must be nodes of one type, with the same keys and the same metadata,
-      whose children fit; or both must be leaves, of whatever value.
+    - `fits`: called as `fits(first, second)` for each pair of nodes, from the roots down. If it
+      returns `None`, the two must be nodes of one type, with the same keys and the same metadata,
+      whose children match; or both must be leaves, of any value.
 
     >>> find_difference({"a": (1, 2)}, {"a": (1, [2])}).explain("one", "other")
     "one['a'][1] is a leaf of type int, and other['a'][1] is a list of length 1"
@@ -62,8 +62,8 @@ def find_difference(
     children, treedef = flatten_one_level_with_keys(first)
     others, other_treedef = flatten_one_level_with_keys(second)
     is_one = treedef == other_treedef
-    # Two nodes that only differ in what they hold beside their children: what differs below says
-    # more, such as an array of another shape, or one that is frozen.
+    # If two nodes differ only in their metadata, a difference below them says more, such as an
+    # array of another shape, or a frozen one.
     if is_one or _are_alike(first, second, children, others):
         for (key, child), (_, other) in zip(children, others, strict=True):
             if found := find_difference(child, other, fits):
@@ -78,15 +78,15 @@ def _are_alike(first: Any, second: Any, children: list[Any], others: list[Any]) 
 
 
 def same_shape_and_dtype(first: Any, second: Any) -> bool | None:
-    """A `fits` for `find_difference`: arrays and structs of one shape and dtype do."""
+    """A `fits` for `find_difference`: arrays and structs match if shape and dtype agree."""
     if not _has_shape(first) or not _has_shape(second):
         return False if _has_shape(first) or _has_shape(second) else None
-    # JAX's dtypes are compared: NumPy has 64 bits where JAX has 32.
+    # Compares JAX's dtypes: NumPy has 64 bits where JAX has 32.
     return first.shape == second.shape and jnp.result_type(first) == jnp.result_type(second)
 
 
 def describe_node(node: Any) -> str:
-    """A node of a tree, or a leaf, as a message calls it; the value is not shown."""
+    """A node of a tree, or a leaf, as a message describes it, without the value."""
     if node is None:
         return "None"
     if _has_shape(node):
@@ -101,7 +101,7 @@ def describe_node(node: Any) -> str:
 
 
 def _describe_beside(node: Any, other: Any) -> str:
-    """`node` as a message calls it, with what tells it from `other`."""
+    """`node` as a message describes it, with what distinguishes it from `other`."""
     if not _has_shape(node) and jtu.all_leaves([node, other]):
         return repr(node)
     text = describe_node(node)
@@ -118,7 +118,7 @@ def _describe_beside(node: Any, other: Any) -> str:
 
 
 def _differing_statics(node: Any, other: Any) -> list[tuple[str, Any]]:
-    """The static fields of a dataclass with the values that `other`, of its type, does not have."""
+    """The static fields of a dataclass whose values differ from those of `other`, of its type."""
     if not dataclasses.is_dataclass(node):
         return []
     names = [field.name for field in dataclasses.fields(node) if field.metadata.get("static")]
@@ -127,7 +127,7 @@ def _differing_statics(node: Any, other: Any) -> list[tuple[str, Any]]:
 
 
 def _differ(value: Any, other: Any) -> bool:
-    # `1 == True`, and to a trace they are two.
+    # `1 == True`, but in a trace they are two.
     return type(value) is not type(other) or bool(value != other)
 
 
@@ -139,13 +139,13 @@ def _has_shape(node: Any) -> bool:
 
 
 def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
-    """The children of a node, and the treedef that makes it of them.
+    """The children of a node, and the treedef that rebuilds it from them.
 
     **Arguments:**
 
     - `pytree`: any pytree.
 
-    **Returns:** `(children, treedef)`, with `treedef.unflatten(children)` being the node again.
+    **Returns:** `(children, treedef)`; `treedef.unflatten(children)` is the node again.
     The only child of a leaf is the leaf itself, as in `jax.tree_util.tree_flatten`.
 
     **Raises:** `ValueError` if the node is one of its own children.
@@ -167,9 +167,9 @@ def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
 def flatten_one_level_with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
     """The children of `node`, each with its key in a path, and the treedef of this one level.
 
-    A leaf has no children, and a treedef that says that it is a leaf. A node may be its own child.
+    A leaf has no children, and the treedef of a leaf. A node may be its own child.
     """
-    # Not JAX's function of that name: in jax 0.10.2 all fields of a namedtuple get one key.
+    # Not JAX's function of that name: in jax 0.10.2 it gives all fields of a namedtuple one key.
     paths_and_children, treedef = jtu.tree_flatten_with_path(node, is_leaf=_is_below_root())
     return [(path[0], child) for path, child in paths_and_children if path], treedef
 
@@ -180,23 +180,23 @@ def children_with_keys(node: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_below_root() -> Callable[[Any], bool]:
-    """An `is_leaf` for one flattening, in which JAX asks of the root first, then of its children.
+    """An `is_leaf` for one flattening, in which JAX asks about the root first, then its children.
 
-    To compare each with the root instead would be an endless descent for a list that holds itself.
+    Comparing each with the root instead would not terminate for a list that contains itself.
     """
     calls = itertools.count()
     return lambda _: next(calls) > 0
 
 
 def walk(pytree: PyTree, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Every node of `pytree` with its path, leaves too, each before what is below it."""
+    """Every node of `pytree` with its path, including leaves, each before its descendants."""
     yield path, pytree
     for key, child in children_with_keys(pytree):
         yield from walk(child, (*path, key))
 
 
 def contains_itself(node: Any, name: str, above: tuple[Any, ...], below: tuple[Any, ...]) -> str:
-    """The message for a node at the path `above` in the tree `name` that is `below` once more."""
+    """The message for a node at the path `above` in the tree `name` that recurs at `below`."""
     return (
         f"A pytree must not contain itself: the {type(node).__name__} at {name}"
         f"{jtu.keystr(above)} is at {name}{jtu.keystr(below)} too, so that walking down the tree "
@@ -204,7 +204,7 @@ def contains_itself(node: Any, name: str, above: tuple[Any, ...], below: tuple[A
     )
 
 
-# Mapping over a prefix and the trees it is a prefix of, with errors that say where it is not.
+# Mapping over a prefix and the trees it is a prefix of, with errors that locate a mismatch.
 
 
 def map_prefix(
@@ -214,9 +214,9 @@ def map_prefix(
     advice: str,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> PyTree:
-    """`jax.tree_util.tree_map`, but its error tells the trees apart.
+    """`jax.tree_util.tree_map`, with an error that distinguishes the trees.
 
-    JAX's own calls all of them `tree_map tree`. `names` are those that the user knows them by, and
+    JAX's own calls all of them `tree_map tree`. `names` are the user's names for them, and
     `advice` ends the message.
     """
 
@@ -235,16 +235,16 @@ def map_prefix(
         raise
 
 
-# --- A check that a pytree is a tree: no node inside itself, none in two places ---
+# --- Checking that a pytree is a tree: no node inside itself, none in two places ---
 
 
 def tree_check(pytree: PyTree) -> None:
-    """Raises if a node of `pytree` contains itself, or stands in two places.
+    """Raises an error if a node of `pytree` contains itself, or occurs in two places.
 
-    JAX flattens and rebuilds what crosses `jax.jit`, `jax.grad` and the like, and one object in two
-    places comes out as two. That is allowed, but is a surprise to whoever meant them to stay one.
-    Leaves may stand anywhere as often as they like, and so may nodes without children, such as
-    `None` and `()`: nothing can tell two of them apart.
+    JAX flattens and rebuilds whatever crosses `jax.jit`, `jax.grad` and the like, so one object in
+    two places becomes two. That is allowed, but surprising if they should remain one.
+    Leaves may occur any number of times, and so may nodes without children, such as
+    `None` and `()`: nothing can distinguish two of them.
 
     **Arguments:**
 
@@ -270,8 +270,8 @@ def _check(
 ) -> None:
     """Walks down from `node`.
 
-    `above` has the nodes on the way down to it, `finished` those that lie behind: with the nodes
-    themselves, since a child may be made again by each flattening, and an `id` used again.
+    `above` has the nodes on the way down to it, `finished` those already visited. They hold the
+    nodes themselves, since each flattening may make a child again, and an `id` may be reused.
     """
     children = children_with_keys(node)
     if not children:
@@ -307,14 +307,14 @@ def tree_equal(
     **Arguments:**
 
     - `*pytrees`: any number of pytrees of any structure.
-    - `typematch`: also ask that corresponding leaves have the same type, so that `1`, `1.0`,
+    - `typematch`: also require that corresponding leaves have the same type, so that `1`, `1.0`,
       `np.ones(())` and `jnp.ones(())` differ.
-    - `rtol`, `atol`: scalars; with either, floating-point and complex arrays need only be close:
-      `|x - y| <= atol + rtol * |y|`.
+    - `rtol`, `atol`: scalars; if either is set, floating-point and complex arrays need only be
+      close: `|x - y| <= atol + rtol * |y|`.
 
-    Arrays are equal if shape, dtype and all elements are; an array never equals what is not one.
+    Arrays are equal if shape, dtype and all elements are; an array never equals anything else.
 
-    **Returns:** a `bool`, or under a transformation, if it depends on traced values, a boolean
+    **Returns:** a `bool`; under a transformation, if it depends on traced values, a boolean
     scalar array.
 
     >>> tree_equal((1, np.ones(2)), (1, np.ones(2)))
@@ -344,7 +344,7 @@ def tree_equal(
 
 
 def _same_type(x: Any, y: Any) -> bool:
-    # A tracer stands for a JAX array.
+    # A tracer counts as a JAX array.
     if isinstance(x, jax.Array) and isinstance(y, jax.Array):
         return True
     return type(x) is type(y)

@@ -1,4 +1,4 @@
-"""Trees filtered, split, joined and updated by their leaves."""
+"""Filtering, splitting, joining and updating trees by their leaves."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -22,12 +22,12 @@ def flag_leaves(
     predicate: Callable[[Any], Any],
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> list[bool]:
-    """The answers of `predicate` for `leaves`, those of `tree`; see `filter` for what is frozen."""
+    """The results of `predicate` for `leaves`, those of `tree`; see `filter` for frozen arrays."""
     return _flag(leaves, flag_frozen(tree, is_leaf), predicate)
 
 
 def _flag(leaves: list[Any], frozen: list[Any], predicate: Callable[[Any], Any]) -> list[bool]:
-    """The answers of `predicate` for `leaves`; those beside a `True` in `frozen` are frozen."""
+    """The results of `predicate` for `leaves`, which are frozen where `frozen` is `True`."""
     flags = [bool(predicate(leaf)) for leaf in leaves]
     asked = [
         place
@@ -42,19 +42,19 @@ def _flag(leaves: list[Any], frozen: list[Any], predicate: Callable[[Any], Any])
 
 
 def _ask_of_integers(predicate: Callable[[Any], Any], arrays: list[Any]) -> list[bool]:
-    """The answers of `predicate` for arrays of integers, of the types and shapes of `arrays`."""
+    """The results of `predicate` for integer arrays of the types and shapes of `arrays`."""
     answers: list[bool] = []
 
     def ask(*traced: Any) -> tuple[()]:
         for array, integers in zip(arrays, traced, strict=True):
             if not isinstance(array, jax.Array):
-                # One number in all places, which takes no memory.
+                # A broadcast number, which takes no memory.
                 integers = np.broadcast_to(np.int32(0), array.shape)
                 integers = integers if isinstance(array, np.ndarray) else integers[()]
             answers.append(bool(predicate(integers)))
         return ()
 
-    # Tracers are JAX arrays to whoever asks, and nothing is computed or kept.
+    # Predicates see tracers as JAX arrays, and nothing is computed or kept.
     structs = [jax.ShapeDtypeStruct(array.shape, np.int32) for array in arrays]
     try:
         jax.eval_shape(ask, *structs)
@@ -106,18 +106,18 @@ def filter(
     replace: Any = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> PyTree:
-    """Keeps the leaves that `filter_spec` names and puts `replace` where the others were.
+    """Keeps the leaves that `filter_spec` selects and puts `replace` in place of the others.
 
     **Arguments:**
 
     - `pytree`: any pytree.
     - `filter_spec`: a prefix of `pytree` whose leaves are `True` (keep all below), `False` (keep
       none) or a function from leaf to `bool`. A floating-point array that `nn.freeze` froze is
-      kept if the function says yes of it and of an array of integers in its place: so what
-      chooses the arrays that are trained leaves it out, however it is written, and what chooses
+      kept if the function accepts both it and an array of integers in its place. So a function
+      that selects trained arrays leaves it out, however it is written, and a function that selects
       all arrays keeps it. `True` keeps it as well.
-    - `inverse`: keep what would be replaced, and the other way round.
-    - `replace`: what stands where a leaf was taken away.
+    - `inverse`: keep what would be replaced, and replace what would be kept.
+    - `replace`: the replacement of a removed leaf.
     - `is_leaf`: as in `jax.tree_util.tree_map`, for `pytree`.
 
     **Returns:** a pytree of the same structure.
@@ -138,9 +138,9 @@ def partition(
     replace: Any = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """`filter` and its inverse in one: `combine` joins the two again.
+    """`filter` and its inverse: `combine` joins the two again.
 
-    Arguments and errors are those of `filter`, and so is what it makes of frozen arrays.
+    Arguments, errors and the treatment of frozen arrays are those of `filter`.
 
     >>> partition((1, "a"), lambda leaf: isinstance(leaf, int))
     ((1, None), (None, 'a'))
@@ -156,7 +156,7 @@ def combine(*pytrees: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Tre
 
     **Arguments:**
 
-    - `*pytrees`: pytrees of the same structure, `None` standing for a missing leaf.
+    - `*pytrees`: pytrees of the same structure; `None` marks a missing leaf.
     - `is_leaf`: as in `jax.tree_util.tree_map`; `None` is a leaf in any case.
 
     **Raises:** `ValueError` if the structures differ, `TypeError` without any pytree.
@@ -202,7 +202,7 @@ Model = TypeVar("Model")
 def apply_updates(model: Model, updates: PyTree) -> Model:
     """Adds `updates` to `model`, leaf by leaf; where an update is `None` the leaf stays.
 
-    What `nn.freeze` froze stays too, whatever its update.
+    Arrays that `nn.freeze` froze stay too, whatever their update.
 
     **Arguments:**
 

@@ -1,4 +1,4 @@
-"""Predicates over leaves: what is an array or as good as one, frozen, or of no use."""
+"""Predicates on leaves: arrays and array-like values, frozen arrays, unusable ones."""
 
 import re
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def is_array(element: Any) -> bool:
 
 
 def is_array_like(element: Any) -> bool:
-    """`True` for an array, a Python number, or what has `__jax_array__`.
+    """`True` for an array, a Python number, or an object with `__jax_array__`.
 
     >>> is_array_like(1.0), is_array_like("1.0")
     (True, False)
@@ -49,7 +49,7 @@ def _has_jax_array(element: Any) -> bool:
 
 
 def is_inexact_array_like(element: Any) -> bool:
-    """`True` for what is array-like (see `is_array_like`) and floating-point or complex.
+    """`True` for array-like values (see `is_array_like`) that are floating-point or complex.
 
     >>> is_inexact_array_like(1.0), is_inexact_array_like(1), is_inexact_array_like(1j)
     (True, False, True)
@@ -59,11 +59,11 @@ def is_inexact_array_like(element: Any) -> bool:
     return is_inexact_array(element) or isinstance(element, float | complex)
 
 
-# --- Arrays that are not to be trained: a node around each, that filters and gradients see ---
+# --- Arrays that are not trained: a node around each, which filters and gradients see ---
 
 
 class Frozen:
-    """Stands in a tree around what is frozen; a pytree of that one child."""
+    """Wraps a frozen array in a tree; a pytree of that one child."""
 
     __slots__ = ("value",)
 
@@ -72,7 +72,7 @@ class Frozen:
 
 
 class _InFrozen:
-    """The key from a `Frozen` to its child: nothing, so that paths are those of the user's tree."""
+    """The key from a `Frozen` to its child: empty, so that paths are those of the user's tree."""
 
     def __str__(self) -> str:
         return ""
@@ -97,7 +97,7 @@ def is_frozen(node: Any) -> bool:
 
 
 def past_marks(is_leaf: Callable[[Any], bool] | None) -> Callable[[Any], bool] | None:
-    """`is_leaf`, but never asked of a `Frozen`, which is no node of the user's tree."""
+    """`is_leaf`, but never called on a `Frozen`, which is not a node of the user's tree."""
     return None if is_leaf is None else lambda node: not is_frozen(node) and is_leaf(node)
 
 
@@ -118,17 +118,17 @@ def flag_frozen(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> l
 
 
 def frozen_mask(tree: PyTree) -> PyTree[bool] | None:
-    """A tree like `tree` that has `True` where it is frozen; `None` if nothing is."""
+    """A tree like `tree` that has `True` where a leaf is frozen; `None` if none is."""
     flags = flag_frozen(tree)
     return jtu.tree_structure(tree).unflatten(flags) if any(flags) else None
 
 
-# --- Mutable arrays, `jax.Ref`: no arrays to filters, and traced like arrays ---
+# --- Mutable arrays, `jax.Ref`: not arrays to filters, but traced like arrays ---
 
 
 def is_traced_reference(element: Any) -> bool:
-    """`True` for a `jax.Ref` as a function finds it that is traced."""
-    # In this order: to ask whether something is a `jax.Ref` takes JAX a microsecond.
+    """`True` for a `jax.Ref` inside a traced function."""
+    # In this order: checking for a `jax.Ref` takes JAX a microsecond.
     return isinstance(element, Tracer) and not is_array(element) and isinstance(element, jax.Ref)
 
 
@@ -143,11 +143,11 @@ def is_reference(element: Any) -> bool:
 
 
 def is_array_or_traced_reference(element: Any) -> bool:
-    """`True` for what must come out of a traced function as an output, and in no other way."""
+    """`True` for what a traced function may return only as an output."""
     return is_array(element) or is_traced_reference(element)
 
 
-# --- Arrays that no call takes: those that were donated to one, and those of no numbers ---
+# --- Arrays that no call accepts: donated ones, and those without numbers ---
 
 
 _MOST_PATHS = 8
@@ -164,7 +164,7 @@ def deleted_paths(tree: PyTree, name: str = "") -> list[str]:
 
 
 def paths_without_numbers(tree: PyTree, name: str = "") -> list[str]:
-    """The paths of NumPy's arrays of strings, objects or dates in `tree`, each with its dtype."""
+    """The paths of NumPy arrays of strings, objects or dates in `tree`, each with its dtype."""
     return [
         f"{name}{jtu.keystr(path)} ({leaf.dtype})"
         for path, leaf in jtu.tree_leaves_with_path(tree)
@@ -174,12 +174,12 @@ def paths_without_numbers(tree: PyTree, name: str = "") -> list[str]:
 
 
 def listed(paths: list[str]) -> str:
-    """The first of `paths`, and how many more there are."""
+    """The first of `paths`, and the number of the others."""
     more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
     return ", ".join(paths[:_MOST_PATHS]) + more
 
 
-# --- Patterns for the paths of arrays in a tree ---
+# --- Patterns for paths of arrays in a tree ---
 
 
 Which = str | Callable[[str, jax.ShapeDtypeStruct], bool]
@@ -187,9 +187,9 @@ Which = str | Callable[[str, jax.ShapeDtypeStruct], bool]
 
 
 def path_matches(which: Which, path: str, leaf: jax.ShapeDtypeStruct) -> bool:
-    """Whether the array at a path is one of those that a pattern means.
+    """Whether a pattern matches the array at a path.
 
-    `*` stands for a name or an index, `**` for anything.
+    `*` matches a name or an index, `**` anything.
     """
     return bool(which(path, leaf) if callable(which) else _regex(which).fullmatch(path))
 

@@ -24,11 +24,11 @@ def tree_pformat(
     **Arguments:**
 
     - `pytree`: any object.
-    - `width`: columns to fit into where possible.
+    - `width`: columns to fit into if possible.
     - `indent`: spaces for each level.
     - `short_arrays`: print arrays as `f32[3,4]` instead of their values.
     - `struct_as_array`: print a `jax.ShapeDtypeStruct` as `short_arrays` does an array.
-    - `truncate_leaf`: a function from node to `bool`; where it says `True`, only the type's name
+    - `truncate_leaf`: a function from node to `bool`; if it returns `True`, only the type's name
       is printed, as in `MLP(...)`.
 
     >>> import jax.numpy as jnp
@@ -44,7 +44,7 @@ def tree_pformat(
             weak = "weak_" if getattr(node, "weak_type", False) else ""
             return wl.array_summary(node.shape, weak + _dtype_name(node.dtype), kind=None)
         if isinstance(node, jax.custom_jvp | jax.custom_vjp):
-            # Its own text is an address in memory.
+            # Its own text is a memory address.
             return wl.pdoc(node.__wrapped__, **options)
         if isinstance(node, jtu.Partial):
             parts = {"func": node.func, "args": node.args, "keywords": node.keywords}
@@ -94,7 +94,7 @@ def tree_pprint(
 
 
 def _dtype_name(dtype: Any) -> str:
-    """`float32` as `f32`; what has no short form keeps its name."""
+    """`float32` as `f32`; a dtype without a short form keeps its name."""
     name = str(dtype)
     if not isinstance(dtype, np.dtype):
         return name

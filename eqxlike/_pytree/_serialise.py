@@ -20,23 +20,23 @@ from .._compat import Tracer
 from .._dtypes import is_key
 from ._difference import map_prefix
 
-# One leaf of a pytree in a file: a record in NumPy's `.npy` format, of which pickles are no part.
+# One leaf of a pytree in a file: a record in NumPy's `.npy` format, without pickles.
 #
-# The record says shape and dtype of a number or an array; of which type it was in Python, and which
-# implementation a PRNG key was for, says `like` at reading. As Equinox does it, so that either
-# library reads the files of the other. Of a dtype that a package has registered with NumPy, such as
-# int4, NumPy writes the number of bytes alone: two are a bfloat16, and for the others a record here
-# is an array of one field with the name of the dtype.
+# The record has the shape and dtype of a number or an array. Its Python type, and the
+# implementation of a PRNG key, come from `like` when it is read. This is Equinox's format, so that
+# either library reads the files of the other. For a dtype that a package has registered with NumPy,
+# such as int4, NumPy writes only the number of bytes: two mean bfloat16, and for the others the
+# record is an array of one field with the name of the dtype.
 
 
 class Writable(Protocol):
-    """The target of a leaf: a file open in binary mode, or whatever has its `write`."""
+    """The target of a leaf: a file open in binary mode, or anything with its `write`."""
 
     def write(self, data: Any, /) -> Any: ...
 
 
 class Readable(Protocol):
-    """The source of a leaf: a file open in binary mode, or whatever has its `read`."""
+    """The source of a leaf: a file open in binary mode, or anything with its `read`."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
@@ -44,7 +44,7 @@ class Readable(Protocol):
 def default_serialise_filter_spec(f: Writable, x: Any) -> None:
     """Writes one leaf: JAX and NumPy arrays, PRNG keys, NumPy scalars and Python numbers.
 
-    Leaves of other types are skipped: functions, strings, and `jax.Ref`s, whose values are no part
+    Leaves of other types are skipped: functions, strings, and `jax.Ref`s, whose values are not part
     of the tree.
 
     **Arguments:**
@@ -57,7 +57,7 @@ def default_serialise_filter_spec(f: Writable, x: Any) -> None:
 
     !!! example
 
-        Wrap it to treat some leaves differently, here to write no JAX arrays.
+        Wrap it to treat some leaves differently, here to skip JAX arrays.
 
         >>> import eqxlike as eqx, io, jax, jax.numpy as jnp
         >>> def spec(file, leaf):
@@ -87,20 +87,20 @@ def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
     **Arguments:**
 
     - `f`: a file open for reading in binary mode.
-    - `x`: a leaf of the type to return; in the place of a JAX array a `jax.ShapeDtypeStruct` will
-      do. Leaves of types that are not written are returned as they are.
+    - `x`: a leaf of the type to return; a `jax.ShapeDtypeStruct` may replace a JAX
+      array. Leaves of types that are not written are returned unchanged.
 
-    **Returns:** the leaf. An array has shape and dtype of the file, whatever those of `x`. It lies
-    where `x` was put, if `x` was put somewhere on purpose.
+    **Returns:** the leaf. An array has the file's shape and dtype, whatever those of `x`. It is on
+    the device of `x` if `x` was explicitly put there.
 
-    **Raises:** `EOFError` if the file has no further record; `ValueError` if what follows is no
-    record, is cut off, holds pickled objects, or has numbers that the type of `x` cannot have, such
-    as those of 64 bits for a JAX array unless `jax_enable_x64` is set; `TypeError` if the file is
+    **Raises:** `EOFError` if the file has no further record; `ValueError` if the next bytes are not
+    a record, are cut off, hold pickled objects, or have numbers that the type of `x` cannot have,
+    such as 64 bits for a JAX array unless `jax_enable_x64` is set; `TypeError` if the file is
     not open in binary mode.
 
     !!! example
 
-        Wrap it to treat some leaves differently, here to read a model of other precision.
+        Wrap it to treat some leaves differently, here to read a model of another precision.
 
         >>> import eqxlike as eqx, io, jax.numpy as jnp
         >>> def spec(file, leaf):
@@ -127,7 +127,7 @@ def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
 
 
 def has_record(like: Any) -> bool:
-    """Whether `default_deserialise_filter_spec` reads a record in the place of `like`."""
+    """Whether `default_deserialise_filter_spec` reads a record for `like`."""
     return isinstance(like, (*_SAVED, jax.ShapeDtypeStruct))
 
 
@@ -139,14 +139,14 @@ _PYTHON_NUMBERS: dict[type, str] = {
     float: "efd",
     complex: "FD",
 }
-"""The dtypes, as NumPy calls them, whose numbers are such numbers of Python to the bit."""
+"""NumPy's names of the dtypes that represent these Python numbers exactly."""
 
 _ADDED_TO_NUMPY = 2
 """`dtype.isbuiltin` is this for a dtype that a package has registered with NumPy."""
 
 
 class _Resumed:
-    """A file of which the first byte has been read already."""
+    """A file whose first byte has already been read."""
 
     def __init__(self, first: bytes, file: Readable):
         self.first = first
@@ -184,7 +184,7 @@ def _with_added_dtype(record: np.ndarray, like: np.dtype) -> np.ndarray:
     elif dtype.itemsize == jnp.dtype(jnp.bfloat16).itemsize:
         added = jnp.dtype(jnp.bfloat16)
     else:
-        # Files of Equinox's do not say which dtype of one byte this was.
+        # Equinox's files do not record which one-byte dtype this was.
         added = like if like.isbuiltin == _ADDED_TO_NUMPY else None
     if added is None or added.itemsize != dtype.itemsize:
         return record
@@ -215,7 +215,7 @@ def _as_jax_array(record: np.ndarray, dtype: np.dtype) -> jax.Array:
 
 
 def _as_key(record: np.ndarray, like: Any) -> jax.Array:
-    # A `jax.ShapeDtypeStruct` is not asked directly: the implementation is known of arrays alone.
+    # Not from a `jax.ShapeDtypeStruct` directly: only arrays have an implementation.
     implementations = []
     jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), like)
     data = _as_jax_array(record, np.dtype(np.uint32))
@@ -248,13 +248,12 @@ def tree_serialise_leaves(
 ) -> None:
     """Writes the leaves of a pytree to a file, one after another.
 
-    A file named by its path is replaced as a whole, at the end: if something is raised before, or
-    the process killed, what was there stays.
-
+    A file named by its path is replaced as a whole, at the end: if an exception is raised before,
+    or the process is killed, the old content remains.
     **Arguments:**
 
     - `path_or_file`: a path, to which `.eqx` is added if it has no suffix, or a file open for
-      writing in binary mode, which is written from where it stands.
+      writing in binary mode, which is written from its current position.
     - `pytree`: any pytree.
     - `filter_spec`: a function of the file and a leaf that writes the leaf or skips it, or a
       prefix of `pytree` of such functions. By default arrays and numbers are written; see
@@ -262,7 +261,7 @@ def tree_serialise_leaves(
     - `is_leaf`: as in `jax.tree_util.tree_flatten`, for `pytree`.
 
     **Raises:** `RuntimeError`, naming the path of the leaf, if `filter_spec` raises; `OSError` if
-    the file cannot be opened; `TypeError` if an argument is of another type; `ValueError` if
+    the file cannot be opened; `TypeError` if an argument has another type; `ValueError` if
     `filter_spec` is not a prefix of `pytree`.
 
     !!! example
@@ -293,22 +292,22 @@ def tree_deserialise_leaves(
     **Arguments:**
 
     - `path_or_file`: a path, to which `.eqx` is added if it has no suffix, or a file open for
-      reading in binary mode, which is read from where it stands and left behind the last leaf:
-      of several trees written one after another each is read in turn.
+      reading in binary mode. It is read from its current position to the end of the last leaf, so
+      several trees written one after another can be read in turn.
     - `like`: a pytree of the structure that was written, with leaves of the same types, shapes and
-      dtypes. What `filter_eval_shape` makes of a model will do.
-    - `filter_spec`: a function of the file and a leaf of `like` that returns the leaf read, or the
-      one of `like` for one that was skipped; or a prefix of `like` of such functions. By default
+      dtypes. The result of `filter_eval_shape` for a model will do.
+    - `filter_spec`: a function of the file and a leaf of `like` that returns the leaf read, or, for
+      a skipped leaf, that of `like`; or a prefix of `like` of such functions. By default
       arrays and numbers are read; see `default_deserialise_filter_spec`.
     - `is_leaf`: as in `jax.tree_util.tree_flatten`, for `like`.
 
     **Returns:** a pytree of the structure of `like`, with the leaves that were read.
 
     **Raises:** `RuntimeError`, naming the path of the leaf, if one cannot be read or its type,
-    shape or dtype differs from that in `like`; also if a file named by its path goes on after the
-    last leaf. It says first, as far as shapes tell, if the file is of another structure. `OSError`
-    if the file cannot be opened; `TypeError` if an argument is of another type; `ValueError` if
-    `filter_spec` is not a prefix of `like`.
+    shape or dtype differs from that in `like`; also if a file named by its path continues after the
+    last leaf. The message starts by saying if the shapes show that the file has another structure.
+    `OSError` if the file cannot be opened; `TypeError` if an argument has another type;
+    `ValueError` if `filter_spec` is not a prefix of `like`.
 
     !!! example
 
@@ -353,7 +352,7 @@ class _Leaf:
 def _with_functions(
     filter_spec: PyTree, pytree: PyTree, name: str, is_leaf: Callable[[Any], bool] | None
 ) -> tuple[list[tuple[str, _Leaf]], Any]:
-    """Each leaf of `pytree` with the function that `filter_spec` has for it, by its path; and the
+    """Each leaf of `pytree` with its function in `filter_spec`, by path; and the
     treedef.
     """
 
@@ -382,7 +381,7 @@ def _is_path(path_or_file: Any) -> bool:
 
 @contextlib.contextmanager
 def _opened(path_or_file: Any, method: str) -> Iterator[Any]:
-    """The file at a path, opened to `read` or `write`, or the open file that was given."""
+    """The file at a path, opened to `read` or `write`, or the given open file."""
     if _is_path(path_or_file):
         path = pathlib.Path(path_or_file)
         if not path.suffix and path.name:
@@ -400,7 +399,7 @@ def _opened(path_or_file: Any, method: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _naming(path: str, what_failed: str) -> Iterator[None]:
-    """Names the leaf in what is raised, by `RuntimeError` as in Equinox."""
+    """Adds the path of the leaf to an exception, as `RuntimeError` like in Equinox."""
     try:
         yield
     except Exception as error:
@@ -410,8 +409,8 @@ def _naming(path: str, what_failed: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explaining_structure(file: Any, leaves: list[_Leaf], is_whole: bool) -> Iterator[None]:
-    """Says first in what is raised if the whole file does not fit, and not one leaf alone."""
-    # A function of the user alone knows how much of the file belongs to a leaf.
+    """Adds to an exception, first, whether the whole file does not match rather than one leaf."""
+    # Only the user's function knows how much of the file belongs to a leaf.
     is_known = all(leaf.function is default_deserialise_filter_spec for leaf in leaves)
     can_seek = is_known and hasattr(file, "seekable") and file.seekable()
     start = file.tell() if can_seek else 0
@@ -426,7 +425,7 @@ def _explaining_structure(file: Any, leaves: list[_Leaf], is_whole: bool) -> Ite
 
 
 def _check_alike(path: str, like: Any, value: Any) -> None:
-    """Raises `RuntimeError` if `value` cannot stand in the place of `like`."""
+    """Raises `RuntimeError` if `value` cannot replace `like`."""
     if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         is_alike = isinstance(value, jax.Array)
     else:
@@ -442,7 +441,7 @@ def _check_alike(path: str, like: Any, value: Any) -> None:
 
 
 def _expected(like: Any) -> str:
-    # Where `filter_eval_shape` put a struct, an array is to come.
+    # If `filter_eval_shape` made a struct, an array is expected.
     return _describe(like, "JAX array" if isinstance(like, jax.ShapeDtypeStruct) else None)
 
 
@@ -453,25 +452,25 @@ def _describe(leaf: Any, type_name: str | None = None) -> str:
     return type_name
 
 
-# --- Signs in a file that it was written from a tree of another structure ---
+# --- Signs that a file was written from a tree of another structure ---
 
 
 Shape = tuple[int, ...]
 
 
 def explain_structure(file: BinaryIO, start: int, likes: list[Any], is_whole: bool) -> str:
-    """A sentence, for an error, on the tree that a file was written from, as its shapes tell.
+    """A sentence, for an error, about the tree that a file was written from, by its shapes.
 
-    A file has no structure, only one leaf after another, so this counts and compares them.
+    A file has no structure, only a sequence of leaves, so this counts and compares them.
 
     **Arguments:**
 
-    - `file`: open for reading, and can seek.
-    - `start`: where in it the first leaf begins.
+    - `file`: open for reading, and seekable.
+    - `start`: the position of the first leaf.
     - `likes`: the leaves of the tree to read it into.
-    - `is_whole`: whether all that follows was written from one tree.
+    - `is_whole`: whether everything that follows was written from one tree.
 
-    **Returns:** the sentence; empty if the structure may well be the same, or nothing is known.
+    **Returns:** the sentence; empty if the structure may be the same, or nothing is known.
     """
     found = _shapes_in(file, start)
     if found is None:
@@ -501,7 +500,7 @@ def _count(shapes: list[Shape]) -> str:
 
 
 def _shapes_in(file: BinaryIO, start: int) -> list[Shape] | None:
-    """The shape of each record up to the end; `None` if something else comes before."""
+    """The shape of each record up to the end; `None` if something else comes first."""
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
@@ -527,17 +526,17 @@ def _shape_in_file(like: Any) -> Shape:
     return np.shape(like)
 
 
-# Files that are replaced as a whole: readers find the old content or the new, never a part.
+# Replacing files as a whole: readers find the old content or the new, never a part.
 
 
 @contextlib.contextmanager
 def open_to_replace(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """Opens a file whose content replaces that of `path` once the `with` block is left.
+    """Opens a file whose content replaces that of `path` when the `with` block ends.
 
-    Until then, and for good if the block raises or the process is killed, `path` stays as it was.
+    Until then, and also if the block raises or the process is killed, `path` keeps its content.
     Otherwise this is `open(path, "wb")`: symbolic links are followed, an existing file keeps its
-    permissions, a new one gets those of the process, and what is no regular file (a pipe, a
-    device) is written straight.
+    permissions, a new one gets those of the process, and anything but a regular file (a pipe, a
+    device) is written directly.
 
     **Arguments:**
 
@@ -551,11 +550,11 @@ def open_to_replace(path: pathlib.Path) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         mode = None
     if mode is not None and (not stat.S_ISREG(mode) or not os.access(target, os.W_OK)):
-        # A directory and a file that may not be written raise here.
+        # A directory and a file that is not writable raise here.
         with open(path, "wb") as file:
             yield file
         return
-    # The name may not grow longer than file systems allow.
+    # File systems limit the length of names.
     temporary = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}.tmp")
     file = _create(temporary, named=path)
     try:
@@ -575,6 +574,6 @@ def _create(temporary: pathlib.Path, named: pathlib.Path) -> BinaryIO:
     try:
         return open(temporary, "xb")
     except OSError as error:
-        # The error names the file that the user knows; Python finds its subclass by the number.
+        # The error names the user's file; Python finds its subclass by the number.
         reason = f"{error.strerror} (for a temporary file beside it)"
         raise OSError(error.errno, reason, str(named)) from None

@@ -14,7 +14,7 @@ Tree = TypeVar("Tree", bound=Any)
 
 
 class _Placeholder:
-    """Stands for one leaf while `where` walks the tree: unlike leaves, no two are the same."""
+    """Represents one leaf while `where` walks the tree: unlike leaves, no two are the same."""
 
     __slots__ = ("path", "value")
 
@@ -33,7 +33,7 @@ class _Placeholder:
 
 
 class _EmptyPlaceholder(tuple):
-    """Stands for one `()`: Python has a single empty tuple, so that two could not be told apart."""
+    """Represents one `()`: Python has a single empty tuple, so two could not be distinguished."""
 
     value = ()
 
@@ -66,20 +66,20 @@ def tree_at(
     **Arguments:**
 
     - `where`: a function from a pytree to the node to replace, or to a tuple or list of nodes. It
-      is called on a tree in which unique placeholders stand for the leaves: it may index and
-      take attributes, not calculate, and not change the tree.
+      is called on a tree of unique placeholders for the leaves: it may index and
+      take attributes, but not calculate, and not change the tree.
     - `pytree`: any pytree.
-    - `replace`: what to put there; a sequence of the same length if `where` returned one. Of a
-      node that was returned twice, the last counts.
+    - `replace`: the replacement; a sequence of the same length if `where` returned one. If a
+      node was returned twice, the last counts.
     - `replace_fn`: instead of `replace`, a function from the old node to the new.
-    - `is_leaf`: as in `jax.tree_util.tree_flatten`; needed to tell one `None` from another.
+    - `is_leaf`: as in `jax.tree_util.tree_flatten`; needed to distinguish one `None` from another.
 
     **Returns:** a pytree with the replacements; everything else is shared with `pytree`.
 
-    **Raises:** `ValueError` if `where` returns what is not one node of the tree, changes the tree
-    or depends on its leaves, if the lengths differ, or if not precisely one of `replace` and
-    `replace_fn` is given; `TypeError` if `where` returns what is no node at all, such as the value
-    of a static field.
+    **Raises:** `ValueError` if `where` returns anything but one node of the tree, changes the tree
+    or depends on its leaves, if the lengths differ, or unless exactly one of `replace` and
+    `replace_fn` is given; `TypeError` if `where` returns something that is not a node at all, such
+    as the value of a static field.
 
     >>> tree_at(lambda tree: tree["a"][0], {"a": [1, 2], "b": 3}, 10)
     {'a': [10, 2], 'b': 3}
@@ -109,7 +109,7 @@ def tree_at(
         return jtu.tree_map(_value, node, is_leaf=is_leaf_or_empty)
 
     old = [without_placeholders(node) for node in nodes]
-    # `where` gets a copy: what it does to that does not reach the user's tree.
+    # `where` gets a copy: changes to that do not reach the user's tree.
     copy = treedef.unflatten([leaf for _, leaf in paths_and_leaves])
     _check_independent(where, copy, old, is_single)
 
@@ -125,7 +125,7 @@ def tree_at(
 
 
 def _choose(where: Callable[[PyTree], Any], tree: PyTree) -> Any:
-    """`where(tree)`, of a tree of placeholders."""
+    """`where(tree)`, for a tree of placeholders."""
     before = _identity(tree)
     try:
         chosen = where(tree)
@@ -146,13 +146,13 @@ def _choose(where: Callable[[PyTree], Any], tree: PyTree) -> Any:
 
 
 def _identity(tree: PyTree) -> tuple[int, list[int]]:
-    """A mark of a tree of placeholders; another one once something was put in or taken out."""
+    """A fingerprint of a tree of placeholders; it changes when something is added or removed."""
     leaves, treedef = jtu.tree_flatten(tree)
     return treedef.num_nodes, [id(leaf) for leaf in leaves if _is_placeholder(leaf)]
 
 
 def _count_occurrences(tree: PyTree, nodes: list[Any]) -> dict[int, int]:
-    """The occurrences of each of `nodes` in `tree`, by identity; nodes inside others have none."""
+    """The occurrences of each of `nodes` in `tree`, by identity; those inside others have none."""
     counts = {id(node): 0 for node in nodes}
     for leaf in jtu.tree_leaves(tree, is_leaf=lambda node: id(node) in counts):
         if id(leaf) in counts:
@@ -161,7 +161,7 @@ def _count_occurrences(tree: PyTree, nodes: list[Any]) -> dict[int, int]:
 
 
 def _not_one_node(tree: PyTree, chosen: Any, node: Any, count: int) -> Exception:
-    """The error for a `node` that `where` returned, as `chosen` or in it, if not just one is it."""
+    """The error for a `node` that `where` returned, as `chosen` or in it, if it is not unique."""
     paths = [jtu.keystr(path) for path, each in walk(tree) if each is node]
     if count > 1:
         way_out = "is_leaf=lambda node: node is None" if node is None else "is_leaf"
@@ -182,7 +182,7 @@ def _not_one_node(tree: PyTree, chosen: Any, node: Any, count: int) -> Exception
                 "tree's structure and no node, so `tree_at` cannot replace it; make a new Module, "
                 "as `dataclasses.replace` does."
             )
-    # A leaf is not flattened: JAX warns of leaves that are iterators.
+    # A leaf is not flattened: JAX warns about leaves that are iterators.
     leaves = [] if jtu.all_leaves([node]) else jtu.tree_leaves(node)
     if leaves and all(map(_is_placeholder, leaves)):
         return ValueError(
@@ -198,7 +198,7 @@ def _not_one_node(tree: PyTree, chosen: Any, node: Any, count: int) -> Exception
 
 
 def _owner_of_static(tree: PyTree, value: Any) -> str | None:
-    """Says which static field holds `value`, if there is one."""
+    """Describes the static field that holds `value`, if there is one."""
     for path, node in walk(tree):
         for field in dataclasses.fields(node) if dataclasses.is_dataclass(node) else ():
             held = getattr(node, field.name, MISSING)
@@ -211,7 +211,7 @@ def _owner_of_static(tree: PyTree, value: Any) -> str | None:
 def _check_independent(
     where: Callable[[PyTree], Any], pytree: PyTree, old: list[Any], is_single: bool
 ) -> None:
-    """Raises if `where` chooses other nodes in the pytree itself than among placeholders."""
+    """Raises if `where` selects other nodes in the pytree itself than among placeholders."""
     try:
         chosen = where(pytree)
     except Exception as error:
@@ -220,7 +220,7 @@ def _check_independent(
             "not depend on them; the first call, on placeholders, was without error."
         )
         raise
-    # A tuple of nodes in one call and a list in the other are the same choice.
+    # A tuple of nodes in one call and a list in the other are the same selection.
     chosen = [chosen] if is_single else list(chosen) if isinstance(chosen, tuple) else chosen
     leaves, treedef = jtu.tree_flatten(old)
     leaves_by_value, treedef_by_value = jtu.tree_flatten(chosen)

@@ -32,23 +32,23 @@ def filter_pure_callback(
     **Arguments:**
 
     - `callback`: a pure function, called with `*args` and `**kwargs`, any number of times. It
-      receives arrays as JAX arrays, typed keys as their data, and what is no array as it is.
+      receives arrays as JAX arrays, typed keys as their data, and everything else unchanged.
     - `*args`, `**kwargs`: any pytrees.
     - `result_shape_dtypes`: the form of the result: a pytree with a `jax.ShapeDtypeStruct`, or an
       array like it, for each array, and each other leaf as the callback returns it.
     - `sharding`: the device on which the callback is called, as in `jax.pure_callback`.
-    - `vmap_method`: what `jax.vmap` does, as in `jax.pure_callback`: `"sequential"` calls the
-      callback once for each index; `"expand_dims"` and `"broadcast_all"` call it with batches,
+    - `vmap_method`: the behaviour under `jax.vmap`, as in `jax.pure_callback`: `"sequential"` calls
+      the callback once for each index; `"expand_dims"` and `"broadcast_all"` call it with batches,
       and the arrays that it returns must be batches too.
     - `vectorized`: the older form of `vmap_method`: `True` for `"legacy_vectorized"`, `False` for
       `"sequential"`.
 
     **Returns:** a pytree of the form `result_shape_dtypes`.
 
-    **Raises:** `ValueError` if both `vmap_method` and `vectorized` are given, for an unknown
+    **Raises:** `ValueError` if both `vmap_method` and `vectorized` are passed, for an unknown
     `vmap_method`, and when differentiated: wrap the call in `jax.custom_jvp` or
-    `filter_custom_vjp`. When called, `jax.errors.JaxRuntimeError` with the traceback of what the
-    callback raised, or with the path at which its result does not have the expected structure,
+    `filter_custom_vjp`. At run time, `jax.errors.JaxRuntimeError` with the callback's
+    traceback, or with the path at which its result does not have the expected structure,
     shape, dtype or static value.
 
     !!! example
@@ -78,7 +78,7 @@ def filter_pure_callback(
     traced, callback_rest = split(callback, lambda leaf: isinstance(leaf, Tracer))
     operands = [_without_key_dtype(array) for array in (*traced, *arrays)]
     ranks = [operand.ndim for operand in operands]
-    # This lives as long as the compiled function: nothing in it may be a tracer.
+    # This lives as long as the compiled function: it must not contain a tracer.
     expected = jtu.tree_map(_as_struct, result_shape_dtypes)
     structs, result_rest = split(expected, is_array_or_struct)
 
@@ -97,7 +97,7 @@ def filter_pure_callback(
 
 
 def _without_key_dtype(array: Any) -> Any:
-    """The data of a typed key, which a callback gets in any case; any other array as it is."""
+    """The data of a typed key, which a callback always gets; any other array unchanged."""
     return jax.random.key_data(array) if is_key(array) else array
 
 
@@ -110,7 +110,7 @@ def _checked(returned: PyTree, expected: PyTree, mapped: tuple[int, ...]) -> lis
 
     **Arguments:**
 
-    - `mapped`: the sizes of the axes that each array has in front of those expected.
+    - `mapped`: the sizes of the additional leading axes of each array.
 
     **Raises:** `ValueError` if the result is not as expected.
     """
@@ -134,7 +134,7 @@ def _checked(returned: PyTree, expected: PyTree, mapped: tuple[int, ...]) -> lis
 
 
 def _is_like(leaf: Any, struct: jax.ShapeDtypeStruct) -> bool:
-    """Whether JAX takes `leaf` as such an array: it turns `float64` into `float32` itself."""
+    """Whether JAX accepts `leaf` as such an array: it turns `float64` into `float32` itself."""
     if not is_array(leaf) and not isinstance(leaf, bool | int | float | complex):
         return False
     array = np.asarray(leaf)

@@ -1,4 +1,4 @@
-"""Enumerations whose items are pytrees: which one it is may be known only when a program runs."""
+"""Enumerations whose items are pytrees: the item may be known only when a program runs."""
 
 import textwrap
 import warnings
@@ -16,8 +16,8 @@ from .._pytree import is_array
 from ._checks import branched_error_if
 
 if TYPE_CHECKING:
-    # To type checkers an enumeration is one of Python's, whose items are its instances: `E.name` is
-    # of type `E`, and not the `str` that stands in the body.
+    # To type checkers an enumeration is a Python one, whose items are its instances: `E.name` is
+    # of type `E`, not the `str` in the body.
     from enum import EnumMeta as _Meta
 else:
     _Meta = type
@@ -36,7 +36,7 @@ class EnumerationMeta(_Meta):
         return isinstance(instance, EnumerationItem) and instance._enumeration is cls
 
     def __getitem__(cls, item: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The message of `item`; that of a traced item is `"traced"`."""
+        """The message of `item`; for a traced item it is `"traced"`."""
         if not isinstance(item, cls):
             name = class_name(cls)
             raise ValueError(
@@ -45,7 +45,7 @@ class EnumerationMeta(_Meta):
             )
         if item.is_traced():
             return "traced"
-        # `filter`, `jax.eval_shape` and others put something else in the place of an index.
+        # `filter`, `jax.eval_shape` and others replace the index by something else.
         if not is_array(item._value) or not jnp.issubdtype(item._value.dtype, np.integer):
             return "unknown"
         indices = np.asarray(item._value)
@@ -57,15 +57,15 @@ class EnumerationMeta(_Meta):
 class Enumeration(metaclass=EnumerationMeta):
     """The base of enumerations: the possible results of a program, with a message for each.
 
-    The body of a subclass gives a name and a message to each item. `E.name` is the item, a pytree
+    The body of a subclass gives each item a name and a message. `E.name` is the item, a pytree
     of one integer array; `E[item]` its message; `len(E)` the number of items. Items of one
-    enumeration are compared with `==`, which gives a boolean array, and chosen by `E.where`.
+    enumeration are compared with `==`, which returns a boolean array, and selected by `E.where`.
 
-    A subclass of an enumeration has the items of that one, and those in its own body after them.
-    `promote` turns the items of the one into those of the other.
+    A subclass of an enumeration has the items of that one, followed by those in its own body.
+    `promote` converts items of the base into items of the subclass.
 
-    **Raises:** at the definition of a subclass, `TypeError` for a message that is no `str`,
-    `ValueError` for an item with the name of a method; warns of a name that is given two different
+    **Raises:** at the definition of a subclass, `TypeError` for a message that is not a `str`,
+    `ValueError` for an item with the name of a method; warns about a name with two different
     messages.
 
     !!! example
@@ -152,7 +152,7 @@ class Enumeration(metaclass=EnumerationMeta):
 
     @classmethod
     def where(cls, pred: bool | np.bool_ | Bool[Array, ""], a: Self, b: Self) -> Self:
-        """`a` where `pred` is true and `b` where it is not, as `jax.numpy.where`.
+        """`a` where `pred` is true and `b` where it is not, like `jax.numpy.where`.
 
         **Arguments:**
 
@@ -189,7 +189,7 @@ class Enumeration(metaclass=EnumerationMeta):
         index, other_index = (item._value for item in items)
         if index is other_index:
             return a
-        # An item that is known while tracing stays known.
+        # An item that is known at trace time stays known.
         with jax.ensure_compile_time_eval():
             chosen: Any = EnumerationItem(jnp.where(pred, index, other_index), cls)
         return chosen
@@ -241,14 +241,15 @@ def _describe_items(messages: dict[str, str]) -> str:
 class EnumerationItem(Module):
     """One item of an `Enumeration`; or several of one enumeration, if its array has a shape.
 
-    An item can be computed wherever an array can, as in `jax.jit`, `jax.lax.scan` or `jax.vmap`.
+    An item can be computed wherever an array can, for example in `jax.jit`, `jax.lax.scan` or
+    `jax.vmap`.
     """
 
     _value: Int[Array, "..."] | Int[np.ndarray, "..."]
     _enumeration: Any = field(static=True)
 
     def __eq__(self, other: object) -> Bool[Array, "..."]:
-        # What is known while tracing stays known.
+        # What is known at trace time stays known.
         with jax.ensure_compile_time_eval():
             return jnp.asarray(self._value == self._comparable(other)._value)
 
@@ -256,7 +257,7 @@ class EnumerationItem(Module):
         with jax.ensure_compile_time_eval():
             return jnp.asarray(self._value != self._comparable(other)._value)
 
-    # The equality of two items is an array, which may be known too late for a dict.
+    # The equality of two items is an array, which may be unknown when a dict needs it.
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def _comparable(self, other: Any) -> "EnumerationItem":
@@ -274,7 +275,7 @@ class EnumerationItem(Module):
         return wl.TextDoc(repr(self))
 
     def is_traced(self) -> bool:
-        """Whether it is not known which item this is until the program runs.
+        """Whether the item is unknown until the program runs.
 
         >>> import eqxlike as eqx, jax
         >>> class Shape(eqx.Enumeration):
@@ -288,14 +289,14 @@ class EnumerationItem(Module):
         return isinstance(self._value, Tracer)
 
     def error_if(self, token: PyTree, pred: bool | Bool[Array, "..."]) -> PyTree:
-        """Raises an error at runtime, with the message of this item.
+        """Raises an error at run time, with the message of this item.
 
         **Arguments:**
 
         - `token`: any pytree with an array in it.
         - `pred`: whether to raise; an array of any shape, of which one `True` is enough.
 
-        **Returns:** `token`. The error is raised where the program uses this one.
+        **Returns:** `token`. The error is raised where the program uses the returned one.
 
         **Raises:** the errors of `error_if`.
         """
@@ -308,7 +309,7 @@ def class_name(cls: type) -> str:
 
 
 def origin(value: Any) -> str:
-    """The description of `value` to somebody who expected an item."""
+    """A description of `value` for an error that expected an item."""
     if isinstance(value, EnumerationItem):
         return f"an item of {class_name(value._enumeration)}"
     return describe(value)

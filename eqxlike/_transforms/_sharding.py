@@ -1,4 +1,4 @@
-"""The placement of arrays, within compiled code and outside it."""
+"""The placement of arrays, inside compiled code and outside it."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -21,17 +21,17 @@ Tree = TypeVar("Tree")
 def filter_shard(x: Tree, device_or_shardings: PyTree[Any]) -> Tree:
     """Places the arrays of a tree on devices.
 
-    Within compiled code this constrains how XLA lays them out, as
-    `jax.lax.with_sharding_constraint` does; outside it moves them, as `jax.device_put` does.
+    Inside compiled code this constrains XLA's layout, as
+    `jax.lax.with_sharding_constraint` does; outside it moves the arrays, as `jax.device_put` does.
 
     **Arguments:**
 
-    - `x`: any pytree. What is no array is left as it is; a NumPy array becomes a JAX array.
+    - `x`: any pytree. Leaves other than arrays are unchanged; a NumPy array becomes a JAX array.
     - `device_or_shardings`: a device or a sharding for all arrays, or a prefix of `x` with these as
-      leaves, and `None` for arrays to be left alone. A `jax.sharding.PartitionSpec` refers to the
+      leaves, and `None` for unchanged arrays. A `jax.sharding.PartitionSpec` refers to the
       mesh of `jax.set_mesh`.
 
-    **Returns:** a tree like `x`, whose arrays are placed so.
+    **Returns:** a tree like `x`, with its arrays placed accordingly.
 
     **Raises:** `ValueError` if `device_or_shardings` is not a prefix of `x`; JAX's own error for a
     sharding that does not fit its array, with a note that names the path.
@@ -65,7 +65,7 @@ def _place(array: Any, placement: Any) -> Any:
         placement = jax.sharding.SingleDeviceSharding(placement)
     is_concrete = isinstance(array, jax.Array) and not isinstance(array, Tracer)
     if is_concrete and isinstance(placement, jax.sharding.Sharding):
-        # A constraint by itself does not move an array that is committed to other devices.
+        # A constraint alone does not move an array that is committed to other devices.
         array = jax.device_put(array, placement)
     return jax.lax.with_sharding_constraint(array, placement)
 
@@ -75,7 +75,7 @@ def _path_of_array(x: PyTree, place: int) -> str:
     return f"x{jtu.keystr(paths[place])}"
 
 
-# --- Shardings for the arrays of trees that have static leaves, given as prefixes of them ---
+# --- Shardings for the arrays of trees with static leaves, as prefixes of the trees ---
 
 
 def _is_traced(leaf: Any) -> bool:
@@ -95,7 +95,7 @@ def shardings_of_arrays(
     - `name`: the name of `prefix` in messages.
     - `is_placed`: whether a leaf is an array.
 
-    **Raises:** `ValueError` if `prefix` is no prefix of `tree`.
+    **Raises:** `ValueError` if `prefix` is not a prefix of `tree`.
     """
     shardings: list[Any] = []
 
@@ -109,11 +109,11 @@ def shardings_of_arrays(
     return shardings
 
 
-# Layers that are stored stacked and used one at a time, and so can be brought together so.
+# Layers that are stored stacked and used one at a time, and so can be all-gathered one at a time.
 
 
 class Gathering(NamedTuple):
-    """How an array of one layer, of so many axes, lies before it is brought together and after."""
+    """How an array of a layer, with `num_axes` axes, is sharded before and after gathering."""
 
     num_axes: int
     split: NamedSharding
@@ -121,7 +121,7 @@ class Gathering(NamedTuple):
 
 
 class Stacked(Module):
-    """Base of Modules whose `layers` are stored stacked, and taken out one at a time.
+    """Base of Modules whose `layers` are stored stacked, and used one at a time.
 
     The arrays of `layers` have a leading axis of length `depth`, of which `unroll` are in use at
     once.
@@ -135,20 +135,21 @@ class Stacked(Module):
     )
 
     def gathering(self, gatherings: Mapping[tuple[Any, ...], Gathering]) -> Self:
-        """A copy that brings each layer together as it takes it out, by the paths in `layers`."""
+        """A copy that all-gathers each layer when it takes it out, by the paths in `layers`."""
         new = copy.copy(self)
         stored_fields(new)["_gatherings"] = tuple(gatherings.items())
         return new
 
     @property
     def gathers(self) -> bool:
-        """Whether layers are brought together as they are taken out."""
+        """Whether layers are all-gathered when they are taken out."""
         return bool(self._gatherings)
 
     def gather(self, layer: Any) -> Any:
-        """One layer, brought together.
+        """All-gathers one layer.
 
-        Inside `jax.shard_map` it is as it comes: a model that goes in there whole is together.
+        Inside `jax.shard_map` the layer is unchanged: a model that is passed there whole is
+        gathered already.
         """
         if not self._gatherings or jax.sharding.get_abstract_mesh().manual_axes:
             return layer
@@ -168,14 +169,14 @@ def _gather(leaf: Any, gathering: Gathering) -> Any:
         # each device keeps its part, before the next layer's is computed.
         leaf = jax.lax.with_sharding_constraint(leaf, split)
     elif not together.is_fully_replicated:
-        # The stack is mapped over, and has its axes elsewhere.
+        # The stack is mapped over, so its axes are shifted.
         return leaf
     return jax.lax.with_sharding_constraint(leaf, together)
 
 
 def keep_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
-    """The policy of a `filter_checkpoint` under which only what was brought together is so again.
+    """The policy of a `filter_checkpoint` that recomputes only all-gathers.
 
-    Kept for the backward pass, all layers would be together at once.
+    If they were kept for the backward pass, all gathered layers would be in memory at once.
     """
     return primitive.name != "sharding_constraint"

@@ -1,8 +1,8 @@
 """Types in the signatures of transformations, for type checkers and readers.
 
-A transformation returns an object of a class of its own. A type checker is told that it returns a
-function, with the parameters of the one that it was given: to a type checker, functions become
-methods in the body of a class and may override methods, and objects do neither.
+A transformation returns an object of its own class. To type checkers it declares that it returns a
+function, with the parameters of its argument: in the body of a class, functions become
+methods and may override methods, and objects do neither.
 """
 
 from collections.abc import Hashable, Sequence
@@ -22,7 +22,7 @@ Aux = TypeVar("Aux")
 
 DonateWord = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 DonateNames = tuple[str, ...] | list[str] | AbstractSet[str]
-"""`Iterable[str]` would accept any word, a misspelled one too."""
+"""`Iterable[str]` would accept any word, even a misspelled one."""
 
 
 class JitOptions(TypedDict, total=False):

@@ -1,4 +1,4 @@
-"""Running a function on shapes alone."""
+"""Running a function on shapes only."""
 
 import itertools
 from collections.abc import Callable
@@ -19,14 +19,14 @@ def filter_eval_shape(
 ) -> PyTree[jax.ShapeDtypeStruct | Any]:
     """The output of `fun(*args, **kwargs)`, with a `jax.ShapeDtypeStruct` for each array.
 
-    Nothing is computed. Arguments that are no arrays are passed as they are.
+    Nothing is computed. Arguments that are not arrays are passed unchanged.
 
     **Arguments:**
 
-    - `fun`: any callable, also a Module or a Module class.
-    - `*args`, `**kwargs`: any pytrees; a `jax.ShapeDtypeStruct` stands for an array.
+    - `fun`: any callable, such as a Module or a Module class.
+    - `*args`, `**kwargs`: any pytrees; a `jax.ShapeDtypeStruct` may replace an array.
 
-    **Returns:** the output; leaves that are no arrays are as `fun` returned them.
+    **Returns:** the output; leaves that are not arrays are as `fun` returned them.
 
     !!! example
 
@@ -63,16 +63,16 @@ class _JaxprFunction(TransformedFunction):
 def filter_make_jaxpr(
     fun: Callable[Params, Any],
 ) -> Callable[Params, tuple[ClosedJaxpr, PyTree, PyTree]]:
-    """The jaxpr of a function of any arguments, as `jax.make_jaxpr` gives it.
+    """The jaxpr of a function of any arguments, as `jax.make_jaxpr` returns it.
 
     **Arguments:**
 
     - `fun`: any callable. Arrays that it holds are constants of the jaxpr.
 
     **Returns:** a function of the same arguments that returns `(jaxpr, structs, static)`. A
-    `jax.ShapeDtypeStruct` may stand for an array. The inputs and outputs of `jaxpr` are the arrays
-    alone, in tree order; `structs` is what `fun` returns with a `jax.ShapeDtypeStruct` for each
-    array and `None` for all else, and `static` is what it returns with `None` for each array.
+    `jax.ShapeDtypeStruct` may replace an array. The inputs and outputs of `jaxpr` are only the
+    arrays, in tree order. `structs` is the output of `fun` with a `jax.ShapeDtypeStruct` for each
+    array and `None` for everything else; `static` is the output with `None` for each array.
 
     **Raises:** `TypeError` if `fun` is not callable.
 
@@ -91,9 +91,9 @@ def filter_make_jaxpr(
 
 
 class _FlatOutput:
-    """A function that returns the arrays of its output alone: JAX lets nothing else pass.
+    """A function that returns only the arrays of its output, as JAX requires.
 
-    - `rest`: the rest of the output, once the function has been called.
+    - `rest`: the rest of the output, after the function has been called.
     """
 
     rest: Rest
@@ -108,7 +108,7 @@ class _FlatOutput:
 
 
 def is_array_or_struct(leaf: Any) -> bool:
-    """Whether `leaf` is an array (see `is_array`), or a `jax.ShapeDtypeStruct` in its place.
+    """Whether `leaf` is an array (see `is_array`), or a `jax.ShapeDtypeStruct` instead of one.
 
     >>> is_array_or_struct(jax.ShapeDtypeStruct((2,), "float32")), is_array_or_struct(1.0)
     (True, False)
@@ -124,7 +124,7 @@ def refuse_references(
     returned_by: str,
     is_refused: Callable[[Any], bool] = is_traced_reference,
 ) -> PyTree:
-    """The `output` of a traced function; raises `ValueError` if there is a reference in it."""
+    """The `output` of a traced function; raises `ValueError` if it contains a reference."""
     for path, leaf in jtu.tree_leaves_with_path(output):
         if is_refused(leaf):
             raise ValueError(

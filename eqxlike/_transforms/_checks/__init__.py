@@ -2,14 +2,15 @@
 
 How a check reaches the user:
 
-1. `error_if` makes a `Check` and puts it into the program (`_check`): a callback, entered only on
-   failure. `_on_error` says what else may happen there: printing, or stopping in a debugger.
-2. The trace notes that it met a check (`_traced_checks`). The compiled function returns that as a
-   flag, and a call waits for its result only if the flag is set.
-3. On failure the callback keeps its report (`_failure_report`) and makes the run fail
-   (`_runtime_errors.raise_in_callback`).
-4. The call finds the report behind JAX's exception, and raises it as `EqxlikeRuntimeError`, with
-   the pages of JAX taken off (`_runtime_errors.claim_failure`).
+1. `error_if` (`_error_if`) resolves what happens on failure: an exception, NaN, a debugger,
+   nothing. It makes a `Check` and inserts it into the program (`_check`): a callback, called only
+   on failure.
+2. The trace records that it contains a check (`_check.TracedProgram`). The compiled function
+   returns that as a flag, and a call waits for its result only if the flag is set.
+3. On failure the callback stores its report (`_runtime_errors.FailureReport`) and makes the run
+   fail (`_runtime_errors.raise_in_callback`).
+4. The call finds the report behind JAX's exception, and raises it as `EqxlikeRuntimeError`,
+   without JAX's pages of text (`_runtime_errors.claim_failure`).
 """
 
 from ._check import TracedProgram as TracedProgram

@@ -1,9 +1,9 @@
-"""A check in a compiled program: a callback, and a `cond` that enters it only on failure.
+"""A check in a compiled program: a callback, and a `cond` that calls it only on failure.
 
-While a function is traced its check is one primitive; the two come when the program is lowered. The
-predicate is reduced over each axis that it is mapped over, so that there is still one `cond` under
-`jax.vmap`. The callback receives the whole predicate, and can say where in the batch it is true.
-The checked arrays pass through neither of them: `needing` selects them by the output of the check.
+While a function is traced, its check is one primitive; lowering replaces it by the two. The
+predicate is reduced over each mapped axis, so that there is still one `cond` under
+`jax.vmap`. The callback receives the whole predicate, and can report where in the batch it is true.
+The checked arrays pass through neither: `needing` selects them by the output of the check.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from ..._compat import Tracer
 from ._primitives import check_p
 from ._runtime_errors import EqxlikeRuntimeError, FailureReport, raise_in_callback
 
-# The checks that this thread has met while it traces, and whether it traces for many devices.
+# The checks in what this thread is tracing, and whether that is for several devices.
 
 
 class _Traced(threading.local):
@@ -36,7 +36,7 @@ _has_any_been_traced = False
 
 
 def note_check() -> None:
-    """Notes that a check has become part of what this thread is tracing."""
+    """Records that what this thread is tracing contains a check."""
     global _has_any_been_traced
     _has_any_been_traced = True
     _traced.num_checks += 1
@@ -48,12 +48,12 @@ def has_any_check_been_traced() -> bool:
 
 
 def is_for_several_devices() -> bool:
-    """Whether what this thread is tracing is known to be for more than one device."""
+    """Whether this thread is tracing for more than one device, as far as is known."""
     return _traced.is_for_several_devices
 
 
 class TracedProgram:
-    """A context in which a function of `filter_jit` is traced."""
+    """A context in which a `filter_jit` function is traced."""
 
     def __init__(self, is_for_several_devices: bool):
         self._is_for_several_devices = is_for_several_devices
@@ -73,7 +73,7 @@ class TracedProgram:
 
 
 class _Order(threading.local):
-    """The output of the last check in each trace that this thread is in.
+    """The output of the last check in each trace of this thread.
 
     Outputs are held weakly: the checked arrays hold them, and no output may outlive its trace.
     """
@@ -103,7 +103,7 @@ class Check:
     **Arguments:**
 
     - `report`: the text of a failure.
-    - `does_raise`: whether a failure raises; if not, it is printed and the program goes on.
+    - `does_raise`: whether a failure raises; if not, it is printed and the program continues.
     - `mesh`: the devices, each of which calls back, if they are known.
     - `is_for_several_devices`: whether the program is known to run on more than one.
     """
@@ -116,12 +116,12 @@ class Check:
     def passes(self, failed: Any, index: Any) -> Any:
         """Whether the check passes, for all members of all batches together.
 
-        The first check in the program that fails raises, in whatever order the compiler puts them.
+        The first check in the program that fails raises, however the compiler orders them.
 
         **Arguments:**
 
         - `failed`: the predicate, one boolean; one for each member of a batch under `jax.vmap`.
-        - `index`: the index of the message, one for each member too; or `None`.
+        - `index`: the index of the message, also one for each member; or `None`.
         """
         if not isinstance(failed, Tracer) and not np.asarray(failed).any():
             return True
@@ -140,7 +140,7 @@ class Check:
         return output
 
     def evaluate(self, failed: Any, *index: Any) -> bool:
-        """The check of values that are known."""
+        """The check of concrete values."""
         if not np.asarray(failed).any():
             return True
         text = self._text(failed, *index)
@@ -152,15 +152,15 @@ class Check:
     def staged(self, failed: Any, *index: Any) -> Array:
         """The check as a program."""
         if failed.shape == ():
-            # The callback is not given what it knows: XLA would compute it in a kernel of its own.
+            # The callback does not get values that it knows: XLA would compute them separately.
             return jax.lax.cond(failed, self._call_back, _pass, None, *index)
         return jax.lax.cond(jnp.any(failed), self._call_back, _pass, failed, *index)
 
     def _call_back(self, *operands: Any) -> Array:
         """Calls back from each device, if there are several.
 
-        By itself JAX calls back from the first device alone. If that raises, the others wait for
-        its output without end, until XLA ends the process.
+        Otherwise JAX calls back from the first device only. If that raises, the others wait
+        for its output forever, until XLA ends the process.
         """
         mesh = self.mesh
         if mesh is None and self.does_raise and self.is_for_several_devices:
@@ -168,7 +168,7 @@ class Check:
         if mesh is None or not (axes := _axes_not_manual(mesh)):
             return self._call_back_once(*operands)
         whole = PartitionSpec()
-        # Where an axis of the mesh is mapped over, JAX has taken it out of the mesh in force.
+        # If an axis of the mesh is mapped over, JAX has removed it from the current mesh.
         with jax.sharding.use_abstract_mesh(mesh):
             if AxisType.Explicit in mesh.axis_types:
                 operands = jax.sharding.reshard(operands, whole)
@@ -186,9 +186,9 @@ class Check:
         return jax.pure_callback(self._on_failure, output, *operands)
 
     def _call_back_from_parts(self, failed: Any, *index: Any) -> Array:
-        """Calls back from devices that are not known, each with its part of the operands.
+        """Calls back from unknown devices, each with its part of the operands.
 
-        So the operands have shape `()`, which has no parts, and do not tell the place in a batch.
+        So the operands have shape `()`, which has no parts, and the place in a batch is unknown.
         """
         if failed is not None and index:
             lowest = jnp.iinfo(index[0].dtype).min
@@ -206,7 +206,7 @@ class Check:
         raise_in_callback(self._text(*operands))
 
     def _text(self, failed: Any, index: Any = None) -> str:
-        """The text of a failure; that of a check that is not mapped if `failed` is `None`."""
+        """The text of a failure; that of an unmapped check if `failed` is `None`."""
         failed = np.asarray(True if failed is None else failed)
         return self.report.text(failed, None if index is None else np.asarray(index))
 
@@ -221,7 +221,7 @@ def _axes_not_manual(mesh: AbstractMesh) -> set[str]:
 
 
 def mesh_of(arrays: Iterable[Any]) -> AbstractMesh | None:
-    """The mesh of several devices on which one of the arrays lies, or else the mesh in force."""
+    """The mesh of several devices on which one of the arrays is, or else the current mesh."""
     meshes = (jax.typeof(array).sharding.mesh for array in arrays)
     for mesh in (*meshes, jax.sharding.get_abstract_mesh()):
         if not mesh.empty and mesh.size > 1:
@@ -230,14 +230,14 @@ def mesh_of(arrays: Iterable[Any]) -> AbstractMesh | None:
 
 
 def holds_check(jaxpr: Jaxpr) -> bool:
-    """Whether there is a check in `jaxpr`, or in functions that were inlined from a cache."""
+    """Whether there is a check in `jaxpr`, or in functions inlined from a cache."""
     return has_any_check_been_traced() and _holds_check(jaxpr, set())
 
 
 def run_and_look_for_checks(function: Callable[..., list[Any]], arrays: Iterable[Any]) -> list[Any]:
-    """The output of `function` for tracers; notes checks in functions inlined from a cache too.
+    """The output of `function` for tracers; also records checks in functions inlined from a cache.
 
-    JAX does not call functions that it has traced before: their checks are in the jaxpr alone.
+    JAX does not call functions that it has traced before: their checks are only in the jaxpr.
     """
     inlined = jax.jit(function, inline=True)
     if holds_check(inlined.trace(*arrays).jaxpr.jaxpr):

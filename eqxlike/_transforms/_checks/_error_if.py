@@ -20,7 +20,7 @@ from ._check import Check, mesh_of
 from ._primitives import needing
 from ._runtime_errors import EqxlikeTracetimeError, FailureReport
 
-# --- The choice of what happens when a check fails, by the caller or by the environment ---
+# --- What happens when a check fails, by the caller's choice or the environment's ---
 
 
 OnError = Literal["default", "raise", "breakpoint", "nan", "off"]
@@ -29,17 +29,17 @@ _WORDS = tuple(word for word in get_args(OnError) if word != "default")
 
 
 def _setting(name: str, default: str) -> tuple[str, str]:
-    """The name and the value of an environment variable of ours, or else of Equinox's."""
+    """The name and the value of our environment variable, or else of Equinox's."""
     names = (f"EQXLIKE_{name}", f"EQX_{name}")
     name = next((name for name in names if name in os.environ), names[0])
     return name, os.environ.get(name, default)
 
 
 def resolve_on_error(on_error: str) -> str:
-    """The word `on_error`, or for `"default"` the word that the environment has.
+    """The word `on_error`, or the environment's word for `"default"`.
 
-    **Raises:** `RuntimeError` if `on_error` is none of the words; `ValueError` if the environment
-    has none of them.
+    **Raises:** `RuntimeError` if `on_error` is not one of the words; `ValueError` if the
+    environment's is not.
     """
     if on_error in _WORDS:
         return on_error
@@ -75,21 +75,21 @@ Index = Int[Array, "..."] | Int[np.ndarray, "..."] | np.number | int
 
 
 def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default") -> Tree:
-    """Returns `x`, and raises an error if `pred` is true, from within a compiled program too.
+    """Returns `x`, and raises an error if `pred` is true, even in a compiled program.
 
-    The check is made where the program uses the `x` that is returned. A check that passes costs
+    The check runs where the program uses the returned `x`. A check that passes costs
     next to nothing: `x` is neither copied nor sent anywhere. Gradients are as without it.
 
-    A program on several devices fails on all of them. Inside `jax.shard_map` each device makes the
-    check for itself. If only one of them fails, others may wait for it without end: give all of
-    them the same `pred`, by `jax.lax.pmax` for example.
+    A program on several devices fails on all of them. Inside `jax.shard_map` each device runs the
+    check for itself. If only one of them fails, others may wait for it forever: give all of
+    them the same `pred`, for example by `jax.lax.pmax`.
 
     **Arguments:**
 
     - `x`: any pytree with at least one array.
     - `pred`: a boolean, or an array of them, of which one `True` is enough. Under `jax.vmap` the
-      check fails if it fails for one member of the batch; the message says for which.
-    - `msg`: the message of the error, which says where the check stands too.
+      check fails if it fails for one member of the batch; the message names the members.
+    - `msg`: the message of the error, to which the place of the check is added.
     - `on_error`: what happens on failure:
         - `"raise"`: an exception. A function wrapped in `filter_jit` waits for its result and
           raises before it returns; one wrapped in `jax.jit` raises JAX's own exception, whose text
@@ -97,19 +97,19 @@ def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default
         - `"nan"`: `x` becomes NaN, or the largest number of an integer dtype, or `True`; under
           `jax.vmap` for those members of the batch that fail.
         - `"breakpoint"`: the message is printed, `jax.debug.breakpoint` opens, and the program
-          goes on with NaN.
+          continues with NaN.
         - `"off"`: nothing; there is no check.
         - `"default"`: the value of the environment variable `EQXLIKE_ON_ERROR`, or else of
           `EQX_ON_ERROR`; `"raise"` without them. `EQXLIKE_ON_ERROR_BREAKPOINT_FRAMES`, or else
-          `EQX_ON_ERROR_BREAKPOINT_FRAMES`, says how many frames the debugger shows.
+          `EQX_ON_ERROR_BREAKPOINT_FRAMES`, sets how many frames the debugger shows.
 
-    **Returns:** `x`. Use it: like everything that is not used, a check whose `x` nobody uses is
-    left out of a compiled program, unless a later check in the same function is used. Of the checks
-    that fail, the first one raises.
+    **Returns:** `x`. Use it: like all unused values, a check whose `x` is unused is
+    removed from a compiled program, unless a later check in the same function is used. Of the
+    checks that fail, the first one raises.
 
     **Raises:** `EqxlikeRuntimeError` if the check fails; `EqxlikeTracetimeError` if it fails for a
-    `pred` that is a Python number; `ValueError` if `x` has no array; `TypeError` if `pred` is no
-    boolean; `RuntimeError` if `on_error` is none of the words.
+    `pred` that is a Python number; `ValueError` if `x` has no array; `TypeError` if `pred` is not
+    boolean; `RuntimeError` if `on_error` is not one of the words.
 
     !!! example
 
@@ -146,13 +146,13 @@ def branched_error_if(
 
     - `x`, `pred`, `on_error`: as for `error_if`.
     - `index`: the index of the message, a number or an array of them, of which the largest counts.
-      Under `jax.vmap` it is the largest of those members of the batch that fail.
+      Under `jax.vmap` it is the largest of the failing members of the batch.
     - `msgs`: the messages.
 
     **Returns:** `x`, to be used.
 
     **Raises:** the errors of `error_if`; `ValueError` if `msgs` is empty, and `TypeError` if
-    `index` is no integer.
+    `index` is not an integer.
 
     !!! example
 
@@ -223,7 +223,7 @@ def _array_of(value: Any, name: str, expected: str) -> Array:
 
 
 def _any(pred: Array) -> Array:
-    """Whether `pred` is true anywhere: traced wherever something is, even of a constant."""
+    """Whether `pred` is true anywhere: traced whenever anything is, even for a constant."""
     is_one_boolean = isinstance(pred, Tracer) and pred.shape == () and pred.dtype == jnp.bool_
     return pred if is_one_boolean else jnp.any(pred)
 
@@ -265,7 +265,7 @@ def _or_nan(
 
 def _invalid(array: Array) -> Array:
     if jnp.issubdtype(array.dtype, jnp.inexact):
-        # Gradients pass through this sum as they do where the check does not fail.
+        # Gradients pass through this sum as they do if the check passes.
         return array + jnp.nan
     if array.dtype == jnp.bool_:
         return jnp.ones_like(array)

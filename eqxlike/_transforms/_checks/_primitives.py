@@ -1,6 +1,6 @@
-"""The primitives of a check: the check, and what needs it.
+"""The primitives of a check: the check, and the arrays that need it.
 
-JAX traces them faster than what they do, which is traced when the program is lowered.
+JAX traces them faster than their implementations, which are traced when the program is lowered.
 """
 
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from ..._compat import set_batching_rule
 
 
 class Staged(Protocol):
-    """A check: when it is traced, when it is lowered, and for values that are known."""
+    """A check: when traced, when lowered, and for concrete values."""
 
     def passes(self, failed: Any, index: Any) -> Any: ...
 
@@ -26,7 +26,7 @@ class Staged(Protocol):
     def evaluate(self, failed: Any, *index: Any) -> bool: ...
 
 
-# From a predicate and, if there are several messages, an index to one boolean: whether it passes.
+# From a predicate and, if there are several messages, an index to a boolean: whether it passes.
 check_p = Primitive("check")
 
 
@@ -41,7 +41,7 @@ def _shape_of_check(*operands: Any, check: Staged) -> ShapedArray:
 
 
 def stage(*operands: Any, check: Staged) -> Array:
-    """The check as a program of primitives of JAX."""
+    """The check as a program of JAX's primitives."""
     return check.staged(*operands)
 
 
@@ -51,7 +51,7 @@ def _differentiate_check(primals: Any, tangents: Any, *, check: Staged) -> tuple
 
 
 def _batch_check(axis: Any, operands: Any, axes: Any, *, check: Staged) -> tuple[Any, None]:
-    """The same check with one axis more."""
+    """The same check with one more axis."""
     spread = (
         batching.bdim_at_front(operand, at, axis.size)
         for operand, at in zip(operands, axes, strict=True)
@@ -66,7 +66,7 @@ set_batching_rule(check_p, _batch_check)
 
 
 def needing(passes: Any, arrays: list[Array]) -> list[Array]:
-    """The arrays, for which, and for whose derivatives, the program needs the check."""
+    """The arrays, such that the program needs the check for them and for their derivatives."""
     return needing_p.bind(passes, *arrays) if arrays else []
 
 
@@ -77,7 +77,7 @@ needing_p.multiple_results = True
 
 @needing_p.def_impl
 def _select(passes: Any, *arrays: Any) -> list[Array]:
-    # The zeros are never selected. The compiler puts this into what computes or uses the array.
+    # The zeros are never selected. The compiler fuses this with what computes or uses the array.
     return [jax.lax.select(passes, array, jnp.zeros_like(array)) for array in arrays]
 
 
@@ -103,7 +103,7 @@ def _of_nonzero(passes: Any, tangents: Any) -> list[Any]:
 def _batch(axis: Any, operands: Any, axes: Any) -> tuple[list[Any], list[Any]]:
     if axes[0] is None:
         return needing_p.bind(*operands), list(axes[1:])
-    # The output of a check is not mapped, but that of a branch with a check in it may be.
+    # The output of a check is not mapped, but that of a branch that contains one may be.
     return jax.vmap(_select, axes)(*operands), [0] * len(axes[1:])
 
 

@@ -1,8 +1,8 @@
-"""The exceptions of `error_if`, and their way out of a compiled program.
+"""The exceptions of `error_if`, and how they leave a compiled program.
 
-A callback raises in the middle of the program. Where the result is waited for, JAX raises another
-exception for it, with pages of text. That text contains a number, by which the message is found
-again: it says for certain which failure this was, whatever other threads do.
+A callback raises in the middle of the program. Where the caller waits for the result, JAX raises
+another exception instead, with pages of text. That text contains a number that identifies the
+failure, and so its message, whatever other threads do.
 """
 
 import collections
@@ -19,10 +19,10 @@ import numpy as np
 from ..._compat import CALLBACK_LOGGERS, forget_failed_run
 
 ERRORS_OF_JAX = (jax.errors.JaxRuntimeError, ValueError)
-"""JAX raises these for a callback that raises: the second if the program runs without Python."""
+"""JAX's exceptions for a callback that raises: the second if the program runs without Python."""
 
 _MAX_RECENT = 1000
-"""At most this many unclaimed failures are remembered: nobody claims those under `jax.jit`."""
+"""At most this many unclaimed failures are kept: nobody claims those under `jax.jit`."""
 
 
 class EqxlikeRuntimeError(RuntimeError):
@@ -32,16 +32,16 @@ class EqxlikeRuntimeError(RuntimeError):
 
 
 class EqxlikeTracetimeError(RuntimeError):
-    """A check of `error_if` or `branched_error_if` fails whatever the values of arrays are.
+    """A check of `error_if` or `branched_error_if` fails for any values of the arrays.
 
-    It is raised if the predicate is a `bool`, `int` or `float` of Python: the error comes where the
-    check is called, before the program runs.
+    This happens if the predicate is a Python `bool`, `int` or `float`: the error is raised where
+    the check is called, before the program runs.
     """
 
     __module__ = "eqxlike"
 
 
-# Code that was written for Equinox uses these names.
+# Code written for Equinox uses these names.
 EquinoxRuntimeError = EqxlikeRuntimeError
 EquinoxTracetimeError = EqxlikeTracetimeError
 
@@ -51,7 +51,7 @@ _recent: collections.OrderedDict[int, str] = collections.OrderedDict()
 
 
 def raise_in_callback(message: str) -> None:
-    """Raises, in a callback, an error whose message `claim_failure` finds again."""
+    """Raises, in a callback, an error whose message `claim_failure` can find."""
     number = next(_serial)
     with _lock:
         _recent[number] = message
@@ -61,7 +61,7 @@ def raise_in_callback(message: str) -> None:
 
 
 def claim_failure(error: BaseException) -> EqxlikeRuntimeError | None:
-    """Our exception, with the message alone, if `error` of JAX comes from a failed check.
+    """Our exception, with only the message, if JAX's `error` comes from a failed check.
 
     The caller must raise it: JAX will not report the failure again.
     """
@@ -77,7 +77,7 @@ def claim_failure(error: BaseException) -> EqxlikeRuntimeError | None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a record says more than the exception, which reaches the user in any case."""
+    """Whether a record says more than the exception, which always reaches the user."""
     return record.exc_info is None or not isinstance(record.exc_info[1], EqxlikeRuntimeError)
 
 
@@ -94,11 +94,11 @@ _MOST_INDICES = 8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FailureReport:
-    """The text of an error, from what is known once the check fails.
+    """The text of an error, made when the check fails.
 
     **Arguments:**
 
-    - `messages`: the user's messages, one of which is for this failure.
+    - `messages`: the user's messages, one of which belongs to this failure.
     - `place`: the place of the check in the user's code.
     """
 
@@ -106,7 +106,7 @@ class FailureReport:
     place: str
 
     def only(self, index: int) -> "FailureReport":
-        """The report for an index that is known already."""
+        """The report for an index that is already known."""
         return FailureReport([self._message(index)], self.place)
 
     def text(self, failed: np.ndarray, index: np.ndarray | None) -> str:

@@ -1,4 +1,4 @@
-"""Derivatives: gradients, products, Jacobians, rules of one's own, and checkpoints."""
+"""Derivatives: gradients, products, Jacobians, custom rules, and checkpoints."""
 
 from ._checkpoint import filter_checkpoint as filter_checkpoint
 from ._closure_convert import filter_closure_convert as filter_closure_convert

@@ -1,4 +1,4 @@
-"""Derivatives by a mode that the caller names, one of those in `eqxlike.ad`."""
+"""Derivatives by a mode that the caller selects, one of those in `eqxlike.ad`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ OfArrays = Callable[[Arrays], tuple[Any, Arrays]]
 
 
 class DifferentiationMode(Protocol):
-    """What `filter_grad` needs of a mode: `eqxlike.ad.Mode` says what it means."""
+    """What `filter_grad` needs of a mode; `eqxlike.ad.Mode` documents it."""
 
     def value_and_grad(
         self, function: OfArrays, arrays: Arrays, /
@@ -26,9 +26,9 @@ class DifferentiationMode(Protocol):
 
 
 class CannotDifferentiate(ValueError):
-    """Raised by a mode that cannot differentiate by the array at `place`, and says `why`.
+    """Raised by a mode that cannot differentiate with respect to the array at `place`; says `why`.
 
-    Whoever knows the path of the array raises it again with that.
+    A caller that knows the path of the array raises it again with that.
     """
 
     def __init__(self, place: int, why: str):
@@ -37,7 +37,7 @@ class CannotDifferentiate(ValueError):
         self.why = why
 
     def at(self, path: str) -> ValueError:
-        """The error that names the array by its path."""
+        """The error with the path of the array."""
         return ValueError(f"The array at {path} {self.why}")
 
 
@@ -59,11 +59,11 @@ def value_and_grad_by(
     options: Mapping[str, Any],
     name: str,
 ) -> tuple[tuple[Any, Arrays], Arrays]:
-    """As `jax.value_and_grad(function, has_aux=True, **options)(arrays)`, by `mode`.
+    """Like `jax.value_and_grad(function, has_aux=True, **options)(arrays)`, by `mode`.
 
     **Arguments:**
 
-    - `rest`: what `arrays` were taken out of, which knows their paths.
+    - `rest`: the tree from which `arrays` were taken, which knows their paths.
     - `name`: the name of the function in messages.
     """
     is_holomorphic = bool(options.get("holomorphic", False))
@@ -73,7 +73,7 @@ def value_and_grad_by(
     def of_real_value(arrays: Arrays) -> tuple[Array, Arrays]:
         value, aux = function(arrays)
         value = checked_value(value, is_holomorphic, name)
-        # The gradient of the real part, in JAX's convention, is the derivative of a holomorphic
+        # In JAX's convention, the gradient of the real part is the derivative of a holomorphic
         # function.
         return jnp.real(value), [value, *aux]
 
@@ -102,16 +102,16 @@ def value_and_grad_by(
 
 
 def _summed_over_devices(gradient: Any, array: Array) -> Any:
-    """Inside `jax.shard_map`, the gradient by an array that the devices share: the sum of theirs.
+    """Inside `jax.shard_map`, the gradient for an array that the devices share: the sum of theirs.
 
-    Reverse mode returns that. A mode that goes forward returns what each device found.
+    Reverse mode returns that. A forward mode returns each device's own.
     """
     axes = varying_axes(gradient) - varying_axes(array)
     return jax.lax.psum(gradient, tuple(axes)) if axes else gradient
 
 
 def path_of_taken(rest: Rest, place: int) -> str:
-    """The path of the array at `place` among those that were taken, in the first argument."""
+    """The path, in the first argument, of the array at `place` among those taken."""
     places = rest.take(range(rest.treedef.num_leaves))
     return f"args[0]{jtu.keystr(path_of(places[place], rest.treedef))}"
 

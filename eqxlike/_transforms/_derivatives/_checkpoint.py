@@ -1,4 +1,4 @@
-"""Checkpoints: the backward pass computes again what the forward pass did not keep."""
+"""Checkpoints: the backward pass recomputes what the forward pass did not keep."""
 
 import functools
 from collections.abc import Callable
@@ -44,18 +44,18 @@ def filter_checkpoint(
     prevent_cse: bool = True,
     policy: Callable[..., bool] | None = None,
 ) -> Any:
-    """Makes the backward pass of a function compute its intermediate values again.
+    """Makes the backward pass of a function recompute its intermediate values.
 
     This saves memory and costs time. It is `jax.checkpoint` for functions of any arguments: arrays
-    are traced, everything else is passed as it is.
+    are traced, everything else is passed unchanged.
 
     **Arguments:**
 
     - `fun`: a function of any arguments that returns any pytree. Without it, a decorator is
       returned.
-    - `prevent_cse`: whether to keep the compiler from merging what is computed twice, which would
-      undo it all. Inside `jax.lax.scan` it is not needed.
-    - `policy`: what to keep after all: one of `jax.checkpoint_policies`.
+    - `prevent_cse`: whether to prevent the compiler from merging the two computations, which would
+      undo the saving. Not needed inside `jax.lax.scan`.
+    - `policy`: which values to keep: one of `jax.checkpoint_policies`.
 
     **Returns:** a function of the same arguments with the same output.
 
@@ -78,7 +78,7 @@ def filter_checkpoint(
 
 
 class FlatCall:
-    """A call whose arrays pass through a transformation of JAX, and all else beside it.
+    """A call whose arrays pass through a transformation of JAX, and everything else around it.
 
     - `arrays`: those of the function, if it is a pytree, and of its arguments.
     """
@@ -88,19 +88,19 @@ class FlatCall:
     ) -> None:
         """**Arguments:**
 
-        - `what`: what the function is, in the error where it returns a reference.
+        - `what`: the name of the function, for the error if it returns a reference.
         """
         self.arrays, self._call = split((function, args, kwargs))
         self._output: Rest = UNTRACED
         self._what = what
 
     def of_arrays(self, arrays: list[Any]) -> list[Any]:
-        """The arrays of what the function returns; what is beside them is kept for `output`."""
+        """The arrays of the function's output; the rest is kept for `output`."""
         function, args, kwargs = self._call.merge(arrays)
         returned = refuse_references(function(*args, **kwargs), self._what)
         output_arrays, self._output = split(returned)
         return output_arrays
 
     def output(self, arrays: list[Any]) -> Any:
-        """What the function returned, with these arrays in the places of its own."""
+        """The output of the function, with these arrays instead of its own."""
         return self._output.merge(arrays)

@@ -1,4 +1,4 @@
-"""Closures as pytrees, whose leaves are the arrays that they close over."""
+"""Closures as pytrees whose leaves are the arrays that they close over."""
 
 from collections.abc import Callable
 from typing import Any, Generic
@@ -20,9 +20,9 @@ from ._tangents import leaves_beside, path_of
 class ClosureConverted(Module, Generic[Params, Output]):
     """The function that `filter_closure_convert` returns.
 
-    - `jaxpr`: what the function does. It is a leaf, as in Equinox: libraries that compare two
-      converted functions replace it by what they take to be equal. `filter_jit` and its kin take it
-      as static; raw `jax.jit` takes `consts` and the rest of the function apart.
+    - `jaxpr`: the program of the function. It is a leaf, as in Equinox: libraries that compare two
+      converted functions replace it by one that they consider equal. `filter_jit` and its kin treat
+      it as static; for raw `jax.jit`, separate `consts` from the rest of the function.
     - `consts`: the arrays that the function closes over.
     """
 
@@ -40,7 +40,7 @@ class ClosureConverted(Module, Generic[Params, Output]):
 
     @property
     def out_struct(self) -> Any:
-        """What the function returns, a `jax.ShapeDtypeStruct` for each array."""
+        """The output of the function, with a `jax.ShapeDtypeStruct` for each array."""
         return self._output.merge(map(_struct_of, self.jaxpr.outvars))
 
     def __call__(self, /, *args: Params.args, **kwargs: Params.kwargs) -> Output:
@@ -76,23 +76,23 @@ def _is_alike(leaf: Any, expected: Any) -> bool:
 def filter_closure_convert(
     fn: Callable[Params, Output], *args: Any, **kwargs: Any
 ) -> ClosureConverted[Params, Output]:
-    """The function `fn` as a pytree, whose leaves are the arrays that it closes over.
+    """The function `fn` as a pytree whose leaves are the arrays that it closes over.
 
-    It carries tracers openly past a boundary that must know of them: a custom derivative, a
+    It passes tracers explicitly across a boundary that must know them: a custom derivative, a
     transformation. It is `jax.closure_convert` for functions of any arguments, and for all arrays.
 
     **Arguments:**
 
     - `fn`: a function of any arguments that returns any pytree. It is traced once, here.
-    - `*args`, `**kwargs`: an example of its arguments; a `jax.ShapeDtypeStruct` stands for an
+    - `*args`, `**kwargs`: an example of its arguments; a `jax.ShapeDtypeStruct` may replace an
       array. The values of arrays do not matter.
 
     **Returns:** a Module to be called with arguments like those of the example: arrays of the same
     shapes and dtypes, and everything else equal. Its field `consts` is the list of arrays that `fn`
-    closes over, and its field `jaxpr` what `fn` does. `in_struct` is `(args, kwargs)` of the
-    example, and `out_struct` what `fn` returns, with a `jax.ShapeDtypeStruct` for each array.
+    closes over, and its field `jaxpr` the program of `fn`. `in_struct` is `(args, kwargs)` of the
+    example, and `out_struct` the output of `fn`, with a `jax.ShapeDtypeStruct` for each array.
 
-    **Raises:** when called, `ValueError` naming the path where an argument is not like the example.
+    **Raises:** when called, `ValueError` with the path of an argument that is not like the example.
 
     !!! example
 

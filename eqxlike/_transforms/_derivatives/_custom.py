@@ -1,4 +1,4 @@
-"""Derivatives by rules of one's own: `filter_custom_jvp` and `filter_custom_vjp`."""
+"""Custom derivative rules: `filter_custom_jvp` and `filter_custom_vjp`."""
 
 import dataclasses
 import functools
@@ -29,13 +29,13 @@ from ._tangents import (
     tangents_of,
 )
 
-# --- The common base of functions with derivatives of their own ---
+# --- The common base of functions with custom derivatives ---
 
 
 class CustomFunction:
-    """The base of functions with a derivative of their own, which is set once they are made.
+    """The base of functions with a custom derivative, which is set after they are made.
 
-    So they are no Modules. They are copied and pickled as functions are: by name.
+    So they are not Modules. They are copied and pickled by name, as functions are.
     """
 
     __name__: str
@@ -69,14 +69,14 @@ class CustomFunction:
         )
 
 
-# --- Functions with a forward-mode derivative of their own ---
+# --- Functions with a custom forward-mode derivative ---
 
 
 _Rule = Callable[..., tuple[Any, Any]]
 
 
 class filter_custom_jvp(CustomFunction):
-    """Gives a function a forward-mode derivative of its own, whatever its arguments are.
+    """Gives a function of any arguments a custom forward-mode derivative.
 
     It is `jax.custom_jvp` without `nondiff_argnums`: only floating-point and complex arrays are
     differentiated, and keyword arguments never are.
@@ -87,12 +87,12 @@ class filter_custom_jvp(CustomFunction):
 
     **Returns:** a function of the same arguments, with a method `def_jvp` that takes the rule:
     `rule(primals, tangents, **kwargs)` returns `(value, tangent)`. `primals` is the tuple of
-    positional arguments; `tangents` has their structure, with `None` beside what is not
-    differentiable, or not differentiated. The tangent returned has the structure of the value,
-    with `None` for a zero, and beside what is not differentiable.
+    positional arguments. `tangents` has their structure, with `None` for leaves that are not
+    differentiable, or not differentiated. The returned tangent has the structure of the value,
+    with `None` for a zero, and for leaves that are not differentiable.
 
     **Raises:** when called, `AttributeError` if there is no rule. When differentiated, `ValueError`
-    if a keyword argument is differentiated; naming the path, `ValueError` if the output of the rule
+    if a keyword argument is differentiated; with the path, `ValueError` if the output of the rule
     has another structure or shape, and `TypeError` for another dtype.
 
     !!! example
@@ -120,9 +120,9 @@ class filter_custom_jvp(CustomFunction):
         return fn_jvp
 
     def defjvp(self, fn_jvp: _Rule) -> _Rule:
-        """Sets a rule that gets zeros in place of `None`. Deprecated: use `def_jvp`.
+        """Sets a rule that gets zeros instead of `None`. Deprecated: use `def_jvp`.
 
-        The zeros stand beside arrays that are differentiable, but not differentiated.
+        The zeros are for arrays that are differentiable, but not differentiated.
         """
         warnings.warn(
             "`filter_custom_jvp.defjvp` is deprecated: use `def_jvp`, to whose rule `None` is "
@@ -154,7 +154,7 @@ class filter_custom_jvp(CustomFunction):
 
 @dataclasses.dataclass
 class _FlatJvp:
-    """One call: the function and its derivative as functions of arrays alone."""
+    """One call: the function and its derivative as functions of arrays only."""
 
     function: Callable[..., Any]
     rule: _Rule
@@ -187,7 +187,7 @@ class _FlatJvp:
             f"The rule of {self.label} must return a pair (value, tangent)",
         )
         if self.value_rest is not UNTRACED:
-            # The function was traced before, and its output is in use.
+            # The function was already traced, and its output is in use.
             check_structure(self.value_rest.treedef, value, "value of the rule", "value")
         numbers, self.value_rest = split(value, _is_array_or_number)
         differentiable = (leaf if is_inexact_array_like(leaf) else None for leaf in numbers)
@@ -209,11 +209,11 @@ class _FlatJvp:
 
 
 def _is_array_or_number(leaf: Any) -> bool:
-    # An `int` or a `bool` has no tangent, and is of more use as it is.
+    # An `int` or a `bool` has no tangent, and is more useful unchanged.
     return is_array_or_traced_reference(leaf) or isinstance(leaf, float | complex)
 
 
-# --- Functions with a reverse-mode derivative of their own ---
+# --- Functions with a custom reverse-mode derivative ---
 
 
 _Forward = Callable[..., tuple[Any, Any]]
@@ -221,27 +221,27 @@ _Backward = Callable[..., Any]
 
 
 class filter_custom_vjp(CustomFunction):
-    """Gives a function a reverse-mode derivative of its own, whatever its arguments are.
+    """Gives a function of any arguments a custom reverse-mode derivative.
 
-    It is `jax.custom_vjp` with a plainer interface: only the first argument is differentiated, and
-    all arguments are passed to the backward pass too.
+    It is `jax.custom_vjp` with a simpler interface: only the first argument is differentiated, and
+    the backward pass also gets all arguments.
 
     **Arguments:**
 
     - `fn`: a function `fn(vjp_arg, *args, **kwargs)` of any arguments that returns any pytree.
 
-    **Returns:** a function of the same arguments, with two methods that take its derivative:
+    **Returns:** a function of the same arguments, with two methods that set its derivative:
 
     - `def_fwd` takes `forward(perturbed, vjp_arg, *args, **kwargs)`, which returns
       `(value, residuals)`. `perturbed` has the structure of `vjp_arg`, with `True` for each leaf
-      that is being differentiated and `False` for all others. `residuals` may be any pytree.
+      that is differentiated and `False` for all others. `residuals` may be any pytree.
     - `def_bwd` takes `backward(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs)`, which
-      returns the gradient in `vjp_arg`. `cotangent` has the structure of the value, with `None`
+      returns the gradient for `vjp_arg`. `cotangent` has the structure of the value, with `None`
       where it is zero or there is none. The gradient has the structure of `vjp_arg`, with
-      `None` for zero; what it has for leaves that are not perturbed is not used.
+      `None` for zero; its values for leaves that are not perturbed are ignored.
 
-    **Raises:** when called, `RuntimeError` if the derivative was not given. When differentiated,
-    `RuntimeError` if another argument than the first is differentiated; naming the path,
+    **Raises:** when called, `RuntimeError` if the derivative was not set. When differentiated,
+    `RuntimeError` if another argument than the first is differentiated; with the path,
     `ValueError` if the gradient has another structure or shape, and `TypeError` for another dtype.
 
     !!! example
@@ -281,7 +281,7 @@ class filter_custom_vjp(CustomFunction):
     def defvjp(self, fn_fwd: _Forward, fn_bwd: _Backward) -> None:
         """Sets both passes, without `perturbed`. Deprecated: use `def_fwd` and `def_bwd`.
 
-        The backward pass gets zeros in place of `None` where there could be a cotangent.
+        The backward pass gets zeros instead of `None` where there could be a cotangent.
         """
         warnings.warn(
             "`filter_custom_vjp.defvjp` is deprecated: use `def_fwd` and `def_bwd`, whose "
@@ -342,7 +342,7 @@ class _Residuals(Module):
 
 @dataclasses.dataclass
 class _FlatVjp:
-    """One call: the function and its derivative as functions of arrays alone."""
+    """One call: the function and its derivative as functions of arrays only."""
 
     function: Callable[..., Any]
     user_forward: _Forward
@@ -372,7 +372,7 @@ class _FlatVjp:
             f"The forward pass of {self.label} must return a pair (value, residuals)",
         )
         if self.value_rest is not UNTRACED:
-            # The function was traced before, and what it returned is in use.
+            # The function was already traced, and its output is in use.
             check_structure(self.value_rest.treedef, value, "value of the forward pass", "value")
         value_arrays, self.value_rest = split(value, is_array_or_traced_reference)
         kept, rest = split((residuals, vjp_arg, args, kwargs))
@@ -390,7 +390,7 @@ class _FlatVjp:
             leaf if is_wanted else None
             for leaf, is_wanted in zip(jtu.tree_leaves(vjp_arg), wanted, strict=True)
         ]
-        # The gradients beside all other leaves are not used, and may be anything.
+        # The gradients for all other leaves are ignored, and may be anything.
         found = [leaf if is_wanted else None for leaf, is_wanted in zip(found, wanted, strict=True)]
         gradients = checked_tangents(found, types, treedef, "gradient", "vjp_arg")
         return self.vjp_arg_rest.take(gradients), None
@@ -408,7 +408,7 @@ class _FlatVjp:
             )
 
     def _as_passed(self, cotangent: Any) -> Any:
-        """A cotangent of JAX as the backward pass expects it."""
+        """JAX's cotangent, as the backward pass expects it."""
         if is_symbolic_zero(cotangent):
             is_wanted = self.wants_zeros and cotangent.dtype != jax.dtypes.float0
             return jnp.zeros_like(cotangent) if is_wanted else None
@@ -416,7 +416,7 @@ class _FlatVjp:
 
 
 def _value(primal: CustomVJPPrimal) -> Any:
-    """The array. For one made of a Python number, JAX gives the number."""
+    """The array. If it was made from a Python number, JAX returns the number."""
     return primal.value if is_array(primal.value) else jnp.asarray(primal.value)
 
 

@@ -1,4 +1,4 @@
-"""Gradients, Jacobians and Hessians with respect to floating-point arrays of an argument."""
+"""Gradients, Jacobians and Hessians with respect to an argument's floating-point arrays."""
 
 import contextlib
 import functools
@@ -44,7 +44,7 @@ class _GradFunction(TransformedFunction):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         differentiated, others = differentiated_and_others(args, "filter_{grad, value_and_grad}")
         arrays, rest = split(differentiated, is_inexact_array)
-        # Leaves of the auxiliary output that are no arrays cannot pass through JAX.
+        # Leaves of the auxiliary output other than arrays cannot pass through JAX.
         aux_rest: Rest = UNTRACED
 
         def of_arrays(arrays: list[Any]) -> Any:
@@ -81,7 +81,7 @@ def _make(
     transform = "filter_value_and_grad" if returns_value else "filter_grad"
     if mode is not None:
         check_mode(mode, transform)
-        # Without a mode JAX says so, when called.
+        # Without a mode, JAX raises this error when called.
         if unknown := gradkwargs.keys() - GradOptions.__annotations__.keys():
             raise TypeError(f"`{transform}` got an unexpected keyword argument {min(unknown)!r}.")
     if fun is MISSING:
@@ -135,7 +135,7 @@ def filter_value_and_grad(
     mode: DifferentiationMode | None = None,
     **gradkwargs: Any,
 ) -> Any:
-    """The value of a function and its gradient in the floating-point arrays of its first argument.
+    """The value of a function and its gradient for the floating-point arrays of its first argument.
 
     **Arguments:**
 
@@ -149,10 +149,10 @@ def filter_value_and_grad(
     `((value, aux), gradient)`. The gradient has the structure of the first argument, with `None`
     for every leaf that is not a floating-point or complex array.
 
-    **Raises:** `ValueError` if `argnums` is given, and `TypeError` if `mode` is no mode; when
-    called, `TypeError` if the first argument is passed by keyword or the value is no floating-point
-    scalar. An error of JAX's, which a mode cannot differentiate, has a note that names one which
-    can.
+    **Raises:** `ValueError` if `argnums` is passed, and `TypeError` if `mode` is not a mode; when
+    called, `TypeError` if the first argument is passed by keyword or the value is not a
+    floating-point scalar. If a mode cannot differentiate an operation, a note on JAX's error names
+    a mode that can.
 
     !!! example
 
@@ -204,7 +204,7 @@ def filter_grad(
     mode: DifferentiationMode | None = None,
     **gradkwargs: Any,
 ) -> Any:
-    """The gradient of a function in the floating-point arrays of its first argument.
+    """The gradient of a function for the floating-point arrays of its first argument.
 
     Arguments and errors are those of `filter_value_and_grad`.
 
@@ -219,7 +219,7 @@ def filter_grad(
     return _make(fun, has_aux, False, mode, gradkwargs)
 
 
-# --- Jacobians and Hessians in the floating-point arrays of the first argument ---
+# --- Jacobians and Hessians for the floating-point arrays of the first argument ---
 
 
 class JacobianFunction(TransformedFunction):
@@ -235,7 +235,7 @@ class JacobianFunction(TransformedFunction):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         differentiated, others = differentiated_and_others(args, self._name)
         arrays, rest = split(differentiated, is_inexact_array)
-        # Leaves that are no arrays cannot pass through JAX.
+        # Leaves other than arrays cannot pass through JAX.
         value_rest: Rest = UNTRACED
         aux_rest: Rest = UNTRACED
 
@@ -248,7 +248,7 @@ class JacobianFunction(TransformedFunction):
             return value_arrays, aux_arrays
 
         def tree_of(rows: list[Any], depth: int) -> PyTree:
-            """The trees in trees for these lists in lists, a level for each mode."""
+            """The nested trees for these nested lists, one level for each mode."""
             subtrees = [tree_of(row, depth - 1) for row in rows] if depth else rows
             return rest.merge_into(None, subtrees)
 
@@ -270,7 +270,7 @@ class JacobianFunction(TransformedFunction):
 
 
 def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
-    """The Jacobian of a function in the arrays of its first argument, by forward mode.
+    """The Jacobian of a function for the arrays of its first argument, by forward mode.
 
     It takes one pass for each number among the inputs: use it for more outputs than inputs.
 
@@ -281,10 +281,10 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
       differentiated.
 
     **Returns:** a function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
-    The Jacobian has the structure of the value, with a tree in place of each array, of shape
-    `(*out)`, and `None` in place of each leaf that is no array or number. Each of these trees has
-    the structure of the first argument, with an array of shape `(*out, *in)` in place of each
-    floating-point array, of shape `(*in)`, and `None` in place of everything else.
+    The Jacobian has the structure of the value, with a tree instead of each array, of shape
+    `(*out)`, and `None` instead of each leaf that is not an array or number. Each of these trees
+    has the structure of the first argument, with an array of shape `(*out, *in)` instead of each
+    floating-point array, of shape `(*in)`, and `None` instead of everything else.
 
     **Raises:** when called, `TypeError` if the first argument is passed by keyword, or an array in
     it is complex.
@@ -303,7 +303,7 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
 
 
 def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
-    """The Jacobian of a function in the arrays of its first argument, by reverse mode.
+    """The Jacobian of a function for the arrays of its first argument, by reverse mode.
 
     It takes one pass for each number among the outputs. Arguments and output are those of
     `filter_jacfwd`.
@@ -322,12 +322,12 @@ def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
 
 
 def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
-    """The second derivatives of a function in the arrays of its first argument.
+    """The second derivatives of a function for the arrays of its first argument.
 
     It uses forward mode over reverse mode. Arguments and errors are those of `filter_jacfwd`.
 
     **Returns:** a function of the same arguments that returns the Hessian, or `(hessian, aux)`. The
-    Hessian is like the Jacobian, with another tree of the structure of the first argument in place
+    Hessian is like the Jacobian, with another tree of the structure of the first argument instead
     of each array; its arrays have shape `(*out, *in, *in)`.
 
     !!! example
@@ -342,7 +342,7 @@ def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callabl
     return JacobianFunction(fun, has_aux, "filter_hessian", (jax.jacrev, jax.jacfwd))
 
 
-# --- What to do where a mode meets an operation that it cannot differentiate ---
+# --- Advice for a mode that meets an operation that it cannot differentiate ---
 
 
 _ANY_FUNCTION = (
@@ -350,7 +350,7 @@ _ANY_FUNCTION = (
     "ad.FiniteDifference())` this part alone"
 )
 
-# What JAX says (0.10.2 to 0.12.0.1), and what to say beside it.
+# JAX's messages (0.10.2 to 0.12.0.1), and what to add to them.
 _ADVICE = (
     (
         r"Reverse-mode differentiation does not work for lax\.while_loop",
@@ -394,11 +394,11 @@ _ADVICE = (
 
 @contextlib.contextmanager
 def advised(mode: Any, name: str | None) -> Iterator[None]:
-    """Adds a note to an error of JAX's inside that says what the mode cannot do, and what can.
+    """Adds a note to JAX's error inside: what the mode cannot do, and which mode can.
 
     **Arguments:**
 
-    - `name`: that of the function; where `None`, a caller knows more, and adds the note.
+    - `name`: that of the function; if `None`, a caller knows more, and adds the note.
     """
     try:
         yield
@@ -409,7 +409,7 @@ def advised(mode: Any, name: str | None) -> Iterator[None]:
 
 
 def advise(error: Exception, mode: Any, name: str) -> None:
-    """Adds the note to `error`, where there is something to say and nobody has said it."""
+    """Adds the note to `error`, if there is advice and no note yet."""
     start = "This was while "
     if any(note.startswith(start) for note in getattr(error, "__notes__", ())):
         return

@@ -1,7 +1,7 @@
-"""A linear function whose transpose somebody has written, under every transformation.
+"""A linear function with a custom transpose, under every transformation.
 
-`jax.custom_vjp` takes the forward mode away from a function. A `jax.custom_jvp` whose tangents are
-a `linear_call` keeps it: the forward mode runs `forward`, and the reverse mode `transpose`.
+`jax.custom_vjp` removes a function's forward mode. A `jax.custom_jvp` whose tangents are
+a `linear_call` keeps it: forward mode runs `forward`, and reverse mode `transpose`.
 """
 
 import functools
@@ -37,16 +37,16 @@ def linear_call(
 
     **Arguments:**
 
-    - `forward`: linear in the second of its arguments, and differentiable in both.
-    - `transpose`: `transpose(residuals, cotangents, is_shared)`, from the residuals and cotangents
-        of what `forward` returns to those of the tangents.
-    - `like`: arrays of the shapes and dtypes of what `forward` returns.
-    - `num_summed`: for so many of the tangents, the first, `is_shared` says whether the members of
-        a batch share it. `transpose` returns the sum over the batch for those: the weights of a
-        batch of networks then have one cotangent, and not one a member.
-    - `transpose_beside_tangents`: in place of `transpose` for the call itself, once the call of its
-        tangents stands beside it; for a `transpose` that is short of the whole truth.
-    - `is_of_members`: whether `transpose` differs among the members of a batch even where
+    - `forward`: linear in its second argument, and differentiable in both.
+    - `transpose`: `transpose(residuals, cotangents, is_shared)`, from the residuals and the
+        cotangents of the output of `forward` to the cotangents of the tangents.
+    - `like`: arrays of the shapes and dtypes of the output of `forward`.
+    - `num_summed`: for this many of the first tangents, `is_shared` says whether the members of
+        a batch share it. For those, `transpose` returns the sum over the batch: the weights of a
+        batch of networks then have one cotangent, not one for each member.
+    - `transpose_beside_tangents`: replaces `transpose` for the call itself, once the call of its
+        tangents accompanies it; for a `transpose` that is incomplete.
+    - `is_of_members`: whether `transpose` differs among the members of a batch even if
         `forward` does not.
     """
     return _linear.bind(
@@ -146,14 +146,14 @@ def _batch(
         def batched_transpose(
             residuals: list[Array], cotangents: list[Array], _: tuple[bool, ...]
         ) -> list[Array]:
-            # What the members share is returned once, and so by the first of them.
+            # What the members share is returned once, by the first of them.
             cotangents = [
                 each if is_one else jnp.zeros((axis.size, *each.shape), each.dtype).at[0].set(each)
                 for each, is_one in zip(cotangents, is_batched, strict=True)
             ]
 
             def by_members(is_summed: tuple[bool, ...]) -> Linear:
-                """`transpose`, with these of its cotangents summed inside, and the others here."""
+                """`transpose`, with these cotangents summed inside, and the others here."""
                 out_axes = [None if summed else 0 for summed in is_summed]
                 out_axes += [0] * (len(of_tangents) - num_summed)
 
@@ -170,7 +170,7 @@ def _batch(
 
                 return run
 
-            # What is done along a named axis inside needs the axis as it is.
+            # An operation along a named axis inside needs the axis unchanged.
             is_summed = none_shared if name else is_shared[:num_summed]
             summed_inside = jax.custom_jvp(by_members(is_summed))
 
@@ -196,7 +196,7 @@ def _batch(
         ),
         is_of_members=is_of_members,
         num_residuals=num_residuals,
-        # Of batches of batches the outer one is summed over here.
+        # For batches of batches, the outer one is summed here.
         num_summed=0,
         avals=tuple(
             ShapedArray((axis.size, *each.shape), each.dtype) if is_one else each
@@ -207,7 +207,7 @@ def _batch(
 
 
 def _flag_batched(forward: Linear, mapped: Any, axes: Any, args: Sequence[Array]) -> list[bool]:
-    """For each array that `forward` returns, whether it differs among the members of a batch."""
+    """For each output array of `forward`, whether it differs among the members of a batch."""
     found = []
 
     @custom_vmap
@@ -221,7 +221,7 @@ def _flag_batched(forward: Linear, mapped: Any, axes: Any, args: Sequence[Array]
 
     def run(residuals: list[Array], tangents: list[Array]) -> list[Array]:
         output = forward(residuals, tangents)
-        # This stands where none is.
+        # The default: none is batched.
         found[:] = [False] * len(output)
         return noted(output)
 
@@ -235,7 +235,7 @@ ad.primitive_transposes[_linear] = _transpose
 batching.fancy_primitive_batchers[_linear] = _batch
 
 
-# --- Tangents, of which some are known to be zero ---
+# --- Tangents, some of which are known to be zero ---
 
 
 def is_inexact(array: Any) -> bool:
@@ -243,7 +243,7 @@ def is_inexact(array: Any) -> bool:
 
 
 def has_tangent(tangent: Any) -> bool:
-    """Whether it is one, and not known to be zero."""
+    """Whether it is a tangent that is not known to be zero."""
     is_zero = isinstance(tangent, SymbolicZero | ad.Zero)
     return not is_zero and tangent.dtype != jax.dtypes.float0
 
@@ -257,7 +257,7 @@ def instantiate(tangent: Any) -> Array:
 
 
 def zero_tangent(array: Array) -> Any:
-    """The tangent of an array that has none."""
+    """The tangent of an array without one."""
     if is_inexact(array):
         return SymbolicZero(jax.typeof(array).to_tangent_aval())
     return np.zeros(array.shape, jax.dtypes.float0)
@@ -266,7 +266,7 @@ def zero_tangent(array: Array) -> Any:
 def jvp_of_moving(
     function: Callable[[list[Array]], Any], primals: Sequence[Array], tangents: Sequence[Any]
 ) -> Any:
-    """As `jax.jvp` of a function of a list, in which arrays without a tangent do not move."""
+    """Like `jax.jvp` of a function of a list; arrays without a tangent are constant."""
     moving = [place for place, tangent in enumerate(tangents) if has_tangent(tangent)]
 
     def of_moving(*values: Array) -> Any:

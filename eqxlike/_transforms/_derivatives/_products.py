@@ -33,17 +33,17 @@ def filter_jvp(
 
     - `fn`: a function of any arguments that returns any pytree.
     - `primals`: a tuple or list of the positional arguments.
-    - `tangents`: a tuple or list with the structure of `primals`. Beside a floating-point or
-      complex array, or Python number, it has an array of that shape and dtype, or `None` for a
-      zero; beside everything else `None`. `None` may also stand for a whole subtree of zeros.
+    - `tangents`: a tuple or list with the structure of `primals`. For a floating-point or
+      complex array, or a Python number, it has an array of that shape and dtype, or `None` for a
+      zero; for everything else `None`. `None` may also represent a whole subtree of zeros.
     - `**kwargs`: passed to `fn`, and not differentiated.
 
     **Returns:** `(fn(*primals, **kwargs), tangent)`. The tangent has the structure of the value,
-    with `None` for what is not differentiable, and for what does not depend on anything that was
-    given a tangent.
+    with `None` for leaves that are not differentiable, or do not depend on anything with a
+    tangent.
 
-    **Raises:** naming the path: `ValueError` if a structure or shape differs; `TypeError` for
-    another dtype, or a tangent beside what is not differentiable.
+    **Raises:** with the path: `ValueError` if a structure or shape differs; `TypeError` for
+    another dtype, or a tangent for a leaf that is not differentiable.
 
     !!! example
 
@@ -75,7 +75,7 @@ def filter_jvp(
 
     def of_moving(moving: list[Any]) -> tuple[list[Any], list[Any]]:
         nonlocal output_rest, is_zero
-        # A leaf that is no tracer depends on nothing.
+        # A leaf that is not a tracer depends on nothing.
         traced, output_rest = split(fn(*rest.merge(moving), **kwargs), _is_tracer)
         is_zero = _find_zeros(moving, traced)
         zero, not_zero = (
@@ -100,16 +100,16 @@ def _is_tracer(leaf: Any) -> bool:
 
 
 def _as_array(leaf: Any) -> Any:
-    # A Python number that JAX converts by itself stays a subclass of `float` on its way through.
+    # A Python number that JAX converts by itself stays a subclass of `float` in between.
     return leaf if is_inexact_array(leaf) else jnp.asarray(leaf)
 
 
 def _find_zeros(moving: list[Any], traced: list[Any]) -> list[bool]:
     """Whether the tangent of each of `traced` is zero because it does not depend on `moving`.
 
-    JAX tells this to the rules of primitives alone, and asks a rule only if some argument of the
-    primitive has a tangent: `moving` has one. The rule of a `jax.custom_jvp` is told too, but costs
-    90 us a call, where this takes 7.
+    JAX reports this only to the rules of primitives, and calls a rule only if some argument of the
+    primitive has a tangent: `moving` has one. The rule of a `jax.custom_jvp` would know too, but
+    costs 90 us a call; this takes 7.
     """
     tangents: list[Any] = []
     _look.bind(moving[0], *traced, report=tangents.extend)
@@ -137,7 +137,7 @@ ad.primitive_jvps[_look] = _report_tangents
 class Pullback(Module):
     """The function that `filter_vjp` returns, from a cotangent of the output to gradients.
 
-    It is a pytree, whose leaves are what the forward pass left for the backward pass.
+    It is a pytree whose leaves are the residuals of the forward pass.
     """
 
     _vjp: Callable[[list[Any]], tuple[list[Any]]]
@@ -162,7 +162,7 @@ def _is_inexact(struct: jax.ShapeDtypeStruct) -> bool:
 
 
 def _zero(struct: jax.ShapeDtypeStruct) -> Any:
-    """The cotangent that JAX expects where there is none."""
+    """The cotangent that JAX expects if there is none."""
     if _is_inexact(struct):
         return jnp.zeros(struct.shape, struct.dtype)
     return np.zeros(struct.shape, jax.dtypes.float0)
@@ -191,15 +191,15 @@ def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False)
       differentiated.
 
     **Returns:** `(value, pullback)`, or `(value, pullback, aux)`. `pullback` takes a cotangent, a
-    tree with the structure of the value. Beside a floating-point or complex array it has an array
-    of that shape and dtype, or `None` for a zero; beside everything else `None`. `pullback` returns
-    the tuple of the gradients in the arguments, with `None` for every leaf that is not a
+    tree with the structure of the value. For a floating-point or complex array it has an array
+    of that shape and dtype, or `None` for a zero; for everything else `None`. `pullback` returns
+    the tuple of the gradients for the arguments, with `None` for every leaf that is not a
     floating-point or complex array. It is a pytree, and may be passed into and out of
     transformations.
 
-    **Raises:** `TypeError` if `has_aux` is true and `fun` returns no pair. `pullback` raises,
-    naming the path: `ValueError` if the structure or a shape differs; `TypeError` for another
-    dtype, or a cotangent beside what is not differentiable.
+    **Raises:** `TypeError` if `has_aux` is true and `fun` does not return a pair. `pullback`
+    raises, with the path: `ValueError` if the structure or a shape differs; `TypeError` for another
+    dtype, or a cotangent for a leaf that is not differentiable.
 
     !!! example
 
@@ -214,7 +214,7 @@ def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False)
     """
     check_callable(fun, "filter_vjp")
     arrays, rest = split(primals, is_inexact_array)
-    # Leaves that are no arrays cannot pass through JAX.
+    # Leaves other than arrays cannot pass through JAX.
     value_rest: Rest = UNTRACED
     aux_rest: Rest = UNTRACED
 
@@ -227,7 +227,7 @@ def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False)
 
     value_arrays, vjp, aux_arrays = jax.vjp(of_arrays, arrays, has_aux=True)
     types = tuple(
-        # A NumPy array may have a dtype that is none of JAX's.
+        # A NumPy array may have a dtype that JAX lacks.
         jax.ShapeDtypeStruct(each.shape, jnp.result_type(each))
         for each in value_arrays
     )

@@ -1,7 +1,7 @@
-"""Tangents, cotangents and gradients: trees that stand beside the tree they belong to.
+"""Tangents, cotangents and gradients: trees that belong to another tree.
 
-They have its structure, with `None` for zero: in the place of one leaf, or of a node with all that
-is below it.
+They have its structure, with `None` for zero, instead of one leaf, or of a node with everything
+below it.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ def tangents_of(types: list[Any], treedef: Any, tangents: PyTree, name: str, of:
 
     **Arguments:**
 
-    - `types`: for each leaf an object with its shape and dtype (the leaf itself, say), or `None` if
-      it is not differentiable.
+    - `types`: for each leaf an object with its shape and dtype (such as the leaf itself), or `None`
+      if it is not differentiable.
     - `treedef`: the structure of the tree.
     - `name`, `of`: the names of `tangents` and of the tree in messages.
 
-    **Raises:** naming the path: `ValueError` if the structures or the shapes differ; `TypeError`
-    for another dtype, or a tangent of what is not differentiable.
+    **Raises:** with the path: `ValueError` if the structures or the shapes differ; `TypeError`
+    for another dtype, or a tangent of a leaf that is not differentiable.
     """
     found = leaves_beside(treedef, tangents, name, of)
     return checked_tangents(found, types, treedef, name, of)
@@ -37,14 +37,14 @@ def tangents_of(types: list[Any], treedef: Any, tangents: PyTree, name: str, of:
 def full_tangents(
     arrays: Sequence[Any], rest: Rest, tangents: PyTree, name: str, of: str
 ) -> list[Any]:
-    """The tangents beside `arrays`, with zeros for `None`.
+    """The tangents of `arrays`, with zeros for `None`.
 
     **Arguments:**
 
-    - `arrays`, `rest`: the parts of the tree that `tangents` stands beside.
+    - `arrays`, `rest`: the parts of the tree to which `tangents` belong.
     - `name`, `of`: as in `tangents_of`.
 
-    **Raises:** as `tangents_of`.
+    **Raises:** the errors of `tangents_of`.
     """
     types = rest.leaves_into(None, arrays)
     found = rest.take(tangents_of(types, rest.treedef, tangents, name, of))
@@ -55,14 +55,15 @@ def full_tangents(
 
 
 def leaves_beside(treedef: Any, tree: PyTree, name: str, of: str) -> list[Any]:
-    """The part of `tree` beside each leaf of `treedef`; one `None` counts for all leaves below it.
+    """The part of `tree` for each leaf of `treedef`; one `None` counts for all leaves below it.
 
-    **Raises:** `ValueError` naming the path where the structures differ.
+    **Raises:** `ValueError` with the path at which the structures differ.
     """
     try:
         return treedef.flatten_up_to(tree)
     except (TypeError, ValueError):
-        # Either `None` stands for a whole subtree, which JAX does not know, or there is an error.
+        # Either `None` represents a whole subtree, which JAX does not support, or there is an
+        # error.
         found: list[Any] = []
 
         def take(whole: PyTree, beside: PyTree) -> bool | None:
@@ -83,7 +84,7 @@ def leaves_beside(treedef: Any, tree: PyTree, name: str, of: str) -> list[Any]:
 
 
 def check_structure(treedef: Any, tree: PyTree, name: str, of: str) -> None:
-    """Raises `ValueError`, naming a path, if the structure of `tree` is not `treedef`."""
+    """Raises `ValueError`, with a path, if the structure of `tree` is not `treedef`."""
     if jtu.tree_structure(tree) != treedef:
         leaves_beside(treedef, tree, name, of)
         raise ValueError(f"{name} must have the structure of {of}, and has None in it.")
@@ -143,7 +144,7 @@ def _checked(tangent: Any, struct: Any, place: int, treedef: Any, name: str, of:
 
 
 def is_symbolic_zero(tangent: Any) -> bool:
-    """Whether JAX says that there is no tangent."""
+    """Whether JAX marks the tangent as missing."""
     return isinstance(tangent, SymbolicZero)
 
 

@@ -1,4 +1,4 @@
-"""A function mapped over an axis of its arguments, on one device or on several."""
+"""Mapping a function over an axis of its arguments, on one device or on several."""
 
 from ._axes import if_array as if_array
 from ._pmap import filter_pmap as filter_pmap

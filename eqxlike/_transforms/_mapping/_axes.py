@@ -1,4 +1,4 @@
-"""The axis along which each array is mapped: prefixes of axes and functions, spread over leaves."""
+"""The axis along which each array is mapped: prefixes of axes and functions, applied to leaves."""
 
 import inspect
 from collections.abc import Callable
@@ -48,13 +48,13 @@ def axes_of_arguments(
     **Arguments:**
 
     - `in_axes`: a prefix of `args`, or a dictionary from names of parameters of `function` to
-      prefixes of the arguments given for them; the other arguments have `if_array(0)` then.
+      prefixes of their arguments; the other arguments then have `if_array(0)`.
 
     **Raises:** `ValueError` as `axis_of_each_leaf`, and if a name belongs to no argument.
     """
     if not isinstance(in_axes, dict):
         return axis_of_each_leaf("in_axes", in_axes, args)
-    # The values for `*args` are one argument, a tuple: the leaves stay in their order.
+    # The values for `*args` are one argument, a tuple: the leaves keep their order.
     arguments = inspect.signature(function).bind(*args).arguments
     unknown = tuple(name for name in in_axes if name not in arguments)
     if unknown:
@@ -74,7 +74,7 @@ def axis_of_each_leaf(name: str, spec: PyTree[AxisSpec], tree: PyTree) -> list[i
 
     - `name`: `"in_axes"` or `"out_axes"`, for messages.
 
-    **Raises:** `ValueError` if `spec` is no prefix of `tree`, or has an axis of another type.
+    **Raises:** `ValueError` if `spec` is not a prefix of `tree`, or has an axis of another type.
     """
     specs_and_subtrees: list[tuple[AxisSpec, PyTree]] = []
     try:
@@ -82,7 +82,7 @@ def axis_of_each_leaf(name: str, spec: PyTree[AxisSpec], tree: PyTree) -> list[i
             lambda spec, subtree: specs_and_subtrees.append((spec, subtree)),
             spec,
             tree,
-            # A callable Module, such as `if_array`, is one specification and not a tree of them.
+            # A callable Module, such as `if_array`, is one specification, not a tree of them.
             is_leaf=lambda node: node is None or callable(node),
         )
     except ValueError as error:
@@ -92,7 +92,7 @@ def axis_of_each_leaf(name: str, spec: PyTree[AxisSpec], tree: PyTree) -> list[i
     for spec, subtree in specs_and_subtrees:
         for leaf in jtu.tree_leaves(subtree):
             axis = spec(leaf) if callable(spec) else spec
-            # `True` is an `int` to Python and a slip to whoever wrote it.
+            # `True` is an `int` to Python, but a mistake here.
             if axis is not None and type(axis) is not int:
                 raise ValueError(
                     "`in_axes` and `out_axes` must consist of None, ints, and callables only; "
@@ -105,16 +105,16 @@ def axis_of_each_leaf(name: str, spec: PyTree[AxisSpec], tree: PyTree) -> list[i
 def size_of_axes(
     transform: str, args: tuple[Any, ...], axes: list[int | None], axis_size: int | None
 ) -> int | None:
-    """The one size of all mapped axes; `None` if there are none and `axis_size` is `None`.
+    """The common size of all mapped axes; `None` if there are none and `axis_size` is `None`.
 
     **Arguments:**
 
     - `transform`: the name of the transformation, for messages.
     - `axes`: the axis of each leaf of `args`.
-    - `axis_size`: the size that the axes should have, if the user gave one.
+    - `axis_size`: the expected size of the axes, if the user passed one.
 
-    **Raises:** naming the paths, `ValueError` if the sizes differ or an axis is out of bounds, and
-    `TypeError` if a leaf that is no array has an axis.
+    **Raises:** with the paths, `ValueError` if the sizes differ or an axis is out of bounds, and
+    `TypeError` if a leaf that is not an array has an axis.
     """
     sizes: dict[int, list[tuple[int, int]]] = {} if axis_size is None else {axis_size: []}
     for place, (leaf, axis) in enumerate(zip(jtu.tree_leaves(args), axes, strict=True)):
@@ -177,14 +177,14 @@ _array = object()
 class MappedOutput:
     """The output of a mapped function, without its arrays.
 
-    The axes are known only once the function has run, but JAX asks for them before. So all leaves
+    The axes are known only after the function has run, but JAX needs them before. So all leaves
     that have an axis are stacked along axis 0, and this axis is moved afterwards.
     """
 
     def __init__(self, treedef: Any, axes: list[int | None], static: list[Any]):
         self._treedef = treedef
         self._axes = axes
-        self._static = static  # `_array` in the place of each array.
+        self._static = static  # `_array` instead of each array.
 
     def tree(self, stacked: list[Any], single: list[Any]) -> PyTree:
         """The output of the transformed function.
@@ -230,8 +230,8 @@ def take_apart(
 ) -> tuple[MappedOutput, list[Any], list[Any]]:
     """The form of `output`, its leaves to stack, and its arrays that are the same for all.
 
-    **Raises:** `ValueError` as `axis_of_each_leaf`; `TypeError` naming the path of a leaf that has
-    an axis and is no array.
+    **Raises:** `ValueError` as `axis_of_each_leaf`; `TypeError` with the path of a leaf that has
+    an axis but is not an array.
     """
     axes = axis_of_each_leaf("out_axes", out_axes, output)
     leaves, treedef = jtu.tree_flatten(output)

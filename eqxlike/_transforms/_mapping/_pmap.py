@@ -34,7 +34,7 @@ _REFUSED = ("static_broadcasted_argnums", "donate_argnums")
 class _Parallel(Module):
     """A function and its mapping; `filter_jit` compiles its method `pmap` for `filter_pmap`.
 
-    So the caches, the fast path and the donation of a parallel function are those of `filter_jit`.
+    So a parallel function has the caches, the fast path and the donation of `filter_jit`.
     """
 
     function: Any
@@ -45,18 +45,18 @@ class _Parallel(Module):
     pmap_options: Options = field(static=True)
 
     def pmap(self, /, *args: Any) -> Any:
-        """Takes the arguments apart and calls `jax.pmap`; it is traced, not run."""
+        """Flattens the arguments and calls `jax.pmap`; it is traced, not run."""
         arrays, rest = split((self.function, args))
         axes = self._axes_of_leaves(args)
         size = self._check_size(size_of_axes("filter_pmap", args, axes, self.axis_size))
         # The arrays of the function go to all devices.
         axes_of_function = [None] * len(jtu.tree_leaves(self.function))
         array_axes = [
-            # `jax.pmap` takes an axis that is counted from the end for axis 0.
+            # `jax.pmap` mistakes a negative axis for axis 0.
             axis if axis is None else axis % array.ndim
             for array, axis in zip(arrays, rest.take(axes_of_function + axes), strict=True)
         ]
-        # JAX keeps the function that it maps until `jax.clear_caches`: it must hold no tracer.
+        # JAX keeps the mapped function until `jax.clear_caches`: it must hold no tracer.
         out_axes = self.out_axes
         output_of_trace: list[MappedOutput] = []
 
@@ -80,7 +80,7 @@ class _Parallel(Module):
         """The axis of each leaf of `args`."""
         axes = axes_of_arguments(self.function, self.in_axes, args)
         return [
-            # A leaf that is no array is the same on all devices, whatever its axis.
+            # A leaf that is not an array is the same on all devices, whatever its axis.
             axis if is_array(leaf) else None
             for leaf, axis in zip(jtu.tree_leaves(args), axes, strict=True)
         ]
@@ -108,7 +108,7 @@ class _PmapFunction(Wrapper):
     """The function that `filter_pmap` returns."""
 
     maps_arguments: ClassVar[bool] = True
-    """Arguments are mapped, so a default that is left out is not filled in."""
+    """Arguments are mapped, so an omitted default is not filled in."""
 
     _jitted: Any
 
@@ -127,7 +127,7 @@ class _PmapFunction(Wrapper):
 
     @property
     def traces(self) -> tuple[Trace, ...]:
-        """The traces of the function so far, the latest 32 of them."""
+        """The latest 32 traces of the function."""
         return self._jitted.traces
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -172,17 +172,18 @@ def filter_pmap(
 
     **Arguments:**
 
-    - `fun`, `in_axes`, `out_axes`, `axis_name`: as in `filter_vmap`. But a leaf that is no array is
-      passed on whatever its axis, and an output without axis is that of the first device.
+    - `fun`, `in_axes`, `out_axes`, `axis_name`: as in `filter_vmap`. But a leaf that is not an
+      array is passed on whatever its axis, and an output without an axis is that of the first
+      device.
     - `axis_size`: the number of devices, needed if nothing is mapped.
     - `donate`: whether the buffers of the arrays may be reused for the output: `"all"`, the same
-      with the warnings of JAX about buffers that could not be reused (`"warn"`), or `"none"`.
+      with JAX's warnings about buffers that could not be reused (`"warn"`), or `"none"`.
     - `**pmapkwargs`: passed to `jax.pmap`, such as `devices`.
 
     **Returns:** a function of the same arguments. It also has `.lower`, as with `filter_jit`.
 
     **Raises:** `TypeError` if `fun` is not callable; `ValueError` for another word in `donate`, and
-    for `static_broadcasted_argnums` and `donate_argnums`; when called, the same as `filter_vmap`,
+    for `static_broadcasted_argnums` and `donate_argnums`; when called, the errors of `filter_vmap`,
     and `ValueError` if the size exceeds the number of devices.
 
     !!! example

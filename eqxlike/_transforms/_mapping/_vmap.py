@@ -19,7 +19,7 @@ class _VmapFunction(TransformedFunction):
     """The function that `filter_vmap` returns."""
 
     maps_arguments: ClassVar[bool] = True
-    """Arguments are mapped, so a default that is left out is not filled in."""
+    """Arguments are mapped, so an omitted default is not filled in."""
 
     _in_axes: PyTree[AxisSpec]
     _out_axes: PyTree[AxisSpec]
@@ -70,9 +70,9 @@ class _VmapFunction(TransformedFunction):
 
 
 def _name_batched(error: ValueError, paths: list[str]) -> ValueError:
-    """The error to raise in place of JAX's own, that an array without out axis is batched.
+    """Replaces JAX's error that an array without out axis is batched.
 
-    JAX's error has the place of the array among the flat outputs that we return to it.
+    JAX's error has the index of the array among the flat outputs.
 
     **Arguments:**
 
@@ -125,17 +125,17 @@ def filter_vmap(
       prefixes of their arguments. Each leaf is an axis, `None` for "not mapped", or a function
       from a leaf to one of these. By default, axis 0 of each array is mapped.
     - `out_axes`: a prefix of the output, likewise. Leaves with an axis are stacked; a Python number
-      is made an array first. Arrays without an axis must not depend on mapped ones.
+      becomes an array first. Arrays without an axis must not depend on mapped ones.
     - `axis_name`: a name for collective operations over the axis.
     - `axis_size`: the size of the axis, needed if nothing is mapped.
     - `**vmapkwargs`: passed to `jax.vmap`.
 
     **Returns:** a function of the same arguments.
 
-    **Raises:** when called: `RuntimeError` for keyword arguments; `ValueError` if an axis is of
-    another type or out of bounds, a name in `in_axes` belongs to no argument, sizes differ, none
+    **Raises:** when called: `RuntimeError` for keyword arguments; `ValueError` if an axis has
+    another type or is out of bounds, a name in `in_axes` belongs to no argument, sizes differ, none
     is known, or an array without axis in `out_axes` depends on mapped ones; `TypeError` if a leaf
-    that is no array has an axis.
+    that is not an array has an axis.
 
     !!! example
 
