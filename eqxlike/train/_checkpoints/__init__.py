@@ -2,7 +2,7 @@
 
 from ._background import Saving as Saving
 from ._folder import CheckpointFolder as CheckpointFolder
-from ._manifest import CheckpointError as CheckpointError
+from ._format import CheckpointError as CheckpointError
 from ._restore import Restored as Restored
 from ._restore import place_like as place_like
 from ._restore import restore as restore

@@ -1,7 +1,11 @@
-"""Writing in the background: one checkpoint at a time, and no error lost."""
+"""Who writes when: one save at a time, in the background or at once; processes of one run together;
+and of several runs only the one that has the lock.
+"""
 
 import atexit
+import concurrent.futures
 import errno
+import functools
 import os
 import pathlib
 import sys
@@ -30,82 +34,46 @@ class Saving:
         self.path = path
         # Not the thread's own `join`: one that Ctrl-C interrupts takes the thread for ended, up to
         # Python 3.12.
-        self._is_over = threading.Event()
-        self._is_over.set()
-        self._error: BaseException | None = None
-        self._is_told = False
+        self._written: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._is_error_seen = False
         self._began_in = threading.get_ident()
 
     def __repr__(self) -> str:
-        how = "being written" if not self.is_done else "failed" if self._error else "written"
+        how = "being written" if not self.is_done else "failed" if self.join() else "written"
         return f"Saving({self.path!r}, {how})"
 
     @property
     def is_done(self) -> bool:
         """Whether the checkpoint is in its place, or will never be."""
-        return self._is_over.is_set()
+        return self._written.done()
 
     def wait(self) -> None:
         """Waits until the checkpoint is in its place.
 
         **Raises:** what went wrong in writing it, such as `OSError`; what was there before stays.
         """
-        self.join()
-        if self._error is not None:
-            self._is_told = True
-            raise self._error
+        if error := self.join():
+            self._is_error_seen = True
+            raise error
 
-    def run(self, write: Callable[[], None]) -> None:
-        """Calls `write` in a thread of its own."""
-        is_taken = threading.Lock()
+    def join(self) -> BaseException | None:
+        """Waits until it is written, or has failed, and returns the error."""
+        return self._written.exception()
 
-        def target() -> None:
-            if not is_taken.acquire(blocking=False):
-                return
-            try:
-                write()
-            except BaseException as error:
-                self._error = error
-            finally:
-                self._is_over.set()
-
-        self._is_over.clear()
+    def _run(self, write: Callable[[], None]) -> None:
+        if not self._written.set_running_or_notify_cancel():
+            return
         try:
-            threading.Thread(target=target, name=f"saving {self.path}").start()
+            write()
         except BaseException as error:
-            # Ctrl-C, or no more threads. Where it has not begun to write it never will.
-            if is_taken.acquire(blocking=False):
-                self._error, self._is_told = error, True
-                self._is_over.set()
-            raise
-
-    def tell(self) -> None:
-        """Prints the error, if there is one that nobody has seen."""
-        self.join()
-        if self.has_untold_error:
-            self._is_told = True
-            print(f"The checkpoint {self.path} was not written:", file=sys.stderr)
-            traceback.print_exception(self._error)
-
-    def join(self) -> None:
-        """Waits until it is written, or has failed."""
-        self._is_over.wait()
-
-    @property
-    def has_untold_error(self) -> bool:
-        """Whether something went wrong that nobody has seen."""
-        return self._error is not None and not self._is_told
-
-    @property
-    def is_of_this_thread(self) -> bool:
-        """Whether it is this thread that asked for it."""
-        return self._began_in == threading.get_ident()
+            self._written.set_exception(error)
+        else:
+            self._written.set_result(None)
 
 
 _lock = threading.RLock()
-# The last one, which may be under way, and others of which nobody has seen that they failed.
+# The last one, which may be under way, and others whose error nobody has seen.
 _begun: list[Saving] = []
-_waits_at_exit = False
 
 
 def save_in_turn(path: str, begin: Callable[[], Callable[[], None]], background: bool) -> Saving:
@@ -117,19 +85,26 @@ def save_in_turn(path: str, begin: Callable[[], Callable[[], None]], background:
     """
     with _lock:
         wait_for_newest()
-        _begun[:] = [each for each in _begun if each.has_untold_error]
+        _begun[:] = [each for each in _begun if each.join() and not each._is_error_seen]
         for each in _begun:
-            if each.is_of_this_thread:
+            if each._began_in == threading.get_ident():
                 each.wait()
-        write = begin()
-        saving = Saving(path)
-        if background:
-            _wait_at_exit()
+        write, saving = begin(), Saving(path)
+        if not background:
+            saving._run(write)
+            saving.wait()
+            return saving
+        _print_errors_at_exit()
+        try:
             # From here on it is waited for, also where Ctrl-C comes before the next line.
             _begun.append(saving)
-            saving.run(write)
-        else:
-            write()
+            name = f"saving {saving.path}"
+            threading.Thread(target=saving._run, args=[write], name=name).start()
+        except BaseException:
+            # Ctrl-C, or no more threads. Where it has not begun to write it never will.
+            if saving._written.cancel():
+                _begun.remove(saving)
+            raise
         return saving
 
 
@@ -141,45 +116,48 @@ def wait_for_newest() -> None:
             each.join()
 
 
-def _wait_at_exit() -> None:
-    """Has the interpreter wait for what is being written, before it exits."""
-    global _waits_at_exit
-    if _waits_at_exit:
-        return
-    _waits_at_exit = True
+@functools.cache
+def _print_errors_at_exit() -> None:
+    """Has the interpreter wait for what is being written before it exits, and print the errors that
+    nobody has seen.
+    """
+
+    def print_errors() -> None:
+        for each in _begun:
+            error = each.join()
+            if error and not each._is_error_seen:
+                print(f"The checkpoint {each.path} was not written:", file=sys.stderr)
+                traceback.print_exception(error)
+
     # By the time of `atexit`, no pool of threads takes work any more, and Orbax has some. Python
     # has no public name for the moment before; from 3.9 to 3.14 it is this one.
-    register = getattr(threading, "_register_atexit", atexit.register)
-    register(_tell_at_exit)
-
-
-def _tell_at_exit() -> None:
-    for each in _begun:
-        each.tell()
+    getattr(threading, "_register_atexit", atexit.register)(print_errors)
 
 
 # --- Locks between processes, which end with the process that has them ---
 
 
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-
-
-def lock(path: pathlib.Path) -> int | None:
+def lock(path: pathlib.Path, busy: str, place: pathlib.Path) -> int | None:
     """Locks a file or folder that exists.
 
     **Returns:** what `unlock` takes; `None` where the system, or the disk, has no such locks.
 
-    **Raises:** `BlockingIOError` if somebody has it; `OSError` as `os.open` does.
+    **Raises:** `BlockingIOError`, which says `busy` of `place`, if somebody has it; `OSError` as
+    `os.open` does.
     """
     if fcntl is None:
         return None
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException as error:
+        if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            raise FileNotFoundError(errno.ENOENT, "it was replaced meanwhile", str(path))
+    except OSError as error:
         os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise BlockingIOError(error.errno, busy, str(place)) from None
         # Some file systems of clusters and networks are mounted without.
-        if isinstance(error, OSError) and error.errno in _NO_LOCKS:
+        if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             return None
         raise
     return descriptor

@@ -1,7 +1,7 @@
 """A folder of checkpoints of one run: the newest, the best, and what to go on from."""
 
 import contextlib
-import errno
+import itertools
 import math
 import operator
 import os
@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 from ..._numbers import whole_number
 from ._background import Saving, in_first, lock, unlock, wait_for_newest
-from ._manifest import NAME, CheckpointError, read_manifest
+from ._format import NAME, CheckpointError, read_manifest
 from ._restore import Restored, name_of, read_one, steps_in
 from ._save import save_and_then
 
@@ -111,9 +111,8 @@ class CheckpointFolder:
         **Raises:** as `train.save`, and what is here stays; also `BlockingIOError` if another
         process writes here, and `ValueError` if the folder has a checkpoint of a later step.
         """
-        step = _step(step)
-        path = self.folder / name_of(step)
-        in_first(lambda: self._begin(step))
+        self.check_free(step)
+        path = self._path_of(step)
         return save_and_then(
             path,
             state,
@@ -126,7 +125,13 @@ class CheckpointFolder:
 
     def check_free(self, step: int) -> None:
         """Raises what `save` would, of `step`, for what is in the folder: to know before a run."""
-        in_first(lambda: self._begin(_step(step)))
+        self._path_of(step)
+        in_first(lambda: self._begin(step))
+
+    def _path_of(self, step: int) -> pathlib.Path:
+        if operator.index(step) < 0:
+            raise ValueError(f"A step is counted from 0, got {step}.")
+        return self.folder / name_of(operator.index(step))
 
     def paths(self) -> list[pathlib.Path]:
         """The checkpoints, newest first; whether they are whole is not asked."""
@@ -196,16 +201,20 @@ class CheckpointFolder:
         **Raises:** as `train.restore`; `KeyError` if none of that name was saved along.
         """
         wait_for_newest()
-        return read_one(self.folder / name_of(_step(step)), like, name).state
+        return read_one(self._path_of(step), like, name).state
 
     def _begin(self, step: int) -> None:
         """Locks the folder, clears it of what was left half-made, sees that `step` is newest."""
         # What is being written here is not left half-made.
         wait_for_newest()
         self._lock_folder()
-        for path in self.folder.iterdir():
-            if path.name.startswith(".step_") and path.name.endswith((".tmp", ".old")):
-                _remove_if_left(path)
+        for path in self.folder.glob(".step_*"):
+            if path.name.endswith((".tmp", ".old")):
+                # Not one that somebody is working in.
+                with contextlib.suppress(OSError):
+                    descriptor = lock(path, "in use", path)
+                    shutil.rmtree(path, ignore_errors=True)
+                    unlock(descriptor)
         for later, path in steps_in(self.folder).items():
             if later <= step:
                 break
@@ -215,7 +224,9 @@ class CheckpointFolder:
                     f"be saved, which would not be the newest. Go on from {path}, or give another "
                     "folder."
                 )
-            os.rename(path, _free_name(path))
+            # For whoever wants to look at it.
+            names = (path.with_name(f"{path.name}.damaged{n or ''}") for n in itertools.count())
+            os.rename(path, next(name for name in names if not name.exists()))
 
     def _lock_folder(self) -> None:
         if self._unlock is not None:
@@ -223,16 +234,9 @@ class CheckpointFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / ".lock"
         path.touch()
-        try:
-            descriptor = lock(path)
-        except BlockingIOError:
-            raise BlockingIOError(
-                errno.EWOULDBLOCK,
-                f"somebody else writes checkpoints here, {_owner(path)}: end it, or give another "
-                "folder",
-                str(self.folder),
-            ) from None
-        self._unlock = weakref.finalize(self, unlock, descriptor)
+        owner = path.read_text() or "unnamed"
+        busy = f"somebody else writes checkpoints here, {owner}: end it, or give another folder"
+        self._unlock = weakref.finalize(self, unlock, lock(path, busy, self.folder))
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
 
     def _prune(self, saved: pathlib.Path) -> None:
@@ -255,44 +259,10 @@ class CheckpointFolder:
     def _ranked(self, paths: list[pathlib.Path]) -> list[pathlib.Path]:
         """Those with a score, the best first; of equal ones the newest."""
         sign = 1 if self.mode == "min" else -1
-        scores = {path: _score_of(path) for path in paths}
-        ranked = [path for path in paths if math.isfinite(scores[path])]
-        return sorted(ranked, key=lambda path: sign * scores[path])
-
-
-def _score_of(path: pathlib.Path) -> float:
-    try:
-        score = read_manifest(path).score
-    except (ValueError, OSError):
-        return math.nan
-    return math.nan if score is None else score
-
-
-def _remove_if_left(path: pathlib.Path) -> None:
-    """Removes a folder that nobody is working in."""
-    with contextlib.suppress(OSError):
-        descriptor = lock(path)
-        shutil.rmtree(path, ignore_errors=True)
-        unlock(descriptor)
-
-
-def _free_name(path: pathlib.Path) -> pathlib.Path:
-    """Where a damaged checkpoint goes, for whoever wants to look at it."""
-    number = 0
-    while (free := path.with_name(f"{path.name}.damaged{number or ''}")).exists():
-        number += 1
-    return free
-
-
-def _owner(path: pathlib.Path) -> str:
-    try:
-        return path.read_text() or "unnamed"
-    except OSError:
-        return "unnamed"
-
-
-def _step(step: Any) -> int:
-    step = operator.index(step)
-    if step < 0:
-        raise ValueError(f"A step is counted from 0, got {step}.")
-    return step
+        scores = {}
+        for path in paths:
+            with contextlib.suppress(ValueError, OSError):
+                score = read_manifest(path).score
+                if score is not None and math.isfinite(score):
+                    scores[path] = sign * score
+        return sorted(scores, key=scores.__getitem__)

@@ -21,23 +21,24 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..._dtypes import is_key
+from ..._pytree import is_array
 from ..._version import __version__
 from .._checks import check_not_deleted
 from ._background import Saving, in_first, lock, save_in_turn, together, unlock
-from ._leaves import Leaf, describe_leaves, describe_nodes, orbax, write_arrays
-from ._manifest import (
+from ._format import (
     NAME,
+    Leaf,
     Manifest,
     StoredFile,
     StoredLeaf,
     checksum_of,
+    checksum_of_file,
+    describe,
     in_threads,
-    seal,
-    sync_folder,
+    open_arrays,
+    orbax,
     to_text,
 )
-
-_LIBRARIES = ("jax", "jaxlib", "numpy", "orbax-checkpoint", "tensorstore")
 
 
 def save(
@@ -93,13 +94,13 @@ def save_and_then(
     place, `then` is called, in the same thread.
     """
     orbax()
-    check_user_data(data)
-    trees: dict[str | None, PyTree] = {None: state}
-    trees.update(beside or {})
-    described = []
+    _check_user_data(data, "data")
+    trees: dict[str | None, PyTree] = {None: state} | dict(beside or {})
+    nodes, described = {}, []
     for name, tree in trees.items():
         check_not_deleted(tree, name or "state", "train.save")
-        described += [(name, *each) for each in describe_leaves(tree)[0]]
+        leaves, nodes[name], _ = describe(tree)
+        described += [(name, *each) for each in leaves]
     target = pathlib.Path(os.path.realpath(path))
     # Several processes meet at each save, and so must not do so in threads beside their steps.
     background = background and jax.process_count() == 1
@@ -111,8 +112,8 @@ def save_and_then(
             step = _step_of(state)
         manifest = Manifest(
             arrays_folder="",
-            nodes=describe_nodes(state),
-            beside={name: describe_nodes(tree) for name, tree in trees.items() if name is not None},
+            nodes=nodes.pop(None),
+            beside=nodes,
             leaves=leaves,
             files={},
             data=copy.deepcopy(data),
@@ -121,80 +122,9 @@ def save_and_then(
             versions=_versions(),
         )
 
-        def write() -> None:
-            _write(target, manifest, arrays)
-            then()
-
-        return write
+        return lambda: _write(target, manifest, arrays, then)
 
     return save_in_turn(str(target), begin, background)
-
-
-def _write(path: pathlib.Path, manifest: Manifest, arrays: dict[str, Any]) -> None:
-    with _naming(path), contextlib.ExitStack() as stack:
-        temporary = temporary_of(path)
-        folder = temporary / "arrays"
-
-        def begin() -> None:
-            stack.enter_context(folder_beside(path))
-            folder.mkdir()
-
-        def write() -> None:
-            write_arrays(folder, arrays)
-
-        def end() -> None:
-            leaves = in_threads(functools.partial(_with_checksum, arrays), manifest.leaves)
-            name = f"{ARRAYS}{secrets.token_hex(4)}"
-            files = seal(folder)
-            _check_written(path, leaves, files)
-            whole = dataclasses.replace(manifest, arrays_folder=name, leaves=leaves, files=files)
-            os.rename(folder, temporary / name)
-            put_in_place(temporary, path, whole)
-
-        in_first(begin)
-        if arrays:
-            together(write)
-        in_first(end)
-
-
-def _check_written(
-    path: pathlib.Path, leaves: list[StoredLeaf], files: dict[str, StoredFile]
-) -> None:
-    """Raises `OSError` if a file does not read as what was in memory: what a checkpoint replaces
-    is deleted after this.
-    """
-    values: dict[str, list[str]] = {}
-    for name, file in files.items():
-        top, _, rest = name.partition("/")
-        if not rest.startswith("."):
-            values.setdefault(top, []).append(file.checksum)
-    for each in leaves:
-        found = values.get(each.name or "", [])
-        # An array that was written whole is one file, of its bytes alone.
-        if each.checksum is not None and len(found) == 1 and found != [each.checksum]:
-            reason = f"{each.place} reads otherwise than it was written"
-            raise OSError(errno.EIO, reason, str(path))
-
-
-@contextlib.contextmanager
-def _naming(path: pathlib.Path) -> Iterator[None]:
-    """Names the checkpoint in what the system raised, also where tensorstore hides it in a text."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or error.filename == str(path):
-            raise
-        number, cause = error.errno, error
-    except ValueError as error:
-        hidden = re.search(r"os_error_code='(\d+)'", str(error))
-        if hidden is None:
-            raise
-        number, cause = int(hidden[1]), error
-    else:
-        return
-    # Python finds the subclass by the number.
-    reason = f"{os.strerror(number)}, in writing a checkpoint there"
-    raise OSError(number, reason, str(path)) from cause
 
 
 def _take(
@@ -213,10 +143,12 @@ def _take(
             leaf.copy_to_host_async()
     leaves, arrays = [], {}
     for index, (tree, leaf, value) in enumerate(described):
-        if leaf.kind == "static" or leaf.num_bytes == 0:
+        if leaf.num_bytes == 0:
             leaves.append(StoredLeaf(leaf, tree=tree))
             continue
-        name = f"{index:05d}{_readable(leaf.path)}"
+        # For people to read, on all systems; the number alone tells it from others.
+        readable = re.sub(r"[^A-Za-z0-9_]+", ".", leaf.path).rstrip(".")[:80]
+        name = f"{index:05d}{readable}"
         sharding = str(value.sharding) if isinstance(value, jax.Array) else None
         arrays[name] = array = _numbers(value, copies)
         leaves.append(StoredLeaf(leaf, name, str(array.dtype), None, sharding, tree))
@@ -238,44 +170,98 @@ def _numbers(value: Any, copies: bool) -> Any:
     return numbers.view(np.uint8) if is_added else numbers
 
 
-def _with_checksum(arrays: dict[str, Any], stored: StoredLeaf) -> StoredLeaf:
-    array = arrays.get(stored.name or "")
-    if not isinstance(array, np.ndarray):
-        return stored
-    return dataclasses.replace(stored, checksum=checksum_of(array))
-
-
-def _readable(path: str) -> str:
-    """A path as a part of a file's name, on all systems: to be read by people, it may not tell."""
-    return re.sub(r"[^A-Za-z0-9_]+", ".", path).rstrip(".")[:80]
-
-
 def _step_of(state: Any) -> int | None:
-    step = getattr(state, "step", None)
-    if not isinstance(step, jax.Array | np.ndarray | np.generic | int) or np.ndim(step):
-        return None
-    try:
-        return operator.index(np.asarray(step).item())
-    except TypeError:
-        return None
+    step: Any = getattr(state, "step", None)
+    is_number = isinstance(step, int) or (is_array(step) and step.shape == ())
+    with contextlib.suppress(TypeError):
+        return operator.index(np.asarray(step).item()) if is_number else None
 
 
 @functools.cache
 def _versions() -> dict[str, str]:
+    libraries = ("jax", "jaxlib", "numpy", "orbax-checkpoint", "tensorstore")
     found = {"eqxlike": __version__, "python": platform.python_version()}
-    return found | {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    return found | {name: importlib.metadata.version(name) for name in libraries}
 
 
-# --- Putting a checkpoint in its place: by one rename, after all of it is on the disk ---
+def _check_user_data(value: Any, path: str) -> None:
+    """Raises `TypeError`, with the path, for what JSON does not have or would change."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return
+    if isinstance(value, list | dict):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(value, dict) and not isinstance(key, str):
+                raise TypeError(
+                    f"train.save expected strings as keys of `{path}`, and got {key!r}: JSON has "
+                    "no others."
+                )
+            _check_user_data(each, f"{path}[{key!r}]")
+    else:
+        hint = ": make it a list" if isinstance(value, tuple) else ""
+        raise TypeError(
+            "train.save expected `data` of JSON (None, bool, int, float, str, list, dict), and got "
+            f"{type(value).__name__} at {path}{hint}. Arrays belong in `state`."
+        )
 
 
-ARRAYS = "arrays-"
+# --- Writing: into a folder beside, which is put in its place by one rename ---
+
+
+_ARRAYS = "arrays-"
 """How the folders of arrays in a checkpoint begin."""
 
 
+def _write(
+    path: pathlib.Path, manifest: Manifest, arrays: dict[str, Any], then: Callable[[], object]
+) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    folder = temporary / "arrays"
+    with _naming(path), contextlib.ExitStack() as stack:
+
+        def begin() -> None:
+            stack.enter_context(_claimed(temporary, path))
+            folder.mkdir()
+
+        def with_checksum(stored: StoredLeaf) -> StoredLeaf:
+            array = arrays.get(stored.name or "")
+            checksum = checksum_of(array) if isinstance(array, np.ndarray) else None
+            return dataclasses.replace(stored, checksum=checksum)
+
+        def end() -> None:
+            leaves = in_threads(with_checksum, manifest.leaves)
+            name = f"{_ARRAYS}{secrets.token_hex(4)}"
+            whole = dataclasses.replace(
+                manifest, arrays_folder=name, leaves=leaves, files=seal(folder)
+            )
+            _check_written(path, whole)
+            os.rename(folder, temporary / name)
+            _put_in_place(temporary, path, whole)
+
+        in_first(begin)
+        if arrays:
+            together(lambda: write_arrays(folder, arrays))
+        in_first(end)
+    then()
+
+
 @contextlib.contextmanager
-def folder_beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """An empty folder beside `path`, on the same disk, which nobody else has.
+def _naming(path: pathlib.Path) -> Iterator[None]:
+    """Names the checkpoint in what the system raised, also where tensorstore hides it in a text."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        hidden = re.search(r"os_error_code='(\d+)'", str(error))
+        number = int(hidden[1]) if hidden else getattr(error, "errno", None)
+        if number is None or getattr(error, "filename", None) == str(path):
+            raise
+        # Python finds the subclass by the number.
+        reason = f"{os.strerror(number)}, in writing a checkpoint there"
+        raise OSError(number, reason, str(path)) from error
+
+
+@contextlib.contextmanager
+def _claimed(temporary: pathlib.Path, path: pathlib.Path) -> Iterator[None]:
+    """Makes the empty folder `temporary`, on the disk of `path`, which nobody else has then.
 
     It is gone when the `with` block is left. Where the process is killed it stays, unlocked, and
     the next one that writes to `path` takes it.
@@ -285,49 +271,20 @@ def folder_beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """
     _check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_of(path)
-    descriptor = _claim(temporary, path)
+    while True:
+        temporary.mkdir(exist_ok=True)
+        # Who had it may put it in place, or remove it, before it is locked here.
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = lock(temporary, "another process is writing a checkpoint there", path)
+            break
     try:
-        for entry in os.scandir(temporary):
-            _remove(pathlib.Path(entry))
-        yield temporary
+        for entry in temporary.iterdir():
+            _remove(entry)
+        yield
     finally:
         # What was renamed is there no longer. The lock holds until all is gone.
         shutil.rmtree(temporary, ignore_errors=True)
         unlock(descriptor)
-
-
-def put_in_place(temporary: pathlib.Path, path: pathlib.Path, manifest: Manifest) -> None:
-    """Makes the folder `temporary`, with the arrays, the checkpoint at `path`.
-
-    Where there is none, the whole folder is renamed. No rename puts a folder in the place of one
-    that holds something. So where there is one, the new arrays are moved into it, beside the old
-    ones, and then the manifest is replaced, by one rename, which names either the old or the new
-    ones: at no moment is there none. The old arrays are deleted after that.
-    """
-    text = to_text(manifest).encode()
-    with open(temporary / NAME, "xb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(temporary)
-    if (path / NAME).exists():
-        os.rename(temporary / manifest.arrays_folder, path / manifest.arrays_folder)
-        sync_folder(path)
-        os.replace(temporary / NAME, path / NAME)
-        sync_folder(path)
-        _remove_other_arrays(path, manifest.arrays_folder)
-        return
-    if path.exists():
-        # Arrays whose manifest is lost, or nothing.
-        _remove_other_arrays(path, keep="")
-    os.rename(temporary, path)
-    sync_folder(path.parent)
-
-
-def temporary_of(path: pathlib.Path) -> pathlib.Path:
-    """The folder in which the checkpoint at `path` is made."""
-    return path.with_name(f".{path.name}.tmp")
 
 
 def _check_replaceable(path: pathlib.Path) -> None:
@@ -335,7 +292,7 @@ def _check_replaceable(path: pathlib.Path) -> None:
         return
     if path.is_dir():
         names = os.listdir(path)
-        if NAME in names or all(name.startswith(ARRAYS) for name in names):
+        if NAME in names or all(name.startswith(_ARRAYS) for name in names):
             return
     raise FileExistsError(
         errno.EEXIST,
@@ -344,35 +301,85 @@ def _check_replaceable(path: pathlib.Path) -> None:
     )
 
 
-def _claim(temporary: pathlib.Path, path: pathlib.Path) -> int | None:
-    """Makes the folder and locks it."""
-    while True:
-        temporary.mkdir(exist_ok=True)
-        try:
-            descriptor = lock(temporary)
-        except FileNotFoundError:
-            continue
-        except BlockingIOError:
-            raise BlockingIOError(
-                errno.EWOULDBLOCK, "another process is writing a checkpoint there", str(path)
-            ) from None
-        if descriptor is None or _is_at(descriptor, temporary):
-            return descriptor
-        # Who had it has put it in place, or removed it.
-        unlock(descriptor)
+def write_arrays(folder: pathlib.Path, arrays: dict[str, Any]) -> None:
+    """Writes each array into a folder of its own name; `folder` must exist.
+
+    Where arrays span several processes, each of them calls this and writes its part.
+    """
+    with open_arrays(folder) as (handler, path):
+        handler.save(path, args=orbax().args.PyTreeSave(arrays))
 
 
-def _is_at(descriptor: int, path: pathlib.Path) -> bool:
+def seal(folder: pathlib.Path) -> dict[str, StoredFile]:
+    """Sees to it that all under `folder` is on the disk, and takes the checksum of each file.
+
+    **Returns:** the files by their paths in `folder`, with `/`.
+    """
+    paths = sorted([folder, *folder.rglob("*")])
+    files = {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
+    sealed = in_threads(_seal_file, files.values())
+    for path in paths:
+        if path.is_dir():
+            _sync(path)
+    return dict(zip(files, sealed, strict=True))
+
+
+def _seal_file(path: pathlib.Path) -> StoredFile:
+    _sync(path)
+    return StoredFile(path.stat().st_size, checksum_of_file(path))
+
+
+def _sync(path: pathlib.Path) -> None:
+    """Sees to it that a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_written(path: pathlib.Path, manifest: Manifest) -> None:
+    """Raises `OSError` if a file does not read as what was in memory: what a checkpoint replaces
+    is deleted after this.
+    """
+    values = manifest.values()
+    for each in manifest.leaves:
+        found = [file.checksum for file in values.get(each.name or "", [])]
+        # An array that was written whole is one file, of its bytes alone.
+        if each.checksum is not None and len(found) == 1 and found != [each.checksum]:
+            reason = f"{each.place} reads otherwise than it was written"
+            raise OSError(errno.EIO, reason, str(path))
+
+
+def _put_in_place(temporary: pathlib.Path, path: pathlib.Path, manifest: Manifest) -> None:
+    """Makes the folder `temporary`, with the arrays, the checkpoint at `path`.
+
+    Where there is none, the whole folder is renamed. No rename puts a folder in the place of one
+    that holds something. So where there is one, the new arrays are moved into it, beside the old
+    ones, and then the manifest is replaced, by one rename, which names either the old or the new
+    ones: at no moment is there none. The old arrays are deleted after that.
+    """
+    (temporary / NAME).write_text(to_text(manifest))
+    _sync(temporary / NAME)
+    _sync(temporary)
+    if (path / NAME).exists():
+        os.rename(temporary / manifest.arrays_folder, path / manifest.arrays_folder)
+        _sync(path)
+        os.replace(temporary / NAME, path / NAME)
+        _sync(path)
+        _remove_other_arrays(path, keep=manifest.arrays_folder)
+        return
+    if path.exists():
+        # Arrays whose manifest is lost, or nothing.
+        _remove_other_arrays(path, keep="")
+    os.rename(temporary, path)
+    _sync(path.parent)
 
 
 def _remove_other_arrays(path: pathlib.Path, keep: str) -> None:
-    for entry in os.scandir(path):
-        if entry.name.startswith(ARRAYS) and entry.name != keep:
-            _remove(pathlib.Path(entry))
+    for entry in path.glob(f"{_ARRAYS}*"):
+        if entry.name != keep:
+            _remove(entry)
 
 
 def _remove(path: pathlib.Path) -> None:
@@ -380,29 +387,3 @@ def _remove(path: pathlib.Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-# --- What a user gives along: JSON that comes back as it was ---
-
-
-def check_user_data(value: Any, path: str = "data") -> None:
-    """Raises `TypeError`, with the path, for what JSON does not have or would change."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return
-    if isinstance(value, list):
-        for index, each in enumerate(value):
-            check_user_data(each, f"{path}[{index}]")
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            if not isinstance(key, str):
-                raise TypeError(
-                    f"train.save expected strings as keys of `{path}`, and got {key!r}: JSON has "
-                    "no others."
-                )
-            check_user_data(each, f"{path}[{key!r}]")
-    else:
-        hint = ": make it a list" if isinstance(value, tuple) else ""
-        raise TypeError(
-            "train.save expected `data` of JSON (None, bool, int, float, str, list, dict), and got "
-            f"{type(value).__name__} at {path}{hint}. Arrays belong in `state`."
-        )

@@ -170,9 +170,9 @@ def test_what_this_process_is_writing_is_not_taken_for_left_behind(folder, monke
     is_waited_for = threading.Event()
     lock, wait = _save.lock, _folder.wait_for_newest
 
-    def lock_late(path):
+    def lock_late(*args):
         assert is_waited_for.wait(timeout=60)
-        return lock(path)
+        return lock(*args)
 
     def wait_and_tell():
         is_waited_for.set()

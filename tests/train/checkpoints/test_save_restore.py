@@ -212,7 +212,7 @@ def test_checkpoint_can_be_moved_and_replaced_where_a_symbolic_link_points(path,
     assert (tmp_path / "link").is_symlink()
 
 
-def test_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(path, monkeypatch):
+def test_checkpoint_that_is_replaced_while_it_is_read_is_read_again(path, monkeypatch):
     train.save(path, np.zeros(1), 0)
     check = _restore.check_files
     calls = []
