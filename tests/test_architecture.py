@@ -105,7 +105,7 @@ ROOMS = {
     ),
     "nn": ({"_common"}, {"_stateful"}, {LAYERS_OF_NN, "_parallel"}, {"_bayesian"}, {"_surgery"}),
     "train": (
-        {"_checks", "_progress"},
+        {"_checks"},
         {"_evaluate", "_metrics"},
         {"_checkpoints", "_state", "metrics"},
         {"_run", "_safetensors", "_sharding"},

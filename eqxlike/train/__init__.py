@@ -10,6 +10,7 @@ from ._callbacks import EarlyStopping as EarlyStopping
 from ._callbacks import JsonLines as JsonLines
 from ._callbacks import Progress as Progress
 from ._callbacks import TensorBoard as TensorBoard
+from ._callbacks import progress as progress
 from ._checkpoints import CheckpointError as CheckpointError
 from ._checkpoints import CheckpointFolder as CheckpointFolder
 from ._checkpoints import Restored as Restored
@@ -19,7 +20,6 @@ from ._checkpoints import save as save
 from ._loop import FitResult as FitResult
 from ._loop import fit as fit
 from ._make_evaluate import make_evaluate as make_evaluate
-from ._progress import progress as progress
 from ._run import Run as Run
 from ._safetensors import export_safetensors as export_safetensors
 from ._safetensors import import_safetensors as import_safetensors

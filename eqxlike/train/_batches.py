@@ -6,50 +6,17 @@ import queue
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
-from jaxtyping import PyTree
 
 from .._numbers import whole_number
 from ._sharding import Sharding, place_batch
 
 Arrays = TypeVar("Arrays")
-
-
-def _named_arrays(arrays: PyTree) -> list[tuple[str, np.ndarray]]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
-    return [(jax.tree_util.keystr(path) or "arrays", np.asarray(leaf)) for path, leaf in leaves]
-
-
-def _check_lengths(named: list[tuple[str, np.ndarray]]) -> int:
-    if not named:
-        raise ValueError("minibatches expects at least one array, got none.")
-    for name, array in named:
-        if array.ndim == 0:
-            raise ValueError(
-                f"minibatches expects arrays with a leading axis of examples; {name} has shape ()."
-            )
-    if len({len(array) for _, array in named}) != 1:
-        listed = ", ".join(f"{name} {len(array)}" for name, array in named)
-        raise ValueError(f"minibatches expects arrays of one length, got {listed}.")
-    return len(named[0][1])
-
-
-def _check_finite(named: list[tuple[str, np.ndarray]]) -> None:
-    for name, array in named:
-        # NumPy does not count bfloat16 and its like among the inexact ones.
-        if jnp.issubdtype(array.dtype, jnp.inexact):
-            is_bad = ~np.isfinite(array)
-            if is_bad.any():
-                first = tuple(int(index) for index in np.argwhere(is_bad)[0])
-                raise ValueError(
-                    f"The data holds {int(is_bad.sum())} NaN or infinite values in {name}, the "
-                    f"first at index {first}. Clean it, or pass `check_finite=False` to train on "
-                    "it as it is."
-                )
 
 
 class Minibatches(Generic[Arrays]):
@@ -171,7 +138,8 @@ def minibatches(
     >>> bool((next(batches)[1] == second).all())
     True
     """
-    named = _named_arrays(arrays)
+    paths_and_leaves, treedef = jtu.tree_flatten_with_path(arrays)
+    named = [(jtu.keystr(path) or "arrays", np.asarray(leaf)) for path, leaf in paths_and_leaves]
     length = _check_lengths(named)
     if not length:
         raise ValueError("minibatches expects arrays with examples, and these have a length of 0.")
@@ -183,8 +151,35 @@ def minibatches(
         )
     if check_finite:
         _check_finite(named)
-    treedef = jax.tree_util.tree_structure(arrays)
     return Minibatches([array for _, array in named], treedef, batch_size, seed)
+
+
+def _check_lengths(named: list[tuple[str, np.ndarray]]) -> int:
+    if not named:
+        raise ValueError("minibatches expects at least one array, got none.")
+    for name, array in named:
+        if array.ndim == 0:
+            raise ValueError(
+                f"minibatches expects arrays with a leading axis of examples; {name} has shape ()."
+            )
+    if len({len(array) for _, array in named}) != 1:
+        listed = ", ".join(f"{name} {len(array)}" for name, array in named)
+        raise ValueError(f"minibatches expects arrays of one length, got {listed}.")
+    return len(named[0][1])
+
+
+def _check_finite(named: list[tuple[str, np.ndarray]]) -> None:
+    for name, array in named:
+        # NumPy does not count bfloat16 and its like among the inexact ones.
+        if jnp.issubdtype(array.dtype, jnp.inexact):
+            is_bad = ~np.isfinite(array)
+            if is_bad.any():
+                first = tuple(int(index) for index in np.argwhere(is_bad)[0])
+                raise ValueError(
+                    f"The data holds {int(is_bad.sum())} NaN or infinite values in {name}, the "
+                    f"first at index {first}. Clean it, or pass `check_finite=False` to train on "
+                    "it as it is."
+                )
 
 
 # --- Batches that are made and moved to the device ahead of time ---
@@ -193,29 +188,18 @@ def minibatches(
 Batch = TypeVar("Batch")
 
 
-class _Made(NamedTuple):
-    """A batch, and where its stream was after it, if it can say."""
-
-    batch: Any
-    position: Any
-
-
-class _Ended(NamedTuple):
-    """The stream has ended: by itself, or with an exception."""
-
-    error: BaseException | None
-
-
 class _Ahead:
     """What thread and iterator share: batches that are ready, and room for more.
 
     - `size`: how many may be ready.
+    - `ready`: pairs of a batch and the position of its stream after it, and at last the exception
+      with which the stream ended: a `StopIteration` where it ended by itself.
     - `room`: has something in it for each batch that was taken since. It costs less so than a
       semaphore.
     """
 
     def __init__(self, size: int) -> None:
-        self.ready: queue.SimpleQueue[_Made | _Ended] = queue.SimpleQueue()
+        self.ready: queue.SimpleQueue[tuple[Any, Any] | BaseException] = queue.SimpleQueue()
         self.room: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.size, self.is_stopped = size, False
 
@@ -223,7 +207,7 @@ class _Ahead:
         """Lets the thread end once it has made the batch under way, and whoever waits go on."""
         self.is_stopped = True
         self.room.put(None)
-        self.ready.put(_Ended(None))
+        self.ready.put(StopIteration())
 
 
 class Prefetch(Generic[Batch]):
@@ -240,14 +224,15 @@ class Prefetch(Generic[Batch]):
 
     def _start(self) -> None:
         self._position = getattr(self._source, "position", None)
-        self._ended: _Ended | None = None
+        self._ended: StopIteration | None = None
         self._ahead = _Ahead(self._size)
         config: Any = jax.config
-        settings = _Settings(config.jax_enable_x64, config.jax_default_device)
+        # What this thread has set for itself about arrays, to be the same in the other.
+        settings = config.jax_enable_x64, config.jax_default_device
         # The thread must not hold the iterator, or nobody would ever let it go.
         self._thread = threading.Thread(
             target=_fill,
-            args=(self._source, self._ahead, self._sharding, settings),
+            args=(self._source, self._ahead, self._sharding, *settings),
             name="eqxlike-prefetch",
             daemon=True,
         )
@@ -280,7 +265,7 @@ class Prefetch(Generic[Batch]):
     def close(self) -> None:
         """Ends the thread. What was made ahead is lost."""
         self._end()
-        self._ended = _Ended(None)
+        self._ended = StopIteration()
 
     def __enter__(self) -> "Prefetch[Batch]":
         return self
@@ -293,14 +278,12 @@ class Prefetch(Generic[Batch]):
 
     def __next__(self) -> Batch:
         made = self._ended or self._ahead.ready.get()
-        if isinstance(made, _Ended):
-            self._ended = _Ended(None)
-            if made.error is not None:
-                raise made.error
-            raise StopIteration
+        if isinstance(made, BaseException):
+            self._ended = StopIteration()
+            raise made
         self._ahead.room.put(None)
-        self._position = made.position
-        return made.batch
+        batch, self._position = made
+        return batch
 
 
 def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -> Prefetch[Batch]:
@@ -327,60 +310,43 @@ def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -
     return Prefetch(batches, whole_number(size, "size"), sharding)
 
 
-class _Settings(NamedTuple):
-    """What a thread has set for itself about arrays, to be the same in another."""
-
-    enable_x64: bool
-    default_device: Any
-
-
-def _fill(source: Iterator[Any], ahead: _Ahead, sharding: Any, settings: _Settings) -> None:
+def _fill(
+    source: Iterator[Any], ahead: _Ahead, sharding: Any, enable_x64: bool, default_device: Any
+) -> None:
     """What the thread does."""
-    error: BaseException | None = None
     try:
-        with jax.enable_x64(settings.enable_x64), jax.default_device(settings.default_device):
+        with jax.enable_x64(enable_x64), jax.default_device(default_device):
             for count in itertools.count():
                 if count >= ahead.size:
                     ahead.room.get()
                 if ahead.is_stopped:
                     return
-                batch = _moved(_copied(next(source)), sharding)
-                ahead.ready.put(_Made(batch, getattr(source, "position", None)))
+                batch = _moved(next(source), sharding)
+                ahead.ready.put((batch, getattr(source, "position", None)))
     except StopIteration:
-        pass
-    except BaseException as raised:
-        error = raised
-    ahead.ready.put(_Ended(error))
+        ahead.ready.put(StopIteration())
+    except BaseException as error:
+        ahead.ready.put(error)
 
 
-def _copied(batch: Any) -> Any:
-    """The same with every NumPy array in memory of its own.
+def _moved(batch: Any, sharding: Any) -> Any:
+    """The batch on the device, where no array shares its memory with NumPy's.
 
     Streams write one batch after another into the same arrays, and on a CPU JAX takes over the
     memory of an array, if it lies as XLA likes it.
     """
-    return jax.tree_util.tree_map(
-        lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch
-    )
 
+    def moved(leaf: Any) -> Any:
+        if sharding is not None and isinstance(leaf, np.ndarray | jax.Array):
+            return jax.device_put(leaf, sharding)
+        # Half the time of `jax.device_put`. It counts as a transfer that nobody asked for.
+        return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
 
-def _moved(batch: Any, sharding: Any) -> Any:
+    batch = jtu.tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch)
     if isinstance(sharding, Sharding):
         return place_batch(batch, sharding)
-    if sharding is None:
-        # Half the time of `jax.device_put`. It counts as a transfer that nobody asked for.
-        with jax.transfer_guard_host_to_device("allow"):
-            return jax.tree_util.tree_map(
-                lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, batch
-            )
-    leaves, treedef = jax.tree_util.tree_flatten(batch)
-    places = [
-        index for index, leaf in enumerate(leaves) if isinstance(leaf, np.ndarray | jax.Array)
-    ]
-    moved = jax.device_put([leaves[index] for index in places], sharding)
-    for index, array in zip(places, moved, strict=True):
-        leaves[index] = array
-    return treedef.unflatten(leaves)
+    with jax.transfer_guard_host_to_device("allow"):
+        return jtu.tree_map(moved, batch)
 
 
 def _end(thread: threading.Thread, ahead: _Ahead) -> None:

@@ -20,49 +20,9 @@ Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 Measure = Callable[..., Mapping[str, Mean | ArrayLike]]
 
 
-class Evaluator:
-    """From a state to metrics by name; `make_evaluate` makes it."""
-
-    def __init__(self, measure: Measure, batches: Batches, sharding: Sharding | None) -> None:
-        self._batches = batches
-        if sharding is not None:
-            measure = measure_sharded(measure, sharding)
-        self._measure = filter_jit(_as_means(measure))
-
-    def __call__(self, state: TrainState) -> dict[str, float]:
-        """The metrics over all batches, as Python floats.
-
-        **Raises:** `ValueError` if there are no batches, or batches that give other metrics than
-        the first; `TypeError` if one gives no mapping, and for what is no `TrainState`.
-        """
-        check_state(state, TrainState, "evaluate")
-        batches = self._batches() if callable(self._batches) else self._batches
-        # The optimiser's state is no argument: it would only be carried along.
-        given = (state.model,) if state.model_state is None else (state.model, state.model_state)
-        totals: dict[str, Mean] = {}
-        for batch in batches:
-            try:
-                means = self._measure(*given, batch)
-            except Exception as error:
-                if isinstance(batches, tuple) and all(map(is_array, batches)):
-                    error.add_note(
-                        "make_evaluate got a tuple of arrays as `batches`, and takes each for a "
-                        "batch. If the tuple is one batch, give `[batch]`."
-                    )
-                raise
-            totals = _merge(totals, means) if totals else means
-        if not totals:
-            raise ValueError(
-                "make_evaluate expected at least one batch, and one metric. An iterator has no "
-                "batches once it was gone through: give a list, or a function that returns a fresh "
-                "iterator."
-            )
-        return {name: float(total.value) for name, total in totals.items()}
-
-
 def make_evaluate(
     measure: Measure, batches: Batches, *, sharding: Sharding | None = None
-) -> Evaluator:
+) -> Callable[[TrainState], dict[str, float]]:
     """What `fit` takes as `evaluate`: metrics of the model over batches.
 
     **Arguments:**
@@ -78,8 +38,10 @@ def make_evaluate(
     - `sharding`: that of the states, placed by `train.shard`. Batches are split over its devices so
       far as they divide.
 
-    **Returns:** `evaluate(state)`, which gives the metrics as floats. Sums stay on the device
-    until the last batch.
+    **Returns:** `evaluate(state)`, which gives the metrics over all batches as floats. Sums stay
+    on the device until the last batch. It raises `ValueError` if there are no batches, or batches
+    that give other metrics than the first; `TypeError` if one gives no mapping, and for what is no
+    `TrainState`.
 
     **Raises:** `TypeError` if `sharding` is none of `train`, and for batches that never end, as
     those of `minibatches`, or arrays in their place.
@@ -104,7 +66,36 @@ def make_evaluate(
             f"make_evaluate expected batches, each of which counts once, and got some that "
             f"{problem}: give a list, such as `[arrays]` for one batch of everything."
         )
-    return Evaluator(measure, batches, sharding)
+    if sharding is not None:
+        measure = measure_sharded(measure, sharding)
+    measured = filter_jit(_as_means(measure))
+
+    def evaluate(state: TrainState) -> dict[str, float]:
+        check_state(state, TrainState, "evaluate")
+        fresh = batches() if callable(batches) else batches
+        # The optimiser's state is no argument: it would only be carried along.
+        models = (state.model,) if state.model_state is None else (state.model, state.model_state)
+        totals: dict[str, Mean] = {}
+        for batch in fresh:
+            try:
+                means = measured(*models, batch)
+            except Exception as error:
+                if isinstance(fresh, tuple) and all(map(is_array, fresh)):
+                    error.add_note(
+                        "make_evaluate got a tuple of arrays as `batches`, and takes each for a "
+                        "batch. If the tuple is one batch, give `[batch]`."
+                    )
+                raise
+            totals = _merge(totals, means) if totals else means
+        if not totals:
+            raise ValueError(
+                "make_evaluate expected at least one batch, and one metric. An iterator has no "
+                "batches once it was gone through: give a list, or a function that returns a fresh "
+                "iterator."
+            )
+        return {name: float(total.value) for name, total in totals.items()}
+
+    return evaluate
 
 
 def _as_means(measure: Measure) -> Callable[..., dict[str, Mean]]:

@@ -26,22 +26,14 @@ Names = Mapping[str, NameInFile] | Callable[[str], NameInFile]
 # The names of dtypes in the files.
 _DTYPES = {
     "BOOL": "bool",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "U8": "uint8",
-    "U16": "uint16",
-    "U32": "uint32",
-    "U64": "uint64",
-    "F16": "float16",
-    "F32": "float32",
-    "F64": "float64",
     "BF16": "bfloat16",
     "C64": "complex64",
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
     "F8_E8M0": "float8_e8m0fnu",
+    **{f"F{size}": f"float{size}" for size in (16, 32, 64)},
+    **{f"I{size}": f"int{size}" for size in (8, 16, 32, 64)},
+    **{f"U{size}": f"uint{size}" for size in (8, 16, 32, 64)},
 }
 _SUPPORTED = set(_DTYPES.values())
 
@@ -262,20 +254,19 @@ def _sources(ours: list[str], names: Names | None) -> dict[str, _Source]:
             f"`names` has {', '.join(map(str, unknown))}, and the arrays of `model_like` are "
             f"{', '.join(ours)}."
         )
-    find = names if callable(names) else lambda name: table.get(name, name)
-    return {name: _source(name, find(name)) for name in ours}
-
-
-def _source(ours: str, entry: Any) -> _Source:
-    match entry:
-        case str():
-            return _Source(ours, entry, None)
-        case (str() as name, function) if callable(function):
-            return _Source(ours, name, function)
-    raise TypeError(
-        "`names` gives the name in the file, a string, or a pair of it and a function; for "
-        f"{ours} it gave {entry!r}."
-    )
+    sources = {}
+    for name in ours:
+        match entry := names(name) if callable(names) else table.get(name, name):
+            case str():
+                sources[name] = _Source(name, entry, None)
+            case (str() as theirs, function) if callable(function):
+                sources[name] = _Source(name, theirs, function)
+            case _:
+                raise TypeError(
+                    "`names` gives the name in the file, a string, or a pair of it and a function; "
+                    f"for {name} it gave {entry!r}."
+                )
+    return sources
 
 
 def _named_leaves(model: PyTree, taker: str) -> tuple[list[tuple[str | None, Any]], Any]:

@@ -5,3 +5,4 @@ from ._early_stopping import EarlyStopping as EarlyStopping
 from ._logging import JsonLines as JsonLines
 from ._logging import Progress as Progress
 from ._logging import TensorBoard as TensorBoard
+from ._logging import progress as progress

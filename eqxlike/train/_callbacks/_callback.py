@@ -11,10 +11,10 @@ from .._run import Run
 
 
 class Callback:
-    """Something that looks on, and acts, at moments of a training; `fit` takes several.
+    """Something that observes a training, and acts at its events; `fit` takes several.
 
-    Derive from it and write the moments you want. They are called in the order of the callbacks,
-    and see a `train.Run`. What a moment raises ends `fit`.
+    Derive from it and write the hooks you want. They are called in the order of the callbacks, and
+    see a `train.Run`. What a hook raises ends `fit`.
 
     - `every`: after each multiple of so many steps `on_step` is called; never where it is `None`.
 
@@ -100,6 +100,16 @@ class Callback:
 
     def close(self) -> None:
         """At the very end, also after an exception: lets go of files and the like."""
+
+
+def metric_of(run: Run, metric: str, taker: str) -> float:
+    """A metric of the last evaluation. **Raises:** `KeyError` if it gives none of that name."""
+    if metric not in run.metrics:
+        raise KeyError(
+            f"{taker} looks for the metric {metric!r}, and `evaluate` gives "
+            f"{', '.join(map(repr, run.metrics)) or 'none'}."
+        )
+    return run.metrics[metric]
 
 
 # --- What checkpoints keep of callbacks ---

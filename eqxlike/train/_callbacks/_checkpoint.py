@@ -9,7 +9,7 @@ from typing import Literal
 from ..._numbers import whole_number
 from .._checkpoints import CheckpointFolder, Saving
 from .._run import Run
-from ._callback import Callback, kept_by
+from ._callback import Callback, kept_by, metric_of
 
 
 class Checkpoint(Callback):
@@ -126,12 +126,7 @@ class Checkpoint(Callback):
     def _score(self, run: Run) -> float | None:
         if self.metric is None or run.evaluated_at != run.steps:
             return None
-        if self.metric not in run.metrics:
-            raise KeyError(
-                f"Checkpoint looks for the metric {self.metric!r}, and `evaluate` gives "
-                f"{', '.join(map(repr, run.metrics))}."
-            )
-        return run.metrics[self.metric]
+        return metric_of(run, self.metric, "Checkpoint")
 
     def _finish(self, run: Run) -> None:
         """Waits for the checkpoint under way, and tells of it."""

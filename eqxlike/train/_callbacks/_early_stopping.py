@@ -7,7 +7,7 @@ from typing import Any, Literal
 from ..._numbers import whole_number
 from .._run import Run
 from .._state import copy_arrays
-from ._callback import Callback
+from ._callback import Callback, metric_of
 
 
 class EarlyStopping(Callback):
@@ -66,12 +66,7 @@ class EarlyStopping(Callback):
 
     def on_evaluate(self, run: Run) -> None:
         """Compares the metric with the best."""
-        if self.metric not in run.metrics:
-            raise KeyError(
-                f"EarlyStopping looks for the metric {self.metric!r}, and `evaluate` gives "
-                f"{', '.join(map(repr, run.metrics)) or 'none'}."
-            )
-        value = run.metrics[self.metric]
+        value = metric_of(run, self.metric, "EarlyStopping")
         if self._is_better(value):
             self.best, self.best_step, self._num_worse = value, run.steps, 0
             if self.restore_best:

@@ -8,6 +8,7 @@ import pathlib
 import socket
 import struct
 import time
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import IO, Any, TextIO
 
@@ -17,10 +18,40 @@ from ..._progress import OnStep, run_progress
 from .._run import Run
 from ._callback import Callback
 
+
+class _WithFile(Callback):
+    """A callback that writes to a file, of which the first process has one."""
+
+    _file: IO[Any] | None = None
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+
+class _WithRate(Callback):
+    """A callback that says how fast steps are, since the log before: since the start, compilation
+    would count for long.
+    """
+
+    _last = (0, 0.0)
+
+    def on_start(self, run: Run) -> None:
+        """Begins to count."""
+        self._last = run.steps, time.perf_counter()
+
+    def _steps_per_second(self, run: Run) -> float:
+        (steps, then), now = self._last, time.perf_counter()
+        self._last = run.steps, now
+        return (run.steps - steps) / max(now - then, 1e-9)
+
+
 # --- A line of JSON for everything that is known of a training ---
 
 
-class JsonLines(Callback):
+class JsonLines(_WithFile):
     """Writes a file with a JSON object in each line, which grows as the training does.
 
     Each has `event`, one of `"start"`, `"log"`, `"evaluate"`, `"checkpoint"` and `"end"`; `step`;
@@ -44,7 +75,6 @@ class JsonLines(Callback):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = pathlib.Path(path)
-        self._file: IO[str] | None = None
         self._started = 0.0
 
     def on_start(self, run: Run) -> None:
@@ -73,12 +103,6 @@ class JsonLines(Callback):
         """The last line."""
         self._write("end", run)
 
-    def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
-            self._file.close()
-        self._file = None
-
     def _write(self, event: str, run: Run, **what: Any) -> None:
         if self._file is None:
             return
@@ -98,7 +122,7 @@ def _finite(value: Any) -> Any:
 # --- How far training is, how fast, and how long it will take ---
 
 
-class Progress(Callback):
+class Progress(_WithRate):
     """Shows the step, the loss, the learning rate, metrics, and steps a second since the last log.
 
     A terminal gets a bar with the time that is left, if `rich` is installed; anything else gets
@@ -120,14 +144,13 @@ class Progress(Callback):
         self.label, self.stream, self.num_lines = label, stream, num_lines
         self._shown = contextlib.ExitStack()
         self._on_step: OnStep | None = None
-        self._last = (0, 0.0)
 
     def on_start(self, run: Run) -> None:
         """Shows a bar, where there is to be one."""
         self._on_step = self._shown.enter_context(
             run_progress(run.num_steps, self.label, stream=self.stream, num_lines=self.num_lines)
         )
-        self._last = run.steps, time.perf_counter()
+        super().on_start(run)
 
     def on_log(self, run: Run) -> None:
         """Says how far it is."""
@@ -137,10 +160,7 @@ class Progress(Callback):
         if run.learning_rate is not None:
             parts.append(f"rate {run.learning_rate:.3g}")
         parts += [f"{name} {value:.4g}" for name, value in run.metrics.items()]
-        # Not since the start: that would count the time of compiling for long.
-        (steps, then), now = self._last, time.perf_counter()
-        self._last = run.steps, now
-        parts.append(f"{(run.steps - steps) / max(now - then, 1e-9):.3g} steps/s")
+        parts.append(f"{self._steps_per_second(run):.3g} steps/s")
         self._on_step(run.steps, ", ".join(parts))
 
     def close(self) -> None:
@@ -149,10 +169,35 @@ class Progress(Callback):
         self._on_step = None
 
 
+@contextlib.contextmanager
+def progress(
+    num_steps: int, *, label: str = "training", stream: TextIO | None = None, num_lines: int = 10
+) -> Iterator[Callable[[int, float], None]]:
+    """Shows how far training is; gives the function to pass to `fit` as `on_log`.
+
+    **Arguments:**
+
+    - `num_steps`: what counts as done.
+    - `label`: what is trained.
+    - `stream`: where to write, standard error by default. A terminal gets a bar if `rich` is
+      installed, anything else lines of text.
+    - `num_lines`: at most so many lines, spread evenly over the steps, however often it is called.
+
+    >>> import sys
+    >>> with progress(200, label="diabetes", stream=sys.stdout, num_lines=2) as on_log:
+    ...     for step in range(50, 201, 50):
+    ...         on_log(step, 1 / step)
+    diabetes: step 100/200, loss 0.01
+    diabetes: step 200/200, loss 0.005
+    """
+    with run_progress(num_steps, label, stream=stream, num_lines=num_lines) as on_step:
+        yield lambda step, loss: on_step(step, f"loss {loss:.4g}")
+
+
 # --- Curves of a training for TensorBoard ---
 
 
-class TensorBoard(Callback):
+class TensorBoard(_WithFile, _WithRate):
     """Writes a training as TensorBoard reads it: `tensorboard --logdir FOLDER` draws its curves.
 
     Each log has `train/loss`, `train/steps_per_second` since the one before, and
@@ -179,12 +224,10 @@ class TensorBoard(Callback):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         _tensorboardx()
         self.folder = pathlib.Path(folder)
-        self._file: IO[bytes] | None = None
-        self._last = (0, 0.0)
 
     def on_start(self, run: Run) -> None:
         """Opens a file, in which the steps after the present one begin again."""
-        self._last = run.steps, time.perf_counter()
+        super().on_start(run)
         if jax.process_index() != 0:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -197,10 +240,7 @@ class TensorBoard(Callback):
 
     def on_log(self, run: Run) -> None:
         """The loss, the learning rate, and steps a second."""
-        (steps, then), now = self._last, time.perf_counter()
-        self._last = run.steps, now
-        per_second = (run.steps - steps) / max(now - then, 1e-9)
-        values = {"train/loss": run.loss, "train/steps_per_second": per_second}
+        values = {"train/loss": run.loss, "train/steps_per_second": self._steps_per_second(run)}
         rate = run.learning_rate
         if rate is not None:
             values["train/learning_rate"] = rate
@@ -210,12 +250,6 @@ class TensorBoard(Callback):
         """The metrics."""
         metrics = {f"evaluate/{name}": value for name, value in run.metrics.items()}
         self._write_scalars(run.steps, metrics)
-
-    def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
-            self._file.close()
-        self._file = None
 
     def _write_scalars(self, step: int, values: dict[str, float]) -> None:
         pairs = [{"tag": name, "simple_value": value} for name, value in values.items()]

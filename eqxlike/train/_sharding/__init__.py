@@ -2,8 +2,6 @@
 
 from ..._collectives import Collective as Collective
 from ..._collectives import collectives as collectives
-from ._inside import evaluate_sharded as evaluate_sharded
-from ._inside import measure_sharded as measure_sharded
 from ._plan import Exchange as Exchange
 from ._plan import Memory as Memory
 from ._plan import Plan as Plan
@@ -11,6 +9,8 @@ from ._plan import plan as plan
 from ._sharding import Sharding as Sharding
 from ._sharding import check_sharding as check_sharding
 from ._sharding import data_parallel as data_parallel
+from ._sharding import evaluate_sharded as evaluate_sharded
 from ._sharding import fsdp as fsdp
+from ._sharding import measure_sharded as measure_sharded
 from ._sharding import place_batch as place_batch
 from ._sharding import shard as shard

@@ -5,11 +5,10 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.random as jr
 import jax.tree_util as jtu
 import optax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import PyTree
 
 from ..._pytree import filter, is_inexact_array
@@ -150,6 +149,7 @@ def plan(
     parameters = {keys: size for keys, size in of_model.items() if keys in trained}
     in_all = _total(_sizes(state, where).values())
     moments = _total(_sizes(state.optimiser_state, where.optimiser_state).values())
+    known = _total([moments, *parameters.values()])
     whole = sharding.of_gathered(state.model)
     together = _sizes(state.model, whole)
     by_layer = gathered_by_layer(state.model, where.model, whole)
@@ -161,7 +161,7 @@ def plan(
     return Plan(
         mesh=dict(sharding.mesh.shape),
         parameters=_total(parameters.values()),
-        other_arrays=_less(in_all, _total([moments, *parameters.values()])),
+        other_arrays=Memory(*(each - part for each, part in zip(in_all, known, strict=True))),
         moments=moments,
         gradients=_total(parameters.values()),
         gathered=_total(gathered.values()),
@@ -176,29 +176,22 @@ def _start(model: Any, optimiser: optax.GradientTransformation) -> tuple[TrainSt
 
 def _sizes(tree: PyTree, shardings: PyTree) -> dict[Keys, Memory]:
     wheres = dict(jtu.tree_leaves_with_path(shardings))
-    return {keys: _size(leaf, wheres[keys]) for keys, leaf in arrays_by_keys(tree).items()}
-
-
-def _size(leaf: jax.ShapeDtypeStruct, where: NamedSharding) -> Memory:
-    shapes = leaf.shape, where.shard_shape(leaf.shape)
-    return Memory(*(math.prod(shape) * leaf.dtype.itemsize for shape in shapes))
+    found = {}
+    for keys, leaf in arrays_by_keys(tree).items():
+        shapes = leaf.shape, wheres[keys].shard_shape(leaf.shape)
+        found[keys] = Memory(*(math.prod(shape) * leaf.dtype.itemsize for shape in shapes))
+    return found
 
 
 def _total(memories: Iterable[Memory]) -> Memory:
-    in_all, a_device = 0, 0
-    for each in memories:
-        in_all, a_device = in_all + each.in_all, a_device + each.a_device
-    return Memory(in_all, a_device)
+    memories = list(memories)
+    return Memory(sum(each.in_all for each in memories), sum(each.a_device for each in memories))
 
 
 def _at_once(size: Memory, stack: Stack | None) -> Memory:
     if stack is None:
         return size
     return Memory(*(each * stack.num_at_once // stack.depth for each in size))
-
-
-def _less(all_of_it: Memory, part: Memory) -> Memory:
-    return Memory(all_of_it.in_all - part.in_all, all_of_it.a_device - part.a_device)
 
 
 def _exchanges(

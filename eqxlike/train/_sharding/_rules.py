@@ -1,7 +1,8 @@
 """Rules that say how each array of a model is split, by its path."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +24,7 @@ def fitting_sharding(
 ) -> NamedSharding:
     """The sharding of one array.
 
-    Splits that mean the same are equal here: JAX compiles a program once more for another spelling.
+    Splits that mean the same are equal here.
 
     **Raises:** `TypeError` if the rule gave something else than a `PartitionSpec`; `ValueError` for
     an axis that the mesh does not have or that is named twice, for more axes than the array has,
@@ -60,21 +61,20 @@ def fitting_sharding(
                 f"splits it into {num_parts} parts. Split another axis, or leave it whole with "
                 "PartitionSpec()."
             )
-    return NamedSharding(mesh, _normal_form(mesh, entries))
+    alone = tuple(name for name, size in mesh.shape.items() if size == 1)
+    return sharding_of(mesh, (without(entry, alone) for entry in entries))
 
 
 def num_devices_along(mesh: AnyMesh, names: tuple[str, ...]) -> int:
     """The number of parts that axes of the mesh make of an axis of an array."""
-    parts = 1
-    for name in names:
-        parts *= mesh.shape[name]
-    return parts
+    return math.prod(mesh.shape[name] for name in names)
 
 
 def without(entry: Any, names: tuple[str, ...]) -> Any:
     """An entry of a `PartitionSpec`, less some axes of the mesh."""
     entries = () if entry is None else (entry,) if isinstance(entry, str) else entry
-    return _entry(tuple(name for name in entries if name not in names))
+    left = tuple(name for name in entries if name not in names)
+    return left[0] if len(left) == 1 else left or None
 
 
 def described(axes: Mapping[str, int]) -> str:
@@ -92,16 +92,14 @@ def _axis_names(entry: Any, what: str) -> tuple[str, ...]:
     return names
 
 
-def _normal_form(mesh: AnyMesh, entries: list[tuple[str, ...]]) -> PartitionSpec:
-    alone = tuple(name for name, size in mesh.shape.items() if size == 1)
-    parts = [without(names, alone) for names in entries]
-    while parts and parts[-1] is None:
-        parts.pop()
-    return PartitionSpec(*parts)
-
-
-def _entry(names: tuple[str, ...]) -> Any:
-    return None if not names else names[0] if len(names) == 1 else names
+def sharding_of(mesh: AnyMesh, entries: Iterable[Any]) -> NamedSharding:
+    """The sharding by the entries of a `PartitionSpec`, of which those of no split at the end are
+    left out: JAX compiles a program once more for another spelling.
+    """
+    entries = list(entries)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return NamedSharding(mesh, PartitionSpec(*entries))
 
 
 # --- The arrays of a tree, with the paths that rules and errors know them by ---
@@ -279,7 +277,9 @@ def gathering(model: PyTree, split: PyTree, together: PyTree) -> PyTree:
         start = len(keys) + 1
         gatherings = {
             each[start:]: Gathering(
-                len(shapes[each].shape) - 1, _of_layer(before[each]), _of_layer(after[each])
+                # A stack that is mapped over has fewer axes to name.
+                len(shapes[each].shape) - 1,
+                *(sharding_of(where[each].mesh, where[each].spec[1:]) for where in (before, after)),
             )
             for each, stack in stacks.items()
             if stack.keys == keys
@@ -287,14 +287,6 @@ def gathering(model: PyTree, split: PyTree, together: PyTree) -> PyTree:
         return node.gathering(gatherings) if gatherings else node
 
     return jtu.tree_map_with_path(told, model, is_leaf=_is_stacked)
-
-
-def _of_layer(sharding: NamedSharding) -> NamedSharding:
-    entries = list(sharding.spec[1:])
-    while entries and entries[-1] is None:
-        # A stack that is mapped over has fewer axes to name.
-        entries.pop()
-    return NamedSharding(sharding.mesh, PartitionSpec(*entries))
 
 
 def _is_stacked(node: Any) -> bool:
@@ -328,13 +320,6 @@ def followed(
         is_alike = parameter is not None and _ends_in(leaf.shape, parameters[parameter].shape)
         found[keys] = parameter if is_alike else None
     return found
-
-
-def spec_like(
-    spec: PartitionSpec, parameter: jax.ShapeDtypeStruct, leaf: jax.ShapeDtypeStruct
-) -> PartitionSpec:
-    """The split of an array whose last axes are those of its parameter."""
-    return PartitionSpec(*[None] * (len(leaf.shape) - len(parameter.shape)), *spec)
 
 
 def _ends_in(shape: tuple[int, ...], end: tuple[int, ...]) -> bool:

@@ -1,7 +1,7 @@
 """On which devices the arrays of a training lie, and which part of each."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -9,13 +9,15 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 
 from ..._compat import Tracer
 from ..._dtypes import is_key
 from ..._numbers import whole_number
-from ..._pytree import Which
+from ..._pytree import Which, is_array
+from ..._transforms import note_check
 from .._checks import check_not_deleted, check_state
+from .._evaluate import Evaluate, Evaluation
 from .._state import Model, TrainState, copy_arrays
 from ._rules import (
     AnyMesh,
@@ -27,10 +29,11 @@ from ._rules import (
     described,
     fitting_sharding,
     followed,
+    gathered_by_layer,
+    gathering,
     is_array_or_struct,
     name_of,
     num_devices_along,
-    spec_like,
     specs_by_rules,
     stacks_by_keys,
     without,
@@ -187,8 +190,11 @@ class Sharding:
             owner = owners[keys]
             if owner is None:
                 return self.whole
-            spec = spec_like(of_parameters[owner].spec, parameters[owner], leaves[keys])
-            return NamedSharding(self.mesh, spec)
+            # The last axes are the parameter's.
+            num_more = len(leaves[keys].shape) - len(parameters[owner].shape)
+            return NamedSharding(
+                self.mesh, PartitionSpec(*[None] * num_more, *of_parameters[owner].spec)
+            )
 
         return jtu.tree_map_with_path(of_leaf, state)
 
@@ -384,3 +390,53 @@ def _place(leaf: Any, where: NamedSharding | None) -> Any:
     # Over several processes JAX places the numbers of a key, and not the key.
     numbers = jax.device_put(jax.random.key_data(array), where)
     return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(array))
+
+
+# --- A loss, or metrics, over several devices ---
+
+
+def evaluate_sharded(evaluate: Evaluate, sharding: Sharding) -> Evaluate:
+    """The same loss, with the model all-gathered and the batch split.
+
+    The transpose of a constraint is that constraint: gradients are summed over devices where the
+    parameter is whole, and each device keeps its part where it is split.
+    """
+
+    def evaluated(model: Any, model_state: Any, batch: Any, key: PRNGKeyArray) -> Evaluation:
+        batch = place(batch, sharding.of_batch(batch))
+        evaluation = evaluate(_all_gathered(model, sharding), model_state, batch, key)
+        loss = evaluation.loss
+        return evaluation._replace(loss=place(loss, sharding.whole if is_array(loss) else None))
+
+    return evaluated
+
+
+def measure_sharded(measure: Callable[..., Any], sharding: Sharding) -> Callable[..., Any]:
+    """The same metrics, with the model all-gathered and the batch, which comes last, split as far
+    as it divides.
+    """
+
+    def measured(model: Any, *between_and_batch: Any) -> Any:
+        *between, batch = between_and_batch
+        batch = place(batch, sharding.of_batch(batch, must_divide=False))
+        return measure(_all_gathered(model, sharding), *between, batch)
+
+    return measured
+
+
+def _all_gathered(model: Model, sharding: Sharding) -> Model:
+    """The model, each array of it all-gathered from the devices that split a batch: at once, or,
+    where layers are stored stacked, as the loop over these comes to it.
+
+    Left to itself, XLA may split the work along features instead, and exchange activations.
+    """
+    mesh = sharding.mesh
+    if isinstance(mesh, Mesh) and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu":
+        # XLA's devices on CPU share threads. One that is a step ahead of the others, and waits for
+        # them, may take the thread that they need: a loop of a few hundred steps hung for good. So
+        # the call waits for its result, as for a check, also one of which it is a part.
+        note_check()
+    split, together = sharding.of_model(model), sharding.of_gathered(model)
+    later = gathered_by_layer(model, split, together)
+    at_once = jtu.tree_map_with_path(lambda keys, where: None if keys in later else where, together)
+    return gathering(place(place(model, split), at_once), split, together)
