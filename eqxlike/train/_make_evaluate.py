@@ -111,7 +111,7 @@ def _as_means(measure: Measure) -> Callable[..., dict[str, Mean]]:
         batch = arguments[-1]
         return {name: _as_mean(each, batch) for name, each in found.items()}
 
-    # What is told of its traces names the measure, by which a reader knows it.
+    # Reports of its traces name the measure, by which a reader knows it.
     vars(measured).update(__signature__=inspect.signature(measured), __wrapped__=measure)
     return measured
 

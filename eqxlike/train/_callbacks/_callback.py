@@ -69,7 +69,7 @@ class Callback:
     def on_checkpoint(self, run: Run) -> None:
         """After a checkpoint: `run.checkpoint` is its folder.
 
-        One that a thread writes is told of when the next is due, or at the end.
+        One that a thread writes is reported when the next is due, or at the end.
         """
 
     def on_end(self, run: Run) -> None:
@@ -77,7 +77,7 @@ class Callback:
 
     @property
     def state_name(self) -> str:
-        """By which a resumed run finds what was kept. Those of one name are told by their order."""
+        """By which a resumed run finds what was kept. Their order tells those of one name apart."""
         return type(self).__qualname__
 
     def save_state(self) -> Any:

@@ -25,7 +25,7 @@ class Checkpoint(Callback):
     - `folder`: where checkpoints go, each in a folder named by its step.
     - `every`: steps between two of them.
     - `keep_last`: how many of the newest ones stay.
-    - `keep_best`: how many of those with the best `metric` stay beside these; `None` for none.
+    - `keep_best`: how many of those with the best `metric` stay too; `None` for none.
     - `metric`: its name among those of an evaluation after the same step; a checkpoint without one
       is never among the best.
     - `mode`: whether the least metric is the best, `"min"`, or the greatest, `"max"`.
@@ -129,7 +129,7 @@ class Checkpoint(Callback):
         return metric_of(run, self.metric, "Checkpoint")
 
     def _finish(self, run: Run) -> None:
-        """Waits for the checkpoint under way, and tells of it."""
+        """Waits for the checkpoint under way, and reports it."""
         saving, self._under_way = self._under_way, None
         if saving is None:
             return

@@ -21,7 +21,7 @@ class EarlyStopping(Callback):
     - `min_delta`: what is better by no more than this is no better.
     - `restore_best`: whether the result is the best state, of which a copy is kept, or the last.
 
-    A metric that is NaN is no better. Checkpoints keep the best state too, beside the last one, and
+    A metric that is NaN is no better. Checkpoints keep the best state next to the last one, and
     a run that is resumed ends as if it had not been interrupted: at once, if it was at its end.
 
     **Raises:** `ValueError` for another mode, a `patience` that is no positive integer, or a

@@ -56,7 +56,7 @@ class JsonLines(_WithFile):
 
     Each has `event`, one of `"start"`, `"log"`, `"evaluate"`, `"checkpoint"` and `"end"`; `step`;
     and `seconds` since the start. A log has `loss`, and `learning_rate` where the optimiser keeps
-    one; an evaluation its metrics; a checkpoint its `path`, told of once it is in its place, which
+    one; an evaluation its metrics; a checkpoint its `path`, reported once it is in its place, which
     may be some steps later. JSON has no NaN and no infinity: they are the texts `"nan"`, `"inf"`
     and `"-inf"`. Of several processes the first writes.
 

@@ -12,7 +12,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import TypeVar
 
 import jax
 import numpy as np
@@ -52,7 +51,8 @@ class Saving:
 
         **Raises:** what went wrong in writing it, such as `OSError`; what was there before stays.
         """
-        if error := self.join():
+        error = self.join()
+        if error is not None:
             self._is_error_seen = True
             raise error
 
@@ -137,66 +137,55 @@ def _print_errors_at_exit() -> None:
 # --- Locks between processes, which end with the process that has them ---
 
 
-def lock(path: pathlib.Path, busy: str, place: pathlib.Path) -> int | None:
-    """Locks a file or folder that exists.
+def lock(path: pathlib.Path, busy: str, place: pathlib.Path) -> int:
+    """Locks a file or folder that exists. Where the system, or the disk, has no locks, it does not.
 
-    **Returns:** what `unlock` takes; `None` where the system, or the disk, has no such locks.
+    **Returns:** a descriptor: `os.close` unlocks.
 
-    **Raises:** `BlockingIOError`, which says `busy` of `place`, if somebody has it; `OSError` as
-    `os.open` does.
+    **Raises:** `BlockingIOError`, which says `busy` of `place`, if somebody has it;
+    `FileNotFoundError` if it is gone, or another one is there; `OSError` as `os.open` does.
     """
-    if fcntl is None:
-        return None
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
-            raise FileNotFoundError(errno.ENOENT, "it was replaced meanwhile", str(path))
+            raise FileNotFoundError(errno.ENOENT, "it was replaced", str(path))
     except OSError as error:
+        # Some file systems of clusters and networks are mounted without.
+        if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            return descriptor
         os.close(descriptor)
         if isinstance(error, BlockingIOError):
             raise BlockingIOError(error.errno, busy, str(place)) from None
-        # Some file systems of clusters and networks are mounted without.
-        if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-            return None
         raise
     return descriptor
-
-
-def unlock(descriptor: int | None) -> None:
-    """Gives a lock back."""
-    if descriptor is not None:
-        os.close(descriptor)
 
 
 # --- What several processes of one run do together ---
 
 
-Result = TypeVar("Result")
-
-
-def together(action: Callable[[], Result]) -> Result:
-    """`action()` in every process, which go on when all are done.
+def together(action: Callable[[], object]) -> None:
+    """Calls `action` in every process, which go on when all are done.
 
     **Raises:** what `action` raises here; `OSError` if it raised in another process, so that none
     waits for one that has given up.
     """
     if jax.process_count() == 1:
-        return action()
-    error, result = None, None
+        action()
+        return
+    error: Exception | None = None
     try:
-        result = action()
+        action()
     except Exception as raised:
         error = raised
-    is_well = np.asarray(multihost_utils.process_allgather(np.array(error is None)))
+    failures = multihost_utils.process_allgather(np.array(error is not None))
     if error is not None:
         raise error
-    if not is_well.all():
-        failed = ", ".join(map(str, np.flatnonzero(~is_well.reshape(-1))))
+    if failed := ", ".join(map(str, np.flatnonzero(failures))):
         raise OSError(f"A checkpoint failed in process {failed}, whose own error says why.")
-    return result  # pyright: ignore
 
 
-def in_first(action: Callable[[], Result]) -> Result | None:
-    """`action()` in the first process alone, for which the others wait; `None` in them."""
-    return together(lambda: action() if jax.process_index() == 0 else None)
+def in_first(action: Callable[[], object]) -> None:
+    """Calls `action` in the first process alone, for which the others wait."""
+    together(lambda: action() if jax.process_index() == 0 else None)

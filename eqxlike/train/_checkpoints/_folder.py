@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from jaxtyping import PyTree
 
 from ..._numbers import whole_number
-from ._background import Saving, in_first, lock, unlock, wait_for_newest
+from ._background import Saving, in_first, lock, wait_for_newest
 from ._format import NAME, CheckpointError, read_manifest
 from ._restore import Restored, name_of, read_one, steps_in
 from ._save import save_and_then
@@ -34,7 +34,7 @@ class CheckpointFolder:
 
     - `folder`: made at the first `save`, if it is not there.
     - `keep_last`: how many of the newest checkpoints stay, at least one.
-    - `keep_best`: how many of those with the best scores stay beside these; `None` for none.
+    - `keep_best`: how many of those with the best scores stay too; `None` for none.
     - `mode`: whether the best score is the smallest, `"min"`, or the largest, `"max"`.
 
     **Raises:** `ValueError` if an argument is out of range, or the folder is itself a checkpoint.
@@ -191,7 +191,7 @@ class CheckpointFolder:
         return None
 
     def restore_beside(self, step: int, name: str, like: State) -> State:
-        """A pytree that was saved beside the state of a step.
+        """A pytree that was saved with the state of a step.
 
         **Arguments:**
 
@@ -214,7 +214,7 @@ class CheckpointFolder:
                 with contextlib.suppress(OSError):
                     descriptor = lock(path, "in use", path)
                     shutil.rmtree(path, ignore_errors=True)
-                    unlock(descriptor)
+                    os.close(descriptor)
         for later, path in steps_in(self.folder).items():
             if later <= step:
                 break
@@ -236,7 +236,7 @@ class CheckpointFolder:
         path.touch()
         owner = path.read_text() or "unnamed"
         busy = f"somebody else writes checkpoints here, {owner}: end it, or give another folder"
-        self._unlock = weakref.finalize(self, unlock, lock(path, busy, self.folder))
+        self._unlock = weakref.finalize(self, os.close, lock(path, busy, self.folder))
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
 
     def _prune(self, saved: pathlib.Path) -> None:

@@ -82,7 +82,8 @@ class StoredLeaf:
       does not know them.
     - `checksum`: of its bytes in memory, in C order; `None` where no process had all of them.
     - `sharding`: text for whoever reads the manifest.
-    - `tree`: the name of the pytree beside the state whose leaf it is; `None` for the state's own.
+    - `tree`: the name of the pytree that has the leaf, if it was saved with the state; `None` for
+      the state's own.
     """
 
     leaf: Leaf
@@ -114,15 +115,15 @@ Nodes = list[list[str]]
 class Manifest:
     """What a checkpoint is made of.
 
-    - `arrays_folder`: the folder beside the manifest with the arrays.
+    - `arrays_folder`: the folder with the arrays, next to the manifest.
     - `nodes`: those of the state.
-    - `leaves`: in the order of the state, and then of each tree beside it.
+    - `leaves`: in the order of the state, and then of each other tree.
     - `files`: under `arrays_folder`, by their paths with `/`.
     - `data`: the user's own.
     - `step`: the state's, if it has one.
     - `score`: how good it is, if somebody said.
     - `versions`: of the libraries that wrote it.
-    - `beside`: the nodes of other trees that were saved along, by the names of these.
+    - `beside`: the nodes of other trees that were saved with the state, by their names.
     """
 
     arrays_folder: str
@@ -148,8 +149,8 @@ class Manifest:
 def to_text(manifest: Manifest) -> str:
     """The manifest as JSON, with a checksum of itself."""
     content = dataclasses.asdict(manifest)
-    # `format`, `version`, `checksum` and `content` are for all versions to come: so a newer version
-    # is told from one that a flipped bit made.
+    # `format`, `version`, `checksum` and `content` are for all versions to come: they tell a newer
+    # version from one that a flipped bit made.
     document = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -206,20 +207,18 @@ def _from_content(content: dict[str, Any]) -> Manifest:
     files = {name: StoredFile(**each) for name, each in content["files"].items()}
     manifest = Manifest(**content | {"leaves": leaves, "files": files})
     folders = [manifest.arrays_folder, *(each.name for each in leaves if each.name is not None)]
-    # Nothing outside the checkpoint is read.
-    parts = [pathlib.PurePosixPath(name).parts for name in (*folders, *files)]
-    is_inside = all(each and "/" not in each and ".." not in each for each in parts)
-    are_names = len(set(folders)) == len(folders) and all(
-        len(each) == 1 for each in parts[: len(folders)]
-    )
-    are_files = all(
-        type(file.size) is int and file.size >= 0 and type(file.checksum) is str
-        for file in files.values()
-    )
+    if len(set(folders)) < len(folders):
+        raise ValueError(folders)
+    for is_folder, names in ((True, folders), (False, files)):
+        for parts in (pathlib.PurePosixPath(name).parts for name in names):
+            # Nothing outside the checkpoint is read.
+            if not parts or "/" in parts or ".." in parts or (is_folder and len(parts) > 1):
+                raise ValueError(parts)
+    for file in files.values():
+        if type(file.size) is not int or file.size < 0 or type(file.checksum) is not str:
+            raise ValueError(file)
     for nodes in (manifest.nodes, *manifest.beside.values()):
         dict(nodes)  # Raises an error unless they are pairs.
-    if not (is_inside and are_names and are_files):
-        raise ValueError(content)
     if not isinstance(manifest.score, int | float | None):
         raise TypeError(manifest.score)
     return manifest

@@ -91,7 +91,7 @@ def read_one(folder: pathlib.Path, like: State, tree: str | None = None) -> Rest
 
     **Arguments:**
 
-    - `tree`: the name of one beside the state, to be read in its place.
+    - `tree`: the name of a tree that was saved with the state, to read instead of the state.
     """
     leaves, nodes, treedef = describe(like)
     while True:
@@ -316,7 +316,7 @@ def place_like(value: Any, like: Any) -> Any:
     return jax.device_put(value, _sharding_on_purpose(like))
 
 
-# --- Checkpoints beside each other in a folder, each named by its step ---
+# --- The checkpoints in a folder, each named by its step ---
 
 
 _PATTERN = re.compile(r"step_(\d+)")
@@ -337,7 +337,7 @@ def steps_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
 
 
 def _newest_whole_near(path: pathlib.Path) -> pathlib.Path | None:
-    """The newest checkpoint whose files are all as they were written: beside a checkpoint in its
+    """The newest checkpoint whose files are all as they were written: next to a checkpoint in its
     folder, or in a folder that is none.
     """
     for other in steps_in(path.parent if _PATTERN.fullmatch(path.name) else path).values():

@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import functools
 import importlib.metadata
-import operator
 import os
 import pathlib
 import platform
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -24,7 +24,7 @@ from ..._dtypes import is_key
 from ..._pytree import is_array
 from ..._version import __version__
 from .._checks import check_not_deleted
-from ._background import Saving, in_first, lock, save_in_turn, together, unlock
+from ._background import Saving, in_first, lock, save_in_turn, together
 from ._format import (
     NAME,
     Leaf,
@@ -90,8 +90,8 @@ def save_and_then(
     beside: Mapping[str, PyTree] | None = None,
     then: Callable[[], object] = lambda: None,
 ) -> Saving:
-    """As `save`, with other trees beside the state, by their names; where the checkpoint is in
-    place, `then` is called, in the same thread.
+    """As `save`, with other trees by their names, in `beside`; where the checkpoint is in place,
+    `then` is called, in the same thread.
     """
     orbax()
     _check_user_data(data, "data")
@@ -102,7 +102,7 @@ def save_and_then(
         leaves, nodes[name], _ = describe(tree)
         described += [(name, *each) for each in leaves]
     target = pathlib.Path(os.path.realpath(path))
-    # Several processes meet at each save, and so must not do so in threads beside their steps.
+    # Several processes meet at each save, and so must not do so in threads next to their steps.
     background = background and jax.process_count() == 1
 
     def begin() -> Callable[[], None]:
@@ -172,9 +172,8 @@ def _numbers(value: Any, copies: bool) -> Any:
 
 def _step_of(state: Any) -> int | None:
     step: Any = getattr(state, "step", None)
-    is_number = isinstance(step, int) or (is_array(step) and step.shape == ())
-    with contextlib.suppress(TypeError):
-        return operator.index(np.asarray(step).item()) if is_number else None
+    is_scalar = is_array(step) and step.shape == () and jnp.issubdtype(step.dtype, jnp.integer)
+    return int(np.asarray(step)) if is_scalar or isinstance(step, int) else None
 
 
 @functools.cache
@@ -204,7 +203,7 @@ def _check_user_data(value: Any, path: str) -> None:
         )
 
 
-# --- Writing: into a folder beside, which is put in its place by one rename ---
+# --- Writing: into a temporary folder, which one rename puts in its place ---
 
 
 _ARRAYS = "arrays-"
@@ -279,26 +278,25 @@ def _claimed(temporary: pathlib.Path, path: pathlib.Path) -> Iterator[None]:
             break
     try:
         for entry in temporary.iterdir():
-            _remove(entry)
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         yield
     finally:
         # What was renamed is there no longer. The lock holds until all is gone.
         shutil.rmtree(temporary, ignore_errors=True)
-        unlock(descriptor)
+        os.close(descriptor)
 
 
 def _check_replaceable(path: pathlib.Path) -> None:
-    if not os.path.lexists(path):
-        return
-    if path.is_dir():
-        names = os.listdir(path)
-        if NAME in names or all(name.startswith(_ARRAYS) for name in names):
-            return
-    raise FileExistsError(
-        errno.EEXIST,
-        "something else than a checkpoint is there, which is not overwritten: give another path",
-        str(path),
+    is_checkpoint = path.is_dir() and (
+        (path / NAME).exists() or all(name.startswith(_ARRAYS) for name in os.listdir(path))
     )
+    if os.path.lexists(path) and not is_checkpoint:
+        raise FileExistsError(
+            errno.EEXIST,
+            "something else than a checkpoint is there, which is not overwritten: give another "
+            "path",
+            str(path),
+        )
 
 
 def write_arrays(folder: pathlib.Path, arrays: dict[str, Any]) -> None:
@@ -355,9 +353,9 @@ def _put_in_place(temporary: pathlib.Path, path: pathlib.Path, manifest: Manifes
     """Makes the folder `temporary`, with the arrays, the checkpoint at `path`.
 
     Where there is none, the whole folder is renamed. No rename puts a folder in the place of one
-    that holds something. So where there is one, the new arrays are moved into it, beside the old
-    ones, and then the manifest is replaced, by one rename, which names either the old or the new
-    ones: at no moment is there none. The old arrays are deleted after that.
+    that holds something. So where there is one, the new arrays are moved into it, next to the old
+    ones, and then the manifest is replaced, by one rename: it names either the old arrays or the
+    new ones, and at no moment is there none. The old arrays are deleted after that.
     """
     (temporary / NAME).write_text(to_text(manifest))
     _sync(temporary / NAME)
@@ -379,11 +377,4 @@ def _put_in_place(temporary: pathlib.Path, path: pathlib.Path, manifest: Manifes
 def _remove_other_arrays(path: pathlib.Path, keep: str) -> None:
     for entry in path.glob(f"{_ARRAYS}*"):
         if entry.name != keep:
-            _remove(entry)
-
-
-def _remove(path: pathlib.Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+            shutil.rmtree(entry)

@@ -39,8 +39,8 @@ class Exchange(NamedTuple):
       does.
     - `what`: `parameters` or `gradients`.
     - `num_arrays`: how many.
-    - `num_bytes`: of these arrays, as one device has them when they are brought together. What is
-      brought together one layer at a time counts twice, forward and on the way back, though XLA
+    - `num_bytes`: of these arrays, as one device has them when they are all-gathered. What is
+      all-gathered one layer at a time counts twice, forward and on the way back, though XLA
       leaves out what the way back has no use for, such as a bias.
     """
 
@@ -59,7 +59,7 @@ class Plan:
     - `other_arrays`: all others of the model, and those of the training: step, key and flag.
     - `moments`: what the optimiser keeps.
     - `gradients`: one for each parameter, split as it is.
-    - `gathered`: parameters that a step brings together, if all are there at once: the most that
+    - `gathered`: parameters that a step all-gathers, if all are there at once: the most that
       they add on each device. Of an `nn.ScanStack` it is one layer, or those of one `unroll`. So
       much again may their gradients take before they are split. What XLA frees early, and layers
       whose values are computed again, need less.
@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def at_rest(self) -> Memory:
-        """Parameters, moments and other arrays: what lies on devices between steps."""
+        """Parameters, moments and other arrays: what devices hold between steps."""
         return _total((self.parameters, self.moments, self.other_arrays))
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ def plan(
     - `model`: a model, or one of `jax.ShapeDtypeStruct`s as `filter_eval_shape` makes it.
     - `optimiser`: the one to train with.
     - `sharding`: on any mesh, also a `jax.sharding.AbstractMesh` of devices that are not here. A
-      mesh alone stands for `train.fsdp(mesh)`.
+      mesh alone means `train.fsdp(mesh)`.
 
     **Raises:** `TypeError` for what is no model, optimiser or `Sharding`; `ValueError` for a rule
     that matches no array or does not fit its array.

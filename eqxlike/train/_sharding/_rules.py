@@ -109,7 +109,7 @@ Keys = tuple[Any, ...]
 
 
 def is_array_or_struct(leaf: Any) -> bool:
-    """Whether a leaf has a place on devices, or stands for one that has."""
+    """Whether a leaf has a place on devices, or represents one that has."""
     return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
@@ -151,7 +151,7 @@ class LongestAxis:
         self, path: str, leaf: jax.ShapeDtypeStruct, *, is_stacked: bool = False
     ) -> PartitionSpec:
         """Of an array that `is_stacked` the axis of layers is the last choice: split along it, the
-        layers cannot be brought together one at a time.
+        layers cannot be all-gathered one at a time.
         """
         lengths = dict(enumerate(leaf.shape))
         axes = [axis for axis, length in lengths.items() if length % self.num_parts == 0]
@@ -197,8 +197,8 @@ def specs_by_rules(
 
     - `stacked`: the arrays whose leading axis is that of layers.
 
-    **Raises:** `ValueError` for a rule that is the first to match for no array. `**` may stand for
-    a rest of none.
+    **Raises:** `ValueError` for a rule that is the first to match for no array. `**` may match
+    none.
     """
     specs, used = {}, set()
     for keys, leaf in leaves.items():
@@ -221,7 +221,7 @@ def specs_by_rules(
     return specs
 
 
-# --- Which arrays of a model stand stacked, and are brought together one layer at a time ---
+# --- Which arrays of a model are stacked, and all-gathered one layer at a time ---
 
 
 LAYERS = jtu.GetAttrKey("layers")
@@ -256,7 +256,7 @@ def stacks_by_keys(model: PyTree) -> dict[Keys, Stack]:
 
 
 def gathered_by_layer(model: PyTree, split: PyTree, together: PyTree) -> dict[Keys, Stack]:
-    """The stack for each array that is brought together one layer at a time: those that are split
+    """The stack for each array that is all-gathered one layer at a time: those that are split
     along other axes than that of layers.
     """
     before, after = (dict(jtu.tree_leaves_with_path(each)) for each in (split, together))
@@ -268,7 +268,7 @@ def gathered_by_layer(model: PyTree, split: PyTree, together: PyTree) -> dict[Ke
 
 
 def gathering(model: PyTree, split: PyTree, together: PyTree) -> PyTree:
-    """The model with stacks that bring their layers together."""
+    """The model with stacks that all-gather their layers."""
     stacks = gathered_by_layer(model, split, together)
     shapes = arrays_by_keys(model)
     before, after = (dict(jtu.tree_leaves_with_path(each)) for each in (split, together))
@@ -303,7 +303,7 @@ def followed(
 
     Moments hang in the state as the parameters do in the model: below some node of the state every
     path is a path of the model. The highest such node is meant, so that a parameter `mu.weight`
-    beside one called `weight` is not taken for its moment. Optimisers that see a part of the model
+    next to one called `weight` is not taken for its moment. Optimisers that see a part of the model
     have fewer arrays there. An array belongs to its parameter if its last axes are the
     parameter's, as those of a history are, and a factor of a moment is not.
     """
@@ -316,11 +316,9 @@ def followed(
     found: dict[Keys, Keys | None] = {}
     for keys, leaf in state.items():
         ends = (keys[n:] for n in range(len(keys) + 1) if keys[:n] not in strangers)
-        parameter = next(ends, None)
-        is_alike = parameter is not None and _ends_in(leaf.shape, parameters[parameter].shape)
-        found[keys] = parameter if is_alike else None
+        parameter = found[keys] = next(ends, None)
+        if parameter is not None:
+            last_axes = parameters[parameter].shape
+            if leaf.shape[len(leaf.shape) - len(last_axes) :] != last_axes:
+                found[keys] = None
     return found
-
-
-def _ends_in(shape: tuple[int, ...], end: tuple[int, ...]) -> bool:
-    return len(shape) >= len(end) and shape[len(shape) - len(end) :] == end

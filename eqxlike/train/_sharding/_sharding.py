@@ -75,12 +75,12 @@ class Sharding:
         - `mesh`: the devices; a `jax.sharding.AbstractMesh` is enough for `train.plan`.
         - `rules`: from patterns to `jax.sharding.PartitionSpec`s; the first pattern that matches
           counts, and an array that none matches is whole on each device. A pattern is a path such
-          as `layers[0].weight`, in which `*` stands for a name or an index and `**` for anything,
+          as `layers[0].weight`, in which `*` matches a name or an index and `**` anything,
           or a function of path and `jax.ShapeDtypeStruct` that returns a bool. In place of a
           `PartitionSpec` there may be a function of path and leaf that returns one; alone, either
           is for all arrays.
         - `batch_axes`: the axes of the mesh over which the examples of a batch are split: the
-          first one by default. A parameter that is split over them too is brought together
+          first one by default. A parameter that is split over them too is all-gathered
           within the step, as in FSDP; one that is split over another axis stays so.
 
         **Raises:** `TypeError` for what is no mesh, and for a rule of another form; `ValueError`
@@ -171,7 +171,7 @@ class Sharding:
         return jtu.tree_map_with_path(of_leaf, batch)
 
     def of_gathered(self, model: PyTree) -> PyTree:
-        """As `of_model`, with each array brought together from the devices that split a batch."""
+        """As `of_model`, with each array all-gathered from the devices that split a batch."""
 
         def gathered(sharding: NamedSharding) -> NamedSharding:
             entries = (without(entry, self.batch_axes) for entry in sharding.spec)
@@ -238,11 +238,11 @@ def fsdp(devices: Devices | None = None, *, min_size: int = 2**16) -> Sharding:
     optimiser keeps.
 
     Fully sharded data parallelism (Rajbhandari et al., 2020, "ZeRO: Memory Optimizations Toward
-    Training Trillion Parameter Models"). Within the step a parameter is brought together where it
+    Training Trillion Parameter Models"). Within the step a parameter is all-gathered where it
     is needed; its gradient is summed over devices, and each updates its own part. Of an array the
     longest axis that divides is split, the first of those that are as long.
 
-    The layers of an `nn.ScanStack` are brought together one at a time, forward and again on the way
+    The layers of an `nn.ScanStack` are all-gathered one at a time, forward and again on the way
     back, and their gradients summed so. The axis of layers is split only where no other divides.
     What a loss reads off `stack.layers` by itself is left to XLA.
 
@@ -343,7 +343,7 @@ def place_batch(batch: Tree, sharding: Sharding) -> Tree:
     """Places a batch, each device's part of the examples on it.
 
     With several processes all of them pass the same whole batch, and each moves its own part; no
-    process looks at what another has. An array that lies over all of them already stays.
+    process looks at what another has. An array that is sharded over all of them already stays.
 
     **Raises:** `ValueError` for a leading axis that does not divide, with the path.
     """
@@ -356,9 +356,7 @@ def place_batch(batch: Tree, sharding: Sharding) -> Tree:
         numbers = np.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
         return jax.make_array_from_callback(numbers.shape, where, lambda index: numbers[index])
 
-    leaves, treedef = jtu.tree_flatten(batch)
-    wheres = treedef.flatten_up_to(sharding.of_batch(batch))
-    return treedef.unflatten(map(placed, leaves, wheres))
+    return jtu.tree_map(placed, batch, sharding.of_batch(batch))
 
 
 def check_sharding(sharding: Any, taker: str) -> None:
@@ -372,9 +370,7 @@ def check_sharding(sharding: Any, taker: str) -> None:
 
 def place(tree: Tree, shardings: Any) -> Tree:
     """The tree with each array where its sharding says; `None` leaves it as it is."""
-    leaves, treedef = jtu.tree_flatten(tree)
-    wheres = treedef.flatten_up_to(shardings)
-    return treedef.unflatten(map(_place, leaves, wheres))
+    return jtu.tree_map(_place, tree, shardings)
 
 
 def _place(leaf: Any, where: NamedSharding | None) -> Any:
