@@ -77,14 +77,14 @@ class Checkpoint(Callback):
     def on_step(self, run: Run) -> None:
         """Saves."""
         self._finish(run)
-        self._save(run, self.background)
+        self._save(run)
 
     def on_end(self, run: Run) -> None:
         """Saves the end, unless that is saved already, and says where."""
         self._finish(run)
         if run.divergence is None and run.steps != self._saved_at:
             # In a thread too: another Ctrl-C ends the waiting for it, and not the writing.
-            self._save(run, self.background)
+            self._save(run)
             self._finish(run)
         if run.checkpoint is not None and run.divergence is None:
             run.note(f"The run is saved in {run.checkpoint}.")
@@ -93,7 +93,7 @@ class Checkpoint(Callback):
         """Waits for what is being written, and lets others write there."""
         self.folder.close()
 
-    def _save(self, run: Run, background: bool) -> None:
+    def _save(self, run: Run) -> None:
         callbacks, arrays = kept_by(run.callbacks)
         data = {"steps": run.steps, "batches": run.position, "callbacks": callbacks}
         try:
@@ -101,7 +101,7 @@ class Checkpoint(Callback):
                 *(run.steps, run.state, data),
                 score=self._score(run),
                 beside=arrays,
-                background=background,
+                background=self.background,
             )
         except OSError as error:
             self._failed(error)

@@ -281,8 +281,11 @@ def _claimed(temporary: pathlib.Path, path: pathlib.Path) -> Iterator[None]:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         yield
     finally:
-        # What was renamed is there no longer. The lock holds until all is gone.
-        shutil.rmtree(temporary, ignore_errors=True)
+        # What was renamed is there no longer, but perhaps another process's. The lock holds until
+        # all is gone.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(temporary)):
+                shutil.rmtree(temporary, ignore_errors=True)
         os.close(descriptor)
 
 
