@@ -13,7 +13,7 @@ import math
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -241,13 +241,22 @@ def _leaf_from(stored: dict[str, Any]) -> StoredLeaf:
 # --- The description of a pytree, by which a checkpoint and a state are compared ---
 
 
-def describe(pytree: PyTree) -> tuple[list[tuple[Leaf, Any]], Nodes, Any]:
-    """Each leaf with its description; each node, with its type and those of its static fields that
-    text tells apart; and the treedef.
+class Description(NamedTuple):
+    """What a pytree consists of.
 
-    **Arguments:**
+    - `leaves`: each with its description.
+    - `nodes`: with the static fields of each that text tells apart.
+    - `treedef`: that of the pytree.
+    """
 
-    - `pytree`: JAX and NumPy arrays, or `jax.ShapeDtypeStruct`s in their places, among others.
+    leaves: list[tuple[Leaf, Any]]
+    nodes: Nodes
+    treedef: Any
+
+
+def describe(pytree: PyTree) -> Description:
+    """Describes a pytree of JAX and NumPy arrays, or `jax.ShapeDtypeStruct`s in their places, among
+    others.
 
     **Raises:** `TypeError`, with the path, for what can be no part of a checkpoint.
     """
@@ -260,7 +269,7 @@ def describe(pytree: PyTree) -> tuple[list[tuple[Leaf, Any]], Nodes, Any]:
 
     found, treedef = jtu.tree_flatten_with_path(pytree, note, is_leaf_takes_path=True)
     leaves = [(_describe_leaf(jtu.keystr(path), leaf), leaf) for path, leaf in found]
-    return leaves, nodes, treedef
+    return Description(leaves, nodes, treedef)
 
 
 def _describe_leaf(path: str, leaf: Any) -> Leaf:

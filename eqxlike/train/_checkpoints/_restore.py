@@ -18,9 +18,9 @@ from ..._compat import Tracer
 from ._background import wait_for_newest
 from ._format import (
     CheckpointError,
+    Description,
     Leaf,
     Manifest,
-    Nodes,
     StoredFile,
     StoredLeaf,
     checksum_of,
@@ -93,16 +93,16 @@ def read_one(folder: pathlib.Path, like: State, tree: str | None = None) -> Rest
 
     - `tree`: the name of a tree that was saved with the state, to read instead of the state.
     """
-    leaves, nodes, treedef = describe(like)
+    description = describe(like)
     while True:
         manifest = read_manifest(folder)
         try:
-            _check_fits(folder, manifest, leaves, nodes, tree)
+            _check_fits(folder, manifest, description, tree)
             check_files(folder, manifest)
             # Somebody who forbids transfers means those that nobody asked for.
             with jax.transfer_guard("allow"):
-                found = _read(folder, manifest, leaves, tree)
-            return Restored(treedef.unflatten(found), manifest.data)
+                leaves = _read(folder, manifest, description, tree)
+            return Restored(description.treedef.unflatten(leaves), manifest.data)
         except Exception:
             # Another process may have put a newer one in its place meanwhile, and half-read arrays
             # fail in many ways: as missing files, wrong sums, or whatever Orbax raises. An error
@@ -121,14 +121,10 @@ _MOST_LISTED = 8
 
 
 def _check_fits(
-    folder: pathlib.Path,
-    manifest: Manifest,
-    leaves: list[tuple[Leaf, Any]],
-    nodes: Nodes,
-    tree: str | None,
+    folder: pathlib.Path, manifest: Manifest, like: Description, tree: str | None
 ) -> None:
-    """Raises `ValueError` with all differences if a checkpoint is of another structure than `like`,
-    which has these leaves and nodes; `KeyError` if it has no such tree.
+    """Raises `ValueError` with all differences if a checkpoint is of another structure than `like`;
+    `KeyError` if it has no such tree.
     """
     if tree is not None and tree not in manifest.beside:
         raise KeyError(
@@ -136,8 +132,8 @@ def _check_fits(
             f"{', '.join(map(repr, manifest.beside)) or 'no other tree'}."
         )
     stored = [each.leaf for each in manifest.leaves if each.tree == tree]
-    stored_nodes = manifest.nodes if tree is None else manifest.beside[tree]
-    found = list(_differences(stored, dict(stored_nodes), leaves, dict(nodes)))
+    nodes = manifest.nodes if tree is None else manifest.beside[tree]
+    found = list(_differences(stored, dict(nodes), like))
     if not found:
         return
     listed = "; ".join(found[:_MOST_LISTED])
@@ -148,25 +144,21 @@ def _check_fits(
     )
 
 
-def _differences(
-    stored: list[Leaf],
-    stored_nodes: dict[str, str],
-    leaves: list[tuple[Leaf, Any]],
-    nodes: dict[str, str],
-) -> Iterator[str]:
+def _differences(stored: list[Leaf], nodes: dict[str, str], like: Description) -> Iterator[str]:
     there = collections.Counter(leaf.path for leaf in stored)
-    here = collections.Counter(leaf.path for leaf, _ in leaves)
+    here = collections.Counter(leaf.path for leaf, _ in like.leaves)
     if there != here:
         for path in (here - there).elements():
             yield f"like{path} is missing in the checkpoint"
         for path in (there - here).elements():
             yield f"the checkpoint has state{path}, which `like` has not"
         return
-    for path in nodes.keys() | stored_nodes.keys():
-        found, wanted = stored_nodes.get(path, "no node"), nodes.get(path, "no node")
+    expected_nodes = dict(like.nodes)
+    for path in expected_nodes.keys() | nodes.keys():
+        found, wanted = nodes.get(path, "no node"), expected_nodes.get(path, "no node")
         if found != wanted:
             yield f"like{path} is {wanted}, and was {found}"
-    for found, (wanted, leaf) in zip(stored, leaves, strict=True):
+    for found, (wanted, leaf) in zip(stored, like.leaves, strict=True):
         # Of what has no stable text, such as functions, nothing is compared.
         if found.path != wanted.path:
             yield f"state{found.path} comes where `like` has like{wanted.path}"
@@ -225,11 +217,11 @@ def _problem_of(path: pathlib.Path, file: StoredFile) -> str | None:
 
 
 def _read(
-    folder: pathlib.Path, manifest: Manifest, leaves: list[tuple[Leaf, Any]], tree: str | None
+    folder: pathlib.Path, manifest: Manifest, like: Description, tree: str | None
 ) -> list[Any]:
     """The value of each leaf."""
     stored = [each for each in manifest.leaves if each.tree == tree]
-    pairs = [(each, leaf) for each, (_, leaf) in zip(stored, leaves, strict=True)]
+    pairs = [(each, leaf) for each, (_, leaf) in zip(stored, like.leaves, strict=True)]
     arrays = _read_arrays(folder, manifest, [pair for pair in pairs if pair[0].name is not None])
     # Each is let go of once it is placed.
     return [_placed(folder, each, leaf, arrays.pop(each.name, None)) for each, leaf in pairs]

@@ -27,7 +27,7 @@ from .._checks import check_not_deleted
 from ._background import Saving, in_first, lock, save_in_turn, together
 from ._format import (
     NAME,
-    Leaf,
+    Description,
     Manifest,
     StoredFile,
     StoredLeaf,
@@ -96,11 +96,10 @@ def save_and_then(
     orbax()
     _check_user_data(data, "data")
     trees: dict[str | None, PyTree] = {None: state} | dict(beside or {})
-    nodes, described = {}, []
+    described: dict[str | None, Description] = {}
     for name, tree in trees.items():
         check_not_deleted(tree, name or "state", "train.save")
-        leaves, nodes[name], _ = describe(tree)
-        described += [(name, *each) for each in leaves]
+        described[name] = describe(tree)
     target = pathlib.Path(os.path.realpath(path))
     # Several processes meet at each save, and so must not do so in threads next to their steps.
     background = background and jax.process_count() == 1
@@ -112,8 +111,8 @@ def save_and_then(
             step = _step_of(state)
         manifest = Manifest(
             arrays_folder="",
-            nodes=nodes.pop(None),
-            beside=nodes,
+            nodes=described[None].nodes,
+            beside={name: described[name].nodes for name in beside or {}},
             leaves=leaves,
             files={},
             data=copy.deepcopy(data),
@@ -128,21 +127,22 @@ def save_and_then(
 
 
 def _take(
-    described: list[tuple[str | None, Leaf, Any]], copies: bool
+    described: dict[str | None, Description], copies: bool
 ) -> tuple[list[StoredLeaf], dict[str, Any]]:
     """What to write of each leaf, and the arrays by the names that they get.
 
     **Arguments:**
 
-    - `described`: each leaf, with the name of its tree before it.
     - `copies`: take the numbers of now, whatever becomes of the arrays.
     """
-    for _, _, leaf in described:
-        if isinstance(leaf, jax.Array) and not is_key(leaf) and leaf.is_fully_addressable:
+    found = [(tree, *each) for tree in described for each in described[tree].leaves]
+    for _, leaf, value in found:
+        is_jax_array = leaf.kind == "array" and isinstance(value, jax.Array)
+        if is_jax_array and value.is_fully_addressable:
             # All transfers are begun before the first is waited for.
-            leaf.copy_to_host_async()
+            value.copy_to_host_async()
     leaves, arrays = [], {}
-    for index, (tree, leaf, value) in enumerate(described):
+    for index, (tree, leaf, value) in enumerate(found):
         if leaf.num_bytes == 0:
             leaves.append(StoredLeaf(leaf, tree=tree))
             continue
