@@ -14,8 +14,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import eqxlike as eqx
 from eqxlike._partition import flatten
-from eqxlike._transforms._jit._traces._differences import Arguments, find_differences
-from eqxlike._transforms._jit._traces._outline import form_of, outline_of, root_outline
+from eqxlike._transforms._jit._traces._differences import Arguments, find_differences, form_of
+from eqxlike._transforms._jit._traces._outline import outline_of, root_outline
 from eqxlike.debug import Trace
 
 HERE = "tests/debug/test_retraces.py"

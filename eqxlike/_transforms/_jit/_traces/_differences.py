@@ -1,9 +1,12 @@
 """What differs between the arguments of two traces, and what to do about it."""
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ._outline import FROZEN, ArrayForm, Outline, Settings
+import jax
+
+from ._outline import FROZEN, Outline
 
 _ADVICE = {
     "shape": (
@@ -23,7 +26,7 @@ _ADVICE = {
         "`jnp.asarray(0.1, dtype=jnp.float32)`."
     ),
     "sharding": (
-        "How an array lies over a mesh is part of a compiled function. Place it the same way "
+        "How an array is sharded over a mesh is part of a compiled function. Place it the same way "
         "before each call, by `jax.device_put` or `eqxlike.filter_shard`."
     ),
     "type": "JAX tells these types of arrays apart. Pass the same one at each call.",
@@ -104,6 +107,33 @@ class TraceDifference(NamedTuple):
         return f"{self.path}: {what}{self.before} -> {self.after}"
 
 
+class ArrayForm(NamedTuple):
+    """The form of an array: arrays of one form share a trace. The array itself is not kept.
+
+    - `shape`: its shape; a size that is a symbol, in an export, is a text.
+    - `dtype`: the name of its dtype, as in `"float32"`.
+    - `weak_type`: whether it gives way to the dtype of others, as a Python number does.
+    - `sharding`: how it is sharded over the axes of a mesh, as far as the trace depends on that;
+      `"no mesh"` if it does not.
+    - `text`: JAX's own text for the type. It has what else there may be, such as a memory space.
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: str
+    weak_type: bool
+    sharding: str
+    text: str
+
+    def __str__(self) -> str:
+        on = "" if self.sharding == _NO_MESH else f" on {self.sharding}"
+        weak = " (weak type)" if self.weak_type else ""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]{weak}{on}"
+
+
+Settings = tuple[tuple[str, str], ...]
+"""Names and values of JAX's settings, as text: a value may be a device."""
+
+
 class Arguments(NamedTuple):
     """What was known of the arguments of a call when it was traced.
 
@@ -119,17 +149,14 @@ class Arguments(NamedTuple):
     def described(self) -> dict[str, str]:
         """A text for each array and each static value, by path."""
         found: dict[str, str] = {}
-        forms = iter(self.forms)
-        stack = [("", self.outline)]
+        stack = [("", (self.outline, self.forms))]
         while stack:
-            path, outline = stack.pop()
-            if outline.kind == "array":
-                found[path] = str(next(forms))
-            elif outline.kind == "static":
-                found[path] = outline.text
+            path, (outline, forms) = stack.pop()
+            if outline.kind == "node":
+                parts = outline.parts(forms)
+                stack += [(path + name, part) for name, part in parts.items()][::-1]
             else:
-                pairs = zip(outline.child_names(), outline.children, strict=True)
-                stack += [(path + name, child) for name, child in pairs][::-1]
+                found[path] = str(forms[0]) if outline.kind == "array" else outline.text
         return found
 
 
@@ -140,60 +167,33 @@ def find_differences(before: Arguments, after: Arguments) -> Iterator[TraceDiffe
         for name, value in after.settings:
             if old.get(name) != value:
                 yield _difference(name, "setting", old.get(name), value)
-    yield from _between_outlines(before, after)
-
-
-def definition_difference(name: str) -> TraceDifference:
-    """Says that the function is another one."""
-    return _difference(
-        name, "function", "a function", "another one, from the same lines", advice="definition"
-    )
-
-
-def _difference(
-    path: str, what: str, before: Any, after: Any, *, advice: str | None = None
-) -> TraceDifference:
-    return TraceDifference(path, what, before, after, _ADVICE[advice or what])
-
-
-def _between_outlines(before: Arguments, after: Arguments) -> Iterator[TraceDifference]:
-    # Each entry has the place of the first array below it, in the forms of either trace.
-    stack = [("", before.outline, 0, after.outline, 0)]
+    # The walk takes no Python stack: a tree may be as deep as `flatten` allows.
+    stack = [("", (before.outline, before.forms), (after.outline, after.forms))]
     while stack:
-        path, first, start, second, other_start = stack.pop()
+        path, old, new = stack.pop()
+        (first, forms), (second, other_forms) = old, new
         if first.kind == second.kind == "array":
-            yield from _between_forms(path, before.forms[start], after.forms[other_start])
+            yield from _between_forms(path, forms[0], other_forms[0])
         elif first.kind == second.kind == "static":
             yield from _between_statics(path, first, second)
         elif not _are_alike(first, second):
-            texts = _describe(before, (first, start)), _describe(after, (second, other_start))
-            yield _between_types(path, first, second, *texts)
-        elif first.names == second.names:
-            starts = _starts(first, start), _starts(second, other_start)
-            rows = zip(first.children, starts[0], second.children, starts[1], strict=True)
-            # Of a large tree, as a rule, all children but a few are equal.
-            stack += [
-                (path + first.child_name(index), child, at, other, other_at)
-                for index, (child, at, other, other_at) in enumerate(rows)
-                if child is not other
-                or before.forms[at : at + child.num_arrays]
-                != after.forms[other_at : other_at + child.num_arrays]
-            ][::-1]
+            yield _between_types(path, old, new)
         else:
-            starts = _starts(first, start), _starts(second, other_start)
-            children = dict(_named_children(first, starts[0]))
-            others = dict(_named_children(second, starts[1]))
-            pairs = []
-            for name in {**children, **others}:
-                if name in children and name in others:
-                    pairs.append((path + name, *children[name], *others[name]))
-                else:
-                    texts = (
-                        _describe(before, children.get(name)),
-                        _describe(after, others.get(name)),
-                    )
-                    yield _difference(path + name, "structure", *texts)
-            stack += reversed(pairs)
+            parts, others = first.parts(forms), second.parts(other_forms)
+            below = []
+            for name in {**parts, **others}:
+                part, other = parts.get(name), others.get(name)
+                if part is None or other is None:
+                    found = _describe(part), _describe(other)
+                    yield _difference(path + name, "structure", *found)
+                # Of a large tree, as a rule, all parts but a few are the same.
+                elif part != other:
+                    below.append((path + name, part, other))
+            stack += reversed(below)
+
+
+_Part = tuple[Outline, tuple[ArrayForm, ...]]
+"""An outline, and the forms of the arrays in it."""
 
 
 def _are_alike(first: Outline, second: Outline) -> bool:
@@ -203,87 +203,125 @@ def _are_alike(first: Outline, second: Outline) -> bool:
     return not first.is_sequence or len(first.children) == len(second.children)
 
 
-def _starts(outline: Outline, start: int) -> Iterator[int]:
-    for child in outline.children:
-        yield start
-        start += child.num_arrays
-
-
-def _named_children(
-    outline: Outline, starts: Iterable[int]
-) -> Iterator[tuple[str, tuple[Outline, int]]]:
-    for name, child, start in zip(outline.child_names(), outline.children, starts, strict=True):
-        yield name, (child, start)
-
-
-def _describe(arguments: Arguments, found: tuple[Outline, int] | None) -> str:
-    """The outline whose first array has this place, beside something else."""
-    if found is None:
-        return "absent"
-    outline, start = found
-    is_array = outline.kind == "array"
-    return f"the array {arguments.forms[start]}" if is_array else outline.describe()
-
-
-_WIDE = {"float64", "int64", "uint64", "complex128"}
-
-_PROPERTIES = {
-    "shape": "shape",
-    "dtype": "dtype",
-    "weak type": "weak_type",
-    "sharding": "sharding",
-}
-"""What may differ between two forms, and the fields that have it."""
-
-
 def _between_forms(path: str, before: ArrayForm, after: ArrayForm) -> Iterator[TraceDifference]:
-    for what, field in _PROPERTIES.items():
-        old, new = getattr(before, field), getattr(after, field)
+    for field, old, new in zip(ArrayForm._fields, before[:-1], after[:-1], strict=False):
         if old != new:
-            is_wide = what == "dtype" and not _WIDE.isdisjoint((old, new))
+            is_wide = field == "dtype" and not _WIDE.isdisjoint((old, new))
+            what = field.replace("_", " ")
             yield _difference(path, what, old, new, advice="64 bits" if is_wide else what)
     if before[:-1] == after[:-1] and before.text != after.text:
         yield _difference(path, "type", before.text, after.text)
 
 
+_WIDE = {"float64", "int64", "uint64", "complex128"}
+
+
 def _between_statics(path: str, before: Outline, after: Outline) -> Iterator[TraceDifference]:
     if before.fingerprint == after.fingerprint:
         return
-    if before.children and before.names == after.names:
-        pairs = list(zip(before.child_names(), before.children, after.children, strict=False))
-        found = [
-            each
-            for name, child, other in pairs
-            for each in _between_statics(path + name, child, other)
-        ]
-        if found and len(before.children) == len(after.children):
+    if before.names == after.names and len(before.children) == len(after.children):
+        rows = zip(before.child_names(), before.children, after.children, strict=True)
+        found = [each for name, *two in rows for each in _between_statics(path + name, *two)]
+        if found:
             yield from found
             return
-    is_shown_alike = after.text == before.text
-    other = after.text
-    if is_shown_alike:
-        other = f"another {other.removeprefix('a ').removeprefix('the ')}"
-    advice = after.advice if after.advice == before.advice else "value"
-    if advice == "function" and not is_shown_alike:
+    text, advice = after.text, after.advice if after.advice == before.advice else "value"
+    if text == before.text:
+        text = f"another {text.removeprefix('a ').removeprefix('the ')}"
+    elif advice == "function":
         advice = "value"  # It is not the same one, defined again and again.
-    yield _difference(path, "static value", before.text, other, advice=advice)
+    yield _difference(path, "static value", before.text, text, advice=advice)
 
 
-def _unfrozen(outline: Outline) -> str:
-    """The name of the type of a node, whatever is frozen in it."""
-    return outline.text.partition(FROZEN)[0]
-
-
-def _between_types(
-    path: str, first: Outline, second: Outline, before: str, after: str
-) -> TraceDifference:
+def _between_types(path: str, before: _Part, after: _Part) -> TraceDifference:
+    first, second = before[0], after[0]
+    other = _describe(after)
     advice = "structure"
     if {first.kind, second.kind} == {"array", "static"}:
         advice = "array"
     elif first.kind == second.kind and first.text == second.text:
         advice = "length"
         if first.fingerprint != second.fingerprint:
-            advice, after = "class", f"another class {after}"
-    elif first.kind == second.kind == "node" and _unfrozen(first) == _unfrozen(second):
+            advice, other = "class", f"another class {other}"
+    elif first.text.partition(FROZEN)[0] == second.text.partition(FROZEN)[0]:
         advice = "frozen"
-    return _difference(path, "structure", before, after, advice=advice)
+    return _difference(path, "structure", _describe(before), other, advice=advice)
+
+
+def _describe(part: _Part | None) -> str:
+    """A part in a message, where what it is compared with is something else."""
+    if part is None:
+        return "absent"
+    outline, forms = part
+    return f"the array {forms[0]}" if outline.kind == "array" else outline.describe()
+
+
+def another_function(name: str) -> TraceDifference:
+    """The difference of a function from another one from the same lines."""
+    after = "another one, from the same lines"
+    return _difference(name, "function", "a function", after, advice="definition")
+
+
+def _difference(
+    path: str, what: str, before: Any, after: Any, *, advice: str | None = None
+) -> TraceDifference:
+    return TraceDifference(path, what, before, after, _ADVICE[advice or what])
+
+
+# --- What JAX knows of an array when it traces, and the settings on which a trace depends ---
+
+
+_MAX_FORMS = 4096
+_NO_MESH = "no mesh"
+
+
+def form_of(array: Any) -> ArrayForm:
+    """The form of an array, a tracer or a reference to an array."""
+    return _form_of_type(jax.typeof(array))
+
+
+@functools.lru_cache(_MAX_FORMS)
+def _form_of_type(aval: Any) -> ArrayForm:
+    sharding = getattr(aval, "sharding", None)
+    mesh, text = getattr(sharding, "mesh", None), _NO_MESH
+    if mesh is not None and not mesh.empty:
+        is_sharded = any(axis is not None for axis in sharding.spec)  # pyright: ignore
+        text = f"{_describe_mesh(mesh)}{f', {sharding.spec}' if is_sharded else ''}"  # pyright: ignore
+    return ArrayForm(
+        tuple(size if type(size) is int else str(size) for size in getattr(aval, "shape", ())),
+        str(getattr(aval, "dtype", aval)),
+        bool(getattr(aval, "weak_type", False)),
+        text,
+        str(aval),
+    )
+
+
+def _describe_mesh(mesh: Any) -> str:
+    return f"mesh({', '.join(f'{name}={size}' for name, size in mesh.shape.items())})"
+
+
+# fmt: off
+_SETTINGS = (
+    "jax_enable_x64", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion",
+    "jax_default_matmul_precision", "jax_default_device", "jax_default_prng_impl",
+    "jax_threefry_partitionable", "jax_random_seed_offset", "jax_debug_key_reuse", "jax_debug_nans",
+    "jax_debug_infs", "jax_check_tracer_leaks", "jax_check_static_indices",
+    "jax_softmax_custom_jvp", "jax_high_dynamic_range_gumbel", "jax_accurate_erf_inv",
+    "jax_allow_f16_reductions", "jax_use_shardy_partitioner", "jax_use_direct_linearize",
+    "jax_use_simplified_jaxpr_constants", "jax_embedded_constants_max_bytes",
+    "jax_remove_size_one_mesh_axis_from_type", "jax_mutable_array_checks",
+    "jax_error_checking_behavior_nan", "jax_error_checking_behavior_divide",
+    "jax_error_checking_behavior_oob", "jax_explicit_x64_dtypes", "jax_legacy_prng_key",
+    "jax_auto_pcast", "jax_enable_pgle", "jax_pgle_profiling_runs", "jax_xla_profile_version",
+    "jax_no_execution", "eager_constant_folding", "check_vma",
+)
+# fmt: on
+"""Found by changing each of `jax.config.values` between two calls. Not all are in all versions."""
+
+
+def read_settings() -> Settings:
+    """The settings as they are in this thread, and the mesh, if any."""
+    config = jax.config
+    known = [(name, str(getattr(config, name))) for name in _SETTINGS if hasattr(config, name)]
+    mesh: Any = jax.sharding.get_abstract_mesh()
+    return (*known, ("mesh", _describe_mesh(mesh) if mesh.shape else "None"))

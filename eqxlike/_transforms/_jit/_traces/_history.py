@@ -1,22 +1,228 @@
-"""The traces of one function."""
+"""The traces of one function: each is compared with earlier ones, and reported to listeners."""
 
 import collections
 import contextlib
+import dataclasses
 import inspect
 import itertools
 import threading
+import time
 import types
-from collections.abc import Hashable
-from typing import Any
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
+import jax
+
+from ...._partition import Structure
+from ...._traceback import stacklevel_of_user
+from .._arguments import WRAPPER
 from ._differences import (
     Arguments,
     TraceDifference,
-    definition_difference,
+    another_function,
     find_differences,
+    form_of,
+    read_settings,
 )
-from ._outline import show_place
-from ._trace import Clock, Place, Policy, RetraceError, Trace
+from ._outline import outline_of, root_outline, show_place
+
+_MOST_LISTED = 20
+"""At most this many differences are in a message."""
+
+_MOST_SHOWN = 4
+"""At most this many arguments are in the `repr` of a trace."""
+
+
+class Place(NamedTuple):
+    """The name of a function, and the file and line where it is defined, if it is known."""
+
+    name: str
+    file: str | None
+    line: int | None
+
+    def __str__(self) -> str:
+        return f"`{self.name}`" if self.file is None else f"`{self.name}` ({self.file}:{self.line})"
+
+
+class Clock:
+    """The time that one trace took; shared by all `Trace`s of it."""
+
+    def __init__(self) -> None:
+        self.started_at = time.time()
+        self.took_s: float | None = None
+        self._started = time.perf_counter()
+
+    def end(self) -> None:
+        self.took_s = time.perf_counter() - self._started
+
+
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
+class Trace:
+    """One trace of a compiled function; its `str` says which, and what differs from an earlier one.
+
+    It holds texts, and neither arrays nor anything else that the function was called with.
+
+    - `function`, `file`, `line`: the name of the function, and where it is defined; `None` for file
+      and line of what is not written in Python.
+    - `number`: the number of the trace, from 1.
+    - `compared_with`: the number of the earlier trace that is most like it; `None` for the first.
+    - `differences`: what differs from that, each a `TraceDifference`; at most 100.
+    - `started_at`: when it began, in seconds as `time.time()` counts them.
+    - `took_s`: how long JAX traced, in seconds, with functions that it traced inside; without
+      lowering and compiling. `None` while it is traced, and if it was refused.
+    """
+
+    place: Place
+    number: int
+    known: Arguments
+    owner: int
+    clock: Clock
+    compared_with: int | None = None
+    differences: tuple[TraceDifference, ...] = ()
+
+    @property
+    def function(self) -> str:
+        return self.place.name
+
+    @property
+    def file(self) -> str | None:
+        return self.place.file
+
+    @property
+    def line(self) -> int | None:
+        return self.place.line
+
+    @property
+    def started_at(self) -> float:
+        return self.clock.started_at
+
+    @property
+    def took_s(self) -> float | None:
+        return self.clock.took_s
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """A text for each array and each static value, as in `{"x[0]": "float32[8,3]"}`."""
+        return self.known.described()
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """JAX's settings on which a trace depends, as text by name."""
+        return dict(self.known.settings)
+
+    def explain(self) -> str:
+        """The differences, a line each, and what to do about them."""
+        if self.compared_with is None:
+            return "The earlier ones are no longer known."
+        if not self.differences:
+            return (
+                f"Arguments and settings are those of trace {self.compared_with}, so something "
+                "else has changed: the caches were cleared, the function is mapped over axes of "
+                "other names, or it is transformed in another way."
+            )
+        lines = [f"What differs from trace {self.compared_with}:"]
+        lines += [f"  {each}" for each in self.differences[:_MOST_LISTED]]
+        if len(self.differences) > _MOST_LISTED:
+            lines.append(f"  and {len(self.differences) - _MOST_LISTED} more")
+        advice = dict.fromkeys(each.advice for each in self.differences)
+        return "\n".join([*lines, *advice])
+
+    def __str__(self) -> str:
+        if self.number == 1 and self.compared_with is None:
+            return f"{self.place} is traced for the first time."
+        return f"{self.place} is traced and compiled again (trace {self.number}). {self.explain()}"
+
+    def __repr__(self) -> str:
+        shown = [f"{path}: {text}" for path, text in self.arguments.items()]
+        if len(shown) > _MOST_SHOWN:
+            shown[_MOST_SHOWN:] = [f"and {len(shown) - _MOST_SHOWN} more"]
+        return f"<trace {self.number} of {self.function}({', '.join(shown)})>"
+
+
+# --- What a trace after the first leads to: a warning, an error, or whatever a callable does ---
+
+
+OnRetrace = Literal["warn", "error"] | Callable[[Trace], Any]
+"""What `on_retrace` takes, beside `None`."""
+
+
+class RetraceWarning(UserWarning):
+    """A compiled function is traced again: see `filter_jit(on_retrace="warn")`."""
+
+
+class RetraceError(RuntimeError):
+    """A compiled function was to be traced again, or once too often.
+
+    - `trace`: the trace that was refused.
+    """
+
+    def __init__(self, message: str, trace: Trace | None = None):
+        super().__init__(message)
+        self.trace = trace
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Policy:
+    """The options `on_retrace` and `max_traces` of a compiled function.
+
+    It is not copied: a deep copy of a function calls the same callable.
+
+    **Raises:** `ValueError` or `TypeError` if they are none of what they may be.
+    """
+
+    # The callable need not be hashable.
+    on_retrace: OnRetrace | None = dataclasses.field(hash=False)
+    max_traces: int | None
+
+    def __post_init__(self) -> None:
+        limit = self.max_traces
+        if self.on_retrace is not None:
+            check_on_retrace(self.on_retrace, "filter_jit")
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise ValueError(
+                f"`filter_jit(max_traces=...)` expects a whole number of at least 1, or `None` for "
+                f"no limit; it got {limit!r}."
+            )
+
+    @staticmethod
+    def of(on_retrace: OnRetrace | None, max_traces: int | None) -> "Policy | None":
+        """The policy with these options; `None` if there are none."""
+        is_plain = on_retrace is None and max_traces is None
+        return None if is_plain else Policy(on_retrace, max_traces)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Policy":
+        return self
+
+
+def check_on_retrace(on_retrace: Any, function: str) -> None:
+    """Raises `ValueError` unless `function` may be called with this `on_retrace`."""
+    is_word = isinstance(on_retrace, str) and on_retrace in ("warn", "error")
+    if not is_word and not callable(on_retrace):
+        raise ValueError(
+            f"`{function}(on_retrace=...)` expects 'warn', 'error' or a function of one argument, "
+            f"which is called with an `eqxlike.debug.Trace`; it got {on_retrace!r}."
+        )
+
+
+def react(on_retrace: OnRetrace | None, trace: Trace) -> None:
+    """Does what `on_retrace` says about a trace after the first."""
+    if on_retrace == "warn":
+        warnings.warn(str(trace), RetraceWarning, stacklevel=stacklevel_of_user())
+    elif on_retrace == "error":
+        raise RetraceError(
+            f'{trace.place} must not be traced again (`on_retrace="error"`), and this would be '
+            f"trace {trace.number}. {trace.explain()}",
+            trace,
+        )
+    elif on_retrace is not None:
+        # What it computes is no part of the program that is traced.
+        with jax.ensure_compile_time_eval():
+            on_retrace(trace)
+
+
+# --- The traces of one function ---
+
 
 _MOST_TRACES = 32
 """At most this many traces are kept, the latest."""
@@ -66,11 +272,13 @@ class History:
             return tuple(self._kept)
 
     def begin(self, arguments: Arguments, owner: int) -> Trace:
-        """Adds a trace; raises `RetraceError` if there are too many.
+        """Adds a trace, and reports it; what a listener raises refuses it.
 
         **Arguments:**
 
         - `owner`: a number for the compiled function to which the trace belongs.
+
+        **Raises:** `RetraceError` if there are too many.
         """
         limit = None if self.policy is None else self.policy.max_traces
         with self._lock:
@@ -82,7 +290,7 @@ class History:
             if is_allowed:
                 self._num_traces += 1
                 self._kept.append(trace)
-        compare(trace, earlier)
+        _compare(trace, earlier)
         if not is_allowed:
             times = "once" if limit == 1 else f"{limit} times"
             raise RetraceError(
@@ -90,14 +298,17 @@ class History:
                 f"trace {trace.number}. {trace.explain()}",
                 trace,
             )
-        return trace
-
-    def take_back(self, trace: Trace) -> None:
-        """Forgets a trace that was refused."""
-        with self._lock:
-            self._num_traces -= 1
-            with contextlib.suppress(ValueError):
+        try:
+            if trace.number > 1 and self.policy is not None:
+                react(self.policy.on_retrace, trace)
+            for listener in tuple(_listeners):
+                listener(trace, self)
+        except BaseException:
+            with self._lock, contextlib.suppress(ValueError):
+                self._num_traces -= 1
                 self._kept.remove(trace)
+            raise
+        return trace
 
     def forget(self, owner: int, num_traces: int) -> None:
         """Forgets the traces of a compiled function that is no longer there, so many of them."""
@@ -113,31 +324,29 @@ class History:
         return history
 
 
-def compare(trace: Trace, earlier: tuple[Trace, ...]) -> None:
+def _compare(trace: Trace, earlier: Sequence[Trace]) -> None:
     """Puts into `trace` what differs from the most similar of `earlier` ones, the latest such."""
-    nearest: Trace | None = None
-    differences: list[TraceDifference] = []
-    least = _MOST_DIFFERENCES
-    for candidate in reversed(earlier):
-        # As many as there are in the best one cannot be better.
-        found = find_differences(candidate.known, trace.known)
-        those = list(itertools.islice(found, min(least, _MOST_DIFFERENCES)))
-        distance = sum(_WEIGHTS.get(each.what, 1) for each in those)
-        if nearest is None or distance < least:
-            nearest, differences, least = candidate, those, distance
-    if nearest is not None:
+    found = [
+        (
+            tuple(itertools.islice(find_differences(each.known, trace.known), _MOST_DIFFERENCES)),
+            each,
+        )
+        for each in reversed(earlier)
+    ]
+    if found:
+        trace.differences, nearest = min(
+            found, key=lambda pair: sum(_WEIGHTS.get(each.what, 1) for each in pair[0])
+        )
         trace.compared_with = nearest.number
-        trace.differences = tuple(differences)
 
 
 def compared_with(trace: Trace, earlier: Trace, *, is_same_function: bool) -> Trace:
     """`trace` again, as one after a trace of a function from the same lines."""
-    told = Trace(trace.place, earlier.number + 1, trace.known, trace.owner, trace.clock)
+    told = dataclasses.replace(trace, number=earlier.number + 1, compared_with=earlier.number)
     if is_same_function:
-        compare(told, (earlier,))
+        _compare(told, [earlier])
     else:
-        told.compared_with = earlier.number
-        told.differences = (definition_difference(trace.function),)
+        told.differences = (another_function(trace.function),)
     return told
 
 
@@ -154,3 +363,74 @@ def place_of(function: Any) -> tuple[Place, types.CodeType | None]:
     name = unwrapped.__qualname__.rpartition("<locals>.")[2]
     file = show_place(code.co_filename, code.co_firstlineno).rpartition(":")[0]
     return Place(name, file, code.co_firstlineno), code
+
+
+# --- Traces as they happen ---
+
+
+Listener = Callable[[Trace, History], None]
+"""Called with each trace, and the traces of the function."""
+
+_listeners: list[Listener] = []
+
+
+@contextlib.contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Calls `listener` with every trace, in all threads, in the block."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+class Observer:
+    """Observes the traces of one compiled function; a call that traces nothing does not meet it.
+
+    **Arguments:**
+
+    - `history`: the traces of the function.
+    - `labels`, `structures`: the names of its arguments, and their Structures.
+    - `drop`: a function that drops the compiled function.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        labels: list[str],
+        structures: tuple[Structure, ...],
+        drop: Callable[[], None],
+    ):
+        self._history = history
+        self._labels = ["<function>" if label == WRAPPER else label for label in labels]
+        self._structures = structures
+        self._drop = drop
+        self._serial = next(_serial)
+        self._num_traces = 0
+
+    def begin(self, arrays: Sequence[Any]) -> Trace | None:
+        """A trace begins; `None` if JAX runs the function without tracing it.
+
+        **Raises:** `RetraceError` if it is refused, and whatever listeners raise.
+        """
+        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+            return None
+        outline = root_outline(self._labels, map(outline_of, self._structures))
+        arguments = Arguments(outline, tuple(map(form_of, arrays)), read_settings())
+        try:
+            trace = self._history.begin(arguments, self._serial)
+        except BaseException:
+            # The function goes on with what is compiled. JAX will trace for these arguments again,
+            # to be refused again.
+            if self._num_traces == 0:
+                self._drop()
+            raise
+        self._num_traces += 1
+        return trace
+
+    def fail(self) -> None:
+        """A trace has failed: the compiled function goes, and what it was traced for."""
+        # JAX takes its slow path for good where a trace has failed.
+        self._drop()
+        self._history.forget(self._serial, self._num_traces)
+        self._num_traces = 0

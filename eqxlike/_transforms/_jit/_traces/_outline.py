@@ -14,8 +14,8 @@ import os
 import reprlib
 import types
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.tree_util as jtu
@@ -49,8 +49,7 @@ _OF_WRAPPER = "_function"
 FROZEN = " with frozen "
 """Between the name of a class and its frozen fields, which make it another class."""
 
-_serial = itertools.count()
-_serials: dict[int, tuple[weakref.ref[Any], int]] = {}
+_Form = TypeVar("_Form")
 
 
 class Outline:
@@ -61,7 +60,9 @@ class Outline:
     - `fingerprint`: differs where two static values, or the types of two nodes, do. A value that is
       compared by identity has one that no other ever has.
     - `names`: the names of the children in a path; `None` for a sequence.
-    - `children`: the outlines of the children; those of a static value are its elements.
+    - `children`: the outlines of the children; those of a static value are its elements. A row of
+      leaves, of which there may be very many, has them made when somebody asks, so that the first
+      call does not wait for that.
     - `num_arrays`: the number of arrays inside.
     - `advice`: a word for what a static value is: see `_differences`.
     """
@@ -73,32 +74,40 @@ class Outline:
         kind: Literal["array", "static", "node"],
         text: str,
         fingerprint: Hashable,
-        names: tuple[str, ...] | None = (),
-        children: tuple["Outline", ...] = (),
+        names: Iterable[str] | None = (),
+        children: "tuple[Outline, ...] | Callable[[], tuple[Outline, ...]]" = (),
+        num_arrays: int = 0,
         advice: str = "value",
     ):
         self.kind = kind
         self.text = text
         self.fingerprint = fingerprint
-        self.names = names
-        self._children: tuple[Outline, ...] | None = children
-        self.num_arrays = 1 if kind == "array" else sum(child.num_arrays for child in children)
+        self.names = None if names is None else tuple(names)
+        self._children = children
+        self.num_arrays = num_arrays
         self.advice = advice
 
     @property
     def children(self) -> tuple["Outline", ...]:
-        assert self._children is not None
+        if callable(self._children):
+            self._children = self._children()
         return self._children
 
     @property
     def is_sequence(self) -> bool:
         return self.names is None
 
-    def child_name(self, index: int) -> str:
-        return f"[{index}]" if self.names is None else self.names[index]
-
     def child_names(self) -> Iterable[str]:
-        return map(self.child_name, range(len(self.children)))
+        names = self.names
+        return (f"[{i}]" for i in range(len(self.children))) if names is None else names
+
+    def parts(self, forms: tuple[_Form, ...]) -> dict[str, tuple["Outline", tuple[_Form, ...]]]:
+        """The children by name, each with those of the forms of all arrays that are its own."""
+        found, start = {}, 0
+        for name, child in zip(self.child_names(), self.children, strict=True):
+            found[name] = child, forms[start : start + child.num_arrays]
+            start += child.num_arrays
+        return found
 
     def describe(self) -> str:
         """The outline in a message, where what it is compared with is something else."""
@@ -107,38 +116,14 @@ class Outline:
         return f"a {self.text} of length {len(self.children)}" if self.is_sequence else self.text
 
 
-class _OfRow(Outline):
-    """The outline of a node with a row of leaves, of which there may be very many.
-
-    They are arrays and plain values, which may be kept as they are. So their outlines are made when
-    somebody asks for them, and the first call does not wait for that.
-    """
-
-    __slots__ = ("_row",)
-
-    def __init__(self, text: str, fingerprint: Hashable, names: tuple[str, ...] | None, row: Row):
-        super().__init__("node", text, fingerprint, names)
-        self._children = None
-        self._row = row.meta
-        self.num_arrays = row.num_arrays
-
-    @property
-    def children(self) -> tuple[Outline, ...]:
-        if self._children is None:
-            self._children = _outlines_in(self._row)
-        return self._children
+_OF_ARRAY = Outline("array", "array", None, num_arrays=1)
 
 
-def _outlines_in(meta: Any) -> tuple[Outline, ...]:
-    """The outlines of the leaves in a row."""
-    places = set(meta.array_places)
-    return tuple(
-        _OF_ARRAY if place in places else outline_of_static(leaf)
-        for place, leaf in enumerate(meta.leaves)
-    )
-
-
-_OF_ARRAY = Outline("array", "array", None)
+def root_outline(labels: Iterable[str], arguments: Iterable[Outline]) -> Outline:
+    """The outline of all arguments of a call, under the names that they have there."""
+    children = tuple(arguments)
+    num_arrays = sum(child.num_arrays for child in children)
+    return Outline("node", "arguments", None, labels, children, num_arrays)
 
 
 def outline_of(structure: Structure) -> Outline:
@@ -162,40 +147,43 @@ def _lacks(structure: Structure) -> bool:
     return not structure.is_row and _KEY not in structure.generated
 
 
-def root_outline(labels: Iterable[str], arguments: Iterable[Outline]) -> Outline:
-    """The outline of all arguments of a call, under the names that they have there."""
-    return Outline("node", "arguments", None, tuple(labels), tuple(arguments))
-
-
 def _outline_one(structure: Structure) -> Outline:
     if structure is ARRAY:
         return _OF_ARRAY
     if isinstance(structure, StaticLeaf):
         return outline_of_static(structure.meta, structure.static)
-    if isinstance(structure, Row):
-        return _OF_ARRAY  # Its parent sees to it.
     cls = structure.node_type
-    text, fingerprint = "None" if cls is type(None) else cls.__name__, _serial_of(cls)
+    text = "None" if cls is type(None) else cls.__name__
     if frozen := frozen_fields(cls) if isinstance(structure, ModuleNode) else ():
         text += FROZEN + ", ".join(frozen)
     row = structure.children[0] if structure.has_row else None
-    children = () if row else tuple(child.generated[_KEY] for child in structure.children)
-    names, statics = _parts(structure, len(row.meta.leaves) if row else len(children))
-    if isinstance(row, Row):
-        if not statics:
-            return _OfRow(text, fingerprint, None if names is None else tuple(names), row)
-        children = _outlines_in(row.meta)
-    outlines = (outline_of_static(value, of_node=True) for _, value in statics)
-    return Outline(
-        "node",
-        text,
-        fingerprint,
-        None if names is None else (*names, *(name for name, _ in statics)),
-        (*children, *outlines),
+    names, statics = _names_and_statics(
+        structure, len(row.meta.leaves) if row else len(structure.children)
+    )
+    if isinstance(row, Row) and not statics:
+        children = functools.partial(_outlines_in, row.meta)
+    else:
+        children = (
+            _outlines_in(row.meta)
+            if row
+            else tuple(child.generated[_KEY] for child in structure.children)
+        )
+        children += tuple(outline_of_static(value, of_node=True) for _, value in statics)
+        if names is not None:
+            names = (*names, *(name for name, _ in statics))
+    return Outline("node", text, _serial_of(cls), names, children, structure.num_arrays)
+
+
+def _outlines_in(meta: Any) -> tuple[Outline, ...]:
+    """The outlines of the leaves in a row: arrays, and plain values, which may be kept."""
+    places = set(meta.array_places)
+    return tuple(
+        _OF_ARRAY if place in places else outline_of_static(leaf)
+        for place, leaf in enumerate(meta.leaves)
     )
 
 
-def _parts(
+def _names_and_statics(
     structure: Structure, num_children: int
 ) -> tuple[Iterable[str] | None, list[tuple[str, Any]]]:
     """The names of the children of a node, and its static parts with theirs."""
@@ -203,11 +191,9 @@ def _parts(
     meta = structure.meta
     if isinstance(structure, ModuleNode) and not is_incomplete(meta):
         codec = cls._eqxlike_class.codec
+        names = ["" if name == _OF_WRAPPER else f".{name}" for name in codec.dynamic_names]
         statics = zip(codec.static_names, meta, strict=True)
-        return (
-            ["" if name == _OF_WRAPPER else f".{name}" for name in codec.dynamic_names],
-            [(f".{name}", value) for name, value in statics],
-        )
+        return names, [(f".{name}", value) for name, value in statics]
     if isinstance(structure, DictNode):
         return [f"[{key!r}]" for key in meta.keys], []
     if isinstance(structure, NamedTupleNode):
@@ -221,10 +207,68 @@ def _foreign_names(treedef: Any, num_children: int) -> Iterable[str]:
     """The names that the class of a foreign node gives to its children, if it does."""
     try:
         children = children_with_keys(treedef.unflatten(range(num_children)))
-        names = [jtu.keystr((key,)) for key, _ in children]
+        names = {jtu.keystr((key,)): None for key, _ in children}
     except Exception:  # It need not expect anything but its own children.
-        names = []
+        names = {}
     return names if len(names) == num_children else [f"[{i}]" for i in range(num_children)]
+
+
+# --- Static values: their texts, and fingerprints by which they are compared ---
+
+
+def outline_of_static(
+    value: Any, static: StaticKey | None = None, *, of_node: bool = False, depth: int = 0
+) -> Outline:
+    """The outline of a static value, and of its elements if it is a small container.
+
+    **Arguments:**
+
+    - `static`: its key, if it is known.
+    - `of_node`: whether it is static in a node, where it need not be hashable.
+    """
+    if type(value) in PLAIN_TYPES:
+        # Of these there may be thousands. Text tells numbers apart whose hashes are equal: -1 and
+        # -2, 0.0 and -0.0.
+        text, advice = repr(value), "field" if of_node else "value"
+        if depth == 0 and not of_node and type(value) in (int, float):
+            advice = "number"
+        fingerprint = type(value).__name__, hash(text)
+        text = text if len(text) <= _LONGEST else describe_static(value)
+        return Outline("static", text, fingerprint, advice=advice)
+    if is_array(value):
+        text = f"an array {jax.typeof(value)}"
+        return Outline("static", text, _serial_of(value), advice="object")
+    try:
+        static = StaticKey(value, of_node=of_node or depth > 0) if static is None else static
+        fingerprint = (_hash_of(static.key), *map(_serial_of, static.held))
+    except Exception:
+        static, fingerprint = None, _serial_of(value)
+    names, parts = (), ()
+    with contextlib.suppress(Exception):  # A class may do what it likes in its attributes.
+        found = _elements(value)
+        if depth < _DEEPEST and len(found[1]) <= _MOST_ELEMENTS >> 2 * depth:
+            names, parts = found
+    return Outline(
+        "static",
+        describe_static(value),
+        (type(value).__name__, fingerprint),
+        names,
+        tuple(outline_of_static(part, of_node=of_node, depth=depth + 1) for part in parts),
+        advice=_advice_on(value, static, of_node=of_node, is_whole=depth == 0),
+    )
+
+
+def _hash_of(key: Hashable) -> int:
+    """The hash of the key of a static value, which differs where numbers do: Python has one for -1
+    and -2.
+    """
+    if isinstance(key, tuple | frozenset):
+        return hash(type(key)(map(_hash_of, key)))
+    return hash(repr(key) if type(key) in (int, float, complex) else key)
+
+
+_serial = itertools.count()
+_serials: dict[int, tuple[weakref.ref[Any], int]] = {}
 
 
 def _serial_of(value: Any) -> int:
@@ -248,65 +292,6 @@ def _serial_of(value: Any) -> int:
     return serial
 
 
-def _hash_of(key: Hashable) -> int:
-    """The hash of the key of a static value, which differs where numbers do: Python has one for -1
-    and -2.
-    """
-    if isinstance(key, tuple):
-        return hash(tuple(map(_hash_of, key)))
-    if isinstance(key, frozenset):
-        return hash(frozenset(map(_hash_of, key)))
-    return hash(repr(key) if type(key) in (int, float, complex) else key)
-
-
-def outline_of_static(
-    value: Any, static: StaticKey | None = None, *, of_node: bool = False, depth: int = 0
-) -> Outline:
-    """The outline of a static value, and of its elements if it is a small container.
-
-    **Arguments:**
-
-    - `static`: its key, if it is known.
-    - `of_node`: whether it is static in a node, where it need not be hashable.
-    """
-    if type(value) in PLAIN_TYPES:
-        return _outline_of_plain(value, of_node=of_node, is_whole=depth == 0)
-    if is_array(value):
-        text = f"an array {jax.typeof(value)}"
-        return Outline("static", text, _serial_of(value), advice="object")
-    try:
-        static = StaticKey(value, of_node=of_node or depth > 0) if static is None else static
-        fingerprint = (_hash_of(static.key), *map(_serial_of, static.held))
-    except Exception:
-        static, fingerprint = None, _serial_of(value)
-    names, parts = (), ()
-    with contextlib.suppress(Exception):  # A class may do what it likes in its attributes.
-        found = _elements(value)
-        if depth < _DEEPEST and len(found[1]) <= _MOST_ELEMENTS >> 2 * depth:
-            names, parts = found
-    return Outline(
-        "static",
-        describe_static(value),
-        (type(value).__name__, fingerprint),
-        names if names is None else tuple(names),
-        tuple(outline_of_static(part, of_node=of_node, depth=depth + 1) for part in parts),
-        _advice_on(value, static, of_node=of_node, is_whole=depth == 0),
-    )
-
-
-def _outline_of_plain(value: Any, *, of_node: bool, is_whole: bool) -> Outline:
-    """The outline of a value of one of `PLAIN_TYPES`: there may be thousands of them."""
-    text = repr(value)
-    advice = "field" if of_node else "value"
-    if is_whole and not of_node and type(value) in (int, float):
-        advice = "number"
-    # Text tells numbers apart whose hashes are equal: -1 and -2, 0.0 and -0.0.
-    fingerprint = type(value).__name__, hash(text)
-    if len(text) > LONGEST:
-        text = describe_static(value)
-    return Outline("static", text, fingerprint, advice=advice)
-
-
 def _elements(value: Any) -> tuple[Sequence[str] | None, Sequence[Any]]:
     """The names, `None` for those of a sequence, and the elements of a container; else nothing."""
     if isinstance(value, functools.partial):
@@ -322,7 +307,7 @@ def _elements(value: Any) -> tuple[Sequence[str] | None, Sequence[Any]]:
 
 
 def _advice_on(value: Any, static: StaticKey | None, *, of_node: bool, is_whole: bool) -> str:
-    if function_of(value) is not None:
+    if _function_of(value) is not None:
         return "function"
     if isinstance(value, type):
         return "class"
@@ -334,122 +319,10 @@ def _advice_on(value: Any, static: StaticKey | None, *, of_node: bool, is_whole:
     return "number" if is_number and is_whole else "value"
 
 
-# --- What JAX knows of an array when it traces: the array itself is not kept ---
-
-
-_MAX_FORMS = 4096
-_NO_MESH = "no mesh"
-
-
-class ArrayForm(NamedTuple):
-    """The form of an array: arrays of one form share a trace.
-
-    - `shape`: its shape; a size that is a symbol, in an export, is a text.
-    - `dtype`: the name of its dtype, as in `"float32"`.
-    - `weak_type`: whether it gives way to the dtype of others, as a Python number does.
-    - `sharding`: how it lies over the axes of a mesh, as far as the trace depends on that;
-      `"no mesh"` if it does not.
-    - `text`: JAX's own text for the type. It has what else there may be, such as a memory space.
-    """
-
-    shape: tuple[int | str, ...]
-    dtype: str
-    weak_type: bool
-    sharding: str
-    text: str
-
-    def __str__(self) -> str:
-        text = f"{self.dtype}[{','.join(map(str, self.shape))}]"
-        on = "" if self.sharding == _NO_MESH else f" on {self.sharding}"
-        weak = " (weak type)" if self.weak_type else ""
-        return f"{text}{weak}{on}"
-
-
-def form_of(array: Any) -> ArrayForm:
-    """The form of an array, a tracer or a reference to an array."""
-    return _form_of_type(jax.typeof(array))
-
-
-@functools.lru_cache(_MAX_FORMS)
-def _form_of_type(aval: Any) -> ArrayForm:
-    return ArrayForm(
-        tuple(size if type(size) is int else str(size) for size in getattr(aval, "shape", ())),
-        str(getattr(aval, "dtype", aval)),
-        bool(getattr(aval, "weak_type", False)),
-        _describe_sharding(getattr(aval, "sharding", None)),
-        str(aval),
-    )
-
-
-def _describe_sharding(sharding: Any) -> str:
-    mesh = getattr(sharding, "mesh", None)
-    if mesh is None or mesh.empty:
-        return _NO_MESH
-    sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
-    axes = [axis for axis in sharding.spec if axis is not None]
-    return f"mesh({sizes}){f', {sharding.spec}' if axes else ''}"
-
-
-# --- The settings of JAX on which a trace depends: where one differs, JAX traces again ---
-
-
-_NAMES = (
-    "jax_enable_x64",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-    "jax_default_matmul_precision",
-    "jax_default_device",
-    "jax_default_prng_impl",
-    "jax_threefry_partitionable",
-    "jax_random_seed_offset",
-    "jax_debug_key_reuse",
-    "jax_debug_nans",
-    "jax_debug_infs",
-    "jax_check_tracer_leaks",
-    "jax_check_static_indices",
-    "jax_softmax_custom_jvp",
-    "jax_high_dynamic_range_gumbel",
-    "jax_accurate_erf_inv",
-    "jax_allow_f16_reductions",
-    "jax_use_shardy_partitioner",
-    "jax_use_direct_linearize",
-    "jax_use_simplified_jaxpr_constants",
-    "jax_embedded_constants_max_bytes",
-    "jax_remove_size_one_mesh_axis_from_type",
-    "jax_mutable_array_checks",
-    "jax_error_checking_behavior_nan",
-    "jax_error_checking_behavior_divide",
-    "jax_error_checking_behavior_oob",
-    "jax_explicit_x64_dtypes",
-    "jax_legacy_prng_key",
-    "jax_auto_pcast",
-    "jax_enable_pgle",
-    "jax_pgle_profiling_runs",
-    "jax_xla_profile_version",
-    "jax_no_execution",
-    "eager_constant_folding",
-    "check_vma",
-)
-"""Found by changing each of `jax.config.values` between two calls. Not all are in all versions."""
-
-Settings = tuple[tuple[str, str], ...]
-"""Names and values, as text: a value may be a device."""
-
-
-def read_settings() -> Settings:
-    """The settings as they are in this thread, in the order of `_NAMES`; and the mesh, if any."""
-    settings = [
-        (name, str(getattr(jax.config, name))) for name in _NAMES if hasattr(jax.config, name)
-    ]
-    mesh: Any = jax.sharding.get_abstract_mesh()
-    sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
-    return (*settings, ("mesh", f"mesh({sizes})" if sizes else "None"))
-
-
 # --- Short texts for what is static: values, functions, and places in files ---
 
 
-LONGEST = 200
+_LONGEST = 200
 """At most this many characters of a value are kept."""
 
 _MOST_WRAPPERS = 8
@@ -459,39 +332,39 @@ _short_repr = reprlib.Repr()
 _short_repr.maxlevel = 3
 _short_repr.maxlist = _short_repr.maxtuple = _short_repr.maxdict = 32
 _short_repr.maxset = _short_repr.maxfrozenset = 32
-_short_repr.maxstring = _short_repr.maxother = _short_repr.maxlong = LONGEST
+_short_repr.maxstring = _short_repr.maxother = _short_repr.maxlong = _LONGEST
 
 
 def describe_static(value: Any) -> str:
     """A short text for a static value. Nothing that its own `__repr__` does can fail."""
     try:
-        return _shorten(_describe(value))
+        text = _describe(value)
     except Exception:
         return f"<{type(value).__name__}>"
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
 def _describe(value: Any) -> str:
-    function = function_of(value)
-    if function is not None:
-        return describe_function(function)
+    if (function := _function_of(value)) is not None:
+        code = function.__code__
+        name = function.__qualname__.rpartition("<locals>.")[2]
+        if "site-packages" in code.co_filename:
+            return f"{name} ({function.__module__.partition('.')[0]})"
+        return f"{name} ({show_place(code.co_filename, code.co_firstlineno)})"
     if isinstance(value, types.MethodType):
         return f"the method {value.__func__.__qualname__} of a {type(value.__self__).__name__}"
     if isinstance(value, type):
         return value.__qualname__
     if isinstance(value, functools.partial):
         return f"a partial of {describe_static(value.func)}"
-    if _holds_array(value):
+    # JAX would wait for an array that the `repr` shows.
+    attributes = getattr(value, "__dict__", None)
+    if type(attributes) is dict and any(map(is_array, attributes.values())):
         return f"a {type(value).__name__}"
     return _short_repr.repr(value)
 
 
-def _holds_array(value: Any) -> bool:
-    """Whether the `repr` of a value may show an array, for which JAX would wait."""
-    of_class = getattr(value, "__dict__", None)
-    return type(of_class) is dict and any(map(is_array, of_class.values()))
-
-
-def function_of(value: Any) -> types.FunctionType | None:
+def _function_of(value: Any) -> types.FunctionType | None:
     """The function that a value is, or of which JAX has made it."""
     with contextlib.suppress(Exception):
         for _ in range(_MOST_WRAPPERS):
@@ -501,20 +374,6 @@ def function_of(value: Any) -> types.FunctionType | None:
     return None
 
 
-def describe_function(function: types.FunctionType) -> str:
-    """A function by its name, and the place where it is defined, or the package."""
-    code = function.__code__
-    name = function.__qualname__.rpartition("<locals>.")[2]
-    if "site-packages" in code.co_filename:
-        return f"{name} ({function.__module__.partition('.')[0]})"
-    return f"{name} ({show_place(code.co_filename, code.co_firstlineno)})"
-
-
 def show_place(file: str, line: int) -> str:
     """A file and a line; the file as seen from the current directory, if it is below that."""
-    folder = os.path.join(os.getcwd(), "")
-    return f"{file.removeprefix(folder)}:{line}"
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= LONGEST else text[:LONGEST] + "..."
+    return f"{file.removeprefix(os.path.join(os.getcwd(), ''))}:{line}"
