@@ -52,6 +52,9 @@ computations in flight and makes the next call wait (measured for a program that
 call up to the 31st, 20 ms from there on).
 """
 
+TARGET_S = 0.00125
+"""The approximate seconds of each measurement: less than the scheduler's time slice."""
+
 UNTIMED = 3
 """This many calls at the start of a column's turn are outside the clock: they find the caches that
 the column before left behind.
@@ -83,7 +86,7 @@ class Samples:
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One callable beside its baseline.
+    """One callable compared with its baseline.
 
     - `dispatch_us`: median over the rounds of the time until a call returns.
     - `completion_us`: median over the rounds of the time until its result is ready.
@@ -113,7 +116,7 @@ def measure(
     *,
     baseline: str,
     rounds: int = 200,
-    target_s: float = 0.00125,
+    target_s: float = TARGET_S,
     warm_up: int = 5,
     seed: int = 0,
 ) -> Measurement:
@@ -139,24 +142,35 @@ def measure(
         raise ValueError(f"baseline {baseline!r} is not among the callables: {', '.join(calls)}")
     if rounds < 1 or warm_up < 1:
         raise ValueError(f"rounds and warm_up must be 1 or more, got {rounds} and {warm_up}")
-    waits = {name: warmed_up(call, warm_up) for name, call in calls.items()}
-    counts = {
-        name: calls_for(target_s, _estimate_s(call, waits[name])) for name, call in calls.items()
-    }
-    dispatch: dict[str, list[float]] = {name: [] for name in calls}
-    completion: dict[str, list[float]] = {name: [] for name in calls}
+    timed = {name: Timed(call, warm_up, target_s) for name, call in calls.items()}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     with frozen_heap():
         for order in round_orders(tuple(calls), rounds, seed):
             for name in order:
-                timed = calls[name], waits[name], counts[name]
-                completion_us(calls[name], waits[name], UNTIMED)
-                dispatch[name].append(dispatch_us(*timed))
-                completion[name].append(completion_us(*timed))
+                taken[name].append(timed[name].take_turn())
     samples = {
-        name: Samples(tuple(dispatch[name]), tuple(completion[name]), counts[name])
-        for name in calls
+        name: Samples(*zip(*times, strict=True), calls=timed[name].count)
+        for name, times in taken.items()
     }
     return summarise(samples, baseline)
+
+
+class Timed:
+    """A call that is timed: warmed up, with as many calls a measurement as fill `target_s`."""
+
+    def __init__(self, call: Call, warm_up: int, target_s: float = TARGET_S):
+        self.call = call
+        self.wait = warmed_up(call, warm_up)
+        # One slow call may have been disturbed. Taken for the truth, it would leave the function
+        # with a single call a round, on cold caches, for all rounds.
+        call_s = fastest_s(call, self.wait, times=10, most_s=0.1)
+        self.count = calls_for(target_s, call_s)
+
+    def take_turn(self) -> tuple[float, float]:
+        """Dispatch and completion in one round, in microseconds a call."""
+        completion_us(self.call, self.wait, UNTIMED)
+        timed = self.call, self.wait, self.count
+        return dispatch_us(*timed), completion_us(*timed)
 
 
 def summarise(samples: Mapping[str, Samples], baseline: str) -> Measurement:
@@ -248,6 +262,20 @@ def completion_us(call: Call, wait: Callable[[Any], Any], count: int) -> float:
     return 1e6 * (time.perf_counter() - start_s) / count
 
 
+def fastest_s(call: Call, wait: Callable[[Any], Any], times: int, most_s: float) -> float:
+    """The seconds until the result is ready of the fastest of `times` calls.
+
+    There are fewer once they have taken `most_s` seconds.
+    """
+    fastest_s, spent_s = math.inf, 0.0
+    for _ in range(times):
+        call_s = 1e-6 * completion_us(call, wait, 1)
+        fastest_s, spent_s = min(fastest_s, call_s), spent_s + call_s
+        if spent_s > most_s:
+            break
+    return fastest_s
+
+
 @contextlib.contextmanager
 def frozen_heap() -> Iterator[None]:
     """Keeps the objects that exist now out of garbage collection meanwhile.
@@ -293,14 +321,6 @@ def installed_version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _estimate_s(call: Call, wait: Callable[[Any], Any]) -> float:
-    """The approximate seconds until the result of an undisturbed call is ready."""
-    count = 1
-    while completion_us(call, wait, count) * count < 1e3:
-        count *= 2
-    return 1e-6 * min(completion_us(call, wait, count) for _ in range(3))
 
 
 def _cpu_model() -> str:

@@ -1,38 +1,24 @@
 """Functions timed side by side, some of which may be slow, or fail."""
 
+import contextlib
 import dataclasses
 import functools
 import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
-from .._timing import (
-    UNTIMED,
-    calls_for,
-    completion_us,
-    dispatch_us,
-    frozen_heap,
-    round_orders,
-    warmed_up,
-)
+from .._timing import Timed, fastest_s, frozen_heap, round_orders
 from .._transforms import filter_jit, filter_make_jaxpr
 from ._equations import equations_in
 
 Call = Callable[[], Any]
-Wait = Callable[[Any], Any]
-
-_TARGET_S = 0.00125
-"""The approximate seconds of each measurement: as in `measure`, less than a slice of time."""
-
-_ESTIMATES, _MOST_S = 10, 0.1
-"""A call is timed so often, or so long, to find out how many of them fill a measurement."""
 
 
 @dataclasses.dataclass
@@ -53,24 +39,17 @@ class Times:
         return statistics.median(self.completion_us[n] / other.completion_us[n] for n in both)
 
 
-@dataclasses.dataclass
-class _Contestant:
-    call: Call
-    times: Times
-    wait: Wait
-    count: int
-    spent_s: float = 0.0
+class _Slow(Timed):
+    """A call that may be slow: one that fills a measurement by itself is made once a round."""
 
-    def take_turn(self, number: int) -> None:
+    def take_turn(self) -> tuple[float, float]:
+        if self.count > 1:
+            return super().take_turn()
         start_s = time.perf_counter()
-        if self.count == 1:
-            times = _times_of_one_call(self.call, self.wait)
-        else:
-            completion_us(self.call, self.wait, UNTIMED)
-            timed = self.call, self.wait, self.count
-            times = dispatch_us(*timed), completion_us(*timed)
-        self.times.dispatch_us[number], self.times.completion_us[number] = times
-        self.spent_s += time.perf_counter() - start_s
+        result = self.call()
+        returned_s = time.perf_counter()
+        self.wait(result)
+        return 1e6 * (returned_s - start_s), 1e6 * (time.perf_counter() - start_s)
 
 
 def time_beside(
@@ -94,56 +73,38 @@ def time_beside(
     - `rounds`: the number of rounds.
     - `budget_s`: a function that has taken so many seconds sits out the rest.
     """
-    contestants: dict[str, _Contestant] = {}
-    for name, call in calls.items():
+
+    @contextlib.contextmanager
+    def attempt(name: str) -> Iterator[None]:
         try:
-            contestants[name] = _contestant(call, into[name])
+            yield
         except Exception as error:
-            _note(error, into[name], name == baseline)
+            if name == baseline:
+                raise
+            # The frames of the traceback hold arrays.
+            into[name].failure = error.with_traceback(None)
+
+    timed: dict[str, Timed] = {}
+    for name, call in calls.items():
+        with attempt(name):
+            timed[name] = _Slow(call, 1)
+    spent_s = dict.fromkeys(timed, 0.0)
     with frozen_heap():
-        for number, order in enumerate(round_orders(tuple(contestants), rounds, seed=0)):
-            left = [
+        for number, order in enumerate(round_orders(tuple(timed), rounds, seed=0)):
+            left = {
                 name
-                for name, each in contestants.items()
-                if name != baseline and each.times.failure is None and each.spent_s < budget_s
-            ]
+                for name in timed
+                if name != baseline and into[name].failure is None and spent_s[name] < budget_s
+            }
             if not left:
                 return
             for name in order:
-                if name in (baseline, *left):
-                    try:
-                        contestants[name].take_turn(number)
-                    except Exception as error:
-                        _note(error, into[name], name == baseline)
-
-
-def _note(error: Exception, times: Times, is_baseline: bool) -> None:
-    if is_baseline:
-        raise error
-    # The frames of the traceback hold arrays.
-    times.failure = error.with_traceback(None)
-
-
-def _contestant(call: Call, times: Times) -> _Contestant:
-    wait = warmed_up(call, 1)
-    call_s, spent_s = math.inf, 0.0
-    # One slow call may have been disturbed. Taken for the truth, it would leave the function with a
-    # single call a round, on cold caches, for all rounds.
-    for _ in range(_ESTIMATES):
-        this_s = 1e-6 * completion_us(call, wait, 1)
-        call_s, spent_s = min(call_s, this_s), spent_s + this_s
-        if spent_s > _MOST_S:
-            break
-    return _Contestant(call, times, wait, calls_for(_TARGET_S, call_s))
-
-
-def _times_of_one_call(call: Call, wait: Wait) -> tuple[float, float]:
-    """Dispatch and completion of the same call, in microseconds."""
-    start_s = time.perf_counter()
-    result = call()
-    returned_s = time.perf_counter()
-    wait(result)
-    return 1e6 * (returned_s - start_s), 1e6 * (time.perf_counter() - start_s)
+                if name != baseline and name not in left:
+                    continue
+                start_s, times = time.perf_counter(), into[name]
+                with attempt(name):
+                    times.dispatch_us[number], times.completion_us[number] = timed[name].take_turn()
+                spent_s[name] += time.perf_counter() - start_s
 
 
 # --- Functions compiled again, with what the clock and XLA say of them ---
@@ -174,7 +135,8 @@ class Program:
 
 def freshly_compiled(function: Callable[..., Any], args: tuple[Any, ...]) -> Program:
     """`function`, compiled by `filter_jit` for `args`, though it may have been before."""
-    jitted = filter_jit(functools.partial(_another_call(), function))
+    # To `filter_jit` each lambda is another function.
+    jitted = filter_jit(functools.partial(lambda function, /, *args: function(*args), function))
     start_s = time.perf_counter()
     ahead = jitted.lower(*args).compile()
     first_call_ms = 1e3 * (time.perf_counter() - start_s)
@@ -189,15 +151,6 @@ def freshly_compiled(function: Callable[..., Any], args: tuple[Any, ...]) -> Pro
         compiled_operations=None if text is None else len(_INSTRUCTION.findall(text)),
         peak_bytes=None if memory is None else memory.temp_size_in_bytes,
     )
-
-
-def _another_call() -> Callable[..., Any]:
-    """A function that calls its first argument; each is another one to `filter_jit`."""
-
-    def call(function: Callable[..., Any], /, *args: Any) -> Any:
-        return function(*args)
-
-    return call
 
 
 # --- Programs that would take longer than anybody waits for, known before they run ---
@@ -235,16 +188,9 @@ class Pace:
 
 def pace_of(program: Program, budget_s: float) -> Pace:
     """The pace of a function, which has been called before."""
-    fastest_s, spent_s = math.inf, 0.0
     # One call may be disturbed, by a hundred times what it takes.
-    for _ in range(_CALLS):
-        start_s = time.perf_counter()
-        jax.block_until_ready(program.run())
-        call_s = time.perf_counter() - start_s
-        fastest_s, spent_s = min(fastest_s, call_s), spent_s + call_s
-        if spent_s > budget_s:
-            break
-    return Pace(fastest_s, program.work, budget_s)
+    call_s = fastest_s(program.run, jax.block_until_ready, _CALLS, budget_s)
+    return Pace(call_s, program.work, budget_s)
 
 
 # --- What the jaxpr of a function tells without running it ---

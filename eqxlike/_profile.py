@@ -1,0 +1,474 @@
+"""Where the time of a run goes: compiled functions, samples of the stack, and XLA's own trace."""
+
+import array
+import collections
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import os
+import pathlib
+import statistics
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from ._numbers import positive_number
+from ._tables import align, rich_table
+from ._timing import Call, Column, frozen_heap, ratios, warmed_up
+from ._transforms import CallTimes, timing_calls
+
+Session = Any
+"""A `pyinstrument.session.Session`: samples, each a stack of frames, outermost first, and the
+seconds that passed since the sample before it.
+"""
+
+
+@contextlib.contextmanager
+def profile(
+    *,
+    wait: bool = True,
+    sample: bool = False,
+    interval_s: float = 1e-3,
+    trace: str | os.PathLike[str] | None = None,
+) -> Iterator["Profile"]:
+    """A context that tells where the time of what runs in it goes.
+
+    Each call of a function that `filter_jit` wrapped is timed, and its time split: what our Python
+    takes, what JAX takes to dispatch the compiled program, and what then is left until the result
+    is ready. Calls that trace and compile are counted by themselves. Outside of the context a call
+    costs what it always does. Functions of `jax.jit` are not seen, unless `sample` shows them.
+
+    **Arguments:**
+
+    - `wait`: whether to wait for the result of each call: without that, nobody knows when it was
+      ready. A loop that reads no result runs ahead of the device, and is slower so.
+    - `sample`: whether to sample the Python stack with pyinstrument, which makes every call of a
+      Python function slower: take times without it.
+    - `interval_s`: the least time between two samples, in seconds.
+    - `trace`: a folder for XLA's own trace, `jax.profiler.trace`; the `perfetto_trace.json.gz` in
+      it is for https://ui.perfetto.dev.
+
+    **Returns:** a context that gives a `Profile`, which is filled as the context ends.
+
+    **Raises:** `ImportError` if `sample` and pyinstrument is not installed; `RuntimeError` if
+    somebody profiles already; `TypeError` or `ValueError` for an `interval_s` that is no positive
+    number, or a `trace` that is no path.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> @eqx.filter_jit
+        ... def step(x):
+        ...     return 2 * x
+        >>> x = jnp.ones(3)
+        >>> with eqx.profile() as p:
+        ...     for _ in range(10):
+        ...         x = step(x)
+        >>> found = p.functions[0]
+        >>> found.num_calls, found.num_traces, found.split.total_us > 0
+        (10, 1, True)
+    """
+    interval_s = positive_number(interval_s, "interval_s")
+    trace = None if trace is None else os.fspath(trace)
+    found = Profile()
+    records: dict[Any, _Record] = {}
+    lock = threading.Lock()
+
+    def report(call: CallTimes) -> None:
+        with lock:
+            if call.dispatcher not in records:
+                records[call.dispatcher] = _Record(call.dispatcher.full_name)
+            records[call.dispatcher].add(call)
+
+    profiler = new_profiler(interval_s) if sample else None
+    with contextlib.ExitStack() as stack:
+        if trace is not None:
+            stack.enter_context(jax.profiler.trace(trace, create_perfetto_trace=True))
+        stack.enter_context(timing_calls(report, wait))
+        start_s = time.perf_counter()
+        if profiler is not None:
+            profiler.start()
+        try:
+            yield found
+        finally:
+            if profiler is not None:
+                found.session = profiler.stop()
+            found.elapsed_s = time.perf_counter() - start_s
+            times = (each.times() for each in list(records.values()))
+            found.functions = tuple(sorted(times, key=lambda each: -each.total_s))
+
+
+@dataclasses.dataclass(repr=False)
+class Profile:
+    """The findings of `profile`, once its block has ended; `str` and `repr` show the table.
+
+    - `functions`: of each function that `filter_jit` wrapped and that was called, those that took
+      longest first.
+    - `elapsed_s`: the seconds that the block took.
+    - `session`: the samples, a session of pyinstrument; `None` if there are none.
+    """
+
+    functions: "tuple[FunctionTimes, ...]" = ()
+    elapsed_s: float = 0.0
+    session: Session = None
+
+    def __str__(self) -> str:
+        return f"{align(_HEADER, self._rows)}\n{self.totals}"
+
+    __repr__ = __str__
+
+    def __rich__(self) -> Any:
+        return rich_table(_HEADER, self._rows, self.totals)
+
+    @property
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [each.cells for each in self.functions]
+
+    @property
+    def totals(self) -> str:
+        """The last line of the table."""
+        in_calls_s = sum(each.total_s for each in self.functions)
+        share = in_calls_s / self.elapsed_s if self.elapsed_s else 0.0
+        return f"{self.elapsed_s:.3f} s, {share:.0%} of them in these calls"
+
+    @property
+    def tree(self) -> str:
+        """The tree of Python's calls, every frame shown.
+
+        **Raises:** `ValueError` without samples.
+        """
+        return render_text(self._sampled())
+
+    @property
+    def page(self) -> str:
+        """The same as a page of HTML, with a timeline.
+
+        **Raises:** `ValueError` without samples.
+        """
+        return render_html(self._sampled())
+
+    def write(self, path: str | os.PathLike[str]) -> list[pathlib.Path]:
+        """Writes the tree, the page and the session of pyinstrument next to each other.
+
+        **Arguments:**
+
+        - `path`: the path of the files, without a suffix.
+
+        **Returns:** the files written.
+
+        **Raises:** `ValueError` without samples.
+        """
+        return write(self._sampled(), pathlib.Path(path))
+
+    def _sampled(self) -> Session:
+        if self.session is None:
+            raise ValueError(
+                "This profile has no samples: write `with eqxlike.profile(sample=True) as p:`, and "
+                "ask once the block has ended."
+            )
+        return self.session
+
+
+# --- The calls of each function, and the time of one call in parts ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The time of one call, in microseconds; the three parts add up to its completion.
+
+    - `ours_us`: the time that `filter_jit` needs beyond JAX's until the call returns.
+    - `jax_us`: the time that the function of `jax.jit` needs until it returns: C++ dispatch, and
+      execution where the runtime runs a cheap program on the calling thread.
+    - `rest_us`: the time from the return of the call until the result is ready. It is near 0, of
+      either sign, where execution was part of dispatch.
+    """
+
+    ours_us: float
+    jax_us: float
+    rest_us: float
+
+    @property
+    def total_us(self) -> float:
+        """The time until the result is ready."""
+        return self.ours_us + self.jax_us + self.rest_us
+
+
+def split(ours: Column) -> Split:
+    """Splits the time of a call.
+
+    **Arguments:**
+
+    - `ours`: the column of `filter_jit`, measured with flat `jax.jit` as its baseline.
+    """
+    jax_us = ours.dispatch_us / ours.dispatch_ratio.median
+    waiting = statistics.median(ratios(ours.samples.completion_us, ours.samples.dispatch_us)) - 1
+    return Split(ours.dispatch_us - jax_us, jax_us, ours.dispatch_us * waiting)
+
+
+_HEADER = (
+    *("Function", "Calls", "Traces", "Compiling, s"),
+    *("Dispatch, us", "Ours, us", "JAX, us", "Ready, us", "All, s"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionTimes:
+    """The calls of one function that `filter_jit` wrapped.
+
+    Times of one call are medians in microseconds, over the calls that took the fast path, or over
+    those that traced and compiled nothing if none did; `None` if there was no such call.
+
+    - `name`: the name of the function.
+    - `num_calls`, `num_traces`: how often it was called, and how often traced.
+    - `compiling_s`: the seconds that JAX took to trace, lower and compile.
+    - `dispatch_us`: until a call returned.
+    - `completion_us`: until its result was ready; `None` too if nobody waited for it.
+    - `split`: those two in parts; `None` too if no call took the fast path.
+    - `total_s`: the seconds of all calls, with the waits for their results.
+    """
+
+    name: str
+    num_calls: int
+    num_traces: int
+    compiling_s: float
+    dispatch_us: float | None
+    completion_us: float | None
+    split: Split | None
+    total_s: float
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table."""
+        ours_us = None if self.split is None else self.split.ours_us
+        jax_us = None if self.split is None else self.split.jax_us
+        times_us = (self.dispatch_us, ours_us, jax_us, self.completion_us)
+        return (
+            *(self.name, str(self.num_calls), str(self.num_traces), f"{self.compiling_s:.3f}"),
+            *("-" if each is None else f"{each:.1f}" for each in times_us),
+            f"{self.total_s:.3f}",
+        )
+
+
+class _Record:
+    """The calls of one function as they come."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self._num_calls = self._num_traces = 0
+        self._compiling_s = self._total_s = 0.0
+        # The times of dispatch, in JAX and until ready, of calls into which nobody looked, as the
+        # first of a profile, and of the others. Packed: a run may have millions.
+        self._outside, self._inside = ([array.array("d") for _ in range(3)] for _ in range(2))
+
+    def add(self, call: CallTimes) -> None:
+        self._num_calls += 1
+        self._num_traces += call.num_traces
+        self._compiling_s += call.compiling_s
+        self._total_s += call.dispatch_s if call.ready_s is None else call.ready_s
+        if not call.compiling_s:
+            kept = self._outside if call.jax_s is None else self._inside
+            times_s = call.dispatch_s, call.jax_s, call.ready_s
+            for each, time_s in zip(kept, times_s, strict=True):
+                if time_s is not None:
+                    each.append(time_s)
+
+    def times(self) -> FunctionTimes:
+        # All times are of the same calls, so that the parts add up.
+        kept = self._inside if self._inside[0] else self._outside
+        dispatch_us, jax_us, completion_us = (
+            1e6 * statistics.median(times_s) if times_s else None for times_s in kept
+        )
+        split = None
+        if dispatch_us is not None and jax_us is not None:
+            rest_us = 0.0 if completion_us is None else completion_us - dispatch_us
+            split = Split(dispatch_us - jax_us, jax_us, rest_us)
+        return FunctionTimes(
+            self._name,
+            self._num_calls,
+            self._num_traces,
+            self._compiling_s,
+            dispatch_us,
+            completion_us,
+            split,
+            self._total_s,
+        )
+
+
+# --- From a call to its samples: sample it, attribute the samples, render them ---
+
+
+def new_profiler(interval_s: float) -> Any:
+    """A `pyinstrument.Profiler` that looks at most so often.
+
+    **Raises:** `ImportError` if pyinstrument is not installed.
+    """
+    try:
+        from pyinstrument import Profiler
+    except ImportError as error:
+        raise ImportError(
+            "Sampling needs pyinstrument: pip install 'eqxlike[profile]', or pip install "
+            "pyinstrument"
+        ) from error
+    return Profiler(interval=interval_s, async_mode="disabled")
+
+
+def sample(call: Call, calls: int, interval_s: float = 1e-4, warm_up: int = 5) -> Session:
+    """Samples the stack during warm calls, each waited for.
+
+    **Arguments:**
+
+    - `call`: a call, as `eqxlike._timing.measure` takes it.
+    - `calls`: the number of calls.
+    - `interval_s`: the least time between two samples, in seconds.
+    - `warm_up`: the number of calls before the first sample.
+
+    **Raises:** `ImportError` if pyinstrument is not installed.
+    """
+    profiler = new_profiler(interval_s)
+    wait = warmed_up(call, warm_up)
+    with frozen_heap():
+        profiler.start()
+        for _ in itertools.repeat(None, calls):
+            wait(call())
+        return profiler.stop()
+
+
+OURS = "eqxlike"
+JAX = "jax"
+OTHER = "other"
+
+_GENERATED = "<eqxlike"
+"""Functions that eqxlike generates at run time have a file name that begins so."""
+
+_NOT_PYTHON = ("<built-in>", "<thread>")
+"""pyinstrument gives these as the files of a function in C, and of the thread below a stack."""
+
+_PACKAGES = {
+    name: [pathlib.Path(folder) for folder in spec.submodule_search_locations or ()]
+    for name in (OURS, JAX, "jaxlib")
+    if (spec := importlib.util.find_spec(name)) is not None
+}
+
+
+@functools.cache
+def _owner(file: str) -> str:
+    """The owner of the functions of a file."""
+    if file.startswith(_GENERATED):
+        return OURS
+    for name, folders in _PACKAGES.items():
+        if any(pathlib.Path(file).is_relative_to(folder) for folder in folders):
+            # The loop that calls and waits is no part of what is profiled.
+            return OTHER if file == __file__ else OURS if name == OURS else JAX
+    return OTHER
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Frame:
+    """One function on a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def owner(self) -> str:
+        """The owner of the function: `OURS`, `JAX` or `OTHER`."""
+        return _owner(self.file)
+
+
+def self_times(session: Session) -> dict[Frame, float]:
+    """The seconds spent in each function of ours and of JAX, and outside both.
+
+    The time of a function includes the C that it calls, compiled programs among it, and the Python
+    of other libraries, but neither ours nor JAX's.
+    """
+    times: dict[Frame, float] = collections.defaultdict(float)
+    for stack, seconds in session.frame_records:
+        frame = innermost(stack)
+        if frame is not None:
+            times[frame] += seconds
+    return dict(times)
+
+
+def innermost(stack: Iterable[str]) -> Frame | None:
+    """The innermost frame of ours or of JAX; without these, the innermost Python frame.
+
+    **Arguments:**
+
+    - `stack`: frames as pyinstrument writes them, outermost first.
+    """
+    found = None
+    for text in stack:
+        # Name, file and first line, parted by \x00; after \x01 come the attributes of one visit.
+        function, file, line = text.partition("\x01")[0].split("\x00")
+        is_owned = found is not None and found.owner != OTHER
+        # What stands around the loop that calls and waits, a command of ours say, has no part.
+        if file == __file__ or (
+            file not in _NOT_PYTHON and not (is_owned and _owner(file) == OTHER)
+        ):
+            found = Frame(file, int(line), function)
+    return found
+
+
+def shares(times: Mapping[Frame, float]) -> dict[str, float]:
+    """The share of the time that each owner's functions took."""
+    total = sum(times.values()) or 1.0
+    parts: dict[str, float] = {OURS: 0.0, JAX: 0.0, OTHER: 0.0}
+    for frame, seconds in times.items():
+        parts[frame.owner] += seconds / total
+    return parts
+
+
+def hot_frames(times: Mapping[Frame, float], count: int = 6) -> list[str]:
+    """A line for each of the functions of ours and of JAX's Python that most samples fell into."""
+    total = sum(times.values()) or 1.0
+    found = [item for item in times.items() if item[0].owner != OTHER]
+    return [
+        f"  {seconds / total:4.0%}  {frame.function}  {_short(frame.file)}:{frame.line}"
+        for frame, seconds in sorted(found, key=lambda item: -item[1])[:count]
+    ]
+
+
+def _short(file: str) -> str:
+    """The last parts of a path, from the package on."""
+    parts = pathlib.Path(file).parts
+    for package in _PACKAGES:
+        if package in parts:
+            return "/".join(parts[len(parts) - 1 - parts[::-1].index(package) :])
+    return file
+
+
+def render_text(session: Session) -> str:
+    """The tree as text. Every frame is in it: pyinstrument's default hides most of ours."""
+    from pyinstrument.renderers import ConsoleRenderer
+
+    return ConsoleRenderer(show_all=True, unicode=True).render(session)
+
+
+def render_html(session: Session) -> str:
+    """A page with the tree and a timeline."""
+    from pyinstrument.renderers import HTMLRenderer
+
+    return HTMLRenderer().render(session)
+
+
+def write(session: Session, path: pathlib.Path) -> list[pathlib.Path]:
+    """Writes the tree, the page and the session itself next to each other.
+
+    **Arguments:**
+
+    - `session`: the session to write.
+    - `path`: the path of the files, without a suffix.
+
+    **Returns:** the files written.
+    """
+    text, page, raw = (path.with_name(path.name + end) for end in (".txt", ".html", ".pyisession"))
+    text.write_text(render_text(session), encoding="utf-8")
+    page.write_text(render_html(session), encoding="utf-8")
+    session.save(raw)
+    return [text, page, raw]
