@@ -1,8 +1,8 @@
 """Meters that show how far an iterative solve has come, from inside a compiled program."""
 
 import abc
+import functools
 import itertools
-import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from .._module import Module
 from ..loops import unvmap_max
@@ -55,58 +55,6 @@ class NoProgressMeter(AbstractProgressMeter[None]):
         return None
 
 
-class _Meters:
-    """What is shown at this moment, by number: a compiled program carries numbers."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._numbers = itertools.count(1)
-        self._open: dict[int, Callable[[float], None]] = {}
-
-    def open(self, start: Callable[[], Callable[[float], None]]) -> Int[Array, ""]:
-        """Calls `start` when the program runs.
-
-        **Returns:** the number of what `start` returned.
-        """
-
-        def opened() -> np.ndarray:
-            with self._lock:
-                number = next(self._numbers)
-            self._open[number] = start()
-            return np.asarray(number, np.int32)
-
-        return io_callback(opened, jax.ShapeDtypeStruct((), jnp.int32))
-
-    def show(self, number: Int[Array, ""], progress: Any) -> Int[Array, ""]:
-        """Shows the smallest progress of a batch.
-
-        **Returns:** the number, on which what must come afterwards depends.
-        """
-
-        def shown(number: Any, progress: Any) -> np.ndarray:
-            self._open[int(number)](float(progress))
-            return np.asarray(number, np.int32)
-
-        progress = jnp.asarray(progress)
-        # An effect could not stand in a `cond` under `vmap`. This is used, and so it is run.
-        struct = jax.ShapeDtypeStruct((), jnp.int32)
-        return jax.pure_callback(shown, struct, number, progress, vmap_method="sequential")
-
-    def close(self, number: Int[Array, ""]) -> None:
-        def closed(number: Any) -> None:
-            self._open.pop(int(number))(1.0)
-
-        io_callback(closed, None, unvmap_max(number))
-
-
-_meters = _Meters()
-
-
-def _least(progress: Float[Array, ""]) -> Float[Array, ""]:
-    """The progress of the slowest member of a batch, without a derivative."""
-    return -unvmap_max(-jax.lax.stop_gradient(progress))
-
-
 class _TextState(Module):
     progress: Float[Array, ""]
     meter_idx: Int[Array, ""]
@@ -123,19 +71,16 @@ class TextProgressMeter(AbstractProgressMeter[_TextState]):
     minimum_increase: float | Array = 0.02
 
     def init(self) -> _TextState:
-        return _TextState(jnp.asarray(0.0), _meters.open(_print_text))
+        return _TextState(jnp.asarray(0.0), _open(_print_text))
 
     def step(self, state: _TextState, progress: Float[Array, ""] | float) -> _TextState:
         progress = _least(jnp.asarray(progress, state.progress.dtype))
-        shown, number = jax.lax.cond(
-            progress - state.progress > self.minimum_increase,
-            lambda: (progress, _meters.show(state.meter_idx, progress)),
-            lambda: (state.progress, state.meter_idx),
-        )
-        return _TextState(shown, number)
+        is_due = progress - state.progress > self.minimum_increase
+        number = _show_if(is_due, state.meter_idx, progress)
+        return _TextState(jnp.where(is_due, progress, state.progress), number)
 
     def close(self, state: _TextState) -> None:
-        _meters.close(state.meter_idx)
+        _close(state.meter_idx)
 
 
 def _print_text() -> Callable[[float], None]:
@@ -174,19 +119,15 @@ class TqdmProgressMeter(AbstractProgressMeter[_TqdmState]):
         _import_tqdm()
 
     def init(self) -> _TqdmState:
-        return _TqdmState(_meters.open(_open_bar), jnp.asarray(0))
+        return _TqdmState(_open(_open_bar), jnp.asarray(0))
 
     def step(self, state: _TqdmState, progress: Float[Array, ""] | float) -> _TqdmState:
-        progress = _least(jnp.asarray(progress))
-        number = jax.lax.cond(
-            unvmap_max(state.step) % self.refresh_steps == 0,
-            lambda: _meters.show(state.meter_idx, progress),
-            lambda: state.meter_idx,
-        )
+        is_due = unvmap_max(state.step) % self.refresh_steps == 0
+        number = _show_if(is_due, state.meter_idx, _least(jnp.asarray(progress)))
         return _TqdmState(number, state.step + 1)
 
     def close(self, state: _TqdmState) -> None:
-        _meters.close(state.meter_idx)
+        _close(state.meter_idx)
 
 
 def _import_tqdm() -> Any:
@@ -213,3 +154,45 @@ def _open_bar() -> Callable[[float], None]:
             bar.close()
 
     return show
+
+
+# --- What is shown at this moment, by number: a compiled program carries numbers ---
+
+
+_shown: dict[int, Callable[[float], None]] = {}
+_numbers = itertools.count(1)
+_NUMBER = jax.ShapeDtypeStruct((), np.dtype(np.int32))
+
+
+def _open(start: Callable[[], Callable[[float], None]]) -> Int[Array, ""]:
+    """Calls `start` when the program runs; returns the number of what that returned."""
+
+    def opened() -> np.ndarray:
+        number = next(_numbers)
+        _shown[number] = start()
+        return np.asarray(number, np.int32)
+
+    return io_callback(opened, _NUMBER)
+
+
+def _show_if(
+    is_due: Bool[Array, ""], number: Int[Array, ""], progress: Float[Array, ""]
+) -> Int[Array, ""]:
+    """Shows the progress, if it is due; returns the number, on which what comes after depends."""
+
+    def show(number: Any, progress: Any) -> np.ndarray:
+        _shown[int(number)](float(progress))
+        return np.asarray(number, np.int32)
+
+    # An effect could not stand in a `cond` under `vmap`. This is used, and so it is run.
+    call = functools.partial(jax.pure_callback, show, _NUMBER, vmap_method="sequential")
+    return jax.lax.cond(is_due, call, lambda number, _: number, number, progress)
+
+
+def _close(number: Int[Array, ""]) -> None:
+    io_callback(lambda number: _shown.pop(int(number))(1.0), None, unvmap_max(number))
+
+
+def _least(progress: Float[Array, ""]) -> Float[Array, ""]:
+    """The progress of the slowest member of a batch, without a derivative."""
+    return -unvmap_max(-jax.lax.stop_gradient(progress))

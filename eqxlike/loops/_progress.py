@@ -3,14 +3,13 @@
 import atexit
 import dataclasses
 import importlib
-import importlib.util
 import itertools
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Protocol, TextIO
+from typing import Any, ClassVar, Literal, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -19,165 +18,77 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from .._module import Module, field
 from .._numbers import real_number, whole_number
+from .._progress import is_installed, rich_bars
 from .._pytree import describe_node, is_array_like
 from ._carry import take_arrays
 from ._flat._batched import unvmap_any, unvmap_max
 
-# --- Bars and lines, as they appear on a terminal or elsewhere ---
+_MOST_CALLS = 1000
+"""Of Python, by a loop of known length. A call takes 100 microseconds on a CPU."""
+
+_CALLS_BY_DOUBLING = 128
+"""By a loop of unknown length, each time that the number of its steps doubles; a power of two."""
 
 
-_VARIABLE = "EQXLIKE_PROGRESS"
+def progress(
+    total: int | None = None,
+    description: str = "",
+    *,
+    kind: Literal["auto", "rich", "tqdm", "lines", "off"] = "auto",
+    every: int | None = None,
+    interval_s: float | None = None,
+    stream: TextIO | None = None,
+) -> "ProgressBar":
+    """A bar, or lines, that show how far a loop has come, also from inside a compiled program.
 
+    Make it in the function that is compiled, before the loop: each time that the function runs it
+    has a new bar. The body of the loop calls `bar.update(step, carry)`.
 
-class Described(Protocol):
-    """What is said of the loop that is shown."""
+    **Arguments:**
 
-    @property
-    def total(self) -> int | None: ...
+    - `total`: the number of steps, or `None` if it is not known. A bar is closed after so many.
+    - `description`: what is shown next to it.
+    - `kind`: `"auto"` is a bar on a terminal, by rich or else by tqdm where they are installed, and
+      lines of text elsewhere. With `"off"` nothing at all is compiled. The environment variable
+      `EQXLIKE_PROGRESS`, if there is one, goes before this argument.
+    - `every`: the compiled program calls Python once in so many steps. By default that is chosen so
+      that a loop of known length makes 1000 calls at most, and one of unknown length 128 each time
+      that its steps double: 0.1 s in all, however short a step is.
+    - `interval_s`: of these calls, those that come sooner than so many seconds after one that was
+      shown are not. By default 0.1 for a bar and 5 for lines. The end is always shown.
+    - `stream`: where to write; standard error by default.
 
-    @property
-    def description(self) -> str: ...
+    **Raises:** `ImportError` if what `kind` names is not installed; `ValueError` for an unknown
+    `kind`, and unless `total` and `every` are integers of at least 0 and 1.
 
+    Of a batch under `jax.vmap` there is one bar, that of the member that has come furthest: all go
+    on step by step together, so that is how many steps have been run. For the reverse mode loops
+    run steps again; these do not move the bar.
 
-class Display(Protocol):
-    """A bar, or what prints lines."""
+    !!! example
 
-    def show(self, done: int, line: str) -> None:
-        """Shows that so many steps are done, which the line says in words."""
-
-    def close(self) -> None:
-        """Shows nothing from now on."""
-
-
-def chosen_kind(kind: str, stream: TextIO | None) -> str:
-    """What `"auto"` comes to, or what the environment says instead.
-
-    **Raises:** `ValueError` for an unknown kind; `ImportError` if it is not installed.
+        >>> import sys, jax, jax.numpy as jnp
+        >>> @jax.jit
+        ... def train(x):
+        ...     bar = progress(3, "training", kind="lines", interval_s=0, stream=sys.stdout)
+        ...     def body(x, step):
+        ...         bar.update(step, x)
+        ...         return 2 * x, None
+        ...     return jax.lax.scan(body, x, jnp.arange(3))[0]
+        >>> x = train(1.0); jax.effects_barrier()
+        training: step 1/3
+        training: step 2/3
+        training: step 3/3
     """
-    found = os.environ.get(_VARIABLE) or kind
-    if found not in ("auto", "off", *_KINDS):
-        kinds = ", ".join(map(repr, ("auto", *_KINDS, "off")))
-        name = "kind" if found == kind else _VARIABLE
-        raise ValueError(f"{name} must be one of {kinds}; got {found!r}.")
-    if found == "auto":
-        installed = [name for name in _EXTRAS if importlib.util.find_spec(name) is not None]
-        return (installed or ["lines"])[0] if (stream or sys.stderr).isatty() else "lines"
-    if found in _EXTRAS:
-        _check_installed(found)
-    return found
-
-
-def open_display(kind: str, level: Described, stream: TextIO | None) -> Display:
-    """Opens what shows the loop of this level."""
-    return _KINDS[kind](level, stream or sys.stderr)
-
-
-class _Lines:
-    """Prints a line each time."""
-
-    def __init__(self, level: Described, stream: TextIO):
-        self._stream = stream
-
-    def show(self, done: int, line: str) -> None:
-        print(line, file=self._stream, flush=True)
-
-    def close(self) -> None:
-        pass
-
-
-class _Tqdm:
-    """A bar by tqdm."""
-
-    def __init__(self, level: Described, stream: TextIO):
-        import tqdm
-
-        # When to draw is decided elsewhere.
-        self._bar = tqdm.tqdm(
-            total=level.total, desc=level.description or None, file=stream, mininterval=0
-        )
-
-    def show(self, done: int, line: str) -> None:
-        if done <= self._bar.n:
-            self._bar.reset()
-        self._bar.n = done
-        self._bar.refresh()
-
-    def close(self) -> None:
-        self._bar.close()
-
-
-class _Rich:
-    """A bar by rich. All those on one stream are drawn together."""
-
-    _together: ClassVar[dict[TextIO, Any]] = {}
-
-    def __init__(self, level: Described, stream: TextIO):
-        self._stream = stream
-        if stream not in self._together:
-            self._together[stream] = _rich_progress(stream)
-            self._together[stream].start()
-        self._bars = self._together[stream]
-        self._task = self._bars.add_task(level.description, total=level.total)
-        self._bars.refresh()
-        self._done = 0
-
-    def show(self, done: int, line: str) -> None:
-        if done <= self._done:
-            self._bars.reset(self._task)
-        self._done = done
-        self._bars.update(self._task, completed=done)
-        self._bars.refresh()
-
-    def close(self) -> None:
-        self._bars.stop_task(self._task)
-        if all(task.stop_time is not None for task in self._bars.tasks):
-            self._bars.stop()
-            self._together.pop(self._stream, None)
-
-
-def _rich_progress(stream: TextIO) -> Any:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=Console(file=stream), auto_refresh=False)
-
-
-_KINDS: dict[str, Callable[[Described, TextIO], Display]] = {
-    "rich": _Rich,
-    "tqdm": _Tqdm,
-    "lines": _Lines,
-}
-_EXTRAS = {"rich": "pip install 'eqxlike[train]'", "tqdm": "pip install tqdm"}
-
-
-def _check_installed(name: str) -> None:
-    try:
-        importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            f"loops.progress(kind={name!r}) needs {name}: `{_EXTRAS[name]}`, or use kind='lines'."
-        ) from error
-
-
-# --- Which bars are shown, and how far each is: what compiled programs call ---
-
-
-_MOST_OPEN = 1000
-"""Runs whose bars may be open: of more, some must have ended without a word."""
+    level = _level(total, description, every, _MOST_CALLS)
+    chosen = _chosen_kind(kind, stream)
+    if interval_s is None:
+        interval_s = 5.0 if chosen == "lines" else 0.1
+    shown = Shown((level,), chosen, real_number(interval_s, "interval_s"), stream)
+    if chosen == "off":
+        return ProgressBar(None, (), shown)
+    struct = jax.ShapeDtypeStruct((), jnp.int32)
+    return ProgressBar(jax.pure_callback(BOARD.new_number, struct), (), shown)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,151 +123,6 @@ class Shown:
         """Whether these are the last steps of all its loops."""
         pairs = zip(self.levels, steps, strict=True)
         return all(level.total is not None and step + 1 >= level.total for level, step in pairs)
-
-
-@dataclasses.dataclass
-class _Bar:
-    display: Display
-    steps: tuple[int, ...]
-    shown_at_s: float
-    is_at_end: bool = False
-
-
-class Board:
-    """The bars that are shown at this moment.
-
-    **Arguments:**
-
-    - `clock`: the time in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
-        self._lock = threading.RLock()
-        self._numbers = itertools.count(1)
-        # The bars of a run of a program that belong together. A run that is closed is not there.
-        self._runs: dict[int, dict[Shown, _Bar]] = {}
-
-    def new_number(self) -> np.ndarray:
-        """The number of a run: a compiled program carries it along."""
-        with self._lock:
-            number = next(self._numbers)
-            self._runs[number] = {}
-            if len(self._runs) > _MOST_OPEN:
-                self.close(next(iter(self._runs)))
-            return np.asarray(number, np.int32)
-
-    def show(self, shown: Shown, number: Any, *steps: Any) -> None:
-        """Shows that these steps are done, unless they have been already."""
-        steps = tuple(map(int, steps))
-        with self._lock:
-            bars = self._runs.get(int(number))
-            if bars is None:
-                return
-            bar = bars.get(shown)
-            if bar is None:
-                display = open_display(shown.kind, shown.levels[-1], shown.stream)
-                bar = bars[shown] = _Bar(display, (-1,), self._clock())
-            # Loops run steps again for the reverse mode.
-            if steps <= bar.steps:
-                return
-            bar.steps, bar.is_at_end = steps, shown.is_end(steps)
-            now_s = self._clock()
-            if bar.is_at_end or now_s - bar.shown_at_s >= shown.interval_s:
-                bar.shown_at_s = now_s
-                self._draw(shown, bar)
-            if all(each.is_at_end for each in bars.values()):
-                self.close(number)
-
-    def _draw(self, shown: Shown, bar: _Bar) -> None:
-        pairs = zip(shown.levels, bar.steps, strict=True)
-        bar.display.show(bar.steps[-1] + 1, ", ".join(level.line(step) for level, step in pairs))
-
-    def close(self, number: Any) -> None:
-        """Shows how far the bars of a run came, and closes them."""
-        with self._lock:
-            for shown, bar in self._runs.pop(int(number), {}).items():
-                if not bar.is_at_end:
-                    self._draw(shown, bar)
-                bar.display.close()
-
-    def close_all(self) -> None:
-        """Closes what is open: a terminal gets its cursor back."""
-        with self._lock:
-            for number in list(self._runs):
-                self.close(number)
-
-
-BOARD = Board()
-atexit.register(BOARD.close_all)
-
-
-_MOST_CALLS = 1000
-"""Of Python, by a loop of known length. A call takes 100 microseconds on a CPU."""
-
-_CALLS_BY_DOUBLING = 128
-"""By a loop of unknown length, each time that the number of its steps doubles; a power of two."""
-
-
-def progress(
-    total: int | None = None,
-    description: str = "",
-    *,
-    kind: Literal["auto", "rich", "tqdm", "lines", "off"] = "auto",
-    every: int | None = None,
-    interval_s: float | None = None,
-    stream: TextIO | None = None,
-) -> "ProgressBar":
-    """A bar, or lines, that show how far a loop has come, also from inside a compiled program.
-
-    Make it in the function that is compiled, before the loop: each time that the function runs it
-    has a new bar. The body of the loop calls `bar.update(step, carry)`.
-
-    **Arguments:**
-
-    - `total`: the number of steps, or `None` if it is not known. A bar is closed after so many.
-    - `description`: what is shown beside it.
-    - `kind`: `"auto"` is a bar on a terminal, by rich or else by tqdm where they are installed, and
-      lines of text elsewhere. With `"off"` nothing at all is compiled. The environment variable
-      `EQXLIKE_PROGRESS`, if there is one, goes before this argument.
-    - `every`: the compiled program calls Python once in so many steps. By default that is chosen so
-      that a loop of known length makes 1000 calls at most, and one of unknown length 128 each time
-      that its steps double: 0.1 s in all, however short a step is.
-    - `interval_s`: of these calls, those that come sooner than so many seconds after one that was
-      shown are not. By default 0.1 for a bar and 5 for lines. The end is always shown.
-    - `stream`: where to write; standard error by default.
-
-    **Raises:** `ImportError` if what `kind` names is not installed; `ValueError` for an unknown
-    `kind`, and unless `total` and `every` are integers of at least 0 and 1.
-
-    Of a batch under `jax.vmap` there is one bar, that of the member that has come furthest: all go
-    on step by step together, so that is how many steps have been run. For the reverse mode loops
-    run steps again; these do not move the bar.
-
-    !!! example
-
-        >>> import sys, jax, jax.numpy as jnp
-        >>> @jax.jit
-        ... def train(x):
-        ...     bar = progress(3, "training", kind="lines", interval_s=0, stream=sys.stdout)
-        ...     def body(x, step):
-        ...         bar.update(step, x)
-        ...         return 2 * x, None
-        ...     return jax.lax.scan(body, x, jnp.arange(3))[0]
-        >>> x = train(1.0); jax.effects_barrier()
-        training: step 1/3
-        training: step 2/3
-        training: step 3/3
-    """
-    level = _level(total, description, every, _MOST_CALLS)
-    chosen = chosen_kind(kind, stream)
-    if interval_s is None:
-        interval_s = 5.0 if chosen == "lines" else 0.1
-    shown = Shown((level,), chosen, real_number(interval_s, "interval_s"), stream)
-    if chosen == "off":
-        return ProgressBar(None, (), shown)
-    struct = jax.ShapeDtypeStruct((), jnp.int32)
-    return ProgressBar(jax.pure_callback(BOARD.new_number, struct), (), shown)
 
 
 class ProgressBar(Module):
@@ -482,3 +248,183 @@ def _readiness(after: PyTree) -> list[Bool[Array, ""]]:
         return []
     # A value that the callback takes: a barrier is gone when XLA puts instructions in order.
     return [unvmap_any(jnp.stack([jnp.ravel(each)[0] == 0 for each in arrays]))]
+
+
+# --- Which bars are shown, and how far each is: what compiled programs call ---
+
+
+_MOST_OPEN = 1000
+"""Runs whose bars may be open: of more, some must have ended without a word."""
+
+
+@dataclasses.dataclass
+class _Bar:
+    display: "_Lines"
+    steps: tuple[int, ...]
+    shown_at_s: float
+    is_at_end: bool = False
+
+
+class Board:
+    """The bars that are shown at this moment.
+
+    **Arguments:**
+
+    - `clock`: the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._numbers = itertools.count(1)
+        # The bars of a run of a program that belong together. A run that is closed is not there.
+        self._runs: dict[int, dict[Shown, _Bar]] = {}
+
+    def new_number(self) -> np.ndarray:
+        """The number of a run: a compiled program carries it along."""
+        with self._lock:
+            number = next(self._numbers)
+            self._runs[number] = {}
+            if len(self._runs) > _MOST_OPEN:
+                self.close(next(iter(self._runs)))
+            return np.asarray(number, np.int32)
+
+    def show(self, shown: Shown, number: Any, *steps: Any) -> None:
+        """Shows that these steps are done, unless they have been already."""
+        steps = tuple(map(int, steps))
+        with self._lock:
+            bars = self._runs.get(int(number))
+            if bars is None:
+                return
+            bar = bars.get(shown)
+            if bar is None:
+                display = _KINDS[shown.kind](shown.levels[-1], shown.stream or sys.stderr)
+                bar = bars[shown] = _Bar(display, (-1,), self._clock())
+            # Loops run steps again for the reverse mode.
+            if steps <= bar.steps:
+                return
+            bar.steps, bar.is_at_end = steps, shown.is_end(steps)
+            now_s = self._clock()
+            if bar.is_at_end or now_s - bar.shown_at_s >= shown.interval_s:
+                bar.shown_at_s = now_s
+                self._draw(shown, bar)
+            if all(each.is_at_end for each in bars.values()):
+                self.close(number)
+
+    def _draw(self, shown: Shown, bar: _Bar) -> None:
+        pairs = zip(shown.levels, bar.steps, strict=True)
+        bar.display.show(bar.steps[-1] + 1, ", ".join(level.line(step) for level, step in pairs))
+
+    def close(self, number: Any) -> None:
+        """Shows how far the bars of a run came, and closes them."""
+        with self._lock:
+            for shown, bar in self._runs.pop(int(number), {}).items():
+                if not bar.is_at_end:
+                    self._draw(shown, bar)
+                bar.display.close()
+
+    def close_all(self) -> None:
+        """Closes what is open: a terminal gets its cursor back."""
+        with self._lock:
+            for number in list(self._runs):
+                self.close(number)
+
+
+BOARD = Board()
+atexit.register(BOARD.close_all)
+
+
+# --- Bars and lines, as they appear on a terminal or elsewhere ---
+
+
+class _Lines:
+    """Prints a line each time."""
+
+    def __init__(self, level: Level, stream: TextIO):
+        self._stream = stream
+
+    def show(self, done: int, line: str) -> None:
+        """Shows that so many steps are done, which the line says in words."""
+        print(line, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Shows nothing from now on."""
+
+
+class _Tqdm(_Lines):
+    """A bar by tqdm."""
+
+    def __init__(self, level: Level, stream: TextIO):
+        import tqdm
+
+        # When to draw is decided elsewhere.
+        self._bar = tqdm.tqdm(
+            total=level.total, desc=level.description or None, file=stream, mininterval=0
+        )
+
+    def show(self, done: int, line: str) -> None:
+        if done <= self._bar.n:
+            self._bar.reset()
+        self._bar.n = done
+        self._bar.refresh()
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class _Rich(_Lines):
+    """A bar by rich. All those on one stream are drawn together."""
+
+    _together: ClassVar[dict[TextIO, Any]] = {}
+
+    def __init__(self, level: Level, stream: TextIO):
+        super().__init__(level, stream)
+        if stream not in self._together:
+            self._together[stream] = rich_bars(stream, auto_refresh=False)
+            self._together[stream].start()
+        self._bars = self._together[stream]
+        self._task = self._bars.add_task(level.description, total=level.total)
+        self._bars.refresh()
+        self._done = 0
+
+    def show(self, done: int, line: str) -> None:
+        if done <= self._done:
+            self._bars.reset(self._task)
+        self._done = done
+        self._bars.update(self._task, completed=done)
+        self._bars.refresh()
+
+    def close(self) -> None:
+        self._bars.stop_task(self._task)
+        if all(task.stop_time is not None for task in self._bars.tasks):
+            self._bars.stop()
+            self._together.pop(self._stream, None)
+
+
+_KINDS = {"rich": _Rich, "tqdm": _Tqdm, "lines": _Lines}
+_EXTRAS = {"rich": "pip install 'eqxlike[train]'", "tqdm": "pip install tqdm"}
+_VARIABLE = "EQXLIKE_PROGRESS"
+
+
+def _chosen_kind(kind: str, stream: TextIO | None) -> str:
+    """What `"auto"` comes to, or what the environment says instead.
+
+    **Raises:** `ValueError` for an unknown kind; `ImportError` if it is not installed.
+    """
+    found = os.environ.get(_VARIABLE) or kind
+    if found not in ("auto", "off", *_KINDS):
+        kinds = ", ".join(map(repr, ("auto", *_KINDS, "off")))
+        name = "kind" if found == kind else _VARIABLE
+        raise ValueError(f"{name} must be one of {kinds}; got {found!r}.")
+    if found == "auto":
+        bars = filter(is_installed, _EXTRAS) if (stream or sys.stderr).isatty() else ()
+        return next(iter(bars), "lines")
+    if found in _EXTRAS:
+        try:
+            importlib.import_module(found)
+        except ImportError as error:
+            raise ImportError(
+                f"loops.progress(kind={found!r}) needs {found}: `{_EXTRAS[found]}`, or use "
+                "kind='lines'."
+            ) from error
+    return found
