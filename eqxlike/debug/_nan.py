@@ -34,17 +34,11 @@ def _tangents(*operands: Any, num_primals: int, check: Check) -> list[Any]:
     return list(operands[num_primals:])
 
 
-def _lower(_: Any, *operands: Any, num_primals: int, check: Check) -> list[Any]:
-    return list(operands[num_primals:])
-
-
-def _push_forward(
-    operands: Any, tangents: Any, *, num_primals: int, check: Check
-) -> tuple[list[Any], list[Any]]:
-    options = {"num_primals": num_primals, "check": check}
-    primals = operands[:num_primals]
+def _push_forward(operands: Any, tangents: Any, **params: Any) -> tuple[list[Any], list[Any]]:
+    num_primals = params["num_primals"]
     second = map(ad.instantiate_zeros, tangents[num_primals:])
-    return _carry_p.bind(*operands, **options), _carry_p.bind(*primals, *second, **options)
+    again = _carry_p.bind(*operands[:num_primals], *second, **params)
+    return _carry_p.bind(*operands, **params), again
 
 
 def _pull_back(
@@ -52,18 +46,14 @@ def _pull_back(
 ) -> list[Array | None]:
     # Where JAX knows that it is zero, there is no cotangent to look at.
     nonzero = [None if type(each) is ad.Zero else each for each in cotangents]
-    checked = check([*operands[:num_primals]], nonzero)
-    return [None] * num_primals + checked
+    return [None] * num_primals + check([*operands[:num_primals]], nonzero)
 
 
 def _batch(
     operands: Any, axes: Any, *, num_primals: int, check: Check
 ) -> tuple[list[Array], list[int]]:
-    size = next(
-        operand.shape[axis]
-        for operand, axis in zip(operands, axes, strict=True)
-        if axis is not None
-    )
+    pairs = zip(operands, axes, strict=True)
+    size = next(operand.shape[axis] for operand, axis in pairs if axis is not None)
     # All operands are batched: which cotangents will be is not known yet.
     batched = [
         jnp.broadcast_to(operand, (size, *operand.shape))
@@ -78,7 +68,7 @@ def _batch(
 ad.primitive_jvps[_carry_p] = _push_forward
 ad.primitive_transposes[_carry_p] = _pull_back
 batching.primitive_batchers[_carry_p] = _batch
-mlir.register_lowering(_carry_p, _lower)
+mlir.register_lowering(_carry_p, mlir.lower_fun(_tangents, multiple_results=True))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,10 +4,8 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import inspect
 import threading
 import types
-import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
@@ -22,165 +20,10 @@ from .._transforms import History, Trace, check_on_retrace, compared_with, liste
 from .._transforms import RetraceError as RetraceError
 from .._transforms import RetraceWarning as RetraceWarning
 from .._transforms import TraceDifference as TraceDifference
-
-# A call as a traced function sees it, in text: a change in it has the function traced again.
-
-
-Call = dict[str, str]
-"""A text for the path of each node, leaf and static field in the arguments."""
-
-_LONGEST = 200
-"""At most this many characters of a value are shown."""
-
-_TOLD_BY_CHILDREN = (Module, dict, list, tuple, type(None))
-"""Nodes of these types hold nothing that is not told by their children and static fields."""
-
-
-def describe_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """The arguments under the names of their parameters, and what `fn` itself holds as `self`."""
-    own = fn.__self__ if isinstance(fn, BoundMethod) else fn
-    described = {} if jtu.all_leaves([own]) else dict(_describe("self", own))
-    for name, value in _named(fn, args, kwargs).items():
-        described.update(_describe(name, value))
-    return described
-
-
-def describe_changes(before: Call, after: Call) -> list[str]:
-    """A line for each path where the two differ."""
-    return [
-        f"{path}: {before.get(path, 'absent')} then {after.get(path, 'absent')}"
-        for path in {**before, **after}
-        if before.get(path) != after.get(path)
-    ]
-
-
-def _named(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return inspect.signature(fn).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):
-        # No signature, or a call that does not fit it, of which Python will say so.
-        return {"args": args, "kwargs": kwargs}
-
-
-def _describe(path: str, node: Any) -> Iterator[tuple[str, str]]:
-    if jtu.all_leaves([node]):
-        yield path, _describe_leaf(node)
-        return
-    children, treedef = flatten_one_level_with_keys(node)
-    yield path, _describe_node(node, treedef)
-    if isinstance(node, Module):
-        for each in dataclasses.fields(node):
-            if each.metadata.get("static", False):
-                yield f"{path}.{each.name}", _shorten(repr(getattr(node, each.name)))
-    for key, child in children:
-        yield from _describe(path + jtu.keystr((key,)), child)
-
-
-def _describe_node(node: Any, treedef: Any) -> str:
-    type_name = "None" if node is None else type(node).__name__
-    if isinstance(node, _TOLD_BY_CHILDREN):
-        return type_name
-    _, static = treedef.node_data()
-    return f"{type_name} with {_shorten(repr(static))}"
-
-
-def _describe_leaf(leaf: Any) -> str:
-    if not is_array(leaf):
-        return _shorten(repr(leaf))
-    text = tree_pformat(leaf)
-    partitioned = [axis for axis in jax.typeof(leaf).sharding.spec if axis is not None]
-    return f"{text} sharded over {', '.join(map(str, partitioned))}" if partitioned else text
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
-
+from ._nonfinite import arguments_by_name
 
 Params = ParamSpec("Params")
 Output = TypeVar("Output")
-
-_MOST_CALLS = 16
-"""At most this many calls are remembered: a mistake that has a function traced again does so at
-each call, and the latest say all there is.
-"""
-
-_MOST_CHANGES = 20
-"""At most this many changes are listed."""
-
-
-class _Tag:
-    """Says which traces belong together; carried along by all copies of a wrapper.
-
-    It has no attributes, so that `filter_jit` takes it for the same from one call to the next. A
-    deep copy or one that was pickled is another, and so starts to count again.
-    """
-
-    __slots__ = ("__weakref__",)
-
-
-class _History:
-    """The traces of one function so far."""
-
-    def __init__(self):
-        self.num_traces = 0
-        self.calls: collections.deque[tuple[int, Call]] = collections.deque(maxlen=_MOST_CALLS)
-
-
-_histories: weakref.WeakKeyDictionary[_Tag, _History] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
-
-
-class _AssertMaxTraces(Wrapper):
-    """The wrapper that `assert_max_traces` returns."""
-
-    fn: Callable[..., Any]
-    max_traces: int | None = field(static=True)
-    tag: _Tag = field(static=True)
-
-    @property
-    def __wrapped__(self) -> Any:
-        return self.fn
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call = {} if self.max_traces is None else describe_call(self.fn, args, kwargs)
-        with _lock:
-            history = _histories.setdefault(self.tag, _History())
-            history.num_traces += 1
-            number, earlier = history.num_traces, list(history.calls)
-            is_allowed = self.max_traces is None or number <= self.max_traces
-            if self.max_traces is not None and is_allowed:
-                history.calls.append((number, call))
-        if not is_allowed:
-            name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
-            raise RuntimeError(
-                f"`{name}` can only be traced {self.max_traces} times, and this is trace "
-                f"{number}. {_explain(earlier, call)}"
-            )
-        return self.fn(*args, **kwargs)
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else bind(self, instance)
-
-
-def _explain(earlier: list[tuple[int, Call]], call: Call) -> str:
-    """A text on what is new about `call`, beside the one of the `earlier` ones most like it."""
-    if not earlier:
-        return "No trace was allowed."
-    changes, number = min(
-        ((describe_changes(before, call), number) for number, before in earlier),
-        key=lambda candidate: (len(candidate[0]), -candidate[1]),
-    )
-    if changes:
-        lines = [f"What differs from trace {number}:", *changes[:_MOST_CHANGES]]
-        if len(changes) > _MOST_CHANGES:
-            lines.append(f"and {len(changes) - _MOST_CHANGES} more")
-        return "\n  ".join(lines)
-    return (
-        f"Its arguments are like those of trace {number} in structure, shapes, dtypes and static "
-        "values, so something else has changed: it may be jitted again for each call (apply the "
-        "jit once, outside the loop), transformed in another way, run under other JAX settings, or "
-        "its caches were cleared."
-    )
 
 
 @overload
@@ -263,12 +106,145 @@ def get_num_traces(fn: Any) -> int:
                 f"{fn!r} does not appear to be wrapped with `eqxlike.debug.assert_max_traces`, "
                 "which counts the traces."
             )
-    with _lock:
-        history = _histories.get(inner.tag)
-        return 0 if history is None else history.num_traces
+    return inner.tag.num_traces
 
 
-# --- Says of every trace in a block why there was another ---
+_MOST_CALLS = 16
+"""At most this many calls are remembered: a mistake that has a function traced again does so at
+each call, and the latest say all there is.
+"""
+
+_MOST_CHANGES = 20
+"""At most this many changes are listed."""
+
+_lock = threading.Lock()
+
+
+class _Tag:
+    """The traces of one function so far; shared by all copies of a wrapper.
+
+    A deep copy or one that was pickled is another, and so starts to count again.
+    """
+
+    __slots__ = ("__weakref__", "calls", "num_traces")
+
+    def __init__(self):
+        self.num_traces = 0
+        self.calls: collections.deque[tuple[int, Call]] = collections.deque(maxlen=_MOST_CALLS)
+
+    def __reduce__(self) -> Any:
+        return _Tag, ()
+
+
+class _AssertMaxTraces(Wrapper):
+    """The wrapper that `assert_max_traces` returns."""
+
+    fn: Callable[..., Any]
+    max_traces: int | None = field(static=True)
+    tag: _Tag = field(static=True)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.fn
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        limit = self.max_traces
+        call = {} if limit is None else describe_call(self.fn, args, kwargs)
+        with _lock:
+            self.tag.num_traces += 1
+            number, earlier = self.tag.num_traces, list(self.tag.calls)
+            if limit is not None and number <= limit:
+                self.tag.calls.append((number, call))
+        if limit is not None and number > limit:
+            name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+            raise RuntimeError(
+                f"`{name}` can only be traced {limit} times, and this is trace {number}. "
+                f"{_explain(earlier, call)}"
+            )
+        return self.fn(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else bind(self, instance)
+
+
+def _explain(earlier: list[tuple[int, "Call"]], call: "Call") -> str:
+    """What is new about `call`, compared with the one of the `earlier` ones most like it."""
+    if not earlier:
+        return "No trace was allowed."
+    changes, number = min(
+        ((describe_changes(before, call), number) for number, before in earlier),
+        key=lambda candidate: (len(candidate[0]), -candidate[1]),
+    )
+    if changes:
+        more = len(changes) - _MOST_CHANGES
+        lines = [f"What differs from trace {number}:", *changes[:_MOST_CHANGES]]
+        return "\n  ".join([*lines, *[f"and {more} more"] * (more > 0)])
+    return (
+        f"Its arguments are like those of trace {number} in structure, shapes, dtypes and static "
+        "values, so something else has changed: it may be jitted again for each call (apply the "
+        "jit once, outside the loop), transformed in another way, run under other JAX settings, or "
+        "its caches were cleared."
+    )
+
+
+# --- A call as a traced function sees it, in text: a change in it has the function traced again ---
+
+
+Call = dict[str, str]
+"""A text for the path of each node, leaf and static field in the arguments."""
+
+_LONGEST = 200
+"""At most this many characters of a value are shown."""
+
+
+def describe_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """The arguments under the names of their parameters, and what `fn` itself holds as `self`."""
+    own = fn.__self__ if isinstance(fn, BoundMethod) else fn
+    named = {} if jtu.all_leaves([own]) else {"self": own}
+    named |= arguments_by_name(fn, args, kwargs)[0]
+    return {path: text for name, value in named.items() for path, text in _describe(name, value)}
+
+
+def describe_changes(before: Call, after: Call) -> list[str]:
+    """A line for each path where the two differ."""
+    return [
+        f"{path}: {before.get(path, 'absent')} then {after.get(path, 'absent')}"
+        for path in {**before, **after}
+        if before.get(path) != after.get(path)
+    ]
+
+
+def _describe(path: str, node: Any) -> Iterator[tuple[str, str]]:
+    if jtu.all_leaves([node]):
+        yield path, _describe_leaf(node)
+        return
+    children, treedef = flatten_one_level_with_keys(node)
+    text = "None" if node is None else type(node).__name__
+    # Other nodes hold something that neither their children nor their static fields tell.
+    if not isinstance(node, Module | dict | list | tuple | None):
+        text += f" with {_shorten(repr(treedef.node_data()[1]))}"
+    yield path, text
+    if isinstance(node, Module):
+        for each in dataclasses.fields(node):
+            if each.metadata.get("static", False):
+                yield f"{path}.{each.name}", _shorten(repr(getattr(node, each.name)))
+    for key, child in children:
+        yield from _describe(path + jtu.keystr((key,)), child)
+
+
+def _describe_leaf(leaf: Any) -> str:
+    if not is_array(leaf):
+        return _shorten(repr(leaf))
+    text = tree_pformat(leaf)
+    partitioned = [axis for axis in jax.typeof(leaf).sharding.spec if axis is not None]
+    return f"{text} sharded over {', '.join(map(str, partitioned))}" if partitioned else text
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+
+
+# --- Why there was another trace, in a block ---
 
 
 _MOST_TRACES = 1000
@@ -332,6 +308,3 @@ def explain_retraces(
 
     with listening(listen):
         yield retraces
-
-
-# --- What is known of a trace, for those who are told of it ---
