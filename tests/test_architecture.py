@@ -90,10 +90,10 @@ ROOMS = {
         {"_methods", "_predict", "_simulation"},
     ),
     "graph": (
-        {"_flops", "_hlo", "_parts"},
-        {"_operations", "_text"},
+        {"_flops", "_hlo"},
+        {"_operations"},
         {"_rows"},
-        {"_page"},
+        {"_text", "template.html"},
         {"_report"},
     ),
     "loops": (

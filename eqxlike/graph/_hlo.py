@@ -2,8 +2,8 @@
 
 import collections
 import re
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 _INSTRUCTION = re.compile(
     r"^\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<type>\(.*?\)|\S+) (?P<kind>[a-z][\w\-]*)\("
@@ -25,6 +25,10 @@ BOOKKEEPING = frozenset(
 """Instructions that compute nothing."""
 
 _NO_OPERATIONS = frozenset({"constant", "return"})
+
+
+Kinds = Mapping[str, int]
+"""How many operations there are of each kind, most first."""
 
 
 class Instruction(NamedTuple):
@@ -78,21 +82,16 @@ def _escaped(match: re.Match[bytes]) -> bytes:
     return bytes([int(code, 8)]) if code.isdigit() else _CONTROL.get(code, code)
 
 
-def kinds_of(instructions: Iterable[Instruction]) -> dict[str, int]:
+def kinds_of(instructions: Iterable[Instruction]) -> Kinds:
     """How many instructions there are of each kind, the fusions apart; most first."""
-    return dict(
-        collections.Counter(
-            each.kind for each in instructions if each.kind != "fusion"
-        ).most_common()
-    )
+    kinds = collections.Counter(each.kind for each in instructions if each.kind != "fusion")
+    return dict(kinds.most_common())
 
 
-def stablehlo_kinds(text: str) -> dict[str, int]:
+def stablehlo_kinds(text: str) -> Kinds:
     """How many operations of each kind a module in StableHLO has, most first."""
-    found = collections.Counter(
-        each for each in _STABLEHLO.findall(text) if each not in _NO_OPERATIONS
-    )
-    return dict(found.most_common())
+    kinds = collections.Counter(_STABLEHLO.findall(text))
+    return {kind: count for kind, count in kinds.most_common() if kind not in _NO_OPERATIONS}
 
 
 def parameters_in(text: str) -> dict[int, str]:
@@ -114,9 +113,3 @@ def aliases_in(text: str) -> list[tuple[int, int]]:
         for output, parameter in _ALIAS.findall(head)
         if "," not in output
     ]
-
-
-def costs_of(compiled: Any) -> dict[str, float]:
-    """What XLA says a program costs; empty where it does not."""
-    found = compiled.cost_analysis()
-    return dict(found) if isinstance(found, dict) else {}

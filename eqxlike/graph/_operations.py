@@ -14,37 +14,30 @@ from .._compat import scan_counts
 from .._traceback import is_of_user
 from ._flops import cost_of
 
-# --- Where the values of a traced program come from ---
-
-
 Origin = tuple[str, Any]
-"""Where a value comes from: `("argument", i)`, `("constant", i)`, `("literal", value)`, or
-`("operation", (i, j))`, the output `j` of operation `i`; `("passed", (passing, origin))`, what a
-loop hands to its turns, or a loop or a choice hands out, with a place that it may come from.
+"""Where a value comes from: `("argument", i)`, `("constant", i)`, `("literal", value)`,
+`("operation", (i, j))`, the output `j` of operation `i`, or `("passed", passing)`.
 """
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passing:
-    """The passing on of one value by a loop or a choice. It equals no other.
+    """What a loop hands to its turns, or a loop or a choice hands out. It equals no other.
 
     - `layer`: the path of the layer around.
     - `kind`: the name of JAX's primitive.
+    - `origin`: a place that the value may come from.
     """
 
     layer: str
     kind: str
-
-
-def passed_on(origins: Iterable[Origin], layer: str, kind: str) -> list[Origin]:
-    """The origins of values that a loop or a choice makes of these: nobody knows of which."""
-    return [("passed", (Passing(layer, kind), each)) for each in origins]
+    origin: Origin
 
 
 def root_of(origin: Origin) -> Origin:
     """Where a value comes from that may have been passed on."""
     while origin[0] == "passed":
-        origin = origin[1][1]
+        origin = origin[1].origin
     return origin
 
 
@@ -52,10 +45,6 @@ def source_of(origin: Origin) -> int | None:
     """The operation that a value comes from, for one of a loop before the first turn."""
     kind, where = root_of(origin)
     return where[0] if kind == "operation" else None
-
-
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_LAYERS = os.path.join(_PACKAGE, "nn", "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,18 +75,22 @@ class Operation:
     output: str
     source: str
 
+    @property
+    def work(self) -> int:
+        """The numbers computed in all runs, as far as it is known."""
+        return self.times * ((self.flops or 0) + (self.transcendentals or 0))
+
 
 @dataclasses.dataclass
 class Step:
-    """An operation beside what the parts of a report need to know of it.
+    """An operation, and what the parts of a report need to know of it.
 
     - `scopes`: the scopes around it, outer ones first.
     - `groups`: the same, with the loops and branches.
     - `inputs`: where its inputs come from.
     - `params`: its parameters, hashable, or an object of its own.
-    - `output_bytes`: the sizes of its outputs.
-    - `has_effect`: whether it does something beside returning these.
-    - `is_in_loop`: whether it stands in a loop, or in a branch.
+    - `has_effect`: whether it does something more than return its outputs.
+    - `is_inner`: whether it stands in a loop, or in a branch.
     - `is_needed`: whether anything needs what it computes.
     """
 
@@ -106,9 +99,8 @@ class Step:
     groups: tuple[str, ...]
     inputs: tuple[Origin, ...]
     params: Hashable
-    output_bytes: tuple[int, ...]
     has_effect: bool
-    is_in_loop: bool
+    is_inner: bool
     is_needed: bool = True
 
 
@@ -120,14 +112,12 @@ class Program:
     - `outputs`: where the outputs come from.
     - `decisions`: where that comes from by which branches are chosen, or which may be handed on.
     - `constants`: the arrays that are baked in.
-    - `readers`: for each constant the first operation that reads it.
     """
 
     steps: list[Step] = dataclasses.field(default_factory=list)
     outputs: tuple[Origin, ...] = ()
     decisions: list[Origin] = dataclasses.field(default_factory=list)
     constants: list[Any] = dataclasses.field(default_factory=list)
-    readers: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +129,17 @@ class _Place:
     is_backward: bool = False
     times: int = 1
     is_in_while: bool = False
-    is_in_loop: bool = False
+    is_inner: bool = False
     repeated: tuple[str, ...] = ()
+
+    def inside(self, group: str, **changes: Any) -> "_Place":
+        """The place inside a loop, or a branch."""
+        return dataclasses.replace(self, groups=(*self.groups, group), is_inner=True, **changes)
+
+    def passed_on(self, origins: Iterable[Origin], kind: str) -> list[Origin]:
+        """The origins of values that a loop or a choice makes of these: nobody knows of which."""
+        layer = path_of(self.scopes)
+        return [("passed", Passing(layer, kind, each)) for each in origins]
 
 
 def program_of(closed: Any) -> Program:
@@ -163,20 +162,15 @@ def _needed(program: Program) -> set[int]:
 
     What stands in a loop is needed: a turn may need it of the one before.
     """
-    waiting = [
-        index
-        for index, step in enumerate(program.steps)
-        if step.has_effect or step.is_in_loop or step.operation.is_in_while
-    ]
-    read = (*program.outputs, *program.decisions)
-    waiting += [each for each in map(source_of, read) if each is not None]
-    needed: set[int] = set()
+    steps = program.steps
+    needed = {index for index, step in enumerate(steps) if step.has_effect or step.is_inner}
+    waiting = [each for index in needed for each in steps[index].inputs]
+    waiting += [*program.outputs, *program.decisions]
     while waiting:
-        index = waiting.pop()
-        if index not in needed:
+        index = source_of(waiting.pop())
+        if index is not None and index not in needed:
             needed.add(index)
-            found = map(source_of, program.steps[index].inputs)
-            waiting += [each for each in found if each is not None]
+            waiting += steps[index].inputs
     return needed
 
 
@@ -210,15 +204,14 @@ class _Walker:
     def run(self, closed: Any, inputs: Sequence[Origin], place: _Place) -> list[Origin]:
         """The origins of the outputs of an inner program; its operations are put down."""
         jaxpr = getattr(closed, "jaxpr", closed)
-        consts = list(getattr(closed, "consts", None) or ())
-        known: dict[Any, Origin] = dict(
-            zip(jaxpr.constvars, map(self._constant, consts), strict=False)
-        )
+        consts = map(self._constant, getattr(closed, "consts", None) or ())
+        known: dict[Any, Origin] = dict(zip(jaxpr.constvars, consts, strict=False))
         known.update(zip(jaxpr.invars, inputs, strict=False))
 
         def origin(variable: Any) -> Origin:
             if isinstance(variable, Literal):
-                return "literal", _literal(variable)
+                value = variable.val if _is_hashable(variable.val) else str(variable.val)
+                return "literal", (value, type_of(variable.aval))
             return known.get(variable, ("unknown", id(variable)))
 
         for equation in jaxpr.eqns:
@@ -238,85 +231,67 @@ class _Walker:
         scopes = scopes_in(stack)
         if place.repeated and scopes[: len(place.repeated)] == place.repeated:
             scopes = scopes[len(place.repeated) :]
-        backward = place.is_backward or is_backward(stack)
+        backward = place.is_backward or "transpose(" in stack
+        name, params = equation.primitive.name, equation.params
         here = dataclasses.replace(
             place,
             scopes=place.scopes + scopes,
             groups=place.groups + (("backward",) * (backward > place.is_backward)) + scopes,
             is_backward=backward,
             # Names begin again in an inner program; jax 0.12.0.1 has some twice in custom rules.
-            repeated=scopes if equation.primitive.name.startswith("custom_") else (),
+            repeated=scopes if name.startswith("custom_") else (),
         )
-        name, params = equation.primitive.name, equation.params
         inner = _inner_programs(params)
         if name == "scan":
-            return self._scan(equation, inputs, here, inner[0])
+            return self._scan(params, inputs, here)
         if name == "while":
-            return self._while(equation, inputs, here)
+            return self._while(params, inputs, here)
         if name == "cond":
-            self._program.decisions.append(inputs[0])
-            return self._cond(equation, inputs[1:], here)
+            return self._cond(params, inputs, here)
         if name == "shard_map":
-            here = dataclasses.replace(here, times=here.times * _num_devices(params))
-        if _is_call(equation, inner):
+            # Each device runs the program on its part.
+            sizes, axes = params["mesh"].shape, params["newly_manual_axes"]
+            times = here.times * math.prod(sizes[axis] for axis in axes)
+            here = dataclasses.replace(here, times=times)
+        if len(inner) == 1 and (name == "shard_map" or _has_shapes(inner[0], equation.invars)):
             return self.run(inner[0], inputs, here)[: len(equation.outvars)]
         return self._operation(equation, inputs, here)
 
-    def _scan(self, equation: Any, inputs: list[Origin], place: _Place, body: Any) -> list[Origin]:
-        length = equation.params["length"]
-        num_consts, _ = scan_counts(equation.params)
-        inside = dataclasses.replace(
-            place,
-            groups=(*place.groups, f"scan, {length} turns"),
-            times=place.times * length,
-            is_in_loop=True,
-        )
-        turn = passed_on(inputs[num_consts:], path_of(place.scopes), "scan")
-        outputs = self.run(body, [*inputs[:num_consts], *turn], inside)
-        return passed_on(outputs, path_of(place.scopes), "scan")
+    def _scan(self, params: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
+        length, (num_consts, _) = params["length"], scan_counts(params)
+        inside = place.inside(f"scan, {length} turns", times=place.times * length)
+        turn = place.passed_on(inputs[num_consts:], "scan")
+        outputs = self.run(params["jaxpr"], [*inputs[:num_consts], *turn], inside)
+        return place.passed_on(outputs, "scan")
 
-    def _while(self, equation: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
-        params = equation.params
-        inside = dataclasses.replace(place, groups=(*place.groups, "while"), is_in_while=True)
-        num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
-        consts = num_cond + num_body
+    def _while(self, params: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
+        inside = place.inside("while", is_in_while=True)
+        num_cond = params["cond_nconsts"]
+        consts = num_cond + params["body_nconsts"]
         # Without a turn, the loop hands on what it was given.
         self._program.decisions += inputs[consts:]
-        turn = passed_on(inputs[consts:], path_of(place.scopes), "while")
+        turn = place.passed_on(inputs[consts:], "while")
         self.run(params["cond_jaxpr"], [*inputs[:num_cond], *turn], inside)
         outputs = self.run(params["body_jaxpr"], [*inputs[num_cond:consts], *turn], inside)
-        return passed_on(outputs, path_of(place.scopes), "while")
+        return place.passed_on(outputs, "while")
 
-    def _cond(self, equation: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
-        steps, costs, outputs = self._program.steps, [], []
-        spans = []
-        for number, branch in enumerate(equation.params["branches"]):
+    def _cond(self, params: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
+        steps, spans, outputs = self._program.steps, [], []
+        for number, branch in enumerate(params["branches"]):
             start = len(steps)
-            groups = (*place.groups, f"branch {number}")
-            inside = dataclasses.replace(place, groups=groups, is_in_loop=True)
-            outputs.append(self.run(branch, inputs, inside))
-            spans.append(range(start, len(steps)))
-            costs.append(sum(_total(steps[index].operation) for index in spans[-1]))
-        costliest = max(range(len(costs)), key=costs.__getitem__)
-        for number, span in enumerate(spans):
-            for index in span:
-                if number != costliest:
-                    operation = dataclasses.replace(steps[index].operation, times=0)
-                    steps[index].operation = operation
-        self._program.decisions += [each for branch in outputs for each in branch]
-        return passed_on(outputs[costliest], path_of(place.scopes), "cond")
+            outputs.append(self.run(branch, inputs[1:], place.inside(f"branch {number}")))
+            spans.append(steps[start:])
+        costs = [sum(step.operation.work for step in span) for span in spans]
+        costliest = costs.index(max(costs))
+        for step in (step for span in spans if span is not spans[costliest] for step in span):
+            step.operation = dataclasses.replace(step.operation, times=0)
+        self._program.decisions += [inputs[0], *(each for branch in outputs for each in branch)]
+        return place.passed_on(outputs[costliest], "cond")
 
     def _operation(self, equation: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
-        steps = self._program.steps
-        index = len(steps)
-        for kind, where in map(root_of, inputs):
-            if kind == "constant":
-                self._program.readers.setdefault(where, index)
-        cost = cost_of(equation)
         outputs = [each.aval for each in equation.outvars]
-        sizes = tuple(map(num_bytes_of, outputs))
-        read = sum(num_bytes_of(each.aval) for each in equation.invars)
-        flops, transcendentals = (None, None) if cost is None else cost
+        moved = [*outputs, *(each.aval for each in equation.invars)]
+        flops, transcendentals = cost_of(equation) or (None, None)
         operation = Operation(
             layer=path_of(place.scopes),
             kind=equation.primitive.name,
@@ -325,27 +300,24 @@ class _Walker:
             is_in_while=place.is_in_while,
             flops=flops,
             transcendentals=transcendentals,
-            num_bytes=read + sum(sizes),
+            num_bytes=sum(map(num_bytes_of, moved)),
             output=type_of(outputs[0]) if outputs else "()",
             source=_line_of(equation.source_info),
         )
-        steps.append(
+        params = tuple(equation.params.items())
+        index = len(self._program.steps)
+        self._program.steps.append(
             Step(
                 operation,
                 place.scopes,
                 place.groups,
                 tuple(inputs),
-                _hashable(equation.params),
-                sizes,
+                params if _is_hashable(params) else object(),
                 bool(equation.effects),
-                place.is_in_loop,
+                place.is_inner,
             )
         )
         return [("operation", (index, output)) for output in range(len(outputs))]
-
-
-def _total(operation: Operation) -> int:
-    return operation.times * ((operation.flops or 0) + (operation.transcendentals or 0))
 
 
 def _inner_programs(params: dict[str, Any]) -> list[Any]:
@@ -354,6 +326,25 @@ def _inner_programs(params: dict[str, Any]) -> list[Any]:
         each for each in params.values() if hasattr(each, "jaxpr") and hasattr(each, "consts")
     ]
     return closed or list(jaxprs_in_params(params))
+
+
+def _has_shapes(program: Any, inputs: Any) -> bool:
+    """Whether a program runs on inputs as these are, as that of a jitted function does."""
+    own = getattr(program, "jaxpr", program).invars
+    shapes = [[getattr(each.aval, "shape", None) for each in each_of] for each_of in (own, inputs)]
+    return shapes[0] == shapes[1]
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_LAYERS = os.path.join(_PACKAGE, "nn", "")
 
 
 def _line_of(source: Any) -> str:
@@ -367,53 +358,12 @@ def _line_of(source: Any) -> str:
     return line
 
 
-def _is_call(equation: Any, inner: list[Any]) -> bool:
-    """Whether an equation runs one program on what it is given, as that of a jitted function."""
-    if len(inner) != 1:
-        return False
-    if equation.primitive.name == "shard_map":
-        return True
-    jaxpr = getattr(inner[0], "jaxpr", inner[0])
-    shapes = [
-        [getattr(each.aval, "shape", None) for each in variables]
-        for variables in (jaxpr.invars, equation.invars)
-    ]
-    return shapes[0] == shapes[1]
-
-
-def _num_devices(params: dict[str, Any]) -> int:
-    """How many devices run the program of a `shard_map`, each on its part."""
-    sizes = params["mesh"].shape
-    return math.prod(sizes[axis] for axis in params["newly_manual_axes"])
-
-
-def _literal(literal: Any) -> Hashable:
-    value = literal.val
-    try:
-        hash(value)
-    except TypeError:
-        return str(value), type_of(literal.aval)
-    return value, type_of(literal.aval)
-
-
-def _hashable(params: dict[str, Any]) -> Hashable:
-    key = tuple(params.items())
-    try:
-        hash(key)
-    except TypeError:
-        return object()
-    return key
-
-
 def num_bytes_of(aval: Any) -> int:
     """The bytes of an array of a type."""
     dtype = getattr(aval, "dtype", None)
     if dtype is None:
         return 0
-    size = 1
-    for length in aval.shape:
-        size *= length if isinstance(length, int) else 1
-    return size * dtype.itemsize
+    return math.prod(size for size in aval.shape if isinstance(size, int)) * dtype.itemsize
 
 
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
@@ -446,17 +396,10 @@ def scopes_in(stack: str) -> tuple[str, ...]:
     ('model', '.layers[0]')
     """
     return tuple(
-        name for name, opens in _TOKEN.findall(stack) if not opens and not _is_of_jax(name)
+        name
+        for name, opens in _TOKEN.findall(stack)
+        if not opens and name not in _OF_JAX and _INDICES.fullmatch(name) is None
     )
-
-
-def _is_of_jax(name: str) -> bool:
-    return name in _OF_JAX or _INDICES.fullmatch(name) is not None
-
-
-def is_backward(stack: str) -> bool:
-    """Whether what was traced is on the way back of a reverse mode."""
-    return "transpose(" in stack
 
 
 def path_of(scopes: tuple[str, ...]) -> str:

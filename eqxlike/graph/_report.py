@@ -7,7 +7,7 @@ import importlib
 import inspect
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,18 +20,96 @@ from .._module import Module, Wrapper
 from .._partition import split
 from .._pytree import is_array, is_inexact_array
 from .._transforms import FreshTrace, JitFunction, fresh_trace, is_array_or_struct
-from ._hlo import aliases_in, costs_of, instructions_in, kinds_of, parameters_in, stablehlo_kinds
-from ._operations import Operation, Program, num_bytes_of, program_of, type_of
-from ._page import page_of
-from ._parts import Compiled, Constant, Effect, Kinds, Memory, Row, Side, Stored
-from ._rows import Redundant, redundant_in, rows_by_kind, rows_by_layer, sides, stored_in
-from ._text import as_rich, as_text
+from ._hlo import Kinds, aliases_in, instructions_in, kinds_of, parameters_in, stablehlo_kinds
+from ._operations import Operation, Program, num_bytes_of, program_of, root_of, type_of
+from ._rows import (
+    Redundant,
+    Row,
+    Side,
+    Stored,
+    redundant_in,
+    rows_by_kind,
+    rows_by_layer,
+    sides,
+    stored_in,
+)
+from ._text import as_rich, as_text, page_of
 
 LARGE_CONSTANT_BYTES = 2**20
 """A constant of this many bytes or more is warned of."""
 
 _EFFECTS = ("device_put", "infeed", "outfeed", "copy_to_host_async", "debug_print", "check")
-"""Beside callbacks. `check` is that of `error_if`."""
+"""Besides callbacks. `check` is that of `error_if`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What XLA was given, and what it made of it.
+
+    - `stablehlo`: the operations that it was given, by kind.
+    - `before`: the same in its own language, before it optimises.
+    - `after`: those that were left, with those inside fusions.
+    - `fusions`: how many fusions of each kind there are.
+    - `fused`: how many of the instructions left stand in one.
+    """
+
+    stablehlo: Kinds
+    before: Kinds
+    after: Kinds
+    fusions: Kinds
+    fused: int
+
+    @property
+    def changes(self) -> tuple[tuple[str, int, int], ...]:
+        """The kinds with their numbers before and after."""
+        kinds = dict.fromkeys([*self.before, *self.after])
+        return tuple((kind, self.before.get(kind, 0), self.after.get(kind, 0)) for kind in kinds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """The bytes that a run takes, as XLA plans them.
+
+    - `arguments`, `outputs`: of these arrays.
+    - `aliased`: of outputs that lie in the buffers of arguments.
+    - `temporaries`: of what lies between.
+    - `peak`: of all of these at once.
+    """
+
+    arguments: int
+    outputs: int
+    aliased: int
+    temporaries: int
+    peak: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """An array that is part of the program.
+
+    - `type`: its dtype and shape.
+    - `layer`, `source`: the layer and the line that first read it.
+    """
+
+    type: str
+    num_bytes: int
+    layer: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """An operation that leaves the device: a callback to the host, or a copy between devices.
+
+    - `kind`: the name of JAX's primitive, as `pure_callback`; `check` is that of `error_if`.
+    - `times`: how often it is run.
+    - `source`: the line that asked for it.
+    """
+
+    kind: str
+    layer: str
+    times: int
+    source: str
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -120,7 +198,7 @@ class Report:
 
         - `indent`: as for `json.dumps`.
         """
-        return as_json(self, indent)
+        return json.dumps({"jax": jax.__version__, **_plain(self)}, indent=indent)
 
     def to_html(self) -> str:
         """The report as one page, with all that it needs inside: tables, and the graph, whose
@@ -148,6 +226,23 @@ class Report:
             ["main"], self.stablehlo, enzyme.full_optimization_pass_pipeline()
         )
         return stablehlo_kinds(text), time.perf_counter() - start_s
+
+
+_NOT_IN_JSON = frozenset({"jaxpr", "stablehlo", "hlo", "program"})
+"""The programs, which have forms of their own."""
+
+
+def _plain(value: Any) -> Any:
+    """The numbers and names of a part of a report, for JSON."""
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+    elif isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return [_plain(each) for each in value]
+    else:
+        names = getattr(value, "_fields", None)
+    if names is None:
+        return value
+    return {name: _plain(getattr(value, name)) for name in names if name not in _NOT_IN_JSON}
 
 
 def report(
@@ -215,12 +310,13 @@ def _report_on(again: FreshTrace) -> Report:
     jaxpr, hlo = again.traced.jaxpr, compiled.as_text() or ""
     program = program_of(jaxpr)
     instructions = instructions_in(hlo)
-    stablehlo, costs = again.lowered.as_text(), costs_of(compiled)
+    operations = tuple(step.operation for step in program.steps)
+    stablehlo, costs = again.lowered.as_text(), compiled.cost_analysis() or {}
     fused = {each.calls for each in instructions if each.calls}
-    donated = [each.donated for each in jax.tree_util.tree_leaves(again.lowered.args_info)]
+    donated = [each.donated for each in jtu.tree_leaves(again.lowered.args_info)]
     return Report(
         name=again.name,
-        operations=tuple(step.operation for step in program.steps),
+        operations=operations,
         layers=rows_by_layer(program, [each for each in instructions if each.kind != "fusion"]),
         kinds=rows_by_kind(program),
         redundant=redundant_in(program),
@@ -231,15 +327,15 @@ def _report_on(again: FreshTrace) -> Report:
             fusions=dict(collections.Counter(each.fusion for each in instructions if each.fusion)),
             fused=sum(each.computation in fused for each in instructions),
         ),
-        xla_flops=_known(costs, "flops"),
-        xla_bytes=_known(costs, "bytes accessed"),
+        xla_flops=_known(costs.get("flops")),
+        xla_bytes=_known(costs.get("bytes accessed")),
         memory=_memory(compiled.memory_analysis()),
         donated=tuple(path for path, flag in zip(again.paths, donated, strict=False) if flag),
         aliased=_aliased(hlo, again.paths),
         constants=_constants(program),
         effects=tuple(
             Effect(each.kind, each.layer, each.times, each.source)
-            for each in (step.operation for step in program.steps)
+            for each in operations
             if each.kind.endswith("callback") or each.kind in _EFFECTS
         ),
         collectives=collectives(compiled),
@@ -272,9 +368,9 @@ def _text_before(lowered: Any) -> str:
         return ""
 
 
-def _known(costs: Mapping[str, float], name: str) -> float | None:
+def _known(cost: float | None) -> float | None:
     """A cost, or `None` if XLA does not know it."""
-    return costs[name] if costs.get(name, -1) >= 0 else None
+    return cost if cost is not None and cost >= 0 else None
 
 
 def _memory(stats: Any) -> Memory | None:
@@ -304,18 +400,18 @@ def _aliased(hlo: str, paths: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
 
 
 def _constants(program: Program) -> tuple[Constant, ...]:
+    # The first operation that reads each.
+    readers = {
+        where: step.operation
+        for step in reversed(program.steps)
+        for kind, where in map(root_of, step.inputs)
+        if kind == "constant"
+    }
     found = []
     for index, array in enumerate(program.constants):
-        reader = program.readers.get(index)
-        operation = None if reader is None else program.steps[reader].operation
-        found.append(
-            Constant(
-                type=type_of(array),
-                num_bytes=num_bytes_of(array),
-                layer="" if operation is None else operation.layer,
-                source="" if operation is None else operation.source,
-            )
-        )
+        reader = readers.get(index)
+        read = ("", "") if reader is None else (reader.layer, reader.source)
+        found.append(Constant(type_of(array), num_bytes_of(array), *read))
     return tuple(sorted(found, key=lambda each: -each.num_bytes))
 
 
@@ -358,49 +454,28 @@ def _of_jax(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fre
     traced_s = time.perf_counter()
     lowered = found.lower()
     lowered_s = time.perf_counter()
-    paths = [path for path, leaf in _leaves(function, args, kwargs) if is_array_or_struct(leaf)]
-    num_inputs = len(found.jaxpr.jaxpr.invars)
-    if len(paths) != num_inputs:
-        paths = [f"array {index}" for index in range(num_inputs)]
+    jaxpr = found.jaxpr.jaxpr
+    paths = jaxpr.debug_info.arg_names
+    if len(paths) != len(jaxpr.invars):
+        paths = [f"array {index}" for index in range(len(jaxpr.invars))]
     times = traced_s - start_s, lowered_s - traced_s
     return FreshTrace(name_of(function), found, lowered, tuple(paths), *times)
 
 
-def _leaves(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The leaves of the arguments, with paths from the names of the parameters on."""
-    labels = _labels(function, len(args))
-    pairs = [*zip(labels, args, strict=True), *sorted(kwargs.items())]
-    return [
-        (label + jtu.keystr(path), leaf)
-        for label, arg in pairs
-        for path, leaf in jtu.tree_leaves_with_path(arg)
-    ]
-
-
-def _labels(function: Any, num_args: int) -> list[str]:
-    """The names of positional arguments."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [each.name for each in parameters if each.kind in by_place][:num_args]
-    more = (each.name for each in parameters if each.kind is inspect.Parameter.VAR_POSITIONAL)
-    variadic = next(more, "args")
-    return [*names, *(f"{variadic}[{index}]" for index in range(num_args - len(names)))]
-
-
 def _others(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """A note on the arguments that are no arrays, and so were passed as they are."""
+    try:
+        named = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        named = {"args": args, **kwargs}
     others = [
-        f"{path} ({type(leaf).__name__})"
-        for path, leaf in _leaves(function, args, kwargs)
+        f"{name}{jtu.keystr(path)} ({type(leaf).__name__})"
+        for name, value in named.items()
+        for path, leaf in jtu.tree_leaves_with_path(value)
         if not is_array_or_struct(leaf) and not callable(leaf)
     ]
-    if not others:
-        return ""
     more = ", ..." if len(others) > 3 else ""
-    return f" No arrays are {', '.join(others[:3])}{more}."
+    return f" No arrays are {', '.join(others[:3])}{more}." if others else ""
 
 
 # --- The programs of a function and of its gradient ---
@@ -483,31 +558,3 @@ def _like(function: Any, new: Callable[..., Any], is_model: bool) -> Any:
         return new
     vars(new)["__signature__"] = signature
     return new
-
-
-# --- A report as JSON ---
-
-
-_NOT_IN_JSON = frozenset({"jaxpr", "stablehlo", "hlo", "program"})
-"""The programs, which have forms of their own."""
-
-
-def as_json(report: Any, indent: int | None = None) -> str:
-    """The numbers and names of a report."""
-    return json.dumps({"jax": jax.__version__, **_plain(report)}, indent=indent)
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: _plain(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if field.name not in _NOT_IN_JSON
-        }
-    if (names := getattr(value, "_fields", None)) is not None:
-        return {name: _plain(getattr(value, name)) for name in names}
-    if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
-    if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    return value

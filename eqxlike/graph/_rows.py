@@ -7,7 +7,30 @@ from typing import NamedTuple
 
 from ._hlo import Instruction
 from ._operations import Operation, Origin, Program, Step, path_of, scopes_in, source_of
-from ._parts import Row, Side, Stored
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What belongs to one layer, or is of one kind. What lies inside a layer counts for it too.
+
+    - `name`: the path of the layer, `""` for the whole program; or the kind.
+    - `operations`: how many stand in the traced program.
+    - `runs`: how often they are run, with all turns of each `scan`.
+    - `flops`, `transcendentals`: of all runs.
+    - `num_bytes`: read and written by all runs, if each were run by itself.
+    - `is_least`: whether it is more, by an amount that only a run tells: the turns of a
+      `while_loop`, and operations whose cost nobody knows.
+    - `compiled`: the instructions left after XLA; `None` for a kind.
+    """
+
+    name: str
+    operations: int
+    runs: int
+    flops: int
+    transcendentals: int
+    num_bytes: int
+    is_least: bool
+    compiled: int | None = None
 
 
 def rows_by_layer(program: Program, instructions: Sequence[Instruction]) -> tuple[Row, ...]:
@@ -72,6 +95,40 @@ def _instructions_by_layer(
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """An array that the way there keeps for the way back.
+
+    - `kind`: the operation that computes it.
+    """
+
+    layer: str
+    kind: str
+    type: str
+    num_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One layer of a function, and of its gradient. What lies inside a layer counts for it too.
+
+    - `name`: the path of the layer, `""` for the whole program.
+    - `operations`, `flops`: of the function.
+    - `gradient_operations`, `gradient_flops`: of the program that computes its value and gradient.
+    - `backward_flops`: the part of them on the way back.
+    - `stored_bytes`: of what the way there keeps for the way back. Arguments, which are there
+      anyway, do not count.
+    """
+
+    name: str
+    operations: int
+    flops: int
+    gradient_operations: int
+    gradient_flops: int
+    backward_flops: int
+    stored_bytes: int
+
+
 def stored_in(program: Program, outputs: Sequence[tuple[str, int]]) -> tuple[Stored, ...]:
     """The arrays, given by type and size, that a program returns for the way back.
 
@@ -81,7 +138,7 @@ def stored_in(program: Program, outputs: Sequence[tuple[str, int]]) -> tuple[Sto
     for origin, (type_, num_bytes) in zip(program.outputs, outputs, strict=True):
         source = source_of(origin)
         # A loop stacks what its turns pass on, an argument too: that is an array of its own.
-        maker = origin[1][0] if origin[0] == "passed" else None
+        maker = origin[1] if origin[0] == "passed" else None
         if source is not None:
             maker = program.steps[source].operation
         if maker is not None:
@@ -90,7 +147,7 @@ def stored_in(program: Program, outputs: Sequence[tuple[str, int]]) -> tuple[Sto
 
 
 def sides(function: Program, gradient: Program, stored: Iterable[Stored]) -> tuple[Side, ...]:
-    """A function and its gradient beside each other, by layer."""
+    """A function and its gradient next to each other, by layer."""
     there, back = steps_by_layer(function), steps_by_layer(gradient)
     scopes = {step.operation.layer: step.scopes for step in (*function.steps, *gradient.steps)}
     num_bytes: collections.Counter[str] = collections.Counter()
@@ -164,51 +221,3 @@ def redundant_in(program: Program) -> Redundant:
 def _is_constant(origin: Origin, constant: set[int]) -> bool:
     kind, where = origin
     return kind in ("literal", "constant") or (kind == "operation" and where[0] in constant)
-
-
-# --- A traced program as nested groups: layers, loops and branches around operations ---
-
-
-@dataclasses.dataclass
-class Group:
-    """Operations that stand one after another in the same scope.
-
-    - `start`, `stop`: the first, and the one after the last.
-    - `parts`: groups, and the numbers of operations between them.
-    """
-
-    name: str
-    start: int
-    stop: int
-    parts: list["Group | int"]
-
-
-def nested(program: Program) -> Group:
-    """The whole program as a group. A layer that is called twice is two groups."""
-    root = Group("", 0, len(program.steps), [])
-    open_groups = [root]
-    for index, step in enumerate(program.steps):
-        shared = 0
-        for group, name in zip(open_groups[1:], step.groups, strict=False):
-            if group.name != name:
-                break
-            shared += 1
-        del open_groups[shared + 1 :]
-        for name in step.groups[shared:]:
-            group = Group(name, index, index, [])
-            open_groups[-1].parts.append(group)
-            open_groups.append(group)
-        open_groups[-1].parts.append(index)
-        for group in open_groups[1:]:
-            group.stop = index + 1
-    return root
-
-
-def edges_in(program: Program) -> list[tuple[int, int]]:
-    """The pairs of an operation and one that reads its result."""
-    return [
-        (source, index)
-        for index, step in enumerate(program.steps)
-        for source in dict.fromkeys(map(source_of, step.inputs))
-        if source is not None
-    ]

@@ -1,11 +1,15 @@
-"""A report as text: tables and the lines around them."""
+"""A report as text, as tables of rich, and as a page of HTML with the graph as SVG."""
 
 import collections
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import html
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from .._tables import align, grouped, rich_table
-from ._parts import Row
+from ._operations import Program, source_of
+from ._rows import Row
 
 _MOST_KINDS = 12
 
@@ -42,83 +46,76 @@ def headline(report: Any) -> str:
     """What the function is, and what it costs."""
     whole = report.layers[0]
     return (
-        f"{report.name}: {whole.operations:,} operations traced, {_flops(whole)} FLOPs, "
-        f"{_least(whole.transcendentals, whole)} transcendentals; "
+        f"{report.name}: {whole.operations:,} operations traced, {_least(whole.flops, whole)} "
+        f"FLOPs, {_least(whole.transcendentals, whole)} transcendentals; "
         f"{sum(report.compiled.after.values()):,} instructions compiled"
     )
 
 
 def tables(report: Any) -> list[Table]:
     """The tables of a report."""
+    numbers = ("Operations", "Runs", "FLOPs", "Transcendentals", "Bytes")
+    kinds = _cut(report.kinds, _sum_of_rows)
+    changes = _cut(
+        report.compiled.changes,
+        lambda name, rows: (name, sum(row[1] for row in rows), sum(row[2] for row in rows)),
+    )
     found = [
         Table(
             "By layer",
-            ("Layer", "Operations", "Runs", "FLOPs", "Transcendentals", "Bytes", "Compiled"),
-            tuple(
-                (
-                    row.name or "(all)",
-                    grouped(row.operations),
-                    _least(row.runs, row),
-                    _flops(row),
-                    _least(row.transcendentals, row),
-                    _least(row.num_bytes, row),
-                    grouped(row.compiled),
-                )
-                for row in report.layers
-            ),
+            ("Layer", *numbers, "Compiled"),
+            tuple((*_cells(row), grouped(row.compiled)) for row in report.layers),
         ),
-        Table(
-            "By kind",
-            ("Kind", "Operations", "Runs", "FLOPs", "Transcendentals", "Bytes"),
-            tuple(
-                (
-                    row.name,
-                    grouped(row.operations),
-                    _least(row.runs, row),
-                    _flops(row),
-                    _least(row.transcendentals, row),
-                    _least(row.num_bytes, row),
-                )
-                for row in _first_kinds(report.kinds)
-            ),
-        ),
+        Table("By kind", ("Kind", *numbers), tuple(map(_cells, kinds))),
         Table(
             "What XLA was given, and what it left",
             ("Instruction", "Before", "After"),
-            tuple(
-                (kind, grouped(before), grouped(after))
-                for kind, before, after in _first_changes(report.compiled.changes)
-            ),
+            tuple((kind, grouped(before), grouped(after)) for kind, before, after in changes),
         ),
     ]
     if report.sides:
-        found.append(
-            Table(
-                "Function and gradient",
-                (
-                    "Layer",
-                    "Operations",
-                    "With gradient",
-                    "FLOPs",
-                    "With gradient",
-                    "On the way back",
-                    "Bytes stored",
-                ),
-                tuple(
-                    (
-                        side.name or "(all)",
-                        grouped(side.operations),
-                        grouped(side.gradient_operations),
-                        grouped(side.flops),
-                        grouped(side.gradient_flops),
-                        grouped(side.backward_flops),
-                        grouped(side.stored_bytes),
-                    )
-                    for side in report.sides
-                ),
+        header = ("Layer", "Operations", "With gradient", "FLOPs", "With gradient")
+        cells = tuple(
+            (
+                side.name or "(all)",
+                grouped(side.operations),
+                grouped(side.gradient_operations),
+                grouped(side.flops),
+                grouped(side.gradient_flops),
+                grouped(side.backward_flops),
+                grouped(side.stored_bytes),
             )
+            for side in report.sides
         )
+        header = (*header, "On the way back", "Bytes stored")
+        found.append(Table("Function and gradient", header, cells))
     return found
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    numbers = (row.runs, row.flops, row.transcendentals, row.num_bytes)
+    least = (_least(number, row) for number in numbers)
+    return (row.name or "(all)", grouped(row.operations), *least)
+
+
+def _least(number: int, row: Row) -> str:
+    return f"{number:,}{'+' if row.is_least else ''}"
+
+
+_Row = TypeVar("_Row")
+
+
+def _cut(rows: Sequence[_Row], total: Callable[[str, Sequence[_Row]], _Row]) -> list[_Row]:
+    """The first kinds, and the others in one row, so that a column adds up to the whole."""
+    others = rows[_MOST_KINDS:]
+    more = [total(f"{len(others)} more kinds", others)] if others else []
+    return [*rows[:_MOST_KINDS], *more]
+
+
+def _sum_of_rows(name: str, rows: Sequence[Row]) -> Row:
+    fields = ("operations", "runs", "flops", "transcendentals", "num_bytes")
+    totals = {field: sum(getattr(row, field) for row in rows) for field in fields}
+    return Row(name, **totals, is_least=any(row.is_least for row in rows))
 
 
 def lines(report: Any) -> list[str]:
@@ -126,13 +123,14 @@ def lines(report: Any) -> list[str]:
     compiled, redundant = report.compiled, report.redundant
     before, after = sum(compiled.before.values()), sum(compiled.after.values())
     fusions = ", ".join(f"{count} {kind}" for kind, count in compiled.fusions.items())
+    intensity = "-" if report.intensity is None else f"{report.intensity:.2f}"
     found = [
         f"XLA: {before:,} instructions given, {after:,} left, {compiled.fused:,} of them in "
         f"{sum(compiled.fusions.values()):,} fusions{f' ({fusions})' if fusions else ''}",
         f"Redundant as traced: {redundant.unused:,} unused, {redundant.common:,} computed twice, "
         f"{redundant.constant:,} of constants alone",
         f"XLA's count: {grouped(report.xla_flops)} FLOPs, {grouped(report.xla_bytes)} bytes moved, "
-        f"{_ratio(report.intensity)} FLOPs a byte",
+        f"{intensity} FLOPs a byte",
     ]
     if (memory := report.memory) is not None:
         found.append(
@@ -159,45 +157,6 @@ def lines(report: Any) -> list[str]:
     return found
 
 
-def _first_kinds(rows: Sequence[Row]) -> list[Row]:
-    """The first kinds, and the others in one row, so that a column adds up to the whole."""
-    first, others = list(rows[:_MOST_KINDS]), rows[_MOST_KINDS:]
-    if others:
-        first.append(
-            Row(
-                name=f"{len(others)} more kinds",
-                operations=sum(row.operations for row in others),
-                runs=sum(row.runs for row in others),
-                flops=sum(row.flops for row in others),
-                transcendentals=sum(row.transcendentals for row in others),
-                num_bytes=sum(row.num_bytes for row in others),
-                is_least=any(row.is_least for row in others),
-            )
-        )
-    return first
-
-
-def _first_changes(changes: Sequence[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
-    first, others = list(changes[:_MOST_KINDS]), changes[_MOST_KINDS:]
-    if others:
-        before = sum(before for _, before, _ in others)
-        after = sum(after for _, _, after in others)
-        first.append((f"{len(others)} more kinds", before, after))
-    return first
-
-
-def _flops(row: Row) -> str:
-    return _least(row.flops, row)
-
-
-def _least(number: int, row: Row) -> str:
-    return f"{number:,}{'+' if row.is_least else ''}"
-
-
-def _ratio(number: float | None) -> str:
-    return "-" if number is None else f"{number:.2f}"
-
-
 def _some(texts: Sequence[str], most: int = 4) -> str:
     more = [f"and {len(texts) - most:,} more"] if len(texts) > most else []
     return ", ".join([*texts[:most], *more]) or "none"
@@ -214,3 +173,89 @@ def _collectives(found: Sequence[Any]) -> str:
     for each in found:
         sizes[each.kind] += each.num_bytes
     return _some([f"{count} {kind} of {sizes[kind]:,} bytes" for kind, count in counts.items()])
+
+
+# --- A page of HTML ---
+
+
+_TEMPLATE = pathlib.Path(__file__).with_name("template.html")
+
+
+def page_of(report: Any) -> str:
+    """The page; nothing in it is fetched from elsewhere."""
+    programs = {"Function": report.program}
+    if report.gradient is not None:
+        programs["With gradient"] = report.gradient.program
+    graphs = {name: _graph(program) for name, program in programs.items()}
+    parts = {
+        "TITLE": html.escape(report.name),
+        "HEADLINE": html.escape(headline(report)),
+        "WARNINGS": "".join(f'<p class="warning">{html.escape(x)}</p>' for x in report.warnings),
+        "LINES": "".join(map(_line, lines(report))),
+        "TABLES": "".join(map(_table, tables(report))),
+        # Inside of a script, `</script` would end it, and `<!--<script` keep it from ending.
+        "GRAPHS": json.dumps(graphs, separators=(",", ":")).replace("<", "\\u003c"),
+    }
+    page = _TEMPLATE.read_text(encoding="utf-8")
+    # In one go: what is put in may look like a mark.
+    pieces = page.split("@@")
+    return "".join(parts.get(piece, piece) for piece in pieces)
+
+
+def _line(text: str) -> str:
+    name, _, rest = text.partition(": ")
+    if not rest:
+        return f"<dt></dt><dd>{html.escape(text)}</dd>"
+    return f"<dt>{html.escape(name)}</dt><dd>{html.escape(rest)}</dd>"
+
+
+def _table(table: Table) -> str:
+    def row(cells: Iterable[str], tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    body = "".join(row(cells, "td") for cells in table.rows)
+    return (
+        f"<section><h2>{html.escape(table.title)}</h2><div class=scroll><table>"
+        f"<thead>{row(table.header, 'th')}</thead><tbody>{body}</tbody></table></div></section>"
+    )
+
+
+def _graph(program: Program) -> dict[str, Any]:
+    """What the script draws: operations, edges between them, and the groups around them."""
+    operations = [step.operation for step in program.steps]
+    return {
+        "operations": [
+            [each.kind, each.output, each.work, each.times, each.source] for each in operations
+        ],
+        # From what is read to the reader.
+        "edges": [
+            (source, index)
+            for index, step in enumerate(program.steps)
+            for source in dict.fromkeys(map(source_of, step.inputs))
+            if source is not None
+        ],
+        "root": _nested(program),
+    }
+
+
+def _nested(program: Program) -> dict[str, Any]:
+    """The program as nested groups: layers, loops and branches around operations, each with its
+    first, the one after its last, and its parts. A layer that is called twice is two groups.
+    """
+    root = {"name": "", "start": 0, "stop": len(program.steps), "parts": []}
+    around: list[dict[str, Any]] = [root]
+    for index, step in enumerate(program.steps):
+        shared = 0
+        for group, name in zip(around[1:], step.groups, strict=False):
+            if group["name"] != name:
+                break
+            shared += 1
+        del around[shared + 1 :]
+        for name in step.groups[shared:]:
+            group = {"name": name, "start": index, "stop": index, "parts": []}
+            around[-1]["parts"].append(group)
+            around.append(group)
+        around[-1]["parts"].append(index)
+        for group in around[1:]:
+            group["stop"] = index + 1
+    return root
