@@ -21,7 +21,7 @@ from ._compare._subject import (
     with_arrays_as_leaves,
 )
 from ._compare._trial import Entrant, Trial, all_agree, trial_of
-from ._measuring import Call, Times, time_beside
+from ._measuring import Call, Times, time_interleaved
 from ._modes import Checkpointed, FiniteDifference, Forward, Mode, Reverse
 
 _PRIMAL = ""
@@ -179,7 +179,7 @@ def _fastest(
         return next(iter(calls))
     times = {name: Times() for name in (_PRIMAL, *calls)}
     calls[_PRIMAL] = trial.primal
-    time_beside(_PRIMAL, calls, times, rounds=rounds, budget_s=budget_s)
+    time_interleaved(_PRIMAL, calls, times, rounds=rounds, budget_s=budget_s)
     primal = times.pop(_PRIMAL)
     # A mode that failed while it was timed has not all rounds, and is none to recommend.
     done = {name: each.ratio_to(primal) for name, each in times.items() if each.failure is None}

@@ -52,7 +52,7 @@ class _Slow(Timed):
         return 1e6 * (returned_s - start_s), 1e6 * (time.perf_counter() - start_s)
 
 
-def time_beside(
+def time_interleaved(
     baseline: str,
     calls: Mapping[str, Call],
     into: Mapping[str, Times],
@@ -136,7 +136,8 @@ class Program:
 def freshly_compiled(function: Callable[..., Any], args: tuple[Any, ...]) -> Program:
     """`function`, compiled by `filter_jit` for `args`, though it may have been before."""
     # To `filter_jit` each lambda is another function.
-    jitted = filter_jit(functools.partial(lambda function, /, *args: function(*args), function))
+    again: Any = functools.partial(lambda function, /, *args: function(*args), function)
+    jitted = filter_jit(again)
     start_s = time.perf_counter()
     ahead = jitted.lower(*args).compile()
     first_call_ms = 1e3 * (time.perf_counter() - start_s)

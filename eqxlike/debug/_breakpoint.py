@@ -1,5 +1,6 @@
 """Breakpoints in compiled programs, and announcements of the transformations they go through."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -77,6 +78,7 @@ def breakpoint_if(pred: Bool[Array, "..."], **kwargs: Any) -> None:
 # --- Announcements of the transformations that a value goes through, as they happen ---
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Announcer:
     """The options of one call of `announce_transform`.
 
@@ -84,19 +86,20 @@ class _Announcer:
     would keep silent about a second call with the same name.
     """
 
-    def __init__(self, name: Any, intermediates: bool, announce: Callable[[str], Any]):
-        self._prefix = "" if name is None else f"({name}) "
-        self._intermediates = intermediates
-        self._announce = announce
+    name: Any
+    intermediates: bool
+    announce: Callable[[str], Any]
 
-    def reached(self, transforms: tuple[str, ...], end: str) -> None:
-        """Announces that `transforms` have been applied and the output met its `end`."""
-        self._announce(self._prefix + ":".join((*transforms, end)))
+    def reached(self, *transforms: str) -> None:
+        """Announces transforms that have been applied, the last of them an end."""
+        prefix = "" if self.name is None else f"({self.name}) "
+        self.announce(prefix + ":".join(transforms))
 
-    def applied(self, transforms: tuple[str, ...]) -> None:
-        """Announces the last of `transforms`, after which others may come."""
-        if self._intermediates:
-            self._announce(self._prefix + ":".join(transforms))
+    def applied(self, *transforms: str) -> tuple[str, ...]:
+        """The same transforms; announces the last of them, after which others may come."""
+        if self.intermediates:
+            self.reached(*transforms)
+        return transforms
 
 
 # The identity of any number of arrays, with two parameters: `announcer`, and `transforms`, the
@@ -105,59 +108,47 @@ _announce_p = Primitive("announce_transform")
 _announce_p.multiple_results = True
 
 
-@_announce_p.def_impl
-def _evaluate(*arrays: Any, announcer: _Announcer, transforms: tuple[str, ...]) -> list[Any]:
-    announcer.reached(transforms, "impl")
-    return list(arrays)
+def _identity(end: str) -> Callable[..., list[Any]]:
+    def evaluate(*arrays: Any, announcer: _Announcer, transforms: tuple[str, ...]) -> list[Any]:
+        announcer.reached(*transforms, end)
+        return list(arrays)
+
+    return evaluate
 
 
-@_announce_p.def_abstract_eval
-def _evaluate_abstractly(
-    *shapes: Any, announcer: _Announcer, transforms: tuple[str, ...]
-) -> list[Any]:
-    announcer.reached(transforms, "abstract")
-    return list(shapes)
-
-
-def _lower(_: Any, *values: Any, announcer: _Announcer, transforms: tuple[str, ...]) -> list[Any]:
-    announcer.reached(transforms, "mlir")
-    return list(values)
+def _bind(arrays: Any, announcer: _Announcer, *transforms: str) -> list[Any]:
+    """The same arrays; (co)tangents that JAX knows to be zero need not pass the primitive."""
+    nonzero, rest = split(list(arrays), lambda array: type(array) is not ad.Zero)
+    return rest.merge(_announce_p.bind(*nonzero, announcer=announcer, transforms=transforms))
 
 
 def _push_forward(
     primals: Any, tangents: Any, *, announcer: _Announcer, transforms: tuple[str, ...]
 ) -> tuple[list[Any], list[Any]]:
-    announcer.applied((*transforms, "jvp"))
-    primals_out = _announce_p.bind(*primals, announcer=announcer, transforms=(*transforms, "jvp_p"))
-    return primals_out, _bind_nonzero(tangents, announcer, (*transforms, "jvp_t"))
+    announcer.applied(*transforms, "jvp")
+    primals_out = _bind(primals, announcer, *transforms, "jvp_p")
+    return primals_out, _bind(tangents, announcer, *transforms, "jvp_t")
 
 
 def _pull_back(
     cotangents: Any, *_: Any, announcer: _Announcer, transforms: tuple[str, ...]
 ) -> list[Any]:
-    transforms = (*transforms, "transpose")
-    announcer.applied(transforms)
-    return _bind_nonzero(cotangents, announcer, transforms)
-
-
-def _bind_nonzero(tangents: Any, announcer: _Announcer, transforms: tuple[str, ...]) -> list[Any]:
-    """The same (co)tangents; those that JAX knows to be zero need not pass the primitive."""
-    nonzero, rest = split(list(tangents), lambda tangent: type(tangent) is not ad.Zero)
-    return rest.merge(_announce_p.bind(*nonzero, announcer=announcer, transforms=transforms))
+    return _bind(cotangents, announcer, *announcer.applied(*transforms, "transpose"))
 
 
 def _batch(
     arrays: Any, axes: Any, *, announcer: _Announcer, transforms: tuple[str, ...]
 ) -> tuple[list[Any], Any]:
-    transforms = (*transforms, "vmap")
-    announcer.applied(transforms)
-    return _announce_p.bind(*arrays, announcer=announcer, transforms=transforms), axes
+    return _bind(arrays, announcer, *announcer.applied(*transforms, "vmap")), axes
 
 
+_announce_p.def_impl(_identity("impl"))
+_announce_p.def_abstract_eval(_identity("abstract"))
 ad.primitive_jvps[_announce_p] = _push_forward
 ad.primitive_transposes[_announce_p] = _pull_back
 batching.primitive_batchers[_announce_p] = _batch
-mlir.register_lowering(_announce_p, _lower)
+_announced = _identity("mlir")
+mlir.register_lowering(_announce_p, lambda _, *values, **params: _announced(*values, **params))
 
 
 def announce_transform(
@@ -195,4 +186,4 @@ def announce_transform(
     """
     arrays, rest = split(x)
     announcer = _Announcer(name, intermediates, announce)
-    return rest.merge(_announce_p.bind(*arrays, announcer=announcer, transforms=()))
+    return rest.merge(_bind(arrays, announcer))

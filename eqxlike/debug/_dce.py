@@ -18,9 +18,9 @@ from .._pytree import is_array, tree_pformat
 
 
 class _Leaf:
-    """Stands for a leaf, array or not, in the printed tree, as the text it holds."""
+    """Represents a leaf, array or not, in the printed tree, as the text it holds."""
 
-    def __init__(self, text: str = "<DCE'd>"):
+    def __init__(self, text: str):
         self.text = text
 
     def __repr__(self) -> str:
@@ -31,20 +31,13 @@ class _Entry:
     """One call of `store_dce`. Holds no leaf of its argument, so that it may be kept for good."""
 
     def __init__(self, x: PyTree):
-        self._tree = jtu.tree_map(
-            lambda leaf: _Leaf() if is_array(leaf) else _Leaf(tree_pformat(leaf)), x
+        self.tree = jtu.tree_map(
+            lambda leaf: _Leaf("<DCE'd>" if is_array(leaf) else tree_pformat(leaf)), x
         )
-        self._has_run = False
-
-    @property
-    def leaves(self) -> list[_Leaf]:
-        return jtu.tree_leaves(self._tree)
+        self.has_run = False
 
     def note_run(self) -> None:
-        self._has_run = True
-
-    def __str__(self) -> str:
-        return tree_pformat(self._tree) if self._has_run else "<not run>"
+        self.has_run = True
 
 
 _entries: dict[Hashable, list[_Entry]] = {}
@@ -77,16 +70,13 @@ def _choose(is_used: jax.Array, array: jax.Array) -> jax.Array:
     return jnp.where(is_used, array, jnp.broadcast_to(is_used.astype(array.dtype), array.shape))
 
 
-def _push_forward(primals: Any, tangents: Any, *, leaf: _Leaf) -> tuple[Any, Any]:
-    return _watch_p.bind(*primals, leaf=leaf), *tangents
+def _apply_to_both(arrays: Any, others: Any, *, leaf: _Leaf) -> tuple[Any, Any]:
+    """The rule of forward mode and of `vmap`: tangents, or axes, stay as they are."""
+    return _watch_p.bind(*arrays, leaf=leaf), *others
 
 
-def _batch(arrays: Any, axes: Any, *, leaf: _Leaf) -> tuple[Any, Any]:
-    return _watch_p.bind(*arrays, leaf=leaf), *axes
-
-
-ad.primitive_jvps[_watch_p] = _push_forward
-batching.primitive_batchers[_watch_p] = _batch
+ad.primitive_jvps[_watch_p] = _apply_to_both
+batching.primitive_batchers[_watch_p] = _apply_to_both
 mlir.register_lowering(_watch_p, mlir.lower_fun(_run_watched, multiple_results=False))
 
 
@@ -132,7 +122,7 @@ def store_dce(x: PyTree, name: Hashable = None) -> PyTree:
     leaves, treedef = jtu.tree_flatten(x)
     return treedef.unflatten(
         _watch_p.bind(jnp.asarray(leaf), leaf=entry_leaf) if is_array(leaf) else leaf
-        for leaf, entry_leaf in zip(leaves, entry.leaves, strict=True)
+        for leaf, entry_leaf in zip(leaves, jtu.tree_leaves(entry.tree), strict=True)
     )
 
 
@@ -158,11 +148,10 @@ def inspect_dce(name: Hashable = None) -> None:
     jax.effects_barrier()
     with _lock:
         entries = list(_entries.get(name, ()))
-    print(
-        f"Found {len(entries)} call{'' if len(entries) == 1 else 's'} to `eqxlike.debug.store_dce`."
-    )
+    calls = "1 call" if len(entries) == 1 else f"{len(entries)} calls"
+    print(f"Found {calls} to `eqxlike.debug.store_dce`.")
     for number, entry in enumerate(entries):
-        print(f"Entry {number}:\n{entry}")
+        print(f"Entry {number}:\n{tree_pformat(entry.tree) if entry.has_run else '<not run>'}")
 
 
 def _is_in_jit() -> bool:

@@ -204,6 +204,7 @@ def _root(origin: Origin) -> Origin:
 _SCOPE = "eqxlike-layer-"
 
 
+@dataclasses.dataclass(frozen=True)
 class _Scope:
     """Names what a layer makes.
 
@@ -212,19 +213,12 @@ class _Scope:
     structure, as they were. Those of different calls are not, since JAX keeps what it has traced.
     """
 
-    def __init__(self, layers: "_Layers", name: str):
-        self._layers = layers
-        self._name = name
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Scope and other._layers is self._layers
-
-    def __hash__(self) -> int:
-        return hash(self._layers)
+    layers: "_Layers"
+    name: str = dataclasses.field(compare=False)
 
     @contextlib.contextmanager
     def __call__(self, *_: Any) -> Iterator[Callable[[Any], None]]:
-        with jax.named_scope(self._name):
+        with jax.named_scope(self.name):
             yield lambda output: None
 
 
@@ -259,21 +253,19 @@ def _path_inside(function: Any) -> tuple[Any, ...]:
     while isinstance(function, Wrapper):
         wrapped = (function.__wrapped__, getattr(function, "__self__", None))
         parts = jtu.tree_leaves_with_path(
-            function, is_leaf=lambda part, whole=function: part is not whole and _is_module(part)
+            function, is_leaf=lambda part, whole=function: _is_inner_module(part, whole)
         )
-        inside = [
-            (key, part)
-            for key, part in parts
-            if _is_module(part) and any(part is w for w in wrapped)
-        ]
-        if not inside:
+        for key, part in parts:
+            if isinstance(part, Module) and any(part is each for each in wrapped):
+                path, function = path + key, part
+                break
+        else:
             break
-        path, function = path + inside[0][0], inside[0][1]
     return path
 
 
-def _is_module(node: Any) -> bool:
-    return isinstance(node, Module)
+def _is_inner_module(part: Any, whole: Any) -> bool:
+    return part is not whole and isinstance(part, Module)
 
 
 def _name_of(path: tuple[Any, ...]) -> str:

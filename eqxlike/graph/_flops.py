@@ -8,47 +8,33 @@ import numpy as np
 from jax.extend.core import jaxprs_in_params
 
 # fmt: off
-_ARITHMETIC = frozenset(
-    {
-        "add", "sub", "mul", "div", "rem", "max", "min", "neg", "abs", "sign", "floor", "ceil",
-        "round", "clamp", "add_any", "square", "select_n", "eq", "ne", "lt", "le", "gt", "ge",
-        "eq_to", "lt_to", "le_to", "is_finite", "nextafter", "copysign", "reduce_precision",
-        "cumsum", "cumprod", "cummax", "cummin",
-    }
-)
-_TRANSCENDENTAL = frozenset(
-    {
-        "exp", "exp2", "expm1", "log", "log1p", "logistic", "sin", "cos", "tan", "sinh", "cosh",
-        "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "atan2", "pow", "sqrt", "rsqrt",
-        "cbrt", "erf", "erfc", "erf_inv", "lgamma", "digamma", "polygamma", "igamma", "igammac",
-        "igamma_grad_a", "random_gamma_grad", "bessel_i0e", "bessel_i1e",
-        "regularized_incomplete_beta", "zeta", "cumlogsumexp",
-    }
-)
-_REDUCTIONS = frozenset(
-    {
-        "reduce", "reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "argmax", "argmin",
-        "psum", "psum_invariant", "pmax", "pmin",
-    }
-)
-_WINDOWS = frozenset(
-    {
-        "reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window",
-    }
-)
-_SCATTERS = frozenset(
-    {
-        "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min", "scatter_min",
-        "scatter-max", "scatter_max", "select_and_scatter_add",
-    }
-)
-_OPAQUE = frozenset(
-    {
-        "eig", "eigh", "svd", "schur", "hessenberg", "tridiagonal", "householder_product", "geqrf",
-        "geqp3", "qr", "ormqr", "lu_pivots", "ffi_call", "custom_call", "pallas_call",
-        "pure_callback", "io_callback", "custom_linear_solve", "random_gamma",
-    }
-)
+_ARITHMETIC = {
+    "add", "sub", "mul", "div", "rem", "max", "min", "neg", "abs", "sign", "floor", "ceil",
+    "round", "clamp", "add_any", "square", "select_n", "eq", "ne", "lt", "le", "gt", "ge",
+    "eq_to", "lt_to", "le_to", "is_finite", "nextafter", "copysign", "reduce_precision",
+    "cumsum", "cumprod", "cummax", "cummin",
+}
+_TRANSCENDENTAL = {
+    "exp", "exp2", "expm1", "log", "log1p", "logistic", "sin", "cos", "tan", "sinh", "cosh",
+    "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "atan2", "pow", "sqrt", "rsqrt",
+    "cbrt", "erf", "erfc", "erf_inv", "lgamma", "digamma", "polygamma", "igamma", "igammac",
+    "igamma_grad_a", "random_gamma_grad", "bessel_i0e", "bessel_i1e",
+    "regularized_incomplete_beta", "zeta", "cumlogsumexp",
+}
+_REDUCTIONS = {
+    "reduce", "reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "argmax", "argmin",
+    "psum", "psum_invariant", "pmax", "pmin",
+}
+_WINDOWS = {"reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window"}
+_SCATTERS = {
+    "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min", "scatter_min",
+    "scatter-max", "scatter_max", "select_and_scatter_add",
+}
+_OPAQUE = {
+    "eig", "eigh", "svd", "schur", "hessenberg", "tridiagonal", "householder_product", "geqrf",
+    "geqp3", "qr", "ormqr", "lu_pivots", "ffi_call", "custom_call", "pallas_call",
+    "pure_callback", "io_callback", "custom_linear_solve", "random_gamma",
+}
 # fmt: on
 
 
@@ -137,41 +123,34 @@ def _products_of_convolution(equation: Any) -> int:
     batch_and_channels = math.prod(output[axis] for axis in numbers.out_spec[:2])
     # The pairs of a weight and an input fall apart along the axes.
     pairs = 1
-    for place, (lhs_axis, rhs_axis, out_axis) in enumerate(
-        zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
+    for lhs, rhs, out, stride, (padding, _), lhs_dilation, rhs_dilation in zip(
+        numbers.lhs_spec[2:],
+        numbers.rhs_spec[2:],
+        numbers.out_spec[2:],
+        *(params[name] for name in ("window_strides", "padding", "lhs_dilation", "rhs_dilation")),
+        strict=True,
     ):
-        pairs *= _pairs_along_axis(
-            length=left[lhs_axis],
-            window=right[rhs_axis],
-            outputs=output[out_axis],
-            stride=params["window_strides"][place],
-            padding=params["padding"][place][0],
-            lhs_dilation=params["lhs_dilation"][place],
-            rhs_dilation=params["rhs_dilation"][place],
-        )
+        starts = np.arange(output[out]) * stride - padding
+        taps = np.arange(right[rhs]) * rhs_dilation
+        pairs *= _pairs_along_axis(starts, taps, left[lhs], lhs_dilation)
     return batch_and_channels * features * pairs
 
 
-def _pairs_along_axis(
-    *,
-    length: int,
-    window: int,
-    outputs: int,
-    stride: int,
-    padding: int,
-    lhs_dilation: int,
-    rhs_dilation: int,
-) -> int:
-    """How often a weight meets an entry of the input along one axis, and not padding."""
-    last = (length - 1) * lhs_dilation
+def _pairs_along_axis(starts: np.ndarray, taps: np.ndarray, length: int, dilation: int) -> int:
+    """How often a weight meets an entry of the input along one axis, and not padding.
+
+    **Arguments:**
+
+    - `starts`: where the window stands for each output, and `taps`: its weights, from there on.
+    - `length`, `dilation`: of the input.
+    """
     # As many turns as the shorter side has entries: a gradient has windows as long as an input.
-    starts = np.arange(outputs) * stride - padding
-    taps = np.arange(window) * rhs_dilation
     shorter, longer = sorted((starts, taps), key=len)
     pairs = 0
     for place in shorter:
         places = longer + place
-        pairs += np.count_nonzero((places >= 0) & (places <= last) & (places % lhs_dilation == 0))
+        is_inside = (places >= 0) & (places <= (length - 1) * dilation)
+        pairs += np.count_nonzero(is_inside & (places % dilation == 0))
     return int(pairs)
 
 

@@ -236,11 +236,11 @@ def _plain(value: Any) -> Any:
     """The numbers and names of a part of a report, for JSON."""
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
-    elif isinstance(value, tuple | list) and not hasattr(value, "_fields"):
-        return [_plain(each) for each in value]
-    else:
+    elif isinstance(value, tuple):
         names = getattr(value, "_fields", None)
-    if names is None:
+        if names is None:
+            return list(map(_plain, value))
+    else:
         return value
     return {name: _plain(getattr(value, name)) for name in names if name not in _NOT_IN_JSON}
 

@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import pytest
 
 from eqxlike import _timing, ad
-from eqxlike.ad._measuring import Pace, Times, freshly_compiled, num_equations, time_beside, work
+from eqxlike.ad._measuring import (
+    Pace,
+    Times,
+    freshly_compiled,
+    num_equations,
+    time_interleaved,
+    work,
+)
 from tests.ad.broken_modes import PARAMETERS, compare, loss, row_of
 
 
@@ -83,7 +90,7 @@ def test_function_that_fails_while_it_is_timed_stops_no_other():
 
     calls = {"base": lambda: jnp.ones(()), "fails": failing, "other": lambda: jnp.ones(())}
     times = {name: Times() for name in calls}
-    time_beside("base", calls, times, rounds=3, budget_s=10)
+    time_interleaved("base", calls, times, rounds=3, budget_s=10)
     assert str(times["fails"].failure) == "out of luck"
     assert len(times["other"].completion_us) == 3
 
@@ -101,5 +108,5 @@ def test_interrupt_while_timing_leaves_the_rounds_before():
     calls = {"base": lambda: jnp.ones(()), "interrupted": interrupted}
     times = {name: Times() for name in calls}
     with pytest.raises(KeyboardInterrupt):
-        time_beside("base", calls, times, rounds=5, budget_s=10)
+        time_interleaved("base", calls, times, rounds=5, budget_s=10)
     assert len(times["interrupted"].completion_us) >= 1

@@ -10,7 +10,7 @@ import jax
 from ..._numbers import positive_number, whole_number
 from ..._timing import machine_info
 from ..._transforms._derivatives._by_mode import check_mode
-from .._measuring import Call, Times, time_beside
+from .._measuring import Call, Times, time_interleaved
 from .._modes import FiniteDifference, Mode
 from ._comparison import Comparison, ComparisonRow
 from ._reference import NoReference
@@ -123,7 +123,7 @@ def compare(
                 rows[name] = entrant.row
                 if entrant.call is not None:
                     calls[name] = entrant.call
-            time_beside(_PRIMAL, calls, times, rounds=rounds, budget_s=budget_s)
+            time_interleaved(_PRIMAL, calls, times, rounds=rounds, budget_s=budget_s)
     except KeyboardInterrupt as interrupt:
         interrupt.comparison = so_far()  # pyright: ignore[reportAttributeAccessIssue]
         interrupt.add_note(
