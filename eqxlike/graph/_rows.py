@@ -45,7 +45,7 @@ def rows_by_kind(program: Program) -> tuple[Row, ...]:
     groups: dict[str, list[Step]] = {}
     for step in program.steps:
         groups.setdefault(step.operation.kind, []).append(step)
-    rows = [_row(name, steps, None) for name, steps in groups.items()]
+    rows = [_row(name, steps) for name, steps in groups.items()]
     return tuple(sorted(rows, key=lambda row: (-row.flops - row.transcendentals, -row.num_bytes)))
 
 
@@ -64,7 +64,7 @@ def paths_around(scopes: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(path_of(scopes[:depth]) for depth in range(len(scopes) + 1)))
 
 
-def _row(name: str, steps: Sequence[Step], compiled: int | None) -> Row:
+def _row(name: str, steps: Sequence[Step], compiled: int | None = None) -> Row:
     operations = [step.operation for step in steps]
 
     def total(number: Callable[[Operation], int | None]) -> int:
@@ -154,24 +154,14 @@ def sides(function: Program, gradient: Program, stored: Iterable[Stored]) -> tup
     for each in stored:
         for path in paths_around(scopes.get(each.layer, (each.layer,) if each.layer else ())):
             num_bytes[path] += each.num_bytes
-    return tuple(
-        Side(
-            name=name,
-            operations=len(there.get(name, ())),
-            flops=_flops(there.get(name, ())),
-            gradient_operations=len(back.get(name, ())),
-            gradient_flops=_flops(back.get(name, ())),
-            backward_flops=_flops(
-                [step for step in back.get(name, ()) if step.operation.is_backward]
-            ),
-            stored_bytes=num_bytes[name],
-        )
-        for name in dict.fromkeys([*there, *back])
-    )
-
-
-def _flops(steps: Iterable[Step]) -> int:
-    return sum(step.operation.times * (step.operation.flops or 0) for step in steps)
+    found = []
+    for name in dict.fromkeys([*there, *back]):
+        gradient_steps = back.get(name, [])
+        own, whole = _row(name, there.get(name, [])), _row(name, gradient_steps)
+        backward = _row(name, [step for step in gradient_steps if step.operation.is_backward])
+        numbers = own.operations, own.flops, whole.operations, whole.flops, backward.flops
+        found.append(Side(name, *numbers, num_bytes[name]))
+    return tuple(found)
 
 
 # --- What a compiler can find superfluous in a traced program before it looks at shapes ---
@@ -193,31 +183,24 @@ class Redundant(NamedTuple):
 def redundant_in(program: Program) -> Redundant:
     """What is superfluous in a program; each operation counts once, in this order."""
     seen: dict[Hashable, int] = {}
-    same: dict[int, int] = {}
+    first: dict[int, int] = {}
     constant: set[int] = set()
-    common = 0
+
+    def known_as(origin: Origin) -> Origin:
+        kind, where = origin
+        return (kind, (first[where[0]], where[1])) if kind == "operation" else origin
+
     for index, step in enumerate(program.steps):
+        first[index] = index
         if not step.is_needed or step.has_effect:
             continue
-
-        def known_as(origin: Origin) -> Origin:
-            kind, where = origin
-            if kind == "operation":
-                return kind, (same.get(where[0], where[0]), where[1])
-            return origin
-
         inputs = tuple(map(known_as, step.inputs))
-        if all(_is_constant(each, constant) for each in inputs):
+        if all(
+            kind in ("literal", "constant") or (kind == "operation" and where[0] in constant)
+            for kind, where in inputs
+        ):
             constant.add(index)
-            continue
-        key = (step.operation.kind, step.params, inputs)
-        if seen.setdefault(key, index) != index:
-            same[index] = seen[key]
-            common += 1
+        else:
+            first[index] = seen.setdefault((step.operation.kind, step.params, inputs), index)
     unused = sum(not step.is_needed for step in program.steps)
-    return Redundant(unused, common, len(constant))
-
-
-def _is_constant(origin: Origin, constant: set[int]) -> bool:
-    kind, where = origin
-    return kind in ("literal", "constant") or (kind == "operation" and where[0] in constant)
+    return Redundant(unused, sum(i != j for i, j in first.items()), len(constant))
