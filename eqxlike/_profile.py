@@ -19,7 +19,7 @@ import jax
 
 from ._numbers import positive_number
 from ._tables import align, rich_table
-from ._timing import Call, Column, frozen_heap, ratios, warmed_up
+from ._timing import Call, frozen_heap, warmed_up
 from ._transforms import CallTimes, timing_calls
 
 Session = Any
@@ -142,7 +142,10 @@ class Profile:
 
         **Raises:** `ValueError` without samples.
         """
-        return render_text(self._sampled())
+        from pyinstrument.renderers import ConsoleRenderer
+
+        # pyinstrument's default hides most frames of ours.
+        return ConsoleRenderer(show_all=True, unicode=True).render(self._sampled())
 
     @property
     def page(self) -> str:
@@ -150,7 +153,9 @@ class Profile:
 
         **Raises:** `ValueError` without samples.
         """
-        return render_html(self._sampled())
+        from pyinstrument.renderers import HTMLRenderer
+
+        return HTMLRenderer().render(self._sampled())
 
     def write(self, path: str | os.PathLike[str]) -> list[pathlib.Path]:
         """Writes the tree, the page and the session of pyinstrument next to each other.
@@ -163,7 +168,14 @@ class Profile:
 
         **Raises:** `ValueError` without samples.
         """
-        return write(self._sampled(), pathlib.Path(path))
+        session, path = self._sampled(), pathlib.Path(path)
+        text, page, raw = (
+            path.with_name(path.name + end) for end in (".txt", ".html", ".pyisession")
+        )
+        text.write_text(self.tree, encoding="utf-8")
+        page.write_text(self.page, encoding="utf-8")
+        session.save(raw)
+        return [text, page, raw]
 
     def _sampled(self) -> Session:
         if self.session is None:
@@ -196,18 +208,6 @@ class Split:
     def total_us(self) -> float:
         """The time until the result is ready."""
         return self.ours_us + self.jax_us + self.rest_us
-
-
-def split(ours: Column) -> Split:
-    """Splits the time of a call.
-
-    **Arguments:**
-
-    - `ours`: the column of `filter_jit`, measured with flat `jax.jit` as its baseline.
-    """
-    jax_us = ours.dispatch_us / ours.dispatch_ratio.median
-    waiting = statistics.median(ratios(ours.samples.completion_us, ours.samples.dispatch_us)) - 1
-    return Split(ours.dispatch_us - jax_us, jax_us, ours.dispatch_us * waiting)
 
 
 _HEADER = (
@@ -299,7 +299,7 @@ class _Record:
         )
 
 
-# --- From a call to its samples: sample it, attribute the samples, render them ---
+# --- From a call to its samples: sample it, attribute the samples ---
 
 
 def new_profiler(interval_s: float) -> Any:
@@ -317,7 +317,7 @@ def new_profiler(interval_s: float) -> Any:
     return Profiler(interval=interval_s, async_mode="disabled")
 
 
-def sample(call: Call, calls: int, interval_s: float = 1e-4, warm_up: int = 5) -> Session:
+def sample(call: Call, calls: int, interval_s: float = 1e-4, warm_up: int = 5) -> Profile:
     """Samples the stack during warm calls, each waited for.
 
     **Arguments:**
@@ -335,7 +335,7 @@ def sample(call: Call, calls: int, interval_s: float = 1e-4, warm_up: int = 5) -
         profiler.start()
         for _ in itertools.repeat(None, calls):
             wait(call())
-        return profiler.stop()
+        return Profile(session=profiler.stop())
 
 
 OURS = "eqxlike"
@@ -441,34 +441,3 @@ def _short(file: str) -> str:
         if package in parts:
             return "/".join(parts[len(parts) - 1 - parts[::-1].index(package) :])
     return file
-
-
-def render_text(session: Session) -> str:
-    """The tree as text. Every frame is in it: pyinstrument's default hides most of ours."""
-    from pyinstrument.renderers import ConsoleRenderer
-
-    return ConsoleRenderer(show_all=True, unicode=True).render(session)
-
-
-def render_html(session: Session) -> str:
-    """A page with the tree and a timeline."""
-    from pyinstrument.renderers import HTMLRenderer
-
-    return HTMLRenderer().render(session)
-
-
-def write(session: Session, path: pathlib.Path) -> list[pathlib.Path]:
-    """Writes the tree, the page and the session itself next to each other.
-
-    **Arguments:**
-
-    - `session`: the session to write.
-    - `path`: the path of the files, without a suffix.
-
-    **Returns:** the files written.
-    """
-    text, page, raw = (path.with_name(path.name + end) for end in (".txt", ".html", ".pyisession"))
-    text.write_text(render_text(session), encoding="utf-8")
-    page.write_text(render_html(session), encoding="utf-8")
-    session.save(raw)
-    return [text, page, raw]

@@ -118,7 +118,6 @@ def measure(
     rounds: int = 200,
     target_s: float = TARGET_S,
     warm_up: int = 5,
-    seed: int = 0,
 ) -> Measurement:
     """Measures callables side by side.
 
@@ -132,7 +131,6 @@ def measure(
     - `target_s`: the approximate seconds that each of the two measurements of a callable takes in a
       round.
     - `warm_up`: the calls made and waited for before any clock runs; compilation happens here.
-    - `seed`: the seed of the order of the callables.
 
     **Returns:** a `Measurement` with one `Column` per callable, in the order given.
 
@@ -145,7 +143,7 @@ def measure(
     timed = {name: Timed(call, warm_up, target_s) for name, call in calls.items()}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     with frozen_heap():
-        for order in round_orders(tuple(calls), rounds, seed):
+        for order in round_orders(tuple(calls), rounds, seed=0):
             for name in order:
                 taken[name].append(timed[name].take_turn())
     samples = {

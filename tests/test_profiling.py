@@ -10,7 +10,7 @@ from pyinstrument.session import Session
 
 from benchmarks import cases
 from eqxlike import _profile
-from eqxlike._timing import measure
+from eqxlike._timing import Column, Quartiles, Samples, measure
 from profiling import jit_dispatch
 
 
@@ -43,3 +43,14 @@ def test_wrong_case_and_unwritable_folder_are_one_message(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     assert jit_dispatch.main(["--out", str(tmp_path / "file" / "folder")]) == 2
     assert capsys.readouterr().err.startswith("profiling.jit_dispatch: ")
+
+
+def test_split_adds_up_to_completion():
+    ones = Quartiles(1.0, 1.0, 1.0)
+    samples = Samples(dispatch_us=(20.0, 40.0, 30.0), completion_us=(30.0, 60.0, 45.0), calls=1)
+    ours = Column("filter_jit", 30.0, 45.0, Quartiles(2.0, 3.0, 4.0), ones, samples)
+    parts = jit_dispatch.split(ours)
+    assert parts.jax_us == pytest.approx(10)
+    assert parts.ours_us == pytest.approx(20)
+    assert parts.rest_us == pytest.approx(15)
+    assert parts.total_us == pytest.approx(45)

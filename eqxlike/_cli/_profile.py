@@ -70,8 +70,8 @@ def run(options: argparse.Namespace) -> int:
         for _ in range(options.calls):
             jax.block_until_ready(function())
     with _calling(options.target):
-        session = _profile.sample(function, options.calls, warm_up=1)
-    files = _profile.write(session, path)
+        sampled = _profile.sample(function, options.calls, warm_up=1)
+    files = sampled.write(path)
     if options.trace:
         folder_of_trace = path.with_name(path.name + ".trace")
         traced = jax.profiler.trace(folder_of_trace, create_perfetto_trace=True)
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
             for _ in range(min(options.calls, TRACED_CALLS)):
                 jax.block_until_ready(function())
         files += sorted(folder.glob(f"{path.name}.trace/**/perfetto_trace.json.gz"))[-1:]
-    times = _profile.self_times(session)
+    times = _profile.self_times(sampled.session)
     shares = _profile.shares(times)
     names = {_profile.OURS: "eqxlike", _profile.JAX: "JAX's Python", _profile.OTHER: "other"}
     print(f"{options.target}, {options.calls} calls:\n{found}")

@@ -11,7 +11,6 @@ from pyinstrument.session import Session
 
 import eqxlike
 from eqxlike import _profile
-from eqxlike._timing import Column, Quartiles, Samples
 
 PACKAGE = pathlib.Path(eqxlike.__file__).parent
 EQXLIKE = f"{PACKAGE}/_transforms/_jit/_filter_jit.py"
@@ -84,17 +83,7 @@ def test_self_times_add_up_over_samples():
 
 def test_text_tree_shows_hidden_frames():
     hidden = "hidden\x00/a.py\x001\x01h1"
-    tree = _profile.render_text(session([([*stack(LOOP), hidden], 1.0), (stack(LOOP), 1.0)]))
+    records = [([*stack(LOOP), hidden], 1.0), (stack(LOOP), 1.0)]
+    tree = _profile.Profile(session=session(records)).tree
     assert "hidden" in tree
     assert "loop" in tree
-
-
-def test_split_adds_up_to_completion():
-    ones = Quartiles(1.0, 1.0, 1.0)
-    samples = Samples(dispatch_us=(20.0, 40.0, 30.0), completion_us=(30.0, 60.0, 45.0), calls=1)
-    ours = Column("filter_jit", 30.0, 45.0, Quartiles(2.0, 3.0, 4.0), ones, samples)
-    parts = _profile.split(ours)
-    assert parts.jax_us == pytest.approx(10)
-    assert parts.ours_us == pytest.approx(20)
-    assert parts.rest_us == pytest.approx(15)
-    assert parts.total_us == pytest.approx(45)
