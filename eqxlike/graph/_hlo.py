@@ -12,12 +12,9 @@ _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) (?:\(.*\) ->
 _CALLED = re.compile(r"\bcalls=%?([\w.\-]+)")
 _FUSION = re.compile(r"\bkind=(\w+)")
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
-_ESCAPED = re.compile(rb"\\([0-7]{3}|.)")
 _PARAMETER = re.compile(r" parameter\((\d+)\)")
 _ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{[\d, ]*\}")
 _STABLEHLO = re.compile(r'(?:= |^\s+)"?(?:stablehlo|chlo)\.(\w+)', re.MULTILINE)
-
-_CONTROL = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 BOOKKEEPING = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "call", "after-all"}
@@ -25,7 +22,6 @@ BOOKKEEPING = frozenset(
 """Instructions that compute nothing."""
 
 _NO_OPERATIONS = frozenset({"constant", "return"})
-
 
 Kinds = Mapping[str, int]
 """How many operations there are of each kind, most first."""
@@ -73,13 +69,8 @@ def instructions_in(text: str) -> list[Instruction]:
 
 
 def _unescaped(text: str) -> str:
-    """A text that XLA has written with the escapes of C."""
-    return _ESCAPED.sub(_escaped, text.encode()).decode(errors="replace")
-
-
-def _escaped(match: re.Match[bytes]) -> bytes:
-    code = match[1]
-    return bytes([int(code, 8)]) if code.isdigit() else _CONTROL.get(code, code)
+    """A text that XLA has written with the escapes of C, those of bytes among them."""
+    return text.encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
 
 
 def kinds_of(instructions: Iterable[Instruction]) -> Kinds:

@@ -153,8 +153,8 @@ class Arguments(NamedTuple):
         while stack:
             path, (outline, forms) = stack.pop()
             if outline.kind == "node":
-                parts = outline.parts(forms)
-                stack += [(path + name, part) for name, part in parts.items()][::-1]
+                rows = zip(outline.child_names(), outline.parts(forms), strict=True)
+                stack += [(path + name, part) for name, part in rows][::-1]
             else:
                 found[path] = str(forms[0]) if outline.kind == "array" else outline.text
         return found
@@ -180,9 +180,14 @@ def find_differences(before: Arguments, after: Arguments) -> Iterator[TraceDiffe
             yield _between_types(path, old, new)
         else:
             parts, others = first.parts(forms), second.parts(other_forms)
+            rows = zip(first.child_names(), parts, others, strict=False)
+            if first.names != second.names:
+                by_name = dict(zip(first.child_names(), parts, strict=True))
+                others_by_name = dict(zip(second.child_names(), others, strict=True))
+                names = {**by_name, **others_by_name}
+                rows = [(name, by_name.get(name), others_by_name.get(name)) for name in names]
             below = []
-            for name in {**parts, **others}:
-                part, other = parts.get(name), others.get(name)
+            for name, part, other in rows:
                 if part is None or other is None:
                     found = _describe(part), _describe(other)
                     yield _difference(path + name, "structure", *found)

@@ -101,11 +101,11 @@ class Outline:
         names = self.names
         return (f"[{i}]" for i in range(len(self.children))) if names is None else names
 
-    def parts(self, forms: tuple[_Form, ...]) -> dict[str, tuple["Outline", tuple[_Form, ...]]]:
-        """The children by name, each with those of the forms of all arrays that are its own."""
-        found, start = {}, 0
-        for name, child in zip(self.child_names(), self.children, strict=True):
-            found[name] = child, forms[start : start + child.num_arrays]
+    def parts(self, forms: tuple[_Form, ...]) -> list[tuple["Outline", tuple[_Form, ...]]]:
+        """The children, each with those of the forms of all arrays that are its own."""
+        found, start = [], 0
+        for child in self.children:
+            found.append((child, forms[start : start + child.num_arrays]))
             start += child.num_arrays
         return found
 
