@@ -78,6 +78,44 @@ def breakpoint_if(pred: Bool[Array, "..."], **kwargs: Any) -> None:
 # --- Announcements of the transformations that a value goes through, as they happen ---
 
 
+def announce_transform(
+    x: PyTree,
+    name: Any = None,
+    intermediates: bool = False,
+    announce: Callable[[str], Any] = print,
+) -> PyTree:
+    """The identity; says which JAX transformations are applied to `x`, as that happens.
+
+    A line is a chain such as `jvp_t:transpose:vmap:mlir`, read from left to right: the tangents
+    (`jvp_t`; the primals are `jvp_p`) were transposed, vectorised and lowered. Chains end where
+    JAX does something with the output: `impl` evaluates it, `abstract` works out shapes while
+    tracing, `mlir` lowers it for the compiler. What is compiled already announces nothing.
+
+    **Arguments:**
+
+    - `x`: any pytree. Leaves that are no arrays are passed through.
+    - `name`: if not `None`, stands in brackets before each chain.
+    - `intermediates`: whether to announce each transformation also at the moment it is applied,
+      when the chain has not met its end yet.
+    - `announce`: called with each line.
+
+    **Returns:** `x`.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> def double(x):
+        ...     return 2 * eqx.debug.announce_transform(x, name="x")
+        >>> print(jax.jit(jax.vmap(double))(jnp.arange(3)))
+        (x) vmap:abstract
+        (x) vmap:mlir
+        [0 2 4]
+    """
+    arrays, rest = split(x)
+    announcer = _Announcer(name, intermediates, announce)
+    return rest.merge(_bind(arrays, announcer))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Announcer:
     """The options of one call of `announce_transform`.
@@ -149,41 +187,3 @@ ad.primitive_transposes[_announce_p] = _pull_back
 batching.primitive_batchers[_announce_p] = _batch
 _announced = _identity("mlir")
 mlir.register_lowering(_announce_p, lambda _, *values, **params: _announced(*values, **params))
-
-
-def announce_transform(
-    x: PyTree,
-    name: Any = None,
-    intermediates: bool = False,
-    announce: Callable[[str], Any] = print,
-) -> PyTree:
-    """The identity; says which JAX transformations are applied to `x`, as that happens.
-
-    A line is a chain such as `jvp_t:transpose:vmap:mlir`, read from left to right: the tangents
-    (`jvp_t`; the primals are `jvp_p`) were transposed, vectorised and lowered. Chains end where
-    JAX does something with the output: `impl` evaluates it, `abstract` works out shapes while
-    tracing, `mlir` lowers it for the compiler. What is compiled already announces nothing.
-
-    **Arguments:**
-
-    - `x`: any pytree. Leaves that are no arrays are passed through.
-    - `name`: if not `None`, stands in brackets before each chain.
-    - `intermediates`: whether to announce each transformation also at the moment it is applied,
-      when the chain has not met its end yet.
-    - `announce`: called with each line.
-
-    **Returns:** `x`.
-
-    !!! example
-
-        >>> import eqxlike as eqx, jax, jax.numpy as jnp
-        >>> def double(x):
-        ...     return 2 * eqx.debug.announce_transform(x, name="x")
-        >>> print(jax.jit(jax.vmap(double))(jnp.arange(3)))
-        (x) vmap:abstract
-        (x) vmap:mlir
-        [0 2 4]
-    """
-    arrays, rest = split(x)
-    announcer = _Announcer(name, intermediates, announce)
-    return rest.merge(_bind(arrays, announcer))

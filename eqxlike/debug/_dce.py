@@ -17,69 +17,6 @@ from .._dtypes import is_key
 from .._pytree import is_array, tree_pformat
 
 
-class _Leaf:
-    """Represents a leaf, array or not, in the printed tree, as the text it holds."""
-
-    def __init__(self, text: str):
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-class _Entry:
-    """One call of `store_dce`. Holds no leaf of its argument, so that it may be kept for good."""
-
-    def __init__(self, x: PyTree):
-        self.tree = jtu.tree_map(
-            lambda leaf: _Leaf("<DCE'd>" if is_array(leaf) else tree_pformat(leaf)), x
-        )
-        self.has_run = False
-
-    def note_run(self) -> None:
-        self.has_run = True
-
-
-_entries: dict[Hashable, list[_Entry]] = {}
-_lock = threading.Lock()
-
-# The identity of one array. When its output is used, `leaf` takes the text of its shape.
-_watch_p = Primitive("store_dce")
-_watch_p.def_impl(lambda array, *, leaf: array)
-_watch_p.def_abstract_eval(lambda shape, *, leaf: shape)
-
-
-def _run_watched(array: jax.Array, *, leaf: _Leaf) -> jax.Array:
-    text = tree_pformat(jax.ShapeDtypeStruct(array.shape, array.dtype), struct_as_array=True)
-
-    def note() -> np.ndarray:
-        leaf.text = text
-        return np.ones((), bool)
-
-    # A choice that the compiler cannot foresee. So it calls back if and only if it needs the
-    # output, and the array itself stays on its device.
-    is_used = jax.pure_callback(note, jax.ShapeDtypeStruct((), bool))
-    if not is_key(array):
-        return _choose(is_used, array)
-    data = _choose(is_used, jax.random.key_data(array))
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
-
-
-def _choose(is_used: jax.Array, array: jax.Array) -> jax.Array:
-    # Not between `array` and a constant: an array of that constant would leave no choice.
-    return jnp.where(is_used, array, jnp.broadcast_to(is_used.astype(array.dtype), array.shape))
-
-
-def _apply_to_both(arrays: Any, others: Any, *, leaf: _Leaf) -> tuple[Any, Any]:
-    """The rule of forward mode and of `vmap`: tangents, or axes, stay as they are."""
-    return _watch_p.bind(*arrays, leaf=leaf), *others
-
-
-ad.primitive_jvps[_watch_p] = _apply_to_both
-batching.primitive_batchers[_watch_p] = _apply_to_both
-mlir.register_lowering(_watch_p, mlir.lower_fun(_run_watched, multiple_results=False))
-
-
 def store_dce(x: PyTree, name: Hashable = None) -> PyTree:
     """The identity, inside a jit; records which arrays of `x` the compiled program makes use of.
 
@@ -166,3 +103,69 @@ def _check_name(name: Any) -> None:
         raise TypeError(
             f"The `name` of a call of `store_dce` must be hashable; {name!r} is not ({error})."
         ) from None
+
+
+# --- What is recorded, and the primitive that records it ---
+
+
+class _Leaf:
+    """Represents a leaf, array or not, in the printed tree, as the text it holds."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class _Entry:
+    """One call of `store_dce`. Holds no leaf of its argument, so that it may be kept for good."""
+
+    def __init__(self, x: PyTree):
+        self.tree = jtu.tree_map(
+            lambda leaf: _Leaf("<DCE'd>" if is_array(leaf) else tree_pformat(leaf)), x
+        )
+        self.has_run = False
+
+    def note_run(self) -> None:
+        self.has_run = True
+
+
+_entries: dict[Hashable, list[_Entry]] = {}
+_lock = threading.Lock()
+
+# The identity of one array. When its output is used, `leaf` takes the text of its shape.
+_watch_p = Primitive("store_dce")
+_watch_p.def_impl(lambda array, *, leaf: array)
+_watch_p.def_abstract_eval(lambda shape, *, leaf: shape)
+
+
+def _run_watched(array: jax.Array, *, leaf: _Leaf) -> jax.Array:
+    text = tree_pformat(jax.ShapeDtypeStruct(array.shape, array.dtype), struct_as_array=True)
+
+    def note() -> np.ndarray:
+        leaf.text = text
+        return np.ones((), bool)
+
+    # A choice that the compiler cannot foresee. So it calls back if and only if it needs the
+    # output, and the array itself stays on its device.
+    is_used = jax.pure_callback(note, jax.ShapeDtypeStruct((), bool))
+    if not is_key(array):
+        return _choose(is_used, array)
+    data = _choose(is_used, jax.random.key_data(array))
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+
+
+def _choose(is_used: jax.Array, array: jax.Array) -> jax.Array:
+    # Not between `array` and a constant: an array of that constant would leave no choice.
+    return jnp.where(is_used, array, jnp.broadcast_to(is_used.astype(array.dtype), array.shape))
+
+
+def _apply_to_both(arrays: Any, others: Any, *, leaf: _Leaf) -> tuple[Any, Any]:
+    """The rule of forward mode and of `vmap`: tangents, or axes, stay as they are."""
+    return _watch_p.bind(*arrays, leaf=leaf), *others
+
+
+ad.primitive_jvps[_watch_p] = _apply_to_both
+batching.primitive_batchers[_watch_p] = _apply_to_both
+mlir.register_lowering(_watch_p, mlir.lower_fun(_run_watched, multiple_results=False))

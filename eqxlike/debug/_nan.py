@@ -19,6 +19,76 @@ from .._partition import Rest, split
 from .._pytree import tree_pformat
 from .._transforms import branched_error_if
 
+
+def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
+    """The identity; prints the cotangents of `x` in the backward pass, and stops at NaN in them.
+
+    Printed with them are the primals, the values of `x`; under `jax.vmap` once for each member of
+    the batch. Forward passes print nothing.
+
+    **Arguments:**
+
+    - `x`: any pytree. Cotangents of what is not differentiated are printed as `None`.
+    - `name`: if not `None`, is printed above.
+    - `terminate`: whether to raise an error, as `eqxlike.error_if` does, if a cotangent has NaN.
+
+    **Returns:** `x`.
+
+    **Raises:** during the backward pass what `eqxlike.error_if` raises, naming the path in `x` of
+    the first leaf whose cotangent has NaN.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> def norm(x):
+        ...     square = eqx.debug.backward_nan(jnp.sum(x**2), name="square", terminate=False)
+        ...     return jnp.where(square > 0, jnp.sqrt(square), 0.0)
+        >>> gradient = jax.grad(norm)(jnp.zeros(2))
+        square:
+           primals=Array(0., dtype=float32)
+        cotangents=Array(nan, dtype=float32)
+               NaN in cotangents
+    """
+    arrays, rest = split(x)
+    code, line = sys._getframe(1).f_code, sys._getframe(1).f_lineno
+    called_at = f"{code.co_filename}:{line} in {code.co_qualname}"
+
+    @jax.custom_jvp
+    def identity(arrays: list[Array]) -> list[Array]:
+        return arrays
+
+    def push_forward(primals: Any, tangents: Any) -> tuple[list[Array], list[Any]]:
+        ((arrays,), (tangents,)) = primals, tangents
+        tangents = list(tangents)
+        differentiated = [n for n, tangent in enumerate(tangents) if _is_nonzero(tangent)]
+        shown = [_without_key_dtype(array) for array in arrays]
+        watch = _Watch(name, called_at, terminate, rest, len(arrays), differentiated)
+        watched = _carry_p.bind(
+            *shown,
+            *(tangents[number] for number in differentiated),
+            num_primals=len(shown),
+            check=watch.check,
+        )
+        for number, tangent in zip(differentiated, watched, strict=True):
+            tangents[number] = tangent
+        return identity(arrays), tangents
+
+    identity.defjvp(push_forward, symbolic_zeros=True)
+    return rest.merge(identity(arrays))
+
+
+def _is_nonzero(tangent: Any) -> bool:
+    """Whether JAX does not know it to be zero; those of integers it always does."""
+    return type(tangent) is not SymbolicZero and tangent.dtype != jax.dtypes.float0
+
+
+def _without_key_dtype(array: Array) -> Array:
+    return jax.random.key_data(array) if is_key(array) else array
+
+
+# --- The identity whose transpose checks the cotangents ---
+
+
 Cotangents = list[Array | None]
 Check = Callable[[list[Array], Cotangents], Cotangents]
 
@@ -151,69 +221,3 @@ def _locate_nan(array: Any) -> str:
 
 def _show(tree: PyTree) -> str:
     return tree_pformat(tree, short_arrays=False)
-
-
-def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
-    """The identity; prints the cotangents of `x` in the backward pass, and stops at NaN in them.
-
-    Printed with them are the primals, the values of `x`; under `jax.vmap` once for each member of
-    the batch. Forward passes print nothing.
-
-    **Arguments:**
-
-    - `x`: any pytree. Cotangents of what is not differentiated are printed as `None`.
-    - `name`: if not `None`, is printed above.
-    - `terminate`: whether to raise an error, as `eqxlike.error_if` does, if a cotangent has NaN.
-
-    **Returns:** `x`.
-
-    **Raises:** during the backward pass what `eqxlike.error_if` raises, naming the path in `x` of
-    the first leaf whose cotangent has NaN.
-
-    !!! example
-
-        >>> import eqxlike as eqx, jax, jax.numpy as jnp
-        >>> def norm(x):
-        ...     square = eqx.debug.backward_nan(jnp.sum(x**2), name="square", terminate=False)
-        ...     return jnp.where(square > 0, jnp.sqrt(square), 0.0)
-        >>> gradient = jax.grad(norm)(jnp.zeros(2))
-        square:
-           primals=Array(0., dtype=float32)
-        cotangents=Array(nan, dtype=float32)
-               NaN in cotangents
-    """
-    arrays, rest = split(x)
-    code, line = sys._getframe(1).f_code, sys._getframe(1).f_lineno
-    called_at = f"{code.co_filename}:{line} in {code.co_qualname}"
-
-    @jax.custom_jvp
-    def identity(arrays: list[Array]) -> list[Array]:
-        return arrays
-
-    def push_forward(primals: Any, tangents: Any) -> tuple[list[Array], list[Any]]:
-        ((arrays,), (tangents,)) = primals, tangents
-        tangents = list(tangents)
-        differentiated = [n for n, tangent in enumerate(tangents) if _is_nonzero(tangent)]
-        shown = [_without_key_dtype(array) for array in arrays]
-        watch = _Watch(name, called_at, terminate, rest, len(arrays), differentiated)
-        watched = _carry_p.bind(
-            *shown,
-            *(tangents[number] for number in differentiated),
-            num_primals=len(shown),
-            check=watch.check,
-        )
-        for number, tangent in zip(differentiated, watched, strict=True):
-            tangents[number] = tangent
-        return identity(arrays), tangents
-
-    identity.defjvp(push_forward, symbolic_zeros=True)
-    return rest.merge(identity(arrays))
-
-
-def _is_nonzero(tangent: Any) -> bool:
-    """Whether JAX does not know it to be zero; those of integers it always does."""
-    return type(tangent) is not SymbolicZero and tangent.dtype != jax.dtypes.float0
-
-
-def _without_key_dtype(array: Array) -> Array:
-    return jax.random.key_data(array) if is_key(array) else array

@@ -42,6 +42,64 @@ _EFFECTS = ("device_put", "infeed", "outfeed", "copy_to_host_async", "debug_prin
 """Besides callbacks. `check` is that of `error_if`."""
 
 
+def report(
+    function: Callable[..., Any], /, *args: Any, gradient: bool = False, **kwargs: Any
+) -> "Report":
+    """What JAX and XLA make of `function(*args, **kwargs)`; it is compiled, and not run.
+
+    Operations belong to layers by the path from the argument on, as `model.layers[0]`, or from the
+    class on where the function is itself a Module. A layer that was rebuilt inside the function in
+    a way that hides where it came from, as `jax.grad` does with several of one form, has the name
+    of its class. Scopes of `jax.named_scope` count as layers.
+
+    **Arguments:**
+
+    - `function`: any callable: a function, a Module, what `filter_jit` or `jax.jit` returned, whose
+      options stay, a step of `train.make_step`.
+    - `*args`, `**kwargs`: what to call it with. A `jax.ShapeDtypeStruct` may stand for an array.
+    - `gradient`: whether to report on the gradient too: of all floating-point outputs, with
+      cotangents of ones, by the arrays of a Module, or by those of the first argument.
+
+    **Returns:** a `Report`.
+
+    **Raises:** `TypeError` if `function` is not callable; `ValueError` if it cannot be traced for
+    these arguments, with the reason in one line; and with `gradient=True` if there is no
+    floating-point array to differentiate, or by which.
+
+    !!! example
+
+        >>> import jax, jax.numpy as jnp
+        >>> from eqxlike import graph, nn
+        >>> model = nn.Linear(8, 4, key=jax.random.key(0))
+        >>> found = graph.report(model, jax.ShapeDtypeStruct((8,), jnp.float32))
+        >>> for row in found.layers[1:]:
+        ...     print(row.name, row.operations, row.flops)
+        Linear 2 68
+    """
+    if not callable(function):
+        raise TypeError(
+            f"graph.report expects a function, and then its arguments; it got {function!r:.60}, of "
+            f"type {type(function).__name__}."
+        )
+    found = _report_on(_traced(function, args, kwargs))
+    if not gradient:
+        return found
+    of_gradient, of_stored, arguments = _gradient_of(function, args)
+    backward = _report_on(_traced(of_gradient, arguments, kwargs, "the gradient of "))
+    stored_program = _traced(of_stored, arguments, kwargs, "the gradient of ").traced
+    outputs = [each.aval for each in stored_program.jaxpr.jaxpr.outvars]
+    stored = stored_in(
+        program_of(stored_program.jaxpr),
+        [(type_of(each), num_bytes_of(each)) for each in outputs],
+    )
+    return dataclasses.replace(
+        found,
+        gradient=backward,
+        stored=stored,
+        sides=sides(found.program, backward.program, stored),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Compiled:
     """What XLA was given, and what it made of it.
@@ -245,64 +303,6 @@ def _plain(value: Any) -> Any:
     return {name: _plain(getattr(value, name)) for name in names if name not in _NOT_IN_JSON}
 
 
-def report(
-    function: Callable[..., Any], /, *args: Any, gradient: bool = False, **kwargs: Any
-) -> Report:
-    """What JAX and XLA make of `function(*args, **kwargs)`; it is compiled, and not run.
-
-    Operations belong to layers by the path from the argument on, as `model.layers[0]`, or from the
-    class on where the function is itself a Module. A layer that was rebuilt inside the function in
-    a way that hides where it came from, as `jax.grad` does with several of one form, has the name
-    of its class. Scopes of `jax.named_scope` count as layers.
-
-    **Arguments:**
-
-    - `function`: any callable: a function, a Module, what `filter_jit` or `jax.jit` returned, whose
-      options stay, a step of `train.make_step`.
-    - `*args`, `**kwargs`: what to call it with. A `jax.ShapeDtypeStruct` may stand for an array.
-    - `gradient`: whether to report on the gradient too: of all floating-point outputs, with
-      cotangents of ones, by the arrays of a Module, or by those of the first argument.
-
-    **Returns:** a `Report`.
-
-    **Raises:** `TypeError` if `function` is not callable; `ValueError` if it cannot be traced for
-    these arguments, with the reason in one line; and with `gradient=True` if there is no
-    floating-point array to differentiate, or by which.
-
-    !!! example
-
-        >>> import jax, jax.numpy as jnp
-        >>> from eqxlike import graph, nn
-        >>> model = nn.Linear(8, 4, key=jax.random.key(0))
-        >>> found = graph.report(model, jax.ShapeDtypeStruct((8,), jnp.float32))
-        >>> for row in found.layers[1:]:
-        ...     print(row.name, row.operations, row.flops)
-        Linear 2 68
-    """
-    if not callable(function):
-        raise TypeError(
-            f"graph.report expects a function, and then its arguments; it got {function!r:.60}, of "
-            f"type {type(function).__name__}."
-        )
-    found = _report_on(traced(function, args, kwargs))
-    if not gradient:
-        return found
-    of_gradient, of_stored, arguments = gradient_of(function, args)
-    backward = _report_on(traced(of_gradient, arguments, kwargs, "the gradient of "))
-    stored_program = traced(of_stored, arguments, kwargs, "the gradient of ").traced
-    outputs = [each.aval for each in stored_program.jaxpr.jaxpr.outvars]
-    stored = stored_in(
-        program_of(stored_program.jaxpr),
-        [(type_of(each), num_bytes_of(each)) for each in outputs],
-    )
-    return dataclasses.replace(
-        found,
-        gradient=backward,
-        stored=stored,
-        sides=sides(found.program, backward.program, stored),
-    )
-
-
 def _report_on(again: FreshTrace) -> Report:
     start_s = time.perf_counter()
     compiled = _compile(again.lowered)
@@ -418,7 +418,7 @@ def _constants(program: Program) -> tuple[Constant, ...]:
 # --- A function traced and lowered for a report, or one clear line that says why not ---
 
 
-def traced(
+def _traced(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str = ""
 ) -> FreshTrace:
     """`function` as it is traced for these arguments.
@@ -428,22 +428,22 @@ def traced(
     try:
         if isinstance(function, PjitFunction):
             return _of_jax(function, args, kwargs)
-        return fresh_trace(function, args, kwargs)._replace(name=name_of(function))
+        return fresh_trace(function, args, kwargs)._replace(name=_name_of(function))
     except Exception as error:
         reason = " ".join([type(error).__name__ + ":", *str(error).strip().splitlines()[:1]])
         reason = reason.rstrip(".:") + "."
         raise ValueError(
-            f"graph.report could not trace {what}{name_of(function)}: {reason}"
+            f"graph.report could not trace {what}{_name_of(function)}: {reason}"
             f"{_others(function, args, kwargs)}"
         ) from error
 
 
-def name_of(function: Any) -> str:
+def _name_of(function: Any) -> str:
     """The name of a function; of a Module that of its class."""
     while isinstance(function, Wrapper):
         function = function.__wrapped__
     if isinstance(function, functools.partial):
-        return name_of(function.func)
+        return _name_of(function.func)
     return getattr(function, "__name__", type(function).__name__)
 
 
@@ -459,7 +459,7 @@ def _of_jax(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fre
     if len(paths) != len(jaxpr.invars):
         paths = [f"array {index}" for index in range(len(jaxpr.invars))]
     times = traced_s - start_s, lowered_s - traced_s
-    return FreshTrace(name_of(function), found, lowered, tuple(paths), *times)
+    return FreshTrace(_name_of(function), found, lowered, tuple(paths), *times)
 
 
 def _others(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -481,7 +481,7 @@ def _others(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str
 # --- The programs of a function and of its gradient ---
 
 
-def gradient_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
+def _gradient_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
     """A function that computes the output of `function` and its gradient, and one that computes
     what the way there stores for the way back.
 
@@ -494,13 +494,13 @@ def gradient_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, tuple[A
     if not is_model and not args:
         raise ValueError(
             "graph.report(gradient=True) differentiates a Module by its arrays and a function by "
-            f"its first argument: give {name_of(function)} one."
+            f"its first argument: give {_name_of(function)} one."
         )
     subject = function if is_model else args[0]
     if not any(map(_is_inexact, jtu.tree_leaves(subject))):
         raise ValueError(
             "graph.report(gradient=True) differentiates by floating-point arrays, and the first "
-            f"argument of {name_of(function)}, of type {type(subject).__name__}, has none: "
+            f"argument of {_name_of(function)}, of type {type(subject).__name__}, has none: "
             f"{jtu.tree_leaves(subject)!r:.80}."
         )
 
@@ -517,20 +517,22 @@ def gradient_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, tuple[A
         outputs, pull_back = jax.vjp(of_arrays, arrays)
         if not outputs:
             raise ValueError(
-                f"{name_of(function)} returns no floating-point array to differentiate"
+                f"{_name_of(function)} returns no floating-point array to differentiate"
             )
         return outputs, pull_back
 
-    def gradient(*arguments: Any, **kwargs: Any) -> Any:
-        outputs, pull_back = pulled_back(*arguments, **kwargs)
-        return outputs, pull_back([jnp.ones_like(each) for each in outputs])
+    def program(of: Callable[[list[Any], Any], Any]) -> Any:
+        def new(*arguments: Any, **kwargs: Any) -> Any:
+            return of(*pulled_back(*arguments, **kwargs))
 
-    def stored(*arguments: Any, **kwargs: Any) -> list[Any]:
-        _, pull_back = pulled_back(*arguments, **kwargs)
-        return list(filter(is_array, jtu.tree_leaves(pull_back)))
+        return _like(function, new, is_model)
 
     arguments = (function, *args) if is_model else args
-    return _like(function, gradient, is_model), _like(function, stored, is_model), arguments
+    return (
+        program(lambda outputs, pull_back: (outputs, pull_back(list(map(jnp.ones_like, outputs))))),
+        program(lambda _, pull_back: list(filter(is_array, jtu.tree_leaves(pull_back)))),
+        arguments,
+    )
 
 
 _LEFT_OUT = object()
@@ -542,7 +544,7 @@ def _is_inexact(leaf: Any) -> bool:
 
 def _like(function: Any, new: Callable[..., Any], is_model: bool) -> Any:
     """`new` with the name and parameters of `function`; a model itself is the first of these."""
-    name = name_of(function)
+    name = _name_of(function)
     new.__name__ = new.__qualname__ = name
     try:
         # A default that is filled in is passed on, which not every function takes.

@@ -8,79 +8,6 @@ import jax
 
 from ._outline import FROZEN, Outline
 
-_ADVICE = {
-    "shape": (
-        "A shape is part of a compiled function. Keep shapes as they are from call to call: drop "
-        "the last batch if it is smaller, or pad it."
-    ),
-    "dtype": (
-        "A dtype is part of a compiled function. Cast the array before the call, as in "
-        "`x.astype(jnp.float32)`."
-    ),
-    "64 bits": (
-        "A dtype is part of a compiled function. NumPy has 64 bits where JAX has 32: give the "
-        "dtype where the array is made, as in `np.zeros(3, np.float32)`, or cast it before."
-    ),
-    "weak type": (
-        "An array is of weak type if it was made of Python numbers alone. Give it a dtype, as in "
-        "`jnp.asarray(0.1, dtype=jnp.float32)`."
-    ),
-    "sharding": (
-        "How an array is sharded over a mesh is part of a compiled function. Place it the same way "
-        "before each call, by `jax.device_put` or `eqxlike.filter_shard`."
-    ),
-    "type": "JAX tells these types of arrays apart. Pass the same one at each call.",
-    "number": (
-        "What is no array is static: each new number is compiled for. If the function only "
-        "computes with it, pass an array, as in `jnp.asarray(0.1, dtype=jnp.float32)`."
-    ),
-    "function": (
-        "A function is compared by identity: one that is defined again at each call is compiled "
-        "for at each call. Define it once, outside of the loop."
-    ),
-    "object": (
-        "This object is compared by identity. Pass the same one at each call, or give its class "
-        "`__eq__` and `__hash__`, as `@dataclasses.dataclass(frozen=True)` does; if it holds "
-        "arrays, make it an `eqxlike.Module`."
-    ),
-    "value": (
-        "What is no array is static: each new value is compiled for. Pass the same few values, or "
-        "an array where the function only computes with it."
-    ),
-    "field": (
-        "A static field is part of a compiled function: each new value is compiled for. Leave it "
-        "as it is, or, for a number, let the field hold an array and be no `static=True`."
-    ),
-    "array": (
-        "An array is traced, and what is no array is static. Pass an array at each call, or at "
-        "none: `jnp.asarray(0.1, dtype=jnp.float32)` makes one of a number."
-    ),
-    "length": (
-        "How many elements there are is part of a compiled function. Keep the length, or stack the "
-        "elements in one array."
-    ),
-    "structure": (
-        "The structure of the arguments is part of a compiled function. Pass the same types with "
-        "the same keys at each call, and an array of zeros where there is nothing to pass."
-    ),
-    "frozen": (
-        "What is frozen is part of a compiled function. Freeze it before the loop, and pass a "
-        "model with the same arrays frozen at each call."
-    ),
-    "class": (
-        "Classes are compared by identity. Define the class once: running its definition again "
-        "makes another one."
-    ),
-    "setting": (
-        "Settings of JAX are part of a compiled function. Choose them once, at the start of the "
-        "program, or always call the function under the same ones."
-    ),
-    "definition": (
-        "Each function is compiled by itself. Define and wrap it once, outside of the loop or the "
-        "function that calls it."
-    ),
-}
-
 
 class TraceDifference(NamedTuple):
     """One thing that differs between two traces.
@@ -242,9 +169,9 @@ def _between_types(path: str, before: _Part, after: _Part) -> TraceDifference:
     first, second = before[0], after[0]
     other = _describe(after)
     advice = "structure"
-    if {first.kind, second.kind} == {"array", "static"}:
-        advice = "array"
-    elif first.kind == second.kind and first.text == second.text:
+    if first.kind != second.kind:
+        advice = "structure" if "node" in (first.kind, second.kind) else "array"
+    elif first.text == second.text:
         advice = "length"
         if first.fingerprint != second.fingerprint:
             advice, other = "class", f"another class {other}"
@@ -271,6 +198,80 @@ def _difference(
     path: str, what: str, before: Any, after: Any, *, advice: str | None = None
 ) -> TraceDifference:
     return TraceDifference(path, what, before, after, _ADVICE[advice or what])
+
+
+_ADVICE = {
+    "shape": (
+        "A shape is part of a compiled function. Keep shapes as they are from call to call: drop "
+        "the last batch if it is smaller, or pad it."
+    ),
+    "dtype": (
+        "A dtype is part of a compiled function. Cast the array before the call, as in "
+        "`x.astype(jnp.float32)`."
+    ),
+    "64 bits": (
+        "A dtype is part of a compiled function. NumPy has 64 bits where JAX has 32: give the "
+        "dtype where the array is made, as in `np.zeros(3, np.float32)`, or cast it before."
+    ),
+    "weak type": (
+        "An array is of weak type if it was made of Python numbers alone. Give it a dtype, as in "
+        "`jnp.asarray(0.1, dtype=jnp.float32)`."
+    ),
+    "sharding": (
+        "How an array is sharded over a mesh is part of a compiled function. Place it the same way "
+        "before each call, by `jax.device_put` or `eqxlike.filter_shard`."
+    ),
+    "type": "JAX tells these types of arrays apart. Pass the same one at each call.",
+    "number": (
+        "What is no array is static: each new number is compiled for. If the function only "
+        "computes with it, pass an array, as in `jnp.asarray(0.1, dtype=jnp.float32)`."
+    ),
+    "function": (
+        "A function is compared by identity: one that is defined again at each call is compiled "
+        "for at each call. Define it once, outside of the loop."
+    ),
+    "object": (
+        "This object is compared by identity. Pass the same one at each call, or give its class "
+        "`__eq__` and `__hash__`, as `@dataclasses.dataclass(frozen=True)` does; if it holds "
+        "arrays, make it an `eqxlike.Module`."
+    ),
+    "value": (
+        "What is no array is static: each new value is compiled for. Pass the same few values, or "
+        "an array where the function only computes with it."
+    ),
+    "field": (
+        "A static field is part of a compiled function: each new value is compiled for. Leave it "
+        "as it is, or, for a number, let the field hold an array and be no `static=True`."
+    ),
+    "array": (
+        "An array is traced, and what is no array is static. Pass an array at each call, or at "
+        "none: `jnp.asarray(0.1, dtype=jnp.float32)` makes one of a number."
+    ),
+    "length": (
+        "How many elements there are is part of a compiled function. Keep the length, or stack the "
+        "elements in one array."
+    ),
+    "structure": (
+        "The structure of the arguments is part of a compiled function. Pass the same types with "
+        "the same keys at each call, and an array of zeros where there is nothing to pass."
+    ),
+    "frozen": (
+        "What is frozen is part of a compiled function. Freeze it before the loop, and pass a "
+        "model with the same arrays frozen at each call."
+    ),
+    "class": (
+        "Classes are compared by identity. Define the class once: running its definition again "
+        "makes another one."
+    ),
+    "setting": (
+        "Settings of JAX are part of a compiled function. Choose them once, at the start of the "
+        "program, or always call the function under the same ones."
+    ),
+    "definition": (
+        "Each function is compiled by itself. Define and wrap it once, outside of the loop or the "
+        "function that calls it."
+    ),
+}
 
 
 # --- What JAX knows of an array when it traces, and the settings on which a trace depends ---
