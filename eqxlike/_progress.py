@@ -1,10 +1,10 @@
-"""How far a run is: a bar on a terminal, lines of text elsewhere."""
+"""Displays of progress: a bar on a terminal, by rich or tqdm, lines of text elsewhere."""
 
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 OnStep = Callable[[int, str], None]
 """Called with the number of steps that are done, and what to say of the last."""
@@ -42,7 +42,7 @@ def run_progress(
     """The same for any run, with a text of one's own for each step."""
     output: TextIO = sys.stderr if stream is None else stream
     if output.isatty() and is_installed("rich"):
-        with rich_bars(output, "{task.fields[text]}") as bars:
+        with _rich_bars(output, "{task.fields[text]}") as bars:
             task = bars.add_task(label, total=num_steps, text="-")
             yield lambda step, text: bars.update(task, completed=step, text=text)
         return
@@ -58,12 +58,85 @@ def run_progress(
     yield on_step
 
 
+# --- A loop in a compiled program, which says by itself when it is to be shown ---
+
+
+class Lines:
+    """Shows how far one loop is: prints a line each time.
+
+    **Arguments:**
+
+    - `total`: the number of its steps, or `None`.
+    """
+
+    def __init__(self, total: int | None, description: str, stream: TextIO):
+        self._stream = stream
+
+    def show(self, done: int, line: str) -> None:
+        """Shows that so many steps are done, which the line says in words."""
+        print(line, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Shows nothing from now on."""
+
+
+class _Tqdm(Lines):
+    """A bar by tqdm."""
+
+    def __init__(self, total: int | None, description: str, stream: TextIO):
+        import tqdm
+
+        # When to draw is decided elsewhere.
+        self._bar = tqdm.tqdm(total=total, desc=description or None, file=stream, mininterval=0)
+
+    def show(self, done: int, line: str) -> None:
+        if done <= self._bar.n:
+            self._bar.reset()
+        self._bar.n = done
+        self._bar.refresh()
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class _Rich(Lines):
+    """A bar by rich. All those on one stream are drawn together."""
+
+    _together: ClassVar[dict[TextIO, Any]] = {}
+
+    def __init__(self, total: int | None, description: str, stream: TextIO):
+        super().__init__(total, description, stream)
+        if stream not in self._together:
+            self._together[stream] = _rich_bars(stream, auto_refresh=False)
+            self._together[stream].start()
+        self._bars = self._together[stream]
+        self._task = self._bars.add_task(description, total=total)
+        self._bars.refresh()
+        self._done = 0
+
+    def show(self, done: int, line: str) -> None:
+        if done <= self._done:
+            self._bars.reset(self._task)
+        self._done = done
+        self._bars.update(self._task, completed=done)
+        self._bars.refresh()
+
+    def close(self) -> None:
+        self._bars.stop_task(self._task)
+        if all(task.stop_time is not None for task in self._bars.tasks):
+            self._bars.stop()
+            self._together.pop(self._stream, None)
+
+
+DISPLAYS = {"rich": _Rich, "tqdm": _Tqdm, "lines": Lines}
+
+
 def is_installed(name: str) -> bool:
     """Whether a package can be imported."""
     return importlib.util.find_spec(name) is not None
 
 
-def rich_bars(stream: TextIO, text: str | None = None, **options: Any) -> Any:
+def _rich_bars(stream: TextIO, text: str | None = None, **options: Any) -> Any:
     """The bars of one `rich.progress.Progress`, each with a text, or with the time that passed."""
     from rich import progress as rich
     from rich.console import Console

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, TextIO
+from typing import Any, Literal, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from .._module import Module, field
 from .._numbers import real_number, whole_number
-from .._progress import is_installed, rich_bars
+from .._progress import DISPLAYS, Lines, is_installed
 from .._pytree import describe_node, is_array_like
 from ._carry import take_arrays
 from ._flat._batched import unvmap_any, unvmap_max
@@ -259,7 +259,7 @@ _MOST_OPEN = 1000
 
 @dataclasses.dataclass
 class _Bar:
-    display: "_Lines"
+    display: Lines
     steps: tuple[int, ...]
     shown_at_s: float
     is_at_end: bool = False
@@ -298,7 +298,8 @@ class Board:
                 return
             bar = bars.get(shown)
             if bar is None:
-                display = _KINDS[shown.kind](shown.levels[-1], shown.stream or sys.stderr)
+                level, stream = shown.levels[-1], shown.stream or sys.stderr
+                display = DISPLAYS[shown.kind](level.total, level.description, stream)
                 bar = bars[shown] = _Bar(display, (-1,), self._clock())
             # Loops run steps again for the reverse mode.
             if steps <= bar.steps:
@@ -334,74 +335,9 @@ BOARD = Board()
 atexit.register(BOARD.close_all)
 
 
-# --- Bars and lines, as they appear on a terminal or elsewhere ---
+# --- Whether a loop is shown by a bar or by lines ---
 
 
-class _Lines:
-    """Prints a line each time."""
-
-    def __init__(self, level: Level, stream: TextIO):
-        self._stream = stream
-
-    def show(self, done: int, line: str) -> None:
-        """Shows that so many steps are done, which the line says in words."""
-        print(line, file=self._stream, flush=True)
-
-    def close(self) -> None:
-        """Shows nothing from now on."""
-
-
-class _Tqdm(_Lines):
-    """A bar by tqdm."""
-
-    def __init__(self, level: Level, stream: TextIO):
-        import tqdm
-
-        # When to draw is decided elsewhere.
-        self._bar = tqdm.tqdm(
-            total=level.total, desc=level.description or None, file=stream, mininterval=0
-        )
-
-    def show(self, done: int, line: str) -> None:
-        if done <= self._bar.n:
-            self._bar.reset()
-        self._bar.n = done
-        self._bar.refresh()
-
-    def close(self) -> None:
-        self._bar.close()
-
-
-class _Rich(_Lines):
-    """A bar by rich. All those on one stream are drawn together."""
-
-    _together: ClassVar[dict[TextIO, Any]] = {}
-
-    def __init__(self, level: Level, stream: TextIO):
-        super().__init__(level, stream)
-        if stream not in self._together:
-            self._together[stream] = rich_bars(stream, auto_refresh=False)
-            self._together[stream].start()
-        self._bars = self._together[stream]
-        self._task = self._bars.add_task(level.description, total=level.total)
-        self._bars.refresh()
-        self._done = 0
-
-    def show(self, done: int, line: str) -> None:
-        if done <= self._done:
-            self._bars.reset(self._task)
-        self._done = done
-        self._bars.update(self._task, completed=done)
-        self._bars.refresh()
-
-    def close(self) -> None:
-        self._bars.stop_task(self._task)
-        if all(task.stop_time is not None for task in self._bars.tasks):
-            self._bars.stop()
-            self._together.pop(self._stream, None)
-
-
-_KINDS = {"rich": _Rich, "tqdm": _Tqdm, "lines": _Lines}
 _EXTRAS = {"rich": "pip install 'eqxlike[train]'", "tqdm": "pip install tqdm"}
 _VARIABLE = "EQXLIKE_PROGRESS"
 
@@ -412,8 +348,8 @@ def _chosen_kind(kind: str, stream: TextIO | None) -> str:
     **Raises:** `ValueError` for an unknown kind; `ImportError` if it is not installed.
     """
     found = os.environ.get(_VARIABLE) or kind
-    if found not in ("auto", "off", *_KINDS):
-        kinds = ", ".join(map(repr, ("auto", *_KINDS, "off")))
+    if found not in ("auto", "off", *DISPLAYS):
+        kinds = ", ".join(map(repr, ("auto", *DISPLAYS, "off")))
         name = "kind" if found == kind else _VARIABLE
         raise ValueError(f"{name} must be one of {kinds}; got {found!r}.")
     if found == "auto":
