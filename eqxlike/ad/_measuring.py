@@ -142,13 +142,14 @@ def freshly_compiled(function: Callable[..., Any], args: tuple[Any, ...]) -> Pro
     ahead = jitted.lower(*args).compile()
     first_call_ms = 1e3 * (time.perf_counter() - start_s)
     closed, _, _ = filter_make_jaxpr(function)(*args)
+    equations = list(equations_in(closed.jaxpr))
     text, memory = ahead.as_text(), ahead.memory_analysis()
     return Program(
         run=lambda: jitted(*args),
         work=work(closed.jaxpr),
-        has_loop=has_loop(closed.jaxpr),
+        has_loop=any(each.primitive.name in ("scan", "while") for each in equations),
         first_call_ms=first_call_ms,
-        traced_operations=num_equations(closed.jaxpr),
+        traced_operations=len(equations),
         compiled_operations=None if text is None else len(_INSTRUCTION.findall(text)),
         peak_bytes=None if memory is None else memory.temp_size_in_bytes,
     )
@@ -197,11 +198,6 @@ def pace_of(program: Program, budget_s: float) -> Pace:
 # --- What the jaxpr of a function tells without running it ---
 
 
-def num_equations(jaxpr: Jaxpr) -> int:
-    """The number of equations of a jaxpr, with those of the jaxprs inside them."""
-    return sum(1 for _ in equations_in(jaxpr))
-
-
 def work(jaxpr: Jaxpr) -> int:
     """How many numbers a program computes, about: the turns of each `scan` are counted.
 
@@ -215,11 +211,6 @@ def work(jaxpr: Jaxpr) -> int:
         total += inner * equation.params["length"] if equation.primitive.name == "scan" else inner
         total += own
     return total
-
-
-def has_loop(jaxpr: Jaxpr) -> bool:
-    """Whether there is a `scan` or a `while_loop` in a program."""
-    return any(each.primitive.name in ("scan", "while") for each in equations_in(jaxpr))
 
 
 def largest_epsilon(jaxpr: Jaxpr) -> float:

@@ -67,7 +67,7 @@ def inspect_dce(name: Hashable = None) -> None:
     """Prints what `store_dce` recorded under `name`, one entry for each time that it was traced.
 
     An array that was used is shown by its shape, one that was removed as `<DCE'd>`. Waits for what
-    is still running. `<not run>` stands for a call that was compiled and not reached, such as one
+    is still running. `<not run>` represents a call that was compiled and not reached, such as one
     in a branch not taken.
 
     **Arguments:**

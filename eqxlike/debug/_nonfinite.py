@@ -32,7 +32,7 @@ def find_nonfinite(
     What counts is what reaches the result: an infinity that a mask takes out again is none, and one
     that a mask puts in hides none that an operation makes next to it. A NaN that operations hand on
     from one to another is that of the first. Where an argument came with it, as a weight that is
-    infinite, its path is told.
+    infinite, its path is reported.
 
     **Arguments:**
 

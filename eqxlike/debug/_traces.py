@@ -257,9 +257,9 @@ def explain_retraces(
 ) -> Iterator[list[Trace]]:
     """A block in which each function of `filter_jit` says why it is traced and compiled again.
 
-    Every trace after the first of a function is told, also where the first came before the block.
-    So is the first trace of a function that is defined by the same lines as another one that was
-    traced in the block: `filter_jit(lambda x: ...)` in a loop compiles in each turn.
+    Every trace after the first of a function is reported, also where the first came before the
+    block. So is the first trace of a function that is defined by the same lines as another one that
+    was traced in the block: `filter_jit(lambda x: ...)` in a loop compiles in each turn.
 
     The block is one for all threads. Calls that trace nothing cost what they always do.
 
@@ -294,17 +294,17 @@ def explain_retraces(
     last: dict[Hashable, tuple[Trace, int]] = {}
 
     def listen(trace: Trace, history: History) -> None:
-        told = trace if trace.number > 1 else None
+        reported = trace if trace.number > 1 else None
         # What this package defines it makes again for each function that it is given.
         if history.code is not None and is_of_user(history.code.co_filename):
-            if told is None and history.definition in last:
+            if reported is None and history.definition in last:
                 earlier, serial = last[history.definition]
-                told = compared_with(trace, earlier, is_same_function=serial == history.serial)
-            last[history.definition] = (told or trace, history.serial)
-        if told is not None:
-            retraces.append(told)
+                reported = compared_with(trace, earlier, is_same_function=serial == history.serial)
+            last[history.definition] = (reported or trace, history.serial)
+        if reported is not None:
+            retraces.append(reported)
             del retraces[:-_MOST_TRACES]
-            react(on_retrace, told)
+            react(on_retrace, reported)
 
     with listening(listen):
         yield retraces

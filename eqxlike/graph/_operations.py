@@ -202,7 +202,7 @@ class _Walker:
         self._constants: dict[int, int] = {}
 
     def run(self, closed: Any, inputs: Sequence[Origin], place: _Place) -> list[Origin]:
-        """The origins of the outputs of an inner program; its operations are put down."""
+        """The origins of the outputs of an inner program; its operations are recorded."""
         jaxpr = getattr(closed, "jaxpr", closed)
         consts = map(self._constant, getattr(closed, "consts", None) or ())
         known: dict[Any, Origin] = dict(zip(jaxpr.constvars, consts, strict=False))
@@ -268,7 +268,7 @@ class _Walker:
         inside = place.inside("while", is_in_while=True)
         num_cond = params["cond_nconsts"]
         consts = num_cond + params["body_nconsts"]
-        # Without a turn, the loop hands on what it was given.
+        # Without a turn, the loop returns its arguments.
         self._program.decisions += inputs[consts:]
         turn = place.passed_on(inputs[consts:], "while")
         self.run(params["cond_jaxpr"], [*inputs[:num_cond], *turn], inside)

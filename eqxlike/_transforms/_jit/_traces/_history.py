@@ -144,7 +144,7 @@ class Trace:
 
 
 OnRetrace = Literal["warn", "error"] | Callable[[Trace], Any]
-"""What `on_retrace` takes, beside `None`."""
+"""What `on_retrace` takes, besides `None`."""
 
 
 class RetraceWarning(UserWarning):
@@ -342,12 +342,12 @@ def _compare(trace: Trace, earlier: Sequence[Trace]) -> None:
 
 def compared_with(trace: Trace, earlier: Trace, *, is_same_function: bool) -> Trace:
     """`trace` again, as one after a trace of a function from the same lines."""
-    told = dataclasses.replace(trace, number=earlier.number + 1, compared_with=earlier.number)
+    again = dataclasses.replace(trace, number=earlier.number + 1, compared_with=earlier.number)
     if is_same_function:
-        _compare(told, [earlier])
+        _compare(again, [earlier])
     else:
-        told.differences = (another_function(trace.function),)
-    return told
+        again.differences = (another_function(trace.function),)
+    return again
 
 
 def place_of(function: Any) -> tuple[Place, types.CodeType | None]:
