@@ -11,35 +11,19 @@ OnStep = Callable[[int, str], None]
 
 
 @contextmanager
-def progress(
-    num_steps: int, *, label: str = "training", stream: TextIO | None = None, num_lines: int = 10
-) -> Iterator[Callable[[int, float], None]]:
-    """Shows how far training is; gives the function to pass to `fit` as `on_log`.
+def run_progress(
+    num_steps: int, label: str, *, stream: TextIO | None = None, num_lines: int = 10
+) -> Iterator[OnStep]:
+    """Shows how far a run is.
 
     **Arguments:**
 
     - `num_steps`: what counts as done.
-    - `label`: what is trained.
+    - `label`: what runs.
     - `stream`: where to write, standard error by default. A terminal gets a bar if `rich` is
       installed, anything else lines of text.
     - `num_lines`: at most so many lines, spread evenly over the steps, however often it is called.
-
-    >>> import sys
-    >>> with progress(200, label="diabetes", stream=sys.stdout, num_lines=2) as on_log:
-    ...     for step in range(50, 201, 50):
-    ...         on_log(step, 1 / step)
-    diabetes: step 100/200, loss 0.01
-    diabetes: step 200/200, loss 0.005
     """
-    with run_progress(num_steps, label, stream=stream, num_lines=num_lines) as on_step:
-        yield lambda step, loss: on_step(step, f"loss {loss:.4g}")
-
-
-@contextmanager
-def run_progress(
-    num_steps: int, label: str, *, stream: TextIO | None = None, num_lines: int = 10
-) -> Iterator[OnStep]:
-    """The same for any run, with a text of one's own for each step."""
     output: TextIO = sys.stderr if stream is None else stream
     if output.isatty() and is_installed("rich"):
         with _rich_bars(output, "{task.fields[text]}") as bars:

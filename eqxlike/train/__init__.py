@@ -1,6 +1,5 @@
 """Training: a state, a step made from a loss, a loop, loss scaling, minibatches and progress."""
 
-from .._progress import progress as progress
 from . import metrics as metrics
 from ._batches import Prefetch as Prefetch
 from ._batches import minibatches as minibatches
