@@ -103,7 +103,14 @@ ROOMS = {
         {"_scan", "_while_loop"},
         {"_fori_loop"},
     ),
-    "nn": ({"_common"}, {"_stateful"}, {LAYERS_OF_NN, "_parallel"}, {"_bayesian"}, {"_surgery"}),
+    "nn": (
+        {"_inputs"},
+        {"_parameters", "_windows"},
+        {"_stateful"},
+        {LAYERS_OF_NN, "_parallel"},
+        {"_bayesian"},
+        {"_surgery"},
+    ),
     "train": (
         {"_checks"},
         {"_evaluate", "_metrics"},
@@ -361,8 +368,8 @@ def test_map_of_rooms_holds_what_each_part_holds():
 
 
 def test_helpers_of_nn_define_no_layer():
-    for path in (PACKAGE / "nn" / "_common").glob("*.py"):
-        helper = importlib.import_module(f"eqxlike.nn._common.{path.stem}")
+    for name in ("_inputs", "_parameters", "_windows"):
+        helper = importlib.import_module(f"eqxlike.nn.{name}")
         own = [
             each
             for each in vars(helper).values()
@@ -403,7 +410,7 @@ BROKEN = [
     ("nn/_mlp.py", "from ._sequential import Lambda", "none of its siblings"),
     ("nn/_mlp.py", "from eqxlike.nn import Dropout", "none of its siblings"),
     ("nn/_mlp.py", "from ._surgery import freeze", "`_mlp` imports `_surgery`, which is not below"),
-    ("nn/_other/_state.py", "from .._common import draw", "`nn/_other` has no room"),
+    ("nn/_other/_state.py", "from .._inputs import describe", "`nn/_other` has no room"),
     ("_transforms/_jit/_cache.py", "from .._mapping import filter_vmap", "not below it"),
     ("_transforms/_trace.py", "from ._new import x", "`_transforms/_new` has no room"),
     ("_module/_field.py", "def f():\n    from .._pytree import tree_at", "top of the file"),

@@ -14,10 +14,10 @@ from ._conv import Conv as Conv
 from ._conv import Conv1d as Conv1d
 from ._conv import Conv2d as Conv2d
 from ._conv import Conv3d as Conv3d
-from ._conv_transpose import ConvTranspose as ConvTranspose
-from ._conv_transpose import ConvTranspose1d as ConvTranspose1d
-from ._conv_transpose import ConvTranspose2d as ConvTranspose2d
-from ._conv_transpose import ConvTranspose3d as ConvTranspose3d
+from ._conv import ConvTranspose as ConvTranspose
+from ._conv import ConvTranspose1d as ConvTranspose1d
+from ._conv import ConvTranspose2d as ConvTranspose2d
+from ._conv import ConvTranspose3d as ConvTranspose3d
 from ._dropout import Dropout as Dropout
 from ._embedding import Embedding as Embedding
 from ._embedding import RotaryPositionalEmbedding as RotaryPositionalEmbedding

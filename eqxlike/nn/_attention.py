@@ -13,9 +13,10 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from .._dtypes import at_least_float32
 from .._module import Module, field
 from .._numbers import whole_number
-from ._common import Initializer, check_input, describe, split_key
 from ._dropout import Dropout, warn_deterministic
+from ._inputs import check_input, describe, split_key
 from ._linear import Linear
+from ._parameters import Initializer
 
 Heads = Float[Array, "seq_length num_heads size"]
 

@@ -12,7 +12,8 @@ from .._dtypes import at_least_float32, parameter_dtype
 from .._module import field
 from .._numbers import real_number, whole_number
 from .._traceback import stacklevel_of_user
-from ._common import Initializer, Parameter, check_input, describe, draw
+from ._inputs import check_input, describe
+from ._parameters import Initializer, Parameter, draw
 from ._stateful import State, StatefulLayer, StateIndex
 
 Statistics = tuple[Float[Array, " input_size"], Float[Array, " input_size"]]

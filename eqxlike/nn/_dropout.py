@@ -13,7 +13,7 @@ from .._dtypes import explain_key
 from .._module import Module
 from .._pytree import is_array
 from .._traceback import stacklevel_of_user
-from ._common import describe
+from ._inputs import describe
 
 
 def warn_deterministic(layer_name: str) -> None:

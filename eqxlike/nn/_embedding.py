@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 from .._dtypes import parameter_dtype
 from .._module import Module, field
 from .._numbers import real_number, whole_number
-from ._common import Initializer, check_input
+from ._inputs import check_input
+from ._parameters import Initializer
 
 
 class Embedding(Module):

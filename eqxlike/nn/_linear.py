@@ -9,16 +9,8 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._dtypes import parameter_dtype
 from .._module import Module, field, stored_fields
-from ._common import (
-    Initializer,
-    Parameter,
-    check_input,
-    draw,
-    fan_in_limit,
-    feature_count,
-    feature_shape,
-    number_of_features,
-)
+from ._inputs import check_input, feature_count, feature_shape, number_of_features
+from ._parameters import Initializer, Parameter, draw, fan_in_limit
 
 T = TypeVar("T")
 

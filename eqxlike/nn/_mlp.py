@@ -13,8 +13,7 @@ from .._module import Module, field
 from .._numbers import integer, whole_number
 from .._pytree import combine, is_array, partition
 from .._transforms import filter_vmap
-from ._common import (
-    Initializer,
+from ._inputs import (
     as_data,
     check_input,
     check_instance,
@@ -24,6 +23,7 @@ from ._common import (
     split_key,
 )
 from ._linear import Linear
+from ._parameters import Initializer
 from ._stateful import NO_STATE, State, StatefulLayer, is_stateful
 
 

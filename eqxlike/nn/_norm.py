@@ -13,7 +13,8 @@ from .._dtypes import at_least_float32, parameter_dtype
 from .._module import Module, field
 from .._numbers import integer, real_number, whole_number
 from .._traceback import stacklevel_of_user
-from ._common import Initializer, Parameter, check_input, draw
+from ._inputs import check_input
+from ._parameters import Initializer, Parameter, draw
 from ._stateful import NO_STATE
 
 

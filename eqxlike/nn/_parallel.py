@@ -24,7 +24,7 @@ from .._pytree import (
     same_shape_and_dtype,
 )
 from .._transforms import filter_vmap
-from ._common import as_data, check_instance, describe, key_for, layer_at, stack_layers
+from ._inputs import as_data, check_instance, describe, key_for, layer_at, stack_layers
 from ._linear import FusedLinear
 from ._stateful import (
     NO_STATE,

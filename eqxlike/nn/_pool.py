@@ -12,17 +12,15 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 from .._dtypes import at_least_float32
 from .._module import Module, field
 from .._numbers import whole_number
-from ._common import (
+from ._inputs import check_input, describe
+from ._windows import (
     Padding,
     Pads,
     Sizes,
     axis_names,
-    check_input,
     check_window_fits,
-    describe,
     padding_by_axis,
     pads_for,
-    reduce_windows,
     sizes_by_axis,
 )
 
@@ -117,7 +115,7 @@ class Pool(Module):
         return pads
 
     def _reduce(self, x: Array, pads: Pads) -> Array:
-        return reduce_windows(x, self.init, self.operation, self.kernel_size, self.stride, pads)
+        return _reduce_windows(x, self.init, self.operation, self.kernel_size, self.stride, pads)
 
 
 def _pad_for_last_window(
@@ -131,15 +129,51 @@ def _pad_for_last_window(
     return (before, after + step - left_over) if left_over and start < before + size else pad
 
 
-class _MaxPool(Pool):
-    """Base of the layers that take the maximum."""
+_DIFFERENTIABLE = {jax.lax.add: 0, jax.lax.max: -math.inf, jax.lax.min: math.inf}
+"""Reductions of which JAX knows the derivative, each with the one number that it may start at."""
 
-    def __init__(
-        self, num_spatial_dims: int, kernel_size: Sizes, stride: Sizes, padding: Padding, ceil: bool
+
+def _reduce_windows(
+    x: Array,
+    init: int | float | Array,
+    operation: Callable[[Array, Array], Array],
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...],
+    pads: Pads,
+) -> Array:
+    """Reduces each window of `x`, of shape `(channels, *sizes)`, with `init` around it."""
+    if min(map(min, pads)) < 0:
+        # XLA ends the process over a window of one entry with negative padding.
+        cut = [(min(before, 0), min(after, 0), 0) for before, after in pads]
+        x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *cut])
+        pads = tuple((max(before, 0), max(after, 0)) for before, after in pads)
+    # By identity: `operation` may be anything, and need not be hashable.
+    if isinstance(init, (int, float)) and any(
+        operation is known and init == identity for known, identity in _DIFFERENTIABLE.items()
     ):
-        super().__init__(
-            -math.inf, jax.lax.max, num_spatial_dims, kernel_size, stride, padding, ceil
+        # With the channels last, side by side in memory: between two convolutions on a CPU XLA then
+        # keeps the layout that it likes for them.
+        reduced = jax.lax.reduce_window(
+            jnp.moveaxis(x, 0, -1),
+            init,
+            operation,
+            (*kernel_size, 1),
+            (*stride, 1),
+            (*pads, (0, 0)),
         )
+        return jnp.moveaxis(reduced, -1, 0)
+    # JAX has no derivative of another reduction. So all windows are reduced side by side, from
+    # their first entries to their last.
+    start = jnp.asarray(init).astype(x.dtype)
+    padded = jax.lax.pad(x, start, [(0, 0, 0), *((*pad, 0) for pad in pads)])
+    spare = [size - extent for size, extent in zip(padded.shape[1:], kernel_size, strict=True)]
+
+    def entries_at(offset: tuple[int, ...]) -> Array:
+        limits = [first + each + 1 for first, each in zip(offset, spare, strict=True)]
+        return jax.lax.slice(padded, (0, *offset), (x.shape[0], *limits), (1, *stride))
+
+    entries = [entries_at(offset) for offset in itertools.product(*map(range, kernel_size))]
+    return functools.reduce(operation, entries, jnp.full_like(entries[0], start))
 
 
 class _AvgPool(Pool):
@@ -268,7 +302,7 @@ class AvgPool3d(_AvgPool):
         super().__init__(3, kernel_size, stride, padding, use_ceil, count_include_pad)
 
 
-class MaxPool1d(_MaxPool):
+class MaxPool1d(Pool):
     """The maximum of each window over one spatial axis.
 
     >>> import jax.numpy as jnp
@@ -280,10 +314,10 @@ class MaxPool1d(_MaxPool):
         self, kernel_size: Sizes, stride: Sizes = 1, padding: Padding = 0, use_ceil: bool = False
     ):
         """**Arguments:** those of `Pool`, with `num_spatial_dims=1`."""
-        super().__init__(1, kernel_size, stride, padding, use_ceil)
+        super().__init__(-math.inf, jax.lax.max, 1, kernel_size, stride, padding, use_ceil)
 
 
-class MaxPool2d(_MaxPool):
+class MaxPool2d(Pool):
     """The maximum of each window over two spatial axes.
 
     >>> import jax.numpy as jnp
@@ -295,10 +329,10 @@ class MaxPool2d(_MaxPool):
         self, kernel_size: Sizes, stride: Sizes = 1, padding: Padding = 0, use_ceil: bool = False
     ):
         """**Arguments:** those of `Pool`, with `num_spatial_dims=2`."""
-        super().__init__(2, kernel_size, stride, padding, use_ceil)
+        super().__init__(-math.inf, jax.lax.max, 2, kernel_size, stride, padding, use_ceil)
 
 
-class MaxPool3d(_MaxPool):
+class MaxPool3d(Pool):
     """The maximum of each window over three spatial axes.
 
     >>> import jax.numpy as jnp
@@ -310,7 +344,7 @@ class MaxPool3d(_MaxPool):
         self, kernel_size: Sizes, stride: Sizes = 1, padding: Padding = 0, use_ceil: bool = False
     ):
         """**Arguments:** those of `Pool`, with `num_spatial_dims=3`."""
-        super().__init__(3, kernel_size, stride, padding, use_ceil)
+        super().__init__(-math.inf, jax.lax.max, 3, kernel_size, stride, padding, use_ceil)
 
 
 # --- Pooling to an output of given sizes ---

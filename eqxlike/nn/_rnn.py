@@ -9,7 +9,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from .._dtypes import parameter_dtype
 from .._module import Module, field
 from .._numbers import whole_number
-from ._common import Initializer, Parameter, check_input, draw, fan_in_limit
+from ._inputs import check_input
+from ._parameters import Initializer, Parameter, draw, fan_in_limit
 
 
 def _parameters(

@@ -29,7 +29,7 @@ from .._transforms import (
     filter_vmap,
     keep_all_but_gathered,
 )
-from ._common import as_data, check_instance, describe, key_for, layer_at, stack_layers
+from ._inputs import as_data, check_instance, describe, key_for, layer_at, stack_layers
 from ._stateful import (
     NO_STATE,
     State,

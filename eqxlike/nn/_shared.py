@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from .._module import Module
 from .._pytree import find_difference, same_shape_and_dtype, tree_at
 from .._transforms import filter_eval_shape
-from ._common import check_instance
+from ._inputs import check_instance
 
 
 class _Placeholder(enum.Enum):

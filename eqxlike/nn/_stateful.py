@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 
 from .._module import Module, Traits, field, stored_fields
 from .._pytree import find_difference, is_array_like
-from ._common import check_instance
+from ._inputs import check_instance
 
 if TYPE_CHECKING:
     from typing import ClassVar as AbstractClassVar

@@ -12,7 +12,7 @@ from .._dtypes import at_least_float32
 from .._module import Module, field
 from .._numbers import integer, real_number, whole_number
 from .._pytree import is_array, tree_at
-from ._common import check_instance
+from ._inputs import check_instance
 from ._stateful import State, StatefulLayer, StateIndex
 
 Layer = TypeVar("Layer", bound=Callable[..., Any])

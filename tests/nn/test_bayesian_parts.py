@@ -13,7 +13,7 @@ from eqxlike.nn._bayesian import (
     posterior_scales,
     prior_scales,
 )
-from eqxlike.nn._common import rho_of
+from eqxlike.nn._bayesian._gaussian_layer import rho_of
 from tests.nn.test_bayesian import Shift
 
 LAYERS = {

@@ -8,8 +8,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from eqxlike.nn._common import _parameters
-from eqxlike.nn._common._parameters import Parameter, draw
+from eqxlike.nn import _parameters
+from eqxlike.nn._parameters import Parameter, draw
 
 FLOAT32 = jnp.dtype("float32")
 SHAPES = ((), (2, 3, 5))

@@ -11,18 +11,10 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from ..._dtypes import is_key, wider
+from ..._dtypes import at_least_float32, is_key, wider
 from ..._module import AbstractVar, Module, field
-from ..._pytree import tree_at
-from .._common import (
-    check_instance,
-    check_key,
-    describe,
-    draw_gaussian,
-    draw_noise,
-    gaussian_kl,
-    rho_of,
-)
+from ..._pytree import is_array, tree_at
+from .._inputs import check_instance, describe
 
 # --- Models with random weights: what their layers have in common, and the model as a whole ---
 
@@ -226,19 +218,19 @@ class GaussianLayer(BayesianLayer):
         **Returns:** shape `()`, at least float32: a sum over many weights loses digits in less.
         """
         mean = self.mean_layer()
-        kl = gaussian_kl(mean.weight, self.weight_rho, self.weight_prior_scale)
+        kl = _gaussian_kl(mean.weight, self.weight_rho, self.weight_prior_scale)
         if self.bias_rho is None:
             return kl
-        return kl + gaussian_kl(mean.bias, self.bias_rho, self.bias_prior_scale)
+        return kl + _gaussian_kl(mean.bias, self.bias_rho, self.bias_prior_scale)
 
     def sample(self, key: PRNGKeyArray) -> Any:
         """**Returns:** a plain layer with weights and biases drawn from the posterior."""
         weight_key, bias_key = jr.split(key)
         mean = self.mean_layer()
-        weight = draw_gaussian(weight_key, mean.weight, self.weight_rho)
+        weight = _draw_gaussian(weight_key, mean.weight, self.weight_rho)
         if self.bias_rho is None:
             return with_arrays(mean, weight, None)
-        return with_arrays(mean, weight, draw_gaussian(bias_key, mean.bias, self.bias_rho))
+        return with_arrays(mean, weight, _draw_gaussian(bias_key, mean.bias, self.bias_rho))
 
     def posterior_scales(self) -> Any:
         """**Returns:** a plain layer whose arrays are the posterior standard deviations."""
@@ -266,7 +258,7 @@ class GaussianLayer(BayesianLayer):
     def _output(self, x: Array, key: PRNGKeyArray | None) -> Array:
         if self.inference:
             return self.mean_layer()(x)
-        key = check_key(key, self)
+        key = _check_key(key, self)
         if self.estimator == "weights":
             return self.sample(key if self.shared_key is None else self.shared_key.key())(x)
         noise = self._local_noise if self.estimator == "local" else self._flipout_noise
@@ -274,7 +266,7 @@ class GaussianLayer(BayesianLayer):
 
     def _local_noise(self, x: Array, key: PRNGKeyArray) -> Array:
         variance = self._map_rho(lambda rho: jax.nn.softplus(rho) ** 2)
-        return draw_noise(key, variance(x**2))
+        return _draw_noise(key, variance(x**2))
 
     def _flipout_noise(self, x: Array, key: PRNGKeyArray) -> Array:
         if self.shared_key is None:
@@ -285,7 +277,7 @@ class GaussianLayer(BayesianLayer):
             )
         keys = iter(jr.split(self.shared_key.key()))
         perturbation = self._map_rho(
-            lambda rho: draw_gaussian(next(keys), jnp.zeros_like(rho), rho)
+            lambda rho: _draw_gaussian(next(keys), jnp.zeros_like(rho), rho)
         )
         in_key, out_key = jr.split(key)
         # The sign of a bias is that of its row: it is the weight of an input that is always 1.
@@ -358,3 +350,80 @@ def _random_signs(key: PRNGKeyArray, x: Array) -> Array:
     bits = jnp.ravel(words >> jnp.arange(32, dtype=jnp.uint32)[None] & 1)
     signs = 1 - 2 * bits[: math.prod(shape)].reshape(shape).astype(x.dtype)
     return jnp.expand_dims(signs, range(len(shape), x.ndim))
+
+
+# --- Independent Gaussians N(mean, softplus(rho)^2) ---
+
+
+def rho_for(scale: float, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, "*shape"]:
+    """The `rho` of a standard deviation `scale`: the inverse of `softplus`."""
+    return jnp.full(shape, scale + math.log(-math.expm1(-scale)), dtype)
+
+
+def rho_of(scale: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The `rho` of each of given standard deviations, small and large ones alike."""
+    exact = scale.astype(at_least_float32(scale.dtype))
+    return (exact + jnp.log(-jnp.expm1(-exact))).astype(scale.dtype)
+
+
+def scale_of_each(scale: Any, stacked: tuple[int, ...]) -> Any:
+    """A prior scale for each of layers that are stored stacked, so that an array of shape `()` is
+    one among theirs; a number is a constant of all.
+    """
+    return jnp.broadcast_to(scale, stacked) if is_array(scale) and stacked else scale
+
+
+def _draw_gaussian(
+    key: PRNGKeyArray, mean: Float[Array, "*shape"], rho: Float[Array, "*shape"]
+) -> Float[Array, "*shape"]:
+    """One draw of N(mean, softplus(rho)^2)."""
+    return mean + jax.nn.softplus(rho) * jr.normal(key, mean.shape, mean.dtype)
+
+
+def _draw_noise(key: PRNGKeyArray, variance: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """One draw of N(0, variance), with a finite gradient where the variance is 0."""
+    # A layer without bias has variance 0 at x = 0, where the gradient of the root is infinite.
+    is_positive = variance > 0
+    scale = jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, variance, 1)), 0)
+    return scale * jr.normal(key, scale.shape, scale.dtype)
+
+
+def _gaussian_kl(
+    mean: Float[Array, "*shape"],
+    rho: Float[Array, "*shape"],
+    prior_scale: Float[Array, "*stacked"],
+) -> Float[Array, ""]:
+    """KL(N(mean, softplus(rho)^2) || N(0, prior_scale^2)), summed, in at least float32.
+
+    With `s = softplus(rho)` each entry gives `log(p / s) + (s^2 + m^2) / (2 p^2) - 1/2`. A sum over
+    many weights loses digits in less than float32. `prior_scale` is of shape `()`, or has the
+    leading axes of layers that are stored stacked.
+    """
+    dtype = at_least_float32(mean.dtype)
+    mean, rho, prior = mean.astype(dtype), rho.astype(dtype), prior_scale.astype(dtype)
+    prior = jnp.expand_dims(prior, range(prior.ndim, mean.ndim))
+    scale = jax.nn.softplus(rho)
+    # Below -40 log(softplus(rho)) = rho - exp(rho) / 2 + ... is rho to the last digit of a float64,
+    # finite where the scale underflows to 0. The inner `where` keeps the 0 / 0 of an underflow out
+    # of the gradient.
+    is_tiny = rho < -40
+    log_scale = jnp.where(is_tiny, rho, jnp.log(jnp.where(is_tiny, 1, scale)))
+    ratio = (scale / prior) ** 2 + (mean / prior) ** 2
+    return jnp.sum(jnp.log(prior) - log_scale + (ratio - 1) / 2)
+
+
+def _check_key(key: PRNGKeyArray | None, layer: Module) -> PRNGKeyArray:
+    """`key`. Raises `RuntimeError`, with the ways out, if there is none."""
+    if key is None:
+        raise RuntimeError(
+            f"{describe(layer)} needs a key outside inference mode: write `layer(x, key=key)`, use "
+            "the posterior mean with `nn.inference_mode(model)`, or draw a network with "
+            "`nn.sample_posterior(model, key)`."
+        )
+    return key
+
+
+def check_real_floating(dtype: jnp.dtype, layer_name: str) -> None:
+    """Raises `TypeError` for a dtype that no Gaussian here has."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"{layer_name} needs a real floating dtype, got {dtype}.")

@@ -8,12 +8,11 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from ..._pytree import is_array
-from .._common import check_instance
 from .._conv import Conv
+from .._inputs import check_instance
 from .._linear import Linear
-from ._conv import BayesianConv
 from ._gaussian_layer import BayesianLayer, Estimator, check_estimator, with_rhos
-from ._linear import BayesianLinear
+from ._layers import BayesianConv, BayesianLinear
 
 
 def posterior_mean(model: PyTree) -> PyTree:

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from ..._module import freeze_where
 from ..._pytree import flag_frozen, is_array, tree_at
-from .._common import check_instance
+from .._inputs import check_instance
 
 Tree = TypeVar("Tree", bound=Any)
 Where = Callable[[Any], Any | Sequence[Any]]

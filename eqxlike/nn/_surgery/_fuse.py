@@ -14,7 +14,7 @@ from ..._compat import Tracer
 from ..._module import Module, field, stored_fields
 from ..._pytree import flag_frozen, is_array
 from .._attention import MultiheadAttention, project
-from .._common import check_instance
+from .._inputs import check_instance
 from .._linear import FusedLinear, Linear
 from .._parallel import FusedBranches, Parallel
 from .._shared import Shared

@@ -12,16 +12,9 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 from ..._module import Module, field
 from ..._numbers import check_scale, real_number, whole_number
 from ..._pytree import tree_at
-from .._common import (
-    Initializer,
-    Parameter,
-    check_input,
-    check_instance,
-    draw,
-    fan_in_limit,
-    feature_shape,
-)
+from .._inputs import check_input, check_instance, feature_shape
 from .._linear import Linear
+from .._parameters import Initializer, Parameter, draw, fan_in_limit
 from ._freeze import freeze, unfreeze
 
 

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 
 from ..._module import Module, field
 from ..._pytree import is_array
-from .._common import check_instance
+from .._inputs import check_instance
 from .._stateful import StatefulLayer, is_stateful
 from ._replace import Match, node_predicate
 

@@ -15,8 +15,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from ..._module import Module
 from ..._pytree import is_frozen, is_inexact_array, tree_at
 from .._bayesian import BayesianConv, BayesianLayer, BayesianLinear, Estimator, linear_or_conv
-from .._common import Initializer, Parameter, check_instance, draw
+from .._inputs import check_instance
 from .._linear import Linear
+from .._parameters import Initializer, Parameter, draw
 from ._freeze import unfreeze
 
 # --- New values for the arrays of a model ---

@@ -18,7 +18,7 @@ from ..._module import Module, observe_calls
 from ..._pytree import flag_leaves, is_array, is_inexact_array, tree_pformat
 from ..._tables import align, grouped, rich_table
 from ..._transforms import filter_make_jaxpr
-from .._common import check_instance
+from .._inputs import check_instance
 from .._stateful import State
 
 # --- The cost of a program, and of each call in it ---

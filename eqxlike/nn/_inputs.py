@@ -12,10 +12,10 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
 
-from ..._dtypes import is_key
-from ..._module import BoundMethod, Module
-from ..._numbers import integer
-from ..._pytree import combine, is_array, partition
+from .._dtypes import is_key
+from .._module import BoundMethod, Module
+from .._numbers import integer
+from .._pytree import combine, is_array, partition
 
 Shape = tuple[int | str | None, ...]
 """Sizes by axis; a string names a size that may be any, and `"..."` any number of axes."""

@@ -1,0 +1,105 @@
+"""Windows that slide over an input: sizes by axis, padding, kernels, reductions."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from .._module import Module
+from .._numbers import integer
+from ._inputs import describe
+
+Sizes = int | Sequence[int]
+"""One size for all spatial axes, or one for each."""
+
+Pads = tuple[tuple[int, int], ...]
+"""Numbers of entries to add before and after each spatial axis; negative ones are cut off."""
+
+Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
+"""One padding for all sides, one for each axis, a pair for each axis, or a word."""
+
+PADDING_WORDS = ("VALID", "SAME", "SAME_LOWER")
+
+
+def sizes_by_axis(value: Any, num_axes: int, name: str, least: int = 1) -> tuple[int, ...]:
+    """One size for each spatial axis.
+
+    **Raises:** `ValueError` unless `value` is an integer of at least `least`, or `num_axes` such.
+    """
+    numbers = [integer(each) for each in _spread(value, num_axes)]
+    sizes = tuple(number for number in numbers if number is not None and number >= least)
+    if len(numbers) != num_axes or len(sizes) != num_axes:
+        raise ValueError(
+            f"{name} must be an integer of at least {least}, or a sequence of {num_axes} such, one "
+            f"for each spatial axis; got {value!r}."
+        )
+    return sizes
+
+
+def _spread(value: Any, num_axes: int) -> list[Any]:
+    # An array of shape `()` is an integer, and says that it is iterable.
+    is_one = integer(value) is not None or not isinstance(value, Iterable) or isinstance(value, str)
+    return [value] * num_axes if is_one else list(value)
+
+
+def padding_by_axis(padding: Padding, num_axes: int) -> str | Pads:
+    """A pair for each spatial axis, or one of `PADDING_WORDS` in capitals.
+
+    **Raises:** `ValueError` if `padding` is neither.
+    """
+    if isinstance(padding, str) and padding.upper() in PADDING_WORDS:
+        return padding.upper()
+    entries = _spread(padding, num_axes)
+    pairs = tuple(pair for pair in map(_pair, entries) if pair is not None)
+    if len(entries) != num_axes or len(pairs) != num_axes:
+        raise ValueError(
+            f"padding must be an integer, a sequence of {num_axes} integers or pairs of integers, "
+            f"one for each spatial axis, or one of {', '.join(map(repr, PADDING_WORDS))}; got "
+            f"{padding!r}."
+        )
+    return pairs
+
+
+def _pair(entry: Any) -> tuple[int, int] | None:
+    sides = [integer(side) for side in _spread(entry, 2)]
+    if len(sides) != 2 or sides[0] is None or sides[1] is None:
+        return None
+    return sides[0], sides[1]
+
+
+def pads_for(
+    padding: str | Pads, sizes: Sequence[int], extents: Sequence[int], stride: Sequence[int]
+) -> Pads:
+    """The entries to add to an input of these sizes."""
+    if not isinstance(padding, str):
+        return padding
+    if padding == "VALID":
+        return ((0, 0),) * len(extents)
+    pads = []
+    for size, extent, step in zip(sizes, extents, stride, strict=True):
+        num_windows = -(-size // step)
+        total = max((num_windows - 1) * step + extent - size, 0)
+        smaller, larger = total // 2, total - total // 2
+        pads.append((smaller, larger) if padding == "SAME" else (larger, smaller))
+    return tuple(pads)
+
+
+def check_window_fits(layer: Module, x: Any, pads: Pads, extents: tuple[int, ...]) -> None:
+    """Raises `ValueError` if along some axis the window is longer than the padded input."""
+    shape = jnp.shape(x)
+    padded = tuple(size + sum(pad) for size, pad in zip(shape[1:], pads, strict=True))
+    if any(size < extent for size, extent in zip(padded, extents, strict=True)):
+        raise ValueError(
+            f"{describe(layer)} expected spatial axes that, padded, are no shorter than its "
+            f"window, {extents}; got x of shape {shape}, whose spatial axes have sizes {padded} "
+            "with the padding."
+        )
+
+
+def axis_names(num_spatial_dims: int) -> tuple[str, ...]:
+    """The names of the spatial axes in error messages."""
+    if num_spatial_dims == 1:
+        return ("length",)
+    if num_spatial_dims <= 3:
+        return ("depth", "height", "width")[3 - num_spatial_dims :]
+    return tuple(f"dim_{axis}" for axis in range(1, num_spatial_dims + 1))
