@@ -133,22 +133,11 @@ class MultiheadAttention(Module):
                 f"queries and keys; got 0, with query_size={query_size} and num_heads={num_heads}."
             )
         keys = split_key(key, 4)
-
-        def project(index: int, in_size: int, out_size: int, use_bias: bool) -> Linear:
-            return Linear(
-                in_size,
-                out_size,
-                use_bias,
-                dtype,
-                weight_init=weight_init,
-                bias_init=bias_init,
-                key=keys[index],
-            )
-
-        self.query_proj = project(0, query_size, num_heads * qk_size, use_query_bias)
-        self.key_proj = project(1, key_size, num_heads * qk_size, use_key_bias)
-        self.value_proj = project(2, value_size, num_heads * vo_size, use_value_bias)
-        self.output_proj = project(3, num_heads * vo_size, output_size, use_output_bias)
+        make = functools.partial(Linear, dtype=dtype, weight_init=weight_init, bias_init=bias_init)
+        self.query_proj = make(query_size, num_heads * qk_size, use_query_bias, key=keys[0])
+        self.key_proj = make(key_size, num_heads * qk_size, use_key_bias, key=keys[1])
+        self.value_proj = make(value_size, num_heads * vo_size, use_value_bias, key=keys[2])
+        self.output_proj = make(num_heads * vo_size, output_size, use_output_bias, key=keys[3])
         self.dropout = Dropout(dropout_p, inference)
         self.num_heads = num_heads
         self.query_size = query_size
@@ -222,7 +211,13 @@ class MultiheadAttention(Module):
         queries, keys_, values = map(heads_of, self._project((query, key_, value), keys), sizes)
         heads = (queries, keys_, values)
         if process_heads is not None:
-            heads = _processed(heads, process_heads)
+            heads = process_heads(*heads)
+            expected = [head.shape for head in (queries, keys_, values)]
+            if (found := [jnp.shape(head) for head in heads]) != expected:
+                raise ValueError(
+                    "`process_heads` must return query, key and value heads of the shapes that it "
+                    f"got: expected {expected}, got {found}."
+                )
         fits_jax = self.qk_size == self.vo_size and not self._drops(inference)
         # JAX computes the logits of float64 arrays in float32, and those of float16 arrays by a
         # product that XLA has not on every platform. Of bfloat16 arrays it makes products with
@@ -264,18 +259,3 @@ def project(projection: Linear, x: Array, key: PRNGKeyArray | None) -> Array:
         return jax.vmap(projection)(x)
     keys = jr.split(key, x.shape[0])
     return jax.vmap(lambda row, key: projection(row, key=key))(x, keys)
-
-
-def _processed(
-    heads: tuple[Heads, Heads, Heads], process_heads: Callable
-) -> tuple[Heads, Heads, Heads]:
-    """The heads after `process_heads`. Raises `ValueError` if their shapes are others."""
-    processed = process_heads(*heads)
-    before = [head.shape for head in heads]
-    after = [jnp.shape(head) for head in processed]
-    if after != before:
-        raise ValueError(
-            "`process_heads` must return query, key and value heads of the shapes that it got: "
-            f"expected {before}, got {after}."
-        )
-    return processed

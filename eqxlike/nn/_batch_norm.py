@@ -13,7 +13,7 @@ from .._module import field
 from .._numbers import real_number, whole_number
 from .._traceback import stacklevel_of_user
 from ._inputs import check_input, describe
-from ._parameters import Initializer, Parameter, draw
+from ._parameters import Initializer, draw_affine
 from ._stateful import State, StatefulLayer, StateIndex
 
 Statistics = tuple[Float[Array, " input_size"], Float[Array, " input_size"]]
@@ -114,18 +114,11 @@ class BatchNorm(StatefulLayer):
                 "shape (batch, channels, ...)."
             )
         input_size = whole_number(input_size, "input_size", least=0)
-        shape = (input_size,)
-        dtype = parameter_dtype(dtype)
-        one, zero = Parameter(shape, dtype, fill=1), Parameter(shape, dtype, fill=0)
-        weight = one._replace(initializer=weight_init)
-        bias = zero._replace(initializer=bias_init)
-        self.weight, self.bias = draw(
-            key,
-            weight if channelwise_affine else None,
-            bias if channelwise_affine else None,
+        dtype, is_affine = parameter_dtype(dtype), channelwise_affine
+        self.weight, self.bias = draw_affine(
+            (input_size,), dtype, is_affine, is_affine, weight_init, bias_init, key
         )
-        wide = at_least_float32(dtype)
-        ones, zeros = draw(None, one._replace(dtype=wide), zero._replace(dtype=wide))
+        ones, zeros = draw_affine((input_size,), at_least_float32(dtype))
         is_ema = mode == "ema"
         self.ema_first_time_index = StateIndex(jnp.array(True)) if is_ema else None
         self.ema_state_index = StateIndex((zeros, zeros)) if is_ema else None

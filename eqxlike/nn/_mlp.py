@@ -113,23 +113,19 @@ class MLP(Module):
         out_size = number_of_features(out_size, "out_size")
         width_size = whole_number(width_size, "width_size", least=0)
         depth = whole_number(depth, "depth", least=0)
-
-        def make(in_size: Any, out_size: Any, use_bias: bool, key: PRNGKeyArray) -> Linear:
-            options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
-            return Linear(in_size, out_size, use_bias, dtype, **options)
-
+        make = functools.partial(Linear, dtype=dtype, weight_init=weight_init, bias_init=bias_init)
         keys = jr.split(key, depth + 1) if scan else split_key(key, depth + 1)
         first, between, last = keys[0], keys[1:-1], keys[-1]
         if depth == 0:
-            layers = [make(in_size, out_size, use_final_bias, first)]
+            layers = [make(in_size, out_size, use_final_bias, key=first)]
         else:
-            hidden = functools.partial(make, width_size, width_size, use_bias)
-            layers = [make(in_size, width_size, use_bias, first)]
-            if scan:
-                layers.append(filter_vmap(hidden)(between))
-            else:
-                layers += map(hidden, between)
-            layers += [make(width_size, out_size, use_final_bias, last)]
+
+            def hidden(key: PRNGKeyArray) -> Linear:
+                return make(width_size, width_size, use_bias, key=key)
+
+            layers = [make(in_size, width_size, use_bias, key=first)]
+            layers += [filter_vmap(hidden)(between)] if scan else map(hidden, between)
+            layers += [make(width_size, out_size, use_final_bias, key=last)]
         self.layers = tuple(layers)
         self.activation = _one_per_unit(activation, (depth, width_size))
         self.final_activation = (

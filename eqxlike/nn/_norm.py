@@ -14,24 +14,8 @@ from .._module import Module, field
 from .._numbers import integer, real_number, whole_number
 from .._traceback import stacklevel_of_user
 from ._inputs import check_input
-from ._parameters import Initializer, Parameter, draw
+from ._parameters import Initializer, draw_affine
 from ._stateful import NO_STATE
-
-
-def _draw_affine(
-    shape: tuple[int, ...],
-    use_weight: bool,
-    use_bias: bool,
-    dtype: Any,
-    weight_init: Initializer | None,
-    bias_init: Initializer | None,
-    key: PRNGKeyArray | None,
-) -> tuple[Array | None, Array | None]:
-    """Weight and bias: ones and zeros, unless there are initializers."""
-    dtype = parameter_dtype(dtype)
-    weight = Parameter(shape, dtype, initializer=weight_init, fill=1)
-    bias = Parameter(shape, dtype, initializer=bias_init, fill=0)
-    return draw(key, weight if use_weight else None, bias if use_bias else None)
 
 
 def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
@@ -40,13 +24,6 @@ def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
     if bias is not None:
         x = x + bias.astype(x.dtype)
     return x
-
-
-def _shape_of(shape: Any) -> tuple[int, ...]:
-    # An array of shape `()` is an integer, and says that it is iterable.
-    is_one = integer(shape) is not None or not isinstance(shape, Iterable)
-    sizes = (shape,) if is_one else tuple(shape)
-    return tuple(whole_number(size, "each size of shape", least=0) for size in sizes)
 
 
 class _ShapeNorm(Module):
@@ -60,35 +37,19 @@ class _ShapeNorm(Module):
     weight: Float[Array, "*shape"] | None
     bias: Float[Array, "*shape"] | None
 
-    def __init__(
-        self,
-        shape: int | Sequence[int],
-        eps: float = 1e-5,
-        use_weight: bool = True,
-        use_bias: bool = True,
-        dtype: Any = None,
-        *,
-        weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        key: PRNGKeyArray | None = None,
-    ):
-        """**Arguments:**
-
-        - `shape`: of the input; an integer stands for one axis.
-        - `eps`: added to the mean square, so that there is no division by zero.
-        - `use_weight`, `use_bias`: whether to scale, and to shift, each entry.
-        - `dtype`: of weight and bias; JAX's default float if `None`.
-        - `weight_init`, `bias_init`: one of `jax.nn.initializers`, instead of ones and zeros.
-        - `key`: for initializers that are random.
-
-        **Raises:** `ValueError` for a size that is not a non-negative integer.
-        """
-        self.shape = _shape_of(shape)
+    def _initialise(
+        self, shape: Any, eps: float, use_weight: bool, use_bias: bool, dtype: Any, *options: Any
+    ) -> None:
+        """Sets the fields; `options` are two initializers and a key."""
+        # An array of shape `()` is an integer, and says that it is iterable.
+        is_one = integer(shape) is not None or not isinstance(shape, Iterable)
+        sizes = (shape,) if is_one else tuple(shape)
+        self.shape = tuple(whole_number(size, "each size of shape", least=0) for size in sizes)
         self.eps = real_number(eps, "eps")
         self.use_weight = use_weight
         self.use_bias = use_bias
-        self.weight, self.bias = _draw_affine(
-            self.shape, use_weight, use_bias, dtype, weight_init, bias_init, key
+        self.weight, self.bias = draw_affine(
+            self.shape, parameter_dtype(dtype), use_weight, use_bias, *options
         )
 
     @abc.abstractmethod
@@ -166,8 +127,7 @@ class LayerNorm(_ShapeNorm):
                 stacklevel=stacklevel_of_user(),
             )
             use_weight = use_bias = elementwise_affine
-        options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
-        super().__init__(shape, eps, use_weight, use_bias, dtype, **options)
+        self._initialise(shape, eps, use_weight, use_bias, dtype, weight_init, bias_init, key)
 
     def _normalise(self, x: Array) -> Array:
         centred = x - jnp.mean(x)
@@ -185,7 +145,6 @@ class RMSNorm(_ShapeNorm):
     [1. 1.]
     """
 
-    # To a type checker, a dataclass whose body has no `__init__` gets one made of its fields.
     def __init__(
         self,
         shape: int | Sequence[int],
@@ -199,8 +158,7 @@ class RMSNorm(_ShapeNorm):
         key: PRNGKeyArray | None = None,
     ):
         """Arguments and errors are those of `LayerNorm`."""
-        options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
-        super().__init__(shape, eps, use_weight, use_bias, dtype, **options)
+        self._initialise(shape, eps, use_weight, use_bias, dtype, weight_init, bias_init, key)
 
     def _normalise(self, x: Array) -> Array:
         return x * jax.lax.rsqrt(jnp.mean(x**2) + self.eps)
@@ -264,16 +222,9 @@ class GroupNorm(Module):
         self.groups = groups
         self.channels = channels
         self.eps = real_number(eps, "eps")
-        self.channelwise_affine = channelwise_affine
-        self.weight, self.bias = _draw_affine(
-            (channels or 0,),
-            channelwise_affine,
-            channelwise_affine,
-            dtype,
-            weight_init,
-            bias_init,
-            key,
-        )
+        self.channelwise_affine = is_affine = channelwise_affine
+        options = is_affine, is_affine, weight_init, bias_init, key
+        self.weight, self.bias = draw_affine((channels or 0,), parameter_dtype(dtype), *options)
 
     @overload
     def __call__(
@@ -313,11 +264,7 @@ class GroupNorm(Module):
         variance = jnp.mean(centred**2, axis=1, keepdims=True)
         normalised = (centred * jax.lax.rsqrt(variance + self.eps)).reshape(x.shape)
         per_channel = (-1,) + (1,) * (x.ndim - 1)
-        weight = None if self.weight is None else self.weight.reshape(per_channel)
-        bias = None if self.bias is None else self.bias.reshape(per_channel)
-        if weight is not None:
-            weight = jnp.broadcast_to(weight, x.shape)
-        if bias is not None:
-            bias = jnp.broadcast_to(bias, x.shape)
-        out = _affine(normalised, weight, bias).astype(x.dtype)
+        affine = [p if p is None else p.reshape(per_channel) for p in (self.weight, self.bias)]
+        affine = [p if p is None else jnp.broadcast_to(p, x.shape) for p in affine]
+        out = _affine(normalised, *affine).astype(x.dtype)
         return out if state is NO_STATE else (out, state)

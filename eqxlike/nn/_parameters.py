@@ -64,6 +64,21 @@ def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, 
     return _draw_at_once(key, parameters, not isinstance(key, Tracer))
 
 
+def draw_affine(
+    shape: tuple[int, ...],
+    dtype: jnp.dtype,
+    use_weight: bool = True,
+    use_bias: bool = True,
+    weight_init: Initializer | None = None,
+    bias_init: Initializer | None = None,
+    key: PRNGKeyArray | None = None,
+) -> tuple[Any, Any]:
+    """A scale and a shift, `None` where not used: ones and zeros, unless there are initializers."""
+    weight = Parameter(shape, dtype, initializer=weight_init, fill=1)
+    bias = Parameter(shape, dtype, initializer=bias_init, fill=0)
+    return draw(key, weight if use_weight else None, bias if use_bias else None)
+
+
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _draw_at_once(
     key: PRNGKeyArray | None, parameters: tuple[Parameter | None, ...], is_eager: bool

@@ -1,6 +1,7 @@
 """Pooling over a sliding window, and to a size that is given."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 

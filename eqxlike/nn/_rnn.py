@@ -22,13 +22,14 @@ def _parameters(
     weight_init: Initializer | None,
     bias_init: Initializer | None,
 ) -> tuple[Parameter | None, ...]:
-    """Input weight, hidden weight and bias of all gates, one below the other."""
+    """Input weight, hidden weight and bias of all gates, one below the other; and a bias of one."""
     rows = num_gates * hidden_size
     dtype, limit = parameter_dtype(dtype), fan_in_limit(hidden_size)
     return (
         Parameter((rows, input_size), dtype, limit, weight_init, inputs_last=True),
         Parameter((rows, hidden_size), dtype, limit, weight_init, inputs_last=True),
         Parameter((rows,), dtype, limit, bias_init) if use_bias else None,
+        Parameter((hidden_size,), dtype, limit, bias_init) if use_bias else None,
     )
 
 
@@ -99,13 +100,9 @@ class GRUCell(Module):
         """
         input_size = whole_number(input_size, "input_size", least=0)
         hidden_size = whole_number(hidden_size, "hidden_size", least=0)
-        weights_and_bias = _parameters(
-            3, input_size, hidden_size, use_bias, dtype, weight_init, bias_init
-        )
-        limit = fan_in_limit(hidden_size)
-        bias_n = Parameter((hidden_size,), parameter_dtype(dtype), limit, bias_init)
+        options = use_bias, dtype, weight_init, bias_init
         self.weight_ih, self.weight_hh, self.bias, self.bias_n = draw(
-            key, *weights_and_bias, bias_n if use_bias else None
+            key, *_parameters(3, input_size, hidden_size, *options)
         )
         self.input_size = input_size
         self.hidden_size = hidden_size
@@ -200,9 +197,9 @@ class LSTMCell(Module):
         """
         input_size = whole_number(input_size, "input_size", least=0)
         hidden_size = whole_number(hidden_size, "hidden_size", least=0)
+        options = use_bias, dtype, weight_init, bias_init
         self.weight_ih, self.weight_hh, self.bias = draw(
-            key,
-            *_parameters(4, input_size, hidden_size, use_bias, dtype, weight_init, bias_init),
+            key, *_parameters(4, input_size, hidden_size, *options)[:3]
         )
         self.input_size = input_size
         self.hidden_size = hidden_size
