@@ -1,4 +1,4 @@
-"""Layers beside one another: branches that get one input, and whose outputs are joined."""
+"""Layers next to one another: branches that get one input, and whose outputs are joined."""
 
 import functools
 import operator
@@ -35,123 +35,8 @@ from ._stateful import (
     with_array_states,
 )
 
-# --- What the branches return, and how it is joined ---
-
-
-class Outputs(NamedTuple):
-    """What the branches of a group return: stacked, if they are several."""
-
-    places: tuple[int, ...]
-    value: Any
-
-    @property
-    def is_stacked(self) -> bool:
-        return len(self.places) > 1
-
-    @property
-    def form(self) -> Any:
-        """What one of the branches returns, with shapes in the place of arrays and numbers."""
-
-        def form_of(leaf: Any) -> Any:
-            if not is_array_like(leaf):
-                return leaf
-            shape = jnp.shape(leaf)[1:] if self.is_stacked else jnp.shape(leaf)
-            return jax.ShapeDtypeStruct(shape, jnp.result_type(leaf))
-
-        return jtu.tree_map(form_of, self.value)
-
-    def each(self) -> list[Any]:
-        """The outputs by themselves."""
-        if not self.is_stacked:
-            return [self.value]
-        return [layer_at(self.value, index) for index in range(len(self.places))]
-
-    def sum(self) -> Any:
-        """The sum of the outputs."""
-
-        def sum_of(leaf: Any) -> Any:
-            if not is_array(leaf):
-                return len(self.places) * leaf
-            # Without a dtype, small integers are summed as larger ones.
-            return jnp.sum(leaf, axis=0, dtype=leaf.dtype)
-
-        return jtu.tree_map(sum_of, self.value) if self.is_stacked else self.value
-
-
-def in_order(groups: Sequence[Outputs]) -> tuple[Any, ...]:
-    """The outputs of all branches, in the order of the branches."""
-    by_place = {
-        place: output
-        for outputs in groups
-        for place, output in zip(outputs.places, outputs.each(), strict=True)
-    }
-    return tuple(by_place[place] for place in sorted(by_place))
-
-
-def add(groups: Sequence[Outputs]) -> Any:
-    """The sum of the outputs of all branches, leaf by leaf."""
-    return functools.reduce(
-        functools.partial(jtu.tree_map, operator.add), [outputs.sum() for outputs in groups]
-    )
-
-
-def concatenate(groups: Sequence[Outputs], axis: int) -> Any:
-    """The outputs of all branches, one after another along `axis`, leaf by leaf."""
-    if len(groups) == 1 and groups[0].is_stacked:
-        return jtu.tree_map(functools.partial(_merge, axis=axis), groups[0].value)
-    return jtu.tree_map(lambda *each: jnp.concatenate(each, axis), *in_order(groups))
-
-
-def _merge(stacked: Array, axis: int) -> Array:
-    """The arrays that are stacked along the first axis, concatenated along `axis` of each."""
-    number, *shape = stacked.shape
-    axis %= len(shape)
-    shape[axis] *= number
-    return jnp.moveaxis(stacked, 0, axis).reshape(shape)
-
-
-def explain_misfit(groups: Sequence[Outputs], axis: int | None) -> str | None:
-    """The end of a sentence on what cannot be concatenated along `axis`, or summed if `None`."""
-    forms = [(outputs.places[0], outputs.form) for outputs in groups]
-    for place, form in forms:
-        for path, leaf in jtu.tree_leaves_with_path(form):
-            if problem := _explain_leaf(leaf, axis):
-                return (
-                    f"what branches[{place}] returns: outputs[{place}]{jtu.keystr(path)} is "
-                    f"{describe_node(leaf)}, {problem}"
-                )
-    fits = functools.partial(_fits, axis=axis)
-    (first_place, first), *others = forms
-    for place, form in others:
-        if difference := find_difference(first, form, fits):
-            return (
-                f"what branches[{first_place}] and branches[{place}] return: "
-                f"{difference.explain(f'outputs[{first_place}]', f'outputs[{place}]')}"
-            )
-    return None
-
-
-def _explain_leaf(leaf: Any, axis: int | None) -> str | None:
-    if not isinstance(leaf, jax.ShapeDtypeStruct):
-        return "and no array"
-    if axis is not None and not -leaf.ndim <= axis < leaf.ndim:
-        return f"which has no axis {axis}"
-    return None
-
-
-def _fits(first: Any, second: Any, axis: int | None) -> bool | None:
-    """For `find_difference`: whether two outputs have one shape, but for `axis`."""
-    if not isinstance(first, jax.ShapeDtypeStruct) or not isinstance(second, jax.ShapeDtypeStruct):
-        return None
-    shapes = [list(leaf.shape) for leaf in (first, second)]
-    if axis is not None and first.ndim == second.ndim:
-        for shape in shapes:
-            shape[axis] = 0
-    return shapes[0] == shapes[1]
-
-
-# --- Branches that are equal but for the values of their arrays, stored and called as one ---
-
+SUM, CONCATENATE = "sum", "concatenate"
+Join = Literal["sum", "concatenate"]
 
 Places = tuple[int, ...]
 """The indices of the branches of a group."""
@@ -159,79 +44,6 @@ Places = tuple[int, ...]
 
 class FusedBranches(FusedLinear):
     """Linear branches of different sizes, which `nn.fuse` made one product."""
-
-
-def group_branches(
-    branches: tuple[Callable, ...],
-) -> tuple[tuple[Any, ...], tuple[Places, ...]]:
-    """The groups of equal branches, each stacked if it has several; and their places."""
-    found: list[dict[int, Any]] = []
-    for place, branch in enumerate(branches):
-        for members in found:
-            first = next(iter(members.values()))
-            candidate = with_array_states(branch, first)
-            if _can_stack(first, candidate):
-                members[place] = candidate
-                break
-        else:
-            found.append({place: with_array_states(branch)})
-    groups = [
-        stack_layers([*members.values()]) if len(members) > 1 else branches[min(members)]
-        for members in found
-    ]
-    return tuple(groups), tuple(map(tuple, found))
-
-
-def _can_stack(first: Any, second: Any) -> bool:
-    if find_static_difference(first, second):
-        return False
-    # The values that such a branch finds in the state are not stacked.
-    if has_place_in_a_state(first):
-        return False
-    leaves = zip(jtu.tree_leaves(first), jtu.tree_leaves(second), strict=True)
-    return all(_can_stack_leaves(*each) for each in leaves)
-
-
-def _can_stack_leaves(first: Any, second: Any) -> bool:
-    if not is_array(first):
-        return not is_reference(first)
-    return bool(same_shape_and_dtype(first, second)) and _is_weak(first) == _is_weak(second)
-
-
-def _is_weak(array: Any) -> bool:
-    return getattr(jax.typeof(array), "weak_type", False)
-
-
-def call_group(
-    group: Any, places: Places, args: tuple[Any, ...], state: Any, keys: PRNGKeyArray | None
-) -> tuple[Any, Any]:
-    """The outputs of the branches of a group, stacked if they are several; and the state. Those of
-    `FusedBranches` are a tuple.
-
-    **Arguments:**
-
-    - `keys`: one for each branch of the model, or `None`.
-    """
-    has_state = is_stateful(group)
-    data, key_of = as_data(keys)
-
-    def call(branch: Any, state: Any, data: Any) -> tuple[Any, Any]:
-        if has_state:
-            return branch(*args, state=state, key=key_of(data))
-        return branch(*args, **key_for(branch, key_of(data))), state
-
-    if isinstance(group, FusedBranches):
-        return group(*args), state
-    if len(places) == 1:
-        return call(group, state, None if data is None else data[places[0]])
-    own_state = state.substate(group) if has_state else None
-    own_data = None if data is None else data[np.array(places)]
-    output, new_state = filter_vmap(call, axis_size=len(places))(group, own_state, own_data)
-    return output, state.update(new_state) if has_state else state
-
-
-SUM, CONCATENATE = "sum", "concatenate"
-Join = Literal["sum", "concatenate"]
 
 
 class Parallel(StatefulLayer):
@@ -284,7 +96,7 @@ class Parallel(StatefulLayer):
           are stateful; wrap a plain function in `Lambda`. Equal ones are frozen alike: to train
           one and not another, freeze before you put them here.
         - `join`: `"sum"`, `"concatenate"`, or a function of the tuple of outputs, in the order of
-          the branches; a Module as that function is trained. Outputs may be pytrees, whose leaves
+          the branches; a Module as that function is trained. _Outputs may be pytrees, whose leaves
           `"sum"` and `"concatenate"` join.
         - `axis`: along which `"concatenate"` joins; 0 if left out, that of the features of a vector
           and of the channels of an image.
@@ -304,7 +116,7 @@ class Parallel(StatefulLayer):
                     f"Parallel: branches[{index}] cannot be called; it is {describe_node(branch)}."
                 )
         if stack:
-            self.groups, self.places = group_branches(branches)
+            self.groups, self.places = _group_branches(branches)
         else:
             self.groups, self.places = branches, tuple((index,) for index in range(len(branches)))
         self.function, self.join = _join_by(join)
@@ -343,7 +155,7 @@ class Parallel(StatefulLayer):
                     f"{type(group).__name__}, is stateful: write `y, state = model(x, state)`."
                 )
             try:
-                output, state = call_group(group, places, (x, *args), state, keys)
+                output, state = _call_group(group, places, (x, *args), state, keys)
             except Exception as error:
                 if len(places) > 1:
                     # The layer that the message names has no path: it is made for the call.
@@ -359,18 +171,21 @@ class Parallel(StatefulLayer):
                     )
                 raise
             if isinstance(group, FusedBranches):
-                outputs += [Outputs((at,), each) for at, each in zip(places, output, strict=True)]
+                outputs += [_Outputs((at,), each) for at, each in zip(places, output, strict=True)]
             else:
-                outputs.append(Outputs(places, output))
+                outputs.append(_Outputs(places, output))
         joined = self._join(outputs)
         return joined if state is NO_STATE else (joined, state)
 
-    def _join(self, outputs: list[Outputs]) -> Any:
+    def _join(self, outputs: "list[_Outputs]") -> Any:
         if self.function is not None:
-            return self.function(in_order(outputs))
-        if problem := explain_misfit(outputs, self.axis):
+            return self.function(_in_order(outputs))
+        if problem := _explain_misfit(outputs, self.axis):
             raise ValueError(f"{describe(self)} cannot {self.join} {problem}.")
-        return add(outputs) if self.axis is None else concatenate(outputs, self.axis)
+        if self.axis is not None:
+            return _concatenate(outputs, self.axis)
+        add = functools.partial(jtu.tree_map, operator.add)
+        return functools.reduce(add, [each.sum() for each in outputs])
 
     def unstack(self) -> tuple[Any, ...]:
         """**Returns:** the branches by themselves, as a tuple."""
@@ -424,3 +239,178 @@ def _axis_for(join: Join | None, axis: Any) -> int | None:
     if number is None:
         raise ValueError(f"axis must be an integer, got {axis!r}.")
     return number
+
+
+# --- Branches that are equal but for the values of their arrays, stored and called as one ---
+
+
+def _group_branches(
+    branches: tuple[Callable, ...],
+) -> tuple[tuple[Any, ...], tuple[Places, ...]]:
+    """The groups of equal branches, each stacked if it has several; and their places."""
+    found: list[dict[int, Any]] = []
+    for place, branch in enumerate(branches):
+        for members in found:
+            first = next(iter(members.values()))
+            candidate = with_array_states(branch, first)
+            if _can_stack(first, candidate):
+                members[place] = candidate
+                break
+        else:
+            found.append({place: with_array_states(branch)})
+    groups = [
+        stack_layers([*members.values()]) if len(members) > 1 else branches[min(members)]
+        for members in found
+    ]
+    return tuple(groups), tuple(map(tuple, found))
+
+
+def _can_stack(first: Any, second: Any) -> bool:
+    if find_static_difference(first, second):
+        return False
+    # The values that such a branch finds in the state are not stacked.
+    if has_place_in_a_state(first):
+        return False
+    leaves = zip(jtu.tree_leaves(first), jtu.tree_leaves(second), strict=True)
+    return all(_can_stack_leaves(*each) for each in leaves)
+
+
+def _can_stack_leaves(first: Any, second: Any) -> bool:
+    if not is_array(first):
+        return not is_reference(first)
+    return bool(same_shape_and_dtype(first, second)) and _is_weak(first) == _is_weak(second)
+
+
+def _is_weak(array: Any) -> bool:
+    return getattr(jax.typeof(array), "weak_type", False)
+
+
+def _call_group(
+    group: Any, places: Places, args: tuple[Any, ...], state: Any, keys: PRNGKeyArray | None
+) -> tuple[Any, Any]:
+    """The outputs of the branches of a group, stacked if they are several; and the state. Those of
+    `FusedBranches` are a tuple.
+
+    **Arguments:**
+
+    - `keys`: one for each branch of the model, or `None`.
+    """
+    has_state = is_stateful(group)
+    data, key_of = as_data(keys)
+
+    def call(branch: Any, state: Any, data: Any) -> tuple[Any, Any]:
+        if has_state:
+            return branch(*args, state=state, key=key_of(data))
+        return branch(*args, **key_for(branch, key_of(data))), state
+
+    if isinstance(group, FusedBranches):
+        return group(*args), state
+    if len(places) == 1:
+        return call(group, state, None if data is None else data[places[0]])
+    own_state = state.substate(group) if has_state else None
+    own_data = None if data is None else data[np.array(places)]
+    output, new_state = filter_vmap(call, axis_size=len(places))(group, own_state, own_data)
+    return output, state.update(new_state) if has_state else state
+
+
+# --- What the branches return, and how it is joined ---
+
+
+class _Outputs(NamedTuple):
+    """What the branches of a group return: stacked, if they are several."""
+
+    places: tuple[int, ...]
+    value: Any
+
+    @property
+    def is_stacked(self) -> bool:
+        return len(self.places) > 1
+
+    @property
+    def form(self) -> Any:
+        """What one of the branches returns, with shapes in the place of arrays and numbers."""
+
+        def form_of(leaf: Any) -> Any:
+            if not is_array_like(leaf):
+                return leaf
+            shape = jnp.shape(leaf)[1:] if self.is_stacked else jnp.shape(leaf)
+            return jax.ShapeDtypeStruct(shape, jnp.result_type(leaf))
+
+        return jtu.tree_map(form_of, self.value)
+
+    def each(self) -> list[Any]:
+        """The outputs by themselves."""
+        if not self.is_stacked:
+            return [self.value]
+        return [layer_at(self.value, index) for index in range(len(self.places))]
+
+    def sum(self) -> Any:
+        """The sum of the outputs."""
+
+        def sum_of(leaf: Any) -> Any:
+            if not is_array(leaf):
+                return len(self.places) * leaf
+            # Without a dtype, small integers are summed as larger ones.
+            return jnp.sum(leaf, axis=0, dtype=leaf.dtype)
+
+        return jtu.tree_map(sum_of, self.value) if self.is_stacked else self.value
+
+
+def _in_order(groups: Sequence[_Outputs]) -> tuple[Any, ...]:
+    """The outputs of all branches, in the order of the branches."""
+    by_place = {
+        place: output
+        for outputs in groups
+        for place, output in zip(outputs.places, outputs.each(), strict=True)
+    }
+    return tuple(by_place[place] for place in sorted(by_place))
+
+
+def _concatenate(groups: Sequence[_Outputs], axis: int) -> Any:
+    """The outputs of all branches, one after another along `axis`, leaf by leaf."""
+
+    def merge(stacked: Array) -> Array:
+        number, *shape = stacked.shape
+        shape[axis] *= number
+        return jnp.moveaxis(stacked, 0, axis % len(shape)).reshape(shape)
+
+    if len(groups) == 1 and groups[0].is_stacked:
+        return jtu.tree_map(merge, groups[0].value)
+    return jtu.tree_map(lambda *each: jnp.concatenate(each, axis), *_in_order(groups))
+
+
+def _explain_misfit(groups: Sequence[_Outputs], axis: int | None) -> str | None:
+    """The end of a sentence on what cannot be concatenated along `axis`, or summed if `None`."""
+    forms = [(outputs.places[0], outputs.form) for outputs in groups]
+    for place, form in forms:
+        for path, leaf in jtu.tree_leaves_with_path(form):
+            if not isinstance(leaf, jax.ShapeDtypeStruct):
+                problem = "and no array"
+            elif axis is not None and not -leaf.ndim <= axis < leaf.ndim:
+                problem = f"which has no axis {axis}"
+            else:
+                continue
+            return (
+                f"what branches[{place}] returns: outputs[{place}]{jtu.keystr(path)} is "
+                f"{describe_node(leaf)}, {problem}"
+            )
+    fits = functools.partial(_fits, axis=axis)
+    (first_place, first), *others = forms
+    for place, form in others:
+        if difference := find_difference(first, form, fits):
+            return (
+                f"what branches[{first_place}] and branches[{place}] return: "
+                f"{difference.explain(f'outputs[{first_place}]', f'outputs[{place}]')}"
+            )
+    return None
+
+
+def _fits(first: Any, second: Any, axis: int | None) -> bool | None:
+    """For `find_difference`: whether two outputs have one shape, but for `axis`."""
+    if not isinstance(first, jax.ShapeDtypeStruct) or not isinstance(second, jax.ShapeDtypeStruct):
+        return None
+    shapes = [list(leaf.shape) for leaf in (first, second)]
+    if axis is not None and first.ndim == second.ndim:
+        for shape in shapes:
+            shape[axis] = 0
+    return shapes[0] == shapes[1]

@@ -188,13 +188,11 @@ def _kind(layer: Any, counts: dict[int, int]) -> Any:
         return None
     if not isinstance(plain.in_features, int) or not isinstance(plain.out_features, int):
         return None
-    place = tuple(None if isinstance(each, Tracer) else _sharding_of(each) for each in arrays)
+    place = tuple(
+        None if isinstance(each, Tracer) else getattr(each, "sharding", None) for each in arrays
+    )
     types = tuple((each.dtype, each.shape[:-2]) for each in arrays)
     return plain.in_features, types, plain.use_bias, frozen.pop(), place
-
-
-def _sharding_of(array: Any) -> Any:
-    return getattr(array, "sharding", None)
 
 
 def _fused(cls: type[FusedLinear], layers: Sequence[Any]) -> FusedLinear:
