@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.extend.core import Literal, jaxpr_as_fun
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from ..._compat import cpu_merges_recomputation, scan_counts
 from ..._module import field
-from ._mode import Arrays, Mode, OfArrays, OfList, Pullback, differentiated_by
-from ._reverse import Reverse
+from ._forward_reverse import Reverse
+from ._mode import Arrays, Mode, OfArrays, OfList, Pullback, ValueAndGrad, differentiated_by
 
 
 class Checkpointed(Mode):
@@ -51,9 +51,7 @@ class Checkpointed(Mode):
                 f"{self.policy!r}."
             )
 
-    def value_and_grad(
-        self, function: OfArrays, arrays: Arrays
-    ) -> tuple[tuple[Float[Array, ""], Arrays], Arrays]:
+    def value_and_grad(self, function: OfArrays, arrays: Arrays) -> ValueAndGrad:
         return Reverse().value_and_grad(self._cut(function, arrays), arrays)
 
     def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:

@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from ._forward import Forward
-from ._mode import Arrays, Mode, OfArrays
-from ._reverse import Reverse
+from ._forward_reverse import Forward, Reverse
+from ._mode import Arrays, Mode, OfArrays, ValueAndGrad
 
 
 class Enzyme(Mode):
@@ -36,9 +35,7 @@ class Enzyme(Mode):
 
     has_batching: ClassVar[bool] = False
 
-    def value_and_grad(
-        self, function: OfArrays, arrays: Arrays
-    ) -> tuple[tuple[Float[Array, ""], Arrays], Arrays]:
+    def value_and_grad(self, function: OfArrays, arrays: Arrays) -> ValueAndGrad:
         # Enzyme's operations run in a compiled program alone.
         by_enzyme = _by_enzyme(function, arrays)
         return jax.jit(lambda arrays: Reverse().value_and_grad(by_enzyme, arrays))(arrays)

@@ -13,8 +13,8 @@ from ..._module import field
 from ..._numbers import positive_number
 from ..._transforms import error_if
 from ..._transforms._derivatives._by_mode import CannotDifferentiate
-from ._forward import along_directions, gradients_of
-from ._mode import Arrays, Mode, OfArrays, Pullback, real_dot, to_widest
+from ._forward_reverse import along_directions, gradients_of
+from ._mode import Arrays, Mode, OfArrays, Pullback, ValueAndGrad, real_dot, to_widest
 
 # The factors of f(x + h k) - f(x - h k), divided by h, that give f' up to O(h ** order).
 _WEIGHTS = {2: {1: 1 / 2}, 4: {1: 2 / 3, 2: -1 / 12}}
@@ -58,9 +58,7 @@ class FiniteDifference(Mode):
         if self.step is not None:
             positive_number(self.step, "FiniteDifference: step")
 
-    def value_and_grad(
-        self, function: OfArrays, arrays: Arrays
-    ) -> tuple[tuple[Float[Array, ""], Arrays], Arrays]:
+    def value_and_grad(self, function: OfArrays, arrays: Arrays) -> ValueAndGrad:
         value, aux = function(arrays)
         derivatives = self._derivatives(lambda arrays: [function(arrays)[0]], arrays, [value])
         return (value, aux), gradients_of(derivatives[0], arrays)

@@ -2,15 +2,16 @@
 
 import abc
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jaxtyping import Array, Float, Inexact
+from jaxtyping import Array, Float
 
 from ..._dtypes import wider
 from ..._module import Module
@@ -30,6 +31,9 @@ OfArrays = Callable[[Arrays], tuple[Any, Arrays]]
 `value` is a real scalar, or where it is said so a list of real arrays. `aux` is a list of arrays
 that are not differentiated.
 """
+
+ValueAndGrad = tuple[tuple[Float[Array, ""], Arrays], Arrays]
+"""`((value, aux), gradient)`."""
 
 
 class Mode(Module):
@@ -127,8 +131,14 @@ class Mode(Module):
         outputs, pullback, aux = self.vjp(function, arrays)
         if not outputs:
             return outputs, aux, []
-        cotangents = _unit_cotangents(outputs)
-        if sum(each.size for each in outputs) == 1:
+        *starts, size = itertools.accumulate(math.prod(each.shape) for each in outputs)
+        # A cotangent for each number among the outputs: 1 there, and 0 elsewhere.
+        columns = jnp.split(jnp.eye(size, dtype=bool), starts, axis=1)
+        cotangents = [
+            column.reshape(size, *output.shape).astype(output.dtype)
+            for column, output in zip(columns, outputs, strict=True)
+        ]
+        if size == 1:
             found = [each[None] for each in pullback([each[0] for each in cotangents])]
         elif self.has_batching:
             found = jax.vmap(pullback)(cotangents)
@@ -136,8 +146,8 @@ class Mode(Module):
             found = jax.lax.map(pullback, cotangents)
         jacobian: list[Arrays] = [[] for _ in outputs]
         for gradient in found:
-            ends = _ends(outputs)[:-1]
-            for row, output, part in zip(jacobian, outputs, jnp.split(gradient, ends), strict=True):
+            parts = jnp.split(gradient, starts)
+            for row, output, part in zip(jacobian, outputs, parts, strict=True):
                 row.append(part.reshape(*output.shape, *gradient.shape[1:]))
         return outputs, aux, jacobian
 
@@ -156,26 +166,6 @@ def to_widest(arrays: Iterable[Array]) -> Arrays:
     arrays = list(arrays)
     dtype = functools.reduce(wider, (each.dtype for each in arrays))
     return [each.astype(dtype) for each in arrays]
-
-
-def _ends(arrays: Sequence[Array]) -> list[int]:
-    """Where each of the arrays ends, if they lie flat one after another."""
-    ends, end = [], 0
-    for each in arrays:
-        end += math.prod(each.shape)
-        ends.append(end)
-    return ends
-
-
-def _unit_cotangents(outputs: Arrays) -> list[Inexact[Array, "m *out"]]:
-    """A cotangent for each of the `m` numbers among the outputs: 1 there, and 0 elsewhere."""
-    ends = _ends(outputs)
-    size = ends[-1] if ends else 0
-    columns = jnp.split(jnp.eye(size, dtype=bool), ends[:-1], axis=1)
-    return [
-        column.reshape(size, *output.shape).astype(output.dtype)
-        for column, output in zip(columns, outputs, strict=True)
-    ]
 
 
 # --- Functions of arrays that are differentiated by a mode, whatever mode the caller is in ---
@@ -224,7 +214,7 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
 
             return moved
 
-        moving = _where(is_moving, arrays)
+        moving = list(itertools.compress(arrays, is_moving))
         with advised(mode, name):
             smooth, pullback, others = mode.vjp(of_moving(arrays), moving)
             if not smooth:
@@ -234,8 +224,9 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
 
         def forward(residuals: Arrays, directions: Arrays) -> Arrays:
             arrays = residuals[: len(is_moving)]
+            moving = list(itertools.compress(arrays, is_moving))
             with advised(mode, name):
-                return mode.jvp(of_moving(arrays), _where(is_moving, arrays), directions)
+                return mode.jvp(of_moving(arrays), moving, directions)
 
         def transpose(residuals: Arrays, cotangents: Arrays, _: Any) -> Arrays:
             consts = residuals[len(is_moving) :]
@@ -245,7 +236,7 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
             forward,
             transpose,
             [*arrays, *closed.consts],
-            _where(is_moving, dots),
+            list(itertools.compress(dots, is_moving)),
             like=smooth,
             # So a batch in reverse mode does without `forward`, which a mode may not have.
             is_of_members=True,
@@ -264,7 +255,3 @@ def _as_array(value: Any) -> Any:
     """`value`, which may be a Python number where a user differentiates by one."""
     is_array = hasattr(value, "shape") or isinstance(value, SymbolicZero)
     return value if is_array else jnp.asarray(value)
-
-
-def _where(flags: list[bool], values: list[Any]) -> list[Array]:
-    return [value for value, flag in zip(values, flags, strict=True) if flag]

@@ -1,4 +1,4 @@
-"""Forward mode."""
+"""Reverse and forward mode, and the mode that chooses one of them by the sizes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,11 +7,42 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from ..._module import field
 from ..._numbers import whole_number
-from ._mode import Arrays, Mode, OfArrays
+from .._equations import equations_in
+from ._mode import Arrays, Mode, OfArrays, Pullback, ValueAndGrad
+
+
+class Reverse(Mode):
+    """Reverse mode: one pass forward that keeps intermediate values, and one back.
+
+    It costs a few times the function, however many inputs there are, and as much memory as the
+    values that it keeps. It is JAX's own, and what `filter_grad` does where no mode is named.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> from eqxlike import ad
+        >>> print(eqx.filter_grad(lambda x: jnp.sum(x**2), mode=ad.Reverse())(jnp.arange(3.0)))
+        [0. 2. 4.]
+    """
+
+    def value_and_grad(self, function: OfArrays, arrays: Arrays) -> ValueAndGrad:
+        return jax.value_and_grad(function, has_aux=True)(arrays)
+
+    def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:
+        outputs, pullback, aux = jax.vjp(function, arrays, has_aux=True)
+        return outputs, lambda cotangents: pullback(cotangents)[0], aux
+
+    def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
+        equations = equations_in(jax.make_jaxpr(function)(arrays).jaxpr)
+        if any(each.primitive.name.startswith("custom_vjp_call") for each in equations):
+            # Its one JVP is the transpose of its VJP.
+            return super().jvp(function, arrays, tangents)
+        _, directions, _ = jax.jvp(function, (arrays,), (tangents,), has_aux=True)
+        return directions
 
 
 class Forward(Mode):
@@ -41,10 +72,12 @@ class Forward(Mode):
         if self.chunk is not None:
             whole_number(self.chunk, "Forward: chunk")
 
-    def value_and_grad(
-        self, function: OfArrays, arrays: Arrays
-    ) -> tuple[tuple[Float[Array, ""], Arrays], Arrays]:
-        (value,), aux, (gradient,) = self.jacobian(_as_list(function), arrays)
+    def value_and_grad(self, function: OfArrays, arrays: Arrays) -> ValueAndGrad:
+        def as_list(arrays: Arrays) -> tuple[Arrays, Arrays]:
+            value, aux = function(arrays)
+            return [value], aux
+
+        (value,), aux, (gradient,) = self.jacobian(as_list, arrays)
         return (value, aux), gradient
 
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
@@ -64,12 +97,37 @@ class Forward(Mode):
         return outputs, aux, [gradients_of(each, arrays) for each in derivatives]
 
 
-def _as_list(function: OfArrays) -> OfArrays:
-    def of_arrays(arrays: Arrays) -> tuple[Arrays, Arrays]:
-        value, aux = function(arrays)
-        return [value], aux
+class Auto(Mode):
+    """Forward mode for few inputs, reverse mode for many.
 
-    return of_arrays
+    Forward mode takes a pass for each number among the inputs, and reverse mode one for each among
+    the outputs, which costs more. `ad.choose` measures instead.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> from eqxlike import ad
+        >>> print(eqx.filter_grad(lambda x: jnp.sum(x**2), mode=ad.Auto())(jnp.arange(3.0)))
+        [0. 2. 4.]
+    """
+
+    def value_and_grad(self, function: OfArrays, arrays: Arrays) -> ValueAndGrad:
+        return self._mode(arrays, num_outputs=1).value_and_grad(function, arrays)
+
+    def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:
+        return Reverse().vjp(function, arrays)
+
+    def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
+        return Forward().jvp(function, arrays, tangents)
+
+    def jacobian(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Arrays, list[Arrays]]:
+        outputs, _ = jax.eval_shape(function, arrays)
+        num_outputs = sum(math.prod(each.shape) for each in outputs)
+        return self._mode(arrays, num_outputs).jacobian(function, arrays)
+
+    def _mode(self, arrays: Arrays, num_outputs: int) -> Mode:
+        # `python -m benchmarks.ad_modes` shows where the one becomes slower than the other.
+        return Forward() if num_directions(arrays) <= num_outputs else Reverse()
 
 
 # --- Derivatives along one number of the input after another, in blocks ---
