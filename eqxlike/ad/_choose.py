@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 from .._numbers import positive_number, whole_number
 from .._pytree import is_array
 from .._transforms import filter_jit
+from ._compare._compare import Entrant, Trial, all_agree, trial_of
 from ._compare._reference import NoReference
 from ._compare._subject import (
     CHUNK,
@@ -20,7 +21,6 @@ from ._compare._subject import (
     refuse_tracers,
     with_arrays_as_leaves,
 )
-from ._compare._trial import Entrant, Trial, all_agree, trial_of
 from ._measuring import Call, Times, time_interleaved
 from ._modes import Checkpointed, FiniteDifference, Forward, Mode, Reverse
 
@@ -102,12 +102,8 @@ _MODES = (Reverse(), Checkpointed(), Forward(CHUNK))
 _measuring = threading.RLock()
 
 
-class _Slot(threading.local):
-    name: str | None = None
-    """The name that this thread is about to remember."""
-
-
-_slot = _Slot()
+_slot = threading.local()
+"""Its `name` is the one that this thread is about to remember, if it is about to."""
 
 
 class _NothingToRemember(Exception):
@@ -125,9 +121,10 @@ def _remembered(key: Any) -> str:
     So `filter_jit` remembers: it knows what a trace serves for, how long it is needed, which thread
     comes first, and when to forget. A trace that raises is not kept.
     """
-    if _slot.name is None:
+    name = getattr(_slot, "name", None)
+    if name is None:
         raise _NothingToRemember
-    return _slot.name
+    return name
 
 
 def _recall(key: Any) -> str | None:

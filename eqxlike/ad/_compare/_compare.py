@@ -1,21 +1,31 @@
-"""Modes of differentiation side by side on one function."""
+"""Modes of differentiation next to one another on one function."""
 
 import dataclasses
+import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jaxtyping import PyTree
 
 from ..._numbers import positive_number, whole_number
+from ..._pytree import describe_node, is_array
 from ..._timing import machine_info
 from ..._transforms._derivatives._by_mode import check_mode
-from .._measuring import Call, Times, time_interleaved
-from .._modes import FiniteDifference, Mode
-from ._comparison import Comparison, ComparisonRow
-from ._reference import NoReference
-from ._subject import Modes, as_written, checked_subject, described, named_modes
-from ._trial import trial_of
+from .._measuring import Call, Pace, Times, freshly_compiled, pace_of, time_interleaved
+from .._modes import Enzyme, FiniteDifference, Mode
+from ._comparison import Comparison, ComparisonRow, Verdict
+from ._reference import (
+    LeafError,
+    NoReference,
+    Reference,
+    default_tolerance,
+    leaf_errors,
+    reference_gradient,
+)
+from ._subject import Modes, Subject, as_written, checked_subject, described, named_modes
 
 _PRIMAL = ""
 """The name of the function itself among the modes; no mode has it."""
@@ -39,7 +49,7 @@ def compare(
     """Which modes differentiate `f` rightly at these arguments, and how fast.
 
     Each mode is compiled, and its gradient compared with that of `reference`. Then all are timed in
-    turn, beside `f` alone. A mode that fails has a row that says so, and stops no other.
+    turn, next to `f` alone. A mode that fails has a row that says so, and stops no other.
 
     The error of a gradient is that of its worst leaf: the largest difference, relative to the
     largest derivative that the reference has in this leaf. (Where these are all below `sqrt(eps)`
@@ -154,3 +164,177 @@ def _with_times(row: ComparisonRow, times: Times, primal: Times) -> ComparisonRo
         ratio=times.ratio_to(primal),
         rounds=len(numbers),
     )
+
+
+# --- What each mode is put through before it is timed ---
+
+
+def trial_of(subject: Subject, budget_s: float, tolerance: float | None = None) -> "Trial":
+    """A trial without a reference; the function is compiled and called."""
+    program = freshly_compiled(subject.function, subject.args)
+
+    def primal() -> Any:
+        return subject.value_of(program.run())
+
+    value = primal()
+    return Trial(subject, primal, value, program.has_loop, pace_of(program, budget_s), tolerance)
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """The fields of the same names in a `ComparisonRow`."""
+
+    verdict: Verdict
+    explanation: str = ""
+    max_relative_error: float | None = None
+    worst_path: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Entrant:
+    """A mode that was tried.
+
+    - `row`: its row without times.
+    - `call`: what to time; `None` if it failed.
+    - `value`, `gradient`: what it found.
+    """
+
+    row: ComparisonRow
+    call: Call | None = None
+    value: Any = None
+    gradient: PyTree = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A function by which modes are tried.
+
+    - `primal`: calls it alone, and returns its value.
+    - `value`: that value.
+    - `has_loop`: whether the function has a loop.
+    - `pace`: how fast that was.
+    - `reference`: the right gradient; without one, a gradient must only be finite.
+    - `tolerance`: the largest error that is right; `None` for that of the dtype.
+    """
+
+    subject: Subject
+    primal: Call
+    value: Any
+    has_loop: bool
+    pace: Pace
+    tolerance: float | None
+    reference: Reference | None = None
+
+    def against(self, mode: Mode) -> "Trial":
+        """The trial with the gradient by `mode` as its reference."""
+        reference = reference_gradient(self.subject, mode, self.pace)
+        return dataclasses.replace(self, reference=reference)
+
+    def may_end_process(self, mode: Mode) -> bool:
+        """Whether to try the mode may end the process, with all that others found in it."""
+        # enzyme_ad 0.0.16, for the loop of a hidden Markov model: "LLVM ERROR: Failed to infer
+        # result type(s)".
+        return isinstance(mode, Enzyme) and self.has_loop
+
+    def enter(self, name: str, mode: Mode) -> Entrant:
+        """Compiles the value and the gradient by `mode`, and looks whether they are right."""
+        subject = self.subject
+        row = ComparisonRow(name, "error")
+        try:
+            program = freshly_compiled(subject.value_and_grad(mode), subject.args)
+            row = dataclasses.replace(
+                row,
+                first_call_ms=program.first_call_ms,
+                traced_operations=program.traced_operations,
+                compiled_operations=program.compiled_operations,
+                peak_bytes=program.peak_bytes,
+            )
+            if complaint := self.pace.complaint(program):
+                what = f"Not run: {complaint}. Where that is wanted, give a larger `budget_s`."
+                return Entrant(dataclasses.replace(row, explanation=what))
+            output, gradient = program.run()
+            value = subject.value_of(output)
+            judgement = self.judge(value, gradient)
+        except Exception as error:
+            return Entrant(dataclasses.replace(row, explanation=described(error)))
+        row = dataclasses.replace(row, **dataclasses.asdict(judgement))
+        return Entrant(row, lambda: subject.value_of(program.run()[0]), value, gradient)
+
+    def judge(self, value: Any, gradient: PyTree) -> Judgement:
+        """The verdict on a value and a gradient."""
+        subject = self.subject
+        try:
+            gradients = subject.gradients_in(gradient)
+        except (TypeError, ValueError) as error:
+            return Judgement("wrong", f"The gradient has another structure than args[0]: {error}")
+        for place, (found, array) in enumerate(zip(gradients, subject.arrays, strict=True)):
+            if not is_array(found) or (found.shape, found.dtype) != (array.shape, array.dtype):
+                path = subject.path_of(place)
+                what = f"is {describe_node(found)}, and the array is {describe_node(array)}"
+                return Judgement("wrong", f"The gradient by {path} {what}.", worst_path=path)
+        gradients = list(map(_in_double, gradients))
+        for place, found in enumerate(gradients):
+            if num_bad := int(np.sum(~np.isfinite(found))):
+                path = subject.path_of(place)
+                what = f"Not finite: {num_bad} of the {found.size} derivatives by {path}."
+                return Judgement("nan", what, worst_path=path)
+        if not np.isfinite(_in_double(value)):
+            return Judgement("nan", f"Not finite: the value, {value}.", worst_path="the value")
+        found, right = float(_in_double(value)), float(_in_double(self.value))
+        allowed = self.tolerance or default_tolerance(subject.value_dtype)
+        if not abs(found - right) <= allowed * max(abs(right), 1):
+            what = f"The value is {found:.6g}; that of the function, called alone, is {right:.6g}."
+            return Judgement("wrong", what, worst_path="the value")
+        if self.reference is None:
+            return Judgement("ok")
+        return self._compared(gradients, self.reference)
+
+    def _compared(self, gradients: list[np.ndarray], reference: Reference) -> Judgement:
+        """The verdict on a gradient that is finite."""
+        compared = self.subject, gradients, reference.gradients, self.tolerance
+        found = _errors(*compared)
+        worst = max(found, key=lambda each: each.error)
+        error, path = worst.error, self.subject.path_of(worst.place)
+        if all(each.is_ok for each in found):
+            return Judgement("ok", "", error, path)
+        found = _errors(*compared, reference.doubts)
+        if all(each.is_ok for each in found):
+            what = f"The gradient by {path} is off by {error:.1e} of its size, and the reference is"
+            what += " as uncertain: a kink, a minimum, or low precision inside the function."
+            return Judgement("ok", what, error, path)
+        worst = max(found, key=lambda each: each.beyond_doubt / each.tolerance)
+        passing = max(each.beyond_doubt for each in found)
+        path = self.subject.path_of(worst.place)
+        what = f"The gradient by {path} is off by {worst.error:.1e} of its size. The tolerance is"
+        what += f" {worst.tolerance:.1e}; {_rounded_up(passing)} would have passed."
+        return Judgement("wrong", what, error, path)
+
+
+def all_agree(subject: Subject, gradients: Sequence[PyTree]) -> bool:
+    """Whether gradients, which are finite, are the same but for rounding."""
+    if not gradients:
+        return True
+    first, *others = [list(map(_in_double, subject.gradients_in(each))) for each in gradients]
+    return all(each.is_ok for other in others for each in _errors(subject, other, first))
+
+
+def _errors(
+    subject: Subject,
+    gradients: list[np.ndarray],
+    expected: list[np.ndarray],
+    tolerance: float | None = None,
+    doubts: Sequence[np.ndarray] | None = None,
+) -> list[LeafError]:
+    dtypes = [(array.dtype, subject.value_dtype) for array in subject.arrays]
+    return leaf_errors(gradients, expected, doubts or [0.0] * len(expected), dtypes, tolerance)
+
+
+def _in_double(array: Any) -> np.ndarray:
+    array = np.asarray(array)
+    return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+
+
+def _rounded_up(number: float) -> str:
+    """Two digits of `number`, which spell no less than it."""
+    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return f"{math.ceil(number / unit) * unit:.1e}"
