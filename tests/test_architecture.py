@@ -100,8 +100,7 @@ ROOMS = {
         {"_flat"},
         {"_buffers", "_carry"},
         {"_body", "_progress"},
-        {"_scan", "_while_loop"},
-        {"_fori_loop"},
+        {"_loops"},
     ),
     "nn": (
         {"_inputs"},

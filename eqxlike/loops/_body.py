@@ -17,7 +17,7 @@ from ._buffers import Buffer
 from ._carry import Form, take_arrays
 from ._flat._counted_while import Condition
 from ._flat._plan import Arrays, Scan, Step
-from ._flat._step import started
+from ._flat._step import clear_written
 
 Buffers = Callable[[PyTree], Any]
 """From a carry to its buffers: arrays of it, or nodes that hold some."""
@@ -49,15 +49,17 @@ class Body:
     is_inside: tuple[bool, ...]
     outer: dict[int, Buffer]
 
-    def started(self, operands: Arrays, run: Callable[[Arrays, Arrays], Arrays]) -> list[Array]:
-        """As `started` of its buffers."""
+    def clear_written(
+        self, operands: Arrays, run: Callable[[Arrays, Arrays], Arrays]
+    ) -> list[Array]:
+        """As `clear_written` of its buffers."""
         own = list(map(operator.ne, self.is_buffer, self.is_inside))
-        carry = started(own, operands, self.carry, run)
-        return started(self.is_inside, operands, carry, run, is_inside=True)
+        carry = clear_written(own, operands, self.carry, run)
+        return clear_written(self.is_inside, operands, carry, run, is_inside=True)
 
-    def put(self, arrays: Arrays) -> PyTree:
+    def unflatten(self, arrays: Arrays) -> PyTree:
         """The carry as the user has it outside of the loop."""
-        leaves, treedef = jtu.tree_flatten(self.form.put(arrays))
+        leaves, treedef = jtu.tree_flatten(self.form.unflatten(arrays))
         return treedef.unflatten(
             self.outer[place].holding(leaf) if place in self.outer else leaf
             for place, leaf in enumerate(leaves)
@@ -101,7 +103,7 @@ def trace_body(
     consts, y_form = list(map(jnp.asarray, closed.consts)), flat.y_form
     step, reading_step = _step_of(closed, slice(len(consts)), len(carry)), None
     if places:
-        reader = _FlatBody(name, body, form, x_form, places, outer, is_writing=False)
+        reader = dataclasses.replace(flat, is_writing=False)
         reading = jax.make_jaxpr(reader)(carry, list(x), jnp.asarray(True))
         reading_step = _step_of(reading, slice(len(consts), None), len(carry))
         consts += map(jnp.asarray, reading.consts)
@@ -123,6 +125,7 @@ def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int) -> Step:
     return step
 
 
+@dataclasses.dataclass(eq=False)
 class _FlatBody:
     """A body as a function of lists of arrays, which notes what its trace comes to.
 
@@ -133,49 +136,38 @@ class _FlatBody:
       list if all have the right one.
     """
 
-    def __init__(
-        self,
-        name: str,
-        body: Callable[[PyTree, PyTree], Any],
-        form: Form,
-        x_form: Form,
-        buffers: set[int],
-        outer: dict[int, Buffer],
-        *,
-        is_writing: bool = True,
-    ):
-        self._name = name
-        self._body = body
-        self._form = form
-        self._x_form = x_form
-        self._buffers = buffers
-        self._outer = outer
-        self._is_writing = is_writing
-        self.y_form = form
-        self.casts: list[Any] = []
+    name: str
+    body: Callable[[PyTree, PyTree], Any]
+    form: Form
+    x_form: Form
+    buffers: set[int]
+    outer: dict[int, Buffer]
+    is_writing: bool = True
+    y_form: Form = dataclasses.field(init=False)
+    casts: list[Any] = dataclasses.field(init=False)
 
     def __call__(self, carry: Arrays, x: Arrays, is_active: Any) -> tuple[list[Array], list[Array]]:
-        old = self._form.put(carry)
+        old = self.form.unflatten(carry)
         leaves, treedef = jtu.tree_flatten(old)
         given = treedef.unflatten(
             self._as_given(place, leaf, is_active) for place, leaf in enumerate(leaves)
         )
-        new, y = self._body(given, self._x_form.put(x))
-        new = _without_buffers(self._name, new, self._buffers | self._outer.keys())
-        _check_carry(self._name, old, new)
+        new, y = self.body(given, self.x_form.unflatten(x))
+        new = _without_buffers(self.name, new, self.buffers | self.outer.keys())
+        _check_carry(self.name, old, new)
         arrays = take_arrays(new)
-        self.casts = _casts(self._name, old, carry, arrays)
+        self.casts = _casts(self.name, old, carry, arrays)
         self.y_form = Form(y)
         return arrays, take_arrays(y)
 
     def _as_given(self, place: int, leaf: Any, is_active: Any) -> Any:
         """A leaf of the carry, as the user's function gets it."""
-        outer = self._outer.get(place)
-        if place not in self._buffers:
+        outer = self.outer.get(place)
+        if place not in self.buffers:
             return leaf if outer is None else outer.holding(leaf)
         if outer is None:
-            return Buffer(leaf, is_active, self._is_writing)
-        return Buffer(leaf, is_active & outer.is_active, self._is_writing and outer.is_writable)
+            return Buffer(leaf, is_active, self.is_writing)
+        return Buffer(leaf, is_active & outer.is_active, self.is_writing and outer.is_writable)
 
 
 def scan_of(
@@ -202,7 +194,7 @@ def trace_condition(
     """
 
     def flat(carry: Arrays) -> Array:
-        returned = condition(body.put(carry))
+        returned = condition(body.unflatten(carry))
         dtype = jnp.result_type(returned) if is_array_like(returned) else None
         if dtype != jnp.bool_ or jnp.shape(returned) != ():
             raise TypeError(

@@ -168,17 +168,17 @@ def _write_where(
 
     def transpose(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
         indices = residuals[len(masks) :]
-        of_x = read(cotangents[0], indices)
+        ct_x = read(cotangents[0], indices)
         # Nobody asks again for what was there before, but at the start: the loop sees to that. To
         # write a zero there, XLA would copy the array in each step.
-        return [cotangents[0], select(residuals, of_x, jnp.zeros_like(of_x))]
+        return [cotangents[0], select(residuals, ct_x, jnp.zeros_like(ct_x))]
 
     def transpose_all(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
         # In derivatives of derivatives a step writes to a buffer that the loop has filled before.
-        of_array, of_x = transpose(residuals, cotangents, ())
+        ct_array, ct_x = transpose(residuals, cotangents, ())
         indices = residuals[len(masks) :]
-        kept = select(residuals, jnp.zeros_like(of_x), read(of_array, indices))
-        return [write(of_array, indices, kept), of_x]
+        kept = select(residuals, jnp.zeros_like(ct_x), read(ct_array, indices))
+        return [write(ct_array, indices, kept), ct_x]
 
     residuals = [*masks, *indices]
     if not jnp.issubdtype(array.dtype, jnp.inexact):

@@ -19,7 +19,7 @@ class Form:
         leaves, self._rest = split(tree, is_array_like)
         self._key_impls = [_impl_of_key(leaf) for leaf in leaves]
 
-    def put(self, arrays: Arrays) -> PyTree:
+    def unflatten(self, arrays: Arrays) -> PyTree:
         """The tree of this form that has these arrays."""
         return self._rest.merge(
             array if impl is None else jr.wrap_key_data(array, impl=impl)
@@ -37,12 +37,3 @@ def take_arrays(tree: PyTree) -> list[Array]:
 
 def _impl_of_key(leaf: Any) -> Any:
     return jr.key_impl(leaf) if is_key(leaf) else None
-
-
-# --- The kinds of loop ---
-
-
-def check_kind(kind: str, kinds: tuple[str, ...]) -> None:
-    """Raises `ValueError` unless `kind` is one of `kinds`."""
-    if kind not in kinds:
-        raise ValueError(f"kind must be one of {', '.join(map(repr, kinds))}; got {kind!r}.")

@@ -82,8 +82,8 @@ def _select_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[An
     output = _select.bind(is_active, new, old)
     if all(type(tangent) is ad.Zero for tangent in tangents[1:]):
         return output, ad.Zero(jax.typeof(output).to_tangent_aval())
-    moving = map(ad.instantiate_zeros, tangents[1:])
-    return output, _select.bind(is_active, *moving)
+    nonzero = map(ad.instantiate_zeros, tangents[1:])
+    return output, _select.bind(is_active, *nonzero)
 
 
 def _select_transpose(cotangent: Any, is_active: Any, new: Any, old: Any) -> list[Any]:

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ..._transforms._derivatives._linear_call import instantiate, linear_call, zero_tangent
-from ._plan import Arrays, Operands, Scan, Step, segments_of, split
+from ._plan import Arrays, Operands, Scan, Step, fill, segments_of, select, split
 from ._revolve import pull_back_any_length
-from ._step import pull_back_step, run, started
-from ._tangents import Moving, find_moving, moved, moving_at_start, with_tangents
+from ._step import clear_written, pull_back_step, run
+from ._tangents import Nonzero, find_nonzero, nonzero_at_start, with_tangents
 
 Saved = tuple[list[Array], list[Array], list[Array]]
 """`(carry, ys, saved)`: the outputs of a scan, and what was saved of the carry by segment."""
@@ -33,15 +33,15 @@ def counted_scan(scan: Scan, operands: Operands) -> tuple[list[Array], list[Arra
 
     @jax.custom_jvp
     def run_flat(flat: Arrays, count: Array | None) -> tuple[list[Array], list[Array]]:
-        return run(scan, operands.filled(flat, count))
+        return run(scan, operands.unflatten(flat, count))
 
     @functools.partial(run_flat.defjvp, symbolic_zeros=True)
     def _differentiate(primals: Any, tangents: Any) -> Any:
-        filled = operands.filled(*primals)
+        filled = operands.unflatten(*primals)
         carry, ys, saved = save(scan, filled)
         return (carry, ys), tangents_of(scan, filled, tangents[0], carry, ys, saved)
 
-    return run_flat(operands.flat(), operands.count)
+    return run_flat(operands.flatten(), operands.count)
 
 
 def save(scan: Scan, operands: Operands) -> Saved:
@@ -85,7 +85,7 @@ def _run_inside(segment: Scan, operands: Operands) -> tuple[list[Array], list[Ar
         return run(segment, Operands(consts, carry, xs, count[0] if count else None))[0]
 
     shared = [*operands.consts, *operands.xs, *count]
-    carry = started(segment.is_written_once, shared, operands.carry, run_from, is_inside=True)
+    carry = clear_written(segment.is_written_once, shared, operands.carry, run_from, is_inside=True)
     return counted_scan(segment, dataclasses.replace(operands, carry=carry))
 
 
@@ -96,81 +96,71 @@ def tangents_of(
 
     **Arguments:**
 
-    - `tangents`: of the operands, in one list; a `SymbolicZero` for those that do not move.
+    - `tangents`: of the operands, in one list; a `SymbolicZero` for those that are zero.
     - `carry`, `ys`, `saved`: what `save` returned.
     """
-    moving = find_moving(scan, operands, moving_at_start(operands, tangents, ys))
-    directions = [
-        instantiate(each)
-        for each, is_moving in zip(tangents, moving.flat(), strict=True)
-        if is_moving
-    ]
+    nonzero = find_nonzero(scan, operands, nonzero_at_start(operands, tangents, ys))
+    directions = list(map(instantiate, select(tangents, nonzero.flatten())))
     num_operands, num_saved = len(tangents), len(saved)
     has_count = operands.count is not None
     count = [operands.count] if has_count else []
 
     def unpack(residuals: Arrays) -> tuple[Operands, list[Array], list[Array]]:
         flat, saved, last, count = split(residuals, num_operands, num_saved, len(carry))
-        return operands.filled(flat, count[0] if has_count else None), saved, last
+        return operands.unflatten(flat, count[0] if has_count else None), saved, last
 
     def forward(residuals: Arrays, directions: Arrays) -> list[Array]:
         filled, _, _ = unpack(residuals)
-        return _push_forward(scan, filled, moving, directions)
+        return _push_forward(scan, filled, nonzero, directions)
 
     def transpose(residuals: Arrays, cotangents: Arrays, is_shared: Any) -> list[Array]:
         filled, saved, last = unpack(residuals)
-        of_carry, of_ys = split(cotangents, sum(moving.carry))
+        ct_carry, ct_ys = split(cotangents, sum(nonzero.carry))
         if scan.checkpoints is not None:
             return pull_back_any_length(
-                scan, filled, moving, last, of_carry, of_ys, is_shared, _push_forward
+                scan, filled, nonzero, last, ct_carry, ct_ys, is_shared, _push_forward
             )
-        of_consts = [jnp.zeros_like(each) for each in moved(filled.consts, moving.consts)]
+        ct_consts = [jnp.zeros_like(each) for each in select(filled.consts, nonzero.consts)]
         at_end = dataclasses.replace(filled, carry=last)
-        of_carry, of_consts, of_xs = _pull_back(
-            scan, at_end, moving, saved, of_carry, of_ys, of_consts, is_shared
+        ct_carry, ct_consts, ct_xs = _pull_back(
+            scan, at_end, nonzero, saved, ct_carry, ct_ys, ct_consts, is_shared
         )
-        return [*of_consts, *of_carry, *of_xs]
+        return [*ct_consts, *ct_carry, *ct_xs]
 
-    residuals = [*operands.flat(), *saved, *carry, *count]
-    like = [*moved(carry, moving.carry), *moved(ys, moving.ys)]
-    found = iter(
-        linear_call(forward, transpose, residuals, directions, like, num_summed=sum(moving.consts))
-    )
+    residuals = [*operands.flatten(), *saved, *carry, *count]
+    like = [*select(carry, nonzero.carry), *select(ys, nonzero.ys)]
+    num_summed = sum(nonzero.consts)
+    found = linear_call(forward, transpose, residuals, directions, like, num_summed=num_summed)
+    carry_dot, ys_dot = split(found, sum(nonzero.carry))
     return (
-        [
-            next(found) if moves else zero_tangent(each)
-            for each, moves in zip(carry, moving.carry, strict=True)
-        ],
-        [
-            next(found) if moves else zero_tangent(each)
-            for each, moves in zip(ys, moving.ys, strict=True)
-        ],
+        fill(carry_dot, map(zero_tangent, carry), nonzero.carry),
+        fill(ys_dot, map(zero_tangent, ys), nonzero.ys),
     )
 
 
 def _push_forward(
-    scan: Scan, operands: Operands, moving: Moving, directions: Arrays
+    scan: Scan, operands: Operands, nonzero: Nonzero, directions: Arrays
 ) -> list[Array]:
     """The tangents of the last carry and of what the steps returned."""
-    consts_dot, carry_dot, xs_dot = moving.split(directions)
+    consts_dot, carry_dot, xs_dot = nonzero.split(directions)
     with_directions = Operands(
         [*operands.consts, *consts_dot],
         [*operands.carry, *carry_dot],
         [*operands.xs, *xs_dot],
         operands.count,
     )
-    carry, ys_dot = counted_scan(with_tangents(scan, operands, moving), with_directions)
+    carry, ys_dot = counted_scan(with_tangents(scan, operands, nonzero), with_directions)
     return [*carry[len(operands.carry) :], *ys_dot]
 
 
 def _pull_back(
     scan: Scan,
     operands: Operands,
-    moving: Moving,
+    nonzero: Nonzero,
     saved: Arrays,
-    of_carry: Arrays,
-    of_ys: Arrays,
-    of_consts: Arrays,
+    ct_carry: Arrays,
+    ct_ys: Arrays,
+    ct_consts: Arrays,
     is_shared: tuple[bool, ...],
 ) -> tuple[list[Array], list[Array], list[Array]]:
     """Cotangents of the carry at the start, of the consts and of the xs.
@@ -178,8 +168,8 @@ def _pull_back(
     **Arguments:**
 
     - `operands`: with the carry at the end.
-    - `of_carry`, `of_ys`: cotangents of the outputs.
-    - `of_consts`: what has been found of those of the consts.
+    - `ct_carry`, `ct_ys`: cotangents of the outputs.
+    - `ct_consts`: what has been found of those of the consts.
     - `is_shared`: for each of these, as `linear_call` gives it.
     """
     segment, segments = scan.segment, segments_of(scan, operands)
@@ -187,26 +177,26 @@ def _pull_back(
 
     def pull_back_segment(consts: Arrays, state: Arrays, x: Arrays, is_active: Any) -> Any:
         consts, last, total = split(consts, num_consts, num_carry)
-        of_carry, of_consts = split(state, len(state) - sum(moving.consts))
-        [index], saved, xs, of_ys = split(x, 1, len(scan.saved(last)), num_xs)
+        ct_carry, ct_consts = split(state, len(state) - sum(nonzero.consts))
+        [index], saved, xs, ct_ys = split(x, 1, len(scan.saved(last)), num_xs)
         carry = scan.restored(saved, last)
         if segment.length > 1:
             inner = Operands(consts, carry, xs, segments.count_in(index, total, is_active))
             _, _, saved = save(segment.reading, inner)
             at_end = dataclasses.replace(inner, carry=last)
-            of_carry, of_consts, of_xs = _pull_back(
-                segment, at_end, moving, saved, of_carry, of_ys, of_consts, is_shared
+            ct_carry, ct_consts, ct_xs = _pull_back(
+                segment, at_end, nonzero, saved, ct_carry, ct_ys, ct_consts, is_shared
             )
-            return [*of_carry, *of_consts], of_xs
+            return [*ct_carry, *ct_consts], ct_xs
         x = [each[0] for each in xs]
-        of_y = [each[0] for each in of_ys]
-        more, of_carry, of_x = pull_back_step(
-            scan, moving, is_shared, consts, carry, x, is_active, of_carry, of_y
+        ct_y = [each[0] for each in ct_ys]
+        more, ct_carry, ct_x = pull_back_step(
+            scan, nonzero, is_shared, consts, carry, x, is_active, ct_carry, ct_y
         )
-        of_consts = list(map(jnp.add, of_consts, more))
-        return [*of_carry, *of_consts], [each[None] for each in of_x]
+        ct_consts = list(map(jnp.add, ct_consts, more))
+        return [*ct_carry, *ct_consts], [each[None] for each in ct_x]
 
-    is_masked = (*moved(scan.is_masked, moving.carry), *[True] * len(of_consts))
+    is_masked = (*select(scan.is_masked, nonzero.carry), *[True] * len(ct_consts))
     backward = dataclasses.replace(
         scan.over_segments(pull_back_segment),
         is_masked=is_masked,
@@ -216,15 +206,15 @@ def _pull_back(
     )
     over_segments = Operands(
         [*operands.consts, *operands.carry, *segments.total],
-        [*of_carry, *of_consts],
+        [*ct_carry, *ct_consts],
         [
             segments.indices,
             *saved,
             *segments.split(operands.xs),
-            *segments.split(of_ys),
+            *segments.split(ct_ys),
         ],
         segments.count,
     )
-    state, of_xs = counted_scan(backward, over_segments)
-    of_carry, of_consts = split(state, len(of_carry))
-    return of_carry, of_consts, segments.join(of_xs)
+    state, ct_xs = counted_scan(backward, over_segments)
+    ct_carry, ct_consts = split(state, len(ct_carry))
+    return ct_carry, ct_consts, segments.join(ct_xs)

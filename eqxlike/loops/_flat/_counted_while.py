@@ -15,9 +15,9 @@ from jaxtyping import Array, Bool, Int
 from ..._transforms._derivatives._linear_call import jvp_of_moving, zero_tangent
 from ._batched import unvmap_any
 from ._counted_scan import save, tangents_of
-from ._plan import Arrays, Operands, Scan, split
-from ._step import put_aside
-from ._tangents import find_moving, moving_at_start
+from ._plan import Arrays, Operands, Scan, fill, select, split
+from ._step import select_active
+from ._tangents import find_nonzero, nonzero_at_start
 
 Condition = Callable[[Arrays, Arrays], Bool[Array, ""]]
 """`condition(consts, carry)`."""
@@ -43,10 +43,10 @@ class WhileOperands:
     consts: Arrays
     carry: Arrays
 
-    def flat(self) -> list[Array]:
+    def flatten(self) -> list[Array]:
         return [*self.of_condition, *self.consts, *self.carry]
 
-    def filled(self, flat: Arrays) -> "WhileOperands":
+    def unflatten(self, flat: Arrays) -> "WhileOperands":
         """Other arrays in the same places; JAX hands on numbers of a jaxpr as they are."""
         return WhileOperands(
             *split(list(map(jnp.asarray, flat)), len(self.of_condition), len(self.consts))
@@ -61,31 +61,32 @@ def counted_while(loop: While, operands: WhileOperands) -> list[Array]:
 
     @jax.custom_jvp
     def run_flat(flat: Arrays) -> list[Array]:
-        return run_while(loop, operands.filled(flat))
+        return run_while(loop, operands.unflatten(flat))
 
     @functools.partial(run_flat.defjvp, symbolic_zeros=True)
     def _differentiate(primals: Any, tangents: Any) -> Any:
-        filled = operands.filled(primals[0])
+        filled = operands.unflatten(primals[0])
         count, carry, saved = save_while(loop, filled)
         of_scan = filled.of_scan(count)
         _, tangents = split(tangents[0], len(filled.of_condition))
-        of_carry, _ = tangents_of(loop.scan, of_scan, tangents, carry, [], saved)
-        return carry, of_carry
+        carry_dot, _ = tangents_of(loop.scan, of_scan, tangents, carry, [], saved)
+        return carry, carry_dot
 
-    return run_flat(operands.flat())
+    return run_flat(operands.flatten())
 
 
 def run_while(loop: While, operands: WhileOperands) -> list[Array]:
     """The loop as it runs, where nothing is differentiated. A batch runs as long as its longest."""
 
-    def is_any_active(state: Any) -> Any:
-        return unvmap_any(state[1])
-
     def step(state: Any) -> Any:
         return _step(loop, operands, *state)
 
     start = jnp.asarray(0), _starts(loop, operands), list(operands.carry)
-    return jax.lax.while_loop(is_any_active, step, start)[2]
+    return jax.lax.while_loop(_is_any_active, step, start)[2]
+
+
+def _is_any_active(state: Any) -> Bool[Array, ""]:
+    return unvmap_any(state[1])
 
 
 def _starts(loop: While, operands: WhileOperands) -> Bool[Array, ""]:
@@ -97,7 +98,7 @@ def _step(
     loop: While, operands: WhileOperands, number: Array, is_active: Array, carry: list[Array]
 ) -> tuple[Array, Array, list[Array]]:
     new, _ = loop.scan.step(operands.consts, carry, [], is_active)
-    carry = put_aside(loop.scan, is_active, new, carry)
+    carry = select_active(loop.scan, is_active, new, carry)
     # Operators of arrays take JAX three times as long to trace.
     number = jax.lax.add(number, 1)
     goes_on = loop.condition(operands.of_condition, carry)
@@ -115,51 +116,44 @@ def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
 
     @jax.custom_jvp
     def run_flat(flat: Arrays) -> SavedWhile:
-        return _save_while(loop, operands.filled(flat))
+        return _save_while(loop, operands.unflatten(flat))
 
     @functools.partial(run_flat.defjvp, symbolic_zeros=True)
     def _differentiate(primals: Any, tangents: Any) -> Any:
-        filled = operands.filled(primals[0])
+        filled = operands.unflatten(primals[0])
         count, carry, saved = save_while(loop, filled)
         of_scan = filled.of_scan(count)
         _, flat = split(primals[0], len(filled.of_condition))
         _, dots = split(tangents[0], len(filled.of_condition))
 
         def replayed(flat: Arrays) -> list[Array]:
-            carry, _, saved = save(loop.scan, of_scan.filled(flat, count))
+            carry, _, saved = save(loop.scan, of_scan.unflatten(flat, count))
             return [*carry, *saved]
 
-        moving = find_moving(loop.scan, of_scan, moving_at_start(of_scan, dots, []))
-        moves = [*moving.carry, *(loop.scan.saved(moving.carry) if saved else [])]
+        nonzero = find_nonzero(loop.scan, of_scan, nonzero_at_start(of_scan, dots, []))
+        flags = [*nonzero.carry, *(loop.scan.saved(nonzero.carry) if saved else [])]
         _, found = jvp_of_moving(replayed, flat, dots)
-        of_carry, of_saved = split(
-            [
-                dot if is_moving else zero_tangent(each)
-                for dot, is_moving, each in zip(found, moves, [*carry, *saved], strict=True)
-            ],
-            len(carry),
-        )
-        return (count, carry, saved), (zero_tangent(count), of_carry, of_saved)
+        zeros = map(zero_tangent, [*carry, *saved])
+        carry_dot, saved_dot = split(fill(select(found, flags), zeros, flags), len(carry))
+        return (count, carry, saved), (zero_tangent(count), carry_dot, saved_dot)
 
-    return run_flat(operands.flat())
+    return run_flat(operands.flatten())
 
 
 def _count_while(loop: While, operands: WhileOperands) -> tuple[Int[Array, ""], list[Array]]:
     """The number of steps, and the last carry."""
-
-    def is_any_active(state: Any) -> Any:
-        return unvmap_any(state[1])
-
-    def step(state: Any) -> Any:
-        number, is_active, count, carry = state
-        count = count + is_active.astype(count.dtype)
-        number, is_active, carry = _step(loop, operands, number, is_active, carry)
-        return number, is_active, count, carry
-
     number = jnp.asarray(0)
     start = number, _starts(loop, operands), number, list(operands.carry)
-    _, _, count, carry = jax.lax.while_loop(is_any_active, step, start)
+    step = functools.partial(_counted_step, loop, operands)
+    _, _, count, carry = jax.lax.while_loop(_is_any_active, step, start)
     return count, carry
+
+
+def _counted_step(loop: While, operands: WhileOperands, state: Any) -> Any:
+    number, is_active, count, carry = state
+    count = count + is_active.astype(count.dtype)
+    number, is_active, carry = _step(loop, operands, number, is_active, carry)
+    return number, is_active, count, carry
 
 
 def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
@@ -167,9 +161,6 @@ def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     if scan.checkpoints is not None:
         return *_count_while(loop, operands), []
     segment_length = scan.segment.length
-
-    def is_any_active(state: Any) -> Any:
-        return unvmap_any(state[1])
 
     def run_segment(state: Any) -> Any:
         number, is_active, count, carry, saved = state
@@ -182,12 +173,7 @@ def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
         def is_inside(state: Any) -> Any:
             return unvmap_any(state[1]) & (state[0] < (index + 1) * segment_length)
 
-        def step(state: Any) -> Any:
-            number, is_active, count, carry = state
-            count = count + is_active.astype(count.dtype)
-            number, is_active, carry = _step(loop, operands, number, is_active, carry)
-            return number, is_active, count, carry
-
+        step = functools.partial(_counted_step, loop, operands)
         inner = jax.lax.while_loop(is_inside, step, (number, is_active, count, carry))
         return *inner, saved
 
@@ -195,5 +181,5 @@ def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     rows = [jnp.zeros((scan.levels[0], *each.shape), each.dtype) for each in scan.saved(carry)]
     number = jnp.asarray(0)
     start = number, _starts(loop, operands), number, carry, rows
-    _, _, count, carry, saved = jax.lax.while_loop(is_any_active, run_segment, start)
+    _, _, count, carry, saved = jax.lax.while_loop(_is_any_active, run_segment, start)
     return count, carry, saved

@@ -5,7 +5,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ class Scan:
     - `checkpoints`: how many carries may be saved at one time, for a scan that has no `levels`
       because its length is not known; `None` for one that has.
     - `is_masked`: of each array of the carry, whether `step` leaves it as it was where it is not
-        active. The others are put aside by the scan.
+        active. Of the others the scan selects the new or the old one.
     - `is_written_once`: of each array of the carry, whether each of its places is written once, and
         read only afterwards. What it holds at the end then serves for all times before.
     - `is_reversed`: whether it goes from the last of `xs` to the first.
@@ -67,20 +67,12 @@ class Scan:
         )
 
     def saved(self, carry: Sequence[T]) -> list[T]:
-        """What is saved of a carry, or of something beside it."""
-        return [
-            each
-            for each, is_written_once in zip(carry, self.is_written_once, strict=True)
-            if not is_written_once
-        ]
+        """What is saved of a carry, or of something that goes with it."""
+        return select(carry, [not each for each in self.is_written_once])
 
     def restored(self, saved: Arrays, last: Arrays) -> list[Array]:
         """The carry of which this was saved; the rest of it is as in the `last` one."""
-        rest = iter(saved)
-        return [
-            each if is_written_once else next(rest)
-            for each, is_written_once in zip(last, self.is_written_once, strict=True)
-        ]
+        return fill(saved, last, [not each for each in self.is_written_once])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +90,10 @@ class Operands:
     xs: Arrays
     count: Int[Array, ""] | None = None
 
-    def flat(self) -> list[Array]:
+    def flatten(self) -> list[Array]:
         return [*self.consts, *self.carry, *self.xs]
 
-    def filled(self, flat: Arrays, count: Int[Array, ""] | None) -> "Operands":
+    def unflatten(self, flat: Arrays, count: Int[Array, ""] | None) -> "Operands":
         """Other arrays in the same places; JAX hands on numbers of a jaxpr as they are."""
         consts, carry, xs = split(list(map(jnp.asarray, flat)), len(self.consts), len(self.carry))
         return Operands(consts, carry, xs, count)
@@ -114,6 +106,17 @@ def split(values: Sequence[T], *numbers: int) -> list[list[T]]:
         parts.append(list(values[:number]))
         values = values[number:]
     return [*parts, list(values)]
+
+
+def select(values: Iterable[T], flags: Sequence[bool]) -> list[T]:
+    """Those of the values whose flag is true."""
+    return [value for value, flag in zip(values, flags, strict=True) if flag]
+
+
+def fill(selected: Iterable[Any], values: Iterable[Any], flags: Sequence[bool]) -> list[Any]:
+    """The values, with those `selected` in the places whose flag is true."""
+    rest = iter(selected)
+    return [next(rest) if flag else value for value, flag in zip(values, flags, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)

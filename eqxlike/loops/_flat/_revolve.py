@@ -18,80 +18,80 @@ from jaxtyping import Array, Int
 
 from ..._transforms._derivatives._linear_call import instantiate, jvp_of_moving, linear_call
 from ._batched import select_if_vmap, unvmap_max
-from ._plan import Arrays, Operands, Scan, split
-from ._step import pull_back_step, put_aside
-from ._tangents import Moving, find_moving, moved, with_tangents
+from ._plan import Arrays, Operands, Scan, select, split
+from ._step import pull_back_step, select_active
+from ._tangents import Nonzero, find_nonzero, with_tangents
 
-PushForward = Callable[[Scan, Operands, Moving, Arrays], list[Array]]
+PushForward = Callable[[Scan, Operands, Nonzero, Arrays], list[Array]]
 """From a scan, what it is run on and directions to the tangents of the last carry and of the ys."""
 
 
 def pull_back_any_length(
     scan: Scan,
     operands: Operands,
-    moving: Moving,
+    nonzero: Nonzero,
     last: Arrays,
-    of_carry: Arrays,
-    of_ys: Arrays,
+    ct_carry: Arrays,
+    ct_ys: Arrays,
     is_shared: tuple[bool, ...],
     push_forward: PushForward,
 ) -> list[Array]:
-    """Cotangents of what moves of the operands.
+    """Cotangents of the operands that have a tangent.
 
     **Arguments:**
 
     - `operands`: with the carry at the start.
     - `last`: the carry at the end, of which what was written once is read.
-    - `of_carry`, `of_ys`: the cotangents of the outputs.
-    - `is_shared`: for each of the consts that move, as `linear_call` gives it.
+    - `ct_carry`, `ct_ys`: the cotangents of the outputs.
+    - `is_shared`: for each of the nonzero consts, as `linear_call` gives it.
     - `push_forward`: is in `_counted_scan`, which stands above this.
     """
     count = jnp.asarray(scan.length) if operands.count is None else operands.count
-    numbers = len(operands.flat()), len(last), len(of_carry)
+    numbers = len(operands.flatten()), len(last), len(ct_carry)
 
     @jax.custom_jvp
     def run_flat(flat: Arrays, count: Array) -> list[Array]:
-        flat, last, of_carry, of_ys = split(flat, *numbers)
-        filled = operands.filled(flat, count)
-        return _pull_back(scan, filled, moving, last, of_carry, of_ys, is_shared)
+        flat, last, ct_carry, ct_ys = split(flat, *numbers)
+        filled = operands.unflatten(flat, count)
+        return _pull_back(scan, filled, nonzero, last, ct_carry, ct_ys, is_shared)
 
-    def run_wider(wider: Moving, count: Array, flat: Arrays) -> list[Array]:
-        """The same, as part of what is returned where more moves."""
-        flat, last, of_carry, of_ys = split(flat, *numbers)
-        cotangents = iter(of_carry)
-        of_carry = [
-            next(cotangents) if moves else jnp.zeros_like(each)
-            for each, moves, moves_now in zip(last, moving.carry, wider.carry, strict=True)
-            if moves_now
+    def run_wider(wider: Nonzero, count: Array, flat: Arrays) -> list[Array]:
+        """The same, as part of what is returned where more has a tangent."""
+        flat, last, ct_carry, ct_ys = split(flat, *numbers)
+        cotangents = iter(ct_carry)
+        ct_carry = [
+            next(cotangents) if is_nonzero else jnp.zeros_like(each)
+            for each, is_nonzero, is_now in zip(last, nonzero.carry, wider.carry, strict=True)
+            if is_now
         ]
-        filled, none_shared = operands.filled(flat, count), (False,) * sum(wider.consts)
+        filled, none_shared = operands.unflatten(flat, count), (False,) * sum(wider.consts)
         found = pull_back_any_length(
-            scan, filled, wider, last, of_carry, of_ys, none_shared, push_forward
+            scan, filled, wider, last, ct_carry, ct_ys, none_shared, push_forward
         )
-        return moved(found, moved(moving.flat(), wider.flat()))
+        return select(found, select(nonzero.flatten(), wider.flatten()))
 
     @functools.partial(run_flat.defjvp, symbolic_zeros=True)
     def _differentiate(primals: Any, tangents: Any) -> Any:
         flat, count = primals
-        flat, last, of_carry, of_ys = split(flat, *numbers)
-        filled = operands.filled(flat, count)
+        flat, last, ct_carry, ct_ys = split(flat, *numbers)
+        filled = operands.unflatten(flat, count)
         # What is in `last` follows from the operands, and so do its tangents.
-        dots, _, of_outputs_dot = split(tangents[0], *numbers[:2])
-        wider = find_moving(scan, filled, moving.or_of(dots))
-        if wider != moving:
+        dots, _, ct_outputs_dot = split(tangents[0], *numbers[:2])
+        wider = find_nonzero(scan, filled, nonzero.or_of(dots))
+        if wider != nonzero:
             run = functools.partial(run_wider, wider, count)
             return jvp_of_moving(run, primals[0], tangents[0])
         output = pull_back_any_length(
-            scan, filled, moving, last, of_carry, of_ys, is_shared, push_forward
+            scan, filled, nonzero, last, ct_carry, ct_ys, is_shared, push_forward
         )
-        second = _Second(scan, operands, moving, push_forward)
+        second = _Second(scan, operands, nonzero, push_forward)
         residuals = [count, *primals[0]]
-        directions = list(map(instantiate, [*moved(dots, moving.flat()), *of_outputs_dot]))
+        directions = list(map(instantiate, [*select(dots, nonzero.flatten()), *ct_outputs_dot]))
         return output, linear_call(
             second.forward, second.transpose, residuals, directions, like=output
         )
 
-    return run_flat([*operands.flat(), *last, *of_carry, *of_ys], count)
+    return run_flat([*operands.flatten(), *last, *ct_carry, *ct_ys], count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,47 +107,49 @@ class _Second:
 
     scan: Scan
     operands: Operands
-    moving: Moving
+    nonzero: Nonzero
     push_forward: PushForward
 
     def forward(self, residuals: Arrays, directions: Arrays) -> list[Array]:
-        dots, of_outputs_dot = split(directions, sum(self.moving.flat()))
-        return self._pull_back(residuals, dots, of_outputs_dot)
+        dots, ct_outputs_dot = split(directions, sum(self.nonzero.flatten()))
+        return self._pull_back(residuals, dots, ct_outputs_dot)
 
     def transpose(self, residuals: Arrays, cotangents: Arrays, _: Any) -> list[Array]:
-        operands, _, of_outputs = self._unpack(residuals)
-        zeros = list(map(jnp.zeros_like, of_outputs))
+        operands, _, ct_outputs = self._unpack(residuals)
+        zeros = list(map(jnp.zeros_like, ct_outputs))
         return [
             *self._pull_back(residuals, cotangents, zeros),
-            *self.push_forward(self.scan, operands, self.moving, cotangents),
+            *self.push_forward(self.scan, operands, self.nonzero, cotangents),
         ]
 
     def _unpack(self, residuals: Arrays) -> tuple[Operands, list[Array], list[Array]]:
         count, *arrays = residuals
-        flat, last, of_outputs = split(arrays, len(self.operands.flat()), len(self.operands.carry))
-        return self.operands.filled(flat, count), last, of_outputs
+        flat, last, ct_outputs = split(
+            arrays, len(self.operands.flatten()), len(self.operands.carry)
+        )
+        return self.operands.unflatten(flat, count), last, ct_outputs
 
     def _pull_back(
-        self, residuals: Arrays, directions: Arrays, of_outputs_dot: Arrays
+        self, residuals: Arrays, directions: Arrays, ct_outputs_dot: Arrays
     ) -> list[Array]:
         """What the scan beside its tangents takes back to, but for the tangents."""
-        operands, last, of_outputs = self._unpack(residuals)
-        moving = self.moving
-        consts_dot, carry_dot, xs_dot = moving.split(directions)
+        operands, last, ct_outputs = self._unpack(residuals)
+        nonzero = self.nonzero
+        consts_dot, carry_dot, xs_dot = nonzero.split(directions)
         last_dot = carry_dot
         if any(self.scan.is_written_once):
-            last_dot = self.push_forward(self.scan, operands, moving, directions)
+            last_dot = self.push_forward(self.scan, operands, nonzero, directions)
         num_carry = len(carry_dot)
-        of_carry, of_ys = split(of_outputs, num_carry)
-        of_carry_dot, of_ys_dot = split(of_outputs_dot, num_carry)
-        beside = Moving(
-            [*moving.consts, *[False] * len(consts_dot)],
-            [*moving.carry, *[True] * num_carry],
-            [*moving.xs, *[False] * len(xs_dot)],
-            [*moving.ys, *[True] * len(of_ys)],
+        ct_carry, ct_ys = split(ct_outputs, num_carry)
+        ct_carry_dot, ct_ys_dot = split(ct_outputs_dot, num_carry)
+        beside = Nonzero(
+            [*nonzero.consts, *[False] * len(consts_dot)],
+            [*nonzero.carry, *[True] * num_carry],
+            [*nonzero.xs, *[False] * len(xs_dot)],
+            [*nonzero.ys, *[True] * len(ct_ys)],
         )
         found = pull_back_any_length(
-            with_tangents(self.scan, operands, moving, with_ys=True),
+            with_tangents(self.scan, operands, nonzero, with_ys=True),
             Operands(
                 [*operands.consts, *consts_dot],
                 [*operands.carry, *carry_dot],
@@ -156,29 +158,29 @@ class _Second:
             ),
             beside,
             [*last, *last_dot[:num_carry]],
-            [*of_carry_dot, *of_carry],
-            [*of_ys_dot, *of_ys],
+            [*ct_carry_dot, *ct_carry],
+            [*ct_ys_dot, *ct_ys],
             (False,) * sum(beside.consts),
             self.push_forward,
         )
-        of_consts, of_carry, of_xs = beside.split(found)
-        return [*of_consts, *of_carry[:num_carry], *of_xs]
+        ct_consts, ct_carry, ct_xs = beside.split(found)
+        return [*ct_consts, *ct_carry[:num_carry], *ct_xs]
 
 
 def _pull_back(
     scan: Scan,
     operands: Operands,
-    moving: Moving,
+    nonzero: Nonzero,
     last: Arrays,
-    of_carry: Arrays,
-    of_ys: Arrays,
+    ct_carry: Arrays,
+    ct_ys: Arrays,
     is_shared: tuple[bool, ...],
 ) -> list[Array]:
     """As it runs. A batch runs as long as the longest of its members."""
     checkpoints, consts, xs, count = scan.checkpoints, operands.consts, operands.xs, operands.count
     assert checkpoints is not None
     assert count is not None
-    is_masked = moved(scan.is_masked, moving.carry)
+    is_masked = select(scan.is_masked, nonzero.carry)
 
     def advance(saved: Arrays, start: Any, stop: Any) -> list[Array]:
         """The carry `stop - start` steps later, as it is saved."""
@@ -186,7 +188,7 @@ def _pull_back(
         def step(index: Array, saved: list[Array]) -> list[Array]:
             carry = scan.restored(saved, last)
             new, _ = scan.reading.step(consts, carry, _row(xs, index), index < count)
-            return scan.saved(put_aside(scan, index < count, new, carry))
+            return scan.saved(select_active(scan, index < count, new, carry))
 
         return jax.lax.fori_loop(start, stop, step, list(saved))
 
@@ -205,22 +207,22 @@ def _pull_back(
         return jax.lax.while_loop(has_room, fill, saved)
 
     def step_back(number: Array, state: Any) -> Any:
-        saved, of_carry, of_consts, of_xs = state
+        saved, ct_carry, ct_consts, ct_xs = state
         index = longest - 1 - number
         saved = save_before(index, saved)
         start = saved.positions[saved.top]
         carry = scan.restored(advance(_row(saved.rows, saved.top), start, index), last)
         x, is_active = _row(xs, index), index < count
-        more, of_new_carry, of_x = pull_back_step(
-            scan, moving, is_shared, consts, carry, x, is_active, of_carry, _row(of_ys, index)
+        more, ct_new_carry, ct_x = pull_back_step(
+            scan, nonzero, is_shared, consts, carry, x, is_active, ct_carry, _row(ct_ys, index)
         )
-        of_carry = [
+        ct_carry = [
             new if masked else select_if_vmap(is_active, new, old)
-            for masked, new, old in zip(is_masked, of_new_carry, of_carry, strict=True)
+            for masked, new, old in zip(is_masked, ct_new_carry, ct_carry, strict=True)
         ]
-        of_consts = list(map(jnp.add, of_consts, more))
+        ct_consts = list(map(jnp.add, ct_consts, more))
         top = jnp.where(start == index, saved.top - 1, saved.top)
-        return saved._replace(top=top), of_carry, of_consts, _with_row(of_xs, index, of_x)
+        return saved._replace(top=top), ct_carry, ct_consts, _with_row(ct_xs, index, ct_x)
 
     longest = unvmap_max(count)
     first = scan.saved(operands.carry)
@@ -229,13 +231,13 @@ def _pull_back(
         jnp.zeros(checkpoints, longest.dtype),
         [jnp.zeros((checkpoints, *each.shape), each.dtype).at[0].set(each) for each in first],
     )
-    of_consts, of_xs = (
+    ct_consts, ct_xs = (
         list(map(jnp.zeros_like, each))
-        for each in (moved(consts, moving.consts), moved(xs, moving.xs))
+        for each in (select(consts, nonzero.consts), select(xs, nonzero.xs))
     )
-    state = saved, list(of_carry), of_consts, of_xs
-    _, of_carry, of_consts, of_xs = jax.lax.fori_loop(0, longest, step_back, state)
-    return [*of_consts, *of_carry, *of_xs]
+    state = saved, list(ct_carry), ct_consts, ct_xs
+    _, ct_carry, ct_consts, ct_xs = jax.lax.fori_loop(0, longest, step_back, state)
+    return [*ct_consts, *ct_carry, *ct_xs]
 
 
 class _Saved(NamedTuple):

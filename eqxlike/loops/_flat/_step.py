@@ -10,8 +10,8 @@ from jaxtyping import Array, Bool
 
 from ..._transforms._derivatives._linear_call import linear_call
 from ._batched import select_if_vmap, unvmap_max
-from ._plan import Arrays, Operands, Scan
-from ._tangents import Moving, moved, moving_parts, of_moving
+from ._plan import Arrays, Operands, Scan, fill, select
+from ._tangents import Nonzero, nonzero_parts, step_of_nonzero
 
 Cotangents = tuple[list[Array], list[Array], list[Array]]
 """Of the consts, of the carry and of the x."""
@@ -19,39 +19,40 @@ Cotangents = tuple[list[Array], list[Array], list[Array]]
 
 def pull_back_step(
     scan: Scan,
-    moving: Moving,
+    nonzero: Nonzero,
     is_shared: tuple[bool, ...],
     consts: Arrays,
     carry: Arrays,
     x: Arrays,
     is_active: Any,
-    of_carry: Arrays,
-    of_y: Arrays,
+    ct_carry: Arrays,
+    ct_y: Arrays,
 ) -> Cotangents:
-    """The cotangents of what moves; where the step is not active, zeros of the consts and the x.
+    """The cotangents of what has a tangent; those of the consts and the x are zeros where the step
+    is not active.
 
     **Arguments:**
 
-    - `is_shared`: for each of the consts that move, whether to sum over a batch.
-    - `of_carry`, `of_y`: the cotangents of what the step returns.
+    - `is_shared`: for each of the nonzero consts, whether to sum over a batch.
+    - `ct_carry`, `ct_y`: the cotangents of what the step returns.
     """
     is_active = jnp.asarray(is_active)
 
     def of_one(*args: Any) -> Cotangents:
-        consts, carry, x, is_active, of_carry, of_y = args
-        function = of_moving(scan, moving, consts, carry, x, is_active)
-        _, vjp, _ = jax.vjp(function, *moving_parts(moving, consts, carry, x), has_aux=True)
-        of_consts, of_carry, of_x = vjp((of_carry, of_y))
-        return _where_active(is_active, of_consts), of_carry, _where_active(is_active, of_x)
+        consts, carry, x, is_active, ct_carry, ct_y = args
+        function = step_of_nonzero(scan, nonzero, consts, carry, x, is_active)
+        _, vjp, _ = jax.vjp(function, *nonzero_parts(nonzero, consts, carry, x), has_aux=True)
+        ct_consts, ct_carry, ct_x = vjp((ct_carry, ct_y))
+        return _where_active(is_active, ct_consts), ct_carry, _where_active(is_active, ct_x)
 
-    args = list(consts), list(carry), list(x), is_active, list(of_carry), list(of_y)
+    args = list(consts), list(carry), list(x), is_active, list(ct_carry), list(ct_y)
     if not any(is_shared):
         return of_one(*args)
     mappable = custom_vmap(of_one)
 
     @mappable.def_vmap
     def _of_batch(size: int, is_batched: Any, *args: Any) -> Any:
-        found = _pull_back_batch(scan, moving, is_shared, size, is_batched, *args)
+        found = _pull_back_batch(scan, nonzero, is_shared, size, is_batched, *args)
         is_mapped = (
             [not shared for shared in is_shared],
             *([True] * len(each) for each in found[1:]),
@@ -66,16 +67,21 @@ def _where_active(is_active: Bool[Array, ""], cotangents: Arrays) -> list[Array]
 
 
 def _pull_back_batch(
-    scan: Scan, moving: Moving, is_shared: tuple[bool, ...], size: int, is_batched: Any, *args: Any
+    scan: Scan,
+    nonzero: Nonzero,
+    is_shared: tuple[bool, ...],
+    size: int,
+    is_batched: Any,
+    *args: Any,
 ) -> Cotangents:
     """As `pull_back_step`, for a batch: all members are reversed as one function of the shared.
 
     So a product of a shared matrix and a vector of each member is reversed as one of two matrices.
     """
-    consts, carry, x, is_active, of_carry, of_y = args
-    are_batched, (is_mixed, *of_outputs) = is_batched[:3], is_batched[3:]
+    consts, carry, x, is_active, ct_carry, ct_y = args
+    are_batched, (is_mixed, *ct_outputs) = is_batched[:3], is_batched[3:]
     are_active = jnp.broadcast_to(is_active, (size,))
-    is_masked = moved(scan.is_masked, moving.carry)
+    is_masked = select(scan.is_masked, nonzero.carry)
 
     def where_active(new: Array, old: Any) -> Array:
         if not is_mixed:
@@ -96,9 +102,9 @@ def _pull_back_batch(
         ]
         for of_part in zip((consts, carry, x), are_batched, stay, strict=True)
     )
-    parts = moving_parts(moving, consts, carry, x)
+    parts = nonzero_parts(nonzero, consts, carry, x)
     are_mapped = [not shared for shared in is_shared], *([True] * len(part) for part in parts[1:])
-    were_mapped = moving_parts(moving, *are_batched)
+    were_mapped = nonzero_parts(nonzero, *are_batched)
     parts = [
         [
             _spread(each, bool(was_mapped), size) if is_mapped else each
@@ -110,34 +116,34 @@ def _pull_back_batch(
     def of_batch(*parts: Any) -> Any:
         def of_member(*args: Any) -> Any:
             *parts, consts, carry, x, is_active = args
-            return of_moving(scan, moving, consts, carry, x, is_active)(*parts)[0]
+            return step_of_nonzero(scan, nonzero, consts, carry, x, is_active)(*parts)[0]
 
         in_axes = jax.tree.map(
             lambda is_mapped: 0 if is_mapped else None, (*are_mapped, *are_batched)
         )
         return jax.vmap(of_member, (*in_axes, 0))(*parts, consts, carry, x, are_active)
 
-    of_carry, of_y = (
+    ct_carry, ct_y = (
         [_spread(each, is_one, size) for each, is_one in zip(*of_part, strict=True)]
-        for of_part in zip((of_carry, of_y), of_outputs, strict=True)
+        for of_part in zip((ct_carry, ct_y), ct_outputs, strict=True)
     )
-    of_active = [
+    ct_active = [
         each if masked else where_active(each, 0)
-        for each, masked in zip(of_carry, is_masked, strict=True)
+        for each, masked in zip(ct_carry, is_masked, strict=True)
     ]
     _, vjp = jax.vjp(of_batch, *parts)
-    of_consts, of_start, of_x = vjp((of_active, [where_active(each, 0) for each in of_y]))
+    ct_consts, ct_start, ct_x = vjp((ct_active, [where_active(each, 0) for each in ct_y]))
     # In a batch of batches it may be that none is active.
     is_any = jnp.any(are_active)
-    of_consts = [
+    ct_consts = [
         jnp.where(is_any, each, 0) if shared else where_active(each, 0)
-        for each, shared in zip(of_consts, is_shared, strict=True)
+        for each, shared in zip(ct_consts, is_shared, strict=True)
     ]
-    of_start = [
+    ct_start = [
         new if masked else where_active(new, old)
-        for new, old, masked in zip(of_start, of_carry, is_masked, strict=True)
+        for new, old, masked in zip(ct_start, ct_carry, is_masked, strict=True)
     ]
-    return of_consts, of_start, [where_active(each, 0) for each in of_x]
+    return ct_consts, ct_start, [where_active(each, 0) for each in ct_x]
 
 
 def _spread(array: Array, is_batched: bool, size: int) -> Array:
@@ -147,7 +153,7 @@ def _spread(array: Array, is_batched: bool, size: int) -> Array:
 # --- Buffers as a loop starts with them, for the derivatives of what it leaves in them ---
 
 
-def started(
+def clear_written(
     is_buffer: Sequence[bool],
     operands: Arrays,
     carry: Arrays,
@@ -155,7 +161,7 @@ def started(
     *,
     is_inside: bool = False,
 ) -> list[Array]:
-    """The carry to start with.
+    """The carry to start with, whose cotangents are cleared where a buffer was written.
 
     The reverse mode leaves in the cotangent of a buffer what belonged to places that were written:
     to take it out step by step, XLA would copy the buffer in each. Here it is taken out at once. A
@@ -178,9 +184,6 @@ def started(
         return list(carry)
     num_operands = len(operands)
 
-    def only_buffers(carry: Arrays) -> list[Array]:
-        return [each for each, is_one in zip(carry, is_buffer, strict=True) if is_one]
-
     def forward(residuals: Arrays, buffers: Arrays) -> list[Array]:
         return list(buffers)
 
@@ -190,28 +193,24 @@ def started(
             jnp.where(each == 0, 1, 0).astype(each.dtype) if is_one else each
             for each, is_one in zip(carry, is_buffer, strict=True)
         ]
-        ends = [only_buffers(run(operands, each)) for each in (carry, others)]
+        ends = [select(run(operands, each), is_buffer) for each in (carry, others)]
         return [
             jnp.where(_is_same(one, other), jnp.zeros_like(cotangent), cotangent)
             for one, other, cotangent in zip(*ends, cotangents, strict=True)
         ]
 
     residuals = [jax.lax.stop_gradient(each) for each in (*operands, *carry)]
-    buffers = only_buffers(carry)
-    buffers = iter(
-        linear_call(
-            forward,
-            _as_it_is if is_inside else transpose,
-            residuals,
-            buffers,
-            like=buffers,
-            transpose_beside_tangents=transpose,
-            is_of_members=True,
-        )
+    buffers = select(carry, is_buffer)
+    found = linear_call(
+        forward,
+        _as_it_is if is_inside else transpose,
+        residuals,
+        buffers,
+        like=buffers,
+        transpose_beside_tangents=transpose,
+        is_of_members=True,
     )
-    return [
-        next(buffers) if is_one else each for each, is_one in zip(carry, is_buffer, strict=True)
-    ]
+    return fill(found, carry, is_buffer)
 
 
 def _as_it_is(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
@@ -251,7 +250,7 @@ def run(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
             )
             for rows, each in zip(ys, y, strict=True)
         ]
-        return put_aside(scan, is_active, new, carry), ys
+        return select_active(scan, is_active, new, carry), ys
 
     return jax.lax.fori_loop(0, longest, body, (carry, ys))
 
@@ -266,7 +265,7 @@ def _run_whole(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]
     )
 
 
-def put_aside(scan: Scan, is_active: Any, new: Arrays, old: Arrays) -> list[Array]:
+def select_active(scan: Scan, is_active: Any, new: Arrays, old: Arrays) -> list[Array]:
     """The carry after a step: the new one for the members of a batch that are active."""
     return [
         one if is_masked else select_if_vmap(is_active, one, other)

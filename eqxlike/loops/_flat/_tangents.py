@@ -11,36 +11,40 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ..._transforms._derivatives._linear_call import has_tangent, is_inexact
-from ._plan import Arrays, Operands, Scan, Step, split
+from ._plan import Arrays, Operands, Scan, Step, fill, select, split
 
 
 @dataclasses.dataclass(frozen=True)
-class Moving:
-    """Of the operands and outputs of a scan, whether each has a tangent."""
+class Nonzero:
+    """Of the operands and outputs of a scan, whether each has a tangent that is not known to be
+    zero: JAX calls them nonzero.
+    """
 
     consts: list[bool]
     carry: list[bool]
     xs: list[bool]
     ys: list[bool]
 
-    def flat(self) -> list[bool]:
+    def flatten(self) -> list[bool]:
         return [*self.consts, *self.carry, *self.xs]
 
-    def or_of(self, tangents: list[Any]) -> "Moving":
-        """What moves here or has one of these tangents, of the operands."""
-        moves = map(operator.or_, self.flat(), map(has_tangent, tangents))
-        consts, carry, xs = split(list(moves), len(self.consts), len(self.carry))
-        return Moving(consts, carry, xs, self.ys)
+    def or_of(self, tangents: list[Any]) -> "Nonzero":
+        """What is nonzero here or has one of these tangents, of the operands."""
+        flags = map(operator.or_, self.flatten(), map(has_tangent, tangents))
+        consts, carry, xs = split(list(flags), len(self.consts), len(self.carry))
+        return Nonzero(consts, carry, xs, self.ys)
 
     def split(self, arrays: Arrays) -> list[list[Array]]:
         """Tangents of the operands, as those of consts, carry and xs."""
         return split(arrays, sum(self.consts), sum(self.carry))
 
 
-def with_tangents(scan: Scan, operands: Operands, moving: Moving, *, with_ys: bool = False) -> Scan:
-    """The scan beside that of its tangents.
+def with_tangents(
+    scan: Scan, operands: Operands, nonzero: Nonzero, *, with_ys: bool = False
+) -> Scan:
+    """The scan together with that of its tangents.
 
-    The tangents of what moves follow what it is run on, and those of the carry follow the carry.
+    The nonzero tangents follow what it is run on, and those of the carry follow the carry.
     Its steps return the tangents of what the steps of `scan` return; with `with_ys`, after that.
     """
     num_consts, num_carry, num_xs = map(len, (operands.consts, operands.carry, operands.xs))
@@ -50,8 +54,8 @@ def with_tangents(scan: Scan, operands: Operands, moving: Moving, *, with_ys: bo
             consts, consts_dot = split(consts, num_consts)
             carry, carry_dot = split(carry, num_carry)
             x, x_dot = split(x, num_xs)
-            function = of_moving(scan, moving, consts, carry, x, is_active)
-            primals = moving_parts(moving, consts, carry, x)
+            function = step_of_nonzero(scan, nonzero, consts, carry, x, is_active)
+            primals = nonzero_parts(nonzero, consts, carry, x)
             _, (new_dot, y_dot), (new, y) = jax.jvp(
                 function, primals, (consts_dot, carry_dot, x_dot), has_aux=True
             )
@@ -63,77 +67,66 @@ def with_tangents(scan: Scan, operands: Operands, moving: Moving, *, with_ys: bo
         scan,
         step=step_of(scan),
         reading_step=step_of(scan.reading),
-        is_masked=(*scan.is_masked, *moved(scan.is_masked, moving.carry)),
-        is_written_once=(*scan.is_written_once, *moved(scan.is_written_once, moving.carry)),
+        is_masked=(*scan.is_masked, *select(scan.is_masked, nonzero.carry)),
+        is_written_once=(*scan.is_written_once, *select(scan.is_written_once, nonzero.carry)),
     )
 
 
-def of_moving(
-    scan: Scan, moving: Moving, consts: Arrays, carry: Arrays, x: Arrays, is_active: Any
+def step_of_nonzero(
+    scan: Scan, nonzero: Nonzero, consts: Arrays, carry: Arrays, x: Arrays, is_active: Any
 ) -> Callable[..., Any]:
-    """A step as a function of what moves, to what moves; beside it all that it returns."""
+    """A step as a function of what has a tangent, to what then has one, and to all it returns."""
 
     def function(*parts: Any) -> Any:
-        new, y = scan.step(*putting(moving, parts, consts, carry, x), is_active)
-        return (moved(new, moving.carry), moved(y, moving.ys)), (list(new), list(y))
+        new, y = scan.step(*with_nonzero(nonzero, parts, consts, carry, x), is_active)
+        return (select(new, nonzero.carry), select(y, nonzero.ys)), (list(new), list(y))
 
     return function
 
 
-def moving_parts(
-    moving: Moving, consts: Arrays, carry: Arrays, x: Arrays
+def nonzero_parts(
+    nonzero: Nonzero, consts: Arrays, carry: Arrays, x: Arrays
 ) -> tuple[list[Array], list[Array], list[Array]]:
-    return moved(consts, moving.consts), moved(carry, moving.carry), moved(x, moving.xs)
+    return select(consts, nonzero.consts), select(carry, nonzero.carry), select(x, nonzero.xs)
 
 
-def moved(values: Any, is_moving: list[bool]) -> list[Any]:
-    return [value for value, moves in zip(values, is_moving, strict=True) if moves]
-
-
-def putting(
-    moving: Moving, parts: Any, consts: Arrays, carry: Arrays, x: Arrays
+def with_nonzero(
+    nonzero: Nonzero, parts: Any, consts: Arrays, carry: Arrays, x: Arrays
 ) -> tuple[list[Array], list[Array], list[Array]]:
-    """All consts, carry and x, with `parts` in the places of what moves."""
+    """All consts, carry and x, with `parts` in the places of what has a tangent."""
     return (
-        _put(parts[0], consts, moving.consts),
-        _put(parts[1], carry, moving.carry),
-        _put(parts[2], x, moving.xs),
+        fill(parts[0], consts, nonzero.consts),
+        fill(parts[1], carry, nonzero.carry),
+        fill(parts[2], x, nonzero.xs),
     )
 
 
-def _put(moved: Arrays, values: Arrays, is_moving: list[bool]) -> list[Array]:
-    """`values` with those `moved` in the places of what moves."""
-    rest = iter(moved)
-    return [next(rest) if moves else value for value, moves in zip(values, is_moving, strict=True)]
-
-
-def moving_at_start(operands: Operands, tangents: Arrays, ys: Arrays) -> Moving:
+def nonzero_at_start(operands: Operands, tangents: Arrays, ys: Arrays) -> Nonzero:
     """What has one of these tangents, of the operands; all of the `ys` may come to have one."""
-    of_consts, of_carry, of_xs = split(tangents, len(operands.consts), len(operands.carry))
-    moves = (list(map(has_tangent, each)) for each in (of_consts, of_carry, of_xs))
-    return Moving(*moves, ys=list(map(is_inexact, ys)))
+    parts = split(list(map(has_tangent, tangents)), len(operands.consts), len(operands.carry))
+    return Nonzero(*parts, ys=list(map(is_inexact, ys)))
 
 
-def find_moving(scan: Scan, operands: Operands, moving: Moving) -> Moving:
-    """What gets a tangent in a scan, where at its start `moving` has one.
+def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:
+    """What gets a tangent in a scan, where at its start `nonzero` has one.
 
-    The carry is asked about step by step, until no more of it moves.
+    The carry is followed step by step, until no more of it gets one.
     """
     while True:
-        if all(map(operator.eq, moving.carry, map(is_inexact, operands.carry))):
-            return moving
-        moved_carry, moved_ys = _moved_by_step(scan, operands, moving)
-        carry = list(map(operator.or_, moving.carry, moved_carry))
-        if carry == moving.carry:
-            # Where nothing is saved row by row, all of them are counted: more may move later.
-            return moving if scan.checkpoints else dataclasses.replace(moving, ys=moved_ys)
-        moving = dataclasses.replace(moving, carry=carry)
+        if all(map(operator.eq, nonzero.carry, map(is_inexact, operands.carry))):
+            return nonzero
+        nonzero_carry, nonzero_ys = _nonzero_after_step(scan, operands, nonzero)
+        carry = list(map(operator.or_, nonzero.carry, nonzero_carry))
+        if carry == nonzero.carry:
+            # Where nothing is saved row by row, all of them count: more may get one later.
+            return nonzero if scan.checkpoints else dataclasses.replace(nonzero, ys=nonzero_ys)
+        nonzero = dataclasses.replace(nonzero, carry=carry)
 
 
-def _moved_by_step(scan: Scan, operands: Operands, moving: Moving) -> list[list[bool]]:
+def _nonzero_after_step(scan: Scan, operands: Operands, nonzero: Nonzero) -> list[list[bool]]:
     """For each array of the carry and of what a step returns, whether a step gives it a tangent."""
     num_carry = len(operands.carry)
-    found = [False] * (num_carry + len(moving.ys))
+    found = [False] * (num_carry + len(nonzero.ys))
 
     @jax.custom_jvp
     def noted(arrays: list[Array]) -> list[Array]:
@@ -146,10 +139,10 @@ def _moved_by_step(scan: Scan, operands: Operands, moving: Moving) -> list[list[
 
     def tangents_of_step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Array) -> Any:
         def function(*parts: Any) -> list[Array]:
-            new, y = scan.step(*putting(moving, parts, consts, carry, x), is_active)
+            new, y = scan.step(*with_nonzero(nonzero, parts, consts, carry, x), is_active)
             return noted([*new, *y])
 
-        parts = moving_parts(moving, consts, carry, x)
+        parts = nonzero_parts(nonzero, consts, carry, x)
         return jax.jvp(function, parts, jax.tree.map(jnp.zeros_like, parts))
 
     jax.eval_shape(

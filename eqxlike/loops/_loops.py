@@ -1,0 +1,376 @@
+"""The loops: over the rows of arrays, as long as a condition holds, and over integers."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import Array, ArrayLike, Bool, Int, PyTree
+
+from .._numbers import integer, whole_number
+from .._pytree import describe_node, is_array_like
+from ._body import Body, Buffers, scan_of, trace_body, trace_condition
+from ._carry import Form, take_arrays
+from ._flat._counted_scan import counted_scan
+from ._flat._counted_while import Condition, While, WhileOperands, counted_while, run_while
+from ._flat._plan import Arrays, Operands, Step, levels_for, split
+from ._flat._step import run
+
+Carry = TypeVar("Carry")
+
+
+def scan(
+    f: Callable[[Carry, Any], tuple[Carry, Any]],
+    init: Carry,
+    xs: PyTree,
+    length: int | None = None,
+    *,
+    buffers: Buffers | None = None,
+    kind: Literal["lax", "checkpointed", "bounded"] = "lax",
+    checkpoints: int | Literal["all"] | None = None,
+) -> tuple[Carry, PyTree]:
+    """`jax.lax.scan`, with a choice of what its reverse mode saves.
+
+    **Arguments:**
+
+    - `f`: `f(carry, x)`, which returns the next carry and an output. Carry and output may have
+      static leaves.
+    - `init`: the carry to start with: any pytree. What is no array or number is static.
+    - `xs`: any pytree; the rows of its arrays, along their leading axis, are what `f` gets. `None`
+      for a loop over `length` steps.
+    - `length`: how many steps, where `xs` has no arrays.
+    - `buffers`: as for `while_loop`.
+    - `kind`: for the reverse mode `"lax"` saves all that the derivative of each step needs.
+      `"bounded"` saves the carry of each step, and runs the step once more for the rest.
+      `"checkpointed"` saves twice the root of so many carries, and runs each step three times. All
+      are differentiable in every mode and to every order.
+    - `checkpoints`: for `"checkpointed"`, how many carries may be saved at one time, or `"all"`.
+
+    **Returns:** the last carry, and the outputs stacked along a new leading axis.
+
+    **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf;
+    if lengths differ or there is none; for an unknown `kind`; `TypeError` if `f` returns no pair.
+
+    !!! example
+
+        >>> import jax.numpy as jnp
+        >>> total, totals = scan(
+        ...     lambda total, x: (total + x, total), 0.0, jnp.arange(4.0), kind="checkpointed"
+        ... )
+        >>> print(total, totals)
+        6.0 [0. 0. 1. 3.]
+    """
+    _check_kind(kind)
+    length = _length_of(xs, length)
+    arrays = take_arrays(xs)
+    rows = [jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in arrays]
+    body = trace_body("f", lambda carry, x: _pair(f(carry, x)), init, Form(xs), rows, buffers)
+    carry, ys = _run_scan(body, arrays, length, kind, checkpoints)
+    return body.unflatten(carry), body.y_form.unflatten(ys)
+
+
+def _check_kind(kind: str) -> None:
+    """Raises `ValueError` unless `kind` is one of those there are."""
+    if kind not in (kinds := ("lax", "checkpointed", "bounded")):
+        raise ValueError(f"kind must be one of {', '.join(map(repr, kinds))}; got {kind!r}.")
+
+
+def _length_of(xs: PyTree, length: int | None) -> int:
+    """The number of steps. Raises `ValueError` if nobody says, or two say differently."""
+    lengths = {}
+    for path, leaf in jtu.tree_leaves_with_path(xs):
+        if not is_array_like(leaf):
+            continue
+        name = f"xs{jtu.keystr(path)}"
+        if jnp.ndim(leaf) == 0:
+            raise ValueError(f"scan goes over the rows of arrays, and {name} has shape ().")
+        lengths[name] = leaf.shape[0]
+    if length is not None:
+        lengths["length"] = whole_number(length, "length", 0)
+    if not lengths:
+        raise ValueError("scan needs `length` where there is no array in `xs`.")
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {number}" for name, number in lengths.items())
+        raise ValueError(f"scan needs one number of steps: {listed}.")
+    return next(iter(lengths.values()))
+
+
+def _pair(returned: Any) -> tuple[Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(
+            "f must return a pair, the next carry and an output: it returned "
+            f"{type(returned).__name__}."
+        )
+    return returned
+
+
+def _run_scan(
+    body: Body, xs: Arrays, length: int, kind: str, checkpoints: int | Literal["all"] | None
+) -> tuple[list[Array], list[Array]]:
+    """The last carry and the rows of outputs, of a body that is traced for the rows of `xs`."""
+    if checkpoints == "all" or kind != "checkpointed":
+        checkpoints, levels = None, (max(length, 1),)
+    else:
+        checkpoints = None if checkpoints is None else whole_number(checkpoints, "checkpoints")
+        levels = levels_for(length, checkpoints)
+    loop = scan_of(body, length, levels, checkpoints)
+    operands = Operands(body.consts, body.carry, xs)
+    if kind == "lax":
+        return run(loop, operands)
+
+    def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
+        consts, xs = split(shared, len(body.consts))
+        return run(loop, Operands(consts, carry, xs))[0]
+
+    start = body.clear_written([*body.consts, *xs], run_from)
+    return counted_scan(loop, dataclasses.replace(operands, carry=start))
+
+
+# --- A loop that goes on as long as a condition holds ---
+
+
+def while_loop(
+    cond_fun: Callable[[Carry], bool | Bool[ArrayLike, ""]],
+    body_fun: Callable[[Carry], Carry],
+    init_val: Carry,
+    *,
+    max_steps: int | None = None,
+    buffers: Buffers | None = None,
+    kind: Literal["lax", "checkpointed", "bounded"] = "lax",
+    checkpoints: int | None = None,
+    base: int = 16,
+) -> Carry:
+    """`while cond_fun(val): val = body_fun(val)`, also backwards.
+
+    **Arguments:**
+
+    - `cond_fun`: from a carry to one boolean.
+    - `body_fun`: from a carry to the next, of the same structure, shapes and dtypes. Like
+      `cond_fun` it may close over anything; what it closes over has gradients too.
+    - `init_val`: the carry to start with: any pytree. What is no array or number is static.
+    - `max_steps`: the loop ends after so many steps at most, and `cond_fun` of what it returns then
+      says whether it would have gone on. An integer of at least 0, or `None` for no limit.
+    - `buffers`: from a carry to the arrays in it, one or several, of which the loop writes each
+      place once and reads it only afterwards. `body_fun` gets them as buffers, to be written by
+      `buffer.at[index].set(x)` or `buffer_at_set`. They are not saved for the reverse mode.
+    - `kind`: `"lax"` is differentiable in forward mode alone, as `jax.lax.while_loop`.
+      `"checkpointed"` and `"bounded"` are in every mode and to every order. For the reverse mode
+      `"bounded"` saves the carry of each of `max_steps` steps, and runs each step twice;
+      `"checkpointed"` saves twice the root of so many, and runs each step three times.
+    - `checkpoints`: for `"checkpointed"`, how many carries may be saved at one time. It may stand
+      in place of `max_steps`; the other kinds take no notice of it. The fewer they
+      are, the more often a step is run: with twice the logarithm of `max_steps`, about that
+      logarithm of times.
+    - `base`: has no effect; `equinox.internal` has it for its loops in loops.
+
+    **Returns:** the last carry.
+
+    **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf,
+    for an unknown `kind`, and for one that is differentiable backwards without `max_steps`, or
+    `checkpoints` in its place;
+    `TypeError` if `cond_fun` returns anything but a boolean.
+
+    Under `jax.vmap` the loop runs until the last member of the batch has ended.
+
+    !!! example
+
+        >>> import jax, jax.numpy as jnp
+        >>> def doubled_until_large(x):
+        ...     return while_loop(
+        ...         lambda x: x < 10, lambda x: 2 * x, x, max_steps=8, kind="checkpointed"
+        ...     )
+        >>> print(doubled_until_large(3.0), jax.grad(doubled_until_large)(3.0))
+        12.0 4.0
+    """
+    _check_kind(kind)
+    max_steps, checkpoints = _checked_limit("while_loop", kind, max_steps, checkpoints)
+    whole_number(base, "base", 2)
+
+    def step(carry: Any, _: None) -> tuple[Any, None]:
+        return body_fun(carry), None
+
+    body = trace_body("body_fun", step, init_val, Form(None), [], buffers)
+    consts, condition = trace_condition("cond_fun", cond_fun, body)
+    return body.unflatten(_run_while(body, consts, condition, kind, max_steps, checkpoints))
+
+
+def _checked_limit(
+    name: str, kind: str, max_steps: int | None, checkpoints: int | None
+) -> tuple[int | None, int | None]:
+    """`max_steps` and `checkpoints` of the loop `name`.
+
+    **Raises:** `ValueError` if one is no such number, or there is none and the kind needs it.
+    """
+    if max_steps is not None:
+        max_steps = whole_number(max_steps, "max_steps", 0)
+    if checkpoints is not None:
+        checkpoints = whole_number(checkpoints, "checkpoints")
+    if max_steps is None and (kind == "bounded" or (kind == "checkpointed" and not checkpoints)):
+        way_out = ", or `checkpoints`, the number of carries to save" * (kind == "checkpointed")
+        raise ValueError(
+            f"{name}(kind={kind!r}) needs `max_steps`, the number of steps at most{way_out}: "
+            "the reverse mode saves carries in arrays of a size that is known when it is compiled."
+        )
+    return max_steps, checkpoints
+
+
+def _run_while(
+    body: Body,
+    of_condition: Arrays,
+    condition: Condition,
+    kind: str,
+    max_steps: int | None,
+    checkpoints: int | None,
+) -> list[Array]:
+    """The last carry of a body and a condition that have been traced.
+
+    **Arguments:**
+
+    - `of_condition`: the arrays that the condition closes over.
+    """
+    length = _UNBOUNDED if max_steps is None else max_steps
+    is_checkpointed = kind == "checkpointed"
+    levels = levels_for(length, checkpoints) if is_checkpointed else (max(length, 1),)
+    loop = While(condition, scan_of(body, length, levels, checkpoints))
+    operands = WhileOperands(of_condition, body.consts, body.carry)
+    if kind == "lax":
+        return run_while(loop, operands)
+
+    def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
+        return run_while(loop, operands.unflatten([*shared, *carry]))
+
+    carry = body.clear_written([*of_condition, *body.consts], run_from)
+    return counted_while(loop, dataclasses.replace(operands, carry=carry))
+
+
+_UNBOUNDED = 2**31 - 1
+"""The number of steps at most, where nobody gives one: that of a counter of 32 bits."""
+
+
+# --- A loop over the integers from one to another ---
+
+
+def fori_loop(
+    lower: int | Int[Array, ""],
+    upper: int | Int[Array, ""],
+    body_fun: Callable[[Int[Array, ""], Carry], Carry],
+    init_val: Carry,
+    *,
+    max_steps: int | None = None,
+    buffers: Buffers | None = None,
+    kind: Literal["lax", "checkpointed", "bounded"] = "lax",
+    checkpoints: int | None = None,
+) -> Carry:
+    """`for i in range(lower, upper): val = body_fun(i, val)`, also backwards.
+
+    **Arguments:**
+
+    - `lower`, `upper`: integers of shape `()`. If both are known when the loop is traced, it is a
+      `scan`; if not, a `while_loop`.
+    - `body_fun`: from an integer and a carry to the next carry, of the same structure, shapes and
+      dtypes. It may close over anything; what it closes over has gradients too.
+    - `init_val`: the carry to start with: any pytree. What is no array or number is static.
+    - `max_steps`: the loop ends after so many steps at most, with those before `lower + max_steps`.
+      An integer of at least 0, or `None` for no limit.
+    - `buffers`, `checkpoints`: as for `while_loop`.
+    - `kind`: as for `while_loop`, or where both bounds are known as for `scan`.
+
+    **Returns:** the last carry; `init_val` if `upper` is not above `lower`.
+
+    **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf,
+    for an unknown `kind`, and for one that is differentiable backwards without `max_steps` or
+    `checkpoints` where the bounds are not known; `TypeError` for bounds that are no integers or of
+    two dtypes.
+
+    Under `jax.vmap` the loop runs until the last member of the batch has ended.
+
+    !!! example
+
+        >>> import jax
+        >>> def power(x, n):
+        ...     return fori_loop(0, n, lambda i, y: x * y, 1.0, max_steps=8, kind="checkpointed")
+        >>> print(power(2.0, 3), jax.jit(jax.grad(power))(2.0, 3))
+        8.0 12.0
+    """
+    _check_kind(kind)
+    dtype = _dtype_of(lower, upper)
+    start, stop = integer(lower), integer(upper)
+
+    def step(carry: Any, index: Array) -> tuple[Any, None]:
+        return body_fun(index, carry), None
+
+    def traced(index: Array) -> Body:
+        struct = jax.ShapeDtypeStruct((), index.dtype, weak_type=jax.typeof(index).weak_type)
+        return trace_body("body_fun", step, init_val, Form(index), [struct], buffers)
+
+    if start is not None and stop is not None:
+        length = max(stop - start, 0)
+        if max_steps is not None:
+            length = min(length, whole_number(max_steps, "max_steps", 0))
+        # As in JAX, the index has the default dtype of integers, whatever known bounds have.
+        body = traced(jnp.asarray(0))
+        indices = jnp.arange(start, start + length)
+        carry, _ = _run_scan(body, [indices], length, kind, checkpoints)
+        return body.unflatten(carry)
+
+    max_steps, checkpoints = _checked_limit("fori_loop", kind, max_steps, checkpoints)
+    first, end = jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
+    body = traced(first)
+    _, *carry = _run_while(
+        _numbered(body, first),
+        [end],
+        lambda consts, carry: carry[0] < consts[0],
+        kind,
+        max_steps,
+        checkpoints,
+    )
+    return body.unflatten(carry)
+
+
+def _dtype_of(lower: Any, upper: Any) -> Any:
+    """The dtype of the index where the bounds are not known.
+
+    **Raises:** `TypeError` unless both bounds are integers of one dtype, or one is a Python number.
+    """
+    bounds = {"lower": lower, "upper": upper}
+    for name, bound in bounds.items():
+        dtype = jnp.result_type(bound) if is_array_like(bound) else jnp.bool_
+        if not jnp.issubdtype(dtype, jnp.integer) or jnp.shape(bound) != ():
+            raise TypeError(
+                f"fori_loop expected an integer of shape () for `{name}`, got "
+                f"{describe_node(bound)}."
+            )
+    strong = {
+        name: jnp.result_type(bound)
+        for name, bound in bounds.items()
+        if not jax.typeof(bound).weak_type
+    }
+    if len(set(strong.values())) > 1:
+        raise TypeError(
+            f"fori_loop expected bounds of one dtype, got `lower` of {strong['lower']} and `upper` "
+            f"of {strong['upper']}."
+        )
+    return next(iter(strong.values()), None)
+
+
+def _numbered(body: Body, first: Array) -> Body:
+    """The body with the index, from `first` on, in front of its carry."""
+
+    def numbered(step: Step) -> Step:
+        def run(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
+            index, *carry = carry
+            new, _ = step(consts, carry, [index], is_active)
+            return [index + 1, *new], []
+
+        return run
+
+    return dataclasses.replace(
+        body,
+        step=numbered(body.step),
+        reading_step=body.reading_step and numbered(body.reading_step),
+        carry=[first, *body.carry],
+        is_buffer=(False, *body.is_buffer),
+        is_inside=(False, *body.is_inside),
+    )
