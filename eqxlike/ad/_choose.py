@@ -192,7 +192,7 @@ def _right(trial: Trial, entrants: Sequence[Entrant]) -> dict[str, Call]:
     fit = {each.row.mode: each for each in entrants if each.row.verdict == "ok"}
     complaints = {each.row.mode: each.row.explanation for each in entrants}
     gradients = [each.gradient for each in fit.values()]
-    # One alone agrees with nobody.
+    # One alone has none to agree with.
     if len(entrants) == 1 or not all_agree(trial.subject, gradients):
         try:
             trial = trial.against(FiniteDifference(4))

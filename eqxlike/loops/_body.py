@@ -34,7 +34,7 @@ class Body:
     - `step`: as a function of lists of arrays. `reading_step`: the same, without a write to its
       buffers; `None` if it has none.
     - `carry`: the arrays to start with, in the dtypes that the body returns.
-    - `outer`: the buffers of loops outside that stand in the carry, by their places.
+    - `outer`: the buffers of outer loops in the carry, by their places.
     - `form`: that of the carry, with arrays for these. `y_form`: that of what else a step returns.
     - `is_buffer`: which of the carry are buffers. `is_inside`: which are those of a loop outside.
     """
@@ -131,7 +131,7 @@ class _FlatBody:
 
     `buffers` says which leaves of the carry are buffers, and `outer` which are of loops outside.
 
-    - `y_form`: that of what a step returns beside the carry.
+    - `y_form`: that of what a step returns next to the carry.
     - `casts`: for each array of the carry the dtype that it should have had, or `None`; an empty
       list if all have the right one.
     """

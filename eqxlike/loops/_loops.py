@@ -78,7 +78,7 @@ def _check_kind(kind: str) -> None:
 
 
 def _length_of(xs: PyTree, length: int | None) -> int:
-    """The number of steps. Raises `ValueError` if nobody says, or two say differently."""
+    """The number of steps. Raises `ValueError` if there is none, or two differ."""
     lengths = {}
     for path, leaf in jtu.tree_leaves_with_path(xs):
         if not is_array_like(leaf):
@@ -246,7 +246,7 @@ def _run_while(
 
 
 _UNBOUNDED = 2**31 - 1
-"""The number of steps at most, where nobody gives one: that of a counter of 32 bits."""
+"""The number of steps at most, where none is given: that of a counter of 32 bits."""
 
 
 # --- A loop over the integers from one to another ---

@@ -603,7 +603,7 @@ def _extend(x: Array, pads: Pads, mode: str) -> Array:
 
 
 def _fold(y: Array, sizes: tuple[int, ...], pads: Pads, mode: str) -> Array:
-    """The transpose of `extend`: adds what stands in the padding to what it is a copy of."""
+    """The transpose of `extend`: adds what is in the padding to what it is a copy of."""
     unpadded = jax.ShapeDtypeStruct((y.shape[0], *sizes), y.dtype)
     (folded,) = jax.linear_transpose(lambda x: _extend(x, pads, mode), unpadded)(y)
     return folded

@@ -104,7 +104,7 @@ class Parallel(StatefulLayer):
           `jax.vmap` cannot map, such as those with a callback.
 
         **Raises:** `ValueError` if there is no branch, `join` is another word, or `axis` is no
-        integer or stands beside another `join`; `TypeError` for a branch that cannot be called.
+        integer or comes with another `join`; `TypeError` for a branch that cannot be called.
         """
         branches = tuple(branches)
         if not branches:

@@ -49,8 +49,8 @@ class ScanStack(StatefulLayer, Stacked):
     Layers may be stateful. In the `State` of the model their values stand stacked as well: that of
     one layer is `jax.tree.map(lambda value: value[index], state.substate(stack.layers))`.
 
-    In a step made with `train.fsdp` a layer is brought together from its parts as the loop comes to
-    it, on the way back once more: never are two there in whole, but for those of one `unroll`.
+    In a step made with `train.fsdp` a layer is all-gathered as the loop comes to it, and again in
+    the backward pass: no two are whole at one time, but for those of one `unroll`.
     Layers that print or write are kept for the way back instead: once more would be twice.
 
     >>> import jax, jax.numpy as jnp

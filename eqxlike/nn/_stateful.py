@@ -1,4 +1,4 @@
-"""Layers with state: the state beside the model, and the indices into it."""
+"""Layers with state: the state next to the model, and the indices into it."""
 
 import functools
 from collections.abc import Callable

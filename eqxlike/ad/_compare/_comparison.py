@@ -14,7 +14,7 @@ Verdict = Literal["ok", "wrong", "nan", "error"]
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonRow:
-    """One mode in a `Comparison`. What was not measured, or not told by XLA, is `None`.
+    """One mode in a `Comparison`. What was not measured, or XLA does not report, is `None`.
 
     Times are medians, in microseconds a call of the compiled function. One that is named `dispatch`
     runs until the call returns, any other until the result is ready.
@@ -129,14 +129,14 @@ class Comparison:
     def notes(self) -> list[str]:
         """The lines below the table."""
         explained = [f"{row.mode}: {_shortened(row)}" for row in self.rows if row.explanation]
-        told = [str(self.machine[key]) for key in ("cpu", "device") if key in self.machine][-1:]
-        told += [f"jax {self.machine['jax']}"] if "jax" in self.machine else []
+        where = [str(self.machine[key]) for key in ("cpu", "device") if key in self.machine][-1:]
+        where += [f"jax {self.machine['jax']}"] if "jax" in self.machine else []
         if self.reference is not None:
-            told.append(f"error: relative to {self.reference} in float64")
+            where.append(f"error: relative to {self.reference} in float64")
         return [
             *explained,
             "Dispatch: of primal / gradient. Operations: traced / compiled.",
-            *(["; ".join(told)] if told else []),
+            *(["; ".join(where)] if where else []),
         ]
 
     def to_json(self) -> str:
@@ -226,12 +226,12 @@ def plot(rows: Sequence[Any]) -> Any:
 
 
 def _decade(size: int, rounded: Any) -> float:
-    """A power of ten beside `size`."""
+    """A power of ten near `size`."""
     return 10.0 ** rounded(math.log10(size)) if size else -0.5 if rounded is math.floor else 1.0
 
 
 def _label(axes: Any, rows: Sequence[Any]) -> None:
-    """Writes the name beside each point, above or below it where it would lie on another."""
+    """Writes the name next to each point, above or below it where it would lie on another."""
     to_axes = axes.transData + axes.transAxes.inverted()
     points = [to_axes.transform((row.gradient_us, row.peak_bytes)) for row in rows]
     taken = [(x - 0.01, x + 0.01, y) for x, y in points]

@@ -42,7 +42,7 @@ class Reference:
 
         It is so for two reasons. Where the arguments are rounded otherwise, in the precision that
         they were given in, the right gradient is another one; near a minimum that is all of it. And
-        differences tell no derivative where the function has a kink, or computes in less than
+        differences give no derivative where the function has a kink, or computes in less than
         double precision: there those to the one side differ from those to the other.
         """
         doubts = []
@@ -53,8 +53,8 @@ class Reference:
             return doubts
         step = self._step()
         for side in (1, -1):
-            beside = self._apart(lambda: self._wide, OneSided(side=side, step=step))
-            for doubt, apart in zip(doubts, beside, strict=True):
+            one_sided = self._apart(lambda: self._wide, OneSided(side=side, step=step))
+            for doubt, apart in zip(doubts, one_sided, strict=True):
                 # Rounding is random: what it does to one derivative it may do to all.
                 doubt += 3 * (apart + np.median(apart)) if apart.size else 0
         return doubts
@@ -168,7 +168,7 @@ def _in_float64(subject: Subject) -> Subject:
         return checked_subject(function, args, subject.has_aux, "ad.compare")
 
 
-# --- Finite differences that look to one side, and so tell a kink ---
+# --- One-sided finite differences, which find a kink ---
 
 
 class OneSided(FiniteDifference):
@@ -233,7 +233,7 @@ def leaf_errors(
 ) -> list[LeafError]:
     """The errors of a gradient, an item for each array.
 
-    An array whose derivatives are all tiny beside those by other arrays may have nothing but what
+    An array whose derivatives are all tiny next to those by other arrays may have nothing but what
     rounding leaves of terms that cancel. So its error is relative to at least the largest of all,
     times the root of the machine epsilon.
 

@@ -48,7 +48,7 @@ class Subject:
         return output[0] if self.has_aux else output
 
     def gradients_in(self, gradient: PyTree) -> list[Any]:
-        """What stands in `gradient` in the place of each of the arrays.
+        """What `gradient` has in the place of each of the arrays.
 
         **Raises:** `ValueError` or `TypeError` if it has another structure.
         """
@@ -194,7 +194,7 @@ def _unused(name: str, names: Iterable[str]) -> str:
     return candidate
 
 
-# --- Exceptions as the text that stands in a row ---
+# --- Exceptions as the text in a row ---
 
 
 def described(error: Exception) -> str:

@@ -28,7 +28,7 @@ class Checkpointed(Mode):
     network of `n` layers needs memory for about `2 sqrt(n)` of them, and a second evaluation of the
     function.
 
-    - `policy`: what to keep beside that, inside a segment: one of `jax.checkpoint_policies`.
+    - `policy`: what else to keep, inside a segment: one of `jax.checkpoint_policies`.
 
     !!! example
 
@@ -127,7 +127,7 @@ class _Segment:
     """Some steps of the program, one after another.
 
     - `inputs`: the values that come from before.
-    - `outputs`: those that somebody needs afterwards.
+    - `outputs`: those that are needed afterwards.
     """
 
     steps: list[_Step]
@@ -258,7 +258,7 @@ def _scan_in_blocks(params: Any, values: list[Any], policy: Policy) -> list[Arra
     # What does not fill a block comes last.
     whole = num_blocks * size
     in_blocks = slice(length - whole, None) if reverse else slice(whole)
-    beside = slice(length - whole) if reverse else slice(whole, None)
+    others = slice(length - whole) if reverse else slice(whole, None)
     blocks = [each[in_blocks].reshape(num_blocks, size, *each.shape[1:]) for each in xs]
 
     def block(carry: Arrays, xs: Arrays) -> tuple[Arrays, Arrays]:
@@ -273,8 +273,8 @@ def _scan_in_blocks(params: Any, values: list[Any], policy: Policy) -> list[Arra
     )
     ys = [each.reshape(whole, *each.shape[2:]) for each in ys]
     if whole < length:
-        carry, others = over(consts, carry, [each[beside] for each in xs], length - whole)
-        ends = zip(others, ys, strict=True) if reverse else zip(ys, others, strict=True)
+        carry, rest = over(consts, carry, [each[others] for each in xs], length - whole)
+        ends = zip(rest, ys, strict=True) if reverse else zip(ys, rest, strict=True)
         ys = [jnp.concatenate(pair) for pair in ends]
     return [*carry, *ys]
 

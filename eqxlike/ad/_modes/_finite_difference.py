@@ -67,7 +67,7 @@ class FiniteDifference(Mode):
         outputs, aux = function(arrays)
 
         def pull_back(cotangents: Arrays) -> Arrays:
-            # The differences first: beside a large output that of a small one would be lost.
+            # The differences first: next to a large output that of a small one would be lost.
             derivatives = self._derivatives(
                 lambda arrays: function(arrays)[0],
                 arrays,

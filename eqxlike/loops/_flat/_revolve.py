@@ -99,9 +99,9 @@ class _Second:
     """The derivative of `pull_back_any_length`, and its transpose.
 
     With `F` the scan, that function takes `(x, c)` to `F'(x)^T c`. Its tangents for
-    `(x_dot, c_dot)` are what the scan beside its tangents, `(x, x_dot) -> (F(x), F'(x) x_dot)`,
+    `(x_dot, c_dot)` are what the scan with its tangents, `(x, x_dot) -> (F(x), F'(x) x_dot)`,
     takes `(c_dot, c)` back to, of `x`. Second derivatives are symmetric. So the transpose takes `w`
-    to `F'(x) w` for `c_dot`, and for `x_dot` to what the scan beside its tangents for `w` takes
+    to `F'(x) w` for `c_dot`, and for `x_dot` to what the scan with its tangents for `w` takes
     `(0, c)` back to, of `x`.
     """
 
@@ -132,7 +132,7 @@ class _Second:
     def _pull_back(
         self, residuals: Arrays, directions: Arrays, ct_outputs_dot: Arrays
     ) -> list[Array]:
-        """What the scan beside its tangents takes back to, but for the tangents."""
+        """What the scan with its tangents takes back to, but for the tangents."""
         operands, last, ct_outputs = self._unpack(residuals)
         nonzero = self.nonzero
         consts_dot, carry_dot, xs_dot = nonzero.split(directions)
@@ -142,7 +142,7 @@ class _Second:
         num_carry = len(carry_dot)
         ct_carry, ct_ys = split(ct_outputs, num_carry)
         ct_carry_dot, ct_ys_dot = split(ct_outputs_dot, num_carry)
-        beside = Nonzero(
+        doubled = Nonzero(
             [*nonzero.consts, *[False] * len(consts_dot)],
             [*nonzero.carry, *[True] * num_carry],
             [*nonzero.xs, *[False] * len(xs_dot)],
@@ -156,14 +156,14 @@ class _Second:
                 [*operands.xs, *xs_dot],
                 operands.count,
             ),
-            beside,
+            doubled,
             [*last, *last_dot[:num_carry]],
             [*ct_carry_dot, *ct_carry],
             [*ct_ys_dot, *ct_ys],
-            (False,) * sum(beside.consts),
+            (False,) * sum(doubled.consts),
             self.push_forward,
         )
-        ct_consts, ct_carry, ct_xs = beside.split(found)
+        ct_consts, ct_carry, ct_xs = doubled.split(found)
         return [*ct_consts, *ct_carry[:num_carry], *ct_xs]
 
 

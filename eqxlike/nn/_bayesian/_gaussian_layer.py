@@ -23,13 +23,13 @@ Tree = TypeVar("Tree", bound=Any)
 
 
 class BayesianLayer(Module):
-    """Base of layers whose weights are random, with a posterior beside a prior.
+    """Base of layers whose weights are random, with a posterior and a prior.
 
     What `kl_divergence` and `sample_posterior` ask of a layer; a layer of your own that derives
     from it is found in any model. It is a base, not only a form, so that a model which happens to
     have a method `sample` is not taken for one.
 
-    Methods that it may have beside: `mean_layer()`, the plain layer that `posterior_mean` puts in
+    Methods that it may also have: `mean_layer()`, the plain layer that `posterior_mean` puts in
     its place; `posterior_scales()` and `prior_scales()`, plain layers of the same structure whose
     arrays are standard deviations, for inference that keeps means and scales apart; and
     `with_perturbation(key)`, which is asked before each step.

@@ -161,7 +161,7 @@ class BayesianLinear(GaussianLayer):
         `prior_scale` of its own where that is an array.
         """
         check_instance(linear, "BayesianLinear.around")
-        # The form of a layer without its initial values, which nobody would read.
+        # The structure of a layer without its initial values, which would not be read.
         layer = filter_eval_shape(
             cls,
             linear.in_features,
@@ -258,7 +258,7 @@ class BayesianLinear(GaussianLayer):
 
 @functools.lru_cache(typed=True)
 def _linear_without_values(*form: Any) -> Linear:
-    """The form of a `Linear` without its initial values, which nobody would read.
+    """The structure of a `Linear` without its initial values, which would not be read.
 
     To make it takes 0.4 ms, and a call outside of `jax.jit` needs it twice.
     """

@@ -1,4 +1,4 @@
-"""Models with random weights taken apart into means and scales, and put together again."""
+"""Models with random weights split into means and scales, and made of these again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,13 @@ from ..._pytree import is_array
 from .._conv import Conv
 from .._inputs import check_instance
 from .._linear import Linear
-from ._gaussian_layer import BayesianLayer, Estimator, check_estimator, with_rhos
+from ._gaussian_layer import (
+    BayesianLayer,
+    Estimator,
+    check_estimator,
+    with_posterior_scales,
+    with_rhos,
+)
 from ._layers import BayesianConv, BayesianLinear
 
 
@@ -110,7 +116,7 @@ def bayesian_from_parts(
 
     **Returns:** the network with a `BayesianLinear` for each `Linear` and a `BayesianConv` for each
     `Conv` that has scales for all its arrays. Other arrays with scales, which
-    `layers_with_estimators` tells, stay: draw them yourself.
+    `layers_with_estimators` marks `False`, stay: draw them yourself.
 
     **Raises:** `TypeError` for a class; `ValueError` for an unknown estimator, a scale of another
     shape than its array, or one where `network` has no array.
@@ -126,22 +132,15 @@ def bayesian_from_parts(
     check_estimator(estimator)
     nodes, treedef, parts = _match_scales(network, scales)
 
-    def put_together(node: Any, scale: Any) -> Any:
+    set_scales = with_rhos if are_rhos else with_posterior_scales
+
+    def bayesian(node: Any, scale: Any) -> Any:
         if scale is None:
             return node
-        kind, make = _KINDS[isinstance(node, Linear)]
-        if are_rhos:
-            return with_rhos(make(node, estimator=estimator), scale)
-        return kind.from_parts(node, scale, estimator=estimator)
+        make = BayesianLinear.around if isinstance(node, Linear) else BayesianConv
+        return set_scales(make(node, estimator=estimator), scale)
 
-    return treedef.unflatten(map(put_together, nodes, parts))
-
-
-# The layer for a `Conv` and for a `Linear`, and how it is made from one.
-_KINDS: tuple[tuple[Any, Any], ...] = (
-    (BayesianConv, BayesianConv),
-    (BayesianLinear, BayesianLinear.around),
-)
+    return treedef.unflatten(map(bayesian, nodes, parts))
 
 
 def layers_with_estimators(network: PyTree, scales: PyTree) -> PyTree[bool]:
@@ -167,7 +166,7 @@ def layers_with_estimators(network: PyTree, scales: PyTree) -> PyTree[bool]:
 
 def linear_or_conv(node: Any) -> bool:
     """Whether a node is a layer that can be turned; an error says its name if there is none."""
-    # A layer is told by what it does when it is called, which a user's subclass may change.
+    # What counts is what a layer does when it is called, which a user's subclass may change.
     return type(node).__call__ in (Linear.__call__, Conv.__call__)
 
 

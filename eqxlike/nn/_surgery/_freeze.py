@@ -32,7 +32,7 @@ def freeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = No
     - `where`: a function from a model to the node to freeze, or to a tuple or list of nodes, as in
       `tree_at`: arrays, or subtrees of which all arrays are frozen. All of `model` if left out.
 
-    **Returns:** the model with these arrays frozen, beside those that were.
+    **Returns:** the model with these arrays frozen, besides those that were.
 
     **Raises:** `TypeError` if `model` is a class; `ValueError` if there is no array there, or one
     that belongs to no Module; and what `tree_at` raises for its `where`.

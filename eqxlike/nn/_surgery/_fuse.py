@@ -38,7 +38,7 @@ def fuse(model: Tree) -> Tree:
     stand at several places of the model; and all inside of a `Shared`, whose functions know the
     layers by their paths.
 
-    What is kept for the model beside it has the structure of its arrays: fuse before you make the
+    What is kept next to the model has the structure of its arrays: fuse before you make the
     state of an optimiser, and `unfuse` before you save what others are to read.
 
     **Arguments:**
@@ -217,7 +217,7 @@ class FusedAttention(MultiheadAttention):
     """A `MultiheadAttention` that projects query, key and value at once; made by `nn.fuse`.
 
     It does where they are the same array: `attention(x, x, x)`. Of a key and a value that are one
-    array the projections are one product, beside another query. What is passed as several arrays
+    array the projections are one product, next to another query. What is passed as several arrays
     is projected one by one, as before: to `jax.vmap(attention)(x, x, x)` they are three, and to
     `jax.vmap(lambda x: attention(x, x, x))(x)` one.
 

@@ -139,7 +139,7 @@ class LoRALinear(Module):
 
         **Arguments:**
 
-        - `keep_parts`: whether to keep beside the sum what it was made of. No subtraction gives
+        - `keep_parts`: whether to keep the parts of the sum next to it. No subtraction gives
           back the weight from a sum that was rounded; with its parts `MergedLinear.unmerge` does,
           bit for bit, for as much memory again.
 

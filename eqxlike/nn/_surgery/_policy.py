@@ -175,7 +175,7 @@ class MixedPrecision(StatefulLayer):
     else; a file that it is written to is that of the model inside.
 
     **Norms and softmax stay in float32.** What keeps its precision, as `Policy` says, is not cast;
-    that goes for arguments and results too, such as a state. Norm layers keep theirs: beside
+    that goes for arguments and results too, such as a state. Norm layers keep theirs: with
     parameters in float32 they take an input of any dtype, compute in at least float32, and return
     the dtype of the input. A layer of your own that is kept does the same. One that cannot be
     changed is wrapped by itself, in a policy that computes in float32 and returns what the layers
@@ -223,7 +223,7 @@ class MixedPrecision(StatefulLayer):
 
         - `model`: what is to be called: a Module, or any callable pytree.
         - `policy`: a `Policy`, or a string for `Policy.parse`.
-        - `keep`: what is not cast, beside the nodes whose class says `keeps_precision`: a type,
+        - `keep`: what is not cast, besides the nodes whose class says `keeps_precision`: a type,
           several, or a function from a node of the tree to `bool`.
 
         **Raises:** `TypeError` if `policy` is neither policy nor string, `keep` neither type nor

@@ -124,7 +124,7 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
       array.
 
     **Returns:** a `Summary`: rows as data, and a table as text. A layer that was not called has a
-    dash, as has one whose cost XLA does not tell.
+    dash, as has one whose cost XLA does not know.
 
     **Raises:** `TypeError` if `model` is a class, or cannot be called and there are arguments; and
     whatever the call raises.
@@ -218,7 +218,7 @@ def _trained(num_parameters: int, num_trainable: int) -> str:
 class _Cost:
     """The cost of a program, or of a part of one.
 
-    - `flops`: floating-point operations; `nan` if XLA does not tell of some part.
+    - `flops`: floating-point operations; `nan` if XLA does not know that of some part.
     - `flops_of`: those of each call, and of what is called inside of it.
     - `times_of`: how often each call is run.
     """
@@ -257,7 +257,7 @@ class _Counter:
         self._known: dict[Any, float] = {}
 
     def program(self, jaxpr: Jaxpr) -> _Cost:
-        # What stands in the same scopes is counted in one go: XLA takes 6 ms to say what a program
+        # Equations in the same scopes are counted in one go: XLA takes 6 ms to say what a program
         # of one equation costs, and 9 ms for one of twenty.
         primitives: dict[tuple[frozenset[int], bool], list[Any]] = {}
         parts: list[tuple[frozenset[int], _Cost]] = []
@@ -369,7 +369,7 @@ class _Call:
     - `number`: that of its scope in the program.
     - `around`: the call inside of which it was made.
     - `output`: what it returned, with shapes in the place of arrays.
-    - `does_nothing`: whether that is made of what it was given.
+    - `does_nothing`: whether that is made of its arguments.
     """
 
     number: int
