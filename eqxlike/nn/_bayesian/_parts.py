@@ -137,7 +137,7 @@ def bayesian_from_parts(
     def bayesian(node: Any, scale: Any) -> Any:
         if scale is None:
             return node
-        make = BayesianLinear.around if isinstance(node, Linear) else BayesianConv
+        make: Any = BayesianLinear.around if isinstance(node, Linear) else BayesianConv
         return set_scales(make(node, estimator=estimator), scale)
 
     return treedef.unflatten(map(bayesian, nodes, parts))
