@@ -138,8 +138,10 @@ def stack_layers(layers: Sequence[Any]) -> Any:
     return combine(jtu.tree_map(lambda *each: jnp.stack(each), *arrays), statics[0])
 
 
-def layer_at(stacked: Any, index: int) -> Any:
-    """One of the layers that are stored stacked, or one of the outputs of all, by itself."""
+def layer_at(stacked: Any, index: int | slice) -> Any:
+    """One of the layers that are stored stacked, or one of the outputs of all, by itself; the
+    stacked layers of a slice.
+    """
     return jtu.tree_map(lambda leaf: leaf[index] if is_array(leaf) else leaf, stacked)
 
 

@@ -19,6 +19,7 @@ from ._inputs import (
     check_instance,
     describe,
     key_for,
+    layer_at,
     number_of_features,
     split_key,
 )
@@ -38,10 +39,6 @@ def _one_per_unit(activation: Callable, shape: tuple[int, ...]) -> Callable:
         return jnp.broadcast_to(leaf, shape + jnp.shape(leaf)) if is_array(leaf) else leaf
 
     return jax.tree_util.tree_map(repeat, activation)
-
-
-def _at_layer(activation: Callable, index: Any) -> Callable:
-    return jax.tree_util.tree_map(lambda leaf: leaf[index] if is_array(leaf) else leaf, activation)
 
 
 def _apply_per_unit(activation: Callable, x: Shaped[Array, " units"]) -> Shaped[Array, " units"]:
@@ -170,14 +167,12 @@ class MLP(Module):
     def _apply_hidden(self, index: int, x: Array, keys: PRNGKeyArray | None) -> Array:
         layer = self.layers[index]
         x = layer(x, **key_for(layer, None if keys is None else keys[index]))
-        return _apply_per_unit(_at_layer(self.activation, index), x)
+        return _apply_per_unit(layer_at(self.activation, index), x)
 
     def _scan_hidden(
         self, x: Shaped[Array, " width"], keys: PRNGKeyArray | None
     ) -> Shaped[Array, " width"]:
-        later = jax.tree_util.tree_map(
-            lambda leaf: leaf[1:] if is_array(leaf) else leaf, self.activation
-        )
+        later = layer_at(self.activation, slice(1, None))
         arrays, static = partition((self.layers[1], later), is_array)
         key_data, key_of = as_data(keys)
 

@@ -70,9 +70,11 @@ def unfreeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = 
 def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
     leaves, treedef = jtu.tree_flatten(model)
     mask = treedef.unflatten(flag_frozen(model))
-    if where is None:
-        where = _itself
-    chosen = tree_at(where, treedef.unflatten([False] * len(leaves)), replace_fn=_all_true)
+    chosen = tree_at(
+        where or (lambda model: model),
+        treedef.unflatten([False] * len(leaves)),
+        replace_fn=lambda node: jtu.tree_map(lambda _: True, node),
+    )
     are_chosen = [
         is_chosen and is_array(leaf)
         for is_chosen, leaf in zip(jtu.tree_leaves(chosen), leaves, strict=True)
@@ -93,14 +95,6 @@ def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
                 "frozen: make it a field of one."
             )
     return new
-
-
-def _itself(model: PyTree) -> PyTree:
-    return model
-
-
-def _all_true(node: PyTree) -> PyTree:
-    return jtu.tree_map(lambda _: True, node)
 
 
 # --- Switching a whole model between training and inference ---

@@ -1,8 +1,7 @@
 """Low-rank adaptation of affine maps."""
 
-import functools
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +84,7 @@ class LoRALinear(Module):
             (rank, in_size), dtype, fan_in_limit(in_size), weight_init, inputs_last=True
         )
         self.linear = linear if train_base else freeze(linear)
-        self.down = _draw_stacked(key, tuple(stacked), parameter)
+        self.down = _draw_stacked(key, stacked, parameter)
         self.up = jnp.zeros((*stacked, out_size, rank), dtype)
         self.rank = rank
         self.alpha = real_number(alpha, "alpha")
@@ -188,15 +187,8 @@ class MergedLinear(Linear):
         return self.parts
 
 
-def _draw_stacked(key: PRNGKeyArray, stacked: tuple[int, ...], parameter: Parameter) -> Array:
-    def draw_one(key: PRNGKeyArray) -> Array:
+def _draw_stacked(key: PRNGKeyArray, stacked: Sequence[int], parameter: Parameter) -> Array:
+    if not stacked:
         return draw(key, parameter)[0]
-
-    function: Callable[[PRNGKeyArray], Any] = draw_one
-    for size in reversed(stacked):
-        function = functools.partial(_draw_each, function, size)
-    return function(key)
-
-
-def _draw_each(function: Callable[[PRNGKeyArray], Any], size: int, key: PRNGKeyArray) -> Array:
-    return jax.vmap(function)(jr.split(key, size))
+    size, *others = stacked
+    return jax.vmap(lambda key: _draw_stacked(key, others, parameter))(jr.split(key, size))

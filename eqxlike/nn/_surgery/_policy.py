@@ -118,7 +118,7 @@ class Policy(Module):
         return jtu.tree_map(
             lambda node: _widen(node, self.parameter_dtype),
             _cast(tree, self.parameter_dtype, keep),
-            is_leaf=_has_policy,
+            is_leaf=lambda node: isinstance(getattr(node, "policy", None), Policy),
         )
 
     def cast_to_compute(self, tree: PyTree, *, keep: Match = ()) -> PyTree:
@@ -157,10 +157,6 @@ def _is_floating_dtype(dtype: Any) -> bool:
     # A float of more than 64 bits is one to NumPy, and none to JAX.
     is_floating = isinstance(dtype, jnp.dtype) and jnp.issubdtype(dtype, jnp.floating)
     return is_floating and dtype.itemsize <= 8
-
-
-def _has_policy(node: Any) -> bool:
-    return isinstance(getattr(node, "policy", None), Policy)
 
 
 # --- Mixed precision: a model under a policy ---
@@ -250,7 +246,7 @@ class MixedPrecision(StatefulLayer):
 
         **Returns:** what the model does, in `policy.output_dtype`.
         """
-        return self.call(_call, *args, **kwargs)
+        return self.call(lambda model, *args, **kwargs: model(*args, **kwargs), *args, **kwargs)
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`function(model, *args, **kwargs)` under the policy.
@@ -273,7 +269,3 @@ class MixedPrecision(StatefulLayer):
             (self.model, args, kwargs), keep=self.keep
         )
         return self.policy.cast_to_output(function(model, *args, **kwargs), keep=self.keep)
-
-
-def _call(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return model(*args, **kwargs)

@@ -152,7 +152,8 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
                 f"summary was given arguments to call the model with, and a {type(model).__name__} "
                 "cannot be called. Without them it lists the layers alone."
             )
-        program, _, _ = filter_make_jaxpr(_call)(observed, example_args, kwargs)
+        trace = filter_make_jaxpr(lambda model, args, kwargs: model(*args, **kwargs))
+        program, _, _ = trace(observed, example_args, kwargs)
         cost = _cost_of(program.jaxpr)
     leaves = jtu.tree_leaves(model)
     flags = flag_leaves(model, leaves, is_inexact_array)
@@ -162,10 +163,6 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     # JAX may keep the Modules that report here in a cache: they are not to keep the arrays alive.
     records.clear()
     return Summary(rows, *_sizes(model, trainable), None if cost is None else _known(cost.flops))
-
-
-def _call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return model(*args, **kwargs)
 
 
 def _known(flops: float | None) -> float | None:
@@ -301,7 +298,10 @@ class _Counter:
 
     def _primitives(self, equations: list[Any], are_on_keys: bool) -> float:
         try:
-            key = tuple(map(_key_of, equations))
+            key = tuple(
+                (each.primitive, tuple(each.params.items()), tuple(_inputs(each)))
+                for each in equations
+            )
             hash(key)
         except TypeError:  # An array among the parameters, say.
             return _flops(equations, are_on_keys)
@@ -323,11 +323,6 @@ def _is_call(equation: Any, inner: list[Jaxpr]) -> bool:
 
 def _is_on_keys(equation: Any) -> bool:
     return any(is_key(each.aval) for each in (*equation.invars, *equation.outvars))
-
-
-def _key_of(equation: Any) -> Any:
-    """The parts of an equation on which its cost depends."""
-    return equation.primitive, tuple(equation.params.items()), tuple(_inputs(equation))
 
 
 def _inputs(equation: Any) -> list[jax.ShapeDtypeStruct]:
