@@ -1,9 +1,9 @@
 """Differentiation: the modes, and what is taken by them."""
 
 from ._choose import choose as choose
-from ._compare import Comparison as Comparison
-from ._compare import ComparisonRow as ComparisonRow
-from ._compare import compare as compare
+from ._compare._compare import compare as compare
+from ._compare._comparison import Comparison as Comparison
+from ._compare._comparison import ComparisonRow as ComparisonRow
 from ._differentiate_with import Differentiated as Differentiated
 from ._differentiate_with import differentiate_with as differentiate_with
 from ._differentiate_with import gradient_buffers as gradient_buffers
