@@ -385,16 +385,13 @@ class ConvTranspose(Module):
         is_folded = self.padding_mode != "ZEROS" and any(map(any, pads))
         # The convolution runs over its padded input: so does the transpose over its output, from
         # which the padding is then cut off. Zeros are cut off before they are computed.
-        around = tuple(
-            (extent - 1, before + size + after - span - 1)
-            for (before, after), size, span, extent in zip(pads, sizes, spans, extents, strict=True)
-        )
-        if not is_folded:
-            around = tuple(
-                (first - before, last - after)
-                for (first, last), (before, after) in zip(around, pads, strict=True)
-            )
         one = (1,) * self.num_spatial_dims
+        cut = ((0, 0),) * self.num_spatial_dims if is_folded else pads
+        axes = zip(cut, pads, sizes, spans, extents, strict=True)
+        around = tuple(
+            (extent - 1 - first, before + size + after - span - 1 - last)
+            for (first, last), (before, after), size, span, extent in axes
+        )
         y = _correlate(x, self.weight, one, around, self.dilation, self.groups, self.stride)
         if is_folded:
             y = _fold(y, sizes, pads, self.padding_mode)

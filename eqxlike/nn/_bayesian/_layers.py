@@ -162,19 +162,11 @@ class BayesianLinear(GaussianLayer):
         """
         check_instance(linear, "BayesianLinear.around")
         # The structure of a layer without its initial values, which would not be read.
-        layer = filter_eval_shape(
-            cls,
-            linear.in_features,
-            linear.out_features,
-            linear.bias is not None,
-            linear.weight.dtype,
-            prior_scale=prior_scale,
-            posterior_scale=posterior_scale,
-            inference=inference,
-            estimator=estimator,
-            key=jr.key(0),
-        )
         weight, bias = linear.weight, linear.bias
+        form = linear.in_features, linear.out_features, bias is not None, weight.dtype
+        scales = {"prior_scale": prior_scale, "posterior_scale": posterior_scale}
+        options = {"inference": inference, "estimator": estimator, "key": jr.key(0)}
+        layer = filter_eval_shape(cls, *form, **scales, **options)
         limit = fan_in_limit(feature_count(linear.in_features))
         values = {
             "prior_scale": scale_of_each(prior_scale, weight.shape[:-2]),

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -221,16 +222,16 @@ class _Cost:
     """
 
     flops: float = 0.0
-    flops_of: dict[int, float] = dataclasses.field(default_factory=dict)
-    times_of: dict[int, int] = dataclasses.field(default_factory=dict)
+    flops_of: dict[int, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
+    times_of: dict[int, int] = dataclasses.field(default_factory=lambda: defaultdict(int))
 
     def add(self, part: "_Cost", times: int = 1) -> None:
         """Adds what is run `times` times."""
         self.flops += times * part.flops
         for call, flops in part.flops_of.items():
-            self.flops_of[call] = self.flops_of.get(call, 0.0) + times * flops
+            self.flops_of[call] += times * flops
         for call, runs in part.times_of.items():
-            self.times_of[call] = self.times_of.get(call, 0) + times * runs
+            self.times_of[call] += times * runs
 
 
 _SCOPE = "eqxlike-call-"
@@ -271,9 +272,10 @@ class _Counter:
         for calls, part in parts:
             cost.add(part)
             # Inside of a nested program scopes begin again: no call counts there once more.
-            cost.flops_of |= {call: cost.flops_of.get(call, 0.0) + part.flops for call in calls}
+            for call in calls:
+                cost.flops_of[call] += part.flops
         for call in frozenset().union(*(calls for calls, _ in parts)):
-            cost.times_of[call] = cost.times_of.get(call, 0) + 1
+            cost.times_of[call] += 1
         return cost
 
     def _inner(self, equation: Any) -> _Cost | None:
