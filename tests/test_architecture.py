@@ -71,7 +71,7 @@ ROOMS = {
     "ad": (
         {"_equations"},
         {"_modes"},
-        {"_differentiate_with", "_jacobian", "_products", "_sparse", "_taylor"},
+        {"_differentiate_with", "_jacobian", "_products", "_sparse"},
         {"_measuring"},
         {"_compare"},
         {"_choose"},

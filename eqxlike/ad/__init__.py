@@ -20,6 +20,6 @@ from ._modes import Reverse as Reverse
 from ._products import Pushforward as Pushforward
 from ._products import hvp as hvp
 from ._products import jvp_and_vjp as jvp_and_vjp
+from ._products import taylor as taylor
 from ._sparse import sparse_hessian as sparse_hessian
 from ._sparse import sparse_jacobian as sparse_jacobian
-from ._taylor import taylor as taylor

@@ -49,7 +49,6 @@ from ._pool import Pool as Pool
 from ._rnn import GRUCell as GRUCell
 from ._rnn import LSTMCell as LSTMCell
 from ._scan_stack import ScanStack as ScanStack
-from ._shared import Shared as Shared
 from ._stateful import State as State
 from ._stateful import StatefulLayer as StatefulLayer
 from ._stateful import StateIndex as StateIndex
@@ -72,5 +71,6 @@ from ._surgery._replace import to_bayesian as to_bayesian
 from ._surgery._summary import LayerSummary as LayerSummary
 from ._surgery._summary import Summary as Summary
 from ._surgery._summary import summary as summary
-from ._weight_norm import SpectralNorm as SpectralNorm
-from ._weight_norm import WeightNorm as WeightNorm
+from ._weights import Shared as Shared
+from ._weights import SpectralNorm as SpectralNorm
+from ._weights import WeightNorm as WeightNorm

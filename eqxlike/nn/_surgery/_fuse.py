@@ -17,7 +17,7 @@ from .._attention import MultiheadAttention, project
 from .._inputs import check_instance
 from .._linear import FusedLinear, Linear
 from .._parallel import FusedBranches, Parallel
-from .._shared import Shared
+from .._weights import Shared
 from ._freeze import freeze, unfreeze
 
 Tree = TypeVar("Tree", bound=Any)

@@ -1,17 +1,20 @@
-"""A weight as a direction and a length, and a weight divided by its spectral norm."""
+"""Weights that are computed: of a direction and a length, by a spectral norm, of shared nodes."""
 
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+import jax.tree_util as jtu
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
 from .._dtypes import at_least_float32
 from .._module import Module, field
 from .._numbers import integer, real_number, whole_number
-from .._pytree import is_array, tree_at
+from .._pytree import find_difference, is_array, same_shape_and_dtype, tree_at
+from .._transforms import filter_eval_shape
 from ._inputs import check_instance
 from ._stateful import State, StatefulLayer, StateIndex
 
@@ -214,3 +217,78 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
 
 def _as_matrix(weight: Array) -> Array:
     return weight.reshape(weight.shape[0], -1).astype(at_least_float32(weight.dtype))
+
+
+# --- One array, or one layer, at several places of a model ---
+
+
+class _Placeholder(enum.Enum):
+    """Stands where a shared node was: the same object after any copy, and no array to train."""
+
+    SHARED = enum.auto()
+
+    def __repr__(self) -> str:
+        return "<shared>"
+
+
+class Shared(Module):
+    """Ties nodes of a pytree together: one is kept, and put in the place of others at each call.
+
+    A Module is a tree. A layer that stands at two places of a model is two layers, which are equal
+    at first and then go their own ways. `Shared` keeps one, so that the gradients of all its uses
+    add up.
+
+    Press & Wolf (2017), "Using the Output Embedding to Improve Language Models", share the weights
+    of the first layer with the last:
+
+    >>> import jax
+    >>> from eqxlike import nn
+    >>> key1, key2 = jax.random.split(jax.random.key(0))
+    >>> pair = (nn.Embedding(5, 3, key=key1), nn.Linear(3, 5, key=key2))
+    >>> shared = Shared(pair, where=lambda pair: pair[1].weight, get=lambda pair: pair[0].weight)
+    >>> embedding, linear = shared()
+    >>> embedding.weight is linear.weight
+    True
+    """
+
+    pytree: PyTree
+    where: Callable[[PyTree], Any | Sequence[Any]]
+    get: Callable[[PyTree], Any | Sequence[Any]]
+
+    def __init__(
+        self,
+        pytree: PyTree,
+        where: Callable[[PyTree], Any | Sequence[Any]],
+        get: Callable[[PyTree], Any | Sequence[Any]],
+    ):
+        """**Arguments:**
+
+        - `pytree`: the tree with the nodes to tie together.
+        - `where`: a function from the tree to a node of it, or to a sequence of nodes, as in
+          `tree_at`. They are taken out.
+        - `get`: a function from the tree to what is put there, a node or anything computed from
+          one, such as a transpose; a sequence if `where` returns one.
+
+        **Raises:** `ValueError` if what `get` returns is not of the structure, shapes and dtypes
+        of what it stands for, or is itself taken out; and what `tree_at` does for its `where`.
+        """
+        check_instance(pytree, "Shared")
+        self.pytree = tree_at(where, pytree, replace_fn=lambda _: _Placeholder.SHARED)
+        self.where = where
+        self.get = get
+        taken = filter_eval_shape(where, pytree)
+        given = filter_eval_shape(get, self.pytree)
+        if _Placeholder.SHARED in jtu.tree_leaves(given):
+            raise ValueError(
+                "`get` returns a node that `where` takes out of the tree, so that nothing is left "
+                "of it. It must return one that stays."
+            )
+        if difference := find_difference(taken, given, same_shape_and_dtype):
+            raise ValueError(
+                "Nodes that are shared must have the same structure, shapes and dtypes: "
+                f"{difference.explain('where(pytree)', 'get(pytree)')}."
+            )
+
+    def __call__(self) -> PyTree:
+        """**Returns:** the tree, with what `get` returns in each place that `where` points to."""
+        return tree_at(self.where, self.pytree, self.get(self.pytree))
