@@ -160,42 +160,44 @@ class BatchNorm(StatefulLayer):
         inference = self.inference if inference is None else inference
         values = x.astype(at_least_float32(x.dtype))
         if self.mode == "ema":
-            statistics, state = self._moving(values, state, inference)
+            statistics, state = self._ema_statistics(values, state, inference)
         else:
-            statistics, state = self._of_batch(values, state, inference)
-        mean, variance = (self._beside(each, values) for each in statistics)
+            statistics, state = self._batch_statistics(values, state, inference)
+        mean, variance = (self._broadcast(each, values) for each in statistics)
         out = (values - mean) * jax.lax.rsqrt(variance + self.eps)
         if self.weight is not None:
-            out = out * self._beside(self.weight, values)
+            out = out * self._broadcast(self.weight, values)
         if self.bias is not None:
-            out = out + self._beside(self.bias, values)
+            out = out + self._broadcast(self.bias, values)
         return out.astype(x.dtype), state
 
-    def _moving(self, x: Array, state: State, inference: bool) -> tuple[Statistics, State]:
+    def _ema_statistics(self, x: Array, state: State, inference: bool) -> tuple[Statistics, State]:
         assert self.ema_first_time_index is not None
         assert self.ema_state_index is not None
         running = state.get(self.ema_state_index)
         if inference:
             return running, state
-        batch, moved = self._moved(running, self._measure(x))
+        batch, updated = self._updated(running, self._measure(x))
         is_first = state.get(self.ema_first_time_index)
-        mean, variance = (jnp.where(is_first, *pair) for pair in zip(batch, moved, strict=True))
+        mean, variance = (jnp.where(is_first, *pair) for pair in zip(batch, updated, strict=True))
         state = state.set(self.ema_first_time_index, jnp.zeros_like(is_first))
         return (mean, variance), state.set(self.ema_state_index, (mean, variance))
 
-    def _of_batch(self, x: Array, state: State, inference: bool) -> tuple[Statistics, State]:
+    def _batch_statistics(
+        self, x: Array, state: State, inference: bool
+    ) -> tuple[Statistics, State]:
         assert self.batch_counter is not None
         assert self.batch_state_index is not None
         count = state.get(self.batch_counter)
         running = state.get(self.batch_state_index)
         if inference:
-            return self._averaged(running, count), state
+            return self._debiased(running, count), state
         measured = self._measure(x)
-        _, moved = self._moved(running, measured)
+        _, updated = self._updated(running, measured)
         state = state.set(self.batch_counter, count + 1)
-        return measured, state.set(self.batch_state_index, moved)
+        return measured, state.set(self.batch_state_index, updated)
 
-    def _averaged(self, running: Statistics, count: Array) -> Statistics:
+    def _debiased(self, running: Statistics, count: Array) -> Statistics:
         """The average over the batches there were: without what the running averages began with,
         which is 0 and 1.
         """
@@ -208,20 +210,20 @@ class BatchNorm(StatefulLayer):
         averaged = jnp.maximum((variance - from_start) / share, 0)
         return mean / share, jnp.where(is_new, variance, averaged)
 
-    def _moved(self, running: Statistics, batch: Statistics) -> tuple[Statistics, Statistics]:
-        """The statistics of a batch in the dtype of the running averages, and these, moved."""
+    def _updated(self, running: Statistics, batch: Statistics) -> tuple[Statistics, Statistics]:
+        """The statistics of a batch in the dtype of the running averages, and these, updated with it."""
         mean, variance = (each.astype(running[0].dtype) for each in batch)
-        moved_mean, moved_variance = (
+        new_mean, new_variance = (
             self.momentum * old + (1 - self.momentum) * new
             for old, new in zip(running, (mean, variance), strict=True)
         )
-        return (mean, variance), (moved_mean, moved_variance)
+        return (mean, variance), (new_mean, new_variance)
 
     def _measure(self, x: Array) -> Statistics:
         axes = tuple(axis for axis in range(x.ndim) if axis != self._channel_axis)
         mean = self._over_batch(jnp.mean(x, axes))
         # In two passes: the difference of two large sums would have no digits left.
-        variance = jnp.mean((x - self._beside(mean, x)) ** 2, axes)
+        variance = jnp.mean((x - self._broadcast(mean, x)) ** 2, axes)
         return mean, self._over_batch(variance)
 
     def _over_batch(self, mean: Array) -> Array:
@@ -241,7 +243,7 @@ class BatchNorm(StatefulLayer):
     def _channel_axis(self) -> int:
         return 1 if self.batched else 0
 
-    def _beside(self, per_channel: Array, x: Array) -> Array:
+    def _broadcast(self, per_channel: Array, x: Array) -> Array:
         """One number for each channel, in the shape and dtype of `x`."""
         array = per_channel.astype(x.dtype)
         return jax.lax.broadcast_in_dim(array, x.shape, (self._channel_axis,))

@@ -80,11 +80,11 @@ def in_segments(
     # What it closes over may be a tracer, and so becomes an input.
     consts = [program.new_name(each.aval) for each in closed.jaxpr.constvars]
     outputs = program.inline(closed.jaxpr, consts, inputs)
-    treedef = jtu.tree_structure(output)
+    segments, treedef = program.segments(outputs), jtu.tree_structure(output)
 
     def run(arrays: Arrays) -> Any:
         values = dict(zip([*inputs, *consts], [*arrays, *closed.consts], strict=True))
-        for segment in program.segments(set(values), outputs):
+        for segment in segments:
             run_segment = segment.run
             if not segment.has_effects:
                 run_segment = recomputed(lambda values, s=segment: s.run(values, policy), policy)
@@ -154,8 +154,7 @@ class _Program:
         self.sizes: list[int] = []  # the bytes of each value, by its name
 
     def new_name(self, aval: Any) -> Name:
-        dtype = getattr(aval, "dtype", None)
-        num_bytes = getattr(dtype, "itemsize", 0) if dtype is not None else 0
+        num_bytes = getattr(getattr(aval, "dtype", None), "itemsize", 0)
         self.sizes.append(math.prod(getattr(aval, "shape", ())) * num_bytes)
         return len(self.sizes) - 1
 
@@ -179,14 +178,8 @@ class _Program:
             atoms.update(zip(equation.outvars, found, strict=True))
         return list(map(atom_of, jaxpr.outvars))
 
-    def segments(self, given: set[Name], outputs: list[Atom]) -> list[_Segment]:
-        """The program in segments.
-
-        **Arguments:**
-
-        - `given`: the values that are there at the beginning.
-        - `outputs`: those that are there in the end.
-        """
+    def segments(self, outputs: list[Atom]) -> list[_Segment]:
+        """The program in segments, of which `outputs` are returned."""
         last_use = {name: len(self.steps) for name in outputs if not isinstance(name, Literal)}
         for number in reversed(range(len(self.steps))):
             for name in self.steps[number].inputs:
