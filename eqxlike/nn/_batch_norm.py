@@ -211,7 +211,7 @@ class BatchNorm(StatefulLayer):
         return mean / share, jnp.where(is_new, variance, averaged)
 
     def _updated(self, running: Statistics, batch: Statistics) -> tuple[Statistics, Statistics]:
-        """The statistics of a batch in the dtype of the running averages, and these, updated with it."""
+        """A batch's statistics in the dtype of the running averages, and these updated."""
         mean, variance = (each.astype(running[0].dtype) for each in batch)
         new_mean, new_variance = (
             self.momentum * old + (1 - self.momentum) * new
