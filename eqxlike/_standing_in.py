@@ -60,7 +60,7 @@ _NAMES = {
     f"{THEIRS}._module._prebuilt.BoundMethod": "_module.BoundMethod",
     f"{THEIRS}.internal._omega._Metaω": "internal._omega._Meta",
     f"{THEIRS}.internal._omega._ω": "internal._omega.ω",
-    f"{THEIRS}.nn._misc.default_init": "nn._common._parameters.uniform",
+    f"{THEIRS}.nn._misc.default_init": "nn._parameters.uniform",
     f"{THEIRS}.nn._misc.named_scope": "_standing_in.named_scope",
 }
 """The private names that libraries use, by their paths in that version of Equinox, and ours."""

@@ -553,7 +553,7 @@ _PADDING_MODES = {
 def _check_padding_mode(mode: Any, padding: str | Pads) -> str:
     """`mode` in capitals.
 
-    **Raises:** `ValueError` unless it is one of `PADDING_MODES`; also if `padding` has a negative
+    **Raises:** `ValueError` unless it is one of `_PADDING_MODES`; also if `padding` has a negative
     entry in a mode other than zeros.
     """
     if not isinstance(mode, str) or mode.upper() not in _PADDING_MODES:
@@ -600,7 +600,7 @@ def _extend(x: Array, pads: Pads, mode: str) -> Array:
 
 
 def _fold(y: Array, sizes: tuple[int, ...], pads: Pads, mode: str) -> Array:
-    """The transpose of `extend`: adds what is in the padding to what it is a copy of."""
+    """The transpose of `_extend`: adds what is in the padding to what it is a copy of."""
     unpadded = jax.ShapeDtypeStruct((y.shape[0], *sizes), y.dtype)
     (folded,) = jax.linear_transpose(lambda x: _extend(x, pads, mode), unpadded)(y)
     return folded

@@ -1,4 +1,4 @@
-"""Windows that slide over an input: sizes by axis, padding, kernels, reductions."""
+"""Windows that slide over an input: sizes and padding by axis, and checks of them."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
