@@ -76,24 +76,19 @@ def choose(
     refuse_tracers(f, args, "ad.choose")
     f = with_arrays_as_leaves(f)
     key = (_form((f, args, tuple(named.items()))), has_aux, rounds, budget_s, _surroundings())
-
-    def measure() -> str:
-        # Each call uses the same keys again.
-        with jax.debug_key_reuse(False):
-            return _fastest(f, args, named, has_aux, rounds, budget_s)
-
-    try:
+    if any(map(is_array, jtu.tree_leaves(tuple(named.values())))):
         # What a mode does may depend on the values of its arrays, of which none are remembered.
-        if any(map(is_array, jtu.tree_leaves(tuple(named.values())))):
-            raise _NotToRemember
+        key = None
+    if name := _recall(key):
+        return named[name]
+    # Two measurements at a time would disturb each other.
+    with _measuring:
         name = _recall(key)
         if name is None:
-            # Two measurements at a time would disturb each other.
-            with _measuring:
-                name = _recall(key) or _remember(key, measure())
-    except _NotToRemember:
-        with _measuring:
-            name = measure()
+            # Each call uses the same keys again.
+            with jax.debug_key_reuse(False):
+                name = _fastest(f, args, named, has_aux, rounds, budget_s)
+            _remember(key, name)
     return named[name]
 
 
@@ -101,16 +96,11 @@ _MODES = (Reverse(), Checkpointed(), Forward(CHUNK))
 
 _measuring = threading.RLock()
 
-
 _slot = threading.local()
 """Its `name` is the one that this thread is about to remember, if it is about to."""
 
 
 class _NothingToRemember(Exception):
-    pass
-
-
-class _NotToRemember(Exception):
     pass
 
 
@@ -129,17 +119,15 @@ def _remembered(key: Any) -> str:
 
 def _recall(key: Any) -> str | None:
     try:
-        return _remembered(key)
-    except _NothingToRemember:
+        return None if key is None else _remembered(key)
+    except (_NothingToRemember, TypeError):  # Of a key that is not hashable nothing is remembered.
         return None
-    except TypeError as error:
-        raise _NotToRemember from error
 
 
-def _remember(key: Any, name: str) -> str:
+def _remember(key: Any, name: str) -> None:
     _slot.name = name
     try:
-        return _remembered(key)
+        _recall(key)
     finally:
         _slot.name = None
 
