@@ -151,22 +151,22 @@ class MLP(Module):
 
         **Raises:** `ValueError` if `x` has another shape.
         """
-        keys = None if key is None else jr.split(key, self.depth + 1)
+        num_keys = self.depth + 1
+        keys: Any = [None] * num_keys if key is None else jr.split(key, num_keys)
         if self.depth > 0:
-            x = self._apply_hidden(0, x, keys)
+            x = self._apply_hidden(0, x, keys[0])
         if self.scan and self.depth > 1:
-            x = self._scan_hidden(x, None if keys is None else keys[1:-1])
+            x = self._scan_hidden(x, None if key is None else keys[1:-1])
         else:
             for index in range(1, self.depth):
-                x = self._apply_hidden(index, x, keys)
-        x = self.layers[-1](x, **key_for(self.layers[-1], None if keys is None else keys[-1]))
+                x = self._apply_hidden(index, x, keys[index])
+        x = self.layers[-1](x, **key_for(self.layers[-1], keys[-1]))
         if self.out_size == "scalar":
             return self.final_activation(x)
         return _apply_per_unit(self.final_activation, x)
 
-    def _apply_hidden(self, index: int, x: Array, keys: PRNGKeyArray | None) -> Array:
-        layer = self.layers[index]
-        x = layer(x, **key_for(layer, None if keys is None else keys[index]))
+    def _apply_hidden(self, index: int, x: Array, key: PRNGKeyArray | None) -> Array:
+        x = self.layers[index](x, **key_for(self.layers[index], key))
         return _apply_per_unit(layer_at(self.activation, index), x)
 
     def _scan_hidden(
