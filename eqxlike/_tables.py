@@ -44,5 +44,5 @@ def _numeric_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> li
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
-    numbers = [cell for cell in cells if cell != "-"]
-    return bool(numbers) and all(number[:1].isdigit() for number in numbers)
+    numbers = [cell for cell in cells if cell not in ("", "-")]
+    return bool(numbers) and all(number.removeprefix("-")[:1].isdigit() for number in numbers)

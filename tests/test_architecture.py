@@ -78,15 +78,12 @@ ROOMS = {
     ),
     "_export": ({"_form"}, {"_file"}, {"_run"}, {"_exported"}, {"_export"}),
     "bayes": (
-        {"_blackjax", "_library_rules"},
-        {"_numpyro"},
-        {"_data", "_links", "_unknowns"},
-        {"_elbo", "_likelihoods", "_mixtures", "_priors"},
+        {"_libraries"},
+        {"_likelihoods", "_mixtures", "_priors"},
         {"metrics"},
         {"_calibration", "plot"},
         {"_posterior"},
         {"_inference"},
-        {"_curvature"},
         {"_methods", "_predict", "_simulation"},
     ),
     "graph": (

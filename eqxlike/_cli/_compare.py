@@ -1,19 +1,19 @@
-"""The models of a data set side by side: trained, and evaluated on the test part."""
+"""The models of a data set side by side: trained, evaluated, and what calls cost."""
 
 import dataclasses
-import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
 import jax.numpy as jnp
-import numpy as np
+import jax.tree_util as jtu
 
-from .._timing import Measurement
-from ._data import Data, Part
-from ._evaluate import LEVEL, Evaluation, evaluate, evaluate_classification, evaluate_regression
-from ._methods import METHODS, evaluate_method
-from ._models import Settings
-from ._train import Training, train_bayesian, train_plain
+from .._pytree import combine, filter, is_array, partition
+from .._timing import Call, Measurement, measure
+from ._data import Data
+from ._evaluate import Evaluation, baseline_name, evaluate, evaluate_baseline, evaluate_method
+from ._models import Example, Settings, Training, network_outputs, train_bayesian, train_plain
 
 BAYESIAN = "bayesian"
 PLAIN = "plain"
@@ -66,7 +66,7 @@ def compare(
     - `seed`: the seed of weights and noise.
     - `outputs`: gets the output under the name of the data set as soon as there is something in
       it, so that it is there when Ctrl-C ends the rest.
-    - `methods`: names of further methods, see `_methods`.
+    - `methods`: names of further methods, see `METHODS`.
 
     **Returns:** the output.
 
@@ -94,180 +94,99 @@ def _evaluate(
         raise KeyboardInterrupt
 
 
-# The demo's results as tables: by rich on a terminal that has it, as aligned text elsewhere.
+# --- What a call costs: the demo's own training step and prediction, in three ways ---
 
 
-TITLES = {
-    BAYESIAN: "Bayesian MLP",
-    PLAIN: "plain MLP",
-    "ridge": "ridge regression",
-    "logistic": "logistic regression",
-} | {name: choice.title for name, choice in METHODS.items()}
-"""The titles of models in tables and pictures, by name."""
+PREDICTED = 32
+"""The number of test examples in the prediction that is measured."""
 
-METRICS = {
-    "rmse": ("RMSE", ".1f"),
-    "accuracy": ("accuracy", ".1%"),
-    "nll": ("NLL (nats)", ".4f"),
-    "coverage": (f"in {LEVEL:.0%} interval", ".1%"),
-    "width": ("interval width", ".0f"),
-    "ece": ("ECE", ".4f"),
-    "seconds": ("seconds", ".0f"),
-}
-"""The heading and the format of each metric, by name."""
+FLAT = "jax.jit, flat list"
+MODULE = "jax.jit, module"
+FILTERED = "filter_jit"
 
 
-def print_metrics(output: Output) -> None:
-    """Prints the models side by side, on the test part."""
-    found = {name: each.metrics for name, each in output.evaluations.items()}
-    if not found:
-        return
-    order = (BAYESIAN, PLAIN, baseline_name(output.data), *METHODS)
-    names = [name for name in order if name in found]
-    shown = [metric for metric in METRICS if any(metric in each for each in found.values())]
-    rows = [[TITLES[name], *(_cell(found[name], metric) for metric in shown)] for name in names]
-    title = f"{output.data.name}: {len(output.data.test)} held-out examples"
-    print_table(title, ["", *(METRICS[metric][0] for metric in shown)], rows)
-    if (weight := output.settings.kl_weight) != 1:
-        print(f"  ({TITLES[BAYESIAN]}: KL weight {weight:g}, a tempered posterior)")
+def measure_dispatch(data: Data, training: Training, settings: Settings) -> dict[str, Measurement]:
+    """Measures a training step, and a prediction for `PREDICTED` test examples.
 
+    All three ways run the same operations. What differs is what a call costs around them.
 
-def _cell(metrics: Mapping[str, float], metric: str) -> str:
-    return format(metrics[metric], METRICS[metric][1]) if metric in metrics else ""
+    **Arguments:**
 
+    - `data`: the data set to train on and to predict.
+    - `training`: the training of the network; it stays as it is.
+    - `settings`: the settings whose batch size, number of draws and rounds to use.
 
-def print_dispatch(outputs: Mapping[str, Output]) -> None:
-    """Prints what calls cost, in microseconds and as ratios to the baseline."""
-    rows = [
-        [
-            f"{name}, {row}",
-            column.name,
-            f"{column.dispatch_us:.1f}",
-            f"{column.dispatch_ratio.median:.2f}",
-            f"{column.completion_us:.1f}",
-            f"{column.completion_ratio.median:.2f}",
-        ]
-        for name, output in outputs.items()
-        for row, measured in output.dispatch.items()
-        for column in measured.columns.values()
-    ]
-    if rows:
-        title = "what a call costs: until it returns (dispatch), until its result is ready"
-        headings = ["", "called by", "dispatch (us)", "ratio", "completion (us)", "ratio"]
-        print_table(title, headings, rows)
-
-
-def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table, its numbers flush right."""
-    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
-        _print_rich(title, headings, rows)
-    else:
-        print("\n" + plain_table(title, headings, rows))
-
-
-def plain_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as aligned text.
-
-    >>> print(plain_table("two", ["", "RMSE"], [["a", "1.5"], ["long", "12.5"]]))
-    two
-            RMSE
-      a      1.5
-      long  12.5
+    **Returns:** the measurements, by name of the row; ratios are to `jax.jit` on the module.
     """
-    is_number = _number_columns(rows)
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, is_number, strict=True)
-        ).rstrip()
-        for row in (headings, *rows)
-    ]
-    return "\n".join([title, *(f"  {line}" for line in lines)])
+    batch = data.train[: settings.batch_size]
+    example = Example(jnp.asarray(batch.x), jnp.asarray(batch.y))
+    x, key = jnp.asarray(data.test.x[:PREDICTED]), jax.random.key(0)
+    # Both are functions that `filter_jit` wrapped; the other columns take what is inside.
+    rows = {
+        "training step": _steps(training.step, training.result.state, example),
+        "prediction": _predictions(training.model.network, x, key, settings.num_samples),
+    }
+    # One key serves all calls: the calls are compared, not their numbers.
+    with jax.debug_key_reuse(False):
+        return {
+            name: measure(calls, baseline=MODULE, rounds=settings.rounds)
+            for name, calls in rows.items()
+        }
 
 
-def _number_columns(rows: Sequence[Sequence[str]]) -> list[bool]:
-    columns = zip(*rows, strict=True)
-    return [all(cell[:1] in "-0123456789" for cell in column) for column in columns]
+def _steps(step: Any, state: Any, example: Example) -> dict[str, Call]:
+    """Training steps, the state donated and fed back; each column trains a state of its own."""
+    inner = step.__wrapped__
+    arrays, static = partition(_copy(state), is_array)
+    treedef = jtu.tree_structure(arrays)
+
+    def on_module(arrays: Any, example: Example) -> tuple[Any, jax.Array]:
+        state, loss = inner(combine(arrays, static), example)
+        return filter(state, is_array), loss
+
+    def on_list(leaves: list[jax.Array], example: Example) -> tuple[list[jax.Array], jax.Array]:
+        arrays, loss = on_module(jtu.tree_unflatten(treedef, leaves), example)
+        return jtu.tree_leaves(arrays), loss
+
+    leaves = jtu.tree_leaves(filter(_copy(state), is_array))
+    return {
+        FLAT: _fed_back(jax.jit(on_list, donate_argnums=0), leaves, example),
+        MODULE: _fed_back(jax.jit(on_module, donate_argnums=0), arrays, example),
+        FILTERED: _fed_back(step, _copy(state), example),
+    }
 
 
-def _print_rich(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _fed_back(step: Callable[..., Any], state: Any, example: Example) -> Call:
+    def call() -> jax.Array:
+        nonlocal state
+        state, loss = step(state, example)
+        return loss
 
-    table = Table(title=title, title_justify="left")
-    for heading, is_number in zip(headings, _number_columns(rows), strict=True):
-        table.add_column(heading, justify="right" if is_number else "left")
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    console.print()
-    console.print(table)
+    return call
 
 
-# Baselines that nobody here wrote: scikit-learn's linear models.
-#
-# How much to regularise is chosen by the validation part; the model is then fitted to the whole
-# training part, as the plain network is.
+def _copy(state: Any) -> Any:
+    """The same tree with arrays of its own, to be donated."""
+    return jtu.tree_map(lambda leaf: jnp.copy(leaf) if is_array(leaf) else leaf, state)
 
 
-ALPHAS = tuple(10.0**power for power in range(-2, 5))
-"""The penalties on ridge regression's weights to choose from."""
+def _predictions(network: Any, x: jax.Array, key: jax.Array, num_samples: int) -> dict[str, Call]:
+    """Predictions, the number of draws known when they are compiled."""
+    inner: Any = network_outputs.__wrapped__
+    arrays, static = partition(network, is_array)
+    leaves, treedef = jtu.tree_flatten(arrays)
 
-INVERSE_PENALTIES = tuple(10.0**power for power in range(-2, 2))
-"""The inverse penalties on logistic regression's weights to choose from."""
+    @jax.jit
+    def on_module(arrays: Any, x: jax.Array, key: jax.Array) -> jax.Array:
+        return inner(combine(arrays, static), x, key, num_samples)
 
+    @jax.jit
+    def on_list(leaves: list[jax.Array], x: jax.Array, key: jax.Array) -> jax.Array:
+        network = combine(jtu.tree_unflatten(treedef, leaves), static)
+        return inner(network, x, key, num_samples)
 
-def baseline_name(data: Data) -> str:
-    """The name of the baseline of a data set."""
-    return "ridge" if data.is_regression else "logistic"
-
-
-def evaluate_baseline(data: Data) -> Evaluation:
-    """Fits the baseline of a data set and evaluates it on the test part."""
-    return _ridge(data) if data.is_regression else _logistic(data)
-
-
-def _ridge(data: Data) -> Evaluation:
-    """Ridge regression, as a Gaussian with the variance of its residuals in training."""
-    from sklearn.linear_model import Ridge
-
-    def fitted(part: Part, alpha: float) -> Ridge:
-        return Ridge(alpha=alpha).fit(part.x, part.y)
-
-    fit_part, validation = data.validation_split()
-
-    def squared_error(alpha: float) -> float:
-        residuals = validation.y - fitted(fit_part, alpha).predict(validation.x)
-        return float(np.mean(residuals**2))
-
-    model = fitted(data.train, min(ALPHAS, key=squared_error))
-    residuals = data.train.y - model.predict(data.train.x)
-    degrees_of_freedom = len(residuals) - data.train.x.shape[1] - 1
-    noise = np.sqrt(np.sum(residuals**2) / degrees_of_freedom, dtype=np.float32)
-    means = model.predict(data.test.x).astype(np.float32)
-    return evaluate_regression(data, jnp.asarray(means)[None], jnp.asarray(noise))
-
-
-def _logistic(data: Data) -> Evaluation:
-    """Multinomial logistic regression with an L2 penalty."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import log_loss
-
-    def fitted(part: Part, inverse_penalty: float) -> LogisticRegression:
-        # lbfgs, the default, makes many small calls of a threaded BLAS: ten times faster on idle
-        # cores, ten times slower on busy ones.
-        model = LogisticRegression(
-            C=inverse_penalty, solver="saga", max_iter=10_000, random_state=0
-        )
-        return model.fit(part.x, part.y)
-
-    fit_part, validation = data.validation_split()
-
-    def nll(inverse_penalty: float) -> float:
-        model = fitted(fit_part, inverse_penalty)
-        return log_loss(validation.y, model.predict_proba(validation.x), labels=model.classes_)
-
-    model = fitted(data.train, min(INVERSE_PENALTIES, key=nll))
-    log_probabilities = model.predict_log_proba(data.test.x).astype(np.float32)
-    return evaluate_classification(data, jnp.asarray(log_probabilities))
+    return {
+        FLAT: lambda: on_list(leaves, x, key),
+        MODULE: lambda: on_module(arrays, x, key),
+        FILTERED: lambda: network_outputs(network, x, key, num_samples),
+    }

@@ -14,13 +14,11 @@ import jax
 
 from .._compilation_cache import CompilationCache, cache_compilations
 from .._numbers import whole_number_in
-from . import _compare, _data, _pictures, _report
-from ._compare import Output, compare
+from . import _data, _pictures, _report
+from ._compare import Output, compare, measure_dispatch
 from ._data import CommandError, Data
-from ._dispatch import measure_dispatch
-from ._methods import METHODS
+from ._evaluate import METHODS
 from ._models import SETTINGS, Settings, settings_for
-from ._page import page_of
 
 NEEDED = {
     "blackjax": "blackjax",
@@ -130,17 +128,12 @@ def _run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         is_interrupted = True
     stopped = "interrupted" if is_interrupted else _how_it_ended(outputs)
-    for output in outputs.values():
-        _compare.print_metrics(output)
-    _compare.print_dispatch(outputs)
     contents = _report.report(
         outputs, stopped=stopped, seed=options.seed, is_quick=options.quick, device=device
     )
+    _report.print_tables(contents)
     try:
-        _report.write(contents, folder / "results.json")
-        page = folder / "report.html"
-        page.write_text(page_of(contents), encoding="utf-8")
-        files = [page, folder / "results.json", *_pictures.draw(outputs, folder)]
+        files = [*_report.write(contents, folder), *_pictures.draw(outputs, folder)]
     except OSError as error:
         raise CommandError(f"cannot write the results: {error}") from None
     print("\nwritten: " + ", ".join(map(str, files)), flush=True)

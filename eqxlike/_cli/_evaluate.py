@@ -1,20 +1,26 @@
-"""The quality of predictions on held-out data: metrics, and numbers to draw pictures from.
+"""The quality of predictions on held-out data: of the demo's networks, of baselines, and of methods
+of inference.
 
 `S` is the number of networks drawn, `N` the number of test examples, `C` the number of classes.
 """
 
 import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
 from .. import bayes
 from ..bayes import metrics
-from ..bayes._numpyro import distributions
-from ._data import Data
-from ._models import Classifier, Model, Regressor, network_outputs
+from ..bayes._libraries import distributions
+from ..nn import BayesianMLP, Dropout, Lambda, Sequential
+from ._data import Data, Part
+from ._models import Model, Settings, network_outputs, sizes_of
 
 LEVEL = 0.9
 NUM_BINS = 10
@@ -65,9 +71,8 @@ def evaluate(data: Data, model: Model, *, seed: int, num_samples: int) -> Evalua
     """
     key = jax.random.key(seed)
     outputs = network_outputs(model.network, jnp.asarray(data.test.x), key, num_samples)
-    if isinstance(model, Regressor):
+    if model.log_noise is not None:
         return evaluate_regression(data, outputs, jnp.exp(model.log_noise))
-    assert isinstance(model, Classifier)
     return evaluate_classification(data, bayes.CategoricalMixture(outputs).log_probabilities)
 
 
@@ -120,3 +125,167 @@ def evaluate_classification(data: Data, log_probabilities: Float[Array, "N C"]) 
 
 def _floats(metrics: dict[str, Array]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
+
+
+# --- Baselines that nobody here wrote: scikit-learn's linear models ---
+
+
+# How much to regularise is chosen by the validation part; the model is then fitted to the whole
+# training part, as the plain network is.
+ALPHAS = tuple(10.0**power for power in range(-2, 5))
+"""The penalties on ridge regression's weights to choose from."""
+
+INVERSE_PENALTIES = tuple(10.0**power for power in range(-2, 2))
+"""The inverse penalties on logistic regression's weights to choose from."""
+
+
+def baseline_name(data: Data) -> str:
+    """The name of the baseline of a data set."""
+    return "ridge" if data.is_regression else "logistic"
+
+
+def evaluate_baseline(data: Data) -> Evaluation:
+    """Fits the baseline of a data set and evaluates it on the test part."""
+    return _ridge(data) if data.is_regression else _logistic(data)
+
+
+def _ridge(data: Data) -> Evaluation:
+    """Ridge regression, as a Gaussian with the variance of its residuals in training."""
+    from sklearn.linear_model import Ridge
+
+    def fitted(part: Part, alpha: float) -> Ridge:
+        return Ridge(alpha=alpha).fit(part.x, part.y)
+
+    fit_part, validation = data.validation_split()
+
+    def squared_error(alpha: float) -> float:
+        residuals = validation.y - fitted(fit_part, alpha).predict(validation.x)
+        return float(np.mean(residuals**2))
+
+    model = fitted(data.train, min(ALPHAS, key=squared_error))
+    residuals = data.train.y - model.predict(data.train.x)
+    degrees_of_freedom = len(residuals) - data.train.x.shape[1] - 1
+    noise = np.sqrt(np.sum(residuals**2) / degrees_of_freedom, dtype=np.float32)
+    means = model.predict(data.test.x).astype(np.float32)
+    return evaluate_regression(data, jnp.asarray(means)[None], jnp.asarray(noise))
+
+
+def _logistic(data: Data) -> Evaluation:
+    """Multinomial logistic regression with an L2 penalty."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import log_loss
+
+    def fitted(part: Part, inverse_penalty: float) -> LogisticRegression:
+        # lbfgs, the default, makes many small calls of a threaded BLAS: ten times faster on idle
+        # cores, ten times slower on busy ones.
+        model = LogisticRegression(
+            C=inverse_penalty, solver="saga", max_iter=10_000, random_state=0
+        )
+        return model.fit(part.x, part.y)
+
+    fit_part, validation = data.validation_split()
+
+    def nll(inverse_penalty: float) -> float:
+        model = fitted(fit_part, inverse_penalty)
+        return log_loss(validation.y, model.predict_proba(validation.x), labels=model.classes_)
+
+    model = fitted(data.train, min(INVERSE_PENALTIES, key=nll))
+    log_probabilities = model.predict_log_proba(data.test.x).astype(np.float32)
+    return evaluate_classification(data, jnp.asarray(log_probabilities))
+
+
+# --- Methods of inference next to the ELBO of the Bayesian layers, for `--method` ---
+
+
+NUM_DRAWS = 200
+"""Of so many networks a prediction is made, but of an ensemble."""
+
+DROPOUT = 0.1
+
+
+class Choice(NamedTuple):
+    """A method of the demo.
+
+    - `title`: what it is called in tables and pictures.
+    - `make`: from the settings of a data set to the method.
+    """
+
+    title: str
+    make: Callable[[Settings], bayes.Method]
+
+
+def _choice(title: str, kind: type[bayes.Method], *shared: str, **fields: Any) -> Choice:
+    """A method with `fields`, and with the `shared` ones of the settings of a data set."""
+    return Choice(
+        title, lambda settings: kind(**{name: getattr(settings, name) for name in shared}, **fields)
+    )
+
+
+METHODS: dict[str, Choice] = {
+    "map": _choice("MAP", bayes.MAP, "steps"),
+    "mean-field": _choice("mean field", bayes.MeanField, "steps", "batch_size"),
+    "cold-mean-field": _choice(
+        "mean field, KL x 0.002", bayes.MeanField, "steps", "batch_size", kl_weight=0.002
+    ),
+    "laplace": _choice("Laplace, Kronecker", bayes.Laplace, "steps", structure="kronecker"),
+    "last-layer": _choice("Laplace, last layer", bayes.Laplace, "steps", structure="last_layer"),
+    "ensemble": _choice("deep ensemble", bayes.DeepEnsemble, "steps", "batch_size", members=10),
+    "mc-dropout": _choice("MC dropout", bayes.MCDropout, "steps"),
+    "swag": _choice("SWAG", bayes.SWAG, "steps"),
+    "pathfinder": _choice("Pathfinder", bayes.Pathfinder),
+    "sgld": _choice("SGLD", bayes.SGLD, "batch_size"),
+    "sghmc": _choice("SGHMC", bayes.SGHMC, "batch_size"),
+    "mclmc": _choice("MCLMC", bayes.MCLMC, chains=2),
+    "hmc": _choice("HMC", bayes.HMC, num_samples=100, num_warmup=150, chains=2),
+    "nuts": _choice("NUTS", bayes.NUTS, num_samples=100, num_warmup=150, chains=2, max_doublings=6),
+}
+
+
+def evaluate_method(data: Data, settings: Settings, name: str, *, seed: int) -> Evaluation:
+    """Finds the posterior of a network by a method, and evaluates what it predicts.
+
+    The network is the Bayesian one of the demo, with its prior; noise is an unknown too.
+    """
+    model_key, infer_key, predict_key = jr.split(jr.key(seed), 3)
+    method = METHODS[name].make(settings)
+    start_s = time.perf_counter()
+    print(f"{data.name}: {METHODS[name].title}", flush=True)
+    posterior = bayes.infer(_target(data, settings, method, model_key), method, key=infer_key)
+    num_samples = None if isinstance(method, bayes.DeepEnsemble) else NUM_DRAWS
+    prediction = bayes.predict(
+        posterior, jnp.asarray(data.test.x), key=predict_key, num_samples=num_samples
+    )
+    if isinstance(prediction, bayes.Mixture):
+        found = evaluate_regression(data, prediction.components.loc, prediction.components.scale)
+    else:
+        found = evaluate_classification(data, prediction.log_probabilities)
+    found.metrics["seconds"] = time.perf_counter() - start_s
+    return found
+
+
+def _target(
+    data: Data, settings: Settings, method: bayes.Method, key: jax.Array
+) -> bayes.Posterior:
+    is_cold = isinstance(method, bayes.MeanField) and method.kl_weight != 1
+    prior_scale = settings.prior_scale if is_cold else settings.wide_prior_scale
+    sizes = sizes_of(data, settings)
+    model = BayesianMLP(*sizes, jax.nn.silu, prior_scale=prior_scale, key=key)
+    if isinstance(method, bayes.MCDropout):
+        model = _with_dropout(model)
+    likelihood = (
+        bayes.Gaussian(distributions().HalfNormal(1.0))
+        if data.is_regression
+        else bayes.Categorical()
+    )
+    x, y = jnp.asarray(data.train.x), jnp.asarray(data.train.y)
+    return bayes.Posterior(model, None, likelihood, (x, y))
+
+
+def _with_dropout(model: BayesianMLP) -> Sequential:
+    """The same network with dropout after each hidden layer."""
+    hidden = [
+        each
+        for layer in model.layers[:-1]
+        for each in (layer, Lambda(model.activation), Dropout(DROPOUT))
+    ]
+    return Sequential([*hidden, model.layers[-1]])

@@ -1,17 +1,28 @@
-"""The command line, which is read here and handed over to a subcommand.
+"""The command line, and its subcommand `profile`: where the time of a function goes.
 
-A subcommand is a file with `add_parser(subparsers)`, which gives its parser a default `run`: a
+A subcommand has a function `add_parser(subparsers)`, which gives its parser a default `run`: a
 function of the parsed arguments that returns the exit status.
 """
 
 import argparse
+import contextlib
+import importlib
+import inspect
+import os
+import pathlib
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
+import jax
+
+from .. import _profile
+from .._numbers import whole_number_in
 from .._version import __version__
-from . import _demo, _profile
+from . import _demo
 from ._data import CommandError
+from ._report import writable_folder
 
 INTERRUPTED = 130
 """The exit status that a shell reports for a process that Ctrl-C ended: 128 + SIGINT."""
@@ -43,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(metavar="command", required=True)
     _demo.add_parser(subparsers)
-    _profile.add_parser(subparsers)
+    add_parser(subparsers)
     try:
         options = parser.parse_args(arguments)
     except SystemExit as exit:  # argparse's way out, after help as after an error
@@ -56,3 +67,164 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+# --- `profile`: where the time of a function of the user's goes ---
+
+
+CALLS = 100
+TRACED_CALLS = 10
+"""At most this many calls are in XLA's trace: each fills it with all that the device does."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds the subcommand to those of the command line."""
+    parser = subparsers.add_parser(
+        "profile",
+        help="where the time of a function goes: ours, JAX's dispatch, the device",
+        description="Calls a function of no arguments again and again. Prints what each function "
+        "of filter_jit in it takes, split into ours, JAX's dispatch and the rest, and which "
+        "functions samples of the Python stack fell into most; writes the tree of calls as text "
+        "and as a page. The function returns what to wait for: the loss of a step, say.",
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("target", metavar=METAVAR, help="such as train:step")
+    parser.add_argument(
+        "--calls",
+        type=whole_number_in,
+        default=CALLS,
+        metavar="N",
+        help=f"how often to call it, for the table and for the samples ({CALLS})",
+    )
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=pathlib.Path("profile-results"),
+        metavar="DIR",
+        help="where the files go (profile-results)",
+    )
+    parser.add_argument(
+        "--trace", action="store_true", help="write XLA's own trace too, for ui.perfetto.dev"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Profiles and prints; returns the exit status.
+
+    **Raises:** `CommandError` if what was asked for cannot be done.
+    """
+    function = load_function(options.target)
+    folder = writable_folder(options.out)
+    path = folder / options.target.replace(":", ".")
+    try:
+        _profile.new_profiler(1e-3)
+    except ImportError as error:
+        raise CommandError(str(error)) from None
+    with _calling(options.target), _profile.profile() as found:
+        for _ in range(options.calls):
+            jax.block_until_ready(function())
+    with _calling(options.target):
+        sampled = _profile.sample(function, options.calls, warm_up=1)
+    files = sampled.write(path)
+    if options.trace:
+        folder_of_trace = path.with_name(path.name + ".trace")
+        traced = jax.profiler.trace(folder_of_trace, create_perfetto_trace=True)
+        with _calling(options.target), traced:
+            for _ in range(min(options.calls, TRACED_CALLS)):
+                jax.block_until_ready(function())
+        files += sorted(folder.glob(f"{path.name}.trace/**/perfetto_trace.json.gz"))[-1:]
+    times = _profile.self_times(sampled.session)
+    shares = _profile.shares(times)
+    names = {_profile.OURS: "eqxlike", _profile.JAX: "JAX's Python", _profile.OTHER: "other"}
+    print(f"{options.target}, {options.calls} calls:\n{found}")
+    print("\nsampled: " + ", ".join(f"{names[who]} {share:.0%}" for who, share in shares.items()))
+    print("\n".join(_profile.hot_frames(times)))
+    print("\nwritten: " + ", ".join(map(str, files)), flush=True)
+    return 0
+
+
+@contextlib.contextmanager
+def _calling(target: str) -> Iterator[None]:
+    """A context in which the function is called.
+
+    **Raises:** `CommandError` if it raises anything, the traceback of which is printed.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        traceback.print_exception(error)
+        message = " ".join(str(error).split())
+        raise CommandError(f"{target} raised {type(error).__name__}: {message}") from None
+
+
+# --- A function of the user's, by the name that a command is given ---
+
+
+METAVAR = "module:function"
+
+
+def load_function(target: str) -> Callable[[], Any]:
+    """The function `module:function`, which takes no arguments.
+
+    **Raises:** `CommandError` if there is none, saying what to give.
+    """
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise CommandError(f"give {METAVAR}, such as train:step; got {target!r}")
+    if module_name.endswith(".py") or os.sep in module_name:
+        dotted = module_name.removesuffix(".py").strip(f".{os.sep}").replace(os.sep, ".")
+        raise CommandError(f"give the name of a module, not a file: {dotted}:{name}")
+    function: Any = _imported(module_name)
+    for part in name.split("."):
+        if not hasattr(function, part):
+            public = [each for each in vars(_imported(module_name)) if not each.startswith("_")]
+            functions = [each for each in public if callable(getattr(function, each, None))]
+            there = f"; it has {', '.join(functions)}" if functions else ""
+            raise CommandError(f"module {module_name!r} has no function {name!r}{there}")
+        function = getattr(function, part)
+    if not callable(function):
+        raise CommandError(f"{target} is no function: it is of type {type(function).__name__}")
+    needed = _needed_arguments(function)
+    if needed:
+        raise CommandError(
+            f"{target} needs arguments ({', '.join(needed)}): give a function of none, such as "
+            f"`def profiled(): return {name}(...)`"
+        )
+    return function
+
+
+def _imported(name: str) -> Any:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise CommandError(_why_not(name, error)) from None
+
+
+def _why_not(name: str, error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return (
+            f"module {name!r} ends the process as it is imported: put what it is to do as a script "
+            'under `if __name__ == "__main__":`'
+        )
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        what = " ".join(str(error).split())
+        return f"module {name!r} cannot be imported: {type(error).__name__}: {what}"
+    if name == error.name or name.startswith(f"{error.name}."):
+        return f"there is no module {name!r} in {os.getcwd()} or among those installed"
+    return f"module {name!r} needs {error.name!r}, which is not installed"
+
+
+def _needed_arguments(function: Any) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        each.name
+        for each in parameters
+        if each.default is inspect.Parameter.empty and each.kind not in variable
+    ]

@@ -1,26 +1,30 @@
-"""A network with the likelihood of its data: Gaussian for a number, categorical for a class."""
+"""The demo's two networks for a data set, with its likelihood, and their training.
+
+The settings were chosen by the validation part of training parts (see `_data`), never by a test
+part. The two networks of a data set have the same architecture.
+"""
 
 import dataclasses
+import math
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.scipy.stats import norm
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from .. import train
 from .._module import Module
 from .._transforms import filter_jit
-from ..bayes import predict_samples
+from ..bayes import negative_elbo, predict_samples
 from ..nn import MLP, BayesianMLP
-from ._data import Data, Name
-
-# Settings: what the demo trains, and how.
-#
-# The numbers were chosen by the validation part of training parts (see `_data`), never by a test
-# part. The two networks of a data set have the same architecture.
+from ._data import Data, Name, Part
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
     """Architecture and training of the networks for one data set.
 
@@ -42,35 +46,28 @@ class Settings:
     """
 
     width_size: int
-    depth: int
+    depth: int = 1
     steps: int
     batch_size: int
-    learning_rate: float
-    prior_scale: float
-    wide_prior_scale: float
-    kl_weight: float
+    learning_rate: float = 1e-2
+    prior_scale: float = 1.0
+    wide_prior_scale: float = 1.0
+    kl_weight: float = 1.0
     num_samples: int
     plain_batch_size: int
-    plain_learning_rate: float
+    plain_learning_rate: float = 3e-3
     weight_decay: float
-    rounds: int
+    rounds: int = 25
 
 
 SETTINGS: dict[Name, Settings] = {
     "diabetes": Settings(
         width_size=8,
-        depth=1,
         steps=2000,
         batch_size=64,
-        learning_rate=1e-2,
-        prior_scale=1.0,
-        wide_prior_scale=1.0,
-        kl_weight=1.0,
         num_samples=200,
         plain_batch_size=64,
-        plain_learning_rate=3e-3,
         weight_decay=1.0,
-        rounds=25,
     ),
     # At a KL weight of 1 the ELBO gives up fitting nine thousand weights to thirteen hundred
     # images: validation NLL 0.08 to 0.1 for any prior scale, against 0.06 here. The posterior that
@@ -78,18 +75,13 @@ SETTINGS: dict[Name, Settings] = {
     # the Bayes Posterior in Deep Neural Networks Really?"
     "digits": Settings(
         width_size=128,
-        depth=1,
         steps=3000,
         batch_size=256,
-        learning_rate=1e-2,
-        prior_scale=1.0,
         wide_prior_scale=8.0,
         kl_weight=0.002,
         num_samples=100,
         plain_batch_size=128,
-        plain_learning_rate=3e-3,
         weight_decay=0.3,
-        rounds=25,
     ),
 }
 
@@ -105,14 +97,13 @@ def settings_for(name: Name, *, steps: int | None, is_quick: bool) -> Settings:
     - `steps`: the training steps, instead of its own number.
     - `is_quick`: whether to shorten whatever takes time.
     """
-    settings = SETTINGS[name]
+    changed = {}
     if is_quick:
         # The columns of the table take as long to compile as all else: one data set has it.
-        rounds = 5 if name == "diabetes" else 0
-        settings = dataclasses.replace(settings, steps=QUICK_STEPS, rounds=rounds)
+        changed = {"steps": QUICK_STEPS, "rounds": 5 if name == "diabetes" else 0}
     if steps is not None:
-        settings = dataclasses.replace(settings, steps=steps)
-    return settings
+        changed["steps"] = steps
+    return dataclasses.replace(SETTINGS[name], **changed)
 
 
 class Example(NamedTuple):
@@ -122,53 +113,40 @@ class Example(NamedTuple):
     y: Any
 
 
-class Regressor(Module):
-    """`y ~ N(network(x), exp(log_noise)^2)`: the noise is learnt, one number for all inputs.
+class Model(Module):
+    """A network with the likelihood of its data.
+
+    Of a number it is `y ~ N(network(x), exp(log_noise)^2)`: the noise is learnt, one number for all
+    inputs. Of a class, where `log_noise` is None, it is `y ~ Categorical(softmax(network(x)))`.
 
     >>> import jax, jax.numpy as jnp
     >>> network = MLP(2, "scalar", width_size=8, depth=1, key=jax.random.key(0))
-    >>> model = Regressor(network, jnp.zeros(()))
+    >>> model = Model(network, jnp.zeros(()))
     >>> model.log_likelihood(Example(jnp.ones(2), jnp.array(0.0)), jax.random.key(1)).shape
     ()
     """
 
     network: BayesianMLP | MLP
-    log_noise: Float[Array, ""]
+    log_noise: Float[Array, ""] | None
 
     def log_likelihood(self, example: Example, key: PRNGKeyArray) -> Float[Array, ""]:
-        mean = self.network(example.x, key=key)
-        return norm.logpdf(example.y, mean, jnp.exp(self.log_noise))
-
-
-class Classifier(Module):
-    """`y ~ Categorical(softmax(network(x)))`.
-
-    >>> import jax, jax.numpy as jnp
-    >>> model = Classifier(MLP(2, 3, width_size=8, depth=1, key=jax.random.key(0)))
-    >>> model.log_likelihood(Example(jnp.ones(2), jnp.array(1)), jax.random.key(1)).shape
-    ()
-    """
-
-    network: BayesianMLP | MLP
-
-    def log_likelihood(self, example: Example, key: PRNGKeyArray) -> Float[Array, ""]:
-        logits = self.network(example.x, key=key)
-        return jax.nn.log_softmax(logits)[example.y]
-
-
-Model = Regressor | Classifier
+        output = self.network(example.x, key=key)
+        if self.log_noise is None:
+            return jax.nn.log_softmax(output)[example.y]
+        return norm.logpdf(example.y, output, jnp.exp(self.log_noise))
 
 
 def bayesian_model(data: Data, settings: Settings, *, key: PRNGKeyArray) -> Model:
     """The model of `data` over a Bayesian MLP."""
     sizes = sizes_of(data, settings)
     network = BayesianMLP(*sizes, jax.nn.silu, prior_scale=settings.prior_scale, key=key)
-    return _with_likelihood(data, network)
+    return Model(network, _first_log_noise(data))
 
 
 def plain_model(data: Data, settings: Settings, *, key: PRNGKeyArray) -> Model:
     """The model of `data` over a plain MLP of the same architecture."""
-    return _with_likelihood(data, MLP(*sizes_of(data, settings), jax.nn.silu, key=key))
+    network = MLP(*sizes_of(data, settings), jax.nn.silu, key=key)
+    return Model(network, _first_log_noise(data))
 
 
 def sizes_of(data: Data, settings: Settings) -> tuple[int, int | Literal["scalar"], int, int]:
@@ -177,11 +155,9 @@ def sizes_of(data: Data, settings: Settings) -> tuple[int, int | Literal["scalar
     return data.train.x.shape[1], out_size, settings.width_size, settings.depth
 
 
-def _with_likelihood(data: Data, network: BayesianMLP | MLP) -> Model:
-    if data.is_regression:
-        # The noise starts as exp(0): the target is standardised, and at first all of it is noise.
-        return Regressor(network, jnp.zeros(()))
-    return Classifier(network)
+def _first_log_noise(data: Data) -> Float[Array, ""] | None:
+    # The target is standardised, and at first all of it is noise: exp(0).
+    return jnp.zeros(()) if data.is_regression else None
 
 
 @filter_jit
@@ -193,3 +169,148 @@ def network_outputs(
     A plain network is its own only draw: ask it for one.
     """
     return predict_samples(network, x, key=key, num_samples=num_samples)
+
+
+# --- Training ---
+
+
+Step = Callable[[train.TrainState, Example], tuple[train.TrainState, Array]]
+
+VALIDATIONS = 40
+"""A plain network is evaluated on the validation part this many times."""
+
+MOVES, LINES = 50, 5
+"""A training reports this many times: by a progress bar on a terminal, by lines elsewhere."""
+
+
+class Training(NamedTuple):
+    """A training and its result.
+
+    - `result`: the result of `train.fit`: the state after the last good step, the losses, why it
+      stopped.
+    - `step`: the training step.
+    - `planned`: the number of steps that were planned.
+    """
+
+    result: train.FitResult
+    step: Step
+    planned: int
+
+    @property
+    def model(self) -> Model:
+        """The trained model."""
+        return self.result.state.model
+
+
+def train_bayesian(data: Data, settings: Settings, *, seed: int) -> Training:
+    """Trains a Bayesian network on the minibatch ELBO.
+
+    It needs no validation part: the KL to the prior keeps it from overfitting.
+    """
+
+    def loss(model: Model, batch: Example, key: PRNGKeyArray) -> Float[Array, ""]:
+        return negative_elbo(
+            model,
+            lambda model, example, key: model.log_likelihood(example, key),
+            batch,
+            num_data=len(data.train),
+            key=key,
+            kl_weight=settings.kl_weight,
+            per_example=True,
+        )
+
+    model_key, state_key = jax.random.split(jax.random.key(seed))
+    model = bayesian_model(data, settings, key=model_key)
+    optimiser = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps))
+    state = train.TrainState.create(model, optimiser, key=state_key)
+    step = train.make_step(loss, optimiser)
+    batches = _batches(data.train, settings.batch_size, seed)
+    result = _fit(state, step, batches, settings.steps, f"{data.name}, Bayesian")
+    return Training(result, step, settings.steps)
+
+
+def train_plain(data: Data, settings: Settings, *, seed: int) -> Training:
+    """Trains a plain network with weight decay, for as long as a validation part says.
+
+    It is trained on one part of the training part first, with the other to tell after how many
+    steps its loss on unseen data was least, and then for that number of steps on the whole training
+    part: no data is lost to the choice.
+    """
+
+    def new_state() -> train.TrainState:
+        model_key, state_key = jax.random.split(jax.random.key(seed))
+        model = plain_model(data, settings, key=model_key)
+        return train.TrainState.create(model, optimiser, key=state_key)
+
+    optimiser = optax.adamw(
+        settings.plain_learning_rate, weight_decay=settings.weight_decay, mask=_is_weight
+    )
+    step = train.make_step(_mean_nll, optimiser)
+    label = f"{data.name}, plain MLP"
+    result, best = _choose_steps(new_state(), step, data, settings, seed, label)
+    if result.stopped != "finished":
+        return Training(result, step, settings.steps)
+    batches = _batches(data.train, settings.plain_batch_size, seed)
+    return Training(_fit(new_state(), step, batches, best, label), step, best)
+
+
+def _fit(
+    state: train.TrainState, step: Step, batches: Iterator[Example], steps: int, label: str
+) -> train.FitResult:
+    with train.progress(steps, label=label) as on_log:
+        return train.fit(
+            state, step, batches, num_steps=steps, log_every=_log_every(steps), on_log=on_log
+        )
+
+
+def _log_every(steps: int) -> int:
+    return max(1, steps // (MOVES if sys.stderr.isatty() else LINES))
+
+
+def _choose_steps(
+    state: train.TrainState, step: Step, data: Data, settings: Settings, seed: int, label: str
+) -> tuple[train.FitResult, int]:
+    """Trains, watching the validation part; returns the result and the best number of steps."""
+    fit_part, validation = data.validation_split()
+    held_out = Example(validation.x, validation.y)
+    batches = _batches(fit_part, settings.plain_batch_size, seed)
+    steps, every = settings.steps, max(1, settings.steps // VALIDATIONS)
+    best, least = steps, math.inf
+    made, history = 0, ()
+    with train.progress(steps, label=f"{label}, how long to train") as on_log:
+        while True:
+            result = train.fit(state, step, batches, num_steps=min(every, steps - made))
+            state, history = result.state, history + result.history
+            made = len(history)
+            if result.stopped == "interrupted":
+                message = f"Interrupted after {made} of {steps} steps, choosing how many to take."
+                return result._replace(history=history, message=message), best
+            if result.stopped == "diverged":
+                return result._replace(history=history), best
+            nll = float(_validation_nll(state.model, held_out, state.key))
+            if nll < least:
+                best, least = made, nll
+            if made % _log_every(steps) < every:
+                on_log(made, nll)
+            if made == steps:
+                return result._replace(history=history), best
+
+
+@filter_jit
+def _validation_nll(model: Model, examples: Example, key: PRNGKeyArray) -> Float[Array, ""]:
+    return _mean_nll(model, examples, key)
+
+
+def _mean_nll(model: Model, examples: Example, key: PRNGKeyArray) -> Float[Array, ""]:
+    """The mean negative log likelihood; the loss of a plain network, which ignores the key."""
+    keys = jax.random.split(key, examples.y.shape[0])
+    return -jnp.mean(jax.vmap(model.log_likelihood)(examples, keys))
+
+
+def _is_weight(parameters: PyTree) -> PyTree:
+    """Whether each parameter decays: the matrices do, biases and the noise do not."""
+    return jax.tree_util.tree_map(lambda leaf: jnp.ndim(leaf) == 2, parameters)
+
+
+def _batches(part: Part, batch_size: int, seed: int) -> Iterator[Example]:
+    return train.minibatches(Example(part.x, part.y), min(batch_size, len(part)), seed=seed)

@@ -8,10 +8,9 @@ import numpy as np
 
 from .._figures import BLUE, GREEN, GREY, INK, ORANGE, RED, new_figure, tidy
 from ..bayes.plot._calibration import draw_reliability
-from ._compare import BAYESIAN, PLAIN, TITLES, Output
-from ._dispatch import FILTERED, FLAT, MODULE
-from ._evaluate import LEVEL, Intervals, Probabilities
-from ._methods import METHODS
+from ._compare import BAYESIAN, FILTERED, FLAT, MODULE, PLAIN, Output
+from ._evaluate import LEVEL, METHODS, Intervals, Probabilities
+from ._report import TITLES
 
 COLOURS = dict.fromkeys(METHODS, BLUE) | {
     BAYESIAN: BLUE,

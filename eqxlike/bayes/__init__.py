@@ -8,7 +8,6 @@ from ._calibration import TemperatureScaling as TemperatureScaling
 from ._calibration import conformal_intervals as conformal_intervals
 from ._calibration import conformal_sets as conformal_sets
 from ._calibration import temperature_scaling as temperature_scaling
-from ._elbo import negative_elbo as negative_elbo
 from ._inference import Convergence as Convergence
 from ._inference import Diagnostics as Diagnostics
 from ._inference import FittedPosterior as FittedPosterior
@@ -36,9 +35,11 @@ from ._methods import Laplace as Laplace
 from ._methods import MCDropout as MCDropout
 from ._methods import MeanField as MeanField
 from ._methods import Pathfinder as Pathfinder
+from ._methods import negative_elbo as negative_elbo
 from ._mixtures import CategoricalMixture as CategoricalMixture
 from ._mixtures import Mixture as Mixture
 from ._posterior import Posterior as Posterior
+from ._posterior import Unknowns as Unknowns
 from ._predict import predict as predict
 from ._predict import predict_samples as predict_samples
 from ._priors import Prior as Prior
@@ -46,4 +47,3 @@ from ._priors import horseshoe as horseshoe
 from ._priors import normal as normal
 from ._priors import prior_by_path as prior_by_path
 from ._simulation import simulation_ranks as simulation_ranks
-from ._unknowns import Unknowns as Unknowns

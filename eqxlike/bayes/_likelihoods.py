@@ -10,9 +10,7 @@ from jaxtyping import Array, Float
 
 from .._compat import Tracer
 from .._module import Module
-from .._numbers import check_scale
-from ._links import check_positive
-from ._numpyro import distributions, is_distribution, summed_log_prob
+from ._libraries import check_positive, distributions, is_distribution, summed_log_prob
 
 Struct = jax.ShapeDtypeStruct
 
@@ -69,15 +67,12 @@ class HasScale(Likelihood):
 
     def __check_init__(self):
         name = f"{type(self).__name__}: scale"
-        if is_distribution(self.scale):
+        if not isinstance(self.scale, str):
             check_positive(self.scale, name)
-        elif isinstance(self.scale, str):
-            if self.scale != "head":
-                raise ValueError(
-                    f'{name} must be a number, a distribution or "head", got {self.scale!r}.'
-                )
-        else:
-            check_scale(self.scale, name)
+        elif self.scale != "head":
+            raise ValueError(
+                f'{name} must be a number, a distribution or "head", got {self.scale!r}.'
+            )
 
     def unknowns(self) -> dict[str, Any]:
         return {"scale": self.scale} if is_distribution(self.scale) else {}
@@ -104,7 +99,8 @@ class HasScale(Likelihood):
         else:
             wanted, what = y.shape, f"{y.shape}, that of a target"
         check_output(name, output, wanted, what)
-        check_real_targets(name, y)
+        if not jnp.issubdtype(y.dtype, jnp.floating):
+            raise TypeError(f"{name} expects floating-point targets, got dtype {y.dtype}.")
 
 
 def check_output(name: str, output: Any, wanted: tuple[int, ...] | None, what: str) -> None:
@@ -119,12 +115,6 @@ def check_output(name: str, output: Any, wanted: tuple[int, ...] | None, what: s
             f"{name} expects the network to return, for one example, an array of shape {what}; it "
             f"returns {output.shape}."
         )
-
-
-def check_real_targets(name: str, y: Struct) -> None:
-    """Raises `TypeError` unless the targets are floating-point numbers."""
-    if not jnp.issubdtype(y.dtype, jnp.floating):
-        raise TypeError(f"{name} expects floating-point targets, got dtype {y.dtype}.")
 
 
 def check_counts(name: str, y: Struct, what: str) -> None:
@@ -187,11 +177,7 @@ class StudentT(HasScale):
     degrees_of_freedom: Any = 4.0
 
     def __check_init__(self):
-        value, name = self.degrees_of_freedom, "StudentT: degrees_of_freedom"
-        if is_distribution(value):
-            check_positive(value, name)
-        else:
-            check_scale(value, name)
+        check_positive(self.degrees_of_freedom, "StudentT: degrees_of_freedom")
 
     def unknowns(self) -> dict[str, Any]:
         own = self.degrees_of_freedom

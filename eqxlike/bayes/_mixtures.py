@@ -11,8 +11,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Int
 
 from .._module import Module
-from ._library_rules import as_libraries_compute
-from ._numpyro import check_distribution
+from ._libraries import as_libraries_compute, check_distribution
 
 
 class Mixture(Module):
@@ -78,8 +77,7 @@ class Mixture(Module):
 
         **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
         """
-        terms = self.component_log_prob(y)
-        return logsumexp(terms, axis=0) - jnp.log(jnp.asarray(self.num_components, terms.dtype))
+        return _mixed(self.component_log_prob(y))
 
     def component_log_prob(self, y: Float[Array, "*B"]) -> Float[Array, "S *B"]:
         """The log density at `y` under each component, in nats, as `metrics.psis_loo` takes it.
@@ -199,6 +197,11 @@ def _bisect(mixture: Mixture, probability: Float[Array, ""]) -> Float[Array, "*B
 _MOST_DOUBLINGS = math.ceil(math.log2(1e6))
 
 
+def _mixed(terms: Float[Array, "S *B"]) -> Float[Array, "*B"]:
+    """The log of the mean of what the terms are logs of."""
+    return logsumexp(terms, axis=0) - jnp.log(jnp.asarray(terms.shape[0], terms.dtype))
+
+
 # --- Equal mixtures of categorical distributions ---
 
 
@@ -235,8 +238,7 @@ class CategoricalMixture(Module):
     @property
     def log_probabilities(self) -> Float[Array, "*B C"]:
         """The logarithms of `probabilities`."""
-        terms = jax.nn.log_softmax(self.logits, axis=-1)
-        return logsumexp(terms, axis=0) - jnp.log(jnp.asarray(terms.shape[0], terms.dtype))
+        return _mixed(jax.nn.log_softmax(self.logits, axis=-1))
 
     @property
     def probabilities(self) -> Float[Array, "*B C"]:
@@ -248,8 +250,7 @@ class CategoricalMixture(Module):
 
         **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
         """
-        terms = self.component_log_prob(y)
-        return logsumexp(terms, axis=0) - jnp.log(jnp.asarray(terms.shape[0], terms.dtype))
+        return _mixed(self.component_log_prob(y))
 
     def component_log_prob(self, y: Int[Array, "*B"]) -> Float[Array, "S *B"]:
         """The log probability of the classes `y` under each component, in nats, as

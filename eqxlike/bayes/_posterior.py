@@ -1,6 +1,6 @@
 """A model with priors, a likelihood and data: the log density of what is not known."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,24 +8,45 @@ import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
+from .._compat import Tracer
 from .._dtypes import wider
 from .._module import Module
 from .._partition import Rest, split
-from .._pytree import is_inexact_array
+from .._pytree import describe_node, is_array_like, is_inexact_array
 from .._transforms import filter_eval_shape, filter_jit
 from ..nn import BayesianLayer, StateIndex, inference_mode, posterior_mean
 from ..nn._bayesian import posterior_scales, prior_scales
-from ._data import check_data, num_examples, struct_of_example
-from ._library_rules import as_libraries_compute
+from ._libraries import (
+    as_libraries_compute,
+    check_prior,
+    constrained,
+    is_distribution,
+    log_det_jacobian,
+    summed_log_prob,
+    unconstrained,
+)
 from ._likelihoods import Likelihood
-from ._links import check_continuous, check_proper, constrained, log_det_jacobian, unconstrained
-from ._numpyro import check_distribution, is_distribution, summed_log_prob
 from ._priors import Prior, as_prior, fitted, prior_of_layers
-from ._unknowns import Unknowns
 
 Data = tuple[PyTree[Array], PyTree[Array]]
+
+
+class Unknowns(Module):
+    """What a posterior is over: what is not known, in standard space or in linked space.
+
+    - `model`: the structure of the model, with an array in place of each that is trained, and
+      `None` in place of everything else.
+    - `likelihood`: what the likelihood does not know, by name.
+    - `prior`: what the prior does not know, by name.
+    - `noise`: what the network of a draw draws by itself, such as the key of its masks.
+    """
+
+    model: PyTree
+    likelihood: dict[str, Any]
+    prior: dict[str, Any]
+    noise: Any = None
 
 
 class Posterior(Module):
@@ -74,7 +95,7 @@ class Posterior(Module):
                 "Posterior: likelihood must be one of eqxlike.bayes, such as `bayes.Gaussian()`; "
                 f"got {likelihood!r}."
             )
-        is_random = any(isinstance(each, BayesianLayer) for each in _layers(model))
+        is_random = bool(nodes_of(BayesianLayer, model))
         if prior is None and not is_random:
             raise TypeError(
                 "Posterior: the model has no layer with a prior of its own, such as "
@@ -87,29 +108,28 @@ class Posterior(Module):
         self.data = check_data(data)
         if not self._arrays()[0]:
             raise ValueError("Posterior: the model has no floating-point array that is trained.")
-        check_real(self._structs())
-        x, y = (struct_of_example(each) for each in self.data)
+        for path, struct in self._structs().items():
+            if jnp.issubdtype(struct.dtype, jnp.complexfloating):
+                raise TypeError(
+                    f"Posterior: {path} is complex, dtype {struct.dtype}, and priors are over real "
+                    "numbers. Freeze it by `nn.freeze`, or keep its two parts as arrays."
+                )
+        x, y = map(struct_of_example, self.data)
         output = output_of(self.network, x)
         likelihood.check(output, y)
         likelihood.check_values(output, self.data[1])
         self._check_priors()
-        own = jtu.tree_map(_median, dict(likelihood.unknowns()), is_leaf=is_distribution)
-        check_target_shape(likelihood, output, own, y)
+        _check_target_shape(likelihood, output, y)
 
     def _check_priors(self) -> None:
-        for path, distribution in jtu.tree_leaves_with_path(
-            self._hyperpriors(), is_leaf=is_distribution
-        ):
-            name = f"The prior of {jtu.keystr(path)}"
-            check_distribution(distribution, name)
-            check_proper(distribution, name)
-            check_continuous(distribution, name)
+        outer = self._hyperpriors()
+        for path, distribution in jtu.tree_leaves_with_path(outer, is_leaf=is_distribution):
+            check_prior(distribution, f"The prior of {jtu.keystr(path)}")
         # Shapes alone decide, so the values do not matter.
-        hyperpriors = self.prior.hyperpriors(self._structs())
-        hyper = jtu.tree_map(_median, hyperpriors, is_leaf=is_distribution)
-        for path, distribution in zip(self._structs(), self._priors_of_leaves(hyper), strict=True):
-            check_proper(distribution, f"The prior of {path}")
-            check_continuous(distribution, f"The prior of {path}")
+        for path, distribution in zip(
+            self._structs(), self._priors_of_leaves(_medians(outer["prior"])), strict=True
+        ):
+            check_prior(distribution, f"The prior of {path}")
 
     # --- the parts ---
 
@@ -130,15 +150,26 @@ class Posterior(Module):
         }
 
     def _check_one(self, unknowns: Unknowns, is_linked: bool = False) -> None:
+        """Raises `ValueError` if unknowns have other shapes than one draw has, such as a leading
+        axis. In linked space arrays may be smaller.
+        """
         arrays, rest = self._arrays()
-        structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays]
-        outer = jtu.tree_map(
-            lambda distribution: jax.ShapeDtypeStruct(distribution.shape(), float),
-            self._hyperpriors(),
-            is_leaf=is_distribution,
-        )
-        wanted = Unknowns(rest.merge_into(None, structs), outer["likelihood"], outer["prior"])
-        check_one_draw(unknowns, wanted, is_linked)
+        outer = self._hyperpriors()
+        one = Unknowns(rest.merge_into(None, arrays), outer["likelihood"], outer["prior"])
+        shapes = {
+            path: leaf.shape() if is_distribution(leaf) else leaf.shape
+            for path, leaf in jtu.tree_leaves_with_path(one, is_leaf=is_distribution)
+        }
+        for path, leaf in jtu.tree_leaves_with_path(unknowns):
+            ours = jnp.shape(leaf)
+            theirs = shapes.get(path, ours)
+            if len(ours) > len(theirs) if is_linked else ours != theirs:
+                raise ValueError(
+                    f"Posterior: the unknowns have shape {ours} at "
+                    f"{jtu.keystr(path).removeprefix('.')}, where one draw has {theirs}. Of draws "
+                    "with a leading axis take one, `jax.tree.map(lambda each: each[0], samples)`, "
+                    "or all with `jax.vmap`."
+                )
 
     def _hyperpriors(self) -> dict[str, Any]:
         """The distributions of all that is not a parameter of the model."""
@@ -164,30 +195,33 @@ class Posterior(Module):
 
     def _by_parts(
         self, of_one: Callable[[Any, Any], tuple[Any, Array]], unknowns: Unknowns
-    ) -> tuple[Unknowns, list[Array]]:
-        """Does something with each unknown and its prior, those of the prior itself first.
+    ) -> tuple[Unknowns, Unknowns]:
+        """Maps `of_one` over the unknowns and their priors, those of the prior itself first.
 
         **Arguments:**
 
-        - `of_one`: from a distribution and what stands beside it in `unknowns`, to a value and a
-          term of a sum. The value is what the priors of the others see.
+        - `of_one`: from a distribution and the entry of `unknowns` that has it, to a pair. Its
+          first is what the priors of the others see.
+
+        **Returns:** the firsts and the seconds.
         """
-        terms: list[Array] = []
 
-        def of_each(distributions: Any, values: Any) -> Any:
-            def run(distribution: Any, value: Any) -> Any:
-                found, term = of_one(distribution, value)
-                terms.append(term)
-                return found
+        def of_each(distributions: Any, values: Any) -> tuple[Any, Any]:
+            leaves, treedef = jtu.tree_flatten(distributions, is_leaf=is_distribution)
+            values = treedef.flatten_up_to(values)
+            pairs = [of_one(*each) for each in zip(leaves, values, strict=True)]
+            firsts, seconds = zip(*pairs, strict=True) if pairs else ((), ())
+            return treedef.unflatten(firsts), treedef.unflatten(seconds)
 
-            return jtu.tree_map(run, distributions, values, is_leaf=is_distribution)
-
-        outer = self._hyperpriors()
-        hyper = of_each(outer["prior"], unknowns.prior)
-        own = of_each(outer["likelihood"], unknowns.likelihood)
-        rest = self._arrays()[1]
-        leaves = of_each(self._priors_of_leaves(hyper), jtu.tree_leaves(unknowns.model))
-        return Unknowns(rest.merge_into(None, leaves), own, hyper), terms
+        outer, rest = self._hyperpriors(), self._arrays()[1]
+        prior = of_each(outer["prior"], unknowns.prior)
+        likelihood = of_each(outer["likelihood"], unknowns.likelihood)
+        model = of_each(self._priors_of_leaves(prior[0]), jtu.tree_leaves(unknowns.model))
+        first, second = (
+            Unknowns(rest.merge_into(None, model[place]), likelihood[place], prior[place])
+            for place in (0, 1)
+        )
+        return first, second
 
     # --- densities ---
 
@@ -197,7 +231,7 @@ class Posterior(Module):
         _, terms = self._by_parts(
             lambda distribution, value: (value, summed_log_prob(distribution, value)), unknowns
         )
-        return _sum(terms)
+        return _total(terms)
 
     def log_likelihood(self, unknowns: Unknowns, data: Data | None = None) -> Float[Array, " N"]:
         """The log density of each example, in nats, at unknowns in standard space.
@@ -219,7 +253,7 @@ class Posterior(Module):
         - `linked`: whether they are in linked space, where they have no constraints: the density is
           then one of that space, with the log determinant of the link's Jacobian.
         """
-        return self._log_density(unknowns, linked, self.data, 1.0)
+        return self.minibatch_log_density(unknowns, self.data, linked)
 
     def minibatch_log_density(
         self, unknowns: Unknowns, batch: Data, linked: bool = False
@@ -231,16 +265,13 @@ class Posterior(Module):
         - `batch`: `(x, y)`, drawn from the data.
         """
         weight = self.num_data / num_examples(batch, "minibatch_log_density")
-        return self._log_density(unknowns, linked, batch, weight)
-
-    def _log_density(
-        self, unknowns: Unknowns, linked: bool, data: Data, weight: float
-    ) -> Float[Array, ""]:
         log_det = jnp.zeros(())
         if linked:
             unknowns, log_det = self.constrain(unknowns)
-        terms = [self.log_prior(unknowns), jnp.sum(self.log_likelihood(unknowns, data)) * weight]
-        return _sum([*terms, log_det])
+        # In this order: gradients add up in it, and the digits of a saved run depend on it.
+        log_prior = self.log_prior(unknowns)
+        log_likelihood = jnp.sum(self.log_likelihood(unknowns, batch)) * weight
+        return _sum([log_prior, log_likelihood, log_det])
 
     # --- spaces ---
 
@@ -254,23 +285,13 @@ class Posterior(Module):
             ),
             linked,
         )
-        return unknowns, _sum(terms)
+        return unknowns, _total(terms)
 
     def unconstrain(self, unknowns: Unknowns) -> Unknowns:
         """From standard to linked space: the inverse of `constrain`."""
-        pairs: list[Array] = []
-
-        def of_one(distribution: Any, value: Array) -> tuple[Array, Array]:
-            pairs.append(unconstrained(distribution, value))
-            return value, jnp.zeros(())
-
-        own, _ = self._by_parts(of_one, unknowns)
-        # In the order of `_by_parts`.
-        values = iter(pairs)
-        prior, likelihood = (
-            jtu.tree_map(lambda _: next(values), each) for each in (own.prior, own.likelihood)
-        )
-        return Unknowns(jtu.tree_map(lambda _: next(values), own.model), likelihood, prior)
+        return self._by_parts(
+            lambda distribution, value: (value, unconstrained(distribution, value)), unknowns
+        )[1]
 
     def initial(self, *, key: PRNGKeyArray) -> Unknowns:
         """Unknowns to begin with: the arrays of the model, and draws from the priors of the rest.
@@ -370,8 +391,8 @@ def _raveled(target: Posterior, linked: bool, key: PRNGKeyArray) -> tuple[Any, A
     return ravel_pytree(target.unconstrain(unknowns) if linked else unknowns)
 
 
-def _layers(model: Any) -> list[Any]:
-    return jtu.tree_leaves(model, is_leaf=lambda node: isinstance(node, BayesianLayer))
+def _total(terms: Unknowns) -> Float[Array, ""]:
+    return _sum(jtu.tree_leaves((terms.prior, terms.likelihood, terms.model)))
 
 
 def _sum(terms: list[Array]) -> Float[Array, ""]:
@@ -380,12 +401,6 @@ def _sum(terms: list[Array]) -> Float[Array, ""]:
         dtype = wider(total.dtype, term.dtype)
         total = total.astype(dtype) + term.astype(dtype)
     return total
-
-
-def _median(distribution: Any) -> Array:
-    """A value in the middle of the support."""
-    shape = distribution.batch_shape + distribution.event_shape
-    return constrained(distribution, jnp.zeros(shape))
 
 
 # --- Checks of whether a model, a likelihood and targets fit each other, by shapes alone ---
@@ -399,8 +414,7 @@ def output_of(network: Any, x: PyTree[jax.ShapeDtypeStruct]) -> Any:
     try:
         return filter_eval_shape(lambda model, x: model(x), network, x)
     except TypeError as error:
-        nodes = jtu.tree_leaves(network, is_leaf=_is_state_index)
-        if not any(map(_is_state_index, nodes)):
+        if not nodes_of(StateIndex, network):
             raise
         raise TypeError(
             "Posterior calls the model by `model(x)`, and this one has layers that keep a state, "
@@ -411,51 +425,16 @@ def output_of(network: Any, x: PyTree[jax.ShapeDtypeStruct]) -> Any:
         ) from error
 
 
-def _is_state_index(node: Any) -> bool:
-    return isinstance(node, StateIndex)
+def nodes_of(kind: type, tree: PyTree) -> list[Any]:
+    """The nodes of a kind in a tree."""
+    nodes = jtu.tree_leaves(tree, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in nodes if isinstance(node, kind)]
 
 
-def check_real(parameters: Mapping[str, jax.ShapeDtypeStruct]) -> None:
-    """Raises `TypeError` if one of the parameters, by their paths, is complex."""
-    for path, struct in parameters.items():
-        if jnp.issubdtype(struct.dtype, jnp.complexfloating):
-            raise TypeError(
-                f"Posterior: {path} is complex, dtype {struct.dtype}, and priors are over real "
-                "numbers. Freeze it by `nn.freeze`, or keep its two parts as arrays."
-            )
-
-
-def check_one_draw(unknowns: Unknowns, wanted: Unknowns, is_linked: bool) -> None:
-    """Raises `ValueError` if unknowns have other shapes than one draw has, such as a leading axis.
-
-    **Arguments:**
-
-    - `wanted`: shapes and dtypes in standard space, in place of arrays.
-    - `is_linked`: whether the unknowns are in linked space, where arrays may be smaller.
-    """
-    structs = dict(jtu.tree_leaves_with_path(wanted))
-    for path, leaf in jtu.tree_leaves_with_path(unknowns):
-        ours, theirs = jnp.shape(leaf), structs[path].shape if path in structs else jnp.shape(leaf)
-        if len(ours) > len(theirs) if is_linked else ours != theirs:
-            raise ValueError(
-                f"Posterior: the unknowns have shape {ours} at "
-                f"{jtu.keystr(path).removeprefix('.')}, where one draw has {theirs}. Of draws with "
-                "a leading axis take one, `jax.tree.map(lambda each: each[0], samples)`, or all "
-                "with `jax.vmap`."
-            )
-
-
-def check_target_shape(
-    likelihood: Likelihood, output: Any, own: Any, y: PyTree[jax.ShapeDtypeStruct]
+def _check_target_shape(
+    likelihood: Likelihood, output: Any, y: PyTree[jax.ShapeDtypeStruct]
 ) -> None:
-    """Raises `ValueError` if a likelihood is one of another shape than the targets.
-
-    **Arguments:**
-
-    - `output`: the shapes and dtypes of what the network returns for one example.
-    - `own`: values for the unknowns of the likelihood.
-    - `y`: the shape and dtype of the target of one example.
-    """
+    """Raises `ValueError` if a likelihood is one of another shape than the target of an example."""
     if not isinstance(y, jax.ShapeDtypeStruct):
         return
 
@@ -463,9 +442,87 @@ def check_target_shape(
         with as_libraries_compute():
             return likelihood.distribution(output, own).sample(jr.key(0))
 
-    shape = filter_eval_shape(draw, output, own).shape
+    shape = filter_eval_shape(draw, output, _medians(dict(likelihood.unknowns()))).shape
     if shape != y.shape:
         raise ValueError(
             f"Posterior: a target has shape {y.shape}, and the distribution of "
             f"{type(likelihood).__name__} for it has shape {shape}."
         )
+
+
+def _medians(distributions: Any) -> Any:
+    """Values in the middle of their supports."""
+    return jtu.tree_map(
+        lambda each: constrained(each, jnp.zeros(each.batch_shape + each.event_shape)),
+        distributions,
+        is_leaf=is_distribution,
+    )
+
+
+# --- Data ---
+
+
+def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
+    """`(x, y)` as arrays of JAX. The values of traced ones are not looked at.
+
+    **Raises:** `TypeError` or `ValueError` that names what is wrong, and where.
+    """
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise TypeError(f"data must be a pair (x, y), got {describe_node(data)}.")
+    lengths: dict[str, int] = {}
+    for name, tree in zip(("x", "y"), data, strict=True):
+        leaves = jtu.tree_leaves_with_path(tree)
+        if not leaves:
+            raise ValueError(f"data: {name} has no arrays.")
+        for path, leaf in leaves:
+            where = f"{name}{jtu.keystr(path)}"
+            if not is_array_like(leaf) or jnp.ndim(leaf) == 0:
+                raise TypeError(
+                    f"data: {where} must be an array with an axis of examples, got "
+                    f"{describe_node(leaf)}."
+                )
+            lengths[where] = jnp.shape(leaf)[0]
+            _check_finite(leaf, where)
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{where} {length}" for where, length in lengths.items())
+        raise ValueError(f"data: all arrays must have one length; they have {listed}.")
+    if 0 in lengths.values():
+        raise ValueError("data: there is no example.")
+    x, y = jtu.tree_map(jnp.asarray, tuple(data))
+    return x, y
+
+
+def _check_finite(array: Any, where: str) -> None:
+    if isinstance(array, Tracer) or not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
+        return
+    array = jnp.asarray(array)
+    is_finite = jnp.isfinite(array)
+    if not jnp.all(is_finite):
+        place = tuple(int(each[0]) for each in jnp.where(~is_finite))
+        index = ", ".join(map(str, place))
+        raise ValueError(
+            f"data: {where}[{index}] is {array[place]}; "
+            f"{int(jnp.sum(~is_finite))} of {is_finite.size} numbers there are not finite. Leave "
+            "such examples out, or fill them in."
+        )
+
+
+def num_examples(batch: PyTree[Shaped[Array, "B ..."]], caller: str) -> int:
+    """The length of the axis of examples.
+
+    **Raises:** `ValueError`, in the name of `caller`, if the arrays have not one such length.
+    """
+    shapes = [jnp.shape(leaf) for leaf in jtu.tree_leaves(batch)]
+    lengths = {shape[:1] for shape in shapes}
+    if len(lengths) != 1 or lengths == {()}:
+        raise ValueError(
+            f"{caller} expects a batch of arrays with one leading length, got shapes "
+            f"{sorted(shapes)}."
+        )
+    ((length,),) = lengths
+    return length
+
+
+def struct_of_example(tree: PyTree[Array]) -> PyTree[jax.ShapeDtypeStruct]:
+    """The shapes and dtypes of one example."""
+    return jtu.tree_map(lambda each: jax.ShapeDtypeStruct(each.shape[1:], each.dtype), tree)

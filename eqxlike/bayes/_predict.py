@@ -16,13 +16,11 @@ from jaxtyping import Array, PRNGKeyArray, PyTree, Shaped
 from .._numbers import whole_number
 from .._transforms import filter_eval_shape, filter_jit
 from ..nn import sample_posterior
-from ._data import num_examples, struct_of_example
 from ._inference import FittedPosterior
-from ._library_rules import as_libraries_compute
+from ._libraries import as_libraries_compute, distributions, is_distribution
 from ._likelihoods import Likelihood
 from ._mixtures import CategoricalMixture, Mixture
-from ._numpyro import distributions, with_leading_axes
-from ._unknowns import Unknowns
+from ._posterior import Unknowns, num_examples, struct_of_example
 
 
 def predict(
@@ -122,7 +120,7 @@ def _mixture(likelihood: Likelihood, outputs: Array, unknowns: Any) -> Mixture |
         logits = _of_each(likelihood, outputs, unknowns, _logits)
         return CategoricalMixture(jnp.stack([jnp.zeros_like(logits), logits], axis=-1))
     components = _of_each(likelihood, outputs, unknowns, lambda each: each)
-    return Mixture(with_leading_axes(components, outputs.shape[:2]))
+    return Mixture(_with_leading_axes(components, outputs.shape[:2]))
 
 
 def _of_each(likelihood: Likelihood, outputs: Array, unknowns: Any, take: Any) -> Any:
@@ -135,6 +133,34 @@ def _of_each(likelihood: Likelihood, outputs: Array, unknowns: Any, take: Any) -
 
 def _logits(distribution: Any) -> Array:
     return distribution.logits
+
+
+def _with_leading_axes(distribution: Any, leading: tuple[int, ...]) -> Any:
+    """A distribution from under `jax.vmap`, which does not tell it that it became many.
+
+    NumPyro's own `promote_batch_shape` does not reach the distributions that one is made of, as the
+    gamma distribution in a negative binomial, and those drew one number for all.
+
+    **Arguments:**
+
+    - `leading`: the axes that all of its arrays have in front.
+    """
+
+    def is_part(node: Any) -> bool:
+        return node is not distribution and is_distribution(node)
+
+    def of_part(node: Any) -> Any:
+        if not is_part(node):
+            return node
+        # Axes that it is broadcast along come after those in front.
+        num_added = max(0, len(distribution.batch_shape) - len(node.batch_shape))
+        axes = range(len(leading), len(leading) + num_added)
+        node = jtu.tree_map(lambda leaf: jnp.expand_dims(leaf, axes), node)
+        return _with_leading_axes(node, (*leading, *(1,) * num_added))
+
+    many = jtu.tree_map(of_part, distribution, is_leaf=is_part)
+    many._batch_shape = leading + distribution.batch_shape
+    return many
 
 
 # What networks drawn from a posterior return, whose layers carry it themselves.

@@ -10,10 +10,9 @@ import jax.tree_util as jtu
 from jaxtyping import Array, PyTree
 
 from .._module import Module, field
-from .._numbers import check_scale, positive_number
+from .._numbers import positive_number
 from .._pytree import Which, path_matches
-from ._links import check_positive
-from ._numpyro import check_distribution, distributions, is_distribution
+from ._libraries import check_distribution, check_positive, distributions, is_distribution
 
 Leaves = Mapping[str, jax.ShapeDtypeStruct]
 """The unknown arrays of a model by their paths, such as `layers[0].weight`."""
@@ -71,7 +70,7 @@ def as_prior(prior: Any) -> Prior:
     """
     if isinstance(prior, Prior):
         return prior
-    if isinstance(prior, distributions().Distribution):
+    if is_distribution(prior):
         return IndependentPrior(prior)
     raise TypeError(
         "prior must be a distribution of `numpyro.distributions` or a prior of eqxlike.bayes, such "
@@ -109,10 +108,7 @@ class NormalPrior(Prior):
     scale: Any
 
     def __check_init__(self):
-        if is_distribution(self.scale):
-            check_positive(self.scale, "normal: scale")
-        else:
-            check_scale(self.scale, "normal: scale")
+        check_positive(self.scale, "normal: scale")
 
     def hyperpriors(self, leaves: Leaves) -> dict[str, Any]:
         return {"scale": self.scale} if is_distribution(self.scale) else {}

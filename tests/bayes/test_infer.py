@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 import eqxlike as eqx
 from eqxlike import ad, bayes, nn
 from eqxlike.bayes._inference import _infer
-from eqxlike.bayes._library_rules import as_libraries_compute
+from eqxlike.bayes._libraries import as_libraries_compute
 from tests.bayes.methods.cases import X, Y
 
 pytestmark = pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
@@ -84,7 +84,7 @@ def stop_after(monkeypatch, num_calls, ctrl_c):
 
 def test_interrupted_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, ctrl_c):
     """In the middle of its warm-up, at its end and later: calls make 1, 2, 4 and more steps."""
-    monkeypatch.setattr("eqxlike.bayes._inference._chains._CALL_S", 1e6)
+    monkeypatch.setattr("eqxlike.bayes._inference._infer._CALL_S", 1e6)
     path, tuned = tmp_path / "run", {}
     method = bayes.HMC(num_samples=8, num_warmup=10, chains=2, trajectory_steps=1)
     for num_calls, step in [(3, 7), (2, 10), (2, 13)]:
@@ -126,7 +126,7 @@ def test_more_samples_go_on_from_fewer(tmp_path):
 
 def test_where_calls_end_does_not_matter(monkeypatch):
     expected = draws(uninterrupted())
-    monkeypatch.setattr("eqxlike.bayes._inference._chains._CALL_S", 1e-9)
+    monkeypatch.setattr("eqxlike.bayes._inference._infer._CALL_S", 1e-9)
     np.testing.assert_array_equal(draws(run()), expected)
 
 

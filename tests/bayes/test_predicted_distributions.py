@@ -11,7 +11,7 @@ from scipy import stats
 
 from eqxlike import bayes
 from eqxlike.bayes import metrics
-from eqxlike.bayes._library_rules import as_libraries_compute
+from eqxlike.bayes._libraries import as_libraries_compute
 from eqxlike.bayes._predict import _mixture
 
 OUTPUTS = jr.normal(jr.key(0), (3, 4, 2))

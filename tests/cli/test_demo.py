@@ -15,9 +15,9 @@ import optax
 import pytest
 
 from eqxlike import __main__, bayes, train
-from eqxlike._cli import _compare, _demo, _models, main
-from eqxlike._cli._methods import METHODS
-from eqxlike._cli._page import page_of
+from eqxlike._cli import _demo, _evaluate, _models, main
+from eqxlike._cli._evaluate import METHODS
+from eqxlike._cli._report import page_of
 
 COLUMNS = {"jax.jit, flat list", "jax.jit, module", "filter_jit"}
 PICTURES = {"diabetes_intervals.png", "digits_reliability.png", "elbo.png", "dispatch.png"}
@@ -32,7 +32,7 @@ def small():
         for name, changed in rates.items():
             settings = dataclasses.replace(_models.SETTINGS[name], depth=0, **changed)
             patch.setitem(_models.SETTINGS, name, settings)
-        patch.setattr(_compare, "INVERSE_PENALTIES", _compare.INVERSE_PENALTIES[:2])
+        patch.setattr(_evaluate, "INVERSE_PENALTIES", _evaluate.INVERSE_PENALTIES[:2])
         yield
 
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from eqxlike._cli._page import page_of
+from eqxlike._cli._report import page_of
 
 TIME = {"lower": 0.71, "median": 0.75, "upper": 0.82}
 COLUMN = {"dispatch_us": 6543.21, "completion_us": 217.274, "rounds": 25, "calls": 7}

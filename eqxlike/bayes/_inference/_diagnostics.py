@@ -6,6 +6,7 @@ draws each.
 """
 
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -34,18 +35,21 @@ class Convergence(Module):
 def convergence(draws: Draws) -> Convergence:
     """Diagnostics of each number that chains drew."""
     draws = np.asarray(draws, np.float64)
-    halves = _split(draws)
+    # Each chain as two: a chain that drifts disagrees with itself.
+    half = draws.shape[1] // 2
+    halves = np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
     ranked = _rank_normalised(halves)
     folded = _rank_normalised(np.abs(halves - np.median(halves, axis=(0, 1))))
-    low, high = np.quantile(draws, [0.05, 0.95], axis=(0, 1))
-    tails = [_ess((halves <= each).astype(np.float64)) for each in (low, high)]
-    return Convergence(np.maximum(_r_hat(ranked), _r_hat(folded)), _ess(ranked), np.minimum(*tails))
-
-
-def _split(draws: Draws) -> Draws:
-    """Each chain as two: a chain that drifts disagrees with itself."""
-    half = draws.shape[1] // 2
-    return np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
+    tails = [
+        (halves <= end).astype(np.float64) for end in np.quantile(draws, [0.05, 0.95], axis=(0, 1))
+    ]
+    library: Any = importlib.import_module("numpyro.diagnostics")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return Convergence(
+            r_hat=np.maximum(*map(library.gelman_rubin, (ranked, folded))),
+            ess_bulk=library.effective_sample_size(ranked),
+            ess_tail=np.minimum(*map(library.effective_sample_size, tails)),
+        )
 
 
 def _rank_normalised(draws: Draws) -> Draws:
@@ -59,20 +63,6 @@ def _rank_normalised(draws: Draws) -> Draws:
 def _normal_of_ranks(draws: Float[Array, "n *shape"]) -> Float[Array, "n *shape"]:
     ranks = jax.scipy.stats.rankdata(draws, axis=0)
     return jax.scipy.special.ndtri((ranks - 3 / 8) / (draws.shape[0] + 1 / 4))
-
-
-def _r_hat(draws: Draws) -> np.ndarray:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return _numpyro_diagnostics().gelman_rubin(draws)
-
-
-def _ess(draws: Draws) -> np.ndarray:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return _numpyro_diagnostics().effective_sample_size(draws)
-
-
-def _numpyro_diagnostics() -> Any:
-    return importlib.import_module("numpyro.diagnostics")
 
 
 def energy_mixing(energies: Float[np.ndarray, "c n"]) -> Float[np.ndarray, " c"]:
@@ -138,102 +128,57 @@ class Diagnostics(Module):
         return "\n".join(lines + [f"warning: {text}" for text in self.warnings])
 
 
-def in_words(diagnostics: Diagnostics) -> tuple[str, ...]:
+def in_words(diagnostics: Diagnostics) -> Iterator[str]:
     """What is poor about a run, and what helps."""
-    return tuple(
-        text
-        for text in (
-            _of_losses(diagnostics.losses),
-            _of_rise(diagnostics.rise),
-            _of_divergences(diagnostics.divergences),
-            *(
-                _of_convergence(name, getattr(diagnostics, field))
-                for name, field in (
-                    ("what the networks return", "outputs"),
-                    ("the unknowns of prior and likelihood", "others"),
-                )
-            ),
-            _of_energy(diagnostics.energy),
-            _of_lost(diagnostics.lost),
-            _of_pareto_k(diagnostics.pareto_k),
+    losses, rise = diagnostics.losses, diagnostics.rise
+    if losses is not None and losses.size and not np.isfinite(losses[:, -1]).all():
+        bad = losses[~np.isfinite(losses[:, -1]), -1]
+        yield (
+            f"the loss of {bad.size} of {len(losses)} runs ended at {bad[0]}: a smaller learning "
+            "rate may help."
         )
-        if text is not None
-    )
+    if rise is not None and np.any(rise > 1):
+        yield (
+            f"{int(np.count_nonzero(rise > 1))} of {rise.size} runs stopped before they came to a "
+            "mode: from where they ended, ten steps of conjugate gradients raise the log density "
+            f"by up to {float(np.nanmax(rise)):.3g} nats for each unknown (or example, where those "
+            "are fewer), and the posterior is about half a nat for each wide. More steps, a larger "
+            "learning_rate, or optimiser=optax.lbfgs() help."
+        )
+    if diagnostics.divergences is not None and diagnostics.divergences.any():
+        yield (
+            f"{int(diagnostics.divergences.sum())} trajectories diverged: draws may leave out a "
+            "part of the posterior. A higher target_acceptance, or priors that keep scales away "
+            "from zero, help."
+        )
+    yield from _of_convergence("what the networks return", diagnostics.outputs)
+    yield from _of_convergence("the unknowns of prior and likelihood", diagnostics.others)
+    if diagnostics.energy is not None and np.any(diagnostics.energy < 0.3):
+        yield (
+            f"E-BFMI is {float(np.min(diagnostics.energy)):.2f}, where 0.3 or more is good: the "
+            "chains hardly move from one energy to another. A prior with lighter tails may help."
+        )
+    if diagnostics.lost is not None and diagnostics.lost.any():
+        yield (
+            f"{int(np.count_nonzero(diagnostics.lost))} of {diagnostics.lost.size} chains left for "
+            "infinity: a smaller step_size helps."
+        )
+    if diagnostics.pareto_k is not None and not diagnostics.pareto_k <= 0.7:
+        yield (
+            f"the Pareto k of the importance weights is {diagnostics.pareto_k:.2f}, where 0.7 or "
+            "less is good: a few draws have most of the weight, and the evidence is not to be "
+            "relied on. The posterior is far from the approximation; `bayes.NUTS` needs none."
+        )
 
 
-def _of_losses(losses: np.ndarray | None) -> str | None:
-    if losses is None or not losses.size:
-        return None
-    last = losses[:, -1]
-    bad = last[~np.isfinite(last)]
-    if not bad.size:
-        return None
-    return (
-        f"the loss of {bad.size} of {last.size} runs ended at {bad[0]}: a smaller learning rate "
-        "may help."
-    )
-
-
-def _of_rise(rise: np.ndarray | None) -> str | None:
-    if rise is None or not np.any(rise > 1):
-        return None
-    num_short = int(np.count_nonzero(rise > 1))
-    return (
-        f"{num_short} of {rise.size} runs stopped before they came to a mode: from where they "
-        "ended, ten steps of conjugate gradients raise the log density by up to "
-        f"{float(np.nanmax(rise)):.3g} nats for each unknown (or example, where those are fewer), "
-        "and the posterior is about half a nat for each wide. More steps, a larger learning_rate, "
-        "or optimiser=optax.lbfgs() help."
-    )
-
-
-def _of_divergences(divergences: np.ndarray | None) -> str | None:
-    if divergences is None or not divergences.sum():
-        return None
-    return (
-        f"{int(divergences.sum())} trajectories diverged: draws may leave out a part of the "
-        "posterior. A higher target_acceptance, or priors that keep scales away from zero, help."
-    )
-
-
-def _of_convergence(name: str, found: Convergence | None) -> str | None:
+def _of_convergence(name: str, found: Convergence | None) -> Iterator[str]:
     if found is None or not found.r_hat.size:
-        return None
-    r_hat = float(np.max(found.r_hat))
+        return
+    r_hat, ess = np.max(found.r_hat), min(np.min(found.ess_bulk), np.min(found.ess_tail))
     if not r_hat < 1.05:
-        return (
+        yield (
             f"the chains disagree on {name}: R-hat is {r_hat:.2f}, where 1.01 or less is good. "
             "Longer chains and a longer warm-up may help."
         )
-    ess = float(min(np.min(found.ess_bulk), np.min(found.ess_tail)))
-    if ess < 100:
-        return f"the draws of {name} count for no more than {ess:.0f} independent ones: draw more."
-    return None
-
-
-def _of_energy(energy: np.ndarray | None) -> str | None:
-    if energy is None or not np.any(energy < 0.3):
-        return None
-    return (
-        f"E-BFMI is {float(np.min(energy)):.2f}, where 0.3 or more is good: the chains hardly move "
-        "from one energy to another. A prior with lighter tails may help."
-    )
-
-
-def _of_lost(lost: np.ndarray | None) -> str | None:
-    if lost is None or not lost.sum():
-        return None
-    return (
-        f"{int(np.count_nonzero(lost))} of {lost.size} chains left for infinity: a smaller "
-        "step_size helps."
-    )
-
-
-def _of_pareto_k(pareto_k: float | None) -> str | None:
-    if pareto_k is None or pareto_k <= 0.7:
-        return None
-    return (
-        f"the Pareto k of the importance weights is {pareto_k:.2f}, where 0.7 or less is good: a "
-        "few draws have most of the weight, and the evidence is not to be relied on. The posterior "
-        "is far from the approximation; `bayes.NUTS` needs none."
-    )
+    elif ess < 100:
+        yield f"the draws of {name} count for no more than {ess:.0f} independent ones: draw more."

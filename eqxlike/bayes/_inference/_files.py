@@ -28,8 +28,7 @@ from ..._pytree import (
     tree_deserialise_leaves,
     tree_serialise_leaves,
 )
-from ._chains import Chains
-from ._method import Method, Problem
+from ._method import Chains, Method, Problem
 
 _FORMAT = "eqxlike.bayes run 1"
 
@@ -195,6 +194,8 @@ def _described(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
 
     - `above`: the functions that hold it: a closure may hold itself.
     """
+    # Distributions, constraints and transforms of NumPyro have `tree_flatten`, and can be called.
+    is_numpyro = hasattr(value, "tree_flatten") and not isinstance(value, type)
     if value is None or isinstance(value, str | bytes | bool):
         yield repr(value).encode()
     elif isinstance(value, numbers.Real):
@@ -203,8 +204,10 @@ def _described(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
         yield from _of_array(value)
     elif isinstance(value, jax.ShapeDtypeStruct):
         yield f"{value.shape} {value.dtype}".encode()
-    elif callable(value) and not _has_parts(value):
-        yield from _of_function(value, above)
+    elif callable(value) and not is_numpyro and not isinstance(value, Module):
+        yield getattr(value, "__qualname__", type(value).__qualname__).encode()
+        if not any(value is each for each in above):
+            yield from _of_several(_held(value), (*above, value))
     else:
         yield type(value).__qualname__.encode()
         yield from _of_several(_parts(value), above)
@@ -225,44 +228,29 @@ def _of_array(value: Any) -> Iterator[bytes]:
     yield array.tobytes()
 
 
-def _of_function(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
-    yield getattr(value, "__qualname__", type(value).__qualname__).encode()
-    if any(value is each for each in above):
-        return
-    held: Any = ()
-    if isinstance(value, functools.partial):
-        held = (value.func, value.args, value.keywords)
-    elif inspect.ismethod(value):
-        held = (value.__self__, value.__func__)
-    elif inspect.isfunction(value):
-        held = (*_closure(value), value.__defaults__, value.__kwdefaults__)
-    yield from _of_several(held, (*above, value))
-
-
-def _closure(function: Any) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # Nothing is in it yet.
-            yield None
-
-
-def _has_parts(value: Any) -> bool:
-    # Distributions, constraints and transforms of NumPyro have `tree_flatten`, and can be called.
-    is_numpyro = hasattr(value, "tree_flatten") and not isinstance(value, type)
-    return is_numpyro or isinstance(value, Module)
+def _held(function: Any) -> Iterator[Any]:
+    """What a function has besides its code."""
+    if isinstance(function, functools.partial):
+        yield from (function.func, function.args, function.keywords)
+    elif inspect.ismethod(function):
+        yield from (function.__self__, function.__func__)
+    elif inspect.isfunction(function):
+        for cell in function.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # Nothing is in it yet.
+                yield None
+        yield from (function.__defaults__, function.__kwdefaults__)
 
 
 def _parts(value: Any) -> Iterator[Any]:
     """What an object holds, with names where it has them."""
     if isinstance(value, Module):
         for each in dataclasses.fields(value):
-            yield each.name
-            yield getattr(value, each.name, None)
+            yield from (each.name, getattr(value, each.name, None))
     elif isinstance(value, dict):
         for name in sorted(value, key=repr):
-            yield name
-            yield value[name]
+            yield from (name, value[name])
     elif isinstance(value, list | tuple):
         yield from value
     elif hasattr(value, "tree_flatten"):

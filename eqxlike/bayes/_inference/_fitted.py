@@ -15,13 +15,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ..._module import Module
 from ..._numbers import whole_number
 from ..._transforms import filter_jit
-from .._library_rules import as_libraries_compute
-from .._posterior import Posterior
-from .._unknowns import Unknowns
-from ._chains import Chains, blank
+from .._libraries import as_libraries_compute
+from .._posterior import Posterior, Unknowns
 from ._diagnostics import Convergence, Diagnostics, convergence, energy_mixing, in_words
-from ._files import read_chains, read_key, write_chains
-from ._method import Method, Problem, with_plain_numbers
+from ._files import write_chains
+from ._method import Chains, Method, Problem
 
 # Of so many inputs the outputs are followed through a chain.
 _MOST_INPUTS = 20
@@ -63,7 +61,9 @@ class FittedPosterior(Module):
           more. Of draws that were kept, each comes as often as the others, or once more.
         - `key`: for the draws.
         """
-        num = self._num(num)
+        if num is None:
+            num = self.method.num_found(self.found) or _DEFAULT_DRAWS
+        num = whole_number(num, "num")
         return _samples(self.problem, self.method, self.found, num, key)
 
     def model(self, sample: Unknowns) -> Any:
@@ -78,11 +78,6 @@ class FittedPosterior(Module):
         """
         return self.method.network(self.problem, sample)
 
-    def _num(self, num: int | None) -> int:
-        if num is None:
-            return self.method.num_found(self.found) or _DEFAULT_DRAWS
-        return whole_number(num, "num")
-
     @property
     def diagnostics(self) -> Diagnostics:
         """How the run went: what its chains agree on, and what is poor, in words."""
@@ -90,18 +85,8 @@ class FittedPosterior(Module):
         known: dict[str, Any] = {}
         if "loss" in records:
             known["losses"] = records["loss"]
-        lost = _num_lost(records)
-        if lost.any():
-            known["lost"] = lost
-        elif "draw" in records and records["draw"].shape[1] >= 4:
-            followed = _followed(self.problem, jnp.asarray(records["draw"]))
-            for name, each in zip(("outputs", "others"), map(np.asarray, followed), strict=True):
-                if each.shape[-1]:
-                    # An output that no unknown moves is the same in all draws.
-                    is_moving = np.ptp(each, axis=(0, 1)) > 0
-                    known[name] = convergence(each[..., is_moving] if is_moving.any() else each)
-            if "log_density" in records:
-                known["log_density"] = convergence(records["log_density"])
+        if "draw" in records:
+            known |= self._convergence_of(records["draw"])
         if "is_divergent" in records:
             known["divergences"] = records["is_divergent"].sum(axis=1)
         if "acceptance" in records:
@@ -109,8 +94,24 @@ class FittedPosterior(Module):
         if "energy" in records and records["energy"].shape[1] >= 2:
             known["energy"] = energy_mixing(records["energy"])
         known |= self.method.diagnosed(self.problem, self.found)
-        found = Diagnostics(**known)
-        return Diagnostics(**known, warnings=in_words(found))
+        return Diagnostics(**known, warnings=tuple(in_words(Diagnostics(**known))))
+
+    def _convergence_of(self, draws: np.ndarray) -> dict[str, Any]:
+        lost = np.sum(~np.isfinite(draws).all(axis=2), axis=1)
+        if lost.any():
+            return {"lost": lost}
+        if draws.shape[1] < 4:
+            return {}
+        known = {}
+        followed = _followed(self.problem, jnp.asarray(draws))
+        for name, each in zip(("outputs", "others"), map(np.asarray, followed), strict=True):
+            if each.shape[-1]:
+                # An output that no unknown moves is the same in all draws.
+                is_moving = np.ptp(each, axis=(0, 1)) > 0
+                known[name] = convergence(each[..., is_moving] if is_moving.any() else each)
+        if "log_density" in self.records:
+            known["log_density"] = convergence(self.records["log_density"])
+        return known
 
     @property
     def convergence(self) -> Convergence:
@@ -158,36 +159,42 @@ class FittedPosterior(Module):
         **Raises:** `ImportError` if ArviZ is not installed; `TypeError` without a key for a method
         that needs one.
         """
+        try:
+            arviz: Any = importlib.import_module("arviz_base")
+        except ModuleNotFoundError as error:
+            raise ImportError("to_arviz needs ArviZ: `pip install 'eqxlike[arviz]'`.") from error
+        num_chains, statistics = 1, {}
         if "draw" in self.records:
             draws = self.records["draw"]
-            flat = jnp.asarray(draws.reshape(-1, draws.shape[-1]))
+            num_chains, flat = draws.shape[0], jnp.asarray(draws.reshape(-1, draws.shape[-1]))
             unknowns = _unknowns(self.problem, flat)
-            return to_arviz(self.problem, self.method, unknowns, draws.shape[0], self.records)
-        if key is None:
+            statistics = {
+                theirs: self.records[ours]
+                for ours, theirs in _STATISTICS.items()
+                if ours in self.records
+            }
+        elif key is None:
             raise TypeError(f"to_arviz: {method_name(self.method)} draws again, and needs a key.")
-        samples = self.samples(num, key=key)
-        return to_arviz(self.problem, self.method, samples, 1, {})
+        else:
+            unknowns = self.samples(num, key=key)
+
+        def by_chain(draws: Any) -> np.ndarray:
+            return np.asarray(draws).reshape(num_chains, -1, *draws.shape[1:])
+
+        log_likelihoods = _log_likelihoods(self.problem, self.method, unknowns)
+        groups = {
+            "posterior": {name: by_chain(each) for name, each in _by_name(unknowns).items()},
+            "log_likelihood": {"y": by_chain(log_likelihoods)},
+            "observed_data": {
+                f"y{jtu.keystr(path)}": np.asarray(leaf)
+                for path, leaf in jtu.tree_leaves_with_path(self.target.data[1])
+            },
+        }
+        return arviz.from_dict(groups | ({"sample_stats": statistics} if statistics else {}))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the posterior to a file, for `bayes.load`: arrays and a line of JSON, no code."""
         write_chains(pathlib.Path(path), self.problem, self.method, self.chains, self.key)
-
-
-def load(path: str | os.PathLike[str], target: Posterior, method: Method) -> FittedPosterior:
-    """Reads a posterior that `FittedPosterior.save` wrote, or a checkpoint of `bayes.infer`.
-
-    A run that had not ended is read as far as it came.
-
-    **Arguments:**
-
-    - `target`, `method`: those that it was found with.
-
-    **Raises:** `ValueError` if the file is no such posterior, or one of another target or method.
-    """
-    path, method = pathlib.Path(path), with_plain_numbers(method)
-    problem, key = Problem(target), read_key(path)
-    chains = read_chains(path, problem, method, blank(method, problem), None)
-    return fitted_from(problem, method, chains, key)
 
 
 def fitted_from(
@@ -201,13 +208,6 @@ def fitted_from(
 def method_name(method: Method) -> str:
     """The name of a method for messages."""
     return type(method).__name__
-
-
-def _num_lost(records: dict[str, np.ndarray]) -> np.ndarray:
-    """How many draws of each chain are not finite."""
-    if "draw" not in records:
-        return np.zeros(0, int)
-    return np.sum(~np.isfinite(records["draw"]).all(axis=2), axis=1)
 
 
 @as_libraries_compute()
@@ -259,43 +259,6 @@ _STATISTICS = {
     "energy": "energy",
     "num_gradients": "n_steps",
 }
-
-
-def to_arviz(
-    problem: Problem,
-    method: Method,
-    unknowns: Unknowns,
-    num_chains: int,
-    records: dict[str, np.ndarray],
-) -> Any:
-    """A `DataTree` of ArviZ.
-
-    **Arguments:**
-
-    - `unknowns`: draws with one leading axis, those of each chain one after another.
-    - `num_chains`: how many chains they are of.
-    - `records`: what chains recorded.
-
-    **Raises:** `ImportError` that says how to install ArviZ.
-    """
-    try:
-        arviz = importlib.import_module("arviz_base")
-    except ModuleNotFoundError as error:
-        raise ImportError("to_arviz needs ArviZ: `pip install 'eqxlike[arviz]'`.") from error
-
-    def by_chain(draws: Any) -> np.ndarray:
-        return np.asarray(draws).reshape(num_chains, -1, *draws.shape[1:])
-
-    groups = {
-        "posterior": {name: by_chain(each) for name, each in _by_name(unknowns).items()},
-        "log_likelihood": {"y": by_chain(_log_likelihoods(problem, method, unknowns))},
-        "observed_data": {
-            f"y{jtu.keystr(path)}": np.asarray(leaf)
-            for path, leaf in jtu.tree_leaves_with_path(problem.target.data[1])
-        },
-    }
-    statistics = {theirs: records[ours] for ours, theirs in _STATISTICS.items() if ours in records}
-    return arviz.from_dict(groups | ({"sample_stats": statistics} if statistics else {}))
 
 
 def _by_name(unknowns: Unknowns) -> dict[str, Array]:

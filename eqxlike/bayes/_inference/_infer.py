@@ -1,4 +1,4 @@
-"""The one way to find a posterior, whatever the method."""
+"""The one way to find a posterior, whatever the method: `infer`, and the loop that runs it."""
 
 import contextlib
 import math
@@ -7,27 +7,31 @@ import pathlib
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jax.sharding import AxisType, PartitionSpec
+from jaxtyping import Array, PRNGKeyArray
 
 from ..._compat import Tracer
 from ..._dtypes import is_key
 from ..._interrupt import delayed_interrupt
 from ..._numbers import positive_number
 from ..._progress import OnStep, run_progress
-from ..._transforms import filter_jit
+from ..._transforms import filter_eval_shape, filter_jit
 from ...ad import Mode
+from .._libraries import as_libraries_compute
 from .._posterior import Posterior
-from ._chains import ChainMethod, Chains, advance, joined, start
-from ._files import read_chains, write_chains
+from ._files import read_chains, read_key, write_chains
 from ._fitted import FittedPosterior, fitted_from, method_name
-from ._method import Method, Problem, with_plain_numbers
+from ._method import Chains, Method, Problem, Record, State, with_plain_numbers
+
+ChainMethod = Literal["vectorized", "sequential", "parallel"]
+"""How chains run next to each other; NumPyro's words."""
 
 
 class InferenceWarning(UserWarning):
@@ -87,15 +91,7 @@ def infer(
         warnings.warn(f"{method_name(method)}: {text}", InferenceWarning, stacklevel=4)
 
     return inferred(
-        target,
-        method,
-        warn,
-        key=key,
-        mode=mode,
-        progress=progress,
-        chain_method=chain_method,
-        checkpoint=checkpoint,
-        checkpoint_every_s=checkpoint_every_s,
+        target, method, warn, key, mode, progress, chain_method, checkpoint, checkpoint_every_s
     )
 
 
@@ -103,7 +99,6 @@ def inferred(
     target: Posterior,
     method: Method,
     on_doubt: Callable[[str], None],
-    *,
     key: PRNGKeyArray,
     mode: Mode | None = None,
     progress: bool = False,
@@ -117,9 +112,7 @@ def inferred(
 
     - `on_doubt`: called with each thing that is poor, in words.
     """
-    _check(target, method, chain_method, mode)
-    _check_not_traced(target, key)
-    _check_key(key)
+    _check(target, method, chain_method, mode, key)
     checkpoint_every_s = positive_number(checkpoint_every_s, "checkpoint_every_s")
     path = None if checkpoint is None else pathlib.Path(checkpoint)
     if path is not None and not path.parent.is_dir():
@@ -134,35 +127,17 @@ def inferred(
     chains = start(method, problem, key)
     if path is not None and path.exists():
         chains = read_chains(path, problem, method, chains, key)
-    chains = _run(problem, method, chains, key, progress, chain_method, path, checkpoint_every_s)
-    posterior = fitted_from(problem, method, chains, key)
-    for text in posterior.diagnostics.warnings:
-        on_doubt(text)
-    return posterior
-
-
-def _run(
-    problem: Problem,
-    method: Method,
-    chains: Chains,
-    key: PRNGKeyArray,
-    shows_progress: bool,
-    chain_method: ChainMethod,
-    path: pathlib.Path | None,
-    checkpoint_every_s: float,
-) -> Chains:
-    parts = [chains.records]
+    parts, saved_at = [chains.records], time.monotonic()
 
     def save() -> None:
+        parts[:] = [_joined(parts)]
         if path is not None:
-            parts[:] = [joined(parts)]
             write_chains(path, problem, method, Chains(chains.step, chains.states, parts[0]), key)
 
-    saved_at = time.monotonic()
-    with delayed_interrupt() as interrupt, _shown(method, shows_progress) as on_step:
+    with delayed_interrupt() as interrupt, _shown(method, progress) as on_step:
         for now, last in advance(method, problem, chains, key, chain_method):
             chains = now
-            parts.append(now.records)
+            parts.append(chains.records)
             on_step(chains.step, _described(last))
             if interrupt.is_requested:
                 save()
@@ -171,7 +146,15 @@ def _run(
                 save()
                 saved_at = time.monotonic()
     save()
-    return Chains(chains.step, chains.states, joined(parts))
+    posterior = fitted_from(problem, method, Chains(chains.step, chains.states, parts[0]), key)
+    for text in posterior.diagnostics.warnings:
+        on_doubt(text)
+    return posterior
+
+
+def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Records of several calls as those of one."""
+    return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
 
 
 @contextlib.contextmanager
@@ -200,10 +183,156 @@ def _stopped(path: pathlib.Path | None, step: int, num_steps: int) -> str:
     return f"bayes.infer: stopped after step {step} of {num_steps}. {where}"
 
 
-# --- checks ---
+# --- The loop: many steps a call ---
 
 
-def _check(target: Any, method: Any, chain_method: Any, mode: Any) -> None:
+# A call takes about so long: it is how long Ctrl-C waits, and how often a bar moves.
+_CALL_S = 0.5
+# What one call may return.
+_MOST_BYTES = 64 * 2**20
+_MOST_STEPS = 256
+
+
+@as_libraries_compute()
+def start(method: Method, problem: Problem, key: PRNGKeyArray) -> Chains:
+    """Chains before their first step."""
+    states, records = _start(method, problem, key)
+    return Chains(0, states, jtu.tree_map(np.asarray, records))
+
+
+@filter_jit
+def _start(method: Method, problem: Problem, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+    """States, and records of no step."""
+    keys = jr.split(jr.fold_in(key, 0), method.num_chains)
+    states = jax.vmap(lambda key: _strong(method.init(problem, key)))(keys)
+
+    one = filter_eval_shape(lambda: jtu.tree_map(lambda each: each[0], states))
+    # Its shapes alone are asked for, and its operations left out.
+    _, record = filter_eval_shape(_step, method, problem, one, jnp.zeros((), jnp.int32), key)
+    return states, jtu.tree_map(
+        lambda each: jnp.zeros((method.num_chains, 0, *each.shape), each.dtype), record
+    )
+
+
+def advance(
+    method: Method, problem: Problem, chains: Chains, key: PRNGKeyArray, chain_method: ChainMethod
+) -> Iterator[tuple[Chains, dict[str, np.ndarray]]]:
+    """Runs chains to their end, and yields where they stand after each call.
+
+    Each step has a key by its number, so that it does not matter where a call ends.
+
+    **Returns:** pairs of the chains, whose records are those of this call alone, and of the records
+    of its last step.
+    """
+    empty = {name: each[:, :0] for name, each in chains.records.items()}
+    step_bytes = sum(
+        each.itemsize * math.prod((each.shape[0], *each.shape[2:])) for each in empty.values()
+    )
+    size = max(1, min(_MOST_STEPS, method.num_steps, _MOST_BYTES // max(1, step_bytes)))
+    count, step, states = 1, chains.step, chains.states
+    while step < method.num_steps:
+        count = min(count, size, method.num_steps - step)
+        before = time.perf_counter()
+        steps = np.asarray(step, np.int32), np.asarray(count, np.int32)
+        states, buffers = _advance(method, problem, states, empty, key, *steps, size, chain_method)
+        records = {name: np.asarray(buffer)[:, :count] for name, buffer in buffers.items()}
+        seconds = time.perf_counter() - before
+        after = np.arange(step, step + count) - method.num_dropped
+        is_kept = (after >= 0) & ((after + 1) % method.thinning == 0)
+        step += count
+        last = {name: each[:, -1] for name, each in records.items()}
+        yield Chains(step, states, {name: each[:, is_kept] for name, each in records.items()}), last
+        # The first call also compiles.
+        count = 2 * count if seconds < _CALL_S / 2 else max(1, int(count * _CALL_S / seconds))
+
+
+@as_libraries_compute()
+@filter_jit
+def _advance(
+    method: Method,
+    problem: Problem,
+    states: State,
+    empty: dict[str, np.ndarray],
+    key: PRNGKeyArray,
+    first: np.ndarray,
+    count: np.ndarray,
+    size: int,
+    chain_method: ChainMethod,
+) -> tuple[State, dict[str, Array]]:
+    """Makes `count` steps of all chains, and returns records of `size`, of which so many count."""
+
+    def run(pair: tuple[State, PRNGKeyArray]) -> tuple[State, dict[str, Array]]:
+        state, key = pair
+        buffers = {
+            name: jnp.zeros((size, *each.shape[2:]), each.dtype) for name, each in empty.items()
+        }
+
+        def one(index: Array, carry: Any) -> Any:
+            state, buffers = carry
+            number = index + first
+            state, record = _step(method, problem, state, number, jr.fold_in(key, number))
+            return state, {name: buffers[name].at[index].set(record[name]) for name in buffers}
+
+        return jax.lax.fori_loop(0, count, one, (state, buffers))
+
+    pairs = states, jr.split(jr.fold_in(key, 1), method.num_chains)
+    if chain_method == "sequential":
+        return jax.lax.map(run, pairs)
+    run_all = jax.vmap(run)
+    if chain_method == "vectorized":
+        return run_all(pairs)
+    devices = jax.devices()
+    used = max(n for n in range(1, len(devices) + 1) if method.num_chains % n == 0)
+    mesh = jax.make_mesh((used,), ("chains",), devices=devices[:used], axis_types=(AxisType.Auto,))
+    spec = PartitionSpec("chains")
+    run_all = jax.shard_map(run_all, mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=False)
+    return run_all(pairs)
+
+
+@filter_jit
+def _step(
+    method: Method, problem: Problem, state: State, number: Array, key: PRNGKeyArray
+) -> tuple[State, Record]:
+    """A step of one chain. Traced once: for its shapes, and in the loop."""
+    state, record = method.step(problem, state, number, key)
+    return _strong((state, dict(record)))
+
+
+def _strong(tree: Any) -> Any:
+    """Arrays whose types a loop can carry: without the weakness of numbers of Python."""
+    return jtu.tree_map(
+        lambda leaf: jax.lax.convert_element_type(leaf, jnp.result_type(leaf)), tree
+    )
+
+
+# --- A run that was saved ---
+
+
+def load(path: str | os.PathLike[str], target: Posterior, method: Method) -> FittedPosterior:
+    """Reads a posterior that `FittedPosterior.save` wrote, or a checkpoint of `bayes.infer`.
+
+    A run that had not ended is read as far as it came.
+
+    **Arguments:**
+
+    - `target`, `method`: those that it was found with.
+
+    **Raises:** `ValueError` if the file is no such posterior, or one of another target or method.
+    """
+    path, method = pathlib.Path(path), with_plain_numbers(method)
+    problem = Problem(target)
+    with as_libraries_compute():
+        structs = filter_eval_shape(_start, method, problem, jr.key(0))
+    states, records = jtu.tree_map(lambda each: np.zeros(each.shape, each.dtype), structs)
+    blank = Chains(0, jtu.tree_map(jnp.asarray, states), records)
+    chains = read_chains(path, problem, method, blank, None)
+    return fitted_from(problem, method, chains, read_key(path))
+
+
+# --- Checks ---
+
+
+def _check(target: Any, method: Any, chain_method: Any, mode: Any, key: Any) -> None:
     if not isinstance(target, Posterior):
         raise TypeError(f"infer: target must be a bayes.Posterior, got {target!r}.")
     if isinstance(method, type) and issubclass(method, Method):
@@ -214,7 +343,7 @@ def _check(target: Any, method: Any, chain_method: Any, mode: Any) -> None:
         raise TypeError(
             f"infer: method must be one of eqxlike.bayes, such as `bayes.NUTS()`; got {method!r}."
         )
-    if chain_method not in ("vectorized", "sequential", "parallel"):
+    if chain_method not in get_args(ChainMethod):
         raise ValueError(
             'infer: chain_method must be "vectorized", "sequential" or "parallel", got '
             f"{chain_method!r}."
@@ -228,9 +357,6 @@ def _check(target: Any, method: Any, chain_method: Any, mode: Any) -> None:
             f"infer: chains run in a batch, for which {type(mode).__name__} has no rule; every "
             "other mode of eqxlike.ad has."
         )
-
-
-def _check_not_traced(target: Posterior, key: Any) -> None:
     for name, tree in (("target", target), ("key", key)):
         for path, leaf in jtu.tree_leaves_with_path(tree):
             if isinstance(leaf, Tracer):
@@ -239,17 +365,8 @@ def _check_not_traced(target: Posterior, key: Any) -> None:
                     "transform: it compiles its steps itself, shows how far they are and takes "
                     "Ctrl-C. Call it outside of `jit`, `vmap` and `grad`."
                 )
-
-
-def _check_key(key: Any) -> None:
-    shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
-    if dtype is None:
-        is_one = False
-    elif is_key(key):
-        is_one = shape == ()
-    else:
-        is_one = dtype == jnp.uint32 and len(shape or ()) == 1
-    if not is_one:
+    shape, dtype = getattr(key, "shape", ()), getattr(key, "dtype", None)
+    if not (shape == () if is_key(key) else dtype == jnp.uint32 and len(shape) == 1):
         raise TypeError(f"infer: key must be one key, such as `jax.random.key(0)`; got {key!r}.")
 
 

@@ -1,4 +1,4 @@
-"""What a method of inference is."""
+"""What a method of inference is, what it works on, and where its chains stand."""
 
 import abc
 import math
@@ -14,8 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from ..._module import Module, field
 from ...ad import Mode, differentiate_with
-from .._posterior import Data, Posterior
-from .._unknowns import Unknowns
+from .._posterior import Data, Posterior, Unknowns
 
 # --- What a method works on: the unknowns of a posterior as one vector in linked space ---
 
@@ -78,17 +77,14 @@ class Problem(Module):
 
     def log_density(self, vector: Vector) -> Float[Array, ""]:
         """The log density of the posterior, in nats, up to a constant."""
-        return self.differentiable(lambda vector: self._density(vector, None))(vector)
+        return self.batch_log_density(vector, None)
 
     def batch_log_density(self, vector: Vector, batch: Data | None) -> Float[Array, ""]:
         """Its estimate from a batch, or its value where there is none."""
-        return self.differentiable(lambda vector: self._density(vector, batch))(vector)
-
-    def _density(self, vector: Vector, batch: Data | None) -> Float[Array, ""]:
-        linked = self.unflatten(vector)
-        if batch is None:
-            return self.target.log_density(linked, linked=True)
-        return self.target.minibatch_log_density(linked, batch, linked=True)
+        target, data = self.target, self.target.data if batch is None else batch
+        return self.differentiable(
+            lambda vector: target.minibatch_log_density(self.unflatten(vector), data, linked=True)
+        )(vector)
 
     def differentiable(self, function: Any) -> Any:
         """A function of a vector, that is differentiated by the mode."""
@@ -286,6 +282,19 @@ class Method(Module):
     def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
         """Fields of `bayes.Diagnostics` that what was found says itself, by name."""
         return {}
+
+
+class Chains(Module):
+    """Where a run stands.
+
+    - `step`: how many steps were made.
+    - `states`: of the chains, with a leading axis.
+    - `records`: what was kept, each with leading axes of chains and of records.
+    """
+
+    step: int
+    states: State
+    records: dict[str, np.ndarray]
 
 
 def with_plain_numbers(method: Method) -> Method:

@@ -10,26 +10,23 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from ..._module import Module
 from ..._pytree import Which, path_matches
-from .._curvature import (
-    AroundMode,
-    Normal,
-    Part,
-    best_prior_scale,
-    block_size,
+from .._inference import Problem, Record
+from .._libraries import is_distribution
+from .._likelihoods import Bernoulli, Categorical, Gaussian
+from .._posterior import Unknowns
+from .._priors import NormalPrior
+from ._curvature import (
+    DenseNormal,
+    RotatedNormal,
     dense_curvature,
     dense_size,
     diagonal_curvature,
     diagonal_size,
     kronecker_curvature,
     kronecker_size,
-    parts_of,
 )
-from .._inference import Problem, Record
-from .._likelihoods import Bernoulli, Categorical, Gaussian
-from .._numpyro import is_distribution
-from .._priors import NormalPrior
-from .._unknowns import Unknowns
-from ._map import MAP, Optimised
+from ._gauss_newton import AroundMode, Part, block_size, parts_of
+from ._training import MAP, Optimised
 
 Structure = Literal["full", "diagonal", "kronecker", "last_layer"]
 Predictive = Literal["linearised", "probit", "sampled"]
@@ -41,6 +38,8 @@ _CURVATURES: dict[Structure, Any] = {
     "diagonal": (diagonal_curvature, diagonal_size),
 }
 _MOST_BYTES = 4 * 2**30
+# By which a prior scale that is tuned may change.
+_MOST_FACTOR = 1e6
 
 
 class LaplacePosterior(Module):
@@ -53,7 +52,7 @@ class LaplacePosterior(Module):
     """
 
     mode: Float[Array, " d"]
-    normal: Normal
+    normal: DenseNormal | RotatedNormal
     log_evidence: Float[Array, ""]
     prior_scale: Float[Array, ""] | None
 
@@ -259,13 +258,49 @@ def _tuned(
     num = parameters[-1].stop
     squared_distance = jnp.sum((mode[:num] - prior.loc) ** 2)
     eigenvalues = curvature.likelihood_eigenvalues(before**-2)
-    scale = best_prior_scale(eigenvalues, squared_distance, num, before)
+    scale = _best_prior_scale(eigenvalues, squared_distance, num, before)
     added = scale**-2 - before**-2
     return scale, added, num * jnp.log(before / scale) - squared_distance * added / 2
 
 
+def _best_prior_scale(
+    eigenvalues: Float[Array, " k"],
+    squared_distance: Float[Array, ""],
+    num_parameters: int,
+    scale: Float[Array, ""],
+) -> Float[Array, ""]:
+    """Maximises the log evidence of Laplace by the scale `s` of the prior, at a fixed mode.
+
+    With `t = s**-2`, the derivative of the log evidence by `log t` is
+    `(p - t q - sum_i t / (e_i + t)) / 2` (MacKay, 1992, "Bayesian Interpolation"). It only falls,
+    so that bisection finds its root.
+
+    **Arguments:**
+
+    - `eigenvalues`: the `e_i`, those of the likelihood's curvature.
+    - `squared_distance`: `q`, of the mode from the centre of the prior.
+    - `num_parameters`: `p`, how many have the prior.
+    - `scale`: what it was. The one found is at most a million times more or less.
+    """
+    eigenvalues = jnp.maximum(eigenvalues, 0)
+    width = 2 * math.log(_MOST_FACTOR)
+
+    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        middle = (low + high) / 2
+        precision = jnp.exp(middle)
+        kept = jnp.sum(precision / (eigenvalues + precision))
+        is_rising = num_parameters - precision * squared_distance - kept > 0
+        return jnp.where(is_rising, middle, low), jnp.where(is_rising, high, middle)
+
+    start = -2 * jnp.log(scale)
+    num_halvings = jnp.finfo(start.dtype).nmant + 6
+    low, high = jax.lax.fori_loop(0, num_halvings, halve, (start - width, start + width))
+    return jnp.exp(-(low + high) / 4)
+
+
 def _of_outputs(
-    around: AroundMode, normal: Normal, x: Any
+    around: AroundMode, normal: DenseNormal | RotatedNormal, x: Any
 ) -> tuple[Float[Array, "B C"], Float[Array, "B C C"]]:
     """Mean and covariance of the outputs of the linearised network."""
 

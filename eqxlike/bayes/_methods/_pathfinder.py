@@ -9,8 +9,8 @@ import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._numbers import whole_number
-from .._blackjax import blackjax
 from .._inference import Method, Problem, Record
+from .._libraries import blackjax
 
 # A line search that needs more gradients than these has lost its way.
 _MOST_GRADIENTS = 30

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
 from ..._numbers import whole_number
-from ._scores import check_classification
+from ._scores import checked_classes
 
 Equal = Literal["width", "mass"]
 
@@ -95,9 +95,8 @@ def ece(
 def _bin_sums(
     probabilities: Float[Array, "N C"], labels: Int[Array, " N"], num_bins: int, equal: Equal
 ) -> tuple[Array, Array, Array, Array]:
-    check_classification(probabilities, labels, "probabilities")
+    probabilities, labels = checked_classes(probabilities, labels, "probabilities")
     num_bins = whole_number(num_bins, "num_bins")
-    probabilities, labels = jnp.asarray(probabilities), jnp.asarray(labels)
     dtype = probabilities.dtype
     confidence = jnp.max(probabilities, axis=-1)
     is_right = (jnp.argmax(probabilities, axis=-1) == labels).astype(dtype)

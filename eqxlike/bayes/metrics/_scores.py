@@ -7,9 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ..._numbers import whole_number
-from .._library_rules import as_libraries_compute
+from .._libraries import as_libraries_compute, is_normal
 from .._mixtures import Mixture
-from .._numpyro import distributions
 
 # --- The log predictive density, the one measure for predictions of every kind ---
 
@@ -35,7 +34,7 @@ def nll(prediction: Any, y: Array) -> Float[Array, ""]:
     >>> round(float(jax.jit(nll)(mixture, jnp.array([0, 1]))), 4)
     1.3863
     """
-    if not is_distribution(prediction):
+    if not _has_log_prob(prediction):
         raise TypeError(
             "nll expects a prediction with a method `log_prob`, such as a `bayes.Mixture`; got "
             f"{type(prediction).__name__}. Write `nll(prediction, y)`."
@@ -91,7 +90,7 @@ def crps(
     >>> round(float(jax.jit(crps)(jnp.array([1.0]), mixture)), 4)
     0.5582
     """
-    check_array(y, "y", "crps(y, prediction)")
+    _check_array(y, "y", "crps(y, prediction)")
     y = jnp.asarray(y)
     if isinstance(prediction, Mixture):
         components = prediction.components
@@ -100,7 +99,7 @@ def crps(
                 f"crps expects a mixture over arrays of the shape of y; got {y.shape} and batch "
                 f"shape {prediction.batch_shape}."
             )
-        if _is_normal(components):
+        if is_normal(components):
             with as_libraries_compute():
                 mean, variance = (
                     jnp.broadcast_to(moment, components.batch_shape)
@@ -123,13 +122,6 @@ def crps(
     weights = (2 * jnp.arange(size) - size + 1).astype(dtype)
     spread = jnp.tensordot(weights, jnp.sort(draws, axis=0), axes=1) / size**2
     return jnp.mean(jnp.mean(jnp.abs(draws - y[None]), axis=0) - spread)
-
-
-def _is_normal(components: Any) -> bool:
-    dist = distributions()
-    if isinstance(components, dist.ExpandedDistribution):
-        components = components.base_dist
-    return isinstance(components, dist.Normal)
 
 
 # Jitted, so that a call outside jit does not compile the loop again.
@@ -186,9 +178,8 @@ def accuracy(scores: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Arr
     >>> float(accuracy(jnp.array([[0.9, 0.1], [0.2, 0.8]]), jnp.array([0, 0])))
     0.5
     """
-    check_classification(scores, labels, "scores")
-    scores = jnp.asarray(scores)
-    return jnp.mean(jnp.argmax(scores, axis=-1) == jnp.asarray(labels), dtype=scores.dtype)
+    scores, labels = checked_classes(scores, labels, "scores")
+    return jnp.mean(jnp.argmax(scores, axis=-1) == labels, dtype=scores.dtype)
 
 
 def brier(probabilities: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Array, ""]:
@@ -210,8 +201,7 @@ def brier(probabilities: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float
     >>> float(brier(jnp.array([[0.5, 0.5], [1.0, 0.0]]), jnp.array([0, 0])))
     0.25
     """
-    check_classification(probabilities, labels, "probabilities")
-    probabilities = jnp.asarray(probabilities)
+    probabilities, labels = checked_classes(probabilities, labels, "probabilities")
     truth = jax.nn.one_hot(labels, probabilities.shape[1], dtype=probabilities.dtype)
     return jnp.mean(jnp.sum((probabilities - truth) ** 2, axis=-1))
 
@@ -234,8 +224,8 @@ def rmse(y: Float[Array, "*N"], prediction: Float[Array, "*N"]) -> Float[Array, 
     >>> float(rmse(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])))
     2.0
     """
-    check_same_shape("rmse(y, prediction.mean)", y=y, prediction=prediction)
-    return jnp.sqrt(jnp.mean((jnp.asarray(y) - jnp.asarray(prediction)) ** 2))
+    y, prediction = _of_one_shape("rmse(y, prediction.mean)", y=y, prediction=prediction)
+    return jnp.sqrt(jnp.mean((y - prediction) ** 2))
 
 
 def coverage(
@@ -257,8 +247,7 @@ def coverage(
     0.75
     """
     call = "coverage(y, *prediction.interval(0.9))"
-    check_same_shape(call, y=y, lower=lower, upper=upper)
-    y, lower, upper = jnp.asarray(y), jnp.asarray(lower), jnp.asarray(upper)
+    y, lower, upper = _of_one_shape(call, y=y, lower=lower, upper=upper)
     return jnp.mean((lower <= y) & (y <= upper), dtype=y.dtype)
 
 
@@ -277,48 +266,59 @@ def sharpness(lower: Float[Array, "*N"], upper: Float[Array, "*N"]) -> Float[Arr
     >>> float(sharpness(jnp.zeros(2), jnp.array([1.0, 3.0])))
     2.0
     """
-    check_same_shape("sharpness(*prediction.interval(0.9))", lower=lower, upper=upper)
-    return jnp.mean(jnp.asarray(upper) - jnp.asarray(lower))
+    call = "sharpness(*prediction.interval(0.9))"
+    lower, upper = _of_one_shape(call, lower=lower, upper=upper)
+    return jnp.mean(upper - lower)
 
 
 # --- Checks of what metrics are given ---
 
 
-def check_array(value: Any, name: str, call: str) -> None:
+def checked_classes(
+    scores: Float[Array, "N C"], labels: Int[Array, " N"], name: str
+) -> tuple[Float[Array, "N C"], Int[Array, " N"]]:
+    """Scores and labels as arrays.
+
+    **Raises:** `ValueError` for other shapes, or labels that are no integers; `TypeError` for a
+    prediction.
+    """
+    _check_array(scores, name, "prediction.probabilities")
+    scores, labels = jnp.asarray(scores), jnp.asarray(labels)
+    if scores.ndim != 2 or labels.shape != scores.shape[:1]:
+        raise ValueError(
+            f"Expected {name} of shape (N, C) and labels of shape (N,), got {scores.shape} and "
+            f"{labels.shape}."
+        )
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ValueError(f"Expected integer labels, got dtype {labels.dtype}.")
+    return scores, labels
+
+
+def _of_one_shape(call: str, /, **values: Array) -> list[Array]:
+    """Values as arrays.
+
+    **Arguments:**
+
+    - `call`: how the function is called with parts of a prediction.
+
+    **Raises:** `ValueError` unless all have one shape; `TypeError` for a prediction.
+    """
+    for name, value in values.items():
+        _check_array(value, name, call)
+    arrays = {name: jnp.asarray(value) for name, value in values.items()}
+    if len({array.shape for array in arrays.values()}) != 1:
+        listed = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise ValueError(f"Expected arrays of one shape, got {listed}.")
+    return list(arrays.values())
+
+
+def _check_array(value: Any, name: str, call: str) -> None:
     """Raises `TypeError` for a distribution, such as a prediction, in the place of an array."""
-    if is_distribution(value):
+    if _has_log_prob(value):
         raise TypeError(
             f"Expected an array as {name}, got a {type(value).__name__}: write `{call}`."
         )
 
 
-def is_distribution(value: Any) -> bool:
+def _has_log_prob(value: Any) -> bool:
     return callable(getattr(value, "log_prob", None))
-
-
-def check_same_shape(call: str, /, **arrays: Array) -> None:
-    """Raises `ValueError` unless all arrays have one shape, `TypeError` for a prediction.
-
-    `call` is how the function is called with parts of a prediction.
-    """
-    for name, array in arrays.items():
-        check_array(array, name, call)
-    shapes = {name: jnp.shape(array) for name, array in arrays.items()}
-    if len(set(shapes.values())) != 1:
-        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"Expected arrays of one shape, got {listed}.")
-
-
-def check_classification(scores: Array, labels: Array, name: str) -> None:
-    """Raises `ValueError` unless there are scores `(N, C)` and integer labels `(N,)`, `TypeError`
-    for a prediction.
-    """
-    check_array(scores, name, "prediction.probabilities")
-    shape, label_shape = jnp.shape(scores), jnp.shape(labels)
-    if len(shape) != 2 or label_shape != shape[:1]:
-        raise ValueError(
-            f"Expected {name} of shape (N, C) and labels of shape (N,), got {shape} and "
-            f"{label_shape}."
-        )
-    if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
-        raise ValueError(f"Expected integer labels, got dtype {jnp.result_type(labels)}.")

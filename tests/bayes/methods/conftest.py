@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from eqxlike.bayes._library_rules import as_libraries_compute
+from eqxlike.bayes._libraries import as_libraries_compute
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,12 +14,12 @@ from scipy.special import softmax
 
 import eqxlike as eqx
 from eqxlike import ad, bayes, nn
-from eqxlike.bayes._curvature import _gauss_newton
-from eqxlike.bayes._curvature._structure import positive_cholesky
-from eqxlike.bayes._inference._chains import Chains
 from eqxlike.bayes._inference._fitted import fitted_from
-from eqxlike.bayes._library_rules import as_libraries_compute
-from eqxlike.bayes._methods._map import Optimised
+from eqxlike.bayes._inference._method import Chains
+from eqxlike.bayes._libraries import as_libraries_compute
+from eqxlike.bayes._methods import _gauss_newton
+from eqxlike.bayes._methods._curvature import positive_cholesky
+from eqxlike.bayes._methods._training import Optimised
 from tests.bayes.methods.cases import LINEAR, covariance_of
 
 NEW = np.random.default_rng(5).normal(size=(4, 2))

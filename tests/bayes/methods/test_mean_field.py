@@ -12,7 +12,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import bayes, nn
-from eqxlike.bayes._methods._mean_field import Normals, _kl
+from eqxlike.bayes._methods._variational import Normals, _kl
 from tests.bayes.methods.cases import LINEAR, X, Y, small_target
 
 ESTIMATORS = ["local", "flipout", "weights"]

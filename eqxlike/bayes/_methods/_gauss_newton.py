@@ -1,8 +1,9 @@
-"""The generalised Gauss-Newton matrix of the likelihood, as sums over examples.
+"""Second derivatives of a log density at its mode, by likelihood and by prior.
 
-It is `sum_n J_n^T L_n J_n`, with `J_n` the Jacobian of the outputs for an example and `L_n` the
-Hessian of minus its log density in the outputs: the Hessian but for the curvature of the network
-(Schraudolph, 2002, "Fast Curvature Matrix-Vector Products for Second-Order Gradient Descent").
+The generalised Gauss-Newton matrix of the likelihood is `sum_n J_n^T L_n J_n`, with `J_n` the
+Jacobian of the outputs for an example and `L_n` the Hessian of minus its log density in the
+outputs: the Hessian but for the curvature of the network (Schraudolph, 2002, "Fast Curvature
+Matrix-Vector Products for Second-Order Gradient Descent").
 """
 
 import math
@@ -18,6 +19,7 @@ from jaxtyping import Array, Float
 from ... import ad
 from ..._module import Module, field
 from .._inference import Problem
+from .._posterior import output_of, struct_of_example
 
 # --- Where each array of unknowns stands in their vector ---
 
@@ -86,10 +88,8 @@ class AroundMode(Module):
 
     def place(self, kind: str) -> slice:
         """Where the unknowns of the model, the likelihood or the prior stand among the `k`."""
-        kinds = np.repeat([part.kind for part in self.parts], [part.size for part in self.parts])
-        before = {"model": (), "likelihood": ("model",), "prior": ("model", "likelihood")}[kind]
-        start = int(np.isin(kinds, before).sum())
-        return slice(start, start + int((kinds == kind).sum()))
+        found = [self.offset(part) for part in self.parts if part.kind == kind]
+        return slice(found[0].start, found[-1].stop) if found else slice(0, 0)
 
     def offset(self, part: Part) -> slice:
         """Where those of one array stand among the `k`."""
@@ -104,12 +104,7 @@ class AroundMode(Module):
     def output(self) -> jax.ShapeDtypeStruct:
         """The shape and dtype of what the network returns for one input."""
         target = self.problem.target
-
-        def of_first() -> Any:
-            network = target.model(self.problem.unknowns(self.mode))
-            return network(jtu.tree_map(lambda leaf: leaf[0], target.data[0]))
-
-        return jax.eval_shape(of_first)
+        return output_of(target.network, struct_of_example(target.data[0]))
 
     # --- functions of what varies ---
 
@@ -149,11 +144,8 @@ def block_size(num_bytes: int, most: int) -> int:
     return max(1, min(most, _BLOCK_BYTES // max(1, num_bytes)))
 
 
-Rows = Float[Array, "r k"]
-
-
 def sum_over_rows(
-    around: AroundMode, of_rows: Callable[[Rows], Any]
+    around: AroundMode, of_rows: Callable[[Float[Array, "r k"]], Any]
 ) -> tuple[Any, Float[Array, "k m"]]:
     """Goes through the data in blocks, so that memory does not grow with their number.
 
@@ -169,35 +161,34 @@ def sum_over_rows(
     place = around.place("likelihood")
     own = around.centre[place]
 
-    def of_example(x: Any, y: Any) -> tuple[Array, Array, Array]:
+    def of_example(x: Any, y: Any) -> tuple[Array, Array]:
         jacobian, output = around.jacobian(x)
         hessian = _hessian(around, jnp.concatenate([output, own]), y)
         size = output.shape[0]
         columns = jacobian.T @ hessian[:size, size:]
         columns = columns.at[place].add(hessian[size:, size:])
-        return _root(hessian[:size, :size]) @ jacobian, columns, output
+        return _root(hessian[:size, :size]) @ jacobian, columns
 
     def of_block(first: Array) -> tuple[Any, Array]:
         index = first + jnp.arange(size)
         is_counted = (index < num).astype(around.mode.dtype)
         block = jtu.tree_map(lambda leaf: leaf[jnp.minimum(index, num - 1)], data)
-        rows, columns, _ = jax.vmap(of_example)(*block)
+        rows, columns = jax.vmap(of_example)(*block)
         rows = (rows * is_counted[:, None, None]).reshape(-1, rows.shape[-1])
         return of_rows(rows), jnp.einsum("b,bkm->km", is_counted, columns)
 
     one = jtu.tree_map(lambda leaf: leaf[0], data)
-    rows, columns, _ = jax.eval_shape(of_example, *one)
+    rows, columns = jax.eval_shape(of_example, *one)
     size = block_size(rows.dtype.itemsize * (2 * rows.size + columns.size), num)
     zero = jtu.tree_map(
         lambda struct: jnp.zeros(struct.shape, struct.dtype),
         jax.eval_shape(of_block, jnp.asarray(0)),
     )
-    starts = size * jnp.arange(math.ceil(num / size))
-    return jax.lax.scan(lambda total, first: (_sum(total, of_block(first)), None), zero, starts)[0]
 
+    def add(total: Any, first: Array) -> tuple[Any, None]:
+        return jtu.tree_map(jnp.add, total, of_block(first)), None
 
-def _sum(total: Any, other: Any) -> Any:
-    return jtu.tree_map(jnp.add, total, other)
+    return jax.lax.scan(add, zero, size * jnp.arange(math.ceil(num / size)))[0]
 
 
 def _hessian(around: AroundMode, outputs_and_own: Array, y: Any) -> Float[Array, "c c"]:
@@ -220,3 +211,43 @@ def _root(hessian: Float[Array, "C C"]) -> Float[Array, "C C"]:
         return jnp.sqrt(jnp.maximum(hessian, 0))
     values, vectors = jnp.linalg.eigh(hessian)
     return jnp.sqrt(jnp.maximum(values, 0))[:, None] * vectors.T
+
+
+# --- Second derivatives of minus the log prior, that of the link included ---
+
+
+def prior_hessian(around: AroundMode, place: slice) -> Float[Array, "n n"]:
+    """The Hessian by the unknowns of one place among those that vary."""
+    size = around.centre.shape[0]
+
+    def column(index: Array) -> Array:
+        return _product(around, jax.nn.one_hot(index, size, dtype=around.mode.dtype))[place]
+
+    batch_size = block_size(4 * around.mode.nbytes, place.stop - place.start)
+    return jax.lax.map(column, jnp.arange(place.start, place.stop), batch_size=batch_size)
+
+
+def prior_diagonal(around: AroundMode, part: Part) -> Float[Array, " n"]:
+    """The diagonal of the Hessian by the unknowns of one array."""
+    place = around.offset(part)
+    if not _is_elementwise(around, part):
+        return jnp.diagonal(prior_hessian(around, place))
+    return _product(around, jnp.zeros_like(around.centre).at[place].set(1))[place]
+
+
+def _product(around: AroundMode, vector: Float[Array, " k"]) -> Float[Array, " k"]:
+    gradient = jax.grad(around.negative_log_prior)
+    return jax.jvp(gradient, (around.centre,), (vector,))[1]
+
+
+def _is_elementwise(around: AroundMode, part: Part) -> bool:
+    """Whether the prior takes the numbers of an array as independent: its block is diagonal."""
+    if part.kind != "model":
+        return part.size == 1
+    unknowns = around.problem.unknowns(around.mode)
+    leaves = {
+        jtu.keystr(path).removeprefix("."): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        for path, leaf in jtu.tree_leaves_with_path(unknowns.model)
+    }
+    prior = around.problem.target.prior
+    return prior.of_leaf(part.path, leaves[part.path], unknowns.prior).event_shape == ()

@@ -1,61 +1,31 @@
-"""The structures of a curvature: dense, diagonal and Kronecker."""
+"""The curvature of a log density at its mode, in three structures: dense, diagonal and Kronecker.
 
-import abc
+A curvature is the Hessian of minus the log density, that of the prior included, as far as its
+structure keeps it. It may have eigenvalues that are not positive. `likelihood_eigenvalues` are the
+`e` such that of the precision of the `p` parameters of the model, which have a prior of one
+precision `t`, the log determinant is `sum(log(e + t))`. `normal` is the distribution with this
+precision and what is added to that of each parameter of the model.
+
+A normal distribution is one of `k` numbers around zero, by its precision. `scaled` makes draws of
+it from draws of the standard normal distribution; `whitened` makes of rows `J` rows `W` such that
+`W W^T` is the covariance of `J` times a draw.
+"""
+
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from ..._module import Module, field
-from ._gauss_newton import AroundMode, Part, sum_over_rows
-from ._prior_scale import prior_diagonal, prior_hessian
-
-
-class Normal(Module):
-    """A normal distribution of `k` numbers around zero, by its precision."""
-
-    @property
-    @abc.abstractmethod
-    def log_det_precision(self) -> Float[Array, ""]:
-        """The log determinant of the precision."""
-
-    @abc.abstractmethod
-    def scaled(self, noise: Float[Array, "S k"]) -> Float[Array, "S k"]:
-        """Draws, from draws of the standard normal distribution."""
-
-    @abc.abstractmethod
-    def whitened(self, rows: Float[Array, "r k"]) -> Float[Array, "r k"]:
-        """Rows `W` for rows `J`, such that `W W^T` is the covariance of `J` times a draw."""
-
-
-class Curvature(Module):
-    """The Hessian of minus the log density at the mode, as far as a structure keeps it.
-
-    The prior is part of it. It may have eigenvalues that are not positive.
-    """
-
-    @abc.abstractmethod
-    def likelihood_eigenvalues(self, prior_precision: Float[Array, ""]) -> Float[Array, " p"]:
-        """The eigenvalues `e`, such that of the precision of the `p` parameters of the model, which
-        have a prior of one precision `t`, the log determinant is `sum(log(e + t))`.
-        """
-
-    @abc.abstractmethod
-    def normal(self, added: Float[Array, ""]) -> Normal:
-        """The distribution with this precision.
-
-        **Arguments:**
-
-        - `added`: to the precision of each parameter of the model.
-        """
-
+from ._gauss_newton import AroundMode, Part, prior_diagonal, prior_hessian, sum_over_rows
 
 # --- The curvature of all unknowns that vary, with all correlations ---
 
 
-class DenseNormal(Normal):
+class DenseNormal(Module):
     """- `factor`: the Cholesky factor `L` of the precision `L L^T`."""
 
     factor: Float[Array, "k k"]
@@ -71,7 +41,7 @@ class DenseNormal(Normal):
         return solve_triangular(self.factor, rows.T, lower=True).T
 
 
-class DenseCurvature(Curvature):
+class DenseCurvature(Module):
     """- `matrix`: the Hessian, the parameters of the model first."""
 
     matrix: Float[Array, "k k"]
@@ -138,7 +108,7 @@ class Block(Module):
         return numbers
 
 
-class RotatedNormal(Normal):
+class RotatedNormal(Module):
     """A normal distribution in which the arrays are independent."""
 
     blocks: tuple[Block, ...]
@@ -173,7 +143,7 @@ def _divided(numbers: Float[Array, "r *shape"], block: Block) -> Float[Array, "r
     return numbers / jnp.sqrt(block.values)[None]
 
 
-class RotatedCurvature(Curvature):
+class RotatedCurvature(Module):
     """The blocks of the Hessian, with eigenvalues of any sign, in the order of the vector."""
 
     blocks: tuple[Block, ...]
@@ -294,7 +264,7 @@ def _bases(around: AroundMode) -> list[Factors | None]:
 
     def iterate(_: Any, factors: Any) -> Any:
         sums, _ = sum_over_rows(around, lambda rows: of_rows(rows, factors))
-        return jax.tree_util.tree_map(_normalised, sums)
+        return jtu.tree_map(_normalised, sums)
 
     factors = [
         None
@@ -303,7 +273,7 @@ def _bases(around: AroundMode) -> list[Factors | None]:
         for shape in shapes
     ]
     factors = jax.lax.fori_loop(0, _POWER_ITERATIONS, iterate, factors)
-    return jax.tree_util.tree_map(lambda factor: jnp.linalg.eigh(factor)[1], factors)
+    return jtu.tree_map(lambda factor: jnp.linalg.eigh(factor)[1], factors)
 
 
 def _normalised(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:

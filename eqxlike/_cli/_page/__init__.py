@@ -1,3 +1,0 @@
-"""The demo's report as one page."""
-
-from ._page import page_of as page_of

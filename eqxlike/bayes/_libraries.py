@@ -1,0 +1,163 @@
+"""What `bayes` takes from NumPyro and BlackJAX: distributions, Markov chains, and links.
+
+A link is a bijection from linked space, all numbers, to the support of a distribution. A density of
+`x` becomes one of `u`, where `x = t(u)`, by the factor `|det dx/du|`.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .._numbers import check_scale
+
+
+def distributions() -> Any:
+    """The module `numpyro.distributions`.
+
+    **Raises:** `ImportError` that says how to install it.
+    """
+    what = "Priors, likelihoods and inference take their distributions from NumPyro"
+    return _imported("numpyro.distributions", what)
+
+
+def blackjax() -> Any:
+    """The module `blackjax`.
+
+    **Raises:** `ImportError` that says how to install it.
+    """
+    return _imported("blackjax", "Markov chains come from BlackJAX")
+
+
+def _imported(name: str, what: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{what}: `pip install 'eqxlike[bayes]'`.") from error
+
+
+@contextlib.contextmanager
+def as_libraries_compute() -> Iterator[None]:
+    """Lets NumPyro, BlackJAX and Optax mix dtypes and ranks and carry keys through loops, as they
+    do inside, in a program that allows none of it.
+    """
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.debug_key_reuse(False),
+    ):
+        yield
+
+
+# --- Distributions ---
+
+
+def summed_log_prob(distribution: Any, value: Array) -> Float[Array, ""]:
+    """The log density of all numbers of `value` together."""
+    with as_libraries_compute():
+        return distribution.log_prob(value).sum()
+
+
+def is_distribution(value: Any) -> bool:
+    return isinstance(value, distributions().Distribution)
+
+
+# --- Links ---
+
+
+def constrained(distribution: Any, linked: Array) -> Array:
+    """`x = t(u)`, a value in the support of the distribution."""
+    with as_libraries_compute():
+        return _link_of(distribution)(linked)
+
+
+def unconstrained(distribution: Any, value: Array) -> Array:
+    """`u`, with `t(u) = x`: the inverse of `constrained`."""
+    with as_libraries_compute():
+        return _link_of(distribution).inv(value)
+
+
+def log_det_jacobian(distribution: Any, linked: Array) -> Float[Array, ""]:
+    """`log |det dx/du|`, summed over all values."""
+    link = _link_of(distribution)
+    with as_libraries_compute():
+        return link.log_abs_det_jacobian(linked, link(linked)).sum()
+
+
+def is_free(distribution: Any) -> bool:
+    """Whether both spaces are one: the link leaves its values as they are."""
+    return isinstance(_link_of(distribution), distributions().transforms.IdentityTransform)
+
+
+def is_normal(distribution: Any) -> bool:
+    """Whether its values are independent normals, be it one distribution for many of them."""
+    kinds = distributions()
+    if isinstance(distribution, kinds.ExpandedDistribution | kinds.Independent):
+        distribution = distribution.base_dist
+    return isinstance(distribution, kinds.Normal)
+
+
+def _link_of(distribution: Any) -> Any:
+    return distributions().biject_to(distribution.support)
+
+
+# --- Checks of the distributions that users give ---
+
+
+# Numbers in linked space as far out as float32 tells their images apart.
+_PROBES = (-8.0, 0.0, 8.0)
+
+
+def check_positive(value: Any, name: str) -> None:
+    """Raises `ValueError` unless `value` is a positive number, or a distribution over such."""
+    if not is_distribution(value):
+        check_scale(value, name)
+        return
+    _check_continuous(value, name)
+    shape = value.batch_shape + value.event_shape
+    if shape != ():
+        raise ValueError(f"{name} must be a distribution over one number, got shape {shape}.")
+    link = _link_of(value)
+    if not all(bool(link(jnp.array(probe)) > 0) for probe in _PROBES):
+        raise ValueError(
+            f"{name} is a scale, and must be a distribution over positive numbers, such as "
+            f"`Gamma(2.0, 1.0)`; the support of {type(value).__name__} is {value.support}."
+        )
+
+
+def check_prior(distribution: Any, name: str) -> None:
+    """Raises `ValueError` unless a distribution has a density over real numbers, whose integral is
+    finite; `TypeError` for something else.
+    """
+    check_distribution(distribution, name)
+    improper = distributions().ImproperUniform
+    base = getattr(distribution, "base_dist", distribution)
+    if isinstance(distribution, improper) or isinstance(base, improper):
+        raise ValueError(
+            f"{name} is improper: ImproperUniform has no integral, and with it the posterior may "
+            "have none. Take a wide `Normal` instead."
+        )
+    _check_continuous(distribution, name)
+
+
+def _check_continuous(distribution: Any, name: str) -> None:
+    try:
+        _link_of(distribution)
+    except NotImplementedError:
+        raise ValueError(
+            f"{name} must have a density over real numbers; the support of "
+            f"{type(distribution).__name__} is {distribution.support}."
+        ) from None
+
+
+def check_distribution(value: Any, name: str) -> None:
+    """Raises `TypeError` unless `value`, the argument `name`, is a distribution of NumPyro."""
+    if not is_distribution(value):
+        hint = f": call it, `{value.__name__}(...)`" if isinstance(value, type) else ""
+        raise TypeError(
+            f"{name} must be a distribution of `numpyro.distributions`, got {value!r}{hint}."
+        )

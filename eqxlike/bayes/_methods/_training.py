@@ -1,0 +1,515 @@
+"""Methods that train networks: MAP, ensembles, SWAG and dropout in predictions."""
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ..._numbers import positive_number, whole_number
+from ..._transforms import filter_eval_shape, filter_jit
+from ...nn import Dropout, inference_mode
+from .._inference import Method, Problem, Record, chosen
+from .._libraries import as_libraries_compute
+from .._posterior import Unknowns, nodes_of, num_examples, struct_of_example
+
+
+class Optimised(NamedTuple):
+    """A place, or what else descends, and what the optimiser keeps."""
+
+    place: Any
+    optimiser: Any
+
+
+class MAP(Method):
+    """The most probable unknowns, by gradient descent: what training with weight decay finds.
+
+    The density is that of unknowns in linked space. Draws are all alike, so predictions know no
+    epistemic uncertainty.
+
+    - `steps`: of the optimiser.
+    - `learning_rate`: of Adam (Kingma and Ba, 2015), falling to zero along a cosine.
+    - `optimiser`: one of Optax in its place, such as `optax.lbfgs()`.
+    - `batch_size`: examples in a step, drawn with replacement; all of them by default.
+
+    >>> from eqxlike import bayes
+    >>> method = bayes.MAP(steps=500, learning_rate=0.01)
+    """
+
+    steps: int = 2000
+    learning_rate: float = 0.01
+    optimiser: optax.GradientTransformation | None = None
+    batch_size: int | None = None
+
+    def __check_init__(self):
+        name = type(self).__name__
+        whole_number(self.steps, f"{name}: steps")
+        positive_number(self.learning_rate, f"{name}: learning_rate")
+        check_batch_size(self, self.batch_size)
+
+    def check(self, problem: Problem) -> None:
+        check_batch_size(self, self.batch_size, problem)
+
+    def doubts(self, problem: Problem) -> tuple[str, ...]:
+        names = ", ".join(problem.target.hyperprior_names())
+        if not names:
+            return ()
+        return (
+            f"the prior has unknowns of its own ({names}), and the density may have no highest "
+            "point: where a scale goes to zero with the parameters below it, it grows without end. "
+            "Fix the scale, or take a method that averages, such as `bayes.NUTS` or "
+            "`bayes.MeanField`.",
+        )
+
+    @property
+    def num_steps(self) -> int:
+        return self.steps
+
+    def init(self, problem: Problem, key: PRNGKeyArray) -> Optimised:
+        place = self.first_place(problem, key)
+        return Optimised(place, self._optimiser().init(place))
+
+    def first_place(self, problem: Problem, key: PRNGKeyArray) -> Float[Array, " d"]:
+        """Where descent begins."""
+        return problem.initial(key)
+
+    def step(
+        self, problem: Problem, state: Optimised, index: Array, key: PRNGKeyArray
+    ) -> tuple[Optimised, Record]:
+        state, value = descend(self._optimiser(), self.loss(problem, key), state)
+        return state, {"loss": value}
+
+    def loss(self, problem: Problem, key: PRNGKeyArray) -> Callable[[Array], Array]:
+        """What a step makes smaller, a function of the place: minus the log density, by example."""
+        batch = problem.batch(key, self.batch_size)
+        return lambda place: -problem.batch_log_density(place, batch) / problem.target.num_data
+
+    def finish(
+        self, problem: Problem, states: Optimised, records: Record, key: PRNGKeyArray
+    ) -> Float[Array, "c d"]:
+        return states.place
+
+    def sample(
+        self, problem: Problem, found: Array, num: int, key: PRNGKeyArray
+    ) -> Float[Array, "S d"]:
+        return jnp.broadcast_to(found, (num, found.shape[-1]))
+
+    def num_found(self, found: Any) -> int:
+        return 1
+
+    def diagnosed(self, problem: Problem, found: Array) -> dict[str, Any]:
+        # All data at once may be more than memory holds, where no step has them.
+        return {"rise": np.asarray(rise(problem, found))} if self.batch_size is None else {}
+
+    def _optimiser(self) -> optax.GradientTransformationExtraArgs:
+        schedule = optax.cosine_decay_schedule(self.learning_rate, self.steps)
+        return optax.with_extra_args_support(self.optimiser or optax.adam(schedule))
+
+
+def descend(
+    optimiser: optax.GradientTransformationExtraArgs,
+    loss: Callable[[Any], Array],
+    state: Optimised,
+) -> tuple[Optimised, Array]:
+    """One step of an optimiser: where it leads, and the loss before it."""
+    value, gradient = jax.value_and_grad(loss)(state.place)
+    updates, kept = optimiser.update(
+        gradient, state.optimiser, state.place, value=value, grad=gradient, value_fn=loss
+    )
+    place: Any = optax.apply_updates(state.place, updates)
+    return Optimised(place, kept), value
+
+
+def check_batch_size(method: Method, size: int | None, problem: Problem | None = None) -> None:
+    """Raises `ValueError` unless `size`, a field of `method`, is `None` or a number of examples.
+
+    **Arguments:**
+
+    - `problem`: whose data has to have as many.
+    """
+    if size is None:
+        return
+    name = f"{type(method).__name__}: batch_size"
+    whole_number(size, name)
+    if problem is not None and size > problem.target.num_data:
+        raise ValueError(
+            f"{name} is {size}, and the data has {problem.target.num_data} examples: give a "
+            "smaller one, or None for all of them."
+        )
+
+
+# --- Networks that are trained apart ---
+
+
+class DeepEnsemble(MAP):
+    """Networks that are trained from different initial parameters, together in one batch.
+
+    Their disagreement is the epistemic uncertainty (Lakshminarayanan, Pritzel and Blundell, 2017,
+    "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles").
+    Each begins with the parameters of the model shuffled within each array, which for an
+    initialiser that draws independent numbers is a draw of its own.
+
+    - `members`: how many networks.
+
+    The other fields are those of `bayes.MAP`.
+
+    >>> from eqxlike import bayes
+    >>> method = bayes.DeepEnsemble(members=10)
+    """
+
+    members: int = 5
+
+    def __check_init__(self):
+        whole_number(self.members, "DeepEnsemble: members")
+
+    @property
+    def num_chains(self) -> int:
+        return self.members
+
+    def first_place(self, problem: Problem, key: PRNGKeyArray) -> Float[Array, " d"]:
+        return problem.redrawn(key)
+
+    def sample(
+        self, problem: Problem, found: Array, num: int, key: PRNGKeyArray
+    ) -> Float[Array, "S d"]:
+        return chosen(found, num, key)
+
+    def num_found(self, found: Any) -> int:
+        return self.members
+
+
+# --- Networks that training wanders through ---
+
+
+class Moments(NamedTuple):
+    """What is kept of `n` places, of which the last `k` are the columns of a matrix.
+
+    - `count`: `n`.
+    - `mean`: their mean.
+    - `squares`: the sum of the squares of their distances from it.
+    - `deviations`: each of the last ones less the mean of those until then.
+    """
+
+    count: Array
+    mean: Float[Array, " d"]
+    squares: Float[Array, " d"]
+    deviations: Float[Array, "k d"]
+
+
+class Wandering(NamedTuple):
+    """A place, what the optimisers of the two phases keep, and the moments of places before."""
+
+    place: Float[Array, " d"]
+    training: Any
+    collecting: Any
+    moments: Moments
+
+
+class SWAG(MAP):
+    """Stochastic weight averaging, Gaussian: the mean and covariance of where training wanders.
+
+    After the steps of `bayes.MAP` come more at a learning rate that does not fall, in which the
+    noise of minibatches keeps the parameters moving about the optimum. Their mean, the variance of
+    each, and their last deviations are a normal distribution, half of whose covariance is diagonal
+    and half of low rank (Maddox et al., 2019, "A Simple Baseline for Bayesian Uncertainty in Deep
+    Learning"). It serves networks that are too large for anything but training. How wide it is
+    comes from `collect_learning_rate` and `batch_size` as much as from the posterior; with all
+    data in each step it has hardly any width.
+
+    - `steps`: of the optimiser before anything is collected.
+    - `learning_rate`: of Adam in those, falling to zero along a cosine.
+    - `optimiser`: one of Optax in its place.
+    - `batch_size`: examples in a step, drawn with replacement; `None` for all of them.
+    - `collect_steps`: the steps after those.
+    - `collect_every`: of how many of them the place is collected.
+    - `collect_learning_rate`: of Adam in them.
+    - `collect_optimiser`: one of Optax in its place, such as `optax.sgd(0.01)`.
+    - `rank`: how many deviations are kept.
+
+    >>> from eqxlike import bayes
+    >>> method = bayes.SWAG(batch_size=16, rank=10)
+    """
+
+    batch_size: int | None = 32
+    collect_steps: int = 2000
+    collect_every: int = 20
+    collect_learning_rate: float = 0.01
+    collect_optimiser: optax.GradientTransformation | None = None
+    rank: int = 20
+
+    def __check_init__(self):
+        whole_number(self.collect_every, "SWAG: collect_every")
+        whole_number(self.collect_steps, "SWAG: collect_steps")
+        whole_number(self.rank, "SWAG: rank", least=2)
+        positive_number(self.collect_learning_rate, "SWAG: collect_learning_rate")
+        if self.collect_steps < 2 * self.collect_every:
+            raise ValueError(
+                f"SWAG: collect_steps must be at least twice collect_every, got "
+                f"{self.collect_steps} and {self.collect_every}: one place has no covariance."
+            )
+
+    @property
+    def num_steps(self) -> int:
+        return self.steps + self.collect_steps
+
+    def init(self, problem: Problem, key: PRNGKeyArray) -> Wandering:
+        place, training = super().init(problem, key)
+        num_kept = min(self.rank, self.collect_steps // self.collect_every)
+        zeros = jnp.zeros_like(place)
+        deviations = jnp.zeros((num_kept, *place.shape), place.dtype)
+        moments = Moments(jnp.zeros((), jnp.int32), zeros, zeros, deviations)
+        return Wandering(place, training, self._collector().init(place), moments)
+
+    def step(
+        self, problem: Problem, state: Wandering, index: Array, key: PRNGKeyArray
+    ) -> tuple[Wandering, Record]:
+        loss = self.loss(problem, key)
+
+        def train() -> tuple[Wandering, Array]:
+            before = Optimised(state.place, state.training)
+            (place, training), value = descend(self._optimiser(), loss, before)
+            return state._replace(place=place, training=training), value
+
+        def collect() -> tuple[Wandering, Array]:
+            before = Optimised(state.place, state.collecting)
+            (place, collecting), value = descend(self._collector(), loss, before)
+            is_kept = (index - self.steps + 1) % self.collect_every == 0
+            moments = jax.lax.cond(
+                is_kept, lambda: _with_place(state.moments, place), lambda: state.moments
+            )
+            return state._replace(place=place, collecting=collecting, moments=moments), value
+
+        state, value = jax.lax.cond(index < self.steps, train, collect)
+        return state, {"loss": value}
+
+    def finish(
+        self, problem: Problem, states: Wandering, records: Record, key: PRNGKeyArray
+    ) -> Moments:
+        return jtu.tree_map(lambda each: each[0], states.moments)
+
+    def sample(
+        self, problem: Problem, found: Moments, num: int, key: PRNGKeyArray
+    ) -> Float[Array, "S d"]:
+        diagonal_key, key = jr.split(key)
+        rank, size = found.deviations.shape
+        spread = jnp.sqrt(found.squares / found.count / 2)
+        alone = spread * jr.normal(diagonal_key, (num, size), spread.dtype)
+        together = jr.normal(key, (num, rank), spread.dtype) @ found.deviations
+        return found.mean + alone + together / math.sqrt(2 * (rank - 1))
+
+    def num_found(self, found: Any) -> None:
+        """Draws are made without end."""
+
+    def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
+        """Nothing: the places that are averaged are not meant to be modes."""
+        return {}
+
+    def _collector(self) -> optax.GradientTransformationExtraArgs:
+        default = optax.adam(self.collect_learning_rate)
+        return optax.with_extra_args_support(self.collect_optimiser or default)
+
+
+def _with_place(moments: Moments, place: Float[Array, " d"]) -> Moments:
+    """Moments with one more place (Welford's update, which loses no digits to large means)."""
+    count = moments.count + 1
+    before = place - moments.mean
+    mean = moments.mean + before / count
+    after = place - mean
+    deviations = jnp.concatenate([moments.deviations[1:], after[None]])
+    return Moments(count, mean, moments.squares + before * after, deviations)
+
+
+# --- Dropout in predictions too ---
+
+
+class MCDropout(MAP):
+    """Training with dropout, and dropout that stays on in predictions.
+
+    What the networks that are left by different masks disagree on is the epistemic uncertainty
+    (Gal and Ghahramani, 2016, "Dropout as a Bayesian Approximation: Representing Model Uncertainty
+    in Deep Learning"). It costs no more than training, for a model that has dropout anyway. How
+    wide it is comes from the rate `p` of its layers, which no data changes: try some, and compare
+    the log density of examples that were held out.
+
+    The model has `nn.Dropout` in it, and is called by `model(x, key=key)`. In training each
+    example has masks of its own. A draw is one network, and has the same masks for all inputs;
+    with `noise=None` it is the one without dropout.
+
+    The fields are those of `bayes.MAP`. More `steps` serve dropout than a network without.
+
+    >>> import jax
+    >>> from eqxlike import bayes, nn
+    >>> key1, key2 = jax.random.split(jax.random.key(0))
+    >>> layers = [
+    ...     nn.Linear(1, 50, key=key1),
+    ...     nn.Lambda(jax.nn.relu),
+    ...     nn.Dropout(0.1),
+    ...     nn.Linear(50, "scalar", key=key2),
+    ... ]
+    >>> model, method = nn.Sequential(layers), bayes.MCDropout(steps=3000)
+    """
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        network = problem.target.network
+        rates = [layer.p for layer in nodes_of(Dropout, network)]
+        if not any(not isinstance(p, int | float) or p > 0 for p in rates):
+            raise ValueError(
+                f"MCDropout: {type(network).__name__} has no dropout. Add `nn.Dropout(p=0.1)`, for "
+                "instance before its last layer."
+            )
+        if not takes_key(network):
+            raise ValueError(
+                f"MCDropout calls the model by `model(x, key=key)`, and {type(network).__name__} "
+                "takes no `key`. Write `def __call__(self, x, *, key=None)`, and pass the key to "
+                "`nn.Dropout`."
+            )
+        x = struct_of_example(problem.target.data[0])
+        try:
+            filter_eval_shape(
+                lambda network, x: network(x, key=jr.key(0)), inference_mode(network, False), x
+            )
+        except RuntimeError as error:
+            raise ValueError(
+                f"MCDropout: the `key` of {type(network).__name__} does not reach its dropout: "
+                f"{error}"
+            ) from error
+
+    def loss(self, problem: Problem, key: PRNGKeyArray) -> Callable[[Array], Array]:
+        target = problem.target
+        batch_key, mask_key = jr.split(key)
+        x, y = problem.batch(batch_key, self.batch_size) or target.data
+        keys = jr.split(mask_key, num_examples(y, "MCDropout"))
+
+        def loss(place: Array) -> Array:
+            unknowns, log_det = target.constrain(problem.unflatten(place))
+            network = inference_mode(target.model(unknowns), False)
+
+            def of_one(x: Any, y: Any, key: PRNGKeyArray) -> Array:
+                return target.likelihood.log_prob(network(x, key=key), unknowns.likelihood, y)
+
+            log_prior = target.log_prior(unknowns) + log_det
+            return -jnp.mean(jax.vmap(of_one)(x, y, keys)) - log_prior / target.num_data
+
+        return problem.differentiable(loss)
+
+    def num_found(self, found: Any) -> None:
+        """New masks can be drawn without end."""
+
+    def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
+        """Nothing: what descends has masks in it, which the log density has not."""
+        return {}
+
+    def noise(self, num: int, key: PRNGKeyArray) -> Array:
+        return jr.bits(key, (num, 2), jnp.uint32)
+
+    def network(self, problem: Problem, unknowns: Unknowns) -> Any:
+        network = problem.target.model(unknowns)
+        if unknowns.noise is None:
+            return network
+        # A draw keeps its masks, whichever generator is the default by then.
+        key = jr.wrap_key_data(unknowns.noise, impl="threefry2x32")
+        network = inference_mode(network, False)
+        return lambda x: network(x, key=key)
+
+
+def takes_key(network: Any) -> bool:
+    """Whether a network can be called by `network(x, key=key)`."""
+    parameters = inspect.signature(network).parameters.values()
+    return any(each.name == "key" or each.kind is each.VAR_KEYWORD for each in parameters)
+
+
+# --- How far below a mode an optimiser ended ---
+
+
+_NUM_CLIMBS = 10
+# So many halvings of a length leave nothing of it in float32.
+_MOST_TRIALS = 30
+
+
+class _Climb(NamedTuple):
+    """Where the method of conjugate gradients stands, and by how much it has risen."""
+
+    place: Float[Array, " d"]
+    direction: Float[Array, " d"]
+    gradient: Float[Array, " d"]
+    length: Float[Array, ""]
+    risen: Float[Array, ""]
+
+
+class _Search(NamedTuple):
+    """The best of the lengths that were tried along a direction, and the next."""
+
+    count: Array
+    best: Float[Array, ""]
+    best_length: Float[Array, ""]
+    next_length: Float[Array, ""]
+    factor: Float[Array, ""]
+    goes_on: Array
+
+
+@as_libraries_compute()
+@filter_jit
+def rise(problem: Problem, places: Float[Array, "c d"]) -> Float[Array, " c"]:
+    """By how many nats ten steps of conjugate gradients raise the log density, from each place.
+
+    They are counted for each unknown, or for each example where those are fewer: of a normal
+    posterior a draw lies half a nat for each unknown below the mode. There is at least as much
+    between the place and the mode: nothing where an optimiser came to it, and, since no learning
+    rate keeps these steps short, much where one stopped before it.
+    """
+    num = min(problem.size, problem.target.num_data)
+    return jax.lax.map(lambda place: _climbed(problem, place).risen / num, places)
+
+
+def _climbed(problem: Problem, place: Float[Array, " d"]) -> _Climb:
+    """By the rule of Polak and Ribiere (Nocedal and Wright, 2006, "Numerical Optimization")."""
+
+    def climb(_: int, state: _Climb) -> _Climb:
+        value, gradient = jax.value_and_grad(problem.log_density)(state.place)
+        size = jnp.vdot(state.gradient, state.gradient)
+        kept = jnp.vdot(gradient, gradient - state.gradient) / jnp.where(size > 0, size, 1)
+        direction = gradient + jnp.maximum(kept, 0) * state.direction
+        direction = jnp.where(jnp.vdot(direction, gradient) > 0, direction, gradient)
+        size = jnp.linalg.norm(direction)
+        first = jnp.where(state.length > 0, state.length, 1 / jnp.where(size > 0, size, 1))
+        best, length = _searched(problem, state.place, direction, value, first)
+        place = state.place + length * direction
+        return _Climb(place, direction, gradient, length, state.risen + best - value)
+
+    zeros, zero = jnp.zeros_like(place), jnp.zeros((), place.dtype)
+    return jax.lax.fori_loop(0, _NUM_CLIMBS, climb, _Climb(place, zeros, zeros, zero, zero))
+
+
+def _searched(
+    problem: Problem, place: Array, direction: Array, value: Array, first: Array
+) -> tuple[Array, Array]:
+    """The greatest log density, and its length, of one doubled or halved while that helps."""
+
+    def attempt(state: _Search) -> _Search:
+        count, best, best_length, length, factor, _ = state
+        found = problem.log_density(place + length * direction).astype(best.dtype)
+        is_better = found > best
+        factor = jnp.where((count == 0) & is_better, 2.0, factor).astype(factor.dtype)
+        return _Search(
+            count + 1,
+            jnp.where(is_better, found, best),
+            jnp.where(is_better, length, best_length),
+            factor * length,
+            factor,
+            (count < _MOST_TRIALS) & (is_better | (best_length == 0)),
+        )
+
+    half = jnp.asarray(0.5, first.dtype)
+    begin = _Search(
+        jnp.zeros((), jnp.int32), value, jnp.zeros_like(first), first, half, jnp.asarray(True)
+    )
+    found = jax.lax.while_loop(lambda state: state.goes_on, attempt, begin)
+    return found.best, found.best_length
