@@ -172,7 +172,8 @@ def _copy(state: Any) -> Any:
 
 def _predictions(network: Any, x: jax.Array, key: jax.Array, num_samples: int) -> dict[str, Call]:
     """Predictions, the number of draws known when they are compiled."""
-    inner: Any = network_outputs.__wrapped__
+    predict: Any = network_outputs
+    inner = predict.__wrapped__
     arrays, static = partition(network, is_array)
     leaves, treedef = jtu.tree_flatten(arrays)
 
@@ -188,5 +189,5 @@ def _predictions(network: Any, x: jax.Array, key: jax.Array, num_samples: int) -
     return {
         FLAT: lambda: on_list(leaves, x, key),
         MODULE: lambda: on_module(arrays, x, key),
-        FILTERED: lambda: network_outputs(network, x, key, num_samples),
+        FILTERED: lambda: predict(network, x, key, num_samples),
     }

@@ -1,24 +1,22 @@
 """`demo`: Bayesian networks trained on real data, with what `filter_jit` costs beside them."""
 
 import argparse
-import contextlib
 import importlib.util
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from .._compilation_cache import CompilationCache, cache_compilations
+from .._compilation_cache import cache_compilations
 from .._numbers import whole_number_in
 from . import _data, _pictures, _report
 from ._compare import Output, compare, measure_dispatch
-from ._data import CommandError, Data
+from ._data import CommandError
 from ._evaluate import METHODS
-from ._models import SETTINGS, Settings, settings_for
+from ._models import SETTINGS, settings_for
 
 NEEDED = {
     "blackjax": "blackjax",
@@ -87,12 +85,16 @@ def run(options: argparse.Namespace) -> int:
     _require_extras()
     if options.quick:
         _compile_quickly()
-    with contextlib.ExitStack() as stack:
-        cache = None if options.cache is None else stack.enter_context(_opened(options.cache))
+    if options.cache is None:
+        return _run(options)
+    try:
+        opened = cache_compilations(options.cache)
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from None
+    with opened as cache:
         status = _run(options)
-        if cache is not None:
-            print(f"compiled programs, {cache}", flush=True)
-        return status
+        print(f"compiled programs, {cache}", flush=True)
+    return status
 
 
 def _compile_quickly() -> None:
@@ -103,13 +105,6 @@ def _compile_quickly() -> None:
     flags, level = os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level"
     if level not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {level}=0"
-
-
-def _opened(folder: pathlib.Path) -> CompilationCache:
-    try:
-        return cache_compilations(folder)
-    except (OSError, ValueError) as error:
-        raise CommandError(str(error)) from None
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -123,8 +118,13 @@ def _run(options: argparse.Namespace) -> int:
     is_interrupted = False
     try:
         for data in datasets:
+            start_s = time.perf_counter()
             settings = settings_for(data.name, steps=options.steps, is_quick=options.quick)
-            _run_one(data, settings, options.seed, outputs, methods)
+            # `outputs` has what is reached as it is reached, for Ctrl-C.
+            output = compare(data, settings, seed=options.seed, outputs=outputs, methods=methods)
+            if settings.rounds:
+                output.dispatch = measure_dispatch(data, output.bayesian, settings)
+            output.seconds = time.perf_counter() - start_s
     except KeyboardInterrupt:
         is_interrupted = True
     stopped = "interrupted" if is_interrupted else _how_it_ended(outputs)
@@ -140,20 +140,6 @@ def _run(options: argparse.Namespace) -> int:
     if is_interrupted:
         print("interrupted: the results are those of what was reached", file=sys.stderr)
     return STATUSES[stopped]
-
-
-def _run_one(
-    data: Data, settings: Settings, seed: int, outputs: dict[str, Output], methods: Sequence[str]
-) -> None:
-    """Trains and evaluates on one data set; keeps in `outputs` what is reached as it is reached.
-
-    **Raises:** `KeyboardInterrupt` if Ctrl-C came, in a training or elsewhere.
-    """
-    start_s = time.perf_counter()
-    output = compare(data, settings, seed=seed, outputs=outputs, methods=methods)
-    if settings.rounds:
-        output.dispatch = measure_dispatch(data, output.bayesian, settings)
-    output.seconds = time.perf_counter() - start_s
 
 
 def _how_it_ended(outputs: dict[str, Output]) -> str:

@@ -136,28 +136,10 @@ class Model(Module):
         return norm.logpdf(example.y, output, jnp.exp(self.log_noise))
 
 
-def bayesian_model(data: Data, settings: Settings, *, key: PRNGKeyArray) -> Model:
-    """The model of `data` over a Bayesian MLP."""
-    sizes = sizes_of(data, settings)
-    network = BayesianMLP(*sizes, jax.nn.silu, prior_scale=settings.prior_scale, key=key)
-    return Model(network, _first_log_noise(data))
-
-
-def plain_model(data: Data, settings: Settings, *, key: PRNGKeyArray) -> Model:
-    """The model of `data` over a plain MLP of the same architecture."""
-    network = MLP(*sizes_of(data, settings), jax.nn.silu, key=key)
-    return Model(network, _first_log_noise(data))
-
-
 def sizes_of(data: Data, settings: Settings) -> tuple[int, int | Literal["scalar"], int, int]:
     """The sizes of the networks: input, output, width and depth."""
     out_size = "scalar" if data.is_regression else data.num_classes
     return data.train.x.shape[1], out_size, settings.width_size, settings.depth
-
-
-def _first_log_noise(data: Data) -> Float[Array, ""] | None:
-    # The target is standardised, and at first all of it is noise: exp(0).
-    return jnp.zeros(()) if data.is_regression else None
 
 
 @filter_jit
@@ -220,9 +202,10 @@ def train_bayesian(data: Data, settings: Settings, *, seed: int) -> Training:
         )
 
     model_key, state_key = jax.random.split(jax.random.key(seed))
-    model = bayesian_model(data, settings, key=model_key)
+    sizes = sizes_of(data, settings)
+    network = BayesianMLP(*sizes, jax.nn.silu, prior_scale=settings.prior_scale, key=model_key)
     optimiser = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps))
-    state = train.TrainState.create(model, optimiser, key=state_key)
+    state = _first_state(data, network, optimiser, state_key)
     step = train.make_step(loss, optimiser)
     batches = _batches(data.train, settings.batch_size, seed)
     result = _fit(state, step, batches, settings.steps, f"{data.name}, Bayesian")
@@ -239,8 +222,8 @@ def train_plain(data: Data, settings: Settings, *, seed: int) -> Training:
 
     def new_state() -> train.TrainState:
         model_key, state_key = jax.random.split(jax.random.key(seed))
-        model = plain_model(data, settings, key=model_key)
-        return train.TrainState.create(model, optimiser, key=state_key)
+        network = MLP(*sizes_of(data, settings), jax.nn.silu, key=model_key)
+        return _first_state(data, network, optimiser, state_key)
 
     optimiser = optax.adamw(
         settings.plain_learning_rate, weight_decay=settings.weight_decay, mask=_is_weight
@@ -252,6 +235,17 @@ def train_plain(data: Data, settings: Settings, *, seed: int) -> Training:
         return Training(result, step, settings.steps)
     batches = _batches(data.train, settings.plain_batch_size, seed)
     return Training(_fit(new_state(), step, batches, best, label), step, best)
+
+
+def _first_state(
+    data: Data,
+    network: BayesianMLP | MLP,
+    optimiser: optax.GradientTransformation,
+    key: PRNGKeyArray,
+) -> train.TrainState:
+    # The target is standardised, and at first all of it is noise: exp(0).
+    log_noise = jnp.zeros(()) if data.is_regression else None
+    return train.TrainState.create(Model(network, log_noise), optimiser, key=key)
 
 
 def _fit(

@@ -28,7 +28,7 @@ from ._libraries import (
     unconstrained,
 )
 from ._likelihoods import Likelihood
-from ._priors import Prior, as_prior, fitted, prior_of_layers
+from ._priors import Prior, PriorOfLayers, as_prior, by_path, fitted
 
 Data = tuple[PyTree[Array], PyTree[Array]]
 
@@ -103,7 +103,9 @@ class Posterior(Module):
             )
         self.network = inference_mode(posterior_mean(model))
         self.initial_scales = posterior_scales(model) if is_random else None
-        self.prior = prior_of_layers(prior_scales(model)) if prior is None else as_prior(prior)
+        if prior is None:
+            prior = PriorOfLayers(by_path(prior_scales(model)))
+        self.prior = as_prior(prior)
         self.likelihood = likelihood
         self.data = check_data(data)
         if not self._arrays()[0]:
@@ -143,11 +145,8 @@ class Posterior(Module):
 
     def _structs(self) -> dict[str, jax.ShapeDtypeStruct]:
         arrays, rest = self._arrays()
-        marked = rest.merge_into(None, arrays)
-        return {
-            jtu.keystr(path).removeprefix("."): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-            for path, leaf in jtu.tree_leaves_with_path(marked)
-        }
+        leaves = by_path(rest.merge_into(None, arrays))
+        return {path: jax.ShapeDtypeStruct(each.shape, each.dtype) for path, each in leaves.items()}
 
     def _check_one(self, unknowns: Unknowns, is_linked: bool = False) -> None:
         """Raises `ValueError` if unknowns have other shapes than one draw has, such as a leading

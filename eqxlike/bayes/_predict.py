@@ -16,7 +16,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree, Shaped
 from .._numbers import whole_number
 from .._transforms import filter_eval_shape, filter_jit
 from ..nn import sample_posterior
-from ._inference import FittedPosterior
+from ._inference._fitted import FittedPosterior
 from ._libraries import as_libraries_compute, distributions, is_distribution
 from ._likelihoods import Likelihood
 from ._mixtures import CategoricalMixture, Mixture

@@ -17,6 +17,13 @@ from ._libraries import check_distribution, check_positive, distributions, is_di
 Leaves = Mapping[str, jax.ShapeDtypeStruct]
 """The unknown arrays of a model by their paths, such as `layers[0].weight`."""
 
+
+def by_path(tree: PyTree) -> dict[str, Any]:
+    """The leaves of a tree by their paths."""
+    leaves = jtu.tree_leaves_with_path(tree)
+    return {jtu.keystr(path).removeprefix("."): leaf for path, leaf in leaves}
+
+
 Hyperpriors = Mapping[str, Any]
 """Distributions by name, or further such mappings."""
 
@@ -264,12 +271,3 @@ class PriorOfLayers(Prior):
             )
         scale = self.scales[path].astype(leaf.dtype)
         return distributions().Normal(jnp.zeros((), leaf.dtype), scale)
-
-
-def prior_of_layers(scales: PyTree) -> PriorOfLayers:
-    """**Arguments:**
-
-    - `scales`: what `nn` says are the prior standard deviations of a model.
-    """
-    leaves = jtu.tree_leaves_with_path(scales)
-    return PriorOfLayers({jtu.keystr(path).removeprefix("."): leaf for path, leaf in leaves})

@@ -15,7 +15,8 @@ from jaxtyping import Int, PRNGKeyArray
 from .._numbers import whole_number
 from .._pytree import tree_at
 from .._transforms import filter_jit
-from ._inference import InferenceWarning, Method, Problem, inferred
+from ._inference._infer import InferenceWarning, inferred
+from ._inference._method import Method, Problem
 from ._posterior import Posterior
 
 

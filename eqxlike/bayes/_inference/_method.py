@@ -110,13 +110,11 @@ class Problem(Module):
         """
         initial_key, key = jr.split(key)
         linked = self.target.unconstrain(self.target.initial(key=initial_key))
-        leaves, treedef = jtu.tree_flatten(linked.model)
-        keys = jr.split(key, len(leaves))
-        shuffled = [
-            jr.permutation(key, leaf.reshape(-1)).reshape(leaf.shape)
-            for key, leaf in zip(keys, leaves, strict=True)
-        ]
-        model = jtu.tree_unflatten(treedef, shuffled)
+
+        def shuffled(key: PRNGKeyArray, leaf: Array) -> Array:
+            return jr.permutation(key, leaf.reshape(-1)).reshape(leaf.shape)
+
+        model = with_keys(shuffled, key, linked.model)
         return self.flatten(Unknowns(model, linked.likelihood, linked.prior))
 
     def spread(self, vector: Vector) -> Vector:
@@ -143,8 +141,8 @@ class Problem(Module):
         def drawn(key: PRNGKeyArray, leaf: Array) -> Array:
             return jr.uniform(key, leaf.shape, leaf.dtype, -2, 2)
 
-        likelihood, prior = _with_keys(drawn, others_key, others)
-        return self.flatten(Unknowns(_with_keys(moved, model_key, model), likelihood, prior))
+        likelihood, prior = with_keys(drawn, others_key, others)
+        return self.flatten(Unknowns(with_keys(moved, model_key, model), likelihood, prior))
 
 
 def _spread(leaf: Array) -> Array:
@@ -153,12 +151,13 @@ def _spread(leaf: Array) -> Array:
     return jnp.where(spread > 0, spread, 1)
 
 
-def _with_keys(function: Any, key: PRNGKeyArray, tree: Any) -> Any:
-    leaves, treedef = jtu.tree_flatten(tree)
-    keys = jr.split(key, max(1, len(leaves)))
-    return jtu.tree_unflatten(
-        treedef, [function(*pair) for pair in zip(keys, leaves, strict=False)]
-    )
+def with_keys(function: Any, key: PRNGKeyArray, tree: Any, *others: Any) -> Any:
+    """Maps over the leaves of trees of one structure, with a key for each."""
+    treedef = jtu.tree_structure(tree)
+    if not treedef.num_leaves:
+        return tree
+    keys = treedef.unflatten(list(jr.split(key, treedef.num_leaves)))
+    return jtu.tree_map(function, keys, tree, *others)
 
 
 State = Any
@@ -166,6 +165,11 @@ State = Any
 
 Record = Mapping[str, Shaped[Array, "..."]]
 """What is kept of a step, by name."""
+
+Step = tuple[State, Record]
+"""What a step returns."""
+
+Draws = Float[Array, "S d"]
 
 
 class Method(Module):
@@ -213,9 +217,7 @@ class Method(Module):
         """The state of a chain before its first step."""
 
     @abc.abstractmethod
-    def step(
-        self, problem: Problem, state: State, index: Array, key: PRNGKeyArray
-    ) -> tuple[State, Record]:
+    def step(self, problem: Problem, state: State, index: Array, key: PRNGKeyArray) -> Step:
         """One step of one chain.
 
         **Arguments:**
@@ -235,9 +237,7 @@ class Method(Module):
         return states
 
     @abc.abstractmethod
-    def sample(
-        self, problem: Problem, found: Any, num: int, key: PRNGKeyArray
-    ) -> Float[Array, "S d"]:
+    def sample(self, problem: Problem, found: Any, num: int, key: PRNGKeyArray) -> Draws:
         """Draws from the posterior, `S = num` of them.
 
         **Arguments:**

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from ... import ad
 from ..._module import Module, field
-from .._inference import Problem
+from .._inference._method import Problem
 from .._posterior import output_of, struct_of_example
 
 # --- Where each array of unknowns stands in their vector ---
@@ -244,10 +244,5 @@ def _is_elementwise(around: AroundMode, part: Part) -> bool:
     """Whether the prior takes the numbers of an array as independent: its block is diagonal."""
     if part.kind != "model":
         return part.size == 1
-    unknowns = around.problem.unknowns(around.mode)
-    leaves = {
-        jtu.keystr(path).removeprefix("."): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        for path, leaf in jtu.tree_leaves_with_path(unknowns.model)
-    }
-    prior = around.problem.target.prior
-    return prior.of_leaf(part.path, leaves[part.path], unknowns.prior).event_shape == ()
+    priors = around.problem.target.parameter_priors(around.problem.unknowns(around.mode))
+    return priors[part.path].event_shape == ()

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from ..._module import Module
 from ..._pytree import Which, path_matches
-from .._inference import Problem, Record
+from .._inference._method import Draws, Problem, Record
 from .._libraries import is_distribution
 from .._likelihoods import Bernoulli, Categorical, Gaussian
 from .._posterior import Unknowns
@@ -198,7 +198,7 @@ class Laplace(MAP):
 
     def sample(
         self, problem: Problem, found: LaplacePosterior, num: int, key: PRNGKeyArray
-    ) -> Float[Array, "S d"]:
+    ) -> Draws:
         around = self._around(problem, found)
         noise = jr.normal(key, (num, *around.centre.shape), found.mode.dtype)
         moved = around.centre[None] + found.normal.scaled(noise)

@@ -10,7 +10,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._numbers import positive_number, real_number, whole_number
-from .._inference import Method, Problem, Record, State, chosen
+from .._inference._method import Draws, Method, Problem, Record, State, Step, chosen
 from .._libraries import blackjax
 from ._training import DeepEnsemble, check_batch_size
 
@@ -49,15 +49,11 @@ class MarkovChain(Method):
     def thinning(self) -> int:
         return self.thin
 
-    def finish(
-        self, problem: Problem, states: State, records: Record, key: PRNGKeyArray
-    ) -> Float[Array, "n d"]:
+    def finish(self, problem: Problem, states: State, records: Record, key: PRNGKeyArray) -> Draws:
         draws = records["draw"]
         return draws.reshape(-1, draws.shape[-1])
 
-    def sample(
-        self, problem: Problem, found: Any, num: int, key: PRNGKeyArray
-    ) -> Float[Array, "S d"]:
+    def sample(self, problem: Problem, found: Any, num: int, key: PRNGKeyArray) -> Draws:
         return chosen(jnp.asarray(found), num, key)
 
     def num_found(self, found: Array) -> int:
@@ -118,7 +114,7 @@ class Hamiltonian(MarkovChain):
 
     def step(
         self, problem: Problem, state: HamiltonianState, index: Array, key: PRNGKeyArray
-    ) -> tuple[HamiltonianState, Record]:
+    ) -> Step:
         chain, info = self.move(
             key, state.chain, problem.log_density, state.step_size, state.inverse_mass_matrix
         )
@@ -356,7 +352,7 @@ class MCLMC(MarkovChain):
 
     def step(
         self, problem: Problem, state: MicrocanonicalState, index: Array, key: PRNGKeyArray
-    ) -> tuple[MicrocanonicalState, Record]:
+    ) -> Step:
         kernel = blackjax().mcmc.mclmc.build_kernel()
         tuned = state.inverse_mass_matrix, state.length, state.step_size
         chain, info = kernel(key, state.chain, self._density(problem), *tuned)
@@ -427,9 +423,7 @@ class StochasticGradient(MarkovChain):
         first = descent.init(problem, place_key)
         return jax.lax.fori_loop(0, self.descent_steps, one, first).place
 
-    def step(
-        self, problem: Problem, state: Place, index: Array, key: PRNGKeyArray
-    ) -> tuple[Place, Record]:
+    def step(self, problem: Problem, state: Place, index: Array, key: PRNGKeyArray) -> Step:
         batch_key, key = jr.split(key)
         batch = problem.batch(batch_key, self.batch_size)
         gradient = jax.grad(lambda place: problem.batch_log_density(place, batch))

@@ -9,7 +9,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._numbers import whole_number
-from .._inference import Method, Problem, Record
+from .._inference._method import Draws, Method, Problem, Record, Step
 from .._libraries import blackjax
 
 # A line search that needs more gradients than these has lost its way.
@@ -111,9 +111,7 @@ class Pathfinder(Method):
         best = jnp.argmax(jnp.where(is_place & jnp.isfinite(elbos), elbos, -jnp.inf))
         return weighted(key, jax.tree.map(lambda each: each[best], path), self.draws)
 
-    def step(
-        self, problem: Problem, state: WeightedDraws, index: Array, key: PRNGKeyArray
-    ) -> tuple[WeightedDraws, Record]:
+    def step(self, problem: Problem, state: WeightedDraws, index: Array, key: PRNGKeyArray) -> Step:
         return state, {}
 
     def finish(
@@ -126,9 +124,7 @@ class Pathfinder(Method):
         draws = states.draws.reshape(-1, states.draws.shape[-1])
         return Resampled(draws, jnp.exp(log_weights), log_evidence, pareto_k)
 
-    def sample(
-        self, problem: Problem, found: Resampled, num: int, key: PRNGKeyArray
-    ) -> Float[Array, "S d"]:
+    def sample(self, problem: Problem, found: Resampled, num: int, key: PRNGKeyArray) -> Draws:
         return found.draws[jr.choice(key, len(found.draws), (num,), p=found.probabilities)]
 
     def log_evidence(self, problem: Problem, found: Resampled) -> Float[Array, ""]:

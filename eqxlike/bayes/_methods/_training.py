@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ..._numbers import positive_number, whole_number
 from ..._transforms import filter_eval_shape, filter_jit
 from ...nn import Dropout, inference_mode
-from .._inference import Method, Problem, Record, chosen
+from .._inference._method import Draws, Method, Problem, Record, Step, chosen
 from .._libraries import as_libraries_compute
 from .._posterior import Unknowns, nodes_of, num_examples, struct_of_example
 
@@ -80,9 +80,7 @@ class MAP(Method):
         """Where descent begins."""
         return problem.initial(key)
 
-    def step(
-        self, problem: Problem, state: Optimised, index: Array, key: PRNGKeyArray
-    ) -> tuple[Optimised, Record]:
+    def step(self, problem: Problem, state: Optimised, index: Array, key: PRNGKeyArray) -> Step:
         state, value = descend(self._optimiser(), self.loss(problem, key), state)
         return state, {"loss": value}
 
@@ -96,9 +94,7 @@ class MAP(Method):
     ) -> Float[Array, "c d"]:
         return states.place
 
-    def sample(
-        self, problem: Problem, found: Array, num: int, key: PRNGKeyArray
-    ) -> Float[Array, "S d"]:
+    def sample(self, problem: Problem, found: Array, num: int, key: PRNGKeyArray) -> Draws:
         return jnp.broadcast_to(found, (num, found.shape[-1]))
 
     def num_found(self, found: Any) -> int:
@@ -176,9 +172,7 @@ class DeepEnsemble(MAP):
     def first_place(self, problem: Problem, key: PRNGKeyArray) -> Float[Array, " d"]:
         return problem.redrawn(key)
 
-    def sample(
-        self, problem: Problem, found: Array, num: int, key: PRNGKeyArray
-    ) -> Float[Array, "S d"]:
+    def sample(self, problem: Problem, found: Array, num: int, key: PRNGKeyArray) -> Draws:
         return chosen(found, num, key)
 
     def num_found(self, found: Any) -> int:
@@ -267,9 +261,7 @@ class SWAG(MAP):
         moments = Moments(jnp.zeros((), jnp.int32), zeros, zeros, deviations)
         return Wandering(place, training, self._collector().init(place), moments)
 
-    def step(
-        self, problem: Problem, state: Wandering, index: Array, key: PRNGKeyArray
-    ) -> tuple[Wandering, Record]:
+    def step(self, problem: Problem, state: Wandering, index: Array, key: PRNGKeyArray) -> Step:
         loss = self.loss(problem, key)
 
         def train() -> tuple[Wandering, Array]:
@@ -294,9 +286,7 @@ class SWAG(MAP):
     ) -> Moments:
         return jtu.tree_map(lambda each: each[0], states.moments)
 
-    def sample(
-        self, problem: Problem, found: Moments, num: int, key: PRNGKeyArray
-    ) -> Float[Array, "S d"]:
+    def sample(self, problem: Problem, found: Moments, num: int, key: PRNGKeyArray) -> Draws:
         diagonal_key, key = jr.split(key)
         rank, size = found.deviations.shape
         spread = jnp.sqrt(found.squares / found.count / 2)

@@ -17,9 +17,10 @@ from ..._dtypes import wider
 from ..._numbers import positive_number, whole_number
 from ...nn import Conv, Shared, kl_divergence, with_perturbation
 from ...nn._bayesian import Estimator, bayesian_from_parts, layers_with_estimators
-from .._inference import Problem, Record
+from .._inference._method import Draws, Problem, Record, Step, with_keys
 from .._libraries import is_free, is_normal
 from .._posterior import Unknowns, nodes_of, num_examples
+from .._priors import by_path
 from ._training import MAP, Optimised, descend, takes_key
 
 Model = TypeVar("Model", bound=Any)
@@ -206,9 +207,7 @@ class MeanField(MAP):
         place = Normals(problem.unflatten(mean), problem.unflatten(rho))
         return Optimised(place, self._optimiser().init(place))
 
-    def step(
-        self, problem: Problem, state: Optimised, index: Array, key: PRNGKeyArray
-    ) -> tuple[Optimised, Record]:
+    def step(self, problem: Problem, state: Optimised, index: Array, key: PRNGKeyArray) -> Step:
         weight = jnp.asarray(self.kl_weight, problem.dtype)
         if self.warm_up:
             done = (index + 1).astype(problem.dtype) / self.warm_up
@@ -270,9 +269,7 @@ class MeanField(MAP):
         mean, rho = jtu.tree_map(lambda leaf: leaf[0], states.place)
         return Normals(problem.flatten(mean), problem.flatten(rho))
 
-    def sample(
-        self, problem: Problem, found: Normals, num: int, key: PRNGKeyArray
-    ) -> Float[Array, "S d"]:
+    def sample(self, problem: Problem, found: Normals, num: int, key: PRNGKeyArray) -> Draws:
         noise = jr.normal(key, (num, problem.size), found.mean.dtype)
         return found.mean[None] + found.scale[None] * noise
 
@@ -289,16 +286,11 @@ def _drawn(place: Normals, key: PRNGKeyArray) -> Unknowns:
 
     Each array has a key of its own: what nothing asks for is not drawn.
     """
-    means, treedef = jtu.tree_flatten(place.mean)
-    rhos = jtu.tree_leaves(place.rho)
-    keys = jr.split(key, len(means))
-    return jtu.tree_unflatten(
-        treedef,
-        [
-            mean + jax.nn.softplus(rho) * jr.normal(key, mean.shape, mean.dtype)
-            for key, mean, rho in zip(keys, means, rhos, strict=True)
-        ],
-    )
+
+    def drawn(key: PRNGKeyArray, mean: Array, rho: Array) -> Array:
+        return mean + jax.nn.softplus(rho) * jr.normal(key, mean.shape, mean.dtype)
+
+    return with_keys(drawn, key, place.mean, place.rho)
 
 
 def _kl(problem: Problem, place: Normals, linked: Unknowns) -> Float[Array, ""]:
@@ -343,25 +335,21 @@ def _with_random_layers(
         treedef,
         [rho if is_free(prior) else None for prior, rho in zip(priors, rhos, strict=True)],
     )
-    is_covered = _by_path(layers_with_estimators(target.model(unknowns), rho_tree))
-    drawn = jtu.tree_leaves_with_path(unknowns.model)
+    is_covered = by_path(layers_with_estimators(target.model(unknowns), rho_tree))
+    drawn = by_path(unknowns.model).items()
     leaves = [
-        mean if is_covered[jtu.keystr(path)] else leaf
-        for (path, leaf), mean in zip(drawn, means, strict=True)
+        mean if is_covered[path] else leaf for (path, leaf), mean in zip(drawn, means, strict=True)
     ]
     tree = jtu.tree_unflatten(treedef, leaves)
     network = target.model(Unknowns(tree, unknowns.likelihood, unknowns.prior))
     return bayesian_from_parts(network, rho_tree, estimator, are_rhos=True)
 
 
-def _by_path(tree: PyTree) -> dict[str, Any]:
-    return {jtu.keystr(path): leaf for path, leaf in jtu.tree_leaves_with_path(tree)}
-
-
 def _with_own(problem: Problem, scale: Float[Array, " d"], own: PyTree) -> Float[Array, " d"]:
     """Standard deviations, with those that layers have in their places."""
-    linked, known = problem.unflatten(scale), _by_path(own)
-    model = jtu.tree_map_with_path(
-        lambda path, leaf: known.get(jtu.keystr(path), leaf).astype(leaf.dtype), linked.model
-    )
+    linked, known = problem.unflatten(scale), by_path(own)
+    leaves = [
+        known.get(path, leaf).astype(leaf.dtype) for path, leaf in by_path(linked.model).items()
+    ]
+    model = jtu.tree_unflatten(jtu.tree_structure(linked.model), leaves)
     return problem.flatten(Unknowns(model, linked.likelihood, linked.prior))

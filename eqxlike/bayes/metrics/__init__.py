@@ -1,12 +1,12 @@
 """Measures of predictions: how good they are, and whether their probabilities hold."""
 
-from ._calibration import CalibrationBins as CalibrationBins
-from ._calibration import calibration_bins as calibration_bins
-from ._calibration import ece as ece
+from ._classes import CalibrationBins as CalibrationBins
+from ._classes import accuracy as accuracy
+from ._classes import brier as brier
+from ._classes import calibration_bins as calibration_bins
+from ._classes import ece as ece
 from ._psis_loo import LeaveOneOut as LeaveOneOut
 from ._psis_loo import psis_loo as psis_loo
-from ._scores import accuracy as accuracy
-from ._scores import brier as brier
 from ._scores import coverage as coverage
 from ._scores import crps as crps
 from ._scores import nll as nll

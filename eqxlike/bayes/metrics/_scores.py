@@ -1,10 +1,10 @@
-"""Scores of predictions."""
+"""Scores of predictions of every kind, and of predictions of numbers."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._numbers import whole_number
 from .._libraries import as_libraries_compute, is_normal
@@ -90,7 +90,7 @@ def crps(
     >>> round(float(jax.jit(crps)(jnp.array([1.0]), mixture)), 4)
     0.5582
     """
-    _check_array(y, "y", "crps(y, prediction)")
+    check_array(y, "y", "crps(y, prediction)")
     y = jnp.asarray(y)
     if isinstance(prediction, Mixture):
         components = prediction.components
@@ -156,54 +156,6 @@ def _draws(components: Any, key: PRNGKeyArray | None, num_draws: int) -> Float[A
     with as_libraries_compute():
         draws = components.sample(key, (each,))
     return draws.reshape(each * num_components, *shape)
-
-
-# --- Measures of predictions of classes. `N` is the number of examples, `C` that of classes ---
-
-
-def accuracy(scores: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Array, ""]:
-    """The fraction of examples whose greatest score is at the label.
-
-    **Arguments:**
-
-    - `scores`: logits or probabilities, shape `(N, C)`.
-    - `labels`: integers from 0 to C - 1, shape `(N,)`.
-
-    **Returns:** shape `()`, between 0 and 1.
-
-    **Raises:** `ValueError` for other shapes, or labels that are no integers; `TypeError` for a
-    prediction, which has `probabilities`.
-
-    >>> import jax.numpy as jnp
-    >>> float(accuracy(jnp.array([[0.9, 0.1], [0.2, 0.8]]), jnp.array([0, 0])))
-    0.5
-    """
-    scores, labels = checked_classes(scores, labels, "scores")
-    return jnp.mean(jnp.argmax(scores, axis=-1) == labels, dtype=scores.dtype)
-
-
-def brier(probabilities: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Array, ""]:
-    """The Brier score: the squared distance `sum_c (p_c - 1[c = y])^2` from the label.
-
-    Brier (1950), "Verification of Forecasts Expressed in Terms of Probability".
-
-    **Arguments:**
-
-    - `probabilities`: shape `(N, C)`.
-    - `labels`: integers from 0 to C - 1, shape `(N,)`.
-
-    **Returns:** the mean over the examples, shape `()`, between 0 and 2; lower is better.
-
-    **Raises:** `ValueError` for other shapes, or labels that are no integers; `TypeError` for a
-    prediction, which has `probabilities`.
-
-    >>> import jax.numpy as jnp
-    >>> float(brier(jnp.array([[0.5, 0.5], [1.0, 0.0]]), jnp.array([0, 0])))
-    0.25
-    """
-    probabilities, labels = checked_classes(probabilities, labels, "probabilities")
-    truth = jax.nn.one_hot(labels, probabilities.shape[1], dtype=probabilities.dtype)
-    return jnp.mean(jnp.sum((probabilities - truth) ** 2, axis=-1))
 
 
 # --- Measures of predictions of numbers. `N` is the number of examples ---
@@ -274,26 +226,6 @@ def sharpness(lower: Float[Array, "*N"], upper: Float[Array, "*N"]) -> Float[Arr
 # --- Checks of what metrics are given ---
 
 
-def checked_classes(
-    scores: Float[Array, "N C"], labels: Int[Array, " N"], name: str
-) -> tuple[Float[Array, "N C"], Int[Array, " N"]]:
-    """Scores and labels as arrays.
-
-    **Raises:** `ValueError` for other shapes, or labels that are no integers; `TypeError` for a
-    prediction.
-    """
-    _check_array(scores, name, "prediction.probabilities")
-    scores, labels = jnp.asarray(scores), jnp.asarray(labels)
-    if scores.ndim != 2 or labels.shape != scores.shape[:1]:
-        raise ValueError(
-            f"Expected {name} of shape (N, C) and labels of shape (N,), got {scores.shape} and "
-            f"{labels.shape}."
-        )
-    if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise ValueError(f"Expected integer labels, got dtype {labels.dtype}.")
-    return scores, labels
-
-
 def _of_one_shape(call: str, /, **values: Array) -> list[Array]:
     """Values as arrays.
 
@@ -304,7 +236,7 @@ def _of_one_shape(call: str, /, **values: Array) -> list[Array]:
     **Raises:** `ValueError` unless all have one shape; `TypeError` for a prediction.
     """
     for name, value in values.items():
-        _check_array(value, name, call)
+        check_array(value, name, call)
     arrays = {name: jnp.asarray(value) for name, value in values.items()}
     if len({array.shape for array in arrays.values()}) != 1:
         listed = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
@@ -312,7 +244,7 @@ def _of_one_shape(call: str, /, **values: Array) -> list[Array]:
     return list(arrays.values())
 
 
-def _check_array(value: Any, name: str, call: str) -> None:
+def check_array(value: Any, name: str, call: str) -> None:
     """Raises `TypeError` for a distribution, such as a prediction, in the place of an array."""
     if _has_log_prob(value):
         raise TypeError(

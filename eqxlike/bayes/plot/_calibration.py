@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from ..._figures import BLUE, GREY, INK, tidy
 from .._mixtures import Mixture, check_mixture
 from ..metrics import calibration_bins, ece
-from ..metrics._calibration import Equal
+from ..metrics._classes import Equal
 from ._bands import add_legend, axes_for, binomial_quantile, tint
 
 # --- Whether a prediction of a class is right as often as it claims ---

@@ -1,15 +1,65 @@
-"""Whether probabilities hold: reliability diagrams and the calibration error.
+"""Measures of predictions of classes: accuracy, the Brier score, and whether probabilities hold.
 
 `N` is the number of examples, `C` the number of classes, `M` the number of bins.
 """
 
 from typing import Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
 from ..._numbers import whole_number
-from ._scores import checked_classes
+from ._scores import check_array
+
+
+def accuracy(scores: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Array, ""]:
+    """The fraction of examples whose greatest score is at the label.
+
+    **Arguments:**
+
+    - `scores`: logits or probabilities, shape `(N, C)`.
+    - `labels`: integers from 0 to C - 1, shape `(N,)`.
+
+    **Returns:** shape `()`, between 0 and 1.
+
+    **Raises:** `ValueError` for other shapes, or labels that are no integers; `TypeError` for a
+    prediction, which has `probabilities`.
+
+    >>> import jax.numpy as jnp
+    >>> float(accuracy(jnp.array([[0.9, 0.1], [0.2, 0.8]]), jnp.array([0, 0])))
+    0.5
+    """
+    scores, labels = _checked(scores, labels, "scores")
+    return jnp.mean(jnp.argmax(scores, axis=-1) == labels, dtype=scores.dtype)
+
+
+def brier(probabilities: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Array, ""]:
+    """The Brier score: the squared distance `sum_c (p_c - 1[c = y])^2` from the label.
+
+    Brier (1950), "Verification of Forecasts Expressed in Terms of Probability".
+
+    **Arguments:**
+
+    - `probabilities`: shape `(N, C)`.
+    - `labels`: integers from 0 to C - 1, shape `(N,)`.
+
+    **Returns:** the mean over the examples, shape `()`, between 0 and 2; lower is better.
+
+    **Raises:** `ValueError` for other shapes, or labels that are no integers; `TypeError` for a
+    prediction, which has `probabilities`.
+
+    >>> import jax.numpy as jnp
+    >>> float(brier(jnp.array([[0.5, 0.5], [1.0, 0.0]]), jnp.array([0, 0])))
+    0.25
+    """
+    probabilities, labels = _checked(probabilities, labels, "probabilities")
+    truth = jax.nn.one_hot(labels, probabilities.shape[1], dtype=probabilities.dtype)
+    return jnp.mean(jnp.sum((probabilities - truth) ** 2, axis=-1))
+
+
+# --- Reliability diagrams and the calibration error ---
+
 
 Equal = Literal["width", "mass"]
 
@@ -95,7 +145,7 @@ def ece(
 def _bin_sums(
     probabilities: Float[Array, "N C"], labels: Int[Array, " N"], num_bins: int, equal: Equal
 ) -> tuple[Array, Array, Array, Array]:
-    probabilities, labels = checked_classes(probabilities, labels, "probabilities")
+    probabilities, labels = _checked(probabilities, labels, "probabilities")
     num_bins = whole_number(num_bins, "num_bins")
     dtype = probabilities.dtype
     confidence = jnp.max(probabilities, axis=-1)
@@ -115,3 +165,23 @@ def _bin_sums(
         return jnp.zeros(num_bins, values.dtype).at[index].add(values)
 
     return edges, total(jnp.ones_like(labels)), total(confidence), total(is_right)
+
+
+def _checked(
+    scores: Float[Array, "N C"], labels: Int[Array, " N"], name: str
+) -> tuple[Float[Array, "N C"], Int[Array, " N"]]:
+    """Scores and labels as arrays.
+
+    **Raises:** `ValueError` for other shapes, or labels that are no integers; `TypeError` for a
+    prediction.
+    """
+    check_array(scores, name, "prediction.probabilities")
+    scores, labels = jnp.asarray(scores), jnp.asarray(labels)
+    if scores.ndim != 2 or labels.shape != scores.shape[:1]:
+        raise ValueError(
+            f"Expected {name} of shape (N, C) and labels of shape (N,), got {scores.shape} and "
+            f"{labels.shape}."
+        )
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ValueError(f"Expected integer labels, got dtype {labels.dtype}.")
+    return scores, labels
