@@ -84,7 +84,7 @@ ROOMS = {
         {"_calibration", "plot"},
         {"_posterior"},
         {"_inference"},
-        {"_methods", "_predict", "_simulation"},
+        {"_methods", "_predict"},
     ),
     "graph": (
         {"_flops", "_hlo"},

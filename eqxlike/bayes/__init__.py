@@ -15,6 +15,7 @@ from ._inference._fitted import FittedPosterior as FittedPosterior
 from ._inference._infer import InferenceWarning as InferenceWarning
 from ._inference._infer import infer as infer
 from ._inference._infer import load as load
+from ._inference._infer import simulation_ranks as simulation_ranks
 from ._inference._method import Method as Method
 from ._inference._method import Problem as Problem
 from ._likelihoods import Bernoulli as Bernoulli
@@ -46,4 +47,3 @@ from ._priors import Prior as Prior
 from ._priors import horseshoe as horseshoe
 from ._priors import normal as normal
 from ._priors import prior_by_path as prior_by_path
-from ._simulation import simulation_ranks as simulation_ranks

@@ -87,6 +87,14 @@ def test_fingerprint_is_that_of_what_is_made_the_same_way():
         assert fingerprint(make()) == fingerprint(make())
 
 
+def test_fingerprint_of_a_distribution_does_not_depend_on_the_process(monkeypatch):
+    """NumPyro has the names of its fields from a set, whose order is another in each process."""
+    names, expected = dist.Gamma.gather_pytree_aux_fields(), fingerprint(dist.Gamma(2.0, 1.0))
+    reverse = staticmethod(lambda: names[::-1])
+    monkeypatch.setattr(dist.Gamma, "gather_pytree_aux_fields", reverse)
+    assert fingerprint(dist.Gamma(2.0, 1.0)) == expected
+
+
 def test_fingerprint_ends_for_a_function_that_holds_itself():
     def outer(number):
         def inner():

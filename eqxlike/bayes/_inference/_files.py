@@ -253,6 +253,12 @@ def _parts(value: Any) -> Iterator[Any]:
             yield from (name, value[name])
     elif isinstance(value, list | tuple):
         yield from value
+    elif hasattr(value, "gather_pytree_data_fields"):
+        # A distribution of NumPyro. Its `tree_flatten` has the order of a set, which each process
+        # has another.
+        fields = {*value.gather_pytree_data_fields(), *value.gather_pytree_aux_fields()}
+        for name in sorted(fields):
+            yield from (name, vars(value).get(name))
     elif hasattr(value, "tree_flatten"):
         yield from value.tree_flatten()
     else:

@@ -103,7 +103,7 @@ class FittedPosterior(Module):
         if draws.shape[1] < 4:
             return {}
         known = {}
-        followed = _followed(self.problem, jnp.asarray(draws))
+        followed = _outputs_along_chains(self.problem, jnp.asarray(draws))
         for name, each in zip(("outputs", "others"), map(np.asarray, followed), strict=True):
             if each.shape[-1]:
                 # An output that no unknown moves is the same in all draws.
@@ -232,7 +232,7 @@ def _unknowns(problem: Problem, vectors: Array) -> Unknowns:
 
 
 @filter_jit
-def _followed(problem: Problem, draws: Array) -> tuple[Array, Array]:
+def _outputs_along_chains(problem: Problem, draws: Array) -> tuple[Array, Array]:
     """Outputs for some inputs, and the unknowns that are no parameters, along chains."""
     x = jtu.tree_map(lambda each: each[:_MOST_INPUTS], problem.target.data[0])
 

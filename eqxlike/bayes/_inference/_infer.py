@@ -15,13 +15,14 @@ import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from ..._compat import Tracer
 from ..._dtypes import is_key
 from ..._interrupt import delayed_interrupt
-from ..._numbers import positive_number
+from ..._numbers import positive_number, whole_number
 from ..._progress import OnStep, run_progress
+from ..._pytree import tree_at
 from ..._transforms import filter_eval_shape, filter_jit
 from ...ad import Mode
 from .._libraries import as_libraries_compute
@@ -87,15 +88,15 @@ def infer(
     """
 
     def warn(text: str) -> None:
-        # In the line that called `infer`, which called `inferred`, which called this.
+        # In the line that called `infer`, which called `_inferred`, which called this.
         warnings.warn(f"{method_name(method)}: {text}", InferenceWarning, stacklevel=4)
 
-    return inferred(
+    return _inferred(
         target, method, warn, key, mode, progress, chain_method, checkpoint, checkpoint_every_s
     )
 
 
-def inferred(
+def _inferred(
     target: Posterior,
     method: Method,
     on_doubt: Callable[[str], None],
@@ -134,7 +135,7 @@ def inferred(
         if path is not None:
             write_chains(path, problem, method, Chains(chains.step, chains.states, parts[0]), key)
 
-    with delayed_interrupt() as interrupt, _shown(method, progress) as on_step:
+    with delayed_interrupt() as interrupt, _progress_bar(method, progress) as on_step:
         for now, last in advance(method, problem, chains, key, chain_method):
             chains = now
             parts.append(chains.records)
@@ -158,7 +159,7 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 @contextlib.contextmanager
-def _shown(method: Method, shows_progress: bool) -> Iterator[OnStep]:
+def _progress_bar(method: Method, shows_progress: bool) -> Iterator[OnStep]:
     if shows_progress and method.num_steps:
         with run_progress(method.num_steps, method_name(method)) as on_step:
             yield on_step
@@ -167,12 +168,16 @@ def _shown(method: Method, shows_progress: bool) -> Iterator[OnStep]:
 
 
 # What a record may hold that says how a run goes, and how it is written.
-_TOLD = {"loss": "loss", "acceptance": "acceptance", "is_divergent": "divergent"}
+_SHOWN = {"loss": "loss", "acceptance": "acceptance", "is_divergent": "divergent"}
 
 
 def _described(last: dict[str, np.ndarray]) -> str:
-    values = {told: np.asarray(last[name]).mean() for name, told in _TOLD.items() if name in last}
-    return ", ".join(f"{told} {value:.4g}" for told, value in values.items()) or "running"
+    shown = (
+        f"{name} {np.asarray(last[field]).mean():.4g}"
+        for field, name in _SHOWN.items()
+        if field in last
+    )
+    return ", ".join(shown) or "running"
 
 
 def _stopped(path: pathlib.Path | None, step: int, num_steps: int) -> str:
@@ -204,7 +209,7 @@ def start(method: Method, problem: Problem, key: PRNGKeyArray) -> Chains:
 def _start(method: Method, problem: Problem, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
     """States, and records of no step."""
     keys = jr.split(jr.fold_in(key, 0), method.num_chains)
-    states = jax.vmap(lambda key: _strong(method.init(problem, key)))(keys)
+    states = jax.vmap(lambda key: _without_weak_types(method.init(problem, key)))(keys)
 
     one = filter_eval_shape(lambda: jtu.tree_map(lambda each: each[0], states))
     # Its shapes alone are asked for, and its operations left out.
@@ -295,10 +300,10 @@ def _step(
 ) -> tuple[State, Record]:
     """A step of one chain. Traced once: for its shapes, and in the loop."""
     state, record = method.step(problem, state, number, key)
-    return _strong((state, dict(record)))
+    return _without_weak_types((state, dict(record)))
 
 
-def _strong(tree: Any) -> Any:
+def _without_weak_types(tree: Any) -> Any:
     """Arrays whose types a loop can carry: without the weakness of numbers of Python."""
     return jtu.tree_map(
         lambda leaf: jax.lax.convert_element_type(leaf, jnp.result_type(leaf)), tree
@@ -327,6 +332,88 @@ def load(path: str | os.PathLike[str], target: Posterior, method: Method) -> Fit
     blank = Chains(0, jtu.tree_map(jnp.asarray, states), records)
     chains = read_chains(path, problem, method, blank, None)
     return fitted_from(problem, method, chains, read_key(path))
+
+
+# --- Simulation-based calibration: whether a method finds what is known ---
+
+
+def simulation_ranks(
+    target: Posterior,
+    method: Method,
+    *,
+    key: PRNGKeyArray,
+    num_simulations: int = 100,
+    num_draws: int = 99,
+) -> Int[np.ndarray, "R d"]:
+    """The ranks of true unknowns among draws from the posteriors of data simulated with them.
+
+    They say whether a method finds the posterior of `d` unknowns, in `R` simulations of data whose
+    truth is known. If a method is exact, each rank is uniform on 0 to `num_draws`. A posterior that
+    is too narrow piles them up at both ends, one that is too wide in the middle, a biased one at
+    one end (Talts, Betancourt, Simpson, Vehtari and Gelman, 2018, "Validating Bayesian Inference
+    Algorithms with Simulation-Based Calibration"). `bayes.plot.sbc_ranks` draws them.
+
+    **Arguments:**
+
+    - `target`: the model, whose own targets do not matter: they are simulated for its inputs.
+    - `method`: what is tried.
+    - `key`: for truths, data and draws.
+    - `num_simulations`: how many data sets, R.
+    - `num_draws`: from each posterior. Draws of chains should be nearly independent: let the
+      method keep many more than this.
+
+    **Returns:** the rank of each unknown, in linked space, in each simulation, shape `(R, d)`.
+
+    **Raises:** what `bayes.infer` raises, and `ValueError` for a number that is not positive.
+
+    **Warns:** `bayes.InferenceWarning`, once for all runs in which something is poor.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from eqxlike import bayes, nn
+    >>> x = jnp.linspace(-1.0, 1.0, 5)[:, None]
+    >>> model = nn.Linear(1, "scalar", key=jax.random.key(0))
+    >>> target = bayes.Posterior(model, bayes.normal(), bayes.Gaussian(0.5), (x, x[:, 0]))
+    >>> method = bayes.Laplace(steps=300, learning_rate=0.05)
+    >>> ranks = bayes.simulation_ranks(
+    ...     target, method, key=jax.random.key(1), num_simulations=2, num_draws=9
+    ... )
+    >>> ranks.shape
+    (2, 2)
+    """
+    num_simulations = whole_number(num_simulations, "num_simulations")
+    num_draws = whole_number(num_draws, "num_draws")
+    ranks, poor = [], {}
+    for index, each in enumerate(jr.split(key, num_simulations)):
+        simulation_key, infer_key, draw_key = jr.split(each, 3)
+        truth, y = _simulated(target, simulation_key)
+        simulated = tree_at(lambda target: target.data[1], target, y)
+        doubts: list[str] = []
+        posterior = _inferred(simulated, method, doubts.append, infer_key)
+        draws = _linked(posterior.problem, posterior.samples(num_draws, key=draw_key))
+        ranks.append(np.sum(np.asarray(draws) < np.asarray(truth)[None], axis=0))
+        if doubts:
+            poor[index] = " ".join(doubts)
+    if poor:
+        first = min(poor)
+        warnings.warn(
+            f"simulation_ranks: {len(poor)} of {num_simulations} runs of {method_name(method)} are "
+            f"poor. The first, run {first}: {poor[first]}",
+            InferenceWarning,
+            stacklevel=2,
+        )
+    return np.stack(ranks)
+
+
+@filter_jit
+def _simulated(target: Posterior, key: PRNGKeyArray) -> tuple[Any, Any]:
+    unknowns_key, key = jr.split(key)
+    unknowns = target.sample_prior(key=unknowns_key)
+    return Problem(target).flatten(target.unconstrain(unknowns)), target.simulate(unknowns, key=key)
+
+
+@filter_jit
+def _linked(problem: Problem, samples: Any) -> Array:
+    return jax.vmap(lambda each: problem.flatten(problem.target.unconstrain(each)))(samples)
 
 
 # --- Checks ---

@@ -197,7 +197,7 @@ class Moments(NamedTuple):
     deviations: Float[Array, "k d"]
 
 
-class Wandering(NamedTuple):
+class SWAGState(NamedTuple):
     """A place, what the optimisers of the two phases keep, and the moments of places before."""
 
     place: Float[Array, " d"]
@@ -253,28 +253,28 @@ class SWAG(MAP):
     def num_steps(self) -> int:
         return self.steps + self.collect_steps
 
-    def init(self, problem: Problem, key: PRNGKeyArray) -> Wandering:
+    def init(self, problem: Problem, key: PRNGKeyArray) -> SWAGState:
         place, training = super().init(problem, key)
         num_kept = min(self.rank, self.collect_steps // self.collect_every)
         zeros = jnp.zeros_like(place)
         deviations = jnp.zeros((num_kept, *place.shape), place.dtype)
         moments = Moments(jnp.zeros((), jnp.int32), zeros, zeros, deviations)
-        return Wandering(place, training, self._collector().init(place), moments)
+        return SWAGState(place, training, self._collector().init(place), moments)
 
-    def step(self, problem: Problem, state: Wandering, index: Array, key: PRNGKeyArray) -> Step:
+    def step(self, problem: Problem, state: SWAGState, index: Array, key: PRNGKeyArray) -> Step:
         loss = self.loss(problem, key)
 
-        def train() -> tuple[Wandering, Array]:
+        def train() -> tuple[SWAGState, Array]:
             before = Optimised(state.place, state.training)
             (place, training), value = descend(self._optimiser(), loss, before)
             return state._replace(place=place, training=training), value
 
-        def collect() -> tuple[Wandering, Array]:
+        def collect() -> tuple[SWAGState, Array]:
             before = Optimised(state.place, state.collecting)
             (place, collecting), value = descend(self._collector(), loss, before)
             is_kept = (index - self.steps + 1) % self.collect_every == 0
             moments = jax.lax.cond(
-                is_kept, lambda: _with_place(state.moments, place), lambda: state.moments
+                is_kept, lambda: _welford_update(state.moments, place), lambda: state.moments
             )
             return state._replace(place=place, collecting=collecting, moments=moments), value
 
@@ -282,7 +282,7 @@ class SWAG(MAP):
         return state, {"loss": value}
 
     def finish(
-        self, problem: Problem, states: Wandering, records: Record, key: PRNGKeyArray
+        self, problem: Problem, states: SWAGState, records: Record, key: PRNGKeyArray
     ) -> Moments:
         return jtu.tree_map(lambda each: each[0], states.moments)
 
@@ -306,7 +306,7 @@ class SWAG(MAP):
         return optax.with_extra_args_support(self.collect_optimiser or default)
 
 
-def _with_place(moments: Moments, place: Float[Array, " d"]) -> Moments:
+def _welford_update(moments: Moments, place: Float[Array, " d"]) -> Moments:
     """Moments with one more place (Welford's update, which loses no digits to large means)."""
     count = moments.count + 1
     before = place - moments.mean
@@ -424,7 +424,7 @@ _NUM_CLIMBS = 10
 _MOST_TRIALS = 30
 
 
-class _Climb(NamedTuple):
+class _ConjugateGradients(NamedTuple):
     """Where the method of conjugate gradients stands, and by how much it has risen."""
 
     place: Float[Array, " d"]
@@ -434,7 +434,7 @@ class _Climb(NamedTuple):
     risen: Float[Array, ""]
 
 
-class _Search(NamedTuple):
+class _LineSearch(NamedTuple):
     """The best of the lengths that were tried along a direction, and the next."""
 
     count: Array
@@ -456,13 +456,13 @@ def rise(problem: Problem, places: Float[Array, "c d"]) -> Float[Array, " c"]:
     rate keeps these steps short, much where one stopped before it.
     """
     num = min(problem.size, problem.target.num_data)
-    return jax.lax.map(lambda place: _climbed(problem, place).risen / num, places)
+    return jax.lax.map(lambda place: _conjugate_gradients(problem, place).risen / num, places)
 
 
-def _climbed(problem: Problem, place: Float[Array, " d"]) -> _Climb:
+def _conjugate_gradients(problem: Problem, place: Float[Array, " d"]) -> _ConjugateGradients:
     """By the rule of Polak and Ribiere (Nocedal and Wright, 2006, "Numerical Optimization")."""
 
-    def climb(_: int, state: _Climb) -> _Climb:
+    def climb(_: int, state: _ConjugateGradients) -> _ConjugateGradients:
         value, gradient = jax.value_and_grad(problem.log_density)(state.place)
         size = jnp.vdot(state.gradient, state.gradient)
         kept = jnp.vdot(gradient, gradient - state.gradient) / jnp.where(size > 0, size, 1)
@@ -470,25 +470,27 @@ def _climbed(problem: Problem, place: Float[Array, " d"]) -> _Climb:
         direction = jnp.where(jnp.vdot(direction, gradient) > 0, direction, gradient)
         size = jnp.linalg.norm(direction)
         first = jnp.where(state.length > 0, state.length, 1 / jnp.where(size > 0, size, 1))
-        best, length = _searched(problem, state.place, direction, value, first)
+        best, length = _line_search(problem, state.place, direction, value, first)
         place = state.place + length * direction
-        return _Climb(place, direction, gradient, length, state.risen + best - value)
+        return _ConjugateGradients(place, direction, gradient, length, state.risen + best - value)
 
     zeros, zero = jnp.zeros_like(place), jnp.zeros((), place.dtype)
-    return jax.lax.fori_loop(0, _NUM_CLIMBS, climb, _Climb(place, zeros, zeros, zero, zero))
+    return jax.lax.fori_loop(
+        0, _NUM_CLIMBS, climb, _ConjugateGradients(place, zeros, zeros, zero, zero)
+    )
 
 
-def _searched(
+def _line_search(
     problem: Problem, place: Array, direction: Array, value: Array, first: Array
 ) -> tuple[Array, Array]:
     """The greatest log density, and its length, of one doubled or halved while that helps."""
 
-    def attempt(state: _Search) -> _Search:
+    def attempt(state: _LineSearch) -> _LineSearch:
         count, best, best_length, length, factor, _ = state
         found = problem.log_density(place + length * direction).astype(best.dtype)
         is_better = found > best
         factor = jnp.where((count == 0) & is_better, 2.0, factor).astype(factor.dtype)
-        return _Search(
+        return _LineSearch(
             count + 1,
             jnp.where(is_better, found, best),
             jnp.where(is_better, length, best_length),
@@ -498,7 +500,7 @@ def _searched(
         )
 
     half = jnp.asarray(0.5, first.dtype)
-    begin = _Search(
+    begin = _LineSearch(
         jnp.zeros((), jnp.int32), value, jnp.zeros_like(first), first, half, jnp.asarray(True)
     )
     found = jax.lax.while_loop(lambda state: state.goes_on, attempt, begin)
