@@ -165,7 +165,7 @@ def _draw_dispatch(outputs: Mapping[str, Output]) -> Any:
     """The cost of a call as a ratio to `jax.jit` on the module; one panel each for the two times.
 
     Times differ a hundredfold between rows and mean little on a shared machine; they are written
-    beside the bars.
+    next to the bars.
     """
     rows = {
         f"{name}\n{row}": measured

@@ -128,9 +128,7 @@ class Posterior(Module):
         for path, distribution in jtu.tree_leaves_with_path(outer, is_leaf=is_distribution):
             check_prior(distribution, f"The prior of {jtu.keystr(path)}")
         # Shapes alone decide, so the values do not matter.
-        for path, distribution in zip(
-            self._structs(), self._priors_of_leaves(_medians(outer["prior"])), strict=True
-        ):
+        for path, distribution in self._parameter_priors(_medians(outer["prior"])).items():
             check_prior(distribution, f"The prior of {path}")
 
     # --- the parts ---
@@ -184,53 +182,38 @@ class Posterior(Module):
 
     def parameter_priors(self, unknowns: Unknowns) -> dict[str, Any]:
         """The prior of each parameter by its path, in tree order, given the unknowns of priors."""
-        return dict(zip(self._structs(), self._priors_of_leaves(unknowns.prior), strict=True))
+        return self._parameter_priors(unknowns.prior)
 
-    def _priors_of_leaves(self, hyper: Any) -> list[Any]:
-        return [
-            fitted(self.prior.of_leaf(path, struct, hyper), path, struct)
+    def _parameter_priors(self, hyper: Any) -> dict[str, Any]:
+        return {
+            path: fitted(self.prior.of_leaf(path, struct, hyper), path, struct)
             for path, struct in self._structs().items()
-        ]
+        }
 
-    def _by_parts(
-        self, of_one: Callable[[Any, Any], tuple[Any, Array]], unknowns: Unknowns
-    ) -> tuple[Unknowns, Unknowns]:
-        """Maps `of_one` over the unknowns and their priors, those of the prior itself first.
+    def _map(
+        self, function: Callable[[Any, Any], Array], hyper: Any, unknowns: Unknowns
+    ) -> Unknowns:
+        """Maps a function of a distribution and a value over the unknowns and their priors.
 
         **Arguments:**
 
-        - `of_one`: from a distribution and the entry of `unknowns` that has it, to a pair. Its
-          first is what the priors of the others see.
-
-        **Returns:** the firsts and the seconds.
+        - `hyper`: what the prior does not know, in standard space.
         """
-
-        def of_each(distributions: Any, values: Any) -> tuple[Any, Any]:
-            leaves, treedef = jtu.tree_flatten(distributions, is_leaf=is_distribution)
-            values = treedef.flatten_up_to(values)
-            pairs = [of_one(*each) for each in zip(leaves, values, strict=True)]
-            firsts, seconds = zip(*pairs, strict=True) if pairs else ((), ())
-            return treedef.unflatten(firsts), treedef.unflatten(seconds)
-
         outer, rest = self._hyperpriors(), self._arrays()[1]
-        prior = of_each(outer["prior"], unknowns.prior)
-        likelihood = of_each(outer["likelihood"], unknowns.likelihood)
-        model = of_each(self._priors_of_leaves(prior[0]), jtu.tree_leaves(unknowns.model))
-        first, second = (
-            Unknowns(rest.merge_into(None, model[place]), likelihood[place], prior[place])
-            for place in (0, 1)
+        prior, likelihood = (
+            jtu.tree_map(function, outer[name], getattr(unknowns, name), is_leaf=is_distribution)
+            for name in ("prior", "likelihood")
         )
-        return first, second
+        priors, leaves = self._parameter_priors(hyper).values(), jtu.tree_leaves(unknowns.model)
+        found = [function(*pair) for pair in zip(priors, leaves, strict=True)]
+        return Unknowns(rest.merge_into(None, found), likelihood, prior)
 
     # --- densities ---
 
     def log_prior(self, unknowns: Unknowns) -> Float[Array, ""]:
         """The log density of the prior, in nats, at unknowns in standard space."""
         self._check_one(unknowns)
-        _, terms = self._by_parts(
-            lambda distribution, value: (value, summed_log_prob(distribution, value)), unknowns
-        )
-        return _total(terms)
+        return _total(self._map(summed_log_prob, unknowns.prior, unknowns))
 
     def log_likelihood(self, unknowns: Unknowns, data: Data | None = None) -> Float[Array, " N"]:
         """The log density of each example, in nats, at unknowns in standard space.
@@ -277,20 +260,14 @@ class Posterior(Module):
     def constrain(self, linked: Unknowns) -> tuple[Unknowns, Float[Array, ""]]:
         """From linked to standard space, and the log determinant of the Jacobian."""
         self._check_one(linked, is_linked=True)
-        unknowns, terms = self._by_parts(
-            lambda distribution, value: (
-                constrained(distribution, value),
-                log_det_jacobian(distribution, value),
-            ),
-            linked,
-        )
-        return unknowns, _total(terms)
+        outer = self._hyperpriors()["prior"]
+        hyper = jtu.tree_map(constrained, outer, linked.prior, is_leaf=is_distribution)
+        unknowns = self._map(constrained, hyper, linked)
+        return unknowns, _total(self._map(log_det_jacobian, hyper, linked))
 
     def unconstrain(self, unknowns: Unknowns) -> Unknowns:
         """From standard to linked space: the inverse of `constrain`."""
-        return self._by_parts(
-            lambda distribution, value: (value, unconstrained(distribution, value)), unknowns
-        )[1]
+        return self._map(unconstrained, unknowns.prior, unknowns)
 
     def initial(self, *, key: PRNGKeyArray) -> Unknowns:
         """Unknowns to begin with: the arrays of the model, and draws from the priors of the rest.
@@ -336,7 +313,8 @@ class Posterior(Module):
             for name in ("prior", "likelihood")
         )
         leaves = []
-        for array, distribution in zip(arrays, self._priors_of_leaves(hyper), strict=True):
+        priors = self._parameter_priors(hyper).values()
+        for array, distribution in zip(arrays, priors, strict=True):
             drawn = draw(distribution).astype(array.dtype)
             if keeps_model:
                 is_inside = jnp.all(distribution.support(array))

@@ -222,7 +222,7 @@ def prior_by_path(
     **Arguments:**
 
     - `priors`: from a pattern to a prior, or a distribution of NumPyro. A pattern is a path such as
-      `layers[0].weight`, in which `*` stands for a name or an index and `**` for anything; or a
+      `layers[0].weight`, in which `*` matches a name or an index and `**` anything; or a
       function of path and `jax.ShapeDtypeStruct` that returns a bool.
 
     **Returns:** the prior; `Unknowns.prior` has what one of them does not know under its pattern.

@@ -171,7 +171,7 @@ def _check_header(path: pathlib.Path, found: dict[str, Any], wanted: dict[str, A
         )
 
 
-# Whether what a run was begun with is what it goes on with: a hash that other programs get too.
+# --- A hash of what a run began with, which is the same in every process ---
 
 
 def fingerprint(value: Any) -> str:
@@ -229,7 +229,7 @@ def _of_array(value: Any) -> Iterator[bytes]:
 
 
 def _held(function: Any) -> Iterator[Any]:
-    """What a function has besides its code."""
+    """What a function holds, but for its code."""
     if isinstance(function, functools.partial):
         yield from (function.func, function.args, function.keywords)
     elif inspect.ismethod(function):

@@ -62,8 +62,8 @@ def infer(
     - `chain_method`: how the chains of a method run: `"vectorized"`, all in one batch;
       `"sequential"`, one after another; or `"parallel"`, spread over the devices.
     - `checkpoint`: a file that the run is saved in now and then, and at Ctrl-C or SIGTERM. The same
-      call goes on from there, and ends with the same numbers as a run that was not interrupted. A
-      run with more `num_samples` goes on from one with fewer.
+      call resumes it, and ends with the same numbers as a run that was not interrupted. A run with
+      more `num_samples` resumes one with fewer.
     - `checkpoint_every_s`: seconds between two times that it is saved.
 
     **Returns:** a `bayes.FittedPosterior`.

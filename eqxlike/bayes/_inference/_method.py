@@ -91,7 +91,7 @@ class Problem(Module):
         return function if self.mode is None else differentiate_with(function, self.mode)
 
     def batch(self, key: PRNGKeyArray, size: int | None) -> Data | None:
-        """Examples drawn with replacement; `None` stands for all of them."""
+        """Examples drawn with replacement; `None` represents all of them."""
         if size is None:
             return None
         chosen = jr.randint(key, (size,), 0, self.target.num_data)

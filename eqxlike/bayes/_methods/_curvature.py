@@ -48,7 +48,7 @@ class DenseCurvature(Module):
     num_parameters: int = field(static=True)
 
     def likelihood_eigenvalues(self, prior_precision: Float[Array, ""]) -> Float[Array, " p"]:
-        # With all unknowns beside the parameters integrated out: a Schur complement.
+        # All unknowns but the parameters are integrated out: a Schur complement.
         p = self.num_parameters
         own = self.matrix[:p, :p]
         if p < self.matrix.shape[0]:

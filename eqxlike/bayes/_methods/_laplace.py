@@ -83,7 +83,7 @@ class Laplace(MAP):
       evidence, with the mode as it is. `posterior.found.prior_scale` is what was chosen; a run
       with that prior moves the mode as well.
     - `layer`: for `"last_layer"`, which parameters vary, a pattern of paths as for
-      `bayes.prior_by_path`. By default those beside the last parameter of the model.
+      `bayes.prior_by_path`. By default those of the layer of the last parameter.
 
     The other fields are those of `bayes.MAP`. The nearer to the mode they lead, the better.
 

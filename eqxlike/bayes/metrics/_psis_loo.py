@@ -81,15 +81,17 @@ def psis_loo(
     statistics = _array_statistics()
     num_different = _num_different(values)
     chains, draws, num_examples = values.shape
-    is_of_chains = np.ndim(log_likelihoods) == 3
-    efficiency = _relative_efficiency(statistics, values) if is_of_chains else 1.0
+    efficiency = 1.0
+    if np.ndim(log_likelihoods) == 3:
+        # Effective draws of the likelihoods over draws, the mean over the examples.
+        likelihoods = np.exp(values - values.max(axis=(0, 1)))
+        effective = statistics.ess(likelihoods, chain_axis=0, draw_axis=1, method="mean")
+        efficiency = float(np.mean(effective)) / (chains * draws)
     pointwise, pareto_k, p_loo = np.transpose(
         [_of_example(statistics, each, efficiency) for each in np.moveaxis(values, -1, 0)]
     )
-    if num_different < _FEWEST_DIFFERENT:
-        _warn_of_few(num_different, chains * draws)
-    else:
-        _warn_of_tails(pareto_k, chains * draws)
+    if doubt := _doubt(num_different, pareto_k, chains * draws):
+        warnings.warn(f"psis_loo: {doubt}", stacklevel=2)
     return LeaveOneOut(
         elpd=float(np.sum(pointwise)),
         standard_error=float(math.sqrt(num_examples) * np.std(pointwise, ddof=1)),
@@ -149,13 +151,6 @@ def _array_statistics() -> Any:
     return array_stats
 
 
-def _relative_efficiency(statistics: Any, values: np.ndarray) -> float:
-    """Effective draws of the likelihoods over draws, the mean over the examples."""
-    likelihoods = np.exp(values - values.max(axis=(0, 1)))
-    effective = statistics.ess(likelihoods, chain_axis=0, draw_axis=1, method="mean")
-    return float(np.mean(effective)) / (values.shape[0] * values.shape[1])
-
-
 def _of_example(
     statistics: Any, values: np.ndarray, efficiency: float
 ) -> tuple[float, float, float]:
@@ -176,25 +171,23 @@ def _of_example(
     return elpd, pareto_k, p_loo
 
 
-def _warn_of_few(num_different: int, num_draws: int) -> None:
-    warnings.warn(
-        f"psis_loo: of {num_draws} draws only {num_different} are different, as of an ensemble or "
-        "of chains that hardly move: they are no draws from a posterior, and `elpd` may be far "
-        "off, whatever Pareto k is. Take draws, such as those of `bayes.NUTS`, or hold examples "
-        "out and compare `bayes.metrics.nll`.",
-        stacklevel=3,
-    )
-
-
-def _warn_of_tails(pareto_k: np.ndarray, num_draws: int) -> None:
+def _doubt(num_different: int, pareto_k: np.ndarray, num_draws: int) -> str | None:
+    """Why the estimate may be far off, in words."""
+    if num_different < _FEWEST_DIFFERENT:
+        return (
+            f"of {num_draws} draws only {num_different} are different, as of an ensemble or of "
+            "chains that hardly move: they are no draws from a posterior, and `elpd` may be far "
+            "off, whatever Pareto k is. Take draws, such as those of `bayes.NUTS`, or hold "
+            "examples out and compare `bayes.metrics.nll`."
+        )
     bound = min(1 - 1 / math.log10(num_draws), 0.7)
     is_bad = ~(pareto_k <= bound)  # NaN is bad too
-    if is_bad.any():
-        worst = int(np.argmax(np.where(np.isnan(pareto_k), np.inf, pareto_k)))
-        warnings.warn(
-            f"psis_loo: {is_bad.sum()} of {len(pareto_k)} examples have a Pareto k above "
-            f"{bound:.2f}; the worst is example {worst}, {pareto_k[worst]:.2f}. Their importance "
-            "weights hang on a few draws, and `elpd` may be far off. Take more draws, leave those "
-            "examples out and fit again, or use K-fold cross-validation.",
-            stacklevel=3,
-        )
+    if not is_bad.any():
+        return None
+    worst = int(np.argmax(np.where(np.isnan(pareto_k), np.inf, pareto_k)))
+    return (
+        f"{is_bad.sum()} of {len(pareto_k)} examples have a Pareto k above {bound:.2f}; the worst "
+        f"is example {worst}, {pareto_k[worst]:.2f}. Their importance weights hang on a few draws, "
+        "and `elpd` may be far off. Take more draws, leave those examples out and fit again, or "
+        "use K-fold cross-validation."
+    )

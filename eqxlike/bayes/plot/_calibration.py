@@ -92,7 +92,7 @@ def draw_reliability(
         for each in (edges[:-1], np.diff(edges), count, confidence, accuracy)
     )
     lower, upper = _wilson_interval(accuracy, count)
-    # A bar that stands for a handful of predictions is fainter.
+    # A bar of a handful of predictions is fainter.
     for place, height, size, number in zip(left, accuracy, width, count, strict=True):
         alpha = 0.35 if number >= _FEW else 0.12
         axes.bar(place, height, size, align="edge", color=colour, alpha=alpha, edgecolor="w")
