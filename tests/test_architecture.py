@@ -19,7 +19,6 @@ PACKAGE = pathlib.Path(__file__).parent.parent / "eqxlike"
 LAYERS = {
     "_checking": 0,
     "_codegen": 0,
-    "_collectives": 0,
     "_compilation_cache": 1,
     "_traceback": 1,
     "_compat": 0,
@@ -30,6 +29,7 @@ LAYERS = {
     "_numbers": 0,
     "_standing_in": 3,
     "_interrupt": 0,
+    "_programs": 0,
     "_progress": 0,
     "_tables": 0,
     "_version": 0,
@@ -69,7 +69,6 @@ ROOMS = {
         {"_mapping"},
     ),
     "ad": (
-        {"_equations"},
         {"_modes"},
         {"_differentiate_with", "_jacobian", "_products", "_sparse"},
         {"_measuring"},

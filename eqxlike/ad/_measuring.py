@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
+from .._programs import equations_in
 from .._timing import Timed, fastest_s, frozen_heap, round_orders
 from .._transforms import filter_jit, filter_make_jaxpr
-from ._equations import equations_in
 
 Call = Callable[[], Any]
 

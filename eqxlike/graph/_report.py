@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._collectives import Collective, collectives
 from .._compat import PjitFunction
 from .._module import Module, Wrapper
 from .._partition import split
+from .._programs import Collective, collectives
 from .._pytree import is_array, is_inexact_array
 from .._transforms import FreshTrace, JitFunction, fresh_trace, is_array_or_struct
 from ._hlo import Kinds, aliases_in, instructions_in, kinds_of, parameters_in, stablehlo_kinds

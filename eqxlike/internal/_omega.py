@@ -1,5 +1,6 @@
 """Arithmetic of whole trees: `(a**ω + b**ω).ω` is `a + b` leaf by leaf."""
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +10,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from .._compat import Tracer
 from .._pytree import describe_node, find_difference
-from . import _leafwise
 
 _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 """What an operation has for every leaf of a tree."""
@@ -179,8 +180,64 @@ def _unary(operation: Callable[[Any], Any]) -> Callable[[ω], ω]:
     return lambda self: self.call(operation)
 
 
+# --- Operators between leaves, by a shorter way where that is the same ---
+
+
+def _with_shortcut(
+    general: Callable[[Any, Any], Any], of_lax: Callable[[Any, Any], Any]
+) -> Callable[[Any, Any], Any]:
+    """`general`, which is `of_lax` between what needs no promotion.
+
+    While a program is traced, `jax.numpy` takes 30 us for an operation, and `jax.lax` 10 us.
+    """
+
+    def operation(one: Any, other: Any) -> Any:
+        if isinstance(one, Tracer):
+            alike = _alike(other, one)
+            return general(one, other) if alike is None else of_lax(one, alike)
+        if isinstance(other, Tracer):
+            alike = _alike(one, other)
+            return general(one, other) if alike is None else of_lax(alike, other)
+        return general(one, other)
+
+    return operation
+
+
+def _alike(value: Any, tracer: Any) -> Any:
+    """`value` as an operand that `jax.lax` takes beside `tracer`; `None` if there is more to do."""
+    dtype = tracer.dtype
+    if not _is_inexact(dtype):
+        return None
+    if type(value) is float or type(value) is int:
+        # What is weakly typed stays so beside a number.
+        return None if tracer.weak_type else dtype.type(value)
+    if getattr(value, "dtype", None) != dtype:
+        return None
+    shapes = value.shape, tracer.shape
+    return value if shapes[0] == shapes[1] or () in shapes else None
+
+
+@functools.cache
+def _is_inexact(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def _neg(value: Any) -> Any:
+    is_short = isinstance(value, Tracer) and _is_inexact(value.dtype)
+    return jax.lax.neg(value) if is_short else operator.neg(value)
+
+
+_SHORTCUTS = {
+    "add": _with_shortcut(operator.add, jax.lax.add),
+    "sub": _with_shortcut(operator.sub, jax.lax.sub),
+    "mul": _with_shortcut(operator.mul, jax.lax.mul),
+    "truediv": _with_shortcut(operator.truediv, jax.lax.div),
+    "neg": _neg,
+}
+
+
 def _operation(name: str) -> Callable[..., Any]:
-    return getattr(_leafwise, name, None) or getattr(operator, f"__{name}__")
+    return _SHORTCUTS.get(name) or getattr(operator, f"__{name}__")
 
 
 _ARITHMETIC = {

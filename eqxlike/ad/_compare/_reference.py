@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..._module import field
+from ..._programs import equations_in
 from ..._pytree import is_inexact_array
 from ..._transforms import filter_make_jaxpr
-from .._equations import equations_in
 from .._measuring import Pace, freshly_compiled, largest_epsilon
 from .._modes import FiniteDifference, Mode
 from .._modes._mode import Arrays

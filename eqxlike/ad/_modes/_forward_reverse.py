@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int
 
 from ..._module import field
 from ..._numbers import whole_number
-from .._equations import equations_in
+from ..._programs import equations_in
 from ._mode import Arrays, Mode, OfArrays, Pullback, ValueAndGrad
 
 

@@ -18,9 +18,9 @@ from jax import lax
 from jaxtyping import Array
 
 from ..._partition import flatten
+from ..._programs import equations_in
 from ..._pytree import deleted_paths, filter, is_inexact_array
 from ..._transforms import JitFunction, filter_make_jaxpr
-from ...ad._equations import equations_in
 from .._state import SMALL, TrainState, is_kept_finite, unguarded
 from ._flat_steps import Form, Leaves
 from ._stack import Stack

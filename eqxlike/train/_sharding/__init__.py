@@ -1,7 +1,7 @@
 """Where the arrays of a training lie: on which devices, and in which parts."""
 
-from ..._collectives import Collective as Collective
-from ..._collectives import collectives as collectives
+from ..._programs import Collective as Collective
+from ..._programs import collectives as collectives
 from ._plan import Exchange as Exchange
 from ._plan import Memory as Memory
 from ._plan import Plan as Plan

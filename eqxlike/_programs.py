@@ -1,8 +1,23 @@
-"""What the devices of a program send each other."""
+"""What a program consists of: its operations, traced, and what its devices exchange, compiled."""
 
 import math
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
+
+
+def equations_in(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """The equations of a jaxpr, each before those of the jaxprs inside it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations_in(inner)
+
+
+# --- The collectives of a compiled program ---
+
 
 KINDS = (
     "all-gather",
