@@ -37,6 +37,7 @@ found["errors"] = {statement: error(statement) for statement in %s}
 
 import importlib
 import importlib.metadata
+import importlib.util
 from operator import attrgetter
 
 from eqxlike._standing_in import _NAMES
@@ -99,6 +100,10 @@ found["built"] = [
 found["versions"] = [eqx.__version__, importlib.metadata.version("equinox"), eqxlike.__version__]
 found["names"] = {name: dir(sys.modules[name]) for name in ("equinox", "equinox.nn")}
 found["reloaded"] = importlib.reload(eqx) is eqx and eqx.Module is eqxlike.Module
+found["found"] = [
+    importlib.util.find_spec(f"equinox.{name}") is not None
+    for name in ("nn", "_jit", "nothing", "nn._nothing")
+]
 found["others"] = importlib.metadata.version("jax")
 namespace = {}
 exec("from equinox import *", namespace)
@@ -182,6 +187,10 @@ def test_version_is_that_of_the_interface_and_those_of_others_their_own(found):
     assert ours != _standing_in.EQUINOX_VERSION
     assert importlib.metadata.version("equinox") == _standing_in.EQUINOX_VERSION
     assert found["others"] == importlib.metadata.version("jax")
+
+
+def test_whether_there_is_a_module_may_be_asked(found):
+    assert found["found"] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("statement", "name"), ABSENT.items())

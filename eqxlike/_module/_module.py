@@ -349,7 +349,7 @@ class BoundMethod(Wrapper):
 
     @property
     def __wrapped__(self) -> Any:
-        return self.__func__
+        return types.MethodType(self.__func__, self.__self__)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -360,6 +360,10 @@ class BoundWrapper(BoundMethod):
     """A bound method whose function is a child too, being a Module, as `filter_jit` returns it."""
 
     __func__: Callable[..., Any] = field()
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.__func__
 
 
 def bind(function: Any, instance: Any) -> Any:

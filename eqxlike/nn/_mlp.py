@@ -324,11 +324,13 @@ class PReLU(Module):
         - `x`: any shape that ends in that of `negative_slope`.
         - `key`: ignored; layers share one signature.
 
-        **Returns:** the shape and dtype of `x`.
+        **Returns:** the shape and dtype of `x`; floats if `x` holds integers.
 
         **Raises:** `ValueError` if `x` ends in another shape.
         """
         del key
         check_input(self, x, ("...", *self.negative_slope.shape))
+        x = jnp.asarray(x)
+        x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(float)
         slope = jnp.broadcast_to(self.negative_slope, x.shape).astype(x.dtype)
         return jnp.where(x >= 0, x, slope * x)

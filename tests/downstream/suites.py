@@ -39,6 +39,7 @@ class Suite(NamedTuple):
     """The suite of a version of a library.
 
     - `needs`: what its tests require and the library does not.
+    - `paths`: where its tests are.
     - `settings`: environment variables, which the suite sets too late or by a plugin.
     - `is_sampled`: whether it takes more than 20 minutes, so that a sample is run.
     - `newest_python`: the newest Python on which it installs.
@@ -47,12 +48,19 @@ class Suite(NamedTuple):
     library: str
     version: str
     needs: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ("tests",)
     settings: dict[str, str] = {}  # noqa: RUF012
     is_sampled: bool = False
     newest_python: tuple[int, int] = (3, 99)
 
 
 BEARTYPE = "beartype==0.22.9"
+# Tests in docstrings and pages.
+SYBIL = "sybil[pytest]>=9.2"
+UNXT_NEEDS = (
+    *(BEARTYPE, SYBIL, "hypothesis[numpy]", "optional-dependencies", "unxt-hypothesis==1.11.0"),
+    *("pytest-arraydiff", "pytest-benchmark", "pytest-codspeed", "pytest-env"),
+)
 SUITES = (
     Suite("quax", "0.4.6", (BEARTYPE,), settings={"JAX_CHECK_TRACER_LEAKS": "1"}),
     Suite("paramax", "0.0.5", (BEARTYPE,)),
@@ -71,9 +79,10 @@ SUITES = (
     Suite("flowjax", "19.1.2", (BEARTYPE, "numpyro")),
     Suite("tinygp", "0.3.1"),
     Suite("interpax", "0.3.16"),
-    Suite("unxt", "1.11.4", (BEARTYPE, "optional-dependencies")),
-    Suite("evermore", "0.4.1"),
-    Suite("diffraxtra", "1.6.0", (BEARTYPE,)),
+    Suite("unxt", "1.11.4", UNXT_NEEDS, ("README.md", "src", "tests")),
+    # Newer versions use what JAX no longer has, or are built on Flax.
+    Suite("evermore", "0.3.2"),
+    Suite("diffraxtra", "1.6.0", (SYBIL, "attrs"), ("README.md", "src", "tests")),
 )
 
 
@@ -149,7 +158,8 @@ def outcomes(suite: Suite, library: str) -> dict[str, Outcome]:
     folder = installed(suite)
     file = folder / f"{library}.jsonl"
     file.unlink(missing_ok=True)
-    command = [folder / "environment/bin/python", "-P", __file__, file, "tests", "--rootdir", "."]
+    command = [folder / "environment/bin/python", "-P", __file__, file]
+    command += [*suite.paths, "--rootdir", "."]
     command += ["--timeout", str(TEST_LIMIT_S), "-p", "no:randomly", "-p", "no:cacheprovider"]
     command += ["--continue-on-collection-errors", "--hypothesis-seed", "0"]
     # eqxlike, which is imported before pytest starts, imports jaxtyping.

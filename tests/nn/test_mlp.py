@@ -182,3 +182,10 @@ def test_prelu_is_that_of_equinox(slope, getkey):
     x = normal(getkey(), (2, 3))
     found, expected = outputs(nn.PReLU(slope), equinox.nn.PReLU(slope), x)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("x", [2.0, -2, np.arange(-2, 2)])
+def test_prelu_of_a_number_and_of_integers_is_that_of_equinox(x):
+    found, expected = nn.PReLU()(x), equinox.nn.PReLU()(x)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)

@@ -87,7 +87,8 @@ def metadata_of_a_method(eqx):
         for each in (method, functools.wraps(method)(lambda: None))
     ]
     signatures = [str(inspect.signature(each)) for each in (method, Model(1).any)]
-    return names, signatures, method.__qualname__, inspect.ismethod(Model(1).__call__)
+    unwrapped = inspect.unwrap(method)(3)
+    return names, signatures, method.__qualname__, inspect.ismethod(Model(1).__call__), unwrapped
 
 
 @program

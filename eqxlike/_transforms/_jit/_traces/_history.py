@@ -356,6 +356,7 @@ def place_of(function: Any) -> tuple[Place, types.CodeType | None]:
         unwrapped = inspect.unwrap(function)
     except ValueError:  # It wraps itself.
         unwrapped = function
+    unwrapped = getattr(unwrapped, "__func__", unwrapped)
     code = getattr(unwrapped, "__code__", None)
     if not isinstance(unwrapped, types.FunctionType) or code is None:
         name = getattr(function, "__qualname__", type(function).__name__)

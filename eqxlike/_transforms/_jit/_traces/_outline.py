@@ -368,6 +368,8 @@ def _function_of(value: Any) -> types.FunctionType | None:
     """The function that a value is, or of which JAX has made it."""
     with contextlib.suppress(Exception):
         for _ in range(_MOST_WRAPPERS):
+            if isinstance(value, types.MethodType):
+                value = value.__func__
             if isinstance(value, types.FunctionType):
                 return value
             value = None if isinstance(value, type) else getattr(value, "__wrapped__", None)
