@@ -144,7 +144,7 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
             return None
         is_absent = "._" in fullname or importlib.util.find_spec(_ours(fullname)) is None
         if fullname not in _PRIVATE and is_absent:
-            # `importlib.util.find_spec` asks, and takes None for an answer. An import gets an error.
+            # `importlib.util.find_spec` takes None for an answer. An import gets an error.
             if sys._getframe(2).f_globals.get("__name__") == importlib.util.__name__:
                 return None
             # Of our name: Python puts an error of its own in the place of one of the name that it
