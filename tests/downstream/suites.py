@@ -74,7 +74,6 @@ SUITES = (
     Suite("megalodon-jax", "0.2.2", newest_python=(3, 11)),
     Suite("gpjax", "1.0.0", is_sampled=True, newest_python=(3, 11)),
     Suite("fdtdx", "0.6.3", is_sampled=True),
-    Suite("probdiffeq", "0.9.2a0", ("diffeqzoo", "pytest-cases<3.10")),
     Suite("fleqx", "0.0.5"),
     Suite("flowjax", "19.1.2", (BEARTYPE, "numpyro")),
     Suite("tinygp", "0.3.1"),
