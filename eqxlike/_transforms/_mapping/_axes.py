@@ -1,5 +1,6 @@
 """The axis along which each array is mapped: prefixes of axes and functions, applied to leaves."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,6 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from ..._module import Module
 from ..._pytree import (
     is_array,
     is_array_like,
@@ -23,7 +23,8 @@ _MAX_SHOWN = 3
 """A message names at most this many arrays of one size."""
 
 
-class if_array(Module):
+@dataclasses.dataclass(frozen=True)
+class if_array:
     """An axis specification: `axis` for arrays, `None` for everything else.
 
     >>> import jax.numpy as jnp
@@ -82,7 +83,7 @@ def axis_of_each_leaf(name: str, spec: PyTree[AxisSpec], tree: PyTree) -> list[i
             lambda spec, subtree: specs_and_subtrees.append((spec, subtree)),
             spec,
             tree,
-            # A callable Module, such as `if_array`, is one specification, not a tree of them.
+            # A callable Module is one specification, not a tree of them.
             is_leaf=lambda node: node is None or callable(node),
         )
     except ValueError as error:

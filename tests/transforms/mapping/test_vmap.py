@@ -80,6 +80,10 @@ def test_if_array_maps_arrays_alone():
     assert (total.tolist(), text) == ([3, 5, 7], "t")
 
 
+def test_if_array_is_a_leaf_so_that_a_tree_of_axes_may_be_mapped():
+    assert jtu.tree_leaves([if_array(0), None, 1]) == [if_array(0), 1]
+
+
 def test_the_arrays_of_the_function_itself_are_not_mapped():
     assert filter_vmap(Model(jnp.ones(5)))(jnp.arange(2.0)).tolist() == [0, 5]
 
