@@ -20,6 +20,7 @@ import venv
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+import hypothesis
 import pytest
 
 BUILD = pathlib.Path(__file__).parents[2] / "build" / "suites"
@@ -59,7 +60,7 @@ BEARTYPE = "beartype==0.22.9"
 SYBIL = "sybil[pytest]>=9.2"
 UNXT_NEEDS = (
     *(BEARTYPE, SYBIL, "hypothesis[numpy]", "optional-dependencies", "unxt-hypothesis==1.11.0"),
-    *("pytest-arraydiff", "pytest-benchmark", "pytest-codspeed", "pytest-env"),
+    *("pytest-arraydiff", "pytest-benchmark", "pytest-codspeed", "pytest-env", "pytest-mpl"),
 )
 SUITES = (
     Suite("quax", "0.4.6", (BEARTYPE,), settings={"JAX_CHECK_TRACER_LEAKS": "1"}),
@@ -230,6 +231,9 @@ class Recorder:
 def main(file: str, *arguments: str) -> None:
     """Runs pytest in the current folder. Exits with WRONG_LIBRARY if Equinox was the other one."""
     sys.path.insert(0, os.getcwd())
+    # Which examples a busy machine is too slow for says nothing of either library.
+    hypothesis.settings.register_profile("suites", deadline=None)
+    hypothesis.settings.load_profile("suites")
     pytest.main(list(arguments), plugins=[Recorder(file)])
     imported = {name for name in LIBRARIES if getattr(sys.modules.get(name), "__file__", None)}
     if imported != {os.environ["SUITE_LIBRARY"]}:
