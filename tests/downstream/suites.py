@@ -44,6 +44,7 @@ class Suite(NamedTuple):
     - `settings`: environment variables, which the suite sets too late or by a plugin.
     - `is_sampled`: whether it takes more than 20 minutes, so that a sample is run.
     - `newest_python`: the newest Python on which it installs.
+    - `refused`: its tests of what is an error here on purpose.
     """
 
     library: str
@@ -53,6 +54,7 @@ class Suite(NamedTuple):
     settings: dict[str, str] = {}  # noqa: RUF012
     is_sampled: bool = False
     newest_python: tuple[int, int] = (3, 99)
+    refused: tuple[str, ...] = ()
 
 
 BEARTYPE = "beartype==0.22.9"
@@ -61,6 +63,10 @@ SYBIL = "sybil[pytest]>=9.2"
 UNXT_NEEDS = (
     *(BEARTYPE, SYBIL, "hypothesis[numpy]", "optional-dependencies", "unxt-hypothesis==1.11.0"),
     *("pytest-arraydiff", "pytest-benchmark", "pytest-codspeed", "pytest-env", "pytest-mpl"),
+)
+ARRAYS_IN_STATIC_FIELDS = (
+    "tests/test_debug.py::test_diagnose_common_issues_static",
+    "tests/test_debug.py::test_diagnose_common_issues_static_nested",
 )
 SUITES = (
     Suite("quax", "0.4.6", (BEARTYPE,), settings={"JAX_CHECK_TRACER_LEAKS": "1"}),
@@ -71,7 +77,7 @@ SUITES = (
     Suite("pdequinox", "0.1.2", is_sampled=True),
     Suite("signax", "0.2.1"),
     Suite("traceax", "1.0.2"),
-    Suite("haliax", "1.4.dev453", ("chex==0.1.91",)),
+    Suite("haliax", "1.4.dev453", ("chex==0.1.91",), refused=ARRAYS_IN_STATIC_FIELDS),
     Suite("megalodon-jax", "0.2.2", newest_python=(3, 11)),
     Suite("gpjax", "1.0.0", is_sampled=True, newest_python=(3, 11)),
     Suite("fdtdx", "0.6.3", is_sampled=True),
