@@ -150,6 +150,9 @@ def _parts(value: Any) -> list[tuple[str, Any]] | None:
         elements = [(f"[{key!r}]", each) for key, each in value.items()]
     elif isinstance(value, list | tuple | collections.deque):
         elements = [(f"[{index}]", each) for index, each in enumerate(value)]
+    elif isinstance(value, slice):
+        # Up to Python 3.11 none is hashable.
+        elements = [(f".{name}", getattr(value, name)) for name in ("start", "stop", "step")]
     elif not isinstance(value, set | bytearray | array.array):
         is_compared_by_value = type(value).__hash__ is None and hasattr(value, "__dict__")
         if not (is_compared_by_value or dataclasses.is_dataclass(value)):

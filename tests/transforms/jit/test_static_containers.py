@@ -68,6 +68,7 @@ EXAMPLES = {
     "frozen-dataclass": Example(
         lambda: Frozen([1]), lambda: Frozen([True]), lambda s: s.value.append(2)
     ),
+    "slice": Example(lambda: [slice(2)], lambda: [slice(2.0)], lambda s: s.insert(0, slice(None))),
     "slots": Example(Slotted, lambda: Slotted(1.0), set_value),
     "without-fields": Example(
         lambda: [Fieldless(), 1], lambda: [Fieldless(), True], lambda s: s.append(Fieldless())
