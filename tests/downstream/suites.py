@@ -80,7 +80,8 @@ SUITES = (
     Suite("haliax", "1.4.dev453", ("chex==0.1.91",), refused=ARRAYS_IN_STATIC_FIELDS),
     Suite("megalodon-jax", "0.2.2", newest_python=(3, 11)),
     Suite("gpjax", "1.0.0", ("networkx", "mktestdocs"), is_sampled=True, newest_python=(3, 11)),
-    Suite("fdtdx", "0.6.3", is_sampled=True),
+    # Without its simulations, minutes each.
+    Suite("fdtdx", "0.6.3", paths=("tests/unit", "tests/integration"), is_sampled=True),
     Suite("fleqx", "0.0.5"),
     Suite("flowjax", "19.1.2", (BEARTYPE, "numpyro")),
     Suite("tinygp", "0.3.1"),
