@@ -29,7 +29,6 @@ LIBRARIES = ("equinox", OURS)
 FIXED = ("jax", "jaxlib", "equinox", "lineax", "optimistix", "diffrax")
 # From 9.0 on `pytest.approx` refuses arrays of JAX.
 RUNNER = ("pytest==8.4.2", "pytest-timeout==2.4.0")
-SAMPLE_SIZE = 200
 ERROR = "E  "
 """How pytest begins the lines of an error."""
 TEST_LIMIT_S, SUITE_LIMIT_S = 300, 3600
@@ -42,7 +41,7 @@ class Suite(NamedTuple):
     - `needs`: what its tests require and the library does not.
     - `paths`: where its tests are.
     - `settings`: environment variables, which the suite sets too late or by a plugin.
-    - `is_sampled`: whether it takes more than 20 minutes, so that a sample is run.
+    - `sample_size`: how many tests are run where all take more than 15 minutes.
     - `newest_python`: the newest Python on which it installs.
     - `refused`: its tests of what is an error here on purpose.
     """
@@ -52,7 +51,7 @@ class Suite(NamedTuple):
     needs: tuple[str, ...] = ()
     paths: tuple[str, ...] = ("tests",)
     settings: dict[str, str] = {}  # noqa: RUF012
-    is_sampled: bool = False
+    sample_size: int = sys.maxsize
     newest_python: tuple[int, int] = (3, 99)
     refused: tuple[str, ...] = ()
 
@@ -74,18 +73,18 @@ SUITES = (
     Suite("zodiax", "0.5.0"),
     Suite("ihoop", "0.1.4"),
     Suite("exponax", "0.2.0"),
-    Suite("pdequinox", "0.1.2", is_sampled=True),
+    Suite("pdequinox", "0.1.2", sample_size=200),
     Suite("signax", "0.2.1"),
     Suite("traceax", "1.0.2"),
     Suite("haliax", "1.4.dev453", ("chex==0.1.91",), refused=ARRAYS_IN_STATIC_FIELDS),
     Suite("megalodon-jax", "0.2.2", newest_python=(3, 11)),
-    Suite("gpjax", "1.0.0", ("networkx", "mktestdocs"), is_sampled=True, newest_python=(3, 11)),
+    Suite("gpjax", "1.0.0", ("networkx", "mktestdocs"), sample_size=200, newest_python=(3, 11)),
     # Without its simulations, minutes each.
-    Suite("fdtdx", "0.6.3", paths=("tests/unit", "tests/integration"), is_sampled=True),
+    Suite("fdtdx", "0.6.3", paths=("tests/unit", "tests/integration"), sample_size=200),
     Suite("fleqx", "0.0.5"),
     Suite("flowjax", "19.1.2", (BEARTYPE, "numpyro")),
     Suite("tinygp", "0.3.1"),
-    Suite("interpax", "0.3.16"),
+    Suite("interpax", "0.3.16", sample_size=30),
     Suite("unxt", "1.11.4", UNXT_NEEDS, ("README.md", "src", "tests")),
     # Newer versions use what JAX no longer has, or are built on Flax.
     Suite("evermore", "0.3.2"),
@@ -171,7 +170,7 @@ def outcomes(suite: Suite, library: str) -> dict[str, Outcome]:
     command += ["--continue-on-collection-errors", "--hypothesis-seed", "0"]
     # eqxlike, which is imported before pytest starts, imports jaxtyping.
     command += ["-W", "ignore:Module already imported so cannot be rewritten"]
-    settings = {"SUITE_LIBRARY": library, "SUITE_SAMPLED": str(suite.is_sampled)}
+    settings = {"SUITE_LIBRARY": library, "SUITE_SAMPLE_SIZE": str(suite.sample_size)}
     with open(folder / f"{library}.log", "w") as log:
         process = subprocess.Popen(
             command,
@@ -217,9 +216,10 @@ class Recorder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        if os.environ["SUITE_SAMPLED"] == "True" and len(items) > SAMPLE_SIZE:
+        size = int(os.environ.get("SUITE_SAMPLE_SIZE", sys.maxsize))
+        if len(items) > size:
             names = sorted(item.nodeid for item in items)
-            drawn = set(random.Random(0).sample(names, SAMPLE_SIZE))
+            drawn = set(random.Random(0).sample(names, size))
             items[:] = [item for item in items if item.nodeid in drawn]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
