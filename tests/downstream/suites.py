@@ -84,7 +84,7 @@ SUITES = (
     Suite("fleqx", "0.0.5"),
     Suite("flowjax", "19.1.2", (BEARTYPE, "numpyro")),
     Suite("tinygp", "0.3.1"),
-    Suite("interpax", "0.3.16", sample_size=30),
+    Suite("interpax", "0.3.16"),
     Suite("unxt", "1.11.4", UNXT_NEEDS, ("README.md", "src", "tests")),
     # Newer versions use what JAX no longer has, or are built on Flax.
     Suite("evermore", "0.3.2"),
