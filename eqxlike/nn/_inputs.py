@@ -30,6 +30,15 @@ def check_instance(model: Any, what: str) -> None:
         )
 
 
+def check_layer(layer: Any, what: str) -> None:
+    """Raises `TypeError` if `layer`, which `what` calls, is a class or cannot be called."""
+    check_instance(layer, what)
+    if not callable(layer):
+        raise TypeError(
+            f"{what} expected a layer, or a function such as `jax.nn.relu`; got {layer!r}."
+        )
+
+
 def check_input(layer: Module, x: Any, expected: Shape, name: str = "x") -> None:
     """Raises `ValueError` unless `x` is one unbatched input of the shape that `layer` expects.
 

@@ -1,7 +1,7 @@
 """The multi-layer perceptron, sequences of layers, and an activation with a parameter."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, overload
 
 import jax
@@ -16,7 +16,7 @@ from .._transforms import filter_vmap
 from ._inputs import (
     as_data,
     check_input,
-    check_instance,
+    check_layer,
     describe,
     key_for,
     layer_at,
@@ -124,6 +124,8 @@ class MLP(Module):
             layers += [filter_vmap(hidden)(between)] if scan else map(hidden, between)
             layers += [make(width_size, out_size, use_final_bias, key=last)]
         self.layers = tuple(layers)
+        check_layer(activation, "MLP: activation")
+        check_layer(final_activation, "MLP: final_activation")
         self.activation = _one_per_unit(activation, (depth, width_size))
         self.final_activation = (
             final_activation
@@ -208,9 +210,14 @@ class Sequential(StatefulLayer):
         - `layers`: callables `layer(x, *, key)`, or `layer(x, state, *, key)` for those that are
           stateful; wrap a plain function in `Lambda` if the whole is called with a key.
         """
+        if callable(layers) and not isinstance(layers, Iterable):
+            raise TypeError(
+                "Sequential expected a list of layers, `Sequential([...])`; got "
+                f"{type(layers).__name__}."
+            )
         self.layers = tuple(layers)
         for index, layer in enumerate(self.layers):
-            check_instance(layer, f"Sequential: layers[{index}]")
+            check_layer(layer, f"Sequential: layers[{index}]")
 
     def is_stateful(self) -> bool:
         """**Returns:** whether one of the layers is stateful."""

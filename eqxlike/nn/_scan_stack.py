@@ -9,7 +9,7 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
 
-from .._module import field
+from .._module import Module, field
 from .._numbers import whole_number
 from .._partition import find_static_difference
 from .._pytree import (
@@ -29,7 +29,7 @@ from .._transforms import (
     filter_vmap,
     keep_all_but_gathered,
 )
-from ._inputs import as_data, check_instance, describe, key_for, layer_at, stack_layers
+from ._inputs import as_data, check_layer, describe, key_for, layer_at, stack_layers
 from ._stateful import (
     NO_STATE,
     State,
@@ -89,6 +89,12 @@ class ScanStack(StatefulLayer, Stacked):
         **Raises:** `ValueError` if `depth` or `unroll` is not a positive integer.
         """
         depth = whole_number(depth, "depth")
+        if isinstance(make_layer, Module) or not callable(make_layer):
+            raise TypeError(
+                "ScanStack expected a function from a key to a layer, such as `lambda key: "
+                f"nn.Linear(8, 8, key=key)`; got {type(make_layer).__name__}. Stack existing layers "
+                "by `ScanStack.stack(layers)`."
+            )
         self.layers = filter_vmap(lambda key: with_array_states(make_layer(key)))(
             jr.split(key, depth)
         )
@@ -109,7 +115,7 @@ class ScanStack(StatefulLayer, Stacked):
         if not layers:
             raise ValueError("ScanStack.stack needs at least one layer.")
         for index, layer in enumerate(layers):
-            check_instance(layer, f"ScanStack.stack: layers[{index}]")
+            check_layer(layer, f"ScanStack.stack: layers[{index}]")
         layers = [with_array_states(layer, layers[0]) for layer in layers]
         for index, layer in enumerate(layers):
             if difference := _explain_difference(layers[0], layer, index):

@@ -42,10 +42,11 @@ def check_key(key: Any, taker: str) -> None:
 
 
 def check_callable(value: Any, call: str) -> None:
-    """Raises `TypeError` for what is no function, given to `fit` for the one that is called so."""
+    """Raises `TypeError` for what `fit` cannot call so."""
     if not callable(value):
         name = call.partition("(")[0]
         raise TypeError(f"fit expected `{name}` to be a function, `{call}`; got {value!r}.")
+    check_takes(value, call, "fit")
 
 
 def check_takes(function: Callable[..., Any], call: str, taker: str) -> None:
@@ -68,7 +69,7 @@ def check_optimiser(optimiser: Any, taker: str) -> None:
     """Raises `TypeError` for what is no optimiser, such as the function that makes one."""
     if not (callable(getattr(optimiser, "init", None)) and hasattr(optimiser, "update")):
         hint = ""
-        if callable(optimiser):
+        if inspect.isroutine(optimiser) or isinstance(optimiser, type):
             name = getattr(optimiser, "__name__", "it")
             hint = f": call {name} to get one, as in `optax.adam(1e-3)`"
         raise TypeError(

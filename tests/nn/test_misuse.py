@@ -155,3 +155,21 @@ def test_class_in_the_place_of_a_model_is_refused():
     for name, take in TAKERS.items():
         with pytest.raises(TypeError, match=f"^{name} {says}"):
             take(nn.Linear)
+
+
+def test_what_cannot_be_called_is_refused_where_it_is_given(getkey):
+    layer = nn.Linear(2, 2, key=getkey())
+    for says, make in {
+        r"MLP: activation expected .* `jax\.nn\.relu`; got 'relu'\.$": lambda: nn.MLP(
+            2, 2, 3, 1, activation="relu", key=getkey()
+        ),
+        r"Sequential: layers\[1\] expected a layer, .*; got 3\.$": lambda: nn.Sequential(
+            [layer, 3]
+        ),
+        r"Sequential expected a list of layers, .*; got Linear\.$": lambda: nn.Sequential(layer),
+        r"ScanStack expected a function from a key .*; got Linear\. .*ScanStack\.stack": (
+            lambda: nn.ScanStack(layer, 3, key=getkey())
+        ),
+    }.items():
+        with pytest.raises(TypeError, match=says):
+            make()

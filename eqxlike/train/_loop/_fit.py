@@ -16,7 +16,7 @@ from ..._numbers import whole_number
 from ..._pytree import deleted_paths, tree_at
 from .._callbacks import Callback, Checkpoint, load_kept
 from .._checkpoints import CheckpointError, CheckpointFolder
-from .._checks import check_callable, check_not_deleted, check_state, check_takes
+from .._checks import check_callable, check_not_deleted, check_state
 from .._run import Batch, Run, Stack, Step
 from .._state import Model, TrainState, copy_arrays
 from ._feed import Feed
@@ -275,7 +275,6 @@ def fit(
     check_state(state, TrainState, "fit")
     check_not_deleted(state, "state", "fit")
     check_callable(step, "step(state, batch)")
-    check_takes(step, "step(state, batch)", "fit")
     num_steps = whole_number(num_steps, "num_steps")
     checked = checked_callbacks(callbacks, on_log)
     moments = Moments(
