@@ -92,8 +92,8 @@ class ScanStack(StatefulLayer, Stacked):
         if isinstance(make_layer, Module) or not callable(make_layer):
             raise TypeError(
                 "ScanStack expected a function from a key to a layer, such as `lambda key: "
-                f"nn.Linear(8, 8, key=key)`; got {type(make_layer).__name__}. Stack existing layers "
-                "by `ScanStack.stack(layers)`."
+                f"nn.Linear(8, 8, key=key)`; got {type(make_layer).__name__}. Existing layers are "
+                "stacked by `ScanStack.stack(layers)`."
             )
         self.layers = filter_vmap(lambda key: with_array_states(make_layer(key)))(
             jr.split(key, depth)
