@@ -65,6 +65,7 @@ for _primitive in (
     unvmap_max_p,
     _checks.needing_p,
     _dce._watch_p,
+    _linear_call._batch_first,
 ):
     register_impl_finalisation(_primitive)
 # What these do is done by functions of the user's.

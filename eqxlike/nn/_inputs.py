@@ -101,8 +101,12 @@ def _callers() -> Iterator[Module]:
 
 
 def _path_to(layer: Module, module: Module) -> str | None:
-    # By identity: an equal layer at another place is another layer.
-    for path, node in jtu.tree_leaves_with_path(module, is_leaf=lambda node: node is layer):
+    try:
+        # By identity: an equal layer at another place is another layer.
+        leaves = jtu.tree_leaves_with_path(module, is_leaf=lambda node: node is layer)
+    except ValueError:
+        return None  # A `State` that was replaced is no tree.
+    for path, node in leaves:
         if node is layer:
             return jtu.keystr(path)
     return None

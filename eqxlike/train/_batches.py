@@ -329,24 +329,31 @@ def _fill(
         ahead.ready.put(error)
 
 
+_ARRAYS = np.ndarray, jax.Array
+
+
 def _moved(batch: Any, sharding: Any) -> Any:
     """The batch on the device, where no array shares its memory with NumPy's.
 
     Streams write one batch after another into the same arrays, and on a CPU JAX takes over the
     memory of an array, if it lies as XLA likes it.
     """
-
-    def moved(leaf: Any) -> Any:
-        if sharding is not None and isinstance(leaf, np.ndarray | jax.Array):
-            return jax.device_put(leaf, sharding)
-        # Half the time of `jax.device_put`. It counts as a transfer that nobody asked for.
-        return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
-
     batch = jtu.tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch)
     if isinstance(sharding, Sharding):
         return place_batch(batch, sharding)
+    if sharding is not None:
+        leaves, treedef = jtu.tree_flatten(batch)
+        places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
+        # One call for all takes two thirds of the time of one for each.
+        moved = jax.device_put([leaves[index] for index in places], sharding)
+        for index, array in zip(places, moved, strict=True):
+            leaves[index] = array
+        return treedef.unflatten(leaves)
     with jax.transfer_guard_host_to_device("allow"):
-        return jtu.tree_map(moved, batch)
+        # Half the time of `jax.device_put`. It counts as a transfer that nobody asked for.
+        return jtu.tree_map(
+            lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, batch
+        )
 
 
 def _end(thread: threading.Thread, ahead: _Ahead) -> None:

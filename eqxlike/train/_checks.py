@@ -41,15 +41,14 @@ def check_key(key: Any, taker: str) -> None:
         )
 
 
-def check_callable(value: Any, call: str) -> None:
-    """Raises `TypeError` for what `fit` cannot call so."""
+def check_callable(value: Any, call: str, taker: str = "fit") -> None:
+    """Raises `TypeError` for what is no function."""
     if not callable(value):
         name = call.partition("(")[0]
-        raise TypeError(f"fit expected `{name}` to be a function, `{call}`; got {value!r}.")
-    check_takes(value, call, "fit")
+        raise TypeError(f"{taker} expected `{name}` to be a function, `{call}`; got {value!r}.")
 
 
-def check_takes(function: Callable[..., Any], call: str, taker: str) -> None:
+def check_takes(function: Callable[..., Any], call: str, taker: str, hint: str = "") -> None:
     """Raises `TypeError` for a function that cannot be called as `call` says, by position."""
     names = call.partition("(")[2].rstrip(")").split(", ")
     try:
@@ -61,7 +60,7 @@ def check_takes(function: Callable[..., Any], call: str, taker: str) -> None:
     except TypeError as error:
         name = getattr(function, "__name__", type(function).__name__)
         raise TypeError(
-            f"{taker} calls `{call}`, and {name} does not take that: {error}."
+            f"{taker} calls `{call}`, and {name} does not take that: {error}.{hint}"
         ) from None
 
 

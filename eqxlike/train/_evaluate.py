@@ -29,6 +29,12 @@ Evaluate = Callable[[Any, Any, Any, PRNGKeyArray], Evaluation]
 """`evaluate(model, model_state, batch, key)`."""
 
 
+_HINT = (
+    " Where the loss takes the state of its model too, give that to "
+    "`TrainState.create(..., model_state=state)`."
+)
+
+
 def evaluator(loss: Callable[..., Any], has_aux: bool) -> Evaluate:
     """`loss`, taken and answered as `make_step` says, in one form."""
 
@@ -39,7 +45,7 @@ def evaluator(loss: Callable[..., Any], has_aux: bool) -> Evaluate:
             copied = jtu.tree_map(lambda leaf: leaf, model_state)
             returned = loss(model, copied, batch, key)
             return _with_model_state(returned, model_state, has_aux)
-        check_takes(loss, "loss(model, batch, key)", "make_step")
+        check_takes(loss, "loss(model, batch, key)", "make_step", _HINT)
         returned = loss(model, batch, key)
         if not has_aux:
             way_out = "if it returns something beside, give make_step has_aux=True"

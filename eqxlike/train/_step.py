@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from .._pytree import apply_updates, filter, is_inexact_array
 from .._transforms import filter_jit, filter_value_and_grad
-from ._checks import check_optimiser, check_optimiser_state, check_state
+from ._checks import check_callable, check_optimiser, check_optimiser_state, check_state
 from ._evaluate import Evaluate, Evaluation, evaluator
 from ._sharding import Sharding, check_sharding, evaluate_sharded, shard
 from ._state import (
@@ -121,6 +121,7 @@ def make_step(
     >>> int(state.step), loss.shape
     (3, ())
     """
+    check_callable(loss, "loss(model, batch, key)", "make_step")
     check_optimiser(optimiser, "make_step")
     evaluate = evaluator(loss, has_aux)
     if sharding is not None:

@@ -203,3 +203,25 @@ def test_members_of_a_batch_that_have_ended_leave_no_nan(checkpoints):
     of_one = jax.jit(jax.grad(run))
     np.testing.assert_allclose(of_weight, sum(of_one(weight, x) for x in xs), rtol=1e-6)
     np.testing.assert_allclose(of_xs, [0.5, 0.125, 0.0125], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["checkpointed", "bounded"])
+def test_a_compiled_batch_has_the_second_derivatives_of_its_members(kind):
+    # As many members as segments, or as steps: arrays of a batch fit also where axes are swapped.
+    weights = jnp.linspace(0.5, 1.0, {"checkpointed": 2, "bounded": 4}[kind])
+
+    def last(weight, kind):
+        def body(carry, u):
+            new = jnp.tanh(weight * carry + u)
+            return new, new * u
+
+        carry, ys = loops.scan(body, jnp.zeros(()), jnp.ones(4), kind=kind)
+        return carry + (ys**2).sum()
+
+    def second(kind):
+        gradients = jax.jit(jax.vmap(jax.grad(lambda weight: last(weight, kind))))
+        reverse = jax.grad(lambda weights: gradients(weights).sum())(weights)
+        return reverse, jax.jvp(gradients, (weights,), (jnp.ones_like(weights),))[1]
+
+    for found in second(kind):
+        np.testing.assert_allclose(found, second("lax")[0], rtol=1e-5)

@@ -475,6 +475,7 @@ def test_argument_of_another_kind_is_named(state, step):
         (TypeError, r"batches .* go through, .* got <function .*>: call it", {"batches": batches}),
         (TypeError, r"batches that one can go through, .* got 3\.", {"batches": 3}),
         (TypeError, r"`evaluate` to be a f.*, `evaluate\(state\)`; got \{\}", {"evaluate": {}}),
+        (TypeError, r"calls `evaluate\(state\)`, .* `make_evaluate", {"evaluate": loss}),
         (TypeError, r"`on_log` to be a f.*, `on_log\(step, loss\)`; got 100", {"on_log": 100}),
         (ValueError, f"num_steps {number} 0", {"num_steps": 0}),
         (ValueError, f"log_every {number} 2.5", {"log_every": 2.5}),
@@ -492,8 +493,8 @@ ARRAYS = {
     "pair": ((GOOD, GOOD[:, :1]), r"\(f32\[4,2\]\(numpy\), f32\[4,1\]\(numpy\)\)"),
     "pair of one shape": ((GOOD, 2 * GOOD), r"\(f32\[4,2\]\(numpy\), f32\[4,2\]\(numpy\)\)"),
     "list of inputs and targets": (
-        [GOOD, GOOD[:, :1]],
-        r"\[f32\[4,2\]\(numpy\), f32\[4,1\]\(numpy\)\]",
+        [GOOD, GOOD[:, 0]],
+        r"\[f32\[4,2\]\(numpy\), f32\[4\]\(numpy\)\]",
     ),
     "dict": ({"x": GOOD}, r"\{'x': f32\[4,2\]\(numpy\)\}"),
 }

@@ -420,6 +420,8 @@ def test_what_is_no_state_or_optimiser_or_loss_is_refused(model, batch):
         make_step(squared_error, ADAM)(model, batch)
     with pytest.raises(TypeError, match=r"make_step expected an optax\.G.*: call adam to get one"):
         make_step(squared_error, optax.adam)
+    with pytest.raises(TypeError, match=r"make_step expected `loss` to be a function, `loss\(mod"):
+        make_step(ADAM, squared_error)
     state, pair = start(model), r"has_aux=True\): the loss is to return \(loss, aux\), got"
     for returned, has_aux, message in [
         (jnp.ones(2), True, pair),
@@ -435,7 +437,9 @@ def test_what_is_no_state_or_optimiser_or_loss_is_refused(model, batch):
     def keyless(model, batch):
         return squared_error(model, batch, None)
 
-    message = r"calls `loss\(model, batch, key\)`, and keyless does not take that: too many"
+    message = (
+        r"calls `loss\(model, batch, key\)`, and keyless does not take that: too many.*model_state="
+    )
     with pytest.raises(TypeError, match=f"make_step {message}"):
         make_step(keyless, SGD)(state, batch)
 

@@ -21,6 +21,7 @@ from ..._pytree import (
     is_inexact_array_like,
 )
 from .._signatures import Call, check_callable, pair
+from ._linear_call import batch_first
 from ._tangents import (
     check_structure,
     checked_tangents,
@@ -142,8 +143,8 @@ class filter_custom_jvp(CustomFunction):
             )
         call = _FlatJvp(self.__wrapped__, self._rule, self._wants_zeros, self._label)
         arrays, call.rest = split(Call(args, kwargs))
-        of_arrays = jax.custom_jvp(call.value)
-        of_arrays.defjvp(call.value_and_tangent, symbolic_zeros=True)
+        of_arrays = jax.custom_jvp(batch_first(call.value))
+        of_arrays.defjvp(batch_first(call.value_and_tangent), symbolic_zeros=True)
         try:
             numbers = of_arrays(arrays)
         except jax.errors.UnexpectedTracerError as error:
@@ -318,8 +319,8 @@ class filter_custom_vjp(CustomFunction):
             vjp_arg_rest,
             others_rest,
         )
-        of_arrays = jax.custom_vjp(call.value)
-        of_arrays.defvjp(call.forward, call.backward, symbolic_zeros=True)
+        of_arrays = jax.custom_vjp(batch_first(call.value))
+        of_arrays.defvjp(batch_first(call.forward), call.backward, symbolic_zeros=True)
         try:
             value_arrays = of_arrays(arrays, others)
         except jax.errors.UnexpectedTracerError as error:

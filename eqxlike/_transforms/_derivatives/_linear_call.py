@@ -172,9 +172,10 @@ def _batch(
 
             # An operation along a named axis inside needs the axis unchanged.
             is_summed = none_shared if name else is_shared[:num_summed]
-            summed_inside = jax.custom_jvp(by_members(is_summed))
+            summed_inside = jax.custom_jvp(batch_first(by_members(is_summed)))
 
             @functools.partial(summed_inside.defjvp, symbolic_zeros=True)
+            @batch_first
             def _differentiate(primals: Any, tangents: Any) -> Any:
                 residuals, cotangents = primals
 
@@ -233,6 +234,38 @@ def _flag_batched(forward: Linear, mapped: Any, axes: Any, args: Sequence[Array]
 ad.primitive_jvps[_linear] = _jvp
 ad.primitive_transposes[_linear] = _transpose
 batching.fancy_primitive_batchers[_linear] = _batch
+
+
+# --- Functions with a rule of their own under `jax.vmap` ---
+
+
+def batch_first(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, where each array that it returns has the axis of a batch in front.
+
+    A function and its rule both need this for `jax.custom_jvp` and `jax.custom_vjp`. To
+    differentiate `jax.jit(jax.vmap(function))` JAX calls the rule, and takes the axis to be where
+    the function has it (jax 0.10.2 to 0.12.0.1): the numbers are wrong where it is not.
+    """
+
+    @functools.wraps(function)
+    def with_batch_first(*args: Any) -> Any:
+        return jax.tree_util.tree_map(
+            lambda leaf: _batch_first.bind(leaf) if isinstance(leaf, jax.Array) else leaf,
+            function(*args),
+        )
+
+    return with_batch_first
+
+
+_batch_first = Primitive("batch_first")
+_batch_first.def_impl(lambda array: array)
+_batch_first.def_abstract_eval(lambda array: array)
+mlir.register_lowering(_batch_first, lambda context, array: [array])
+ad.deflinear2(_batch_first, lambda cotangent, array: [_batch_first.bind(cotangent)])
+batching.primitive_batchers[_batch_first] = lambda arrays, dims: (
+    _batch_first.bind(jnp.moveaxis(arrays[0], dims[0], 0)),
+    0,
+)
 
 
 # --- Tangents, some of which are known to be zero ---

@@ -17,6 +17,7 @@ from ..._dtypes import wider
 from ..._module import Module
 from ..._transforms._derivatives._grad import advised
 from ..._transforms._derivatives._linear_call import (
+    batch_first,
     has_tangent,
     is_inexact,
     linear_call,
@@ -187,10 +188,12 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
     """
 
     @jax.custom_jvp
+    @batch_first
     def run(arrays: Arrays) -> Arrays:
         return function(arrays)
 
     @functools.partial(run.defjvp, symbolic_zeros=True)
+    @batch_first
     def _differentiate(primals: Any, tangents: Any) -> tuple[Arrays, list[Any]]:
         arrays, dots = (list(map(_as_array, each)) for (each,) in (primals, tangents))
         is_moving = list(map(has_tangent, dots))

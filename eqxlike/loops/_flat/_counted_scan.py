@@ -18,7 +18,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ..._transforms._derivatives._linear_call import instantiate, linear_call, zero_tangent
+from ..._transforms._derivatives._linear_call import (
+    batch_first,
+    instantiate,
+    linear_call,
+    zero_tangent,
+)
 from ._plan import Arrays, Operands, Scan, Step, fill, segments_of, select, split
 from ._revolve import pull_back_any_length
 from ._step import clear_written, pull_back_step, run
@@ -32,10 +37,12 @@ def counted_scan(scan: Scan, operands: Operands) -> tuple[list[Array], list[Arra
     """The last carry, and what the steps returned in rows; zeros for steps beyond the count."""
 
     @jax.custom_jvp
+    @batch_first
     def run_flat(flat: Arrays, count: Array | None) -> tuple[list[Array], list[Array]]:
         return run(scan, operands.unflatten(flat, count))
 
     @functools.partial(run_flat.defjvp, symbolic_zeros=True)
+    @batch_first
     def _differentiate(primals: Any, tangents: Any) -> Any:
         filled = operands.unflatten(*primals)
         carry, ys, saved = save(scan, filled)

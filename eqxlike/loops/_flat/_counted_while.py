@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from ..._transforms._derivatives._linear_call import jvp_of_moving, zero_tangent
+from ..._transforms._derivatives._linear_call import batch_first, jvp_of_moving, zero_tangent
 from ._batched import unvmap_any
 from ._counted_scan import save, tangents_of
 from ._plan import Arrays, Operands, Scan, fill, select, split
@@ -60,10 +60,12 @@ def counted_while(loop: While, operands: WhileOperands) -> list[Array]:
     """The last carry."""
 
     @jax.custom_jvp
+    @batch_first
     def run_flat(flat: Arrays) -> list[Array]:
         return run_while(loop, operands.unflatten(flat))
 
     @functools.partial(run_flat.defjvp, symbolic_zeros=True)
+    @batch_first
     def _differentiate(primals: Any, tangents: Any) -> Any:
         filled = operands.unflatten(primals[0])
         count, carry, saved = save_while(loop, filled)
@@ -115,10 +117,12 @@ def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     """The loop, with what is saved of the carry before each segment."""
 
     @jax.custom_jvp
+    @batch_first
     def run_flat(flat: Arrays) -> SavedWhile:
         return _save_while(loop, operands.unflatten(flat))
 
     @functools.partial(run_flat.defjvp, symbolic_zeros=True)
+    @batch_first
     def _differentiate(primals: Any, tangents: Any) -> Any:
         filled = operands.unflatten(primals[0])
         count, carry, saved = save_while(loop, filled)

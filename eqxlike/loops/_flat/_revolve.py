@@ -16,7 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from ..._transforms._derivatives._linear_call import instantiate, jvp_of_moving, linear_call
+from ..._transforms._derivatives._linear_call import (
+    batch_first,
+    instantiate,
+    jvp_of_moving,
+    linear_call,
+)
 from ._batched import select_if_vmap, unvmap_max
 from ._plan import Arrays, Operands, Scan, select, split
 from ._step import pull_back_step, select_active
@@ -50,6 +55,7 @@ def pull_back_any_length(
     numbers = len(operands.flatten()), len(last), len(ct_carry)
 
     @jax.custom_jvp
+    @batch_first
     def run_flat(flat: Arrays, count: Array) -> list[Array]:
         flat, last, ct_carry, ct_ys = split(flat, *numbers)
         filled = operands.unflatten(flat, count)
@@ -71,6 +77,7 @@ def pull_back_any_length(
         return select(found, select(nonzero.flatten(), wider.flatten()))
 
     @functools.partial(run_flat.defjvp, symbolic_zeros=True)
+    @batch_first
     def _differentiate(primals: Any, tangents: Any) -> Any:
         flat, count = primals
         flat, last, ct_carry, ct_ys = split(flat, *numbers)

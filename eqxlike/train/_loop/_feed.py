@@ -91,12 +91,16 @@ def _iterator_of(batches: Any) -> Iterator[Any]:
 def _is_data(batches: Any) -> bool:
     """Whether a tuple or a list holds the arrays of one data set, as inputs and targets.
 
-    They have one leading length. So have most batches, but those are alike in the rest too.
+    They have one leading length. So have most batches, but those are alike in the rest too. In a
+    list batches may be of several lengths, and have as many axes.
     """
-    is_few = isinstance(batches, tuple) or (isinstance(batches, list) and len(batches) == 2)
-    if not is_few or len(batches) < 2 or not all(map(is_array, batches)):
+    if not isinstance(batches, tuple | list) or len(batches) < 2:
+        return False
+    if not all(map(is_array, batches)):
         return False
     shapes = {np.shape(array) for array in batches}
     has_one_length = () not in shapes and len({shape[0] for shape in shapes}) == 1
-    is_pair = isinstance(batches, tuple) and len(batches) == 2 and batches[0] is not batches[1]
+    if isinstance(batches, list):
+        return has_one_length and len(set(map(len, shapes))) > 1
+    is_pair = len(batches) == 2 and batches[0] is not batches[1]
     return has_one_length and (len(shapes) > 1 or is_pair)

@@ -16,7 +16,7 @@ from ..._numbers import whole_number
 from ..._pytree import deleted_paths, tree_at
 from .._callbacks import Callback, Checkpoint, load_kept
 from .._checkpoints import CheckpointError, CheckpointFolder
-from .._checks import check_callable, check_not_deleted, check_state
+from .._checks import check_callable, check_not_deleted, check_state, check_takes
 from .._run import Batch, Run, Stack, Step
 from .._state import Model, TrainState, copy_arrays
 from ._feed import Feed
@@ -245,6 +245,7 @@ def fit(
     - `on_log`: `on_log(step, loss)` with the steps made so far and the mean loss since the last
       log; see `progress`.
     - `check_every`: steps between looks at the losses. The device idles for a moment at each.
+      Batches since the last look are kept, up to 64 MB of them, to be repeated.
     - `resume_from`: a folder of checkpoints, as `Checkpoint` makes it. The run goes on from the
       newest good one there, with the state and the batches that came then, and ends with the same
       numbers as one that was not interrupted; it begins with `state` where there is none. A damaged
@@ -275,6 +276,7 @@ def fit(
     check_state(state, TrainState, "fit")
     check_not_deleted(state, "state", "fit")
     check_callable(step, "step(state, batch)")
+    check_takes(step, "step(state, batch)", "fit")
     num_steps = whole_number(num_steps, "num_steps")
     checked = checked_callbacks(callbacks, on_log)
     moments = Moments(

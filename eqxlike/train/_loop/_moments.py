@@ -6,7 +6,7 @@ from typing import Any
 from ..._numbers import whole_number
 from ..._pytree import tree_pformat
 from .._callbacks import Callback
-from .._checks import check_callable
+from .._checks import check_callable, check_takes
 from .._run import Run
 from .._state import Model, TrainState
 
@@ -59,6 +59,8 @@ class Moments:
     ) -> None:
         if evaluate is not None:
             check_callable(evaluate, "evaluate(state)")
+            hint = " Give what `make_evaluate(measure, batches)` returns."
+            check_takes(evaluate, "evaluate(state)", "fit", hint)
         elif evaluate_every is not None:
             raise ValueError(
                 f"fit has evaluate_every={evaluate_every} and nothing to evaluate: give it "

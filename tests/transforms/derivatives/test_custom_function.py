@@ -384,3 +384,20 @@ def test_number_of_python_that_is_differentiated_is_perturbed():
 
     found = jax.grad(lambda v: scaled(v, 3.0))(2.0)
     np.testing.assert_allclose(found, 3 * np.cos(2.0), rtol=1e-6)
+
+
+def test_a_compiled_batch_may_have_its_axis_elsewhere_in_the_function_than_in_the_rule():
+    # A scan has the axis of a batch behind that of its steps, and the rule before. JAX's own
+    # functions are wrong there: `jax.custom_jvp` in its numbers, `jax.custom_vjp` in both.
+    def squares(xs):
+        return jax.lax.scan(lambda carry, x: (carry, x * x), 0.0, xs)[1]
+
+    with_jvp, with_vjp = filter_custom_jvp(squares), filter_custom_vjp(squares)
+    with_jvp.def_jvp(lambda primals, tangents: (primals[0] ** 2, 2 * primals[0] * tangents[0]))
+    with_vjp.def_fwd(lambda perturbed, xs: (xs**2, xs))
+    with_vjp.def_bwd(lambda xs, cotangent, perturbed, _: 2 * xs * cotangent)
+    x = jnp.arange(4.0).reshape(2, 2)
+    for function in (with_jvp, with_vjp):
+        value, pull_back = jax.vjp(jax.jit(jax.vmap(function)), x)
+        np.testing.assert_array_equal(value, x**2)
+        np.testing.assert_array_equal(pull_back(x)[0], 2 * x**2)
