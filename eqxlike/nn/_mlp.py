@@ -289,10 +289,6 @@ class Lambda(Module):
 
     fn: Callable[[Any], Any]
 
-    def __check_init__(self):
-        if not callable(self.fn):
-            raise TypeError(f"Lambda expected a function such as `jax.nn.relu`; got {self.fn!r}.")
-
     def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Array:
         """**Returns:** `fn(x)`. `key` is ignored."""
         del key

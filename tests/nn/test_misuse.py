@@ -163,7 +163,6 @@ def test_what_cannot_be_called_is_refused_where_it_is_given(getkey):
         r"MLP: activation expected .* `jax\.nn\.relu`; got 'relu'\.$": lambda: nn.MLP(
             2, 2, 3, 1, activation="relu", key=getkey()
         ),
-        r"Lambda expected a function .*; got 'relu'\.$": lambda: nn.Lambda("relu"),
         r"Sequential: layers\[1\] expected a layer, .*; got 3\.$": lambda: nn.Sequential(
             [layer, 3]
         ),
