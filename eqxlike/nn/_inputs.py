@@ -31,9 +31,9 @@ def check_instance(model: Any, what: str) -> None:
 
 
 def check_layer(layer: Any, what: str) -> None:
-    """Raises `TypeError` if `layer`, which `what` calls, is a class or cannot be called."""
+    """Raises `TypeError` if `layer`, which `what` calls, is a class, a string or the like."""
     check_instance(layer, what)
-    if not callable(layer):
+    if not callable(layer) and jtu.all_leaves([layer]):
         raise TypeError(
             f"{what} expected a layer, or a function such as `jax.nn.relu`; got {layer!r}."
         )

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from ...._module import Module
 from ...._partition import Structure
 from ...._traceback import stacklevel_of_user
 from .._arguments import WRAPPER
@@ -356,7 +357,8 @@ def place_of(function: Any) -> tuple[Place, types.CodeType | None]:
         unwrapped = inspect.unwrap(function)
     except ValueError:  # It wraps itself.
         unwrapped = function
-    unwrapped = getattr(unwrapped, "__func__", unwrapped)
+    if isinstance(getattr(unwrapped, "__self__", None), Module):
+        unwrapped = unwrapped.__func__
     code = getattr(unwrapped, "__code__", None)
     if not isinstance(unwrapped, types.FunctionType) or code is None:
         name = getattr(function, "__qualname__", type(function).__name__)
