@@ -86,7 +86,8 @@ class ScanStack(StatefulLayer, Stacked):
         - `key`: split into one key a layer, so that the layers are those of `[make_layer(key) for
           key in jax.random.split(key, depth)]`.
 
-        **Raises:** `ValueError` if `depth` or `unroll` is not a positive integer.
+        **Raises:** `ValueError` if `depth` or `unroll` is not a positive integer; `TypeError` if
+        `make_layer` is a layer, or no function.
         """
         depth = whole_number(depth, "depth")
         if isinstance(make_layer, Module) or not callable(make_layer):

@@ -105,9 +105,10 @@ def make_step(
     **Returns:** `step(state, batch)` which gives `(state, loss)`, or `(state, loss, aux)`. The
     state that it gets is donated: use the one it returns.
 
-    **Raises:** `TypeError` if `optimiser` or `sharding` is none. When called, `TypeError` for what
-    is no `TrainState`, and for a loss that returns something else; `ValueError` if the state was
-    made with another optimiser, or does not divide as `sharding` says, nor does the batch.
+    **Raises:** `TypeError` if `loss`, `optimiser` or `sharding` is none. When called, `TypeError`
+    for what is no `TrainState`, and for a loss that returns something else; `ValueError` if the
+    state was made with another optimiser, or does not divide as `sharding` says, nor does the
+    batch.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn

@@ -28,6 +28,9 @@ from ._stack import Stack
 LARGEST_STATE = 2**28
 """Bytes of a state up to which it is copied; a larger one is guarded in each step."""
 
+LARGEST_JOINED = 2**20
+"""Bytes of small arrays up to which they are copied while the copy before is still there."""
+
 LARGEST_BATCHES = 2**26
 """Bytes of batches that are kept to be repeated; those of a call take an eighth at most."""
 
@@ -48,13 +51,13 @@ class Verdict(NamedTuple):
     - `is_good`: whether all of it is finite, and it was not halted.
     - `step`: how many steps it has made.
     - `losses`: of the calls since the last look.
-    - `joined`: a copy of its small arrays.
+    - `joined`: a copy of its small arrays; `None` if they are not that small together.
     """
 
     is_good: bool
     step: int
     losses: list[Any]
-    joined: "_Joined"
+    joined: "_Joined | None"
 
 
 class Undo:
@@ -235,12 +238,16 @@ def _is_small(leaf: Array) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def _judge_of(form: Form) -> Callable[[Leaves, Leaves], tuple[Array, Array | None, _Joined]]:
-    def judge(leaves: Leaves, losses: Leaves) -> tuple[Array, Array | None, _Joined]:
+def _judge_of(
+    form: Form,
+) -> Callable[[Leaves, Leaves], tuple[Array, Array | None, _Joined | None]]:
+    def judge(leaves: Leaves, losses: Leaves) -> tuple[Array, Array | None, _Joined | None]:
         state: TrainState[Any] = form.merge(leaves)
         is_good = ~state.is_halted & is_kept_finite(state)
         # One array is fetched in the time of one number.
         verdict = jnp.stack([is_good.astype(state.step.dtype), state.step])
-        return verdict, jnp.stack(losses) if losses else None, _join(leaves)
+        num_bytes = sum(leaf.nbytes for leaf in leaves if _is_small(leaf))
+        joined = _join(leaves) if num_bytes <= LARGEST_JOINED else None
+        return verdict, jnp.stack(losses) if losses else None, joined
 
     return jax.jit(judge)
