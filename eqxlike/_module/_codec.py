@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._codegen import compile_function
+from .._codegen import compile_function, tuple_of
 from ._cached import (
     carries_metadata,
     has_metadata,
@@ -84,7 +84,7 @@ def generate_codec(
         namespace[f"key{index}"] = jtu.GetAttrKey(name)
     children = [f"fields[{name!r}]" for name in dynamic]
     keyed = [f"(key{index}, {child})" for index, child in enumerate(children)]
-    statics = _tuple_of(f"fields[{name!r}]" for name in static)
+    statics = tuple_of(f"fields[{name!r}]" for name in static)
 
     def flatten_source(function: str, parts: list[str], with_keys: bool) -> list[str]:
         by_name = f"return flatten_by_name(self, {with_keys})"
@@ -93,7 +93,7 @@ def generate_codec(
             "    fields = stored_fields(self)",
             *([f"    if has_metadata(fields): {by_name}"] if layout.asks_for_metadata else []),
             "    try:",
-            f"        return {_tuple_of(parts)}, {statics}",
+            f"        return {tuple_of(parts)}, {statics}",
             "    except KeyError:",
             f"        {by_name}",
         ]
@@ -106,11 +106,9 @@ def generate_codec(
         "    fields = stored_fields(self)",
     ]
     if dynamic:
-        targets = "".join(f"fields[{name!r}], " for name in dynamic)
-        unflatten_source.append(f"    ({targets}) = children")
+        unflatten_source.append(f"    {tuple_of(children)} = children")
     if static:
-        targets = "".join(f"fields[{name!r}], " for name in static)
-        unflatten_source.append(f"    ({targets}) = statics")
+        unflatten_source.append(f"    {statics} = statics")
     if complete is not None:
         unflatten_source.append("    complete(fields)")
     unflatten_source.append("    return self")
@@ -136,10 +134,6 @@ def _is_property(cls: type, name: str) -> bool:
     """
     found = found_in_class(cls, name)
     return isinstance(found, property) and found.fset is None
-
-
-def _tuple_of(parts: Any) -> str:
-    return "(" + "".join(f"{part}, " for part in parts) + ")"
 
 
 def _make_flatten_by_name(layout: Layout):

@@ -1,4 +1,14 @@
-"""The partition of trees into arrays and an interned Structure, cached on Modules."""
+"""The partition of trees into arrays and an interned Structure, cached on Modules.
+
+In the order of reading; docs/design.md has the whole picture:
+
+- `_structure`: what a Structure is, the table that makes it unique, and how it rebuilds a tree.
+- `_node_types`: a class for each type of node, such as a tuple or a Module.
+- `_flatten`: the walk from a tree to its arrays and its Structure.
+- `_guard`: the generated check of a warm call, which replaces that walk.
+- `_static_key`: when two static values are the same.
+- `_split`: dynamic and static leaves, for transformations that cache nothing between calls.
+"""
 
 from ._flatten import flatten as flatten
 from ._guard import GuardWriter as GuardWriter

@@ -3,13 +3,13 @@
 This file only writes lines: each type of node knows what to check.
 """
 
-import contextlib
 import functools
 import math
 import types
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
+from .._codegen import SourceWriter
 from .._pytree import is_array
 from ._static_key import (
     StaticKey,
@@ -38,12 +38,10 @@ class Node(Protocol):
     def write_guard(self, writer: "GuardWriter", name: str) -> Sequence[str]: ...
 
 
-class GuardWriter:
+class GuardWriter(SourceWriter):
     """Writes the guards of trees: lines that return `MISS` for any other tree.
 
-    - `lines`: the lines written so far.
     - `arrays`: the sources of the arrays of the trees, to be put between brackets.
-    - `namespace`: the values that the lines refer to, by name.
 
     **Arguments:**
 
@@ -61,15 +59,11 @@ class GuardWriter:
         *,
         reads_fields: bool = False,
     ):
-        self.lines: list[str] = []
+        super().__init__({"MISS": miss, "flatten": flatten})
         self.arrays: list[str] = []
-        self.namespace: dict[str, Any] = {"MISS": miss, "flatten": flatten}
         self.reads_fields = reads_fields
         self._examples = arrays
         self._num_arrays = 0
-        self._num_names = 0
-        self._depth = 0
-        self._constants: dict[int, str] = {}
 
     def write(self, root: Node, name: str) -> None:
         """Writes the guards of one tree, the value of `name`."""
@@ -131,35 +125,6 @@ class GuardWriter:
         names = [self.name("x") for _ in range(count)]
         self.line(f"[{', '.join(names)}] = {source}")
         return names
-
-    def assign(self, source: str) -> str:
-        """A name for the value of `source`."""
-        name = self.name("x")
-        self.line(f"{name} = {source}")
-        return name
-
-    @contextlib.contextmanager
-    def block(self, header: str) -> Iterator[None]:
-        """Puts the lines written inside it below `header`."""
-        self.line(header)
-        self._depth += 1
-        yield
-        self._depth -= 1
-
-    def line(self, source: str) -> None:
-        self.lines.append("    " * self._depth + source)
-
-    def name(self, stem: str) -> str:
-        self._num_names += 1
-        return f"{stem}{self._num_names}"
-
-    def constant(self, value: Any) -> str:
-        """A name for `value`."""
-        name = self._constants.get(id(value))
-        if name is None:
-            name = self._constants[id(value)] = self.name("c")
-            self.namespace[name] = value
-        return name
 
 
 # Generated code that checks whether a value has the key of a static value.

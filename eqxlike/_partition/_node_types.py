@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.tree_util import default_registry
 
-from .._codegen import compile_function
+from .._codegen import compile_function, tuple_of
 from .._compat import Tracer
 from .._module import (
     BoundMethod,
@@ -31,7 +31,7 @@ from .._module import (
 from .._pytree import is_array, is_traced_reference
 from ._guard import GuardWriter
 from ._static_key import PLAIN_TYPES, StaticKey, plain_key
-from ._structure import NOTHING, Intern, Opened, RebuildWriter, Structure, intern, no_meta, tuple_of
+from ._structure import NOTHING, Intern, Opened, RebuildWriter, Structure, intern, no_meta
 
 # --- An array, which is traced ---
 

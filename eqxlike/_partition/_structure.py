@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-from .._codegen import compile_function
+from .._codegen import SourceWriter, compile_function
 from .._module import CachedPartition, LazyPartition, set_cached, stored_fields
 from ._guard import GuardWriter
 from ._static_key import StaticKey
@@ -206,14 +206,17 @@ _table: dict[Hashable, _Interned] = {}
 _lock = threading.RLock()
 
 
-def intern(
-    structure_type: type[Structure],
-    node_type: type,
-    make_meta: Callable[[], Any],
-    static: StaticKey,
-    children: tuple[Structure, ...],
-) -> Structure:
-    """The unique Structure with these parts; `static` determines its meta."""
+Parts = tuple[type[Structure], type, Callable[[], Any], StaticKey, tuple[Structure, ...]]
+"""The class of a Structure, the type of the node, a function that makes the meta, the static key,
+which determines the meta, and the children.
+"""
+
+Intern = Callable[[*Parts], Structure]
+
+
+def intern(*parts: *Parts) -> Structure:
+    """The unique Structure with these parts."""
+    structure_type, node_type, make_meta, static, children = parts
     # The key has the `id`s of the class and the children, which the Structure itself keeps alive. A
     # key that held them could keep the Structure alive, through a closure with a compiled function.
     key = (structure_type, id(node_type), static.key, tuple(map(id, children)))
@@ -232,36 +235,20 @@ def intern(
     return found
 
 
-Intern = Callable[
-    [type[Structure], type, Callable[[], Any], StaticKey, tuple[Structure, ...]], Structure
-]
-
-
-def make_private(
-    structure_type: type[Structure],
-    node_type: type,
-    make_meta: Callable[[], Any],
-    static: StaticKey,
-    children: tuple[Structure, ...],
-) -> Structure:
+def make_private(*parts: *Parts) -> Structure:
     """A new Structure with these very objects in it, or the interned one if that is exact."""
+    structure_type, node_type, make_meta, static, children = parts
     if static.is_exact and all(child.is_exact for child in children):
-        return intern(structure_type, node_type, make_meta, static, children)
+        return intern(*parts)
     made = structure_type(node_type, make_meta(), static, children)
     made.is_cacheable = False
     return made
 
 
-def make_output(
-    structure_type: type[Structure],
-    node_type: type,
-    make_meta: Callable[[], Any],
-    static: StaticKey,
-    children: tuple[Structure, ...],
-) -> Structure:
+def make_output(*parts: *Parts) -> Structure:
     """The Structure of a node of an output: its objects are not replaced by equal ones."""
-    make = intern if static.is_exact else make_private
-    return make(structure_type, node_type, make_meta, static, children)
+    *_, static, _ = parts
+    return intern(*parts) if static.is_exact else make_private(*parts)
 
 
 def num_interned() -> int:
@@ -272,7 +259,7 @@ def num_interned() -> int:
 # --- Generated code that builds a tree of one Structure ---
 
 
-class RebuildWriter:
+class RebuildWriter(SourceWriter):
     """Writes the function that builds a tree from its arrays, a line for each node, children first.
 
     `treedef.unflatten` would call a Python function for each Module.
@@ -281,19 +268,18 @@ class RebuildWriter:
     """
 
     def __init__(self, cache: bool):
+        super().__init__(
+            {
+                "CachedPartition": CachedPartition,
+                "LazyPartition": LazyPartition,
+                "new": object.__new__,
+                "new_tuple": tuple.__new__,
+                "set_cached": set_cached,
+                "stored_fields": stored_fields,
+            }
+        )
         self.cache = cache
-        self.lines: list[str] = []
-        self.namespace: dict[str, Any] = {
-            "CachedPartition": CachedPartition,
-            "LazyPartition": LazyPartition,
-            "new": object.__new__,
-            "new_tuple": tuple.__new__,
-            "set_cached": set_cached,
-            "stored_fields": stored_fields,
-        }
-        self.constants: dict[int, str] = {}
         self.num_arrays = 0
-        self.num_nodes = 0
 
     def write(self, root: Structure) -> Callable[[tuple[Any, ...]], Any]:
         # An explicit stack: deep trees need no deep recursion. A frame is
@@ -337,8 +323,9 @@ class RebuildWriter:
         return self.assign(f"[{build}(arrays[i : i + {each}]) for i in {places}]")
 
     def _compile(self, root: Structure, expression: str) -> Callable[[tuple[Any, ...]], Any]:
-        lines = ["def rebuild(arrays):", *self.lines, f"    return {expression}"]
-        return compile_function(lines, self.namespace, f"rebuild {root.node_type.__name__}")
+        lines = [*self.lines, f"return {expression}"]
+        source = ["def rebuild(arrays):", *(f"    {line}" for line in lines)]
+        return compile_function(source, self.namespace, f"rebuild {root.node_type.__name__}")
 
     def array(self) -> str:
         """The expression for the next array."""
@@ -349,28 +336,3 @@ class RebuildWriter:
         """The expression for a tuple of the next arrays."""
         self.num_arrays += count
         return f"arrays[{self.num_arrays - count}:{self.num_arrays}]"
-
-    def assign(self, expression: str) -> str:
-        """A name for the value of `expression`."""
-        name = f"v{self.num_nodes}"
-        self.num_nodes += 1
-        self.line(f"{name} = {expression}")
-        return name
-
-    def line(self, source: str) -> None:
-        self.lines.append(f"    {source}")
-
-    def constant(self, value: Any) -> str:
-        """A name for `value`."""
-        if value is None or value is True or value is False:
-            return repr(value)
-        name = self.constants.get(id(value))
-        if name is None:
-            name = self.constants[id(value)] = f"c{len(self.constants)}"
-            self.namespace[name] = value
-        return name
-
-
-def tuple_of(parts: list[str]) -> str:
-    """The source of a tuple of these expressions."""
-    return "(" + "".join(f"{part}, " for part in parts) + ")"
