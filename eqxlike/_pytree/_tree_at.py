@@ -13,6 +13,79 @@ from ._difference import walk
 Tree = TypeVar("Tree", bound=Any)
 
 
+def tree_at(
+    where: Callable[[Tree], Any | Sequence[Any]],
+    pytree: Tree,
+    replace: Any | Sequence[Any] = MISSING,
+    replace_fn: Callable[[Any], Any] = MISSING,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Tree:
+    """A copy of `pytree` with one node, or several, replaced.
+
+    **Arguments:**
+
+    - `where`: a function from a pytree to the node to replace, or to a tuple or list of nodes. It
+      is called on a tree of unique placeholders for the leaves: it may index and
+      take attributes, but not calculate, and not change the tree.
+    - `pytree`: any pytree.
+    - `replace`: the replacement; a sequence of the same length if `where` returned one. If a
+      node was returned twice, the last counts.
+    - `replace_fn`: instead of `replace`, a function from the old node to the new.
+    - `is_leaf`: as in `jax.tree_util.tree_flatten`; needed to distinguish one `None` from another.
+
+    **Returns:** a pytree with the replacements; everything else is shared with `pytree`.
+
+    **Raises:** `ValueError` if `where` returns anything but one node of the tree, changes the tree
+    or depends on its leaves, if the lengths differ, or unless exactly one of `replace` and
+    `replace_fn` is given; `TypeError` if `where` returns something that is not a node at all, such
+    as the value of a static field.
+
+    >>> tree_at(lambda tree: tree["a"][0], {"a": [1, 2], "b": 3}, 10)
+    {'a': [10, 2], 'b': 3}
+    >>> tree_at(lambda tree: (tree["a"], tree["b"]), {"a": 1, "b": 3}, replace_fn=str)
+    {'a': '1', 'b': '3'}
+    """
+    if (replace is MISSING) == (replace_fn is MISSING):
+        raise ValueError("Precisely one of `replace` and `replace_fn` must be specified.")
+
+    def is_leaf_or_empty(node: Any) -> bool:
+        return _is_empty(node) or (is_leaf is not None and is_leaf(node))
+
+    # A node is found by its identity. Python shares equal numbers, and there is a single `()`: so
+    # `where` is called on a copy in which every leaf is an object of its own. A second call, on the
+    # leaves themselves, finds a `where` that looks at the values of leaves.
+    paths_and_leaves, treedef = jtu.tree_flatten_with_path(pytree, is_leaf=is_leaf_or_empty)
+    tree = treedef.unflatten([_hold_place(path, leaf) for path, leaf in paths_and_leaves])
+    chosen = _choose(where, tree)
+
+    occurrences = _count_occurrences(tree, [chosen])
+    is_single = occurrences[id(chosen)] > 0 or not isinstance(chosen, tuple | list)
+    nodes = [chosen] if is_single else list(chosen)
+    if not is_single:
+        occurrences = _count_occurrences(tree, nodes)
+    for node in nodes:
+        if occurrences[id(node)] != 1:
+            raise _not_one_node(tree, chosen, node, occurrences[id(node)])
+
+    def without_placeholders(node: Any) -> Any:
+        return jtu.tree_map(_value, node, is_leaf=is_leaf_or_empty)
+
+    old = [without_placeholders(node) for node in nodes]
+    # This is a copy too: changes to it do not reach the user's tree.
+    copy = treedef.unflatten([leaf for _, leaf in paths_and_leaves])
+    _check_independent(where, copy, old, is_single)
+
+    if replace_fn is not MISSING:
+        replacements = [replace_fn(node) for node in old]
+    else:
+        replacements = [replace] if is_single else _one_for_each(replace, len(nodes))
+    new = {id(node): value for node, value in zip(nodes, replacements, strict=True)}
+    leaves, treedef = jtu.tree_flatten(tree, is_leaf=lambda node: id(node) in new)
+    return treedef.unflatten(
+        [new[id(leaf)] if id(leaf) in new else _value(leaf) for leaf in leaves]
+    )
+
+
 class _Placeholder:
     """Represents one leaf while `where` walks the tree: unlike leaves, no two are the same."""
 
@@ -52,76 +125,6 @@ def _value(node: Any) -> Any:
 
 def _is_empty(node: Any) -> bool:
     return type(node) is tuple and not node
-
-
-def tree_at(
-    where: Callable[[Tree], Any | Sequence[Any]],
-    pytree: Tree,
-    replace: Any | Sequence[Any] = MISSING,
-    replace_fn: Callable[[Any], Any] = MISSING,
-    is_leaf: Callable[[Any], bool] | None = None,
-) -> Tree:
-    """A copy of `pytree` with one node, or several, replaced.
-
-    **Arguments:**
-
-    - `where`: a function from a pytree to the node to replace, or to a tuple or list of nodes. It
-      is called on a tree of unique placeholders for the leaves: it may index and
-      take attributes, but not calculate, and not change the tree.
-    - `pytree`: any pytree.
-    - `replace`: the replacement; a sequence of the same length if `where` returned one. If a
-      node was returned twice, the last counts.
-    - `replace_fn`: instead of `replace`, a function from the old node to the new.
-    - `is_leaf`: as in `jax.tree_util.tree_flatten`; needed to distinguish one `None` from another.
-
-    **Returns:** a pytree with the replacements; everything else is shared with `pytree`.
-
-    **Raises:** `ValueError` if `where` returns anything but one node of the tree, changes the tree
-    or depends on its leaves, if the lengths differ, or unless exactly one of `replace` and
-    `replace_fn` is given; `TypeError` if `where` returns something that is not a node at all, such
-    as the value of a static field.
-
-    >>> tree_at(lambda tree: tree["a"][0], {"a": [1, 2], "b": 3}, 10)
-    {'a': [10, 2], 'b': 3}
-    >>> tree_at(lambda tree: (tree["a"], tree["b"]), {"a": 1, "b": 3}, replace_fn=str)
-    {'a': '1', 'b': '3'}
-    """
-    if (replace is MISSING) == (replace_fn is MISSING):
-        raise ValueError("Precisely one of `replace` and `replace_fn` must be specified.")
-
-    def is_leaf_or_empty(node: Any) -> bool:
-        return _is_empty(node) or (is_leaf is not None and is_leaf(node))
-
-    paths_and_leaves, treedef = jtu.tree_flatten_with_path(pytree, is_leaf=is_leaf_or_empty)
-    tree = treedef.unflatten([_hold_place(path, leaf) for path, leaf in paths_and_leaves])
-    chosen = _choose(where, tree)
-
-    occurrences = _count_occurrences(tree, [chosen])
-    is_single = occurrences[id(chosen)] > 0 or not isinstance(chosen, tuple | list)
-    nodes = [chosen] if is_single else list(chosen)
-    if not is_single:
-        occurrences = _count_occurrences(tree, nodes)
-    for node in nodes:
-        if occurrences[id(node)] != 1:
-            raise _not_one_node(tree, chosen, node, occurrences[id(node)])
-
-    def without_placeholders(node: Any) -> Any:
-        return jtu.tree_map(_value, node, is_leaf=is_leaf_or_empty)
-
-    old = [without_placeholders(node) for node in nodes]
-    # `where` gets a copy: changes to that do not reach the user's tree.
-    copy = treedef.unflatten([leaf for _, leaf in paths_and_leaves])
-    _check_independent(where, copy, old, is_single)
-
-    if replace_fn is not MISSING:
-        replacements = [replace_fn(node) for node in old]
-    else:
-        replacements = [replace] if is_single else _one_for_each(replace, len(nodes))
-    new = {id(node): value for node, value in zip(nodes, replacements, strict=True)}
-    leaves, treedef = jtu.tree_flatten(tree, is_leaf=lambda node: id(node) in new)
-    return treedef.unflatten(
-        [new[id(leaf)] if id(leaf) in new else _value(leaf) for leaf in leaves]
-    )
 
 
 def _choose(where: Callable[[PyTree], Any], tree: PyTree) -> Any:
