@@ -1,13 +1,11 @@
-"""Attributes that a class requires of its subclasses, and strict classes: abstract or final."""
+"""Attributes that a class requires of its subclasses: `AbstractVar` and `AbstractClassVar`."""
 
-import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, get_origin
 
-from ._cached import CachesPartition, Field
+from ._cached import LazyAttribute
 from ._class import own_record
 
 _T = TypeVar("_T")
@@ -162,7 +160,7 @@ def _marker_of(cls: type, name: str) -> Any:
             return None if is_promised and found is None else marker
         if marker is AbstractVar:
             found = marker
-        elif name in vars(base) and type(vars(base)[name]) is not Field:
+        elif name in vars(base) and type(vars(base)[name]) is not LazyAttribute:
             break
         elif name in annotations:
             # A class variable without a value may get one later, but no instance ever will.
@@ -196,170 +194,3 @@ def _look_up(cls: type, dotted: str) -> Any:
     except (KeyError, AttributeError):
         # The name is local to the function that defines the class: compare its spelling.
         return _MARKERS.get([first, *rest][-1])
-
-
-# The rules of strict classes, `class Model(eqxlike.Module, strict=True)`: abstract or final.
-#
-# A class is either abstract, and cannot be instantiated, or final, and cannot be subclassed. So a
-# reader of a method knows that no subclass overrides it, and a reader of `__init__` knows that it
-# sets all fields.
-#
-# The pattern is described in https://docs.kidger.site/equinox/pattern/.
-
-
-@dataclasses.dataclass(frozen=True)
-class Strictness:
-    """The options of a strict class; each lifts or adds a rule."""
-
-    force_abstract: bool = False
-    allow_abstract_name: bool = False
-    allow_method_override: bool = False
-
-
-def StrictConfig(force_abstact: bool = False, **kwargs: Any) -> Any:
-    """Options for a strict class: `class Model(eqxlike.Module, strict=StrictConfig(...))`.
-
-    **Arguments:**
-
-    - `force_abstact`: whether the class is abstract even though nothing in it is. The name is
-      Equinox's; `force_abstract` is the same.
-    - `allow_abstract_name`: whether the name of a final class may start with `Abstract`.
-    - `allow_method_override`: whether the class may override methods that are not abstract.
-
-    **Returns:** a value for `strict=`. It lifts some of the rules of `strict=True`:
-
-    - A class is abstract, with an abstract method or attribute, or it is final, and no strict
-      class subclasses it.
-    - A strict Module inherits from no Module that is not strict.
-    - The names of abstract classes, and of no others, start with `Abstract` or `_Abstract`.
-    - A method that is not abstract is not overridden.
-    - The class whose body has an `__init__`, if any, declares all fields.
-
-    **Raises:** `TypeError` for an unknown option; at the class statement, `TypeError` for a class
-    that breaks a rule.
-
-    !!! example
-
-        >>> import abc, eqxlike as eqx
-        >>> class AbstractLayer(eqx.Module, strict=True):
-        ...     @abc.abstractmethod
-        ...     def size(self): ...
-        >>> class Layer(AbstractLayer, strict=True):
-        ...     def size(self):
-        ...         return 3
-        >>> class Wider(Layer, strict=True):
-        ...     pass
-        Traceback (most recent call last):
-        TypeError: Wider subclasses Layer, which is a strict class that is not abstract...
-    """
-    known = {field.name for field in dataclasses.fields(Strictness)}
-    for name in kwargs:
-        if name not in known:
-            options = ", ".join(sorted({"force_abstact", *known}))
-            raise TypeError(f"`StrictConfig` got an unknown option {name!r}; it takes {options}.")
-    return Strictness(**{**kwargs, "force_abstract": force_abstact or kwargs.get("force_abstract")})
-
-
-def read_strict(strict: Any) -> Strictness | None:
-    """The options of `strict=` in a class statement; `None` for no rules at all."""
-    if isinstance(strict, Strictness):
-        return strict
-    return Strictness() if strict else None
-
-
-_are_checked = True
-
-
-def ignore_strict_rules() -> None:
-    """Turns the checks of strict classes off in this process, as in Equinox 0.13.8."""
-    global _are_checked
-    _are_checked = False
-
-
-def check_strict(
-    cls: Any, strictness: Strictness, own: Iterable[str], written_init: type | None
-) -> None:
-    """Raises `TypeError` if `cls` breaks a rule.
-
-    **Arguments:**
-
-    - `own`: the names in the class itself, before anything was generated for it.
-    - `written_init`: the class whose `__init__` makes the instances, if it is user code.
-    """
-    if not _are_checked:
-        return
-    _check_bases(cls)
-    _check_name(cls, strictness)
-    if not strictness.allow_method_override:
-        _check_overrides(cls, own)
-    if written_init is not None:
-        _check_fields(cls, written_init)
-
-
-def _check_bases(cls: Any) -> None:
-    for base in cls.__bases__:
-        if CachesPartition not in base.__mro__ or CachesPartition in base.__bases__:
-            # No Module, or `Module` itself.
-            continue
-        record = own_record(base)
-        if record is None or not record.is_strict:
-            raise TypeError(
-                f"{cls.__name__} is strict and subclasses {base.__name__}, which is not. A strict "
-                f"Module inherits from strict ones only: write `class {base.__name__}(..., "
-                "strict=True)`."
-            )
-        if not inspect.isabstract(base):
-            raise TypeError(
-                f"{cls.__name__} subclasses {base.__name__}, which is a strict class that is not "
-                "abstract, and so is final. Move what both share into an abstract class above the "
-                "two, or hold one as a field of the other."
-            )
-
-
-def _check_name(cls: Any, strictness: Strictness) -> None:
-    is_called_abstract = cls.__name__.startswith(("Abstract", "_Abstract"))
-    if inspect.isabstract(cls) and not is_called_abstract:
-        names = ", ".join(sorted(cls.__abstractmethods__))
-        raise TypeError(
-            f"{cls.__name__} is a strict class and abstract, for {names}, so its name should start "
-            f"with `Abstract`: `Abstract{cls.__name__}`. If it was not meant to be abstract, "
-            "override them."
-        )
-    if is_called_abstract and not inspect.isabstract(cls) and not strictness.allow_abstract_name:
-        raise TypeError(
-            f"{cls.__name__} is a strict class and has nothing abstract, so its name should not "
-            "start with `Abstract`. If it was meant to be abstract, write "
-            "`strict=StrictConfig(force_abstact=True)`."
-        )
-
-
-def _check_overrides(cls: Any, own: Iterable[str]) -> None:
-    for name in {*own, *inspect.get_annotations(cls)}:
-        if name.startswith("__") and name != "__call__":
-            continue
-        for base in cls.__mro__[1:]:
-            found = vars(base).get(name)
-            is_method = hasattr(type(found), "__get__") and type(found) is not Field
-            if is_method and not getattr(found, "__isabstractmethod__", False):
-                raise TypeError(
-                    f"{cls.__name__}.{name} overrides a method of {base.__name__} that is not "
-                    "abstract. A method of a strict class is abstract or final: let "
-                    f"`{base.__name__}.{name}` call an abstract method for what differs, or lift "
-                    "the rule by `strict=StrictConfig(allow_method_override=True)`."
-                )
-            if found is not None:
-                break
-
-
-def _check_fields(cls: Any, written_init: type) -> None:
-    fields = {field.name for field in dataclasses.fields(cls)}
-    for base in cls.__mro__:
-        declared = inspect.get_annotations(base).keys() - abstract_in(base).keys()
-        outside = sorted(declared & fields)
-        if outside and base is not written_init:
-            raise TypeError(
-                f"{written_init.__name__} has an `__init__` of its own, and {base.__name__} "
-                f"declares the field {outside[0]!r}. In a strict class `__init__` and all fields "
-                f"stand in one place: declare {outside[0]!r} in {written_init.__name__}, and leave "
-                f"`{outside[0]}: AbstractVar[...]` above it where the name is needed."
-            )

@@ -12,9 +12,10 @@ writes into that unchecked.
 """
 
 import dataclasses
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
+
+from ._field import is_field
 
 
 class CachedPartition:
@@ -85,7 +86,7 @@ def read_fields(module: "CachesPartition") -> dict[str, Any]:
     return fields
 
 
-class Field:
+class LazyAttribute:
     """The descriptor that a Module class has under the name of each field.
 
     It is not a data descriptor, so an instance that has the field never calls it. An instance
@@ -102,7 +103,7 @@ class Field:
     def __reduce__(self) -> tuple[Any, ...]:
         # `MISSING` itself would be another object after unpickling.
         has_default = self.default is not dataclasses.MISSING
-        return Field, (self.name, *([self.default] if has_default else []))
+        return LazyAttribute, (self.name, *([self.default] if has_default else []))
 
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is not None:
@@ -117,19 +118,6 @@ class Field:
         raise AttributeError(
             f"{what} has no attribute {self.name!r}", name=self.name, obj=instance or owner
         )
-
-
-def can_stay_lazy(cls: type) -> bool:
-    """Whether reading any field of a lazy instance of `cls` reaches its `Field`.
-
-    It does not if a base class has a method or a property of the same name, or if instances carry
-    metadata, which is stored with the fields.
-    """
-    if carries_metadata(cls):
-        return False
-    names = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
-    found = [next(vars(base)[n] for base in cls.__mro__ if n in vars(base)) for n in names]
-    return bool(names) and all(type(each) is Field for each in found)
 
 
 class CachesPartition(_Storage):
@@ -160,12 +148,6 @@ class CachesPartition(_Storage):
         return self.__dict__
 
 
-def is_field(cls: Any, name: str) -> bool:
-    """Whether `name` is a field of the dataclass `cls`, not a `ClassVar` nor an `InitVar`."""
-    field = cls.__dataclass_fields__.get(name)
-    return field is not None and field._field_type is dataclasses._FIELD  # pyright: ignore
-
-
 def _explain_frozen(module: CachesPartition, name: str) -> str:
     type_name = type(module).__name__
     if get_cached(module) is INITIALISING:
@@ -178,103 +160,3 @@ def _explain_frozen(module: CachesPartition, name: str) -> str:
         f"done. `eqxlike.tree_at(lambda module: module.{name}, module, value)` makes a changed "
         "copy."
     )
-
-
-# The metadata of callables (name, docstring and the like), and of Modules that wrap them.
-
-
-METADATA = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__annotations__"})
-
-
-_ANNOTATIONS = "__annotations__"
-
-
-_OWN = "_eqxlike_metadata"
-"""The key in the `__dict__` of an instance for its own metadata, if any."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Metadata:
-    """The metadata that `module_update_wrapper` gave to an instance.
-
-    It is part of the structure of the tree, so it must be hashable: the annotations are pairs, and
-    a value that is not hashable is compared by identity.
-    """
-
-    named: tuple[tuple[str, Any], ...]
-    annotations: tuple[tuple[str, Any], ...] | None
-
-
-class _Itself:
-    """A hashable wrapper of a value that is not; two are equal if they hold the same object."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Itself and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
-def _hashable(value: Any) -> Any:
-    try:
-        hash(value)
-    except TypeError:
-        return _Itself(value)
-    return value
-
-
-def _plain(value: Any) -> Any:
-    return value.value if type(value) is _Itself else value
-
-
-def has_metadata(fields: dict[str, Any]) -> bool:
-    """Whether the instance with these `fields`, its `__dict__`, has its own metadata."""
-    return _OWN in fields
-
-
-def shown_by(described: Any) -> dict[str, Any]:
-    """The metadata of a callable, by name."""
-    return {name: getattr(described, name) for name in METADATA if hasattr(described, name)}
-
-
-def make_metadata(shown: dict[str, Any]) -> Metadata:
-    """The metadata `shown`, in a form that can be part of a structure."""
-    annotations = shown.get(_ANNOTATIONS)
-    if annotations is not None:
-        annotations = tuple((name, _hashable(value)) for name, value in annotations.items())
-    names = sorted(shown.keys() - {_ANNOTATIONS})
-    return Metadata(tuple((name, _hashable(shown[name])) for name in names), annotations)
-
-
-def read_metadata(fields: dict[str, Any]) -> Metadata | None:
-    return fields.get(_OWN)
-
-
-def write_metadata(metadata: Metadata | None, fields: dict[str, Any]) -> None:
-    if metadata is not None:
-        fields[_OWN] = metadata
-        fields.update((name, _plain(value)) for name, value in metadata.named)
-        if metadata.annotations is not None:
-            fields[_ANNOTATIONS] = {name: _plain(value) for name, value in metadata.annotations}
-
-
-def carries_metadata(cls: Any) -> bool:
-    """Whether instances of `cls` may have their own metadata, which a map preserves."""
-    return isinstance(getattr(cls, "__wrapped__", None), property)
-
-
-def is_found_by_name(described: Any) -> bool:
-    """Whether the module of `described` has it under its qualified name.
-
-    This excludes `__main__`, which is another module in another process.
-    """
-    module = getattr(described, "__module__", None)
-    found = None if module == "__main__" else sys.modules.get(module or "")
-    for name in getattr(described, "__qualname__", "").split("."):
-        found = getattr(found, name, None)
-    return found is described

@@ -1,44 +1,16 @@
-"""The record that each Module class has in addition to its dataclass, made with the class."""
+"""What the metaclass puts into a Module class: its record, and its functions as descriptors."""
 
 import dataclasses
+import functools
 import pickle
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
+
+from .._codegen import replace_body
+from ._codec import Codec, Layout, generate_codec
 
 RECORD = "_eqxlike_class"
 """The name under which a Module class has its record."""
-
-
-class Layout(NamedTuple):
-    """What the codec of a class is generated from.
-
-    - `dynamic_names`, `static_names`: the names of the fields, children and static.
-    - `stored_or_nothing`: those whose value is stored in an instance, or nowhere.
-    - `asks_for_metadata`: whether instances may have their own metadata.
-    """
-
-    dynamic_names: tuple[str, ...]
-    static_names: tuple[str, ...]
-    stored_or_nothing: frozenset[str]
-    asks_for_metadata: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Codec:
-    """The names of a class's fields, children and static, and the functions that JAX calls.
-
-    `flatten` returns `(children, statics)`, both tuples in the order of the names, which is all
-    that `unflatten` needs. `complete`, unless it is `None`, is called with the `__dict__` of the
-    new instance and adds what can be derived from the fields.
-    """
-
-    layout: Layout
-    dynamic_names: tuple[str, ...]
-    static_names: tuple[str, ...]
-    flatten: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
-    flatten_with_keys: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
-    unflatten: Callable[[tuple[Any, ...], Any], Any]
-    complete: Callable[[dict[str, Any]], None] | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,12 +18,13 @@ class Traits:
     """The traits by which one of our own Module classes differs from users' classes.
 
     The class statement sets them, `class State(Module, _traits=Traits(is_fixed=False))`.
-    Subclasses inherit all but `flattening`.
+    Subclasses inherit all but `flattening` and `frozen_fields`.
 
     - `is_fixed`: whether instances never change. If not, no partition of them is cached.
     - `complete`: a function called with the `__dict__` of an unflattened instance; it adds what can
       be derived from the fields.
     - `flattening`: a function from the codec of the class to the object by which JAX flattens.
+    - `frozen_fields`: the fields in which arrays are frozen.
     - `unfrozen`: the same class without frozen arrays, if this one has some.
     - `is_layer`: whether a call gets its own name in a program. Calls of mere wrappers do not.
     """
@@ -59,22 +32,9 @@ class Traits:
     is_fixed: bool = True
     complete: Callable[[dict[str, Any]], None] | None = None
     flattening: Callable[[Codec], Any] | None = None
+    frozen_fields: tuple[str, ...] = ()
     unfrozen: type | None = None
     is_layer: bool = True
-
-
-class CarriedClass:
-    """The record of a class, as tools that pickle classes by value carry it; see `take_up`."""
-
-    makes_init: bool
-    is_forced: bool
-    is_strict: bool
-    traits: Traits
-    layout: Layout
-    defaults: tuple[tuple[str, Any], ...]
-    converters: tuple[tuple[str, Callable[[Any], Any]], ...]
-    fields: dict[str, dataclasses.Field]
-    abstract: frozenset[str]
 
 
 @dataclasses.dataclass(slots=True)
@@ -103,22 +63,87 @@ class ClassRecord:
     converters: tuple[tuple[str, Callable[[Any], Any]], ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.traits.flattening is not None:
-            raise pickle.PicklingError(
-                f"cannot pickle the class of a {self.cls.__name__} with frozen arrays by itself; "
-                "pickle an instance of it."
-            )
-        names = ("makes_init", "is_forced", "is_strict", "traits", "defaults", "converters")
-        own: Any = vars(self.cls)
-        state = {
-            **{name: getattr(self, name) for name in names},
-            "layout": self.codec.layout,
-            "fields": own["__dataclass_fields__"],
-            "abstract": own["__abstractmethods__"],
-        }
-        return CarriedClass, (), state
+        return _carry(self)
 
 
 def own_record(cls: type) -> ClassRecord | None:
     """The record of `cls` itself; `None` if it is not a Module class, or not complete yet."""
     return vars(cls).get(RECORD)
+
+
+class StoredFunction:
+    """A function as a Module class stores it, in a descriptor.
+
+    In `vars` of the class, it can be called like the function itself.
+    """
+
+    __wrapped__: Callable[..., Any]
+
+    def __init__(self, function: Callable[..., Any]):
+        wrapper: Any = self
+        functools.update_wrapper(wrapper, function)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+    @property
+    def __isabstractmethod__(self) -> bool:
+        return getattr(self.__wrapped__, "__isabstractmethod__", False)
+
+
+# Module classes pickled by value, as cloudpickle pickles those of `__main__`.
+#
+# Unpickling first makes such a class empty, with its name and bases, and then sets each of its
+# attributes. By then the metaclass has generated code for a class without fields, and JAX has
+# registered that code. So the record is pickled as a `CarriedClass`. The metaclass, asked to set
+# that as an attribute, calls its `restore` instead, which gives the class what it lacks.
+
+
+_KEPT = ("makes_init", "is_forced", "is_strict", "traits", "defaults", "converters")
+"""The parts of a record that are pickled as they are."""
+
+
+class CarriedClass:
+    """A pickled record, with the parts of the class that pickling by value leaves out."""
+
+    layout: Layout
+    fields: dict[str, dataclasses.Field]
+    abstract: frozenset[str]
+
+    def restore(self, cls: Any) -> None:
+        """Gives an empty class the fields, the codec and the record that were carried."""
+        for each in self.fields.values():
+            for name in ("default", "default_factory"):
+                # Pickling by value makes the mark of a missing part another object.
+                if isinstance(getattr(each, name), type(dataclasses.MISSING)):
+                    setattr(each, name, dataclasses.MISSING)
+        # The metaclass's setter would keep the inherited fields, and the abstract names of bases.
+        type.__setattr__(cls, "__dataclass_fields__", self.fields)
+        type.__setattr__(cls, "__abstractmethods__", self.abstract)
+        record: ClassRecord = cls._eqxlike_class
+        for name in _KEPT:
+            setattr(record, name, getattr(self, name))
+        codec = generate_codec(cls, self.layout, record.traits.complete)
+        # JAX keeps the functions with which a class was registered: these must be the new ones.
+        functions = {
+            name: replace_body(getattr(record.codec, name), getattr(codec, name))
+            for name in ("flatten", "flatten_with_keys", "unflatten")
+        }
+        record.codec = dataclasses.replace(codec, **functions)
+
+
+def _carry(record: ClassRecord) -> tuple[Any, ...]:
+    """What `pickle` takes for a record."""
+    if record.traits.flattening is not None:
+        raise pickle.PicklingError(
+            f"cannot pickle the class of a {record.cls.__name__} with frozen arrays by itself; "
+            "pickle an instance of it."
+        )
+    own: Any = vars(record.cls)
+    state = {
+        **{name: getattr(record, name) for name in _KEPT},
+        "layout": record.codec.layout,
+        "fields": own["__dataclass_fields__"],
+        "abstract": own["__abstractmethods__"],
+    }
+    return CarriedClass, (), state

@@ -7,24 +7,65 @@ that cheap: it reads the fields by name, without a loop. It reads them from the 
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
 
 from .._codegen import compile_function, tuple_of
-from ._cached import (
-    carries_metadata,
-    has_metadata,
-    read_fields,
-    read_metadata,
-    stored_fields,
-    write_metadata,
-)
-from ._class import Codec, Layout
-from ._dataclass import found_in_class
-from ._field import is_static
+from ._cached import read_fields, stored_fields
+from ._field import found_in_class, is_static
 
 _new = object.__new__
+
+
+class Layout(NamedTuple):
+    """What the codec of a class is generated from.
+
+    - `dynamic_names`, `static_names`: the names of the fields, children and static.
+    - `stored_or_nothing`: those whose value is stored in an instance, or nowhere.
+    - `asks_for_metadata`: whether instances may have their own metadata.
+    """
+
+    dynamic_names: tuple[str, ...]
+    static_names: tuple[str, ...]
+    stored_or_nothing: frozenset[str]
+    asks_for_metadata: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Codec:
+    """The functions by which JAX flattens and unflattens the instances of a class.
+
+    `flatten` returns `(children, statics)`, both tuples in the order of the names, which is all
+    that `unflatten` needs.
+    """
+
+    layout: Layout
+    flatten: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
+    flatten_with_keys: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
+    unflatten: Callable[[tuple[Any, ...], Any], Any]
+
+    @property
+    def dynamic_names(self) -> tuple[str, ...]:
+        return self.layout.dynamic_names
+
+    @property
+    def static_names(self) -> tuple[str, ...]:
+        return self.layout.static_names
+
+
+METADATA_KEY = "_eqxlike_metadata"
+"""The key in the `__dict__` of an instance for its own metadata, which `_wrapper` describes."""
+
+
+def has_metadata(fields: dict[str, Any]) -> bool:
+    """Whether the instance with these `fields`, its `__dict__`, has its own metadata."""
+    return METADATA_KEY in fields
+
+
+def carries_metadata(cls: Any) -> bool:
+    """Whether instances of `cls` may have their own metadata, which a map preserves."""
+    return isinstance(getattr(cls, "__wrapped__", None), property)
 
 
 class _Incomplete(tuple):
@@ -38,12 +79,8 @@ def is_incomplete(statics: tuple[Any, ...]) -> bool:
     return type(statics) is _Incomplete
 
 
-def make_codec(cls: type, complete: Callable[[dict[str, Any]], None] | None = None) -> Codec:
-    """The codec of the dataclass `cls`; `Codec` describes `complete`."""
-    return generate_codec(cls, _layout_of(cls), complete)
-
-
-def _layout_of(cls: type) -> Layout:
+def layout_of(cls: type) -> Layout:
+    """The layout of the dataclass `cls`."""
     fields = [
         field
         for field in dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
@@ -68,7 +105,10 @@ def _layout_of(cls: type) -> Layout:
 def generate_codec(
     cls: type, layout: Layout, complete: Callable[[dict[str, Any]], None] | None
 ) -> Codec:
-    """The codec of `cls`, regardless of the fields that `cls` itself seems to have."""
+    """The codec of a class with this layout; `Traits` describes `complete`.
+
+    The fields that `cls` itself seems to have do not count.
+    """
     dynamic, static = layout.dynamic_names, layout.static_names
     namespace: dict[str, Any] = {
         "cls": cls,
@@ -116,14 +156,11 @@ def generate_codec(
     origin = f"pytree of {cls.__module__}.{cls.__qualname__}"
     return Codec(
         layout=layout,
-        dynamic_names=dynamic,
-        static_names=static,
         flatten=compile_function(flatten_source("flatten", children, False), namespace, origin),
         flatten_with_keys=compile_function(
             flatten_source("flatten_with_keys", keyed, True), namespace, origin
         ),
         unflatten=compile_function(unflatten_source, namespace, origin),
-        complete=complete,
     )
 
 
@@ -157,7 +194,7 @@ def _make_flatten_by_name(layout: Layout):
         children = tuple(named.values())
         if with_keys:
             children = tuple(zip(map(jtu.GetAttrKey, named), children, strict=True))
-        metadata = read_metadata(fields)
+        metadata = fields.get(METADATA_KEY)
         is_complete = len(named) == len(dynamic) and len(named_statics) == len(static)
         if is_complete and metadata is None:
             return children, tuple(named_statics.values())
@@ -175,7 +212,8 @@ def _make_unflatten_incomplete(cls: type, complete: Callable[[dict[str, Any]], N
         fields.update(named_statics)
         if complete is not None:
             complete(fields)
-        write_metadata(metadata, fields)
+        if metadata is not None:
+            metadata.write(fields)
         return self
 
     return unflatten_incomplete

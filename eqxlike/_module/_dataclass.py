@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 
 from .._codegen import compile_function
 from ._abstract import abstract_names, take_abstract
-from ._cached import INITIALISING, CachesPartition, Field, get_cached
-from ._field import converter_of
+from ._cached import INITIALISING, CachesPartition, LazyAttribute, get_cached
+from ._codec import carries_metadata
+from ._field import converter_of, found_in_class
 
 
 def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
@@ -37,14 +38,26 @@ def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
 
 
 def _install_field(cls: Any, each: dataclasses.Field) -> None:
-    """Puts a `Field` into the class, instead of the default.
+    """Puts a `LazyAttribute` into the class, instead of the default.
 
     A base's method or property of that name stays, as for any dataclass.
     """
     found = found_in_class(cls, each.name)
     is_default = each.name in vars(cls) and not hasattr(type(found), "__set__")
-    if found is None or is_default or type(found) is Field:
-        type.__setattr__(cls, each.name, Field(each.name, each.default))
+    if found is None or is_default or type(found) is LazyAttribute:
+        type.__setattr__(cls, each.name, LazyAttribute(each.name, each.default))
+
+
+def can_stay_lazy(cls: type) -> bool:
+    """Whether reading any field of a lazy instance of `cls` reaches its `LazyAttribute`.
+
+    It does not if a base class has a method or a property of the same name, or if instances carry
+    metadata, which is stored with the fields.
+    """
+    if carries_metadata(cls):
+        return False
+    names = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
+    return bool(names) and all(type(found_in_class(cls, name)) is LazyAttribute for name in names)
 
 
 def amend(cls: Any, name: str, value: Any) -> Any:
@@ -60,11 +73,6 @@ def amend(cls: Any, name: str, value: Any) -> Any:
         # The second time, the arguments of `field` can no longer be read.
         return {**value, **vars(cls).get(name, {})}
     return value
-
-
-def found_in_class(cls: type, name: str) -> Any:
-    """The attribute `name` as a class, or a base, stores it, without calling descriptors."""
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 
 # The generated `__init__` of a Module class.

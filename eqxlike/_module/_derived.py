@@ -13,8 +13,8 @@ import jax.tree_util as jtu
 
 from .._pytree import Frozen, is_frozen
 from ._cached import stored_fields
-from ._class import Codec, Traits
-from ._codec import is_incomplete
+from ._class import Traits
+from ._codec import Codec, is_incomplete
 from ._field import field
 from ._module import Module, ModuleMeta, Wrapper
 
@@ -114,9 +114,7 @@ def _frozen_class(cls: Any, frozens: Frozens) -> type:
 
 def frozen_fields(cls: Any) -> tuple[str, ...]:
     """The fields of a Module class in which arrays are frozen."""
-    flattening = cls._eqxlike_class.traits.flattening
-    is_ours = isinstance(flattening, functools.partial) and flattening.func is _Flattening
-    return tuple(flattening.args[0]) if is_ours else ()
+    return cls._eqxlike_class.traits.frozen_fields
 
 
 def _make_frozen_class(cls: Any, frozens: Frozens) -> type:
@@ -129,6 +127,7 @@ def _make_frozen_class(cls: Any, frozens: Frozens) -> type:
     traits = dataclasses.replace(
         cls._eqxlike_class.traits,
         flattening=functools.partial(_Flattening, dict(frozens)),
+        frozen_fields=tuple(dict(frozens)),
         unfrozen=cls,
     )
     frozen = derive(cls, {"__reduce_ex__": __reduce_ex__}, traits)
@@ -214,15 +213,20 @@ def observe_calls(tree: Any, reporter: Callable[[tuple[Any, ...], Module], Repor
     def visit(node: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(node, Wrapper):
             wrapped = (node.__wrapped__, getattr(node, "__self__", None))
-            return _map_modules(
-                lambda key, part: visit(part, path) if _is_in(part, wrapped) else part, node
-            )
+
+            def visit_wrapped(key: tuple[Any, ...], part: Module) -> Any:
+                return visit(part, path) if any(part is each for each in wrapped) else part
+
+            return _map_modules(visit_wrapped, node)
         if not isinstance(node, Module):
             return _map_modules(lambda key, part: visit(part, path + key), node)
         if id(node) not in observed:
             report = reporter(path, node)
             rebuilt = _map_modules(lambda key, part: visit(part, path + key), node)
-            observed[id(node)] = _observed(rebuilt, report)
+            observed[id(node)] = rebuilt
+            if callable(rebuilt):
+                observed[id(node)] = new = object.__new__(_observed_class(type(rebuilt)))
+                stored_fields(new).update(stored_fields(rebuilt), **{_REPORT: report})
         return observed[id(node)]
 
     return visit(tree, ())
@@ -236,18 +240,6 @@ def _map_modules(function: Callable[[tuple[Any, ...], Module], Any], node: Any) 
     return treedef.unflatten(
         [function(key, part) if isinstance(part, Module) else part for key, part in parts]
     )
-
-
-def _is_in(node: Any, nodes: tuple[Any, ...]) -> bool:
-    return any(node is each for each in nodes)
-
-
-def _observed(module: Module, report: Report) -> Module:
-    if not callable(module):
-        return module
-    new: Any = object.__new__(_observed_class(type(module)))
-    stored_fields(new).update(stored_fields(module), **{_REPORT: report})
-    return new
 
 
 _REPORT = "_eqxlike_report"

@@ -73,42 +73,41 @@ def converter_of(field: dataclasses.Field) -> Callable[[Any], Any] | None:
     return field.metadata.get(_CONVERTER)
 
 
+def is_field(cls: Any, name: str) -> bool:
+    """Whether `name` is a field of the dataclass `cls`, not a `ClassVar` nor an `InitVar`."""
+    field = cls.__dataclass_fields__.get(name)
+    return field is not None and field._field_type is dataclasses._FIELD  # pyright: ignore
+
+
+def found_in_class(cls: type, name: str) -> Any:
+    """The attribute `name` as a class, or a base, stores it, without calling descriptors."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
 def check_static(owner: type, name: str, value: Any) -> None:
     """Raises `TypeError` if the static field `name` of `owner` cannot hold `value`."""
     # Most values return here, at each construction.
-    if _is_hashable(value):
+    if _error_of_hash(value) is None and not is_array(value):
         return
-    found = _find_array_or_opaque(value, f"{owner.__name__}.{name}", set())
+    found = _find_array_or_opaque(value, "", set())
     if found is None:
         return
     path, part, error = found
+    at = f" at {owner.__name__}.{name}{path}" if path else ""
     if is_array(part):
         raise TypeError(
             f"{owner.__name__}.{name} is a static field and was given an array of shape "
-            f"{part.shape} and dtype {part.dtype}{_at(path, owner, name)}. A static field is part "
+            f"{part.shape} and dtype {part.dtype}{at}. A static field is part "
             "of the tree's structure and holds no arrays; make the field an ordinary one, or pass "
             "a number or a tuple."
         ) from None
     raise TypeError(
         f"{owner.__name__}.{name} is a static field and was given a value of type "
-        f"{type(part).__name__}{_at(path, owner, name)}, which is not hashable ({error}) and has "
+        f"{type(part).__name__}{at}, which is not hashable ({error}) and has "
         "nothing to be compared by. A static field is part of the tree's structure: pass numbers, "
         "strings and functions, or tuples, lists, dicts and dataclasses of them, or make the field "
         "an ordinary one."
     ) from None
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except Exception:  # A `__hash__` may raise anything.
-        return False
-    # A NumPy scalar is as immutable and hashable as a Python number.
-    return not is_array(value) or isinstance(value, np.generic)
-
-
-def _at(path: str, owner: type, name: str) -> str:
-    return f" at {path}" if path != f"{owner.__name__}.{name}" else ""
 
 
 def _find_array_or_opaque(
@@ -118,7 +117,8 @@ def _find_array_or_opaque(
 
     **Returns:** its path, the part itself and the problem; `None` if there is none.
     """
-    if _is_hashable(value):
+    # A NumPy scalar is as immutable and hashable as a Python number.
+    if _error_of_hash(value) is None and (not is_array(value) or isinstance(value, np.generic)):
         return None
     if is_array(value):
         return path, value, None
@@ -138,7 +138,7 @@ def _find_array_or_opaque(
 def _error_of_hash(value: Any) -> Exception | None:
     try:
         hash(value)
-    except Exception as error:
+    except Exception as error:  # A `__hash__` may raise anything.
         return error
     return None
 
@@ -157,9 +157,6 @@ def _parts(value: Any) -> list[tuple[str, Any]] | None:
         is_compared_by_value = type(value).__hash__ is None and hasattr(value, "__dict__")
         if not (is_compared_by_value or dataclasses.is_dataclass(value)):
             return None
-    names = {field.name: None for field in _fields_of(value)} | getattr(value, "__dict__", {})
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    names = {field.name: None for field in fields} | getattr(value, "__dict__", {})
     return elements + [(f".{name}", getattr(value, name, None)) for name in names]
-
-
-def _fields_of(value: Any) -> tuple[dataclasses.Field, ...]:
-    return dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()

@@ -1,43 +1,43 @@
-"""The Module: a frozen dataclass that is a pytree."""
+"""The Module: a frozen dataclass that is a pytree.
+
+Python makes a class by its metaclass, so `ModuleMeta` comes first: its `__new__` has the steps by
+which a class is made, its `__call__` those by which an instance is made. Their helpers follow in
+that order; then `Module` itself, its bound methods, and `Partial`.
+"""
 
 import abc
-import copy
 import dataclasses
 import functools
 import inspect
 import reprlib
+import sys
 import types
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, dataclass_transform
 
 import jax
 import jax.tree_util as jtu
 
-from .._codegen import replace_body
 from .._compat import PjitFunction
 from .._dtypes import explain_key
 from .._pytree import tree_equal, tree_pformat
 from .._traceback import hide_our_frames
-from ._abstract import abstract_names, check_strict, explain_abstract, read_strict
+from ._abstract import abstract_names, explain_abstract
 from ._cached import (
     INITIALISING,
-    METADATA,
     CachesPartition,
-    Field,
+    LazyAttribute,
     drop_cached,
-    is_found_by_name,
-    make_metadata,
     set_cached,
-    shown_by,
     stored_fields,
-    write_metadata,
 )
-from ._class import RECORD, CarriedClass, ClassRecord, Traits, own_record
-from ._codec import generate_codec, make_codec
-from ._dataclass import amend, found_in_class, make_dataclass
-from ._field import check_static, converter_of, field
+from ._class import RECORD, CarriedClass, ClassRecord, StoredFunction, Traits, own_record
+from ._codec import generate_codec, layout_of
+from ._dataclass import amend, make_dataclass
+from ._field import check_static, converter_of, field, found_in_class
 from ._naming import LayerCall
+from ._strict import check_strict, read_strict
 
 
 # With `frozen_default=True` a type checker would refuse the assignments of a custom `__init__`.
@@ -60,48 +60,30 @@ class ModuleMeta(abc.ABCMeta):
         **kwargs: Any,
     ):
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
-        traits = _inherited_traits(cls) if _traits is None else _traits
         # Not `namespace`: an `__init_subclass__` or a `__set_name__` may have replaced some of the
         # body.
         own = dict(vars(cls))
-        for key, value in own.items():
-            if _is_method(key, value):
-                setattr(cls, key, Method(value))
-        if traits.is_layer and inspect.isfunction(own.get("__call__")):
-            type.__setattr__(cls, "__call__", LayerCall(own["__call__"]))
-        _install_mixin_methods(cls)
         # A subclass inherits an `__init__` that a user wrote, even one that replaced a generated
         # one. A generated one is generated again, for the added fields.
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
         of_owner = None if owner is cls else own_record(owner)
-        makes_init = owner is object or (of_owner is not None and of_owner.makes_init)
         strictness = read_strict(strict)
         is_forced = is_abstract or strict is None or (strictness and strictness.force_abstract)
         record = ClassRecord(
             cls=cls,
-            makes_init=makes_init,
+            makes_init=owner is object or (of_owner is not None and of_owner.makes_init),
             is_forced=bool(is_forced),
             is_strict=strictness is not None,
-            traits=traits,
+            traits=_inherited_traits(cls) if _traits is None else _traits,
         )
         type.__setattr__(cls, RECORD, record)
-        fields = make_dataclass(cls, makes_init)
-        if not makes_init and hasattr(cls, "__post_init__"):
-            warn_of_post_init(cls)
+        _store_methods(cls, own)
+        fields = make_dataclass(cls, record.makes_init)
+        if not record.makes_init and hasattr(cls, "__post_init__"):
+            _warn_of_post_init(cls)
         if strictness is not None:
-            check_strict(cls, strictness, own, None if makes_init else owner)
-        record.codec = codec = make_codec(cls, record.traits.complete)
-        record.defaults = tuple(
-            (each.name, each.default) for each in fields if each.default is not dataclasses.MISSING
-        )
-        record.converters = tuple(
-            (each.name, converter)
-            for each in fields
-            if (converter := converter_of(each)) is not None
-        )
-        flattening = record.traits.flattening
-        flat: Any = codec if flattening is None else flattening(codec)
-        jtu.register_pytree_with_keys(cls, flat.flatten_with_keys, flat.unflatten, flat.flatten)
+            check_strict(cls, strictness, own, None if record.makes_init else owner)
+        _register(cls, record, fields)
         return cls
 
     # A type checker that saw these would think that every instance is what `__call__` returns, and
@@ -126,15 +108,15 @@ class ModuleMeta(abc.ABCMeta):
                 for name, default in cls._eqxlike_class.defaults:
                     if name not in stored_fields(self):
                         object.__setattr__(self, name, default)
-                check_all_set(self)
+                _check_all_set(self)
                 for name, converter in cls._eqxlike_class.converters:
                     object.__setattr__(self, name, converter(getattr(self, name)))
             except TypeError as error:
-                explain_init(cls, error, args, kwargs)
+                _explain_init(cls, error, args, kwargs)
                 raise
             finally:
                 drop_cached(self)
-            check_values(self)
+            _check_values(self)
             if hasattr(cls, "__check_init__"):
                 for base in cls.__mro__:
                     if "__check_init__" in base.__dict__:
@@ -143,26 +125,26 @@ class ModuleMeta(abc.ABCMeta):
 
         def __setattr__(cls, name: str, value: Any) -> None:
             if isinstance(value, CarriedClass):
-                return take_up(cls, value)
+                return value.restore(cls)
             if _is_method(name, value):
                 value = Method(value)
-            if name == "__call__" and inspect.isfunction(value):
+            elif name == "__call__" and inspect.isfunction(value):
                 value = LayerCall(value) if cls._eqxlike_class.traits.is_layer else value
-            is_for_field = type(found_in_class(cls, name)) is Field and type(value) is not Field
+            is_for_field = type(found_in_class(cls, name)) is LazyAttribute
             if is_for_field and not hasattr(type(value), "__set__"):
                 # A value set under a field's name must not hide the fields of lazy instances.
-                value = Field(name, value)
+                value = value if type(value) is LazyAttribute else LazyAttribute(name, value)
             super().__setattr__(name, amend(cls, name, value))
 
         def __delattr__(cls, name: str) -> None:
             found = vars(cls).get(name)
-            if type(found) is not Field:
+            if type(found) is not LazyAttribute:
                 super().__delattr__(name)
             elif found.default is dataclasses.MISSING:
                 raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
             else:
-                # The default is removed. The `Field` stays, since lazy instances need it.
-                super().__setattr__(name, Field(name, dataclasses.MISSING))
+                # The default is removed, and the descriptor stays: lazy instances need it.
+                super().__setattr__(name, LazyAttribute(name))
 
     def register(cls, subclass: type) -> NoReturn:
         raise ValueError(
@@ -177,11 +159,29 @@ class ModuleMeta(abc.ABCMeta):
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
+# --- How a class is made ---
+
+
 def _inherited_traits(cls: type) -> Traits:
-    """The traits of the base class, except `flattening`: each class has its own frozen arrays."""
+    """The traits of the base class, except for frozen arrays: each class has its own."""
     above = (own_record(base) for base in cls.__mro__[1:])
     traits = next((record.traits for record in above if record is not None), Traits())
-    return dataclasses.replace(traits, flattening=None)
+    return dataclasses.replace(traits, flattening=None, frozen_fields=())
+
+
+def _store_methods(cls: Any, own: dict[str, Any]) -> None:
+    """Makes descriptors of the functions in `cls` and in plain classes among its bases."""
+    for key, value in own.items():
+        if key == "__call__" or _is_method(key, value):
+            # The setter of the metaclass makes the descriptor.
+            setattr(cls, key, value)
+    for base in cls.__mro__[1:]:
+        if isinstance(base, ModuleMeta) or base in CachesPartition.__mro__:
+            continue
+        for key, value in vars(base).items():
+            first = next(each for each in cls.__mro__ if key in vars(each))
+            if _is_method(key, value) and first is base:
+                setattr(cls, key, MixinMethod(cls, key))
 
 
 def _is_method(name: str, value: Any) -> bool:
@@ -189,23 +189,8 @@ def _is_method(name: str, value: Any) -> bool:
     return inspect.isfunction(value) and not is_magic
 
 
-class Method:
-    """A function in a Module class; accessed on an instance, it gives a `BoundMethod`.
-
-    In `vars` of the class, it can be called like the function itself.
-    """
-
-    __wrapped__: Callable[..., Any]
-
-    def __init__(self, function: Callable[..., Any]):
-        functools.update_wrapper(self, function)
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.__wrapped__(*args, **kwargs)
-
-    @property
-    def __isabstractmethod__(self) -> bool:
-        return getattr(self.__wrapped__, "__isabstractmethod__", False)
+class Method(StoredFunction):
+    """A function in a Module class; accessed on an instance, it gives a `BoundMethod`."""
 
     def __get__(self, instance: Any, owner: type) -> Any:
         return self.__wrapped__ if instance is None else _bind_static(self.__wrapped__, instance)
@@ -238,14 +223,110 @@ class MixinMethod:
         return found.__get__(instance, owner) if hasattr(found, "__get__") else found
 
 
-def _install_mixin_methods(cls: Any) -> None:
-    for base in cls.__mro__[1:]:
-        if isinstance(base, ModuleMeta) or base in CachesPartition.__mro__:
+def _warn_of_post_init(cls: type) -> None:
+    """Warns that nothing calls the `__post_init__` of `cls`, which has its own `__init__`."""
+    warnings.warn(
+        f"{cls.__module__}.{cls.__qualname__} has both an `__init__` method and a `__post_init__` "
+        "method. Only the `__init__` that a dataclass generates calls `__post_init__`: this one "
+        "will not be called.",
+        stacklevel=3,
+    )
+
+
+def _register(cls: Any, record: ClassRecord, fields: tuple[dataclasses.Field, ...]) -> None:
+    """Completes the record of a dataclass, and registers it with JAX as a pytree."""
+    record.defaults = tuple(
+        (each.name, each.default) for each in fields if each.default is not dataclasses.MISSING
+    )
+    record.converters = tuple(
+        (each.name, converter) for each in fields if (converter := converter_of(each)) is not None
+    )
+    traits = record.traits
+    record.codec = generate_codec(cls, layout_of(cls), traits.complete)
+    flat: Any = record.codec if traits.flattening is None else traits.flattening(record.codec)
+    jtu.register_pytree_with_keys(cls, flat.flatten_with_keys, flat.unflatten, flat.flatten)
+
+
+# --- How an instance is made ---
+
+
+def _check_all_set(module: Any) -> None:
+    """Raises `TypeError` if a field was not set."""
+    layout = type(module)._eqxlike_class.codec.layout
+    fields = stored_fields(module)
+    missing = [
+        name
+        for name in (*layout.dynamic_names, *layout.static_names)
+        if name not in fields and not hasattr(module, name)
+    ]
+    if missing:
+        names = ", ".join(map(repr, missing))
+        plural = "s" if len(missing) > 1 else ""
+        raise TypeError(
+            f"Field{plural} {names} of {type(module).__name__} not initialized by `__init__`."
+        )
+
+
+def _check_values(module: Any) -> None:
+    """Raises for a value that a field must not have; warns about a likely mistake."""
+    cls = type(module)
+    layout = cls._eqxlike_class.codec.layout
+    for name in layout.static_names:
+        check_static(cls, name, getattr(module, name))
+    for name in (*layout.dynamic_names, *layout.static_names):
+        value = getattr(module, name)
+        if callable(value):
+            _refuse_own_method(module, name, value)
+            hides_arrays = _hides_arrays(value)
+        elif type(value) in _CONTAINERS:
+            elements = value.values() if type(value) is dict else value
+            hides_arrays = any(callable(each) and _hides_arrays(each) for each in elements)
+        else:
             continue
-        for name, value in vars(base).items():
-            first = next(each for each in cls.__mro__ if name in vars(each))
-            if _is_method(name, value) and first is base:
-                setattr(cls, name, MixinMethod(cls, name))
+        if hides_arrays:
+            warnings.warn(
+                f"{cls.__name__}.{name} was given a JAX-transformed callable around a Module. Its "
+                "arrays are out of sight there: they are no leaves, and become constants. Apply "
+                "`eqxlike.filter_jit` and its kin, or transform where it is called.",
+                stacklevel=3,
+            )
+
+
+_CONTAINERS = frozenset({list, tuple, dict})
+
+
+def _refuse_own_method(module: Any, name: str, value: Any) -> None:
+    if hasattr(type(value), RECORD) and getattr(value, "__self__", None) is module:
+        raise ValueError(
+            f"{type(module).__name__}.{name} was given a method of the same instance in "
+            "`__init__`. The method would hold its own copy of the instance, which later updates "
+            f"leave behind. Write a method named {name!r} that calls "
+            f"`self.{value.__name__}(...)` instead."
+        )
+
+
+def _hides_arrays(value: Any) -> bool:
+    # `jax.vmap` and `jax.grad` return functions, `jax.jit` and custom rules objects of their own.
+    if not (inspect.isfunction(value) or isinstance(value, _TRANSFORMED)):
+        return False
+    wrapped = getattr(value, "__wrapped__", None)
+    return hasattr(type(wrapped), RECORD) and bool(jax.tree_util.tree_leaves(wrapped))
+
+
+_TRANSFORMED = (PjitFunction, jax.custom_jvp, jax.custom_vjp)
+
+
+def _explain_init(cls: type, error: TypeError, args: Any, kwargs: Any) -> None:
+    """Raises a clearer `TypeError` if `error`, of an `__init__`, is about its argument `key`."""
+    if "PRNG key" not in str(error):
+        return
+    bound = inspect.signature(cls).bind(*args, **kwargs)
+    bound.apply_defaults()
+    if "key" in bound.arguments:
+        explain_key(error, bound.arguments["key"], cls.__name__)
+
+
+# --- The base of all models ---
 
 
 class Module(CachesPartition, metaclass=ModuleMeta):
@@ -295,6 +376,13 @@ class Module(CachesPartition, metaclass=ModuleMeta):
         return tree_pformat(self)
 
 
+# --- Methods of an instance, which are pytrees, and other wrappers of callables ---
+
+
+METADATA = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__annotations__"})
+"""What Python shows of a callable."""
+
+
 class Wrapper(Module, _traits=Traits(is_layer=False)):
     """The base of Modules that wrap a callable, their `__wrapped__`, and show its metadata.
 
@@ -318,9 +406,21 @@ class Wrapper(Module, _traits=Traits(is_layer=False)):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A decorated function is pickled by its name, like functions. It cannot be pickled by its
         # parts: the name of the function that it wraps refers to the wrapper.
-        if is_found_by_name(self):
+        if _is_found_by_name(self):
             return self.__qualname__
         return super().__reduce_ex__(protocol)
+
+
+def _is_found_by_name(described: Any) -> bool:
+    """Whether the module of `described` has it under its qualified name.
+
+    This excludes `__main__`, which is another module in another process.
+    """
+    module = getattr(described, "__module__", None)
+    found = None if module == "__main__" else sys.modules.get(module or "")
+    for name in getattr(described, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found is described
 
 
 class BoundMethod(Wrapper):
@@ -381,135 +481,6 @@ def _bind_static(function: Any, instance: Any) -> Any:
     return types.MethodType(function, instance)
 
 
-# --- Checks of a new Module, and of a class, for common mistakes ---
-
-
-def check_all_set(module: Any) -> None:
-    """Raises `TypeError` if a field was not set."""
-    record: ClassRecord = type(module)._eqxlike_class
-    codec = record.codec
-    fields = stored_fields(module)
-    missing = [
-        name
-        for name in (*codec.dynamic_names, *codec.static_names)
-        if name not in fields and not hasattr(module, name)
-    ]
-    if missing:
-        names = ", ".join(map(repr, missing))
-        plural = "s" if len(missing) > 1 else ""
-        raise TypeError(
-            f"Field{plural} {names} of {type(module).__name__} not initialized by `__init__`."
-        )
-
-
-def check_values(module: Any) -> None:
-    """Raises for a value that a field must not have; warns about a likely mistake."""
-    cls = type(module)
-    record: ClassRecord = cls._eqxlike_class
-    codec = record.codec
-    for name in codec.static_names:
-        check_static(cls, name, getattr(module, name))
-    for name in (*codec.dynamic_names, *codec.static_names):
-        value = getattr(module, name)
-        if callable(value):
-            _refuse_own_method(module, name, value)
-            hides_arrays = _hides_arrays(value)
-        elif type(value) in _CONTAINERS:
-            elements = value.values() if type(value) is dict else value
-            hides_arrays = any(callable(each) and _hides_arrays(each) for each in elements)
-        else:
-            continue
-        if hides_arrays:
-            warnings.warn(
-                f"{cls.__name__}.{name} was given a JAX-transformed callable around a Module. Its "
-                "arrays are out of sight there: they are no leaves, and become constants. Apply "
-                "`eqxlike.filter_jit` and its kin, or transform where it is called.",
-                stacklevel=3,
-            )
-
-
-_CONTAINERS = frozenset({list, tuple, dict})
-
-
-def _refuse_own_method(module: Any, name: str, value: Any) -> None:
-    if hasattr(type(value), RECORD) and getattr(value, "__self__", None) is module:
-        raise ValueError(
-            f"{type(module).__name__}.{name} was given a method of the same instance in "
-            "`__init__`. The method would hold its own copy of the instance, which later updates "
-            f"leave behind. Write a method named {name!r} that calls "
-            f"`self.{value.__name__}(...)` instead."
-        )
-
-
-def _hides_arrays(value: Any) -> bool:
-    # `jax.vmap` and `jax.grad` return functions, `jax.jit` and custom rules objects of their own.
-    if not (inspect.isfunction(value) or isinstance(value, _TRANSFORMED)):
-        return False
-    wrapped = getattr(value, "__wrapped__", None)
-    return hasattr(type(wrapped), RECORD) and bool(jax.tree_util.tree_leaves(wrapped))
-
-
-_TRANSFORMED = (PjitFunction, jax.custom_jvp, jax.custom_vjp)
-
-
-def explain_init(cls: type, error: TypeError, args: Any, kwargs: Any) -> None:
-    """Raises a clearer `TypeError` if `error`, of an `__init__`, is about its argument `key`."""
-    if "PRNG key" not in str(error):
-        return
-    bound = inspect.signature(cls).bind(*args, **kwargs)
-    bound.apply_defaults()
-    if "key" in bound.arguments:
-        explain_key(error, bound.arguments["key"], cls.__name__)
-
-
-def warn_of_post_init(cls: type) -> None:
-    """Warns that nothing calls the `__post_init__` of `cls`, which has its own `__init__`."""
-    warnings.warn(
-        f"{cls.__module__}.{cls.__qualname__} has both an `__init__` method and a `__post_init__` "
-        "method. Only the `__init__` that a dataclass generates calls `__post_init__`: this one "
-        "will not be called.",
-        stacklevel=3,
-    )
-
-
-# Module classes pickled by value, as cloudpickle pickles those of `__main__`.
-#
-# Unpickling first makes such a class empty, with its name and bases, and then sets each of its
-# attributes. By then the metaclass has generated code for a class without fields, and JAX has
-# registered that code. So among the attributes is a `CarriedClass`, the record of the original
-# class; setting it turns the new class into that.
-
-
-def take_up(cls: Any, carried: CarriedClass) -> None:
-    """Gives an empty class the fields, the codec and the record that were carried."""
-    for each in carried.fields.values():
-        _mend_missing(each)
-    # The metaclass's setter would keep the inherited fields, and the abstract names of bases.
-    type.__setattr__(cls, "__dataclass_fields__", carried.fields)
-    type.__setattr__(cls, "__abstractmethods__", carried.abstract)
-    record: ClassRecord = cls._eqxlike_class
-    record.makes_init = carried.makes_init
-    record.is_forced = carried.is_forced
-    record.is_strict = carried.is_strict
-    record.traits = carried.traits
-    record.defaults = carried.defaults
-    record.converters = carried.converters
-    codec = generate_codec(cls, carried.layout, carried.traits.complete)
-    # JAX keeps the functions with which a class was registered: these must be the new ones.
-    functions = {
-        name: replace_body(getattr(record.codec, name), getattr(codec, name))
-        for name in ("flatten", "flatten_with_keys", "unflatten")
-    }
-    record.codec = dataclasses.replace(codec, **functions)
-
-
-def _mend_missing(field: dataclasses.Field) -> None:
-    """Replaces the mark of a missing part: pickling by value makes it another object."""
-    for name in ("default", "default_factory"):
-        if isinstance(getattr(field, name), type(dataclasses.MISSING)):
-            setattr(field, name, dataclasses.MISSING)
-
-
 # --- `functools.partial` as a Module ---
 
 
@@ -568,64 +539,3 @@ class Partial(Module, Generic[_Return]):
         except (TypeError, ValueError):
             # Some C functions have no signature.
             return inspect.signature(self.__call__)
-
-
-# --- `functools.update_wrapper` for Modules ---
-
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-def module_update_wrapper(
-    wrapper: Module, wrapped: Callable[_P, _T] | None = None
-) -> Callable[_P, _T]:
-    """A copy of a Module that shows the name and documentation of the callable that it wraps.
-
-    **Arguments:**
-
-    - `wrapper`: an instance of a class with a property `__wrapped__`, which returns what it wraps.
-    - `wrapped`: the callable whose metadata to show; `wrapper.__wrapped__` if left out.
-
-    **Returns:** a copy of `wrapper` with the `__module__`, `__name__`, `__qualname__`, `__doc__`
-    and `__annotations__` of `wrapped`, as far as it has them. They are not leaves, and stay when
-    the copy is mapped over or passes through a transformation.
-
-    **Raises:** `ValueError` if the class of `wrapper` has no property `__wrapped__`.
-
-    !!! example
-
-        >>> import eqxlike as eqx
-        >>> from collections.abc import Callable
-        >>> class Twice(eqx.Module):
-        ...     function: Callable
-        ...     def __call__(self, x):
-        ...         return self.function(self.function(x))
-        ...     @property
-        ...     def __wrapped__(self):
-        ...         return self.function
-        >>> def increment(x):
-        ...     return x + 1
-        >>> twice = eqx.module_update_wrapper(Twice(increment))
-        >>> twice.__name__, twice(3)
-        ('increment', 5)
-    """
-    cls: Any = type(wrapper)
-    if not isinstance(getattr(cls, "__wrapped__", None), property):
-        raise ValueError(
-            f"`module_update_wrapper` expects a Module whose class has a property `__wrapped__`, "
-            f"which returns what it wraps; {cls.__name__} has none. Write\n"
-            "    @property\n"
-            "    def __wrapped__(self):\n"
-            "        return self.<field>"
-        )
-    described: Any = wrapper.__wrapped__ if wrapped is None else wrapped  # pyright: ignore
-    copied: Any = copy.copy(wrapper)
-    # A property of the class takes precedence, and would hide what is put here.
-    shown = {
-        name: value
-        for name, value in shown_by(described).items()
-        if not hasattr(found_in_class(cls, name), "__set__")
-    }
-    write_metadata(make_metadata(shown), stored_fields(copied))
-    return copied

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.tree_util as jtu
 
+from ._class import RECORD, StoredFunction
+
 _current: contextvars.ContextVar["_Names | None"] = contextvars.ContextVar(
     "eqxlike_names_of_layers", default=None
 )
@@ -27,29 +29,16 @@ _current: contextvars.ContextVar["_Names | None"] = contextvars.ContextVar(
 _SEPARATORS = re.compile(r"[/()]")
 
 
-class LayerCall:
-    """The `__call__` of a Module class: the plain function, unless layers are being named.
-
-    In `vars` of the class, it can be called like the function itself.
-    """
-
-    __wrapped__: Callable[..., Any]
+class LayerCall(StoredFunction):
+    """The `__call__` of a Module class: the plain function, unless layers are being named."""
 
     def __init__(self, function: Callable[..., Any]):
-        wrapper: Any = self
-        functools.update_wrapper(wrapper, function)
+        super().__init__(function)
         self._named: Callable[..., Any] | None = None
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.__wrapped__(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         # Classes may be pickled by value, which a function that reads `_current` cannot be.
         return {**vars(self), "_named": None}
-
-    @property
-    def __isabstractmethod__(self) -> bool:
-        return getattr(self.__wrapped__, "__isabstractmethod__", False)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -148,7 +137,7 @@ def _parts_of(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_module(node: Any) -> bool:
-    return hasattr(type(node), "_eqxlike_class")
+    return hasattr(type(node), RECORD)
 
 
 def _is_wrapper(node: Any) -> bool:

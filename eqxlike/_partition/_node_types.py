@@ -296,7 +296,7 @@ class ModuleNode(Structure):
         children, statics = codec.flatten(value)
         is_complete = not is_incomplete(statics)
         # During `__init__` some fields are missing.
-        names = codec.dynamic_names if is_complete else statics[0]
+        names = codec.layout.dynamic_names if is_complete else statics[0]
         static = (is_complete, *statics)
         return Opened(ModuleNode, lambda: statics, static, children, lambda i: f".{names[i]}")
 
@@ -318,7 +318,7 @@ class ModuleNode(Structure):
         return stored_fields(self.rebuilder(cache=False)(dynamic))
 
     def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
-        codec = _record(self).codec
+        codec, complete = _record(self).codec, _record(self).traits.complete
         if is_incomplete(self.meta):
             unflatten, statics = writer.constant(codec.unflatten), writer.constant(self.meta)
             return writer.assign(f"{unflatten}({statics}, {tuple_of(parts)})")
@@ -329,8 +329,8 @@ class ModuleNode(Structure):
             writer.line(f"fields = stored_fields({module})")
         for name, value in zip(names, values, strict=True):
             writer.line(f"fields[{name!r}] = {value}")
-        if codec.complete is not None:
-            writer.line(f"{writer.constant(codec.complete)}(fields)")
+        if complete is not None:
+            writer.line(f"{writer.constant(complete)}(fields)")
         return module
 
     def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:

@@ -206,17 +206,14 @@ _table: dict[Hashable, _Interned] = {}
 _lock = threading.RLock()
 
 
-Parts = tuple[type[Structure], type, Callable[[], Any], StaticKey, tuple[Structure, ...]]
-"""The class of a Structure, the type of the node, a function that makes the meta, the static key,
-which determines the meta, and the children.
-"""
-
-Intern = Callable[[*Parts], Structure]
-
-
-def intern(*parts: *Parts) -> Structure:
-    """The unique Structure with these parts."""
-    structure_type, node_type, make_meta, static, children = parts
+def intern(
+    structure_type: type[Structure],
+    node_type: type,
+    make_meta: Callable[[], Any],
+    static: StaticKey,
+    children: tuple[Structure, ...],
+) -> Structure:
+    """The unique Structure with these parts; `static` determines its meta."""
     # The key has the `id`s of the class and the children, which the Structure itself keeps alive. A
     # key that held them could keep the Structure alive, through a closure with a compiled function.
     key = (structure_type, id(node_type), static.key, tuple(map(id, children)))
@@ -233,6 +230,12 @@ def intern(*parts: *Parts) -> Structure:
                 entry.key, entry.hash = key, hash(key)
                 _table[key], found = entry, made
     return found
+
+
+Parts = tuple[type[Structure], type, Callable[[], Any], StaticKey, tuple[Structure, ...]]
+"""The arguments of `intern`."""
+
+Intern = Callable[[*Parts], Structure]
 
 
 def make_private(*parts: *Parts) -> Structure:

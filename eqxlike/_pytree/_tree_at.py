@@ -51,9 +51,9 @@ def tree_at(
     def is_leaf_or_empty(node: Any) -> bool:
         return _is_empty(node) or (is_leaf is not None and is_leaf(node))
 
-    # A node is found by its identity. Python shares equal numbers, and there is a single `()`: so
-    # `where` is called on a copy in which every leaf is an object of its own. A second call, on the
-    # leaves themselves, finds a `where` that looks at the values of leaves.
+    # A node is found by its identity, and Python shares equal numbers and has a single `()`: so
+    # `where` is called on a copy in which every node is an object of its own. A second call, on the
+    # leaves themselves, checks that `where` did not look at their values.
     paths_and_leaves, treedef = jtu.tree_flatten_with_path(pytree, is_leaf=is_leaf_or_empty)
     tree = treedef.unflatten([_hold_place(path, leaf) for path, leaf in paths_and_leaves])
     chosen = _choose(where, tree)
