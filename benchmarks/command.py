@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from benchmarks import report, table, targets
 from benchmarks.cases import Case, NamedT, build, check_agreement, find
 from benchmarks.targets import Target
-from eqxlike._numbers import whole_number_in
+from eqxlike._check_numbers import whole_number_in
 from eqxlike._timing import measure
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.monitoring
 from jax.experimental.compilation_cache import compilation_cache
 
-from ._numbers import real_number
+from ._check_numbers import real_number
 
 RECORD = "compilations.jsonl"
 """The file, beside those of JAX, that says what it cost to compile what they hold."""

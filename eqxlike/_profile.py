@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from ._numbers import positive_number
+from ._check_numbers import positive_number
 from ._tables import align, rich_table
 from ._timing import Call, frozen_heap, warmed_up
 from ._transforms import CallTimes, timing_calls

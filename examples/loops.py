@@ -20,7 +20,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
 import eqxlike as eqx
-from eqxlike._numbers import whole_number_in
+from eqxlike._check_numbers import whole_number_in
 from eqxlike._tables import align
 from eqxlike._timing import measure
 

@@ -28,8 +28,8 @@ import optax
 
 import eqxlike as eqx
 from eqxlike import ad
+from eqxlike._check_numbers import whole_number_in
 from eqxlike._cli._report import plain_table
-from eqxlike._numbers import whole_number_in
 from eqxlike._timing import installed_version, machine_info, measure
 
 BATCH_SIZE = 128

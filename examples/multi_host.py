@@ -42,7 +42,7 @@ import optax
 
 import eqxlike as eqx
 from eqxlike import nn, train
-from eqxlike._numbers import whole_number_in
+from eqxlike._check_numbers import whole_number_in
 
 FEATURES = 64
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks import cases, columns
 from benchmarks.table import text_table
 from eqxlike import _profile
-from eqxlike._numbers import whole_number_in
+from eqxlike._check_numbers import whole_number_in
 from eqxlike._profile import JAX, OTHER, OURS, Frame, Split
 from eqxlike._timing import Column, measure, ratios
 

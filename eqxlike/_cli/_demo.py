@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
+from .._check_numbers import whole_number_in
 from .._compilation_cache import cache_compilations
-from .._numbers import whole_number_in
 from . import _data, _pictures, _report
 from ._compare import Output, compare, measure_dispatch
 from ._data import CommandError

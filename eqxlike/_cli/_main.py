@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import jax
 
 from .. import _profile
-from .._numbers import whole_number_in
+from .._check_numbers import whole_number_in
 from .._version import __version__
 from . import _demo
 from ._data import CommandError

@@ -8,14 +8,14 @@ import jax
 import jax.export
 import jax.tree_util as jtu
 
+from .._check_numbers import whole_number
 from .._module import Module
-from .._numbers import whole_number
 from .._partition import split
 from .._pytree import is_array, listed
 from .._timing import installed_version
 from .._traceback import hide_our_frames
 from .._transfers import departures
-from .._transforms._trace import is_array_or_struct
+from .._transforms._eval_shape import is_array_or_struct
 from .._version import __version__
 from ._exported import Exported, from_parts, need_flatbuffers
 from ._file import Header

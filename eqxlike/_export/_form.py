@@ -68,7 +68,7 @@ Form = ArrayForm | StaticForm | NodeForm
 _KEYS = (str, int, float, bool)
 """The types of dictionary keys that a file can hold."""
 
-_MOST_SHOWN = 4
+_MAX_SHOWN = 4
 """A Module of more arrays is shown only by their number."""
 
 
@@ -191,7 +191,7 @@ def describe(form: Form) -> str:
     if isinstance(form, StaticForm):
         return form.text
     num_arrays = _num_arrays(form)
-    if form.kind in ("namedtuple", "record") and num_arrays > _MOST_SHOWN:
+    if form.kind in ("namedtuple", "record") and num_arrays > _MAX_SHOWN:
         return f"{form.name} of {num_arrays} arrays"
     texts = list(map(describe, form.children))
     named = [f"{key}={text}" for key, text in zip(form.keys, texts, strict=True)]

@@ -14,7 +14,7 @@ from .._transforms import filter_jit
 from ._file import Header
 from ._form import ArrayForm, NodeForm, arrays_in, build, describe, describe_other, form_of_array
 
-_MOST_PROGRAMS = 4
+_MAX_PROGRAMS = 4
 """This many programs are compiled for one combination of arrays, each for other static leaves or
 nodes; further ones are flattened before the call.
 """
@@ -147,7 +147,7 @@ class Runner:
     def _count_program(self, arrays: list[Any]) -> None:
         """Raises `_TakeApartError` if there are enough programs for such arrays."""
         key = (*map(jax.typeof, arrays),)
-        if self._num_programs[key] >= _MOST_PROGRAMS:
+        if self._num_programs[key] >= _MAX_PROGRAMS:
             self._num_calls_apart = _CALLS_APART
             raise _TakeApartError
         self._num_programs[key] += 1

@@ -17,10 +17,10 @@ RECORD = "_eqxlike_class"
 class Traits:
     """The traits by which one of our own Module classes differs from users' classes.
 
-    The class statement sets them, `class State(Module, _traits=Traits(is_fixed=False))`.
+    The class statement sets them, `class State(Module, _traits=Traits(is_immutable=False))`.
     Subclasses inherit all but `flattening` and `frozen_fields`.
 
-    - `is_fixed`: whether instances never change. If not, no partition of them is cached.
+    - `is_immutable`: whether instances never change. If not, no partition of them is cached.
     - `complete`: a function called with the `__dict__` of an unflattened instance; it adds what can
       be derived from the fields.
     - `flattening`: a function from the codec of the class to the object by which JAX flattens.
@@ -29,7 +29,7 @@ class Traits:
     - `is_layer`: whether a call gets its own name in a program. Calls of mere wrappers do not.
     """
 
-    is_fixed: bool = True
+    is_immutable: bool = True
     complete: Callable[[dict[str, Any]], None] | None = None
     flattening: Callable[[Codec], Any] | None = None
     frozen_fields: tuple[str, ...] = ()

@@ -160,7 +160,7 @@ def guard_sequence(structure: Structure, writer: GuardWriter, name: str) -> Sequ
 class ListNode(Structure):
     __slots__ = ()
 
-    is_fixed = False
+    is_immutable = False
     takes_sequence = True
 
     @staticmethod
@@ -226,7 +226,7 @@ class _Meta(NamedTuple):
 class DictNode(Structure):
     __slots__ = ()
 
-    is_fixed = False
+    is_immutable = False
     takes_sequence = True
 
     @staticmethod
@@ -301,8 +301,8 @@ class ModuleNode(Structure):
         return Opened(ModuleNode, lambda: statics, static, children, lambda i: f".{names[i]}")
 
     @property
-    def is_fixed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return _record(self).traits.is_fixed
+    def is_immutable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return _record(self).traits.is_immutable
 
     @property
     def is_cacheable_module(self) -> bool:
@@ -403,7 +403,7 @@ flatten_one_level = default_registry.flatten_one_level
 class ForeignNode(Structure):
     __slots__ = ()
 
-    is_fixed = False
+    is_immutable = False
     takes_sequence = True
 
     @staticmethod

@@ -49,7 +49,7 @@ class Structure:
         "static",
     )
 
-    is_fixed: bool = True
+    is_immutable: bool = True
     """Whether nodes of this type are immutable themselves."""
 
     takes_sequence: bool = False
@@ -67,7 +67,9 @@ class Structure:
         self.children = children
         self.num_arrays = sum(child.num_arrays for child in children)
         self.is_cacheable = (
-            self.is_fixed and static.is_immutable and all(child.is_cacheable for child in children)
+            self.is_immutable
+            and static.is_immutable
+            and all(child.is_cacheable for child in children)
         )
         self.is_exact = static.is_exact and all(child.is_exact for child in children)
         own = (each for each in static.held if _is_short_lived(each))

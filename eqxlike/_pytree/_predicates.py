@@ -150,7 +150,7 @@ def is_array_or_traced_reference(element: Any) -> bool:
 # --- Arrays that no call accepts: donated ones, and those without numbers ---
 
 
-_MOST_PATHS = 8
+_MAX_PATHS = 8
 """At most this many paths are listed."""
 
 
@@ -175,8 +175,8 @@ def paths_without_numbers(tree: PyTree, name: str = "") -> list[str]:
 
 def listed(paths: list[str]) -> str:
     """The first of `paths`, and the number of the others."""
-    more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
-    return ", ".join(paths[:_MOST_PATHS]) + more
+    more = f" and {len(paths) - _MAX_PATHS} more" if len(paths) > _MAX_PATHS else ""
+    return ", ".join(paths[:_MAX_PATHS]) + more
 
 
 # --- Patterns for paths of arrays in a tree ---

@@ -20,6 +20,9 @@ from ._derivatives import filter_jvp as filter_jvp
 from ._derivatives import filter_value_and_grad as filter_value_and_grad
 from ._derivatives import filter_vjp as filter_vjp
 from ._enumeration import Enumeration as Enumeration
+from ._eval_shape import filter_eval_shape as filter_eval_shape
+from ._eval_shape import filter_make_jaxpr as filter_make_jaxpr
+from ._eval_shape import is_array_or_struct as is_array_or_struct
 from ._jit import CallTimes as CallTimes
 from ._jit import FreshTrace as FreshTrace
 from ._jit import History as History
@@ -43,6 +46,3 @@ from ._sharding import Gathering as Gathering
 from ._sharding import Stacked as Stacked
 from ._sharding import filter_shard as filter_shard
 from ._sharding import keep_all_but_gathered as keep_all_but_gathered
-from ._trace import filter_eval_shape as filter_eval_shape
-from ._trace import filter_make_jaxpr as filter_make_jaxpr
-from ._trace import is_array_or_struct as is_array_or_struct

@@ -8,7 +8,7 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._numbers import positive_number, whole_number
+from .._check_numbers import positive_number, whole_number
 from .._pytree import is_array
 from .._transforms import filter_jit
 from ._compare._compare import Entrant, Trial, all_agree, trial_of

@@ -9,8 +9,8 @@ from jax.experimental.jet import jet
 from jax.extend.core import JaxprEqn, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
+from .._check_numbers import whole_number
 from .._module import Module, field
-from .._numbers import whole_number
 from .._partition import UNTRACED, Rest, split
 from .._programs import equations_in
 from .._pytree import is_array_or_traced_reference, is_inexact_array

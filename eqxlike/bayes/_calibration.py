@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from .._check_numbers import real_number
 from .._compat import Tracer
 from .._module import Module, field
-from .._numbers import real_number
 from ._mixtures import CategoricalMixture, Mixture, check_mixture
 
 _LEAST, _MOST = 0.01, 100.0

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._numbers import check_scale
+from .._check_numbers import check_scale
 
 
 def distributions() -> Any:

@@ -180,7 +180,7 @@ def _bisect(mixture: Mixture, probability: Float[Array, ""]) -> Float[Array, "*B
         def widen(width: Array) -> Array:
             return jnp.where(is_short(width), 2 * width, width)
 
-        width = jax.lax.fori_loop(0, _MOST_DOUBLINGS, lambda _, width: widen(width), spread)
+        width = jax.lax.fori_loop(0, _MAX_DOUBLINGS, lambda _, width: widen(width), spread)
         return mean + sign * width
 
     def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -194,7 +194,7 @@ def _bisect(mixture: Mixture, probability: Float[Array, ""]) -> Float[Array, "*B
     return jnp.round(high) if mixture.components.is_discrete else low + (high - low) / 2
 
 
-_MOST_DOUBLINGS = math.ceil(math.log2(1e6))
+_MAX_DOUBLINGS = math.ceil(math.log2(1e6))
 
 
 def _mixed(terms: Float[Array, "S *B"]) -> Float[Array, "*B"]:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array, PyTree
 
+from .._check_numbers import positive_number
 from .._module import Module, field
-from .._numbers import positive_number
 from .._pytree import Which, path_matches
 from ._libraries import check_distribution, check_positive, distributions, is_distribution
 

@@ -109,12 +109,12 @@ def get_num_traces(fn: Any) -> int:
     return inner.tag.num_traces
 
 
-_MOST_CALLS = 16
+_MAX_CALLS = 16
 """At most this many calls are remembered: a mistake that has a function traced again does so at
 each call, and the latest say all there is.
 """
 
-_MOST_CHANGES = 20
+_MAX_CHANGES = 20
 """At most this many changes are listed."""
 
 _lock = threading.Lock()
@@ -130,7 +130,7 @@ class _Tag:
 
     def __init__(self):
         self.num_traces = 0
-        self.calls: collections.deque[tuple[int, Call]] = collections.deque(maxlen=_MOST_CALLS)
+        self.calls: collections.deque[tuple[int, Call]] = collections.deque(maxlen=_MAX_CALLS)
 
     def __reduce__(self) -> Any:
         return _Tag, ()
@@ -176,8 +176,8 @@ def _explain(earlier: list[tuple[int, "Call"]], call: "Call") -> str:
         key=lambda candidate: (len(candidate[0]), -candidate[1]),
     )
     if changes:
-        more = len(changes) - _MOST_CHANGES
-        lines = [f"What differs from trace {number}:", *changes[:_MOST_CHANGES]]
+        more = len(changes) - _MAX_CHANGES
+        lines = [f"What differs from trace {number}:", *changes[:_MAX_CHANGES]]
         return "\n  ".join([*lines, *[f"and {more} more"] * (more > 0)])
     return (
         f"Its arguments are like those of trace {number} in structure, shapes, dtypes and static "
@@ -247,7 +247,7 @@ def _shorten(text: str) -> str:
 # --- Why there was another trace, in a block ---
 
 
-_MOST_TRACES = 1000
+_MAX_TRACES = 1000
 """At most this many traces are in the list, the latest."""
 
 
@@ -303,7 +303,7 @@ def explain_retraces(
             last[history.definition] = (reported or trace, history.serial)
         if reported is not None:
             retraces.append(reported)
-            del retraces[:-_MOST_TRACES]
+            del retraces[:-_MAX_TRACES]
             react(on_retrace, reported)
 
     with listening(listen):

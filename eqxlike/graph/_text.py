@@ -11,7 +11,7 @@ from .._tables import align, grouped, rich_table
 from ._operations import Program, source_of
 from ._rows import Row
 
-_MOST_KINDS = 12
+_MAX_KINDS = 12
 
 
 class Table(NamedTuple):
@@ -107,9 +107,9 @@ _Row = TypeVar("_Row")
 
 def _cut(rows: Sequence[_Row], total: Callable[[str, Sequence[_Row]], _Row]) -> list[_Row]:
     """The first kinds, and the others in one row, so that a column adds up to the whole."""
-    others = rows[_MOST_KINDS:]
+    others = rows[_MAX_KINDS:]
     more = [total(f"{len(others)} more kinds", others)] if others else []
-    return [*rows[:_MOST_KINDS], *more]
+    return [*rows[:_MAX_KINDS], *more]
 
 
 def _sum_of_rows(name: str, rows: Sequence[Row]) -> Row:

@@ -16,7 +16,7 @@ from .._pytree import describe_node, find_difference, is_array_like, tree_pforma
 from ._buffers import Buffer
 from ._carry import Form, take_arrays
 from ._flat._counted_while import Condition
-from ._flat._plan import Arrays, Scan, Step
+from ._flat._scan import Arrays, Scan, Step
 from ._flat._step import clear_written
 
 Buffers = Callable[[PyTree], Any]
@@ -171,17 +171,17 @@ class _FlatBody:
 
 
 def scan_of(
-    body: Body, length: int, levels: tuple[int, ...] | None, checkpoints: int | None = None
+    body: Body, length: int, levels: tuple[int, ...], checkpoints: int | None = None
 ) -> Scan:
-    """The scan that takes the steps of a body; one of no `levels` saves so many carries."""
+    """The scan that takes the steps of a body; see `Scan`."""
     return Scan(
         body.step,
         length,
-        levels or (1,),
+        levels,
         is_masked=body.is_buffer,
         is_written_once=body.is_buffer,
         reading_step=body.reading_step,
-        checkpoints=None if levels else checkpoints,
+        checkpoints=checkpoints,
     )
 
 

@@ -12,7 +12,7 @@ from .._partition import split
 from .._pytree import is_array, is_array_like, tree_pformat
 from .._transforms._derivatives._linear_call import linear_call
 from ._flat._batched import select_if_vmap
-from ._flat._plan import Arrays
+from ._flat._scan import Arrays
 
 
 class Buffer(Module):

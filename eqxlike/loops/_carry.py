@@ -9,7 +9,7 @@ from jaxtyping import Array, PyTree
 from .._dtypes import is_key
 from .._partition import split
 from .._pytree import is_array_like
-from ._flat._plan import Arrays
+from ._flat._scan import Arrays
 
 
 class Form:

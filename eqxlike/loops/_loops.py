@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array, ArrayLike, Bool, Int, PyTree
 
-from .._numbers import integer, whole_number
+from .._check_numbers import integer, whole_number
 from .._pytree import describe_node, is_array_like
 from ._body import Body, Buffers, scan_of, trace_body, trace_condition
 from ._carry import Form, take_arrays
 from ._flat._counted_scan import counted_scan
 from ._flat._counted_while import Condition, While, WhileOperands, counted_while, run_while
-from ._flat._plan import Arrays, Operands, Step, levels_for, split
+from ._flat._scan import Arrays, Operands, Step, levels_for, split
 from ._flat._step import run
 
 Carry = TypeVar("Carry")

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
+from .._check_numbers import real_number, whole_number
 from .._module import Module, field
-from .._numbers import real_number, whole_number
 from .._progress import DISPLAYS, Lines, is_installed
 from .._pytree import describe_node, is_array_like
 from ._carry import take_arrays
 from ._flat._batched import unvmap_any, unvmap_max
 
-_MOST_CALLS = 1000
+_MAX_CALLS = 1000
 """Of Python, by a loop of known length. A call takes 100 microseconds on a CPU."""
 
 _CALLS_BY_DOUBLING = 128
@@ -80,7 +80,7 @@ def progress(
         training: step 2/3
         training: step 3/3
     """
-    level = _level(total, description, every, _MOST_CALLS)
+    level = _level(total, description, every, _MAX_CALLS)
     chosen = _chosen_kind(kind, stream)
     if interval_s is None:
         interval_s = 5.0 if chosen == "lines" else 0.1
@@ -189,7 +189,7 @@ class ProgressBar(Module):
         """
         _check_step(step)
         levels = self._shown.levels
-        calls = _MOST_CALLS
+        calls = _MAX_CALLS
         for level in levels:
             calls //= min(level.total or _CALLS_BY_DOUBLING, calls)
         level = _level(total, description, every, max(calls, 1))
@@ -253,7 +253,7 @@ def _readiness(after: PyTree) -> list[Bool[Array, ""]]:
 # --- Which bars are shown, and how far each is: what compiled programs call ---
 
 
-_MOST_OPEN = 1000
+_MAX_OPEN = 1000
 """Runs whose bars may be open: of more, some must have ended without a word."""
 
 
@@ -285,7 +285,7 @@ class Board:
         with self._lock:
             number = next(self._numbers)
             self._runs[number] = {}
-            if len(self._runs) > _MOST_OPEN:
+            if len(self._runs) > _MAX_OPEN:
                 self.close(next(iter(self._runs)))
             return np.asarray(number, np.int32)
 

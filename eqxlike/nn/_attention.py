@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from .._check_numbers import whole_number
 from .._dtypes import at_least_float32
 from .._module import Module, field
-from .._numbers import whole_number
 from ._dropout import Dropout, warn_deterministic
 from ._inputs import check_input, describe, split_key
 from ._linear import Linear

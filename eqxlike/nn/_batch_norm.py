@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from .._check_numbers import real_number, whole_number
 from .._dtypes import at_least_float32, parameter_dtype
 from .._module import field
-from .._numbers import real_number, whole_number
 from .._traceback import stacklevel_of_user
 from ._inputs import check_input, describe
 from ._parameters import Initializer, draw_affine

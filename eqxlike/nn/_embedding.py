@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
+from .._check_numbers import real_number, whole_number
 from .._dtypes import parameter_dtype
 from .._module import Module, field
-from .._numbers import real_number, whole_number
 from ._inputs import check_input
 from ._parameters import Initializer
 

@@ -12,9 +12,9 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
 
+from .._check_numbers import integer
 from .._dtypes import is_key
 from .._module import BoundMethod, Module
-from .._numbers import integer
 from .._pytree import combine, is_array, partition
 
 Shape = tuple[int | str | None, ...]

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
+from .._check_numbers import integer, whole_number
 from .._module import Module, field
-from .._numbers import integer, whole_number
 from .._pytree import combine, is_array, partition
 from .._transforms import filter_vmap
 from ._inputs import (

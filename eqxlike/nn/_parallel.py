@@ -12,8 +12,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from .._check_numbers import integer
 from .._module import Module, field
-from .._numbers import integer
 from .._partition import find_static_difference
 from .._pytree import (
     describe_node,

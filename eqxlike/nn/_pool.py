@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
+from .._check_numbers import whole_number
 from .._dtypes import at_least_float32
 from .._module import Module, field
-from .._numbers import whole_number
 from ._inputs import check_input, describe
 from ._windows import (
     Padding,

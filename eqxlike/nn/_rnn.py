@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from .._check_numbers import whole_number
 from .._dtypes import parameter_dtype
 from .._module import Module, field
-from .._numbers import whole_number
 from ._inputs import check_input
 from ._parameters import Initializer, Parameter, draw, fan_in_limit
 

@@ -9,8 +9,8 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import PRNGKeyArray
 
+from .._check_numbers import whole_number
 from .._module import Module, field
-from .._numbers import whole_number
 from .._partition import find_static_difference
 from .._pytree import (
     combine,

@@ -158,7 +158,7 @@ _OLD = (
 )
 
 
-class State(Module, _traits=Traits(is_fixed=False)):
+class State(Module, _traits=Traits(is_immutable=False)):
     """The values of all the `StateIndex`es of a model, such as the running statistics of its
     `BatchNorm`s.
 

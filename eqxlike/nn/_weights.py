@@ -10,9 +10,9 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
+from .._check_numbers import integer, real_number, whole_number
 from .._dtypes import at_least_float32
 from .._module import Module, field
-from .._numbers import integer, real_number, whole_number
 from .._pytree import find_difference, is_array, same_shape_and_dtype, tree_at
 from .._transforms import filter_eval_shape
 from ._inputs import check_instance

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from .._check_numbers import integer
 from .._module import Module
-from .._numbers import integer
 from ._inputs import describe
 
 Sizes = int | Sequence[int]

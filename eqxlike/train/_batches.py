@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .._numbers import whole_number
+from .._check_numbers import whole_number
 from ._sharding import Sharding, place_batch
 
 Arrays = TypeVar("Arrays")

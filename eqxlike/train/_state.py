@@ -13,9 +13,9 @@ import jax.tree_util as jtu
 import optax
 from jaxtyping import Array, Bool, Float, Float32, Int32, PRNGKeyArray, PyTree
 
+from .._check_numbers import whole_number
 from .._dtypes import at_least_float32, is_key
 from .._module import Module, field
-from .._numbers import whole_number
 from .._pytree import filter, is_array, is_inexact_array, tree_at
 from ._checks import check_key, check_model, check_not_deleted, check_optimiser, initial_state
 

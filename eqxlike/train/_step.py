@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from .._pytree import apply_updates, filter, is_inexact_array
 from .._transforms import filter_jit, filter_value_and_grad
 from ._checks import check_callable, check_optimiser, check_optimiser_state, check_state
-from ._evaluate import Evaluate, Evaluation, evaluator
+from ._loss_forms import Evaluate, Evaluation, evaluator
 from ._sharding import Sharding, check_sharding, evaluate_sharded, shard
 from ._state import (
     DynamicLossScale,

@@ -13,7 +13,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
-from eqxlike._export._run import _MOST_PROGRAMS
+from eqxlike._export._run import _MAX_PROGRAMS
 
 X, Y = jnp.ones((3, 2)), jnp.ones(3)
 
@@ -148,7 +148,7 @@ def test_functions_of_one_name_compile_no_more_and_more_programs():
         np.testing.assert_array_equal(exported.call(twin(), Y), 2 * Y)
     # A trace for a function that is gone is gone too.
     assert _num_by_way(exported)[1] == 1
-    assert list(exported._runner._num_programs.values()) == [_MOST_PROGRAMS]
+    assert list(exported._runner._num_programs.values()) == [_MAX_PROGRAMS]
 
 
 def test_retraces_are_explained_by_the_names_of_the_arguments(capsys):

@@ -88,7 +88,7 @@ for _name in CALLBACK_LOGGERS:
 # --- The text of a failed check ---
 
 
-_MOST_INDICES = 8
+_MAX_INDICES = 8
 """At most this many indices of a batch are listed."""
 
 
@@ -137,7 +137,7 @@ def _describe_batch(failed: np.ndarray) -> str:
     if failed.ndim == 0:
         return ""
     places = np.flatnonzero(failed)
-    first = places[:_MOST_INDICES]
+    first = places[:_MAX_INDICES]
     indices = zip(*(axis.tolist() for axis in np.unravel_index(first, failed.shape)), strict=True)
     names = [str(index[0] if len(index) == 1 else index) for index in indices]
     if len(places) > len(first):

@@ -9,8 +9,8 @@ import jax
 from ..._missing import MISSING
 from ..._module import field
 from ..._partition import UNTRACED, Rest, split
+from .._eval_shape import refuse_references
 from .._signatures import Output, Params, TransformedFunction, check_callable
-from .._trace import refuse_references
 
 
 class _CheckpointFunction(TransformedFunction):

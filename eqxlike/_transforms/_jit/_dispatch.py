@@ -39,8 +39,8 @@ from .._checks import (
     note_check,
     run_and_look_for_checks,
 )
+from .._eval_shape import refuse_references
 from .._sharding import shardings_of_arrays
-from .._trace import refuse_references
 from ._arguments import ArgumentOrder, check_in_shardings, shardings_of_arguments
 from ._cache import Cache
 from ._donation import Donate, DonationWarnings, check_donate, donated_places

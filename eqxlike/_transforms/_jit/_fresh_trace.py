@@ -7,7 +7,7 @@ import jax
 import jax.tree_util as jtu
 
 from ..._traceback import hide_our_frames
-from .._trace import is_array_or_struct
+from .._eval_shape import is_array_or_struct
 from ._dispatch import CompiledFunction, Dispatcher
 from ._filter_jit import JitFunction, filter_jit
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ..._numbers import positive_number, whole_number
+from ..._check_numbers import positive_number, whole_number
 from ..._pytree import describe_node, is_array
 from ..._timing import machine_info
 from ..._transforms._derivatives._by_mode import check_mode

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ..._check_numbers import positive_number
 from ..._compat import Tracer
 from ..._module import field
-from ..._numbers import positive_number
 from ..._transforms import error_if
 from ..._transforms._derivatives._by_mode import CannotDifferentiate
 from ._forward_reverse import along_directions, gradients_of

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Bool, Int
 
+from ..._check_numbers import whole_number
 from ..._module import field
-from ..._numbers import whole_number
 from ..._programs import equations_in
 from ._mode import Arrays, Mode, OfArrays, Pullback, ValueAndGrad
 

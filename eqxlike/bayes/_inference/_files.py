@@ -17,9 +17,9 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from ..._check_numbers import integer
 from ..._dtypes import is_key
 from ..._module import Module
-from ..._numbers import integer
 from ..._partition import split
 from ..._pytree import (
     is_array_like,

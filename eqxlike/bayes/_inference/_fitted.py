@@ -12,8 +12,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ..._check_numbers import whole_number
 from ..._module import Module
-from ..._numbers import whole_number
 from ..._transforms import filter_jit
 from .._libraries import as_libraries_compute
 from .._posterior import Posterior, Unknowns
@@ -22,7 +22,7 @@ from ._files import write_chains
 from ._method import Chains, Method, Problem
 
 # Of so many inputs the outputs are followed through a chain.
-_MOST_INPUTS = 20
+_MAX_INPUTS = 20
 _DEFAULT_DRAWS = 100
 
 
@@ -234,7 +234,7 @@ def _unknowns(problem: Problem, vectors: Array) -> Unknowns:
 @filter_jit
 def _outputs_along_chains(problem: Problem, draws: Array) -> tuple[Array, Array]:
     """Outputs for some inputs, and the unknowns that are no parameters, along chains."""
-    x = jtu.tree_map(lambda each: each[:_MOST_INPUTS], problem.target.data[0])
+    x = jtu.tree_map(lambda each: each[:_MAX_INPUTS], problem.target.data[0])
 
     def of_one(vector: Array) -> tuple[Array, Array]:
         linked = problem.unflatten(vector)

@@ -17,10 +17,10 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Int, PRNGKeyArray
 
+from ..._check_numbers import positive_number, whole_number
 from ..._compat import Tracer
 from ..._dtypes import is_key
 from ..._interrupt import delayed_interrupt
-from ..._numbers import positive_number, whole_number
 from ..._progress import OnStep, run_progress
 from ..._pytree import tree_at
 from ..._transforms import filter_eval_shape, filter_jit
@@ -194,8 +194,8 @@ def _stopped(path: pathlib.Path | None, step: int, num_steps: int) -> str:
 # A call takes about so long: it is how long Ctrl-C waits, and how often a bar moves.
 _CALL_S = 0.5
 # What one call may return.
-_MOST_BYTES = 64 * 2**20
-_MOST_STEPS = 256
+_MAX_BYTES = 64 * 2**20
+_MAX_STEPS = 256
 
 
 @as_libraries_compute()
@@ -233,7 +233,7 @@ def advance(
     step_bytes = sum(
         each.itemsize * math.prod((each.shape[0], *each.shape[2:])) for each in empty.values()
     )
-    size = max(1, min(_MOST_STEPS, method.num_steps, _MOST_BYTES // max(1, step_bytes)))
+    size = max(1, min(_MAX_STEPS, method.num_steps, _MAX_BYTES // max(1, step_bytes)))
     count, step, states = 1, chains.step, chains.states
     while step < method.num_steps:
         count = min(count, size, method.num_steps - step)

@@ -37,9 +37,9 @@ _CURVATURES: dict[Structure, Any] = {
     "kronecker": (kronecker_curvature, kronecker_size),
     "diagonal": (diagonal_curvature, diagonal_size),
 }
-_MOST_BYTES = 4 * 2**30
+_MAX_BYTES = 4 * 2**30
 # By which a prior scale that is tuned may change.
-_MOST_FACTOR = 1e6
+_MAX_FACTOR = 1e6
 
 
 class LaplacePosterior(Module):
@@ -142,13 +142,13 @@ class Laplace(MAP):
             if structure == self.structure or structure != "last_layer"
         }
         item = jnp.dtype(problem.dtype).itemsize
-        if sizes[self.structure] * item <= _MOST_BYTES:
+        if sizes[self.structure] * item <= _MAX_BYTES:
             return
-        others = [repr(each) for each, size in sizes.items() if size * item <= _MOST_BYTES]
+        others = [repr(each) for each, size in sizes.items() if size * item <= _MAX_BYTES]
         raise ValueError(
             f"Laplace: structure={self.structure!r} would keep {sizes[self.structure]:,} numbers, "
             f"{sizes[self.structure] * item / 2**30:.1f} GiB, for {problem.size:,} unknowns; at "
-            f"most {_MOST_BYTES / 2**30:.0f} GiB are taken. Structures that do: "
+            f"most {_MAX_BYTES / 2**30:.0f} GiB are taken. Structures that do: "
             f"{', '.join([*others, repr('last_layer')])}."
         )
 
@@ -283,7 +283,7 @@ def _best_prior_scale(
     - `scale`: what it was. The one found is at most a million times more or less.
     """
     eigenvalues = jnp.maximum(eigenvalues, 0)
-    width = 2 * math.log(_MOST_FACTOR)
+    width = 2 * math.log(_MAX_FACTOR)
 
     def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..._numbers import positive_number, real_number, whole_number
+from ..._check_numbers import positive_number, real_number, whole_number
 from .._inference._method import Draws, Method, Problem, Record, State, Step, chosen
 from .._libraries import blackjax
 from ._training import DeepEnsemble, check_batch_size

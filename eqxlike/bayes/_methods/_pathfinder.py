@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..._numbers import whole_number
+from ..._check_numbers import whole_number
 from .._inference._method import Draws, Method, Problem, Record, Step
 from .._libraries import blackjax
 
 # A line search that needs more gradients than these has lost its way.
-_MOST_GRADIENTS = 30
+_MAX_GRADIENTS = 30
 
 
 class WeightedDraws(NamedTuple):
@@ -96,7 +96,7 @@ class Pathfinder(Method):
             num_samples=1,
             maxiter=self.path_steps,
             maxcor=self.history,
-            maxls=_MOST_GRADIENTS,
+            maxls=_MAX_GRADIENTS,
         )
 
         def elbo(normal: Any) -> tuple[Array, Any]:

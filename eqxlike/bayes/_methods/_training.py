@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..._numbers import positive_number, whole_number
+from ..._check_numbers import positive_number, whole_number
 from ..._transforms import filter_eval_shape, filter_jit
 from ...nn import Dropout, inference_mode
 from .._inference._method import Draws, Method, Problem, Record, Step, chosen
@@ -421,7 +421,7 @@ def takes_key(network: Any) -> bool:
 
 _NUM_CLIMBS = 10
 # So many halvings of a length leave nothing of it in float32.
-_MOST_TRIALS = 30
+_MAX_TRIALS = 30
 
 
 class _ConjugateGradients(NamedTuple):
@@ -496,7 +496,7 @@ def _line_search(
             jnp.where(is_better, length, best_length),
             factor * length,
             factor,
-            (count < _MOST_TRIALS) & (is_better | (best_length == 0)),
+            (count < _MAX_TRIALS) & (is_better | (best_length == 0)),
         )
 
     half = jnp.asarray(0.5, first.dtype)

@@ -13,8 +13,8 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from ..._check_numbers import positive_number, whole_number
 from ..._dtypes import wider
-from ..._numbers import positive_number, whole_number
 from ...nn import Conv, Shared, kl_divergence, with_perturbation
 from ...nn._bayesian import Estimator, bayesian_from_parts, layers_with_estimators
 from .._inference._method import Draws, Problem, Record, Step, with_keys

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
-from ..._numbers import whole_number
+from ..._check_numbers import whole_number
 from ._scores import check_array
 
 

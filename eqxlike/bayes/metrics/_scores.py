@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..._numbers import whole_number
+from ..._check_numbers import whole_number
 from .._libraries import as_libraries_compute, is_normal
 from .._mixtures import Mixture
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from ..._check_numbers import whole_number
 from ..._figures import BLUE, GREY, INK, new_figure, tidy
-from ..._numbers import whole_number
 from ._bands import DISTINCT, add_legend, axes_for, binomial_quantile, tint
 
 # --- Ranks, which are uniform where all is well ---

@@ -1,13 +1,12 @@
 """A scan over a number of steps that may be known only when it runs, differentiable in every mode.
 
-The reverse mode saves the carry at the start of each segment of the scan, and runs the segments
-once more, from the last to the first. Then the carry of each of their steps is saved, and each step
-is differentiated where it stands. With segments as long as the root of the length that is three
-times the scan and once its derivative, in memory for twice the root. Segments of segments take
-less memory and longer, as in Griewank and Walther (2000), "Algorithm 799: revolve".
+The reverse mode saves the carry at the start of each segment of the scan. It then runs the segments
+again, from the last to the first, saves the carry of each of their steps, and differentiates each
+step. With segments as long as the root of the length, this costs three runs of the scan and one of
+its derivative, in memory for twice the root. There are at most these two levels: where fewer
+`checkpoints` are allowed than they need, `_revolve` reverses the scan.
 
-The loops of which a derivative is made are such scans themselves. So derivatives of any order, in
-any mode, are derivatives of the same.
+The loops in the derivatives are such scans themselves, so derivatives of any order and mode exist.
 """
 
 import dataclasses
@@ -24,8 +23,8 @@ from ..._transforms._derivatives._linear_call import (
     linear_call,
     zero_tangent,
 )
-from ._plan import Arrays, Operands, Scan, Step, fill, segments_of, select, split
 from ._revolve import pull_back_any_length
+from ._scan import Arrays, Operands, Scan, Step, fill, segments_of, select, split
 from ._step import clear_written, pull_back_step, run
 from ._tangents import Nonzero, find_nonzero, nonzero_at_start, with_tangents
 
@@ -53,7 +52,7 @@ def counted_scan(scan: Scan, operands: Operands) -> tuple[list[Array], list[Arra
 
 def save(scan: Scan, operands: Operands) -> Saved:
     """As `counted_scan`, with what is saved of the carry before each segment."""
-    if scan.checkpoints is not None:
+    if scan.is_revolved:
         return *counted_scan(scan, operands), []
     segments = segments_of(scan, operands)
 
@@ -123,7 +122,7 @@ def tangents_of(
     def transpose(residuals: Arrays, cotangents: Arrays, is_shared: Any) -> list[Array]:
         filled, saved, last = unpack(residuals)
         ct_carry, ct_ys = split(cotangents, sum(nonzero.carry))
-        if scan.checkpoints is not None:
+        if scan.is_revolved:
             return pull_back_any_length(
                 scan, filled, nonzero, last, ct_carry, ct_ys, is_shared, _push_forward
             )

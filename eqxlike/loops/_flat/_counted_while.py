@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Int
 from ..._transforms._derivatives._linear_call import batch_first, jvp_of_moving, zero_tangent
 from ._batched import unvmap_any
 from ._counted_scan import save, tangents_of
-from ._plan import Arrays, Operands, Scan, fill, select, split
+from ._scan import Arrays, Operands, Scan, fill, select, split
 from ._step import select_active
 from ._tangents import find_nonzero, nonzero_at_start
 
@@ -162,7 +162,7 @@ def _counted_step(loop: While, operands: WhileOperands, state: Any) -> Any:
 
 def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     scan = loop.scan
-    if scan.checkpoints is not None:
+    if scan.is_revolved:
         return *_count_while(loop, operands), []
     segment_length = scan.segment.length
 

@@ -23,7 +23,7 @@ from ..._transforms._derivatives._linear_call import (
     linear_call,
 )
 from ._batched import select_if_vmap, unvmap_max
-from ._plan import Arrays, Operands, Scan, select, split
+from ._scan import Arrays, Operands, Scan, select, split
 from ._step import pull_back_step, select_active
 from ._tangents import Nonzero, find_nonzero, with_tangents
 
@@ -276,16 +276,16 @@ def _with_row(rows: Arrays, index: Array, row: Arrays) -> list[Array]:
     ]
 
 
-_MOST_RUNS = 64
+_MAX_RUNS = 64
 """Beyond so many runs of each step the schedule is no longer the best."""
 
 
 @functools.cache
 def _most_steps(checkpoints: int) -> np.ndarray:
     """In row `c` and column `r`, how many steps can be reversed with `c` carries and `r` runs."""
-    table = np.ones((checkpoints + 1, _MOST_RUNS + 1))
+    table = np.ones((checkpoints + 1, _MAX_RUNS + 1))
     for carries in range(1, checkpoints + 1):
-        runs = np.arange(1, _MOST_RUNS + 1)
+        runs = np.arange(1, _MAX_RUNS + 1)
         table[carries, 1:] = np.cumprod((carries + runs) / runs)
     return np.minimum(np.round(table), np.iinfo(np.int32).max).astype(np.int32)
 
@@ -293,7 +293,7 @@ def _most_steps(checkpoints: int) -> np.ndarray:
 def _distance(steps: Int[Array, ""], carries: Any, checkpoints: int) -> Int[Array, ""]:
     """After how many of `steps`, at least 2, the next carry is saved, if so many can be."""
     table = jnp.asarray(_most_steps(checkpoints))
-    runs = jnp.clip(jnp.sum(table[carries] < steps), 1, _MOST_RUNS)
+    runs = jnp.clip(jnp.sum(table[carries] < steps), 1, _MAX_RUNS)
     # The rest is reversed with one carry less, in as many runs. It should be as long as can be
     # done in one run less, and must not be longer than can be done.
     distance = jnp.minimum(table[carries, runs - 1], steps - table[carries - 1, runs - 1])

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool
 
 from ..._transforms._derivatives._linear_call import linear_call
 from ._batched import select_if_vmap, unvmap_max
-from ._plan import Arrays, Operands, Scan, fill, select
+from ._scan import Arrays, Operands, Scan, fill, select
 from ._tangents import Nonzero, nonzero_parts, step_of_nonzero
 
 Cotangents = tuple[list[Array], list[Array], list[Array]]

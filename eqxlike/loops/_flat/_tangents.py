@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ..._transforms._derivatives._linear_call import has_tangent, is_inexact
-from ._plan import Arrays, Operands, Scan, Step, fill, select, split
+from ._scan import Arrays, Operands, Scan, Step, fill, select, split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,7 @@ def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:
         carry = list(map(operator.or_, nonzero.carry, nonzero_carry))
         if carry == nonzero.carry:
             # Where nothing is saved row by row, all of them count: more may get one later.
-            return nonzero if scan.checkpoints else dataclasses.replace(nonzero, ys=nonzero_ys)
+            return nonzero if scan.is_revolved else dataclasses.replace(nonzero, ys=nonzero_ys)
         nonzero = dataclasses.replace(nonzero, carry=carry)
 
 

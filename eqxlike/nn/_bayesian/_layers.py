@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ..._check_numbers import check_scale, whole_number
 from ..._dtypes import parameter_dtype
 from ..._module import Module, field, freeze_where
-from ..._numbers import check_scale, whole_number
 from ..._pytree import frozen_mask, tree_at
 from ..._transforms import filter_eval_shape
 from .._conv import Conv

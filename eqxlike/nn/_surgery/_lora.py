@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
+from ..._check_numbers import check_scale, real_number, whole_number
 from ..._module import Module, field
-from ..._numbers import check_scale, real_number, whole_number
 from ..._pytree import tree_at
 from .._inputs import check_input, check_instance, feature_shape
 from .._linear import Linear

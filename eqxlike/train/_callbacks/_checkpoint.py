@@ -6,7 +6,7 @@ import pathlib
 import warnings
 from typing import Literal
 
-from ..._numbers import whole_number
+from ..._check_numbers import whole_number
 from .._checkpoints import CheckpointFolder, Saving
 from .._run import Run
 from ._callback import Callback, kept_by, metric_of

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ..._numbers import whole_number
+from ..._check_numbers import whole_number
 from .._run import Run
 from .._state import copy_arrays
 from ._callback import Callback, metric_of

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from jaxtyping import PyTree
 
-from ..._numbers import whole_number
+from ..._check_numbers import whole_number
 from ._background import Saving, in_first, lock, wait_for_newest
 from ._format import NAME, CheckpointError, read_manifest
 from ._restore import Restored, name_of, read_one, steps_in

@@ -116,7 +116,7 @@ def read_one(folder: pathlib.Path, like: State, tree: str | None = None) -> Rest
 # --- Whether a checkpoint is whole, and fits what it is to be restored into ---
 
 
-_MOST_LISTED = 8
+_MAX_LISTED = 8
 """At most this many differences are listed."""
 
 
@@ -136,8 +136,8 @@ def _check_fits(
     found = list(_differences(stored, dict(nodes), like))
     if not found:
         return
-    listed = "; ".join(found[:_MOST_LISTED])
-    more = f"; and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
+    listed = "; ".join(found[:_MAX_LISTED])
+    more = f"; and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
     raise ValueError(
         f"The checkpoint {folder} is whole, and does not fit `like`: {listed}{more}. Build `like` "
         "as the state was built that was saved, or give the folder of another checkpoint."

@@ -17,17 +17,17 @@ class Feed(Generic[Batch]):
     def __init__(self, batches: Iterable[Batch]) -> None:
         self._source: Any = batches
         self._iterator = _iterator_of(batches)
-        self._odd: Stack | None = None
+        self._mismatched: Stack | None = None
         self._interrupt: KeyboardInterrupt | None = None
         self._has_ended = False
 
     @property
-    def has_odd(self) -> bool:
+    def has_mismatched_batch(self) -> bool:
         """Whether a batch was taken that did not go with those before it."""
-        return self._odd is not None
+        return self._mismatched is not None
 
-    def take(self, length: int, most: int) -> Stack | None:
-        """At most so many batches that are alike; `None` where there are no more.
+    def take(self, length: int, max_count: int) -> Stack | None:
+        """Up to `max_count` batches that are alike; `None` if there are no more.
 
         Where Ctrl-C comes in the middle, what was taken before it is returned, and the next call
         raises it.
@@ -38,14 +38,14 @@ class Feed(Generic[Batch]):
         """
         if self._interrupt is not None:
             raise self._interrupt
-        taken, self._odd = self._odd, None
+        taken, self._mismatched = self._mismatched, None
         try:
-            while not self._has_ended and (taken is None or taken.count < most):
+            while not self._has_ended and (taken is None or taken.count < max_count):
                 batch = next(self._iterator)
                 if taken is None:
                     taken = Stack(batch, length)
                 elif not taken.add(batch):
-                    self._odd = Stack(batch, length)
+                    self._mismatched = Stack(batch, length)
                     break
         except StopIteration:
             # Some iterators begin again when they are asked once more.

@@ -11,8 +11,8 @@ from typing import Any, Generic, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ..._check_numbers import whole_number
 from ..._interrupt import Interrupt, delayed_interrupt
-from ..._numbers import whole_number
 from ..._pytree import deleted_paths, tree_at
 from .._callbacks import Callback, Checkpoint, load_kept
 from .._checkpoints import CheckpointError, CheckpointFolder
@@ -20,7 +20,7 @@ from .._checks import check_callable, check_not_deleted, check_state, check_take
 from .._run import Batch, Run, Stack, Step
 from .._state import Model, TrainState, copy_arrays
 from ._feed import Feed
-from ._moments import EvaluateState, Moments, checked_callbacks
+from ._schedule import EvaluateState, Schedule, checked_callbacks
 
 # --- Where a run goes on from ---
 
@@ -106,8 +106,8 @@ class Pace:
     message = ""
     """What was found out, in a sentence."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, steps_per_call: int) -> None:
+        self.steps_per_call = steps_per_call
 
 
 class MeasuredPace(Pace):
@@ -128,7 +128,7 @@ class MeasuredPace(Pace):
 
     def measure(self, advance: Callable[[], Any], num_steps: int) -> None:
         """Calls `advance`, which makes so many steps and returns arrays that it ends with."""
-        is_last = len(self._calls) == CALLS[self.most]
+        is_last = len(self._calls) == CALLS[self.steps_per_call]
         start = time.perf_counter()
         arrays = advance()
         if is_last or not self._calls:
@@ -140,15 +140,15 @@ class MeasuredPace(Pace):
 
     def _settle(self) -> None:
         steps, seconds = map(sum, zip(*self._calls[1:], strict=True))
-        self._per_step_us[self.most], self._calls = 1e6 * seconds / steps, []
-        if self.most == 1:
-            self.most = CHOICE
+        self._per_step_us[self.steps_per_call], self._calls = 1e6 * seconds / steps, []
+        if self.steps_per_call == 1:
+            self.steps_per_call = CHOICE
             return
-        singly, many = (self._per_step_us[most] for most in CALLS)
-        self.most, self.is_settled = (CHOICE if many < singly else 1), True
+        singly, many = (self._per_step_us[steps] for steps in CALLS)
+        self.steps_per_call, self.is_settled = (CHOICE if many < singly else 1), True
         self.message = (
-            f"Chose {self.most} a call: a step took {singly:.1f} us by itself, and {many:.1f} us "
-            f"among {CHOICE}."
+            f"Chose {self.steps_per_call} a call: a step took {singly:.1f} us by itself, and "
+            f"{many:.1f} us among {CHOICE}."
         )
 
 
@@ -279,7 +279,7 @@ def fit(
     check_takes(step, "step(state, batch)", "fit")
     num_steps = whole_number(num_steps, "num_steps")
     checked = checked_callbacks(callbacks, on_log)
-    moments = Moments(
+    schedule = Schedule(
         evaluate,
         checked,
         whole_number(log_every, "log_every"),
@@ -293,9 +293,10 @@ def fit(
     else:
         run = Run(resumed.state, num_steps, resumed.steps)
         feed.seek(resumed.position, resumed.steps)
-    run.evaluate_every = moments.evaluate_every
-    run.callbacks, run.on_checkpoint = checked, functools.partial(moments.tell, "on_checkpoint")
-    loop = _Loop(run, step, feed, pace, moments, check_every, resumed)
+    run.evaluate_every = schedule.evaluate_every
+    run.callbacks = checked
+    run.on_checkpoint = functools.partial(schedule.call_hook, "on_checkpoint")
+    loop = _Loop(run, step, feed, pace, schedule, check_every, resumed)
     with delayed_interrupt() as interrupt, contextlib.ExitStack() as closing:
         for callback in checked:
             closing.callback(callback.close)
@@ -313,16 +314,16 @@ class _Loop(NamedTuple):
     step: Step
     feed: Feed
     pace: Pace
-    moments: Moments
+    schedule: Schedule
     check_every: int
     resumed: Resumed | None
 
     def run_all(self, interrupt: Interrupt) -> None:
-        """All steps, and the moments of callbacks before and after."""
+        """All steps, and the hooks of callbacks before and after."""
         run = self.run
-        self.moments.tell("on_start", run)
+        self.schedule.call_hook("on_start", run)
         if self.resumed is not None:
-            self.resumed.load_callbacks(self.moments.callbacks, run)
+            self.resumed.load_callbacks(self.schedule.callbacks, run)
         try:
             self._run_steps(interrupt)
         except KeyboardInterrupt:
@@ -332,35 +333,37 @@ class _Loop(NamedTuple):
             interrupt.is_requested = True
         run.read()
         run.position = self.feed.position
-        self.moments.tell("on_end", run)
+        self.schedule.call_hook("on_end", run)
 
     def _run_steps(self, interrupt: Interrupt) -> None:
-        run, moments = self.run, self.moments
+        run, schedule, pace = self.run, self.schedule, self.pace
         while run.steps < run.num_steps and run.end is None:
-            due = moments.next_after(run)
+            due = schedule.next_after(run)
             while run.steps < due:
-                batches = self.feed.take(self.pace.most, min(self.pace.most, due - run.steps))
+                max_count = min(pace.steps_per_call, due - run.steps)
+                batches = self.feed.take(pace.steps_per_call, max_count)
                 if batches is None:
                     run.read()
                     if run.divergence is None:
-                        moments.at_end(run)
+                        schedule.at_end(run)
                     return
                 self._advance(batches)
-                is_stopping = interrupt.is_requested and not self.feed.has_odd
+                is_stopping = interrupt.is_requested and not self.feed.has_mismatched_batch
                 is_due = run.steps == due or run.num_unread >= self.check_every or run.is_full
                 if is_stopping or is_due:
                     run.read()
                     if run.divergence is not None or is_stopping:
                         return
             run.position = self.feed.position
-            moments.at(run)
+            schedule.at(run)
 
     def _advance(self, batches: Stack) -> None:
         run, pace = self.run, self.pace
+        advance = functools.partial(run.advance, self.step, batches, pace.steps_per_call)
         if isinstance(pace, MeasuredPace) and not pace.is_settled:
-            pace.measure(lambda: run.advance(self.step, batches, pace.most), batches.count)
+            pace.measure(advance, batches.count)
         else:
-            run.advance(self.step, batches, pace.most)
+            advance()
 
     def result(self, interrupt: Interrupt) -> FitResult:
         """How it ended."""
@@ -382,8 +385,8 @@ class _Loop(NamedTuple):
             tuple(run.history),
             stopped,
             " ".join(filter(None, [message, self.pace.message, *run.notes])),
-            tuple(self.moments.evaluations),
-            self.pace.most,
+            tuple(self.schedule.evaluations),
+            self.pace.steps_per_call,
         )
 
 

@@ -100,12 +100,12 @@ def single_step(
 
 @functools.lru_cache(maxsize=8)
 def many_steps(
-    step: Structure, form: Form, most: int
+    step: Structure, form: Form, steps_per_call: int
 ) -> Callable[
     [Leaves, Leaves, Stack],
-    tuple[Leaves, Float[Array, " most"], Bool[Array, " most"]],
+    tuple[Leaves, Float[Array, " steps_per_call"], Bool[Array, " steps_per_call"]],
 ]:
-    """A step on each of at most `most` batches that are alike, in one call.
+    """A step on each of up to `steps_per_call` batches that are alike, in one call.
 
     **Arguments:**
 
@@ -143,10 +143,10 @@ def many_steps(
             return index + 1, leaves, losses, were_halted
 
         # Wide enough for a loss of any precision.
-        losses = jnp.zeros(most, jax.dtypes.canonicalize_dtype(float))
+        losses = jnp.zeros(steps_per_call, jax.dtypes.canonicalize_dtype(float))
         # The count is an argument, so that one program serves for the last batches too, and for
         # steps after which something else is due.
-        carry = jnp.zeros_like(count), leaves, losses, jnp.zeros(most, bool)
+        carry = jnp.zeros_like(count), leaves, losses, jnp.zeros(steps_per_call, bool)
         _, leaves, losses, were_halted = lax.while_loop(goes_on, body, carry)
         return leaves, losses, were_halted
 

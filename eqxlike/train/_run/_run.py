@@ -123,30 +123,30 @@ class Run(Generic[Model]):
 
     # --- for the loop ---
 
-    def advance(self, step: Step, batches: Stack, most: int) -> Any:
+    def advance(self, step: Step, batches: Stack, steps_per_call: int) -> Any:
         """A step on each batch: one by one, or where there may be more in a call, in one call."""
         # One statement makes each call: whatever interrupts it, what is here was given to none.
-        if most > 1 or (self._may_be_flat and isinstance(step, JitFunction)):
+        if steps_per_call > 1 or (self._may_be_flat and isinstance(step, JitFunction)):
             leaves = self._opened()
             if not self._has_begun:
                 self._undo = Undo.of(step, leaves, self._form, batches)
                 self._has_begun = True
-            call = self._call(step, most)
+            call = self._call(step, steps_per_call)
             if self._undo is not None:
                 self._undo.begin(leaves)
-                if most == 1:
+                if steps_per_call == 1:
                     # Before the call: JAX may read an array of NumPy after it, in place.
                     batches.keep()
             try:
                 self._leaves, losses, were_halted = call(leaves, batches)
             except StateChanged:
                 # It came while tracing: nothing was given away.
-                if self._undo is None and most > 1:
+                if self._undo is None and steps_per_call > 1:
                     raise
                 self._may_be_flat = self._undo is not None
                 self._undo = None
                 self._calls.clear()
-                return self.advance(step, batches, most)
+                return self.advance(step, batches, steps_per_call)
             if self._undo is not None:
                 self._undo.add(call, batches)
         else:
@@ -171,19 +171,21 @@ class Run(Generic[Model]):
         self._state = None
         return self._leaves
 
-    def _call(self, step: Step, most: int) -> Call:
-        if most not in self._calls:
+    def _call(self, step: Step, steps_per_call: int) -> Call:
+        call = self._calls.get(steps_per_call)
+        if call is None:
             own, rest = flatten(self._undo.step if self._undo else step, is_bound=True)
-            if most == 1:
+            if steps_per_call == 1:
                 program = single_step(rest, self._form)
-                self._calls[most] = lambda leaves, batches: program(own, leaves, batches.first)
+                call = lambda leaves, batches: program(own, leaves, batches.first)  # noqa: E731
             else:
                 # What a plain function reads beside its arguments may be other than in the last
                 # run: it is traced again.
                 is_plain = not isinstance(step, JitFunction)
                 make = many_steps.__wrapped__ if is_plain else many_steps
-                self._calls[most] = functools.partial(make(rest, self._form, most), own)
-        return self._calls[most]
+                call = functools.partial(make(rest, self._form, steps_per_call), own)
+            self._calls[steps_per_call] = call
+        return call
 
     @property
     def is_full(self) -> bool:

@@ -11,13 +11,13 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray, PyTree
 
+from ..._check_numbers import whole_number
 from ..._compat import Tracer
 from ..._dtypes import is_key
-from ..._numbers import whole_number
 from ..._pytree import Which, is_array
 from ..._transforms import note_check
 from .._checks import check_not_deleted, check_state
-from .._evaluate import Evaluate, Evaluation
+from .._loss_forms import Evaluate, Evaluation
 from .._state import Model, TrainState, copy_arrays
 from ._rules import (
     AnyMesh,

@@ -28,10 +28,10 @@ from ._differences import (
 )
 from ._outline import outline_of, root_outline, show_place
 
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 """At most this many differences are in a message."""
 
-_MOST_SHOWN = 4
+_MAX_SHOWN = 4
 """At most this many arguments are in the `repr` of a trace."""
 
 
@@ -123,9 +123,9 @@ class Trace:
                 "other names, or it is transformed in another way."
             )
         lines = [f"What differs from trace {self.compared_with}:"]
-        lines += [f"  {each}" for each in self.differences[:_MOST_LISTED]]
-        if len(self.differences) > _MOST_LISTED:
-            lines.append(f"  and {len(self.differences) - _MOST_LISTED} more")
+        lines += [f"  {each}" for each in self.differences[:_MAX_LISTED]]
+        if len(self.differences) > _MAX_LISTED:
+            lines.append(f"  and {len(self.differences) - _MAX_LISTED} more")
         advice = dict.fromkeys(each.advice for each in self.differences)
         return "\n".join([*lines, *advice])
 
@@ -136,8 +136,8 @@ class Trace:
 
     def __repr__(self) -> str:
         shown = [f"{path}: {text}" for path, text in self.arguments.items()]
-        if len(shown) > _MOST_SHOWN:
-            shown[_MOST_SHOWN:] = [f"and {len(shown) - _MOST_SHOWN} more"]
+        if len(shown) > _MAX_SHOWN:
+            shown[_MAX_SHOWN:] = [f"and {len(shown) - _MAX_SHOWN} more"]
         return f"<trace {self.number} of {self.function}({', '.join(shown)})>"
 
 
@@ -225,10 +225,10 @@ def react(on_retrace: OnRetrace | None, trace: Trace) -> None:
 # --- The traces of one function ---
 
 
-_MOST_TRACES = 32
+_MAX_TRACES = 32
 """At most this many traces are kept, the latest."""
 
-_MOST_DIFFERENCES = 100
+_MAX_DIFFERENCES = 100
 """At most this many differences are kept for a trace."""
 
 _WEIGHTS = {"structure": 3, "static value": 2, "setting": 2}
@@ -263,7 +263,7 @@ class History:
         self.serial = next(_serial)
         self.policy = policy
         self._num_traces = 0
-        self._kept: collections.deque[Trace] = collections.deque(maxlen=_MOST_TRACES)
+        self._kept: collections.deque[Trace] = collections.deque(maxlen=_MAX_TRACES)
         # Garbage collection may run code that traces, in the thread that holds the lock.
         self._lock = threading.RLock()
 
@@ -329,7 +329,7 @@ def _compare(trace: Trace, earlier: Sequence[Trace]) -> None:
     """Puts into `trace` what differs from the most similar of `earlier` ones, the latest such."""
     found = [
         (
-            tuple(itertools.islice(find_differences(each.known, trace.known), _MOST_DIFFERENCES)),
+            tuple(itertools.islice(find_differences(each.known, trace.known), _MAX_DIFFERENCES)),
             each,
         )
         for each in reversed(earlier)

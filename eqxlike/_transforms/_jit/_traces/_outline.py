@@ -35,7 +35,7 @@ from ...._partition import (
 )
 from ...._pytree import children_with_keys, is_array
 
-_MOST_ELEMENTS = 64
+_MAX_ELEMENTS = 64
 """A static container with more elements is not looked into; inside others, a fourth of them."""
 
 _DEEPEST = 3
@@ -246,7 +246,7 @@ def outline_of_static(
     names, parts = (), ()
     with contextlib.suppress(Exception):  # A class may do what it likes in its attributes.
         found = _elements(value)
-        if depth < _DEEPEST and len(found[1]) <= _MOST_ELEMENTS >> 2 * depth:
+        if depth < _DEEPEST and len(found[1]) <= _MAX_ELEMENTS >> 2 * depth:
             names, parts = found
     return Outline(
         "static",
@@ -325,7 +325,7 @@ def _advice_on(value: Any, static: StaticKey | None, *, of_node: bool, is_whole:
 _LONGEST = 200
 """At most this many characters of a value are kept."""
 
-_MOST_WRAPPERS = 8
+_MAX_WRAPPERS = 8
 """A function is looked for inside of at most so many others: `jax.nn.relu` is in two."""
 
 _short_repr = reprlib.Repr()
@@ -367,7 +367,7 @@ def _describe(value: Any) -> str:
 def _function_of(value: Any) -> types.FunctionType | None:
     """The function that a value is, or of which JAX has made it."""
     with contextlib.suppress(Exception):
-        for _ in range(_MOST_WRAPPERS):
+        for _ in range(_MAX_WRAPPERS):
             if isinstance(value, types.MethodType):
                 value = value.__func__
             if isinstance(value, types.FunctionType):

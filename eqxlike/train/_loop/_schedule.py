@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..._numbers import whole_number
+from ..._check_numbers import whole_number
 from ..._pytree import tree_pformat
 from .._callbacks import Callback
 from .._checks import check_callable, check_takes
@@ -47,7 +47,7 @@ def checked_callbacks(
     return (*callbacks, *([] if on_log is None else [_OnLog(on_log)]))
 
 
-class Moments:
+class Schedule:
     """What is due after which steps."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Moments:
             return
         self._logged_at = run.steps
         run.log()
-        self.tell("on_log", run)
+        self.call_hook("on_log", run)
 
     def evaluate_now(self, run: Run) -> None:
         """Evaluates the state, unless that was done already."""
@@ -117,12 +117,12 @@ class Moments:
             )
         run.metrics = {name: _as_number(name, value) for name, value in metrics.items()}
         self.evaluations.append((run.steps, run.metrics))
-        self.tell("on_evaluate", run)
+        self.call_hook("on_evaluate", run)
 
-    def tell(self, moment: str, run: Run) -> None:
-        """Calls a moment of every callback."""
+    def call_hook(self, hook: str, run: Run) -> None:
+        """Calls a hook of every callback."""
         for callback in self.callbacks:
-            getattr(callback, moment)(run)
+            getattr(callback, hook)(run)
 
 
 def _as_number(name: str, value: Any) -> float:

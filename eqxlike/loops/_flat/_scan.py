@@ -26,10 +26,9 @@ class Scan:
 
     - `step`: one step.
     - `length`: how many steps at most.
-    - `levels`: the number of segments that it falls into, of segments of each of these, and so on
-        down to single steps. Their product is at least `length`.
-    - `checkpoints`: how many carries may be saved at one time, for a scan that has no `levels`
-      because its length is not known; `None` for one that has.
+    - `levels`: `(length,)`, or the number of segments and of steps in each, whose product is at
+      least `length`; empty for a scan that `_revolve` reverses.
+    - `checkpoints`: how many carries may be saved at one time; read where there are no `levels`.
     - `is_masked`: of each array of the carry, whether `step` leaves it as it was where it is not
         active. Of the others the scan selects the new or the old one.
     - `is_written_once`: of each array of the carry, whether each of its places is written once, and
@@ -47,6 +46,11 @@ class Scan:
     is_reversed: bool = False
     reading_step: Step | None = None
     checkpoints: int | None = None
+
+    @property
+    def is_revolved(self) -> bool:
+        """Whether `checkpoints` are fewer than two levels need: `_revolve` has the reverse mode."""
+        return not self.levels
 
     @property
     def reading(self) -> "Scan":
@@ -178,22 +182,20 @@ def segments_of(scan: Scan, operands: Operands) -> Segments:
 # --- Into how many segments a loop falls for its reverse mode, and of how many steps each ---
 
 
-def levels_for(length: int, checkpoints: int | None) -> tuple[int, ...] | None:
-    """The number of segments and of steps in each, whose product is at least `length`.
+def levels_for(length: int, checkpoints: int | None) -> tuple[int, ...]:
+    """The `levels` of a `Scan`: at most two, and none if they need more than `checkpoints`.
 
     **Arguments:**
 
     - `length`: of the loop, at least 0.
     - `checkpoints`: how many carries may be saved at one time; as many as twice the root of the
       length by default, for which each step runs three times.
-
-    **Returns:** `None` if segments need more carries than that.
     """
     if length <= 1 or (checkpoints is not None and checkpoints >= length):
         return (max(length, 1),)
     root = _divisor_near_root(length)
     levels = (-(-length // root), root)
-    return levels if checkpoints is None or sum(levels) <= checkpoints else None
+    return levels if checkpoints is None or sum(levels) <= checkpoints else ()
 
 
 def _divisor_near_root(length: int) -> int:

@@ -8,8 +8,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 
+from eqxlike._check_numbers import whole_number, whole_number_in
 from eqxlike._dtypes import is_key
-from eqxlike._numbers import whole_number, whole_number_in
 
 
 @pytest.mark.parametrize("value", [3, np.uint8(3), np.array(3), jnp.array(3)])
