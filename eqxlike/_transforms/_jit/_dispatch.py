@@ -1,10 +1,13 @@
 """A call, from its arguments to what JAX compiled for them, in the order in which it happens.
 
 A `Dispatcher`, one for each function and its options, finds the `CompiledFunction` for the
-arguments of a call, which holds `jax.jit` of a function of flat arrays. Later calls try its
-`FastPath` first, a function that is generated for these arguments.
+arguments of a call: one, and one `jax.jit` of a function of flat arrays, for each combination of
+their Structures. JAX itself traces and compiles that once for each shape and dtype; each trace runs
+`flat`, and so `Observer.begin`, which compares it with earlier ones. Later calls try the `FastPath`
+first, a function that is generated for these Structures.
 """
 
+import dataclasses
 import itertools
 import threading
 import warnings
@@ -238,12 +241,30 @@ class _Tracing(threading.local):
 _tracing = _Tracing()
 
 
+@dataclasses.dataclass
+class _FirstTrace:
+    """What is known of a compiled function from its first trace on.
+
+    - `lock`: held by the thread that traces first.
+    - `is_done`: whether it has ended.
+    - `is_part_of_call`: whether the first call traces, with no look at the program before it runs.
+    - `output`: the Structure of the output; `None` before.
+    - `may_hold_check`: whether there may be a check that the jitted function's result omits.
+    """
+
+    lock: Any = dataclasses.field(default_factory=threading.RLock)
+    is_done: bool = False
+    is_part_of_call: bool = False
+    output: Structure | None = None
+    may_hold_check: bool = False
+
+
 class CompiledFunction:
     """One compiled function, for one combination of Structures of the arguments.
 
     **Arguments:**
 
-    - `function`: the `Dispatcher` of the function to compile; held weakly.
+    - `dispatcher`: that of the function to compile; held weakly.
     - `structures`, `names`: the Structures of an ordered call's arguments, and the names of the
       last ones.
     - `ordered`: these arguments, as an example.
@@ -251,40 +272,35 @@ class CompiledFunction:
 
     def __init__(
         self,
-        function: Dispatcher,
+        dispatcher: Dispatcher,
         structures: tuple[Structure, ...],
         names: tuple[str, ...],
         ordered: tuple[Any, ...],
     ):
         self.structures = structures
         self.names = names
-        self.donation_warnings = DonationWarnings(function.donate)
+        self.donation_warnings = DonationWarnings(dispatcher.donate)
         static = (
             each
             for each, structure in zip(ordered, structures, strict=True)
             if isinstance(structure, StaticLeaf)
         )
-        self.watched = WatchedArrays(function.order.function_name, static)
+        self.watched = WatchedArrays(dispatcher.order.function_name, static)
         # The Structures of these very objects, as the compiled function is of these.
         self._passed = _as_passed(structures, ordered)
-        self._options = _jit_options(function, structures, names, ordered)
-        # One sharding for all is a prefix of any output. A tree of them must wait until the
-        # function has been traced.
-        self._out_shardings: Any = None
-        if not isinstance(self._options.get("out_shardings"), jax.sharding.Sharding | None):
-            self._out_shardings = self._options.pop("out_shardings")
-        self._trace_lock = threading.RLock()
-        self._is_traced = False
-        # Whether the first call itself traces it, and nobody has looked at the program before.
-        self._is_unseen = False
-        self._first_output: Structure | None = None
-        # Whether there may be a check of which the result of the jitted function does not tell.
-        self._always_waits = False
+        self._options = _jit_options(dispatcher, structures, names, ordered)
+        self._first_trace = _FirstTrace()
         self._fast_path: FastPath | None = None
         self._shown_fast_path: FastPath | None = None
-        self._flat = self._make_flat_function(function)
-        must_wait = self._out_shardings is not None
-        self._jitted = None if must_wait else jax.jit(self._flat, **self._options)
+        self._flat = self._make_flat_function(dispatcher)
+        # One sharding for all is a prefix of any output, so that `jax.jit` can have it now. A tree
+        # of them is a prefix of the output as it is known after the first trace.
+        self._out_shardings: Any = None
+        self._jitted: Any = None
+        if isinstance(self._options.get("out_shardings"), jax.sharding.Sharding | None):
+            self._jitted = jax.jit(self._flat, **self._options)
+        else:
+            self._out_shardings = self._options.pop("out_shardings")
 
     def is_current(self) -> bool:
         """Whether the static objects that were passed are unchanged."""
@@ -301,28 +317,29 @@ class CompiledFunction:
         """The result of the jitted function."""
         # Looking at the program before it runs makes JAX look at each array twice: with 5,000 of
         # them, that is a fourth of the first call.
-        if self._jitted is not None and not has_any_check_been_traced() and self._must_wait():
-            with self._trace_lock:
-                if self._must_wait():
+        if self._jitted is not None and not has_any_check_been_traced() and self._needs_trace():
+            with self._first_trace.lock:
+                if self._needs_trace():
                     return self._run_first(self._jitted, arrays)
         return self.jitted(arrays)(*arrays)
 
-    def _must_wait(self) -> bool:
-        """Whether this thread traces first, or waits for the one that does."""
-        is_traced = self._is_traced or (self._is_unseen and self._first_output is not None)
+    def _needs_trace(self) -> bool:
+        """Whether this thread makes the first trace, or waits for the thread that does."""
+        first = self._first_trace
+        is_traced = first.is_done or (first.is_part_of_call and first.output is not None)
         if self._jitted is not None and (is_traced or _tracing.depth > 0):
             return False
         return not jax.config.jax_disable_jit  # pyright: ignore
 
     def _run_first(self, jitted: Any, arrays: list[Any]) -> Any:
         """Traces, compiles and runs, where no function can hide a check."""
-        self._is_unseen = True
+        self._first_trace.is_part_of_call = True
         _tracing.depth += 1
         try:
             result = jitted(*arrays)
         finally:
             _tracing.depth -= 1
-        self._is_traced = True
+        self._first_trace.is_done = True
         return result
 
     def jitted(self, arrays: list[Any]) -> Any:
@@ -331,9 +348,9 @@ class CompiledFunction:
         It is traced once even if several threads come first: JAX by itself would trace in each. A
         thread that is tracing never waits for another, so that two cannot wait for each other.
         """
-        if self._must_wait():
-            with self._trace_lock:
-                if self._jitted is None or not self._is_traced:
+        if self._needs_trace():
+            with self._first_trace.lock:
+                if self._jitted is None or not self._first_trace.is_done:
                     self._trace_first(arrays)
         return jax.jit(self._flat) if self._jitted is None else self._jitted
 
@@ -350,15 +367,15 @@ class CompiledFunction:
         output = traced.out_info
         if type(output) is not _TracedOutput or not output.holds_check:
             # The trace takes no note of checks in functions that JAX has traced before.
-            self._always_waits |= holds_check(traced.jaxpr.jaxpr)
-        self._is_traced = True
+            self._first_trace.may_hold_check |= holds_check(traced.jaxpr.jaxpr)
+        self._first_trace.is_done = True
 
-    def _make_flat_function(self, function: Dispatcher) -> Callable[..., Any]:
+    def _make_flat_function(self, dispatcher: Dispatcher) -> Callable[..., Any]:
         """The function that JAX traces: flat arrays in, flat arrays out."""
-        get_function, num_bound = function.get_function, function.num_bound
-        labels = function.order.labels(len(self.structures), self.names)
-        drop = _weak_drop(function, self)
-        observer = Observer(function.history, labels, self.structures, drop)
+        get_function, num_bound = dispatcher.get_function, dispatcher.num_bound
+        labels = dispatcher.order.labels(len(self.structures), self.names)
+        drop = _weak_drop(dispatcher, self)
+        observer = Observer(dispatcher.history, labels, self.structures, drop)
         num_by_place = len(self.structures) - len(self.names)
         starts = _starts(self.structures)
         parts = [
@@ -366,7 +383,7 @@ class CompiledFunction:
             for structure, start, stop in zip(self._passed, starts[:-1], starts[1:], strict=True)
         ]
         is_sharded = _is_for_several_devices(
-            (self._options.get("in_shardings"), function.jit_options.get("out_shardings"))
+            (self._options.get("in_shardings"), dispatcher.jit_options.get("out_shardings"))
         )
 
         def flat(*arrays: Any) -> Any:
@@ -384,11 +401,12 @@ class CompiledFunction:
 
             try:
                 with TracedProgram(is_sharded or mesh_of(arrays) is not None) as program:
-                    is_later = self._is_traced and not jax.config.jax_disable_jit  # pyright: ignore
+                    is_done = self._first_trace.is_done
+                    is_later = is_done and not jax.config.jax_disable_jit  # pyright: ignore
                     if is_later and has_any_check_been_traced():
                         output_arrays = run_and_look_for_checks(run, arrays)
                     else:
-                        # `_trace_first` looks through the jaxpr of the first trace.
+                        # No check was traced before, or `_trace_first` looks through the jaxpr.
                         output_arrays = run(*arrays)
                 packed = self._pack(output_arrays, structures[0], program.holds_check)
             except BaseException:
@@ -398,7 +416,7 @@ class CompiledFunction:
                 trace.clock.end()
             return packed
 
-        flat.__name__ = flat.__qualname__ = function.order.function_name
+        flat.__name__ = flat.__qualname__ = dispatcher.order.function_name
         return flat
 
     def _take_apart(self, output: Any) -> tuple[list[Any], Structure]:
@@ -415,15 +433,16 @@ class CompiledFunction:
     def _pack(self, arrays: list[Any], structure: Structure, holds_check: bool) -> Any:
         if self._out_shardings is not None:
             # `out_shardings` are for plain arrays.
-            self._always_waits |= holds_check
+            self._first_trace.may_hold_check |= holds_check
             holds_check = False
         self.donation_warnings.silence()
-        with self._trace_lock:
-            if self._first_output is None:
-                self._first_output = structure
+        first = self._first_trace
+        with first.lock:
+            if first.output is None:
+                first.output = structure
         # A plain tuple, or a bare array, says that the output is of the first Structure: JAX
         # builds these without calling Python, which it must for a node.
-        if structure is not self._first_output or holds_check:
+        if structure is not first.output or holds_check:
             return _TracedOutput((structure, holds_check), tuple(arrays))
         return arrays[0] if structure is ARRAY else tuple(arrays)
 
@@ -445,10 +464,10 @@ class CompiledFunction:
         """The result of the jitted function, with what plain arrays imply made explicit."""
         if type(result) is _TracedOutput:
             return result
-        structure = self._first_output
+        structure = self._first_trace.output
         assert structure is not None
         arrays = (result,) if structure is ARRAY else result
-        return _TracedOutput((structure, self._always_waits), arrays)
+        return _TracedOutput((structure, self._first_trace.may_hold_check), arrays)
 
     def fast_path(self, arrays: list[Any]) -> FastPath | None:
         """The fast path to this function; `None` while it has not been traced.
@@ -457,10 +476,10 @@ class CompiledFunction:
 
         - `arrays`: the arrays of a call, as examples of their types.
         """
-        if self._fast_path is None and self._first_output is not None and self._jitted is not None:
-            self._fast_path = self._shown_fast_path = self._make_fast_path(
-                arrays, self._jitted, self._first_output
-            )
+        output = self._first_trace.output
+        if self._fast_path is None and output is not None and self._jitted is not None:
+            self._fast_path = self._make_fast_path(arrays, self._jitted, output)
+            self._shown_fast_path = self._fast_path
             if any(structure.anchor is not None for structure in self.structures):
                 self._shown_fast_path = _weak_fast_path(self)
         return self._shown_fast_path
@@ -494,7 +513,7 @@ class CompiledFunction:
             lines.append("        if to_restore: restore_warnings()")
         # Plain arrays are the output, but where a check may be waited for. Inside another
         # transformation, concrete arguments may give tracers: `finish` sees to them.
-        if self._always_waits or self._out_shardings is not None:
+        if self._first_trace.may_hold_check or self._out_shardings is not None:
             pass
         elif output is ARRAY:
             lines.append("    if type(result) in array_types: return result")
@@ -529,22 +548,22 @@ def _as_passed(
 
 
 def _jit_options(
-    function: Dispatcher,
+    dispatcher: Dispatcher,
     structures: tuple[Structure, ...],
     names: tuple[str, ...],
     ordered: tuple[Any, ...],
 ) -> dict[str, Any]:
     """The options of `jax.jit` for the function of flat arrays."""
-    options = dict(function.jit_options)
-    order, num_bound, starts = function.order, function.num_bound, _starts(structures)
-    places = donated_places(function.donate, order, num_bound, names, len(ordered))
+    options = dict(dispatcher.jit_options)
+    order, num_bound, starts = dispatcher.order, dispatcher.num_bound, _starts(structures)
+    places = donated_places(dispatcher.donate, order, num_bound, names, len(ordered))
     options["donate_argnums"] = [
         index for place in places for index in range(starts[place], starts[place + 1])
     ]
     if (in_shardings := options.get("in_shardings")) is not None:
         options["in_shardings"] = tuple(
             shardings_of_arguments(
-                in_shardings, order, num_bound, function.bound_names, ordered, names
+                in_shardings, order, num_bound, dispatcher.bound_names, ordered, names
             )
         )
     return options
@@ -562,14 +581,14 @@ def _is_for_several_devices(shardings: Any) -> bool:
     )
 
 
-def _weak_drop(function: Dispatcher, compiled: CompiledFunction) -> Callable[[], None]:
-    """A callback that drops `compiled`, and holds neither it nor the function."""
-    weak_function, weak_compiled = weakref.ref(function), weakref.ref(compiled)
+def _weak_drop(dispatcher: Dispatcher, compiled: CompiledFunction) -> Callable[[], None]:
+    """A callback that drops `compiled`, and holds neither it nor the dispatcher."""
+    weak_dispatcher, weak_compiled = weakref.ref(dispatcher), weakref.ref(compiled)
 
     def drop() -> None:
-        function, compiled = weak_function(), weak_compiled()
-        if function is not None and compiled is not None:
-            function.drop(compiled)
+        dispatcher, compiled = weak_dispatcher(), weak_compiled()
+        if dispatcher is not None and compiled is not None:
+            dispatcher.drop(compiled)
 
     return drop
 

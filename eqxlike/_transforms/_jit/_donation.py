@@ -4,15 +4,14 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, get_args
 
+from .._signatures import DonateWord
 from ._arguments import ArgumentOrder
 
-Donate = (
-    Literal["all", "all-except-first", "warn", "warn-except-first", "none"] | str | tuple[str, ...]
-)
+Donate = DonateWord | str | tuple[str, ...]
 
-_WORDS = ("all", "all-except-first", "warn", "warn-except-first", "none")
+_WORDS = get_args(DonateWord)
 
 
 def check_donate(donate: Donate | Iterable[str], order: ArgumentOrder) -> Donate:

@@ -398,7 +398,9 @@ def filter_jit(
       returned.
     - `donate`: the arguments whose buffers may be reused for the output: `"all"`,
       `"all-except-first"`, the same with a warning where a buffer could not be reused (`"warn"`,
-      `"warn-except-first"`), `"none"`, or names of parameters as in `("model", "opt_state")`.
+      `"warn-except-first"`), `"none"`, or names of parameters as in `("model", "opt_state")`. JAX
+      raises `JaxRuntimeError` if another argument has a buffer that is donated, such as the same
+      array passed twice. It copies a buffer that NumPy or DLPack holds too, and does not reuse it.
     - `on_retrace`: what is done when the function is traced again, and so compiled again: `"warn"`
       warns, `"error"` raises, and a callable is called with an `eqxlike.debug.Trace`, whose `str`
       says what differs from the most similar trace before.
@@ -479,13 +481,17 @@ def _explain(
             "on with what that call returned, or donate a copy to it."
         )
     if "only one reference" in text or "both closed over and passed" in text:
-        places: dict[int, list[str]] = {}
-        for path, leaf in _leaves(arguments):
-            if is_reference(leaf):
-                places.setdefault(id(leaf), []).append(path)
+        references = _paths_by(id, filter(lambda each: is_reference(each[1]), _leaves(arguments)))
         error.add_note(
             f"The references among the arguments of {order.function_name}: "
-            f"{', '.join(map(' = '.join, places.values()))}."
+            f"{', '.join(map(' = '.join, references))}."
+        )
+    if "donate the same buffer twice" in text or "previously donated in the same call" in text:
+        arrays = filter(lambda each: isinstance(each[1], jax.Array), _leaves(arguments))
+        shared = [each for each in _paths_by(_buffer, arrays) if len(each) > 1]
+        error.add_note(
+            f"{among} share a buffer, and one of them is donated: "
+            f"{', '.join(map(' = '.join, shared))}. Give a copy, `jnp.copy`, for all but one."
         )
     if "Disallowed host-to-device" in text:
         on_host = [
@@ -507,6 +513,22 @@ def _explain(
 
 def _deleted(arguments: Iterable[tuple[str, Any]]) -> list[str]:
     return [path for name, argument in arguments for path in deleted_paths(argument, name)]
+
+
+def _paths_by(key: Callable[[Any], Any], leaves: Iterable[tuple[str, Any]]) -> Iterable[list[str]]:
+    """The paths of the leaves, those of equal keys in one list."""
+    found: dict[Any, list[str]] = {}
+    for path, leaf in leaves:
+        found.setdefault(key(leaf), []).append(path)
+    return found.values()
+
+
+def _buffer(array: jax.Array) -> int:
+    """The address of the first part of an array's buffer; an array of keys tells none."""
+    try:
+        return array.addressable_shards[0].data.unsafe_buffer_pointer()
+    except Exception:
+        return id(array)
 
 
 def _leaves(arguments: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

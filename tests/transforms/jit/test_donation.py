@@ -2,6 +2,7 @@
 
 import warnings
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -187,6 +188,16 @@ def test_deleted_array_that_is_no_argument_is_not_blamed_on_one():
     with pytest.raises((RuntimeError, ValueError), match="deleted") as caught:
         filter_jit(lambda x: x + model.scale)(jnp.ones(3))
     assert "donated to a call" not in "".join(getattr(caught.value, "__notes__", []))
+
+
+def test_error_of_a_buffer_that_is_donated_and_passed_again_names_both_paths():
+    for tree in (jnp.ones(3), jax.random.key(0)):
+        for donate in ("all", "x"):
+            jitted = filter_jit(lambda x, other: (x, other), donate=donate)
+            with pytest.raises(jax.errors.JaxRuntimeError, match="donate") as caught:
+                jitted(tree, {"a": jnp.ones(3), "b": tree})
+            shown = "\n".join(caught.value.__notes__)
+            assert "share a buffer, and one of them is donated: x = other['b']. Give" in shown
 
 
 def test_filter_of_the_user_for_the_same_warning_stays():
