@@ -116,10 +116,6 @@ class GuardWriter(SourceWriter):
     def miss_if(self, condition: str) -> None:
         self.line(f"if {condition}: return MISS")
 
-    def miss_if_static_differs(self, name: str, value: Any, *, of_node: bool = True) -> None:
-        """See `write_static_guard`."""
-        write_static_guard(self, name, value, of_node=of_node)
-
     def unpack(self, source: str, count: int) -> list[str]:
         """Names for the `count` values of `source`; the line raises if there are more or fewer."""
         names = [self.name("x") for _ in range(count)]
@@ -140,9 +136,7 @@ _MAX_UNPACKED = 31
 """Longer tuples are compared by their key, computed again."""
 
 
-def write_static_guard(
-    writer: GuardWriter, name: str, value: Any, *, of_node: bool = False
-) -> None:
+def write_static_guard(writer: GuardWriter, name: str, value: Any, *, of_node: bool) -> None:
     """Writes the guard that checks whether `name` could replace `value` in a trace.
 
     **Arguments:**
@@ -168,8 +162,8 @@ def write_static_guard(
     elif cls is types.MethodType:
         # Each access to the attribute makes a new method.
         _is_of_type(writer, name, types.MethodType)
-        write_static_guard(writer, writer.assign(f"{name}.__func__"), value.__func__)
-        write_static_guard(writer, writer.assign(f"{name}.__self__"), value.__self__)
+        write_static_guard(writer, writer.assign(f"{name}.__func__"), value.__func__, of_node=False)
+        write_static_guard(writer, writer.assign(f"{name}.__self__"), value.__self__, of_node=False)
     elif StaticKey(value, of_node=of_node).is_immutable:
         differs = f"{writer.constant(_key)}({name}) != {writer.constant(_key(value))}"
         writer.miss_if(f"{name} is not {writer.constant(value)} and {differs}")
@@ -239,14 +233,14 @@ def _has_keywords(writer: GuardWriter, name: str, value: functools.partial) -> N
         if is_array(each):
             writer.miss_if(f"{keyword} is not {writer.constant(each)}")
         else:
-            write_static_guard(writer, keyword, each)
+            write_static_guard(writer, keyword, each, of_node=False)
 
 
 def _has_fields(writer: GuardWriter, name: str, value: Any, fields: list[str]) -> None:
     for field in fields:
         each, part = getattr(value, field), writer.assign(f"{name}.{field}")
         if is_hashable(each):
-            write_static_guard(writer, part, each)
+            write_static_guard(writer, part, each, of_node=False)
         else:
             key = writer.constant(_key_by_elements(each))
             writer.miss_if(f"{writer.constant(_key_by_elements)}({part}) != {key}")

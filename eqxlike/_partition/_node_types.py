@@ -29,7 +29,7 @@ from .._module import (
     stored_fields,
 )
 from .._pytree import is_array, is_traced_reference
-from ._guard import GuardWriter
+from ._guard import GuardWriter, write_static_guard
 from ._static_key import PLAIN_TYPES, StaticKey, plain_key
 from ._structure import NOTHING, Intern, Opened, RebuildWriter, Structure, intern, no_meta
 
@@ -94,7 +94,7 @@ class StaticLeaf(Structure):
         return writer.constant(self.meta)
 
     def write_guard(self, writer: GuardWriter, name: str) -> tuple[()]:
-        writer.miss_if_static_differs(name, self.meta, of_node=False)
+        write_static_guard(writer, name, self.meta, of_node=False)
         return ()
 
 
@@ -158,6 +158,12 @@ def guard_sequence(structure: Structure, writer: GuardWriter, name: str) -> Sequ
 
 
 class ListNode(Structure):
+    """A list, which may change between two calls.
+
+    So no Module above it caches a partition, and the generated guard reads type, length and
+    elements at each call.
+    """
+
     __slots__ = ()
 
     is_immutable = False
@@ -390,7 +396,8 @@ class ModuleNode(Structure):
         if carries_metadata(self.node_type):
             writer.miss_if(f"{writer.constant(has_metadata)}({fields})")
         for field, value in zip(codec.static_names, self.meta, strict=True):
-            writer.miss_if_static_differs(writer.assign(f"{fields}[{field!r}]"), value)
+            stored = writer.assign(f"{fields}[{field!r}]")
+            write_static_guard(writer, stored, value, of_node=True)
         return [writer.assign(f"{fields}[{field!r}]") for field in codec.dynamic_names]
 
 
@@ -420,7 +427,7 @@ class ForeignNode(Structure):
     def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
         writer.miss_if(f"type({name}) is not {writer.constant(self.node_type)}")
         children, data = writer.unpack(f"{writer.constant(flatten_one_level)}({name})", 2)
-        writer.miss_if_static_differs(data, self.meta.data)
+        write_static_guard(writer, data, self.meta.data, of_node=True)
         if self.has_sequence:
             return [writer.assign(f"(*{children},)")]
         return writer.unpack(children, len(self.children))

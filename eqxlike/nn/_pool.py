@@ -182,6 +182,18 @@ class _AvgPool(Pool):
 
     count_include_pad: bool = field(static=True)
 
+    def __init__(
+        self,
+        num_spatial_dims: int,
+        kernel_size: Sizes,
+        stride: Sizes,
+        padding: Padding,
+        use_ceil: bool,
+        count_include_pad: bool,
+    ):
+        super().__init__(0, jax.lax.add, num_spatial_dims, kernel_size, stride, padding, use_ceil)
+        self.count_include_pad = count_include_pad
+
     def __call__(
         self, x: Shaped[Array, "channels *sizes"], *, key: PRNGKeyArray | None = None
     ) -> Shaped[Array, "channels *new_sizes"]:
@@ -238,8 +250,7 @@ class AvgPool1d(_AvgPool):
         - `count_include_pad`: whether the sum of a window is divided by the number of all its
           entries; if not, by the number of those that are in the input.
         """
-        Pool.__init__(self, 0, jax.lax.add, 1, kernel_size, stride, padding, use_ceil)
-        self.count_include_pad = count_include_pad
+        super().__init__(1, kernel_size, stride, padding, use_ceil, count_include_pad)
 
 
 class AvgPool2d(_AvgPool):
@@ -259,13 +270,8 @@ class AvgPool2d(_AvgPool):
         *,
         count_include_pad: bool = True,
     ):
-        """**Arguments:** those of `Pool`, with `num_spatial_dims=2`, and
-
-        - `count_include_pad`: whether the sum of a window is divided by the number of all its
-          entries; if not, by the number of those that are in the input.
-        """
-        Pool.__init__(self, 0, jax.lax.add, 2, kernel_size, stride, padding, use_ceil)
-        self.count_include_pad = count_include_pad
+        """**Arguments:** those of `AvgPool1d`, with `num_spatial_dims=2`."""
+        super().__init__(2, kernel_size, stride, padding, use_ceil, count_include_pad)
 
 
 class AvgPool3d(_AvgPool):
@@ -285,13 +291,8 @@ class AvgPool3d(_AvgPool):
         *,
         count_include_pad: bool = True,
     ):
-        """**Arguments:** those of `Pool`, with `num_spatial_dims=3`, and
-
-        - `count_include_pad`: whether the sum of a window is divided by the number of all its
-          entries; if not, by the number of those that are in the input.
-        """
-        Pool.__init__(self, 0, jax.lax.add, 3, kernel_size, stride, padding, use_ceil)
-        self.count_include_pad = count_include_pad
+        """**Arguments:** those of `AvgPool1d`, with `num_spatial_dims=3`."""
+        super().__init__(3, kernel_size, stride, padding, use_ceil, count_include_pad)
 
 
 class MaxPool1d(Pool):

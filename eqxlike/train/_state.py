@@ -4,7 +4,7 @@ import dataclasses
 import math
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -172,10 +172,9 @@ Model = TypeVar("Model")
 def copy_arrays(pytree: Tree) -> Tree:
     """The same tree with every array in a new buffer of its own.
 
-    Donation deletes the buffers it is given and refuses one that is given twice; neither may reach
-    arrays that somebody else holds. Weak types go as well: a step would return strong ones, and be
-    traced a second time for them. Of a key that is used once more on purpose
-    `jax.debug_key_reuse` is told.
+    Donation deletes buffers and refuses one that is passed twice; neither may happen to arrays that
+    the caller holds. The copies have no weak types: a step would return strong ones, and be traced
+    a second time for them. Keys are cloned, so that `jax.debug_key_reuse` accepts them.
     """
 
     def copy(leaf: Any) -> Any:
@@ -197,7 +196,7 @@ class TrainState(Module, Generic[Model]):
     - `key`: the source of randomness, which steps leave as it is. A step's own key is this one with
       `step` folded in, so that it costs nothing where the loss does not use it.
     - `is_halted`: whether an update was refused because it was not finite. Steps leave a halted
-      state as it is, so that it stays the last good one until somebody looks.
+      state unchanged, so that it stays the last good one until the host reads it.
     - `loss_scale`: for gradients in float16; `None` where the loss is not scaled.
     - `model_state`: what the model changes as it is called, such as a `nn.State`; `None` where it
       changes nothing.
@@ -274,7 +273,7 @@ class TrainState(Module, Generic[Model]):
 def skip_overflow(
     old: TrainState[Model], new: TrainState[Model], gradients: PyTree, loss: Float[Array, ""]
 ) -> tuple[TrainState[Model], Float[Array, ""]]:
-    """`new` with its loss scale adjusted, or `old` so far as gradients count that overflowed.
+    """`new` with its loss scale adjusted; model and optimiser of `old` if gradients overflowed.
 
     The step counts in either case, and the next one has another key. A state without a loss scale
     is left as it is.
@@ -286,8 +285,8 @@ def skip_overflow(
     - `gradients`: unscaled.
     - `loss`: shape `()`.
 
-    **Returns:** the state, and the loss by which to judge it. That is NaN where no scale makes the
-    gradients finite, which is as bad as a loss that is not.
+    **Returns:** the state, and the loss by which to judge it: NaN where no scale makes the
+    gradients finite.
     """
     loss_scale = old.loss_scale
     if loss_scale is None:
@@ -313,12 +312,12 @@ def keep_if_finite(
 ) -> TrainState[Model]:
     """`new`, or `old` marked as halted if the loss, or an array of `new`, is NaN or infinite.
 
-    It runs inside the jitted step, so that the last good state is exact however late the host
-    looks. Call it in a step of your own for `fit` to find that state.
+    It runs inside the jitted step, so that the last good state is exact however late the host reads
+    the losses. Call it in a step of your own for `fit` to find that state.
 
-    What counts are the arrays of the model that are not frozen, those of its state, and those of
-    the optimiser's state; single numbers of the last only in the place of a parameter: others are
-    infinite on purpose, such as the best loss before there was one.
+    It checks the arrays of the model that are not frozen, those of its state, and those of the
+    optimiser's state. A single number of the optimiser's counts only in the place of a parameter:
+    others are infinite on purpose, such as the best loss before there was one.
 
     **Arguments:**
 
@@ -334,11 +333,11 @@ def keep_if_finite(
 def halt_if_not_finite(
     old: TrainState[Model], new: TrainState[Model], loss: Float[Array, ""]
 ) -> TrainState[Model]:
-    """`new`, marked as halted where `keep_if_finite` would give `old`.
+    """`new`, marked as halted where `keep_if_finite` would return `old`.
 
-    Of a large parameter, or a large array of the optimiser's, it looks at a few numbers: for
-    somebody who has a copy of `old`, and looks at all of them later. What is not finite there stays
-    so until then, as a sum or a running mean does.
+    It checks only a few numbers of a large parameter or a large array of the optimiser. The caller
+    keeps a copy of `old` and checks all numbers later. An array that is not finite stays so until
+    then, as a sum or a running mean does.
 
     **Arguments:** those of `keep_if_finite`.
     """
@@ -349,7 +348,7 @@ def halt_if_not_finite(
 
 
 def is_kept_finite(state: TrainState) -> Bool[Array, ""]:
-    """Whether that is finite which `keep_if_finite` looks at, of a state on one device."""
+    """Whether the arrays that `keep_if_finite` checks are finite, for a state on one device."""
     return _are_finite(_kept(state))
 
 
@@ -360,13 +359,17 @@ SMALL = 2**12
 def _are_finite(arrays: Sequence[Array]) -> Bool[Array, ""]:
     """`all_finite` of arrays on one device, with one operation for all small ones of a dtype."""
     is_finite = all_finite([each for each in arrays if each.size > SMALL])
-    small: dict[Any, list[Array]] = {}
-    for each in arrays:
-        if each.size <= SMALL:
-            small.setdefault(each.dtype, []).append(jnp.ravel(each))
-    for joined in map(jnp.concatenate, small.values()):
+    for joined in ravel_by_dtype(each for each in arrays if each.size <= SMALL).values():
         is_finite &= jnp.isfinite(joined).all()
     return is_finite
+
+
+def ravel_by_dtype(arrays: Iterable[Array]) -> dict[str, Array]:
+    """All numbers of the arrays of each dtype in one array, in their order."""
+    found: dict[str, list[Array]] = {}
+    for each in arrays:
+        found.setdefault(each.dtype.name, []).append(jnp.ravel(each))
+    return {name: jnp.concatenate(those) for name, those in found.items()}
 
 
 def _kept(state: TrainState) -> list[Array]:
@@ -390,14 +393,14 @@ _UNGUARDED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def register_unguarded(function: Any, step: Any) -> None:
-    """Says what is to a function, one that `keep_if_finite` guards, the step without the guard."""
+    """Registers `step` as `function`, which `keep_if_finite` guards, without the guard."""
     _UNGUARDED[function] = step
 
 
 def unguarded(step: Any) -> Any:
-    """The step that marks a state as halted and keeps no other; `None` where there is none.
+    """The registered step that only marks a state as halted; `None` where there is none.
 
-    It is found by the function itself: `functools.wraps` would copy an attribute to a function that
+    The key is the function itself: `functools.wraps` would copy an attribute to a function that
     does more.
     """
     function = getattr(step, "__wrapped__", None)

@@ -18,6 +18,7 @@ import pytest
 
 from eqxlike._codegen import compile_function
 from eqxlike._partition import GuardWriter, StaticKey, flatten
+from eqxlike._partition._guard import write_static_guard
 from tests.partition.statics import (
     BY_IDENTITY,
     CHANGING,
@@ -39,7 +40,7 @@ def key(value):
 def guard_of(value):
     """Whether a value may stand for `value`, as the fast path asks."""
     writer = GuardWriter(flatten, (), False)
-    writer.miss_if_static_differs("other", value)
+    write_static_guard(writer, "other", value, of_node=True)
     lines = ["def passes(other):", "    try:", *(f"        {line}" for line in writer.lines)]
     lines += ["        return True", "    except Exception:", "        return False"]
     return compile_function(lines, writer.namespace, "guard")

@@ -137,6 +137,9 @@ def filter_value_and_grad(
 ) -> Any:
     """The value of a function and its gradient for the floating-point arrays of its first argument.
 
+    Complex arrays count among them, arrays that `nn.freeze` marked do not. An argument without any
+    is no error, with any mode: its gradient is `None` at every leaf.
+
     **Arguments:**
 
     - `fun`: a function from any arguments to a floating-point scalar. Without it, a decorator is
@@ -147,7 +150,7 @@ def filter_value_and_grad(
 
     **Returns:** a function of the same arguments that returns `(value, gradient)`, or
     `((value, aux), gradient)`. The gradient has the structure of the first argument, with `None`
-    for every leaf that is not a floating-point or complex array.
+    for every leaf that is not differentiated.
 
     **Raises:** `ValueError` if `argnums` is passed, and `TypeError` if `mode` is not a mode; when
     called, `TypeError` if the first argument is passed by keyword or the value is not a
@@ -206,7 +209,7 @@ def filter_grad(
 ) -> Any:
     """The gradient of a function for the floating-point arrays of its first argument.
 
-    Arguments and errors are those of `filter_value_and_grad`.
+    Arguments, errors and the arrays that count are those of `filter_value_and_grad`.
 
     **Returns:** a function of the same arguments that returns the gradient, or `(gradient, aux)`.
 
@@ -261,7 +264,7 @@ class JacobianFunction(TransformedFunction):
             except CannotDifferentiate as error:
                 raise error.at(path_of_taken(rest, error.place)) from None
         else:
-            # JAX needs at least one array.
+            # `jax.jacfwd` and its like need at least one array; `jax.value_and_grad` needs none.
             value_arrays, aux_arrays = of_arrays(arrays)
             rows_of_outputs = [[] for _ in value_arrays]
         depth = len(self._modes) - 1

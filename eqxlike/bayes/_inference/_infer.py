@@ -272,11 +272,11 @@ def _advance(
             name: jnp.zeros((size, *each.shape[2:]), each.dtype) for name, each in empty.items()
         }
 
-        def one(index: Array, carry: Any) -> Any:
+        def one(place: Array, carry: Any) -> Any:
             state, buffers = carry
-            number = index + first
-            state, record = _step(method, problem, state, number, jr.fold_in(key, number))
-            return state, {name: buffers[name].at[index].set(record[name]) for name in buffers}
+            index = first + place
+            state, record = _step(method, problem, state, index, jr.fold_in(key, index))
+            return state, {name: buffers[name].at[place].set(record[name]) for name in buffers}
 
         return jax.lax.fori_loop(0, count, one, (state, buffers))
 
@@ -296,10 +296,10 @@ def _advance(
 
 @filter_jit
 def _step(
-    method: Method, problem: Problem, state: State, number: Array, key: PRNGKeyArray
+    method: Method, problem: Problem, state: State, index: Array, key: PRNGKeyArray
 ) -> tuple[State, Record]:
     """A step of one chain. Traced once: for its shapes, and in the loop."""
-    state, record = method.step(problem, state, number, key)
+    state, record = method.step(problem, state, index, key)
     return _without_weak_types((state, dict(record)))
 
 

@@ -183,6 +183,11 @@ class Method(Module):
     the place of a chain, gives R-hat, effective sample sizes and the draws of `to_arviz`;
     `log_density`, `acceptance`, `is_divergent` and `energy` go into its diagnostics; `loss` is what
     an optimiser makes smaller.
+
+    To add a method, derive from `MarkovChain` if its draws are the places that chains visit, and
+    write `init` and `step`; from `MAP` if an optimiser makes its steps; otherwise from this class.
+    A state is the carry of a loop, so no step may change its shapes or dtypes. Export the class in
+    `bayes/__init__.py`, and add it to `METHODS` of `tests/bayes/methods/cases.py`: every law runs.
     """
 
     @property

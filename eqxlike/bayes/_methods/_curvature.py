@@ -1,14 +1,14 @@
 """The curvature of a log density at its mode, in three structures: dense, diagonal and Kronecker.
 
-A curvature is the Hessian of minus the log density, that of the prior included, as far as its
-structure keeps it. It may have eigenvalues that are not positive. `likelihood_eigenvalues` are the
-`e` such that of the precision of the `p` parameters of the model, which have a prior of one
-precision `t`, the log determinant is `sum(log(e + t))`. `normal` is the distribution with this
-precision and what is added to that of each parameter of the model.
+A curvature is the Hessian of minus the log density, prior included, in one of these structures. Its
+eigenvalues may have any sign. `likelihood_eigenvalues` returns `p` numbers `e`: if all `p`
+parameters of the model have a prior of precision `t`, the log determinant of their precision is
+`sum(log(e + t))`. `normal(extra_prior_precision)` is the normal distribution with the curvature as
+its precision, plus this number for each parameter of the model.
 
-A normal distribution is one of `k` numbers around zero, by its precision. `scaled` makes draws of
-it from draws of the standard normal distribution; `whitened` makes of rows `J` rows `W` such that
-`W W^T` is the covariance of `J` times a draw.
+A normal distribution of `k` numbers has mean zero, and is given by its precision. `scaled` turns
+standard normal draws into draws from it. `whitened` turns rows `J` into rows `W` such that `W W^T`
+is the covariance of `J` times a draw.
 """
 
 from typing import Any
@@ -57,9 +57,9 @@ class DenseCurvature(Module):
             own = own - mixed @ mixed.T
         return jnp.linalg.eigvalsh(own) - prior_precision
 
-    def normal(self, added: Float[Array, ""]) -> DenseNormal:
+    def normal(self, extra_prior_precision: Float[Array, ""]) -> DenseNormal:
         p = jnp.arange(self.num_parameters)
-        return DenseNormal(positive_cholesky(self.matrix.at[p, p].add(added)))
+        return DenseNormal(positive_cholesky(self.matrix.at[p, p].add(extra_prior_precision)))
 
 
 def dense_curvature(around: AroundMode) -> DenseCurvature:
@@ -152,17 +152,12 @@ class RotatedCurvature(Module):
         values = [block.values.reshape(-1) for block in self.blocks if block.is_of_model]
         return jnp.concatenate(values) - prior_precision
 
-    def normal(self, added: Float[Array, ""]) -> RotatedNormal:
-        return RotatedNormal(
-            tuple(
-                Block(
-                    positive(block.values + added if block.is_of_model else block.values),
-                    block.bases,
-                    block.is_of_model,
-                )
-                for block in self.blocks
-            )
-        )
+    def normal(self, extra_prior_precision: Float[Array, ""]) -> RotatedNormal:
+        def precision(block: Block) -> Block:
+            values = block.values + (extra_prior_precision if block.is_of_model else 0)
+            return Block(positive(values), block.bases, block.is_of_model)
+
+        return RotatedNormal(tuple(map(precision, self.blocks)))
 
 
 # --- The diagonal of the curvature ---
@@ -294,13 +289,13 @@ def kronecker_size(parts: tuple[Part, ...]) -> int:
     return sum(size**2 for shape in shapes for size in shape)
 
 
-# Precisions that are none are made so: curvature counts, whichever way it goes.
+# A Hessian with eigenvalues that are not positive is no precision, and is made one.
 #
-# A normal distribution has a precision with positive eigenvalues. One that is negative is taken
-# with the other sign, so that the width in its direction is that on which the density changes; one
-# that is zero to rounding, as the smallest that is not (Dauphin et al., 2014, "Identifying and
-# Attacking the Saddle Point Problem in High-Dimensional Non-Convex Optimization"; Betancourt,
-# 2013, "A General Metric for Riemannian Manifold Hamiltonian Monte Carlo").
+# A negative eigenvalue changes its sign: the width in its direction is then the length on which the
+# density changes. One that is zero up to rounding becomes the smallest that is not (Dauphin et al.,
+# 2014, "Identifying and Attacking the Saddle Point Problem in High-Dimensional Non-Convex
+# Optimization"; Betancourt, 2013, "A General Metric for Riemannian Manifold Hamiltonian Monte
+# Carlo").
 
 
 def positive(values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

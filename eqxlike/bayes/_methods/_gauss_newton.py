@@ -110,15 +110,15 @@ class AroundMode(Module):
 
     def jacobian(self, x: Any) -> tuple[Float[Array, "C k"], Float[Array, " C"]]:
         """The derivatives of the `C` outputs for one input, and the outputs, at the mode."""
-        target, mode = self.problem.target, self.problem.mode
+        target, differentiation = self.problem.target, self.problem.mode
 
         def outputs(varying: Float[Array, " k"]) -> tuple[Array, Array]:
             network = target.model(self.problem.unknowns(self.vector(varying)))
             found = network(x).reshape(-1).astype(self.mode.dtype)
             return found, found
 
-        by = ad.Auto() if mode is None else mode
-        return ad.jacobian(outputs, by, has_aux=True)(self.centre)
+        differentiation = ad.Auto() if differentiation is None else differentiation
+        return ad.jacobian(outputs, differentiation, has_aux=True)(self.centre)
 
     def negative_log_prior(self, varying: Float[Array, " k"]) -> Float[Array, ""]:
         """Minus the log density of the unknowns in linked space before data."""
@@ -167,7 +167,7 @@ def sum_over_rows(
         size = output.shape[0]
         columns = jacobian.T @ hessian[:size, size:]
         columns = columns.at[place].add(hessian[size:, size:])
-        return _root(hessian[:size, :size]) @ jacobian, columns
+        return _positive_factor(hessian[:size, :size]) @ jacobian, columns
 
     def of_block(first: Array) -> tuple[Any, Array]:
         index = first + jnp.arange(size)
@@ -205,7 +205,7 @@ def _hessian(around: AroundMode, outputs_and_own: Array, y: Any) -> Float[Array,
     return jax.hessian(negative_log_prob)(outputs_and_own)
 
 
-def _root(hessian: Float[Array, "C C"]) -> Float[Array, "C C"]:
+def _positive_factor(hessian: Float[Array, "C C"]) -> Float[Array, "C C"]:
     """`R` with `R^T R` the matrix without its negative eigenvalues."""
     if hessian.shape == (1, 1):
         return jnp.sqrt(jnp.maximum(hessian, 0))

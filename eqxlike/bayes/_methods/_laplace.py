@@ -184,11 +184,11 @@ class Laplace(MAP):
         around = AroundMode(problem, mode, self._parts(problem, self.structure))
         curvature = _CURVATURES[self.structure][0](around)
         log_joint = around.log_likelihood() - around.negative_log_prior(around.centre)
-        added, scale = jnp.zeros((), mode.dtype), None
+        extra_precision, scale = jnp.zeros((), mode.dtype), None
         if self.tune_prior:
-            scale, added, gained = _tuned(around, curvature)
+            scale, extra_precision, gained = _tuned(around, curvature)
             log_joint = log_joint + gained
-        normal = curvature.normal(added)
+        normal = curvature.normal(extra_precision)
         size = around.centre.shape[0]
         log_evidence = log_joint + (size * math.log(2 * math.pi) - normal.log_det_precision) / 2
         return LaplacePosterior(mode, normal, log_evidence, scale)
@@ -240,7 +240,7 @@ class Laplace(MAP):
             flat = mean[None] + moved[..., None]
         else:
             noise = _whitened_noise(key, num, mean.shape[1], mean.dtype)
-            flat = mean[None] + jnp.einsum("bij,sj->sbi", _root(covariance), noise)
+            flat = mean[None] + jnp.einsum("bij,sj->sbi", _symmetric_root(covariance), noise)
         struct = around.output
         flat = jnp.broadcast_to(flat, (num, *mean.shape))
         return flat.reshape(num, -1, *struct.shape).astype(struct.dtype)
@@ -249,7 +249,7 @@ class Laplace(MAP):
 def _tuned(
     around: AroundMode, curvature: Any
 ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """The scale of the prior, what it adds to the precision, and to the log prior at the mode."""
+    """The scale of the prior, and what it adds to its precision and its log density at the mode."""
     problem, mode = around.problem, around.mode
     prior = problem.target.prior
     assert isinstance(prior, NormalPrior)
@@ -259,8 +259,9 @@ def _tuned(
     squared_distance = jnp.sum((mode[:num] - prior.loc) ** 2)
     eigenvalues = curvature.likelihood_eigenvalues(before**-2)
     scale = _best_prior_scale(eigenvalues, squared_distance, num, before)
-    added = scale**-2 - before**-2
-    return scale, added, num * jnp.log(before / scale) - squared_distance * added / 2
+    extra_precision = scale**-2 - before**-2
+    gained = num * jnp.log(before / scale) - squared_distance * extra_precision / 2
+    return scale, extra_precision, gained
 
 
 def _best_prior_scale(
@@ -335,7 +336,7 @@ def _whitened_noise(key: PRNGKeyArray, num: int, size: int, dtype: Any) -> Float
     return math.sqrt(num) * left @ right
 
 
-def _root(covariance: Float[Array, "B C C"]) -> Float[Array, "B C C"]:
+def _symmetric_root(covariance: Float[Array, "B C C"]) -> Float[Array, "B C C"]:
     """Symmetric roots of matrices that may be singular."""
     values, vectors = jnp.linalg.eigh(covariance)
     scaled = vectors * jnp.sqrt(jnp.maximum(values, 0))[:, None, :]

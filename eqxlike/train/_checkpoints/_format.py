@@ -1,7 +1,9 @@
 """The format of a checkpoint: a manifest, which describes all of it, and the files of its arrays.
 
-The manifest is JSON. It lists each leaf and node of the state, and each file with its checksum.
-Orbax writes and reads the arrays.
+The manifest is JSON. It lists each leaf and node of the state, and each file. Orbax writes and reads
+the arrays. There are three checksums, all sha256: of the manifest, taken in `to_text` and checked
+in `read_manifest`; of each file, taken in `_save.seal` and checked before an array is read; of each
+array in memory, taken before it is written and checked in `_restore._placed`.
 """
 
 import concurrent.futures

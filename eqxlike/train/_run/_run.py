@@ -198,7 +198,11 @@ class Run(Generic[Model]):
         return self._num_pending
 
     def read(self) -> None:
-        """Waits for the losses on the device; says in `divergence` if a step of theirs was bad."""
+        """Waits for the losses on the device, and sets `divergence` if one of their steps was bad.
+
+        The state is then that before it: either the step kept it (`keep_if_finite`), or it has no
+        guard, and `_undo` repeats the steps since the last look.
+        """
         if not self._pending:
             return
         pending = self._pending

@@ -1,8 +1,9 @@
-"""Steps without their guard, and the way back to the last good state where one was bad.
+"""Steps without their guard, and how the last good state is found again after a bad one.
 
-To keep the old arrays until the new ones are judged costs more than many a step: nothing can be
-written in place. So `fit` runs the step of `make_step` without its guard, keeps a copy of the state
-each time that it looks at the losses, and repeats the steps since then where one was bad.
+A guard keeps the old arrays until the new ones are judged, so that nothing can be written in place:
+this costs more than many a step. So `fit` runs the step of `make_step` without its guard, keeps a
+copy of the state each time that it reads the losses, and repeats the steps since then if one was
+bad.
 """
 
 import functools
@@ -21,7 +22,7 @@ from ..._partition import flatten
 from ..._programs import equations_in
 from ..._pytree import deleted_paths, filter, is_inexact_array
 from ..._transforms import JitFunction, filter_make_jaxpr
-from .._state import SMALL, TrainState, is_kept_finite, unguarded
+from .._state import SMALL, TrainState, is_kept_finite, ravel_by_dtype, unguarded
 from ._flat_steps import Form, Leaves
 from ._stack import Stack
 
@@ -77,11 +78,11 @@ class Undo:
 
     @classmethod
     def of(cls, step: Any, leaves: Leaves, form: Form, batches: Stack) -> "Undo | None":
-        """`None` where steps are to be guarded one by one.
+        """`None` where each step keeps its guard.
 
-        That is so for a step that has no other form, or may not be repeated; for arrays on several
-        devices or on one that waits for the host to decide; and where copies would take much
-        memory, or hold little that is trained.
+        That holds for a step without an unguarded form, or one that may not be repeated; for arrays
+        on several devices, or not on a CPU; and where copies would take much memory, or hold little
+        that is trained.
         """
         without_guard = unguarded(step)
         if without_guard is None or not all(isinstance(leaf, jax.Array) for leaf in leaves):
@@ -105,11 +106,11 @@ class Undo:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to look at the losses, and to let go of the batches."""
+        """Whether the kept batches take so much memory that the losses should be read now."""
         return self._num_bytes >= LARGEST_BATCHES
 
     def begin(self, leaves: Leaves) -> None:
-        """Keeps a copy of a state that is good, if it has none since the last look."""
+        """Keeps a copy of a good state, unless there is one since the last look."""
         if self._good is None:
             self._kinds = tuple(
                 (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves
@@ -124,17 +125,17 @@ class Undo:
         self._num_bytes += batches.nbytes
 
     def clear(self, joined: "_Joined | None" = None) -> None:
-        """Forgets all: somebody has found the state to be good, or put another in its place.
+        """Forgets all copies: the state was found to be good, or another was set.
 
-        `joined` is what the verdict on a good state has of it.
+        `joined` is a copy of the small arrays of a good state, from its verdict.
         """
         self._good, self._joined, self._made, self._num_bytes = None, joined, [], 0
 
     def judge(self, leaves: Leaves, form: Form, losses: list[Any]) -> Verdict:
-        """Waits for a state, and says what it came to."""
+        """Waits for a state and the losses before it, and judges them."""
         is_stackable = len(losses) <= 256 and all(loss.ndim == 0 for loss in losses)
         stackable = losses if is_stackable else []
-        # As many as mostly, so that one program serves for them.
+        # Padded to a multiple of 32, so that one program serves most calls.
         padding = stackable[-1:] * (-len(stackable) % 32)
         *found, joined = _judge_of(form)(leaves, [*stackable, *padding])
         (is_good, step), stacked = jax.device_get(found)
@@ -173,8 +174,7 @@ _NOT_REPEATED = {"while", "pure_callback", "check", "backward_nan"}
 def _may_be_repeated(step: JitFunction, state: Any, form: Form, batch: Any) -> bool:
     """Whether a step may run again, or on a state that is bad.
 
-    What it tells the host would be told twice. A loop that waits for a number, or a function of the
-    host, may not end well where that is NaN.
+    Its callbacks would run twice. A loop with a condition, or a callback, may not end well on NaN.
     """
     known = _known.setdefault(step.__wrapped__, {})
     arrays, rest = flatten(batch, is_bound=True)
@@ -191,14 +191,14 @@ def _may_be_repeated(step: JitFunction, state: Any, form: Form, batch: Any) -> b
 _known: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
 
-# By `jax.jit`: a trace for each form of state is no retrace that a user wants to hear of.
+# By `jax.jit`: a trace for each form of state is not a retrace that concerns a user.
 @jax.jit
 def _copy(leaves: Leaves) -> Leaves:
     return [jnp.copy(leaf) for leaf in leaves]
 
 
 _Joined = dict[str, Array]
-"""Small arrays one behind the other, those of a dtype as one."""
+"""The small arrays of a state, those of each dtype raveled into one."""
 
 _Copied = tuple[_Joined, Leaves]
 """The small arrays of a state, and the others as they are."""
@@ -206,11 +206,7 @@ _Copied = tuple[_Joined, Leaves]
 
 @jax.jit
 def _join(leaves: Leaves) -> _Joined:
-    small: dict[str, Leaves] = {}
-    for leaf in leaves:
-        if _is_small(leaf):
-            small.setdefault(leaf.dtype.name, []).append(jnp.ravel(leaf))
-    return {name: jnp.concatenate(those) for name, those in small.items()}
+    return ravel_by_dtype(leaf for leaf in leaves if _is_small(leaf))
 
 
 _Kind = tuple[tuple[int, ...], Any, bool]
