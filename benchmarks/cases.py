@@ -164,12 +164,12 @@ def select(pattern: str) -> tuple[Case, ...]:
 def find(pattern: str, among: Sequence[NamedT]) -> tuple[NamedT, ...]:
     """The rows whose name matches the regular expression `pattern`, in upper or lower case.
 
-    **Raises:** `ValueError` if no row is found, or the pattern is no regular expression.
+    **Raises:** `ValueError` if no row is found, or the pattern is not a regular expression.
     """
     try:
         found = tuple(row for row in among if re.search(pattern, row.name, re.IGNORECASE))
     except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
     if not found:
         names = "\n  ".join(row.name for row in among)
         raise ValueError(f"no case matches {pattern!r}; there are\n  {names}")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 def integer(value: Any) -> int | None:
-    """`value` as an `int` of Python, whichever library's integer it is; `None` if it is none."""
+    """`value` as an `int` of Python, whichever library's integer it is; `None` for others."""
     # A bool is an int to Python, never a size to anyone.
     if isinstance(value, bool):
         return None

@@ -7,7 +7,7 @@ INK = "#333333"
 
 
 def new_figure(width: float, height: float, caller: str) -> Any:
-    """A figure of matplotlib, of so many inches, that pyplot does not know.
+    """A figure of matplotlib, sized in inches, that pyplot does not know.
 
     **Raises:** `ImportError` in the name of `caller` if matplotlib is not installed.
     """

@@ -56,8 +56,8 @@ def profile(
     **Returns:** a context that gives a `Profile`, which is filled as the context ends.
 
     **Raises:** `ImportError` if `sample` and pyinstrument is not installed; `RuntimeError` if
-    somebody profiles already; `TypeError` or `ValueError` for an `interval_s` that is no positive
-    number, or a `trace` that is no path.
+    somebody profiles already; `TypeError` or `ValueError` for an `interval_s` that is not a
+    positive number, or a `trace` that is not a path.
 
     !!! example
 

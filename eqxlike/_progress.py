@@ -22,7 +22,7 @@ def run_progress(
     - `label`: what runs.
     - `stream`: where to write, standard error by default. A terminal gets a bar if `rich` is
       installed, anything else lines of text.
-    - `num_lines`: at most so many lines, spread evenly over the steps, however often it is called.
+    - `num_lines`: the most lines, spread evenly over the steps, however often it is called.
     """
     output: TextIO = sys.stderr if stream is None else stream
     if output.isatty() and is_installed("rich"):
@@ -57,7 +57,7 @@ class Lines:
         self._stream = stream
 
     def show(self, done: int, line: str) -> None:
-        """Shows that so many steps are done, which the line says in words."""
+        """Shows how many steps are `done`; `line` says it in words."""
         print(line, file=self._stream, flush=True)
 
     def close(self) -> None:

@@ -67,7 +67,7 @@ def transfers(mode: Mode, *, device: Any = None) -> Iterator[None]:
     - `device`: the one that nothing leaves, where new arrays are made too; JAX's default device if
       `None`. For `"exclusive"` alone.
 
-    **Raises:** `ValueError` for another mode, `TypeError` for what is no device. Within the
+    **Raises:** `ValueError` for another mode, `TypeError` for what is not a device. Within the
     context, what JAX's guard raises, with a note, and `TransferError` (both are `RuntimeError`s).
 
     !!! example
@@ -219,7 +219,7 @@ def departures(jaxpr: Any, device: Any = None) -> Iterator[Departure]:
 
     **Arguments:**
 
-    - `device`: those that put arrays elsewhere than on this one are told too; `None` for those that
+    - `device`: include those that put arrays on another device than this; `None` for those that
       call the host alone.
     """
     for equation in jaxpr.eqns:

@@ -104,7 +104,7 @@ def test_layers_are_called_with_the_same_parameters():
 
 
 def _bases(value: Any) -> list[type] | None:
-    """Which of these a class derives from; `None` for what is no class."""
+    """Which of these a class derives from; `None` for what is not a class."""
     bases = (object, BaseException, RuntimeError, ValueError, TypeError)
     return [base for base in bases if issubclass(value, base)] if isinstance(value, type) else None
 

@@ -1,7 +1,7 @@
 """What an extra promises, tried in an environment that holds eqxlike and that extra alone.
 
-`python smoke.py EXTRA` exits 0 if it holds; "core" is no extra. It is copied into an empty folder
-and run there, so that what is imported is what was installed.
+`python smoke.py EXTRA` exits 0 if it holds; "core" is not an extra. It is copied into an empty
+folder and run there, so that what is imported is what was installed.
 """
 
 import contextlib

@@ -142,7 +142,7 @@ def read_csv(path: pathlib.Path) -> DataSet:
         )
     for number, row in enumerate(rows, start=1):
         if not _are_numbers(row):
-            raise ValueError(f"{path}: row {number} of the data has what is no number: {row}.")
+            raise ValueError(f"{path}: row {number} of the data has what is not a number: {row}.")
     table = np.asarray(rows, np.float64)
     return DataSet(path.stem, table[:, :-1], table[:, -1], None)
 

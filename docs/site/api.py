@@ -239,7 +239,7 @@ def public_modules(name: str = PACKAGE) -> Iterator[types.ModuleType]:
 
 
 def public_names(module: types.ModuleType) -> list[str]:
-    """The public names of a module that are no modules themselves."""
+    """The public names of a module that are not modules themselves."""
     return [each for each in _names(module) if not inspect.ismodule(getattr(module, each))]
 
 

@@ -51,7 +51,7 @@ def to_tests(text: str) -> str:
 
 
 def to_repository(text: str, folder: pathlib.Path) -> str:
-    """Turns links to files of the repository that are no pages into links to its home."""
+    """Turns links to files of the repository that are not pages into links to its home."""
 
     def absolute(match: re.Match[str]) -> str:
         path = (folder / match[1]).resolve()

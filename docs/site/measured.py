@@ -23,7 +23,7 @@ from docs.site.links import HOME, ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 NAME = re.compile(r"(?P<benchmark>.+?)-(?P<device>\w+)-jax-(?P<jax>[\d.]+)")
 TITLED = re.compile(r"^(?!\||- |#)(?P<title>\S.*)\n\n(?=\|)", re.MULTILINE)
-# A machine's part that is no version.
+# A machine's part that is not a version.
 NO_VERSION = {"date", "platform", "cpu", "cores", "backend", "device", "devices"}
 
 Report = Mapping[str, Any]

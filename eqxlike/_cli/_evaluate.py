@@ -198,7 +198,7 @@ def _logistic(data: Data) -> Evaluation:
 
 
 NUM_DRAWS = 200
-"""Of so many networks a prediction is made, but of an ensemble."""
+"""The number of networks of a prediction, except that of an ensemble."""
 
 DROPOUT = 0.1
 

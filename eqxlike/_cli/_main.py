@@ -183,7 +183,7 @@ def load_function(target: str) -> Callable[[], Any]:
             raise CommandError(f"module {module_name!r} has no function {name!r}{there}")
         function = getattr(function, part)
     if not callable(function):
-        raise CommandError(f"{target} is no function: it is of type {type(function).__name__}")
+        raise CommandError(f"{target} is not a function: it is of type {type(function).__name__}")
     needed = _needed_arguments(function)
     if needed:
         raise CommandError(

@@ -71,7 +71,7 @@ def read(path: pathlib.Path) -> tuple[Header, bytes]:
     """
     content = path.read_bytes()
     if content[: len(_MAGIC)] != _MAGIC[: len(content)] or not content:
-        raise ValueError(f"{path} is no exported program: give a file that `save` has written.")
+        raise ValueError(f"{path} is not an exported program: give a file that `save` has written.")
     if len(content) < _START:
         raise ValueError(f"{path} is cut off: it ends after {len(content)} bytes.")
     prefix = content[len(_MAGIC) : len(_MAGIC) + _PREFIX.size]

@@ -286,7 +286,7 @@ def _check_values(module: Any) -> None:
         if hides_arrays:
             warnings.warn(
                 f"{cls.__name__}.{name} was given a JAX-transformed callable around a Module. Its "
-                "arrays are out of sight there: they are no leaves, and become constants. Apply "
+                "arrays are out of sight there: they are not leaves, and become constants. Apply "
                 "`eqxlike.filter_jit` and its kin, or transform where it is called.",
                 stacklevel=3,
             )

@@ -70,8 +70,7 @@ def flatten(
 ) -> tuple[list[Any], Structure]:
     """The arrays of `tree`, in tree order, and its Structure.
 
-    The outermost Modules that cannot be changed behind their back cache their part for the next
-    call.
+    The outermost Modules that hold nothing mutable cache their part for the next call.
 
     **Arguments:**
 

@@ -82,7 +82,7 @@ ARRAY = ArrayLeaf(object, None, NOTHING, ())
 ARRAY.num_arrays = 1
 
 
-# --- A leaf that is not an array, or `None`; its `meta` is its value ---
+# --- A static leaf: any value that is neither an array nor a node. Its `meta` is the value ---
 
 
 class StaticLeaf(Structure):

@@ -166,7 +166,7 @@ def _fastest(
     calls[_PRIMAL] = trial.primal
     time_interleaved(_PRIMAL, calls, times, rounds=rounds, budget_s=budget_s)
     primal = times.pop(_PRIMAL)
-    # A mode that failed while it was timed has not all rounds, and is none to recommend.
+    # A mode that failed while it was timed lacks rounds, and is not recommended.
     done = {name: each.ratio_to(primal) for name, each in times.items() if each.failure is None}
     if not done:
         raise ValueError(

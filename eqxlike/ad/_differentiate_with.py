@@ -58,7 +58,7 @@ def differentiate_with(function: Callable[Params, Output], mode: Mode) -> Callab
     **Returns:** a Module that is called as `function` is. `function` is a part of it, so if that is
     a pytree, its arrays are leaves of the whole model; it is there as `__wrapped__`.
 
-    **Raises:** `TypeError` if `function` cannot be called, or `mode` is no mode.
+    **Raises:** `TypeError` if `function` cannot be called, or `mode` is not a mode.
 
     !!! example
 
@@ -141,7 +141,7 @@ def value_and_grad_into(
     check_callable(fun, "ad.value_and_grad_into")
     if mode is not None:
         check_mode(mode, "ad.value_and_grad_into")
-    # By name, since a mode says more of a value that is no scalar.
+    # By name, since a mode says more of a value that is not a scalar.
     mode = Reverse() if mode is None else mode
     value_and_grad = filter_value_and_grad(fun, has_aux=has_aux, mode=mode)
 

@@ -42,12 +42,12 @@ def jacobian(
 
     **Returns:** a function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
     The Jacobian has the structure of the value, with a tree in place of each array, of shape
-    `(*out)`, and `None` in place of what is no array. Each of these trees has the structure of the
-    first argument, with an array of shape `(*out, *in)` in place of each floating-point array, of
-    shape `(*in)`, and `None` in place of everything else.
+    `(*out)`, and `None` in place of what is not an array. Each of these trees has the structure of
+    the first argument, with an array of shape `(*out, *in)` in place of each floating-point array,
+    of shape `(*in)`, and `None` in place of everything else.
 
-    **Raises:** `TypeError` if `mode` is no mode; when called, `TypeError` if the first argument is
-    passed by keyword, or an array of the value has no derivative.
+    **Raises:** `TypeError` if `mode` is not a mode; when called, `TypeError` if the first argument
+    is passed by keyword, or an array of the value has no derivative.
 
     !!! example
 

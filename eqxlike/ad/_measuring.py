@@ -71,7 +71,7 @@ def time_interleaved(
     - `calls`: functions of no arguments, by name, that return an array to wait for.
     - `into`: where to note the times, so that they are there after a `KeyboardInterrupt`.
     - `rounds`: the number of rounds.
-    - `budget_s`: a function that has taken so many seconds sits out the rest.
+    - `budget_s`: a function that has taken this many seconds sits out the rest.
     """
 
     @contextlib.contextmanager
@@ -159,7 +159,7 @@ def freshly_compiled(function: Callable[..., Any], args: tuple[Any, ...]) -> Pro
 
 
 _PATIENCE = 30
-"""A call may be predicted to take so many times the budget. Nobody can interrupt one."""
+"""A call may be predicted to take this many times the budget. Nobody can interrupt one."""
 
 _CALLS = 5
 

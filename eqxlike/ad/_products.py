@@ -41,7 +41,7 @@ def hvp(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., PyTr
     else; with `has_aux` it is `(product, aux)`.
 
     **Raises:** when called, naming the path: `ValueError` if the structure or a shape of `vector`
-    differs, `TypeError` for another dtype; `TypeError` if the value is no real scalar.
+    differs, `TypeError` for another dtype; `TypeError` if the value is not a real scalar.
 
     !!! example
 
@@ -52,7 +52,7 @@ def hvp(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., PyTr
         [10.  6.]
     """
     check_callable(fun, "ad.hvp")
-    # By name, since a mode says more of a value that is no scalar.
+    # By name, since a mode says more of a value that is not a scalar.
     gradient = filter_grad(fun, has_aux=has_aux, mode=Reverse())
 
     def product(x: PyTree, vector: PyTree, *args: Any, **kwargs: Any) -> PyTree:
@@ -185,10 +185,10 @@ def taylor(fun: Callable[..., Any], order: int, *, has_aux: bool = False) -> Cal
     structure of `x`: beside each floating-point or complex array an array of that shape and dtype,
     or `None` for a zero; beside everything else `None`. It returns a list of length `order + 1`:
     the value, and the derivatives of order 1, 2, ..., with the structure of the value and `None`
-    for what is no floating-point or complex array. With `has_aux` it is that list and `aux`, a
+    for what is not a floating-point or complex array. With `has_aux` it is that list and `aux`, a
     pair.
 
-    **Raises:** `ValueError` if `order` is no positive integer; when called, naming the path:
+    **Raises:** `ValueError` if `order` is not a positive integer; when called, naming the path:
     `ValueError` if the structure or a shape of `direction` differs, `TypeError` for another dtype.
 
     !!! example

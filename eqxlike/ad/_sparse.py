@@ -76,7 +76,7 @@ def sparse_hessian(fun: Callable[Params, Any], *, has_aux: bool = False) -> Call
     shape `(n, n)`, over the `n` numbers in the floating-point arrays of the first argument, leaf
     after leaf.
 
-    **Raises:** as `sparse_jacobian`; when called, `TypeError` if the value is no real scalar.
+    **Raises:** as `sparse_jacobian`; when called, `TypeError` if the value is not a real scalar.
 
     !!! example
 

@@ -75,7 +75,7 @@ def temperature_scaling(
 
     **Returns:** a `TemperatureScaling`, to be called on the predictions of other examples.
 
-    **Raises:** `ValueError` for other shapes, no example, labels that are no classes, or logits
+    **Raises:** `ValueError` for other shapes, no example, labels that are not classes, or logits
     that are not finite. Under `jit` values are not looked at, neither for errors nor for warnings.
 
     >>> import jax, jax.numpy as jnp
@@ -210,8 +210,8 @@ def conformal_intervals(
 
     **Returns:** a `ConformalIntervals`, to be called on the predictions of other examples.
 
-    **Raises:** `TypeError` if `prediction` is no mixture; `ValueError` for other shapes or words, a
-    level outside, fewer examples than `level / (1 - level)`, or a score that is not
+    **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` for other shapes or
+    words, a level outside, fewer examples than `level / (1 - level)`, or a score that is not
     finite. Under `jit` scores are not looked at.
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
@@ -320,8 +320,8 @@ def conformal_sets(
 
     **Returns:** a `ConformalSets`, to be called on the predictions of other examples.
 
-    **Raises:** `TypeError` if `prediction` is no mixture; `ValueError` for other shapes or words,
-    labels that are no classes, a level outside, fewer examples than `level / (1 - level)`,
+    **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` for other shapes or
+    words, labels that are not classes, a level outside, fewer examples than `level / (1 - level)`,
     probabilities that are not finite, or a key where nothing is random. Under `jit` values are not
     looked at.
 

@@ -168,8 +168,9 @@ class Gaussian(HasScale):
 class StudentT(HasScale):
     """Targets around what the network returns, with heavy tails.
 
-    - `scale`: as for `Gaussian`, but it is no standard deviation, which is larger, or infinite for
-      2 degrees of freedom or fewer. With `"head"` the network returns all centres, then all scales.
+    - `scale`: as for `Gaussian`, but it is not a standard deviation, which is larger, or infinite
+      for 2 degrees of freedom or fewer. With `"head"` the network returns all centres, then all
+      scales.
     - `degrees_of_freedom`: a number, or a distribution of NumPyro over positive numbers. The fewer,
       the heavier the tails.
     """

@@ -93,7 +93,7 @@ def announce_transform(
 
     **Arguments:**
 
-    - `x`: any pytree. Leaves that are no arrays are passed through.
+    - `x`: any pytree. Leaves that are not arrays are passed through.
     - `name`: if not `None`, stands in brackets before each chain.
     - `intermediates`: whether to announce each transformation also at the moment it is applied,
       when the chain has not met its end yet.

@@ -25,7 +25,7 @@ def store_dce(x: PyTree, name: Hashable = None) -> PyTree:
 
     **Arguments:**
 
-    - `x`: any pytree. Leaves that are no arrays are passed through.
+    - `x`: any pytree. Leaves that are not arrays are passed through.
     - `name`: to tell this call from others.
 
     **Returns:** `x`.

@@ -146,7 +146,7 @@ class _Watch:
     """One call of `backward_nan`, and one pass over it.
 
     - `called_at`: where in the user's program.
-    - `rest`: what is no array in the tree.
+    - `rest`: what is not an array in the tree.
     - `num_arrays`: how many arrays there are, and `differentiated`: which of them have a cotangent.
     """
 

@@ -29,9 +29,9 @@ def find_nonfinite(
     output is finite, so is done with the gradient of the sum of the output with respect to all
     floating-point arrays of the model and the arguments that are not frozen.
 
-    What counts is what reaches the result: an infinity that a mask takes out again is none, and one
-    that a mask puts in hides none that an operation makes next to it. A NaN that operations hand on
-    from one to another is that of the first. Where an argument came with it, as a weight that is
+    A value counts if it reaches the result: an infinity that a mask removes does not, and one that
+    a mask inserts hides none that an operation makes next to it. A NaN that passes through several
+    operations belongs to the first. Where an argument came with it, as a weight that is
     infinite, its path is reported.
 
     **Arguments:**
@@ -109,7 +109,7 @@ def find_nonfinite(
 def arguments_by_name(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], Callable[[dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """The arguments under the names of their parameters, and the way back."""
+    """The arguments under the names of their parameters, and the inverse of this."""
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):

@@ -270,7 +270,7 @@ def explain_retraces(
 
     **Returns:** a context manager, which gives the list of these traces, the latest 1000 of them.
 
-    **Raises:** `ValueError` if `on_retrace` is none of these; in the block, `RetraceError` from the
+    **Raises:** `ValueError` for another `on_retrace`; in the block, `RetraceError` from the
     call that traces again, with `"error"`.
 
     !!! example

@@ -116,7 +116,7 @@ class Origin:
     - `number`: its place in the order of origins.
     - `found`: what is known of it; `reaches` and `then` are not known yet.
     - `cause`: the origin of the infinity that it made a NaN of.
-    - `is_given`: whether this is no operation but an infinite argument, by its path.
+    - `is_given`: whether this is not an operation but an infinite argument, by its path.
     """
 
     number: int

@@ -53,7 +53,7 @@ class Operation:
 
     - `layer`: the path of the layer; `""` outside of all layers.
     - `kind`: the name of JAX's primitive.
-    - `is_backward`: whether it is on the way back of a reverse mode.
+    - `is_backward`: whether it belongs to the backward pass of a reverse mode.
     - `times`: how often it is run; a turn of a `while_loop` counts once, the costliest branch of a
       `cond` alone, and what nothing needs not at all.
     - `is_in_while`: whether the number of turns is known to the run alone.

@@ -192,7 +192,7 @@ class Report:
     - `trace_s`, `lower_s`, `compile_s`: the seconds that each took. What JAX has traced before
       inside the function, and what its cache of compiled programs holds, is not done again.
     - `sides`, `stored`, `gradient`: with `gradient=True`, function and gradient by layer, what is
-      stored for the way back, and the report on the gradient's program; else empty and `None`.
+      stored for the backward pass, and the report on the gradient's program; else empty and `None`.
     - `jaxpr`, `stablehlo`, `hlo`: the program as JAX traced it, as XLA got it, and as it left it.
     """
 
@@ -463,7 +463,7 @@ def _of_jax(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fre
 
 
 def _others(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """A note on the arguments that are no arrays, and so were passed as they are."""
+    """A note on the arguments that are not arrays, and so were passed as they are."""
     try:
         named = inspect.signature(function).bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):
@@ -483,7 +483,7 @@ def _others(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str
 
 def _gradient_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
     """A function that computes the output of `function` and its gradient, and one that computes
-    what the way there stores for the way back.
+    what the forward pass stores for the backward pass.
 
     A Module is differentiated by its own arrays, any other function by its first argument. Each
     floating-point array of the output is pulled back with a cotangent of ones.

@@ -97,7 +97,7 @@ def _instructions_by_layer(
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """An array that the way there keeps for the way back.
+    """An array that the forward pass stores for the backward pass.
 
     - `kind`: the operation that computes it.
     """
@@ -115,9 +115,9 @@ class Side:
     - `name`: the path of the layer, `""` for the whole program.
     - `operations`, `flops`: of the function.
     - `gradient_operations`, `gradient_flops`: of the program that computes its value and gradient.
-    - `backward_flops`: the part of them on the way back.
-    - `stored_bytes`: of what the way there keeps for the way back. Arguments, which are there
-      anyway, do not count.
+    - `backward_flops`: the part of them in the backward pass.
+    - `stored_bytes`: of what the forward pass stores for the backward pass. Arguments, which are
+      there anyway, do not count.
     """
 
     name: str
@@ -130,9 +130,9 @@ class Side:
 
 
 def stored_in(program: Program, outputs: Sequence[tuple[str, int]]) -> tuple[Stored, ...]:
-    """The arrays, given by type and size, that a program returns for the way back.
+    """The arrays, given by type and size, that a program returns for the backward pass.
 
-    One that is returned twice counts once, as do arguments and constants not at all.
+    One that is returned twice counts once; arguments and constants do not count.
     """
     found: dict[Origin, Stored] = {}
     for origin, (type_, num_bytes) in zip(program.outputs, outputs, strict=True):

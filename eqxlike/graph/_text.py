@@ -87,7 +87,7 @@ def tables(report: Any) -> list[Table]:
             )
             for side in report.sides
         )
-        header = (*header, "On the way back", "Bytes stored")
+        header = (*header, "Backward pass", "Bytes stored")
         found.append(Table("Function and gradient", header, cells))
     return found
 

@@ -41,7 +41,7 @@ def left_broadcast_to(arr: ArrayLike, shape: tuple[int, ...]) -> Array:
 def eval_zero(fn: Callable[..., Any], *inputs: PyTree) -> PyTree:
     """Zeros of the shapes and dtypes of what `fn(*inputs)` returns. Nothing is computed.
 
-    Leaves that are no arrays are as `fn` returned them.
+    Leaves that are not arrays are as `fn` returned them.
 
     >>> eval_zero(lambda x: (x > 0, 2 * x), jnp.ones(2))
     (Array([False, False], dtype=bool), Array([0., 0.], dtype=float32))

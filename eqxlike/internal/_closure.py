@@ -60,8 +60,8 @@ class _Closure(Module):
 def closure_to_pytree(tree: PyTree) -> PyTree:
     """`tree`, in which each function is an object that has what the function closes over as leaves.
 
-    Global variables are none of it. It lets JAX see the arrays, and two functions that were made in
-    the same way be equal, as those of Optax.
+    Global variables do not count. JAX then sees the arrays, and two functions that were made in the
+    same way are equal, as those of Optax.
 
     **Arguments:**
 

@@ -65,7 +65,7 @@ def nontraceable(x: Tree, *, name: str = "nontraceable operation") -> Tree:
 
     **Arguments:**
 
-    - `x`: any pytree. Leaves that are no arrays are passed through.
+    - `x`: any pytree. Leaves that are not arrays are passed through.
     - `name`: what the message calls it.
 
     **Raises:** `RuntimeError` while it is transformed.
@@ -90,7 +90,7 @@ def nondifferentiable(x: Tree, *, name: str | None = None, msg: str | None = Non
 
     **Arguments:**
 
-    - `x`: any pytree. Leaves that are no arrays are passed through.
+    - `x`: any pytree. Leaves that are not arrays are passed through.
     - `name`: what the message calls it.
     - `msg`: the message, if it is to be another.
 
@@ -136,7 +136,7 @@ def nondifferentiable_backward(
 
     **Arguments:**
 
-    - `x`: any pytree. Leaves that are no arrays are passed through.
+    - `x`: any pytree. Leaves that are not arrays are passed through.
     - `name`: what the message calls it.
     - `msg`: the message, if it is to be another.
     - `symbolic`: whether any cotangent is refused, at once. If not, those are that are not zero,
@@ -189,7 +189,7 @@ def nonbatchable(
 
     **Arguments:**
 
-    - `x`: any pytree. Leaves that are no arrays are passed through.
+    - `x`: any pytree. Leaves that are not arrays are passed through.
     - `name`: what the message calls it.
     - `msg`: the message, if it is to be another.
     - `allow_constant_across_batch`: whether a batch is accepted of which all members are equal. The

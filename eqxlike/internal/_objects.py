@@ -170,7 +170,7 @@ def str2jax(msg: str) -> Any:
     return metaclass(msg, (Module,), namespace)()
 
 
-# What a generator of documentation is told. Nothing here generates any, so nothing is done.
+# Hints for generators of documentation. Nothing here generates any, so nothing is done.
 
 
 def doc_repr(obj: Value, string: str) -> Value:
@@ -251,8 +251,8 @@ _lasting: _Table = collections.OrderedDict()
 def cached_filter_eval_shape(fn: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> PyTree:
     """`filter_eval_shape`, which traces `fn` once for arguments of the same shapes.
 
-    As under `filter_jit`, what is no array is part of the key. Where that is not hashable, `fn` is
-    traced each time.
+    As under `filter_jit`, what is not an array is part of the key. Where that is not hashable, `fn`
+    is traced each time.
 
     >>> import jax.numpy as jnp
     >>> cached_filter_eval_shape(jnp.sum, jnp.ones(2))

@@ -77,8 +77,8 @@ def filter_primitive_def(rule: Callable[..., PyTree]) -> Callable[..., list[Any]
 def filter_primitive_jvp(rule: Callable[[Any, Any], tuple[PyTree, PyTree]]) -> Callable[..., Any]:
     """For the forward-mode rule: from primals and tangents to those of the output.
 
-    Tangents have the structure of the primals, with `None` for a zero and beside what is no array;
-    so have those that the rule returns.
+    Tangents have the structure of the primals, with `None` for a zero and beside what is not an
+    array; so have those that the rule returns.
     """
 
     @functools.wraps(rule)
@@ -99,8 +99,8 @@ def filter_primitive_transpose(
     """For the transpose: from inputs and cotangents of the output to those of the inputs.
 
     The linear inputs are `jax.interpreters.ad.UndefinedPrimal`. Cotangents have the structure of
-    the output, with `None` for a zero and beside what is no array; those that the rule returns have
-    that of the inputs, with `None` beside what is not linear.
+    the output, with `None` for a zero and beside what is not an array; those that the rule returns
+    have that of the inputs, with `None` beside what is not linear.
 
     **Arguments:**
 
@@ -132,7 +132,7 @@ def filter_primitive_batching(
     """For the batching rule: from inputs and their batch axes to the output and its batch axes.
 
     Axes have the structure of the inputs and of the output, with `None` for what is not batched and
-    beside what is no array.
+    beside what is not an array.
     """
 
     @functools.wraps(rule)

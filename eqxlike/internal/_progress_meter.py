@@ -108,7 +108,7 @@ class TqdmProgressMeter(AbstractProgressMeter[_TqdmState]):
 
     **Arguments:**
 
-    - `refresh_steps`: the bar is updated once in so many steps.
+    - `refresh_steps`: the number of steps between two updates of the bar.
 
     **Raises:** `ImportError` if tqdm is not installed.
     """

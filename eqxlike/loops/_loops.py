@@ -37,15 +37,15 @@ def scan(
 
     - `f`: `f(carry, x)`, which returns the next carry and an output. Carry and output may have
       static leaves.
-    - `init`: the carry to start with: any pytree. What is no array or number is static.
+    - `init`: the carry to start with: any pytree. What is not an array or number is static.
     - `xs`: any pytree; the rows of its arrays, along their leading axis, are what `f` gets. `None`
       for a loop over `length` steps.
     - `length`: how many steps, where `xs` has no arrays.
     - `buffers`: as for `while_loop`.
     - `kind`: for the reverse mode `"lax"` saves all that the derivative of each step needs.
       `"bounded"` saves the carry of each step, and runs the step once more for the rest.
-      `"checkpointed"` saves twice the root of so many carries, and runs each step three times. All
-      are differentiable in every mode and to every order.
+      `"checkpointed"` saves twice as many carries as the root of the length, and runs each step
+      three times. All are differentiable in every mode and to every order.
     - `checkpoints`: for `"checkpointed"`, how many carries may be saved at one time, or `"all"`.
 
     **Returns:** the last carry, and the outputs stacked along a new leading axis.
@@ -149,16 +149,16 @@ def while_loop(
     - `cond_fun`: from a carry to one boolean.
     - `body_fun`: from a carry to the next, of the same structure, shapes and dtypes. Like
       `cond_fun` it may close over anything; what it closes over has gradients too.
-    - `init_val`: the carry to start with: any pytree. What is no array or number is static.
-    - `max_steps`: the loop ends after so many steps at most, and `cond_fun` of what it returns then
-      says whether it would have gone on. An integer of at least 0, or `None` for no limit.
+    - `init_val`: the carry to start with: any pytree. What is not an array or number is static.
+    - `max_steps`: the loop ends after at most this many steps; `cond_fun` of its result then says
+      whether it would have gone on. An integer of at least 0, or `None` for no limit.
     - `buffers`: from a carry to the arrays in it, one or several, of which the loop writes each
       place once and reads it only afterwards. `body_fun` gets them as buffers, to be written by
       `buffer.at[index].set(x)` or `buffer_at_set`. They are not saved for the reverse mode.
     - `kind`: `"lax"` is differentiable in forward mode alone, as `jax.lax.while_loop`.
       `"checkpointed"` and `"bounded"` are in every mode and to every order. For the reverse mode
       `"bounded"` saves the carry of each of `max_steps` steps, and runs each step twice;
-      `"checkpointed"` saves twice the root of so many, and runs each step three times.
+      `"checkpointed"` saves twice the root of that number, and runs each step three times.
     - `checkpoints`: for `"checkpointed"`, how many carries may be saved at one time. It may stand
       in place of `max_steps`; the other kinds take no notice of it. The fewer they
       are, the more often a step is run: with twice the logarithm of `max_steps`, about that
@@ -271,9 +271,9 @@ def fori_loop(
       `scan`; if not, a `while_loop`.
     - `body_fun`: from an integer and a carry to the next carry, of the same structure, shapes and
       dtypes. It may close over anything; what it closes over has gradients too.
-    - `init_val`: the carry to start with: any pytree. What is no array or number is static.
-    - `max_steps`: the loop ends after so many steps at most, with those before `lower + max_steps`.
-      An integer of at least 0, or `None` for no limit.
+    - `init_val`: the carry to start with: any pytree. What is not an array or number is static.
+    - `max_steps`: the loop ends after at most this many steps, with those before `lower +
+      max_steps`. An integer of at least 0, or `None` for no limit.
     - `buffers`, `checkpoints`: as for `while_loop`.
     - `kind`: as for `while_loop`, or where both bounds are known as for `scan`.
 
@@ -281,7 +281,7 @@ def fori_loop(
 
     **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf,
     for an unknown `kind`, and for one that is differentiable backwards without `max_steps` or
-    `checkpoints` where the bounds are not known; `TypeError` for bounds that are no integers or of
+    `checkpoints` where the bounds are not known; `TypeError` for bounds that are not integers or of
     two dtypes.
 
     Under `jax.vmap` the loop runs until the last member of the batch has ended.

@@ -46,15 +46,15 @@ def progress(
 
     **Arguments:**
 
-    - `total`: the number of steps, or `None` if it is not known. A bar is closed after so many.
+    - `total`: the number of steps, or `None` if it is not known. A bar is closed after the last.
     - `description`: what is shown next to it.
     - `kind`: `"auto"` is a bar on a terminal, by rich or else by tqdm where they are installed, and
       lines of text elsewhere. With `"off"` nothing at all is compiled. The environment variable
       `EQXLIKE_PROGRESS`, if there is one, goes before this argument.
-    - `every`: the compiled program calls Python once in so many steps. By default that is chosen so
-      that a loop of known length makes 1000 calls at most, and one of unknown length 128 each time
-      that its steps double: 0.1 s in all, however short a step is.
-    - `interval_s`: of these calls, those that come sooner than so many seconds after one that was
+    - `every`: the number of steps between two calls of Python by the compiled program. By default
+      such that a loop of known length makes 1000 calls at most, and one of unknown length 128 each
+      time that its steps double: 0.1 s in all, however short a step is.
+    - `interval_s`: of these calls, those that come sooner than this many seconds after one that was
       shown are not. By default 0.1 for a bar and 5 for lines. The end is always shown.
     - `stream`: where to write; standard error by default.
 
@@ -96,7 +96,7 @@ class Level:
     """One of several loops, each inside the one before.
 
     - `total`: the number of its steps, or `None`.
-    - `every`: once in so many steps Python is called; `None` for rarer and rarer.
+    - `every`: the number of steps between two calls of Python; `None` for rarer and rarer.
     """
 
     total: int | None

@@ -96,7 +96,7 @@ class BatchNorm(StatefulLayer):
 
         **Raises:** `ValueError` for another mode, for a size that is not a non-negative integer,
         and if there is neither an `axis_name` nor `batched=True`; `TypeError` for an `eps` or
-        `momentum` that is no number.
+        `momentum` that is not a number.
         """
         if mode not in ("ema", "batch", "legacy"):
             raise ValueError(f"mode must be 'batch' or 'ema', got {mode!r}.")

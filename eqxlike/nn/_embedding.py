@@ -15,7 +15,7 @@ from ._parameters import Initializer
 
 
 class Embedding(Module):
-    """A table with one learnt vector for each of so many tokens.
+    """A table with one learnt vector for each token.
 
     >>> import jax, jax.numpy as jnp
     >>> layer = Embedding(num_embeddings=100, embedding_size=8, key=jax.random.key(0))
@@ -88,7 +88,7 @@ class Embedding(Module):
 
         **Returns:** shape `(embedding_size,)`.
 
-        **Raises:** `ValueError` if `x` is no scalar.
+        **Raises:** `ValueError` if `x` is not a scalar.
         """
         del key
         check_input(self, x, ())

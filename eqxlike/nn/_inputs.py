@@ -105,7 +105,7 @@ def _path_to(layer: Module, module: Module) -> str | None:
         # By identity: an equal layer at another place is another layer.
         leaves = jtu.tree_leaves_with_path(module, is_leaf=lambda node: node is layer)
     except ValueError:
-        return None  # A `State` that was replaced is no tree.
+        return None  # A `State` that was replaced is not a tree.
     for path, node in leaves:
         if node is layer:
             return jtu.keystr(path)
@@ -138,7 +138,7 @@ def feature_count(features: Features) -> int:
 
 
 def feature_shape(features: Features) -> tuple[int, ...]:
-    """The shape of one input or output with so many features: `()` for `"scalar"`."""
+    """The shape of one input or output with these features: `()` for `"scalar"`."""
     return () if features == "scalar" else (features,)
 
 
@@ -146,7 +146,7 @@ def feature_shape(features: Features) -> tuple[int, ...]:
 
 
 def stack_layers(layers: Sequence[Any]) -> Any:
-    """One layer with the arrays of all, stacked; what is no array is that of the first."""
+    """One layer with the arrays of all, stacked; what is not an array is that of the first."""
     arrays, statics = zip(*(partition(layer, is_array) for layer in layers), strict=True)
     return combine(jtu.tree_map(lambda *each: jnp.stack(each), *arrays), statics[0])
 

@@ -126,7 +126,7 @@ class FusedLinear(Module):
           without. If their arrays have leading axes, as those of stacked layers, these are equal.
 
         **Raises:** `ValueError` if there is none, or one differs from the first in any of this;
-        `TypeError` for what is no `Linear`.
+        `TypeError` for what is not a `Linear`.
         """
         sizes: list[int] = []
         if not layers:

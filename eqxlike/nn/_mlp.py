@@ -105,7 +105,7 @@ class MLP(Module):
           without.
 
         **Raises:** `ValueError` for a negative or non-integer size or depth; `TypeError` for an
-        activation that is no function.
+        activation that is not a function.
         """
         in_size = number_of_features(in_size, "in_size")
         out_size = number_of_features(out_size, "out_size")
@@ -211,7 +211,7 @@ class Sequential(StatefulLayer):
         - `layers`: callables `layer(x, *, key)`, or `layer(x, state, *, key)` for those that are
           stateful; wrap a plain function in `Lambda` if the whole is called with a key.
 
-        **Raises:** `TypeError` for a layer in the place of the list, and for what is no layer.
+        **Raises:** `TypeError` for a layer in the place of the list, and for what is not a layer.
         """
         if callable(layers) and not isinstance(layers, Iterable):
             raise TypeError(

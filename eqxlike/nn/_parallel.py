@@ -194,7 +194,7 @@ class Parallel(StatefulLayer):
     def __getitem__(self, index: int) -> Any:
         """One branch by itself.
 
-        **Raises:** `IndexError` past either end, `TypeError` for what is no integer.
+        **Raises:** `IndexError` past either end, `TypeError` for what is not an integer.
         """
         number = integer(index)
         if number is None:

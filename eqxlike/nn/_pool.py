@@ -221,7 +221,7 @@ class _AvgPool(Pool):
 
 
 def _num_inside(pad: tuple[int, int], size: int, extent: int, step: int) -> np.ndarray:
-    """The number of entries in each window along one axis that are none of the padding."""
+    """The number of entries in each window along one axis that are not padding."""
     starts = np.arange(-pad[0], size + pad[1] - extent + 1, step)
     count = np.clip(starts + extent, 0, size) - np.clip(starts, 0, size)
     # A window of padding alone has the sum 0, of which 0 should be the average.

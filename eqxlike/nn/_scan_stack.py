@@ -51,7 +51,7 @@ class ScanStack(StatefulLayer, Stacked):
 
     In a step made with `train.fsdp` a layer is all-gathered as the loop comes to it, and again in
     the backward pass: no two are whole at one time, but for those of one `unroll`.
-    Layers that print or write are kept for the way back instead: once more would be twice.
+    What layers compute that print or write is stored instead: they would print or write twice.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -235,9 +235,9 @@ def _frozen_by_path(layer: Any) -> dict[str, bool]:
 
 
 def _has_effects(apply: Callable[..., Any], x: Any, turn: tuple[Any, ...]) -> bool:
-    """Whether a layer does what must not be done again on the way back: a print, a write.
+    """Whether a layer has an effect that must not be repeated in the backward pass, as a print.
 
-    To sum over a named axis is an effect to JAX alone.
+    To JAX a sum over a named axis is an effect too; it may be repeated.
     """
     jaxpr = filter_make_jaxpr(apply)(x, *turn)[0]
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in jaxpr.effects)

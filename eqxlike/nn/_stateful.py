@@ -258,8 +258,8 @@ class State(Module, _traits=Traits(is_immutable=False)):
         **Returns:** a State with the values of `substate` where it has one. This one is out of date
         then.
 
-        **Raises:** `ValueError` if `substate` is no State, or has an index that this one does not
-        have, or a value of another structure, shape or dtype.
+        **Raises:** `ValueError` if `substate` is not a State, or has an index that this one does
+        not have, or a value of another structure, shape or dtype.
         """
         if not isinstance(substate, State):
             raise ValueError(

@@ -51,8 +51,8 @@ class WeightNorm(Module, Generic[Layer]):
         - `weight_name`: the attribute of `layer` to normalise, an array.
         - `axis`: norms are over all axes but this one; over all if `None`.
 
-        **Raises:** `AttributeError` if there is no such attribute; `ValueError` if it is no array,
-        or has no such axis.
+        **Raises:** `AttributeError` if there is no such attribute; `ValueError` if it is not an
+        array, or has no such axis.
         """
         check_instance(layer, "WeightNorm")
         weight = getattr(layer, weight_name)

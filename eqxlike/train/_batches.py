@@ -58,7 +58,7 @@ class Minibatches(Generic[Arrays]):
         """Goes to a `position`: the batches from there on are those that came then.
 
         **Raises:** `ValueError` for a position of a stream with another seed, batch size or number
-        of examples, or for what is no position.
+        of examples, or for what is not a position.
         """
         own = self.position
         if not isinstance(position, Mapping) or position.keys() != own.keys():
@@ -299,7 +299,7 @@ def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -
     **Returns:** an iterator of the same batches with `jax.Array`s in place of NumPy's; other leaves
     stay. It has the `position` and `seek` of `batches`, if these have them.
 
-    **Raises:** `ValueError` if `size` is no positive integer. Where the next batch is asked for,
+    **Raises:** `ValueError` if `size` is not a positive integer. Where the next batch is asked for,
     what `batches` raised, with its traceback.
 
     >>> import numpy as np

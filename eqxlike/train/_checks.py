@@ -30,7 +30,7 @@ def check_model(model: Any) -> None:
 
 
 def check_key(key: Any, taker: str) -> None:
-    """Raises `TypeError` for what is no key of `jax.random`, `ValueError` for several of them."""
+    """Raises `TypeError` for anything but a key of `jax.random`, `ValueError` for several keys."""
     is_typed = is_array(key) and is_key(key)
     if not is_typed and not (is_array(key) and key.dtype == jnp.uint32):
         raise TypeError(f"{taker} expected a key, as `jax.random.key(0)` makes it; got {key!r}.")
@@ -42,7 +42,7 @@ def check_key(key: Any, taker: str) -> None:
 
 
 def check_callable(value: Any, call: str, taker: str = "fit") -> None:
-    """Raises `TypeError` for what is no function."""
+    """Raises `TypeError` for what is not a function."""
     if not callable(value):
         name = call.partition("(")[0]
         raise TypeError(f"{taker} expected `{name}` to be a function, `{call}`; got {value!r}.")
@@ -65,7 +65,7 @@ def check_takes(function: Callable[..., Any], call: str, taker: str, hint: str =
 
 
 def check_optimiser(optimiser: Any, taker: str) -> None:
-    """Raises `TypeError` for what is no optimiser, such as the function that makes one."""
+    """Raises `TypeError` for what is not an optimiser, such as the function that makes one."""
     if not (callable(getattr(optimiser, "init", None)) and hasattr(optimiser, "update")):
         hint = ""
         if inspect.isroutine(optimiser) or isinstance(optimiser, type):
@@ -78,7 +78,7 @@ def check_optimiser(optimiser: Any, taker: str) -> None:
 
 
 def check_state(state: Any, state_type: type, taker: str) -> None:
-    """Raises `TypeError` for what is no `TrainState`, such as a model."""
+    """Raises `TypeError` for what is not a `TrainState`, such as a model."""
     if not isinstance(state, state_type):
         got = f"the class {state.__name__}" if isinstance(state, type) else type(state).__name__
         raise TypeError(
@@ -114,7 +114,7 @@ def check_optimiser_state(
     try:
         expected = jax.eval_shape(lambda tree: initial_state(optimiser, tree), parameters)
     except TypeError:
-        # It looks at numbers, or keeps what is no array: the update itself has to say.
+        # It looks at numbers, or keeps what is not an array: the update itself has to say.
         return
     if difference := find_difference(state, expected, _have_one_shape):
         explained = difference.explain("state.optimiser_state", "optimiser.init(model)")

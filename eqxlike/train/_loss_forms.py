@@ -77,7 +77,7 @@ def _with_model_state(returned: Any, old: Any, has_aux: bool) -> Evaluation:
 
 
 def _number(loss: Any, way_out: str | None = None) -> Any:
-    """The loss. Raises `TypeError` if it is no number."""
+    """The loss. Raises `TypeError` if it is not a number."""
     is_known = is_array_like(loss) or isinstance(loss, np.ndarray | np.generic)
     if is_known and getattr(loss, "shape", ()) == ():
         return loss

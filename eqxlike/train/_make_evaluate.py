@@ -43,8 +43,8 @@ def make_evaluate(
     that give other metrics than the first; `TypeError` if one gives no mapping, and for what is no
     `TrainState`.
 
-    **Raises:** `TypeError` if `sharding` is none of `train`, and for batches that never end, as
-    those of `minibatches`, or arrays in their place.
+    **Raises:** `TypeError` if `sharding` is not a `train.Sharding`, and for batches that never end,
+    as those of `minibatches`, or arrays in their place.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -73,7 +73,7 @@ def make_evaluate(
     def evaluate(state: TrainState) -> dict[str, float]:
         check_state(state, TrainState, "evaluate")
         fresh = batches() if callable(batches) else batches
-        # The optimiser's state is no argument: it would only be carried along.
+        # The optimiser's state is not an argument: it would only be carried along.
         models = (state.model,) if state.model_state is None else (state.model, state.model_state)
         totals: dict[str, Mean] = {}
         for batch in fresh:

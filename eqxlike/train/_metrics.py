@@ -99,7 +99,7 @@ def accuracy(
     - `labels`: integers from 0 to C - 1.
     - `weights`: as for `mean`.
 
-    **Raises:** `ValueError` if the shapes do not fit, or the labels are no integers.
+    **Raises:** `ValueError` if the shapes do not fit, or the labels are not integers.
 
     >>> float(accuracy(jnp.array([[2.0, 1.0], [0.0, 3.0]]), jnp.array([0, 0])).value)
     0.5
@@ -122,7 +122,7 @@ def perplexity(
     - `labels`: integers from 0 to C - 1.
     - `weights`: as for `mean`: 0 for padding.
 
-    **Raises:** `ValueError` if the shapes do not fit, or the labels are no integers.
+    **Raises:** `ValueError` if the shapes do not fit, or the labels are not integers.
 
     >>> round(float(perplexity(jnp.zeros((2, 7)), jnp.array([0, 6])).value), 4)
     7.0

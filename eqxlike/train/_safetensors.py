@@ -50,7 +50,7 @@ def export_safetensors(
 
     **Arguments:**
 
-    - `model`: any pytree. What is no array is left out: numbers, functions, static fields.
+    - `model`: any pytree. What is not an array is left out: numbers, functions, static fields.
     - `path`: the file.
     - `metadata`: strings by strings, for whoever reads the file. `format` is `pt`, unless given
       here: some tools read no other.
@@ -270,7 +270,7 @@ def _sources(ours: list[str], names: Names | None) -> dict[str, _Source]:
 
 
 def _named_leaves(model: PyTree, taker: str) -> tuple[list[tuple[str | None, Any]], Any]:
-    """Each leaf with its name, `None` if it is no array; and the treedef."""
+    """Each leaf with its name, `None` if it is not an array; and the treedef."""
     paths_and_leaves, treedef = jtu.tree_flatten_with_path(model)
     named = []
     for path, leaf in paths_and_leaves:

@@ -443,7 +443,7 @@ def tree_where(condition: Bool[Array, ""], tree: Tree, other: Tree) -> Tree:
     - `condition`: shape `()`.
     - `tree`, `other`: of the same structure, shapes and dtypes, as a model before and after a step.
 
-    **Returns:** one of the two. Leaves that are no arrays are those of `tree`. Typed PRNG keys may
+    **Returns:** one of the two. Leaves that are not arrays are those of `tree`. Typed PRNG keys may
     be chosen from `other` though they were used, as those of the state before a step are.
 
     **Raises:** `ValueError` for two structures.

@@ -105,10 +105,10 @@ def make_step(
     **Returns:** `step(state, batch)` which gives `(state, loss)`, or `(state, loss, aux)`. The
     state that it gets is donated: use the one it returns.
 
-    **Raises:** `TypeError` if `loss`, `optimiser` or `sharding` is none. When called, `TypeError`
-    for what is no `TrainState`, and for a loss that returns something else; `ValueError` if the
-    state was made with another optimiser, or does not divide as `sharding` says, nor does the
-    batch.
+    **Raises:** `TypeError` if `loss`, `optimiser` or `sharding` has another type. When called,
+    `TypeError` for what is not a `TrainState`, and for a loss that returns something else;
+    `ValueError` if the state was made with another optimiser, or does not divide as `sharding`
+    says, nor does the batch.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn
@@ -146,7 +146,7 @@ def make_step(
             returned = updated, evaluation.loss, evaluation.aux
             return returned if has_aux else returned[:2]
 
-        # What is told of its traces names the loss, by which a reader knows it.
+        # Reports on its traces name the loss, by which a user knows it.
         vars(step).update(__signature__=inspect.signature(step), __wrapped__=loss)
         step.__qualname__ = f"make_step({getattr(loss, '__name__', type(loss).__name__)})"
         return filter_jit(step, donate=("state",))

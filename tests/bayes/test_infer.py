@@ -158,9 +158,9 @@ def test_file_that_is_no_run_is_refused(tmp_path: pathlib.Path):
     path = tmp_path / "run"
     for content in (b"", b"{}", b"[1]\n", b'{"format": 3}\n'):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"is no run of `bayes.infer`"):
+        with pytest.raises(ValueError, match=r"is not a run of `bayes.infer`"):
             run(checkpoint=path)
-        with pytest.raises(ValueError, match=r"is no run of `bayes.infer`"):
+        with pytest.raises(ValueError, match=r"is not a run of `bayes.infer`"):
             bayes.load(path, small_target(), SHORT)
 
 

@@ -109,7 +109,7 @@ def embedded(page, name):
 def test_nothing_is_fetched():
     page = page_of(REPORT)
     assert {name for name, _ in Parser(page).attributes}.isdisjoint({"src", "href", "srcset"})
-    # The name of a space of elements is no address to fetch.
+    # The name of a space of elements is not an address to fetch.
     page = page.replace("http://www.w3.org/2000/svg", "")
     assert re.findall(r"https?:|//\w|url\(|@import|fetch\(|XMLHttpRequest|import\(", page) == []
 

@@ -90,7 +90,7 @@ def test_trace_of_xla_on_request(script, capsys):
         ("nowhere:step", "there is no module 'nowhere' in "),
         ("profiled_script.py:step", "the name of a module, not a file: profiled_script:step"),
         ("profiled_script:stepp", "has no function 'stepp'; it has double, Training, step,"),
-        ("profiled_script:lines", "profiled_script:lines is no function: it is of type int"),
+        ("profiled_script:lines", "profiled_script:lines is not a function: it is of type int"),
         (
             "profiled_script:with_arguments",
             "needs arguments (model, rate): give a function of none, such as `def profiled(): "

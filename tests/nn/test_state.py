@@ -174,7 +174,7 @@ ERRORS = {
         ValueError,
         r"the old value is .* dtype float32, and the new value is .* dtype float16\.",
     ),
-    "value that is no array": (
+    "value that is not an array": (
         lambda state: state.set(INDEX, "a"),
         ValueError,
         r"the old value is an array .*, and the new value is 'a'\.",
@@ -196,7 +196,7 @@ ERRORS = {
         ValueError,
         r"StateIndex at list\[0\] has no initial value",
     ),
-    "initial value that is no array": (
+    "initial value that is not an array": (
         lambda state: nn.State([nn.StateIndex("a")]),
         TypeError,
         r"StateIndex at list\[0\] expected .* got a leaf of type str: 'a'",

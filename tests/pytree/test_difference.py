@@ -1,4 +1,4 @@
-"""Where two trees differ, where one is no prefix of another, and how a message says so."""
+"""Where two trees differ, where one is not a prefix of another, and how a message says so."""
 
 import collections
 import dataclasses

@@ -37,11 +37,11 @@ def test_file_cut_short_anywhere_is_refused(saved):
     content = saved.read_bytes()
     for size in (0, 5, 16, 40, 70, 300, len(content) - 1):
         saved.write_bytes(content[:size])
-        with pytest.raises(ValueError, match=r"is cut off|is no exported program") as caught:
+        with pytest.raises(ValueError, match=r"is cut off|is not an exported program") as caught:
             eqx.load_exported(saved)
         assert str(saved) in str(caught.value)
     np.save(saved.with_suffix(".npy"), np.ones(3))
-    with pytest.raises(ValueError, match=r"linear\.npy is no exported program"):
+    with pytest.raises(ValueError, match=r"linear\.npy is not an exported program"):
         eqx.load_exported(saved.with_suffix(".npy"))
 
 
@@ -49,7 +49,7 @@ def test_flipped_bit_anywhere_is_refused(saved):
     content = saved.read_bytes()
     for place in [*range(72), *range(72, len(content), 97), len(content) - 1]:
         saved.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        with pytest.raises(ValueError, match=r"is damaged|is cut off|is no exported program"):
+        with pytest.raises(ValueError, match=r"is damaged|is cut off|is not an exported program"):
             eqx.load_exported(saved)
 
 

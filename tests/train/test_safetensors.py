@@ -37,7 +37,7 @@ def test_safetensors_reads_what_was_exported_and_the_import_is_its_inverse(path,
         assert file.metadata() == {"format": "pt", "author": "ä"}
     like = eqx.filter_eval_shape(lambda key: frozen(nn.MLP(2, 3, 4, 1, key=key)), jr.key(0))
     assert eqx.tree_equal(train.import_safetensors(like, path), model)
-    # What is no array is left out, and kept.
+    # What is not an array is left out, and kept.
     train.export_safetensors({"w": zeros(1), "rate": 0.1, "f": jnp.sin, "none": None}, path)
     assert list(load_file(path)) == ["w"]
     like = {"w": zeros(1), "rate": 0.2, "f": jnp.cos, "none": None}

@@ -22,7 +22,7 @@ class Mixed(Module):
 def model():
     weight = jnp.asarray(1.0)
     assert weight.weak_type
-    return Mixed(weight, weight, jnp.arange(3), np.ones(2, np.float32), "a leaf that is no array")
+    return Mixed(weight, weight, jnp.arange(3), np.ones(2, np.float32), "not an array")
 
 
 def test_starts_at_step_zero_with_strongly_typed_arrays_of_the_model(model, getkey):

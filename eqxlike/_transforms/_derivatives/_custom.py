@@ -285,9 +285,9 @@ class filter_custom_vjp(CustomFunction):
         The backward pass gets zeros instead of `None` where there could be a cotangent.
         """
         warnings.warn(
-            "`filter_custom_vjp.defvjp` is deprecated: use `def_fwd` and `def_bwd`, whose "
-            "functions are told by `perturbed` what is being differentiated, and to which `None` "
-            "is passed, not zeros, as the cotangent of an array that has none.",
+            "`filter_custom_vjp.defvjp` is deprecated: use `def_fwd` and `def_bwd`. Their "
+            "functions get `perturbed`, which says what is being differentiated, and `None` "
+            "instead of zeros as the cotangent of an array that has none.",
             DeprecationWarning,
             stacklevel=2,
         )

@@ -206,7 +206,7 @@ class ArgumentOrder:
 
 
 def check_in_shardings(in_shardings: PyTree, order: ArgumentOrder) -> None:
-    """Raises `ValueError` if `in_shardings` names what is no parameter of the function."""
+    """Raises `ValueError` if `in_shardings` names what is not a parameter of the function."""
     parameters = order.parameter_names()
     for name in in_shardings if isinstance(in_shardings, Mapping) else ():
         if name not in parameters:

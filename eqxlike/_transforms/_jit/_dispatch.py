@@ -686,8 +686,8 @@ class WatchedArrays:
             type_name = type(watched.holder).__name__
             warnings.warn(
                 f"`{type_name}.{watched.name}` held an array when `{self._name}` was traced, and "
-                f"has been assigned since. A {type_name} is no Module: it is static, by identity, "
-                "and what was compiled still has the old array. Make it an `eqxlike.Module`, or "
-                "pass the array as an argument.",
+                f"has been assigned since. A {type_name} is not a Module: it is static, by "
+                "identity, and what was compiled still has the old array. Make it an "
+                "`eqxlike.Module`, or pass the array as an argument.",
                 stacklevel=stacklevel_of_user(),
             )

@@ -17,7 +17,7 @@ _WORDS = get_args(DonateWord)
 def check_donate(donate: Donate | Iterable[str], order: ArgumentOrder) -> Donate:
     """`donate` as a word or a tuple of names of parameters of the function.
 
-    **Raises:** `ValueError` for any other word, or a name that is no parameter.
+    **Raises:** `ValueError` for any other word, or a name that is not a parameter.
     """
     if isinstance(donate, str):
         if donate in _WORDS:

@@ -217,8 +217,8 @@ def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatche
 
 
 _REFUSED = {
-    "static_argnums": "what is no array is static already",
-    "static_argnames": "what is no array is static already",
+    "static_argnums": "what is not an array is static already",
+    "static_argnames": "what is not an array is static already",
     "donate_argnums": "use `donate`",
     "donate_argnames": "use `donate`",
     "abstracted_axes": "it is not supported",
@@ -411,7 +411,7 @@ def filter_jit(
 
     **Returns:** a callable with the signature of `fun`. It is asynchronous like `jax.jit`. It
     traces once for each structure of its arguments and each shape and dtype of their arrays,
-    however a call orders them. Leaves of the output that are no arrays are those of the trace. It
+    however a call orders them. Leaves of the output that are not arrays are those of the trace. It
     also has `.lower`, and `.traces`, the latest traces as a tuple of `eqxlike.debug.Trace`.
 
     **Raises:** `TypeError` if `fun` is not callable; `ValueError` for an unknown word or name in

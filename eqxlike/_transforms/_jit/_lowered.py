@@ -87,7 +87,7 @@ class Compiled:
         return self._compiled.memory_analysis()
 
 
-# The types that `filter_jit` and `filter_pmap` return, as type checkers are told.
+# The types that `filter_jit` and `filter_pmap` return, for type checkers.
 #
 # They return a `Lowerable`, which is called as the function is and has `.lower`. But a function in
 # the body of a class stays a function: to a type checker, functions become methods and may override

@@ -57,9 +57,9 @@ _JITTED = "jitted"
 
 @contextlib.contextmanager
 def timing_calls(report: Callable[[CallTimes], None], wait: bool) -> Iterator[None]:
-    """A context in which `report` is given the times of each call of a `filter_jit` function.
+    """A context that passes the times of each call of a `filter_jit` function to `report`.
 
-    A call while another one is traced is part of that one, and one in a transformation is none.
+    A call while another is traced is part of that one. A call in a transformation does not count.
 
     **Arguments:**
 

@@ -214,8 +214,8 @@ def filter_pmap(
     for name in _REFUSED:
         if name in pmapkwargs:
             raise ValueError(
-                f"`filter_pmap` does not take `{name}`: what is no array is static already, and "
-                "`donate` says whether buffers are donated."
+                f"`filter_pmap` does not take `{name}`: what is not an array is static already, "
+                "and `donate` says whether buffers are donated."
             )
     parallel = _Parallel(fun, in_axes, out_axes, axis_name, axis_size, Options(pmapkwargs))
     return _PmapFunction(filter_jit(parallel.pmap, donate=donate))

@@ -74,8 +74,8 @@ def compare(
       the digits. Differences in that precision have no more, and a wrong gradient has seldom one.
     - `has_aux`: whether `f` returns `(value, aux)`.
     - `rounds`: how often each mode is timed.
-    - `budget_s`: the most seconds for which one mode is timed. If that is too little for so many
-      rounds, it has fewer, and its row says how many.
+    - `budget_s`: the most seconds for which one mode is timed. If they are too few for all rounds,
+      there are fewer, and the row says how many.
 
     **Returns:** a `Comparison`. Programs that JAX has compiled before, for parts of `f`, are in no
     first call.

@@ -137,8 +137,8 @@ Modes = Iterable[Mode] | Mapping[str, Mode] | None
 def named_modes(modes: Modes, caller: str) -> dict[str, Mode]:
     """The modes that `caller` was given, by name; those that there are, for `None`.
 
-    **Raises:** `TypeError` for what is no mode, or a name that is no string; `ValueError` if there
-    are none.
+    **Raises:** `TypeError` for what is not a mode, or a name that is not a string; `ValueError` if
+    there are none.
     """
     if modes is None:
         modes = [Reverse(), Checkpointed(), Forward(CHUNK), FiniteDifference()]

@@ -90,7 +90,7 @@ def in_segments(
                 run_segment = recomputed(lambda values, s=segment: s.run(values, policy), policy)
             found = run_segment([values[name] for name in segment.inputs])
             values.update(zip(segment.outputs, found, strict=True))
-        # A number that is written in the program itself is no array.
+        # A number that is written in the program itself is not an array.
         return jtu.tree_unflatten(treedef, [jnp.asarray(_read(values, each)) for each in outputs])
 
     return run

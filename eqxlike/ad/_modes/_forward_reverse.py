@@ -55,7 +55,7 @@ class Forward(Mode):
     - `chunk`: how many products to take at once, as a batch; all where `None`. The memory needed
       grows with it, and the number of passes one after another falls.
 
-    **Raises:** `ValueError` if `chunk` is no positive integer.
+    **Raises:** `ValueError` if `chunk` is not a positive integer.
 
     !!! example
 

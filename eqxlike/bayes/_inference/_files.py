@@ -36,7 +36,7 @@ _FORMAT = "eqxlike.bayes run 1"
 _DIFFERENCES = {
     "method": "",
     "unknowns": "",
-    "target": " in its prior, its likelihood, or what of the model is no unknown",
+    "target": " in its prior, its likelihood, or what of the model is not an unknown",
     "data": " in a value or a shape",
     "key": " from the one given",
     "start": ": the model has other initial parameters",
@@ -66,7 +66,7 @@ def read_chains(
     - `started`: the run before its first step.
     - `key`: that of the run; `None` if it does not matter.
 
-    **Raises:** `ValueError` if the file is none of such, damaged, or that of another run.
+    **Raises:** `ValueError` if the file is damaged, of another kind, or that of another run.
     """
     with open(path, "rb") as file:
         header = _read_header(path, file)
@@ -143,7 +143,7 @@ def _read_header(path: pathlib.Path, file: BinaryIO) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         is_ours, header = False, {}
     if not is_ours:
-        raise ValueError(f"{path} is no run of `bayes.infer`, or one of another version.")
+        raise ValueError(f"{path} is not a run of `bayes.infer`, or one of another version.")
     return header
 
 

@@ -21,7 +21,7 @@ from ._diagnostics import Convergence, Diagnostics, convergence, energy_mixing, 
 from ._files import write_chains
 from ._method import Chains, Method, Problem
 
-# Of so many inputs the outputs are followed through a chain.
+# The number of inputs whose outputs are followed through a chain.
 _MAX_INPUTS = 20
 _DEFAULT_DRAWS = 100
 
@@ -233,7 +233,7 @@ def _unknowns(problem: Problem, vectors: Array) -> Unknowns:
 
 @filter_jit
 def _outputs_along_chains(problem: Problem, draws: Array) -> tuple[Array, Array]:
-    """Outputs for some inputs, and the unknowns that are no parameters, along chains."""
+    """Outputs for some inputs, and the unknowns that are not parameters, along chains."""
     x = jtu.tree_map(lambda each: each[:_MAX_INPUTS], problem.target.data[0])
 
     def of_one(vector: Array) -> tuple[Array, Array]:

@@ -264,7 +264,7 @@ def _advance(
     size: int,
     chain_method: ChainMethod,
 ) -> tuple[State, dict[str, Array]]:
-    """Makes `count` steps of all chains, and returns records of `size`, of which so many count."""
+    """Makes `count` steps of all chains; the first `count` of the `size` records are theirs."""
 
     def run(pair: tuple[State, PRNGKeyArray]) -> tuple[State, dict[str, Array]]:
         state, key = pair
@@ -274,7 +274,7 @@ def _advance(
 
         def one(place: Array, carry: Any) -> Any:
             state, buffers = carry
-            index = first + place
+            index = place + first
             state, record = _step(method, problem, state, index, jr.fold_in(key, index))
             return state, {name: buffers[name].at[place].set(record[name]) for name in buffers}
 
@@ -448,7 +448,7 @@ def _check(target: Any, method: Any, chain_method: Any, mode: Any, key: Any) -> 
         for path, leaf in jtu.tree_leaves_with_path(tree):
             if isinstance(leaf, Tracer):
                 raise TypeError(
-                    f"infer: {name}{jtu.keystr(path)} is traced, and infer is no function to "
+                    f"infer: {name}{jtu.keystr(path)} is traced, and infer is not a function to "
                     "transform: it compiles its steps itself, shows how far they are and takes "
                     "Ctrl-C. Call it outside of `jit`, `vmap` and `grad`."
                 )

@@ -203,7 +203,7 @@ Factors = tuple[Float[Array, "a a"], Float[Array, "b b"]]
 
 
 def kronecker_curvature(around: AroundMode) -> RotatedCurvature:
-    """A block for each array. One that is no matrix has all correlations of its own."""
+    """A block for each array. One that is not a matrix has all correlations of its own."""
     bases = _bases(around)
 
     def of_rows(rows: Array) -> list[Array]:
@@ -289,7 +289,7 @@ def kronecker_size(parts: tuple[Part, ...]) -> int:
     return sum(size**2 for shape in shapes for size in shape)
 
 
-# A Hessian with eigenvalues that are not positive is no precision, and is made one.
+# A Hessian with eigenvalues that are not positive is not a precision, and is made one.
 #
 # A negative eigenvalue changes its sign: the width in its direction is then the length on which the
 # density changes. One that is zero up to rounding becomes the smallest that is not (Dauphin et al.,

@@ -139,9 +139,9 @@ class AroundMode(Module):
         return jnp.sum(jax.lax.map(of_example, target.data, batch_size=size))
 
 
-def block_size(num_bytes: int, most: int) -> int:
-    """How many things of so many bytes are worked on at once."""
-    return max(1, min(most, _BLOCK_BYTES // max(1, num_bytes)))
+def block_size(num_bytes: int, num: int) -> int:
+    """How many of `num` things of `num_bytes` each are worked on at once."""
+    return max(1, min(num, _BLOCK_BYTES // max(1, num_bytes)))
 
 
 def sum_over_rows(

@@ -276,8 +276,8 @@ class MicrocanonicalState(NamedTuple):
     """A chain and what its tuning has found.
 
     - `chain`: place, direction, log density and gradient, as BlackJAX has them.
-    - `length`: after about which way the direction is forgotten.
-    - `step_size`: of the way, how much a step goes.
+    - `length`: the distance after which the momentum has lost its direction.
+    - `step_size`: the distance that one step covers.
     - `inverse_mass_matrix`: its diagonal.
     """
 

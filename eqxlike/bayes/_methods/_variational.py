@@ -149,9 +149,9 @@ class MeanField(MAP):
       that a layer which is called more than once for an example has the same weights each time: a
       model with such a layer needs `"weights"`.
     - `draws`: of all unknowns in a step, over which the bound is averaged.
-    - `kl_weight`: what the KL counts; less than 1 for a tempered (cold) posterior, for which the
-      bound is none on the evidence (Wenzel et al., 2020, "How Good is the Bayes Posterior in Deep
-      Neural Networks Really?").
+    - `kl_weight`: the factor of the KL; less than 1 for a tempered (cold) posterior, for which the
+      bound does not hold for the evidence (Wenzel et al., 2020, "How Good is the Bayes Posterior in
+      Deep Neural Networks Really?").
     - `warm_up`: steps in which this weight rises from 0.
     - `initial_scale`: standard deviations to begin with, as a part of how far the initial numbers
       of an array differ; layers of `nn` whose weights are random begin with their own.
@@ -277,7 +277,7 @@ class MeanField(MAP):
         """New draws can be made without end."""
 
     def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
-        """Nothing: what descends is no log density, and noisy."""
+        """Nothing: what descends is not a log density, and noisy."""
         return {}
 
 

@@ -23,7 +23,7 @@ def accuracy(scores: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Arr
 
     **Returns:** shape `()`, between 0 and 1.
 
-    **Raises:** `ValueError` for other shapes, or labels that are no integers; `TypeError` for a
+    **Raises:** `ValueError` for other shapes, or labels that are not integers; `TypeError` for a
     prediction, which has `probabilities`.
 
     >>> import jax.numpy as jnp
@@ -46,7 +46,7 @@ def brier(probabilities: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float
 
     **Returns:** the mean over the examples, shape `()`, between 0 and 2; lower is better.
 
-    **Raises:** `ValueError` for other shapes, or labels that are no integers; `TypeError` for a
+    **Raises:** `ValueError` for other shapes, or labels that are not integers; `TypeError` for a
     prediction, which has `probabilities`.
 
     >>> import jax.numpy as jnp
@@ -100,7 +100,7 @@ def calibration_bins(
 
     **Returns:** a `CalibrationBins`.
 
-    **Raises:** `ValueError` for other shapes, labels that are no integers, an M that is not a
+    **Raises:** `ValueError` for other shapes, labels that are not integers, an M that is not a
     positive integer, or another word.
 
     >>> import jax.numpy as jnp
@@ -172,7 +172,7 @@ def _checked(
 ) -> tuple[Float[Array, "N C"], Int[Array, " N"]]:
     """Scores and labels as arrays.
 
-    **Raises:** `ValueError` for other shapes, or labels that are no integers; `TypeError` for a
+    **Raises:** `ValueError` for other shapes, or labels that are not integers; `TypeError` for a
     prediction.
     """
     check_array(scores, name, "prediction.probabilities")

@@ -1,8 +1,8 @@
 """Pictures of predictions, of how far to believe them, and of how well chains have mixed.
 
-Each draws in the axes of matplotlib that it is given, or in those of a new figure, and returns
-them. A new figure is none of pyplot's: `axes.figure.savefig("file.png")` writes it, and a notebook
-shows `axes.figure`.
+Each function draws in the matplotlib axes that are passed, or in those of a new figure, and returns
+them. pyplot does not manage a new figure: `axes.figure.savefig("file.png")` writes it, and a
+notebook shows `axes.figure`.
 """
 
 from ._bands import bands as bands

@@ -93,7 +93,7 @@ DISTINCT = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#
 
 
 def axes_for(ax: Any, caller: str, width: float = 6.0, height: float = 4.0) -> Any:
-    """`ax`, or if that is `None` the axes of a new figure of so many inches."""
+    """`ax`, or if that is `None` the axes of a new figure, sized in inches."""
     return new_figure(width, height, caller).add_subplot() if ax is None else ax
 
 

@@ -113,7 +113,7 @@ def sbc_ranks(
     **Returns:** the axes.
 
     **Raises:** `ImportError` if matplotlib is not installed; `ValueError` for another shape, ranks
-    that are no integers from 0 to `num_draws`, or numbers that are not positive integers.
+    that are not integers from 0 to `num_draws`, or numbers that are not positive integers.
 
     >>> import numpy as np
     >>> axes = sbc_ranks(np.random.default_rng(0).integers(0, 100, 500), num_draws=99)

@@ -1,6 +1,6 @@
 """A loop that goes on as long as a condition holds, differentiable in every mode.
 
-How many steps it takes is found out when it runs. It is then a scan of so many.
+A run counts its steps. Then the loop is a scan of that many steps, with the derivatives of a scan.
 """
 
 import dataclasses

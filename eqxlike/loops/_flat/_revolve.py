@@ -277,7 +277,7 @@ def _with_row(rows: Arrays, index: Array, row: Arrays) -> list[Array]:
 
 
 _MAX_RUNS = 64
-"""Beyond so many runs of each step the schedule is no longer the best."""
+"""Beyond this many runs of each step the schedule is no longer the best."""
 
 
 @functools.cache
@@ -291,7 +291,7 @@ def _most_steps(checkpoints: int) -> np.ndarray:
 
 
 def _distance(steps: Int[Array, ""], carries: Any, checkpoints: int) -> Int[Array, ""]:
-    """After how many of `steps`, at least 2, the next carry is saved, if so many can be."""
+    """After how many of `steps`, at least 2, the next carry is saved, if `carries` may be saved."""
     table = jnp.asarray(_most_steps(checkpoints))
     runs = jnp.clip(jnp.sum(table[carries] < steps), 1, _MAX_RUNS)
     # The rest is reversed with one carry less, in as many runs. It should be as long as can be

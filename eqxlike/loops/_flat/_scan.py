@@ -104,7 +104,7 @@ class Operands:
 
 
 def split(values: Sequence[T], *numbers: int) -> list[list[T]]:
-    """The first so many values, the next so many and so on, and the rest."""
+    """The values in parts of these numbers, and the rest."""
     parts = []
     for number in numbers:
         parts.append(list(values[:number]))

@@ -121,7 +121,7 @@ def with_perturbation(model: Tree, key: PRNGKeyArray) -> Tree:
 
     **Arguments:**
 
-    - `model`: any pytree. What is no `BayesianLayer` stays, as does a layer with
+    - `model`: any pytree. What is not a `BayesianLayer` stays, as does a layer with
       `estimator="local"`, the default, whose examples share nothing.
     - `key`: another one in each step; split into one key for each `BayesianLayer`.
 
@@ -329,7 +329,7 @@ def check_parts(mean: Any, scales: Any, plain: type) -> None:
 
 
 def check_estimator(estimator: Any) -> Estimator:
-    """`estimator`. Raises `ValueError` for a word that is none."""
+    """`estimator`. Raises `ValueError` for any other word."""
     if estimator not in get_args(Estimator):
         names = ", ".join(map(repr, get_args(Estimator)))
         raise ValueError(f"estimator must be one of {names}, got {estimator!r}.")

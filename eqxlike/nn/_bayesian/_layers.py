@@ -195,7 +195,7 @@ class BayesianLinear(GaussianLayer):
 
         **Returns:** the layer, with the prior of a new one.
 
-        **Raises:** `TypeError` if one of them is no `Linear`, or not of a real floating dtype;
+        **Raises:** `TypeError` if one of them is not a `Linear`, or not of a real floating dtype;
         `ValueError` if their shapes differ.
 
         >>> import jax
@@ -316,8 +316,8 @@ class BayesianConv(GaussianLayer):
         - `inference`: whether calls use the posterior mean.
         - `estimator`: `"local"`, `"flipout"` or `"weights"`, see above.
 
-        **Raises:** `TypeError` if `mean` is no `Conv` or not of a real floating dtype, `ValueError`
-        for a scale that is not positive or an unknown estimator.
+        **Raises:** `TypeError` if `mean` is not a `Conv` or not of a real floating dtype,
+        `ValueError` for a scale that is not positive or an unknown estimator.
         """
         check_instance(mean, "BayesianConv")
         if not isinstance(mean, Conv):

@@ -28,7 +28,7 @@ def posterior_mean(model: PyTree) -> PyTree:
 
     **Arguments:**
 
-    - `model`: any pytree; what is no `BayesianLayer` stays.
+    - `model`: any pytree; what is not a `BayesianLayer` stays.
 
     **Returns:** the model with each `BayesianLinear` as a `Linear` and each `BayesianConv` as a
     `Conv`. What was frozen still is.
@@ -165,7 +165,7 @@ def layers_with_estimators(network: PyTree, scales: PyTree) -> PyTree[bool]:
 
 
 def linear_or_conv(node: Any) -> bool:
-    """Whether a node is a layer that can be turned; an error says its name if there is none."""
+    """Whether a node is a layer that can be converted; errors show the name of this function."""
     # What counts is what a layer does when it is called, which a user's subclass may change.
     return type(node).__call__ in (Linear.__call__, Conv.__call__)
 

@@ -137,8 +137,8 @@ def inference_mode(pytree: Model, value: bool = True) -> Model:
 
     **Returns:** a copy with the flags set.
 
-    **Raises:** `TypeError` for a class; and what `tree_at` does if an `inference` is no field that
-    it could replace: a property, a method, a class attribute or a static field.
+    **Raises:** `TypeError` for a class; and what `tree_at` does if an `inference` is not a field
+    that it could replace: a property, a method, a class attribute or a static field.
 
     >>> from eqxlike import nn
     >>> model = nn.Sequential([nn.Dropout(), nn.Identity()])

@@ -33,7 +33,7 @@ def fuse(model: Tree) -> Tree:
     which are those of the weights one below the other.
 
     One product are layers of the same number of inputs and the same dtype, all with a bias or all
-    without, all frozen or none, on the same devices. Others are left alone: what is no plain
+    without, all frozen or none, on the same devices. Others are left alone: what is not a plain
     `Linear`, as a `LoRALinear`, a `BayesianLinear` or one in a `WeightNorm`; layers whose arrays
     stand at several places of the model; and all inside of a `Shared`, whose functions know the
     layers by their paths.

@@ -70,7 +70,7 @@ class LoRALinear(Module):
         - `key`: for `A`.
 
         **Raises:** `ValueError` if `rank` is not a positive integer or `alpha` not positive;
-        `TypeError` if `linear` is no `Linear`.
+        `TypeError` if `linear` is not a `Linear`.
         """
         check_instance(linear, "LoRALinear")
         if not isinstance(linear, Linear):

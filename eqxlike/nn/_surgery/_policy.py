@@ -21,7 +21,7 @@ _SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float6
 
 
 def _as_dtype(dtype: Any) -> Any:
-    """The dtype; what was given if it is none, for `Policy` to say in which place."""
+    """The dtype; any other value unchanged, so that the error of `Policy` can name the place."""
     if isinstance(dtype, str):
         dtype = _SHORT.get(dtype, dtype)
     try:
@@ -45,7 +45,8 @@ class Policy(Module):
     A dtype may be given by name, as "bfloat16" or, the way JAX prints it, "bf16".
 
     Its methods cast the floating-point arrays in a pytree. Integers, booleans, complex numbers,
-    keys and whatever is no array stay as they are. What **keeps its precision** is not cast either:
+    keys and whatever is not an array stay as they are. What **keeps its precision** is not cast
+    either:
 
     - a node whose class says `keeps_precision: ClassVar[bool] = True`, as the norm layers do. Write
       it in a class of your own, be it a layer or a state that is handed from call to call;
@@ -223,7 +224,7 @@ class MixedPrecision(StatefulLayer):
           several, or a function from a node of the tree to `bool`.
 
         **Raises:** `TypeError` if `policy` is neither policy nor string, `keep` neither type nor
-        function, or `model` a class; `ValueError` for a string that is no policy.
+        function, or `model` a class; `ValueError` for a string that is not a policy.
         """
         check_instance(model, "MixedPrecision")
         if isinstance(policy, str):

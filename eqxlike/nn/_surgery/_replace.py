@@ -48,7 +48,7 @@ def reinitialise(
     **Returns:** the model with the new arrays, of the shapes and dtypes of the old. An array that
     stands at two places gets two values, one for each path.
 
-    **Raises:** `TypeError` if `rule` returns what is no function, or `model` is a class;
+    **Raises:** `TypeError` if `rule` returns what is not a function, or `model` is a class;
     `ValueError` if an initializer returns another shape or dtype than it was asked for.
 
     !!! example
@@ -190,7 +190,7 @@ Match = type | types.UnionType | tuple[type, ...] | Callable[[Any], Any]
 def node_predicate(match: Match, name: str) -> Callable[[Any], bool]:
     """The function that says whether `match`, the argument `name`, chooses a node.
 
-    The mark around a frozen array is no node of the user's tree, and never chosen.
+    The mark around a frozen array is not a node of the user's tree, and never chosen.
 
     **Raises:** `TypeError` if `match` is neither type nor function.
     """

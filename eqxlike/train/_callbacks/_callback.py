@@ -16,7 +16,7 @@ class Callback:
     Derive from it and write the hooks you want. They are called in the order of the callbacks, and
     see a `train.Run`. What a hook raises ends `fit`.
 
-    - `every`: after each multiple of so many steps `on_step` is called; never where it is `None`.
+    - `every`: the number of steps between two calls of `on_step`; `None` for no calls.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -99,7 +99,7 @@ class Callback:
         """
 
     def close(self) -> None:
-        """At the very end, also after an exception: lets go of files and the like."""
+        """At the very end, also after an exception: closes files and the like."""
 
 
 def metric_of(run: Run, metric: str, taker: str) -> float:

@@ -13,8 +13,7 @@ from ._callback import Callback, kept_by, metric_of
 
 
 class Checkpoint(Callback):
-    """Saves the state, the position of the batches and what callbacks keep every so many steps, and
-    at the end.
+    """Saves state, position of the batches and what callbacks keep, periodically and at the end.
 
     `fit(..., resume_from=folder)` goes on from the newest of them. The end is also Ctrl-C, SIGTERM
     and what a callback asked for; after a divergence the last good state is the result, and no

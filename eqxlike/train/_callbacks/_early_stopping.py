@@ -16,7 +16,7 @@ class EarlyStopping(Callback):
     **Arguments:**
 
     - `metric`: its name among those that `evaluate` gives.
-    - `patience`: after so many evaluations in a row that were no better the run ends.
+    - `patience`: the number of evaluations in a row without an improvement that ends the run.
     - `mode`: whether the least metric is the best, `"min"`, or the greatest, `"max"`.
     - `min_delta`: what is better by no more than this is no better.
     - `restore_best`: whether the result is the best state, of which a copy is kept, or the last.
@@ -24,7 +24,7 @@ class EarlyStopping(Callback):
     A metric that is NaN is no better. Checkpoints keep the best state next to the last one, and
     a run that is resumed ends as if it had not been interrupted: at once, if it was at its end.
 
-    **Raises:** `ValueError` for another mode, a `patience` that is no positive integer, or a
+    **Raises:** `ValueError` for another mode, a `patience` that is not a positive integer, or a
     negative `min_delta`. When training starts, `ValueError` if nothing is evaluated; `KeyError` at
     the first evaluation that does not give the metric.
 

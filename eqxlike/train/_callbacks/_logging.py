@@ -132,7 +132,7 @@ class Progress(_WithRate):
 
     - `label`: what is trained.
     - `stream`: where to write, standard error by default.
-    - `num_lines`: at most so many lines of text, spread evenly over the steps.
+    - `num_lines`: the most lines of text, spread evenly over the steps.
 
     >>> from eqxlike import train
     >>> callback = train.Progress("digits")
@@ -181,7 +181,7 @@ def progress(
     - `label`: what is trained.
     - `stream`: where to write, standard error by default. A terminal gets a bar if `rich` is
       installed, anything else lines of text.
-    - `num_lines`: at most so many lines, spread evenly over the steps, however often it is called.
+    - `num_lines`: the most lines, spread evenly over the steps, however often it is called.
 
     >>> import sys
     >>> with progress(200, label="diabetes", stream=sys.stdout, num_lines=2) as on_log:

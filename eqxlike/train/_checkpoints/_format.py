@@ -1,9 +1,9 @@
 """The format of a checkpoint: a manifest, which describes all of it, and the files of its arrays.
 
-The manifest is JSON. It lists each leaf and node of the state, and each file. Orbax writes and reads
-the arrays. There are three checksums, all sha256: of the manifest, taken in `to_text` and checked
-in `read_manifest`; of each file, taken in `_save.seal` and checked before an array is read; of each
-array in memory, taken before it is written and checked in `_restore._placed`.
+The manifest is JSON. It lists each leaf and node of the state, and each file. Orbax writes and
+reads the arrays. There are three checksums, all sha256: of the manifest, taken in `to_text` and
+checked in `read_manifest`; of each file, taken in `_save.seal` and checked before an array is read;
+of each array in memory, taken before it is written and checked in `_restore._placed`.
 """
 
 import concurrent.futures
@@ -35,9 +35,8 @@ _VERSION = 1
 class CheckpointError(ValueError):
     """A checkpoint is damaged: files are missing, cut off, changed, or no checkpoint at all.
 
-    An older checkpoint may be whole, so it is worth a try. For one that is whole, but of another
-    model than is asked for, a `ValueError` that is no `CheckpointError` is raised: there older ones
-    help no more.
+    An older checkpoint may be whole, so it is worth a try. A whole checkpoint of another model
+    raises a plain `ValueError`: older ones would not help.
     """
 
 
@@ -172,12 +171,13 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
     try:
         text = path.read_bytes()
     except NotADirectoryError:
-        raise CheckpointError(f"{folder} is no checkpoint: that is a folder.") from None
+        raise CheckpointError(f"{folder} is not a checkpoint: that is a folder.") from None
     except FileNotFoundError:
         if not folder.exists():
             raise FileNotFoundError(f"There is no checkpoint at {folder}.") from None
         raise CheckpointError(
-            f"{folder} is no checkpoint, or one that was not written to its end: it has no {NAME}."
+            f"{folder} is not a checkpoint, or one that was not written to its end: it has no "
+            f"{NAME}."
         ) from None
     try:
         document = json.loads(text)

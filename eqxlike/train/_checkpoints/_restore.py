@@ -64,9 +64,9 @@ def restore(path: str | os.PathLike[str], like: State) -> Restored[State]:
     **Returns:** a `Restored`, of `state` and `data`.
 
     **Raises:** `CheckpointError` if the checkpoint is damaged; it names the file and the leaf, and
-    the newest whole one in the folder. A `ValueError` that is none, with all differences, if it is
-    whole and `like` has another structure, shape or dtype, or if a newer version of eqxlike wrote
-    it. `FileNotFoundError` if there is none.
+    the newest whole one in the folder. A plain `ValueError`, with all differences, if it is whole
+    and `like` has another structure, shape or dtype, or if a newer version of eqxlike wrote it.
+    `FileNotFoundError` if there is none.
 
     >>> import pathlib, tempfile, jax.numpy as jnp
     >>> from eqxlike import train
@@ -223,7 +223,7 @@ def _read(
     stored = [each for each in manifest.leaves if each.tree == tree]
     pairs = [(each, leaf) for each, (_, leaf) in zip(stored, like.leaves, strict=True)]
     arrays = _read_arrays(folder, manifest, [pair for pair in pairs if pair[0].name is not None])
-    # Each is let go of once it is placed.
+    # Popped, so that each array is freed once it is placed.
     return [_placed(folder, each, leaf, arrays.pop(each.name, None)) for each, leaf in pairs]
 
 
@@ -267,7 +267,7 @@ def _read_arrays(
 
 
 def _placed(folder: pathlib.Path, stored: StoredLeaf, like: Any, value: Any) -> Any:
-    """The value in the place of `like`, and of its type."""
+    """The value, with the type, device and sharding of `like`."""
     leaf = stored.leaf
     if leaf.kind == "static":
         return like
@@ -330,7 +330,7 @@ def steps_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
 
 def _newest_whole_near(path: pathlib.Path) -> pathlib.Path | None:
     """The newest checkpoint whose files are all as they were written: next to a checkpoint in its
-    folder, or in a folder that is none.
+    folder, or in a folder of them.
     """
     for other in steps_in(path.parent if _PATTERN.fullmatch(path.name) else path).values():
         with contextlib.suppress(ValueError, OSError):

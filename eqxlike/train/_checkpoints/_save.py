@@ -54,8 +54,8 @@ def save(
 
     - `path`: the folder to make, or a checkpoint to replace. Folders above it are made.
     - `state`: a `TrainState`, or any pytree. JAX and NumPy arrays of numbers and bools, and PRNG
-      keys, are written. Of other leaves numbers, strings and bools are noted, so that a state with
-      others is told; the rest, such as functions, is left out. `restore` takes them from `like`.
+      keys, are written. Other leaves are not: `restore` takes them from `like`. Numbers, strings
+      and bools are noted, so that `restore` refuses a `like` with others.
     - `data`: what is to be kept along, such as where a stream of batches stands: of `None`, bools,
       numbers, strings, lists and dicts, as in JSON.
     - `background`: copy the arrays to the host and return; a thread writes them. The state may be
@@ -65,10 +65,11 @@ def save(
     **Returns:** a `Saving`; its `wait()` returns when the checkpoint is in place, and raises what
     went wrong. An error for which nobody waits is raised by the next save, or printed at exit.
 
-    **Raises:** `TypeError` for a leaf that is no number and yet an array, for a `jax.Ref`, and for
-    `data` that is no JSON; `RuntimeError` if an array was donated; `FileExistsError` if something
-    else is at `path`; `BlockingIOError` if another process is writing there; another `OSError` if
-    it cannot be written; `ImportError` without Orbax, which `pip install 'eqxlike[train]'` brings.
+    **Raises:** `TypeError` for an array that does not hold numbers, for a `jax.Ref`, and
+    for `data` that is not JSON; `RuntimeError` if an array was donated; `FileExistsError` if
+    something else is at `path`; `BlockingIOError` if another process is writing there; another
+    `OSError` if it cannot be written; `ImportError` without Orbax, which `pip install
+    'eqxlike[train]'` brings.
 
     >>> import pathlib, tempfile, jax.numpy as jnp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "checkpoint"

@@ -96,7 +96,7 @@ StepsPerCall = int | Literal["auto"]
 
 CHOICE = 16
 CALLS = {1: 20, CHOICE: 3}
-"""So many calls of one step, and of `CHOICE` steps, are timed, once each was compiled."""
+"""How many calls of one step, and of `CHOICE` steps, are timed, once each was compiled."""
 
 
 class Pace:
@@ -127,7 +127,7 @@ class MeasuredPace(Pace):
         self._calls: list[tuple[int, float]] = []
 
     def measure(self, advance: Callable[[], Any], num_steps: int) -> None:
-        """Calls `advance`, which makes so many steps and returns arrays that it ends with."""
+        """Calls `advance`, which makes `num_steps` steps and returns arrays of the last."""
         is_last = len(self._calls) == CALLS[self.steps_per_call]
         start = time.perf_counter()
         arrays = advance()
@@ -212,12 +212,12 @@ def fit(
 ) -> FitResult[Model]:
     """Runs a training step over batches.
 
-    Steps are dispatched without waiting for their results. The host reads losses every
-    `check_every` steps; a step that was not finite is found then, and the state is that before it,
-    however many steps were dispatched after. For this the step of `make_step` refuses such an
-    update. On one CPU device, with a state of up to 256 MB and a step that only computes, `fit`
-    copies the state at each look at the losses instead, and where one step was bad it repeats those
-    since then. Its numbers are then those of a loop over `step` but for rounding.
+    Steps are dispatched without waiting for their results. The host reads the losses every
+    `check_every` steps. If a step was not finite, it finds this then, and the state is that before
+    the step, however many were dispatched after: the step of `make_step` refuses such an update. On
+    one CPU device, with a state of up to 256 MB and a step that only computes, `fit` instead copies
+    the state each time that it reads the losses, and repeats the steps since then if one was bad.
+    Its numbers are then those of a loop over `step` but for rounding.
 
     The first Ctrl-C ends training after the call under way; a second one raises
     `KeyboardInterrupt`. SIGTERM, with which schedulers and containers ask a process to end, does
@@ -230,12 +230,12 @@ def fit(
       after the loss is not looked at.
     - `batches`: for example `minibatches(...)`. If they end early, so does training.
     - `num_steps`: how many steps to make, at least 1, with those before the run was resumed.
-    - `steps_per_call`: so many batches are stacked, and their steps run in one call, a compiled
-      loop. A small step costs a fraction so: its call costs more than its work. The state after it
-      is that of single steps, but for rounding; logs, evaluations and callbacks that are due in
-      between are not late. A step that is a plain function is compiled for it, once in a run:
-      what it reads beside its arguments is as it was then. `"auto"` measures both at the
-      beginning, and says what it chose in `FitResult.message`.
+    - `steps_per_call`: the number of batches that are stacked, whose steps run in one call, a
+      compiled loop. This makes small steps much cheaper: a call costs more than their work. The
+      state is that after single steps, but for rounding. Logs, evaluations and callbacks are not
+      late: a call ends where one is due. A step that is a plain function is compiled once in a run,
+      with the variables that it reads as they were then. `"auto"` measures both at the beginning,
+      and says what it chose in `FitResult.message`.
     - `evaluate`: `evaluate(state)` which gives metrics by name, each a number; see
       `make_evaluate`.
     - `evaluate_every`: steps between evaluations. The last step is followed by one anyway, also
@@ -255,12 +255,12 @@ def fit(
 
     **Returns:** a `FitResult`.
 
-    **Raises:** `TypeError` if `state` is no `TrainState`, or a callback none, and where many steps
-    in one call cannot be what single ones are; `RuntimeError` if the arrays of the state were
-    donated; `ValueError` if a number of steps is no positive integer, or a checkpoint does not fit
-    the state or the batches; `CheckpointError` if all are damaged; whatever `step`, `batches`,
-    `evaluate` and callbacks raise, except that `KeyboardInterrupt` from all but the first ends
-    training.
+    **Raises:** `TypeError` if `state` is not a `TrainState`, or a callback not a `Callback`, and if
+    many steps in one call cannot be what single ones are; `RuntimeError` if the arrays of the state
+    were donated; `ValueError` if a number of steps is not a positive integer, or a checkpoint does
+    not fit the state or the batches; `CheckpointError` if all are damaged; whatever `step`,
+    `batches`, `evaluate` and callbacks raise, except that `KeyboardInterrupt` from all but the
+    first ends training.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train

@@ -29,8 +29,8 @@ def checked_callbacks(
 ) -> tuple[Callback, ...]:
     """The callbacks, and `on_log` as one.
 
-    **Raises:** `TypeError` for what is no `Callback`, or no function; `ValueError` for a callback
-    whose `every` is no positive integer.
+    **Raises:** `TypeError` for a callback that is not a `Callback`, or an `on_log` that is not
+    callable; `ValueError` for a callback whose `every` is not a positive integer.
     """
     if isinstance(callbacks, Callback):
         raise TypeError(f"fit expected a list of callbacks; got {callbacks!r}: put it in a list.")

@@ -1,4 +1,4 @@
-"""A training under way: the newest state, and what is known of its losses."""
+"""A training under way: the newest state, and the losses that were read."""
 
 import functools
 import math
@@ -117,7 +117,7 @@ class Run(Generic[Model]):
         self.notes.append(message)
 
     def tell_checkpoint(self, folder: pathlib.Path) -> None:
-        """Tells all callbacks of a checkpoint that is in its place."""
+        """Reports a checkpoint that is in its place to all callbacks."""
         self.checkpoint = folder
         self.on_checkpoint(self)
 
@@ -189,7 +189,7 @@ class Run(Generic[Model]):
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to look at the losses, to let go of what is kept until then."""
+        """Whether the batches kept for a repeat take so much memory that losses should be read."""
         return self._undo is not None and self._undo.is_full
 
     @property

@@ -86,7 +86,7 @@ def _copied(leaf: Any) -> Any:
 
 
 def _column(leaf: Any, length: int) -> np.ndarray | list[Any] | None:
-    """Where the leaves of one place go; `None` for what is no array, and alike in all batches."""
+    """Where the leaves of one place go; `None` for a static leaf, the same in all."""
     # Of masked arrays, whose masks would be lost, JAX says what is to be done.
     if isinstance(leaf, jax.Array | np.ma.MaskedArray):
         return [leaf]

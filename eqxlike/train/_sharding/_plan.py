@@ -40,8 +40,8 @@ class Exchange(NamedTuple):
     - `what`: `parameters` or `gradients`.
     - `num_arrays`: how many.
     - `num_bytes`: of these arrays, as one device has them when they are all-gathered. What is
-      all-gathered one layer at a time counts twice, forward and on the way back, though XLA
-      leaves out what the way back has no use for, such as a bias.
+      all-gathered one layer at a time counts twice, for the forward and the backward pass, though
+      XLA leaves out what the backward pass does not need, such as a bias.
     """
 
     kind: str
@@ -125,8 +125,8 @@ def plan(
     - `sharding`: on any mesh, also a `jax.sharding.AbstractMesh` of devices that are not here. A
       mesh alone means `train.fsdp(mesh)`.
 
-    **Raises:** `TypeError` for what is no model, optimiser or `Sharding`; `ValueError` for a rule
-    that matches no array or does not fit its array.
+    **Raises:** `TypeError` for what is not a model, optimiser or `Sharding`; `ValueError` for a
+    rule that matches no array or does not fit its array.
 
     >>> import eqxlike as eqx, jax, optax
     >>> from eqxlike import nn, train

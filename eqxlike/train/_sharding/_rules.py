@@ -164,7 +164,7 @@ class LongestAxis:
 def as_rules(rules: Mapping[Which, Split] | Sequence[tuple[Which, Split]] | Split) -> Rules:
     """Rules as pairs of a pattern and a split.
 
-    **Raises:** `TypeError` for a pattern or a split that is none.
+    **Raises:** `TypeError` for anything else.
     """
     if isinstance(rules, PartitionSpec) or callable(rules):
         rules = {REST: rules}

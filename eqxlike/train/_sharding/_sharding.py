@@ -83,7 +83,7 @@ class Sharding:
           first one by default. A parameter that is split over them too is all-gathered
           within the step, as in FSDP; one that is split over another axis stays so.
 
-        **Raises:** `TypeError` for what is no mesh, and for a rule of another form; `ValueError`
+        **Raises:** `TypeError` for what is not a mesh, and for a rule of another form; `ValueError`
         for `batch_axes` that the mesh does not have.
         """
         if not isinstance(mesh, Mesh | AbstractMesh):
@@ -116,7 +116,7 @@ class Sharding:
 
     def of_model(self, model: PyTree) -> PyTree:
         """The `NamedSharding` for each array of a model, or of a tree of `jax.ShapeDtypeStruct`s;
-        `None` for what is no array.
+        `None` for what is not an array.
 
         **Raises:** `ValueError` for a rule that matches no array, and for one that does not fit its
         array, with the path; `TypeError` for a rule that returns no `PartitionSpec`.
@@ -130,12 +130,12 @@ class Sharding:
         return jtu.tree_map_with_path(lambda keys, _: shardings.get(keys), model)
 
     def of_state(self, state: TrainState) -> TrainState:
-        """A `TrainState` with the `NamedSharding` for each array of one, `None` for what is none.
+        """A `TrainState` with the `NamedSharding` of each array, and `None` for other leaves.
 
         What the optimiser keeps of a parameter is split as that parameter; all else is whole on
         each device.
 
-        **Raises:** as `of_model`; `TypeError` for what is no `TrainState`.
+        **Raises:** as `of_model`; `TypeError` for what is not a `TrainState`.
         """
         check_state(state, TrainState, "Sharding")
         shardings = jtu.tree_map(
@@ -146,7 +146,7 @@ class Sharding:
         return dataclasses.replace(shardings, model=model, optimiser_state=optimiser_state)
 
     def of_batch(self, batch: PyTree, *, must_divide: bool = True) -> PyTree:
-        """The `NamedSharding` for each array of a batch, `None` for what is none.
+        """The `NamedSharding` of each array of a batch, and `None` for other leaves.
 
         Leading axes are split over `batch_axes`; what has no axis is whole on each device, as is
         what does not divide where it need not.
@@ -242,9 +242,9 @@ def fsdp(devices: Devices | None = None, *, min_size: int = 2**16) -> Sharding:
     is needed; its gradient is summed over devices, and each updates its own part. Of an array the
     longest axis that divides is split, the first of those that are as long.
 
-    The layers of an `nn.ScanStack` are all-gathered one at a time, forward and again on the way
-    back, and their gradients summed so. The axis of layers is split only where no other divides.
-    What a loss reads off `stack.layers` by itself is left to XLA.
+    The layers of an `nn.ScanStack` are all-gathered one at a time in the forward and in the
+    backward pass, and their gradients summed likewise. The axis of layers is split only where no
+    other divides. What a loss reads off `stack.layers` by itself is left to XLA.
 
     **Arguments:**
 
@@ -311,9 +311,9 @@ def shard(state: TrainState[Model], sharding: Sharding) -> TrainState[Model]:
 
     **Returns:** the state, for a step of `make_step(..., sharding=sharding)`.
 
-    **Raises:** `TypeError` if `state` is no `TrainState`, or `sharding` no `Sharding`; `ValueError`
-    for a rule that matches no array or does not fit its array, with the path, and for an abstract
-    mesh; `RuntimeError` if arrays of the state were donated.
+    **Raises:** `TypeError` if `state` is not a `TrainState`, or `sharding` no `Sharding`;
+    `ValueError` for a rule that matches no array or does not fit its array, with the path, and for
+    an abstract mesh; `RuntimeError` if arrays of the state were donated.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -360,7 +360,7 @@ def place_batch(batch: Tree, sharding: Sharding) -> Tree:
 
 
 def check_sharding(sharding: Any, taker: str) -> None:
-    """Raises `TypeError` for what is no `Sharding`, such as one of JAX."""
+    """Raises `TypeError` for what is not a `Sharding`, such as one of JAX."""
     if not isinstance(sharding, Sharding):
         raise TypeError(
             f"{taker} expected a train.Sharding, as train.data_parallel and train.fsdp return, got "

@@ -241,7 +241,7 @@ def test_damaged_checkpoint_can_be_replaced(path):
 
 def test_what_is_no_checkpoint_is_told_with_the_newest_whole_one_in_it(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(train.CheckpointError, match="is no checkpoint: that is a folder"):
+    with pytest.raises(train.CheckpointError, match="is not a checkpoint: that is a folder"):
         train.restore(tmp_path / "file", STATE)
     with pytest.raises(train.CheckpointError, match=r"it has no manifest\.json\.$"):
         train.restore(tmp_path, STATE)

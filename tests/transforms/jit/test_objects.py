@@ -139,7 +139,7 @@ def test_class_dies_whose_instances_were_called_or_passed():
     assert [reference() for reference in references] == [None] * 3
 
 
-# --- methods of objects that are no Modules: bound methods are hashable whatever they are bound to
+# --- methods of objects that are not Modules: bound methods are hashable whatever they are bound to
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,7 +41,7 @@ def test_in_shardings_are_given_for_each_argument():
     # None leaves an array where it is.
     jitted = filter_jit(give_both, in_shardings=(SPLIT, None))
     assert places(jitted(ONES, jax.device_put(ONES, WHOLE))) == ["split", "whole"]
-    # What is no array is passed over.
+    # What is not an array is passed over.
     assert places(filter_jit(give_both, in_shardings=SPLIT)(ONES, "text")) == ["split", "text"]
 
 

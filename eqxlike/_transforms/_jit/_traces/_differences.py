@@ -223,7 +223,7 @@ _ADVICE = {
     ),
     "type": "JAX tells these types of arrays apart. Pass the same one at each call.",
     "number": (
-        "What is no array is static: each new number is compiled for. If the function only "
+        "What is not an array is static: each new number is compiled for. If the function only "
         "computes with it, pass an array, as in `jnp.asarray(0.1, dtype=jnp.float32)`."
     ),
     "function": (
@@ -236,15 +236,15 @@ _ADVICE = {
         "arrays, make it an `eqxlike.Module`."
     ),
     "value": (
-        "What is no array is static: each new value is compiled for. Pass the same few values, or "
-        "an array where the function only computes with it."
+        "What is not an array is static: each new value is compiled for. Pass the same few values, "
+        "or an array where the function only computes with it."
     ),
     "field": (
         "A static field is part of a compiled function: each new value is compiled for. Leave it "
-        "as it is, or, for a number, let the field hold an array and be no `static=True`."
+        "as it is, or, for a number, let the field hold an array, without `static=True`."
     ),
     "array": (
-        "An array is traced, and what is no array is static. Pass an array at each call, or at "
+        "An array is traced, and what is not an array is static. Pass an array at each call, or at "
         "none: `jnp.asarray(0.1, dtype=jnp.float32)` makes one of a number."
     ),
     "length": (

@@ -169,7 +169,7 @@ class Policy:
 
     It is not copied: a deep copy of a function calls the same callable.
 
-    **Raises:** `ValueError` or `TypeError` if they are none of what they may be.
+    **Raises:** `ValueError` or `TypeError` for other values.
     """
 
     # The callable need not be hashable.
@@ -312,7 +312,7 @@ class History:
         return trace
 
     def forget(self, owner: int, num_traces: int) -> None:
-        """Forgets the traces of a compiled function that is no longer there, so many of them."""
+        """Forgets the `num_traces` traces of a compiled function that is no longer there."""
         with self._lock:
             self._num_traces -= num_traces
             for trace in [each for each in self._kept if each.owner == owner]:

@@ -326,7 +326,7 @@ _LONGEST = 200
 """At most this many characters of a value are kept."""
 
 _MAX_WRAPPERS = 8
-"""A function is looked for inside of at most so many others: `jax.nn.relu` is in two."""
+"""At most this many wrappers are opened to find a function: `jax.nn.relu` is in two."""
 
 _short_repr = reprlib.Repr()
 _short_repr.maxlevel = 3
