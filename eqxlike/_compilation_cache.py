@@ -135,8 +135,8 @@ def cache_compilations(
     when it is printed.
 
     **Raises:** `OSError`, with the folder, if nothing can be written there; `ValueError` for the
-    address of another machine, for `""`, and for a negative number of seconds; `TypeError` for what
-    is no path or no number.
+    address of another machine, for `""`, and for a negative number of seconds; `TypeError` for a
+    folder that is not a path, or seconds that are not a number.
 
     !!! example
 

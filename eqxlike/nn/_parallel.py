@@ -103,7 +103,7 @@ class Parallel(StatefulLayer):
         - `stack`: whether equal branches are stored and run as one. `False` is for branches that
           `jax.vmap` cannot map, such as those with a callback.
 
-        **Raises:** `ValueError` if there is no branch, `join` is another word, or `axis` is no
+        **Raises:** `ValueError` if there is no branch, `join` is another word, or `axis` is not an
         integer or comes with another `join`; `TypeError` for a branch that cannot be called.
         """
         branches = tuple(branches)

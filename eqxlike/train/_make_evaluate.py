@@ -40,8 +40,8 @@ def make_evaluate(
 
     **Returns:** `evaluate(state)`, which gives the metrics over all batches as floats. Sums stay
     on the device until the last batch. It raises `ValueError` if there are no batches, or batches
-    that give other metrics than the first; `TypeError` if one gives no mapping, and for what is no
-    `TrainState`.
+    that give other metrics than the first; `TypeError` if one gives no mapping, or `state` is
+    not a `TrainState`.
 
     **Raises:** `TypeError` if `sharding` is not a `train.Sharding`, and for batches that never end,
     as those of `minibatches`, or arrays in their place.

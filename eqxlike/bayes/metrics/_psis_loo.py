@@ -176,7 +176,7 @@ def _doubt(num_different: int, pareto_k: np.ndarray, num_draws: int) -> str | No
     if num_different < _FEWEST_DIFFERENT:
         return (
             f"of {num_draws} draws only {num_different} are different, as of an ensemble or of "
-            "chains that hardly move: they are no draws from a posterior, and `elpd` may be far "
+            "chains that hardly move: they are not draws from a posterior, and `elpd` may be far "
             "off, whatever Pareto k is. Take draws, such as those of `bayes.NUTS`, or hold "
             "examples out and compare `bayes.metrics.nll`."
         )

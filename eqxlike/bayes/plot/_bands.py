@@ -36,9 +36,8 @@ def bands(
 
     **Returns:** the axes.
 
-    **Raises:** `ImportError` if matplotlib is not installed; `TypeError` if `prediction` is no
-    mixture; `ValueError` for other shapes, no
-    level or one outside.
+    **Raises:** `ImportError` if matplotlib is not installed; `TypeError` if `prediction` is not a
+    mixture; `ValueError` for other shapes, no level or one outside.
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
     >>> x = jnp.arange(20.0)

@@ -151,9 +151,8 @@ def coverage(
 
     **Returns:** the axes.
 
-    **Raises:** `ImportError` if matplotlib is not installed; `TypeError` if `prediction` is no
-    mixture; `ValueError` for other shapes, or no
-    observation.
+    **Raises:** `ImportError` if matplotlib is not installed; `TypeError` if `prediction` is not a
+    mixture; `ValueError` for other shapes, or no observation.
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
     >>> axes = coverage(Mixture(dist.Normal(jnp.zeros((1, 3)), 1.0)), jnp.array([-2.0, 0.1, 0.9]))

@@ -164,7 +164,7 @@ def to_text(manifest: Manifest) -> str:
 def read_manifest(folder: pathlib.Path) -> Manifest:
     """The manifest in a folder.
 
-    **Raises:** `FileNotFoundError` if there is no such folder; `CheckpointError` if it is no
+    **Raises:** `FileNotFoundError` if there is no such folder; `CheckpointError` if it is not a
     checkpoint, or its manifest is damaged; `ValueError` if it is from a newer version.
     """
     path = folder / NAME
