@@ -93,9 +93,8 @@ def install_as_equinox() -> dict[str, str]:
     and what `importlib.metadata.version("equinox")` returns, is the version of Equinox whose
     interface that is. Of its private names those are there that libraries use, by their paths in
     that version, and the public ones in private modules. Any other is an error that says so.
-    `strict=True` checks nothing in this process, as in that version.
-    Equinox itself need not be installed, and is not imported where it is. A second call changes
-    nothing.
+    `strict=True` checks nothing in this process, as in that version. Equinox itself need not be
+    installed, and is not imported where it is. A second call changes nothing.
 
     **Returns:** for each module of Equinox the one whose names it has now:
     `{"equinox": "eqxlike", "equinox.nn": "eqxlike.nn", ...}`.

@@ -64,9 +64,8 @@ class Exported:
 
         - `*args`, `**kwargs`: what the function was exported for, by position or by name: the same
           tuples, lists, dictionaries and named tuples of arrays. A Module, or any other node, may
-          be replaced by a node with the same fields, or a dictionary of them; parts without
-          arrays may be omitted. A leaf that is not an array is part of the program, and must be the
-          same.
+          be replaced by a node with the same fields, or a dictionary of them; parts without arrays
+          may be omitted. A leaf that is not an array is part of the program, and must be the same.
 
         **Returns:** the output, in which a dictionary replaces a Module and any other node.
 

@@ -216,6 +216,6 @@ def _explain(
         what = "not hashable"
     return (
         f"the static part of {path}, of type {type(value).__name__}, is {what} ({error}). What is "
-        "not an array is static: it is part of the key under which a compiled function is found, so it "
-        "must be hashable, and `==` between two of them must be true or false."
+        "not an array is static: it is part of the key under which a compiled function is found, "
+        "so it must be hashable, and `==` between two of them must be true or false."
     )

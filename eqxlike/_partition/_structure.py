@@ -66,11 +66,8 @@ class Structure:
         self.static = static
         self.children = children
         self.num_arrays = sum(child.num_arrays for child in children)
-        self.is_cacheable = (
-            self.is_immutable
-            and static.is_immutable
-            and all(child.is_cacheable for child in children)
-        )
+        are_cacheable = all(child.is_cacheable for child in children)
+        self.is_cacheable = self.is_immutable and static.is_immutable and are_cacheable
         self.is_exact = static.is_exact and all(child.is_exact for child in children)
         own = (each for each in static.held if _is_short_lived(each))
         inner = (child.anchor for child in children if child.anchor is not None)

@@ -352,9 +352,7 @@ class _Leaf:
 def _with_functions(
     filter_spec: PyTree, pytree: PyTree, name: str, is_leaf: Callable[[Any], bool] | None
 ) -> tuple[list[tuple[str, _Leaf]], Any]:
-    """Each leaf of `pytree` with its function in `filter_spec`, by path; and the
-    treedef.
-    """
+    """Each leaf of `pytree` with its function in `filter_spec`, by path; and the treedef."""
 
     def spread(function: Any, subtree: PyTree) -> PyTree[_Leaf]:
         if not callable(function):

@@ -160,17 +160,15 @@ def while_loop(
       `"bounded"` saves the carry of each of `max_steps` steps, and runs each step twice;
       `"checkpointed"` saves twice the root of that number, and runs each step three times.
     - `checkpoints`: for `"checkpointed"`, how many carries may be saved at one time. It may stand
-      in place of `max_steps`; the other kinds take no notice of it. The fewer they
-      are, the more often a step is run: with twice the logarithm of `max_steps`, about that
-      logarithm of times.
+      in place of `max_steps`; the other kinds take no notice of it. The fewer they are, the more
+      often a step is run: with twice the logarithm of `max_steps`, about that logarithm of times.
     - `base`: has no effect; `equinox.internal` has it for its loops in loops.
 
     **Returns:** the last carry.
 
     **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf,
     for an unknown `kind`, and for one that is differentiable backwards without `max_steps`, or
-    `checkpoints` in its place;
-    `TypeError` if `cond_fun` returns anything but a boolean.
+    `checkpoints` in its place; `TypeError` if `cond_fun` returns anything but a boolean.
 
     Under `jax.vmap` the loop runs until the last member of the batch has ended.
 

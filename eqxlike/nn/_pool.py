@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -182,16 +183,8 @@ class _AvgPool(Pool):
 
     count_include_pad: bool = field(static=True)
 
-    def __init__(
-        self,
-        num_spatial_dims: int,
-        kernel_size: Sizes,
-        stride: Sizes,
-        padding: Padding,
-        use_ceil: bool,
-        count_include_pad: bool,
-    ):
-        super().__init__(0, jax.lax.add, num_spatial_dims, kernel_size, stride, padding, use_ceil)
+    def __init__(self, num_spatial_dims: int, count_include_pad: bool, *window: Any):
+        super().__init__(0, jax.lax.add, num_spatial_dims, *window)
         self.count_include_pad = count_include_pad
 
     def __call__(
@@ -250,7 +243,7 @@ class AvgPool1d(_AvgPool):
         - `count_include_pad`: whether the sum of a window is divided by the number of all its
           entries; if not, by the number of those that are in the input.
         """
-        super().__init__(1, kernel_size, stride, padding, use_ceil, count_include_pad)
+        super().__init__(1, count_include_pad, kernel_size, stride, padding, use_ceil)
 
 
 class AvgPool2d(_AvgPool):
@@ -271,7 +264,7 @@ class AvgPool2d(_AvgPool):
         count_include_pad: bool = True,
     ):
         """**Arguments:** those of `AvgPool1d`, with `num_spatial_dims=2`."""
-        super().__init__(2, kernel_size, stride, padding, use_ceil, count_include_pad)
+        super().__init__(2, count_include_pad, kernel_size, stride, padding, use_ceil)
 
 
 class AvgPool3d(_AvgPool):
@@ -292,7 +285,7 @@ class AvgPool3d(_AvgPool):
         count_include_pad: bool = True,
     ):
         """**Arguments:** those of `AvgPool1d`, with `num_spatial_dims=3`."""
-        super().__init__(3, kernel_size, stride, padding, use_ceil, count_include_pad)
+        super().__init__(3, count_include_pad, kernel_size, stride, padding, use_ceil)
 
 
 class MaxPool1d(Pool):

@@ -39,8 +39,7 @@ def filter_jvp(
     - `**kwargs`: passed to `fn`, and not differentiated.
 
     **Returns:** `(fn(*primals, **kwargs), tangent)`. The tangent has the structure of the value,
-    with `None` for leaves that are not differentiable, or do not depend on anything with a
-    tangent.
+    with `None` for leaves that are not differentiable, or do not depend on anything with a tangent.
 
     **Raises:** with the path: `ValueError` if a structure or shape differs; `TypeError` for
     another dtype, or a tangent for a leaf that is not differentiable.

@@ -234,8 +234,18 @@ when_exclusive(_forget_all_fast_paths)
 
 
 class _Tracing(threading.local):
+    """A context for a first trace.
+
+    - `depth`: how many this thread is in the middle of.
+    """
+
     depth: int = 0
-    """The number of first traces that this thread is in the middle of."""
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *exception: Any) -> None:
+        self.depth -= 1
 
 
 _tracing = _Tracing()
@@ -320,7 +330,12 @@ class CompiledFunction:
         if self._jitted is not None and not has_any_check_been_traced() and self._needs_trace():
             with self._first_trace.lock:
                 if self._needs_trace():
-                    return self._run_first(self._jitted, arrays)
+                    # Traces, compiles and runs, where no function can hide a check.
+                    self._first_trace.is_part_of_call = True
+                    with _tracing:
+                        result = self._jitted(*arrays)
+                    self._first_trace.is_done = True
+                    return result
         return self.jitted(arrays)(*arrays)
 
     def _needs_trace(self) -> bool:
@@ -330,17 +345,6 @@ class CompiledFunction:
         if self._jitted is not None and (is_traced or _tracing.depth > 0):
             return False
         return not jax.config.jax_disable_jit  # pyright: ignore
-
-    def _run_first(self, jitted: Any, arrays: list[Any]) -> Any:
-        """Traces, compiles and runs, where no function can hide a check."""
-        self._first_trace.is_part_of_call = True
-        _tracing.depth += 1
-        try:
-            result = jitted(*arrays)
-        finally:
-            _tracing.depth -= 1
-        self._first_trace.is_done = True
-        return result
 
     def jitted(self, arrays: list[Any]) -> Any:
         """The function of flat arrays that `jax.jit` made, traced at least once.
@@ -355,15 +359,12 @@ class CompiledFunction:
         return jax.jit(self._flat) if self._jitted is None else self._jitted
 
     def _trace_first(self, arrays: list[Any]) -> None:
-        _tracing.depth += 1
-        try:
+        with _tracing:
             if self._jitted is None:
                 traced = jax.jit(self._flat, **self._options).trace(*arrays)
                 self._jitted = jax.jit(self._flat, **self._options)
             else:
                 traced = self._jitted.trace(*arrays)
-        finally:
-            _tracing.depth -= 1
         output = traced.out_info
         if type(output) is not _TracedOutput or not output.holds_check:
             # The trace takes no note of checks in functions that JAX has traced before.
@@ -448,9 +449,14 @@ class CompiledFunction:
 
     def finish(self, result: Any) -> Any:
         """The output of the user's function, from what the jitted function returned."""
-        output = self._as_output(result)
-        structure, arrays = output.structure, output.arrays
-        if output.holds_check:
+        if type(result) is _TracedOutput:
+            structure, arrays, holds_check = result.structure, result.arrays, result.holds_check
+        else:
+            # Plain arrays: see `_pack`.
+            structure, holds_check = self._first_trace.output, self._first_trace.may_hold_check
+            assert structure is not None
+            arrays = (result,) if structure is ARRAY else result
+        if holds_check:
             if any(isinstance(array, Tracer) for array in arrays):
                 # The program that is being traced has this check too.
                 note_check()
@@ -459,15 +465,6 @@ class CompiledFunction:
         if structure is ARRAY:
             return arrays[0]
         return structure.rebuilder(cache=are_concrete_arrays(arrays))(arrays)
-
-    def _as_output(self, result: Any) -> "_TracedOutput":
-        """The result of the jitted function, with what plain arrays imply made explicit."""
-        if type(result) is _TracedOutput:
-            return result
-        structure = self._first_trace.output
-        assert structure is not None
-        arrays = (result,) if structure is ARRAY else result
-        return _TracedOutput((structure, self._first_trace.may_hold_check), arrays)
 
     def fast_path(self, arrays: list[Any]) -> FastPath | None:
         """The fast path to this function; `None` while it has not been traced.

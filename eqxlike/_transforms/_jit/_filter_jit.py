@@ -25,7 +25,7 @@ from ..._module import (
     shown_by,
     stored_fields,
 )
-from ..._pytree import deleted_paths, is_reference, listed, paths_without_numbers
+from ..._pytree import deleted_paths, is_array, is_reference, listed, paths_without_numbers
 from ..._traceback import hide_our_frames, name_tracers
 from .._checks import EqxlikeRuntimeError, claim_failure
 from .._signatures import DonateNames, DonateWord, JitOptions, Output
@@ -393,9 +393,8 @@ def filter_jit(
 
     **Arguments:**
 
-    - `fun`: any callable: a function, a method, a Module, a `functools.partial`. Arrays in what
-      it is bound to are traced like those of its arguments. Without `fun`, a decorator is
-      returned.
+    - `fun`: any callable: a function, a method, a Module, a `functools.partial`. Arrays in what it
+      is bound to are traced like those of its arguments. Without `fun`, a decorator is returned.
     - `donate`: the arguments whose buffers may be reused for the output: `"all"`,
       `"all-except-first"`, the same with a warning where a buffer could not be reused (`"warn"`,
       `"warn-except-first"`), `"none"`, or names of parameters as in `("model", "opt_state")`. JAX
@@ -481,17 +480,15 @@ def _explain(
             "on with what that call returned, or donate a copy to it."
         )
     if "only one reference" in text or "both closed over and passed" in text:
-        references = _paths_by(id, filter(lambda each: is_reference(each[1]), _leaves(arguments)))
+        references = ", ".join(_equal_paths(id, is_reference, arguments))
         error.add_note(
-            f"The references among the arguments of {order.function_name}: "
-            f"{', '.join(map(' = '.join, references))}."
+            f"The references among the arguments of {order.function_name}: {references}."
         )
     if "donate the same buffer twice" in text or "previously donated in the same call" in text:
-        arrays = filter(lambda each: isinstance(each[1], jax.Array), _leaves(arguments))
-        shared = [each for each in _paths_by(_buffer, arrays) if len(each) > 1]
+        found = [each for each in _equal_paths(_buffer, is_array, arguments) if " = " in each]
         error.add_note(
-            f"{among} share a buffer, and one of them is donated: "
-            f"{', '.join(map(' = '.join, shared))}. Give a copy, `jnp.copy`, for all but one."
+            f"{among} share a buffer, and one of them is donated: {', '.join(found)}. Give a copy, "
+            "`jnp.copy`, for all but one."
         )
     if "Disallowed host-to-device" in text:
         on_host = [
@@ -515,16 +512,16 @@ def _deleted(arguments: Iterable[tuple[str, Any]]) -> list[str]:
     return [path for name, argument in arguments for path in deleted_paths(argument, name)]
 
 
-def _paths_by(key: Callable[[Any], Any], leaves: Iterable[tuple[str, Any]]) -> Iterable[list[str]]:
-    """The paths of the leaves, those of equal keys in one list."""
+def _equal_paths(key: Any, is_wanted: Any, arguments: Iterable[tuple[str, Any]]) -> Iterable[str]:
+    """The paths of all leaves that are wanted, those with equal keys joined by an equals sign."""
     found: dict[Any, list[str]] = {}
-    for path, leaf in leaves:
+    for path, leaf in filter(lambda each: is_wanted(each[1]), _leaves(arguments)):
         found.setdefault(key(leaf), []).append(path)
-    return found.values()
+    return map(" = ".join, found.values())
 
 
-def _buffer(array: jax.Array) -> int:
-    """The address of the first part of an array's buffer; an array of keys tells none."""
+def _buffer(array: Any) -> int:
+    """The address of an array's first buffer; the identity of an array that tells none."""
     try:
         return array.addressable_shards[0].data.unsafe_buffer_pointer()
     except Exception:

@@ -65,11 +65,10 @@ def save(
     **Returns:** a `Saving`; its `wait()` returns when the checkpoint is in place, and raises what
     went wrong. An error for which nobody waits is raised by the next save, or printed at exit.
 
-    **Raises:** `TypeError` for an array that does not hold numbers, for a `jax.Ref`, and
-    for `data` that is not JSON; `RuntimeError` if an array was donated; `FileExistsError` if
-    something else is at `path`; `BlockingIOError` if another process is writing there; another
-    `OSError` if it cannot be written; `ImportError` without Orbax, which `pip install
-    'eqxlike[train]'` brings.
+    **Raises:** `TypeError` for an array that does not hold numbers, for a `jax.Ref`, and for `data`
+    that is not JSON; `RuntimeError` if an array was donated; `FileExistsError` if something else is
+    at `path`; `BlockingIOError` if another process is writing there; another `OSError` if it cannot
+    be written; `ImportError` without Orbax, which `pip install 'eqxlike[train]'` brings.
 
     >>> import pathlib, tempfile, jax.numpy as jnp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "checkpoint"

@@ -236,8 +236,7 @@ def fit(
       late: a call ends where one is due. A step that is a plain function is compiled once in a run,
       with the variables that it reads as they were then. `"auto"` measures both at the beginning,
       and says what it chose in `FitResult.message`.
-    - `evaluate`: `evaluate(state)` which gives metrics by name, each a number; see
-      `make_evaluate`.
+    - `evaluate`: `evaluate(state)` which gives metrics by name, each a number; see `make_evaluate`.
     - `evaluate_every`: steps between evaluations. The last step is followed by one anyway, also
       where the batches end before `num_steps`.
     - `callbacks`: see `Callback`.
