@@ -52,12 +52,7 @@ class GuardWriter(SourceWriter):
     """
 
     def __init__(
-        self,
-        flatten: Any,
-        arrays: Sequence[Any] | None,
-        miss: Any,
-        *,
-        reads_fields: bool = False,
+        self, flatten: Any, arrays: Sequence[Any] | None, miss: Any, *, reads_fields: bool = False
     ):
         super().__init__({"MISS": miss, "flatten": flatten})
         self.arrays: list[str] = []

@@ -120,9 +120,7 @@ def is_array_or_struct(leaf: Any) -> bool:
 
 
 def refuse_references(
-    output: PyTree,
-    returned_by: str,
-    is_refused: Callable[[Any], bool] = is_traced_reference,
+    output: PyTree, returned_by: str, is_refused: Callable[[Any], bool] = is_traced_reference
 ) -> PyTree:
     """The `output` of a traced function; raises `ValueError` if it contains a reference."""
     for path, leaf in jtu.tree_leaves_with_path(output):

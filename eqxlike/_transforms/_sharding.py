@@ -83,10 +83,7 @@ def _is_traced(leaf: Any) -> bool:
 
 
 def shardings_of_arrays(
-    name: str,
-    prefix: PyTree,
-    tree: PyTree,
-    is_placed: Callable[[Any], bool] = _is_traced,
+    name: str, prefix: PyTree, tree: PyTree, is_placed: Callable[[Any], bool] = _is_traced
 ) -> list[Any]:
     """The sharding, or `None`, for each array in `tree`, from a prefix of it.
 

@@ -214,9 +214,7 @@ class PriorByPath(Prior):
         )
 
 
-def prior_by_path(
-    priors: Mapping[Which, Any] | Sequence[tuple[Which, Any]],
-) -> PriorByPath:
+def prior_by_path(priors: Mapping[Which, Any] | Sequence[tuple[Which, Any]]) -> PriorByPath:
     """Priors by patterns of the paths of parameters; the first pattern that matches counts.
 
     **Arguments:**

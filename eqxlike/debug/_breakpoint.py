@@ -79,10 +79,7 @@ def breakpoint_if(pred: Bool[Array, "..."], **kwargs: Any) -> None:
 
 
 def announce_transform(
-    x: PyTree,
-    name: Any = None,
-    intermediates: bool = False,
-    announce: Callable[[str], Any] = print,
+    x: PyTree, name: Any = None, intermediates: bool = False, announce: Callable[[str], Any] = print
 ) -> PyTree:
     """The identity; says which JAX transformations are applied to `x`, as that happens.
 

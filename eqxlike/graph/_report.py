@@ -89,8 +89,7 @@ def report(
     stored_program = _traced(of_stored, arguments, kwargs, "the gradient of ").traced
     outputs = [each.aval for each in stored_program.jaxpr.jaxpr.outvars]
     stored = stored_in(
-        program_of(stored_program.jaxpr),
-        [(type_of(each), num_bytes_of(each)) for each in outputs],
+        program_of(stored_program.jaxpr), [(type_of(each), num_bytes_of(each)) for each in outputs]
     )
     return dataclasses.replace(
         found,

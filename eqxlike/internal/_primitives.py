@@ -215,12 +215,7 @@ vmapped_p.multiple_results = True
 
 
 def _batch(
-    make_rules: Callable[..., _Rules],
-    axis: Any,
-    arrays: Any,
-    axes: Any,
-    /,
-    **params: Any,
+    make_rules: Callable[..., _Rules], axis: Any, arrays: Any, axes: Any, /, **params: Any
 ) -> tuple[list[Any], list[int]]:
     """The batching rule of a primitive, by its others."""
     mapped = _Mapped(make_rules(**params), axis, tuple(axes))

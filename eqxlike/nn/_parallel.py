@@ -244,9 +244,7 @@ def _axis_for(join: Join | None, axis: Any) -> int | None:
 # --- Branches that are equal but for the values of their arrays, stored and called as one ---
 
 
-def _group_branches(
-    branches: tuple[Callable, ...],
-) -> tuple[tuple[Any, ...], tuple[Places, ...]]:
+def _group_branches(branches: tuple[Callable, ...]) -> tuple[tuple[Any, ...], tuple[Places, ...]]:
     """The groups of equal branches, each stacked if it has several; and their places."""
     found: list[dict[int, Any]] = []
     for place, branch in enumerate(branches):

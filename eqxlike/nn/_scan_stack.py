@@ -30,13 +30,7 @@ from .._transforms import (
     keep_all_but_gathered,
 )
 from ._inputs import as_data, check_layer, describe, key_for, layer_at, stack_layers
-from ._stateful import (
-    NO_STATE,
-    State,
-    StatefulLayer,
-    is_stateful,
-    with_array_states,
-)
+from ._stateful import NO_STATE, State, StatefulLayer, is_stateful, with_array_states
 
 
 class ScanStack(StatefulLayer, Stacked):

@@ -377,9 +377,7 @@ def _fitted(old: Any, new: Any) -> Array | None:
     return jax.lax.convert_element_type(array, old.dtype) if is_weak and is_same_category else None
 
 
-def make_with_state(
-    make_model: Callable[Params, Model],
-) -> Callable[Params, tuple[Model, State]]:
+def make_with_state(make_model: Callable[Params, Model]) -> Callable[Params, tuple[Model, State]]:
     """Makes a model and its `State`.
 
     **Arguments:**

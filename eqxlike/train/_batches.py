@@ -102,11 +102,7 @@ class Minibatches(Generic[Arrays]):
 
 
 def minibatches(
-    arrays: Arrays,
-    batch_size: int,
-    *,
-    seed: int,
-    check_finite: bool = True,
+    arrays: Arrays, batch_size: int, *, seed: int, check_finite: bool = True
 ) -> Minibatches[Arrays]:
     """Shuffled minibatches without end.
 

@@ -39,9 +39,7 @@ _SUPPORTED = set(_DTYPES.values())
 
 
 def export_safetensors(
-    model: PyTree,
-    path: str | os.PathLike[str],
-    metadata: Mapping[str, str] | None = None,
+    model: PyTree, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Writes the arrays of a model to a safetensors file, each named by its path with dots.
 

@@ -86,11 +86,7 @@ def _make(
             raise TypeError(f"`{transform}` got an unexpected keyword argument {min(unknown)!r}.")
     if fun is MISSING:
         return functools.partial(
-            _make,
-            has_aux=has_aux,
-            returns_value=returns_value,
-            mode=mode,
-            gradkwargs=gradkwargs,
+            _make, has_aux=has_aux, returns_value=returns_value, mode=mode, gradkwargs=gradkwargs
         )
     check_callable(fun, transform)
     return _GradFunction(fun, has_aux, returns_value, mode, tuple(sorted(gradkwargs.items())))

@@ -22,10 +22,7 @@ from ._tangents import tangents_of
 
 
 def filter_jvp(
-    fn: Callable[..., Output],
-    primals: Sequence[PyTree],
-    tangents: Sequence[PyTree],
-    **kwargs: Any,
+    fn: Callable[..., Output], primals: Sequence[PyTree], tangents: Sequence[PyTree], **kwargs: Any
 ) -> tuple[Output, PyTree]:
     """The value of a function and its Jacobian-vector product, for arguments of any type.
 

@@ -485,9 +485,9 @@ def _explain(
             f"The references among the arguments of {order.function_name}: {references}."
         )
     if "donate the same buffer twice" in text or "previously donated in the same call" in text:
-        found = [each for each in _equal_paths(_buffer, is_array, arguments) if " = " in each]
+        shared = [each for each in _equal_paths(_buffer, is_array, arguments) if " = " in each]
         error.add_note(
-            f"{among} share a buffer, and one of them is donated: {', '.join(found)}. Give a copy, "
+            f"{among} share a buffer, and one is donated: {', '.join(shared)}. Give a copy, "
             "`jnp.copy`, for all but one."
         )
     if "Disallowed host-to-device" in text:

@@ -216,12 +216,7 @@ class Laplace(MAP):
     # --- what is predicted ---
 
     def outputs(
-        self,
-        problem: Problem,
-        found: LaplacePosterior,
-        draws: Unknowns,
-        x: Any,
-        key: PRNGKeyArray,
+        self, problem: Problem, found: LaplacePosterior, draws: Unknowns, x: Any, key: PRNGKeyArray
     ) -> Shaped[Array, "S B ..."]:
         if self.predictive == "sampled":
             return super().outputs(problem, found, draws, x, key)

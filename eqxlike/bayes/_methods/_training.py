@@ -110,9 +110,7 @@ class MAP(Method):
 
 
 def descend(
-    optimiser: optax.GradientTransformationExtraArgs,
-    loss: Callable[[Any], Array],
-    state: Optimised,
+    optimiser: optax.GradientTransformationExtraArgs, loss: Callable[[Any], Array], state: Optimised
 ) -> tuple[Optimised, Array]:
     """One step of an optimiser: where it leads, and the loss before it."""
     value, gradient = jax.value_and_grad(loss)(state.place)

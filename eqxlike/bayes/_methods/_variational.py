@@ -332,8 +332,7 @@ def _with_random_layers(
     means, rhos = (jtu.tree_leaves(each.model) for each in (place.mean, place.rho))
     treedef = jtu.tree_structure(unknowns.model)
     rho_tree = jtu.tree_unflatten(
-        treedef,
-        [rho if is_free(prior) else None for prior, rho in zip(priors, rhos, strict=True)],
+        treedef, [rho if is_free(prior) else None for prior, rho in zip(priors, rhos, strict=True)]
     )
     is_covered = by_path(layers_with_estimators(target.model(unknowns), rho_tree))
     drawn = by_path(unknowns.model).items()

@@ -31,9 +31,7 @@ class LeaveOneOut(NamedTuple):
     pareto_k: np.ndarray
 
 
-def psis_loo(
-    log_likelihoods: Float[Array, "S N"] | Float[Array, "chains draws N"],
-) -> LeaveOneOut:
+def psis_loo(log_likelihoods: Float[Array, "S N"] | Float[Array, "chains draws N"]) -> LeaveOneOut:
     """How well a model predicts each example from all others, to choose between models.
 
     One posterior serves for all examples: its draws are weighted by `1 / p(y_n | draw)`, and the

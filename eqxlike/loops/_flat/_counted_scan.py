@@ -213,12 +213,7 @@ def _pull_back(
     over_segments = Operands(
         [*operands.consts, *operands.carry, *segments.total],
         [*ct_carry, *ct_consts],
-        [
-            segments.indices,
-            *saved,
-            *segments.split(operands.xs),
-            *segments.split(ct_ys),
-        ],
+        [segments.indices, *saved, *segments.split(operands.xs), *segments.split(ct_ys)],
         segments.count,
     )
     state, ct_xs = counted_scan(backward, over_segments)

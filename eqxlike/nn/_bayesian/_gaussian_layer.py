@@ -389,9 +389,7 @@ def _draw_noise(key: PRNGKeyArray, variance: Float[Array, "*shape"]) -> Float[Ar
 
 
 def _gaussian_kl(
-    mean: Float[Array, "*shape"],
-    rho: Float[Array, "*shape"],
-    prior_scale: Float[Array, "*stacked"],
+    mean: Float[Array, "*shape"], rho: Float[Array, "*shape"], prior_scale: Float[Array, "*stacked"]
 ) -> Float[Array, ""]:
     """KL(N(mean, softplus(rho)^2) || N(0, prior_scale^2)), summed, in at least float32.
 

@@ -24,10 +24,7 @@ from ._freeze import unfreeze
 
 
 def reinitialise(
-    model: PyTree,
-    rule: Callable[[str, Array], Initializer | None],
-    *,
-    key: PRNGKeyArray,
+    model: PyTree, rule: Callable[[str, Array], Initializer | None], *, key: PRNGKeyArray
 ) -> PyTree:
     """A copy of a model with new values for those of its arrays that a rule chooses.
 
@@ -206,11 +203,7 @@ def node_predicate(match: Match, name: str) -> Callable[[Any], bool]:
 
 
 def replace_layers(
-    model: PyTree,
-    match: Match,
-    make: Callable[..., Any],
-    *,
-    key: PRNGKeyArray | None = None,
+    model: PyTree, match: Match, make: Callable[..., Any], *, key: PRNGKeyArray | None = None
 ) -> PyTree:
     """A copy of a model in which every layer of some type is replaced.
 

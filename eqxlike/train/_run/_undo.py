@@ -234,9 +234,7 @@ def _is_small(leaf: Array) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def _judge_of(
-    form: Form,
-) -> Callable[[Leaves, Leaves], tuple[Array, Array | None, _Joined | None]]:
+def _judge_of(form: Form) -> Callable[[Leaves, Leaves], tuple[Array, Array | None, _Joined | None]]:
     def judge(leaves: Leaves, losses: Leaves) -> tuple[Array, Array | None, _Joined | None]:
         state: TrainState[Any] = form.merge(leaves)
         is_good = ~state.is_halted & is_kept_finite(state)

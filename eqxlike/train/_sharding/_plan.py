@@ -109,9 +109,7 @@ class Plan:
 
 
 def plan(
-    model: PyTree,
-    optimiser: optax.GradientTransformation,
-    sharding: Sharding | Mesh | AbstractMesh,
+    model: PyTree, optimiser: optax.GradientTransformation, sharding: Sharding | Mesh | AbstractMesh
 ) -> Plan:
     """The memory of each device and the exchange between them that a training would need.
 

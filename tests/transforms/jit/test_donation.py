@@ -197,7 +197,7 @@ def test_error_of_a_buffer_that_is_donated_and_passed_again_names_both_paths():
             with pytest.raises(jax.errors.JaxRuntimeError, match="donate") as caught:
                 jitted(tree, {"a": jnp.ones(3), "b": tree})
             shown = "\n".join(caught.value.__notes__)
-            assert "share a buffer, and one of them is donated: x = other['b']. Give" in shown
+            assert "share a buffer, and one is donated: x = other['b']. Give" in shown
 
 
 def test_filter_of_the_user_for_the_same_warning_stays():

@@ -328,10 +328,7 @@ class History:
 def _compare(trace: Trace, earlier: Sequence[Trace]) -> None:
     """Puts into `trace` what differs from the most similar of `earlier` ones, the latest such."""
     found = [
-        (
-            tuple(itertools.islice(find_differences(each.known, trace.known), _MAX_DIFFERENCES)),
-            each,
-        )
+        (tuple(itertools.islice(find_differences(each.known, trace.known), _MAX_DIFFERENCES)), each)
         for each in reversed(earlier)
     ]
     if found:
