@@ -74,7 +74,7 @@ def positive_number(value: Any, name: str) -> float:
 def check_scale(scale: Any, name: str) -> None:
     """Raises `ValueError` unless `scale`, a number or an array, is one positive number.
 
-    The values of arrays are not looked at: they may be traced.
+    The values of arrays are not checked: they may be traced.
     """
     if isinstance(scale, (int, float)) and not (scale > 0 and math.isfinite(scale)):
         raise ValueError(f"{name} must be positive and finite, got {scale!r}.")

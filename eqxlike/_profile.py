@@ -303,7 +303,7 @@ class _Record:
 
 
 def new_profiler(interval_s: float) -> Any:
-    """A `pyinstrument.Profiler` that looks at most so often.
+    """A `pyinstrument.Profiler` that takes samples every `interval_s` seconds.
 
     **Raises:** `ImportError` if pyinstrument is not installed.
     """

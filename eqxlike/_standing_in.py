@@ -116,7 +116,7 @@ def install_as_equinox() -> dict[str, str]:
 
 
 def _ours(name: str) -> str:
-    """The module of eqxlike that stands for a module of Equinox."""
+    """The module of eqxlike that replaces a module of Equinox."""
     return OURS + name.removeprefix(THEIRS)
 
 

@@ -82,7 +82,7 @@ ARRAY = ArrayLeaf(object, None, NOTHING, ())
 ARRAY.num_arrays = 1
 
 
-# --- A static leaf: any value that is neither an array nor a node. Its `meta` is the value ---
+# --- A static leaf: `None`, or what is neither an array nor a node; its `meta` is its value ---
 
 
 class StaticLeaf(Structure):

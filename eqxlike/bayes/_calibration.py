@@ -76,7 +76,7 @@ def temperature_scaling(
     **Returns:** a `TemperatureScaling`, to be called on the predictions of other examples.
 
     **Raises:** `ValueError` for other shapes, no example, labels that are not classes, or logits
-    that are not finite. Under `jit` values are not looked at, neither for errors nor for warnings.
+    that are not finite. Under `jit` values are not checked, neither for errors nor for warnings.
 
     >>> import jax, jax.numpy as jnp
     >>> logits = jnp.array([[8.0, 0.0], [8.0, 0.0], [8.0, 0.0], [8.0, 0.0]])
@@ -212,7 +212,7 @@ def conformal_intervals(
 
     **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` for other shapes or
     words, a level outside, fewer examples than `level / (1 - level)`, or a score that is not
-    finite. Under `jit` scores are not looked at.
+    finite. Under `jit` scores are not checked.
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
     >>> overconfident = lambda x: Mixture(dist.Normal(x[None], 0.1))
@@ -323,7 +323,7 @@ def conformal_sets(
     **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` for other shapes or
     words, labels that are not classes, a level outside, fewer examples than `level / (1 - level)`,
     probabilities that are not finite, or a key where nothing is random. Under `jit` values are not
-    looked at.
+    checked.
 
     >>> import jax.numpy as jnp
     >>> calibration = CategoricalMixture(jnp.log(jnp.array([9 * [[0.6, 0.3, 0.1]]])))
@@ -404,7 +404,7 @@ def _as_written(level: float) -> Fraction:
 def check_labels(labels: Array, batch_shape: tuple[int, ...], num_classes: int, name: str) -> None:
     """Raises `ValueError` unless `labels` are classes of the one batch axis of the predictions.
 
-    Traced labels are not looked at.
+    Traced labels are not checked.
     """
     shape = jnp.shape(labels)
     if len(batch_shape) != 1 or shape != batch_shape:

@@ -440,7 +440,7 @@ def _medians(distributions: Any) -> Any:
 
 
 def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
-    """`(x, y)` as arrays of JAX. The values of traced ones are not looked at.
+    """`(x, y)` as arrays of JAX. The values of traced ones are not checked.
 
     **Raises:** `TypeError` or `ValueError` that names what is wrong, and where.
     """

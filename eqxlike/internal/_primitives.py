@@ -31,7 +31,7 @@ class _Output:
         self.rest: Rest = UNTRACED
 
     def take(self, tree: PyTree) -> list[Any]:
-        """The arrays of what a rule returned, or what stands for them where shapes are traced."""
+        """The arrays of what a rule returned, or what replaces them where shapes are traced."""
         arrays, self.rest = split(tree, _is_array_or_aval)
         return arrays
 

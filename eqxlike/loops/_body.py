@@ -277,7 +277,7 @@ def _without_arrays(tree: PyTree) -> PyTree:
 
 
 def _fits(old: Any, new: Any) -> bool | None:
-    """Whether one leaf may follow another in a carry; dtypes are looked at later."""
+    """Whether one leaf may follow another in a carry; dtypes are checked later."""
     if is_array_like(old) or is_array_like(new):
         return is_array_like(old) and is_array_like(new) and jnp.shape(old) == jnp.shape(new)
     if jtu.all_leaves([old, new]):

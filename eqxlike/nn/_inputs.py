@@ -133,7 +133,7 @@ def number_of_features(value: Any, name: str) -> Features:
 
 
 def feature_count(features: Features) -> int:
-    """The length of the vector that stands for `features`: 1 for `"scalar"`."""
+    """The length of the vector that represents `features`: 1 for `"scalar"`."""
     return 1 if features == "scalar" else features
 
 

@@ -110,7 +110,7 @@ class LayerNorm(_ShapeNorm):
     ):
         """**Arguments:**
 
-        - `shape`: of the input; an integer stands for one axis.
+        - `shape`: of the input; an integer means one axis.
         - `eps`: added to the variance, so that there is no division by zero.
         - `use_weight`, `use_bias`: whether to scale, and to shift, each entry.
         - `dtype`: of weight and bias; JAX's default float if `None`.

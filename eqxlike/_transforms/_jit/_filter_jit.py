@@ -310,7 +310,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Traces and lowers the function for these arguments, without compiling or running it.
 
-        A `jax.ShapeDtypeStruct` stands for an array.
+        A `jax.ShapeDtypeStruct` may replace an array.
         """
         dispatcher, bound, bound_kwargs = _attach(self)
         try:

@@ -49,7 +49,7 @@ class Restored(NamedTuple, Generic[State]):
 def restore(path: str | os.PathLike[str], like: State) -> Restored[State]:
     """Reads a state that `save` has written.
 
-    Structure, shapes, dtypes and checksums are looked at before any array is allocated. Nothing in
+    Structure, shapes, dtypes and checksums are checked before any array is allocated. Nothing in
     a checkpoint is run: it is JSON and numbers.
 
     **Arguments:**
@@ -87,7 +87,7 @@ def restore(path: str | os.PathLike[str], like: State) -> Restored[State]:
 
 
 def read_one(folder: pathlib.Path, like: State, tree: str | None = None) -> Restored[State]:
-    """As `restore`; where the checkpoint is damaged, no others are looked at.
+    """As `restore`; if the checkpoint is damaged, no others are read.
 
     **Arguments:**
 

@@ -227,7 +227,7 @@ def fit(
 
     - `state`: where to start. It is copied, and stays usable.
     - `step`: `step(state, batch)` which gives `(state, loss, ...)`; see `make_step`. What comes
-      after the loss is not looked at.
+      after the loss is ignored.
     - `batches`: for example `minibatches(...)`. If they end early, so does training.
     - `num_steps`: how many steps to make, at least 1, with those before the run was resumed.
     - `steps_per_call`: the number of batches that are stacked, whose steps run in one call, a
@@ -243,8 +243,8 @@ def fit(
     - `log_every`: steps between calls of `on_log`.
     - `on_log`: `on_log(step, loss)` with the steps made so far and the mean loss since the last
       log; see `progress`.
-    - `check_every`: steps between looks at the losses. The device idles for a moment at each.
-      Batches since the last look are kept, up to 64 MB of them, to be repeated.
+    - `check_every`: steps between two reads of the losses. The device idles for a moment at each.
+      Batches since the last read are kept, up to 64 MB of them, to be repeated.
     - `resume_from`: a folder of checkpoints, as `Checkpoint` makes it. The run goes on from the
       newest good one there, with the state and the batches that came then, and ends with the same
       numbers as one that was not interrupted; it begins with `state` where there is none. A damaged

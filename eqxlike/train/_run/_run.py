@@ -201,7 +201,7 @@ class Run(Generic[Model]):
         """Waits for the losses on the device, and sets `divergence` if one of their steps was bad.
 
         The state is then that before it: either the step kept it (`keep_if_finite`), or it has no
-        guard, and `_undo` repeats the steps since the last look.
+        guard, and `_undo` repeats the steps since the last read.
         """
         if not self._pending:
             return

@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
 
     - `is_good`: whether all of it is finite, and it was not halted.
     - `step`: how many steps it has made.
-    - `losses`: of the calls since the last look.
+    - `losses`: of the calls since the last read.
     - `joined`: a copy of its small arrays; `None` if they are not that small together.
     """
 
@@ -110,7 +110,7 @@ class Undo:
         return self._num_bytes >= LARGEST_BATCHES
 
     def begin(self, leaves: Leaves) -> None:
-        """Keeps a copy of a good state, unless there is one since the last look."""
+        """Keeps a copy of a good state, unless there is one since the last read."""
         if self._good is None:
             self._kinds = tuple(
                 (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves

@@ -113,7 +113,7 @@ def plan(
 ) -> Plan:
     """The memory of each device and the exchange between them that a training would need.
 
-    Only shapes are looked at: nothing is allocated, and no device is used. Activations are not in
+    Only shapes are read: nothing is allocated, and no device is used. Activations are not in
     it: they depend on the batch.
 
     **Arguments:**
