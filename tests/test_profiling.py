@@ -20,7 +20,7 @@ def test_profiler_writes_a_tree_a_page_and_the_session(monkeypatch, tmp_path, ca
 
     monkeypatch.setattr(jit_dispatch, "measure", few_rounds)
     out = tmp_path / "made"
-    assert jit_dispatch.main(["--case", "^identity", "--out", str(out), "--calls", "500"]) == 0
+    assert jit_dispatch.main(["--case", "^identity", "--out", str(out), "--calls", "100"]) == 0
     printed = capsys.readouterr().out
     assert "Identity, (1, 1)" in printed
     assert "jax.jit" in printed

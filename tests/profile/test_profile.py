@@ -185,6 +185,7 @@ def test_run_without_calls_has_an_empty_table():
 
 def test_samples_show_the_frames_of_a_call(tmp_path):
     pytest.importorskip("pyinstrument")
+    double(X)  # is compiled here: samples of that are many, and deep
     with eqx.profile(sample=True, interval_s=1e-4) as found:
         for _ in range(200):
             double(X)

@@ -561,3 +561,29 @@ def test_a_state_that_is_mostly_frozen_is_guarded_in_each_step_and_not_copied(mo
     step = make_step(lambda model, x, key: jnp.mean(jax.vmap(model["layer"])(x) ** 2), OPTIMISER)
     assert fit(state, step, batches(), num_steps=3).stopped == "finished"
     assert not copies
+
+
+def test_the_check_keeps_one_copy_of_the_state_and_none_of_a_large_one(monkeypatch):
+    def loss(model, x, key):
+        return jnp.mean(jax.vmap(model)(x) ** 2)
+
+    def most_bytes(check_finite):
+        """Of arrays that are alive when a step begins."""
+        found = []
+
+        def watched():
+            for _ in range(6):
+                found.append(sum(each.nbytes for each in jax.live_arrays()))
+                yield np.ones((4, 512), np.float32)
+
+        model = nn.Linear(512, 512, key=jax.random.key(0))
+        state = TrainState.create(model, OPTIMISER, key=jax.random.key(1))
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if is_array(leaf))
+        step = make_step(loss, OPTIMISER, check_finite=check_finite)
+        fit(state, step, watched(), num_steps=6, check_every=2)
+        return max(found) / size
+
+    least = most_bytes(False)
+    assert most_bytes(True) == pytest.approx(least + 1, abs=0.05)
+    monkeypatch.setattr(_undo, "LARGEST_STATE", 2**20)
+    assert most_bytes(True) == pytest.approx(least, abs=0.05)
