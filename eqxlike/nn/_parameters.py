@@ -1,5 +1,6 @@
 """The initial values of a layer's parameters."""
 
+import collections
 import functools
 import itertools
 import math
@@ -47,10 +48,10 @@ def fan_in_limit(fan_in: int) -> float:
 def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, ...]:
     """Draws the parameters of a layer, each from its own part of `key`; `None` stays `None`.
 
-    A small array is the beginning of a larger one, which a program draws that serves for arrays of
-    many shapes: building a model compiles a handful of programs. The numbers are those that
-    `jax.random.uniform` draws for the shape. `key` may be `None` if each parameter has a `fill`; it
-    is then `jax.random.key(0)` for those that have an initializer too.
+    All that have no initializer are made by one compiled function: building a layer costs one
+    dispatch. The first layers of some shapes are made by functions that serve for many shapes:
+    building a model compiles little. `key` may be `None` if each parameter has a `fill`; it is then
+    `jax.random.key(0)` for those that have an initializer too.
 
     **Raises:** `TypeError` for a dtype that is neither floating nor complex; `ValueError` if an
     initializer returns another shape or dtype.
@@ -64,12 +65,13 @@ def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, 
         return tuple(map(_draw_one, keys, parameters))
     if all(parameter.fill is not None for parameter in present):
         key = None
-    if key is None or isinstance(key, Tracer) or not _is_counted(key):
-        return _draw_at_once(key, parameters)
-    keys = _split(key, max(len(parameters), 4))
-    # A key that a trace closes over is an array, and what is drawn from it is none.
-    draw_one = _draw_one if isinstance(keys[0], Tracer) else _draw_by_count
-    return tuple(map(draw_one, keys, parameters))
+    is_eager = not isinstance(key, Tracer)
+    if key is not None and is_eager and _is_compiled_for_many(key, parameters):
+        keys = _split(key, max(len(parameters), 4))
+        # A trace may close over a key: that is an array, what is drawn from it is not.
+        draw_one = _draw_one if isinstance(keys[0], Tracer) else _draw_padded
+        return tuple(map(draw_one, keys, parameters))
+    return _draw_at_once(key, parameters, is_eager)
 
 
 def draw_affine(
@@ -87,20 +89,38 @@ def draw_affine(
     return draw(key, weight if use_weight else None, bias if use_bias else None)
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def _draw_at_once(
-    key: PRNGKeyArray | None, parameters: tuple[Parameter | None, ...]
+    key: PRNGKeyArray | None, parameters: tuple[Parameter | None, ...], is_eager: bool
 ) -> tuple[Any, ...]:
+    """`draw` without initializers; `is_eager` says whether this is all that the program does."""
     keys = [None] * len(parameters) if key is None else jr.split(key, len(parameters))
-    return tuple(map(_draw_one, keys, parameters))
+    drawn: list[Any] = []
+    for key, parameter in zip(keys, parameters, strict=True):
+        if is_eager and drawn and key is not None:
+            # One array after another. Side by side, as XLA has it on a CPU, they are drawn by
+            # several threads, whose waiting on jax 0.12 costs more than to draw a small array: 2.3
+            # times the time for shapes (64, 64) and (64,).
+            drawn[-1], key = jax.lax.optimization_barrier((drawn[-1], key))
+            # To the check for keys that are used twice, the barrier was the first use of this one.
+            key = jr.clone(key)
+        drawn.append(_draw_one(key, parameter, is_eager))
+    return tuple(drawn)
 
 
-def _draw_one(key: Any, parameter: Parameter | None) -> Array | None:
+def _draw_one(key: Any, parameter: Parameter | None, is_eager: bool = False) -> Array | None:
     if parameter is None:
         return None
     shape, dtype, limit, initializer, inputs_last, fill = parameter
+    if initializer is None and fill is not None:
+        return jnp.full(shape, fill, dtype)
     if initializer is None:
-        return uniform(key, shape, dtype, limit) if fill is None else jnp.full(shape, fill, dtype)
+        # Threefry's numbers depend on where in memory they stand. To count that along several axes,
+        # XLA's program for shape (64, 64, 3, 3) was compiled in 2.7 times the time and ran in 3.
+        # In a larger program the array may be sharded, by any of its axes.
+        if is_eager and jr.key_impl(key) == "threefry2x32":
+            return uniform(key, (math.prod(shape),), dtype, limit).reshape(shape)
+        return uniform(key, shape, dtype, limit)
     if inputs_last:
         outputs, inputs, *window = shape
         shape = (*window, inputs, outputs)
@@ -133,35 +153,41 @@ def uniform(
 _MAX_PADDED = 2**16
 """Numbers up to which an array is the beginning of a larger one, four times as large at most."""
 
+_MAX_TIMES = 32
+"""The layers of the same parameters after which they have a program of their own: it takes half of
+the time or less, and is worth compiling.
+"""
 
-def _is_counted(key: PRNGKeyArray) -> bool:
-    """Whether what is drawn at a place depends on its number alone, and not on how many there are."""
+_times: collections.Counter[tuple[Parameter | None, ...]] = collections.Counter()
+
+
+def _is_compiled_for_many(key: PRNGKeyArray, parameters: tuple[Parameter | None, ...]) -> bool:
+    """Whether to draw with programs that serve for many shapes.
+
+    For Threefry's partitionable numbers alone the beginning of an array is a shorter array.
+    """
     is_partitionable: bool = jax.config.jax_threefry_partitionable  # pyright: ignore
-    is_threefry = jr.key_impl(key) == "threefry2x32"
-    return is_threefry and is_partitionable and len(key.devices()) == 1
+    if not is_partitionable or jr.key_impl(key) != "threefry2x32" or len(key.devices()) > 1:
+        return False
+    _times[parameters] += 1
+    sizes = (math.prod(parameter.shape) for parameter in parameters if parameter)
+    return _times[parameters] <= _MAX_TIMES and max(sizes) <= _MAX_PADDED
 
 
 _split = jax.jit(lambda key, num: tuple(jr.split(key, num)), static_argnums=1)
 
+_uniform = jax.jit(
+    lambda key, limit, size, dtype: uniform(key, (size,), dtype, limit), static_argnums=(2, 3)
+)
 
-def _draw_by_count(key: PRNGKeyArray, parameter: Parameter | None) -> Array | None:
-    """`_draw_one` for a parameter without an initializer."""
+
+def _draw_padded(key: PRNGKeyArray, parameter: Parameter | None) -> Array | None:
     if parameter is None or parameter.fill is not None:
         return _draw_one(key, parameter)
-    shape, dtype = parameter.shape, parameter.dtype
-    limit = np.asarray(parameter.limit, jnp.finfo(dtype).dtype)
-    size = math.prod(shape)
-    if size > _MAX_PADDED:
-        return _uniform(key, limit, size, shape, dtype)
-    padded = next(count for count in itertools.count(4) if 4**count >= size)
-    drawn = _uniform(key, limit, 4**padded, None, dtype)
-    array = np.asarray(drawn)[:size].reshape(shape)
-    return jax.device_put(array, drawn.sharding if drawn.committed else None)
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def _uniform(key: Any, limit: Any, size: int, shape: Any, dtype: Any) -> Array:
-    # To count along several axes, XLA's program for shape (64, 64, 3, 3) was compiled in 2.7 times
-    # the time and ran in 3.
-    drawn = uniform(key, (size,), dtype, limit)
-    return drawn if shape is None else drawn.reshape(shape)
+    shape, dtype, size = parameter.shape, parameter.dtype, math.prod(parameter.shape)
+    padded = next(4**count for count in itertools.count(4) if 4**count >= size)
+    # Transfers are explicit, for those who disallow others.
+    place = key.sharding if key.committed else None
+    limit = jax.device_put(np.asarray(parameter.limit, jnp.finfo(dtype).dtype), place)
+    drawn = jax.device_get(_uniform(key, limit, padded, dtype))
+    return jax.device_put(drawn[:size].reshape(shape), place)

@@ -8,6 +8,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
+from eqxlike.nn import _parameters
 from eqxlike.nn._parameters import Parameter, draw
 
 FLOAT32 = jnp.dtype("float32")
@@ -74,8 +75,9 @@ def test_arrays_are_the_same_under_jit_and_vmap_and_without_jit(getkey):
 
 
 @pytest.mark.usefixtures("plain_dispatch")
-def test_arrays_of_many_shapes_are_drawn_by_few_programs():
+def test_arrays_of_many_shapes_are_drawn_by_few_programs(monkeypatch):
     shapes = [(1,), (7, 3), (256,), (9, 9, 9), (300, 300), (300, 301)]
+    _parameters._times.clear()
     num_compiled = 0
 
     def listen(event, duration_s, **_):
@@ -86,12 +88,39 @@ def test_arrays_of_many_shapes_are_drawn_by_few_programs():
     key = jax.device_put(jr.key(5), device)
     jax.clear_caches()
     jax.monitoring.register_event_duration_secs_listener(listen)
-    arrays = [draw(key, Parameter(shape, FLOAT32, 0.5), None)[0] for shape in shapes]
+    with jax.transfer_guard("disallow"):
+        arrays = [draw(key, Parameter(shape, FLOAT32, 0.5), None)[0] for shape in shapes]
     jax.monitoring.unregister_event_duration_listener(listen)
     assert num_compiled == 5  # the keys, two sizes of small arrays, and two large arrays
+    monkeypatch.setattr(_parameters, "_MAX_TIMES", 0)
+    assert_same(arrays, [draw(key, Parameter(shape, FLOAT32, 0.5), None)[0] for shape in shapes])
     assert {each for array in arrays for each in array.devices()} == {device}
     for array, shape in zip(arrays, shapes, strict=True):
         expected = jr.uniform(jr.split(jr.key(5))[0], shape, minval=-0.5, maxval=0.5)
         np.testing.assert_array_equal(array, expected)
     closed_over = jax.jit(lambda: draw(key, Parameter((7, 3), FLOAT32, 0.5), None)[0])
     np.testing.assert_array_equal(closed_over(), arrays[1])
+
+
+def compiled_text(function, *arguments) -> str:
+    text = function.lower(*arguments).compile().as_text()
+    assert text is not None
+    return text
+
+
+def test_kernel_is_counted_along_one_axis(getkey):
+    # Along four axes its program takes three times as long to compile, and to run.
+    options = (Parameter((2, 3, 4, 5), FLOAT32), Parameter((2, 1, 1), FLOAT32)), True
+    program = compiled_text(_parameters._draw_at_once, getkey(), *options)
+    assert "u32[120]" in program
+    assert "u32[2,3,4,5]" not in program
+
+
+def test_arrays_of_a_layer_are_drawn_one_after_another(getkey):
+    # Side by side they wait for each other's threads, on jax 0.12 longer than they take.
+    program = jax.make_jaxpr(_parameters._draw_at_once, static_argnums=(1, 2))
+    options = (Parameter((4, 4), FLOAT32), Parameter((4,), FLOAT32), Parameter((3,), FLOAT32))
+    assert str(program(getkey(), options, True)).count("optimization_barrier") == 2
+    # In a larger program the arrays may be sharded, and are drawn in parts.
+    program = jax.make_jaxpr(lambda key: draw(key, *options))
+    assert "optimization_barrier" not in str(program(getkey()))
