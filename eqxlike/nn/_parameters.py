@@ -174,11 +174,14 @@ def _is_compiled_for_many(key: PRNGKeyArray, parameters: tuple[Parameter | None,
     return _times[parameters] <= _MAX_TIMES and max(sizes) <= _MAX_PADDED
 
 
-_split = jax.jit(lambda key, num: tuple(jr.split(key, num)), static_argnums=1)
+@functools.partial(jax.jit, static_argnums=1)
+def _split(key: PRNGKeyArray, num: int) -> tuple[PRNGKeyArray, ...]:
+    return tuple(jr.split(key, num))
 
-_uniform = jax.jit(
-    lambda key, limit, size, dtype: uniform(key, (size,), dtype, limit), static_argnums=(2, 3)
-)
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _draw_flat(key: PRNGKeyArray, limit: Array, size: int, dtype: jnp.dtype) -> Array:
+    return uniform(key, (size,), dtype, limit)
 
 
 def _draw_padded(key: PRNGKeyArray, parameter: Parameter | None) -> Array | None:
@@ -189,5 +192,5 @@ def _draw_padded(key: PRNGKeyArray, parameter: Parameter | None) -> Array | None
     # Transfers are explicit, for those who disallow others.
     place = key.sharding if key.committed else None
     limit = jax.device_put(np.asarray(parameter.limit, jnp.finfo(dtype).dtype), place)
-    drawn = jax.device_get(_uniform(key, limit, padded, dtype))
+    drawn = jax.device_get(_draw_flat(key, limit, padded, dtype))
     return jax.device_put(drawn[:size].reshape(shape), place)
