@@ -22,6 +22,7 @@ from eqxlike._timing import Call
 
 STEPS = Table("First call of a training step", is_first_call=True)
 MANY_LEAVES = Table("First call with many leaves", is_first_call=True)
+BUILDING = Table("Layers built first in a process", is_first_call=True)
 
 JAX = "jax.jit"
 
@@ -115,6 +116,32 @@ def dict_of_arrays(count: int) -> Row:
     return compare(MANY_LEAVES, f"dict of {count} arrays", prepare, jax.jit)
 
 
+def layers_of_many_shapes(count: int) -> Row:
+    """Building `count` layers, none of the shape of another, where JAX has compiled nothing yet."""
+
+    def preparing(library: str) -> Prepare:
+        nn = importlib.import_module(f"{library}.nn")
+
+        def build() -> jax.Array:
+            keys = jax.random.split(jax.random.key(0), count)
+            built = [
+                nn.Linear(5 + 3 * index, 7 + 5 * index, key=key) for index, key in enumerate(keys)
+            ]
+            return built[-1].weight
+
+        def prepare() -> Call:
+            jax.clear_caches()
+            return build
+
+        return prepare
+
+    builders = {
+        "eqxlike": functools.partial(preparing, "eqxlike"),
+        "Equinox": functools.partial(preparing, "equinox"),
+    }
+    return Row(BUILDING, Case(f"{count} shapes", builders, "Equinox"), check_first_calls)
+
+
 def rows() -> list[Row]:
     """The rows of first calls."""
     return [
@@ -122,4 +149,5 @@ def rows() -> list[Row]:
         static_leaves_in(100_000),
         dict_of_arrays(5_000),
         static_leaves_out(20_000),
+        layers_of_many_shapes(16),
     ]
