@@ -108,9 +108,10 @@ ROOMS = {
     ),
     "train": (
         {"_checks"},
-        {"_loss_forms", "_metrics"},
+        {"_loss_forms", "_loss_scale", "_metrics"},
         {"_checkpoints", "_state", "metrics"},
-        {"_run", "_safetensors", "_sharding"},
+        {"_guards", "_safetensors", "_sharding"},
+        {"_run"},
         {"_batches", "_callbacks", "_step"},
         {"_loop", "_make_evaluate"},
     ),

@@ -17,8 +17,12 @@ from ._checkpoints import Restored as Restored
 from ._checkpoints import Saving as Saving
 from ._checkpoints import restore as restore
 from ._checkpoints import save as save
+from ._guards import all_finite as all_finite
+from ._guards import keep_if_finite as keep_if_finite
+from ._guards import tree_where as tree_where
 from ._loop import FitResult as FitResult
 from ._loop import fit as fit
+from ._loss_scale import DynamicLossScale as DynamicLossScale
 from ._make_evaluate import make_evaluate as make_evaluate
 from ._run import Run as Run
 from ._safetensors import export_safetensors as export_safetensors
@@ -33,9 +37,5 @@ from ._sharding import data_parallel as data_parallel
 from ._sharding import fsdp as fsdp
 from ._sharding import plan as plan
 from ._sharding import shard as shard
-from ._state import DynamicLossScale as DynamicLossScale
 from ._state import TrainState as TrainState
-from ._state import all_finite as all_finite
-from ._state import keep_if_finite as keep_if_finite
-from ._state import tree_where as tree_where
 from ._step import make_step as make_step

@@ -77,17 +77,6 @@ def check_optimiser(optimiser: Any, taker: str) -> None:
         )
 
 
-def check_state(state: Any, state_type: type, taker: str) -> None:
-    """Raises `TypeError` for what is not a `TrainState`, such as a model."""
-    if not isinstance(state, state_type):
-        got = f"the class {state.__name__}" if isinstance(state, type) else type(state).__name__
-        raise TypeError(
-            f"{taker} expected a TrainState, and got {got}. Make one of a model with "
-            "`TrainState.create(model, optimiser, key=key)`, and take the newest that a step, or "
-            "`fit`, returned."
-        )
-
-
 def check_not_deleted(tree: PyTree, name: str, taker: str) -> None:
     """Raises `RuntimeError`, as JAX does later and elsewhere, if arrays of `tree` were donated."""
     paths = deleted_paths(tree, name)

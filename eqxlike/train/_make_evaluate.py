@@ -11,9 +11,9 @@ from jax.typing import ArrayLike
 from .._pytree import is_array
 from .._transforms import filter_jit
 from ._batches import Minibatches
-from ._checks import check_state, check_takes
+from ._checks import check_takes
 from ._sharding import Sharding, check_sharding, measure_sharded
-from ._state import TrainState
+from ._state import TrainState, check_state
 from .metrics import Mean, mean
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -71,7 +71,7 @@ def make_evaluate(
     measured = filter_jit(_as_means(measure))
 
     def evaluate(state: TrainState) -> dict[str, float]:
-        check_state(state, TrainState, "evaluate")
+        check_state(state, "evaluate")
         fresh = batches() if callable(batches) else batches
         # The optimiser's state is not an argument: it would only be carried along.
         models = (state.model,) if state.model_state is None else (state.model, state.model_state)

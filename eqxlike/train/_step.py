@@ -13,17 +13,11 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from .._pytree import apply_updates, filter, is_inexact_array
 from .._transforms import filter_jit, filter_value_and_grad
-from ._checks import check_callable, check_optimiser, check_optimiser_state, check_state
+from ._checks import check_callable, check_optimiser, check_optimiser_state
+from ._guards import halt_if_not_finite, keep_if_finite, register_unguarded, skip_overflow
 from ._loss_forms import Evaluate, Evaluation, evaluator
 from ._sharding import Sharding, check_sharding, evaluate_sharded, shard
-from ._state import (
-    DynamicLossScale,
-    TrainState,
-    halt_if_not_finite,
-    keep_if_finite,
-    register_unguarded,
-    skip_overflow,
-)
+from ._state import TrainState, check_state
 
 Model = TypeVar("Model", bound=Any)
 ModelState = TypeVar("ModelState", bound=Any)
@@ -131,13 +125,12 @@ def make_step(
 
     def guarded_by(guard: Callable[..., TrainState] | None) -> Any:
         def step(state: TrainState, batch: Any) -> tuple:
-            check_state(state, TrainState, "The step")
+            check_state(state, "The step")
             parameters = filter(state.model, is_inexact_array)
             check_optimiser_state(optimiser, parameters, state.optimiser_state)
             loss_key = jr.fold_in(state.key, state.step)
-            objective = scale(evaluate, state.loss_scale)
-            evaluation, gradients = differentiate(objective, state, batch, loss_key)
-            updated = update(optimiser, state, parameters, evaluation, gradients)
+            evaluation, gradients = _differentiate(evaluate, state, batch, loss_key)
+            updated = _update(optimiser, state, parameters, evaluation, gradients)
             updated, judged = skip_overflow(state, updated, gradients, evaluation.loss)
             if guard is not None:
                 updated = guard(state, updated, judged)
@@ -157,42 +150,34 @@ def make_step(
     return step
 
 
-Objective = Callable[[Any, Any, Any, PRNGKeyArray], tuple[Any, Evaluation]]
-"""As `Evaluate`, with the number to differentiate before the evaluation."""
+def _differentiate(
+    evaluate: Evaluate, state: TrainState, batch: Any, key: PRNGKeyArray
+) -> tuple[Evaluation, PyTree]:
+    """The evaluation of the loss, and its gradients, which are scaled in between if need be."""
+    loss_scale = state.loss_scale
 
-
-def scale(evaluate: Evaluate, loss_scale: DynamicLossScale | None) -> Objective:
-    """The loss, times the scale if there is one."""
-
-    def objective(*arguments: Any) -> tuple[Any, Evaluation]:
+    def scaled_loss(*arguments: Any) -> tuple[Any, Evaluation]:
         evaluation = evaluate(*arguments)
         loss = evaluation.loss
         return loss if loss_scale is None else loss_scale.scale_loss(loss), evaluation
 
-    return objective
-
-
-def differentiate(
-    objective: Objective, state: TrainState, batch: Any, key: PRNGKeyArray
-) -> tuple[Evaluation, PyTree]:
-    """What the loss comes to, and its gradients, with the scale taken off."""
-    value_and_gradients = filter_value_and_grad(objective, has_aux=True)
+    value_and_gradients = filter_value_and_grad(scaled_loss, has_aux=True)
     (_, evaluation), gradients = value_and_gradients(state.model, state.model_state, batch, key)
     # For a complex parameter JAX gives the conjugate of the direction in which the loss grows.
     gradients = jax.tree_util.tree_map(jnp.conj, gradients)
-    if state.loss_scale is not None:
-        gradients = state.loss_scale.unscale(gradients)
+    if loss_scale is not None:
+        gradients = loss_scale.unscale(gradients)
     return evaluation._replace(loss=jnp.asarray(evaluation.loss)), gradients
 
 
-def update(
+def _update(
     optimiser: optax.GradientTransformation,
     state: TrainState,
     parameters: PyTree,
     evaluation: Evaluation,
     gradients: PyTree,
 ) -> TrainState:
-    """The state after the update, one step on."""
+    """The state after one more step."""
     # Optax counts on promotion (Adam raises a float to an integer count), also where the user wants
     # the model's own arithmetic strict.
     with jax.numpy_dtype_promotion("standard"):

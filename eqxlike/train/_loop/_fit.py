@@ -16,9 +16,9 @@ from ..._interrupt import Interrupt, delayed_interrupt
 from ..._pytree import deleted_paths, tree_at
 from .._callbacks import Callback, Checkpoint, load_kept
 from .._checkpoints import CheckpointError, CheckpointFolder
-from .._checks import check_callable, check_not_deleted, check_state, check_takes
+from .._checks import check_callable, check_not_deleted, check_takes
 from .._run import Batch, Run, Stack, Step
-from .._state import Model, TrainState, copy_arrays
+from .._state import Model, TrainState, check_state, copy_arrays
 from ._feed import Feed
 from ._schedule import EvaluateState, Schedule, checked_callbacks
 
@@ -272,7 +272,7 @@ def fit(
     >>> result.stopped, len(result.history), result.history[-1] < result.history[0]
     ('finished', 10, True)
     """
-    check_state(state, TrainState, "fit")
+    check_state(state, "fit")
     check_not_deleted(state, "state", "fit")
     check_callable(step, "step(state, batch)")
     check_takes(step, "step(state, batch)", "fit")

@@ -22,7 +22,8 @@ from ..._partition import flatten
 from ..._programs import equations_in
 from ..._pytree import deleted_paths, filter, is_inexact_array
 from ..._transforms import JitFunction, filter_make_jaxpr
-from .._state import SMALL, TrainState, is_kept_finite, ravel_by_dtype, unguarded
+from .._guards import SMALL, is_kept_finite, ravel_by_dtype, unguarded
+from .._state import TrainState
 from ._flat_steps import Form, Leaves
 from ._stack import Stack
 

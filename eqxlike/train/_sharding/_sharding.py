@@ -16,9 +16,9 @@ from ..._compat import Tracer
 from ..._dtypes import is_key
 from ..._pytree import Which, is_array
 from ..._transforms import note_check
-from .._checks import check_not_deleted, check_state
+from .._checks import check_not_deleted
 from .._loss_forms import Evaluate, Evaluation
-from .._state import Model, TrainState, copy_arrays
+from .._state import Model, TrainState, check_state, copy_arrays
 from ._rules import (
     AnyMesh,
     LongestAxis,
@@ -137,7 +137,7 @@ class Sharding:
 
         **Raises:** as `of_model`; `TypeError` for what is not a `TrainState`.
         """
-        check_state(state, TrainState, "Sharding")
+        check_state(state, "Sharding")
         shardings = jtu.tree_map(
             lambda leaf: self.whole if is_array_or_struct(leaf) else None, state
         )
