@@ -1,6 +1,7 @@
 from ._callback import Callback as Callback
-from ._callback import load_kept as load_kept
 from ._checkpoint import Checkpoint as Checkpoint
+from ._checkpoint import Resumed as Resumed
+from ._checkpoint import newest_in as newest_in
 from ._early_stopping import EarlyStopping as EarlyStopping
 from ._logging import JsonLines as JsonLines
 from ._logging import Progress as Progress

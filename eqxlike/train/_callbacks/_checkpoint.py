@@ -1,15 +1,18 @@
-"""Saves a training now and then, so that it can go on where it ended."""
+"""Checkpoints of a training, and where a resumed run goes on from."""
 
+import functools
 import math
 import os
 import pathlib
 import warnings
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from ..._check_numbers import whole_number
-from .._checkpoints import CheckpointFolder, Saving
+from .._checkpoints import CheckpointError, CheckpointFolder, Saving
 from .._run import Run
-from ._callback import Callback, kept_by, metric_of
+from .._state import TrainState
+from ._callback import Callback, kept_by, load_kept, metric_of
 
 
 class Checkpoint(Callback):
@@ -59,7 +62,7 @@ class Checkpoint(Callback):
             raise ValueError(f'Checkpoint: on_error must be "raise" or "warn", got {on_error!r}.')
         if keep_best is not None and metric is None:
             raise ValueError("Checkpoint: keep_best needs the name of a metric: give `metric`.")
-        self.every = self._saved_every = whole_number(every, "Checkpoint: every")
+        self.every = whole_number(every, "Checkpoint: every")
         self.folder = CheckpointFolder(folder, keep_last=keep_last, keep_best=keep_best, mode=mode)
         self.keep_best, self.metric = keep_best, metric
         self.background, self.on_error = background, on_error
@@ -109,13 +112,13 @@ class Checkpoint(Callback):
 
     def _check_evaluated(self, run: Run) -> None:
         """Sees that checkpoints can be told apart by what is evaluated."""
-        saved, evaluated = self._saved_every, run.evaluate_every
+        saved, evaluated = self.every, run.evaluate_every
         if evaluated is None:
             raise ValueError(
                 "Checkpoint: keep_best compares what evaluations give: call fit with `evaluate` "
                 "and `evaluate_every`."
             )
-        if saved <= run.num_steps < math.lcm(saved, evaluated):
+        if saved is not None and saved <= run.num_steps < math.lcm(saved, evaluated):
             raise ValueError(
                 "Checkpoint: keep_best compares checkpoints by evaluations after the same step; "
                 f"got checkpoints every {saved} steps and evaluations every {evaluated}. Make one "
@@ -144,3 +147,67 @@ class Checkpoint(Callback):
         if self.on_error == "raise":
             raise error
         warnings.warn(f"A checkpoint was not written, and training goes on: {error}.", stacklevel=2)
+
+
+# --- Where a run goes on from ---
+
+
+class Resumed(NamedTuple):
+    """What a checkpoint of `fit` holds.
+
+    - `state`, `steps`: the state, and after how many steps of the run.
+    - `position`: of the batches then; `None` if they had none.
+    - `kept`: of callbacks; their arrays are in the `folder`.
+    """
+
+    state: TrainState
+    steps: int
+    position: Mapping[str, Any] | None
+    kept: dict[str, Any]
+    folder: CheckpointFolder
+
+    def load_callbacks(self, callbacks: Sequence[Callback], run: Run) -> None:
+        """Gives back to callbacks what was kept of them."""
+        read = functools.partial(self.folder.restore_beside, self.steps)
+        load_kept(callbacks, run, self.kept, read)
+
+
+def newest_in(
+    folder: str | os.PathLike[str], like: TrainState, callbacks: Iterable[Callback]
+) -> Resumed | None:
+    """The newest good checkpoint in a folder; `None` where there is none.
+
+    **Raises:** what `CheckpointFolder.restore_newest` raises, and `ValueError` for a checkpoint
+    that `fit` did not make.
+    """
+    checkpoints = _writer_of(folder, callbacks) or CheckpointFolder(folder)
+    try:
+        restored = checkpoints.restore_newest(like)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        error.add_note("Here `like` is the state that `fit` is given.")
+        raise
+    if restored is None:
+        return None
+    data = restored.data
+    if not isinstance(data, dict) or not {"steps", "batches"} <= data.keys():
+        raise ValueError(
+            f"fit goes on from checkpoints that `train.Checkpoint` made, which say after how many "
+            f"steps they are; the newest in {os.fspath(folder)} does not. Read it with "
+            "`train.restore`, and give the state to `fit`."
+        )
+    return Resumed(
+        *(restored.state, data["steps"], data["batches"]), data.get("callbacks", {}), checkpoints
+    )
+
+
+def _writer_of(
+    folder: str | os.PathLike[str], callbacks: Iterable[Callback]
+) -> CheckpointFolder | None:
+    """The callback's own, if one of them writes there: it is to know which ones are damaged."""
+    path = pathlib.Path(os.path.realpath(folder))
+    for callback in callbacks:
+        if isinstance(callback, Checkpoint) and callback.folder.folder == path:
+            return callback.folder
+    return None

@@ -3,196 +3,21 @@
 import contextlib
 import functools
 import os
-import pathlib
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from ..._check_numbers import whole_number
 from ..._interrupt import Interrupt, delayed_interrupt
 from ..._pytree import deleted_paths, tree_at
-from .._callbacks import Callback, Checkpoint, load_kept
-from .._checkpoints import CheckpointError, CheckpointFolder
+from .._callbacks import Callback, Resumed, newest_in
 from .._checks import check_callable, check_not_deleted, check_takes
-from .._run import Batch, Run, Stack, Step
+from .._run import Batch, Run, Step
 from .._state import Model, TrainState, check_state, copy_arrays
 from ._feed import Feed
+from ._pace import Pace, StepsPerCall, pace_of
 from ._schedule import EvaluateState, Schedule, checked_callbacks
-
-# --- Where a run goes on from ---
-
-
-class Resumed(NamedTuple):
-    """What a checkpoint of `fit` holds.
-
-    - `state`, `steps`: the state, and after how many steps of the run.
-    - `position`: of the batches then; `None` if they had none.
-    - `kept`: of callbacks; their arrays are in the `folder`.
-    """
-
-    state: TrainState
-    steps: int
-    position: Mapping[str, Any] | None
-    kept: dict[str, Any]
-    folder: CheckpointFolder
-
-    def load_callbacks(self, callbacks: Sequence[Callback], run: Run) -> None:
-        """Gives back to callbacks what was kept of them."""
-
-        def read(name: str, like: Any) -> Any:
-            return self.folder.restore_beside(self.steps, name, like)
-
-        load_kept(callbacks, run, self.kept, read)
-
-
-def newest_in(
-    folder: str | os.PathLike[str], like: TrainState, callbacks: Iterable[Callback]
-) -> Resumed | None:
-    """The newest good checkpoint in a folder; `None` where there is none.
-
-    **Raises:** what `CheckpointFolder.restore_newest` raises, and `ValueError` for a checkpoint
-    that `fit` did not make.
-    """
-    checkpoints = _writer_of(folder, callbacks) or CheckpointFolder(folder)
-    try:
-        restored = checkpoints.restore_newest(like)
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        error.add_note("Here `like` is the state that `fit` is given.")
-        raise
-    if restored is None:
-        return None
-    data = restored.data
-    if not isinstance(data, dict) or not {"steps", "batches"} <= data.keys():
-        raise ValueError(
-            f"fit goes on from checkpoints that `train.Checkpoint` made, which say after how many "
-            f"steps they are; the newest in {os.fspath(folder)} does not. Read it with "
-            "`train.restore`, and give the state to `fit`."
-        )
-    return Resumed(
-        *(restored.state, data["steps"], data["batches"]), data.get("callbacks", {}), checkpoints
-    )
-
-
-def _writer_of(
-    folder: str | os.PathLike[str], callbacks: Iterable[Callback]
-) -> CheckpointFolder | None:
-    """The callback's own, if one of them writes there: it is to know which ones are damaged."""
-    path = pathlib.Path(os.path.realpath(folder))
-    for callback in callbacks:
-        if isinstance(callback, Checkpoint) and callback.folder.folder == path:
-            return callback.folder
-    return None
-
-
-# --- How many steps go into one call ---
-
-
-StepsPerCall = int | Literal["auto"]
-
-CHOICE = 16
-CALLS = {1: 20, CHOICE: 3}
-"""How many calls of one step, and of `CHOICE` steps, are timed, once each was compiled."""
-
-
-class Pace:
-    """How many steps go into the next call: always the same number."""
-
-    is_settled = True
-    message = ""
-    """What was found out, in a sentence."""
-
-    def __init__(self, steps_per_call: int) -> None:
-        self.steps_per_call = steps_per_call
-
-
-class MeasuredPace(Pace):
-    """Single steps at first, then many a call, and then whichever took less time for a step.
-
-    A call that compiles does not count. Nor does the time that batches take.
-    """
-
-    is_settled = False
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.message = (
-            f"It was too short to measure whether {CHOICE} steps a call are faster than one."
-        )
-        self._per_step_us: dict[int, float] = {}
-        self._calls: list[tuple[int, float]] = []
-
-    def measure(self, advance: Callable[[], Any], num_steps: int) -> None:
-        """Calls `advance`, which makes `num_steps` steps and returns arrays of the last."""
-        is_last = len(self._calls) == CALLS[self.steps_per_call]
-        start = time.perf_counter()
-        arrays = advance()
-        if is_last or not self._calls:
-            # What was dispatched before is not on this call's account, nor on the next one's.
-            jax.block_until_ready(arrays)
-        self._calls.append((num_steps, time.perf_counter() - start))
-        if is_last:
-            self._settle()
-
-    def _settle(self) -> None:
-        steps, seconds = map(sum, zip(*self._calls[1:], strict=True))
-        self._per_step_us[self.steps_per_call], self._calls = 1e6 * seconds / steps, []
-        if self.steps_per_call == 1:
-            self.steps_per_call = CHOICE
-            return
-        singly, many = (self._per_step_us[steps] for steps in CALLS)
-        self.steps_per_call, self.is_settled = (CHOICE if many < singly else 1), True
-        self.message = (
-            f"Chose {self.steps_per_call} a call: a step took {singly:.1f} us by itself, and "
-            f"{many:.1f} us among {CHOICE}."
-        )
-
-
-def pace_of(steps_per_call: StepsPerCall) -> Pace:
-    """The pace that an argument asks for.
-
-    **Raises:** `ValueError` for what is neither a positive integer nor `"auto"`.
-    """
-    if steps_per_call == "auto":
-        return MeasuredPace()
-    if isinstance(steps_per_call, str):
-        raise ValueError(
-            f'steps_per_call must be an integer of at least 1, or "auto", got {steps_per_call!r}.'
-        )
-    return Pace(whole_number(steps_per_call, "steps_per_call"))
-
-
-Stopped = Literal["finished", "stopped", "interrupted", "diverged"]
-
-
-class FitResult(NamedTuple, Generic[Model]):
-    """The end of a training.
-
-    - `state`: after the last good step, ready to go on from.
-    - `history`: the loss of every step that this call of `fit` made, as Python floats: of none,
-      where a resumed run was at its end.
-    - `stopped`: why: all steps were made, a callback asked for it, Ctrl-C, or a loss or state that
-      was not finite.
-    - `message`: the same in a sentence, with the step and, for a divergence, the loss.
-    - `evaluations`: the step and the metrics of each evaluation that it made.
-    - `steps_per_call`: how many steps went into one call, as they were given or chosen.
-    """
-
-    state: TrainState[Model]
-    history: tuple[float, ...]
-    stopped: Stopped
-    message: str
-    evaluations: tuple[tuple[int, Mapping[str, float]], ...] = ()
-    steps_per_call: int = 1
-
-    @property
-    def exit_status(self) -> int:
-        """What a script may end with: 0, or 130 after Ctrl-C, or 1 for a divergence."""
-        return {"interrupted": 130, "diverged": 1}.get(self.stopped, 0)
 
 
 def fit(
@@ -209,7 +34,7 @@ def fit(
     on_log: Callable[[int, float], None] | None = None,
     check_every: int = 100,
     resume_from: str | os.PathLike[str] | None = None,
-) -> FitResult[Model]:
+) -> "FitResult[Model]":
     """Runs a training step over batches.
 
     Steps are dispatched without waiting for their results. The host reads the losses every
@@ -306,6 +131,35 @@ def fit(
     return result
 
 
+Stopped = Literal["finished", "stopped", "interrupted", "diverged"]
+
+
+class FitResult(NamedTuple, Generic[Model]):
+    """The end of a training.
+
+    - `state`: after the last good step, ready to go on from.
+    - `history`: the loss of every step that this call of `fit` made, as Python floats: of none,
+      where a resumed run was at its end.
+    - `stopped`: why: all steps were made, a callback asked for it, Ctrl-C, or a loss or state that
+      was not finite.
+    - `message`: the same in a sentence, with the step and, for a divergence, the loss.
+    - `evaluations`: the step and the metrics of each evaluation that it made.
+    - `steps_per_call`: how many steps went into one call, as they were given or chosen.
+    """
+
+    state: TrainState[Model]
+    history: tuple[float, ...]
+    stopped: Stopped
+    message: str
+    evaluations: tuple[tuple[int, Mapping[str, float]], ...] = ()
+    steps_per_call: int = 1
+
+    @property
+    def exit_status(self) -> int:
+        """What a script may end with: 0, or 130 after Ctrl-C, or 1 for a divergence."""
+        return {"interrupted": 130, "diverged": 1}.get(self.stopped, 0)
+
+
 class _Loop(NamedTuple):
     """A run, and all that it is run with."""
 
@@ -346,7 +200,8 @@ class _Loop(NamedTuple):
                     if run.divergence is None:
                         schedule.at_end(run)
                     return
-                self._advance(batches)
+                advance = functools.partial(run.advance, self.step, batches, pace.steps_per_call)
+                pace.run(advance, batches.count)
                 is_stopping = interrupt.is_requested and not self.feed.has_mismatched_batch
                 is_due = run.steps == due or run.num_unread >= self.check_every or run.is_full
                 if is_stopping or is_due:
@@ -355,14 +210,6 @@ class _Loop(NamedTuple):
                         return
             run.position = self.feed.position
             schedule.at(run)
-
-    def _advance(self, batches: Stack) -> None:
-        run, pace = self.run, self.pace
-        advance = functools.partial(run.advance, self.step, batches, pace.steps_per_call)
-        if isinstance(pace, MeasuredPace) and not pace.is_settled:
-            pace.measure(advance, batches.count)
-        else:
-            advance()
 
     def result(self, interrupt: Interrupt) -> FitResult:
         """How it ended."""
