@@ -1,6 +1,6 @@
 """A training under way, on the arrays of its state."""
 
-from ._run import Batch as Batch
 from ._run import Run as Run
-from ._run import Step as Step
 from ._stack import Stack as Stack
+from ._stepper import Batch as Batch
+from ._stepper import Step as Step

@@ -40,13 +40,6 @@ Call = Callable[[Leaves, Stack], tuple[Leaves, Any, Array]]
 """Makes the steps of a stack on the arrays of a state, which it takes."""
 
 
-class _Made(NamedTuple):
-    """Steps that were made since the state was found to be good."""
-
-    call: Call
-    batches: Stack
-
-
 class Verdict(NamedTuple):
     """What the device knows of a state and of the steps before it.
 
@@ -74,7 +67,8 @@ class Undo:
         # A copy of the small arrays of a state that was found to be good.
         self._joined: _Joined | None = None
         self._kinds: tuple[_Kind, ...] = ()
-        self._made: list[_Made] = []
+        # The calls since a state was found to be good, with their batches.
+        self._made: list[tuple[Call, Stack]] = []
         self._num_bytes = 0
 
     @classmethod
@@ -97,13 +91,9 @@ class Undo:
             and num_bytes <= min(LARGEST_STATE, 2**20 + 8 * sum(leaf.nbytes for leaf in trained))
             and 8 * batches.nbytes <= LARGEST_BATCHES
         )
-        if not is_worth_it:
-            return None
-        return (
-            cls(without_guard)
-            if _may_be_repeated(without_guard, state, form, batches.first)
-            else None
-        )
+        if is_worth_it and _may_be_repeated(without_guard, state, form, batches.first):
+            return cls(without_guard)
+        return None
 
     @property
     def is_full(self) -> bool:
@@ -122,7 +112,7 @@ class Undo:
 
     def add(self, call: Call, batches: Stack) -> None:
         """Keeps the batches of a call."""
-        self._made.append(_Made(call, batches))
+        self._made.append((call, batches))
         self._num_bytes += batches.nbytes
 
     def clear(self, joined: "_Joined | None" = None) -> None:
@@ -179,7 +169,7 @@ def _may_be_repeated(step: JitFunction, state: Any, form: Form, batch: Any) -> b
     """
     known = _known.setdefault(step.__wrapped__, {})
     arrays, rest = flatten(batch, is_bound=True)
-    key = form, rest, tuple(np.shape(each) for each in arrays)
+    key = form, rest, tuple(map(np.shape, arrays))
     if key not in known:
         if len(known) >= 8:
             known.clear()
