@@ -16,7 +16,7 @@ from .._pytree import describe_node, find_difference, is_array_like, tree_pforma
 from ._buffers import Buffer
 from ._carry import Form, take_arrays
 from ._flat._counted_while import Condition
-from ._flat._scan import Arrays, Scan, Step
+from ._flat._scan import Arrays, Scan, Step, levels_for
 from ._flat._step import clear_written
 
 Buffers = Callable[[PyTree], Any]
@@ -52,7 +52,7 @@ class Body:
     def clear_written(
         self, operands: Arrays, run: Callable[[Arrays, Arrays], Arrays]
     ) -> list[Array]:
-        """As `clear_written` of its buffers."""
+        """The carry to start with, whose cotangents are cleared where its buffers were written."""
         own = list(map(operator.ne, self.is_buffer, self.is_inside))
         carry = clear_written(own, operands, self.carry, run)
         return clear_written(self.is_inside, operands, carry, run, is_inside=True)
@@ -170,10 +170,13 @@ class _FlatBody:
         return Buffer(leaf, is_active & outer.is_active, self.is_writing and outer.is_writable)
 
 
-def scan_of(
-    body: Body, length: int, levels: tuple[int, ...], checkpoints: int | None = None
-) -> Scan:
-    """The scan that takes the steps of a body; see `Scan`."""
+def scan_of(body: Body, length: int, kind: str, checkpoints: int | None) -> Scan:
+    """The scan of at most `length` steps of a body.
+
+    Its reverse mode saves the carry of each step, unless the kind is `"checkpointed"`: then of
+    fewer, of `checkpoints` if that is a number.
+    """
+    levels = levels_for(length, checkpoints if kind == "checkpointed" else length)
     return Scan(
         body.step,
         length,
@@ -216,7 +219,7 @@ def _is_buffer(node: Any) -> bool:
 
 
 class _Marker:
-    """Stands for the leaf at a place of the carry, where `buffers` chooses from it."""
+    """Represents the leaf at a place of the carry, where `buffers` chooses from it."""
 
     def __init__(self, place: int, leaf: Any):
         self._place = place

@@ -127,7 +127,7 @@ def _is_one_row(index: Any) -> bool:
 
 
 def _write_row(array: Array, index: Array, x: ArrayLike, pred: Any, is_active: Array) -> Array:
-    """As `_write`, at one number. As a slice that is half the time of a scatter."""
+    """Writes at one number: as a slice, in half the time of a scatter."""
     length = array.shape[0]
     # As everywhere in `jax.numpy`: from the end if negative, and dropped if out of bounds.
     index = jnp.where(index < 0, index + length, index)

@@ -15,7 +15,7 @@ from ._body import Body, Buffers, scan_of, trace_body, trace_condition
 from ._carry import Form, take_arrays
 from ._flat._counted_scan import counted_scan
 from ._flat._counted_while import Condition, While, WhileOperands, counted_while, run_while
-from ._flat._scan import Arrays, Operands, Step, levels_for, split
+from ._flat._scan import Arrays, Operands, Step, split
 from ._flat._step import run
 
 Carry = TypeVar("Carry")
@@ -110,12 +110,11 @@ def _run_scan(
     body: Body, xs: Arrays, length: int, kind: str, checkpoints: int | Literal["all"] | None
 ) -> tuple[list[Array], list[Array]]:
     """The last carry and the rows of outputs, of a body that is traced for the rows of `xs`."""
-    if checkpoints == "all" or kind != "checkpointed":
-        checkpoints, levels = None, (max(length, 1),)
-    else:
-        checkpoints = None if checkpoints is None else whole_number(checkpoints, "checkpoints")
-        levels = levels_for(length, checkpoints)
-    loop = scan_of(body, length, levels, checkpoints)
+    if checkpoints == "all":
+        checkpoints = length
+    elif kind == "checkpointed" and checkpoints is not None:
+        checkpoints = whole_number(checkpoints, "checkpoints")
+    loop = scan_of(body, length, kind, checkpoints)
     operands = Operands(body.consts, body.carry, xs)
     if kind == "lax":
         return run(loop, operands)
@@ -229,9 +228,7 @@ def _run_while(
     - `of_condition`: the arrays that the condition closes over.
     """
     length = _UNBOUNDED if max_steps is None else max_steps
-    is_checkpointed = kind == "checkpointed"
-    levels = levels_for(length, checkpoints) if is_checkpointed else (max(length, 1),)
-    loop = While(condition, scan_of(body, length, levels, checkpoints))
+    loop = While(condition, scan_of(body, length, kind, checkpoints))
     operands = WhileOperands(of_condition, body.consts, body.carry)
     if kind == "lax":
         return run_while(loop, operands)
@@ -316,14 +313,12 @@ def fori_loop(
     max_steps, checkpoints = _checked_limit("fori_loop", kind, max_steps, checkpoints)
     first, end = jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
     body = traced(first)
-    _, *carry = _run_while(
-        _numbered(body, first),
-        [end],
-        lambda consts, carry: carry[0] < consts[0],
-        kind,
-        max_steps,
-        checkpoints,
-    )
+
+    def is_before_end(consts: Arrays, carry: Arrays) -> Bool[Array, ""]:
+        return carry[0] < consts[0]
+
+    numbered = _numbered(body, first)
+    _, *carry = _run_while(numbered, [end], is_before_end, kind, max_steps, checkpoints)
     return body.unflatten(carry)
 
 

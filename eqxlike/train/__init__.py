@@ -1,4 +1,23 @@
-"""Training: a state, a step made from a loss, a loop, loss scaling, minibatches and progress."""
+"""Training: a state, a step made from a loss, and a loop over batches.
+
+In the order of reading, first what a hand-written loop needs:
+
+- `_state`: `TrainState`, which a step takes, and returns changed.
+- `_step`: `make_step`, with the forms of a loss in `_loss_forms`.
+- `_guards`: what keeps a state finite. `_loss_scale`: gradients in float16.
+- `_batches`: minibatches, and batches that are made ahead.
+- `_make_evaluate`, `metrics`: measures of a state on batches.
+
+Then the loop:
+
+- `_loop`: `fit`, when something is due, and how many steps go into a call.
+- `_run`: what callbacks see of a training, and how its steps are called.
+- `_callbacks`: logs, checkpoints and early stopping, called at the events of a training.
+- `_checkpoints`, `_safetensors`: files.
+- `_sharding`: several devices.
+
+`_checks` has the errors of arguments that several of them take.
+"""
 
 from . import metrics as metrics
 from ._batches import Prefetch as Prefetch

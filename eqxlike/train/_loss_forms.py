@@ -36,7 +36,7 @@ _HINT = (
 
 
 def evaluator(loss: Callable[..., Any], has_aux: bool) -> Evaluate:
-    """`loss`, taken and answered as `make_step` says, in one form."""
+    """The function of a loss in one form, whichever of the four forms of `make_step` it has."""
 
     def evaluate(model: Any, model_state: Any, batch: Any, key: PRNGKeyArray) -> Evaluation:
         if model_state is not None:

@@ -51,7 +51,7 @@ def counted_scan(scan: Scan, operands: Operands) -> tuple[list[Array], list[Arra
 
 
 def save(scan: Scan, operands: Operands) -> Saved:
-    """As `counted_scan`, with what is saved of the carry before each segment."""
+    """The outputs of a scan, and what is saved of the carry before each segment."""
     if scan.is_revolved:
         return *counted_scan(scan, operands), []
     segments = segments_of(scan, operands)
@@ -61,8 +61,8 @@ def save(scan: Scan, operands: Operands) -> Saved:
             consts, total = split(consts, len(operands.consts))
             index, *xs = x
             if segment.length == 1:
-                new, y = segment.step(consts, carry, [each[0] for each in xs], is_active)
-                y = [each[None] for each in y]
+                new, y = segment.step(consts, carry, [rows[0] for rows in xs], is_active)
+                y = [array[None] for array in y]
             else:
                 count = segments.count_in(index, total, is_active)
                 new, y = _run_inside(segment, Operands(consts, carry, xs, count))
@@ -83,7 +83,7 @@ def save(scan: Scan, operands: Operands) -> Saved:
 
 
 def _run_inside(segment: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
-    """As `counted_scan`, for a segment, which has buffers of the scan that it is part of."""
+    """The outputs of a segment, which has buffers of the scan that it is part of."""
     count = [] if operands.count is None else [operands.count]
 
     def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
@@ -126,10 +126,9 @@ def tangents_of(
             return pull_back_any_length(
                 scan, filled, nonzero, last, ct_carry, ct_ys, is_shared, _push_forward
             )
-        ct_consts = [jnp.zeros_like(each) for each in select(filled.consts, nonzero.consts)]
-        at_end = dataclasses.replace(filled, carry=last)
+        ct_consts = list(map(jnp.zeros_like, select(filled.consts, nonzero.consts)))
         ct_carry, ct_consts, ct_xs = _pull_back(
-            scan, at_end, nonzero, saved, ct_carry, ct_ys, ct_consts, is_shared
+            scan, filled, nonzero, saved, last, ct_carry, ct_ys, ct_consts, is_shared
         )
         return [*ct_consts, *ct_carry, *ct_xs]
 
@@ -164,6 +163,7 @@ def _pull_back(
     operands: Operands,
     nonzero: Nonzero,
     saved: Arrays,
+    last: Arrays,
     ct_carry: Arrays,
     ct_ys: Arrays,
     ct_consts: Arrays,
@@ -173,13 +173,14 @@ def _pull_back(
 
     **Arguments:**
 
-    - `operands`: with the carry at the end.
+    - `saved`: what `save` saved of the carry.
+    - `last`: the carry at the end, of which what was written once is read.
     - `ct_carry`, `ct_ys`: cotangents of the outputs.
     - `ct_consts`: what has been found of those of the consts.
-    - `is_shared`: for each of these, as `linear_call` gives it.
+    - `is_shared`: for each of these, whether to sum over a batch.
     """
     segment, segments = scan.segment, segments_of(scan, operands)
-    num_consts, num_carry, num_xs = map(len, (operands.consts, operands.carry, operands.xs))
+    num_consts, num_carry, num_xs = map(len, (operands.consts, last, operands.xs))
 
     def pull_back_segment(consts: Arrays, state: Arrays, x: Arrays, is_active: Any) -> Any:
         consts, last, total = split(consts, num_consts, num_carry)
@@ -189,18 +190,16 @@ def _pull_back(
         if segment.length > 1:
             inner = Operands(consts, carry, xs, segments.count_in(index, total, is_active))
             _, _, saved = save(segment.reading, inner)
-            at_end = dataclasses.replace(inner, carry=last)
             ct_carry, ct_consts, ct_xs = _pull_back(
-                segment, at_end, nonzero, saved, ct_carry, ct_ys, ct_consts, is_shared
+                segment, inner, nonzero, saved, last, ct_carry, ct_ys, ct_consts, is_shared
             )
             return [*ct_carry, *ct_consts], ct_xs
-        x = [each[0] for each in xs]
-        ct_y = [each[0] for each in ct_ys]
+        x, ct_y = ([rows[0] for rows in of_segment] for of_segment in (xs, ct_ys))
         more, ct_carry, ct_x = pull_back_step(
             scan, nonzero, is_shared, consts, carry, x, is_active, ct_carry, ct_y
         )
         ct_consts = list(map(jnp.add, ct_consts, more))
-        return [*ct_carry, *ct_consts], [each[None] for each in ct_x]
+        return [*ct_carry, *ct_consts], [array[None] for array in ct_x]
 
     is_masked = (*select(scan.is_masked, nonzero.carry), *[True] * len(ct_consts))
     backward = dataclasses.replace(
@@ -211,7 +210,7 @@ def _pull_back(
         is_reversed=not scan.is_reversed,
     )
     over_segments = Operands(
-        [*operands.consts, *operands.carry, *segments.total],
+        [*operands.consts, *last, *segments.total],
         [*ct_carry, *ct_consts],
         [segments.indices, *saved, *segments.split(operands.xs), *segments.split(ct_ys)],
         segments.count,

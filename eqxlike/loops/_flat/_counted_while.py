@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Int
 from ..._transforms._derivatives._linear_call import batch_first, jvp_of_moving, zero_tangent
 from ._batched import unvmap_any
 from ._counted_scan import save, tangents_of
-from ._scan import Arrays, Operands, Scan, fill, select, split
+from ._scan import Arrays, Operands, Scan, fill, select, split, with_row
 from ._step import select_active
 from ._tangents import find_nonzero, nonzero_at_start
 
@@ -144,15 +144,6 @@ def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     return run_flat(operands.flatten())
 
 
-def _count_while(loop: While, operands: WhileOperands) -> tuple[Int[Array, ""], list[Array]]:
-    """The number of steps, and the last carry."""
-    number = jnp.asarray(0)
-    start = number, _starts(loop, operands), number, list(operands.carry)
-    step = functools.partial(_counted_step, loop, operands)
-    _, _, count, carry = jax.lax.while_loop(_is_any_active, step, start)
-    return count, carry
-
-
 def _counted_step(loop: While, operands: WhileOperands, state: Any) -> Any:
     number, is_active, count, carry = state
     count = count + is_active.astype(count.dtype)
@@ -161,29 +152,25 @@ def _counted_step(loop: While, operands: WhileOperands, state: Any) -> Any:
 
 
 def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
-    scan = loop.scan
+    scan, carry, number = loop.scan, list(operands.carry), jnp.asarray(0)
+    start = number, _starts(loop, operands), number, carry
+    step = functools.partial(_counted_step, loop, operands)
     if scan.is_revolved:
-        return *_count_while(loop, operands), []
+        _, _, count, carry = jax.lax.while_loop(_is_any_active, step, start)
+        return count, carry, []
     segment_length = scan.segment.length
 
     def run_segment(state: Any) -> Any:
-        number, is_active, count, carry, saved = state
+        *inner, saved = state
+        number, _, _, carry = inner
         index = number // segment_length
-        saved = [
-            jax.lax.dynamic_update_index_in_dim(rows, each, index, 0)
-            for rows, each in zip(saved, scan.saved(carry), strict=True)
-        ]
+        saved = with_row(saved, index, scan.saved(carry))
 
         def is_inside(state: Any) -> Any:
             return unvmap_any(state[1]) & (state[0] < (index + 1) * segment_length)
 
-        step = functools.partial(_counted_step, loop, operands)
-        inner = jax.lax.while_loop(is_inside, step, (number, is_active, count, carry))
-        return *inner, saved
+        return *jax.lax.while_loop(is_inside, step, tuple(inner)), saved
 
-    carry = list(operands.carry)
-    rows = [jnp.zeros((scan.levels[0], *each.shape), each.dtype) for each in scan.saved(carry)]
-    number = jnp.asarray(0)
-    start = number, _starts(loop, operands), number, carry, rows
-    _, _, count, carry, saved = jax.lax.while_loop(_is_any_active, run_segment, start)
+    rows = [jnp.zeros((scan.levels[0], *array.shape), array.dtype) for array in scan.saved(carry)]
+    _, _, count, carry, saved = jax.lax.while_loop(_is_any_active, run_segment, (*start, rows))
     return count, carry, saved

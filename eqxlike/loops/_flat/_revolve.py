@@ -23,7 +23,7 @@ from ..._transforms._derivatives._linear_call import (
     linear_call,
 )
 from ._batched import select_if_vmap, unvmap_max
-from ._scan import Arrays, Operands, Scan, select, split
+from ._scan import Arrays, Operands, Scan, row_of, select, split, with_row
 from ._step import pull_back_step, select_active
 from ._tangents import Nonzero, find_nonzero, with_tangents
 
@@ -45,10 +45,9 @@ def pull_back_any_length(
 
     **Arguments:**
 
-    - `operands`: with the carry at the start.
     - `last`: the carry at the end, of which what was written once is read.
     - `ct_carry`, `ct_ys`: the cotangents of the outputs.
-    - `is_shared`: for each of the nonzero consts, as `linear_call` gives it.
+    - `is_shared`: for each of the nonzero consts, whether to sum over a batch.
     - `push_forward`: is in `_counted_scan`, which stands above this.
     """
     count = jnp.asarray(scan.length) if operands.count is None else operands.count
@@ -183,7 +182,7 @@ def _pull_back(
     ct_ys: Arrays,
     is_shared: tuple[bool, ...],
 ) -> list[Array]:
-    """As it runs. A batch runs as long as the longest of its members."""
+    """What `pull_back_any_length` runs. A batch runs as long as the longest of its members."""
     checkpoints, consts, xs, count = scan.checkpoints, operands.consts, operands.xs, operands.count
     assert checkpoints is not None
     assert count is not None
@@ -194,7 +193,7 @@ def _pull_back(
 
         def step(index: Array, saved: list[Array]) -> list[Array]:
             carry = scan.restored(saved, last)
-            new, _ = scan.reading.step(consts, carry, _row(xs, index), index < count)
+            new, _ = scan.reading.step(consts, carry, row_of(xs, index), index < count)
             return scan.saved(select_active(scan, index < count, new, carry))
 
         return jax.lax.fori_loop(start, stop, step, list(saved))
@@ -209,7 +208,7 @@ def _pull_back(
             start = saved.positions[saved.top]
             distance = _distance(index + 1 - start, checkpoints - saved.top, checkpoints)
             stop = start + distance
-            return saved.with_one(stop, advance(_row(saved.rows, saved.top), start, stop))
+            return saved.with_one(stop, advance(row_of(saved.rows, saved.top), start, stop))
 
         return jax.lax.while_loop(has_room, fill, saved)
 
@@ -218,10 +217,10 @@ def _pull_back(
         index = longest - 1 - number
         saved = save_before(index, saved)
         start = saved.positions[saved.top]
-        carry = scan.restored(advance(_row(saved.rows, saved.top), start, index), last)
-        x, is_active = _row(xs, index), index < count
+        carry = scan.restored(advance(row_of(saved.rows, saved.top), start, index), last)
+        x, is_active = row_of(xs, index), index < count
         more, ct_new_carry, ct_x = pull_back_step(
-            scan, nonzero, is_shared, consts, carry, x, is_active, ct_carry, _row(ct_ys, index)
+            scan, nonzero, is_shared, consts, carry, x, is_active, ct_carry, row_of(ct_ys, index)
         )
         ct_carry = [
             new if masked else select_if_vmap(is_active, new, old)
@@ -229,7 +228,7 @@ def _pull_back(
         ]
         ct_consts = list(map(jnp.add, ct_consts, more))
         top = jnp.where(start == index, saved.top - 1, saved.top)
-        return saved._replace(top=top), ct_carry, ct_consts, _with_row(ct_xs, index, ct_x)
+        return saved._replace(top=top), ct_carry, ct_consts, with_row(ct_xs, index, ct_x)
 
     longest = unvmap_max(count)
     first = scan.saved(operands.carry)
@@ -262,18 +261,7 @@ class _Saved(NamedTuple):
     def with_one(self, position: Array, carry: Arrays) -> "_Saved":
         top = self.top + 1
         positions = self.positions.at[top].set(position)
-        return _Saved(top, positions, _with_row(self.rows, top, carry))
-
-
-def _row(rows: Arrays, index: Array) -> list[Array]:
-    return [jax.lax.dynamic_index_in_dim(each, index, keepdims=False) for each in rows]
-
-
-def _with_row(rows: Arrays, index: Array, row: Arrays) -> list[Array]:
-    return [
-        jax.lax.dynamic_update_index_in_dim(each, one, index, 0)
-        for each, one in zip(rows, row, strict=True)
-    ]
+        return _Saved(top, positions, with_row(self.rows, top, carry))
 
 
 _MAX_RUNS = 64

@@ -1,13 +1,11 @@
-"""What a scan is and what it is run on, as lists of arrays.
-
-`_carry` says what becomes of trees.
-"""
+"""What a scan is and what it is run on, as lists of arrays; `_carry` makes these of trees."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
@@ -121,6 +119,19 @@ def fill(selected: Iterable[Any], values: Iterable[Any], flags: Sequence[bool]) 
     """The values, with those `selected` in the places whose flag is true."""
     rest = iter(selected)
     return [next(rest) if flag else value for value, flag in zip(values, flags, strict=True)]
+
+
+def row_of(rows: Arrays, index: Array) -> list[Array]:
+    """The row at `index` of each array."""
+    return [jax.lax.dynamic_index_in_dim(array, index, keepdims=False) for array in rows]
+
+
+def with_row(rows: Arrays, index: Array, row: Arrays) -> list[Array]:
+    """The arrays with another row at `index`."""
+    return [
+        jax.lax.dynamic_update_index_in_dim(array, new, index, 0)
+        for array, new in zip(rows, row, strict=True)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

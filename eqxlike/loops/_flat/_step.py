@@ -1,4 +1,4 @@
-"""One step of a scan backwards, for one member and for a batch."""
+"""A scan as it runs, one of its steps backwards, and the cotangents of its buffers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,11 +10,59 @@ from jaxtyping import Array, Bool
 
 from ..._transforms._derivatives._linear_call import linear_call
 from ._batched import select_if_vmap, unvmap_max
-from ._scan import Arrays, Operands, Scan, fill, select
-from ._tangents import Nonzero, nonzero_parts, step_of_nonzero
+from ._scan import Arrays, Operands, Scan, fill, row_of, select, with_row
+from ._tangents import Nonzero, Parts, step_of_nonzero
 
-Cotangents = tuple[list[Array], list[Array], list[Array]]
-"""Of the consts, of the carry and of the x."""
+
+def run(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
+    """The last carry, and what the steps returned in rows; zeros for steps beyond the count.
+
+    A batch runs as long as the longest of its members.
+    """
+    if operands.count is None:
+        return _run_whole(scan, operands)
+    consts, count, xs = operands.consts, operands.count, operands.xs
+    carry = list(operands.carry)
+    x = [jax.ShapeDtypeStruct(each.shape[1:], each.dtype) for each in xs]
+    _, y = jax.eval_shape(lambda x: scan.step(consts, carry, x, count > 0), x)
+    ys = [jnp.zeros((scan.length, *each.shape), each.dtype) for each in y]
+    longest = unvmap_max(count)
+
+    def body(number: Array, state: tuple[list[Array], list[Array]]) -> Any:
+        carry, ys = state
+        index = longest - 1 - number if scan.is_reversed else number
+        is_active = index < count
+        new, y = scan.step(consts, carry, row_of(xs, index), is_active)
+        ys = with_row(ys, index, _where_active(is_active, y))
+        return select_active(scan, is_active, new, carry), ys
+
+    return jax.lax.fori_loop(0, longest, body, (carry, ys))
+
+
+def _run_whole(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
+    def step(carry: list[Array], x: list[Array]) -> tuple[list[Array], list[Array]]:
+        new, y = scan.step(operands.consts, carry, x, True)
+        return list(new), list(y)
+
+    return jax.lax.scan(
+        step, list(operands.carry), list(operands.xs), scan.length, reverse=scan.is_reversed
+    )
+
+
+def select_active(scan: Scan, is_active: Any, new: Arrays, old: Arrays) -> list[Array]:
+    """The carry after a step: the new one for the members of a batch that are active."""
+    return [
+        after if is_masked else select_if_vmap(is_active, after, before)
+        for is_masked, after, before in zip(scan.is_masked, new, old, strict=True)
+    ]
+
+
+def _where_active(is_active: Bool[Array, ""], arrays: Arrays) -> list[Array]:
+    """The arrays; zeros for the members of a batch that are not active."""
+    return [select_if_vmap(is_active, array, jnp.zeros_like(array)) for array in arrays]
+
+
+# --- One step backwards, for one member and for a batch ---
 
 
 def pull_back_step(
@@ -27,7 +75,7 @@ def pull_back_step(
     is_active: Any,
     ct_carry: Arrays,
     ct_y: Arrays,
-) -> Cotangents:
+) -> Parts:
     """The cotangents of what has a tangent; those of the consts and the x are zeros where the step
     is not active.
 
@@ -38,10 +86,10 @@ def pull_back_step(
     """
     is_active = jnp.asarray(is_active)
 
-    def of_one(*args: Any) -> Cotangents:
+    def of_one(*args: Any) -> Parts:
         consts, carry, x, is_active, ct_carry, ct_y = args
         function = step_of_nonzero(scan, nonzero, consts, carry, x, is_active)
-        _, vjp, _ = jax.vjp(function, *nonzero_parts(nonzero, consts, carry, x), has_aux=True)
+        _, vjp, _ = jax.vjp(function, *nonzero.select(consts, carry, x), has_aux=True)
         ct_consts, ct_carry, ct_x = vjp((ct_carry, ct_y))
         return _where_active(is_active, ct_consts), ct_carry, _where_active(is_active, ct_x)
 
@@ -52,18 +100,17 @@ def pull_back_step(
 
     @mappable.def_vmap
     def _of_batch(size: int, is_batched: Any, *args: Any) -> Any:
-        found = _pull_back_batch(scan, nonzero, is_shared, size, is_batched, *args)
-        is_mapped = (
-            [not shared for shared in is_shared],
-            *([True] * len(each) for each in found[1:]),
+        ct_consts, ct_carry, ct_x = _pull_back_batch(
+            scan, nonzero, is_shared, size, is_batched, *args
         )
-        return found, is_mapped
+        are_mapped = (
+            [not shared for shared in is_shared],
+            [True] * len(ct_carry),
+            [True] * len(ct_x),
+        )
+        return (ct_consts, ct_carry, ct_x), are_mapped
 
     return mappable(*args)
-
-
-def _where_active(is_active: Bool[Array, ""], cotangents: Arrays) -> list[Array]:
-    return [select_if_vmap(is_active, each, jnp.zeros_like(each)) for each in cotangents]
 
 
 def _pull_back_batch(
@@ -73,8 +120,8 @@ def _pull_back_batch(
     size: int,
     is_batched: Any,
     *args: Any,
-) -> Cotangents:
-    """As `pull_back_step`, for a batch: all members are reversed as one function of the shared.
+) -> Parts:
+    """The cotangents of one step of a batch, of which all members are reversed as one function.
 
     So a product of a shared matrix and a vector of each member is reversed as one of two matrices.
     """
@@ -97,20 +144,20 @@ def _pull_back_batch(
     stay = [False] * len(consts), scan.is_masked, [False] * len(x)
     consts, carry, x = (
         [
-            where_active(each, each[example]) if is_one and not stays else each
-            for each, is_one, stays in zip(*of_part, strict=True)
+            where_active(array, array[example]) if has_batch and not stays else array
+            for array, has_batch, stays in zip(*of_part, strict=True)
         ]
         for of_part in zip((consts, carry, x), are_batched, stay, strict=True)
     )
-    parts = nonzero_parts(nonzero, consts, carry, x)
+    parts = nonzero.select(consts, carry, x)
     are_mapped = [not shared for shared in is_shared], *([True] * len(part) for part in parts[1:])
-    were_mapped = nonzero_parts(nonzero, *are_batched)
+    had_batches = nonzero.select(*are_batched)
     parts = [
         [
-            _spread(each, bool(was_mapped), size) if is_mapped else each
-            for each, was_mapped, is_mapped in zip(*of_part, strict=True)
+            _spread(array, bool(had_batch), size) if is_mapped else array
+            for array, had_batch, is_mapped in zip(*of_part, strict=True)
         ]
-        for of_part in zip(parts, were_mapped, are_mapped, strict=True)
+        for of_part in zip(parts, had_batches, are_mapped, strict=True)
     ]
 
     def of_batch(*parts: Any) -> Any:
@@ -124,30 +171,30 @@ def _pull_back_batch(
         return jax.vmap(of_member, (*in_axes, 0))(*parts, consts, carry, x, are_active)
 
     ct_carry, ct_y = (
-        [_spread(each, is_one, size) for each, is_one in zip(*of_part, strict=True)]
+        [_spread(array, has_batch, size) for array, has_batch in zip(*of_part, strict=True)]
         for of_part in zip((ct_carry, ct_y), ct_outputs, strict=True)
     )
     ct_active = [
-        each if masked else where_active(each, 0)
-        for each, masked in zip(ct_carry, is_masked, strict=True)
+        ct if masked else where_active(ct, 0)
+        for ct, masked in zip(ct_carry, is_masked, strict=True)
     ]
     _, vjp = jax.vjp(of_batch, *parts)
-    ct_consts, ct_start, ct_x = vjp((ct_active, [where_active(each, 0) for each in ct_y]))
+    ct_consts, ct_start, ct_x = vjp((ct_active, [where_active(ct, 0) for ct in ct_y]))
     # In a batch of batches it may be that none is active.
     is_any = jnp.any(are_active)
     ct_consts = [
-        jnp.where(is_any, each, 0) if shared else where_active(each, 0)
-        for each, shared in zip(ct_consts, is_shared, strict=True)
+        jnp.where(is_any, ct, 0) if shared else where_active(ct, 0)
+        for ct, shared in zip(ct_consts, is_shared, strict=True)
     ]
     ct_start = [
         new if masked else where_active(new, old)
         for new, old, masked in zip(ct_start, ct_carry, is_masked, strict=True)
     ]
-    return ct_consts, ct_start, [where_active(each, 0) for each in ct_x]
+    return ct_consts, ct_start, [where_active(ct, 0) for ct in ct_x]
 
 
-def _spread(array: Array, is_batched: bool, size: int) -> Array:
-    return array if is_batched else jnp.broadcast_to(array, (size, *jnp.shape(array)))
+def _spread(array: Array, has_batch: bool, size: int) -> Array:
+    return array if has_batch else jnp.broadcast_to(array, (size, *jnp.shape(array)))
 
 
 # --- Buffers as a loop starts with them, for the derivatives of what it leaves in them ---
@@ -177,8 +224,8 @@ def clear_written(
       taken out here too.
     """
     is_buffer = [
-        is_one and jnp.issubdtype(each.dtype, jnp.inexact)
-        for is_one, each in zip(is_buffer, carry, strict=True)
+        is_chosen and jnp.issubdtype(array.dtype, jnp.inexact)
+        for is_chosen, array in zip(is_buffer, carry, strict=True)
     ]
     if not any(is_buffer):
         return list(carry)
@@ -190,16 +237,16 @@ def clear_written(
     def transpose(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
         operands, carry = residuals[:num_operands], residuals[num_operands:]
         others = [
-            jnp.where(each == 0, 1, 0).astype(each.dtype) if is_one else each
-            for each, is_one in zip(carry, is_buffer, strict=True)
+            jnp.where(array == 0, 1, 0).astype(array.dtype) if is_written else array
+            for array, is_written in zip(carry, is_buffer, strict=True)
         ]
-        ends = [select(run(operands, each), is_buffer) for each in (carry, others)]
+        ends = [select(run(operands, start), is_buffer) for start in (carry, others)]
         return [
-            jnp.where(_is_same(one, other), jnp.zeros_like(cotangent), cotangent)
-            for one, other, cotangent in zip(*ends, cotangents, strict=True)
+            jnp.where(_is_same(end, other_end), jnp.zeros_like(ct), ct)
+            for end, other_end, ct in zip(*ends, cotangents, strict=True)
         ]
 
-    residuals = [jax.lax.stop_gradient(each) for each in (*operands, *carry)]
+    residuals = list(map(jax.lax.stop_gradient, (*operands, *carry)))
     buffers = select(carry, is_buffer)
     found = linear_call(
         forward,
@@ -217,57 +264,5 @@ def _as_it_is(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> lis
     return list(cotangents)
 
 
-def _is_same(one: Array, other: Array) -> Array:
-    return (one == other) | (jnp.isnan(one) & jnp.isnan(other))
-
-
-# --- A scan as it runs, where nothing is differentiated ---
-
-
-def run(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
-    """The last carry, and what the steps returned in rows; zeros for steps beyond the count.
-
-    A batch runs as long as the longest of its members.
-    """
-    if operands.count is None:
-        return _run_whole(scan, operands)
-    consts, count, xs = operands.consts, operands.count, operands.xs
-    carry = list(operands.carry)
-    x = [jax.ShapeDtypeStruct(each.shape[1:], each.dtype) for each in xs]
-    _, y = jax.eval_shape(lambda x: scan.step(consts, carry, x, count > 0), x)
-    ys = [jnp.zeros((scan.length, *each.shape), each.dtype) for each in y]
-    longest = unvmap_max(count)
-
-    def body(number: Array, state: tuple[list[Array], list[Array]]) -> Any:
-        carry, ys = state
-        index = longest - 1 - number if scan.is_reversed else number
-        is_active = index < count
-        x = [jax.lax.dynamic_index_in_dim(each, index, keepdims=False) for each in xs]
-        new, y = scan.step(consts, carry, x, is_active)
-        ys = [
-            jax.lax.dynamic_update_index_in_dim(
-                rows, select_if_vmap(is_active, each, jnp.zeros_like(each)), index, 0
-            )
-            for rows, each in zip(ys, y, strict=True)
-        ]
-        return select_active(scan, is_active, new, carry), ys
-
-    return jax.lax.fori_loop(0, longest, body, (carry, ys))
-
-
-def _run_whole(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
-    def step(carry: list[Array], x: list[Array]) -> tuple[list[Array], list[Array]]:
-        new, y = scan.step(operands.consts, carry, x, True)
-        return list(new), list(y)
-
-    return jax.lax.scan(
-        step, list(operands.carry), list(operands.xs), scan.length, reverse=scan.is_reversed
-    )
-
-
-def select_active(scan: Scan, is_active: Any, new: Arrays, old: Arrays) -> list[Array]:
-    """The carry after a step: the new one for the members of a batch that are active."""
-    return [
-        one if is_masked else select_if_vmap(is_active, one, other)
-        for is_masked, one, other in zip(scan.is_masked, new, old, strict=True)
-    ]
+def _is_same(array: Array, other: Array) -> Array:
+    return (array == other) | (jnp.isnan(array) & jnp.isnan(other))

@@ -13,6 +13,9 @@ from jaxtyping import Array
 from ..._transforms._derivatives._linear_call import has_tangent, is_inexact
 from ._scan import Arrays, Operands, Scan, Step, fill, select, split
 
+Parts = tuple[list[Array], list[Array], list[Array]]
+"""Of the consts, of the carry and of the x."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Nonzero:
@@ -38,6 +41,18 @@ class Nonzero:
         """Tangents of the operands, as those of consts, carry and xs."""
         return split(arrays, sum(self.consts), sum(self.carry))
 
+    def select(self, consts: Arrays, carry: Arrays, x: Arrays) -> Parts:
+        """Those that have a tangent, of the operands of a step."""
+        return select(consts, self.consts), select(carry, self.carry), select(x, self.xs)
+
+    def fill(self, parts: Any, consts: Arrays, carry: Arrays, x: Arrays) -> Parts:
+        """The operands of a step, with `parts` in the places of those that have a tangent."""
+        return (
+            fill(parts[0], consts, self.consts),
+            fill(parts[1], carry, self.carry),
+            fill(parts[2], x, self.xs),
+        )
+
 
 def with_tangents(
     scan: Scan, operands: Operands, nonzero: Nonzero, *, with_ys: bool = False
@@ -55,7 +70,7 @@ def with_tangents(
             carry, carry_dot = split(carry, num_carry)
             x, x_dot = split(x, num_xs)
             function = step_of_nonzero(scan, nonzero, consts, carry, x, is_active)
-            primals = nonzero_parts(nonzero, consts, carry, x)
+            primals = nonzero.select(consts, carry, x)
             _, (new_dot, y_dot), (new, y) = jax.jvp(
                 function, primals, (consts_dot, carry_dot, x_dot), has_aux=True
             )
@@ -78,27 +93,10 @@ def step_of_nonzero(
     """A step as a function of what has a tangent, to what then has one, and to all it returns."""
 
     def function(*parts: Any) -> Any:
-        new, y = scan.step(*with_nonzero(nonzero, parts, consts, carry, x), is_active)
+        new, y = scan.step(*nonzero.fill(parts, consts, carry, x), is_active)
         return (select(new, nonzero.carry), select(y, nonzero.ys)), (list(new), list(y))
 
     return function
-
-
-def nonzero_parts(
-    nonzero: Nonzero, consts: Arrays, carry: Arrays, x: Arrays
-) -> tuple[list[Array], list[Array], list[Array]]:
-    return select(consts, nonzero.consts), select(carry, nonzero.carry), select(x, nonzero.xs)
-
-
-def with_nonzero(
-    nonzero: Nonzero, parts: Any, consts: Arrays, carry: Arrays, x: Arrays
-) -> tuple[list[Array], list[Array], list[Array]]:
-    """All consts, carry and x, with `parts` in the places of what has a tangent."""
-    return (
-        fill(parts[0], consts, nonzero.consts),
-        fill(parts[1], carry, nonzero.carry),
-        fill(parts[2], x, nonzero.xs),
-    )
 
 
 def nonzero_at_start(operands: Operands, tangents: Arrays, ys: Arrays) -> Nonzero:
@@ -139,10 +137,10 @@ def _nonzero_after_step(scan: Scan, operands: Operands, nonzero: Nonzero) -> lis
 
     def tangents_of_step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Array) -> Any:
         def function(*parts: Any) -> list[Array]:
-            new, y = scan.step(*with_nonzero(nonzero, parts, consts, carry, x), is_active)
+            new, y = scan.step(*nonzero.fill(parts, consts, carry, x), is_active)
             return noted([*new, *y])
 
-        parts = nonzero_parts(nonzero, consts, carry, x)
+        parts = nonzero.select(consts, carry, x)
         return jax.jvp(function, parts, jax.tree.map(jnp.zeros_like, parts))
 
     jax.eval_shape(

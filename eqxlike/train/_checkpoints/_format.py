@@ -64,7 +64,7 @@ class Leaf:
         return 0 if self.shape is None else math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
     def describe(self) -> str:
-        """As a message calls it."""
+        """The words for it in a message."""
         if self.shape is None:
             return self.text or "no array"
         if self.kind == "key":
@@ -137,9 +137,9 @@ class Manifest:
     versions: dict[str, str]
     beside: dict[str, Nodes] = dataclasses.field(default_factory=dict)
 
-    def values(self) -> dict[str, list[StoredFile]]:
+    def files_by_leaf(self) -> dict[str, list[StoredFile]]:
         """The files with the numbers of each stored leaf, by the leaf's name."""
-        found: dict[str, list[StoredFile]] = {each.name: [] for each in self.leaves if each.name}
+        found: dict[str, list[StoredFile]] = {leaf.name: [] for leaf in self.leaves if leaf.name}
         for path, file in self.files.items():
             name, _, rest = path.partition("/")
             if name in found and not rest.startswith("."):

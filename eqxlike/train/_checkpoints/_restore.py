@@ -87,7 +87,7 @@ def restore(path: str | os.PathLike[str], like: State) -> Restored[State]:
 
 
 def read_one(folder: pathlib.Path, like: State, tree: str | None = None) -> Restored[State]:
-    """As `restore`; if the checkpoint is damaged, no others are read.
+    """Reads one checkpoint, and no other one where it is damaged.
 
     **Arguments:**
 
@@ -178,13 +178,13 @@ def check_files(folder: pathlib.Path, manifest: Manifest) -> None:
     """Raises `CheckpointError`, with the path of the leaf, if a file is not as it was written."""
     arrays = folder / manifest.arrays_folder
     places = {each.name: f", with the values of {each.place}," for each in manifest.leaves}
-    values = manifest.values()
-    for each in manifest.leaves:
-        held = sum(file.size for file in values.get(each.name or "", []))
-        if held < each.leaf.num_bytes:
+    files = manifest.files_by_leaf()
+    for stored in manifest.leaves:
+        held = sum(file.size for file in files.get(stored.name or "", []))
+        if held < stored.leaf.num_bytes:
             raise CheckpointError(
-                f"{folder} is damaged: its manifest promises {each.leaf.num_bytes} bytes of "
-                f"{each.place}, and its files hold {held}."
+                f"{folder} is damaged: its manifest promises {stored.leaf.num_bytes} bytes "
+                f"of {stored.place}, and its files hold {held}."
             )
 
     def check(entry: tuple[str, StoredFile]) -> None:

@@ -90,8 +90,8 @@ def save_and_then(
     beside: Mapping[str, PyTree] | None = None,
     then: Callable[[], object] = lambda: None,
 ) -> Saving:
-    """As `save`, with other trees by their names, in `beside`; where the checkpoint is in place,
-    `then` is called, in the same thread.
+    """Writes a state like `save`, and the trees in `beside` by their names; calls `then`, in the
+    same thread, once the checkpoint is in place.
     """
     orbax()
     _check_user_data(data, "data")
@@ -109,19 +109,16 @@ def save_and_then(
         with jax.transfer_guard("allow"):
             leaves, arrays = _take(described, copies=background)
             step = _step_of(state)
-        manifest = Manifest(
-            arrays_folder="",
+        manifest_of = functools.partial(
+            Manifest,
             nodes=described[None].nodes,
             beside={name: described[name].nodes for name in beside or {}},
-            leaves=leaves,
-            files={},
             data=copy.deepcopy(data),
             step=step,
             score=score,
             versions=_versions(),
         )
-
-        return lambda: _write(target, manifest, arrays, then)
+        return lambda: _write(target, manifest_of, leaves, arrays, then)
 
     return save_in_turn(str(target), begin, background)
 
@@ -211,7 +208,11 @@ _ARRAYS = "arrays-"
 
 
 def _write(
-    path: pathlib.Path, manifest: Manifest, arrays: dict[str, Any], then: Callable[[], object]
+    path: pathlib.Path,
+    manifest_of: Callable[..., Manifest],
+    leaves: list[StoredLeaf],
+    arrays: dict[str, Any],
+    then: Callable[[], object],
 ) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     folder = temporary / "arrays"
@@ -227,14 +228,13 @@ def _write(
             return dataclasses.replace(stored, checksum=checksum)
 
         def end() -> None:
-            leaves = in_threads(with_checksum, manifest.leaves)
             name = f"{_ARRAYS}{secrets.token_hex(4)}"
-            whole = dataclasses.replace(
-                manifest, arrays_folder=name, leaves=leaves, files=seal(folder)
+            manifest = manifest_of(
+                arrays_folder=name, leaves=in_threads(with_checksum, leaves), files=seal(folder)
             )
-            _check_written(path, whole)
+            _check_written(path, manifest)
             os.rename(folder, temporary / name)
-            _put_in_place(temporary, path, whole)
+            _put_in_place(temporary, path, manifest)
 
         in_first(begin)
         if arrays:
@@ -343,12 +343,12 @@ def _check_written(path: pathlib.Path, manifest: Manifest) -> None:
     """Raises `OSError` if a file does not read as what was in memory: what a checkpoint replaces
     is deleted after this.
     """
-    values = manifest.values()
-    for each in manifest.leaves:
-        found = [file.checksum for file in values.get(each.name or "", [])]
+    files = manifest.files_by_leaf()
+    for stored in manifest.leaves:
+        found = [file.checksum for file in files.get(stored.name or "", [])]
         # An array that was written whole is one file, of its bytes alone.
-        if each.checksum is not None and len(found) == 1 and found != [each.checksum]:
-            reason = f"{each.place} reads otherwise than it was written"
+        if stored.checksum is not None and len(found) == 1 and found != [stored.checksum]:
+            reason = f"{stored.place} reads otherwise than it was written"
             raise OSError(errno.EIO, reason, str(path))
 
 

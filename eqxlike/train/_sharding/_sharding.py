@@ -135,7 +135,7 @@ class Sharding:
         What the optimiser keeps of a parameter is split as that parameter; all else is whole on
         each device.
 
-        **Raises:** as `of_model`; `TypeError` for what is not a `TrainState`.
+        **Raises:** what `of_model` raises; `TypeError` for what is not a `TrainState`.
         """
         check_state(state, "Sharding")
         shardings = jtu.tree_map(
@@ -171,7 +171,7 @@ class Sharding:
         return jtu.tree_map_with_path(of_leaf, batch)
 
     def of_gathered(self, model: PyTree) -> PyTree:
-        """As `of_model`, with each array all-gathered from the devices that split a batch."""
+        """The shardings of a model that is all-gathered from the devices that split a batch."""
 
         def gathered(sharding: NamedSharding) -> NamedSharding:
             entries = (without(entry, self.batch_axes) for entry in sharding.spec)
