@@ -108,6 +108,17 @@ class GuardWriter(SourceWriter):
             self.arrays.append(f"*{name}")
             self._num_arrays += num_arrays
 
+    def function(self, signature: str) -> list[str]:
+        """The lines of a function that begins with the guards."""
+        return [
+            f"def {signature}:",
+            "    try:",
+            *(f"        {line}" for line in self.lines),
+            # A value of another type may lack what the guards ask it for.
+            "    except Exception:",
+            "        return MISS",
+        ]
+
     def miss_if(self, condition: str) -> None:
         self.line(f"if {condition}: return MISS")
 

@@ -376,14 +376,7 @@ class ModuleNode(Structure):
         """A function from a Module of this Structure to its arrays, from others to `None`."""
         writer = GuardWriter(None, None, None, reads_fields=True)
         writer.write(self, "module")
-        lines = [
-            "def take(module):",
-            "    try:",
-            *(f"        {line}" for line in writer.lines),
-            "    except Exception:",
-            "        return MISS",
-            f"    return {tuple_of(writer.arrays)}",
-        ]
+        lines = [*writer.function("take(module)"), f"    return {tuple_of(writer.arrays)}"]
         return compile_function(lines, writer.namespace, f"arrays of {self.node_type.__name__}")
 
     def _guard_fields(self, writer: GuardWriter, name: str) -> Sequence[str]:
