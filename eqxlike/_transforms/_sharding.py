@@ -177,3 +177,11 @@ def keep_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
     If they were kept for the backward pass, all gathered layers would be in memory at once.
     """
     return primitive.name != "sharding_constraint"
+
+
+def is_for_several_devices(shardings: Any) -> bool:
+    """Whether a sharding in this tree is one over more than one device."""
+    return any(
+        isinstance(leaf, jax.sharding.Sharding) and leaf.num_devices > 1
+        for leaf in jtu.tree_leaves(shardings)
+    )

@@ -75,7 +75,8 @@ _filter = _Filter()
 class DonationWarnings:
     """A switch for JAX's warnings of unusable donated buffers of one function.
 
-    JAX warns when it lowers, which is after the trace and before the call has ended.
+    JAX warns when it lowers, which is after the trace and before the call has ended. What may trace
+    is run with this as its context, and ends with `restore`.
 
     - `to_restore`: functions to call, last one first, when a call that may have traced has ended,
       well or not; `None` if the user wants to be warned.
@@ -90,6 +91,11 @@ class DonationWarnings:
         if self.to_restore is not None:
             _filter.begin()
             self.to_restore.append(_filter.end)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exception: Any) -> None:
+        self.restore()
 
     def restore(self) -> None:
         """Shows them again."""

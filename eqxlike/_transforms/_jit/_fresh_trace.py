@@ -57,16 +57,15 @@ def fresh_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     alone: Any = _Alone(dispatcher)
     compiled = CompiledFunction(alone, cached.structures, names, ordered)
     try:
-        start_s = time.perf_counter()
-        traced = compiled.jitted(arrays).trace(*arrays)
-        traced_s = time.perf_counter()
-        lowered = traced.lower()
-        lowered_s = time.perf_counter()
+        with compiled.donation_warnings:
+            start_s = time.perf_counter()
+            traced = compiled.jitted(arrays).trace(*arrays)
+            traced_s = time.perf_counter()
+            lowered = traced.lower()
+            lowered_s = time.perf_counter()
     except Exception as error:
         hide_our_frames(error)
         raise
-    finally:
-        compiled.donation_warnings.restore()
     labels = [
         *("" for _ in range(dispatcher.num_bound)),
         *dispatcher.order.labels(len(ordered), names)[dispatcher.num_bound :],
