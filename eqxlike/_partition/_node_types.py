@@ -212,11 +212,9 @@ class NamedTupleNode(Structure):
 def _is_built_as_generated(cls: Any) -> bool:
     """Whether calling the class, as JAX does, only makes the tuple."""
     new, init = cls.__new__, cls.__init__
-    is_generated = getattr(new, "__module__", "") == f"namedtuple_{cls.__name__}"
-    inherits = any(
-        getattr(new, "__module__", "") == f"namedtuple_{base.__name__}" for base in cls.__mro__
-    )
-    return (is_generated or inherits) and init is object.__init__
+    module = getattr(new, "__module__", "")
+    is_generated = any(module == f"namedtuple_{base.__name__}" for base in cls.__mro__)
+    return is_generated and init is object.__init__
 
 
 # --- A plain dict ---

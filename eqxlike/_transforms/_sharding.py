@@ -106,6 +106,14 @@ def shardings_of_arrays(
     return shardings
 
 
+def are_for_several_devices(shardings: Any) -> bool:
+    """Whether a sharding in this tree is one over more than one device."""
+    return any(
+        isinstance(leaf, jax.sharding.Sharding) and leaf.num_devices > 1
+        for leaf in jtu.tree_leaves(shardings)
+    )
+
+
 # Layers that are stored stacked and used one at a time, and so can be all-gathered one at a time.
 
 
@@ -177,11 +185,3 @@ def keep_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
     If they were kept for the backward pass, all gathered layers would be in memory at once.
     """
     return primitive.name != "sharding_constraint"
-
-
-def is_for_several_devices(shardings: Any) -> bool:
-    """Whether a sharding in this tree is one over more than one device."""
-    return any(
-        isinstance(leaf, jax.sharding.Sharding) and leaf.num_devices > 1
-        for leaf in jtu.tree_leaves(shardings)
-    )

@@ -180,9 +180,14 @@ class ArgumentOrder:
         rest = [f"{variadic}[{index}]" for index in range(num_by_place - len(declared))]
         return [*declared[:num_by_place], *rest, *names]
 
-    def parameter_names(self) -> list[str]:
-        """The names of the parameters that an option may name."""
-        return [each.name for each in self.parameters if each.name != WRAPPER]
+    def unknown_among(self, names: Iterable[str]) -> str:
+        """A sentence on the first of `names` that no parameter has; empty if there is none."""
+        known = [each.name for each in self.parameters if each.name != WRAPPER]
+        has = f"it has {', '.join(map(repr, known)) or 'none'}."
+        for name in names:
+            if name not in known:
+                return f"{self.function_name} has no parameter named {name!r}; {has}"
+        return ""
 
     def places(self, name: str, names: tuple[str, ...], num_args: int) -> tuple[int, ...]:
         """The places in an ordered call that belong to the parameter `name`.
@@ -213,14 +218,11 @@ class ArgumentOrder:
 
 def check_in_shardings(in_shardings: PyTree, order: ArgumentOrder) -> None:
     """Raises `ValueError` if `in_shardings` names what is not a parameter of the function."""
-    parameters = order.parameter_names()
-    for name in in_shardings if isinstance(in_shardings, Mapping) else ():
-        if name not in parameters:
-            raise ValueError(
-                "`filter_jit(..., in_shardings=...)` by names takes those of parameters of the "
-                f"function. {order.function_name} has no parameter named {name!r}; it has "
-                f"{', '.join(map(repr, parameters)) or 'none'}."
-            )
+    if isinstance(in_shardings, Mapping) and (unknown := order.unknown_among(in_shardings)):
+        raise ValueError(
+            "`filter_jit(..., in_shardings=...)` by names takes those of parameters of the "
+            f"function. {unknown}"
+        )
 
 
 def shardings_of_arguments(

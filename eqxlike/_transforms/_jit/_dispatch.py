@@ -41,7 +41,7 @@ from .._checks import (
     run_and_look_for_checks,
 )
 from .._eval_shape import refuse_references
-from .._sharding import is_for_several_devices, shardings_of_arrays
+from .._sharding import are_for_several_devices, shardings_of_arrays
 from ._arguments import ArgumentOrder, WatchedArrays, check_in_shardings, shardings_of_arguments
 from ._cache import Cache
 from ._donation import Donate, DonationWarnings, check_donate, donated_places
@@ -406,7 +406,7 @@ class CompiledFunction:
             (structure.rebuilder(cache=False), start, stop)
             for structure, start, stop in zip(self._passed, starts[:-1], starts[1:], strict=True)
         ]
-        is_sharded = is_for_several_devices(
+        is_sharded = are_for_several_devices(
             (self._options.get("in_shardings"), dispatcher.jit_options.get("out_shardings"))
         )
 

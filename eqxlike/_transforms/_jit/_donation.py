@@ -19,21 +19,14 @@ def check_donate(donate: Donate | Iterable[str], order: ArgumentOrder) -> Donate
 
     **Raises:** `ValueError` for any other word, or a name that is not a parameter.
     """
-    if isinstance(donate, str):
-        if donate in _WORDS:
-            return donate
-        donate_names: tuple[str, ...] = (donate,)
-    else:
-        donate_names = tuple(donate)
-    parameters = order.parameter_names()
-    for name in donate_names:
-        if name not in parameters:
-            words = ", ".join(map(repr, _WORDS))
-            raise ValueError(
-                f"`filter_jit(..., donate=...)` must be one of {words}, or names of parameters of "
-                f"the function. {order.function_name} has no parameter named {name!r}; it has "
-                f"{', '.join(map(repr, parameters)) or 'none'}."
-            )
+    if donate in _WORDS:
+        return donate  # pyright: ignore
+    donate_names = (donate,) if isinstance(donate, str) else tuple(donate)
+    if unknown := order.unknown_among(donate_names):
+        raise ValueError(
+            f"`filter_jit(..., donate=...)` must be one of {', '.join(map(repr, _WORDS))}, or "
+            f"names of parameters of the function. {unknown}"
+        )
     return donate_names
 
 
