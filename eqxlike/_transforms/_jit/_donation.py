@@ -68,8 +68,8 @@ _filter = _Filter()
 class DonationWarnings:
     """A switch for JAX's warnings of unusable donated buffers of one function.
 
-    JAX warns when it lowers, which is after the trace and before the call has ended. What may trace
-    is run with this as its context, and ends with `restore`.
+    JAX warns when it lowers, which is after the trace and before the call has ended. A call
+    that may trace runs inside this, a context that ends with `restore`.
 
     - `to_restore`: functions to call, last one first, when a call that may have traced has ended,
       well or not; `None` if the user wants to be warned.

@@ -85,7 +85,7 @@ def _timed(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> FreshTra
     lowered = traced.lower()
     lowered_s = time.perf_counter()
     jaxpr = traced.jaxpr.jaxpr
-    paths = _one_each(jaxpr.debug_info.arg_names, len(jaxpr.invars))
+    paths = _one_each(jaxpr.debug_info.arg_names or (), len(jaxpr.invars))
     return FreshTrace(traced, lowered, paths, traced_s - start_s, lowered_s - traced_s)
 
 
