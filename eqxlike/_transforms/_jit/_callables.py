@@ -18,7 +18,7 @@ from ._traces import History, Policy, place_of
 
 
 class Unbound(NamedTuple):
-    """A callable, taken apart.
+    """A callable as a function and the arguments bound to it.
 
     - `function`: the function inside, whose signature calls have to fit.
     - `args`, `kwargs`: the arguments at the front and by name that are bound to it.
