@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.tree_util as jtu
-from jax.extend.core import jaxprs_in_params
 
 from ._compat import Tracer
+from ._programs import equations_in
 from ._pytree import listed
 from ._traceback import is_of_user
 
@@ -95,13 +95,8 @@ def transfers(mode: Mode, *, device: Any = None) -> Iterator[None]:
         raise TypeError(
             f"transfers expects one device, as in `device=jax.devices()[0]`, got {device!r}."
         )
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_noting_lines())
-        stack.enter_context(jax.transfer_guard(_GUARDS[mode]))
-        if mode == "exclusive":
-            stack.enter_context(_kept_on(device))
-        else:
-            stack.enter_context(_device_of_thread(None))
+    kept = _kept_on(device) if mode == "exclusive" else _device_of_thread(None)
+    with _noting_lines(), jax.transfer_guard(_GUARDS[mode]), kept:
         yield
 
 
@@ -222,18 +217,14 @@ def departures(jaxpr: Any, device: Any = None) -> Iterator[Departure]:
     - `device`: include those that put arrays on another device than this; `None` for those that
       call the host alone.
     """
-    for equation in jaxpr.eqns:
+    for equation in equations_in(jaxpr):
         name = equation.primitive.name
-        if name in _CALLS:
-            yield Departure(_CALLS[name], _line_of_operation(equation.source_info))
-        elif device is not None and name == "device_put":
-            places = equation.params.get("devices", ())
-            for place in places:
-                if place is not None and not _is_on(place, device):
-                    what = f"jax.device_put to {place}"
-                    yield Departure(what, _line_of_operation(equation.source_info))
-        for inner in jaxprs_in_params(equation.params):
-            yield from departures(inner, device)
+        found = [_CALLS[name]] if name in _CALLS else []
+        if device is not None and name == "device_put":
+            places = [each for each in equation.params.get("devices", ()) if each is not None]
+            found = [f"jax.device_put to {each}" for each in places if not _is_on(each, device)]
+        for what in found:
+            yield Departure(what, _line_of_operation(equation.source_info))
 
 
 def _is_on(place: Any, device: Any) -> bool:

@@ -11,15 +11,15 @@ import jax.tree_util as jtu
 from .._check_numbers import whole_number
 from .._module import Module
 from .._partition import split
-from .._pytree import is_array, listed
+from .._pytree import listed
 from .._timing import installed_version
 from .._traceback import hide_our_frames
 from .._transfers import departures
-from .._transforms._eval_shape import is_array_or_struct
+from .._transforms import is_array_or_struct
 from .._version import __version__
 from ._exported import Exported, from_parts, need_flatbuffers
 from ._file import Header
-from ._form import ArrayForm, Form, NodeForm, StaticForm, describe, form_of, lost_in
+from ._form import ArrayForm, Form, NodeForm, describe, form_of, lost_in
 
 # --- Which axes of the arguments of a program have dynamic sizes, and their names ---
 
@@ -62,23 +62,18 @@ def with_dynamic_axes(
     symbolic = _symbolic(shapes)
 
     def as_struct(path: str, leaf: Any) -> Any:
+        if not is_array_or_struct(leaf):
+            return leaf
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
         is_weak = bool(getattr(leaf, "weak_type", False))
         return jax.ShapeDtypeStruct(symbolic[path], dtype, weak_type=is_weak)
 
     return tuple(
         jtu.tree_map_with_path(
-            lambda path, leaf, name=name: (
-                as_struct(f"{name}{jtu.keystr(path)}", leaf) if _has_shape(leaf) else leaf
-            ),
-            arg,
+            lambda path, leaf, name=name: as_struct(f"{name}{jtu.keystr(path)}", leaf), arg
         )
         for name, arg in names.items()
     )
-
-
-def _has_shape(leaf: Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def _is_module(node: Any) -> bool:
@@ -87,7 +82,9 @@ def _is_module(node: Any) -> bool:
 
 def _arrays_with_paths(name: str, tree: Any, is_leaf: Any = None) -> list[tuple[str, Any]]:
     leaves = jtu.tree_leaves_with_path(tree, is_leaf=is_leaf)
-    return [(f"{name}{jtu.keystr(path)}", leaf) for path, leaf in leaves if _has_shape(leaf)]
+    return [
+        (f"{name}{jtu.keystr(path)}", leaf) for path, leaf in leaves if is_array_or_struct(leaf)
+    ]
 
 
 def _paths_at(place: str, shapes: dict[str, list[Any]]) -> list[str]:
@@ -331,9 +328,7 @@ def _refuse_calls(name: str, calls: list[str]) -> None:
 
 
 def _refuse_lost(name: str, form: Any) -> None:
-    lost = ["output"] if isinstance(form, StaticForm) and not form.is_plain else []
-    lost += lost_in(form, "output")
-    if lost:
+    if lost := list(lost_in(form, "output")):
         raise TypeError(
             f"{name} returned something at {listed(lost)} that no file can hold: return arrays, "
             "numbers and strings."

@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 
 from .._traceback import hide_our_frames
 from ._file import Header, read, write
-from ._form import ArrayForm, Form, NodeForm, describe
+from ._form import array_forms_in, describe
 from ._run import Runner, arranged, describe_arguments
 
 
@@ -168,7 +168,7 @@ def from_parts(header: Header, program: bytes, where: str) -> Exported:
     """The program of these bytes.
 
     **Arguments:**
-    - `where`: the name of the file in errors.
+
     - `where`: what to call them in errors.
 
     **Raises:** `ValueError` if this jax cannot read them.
@@ -196,9 +196,10 @@ def from_parts(header: Header, program: bytes, where: str) -> Exported:
             f"{where} was exported by jax {made_by}, and jax {jax.__version__} cannot read it "
             f"({_first_line(error)}): update jax, or export again."
         ) from error
-    takes, returns = _dtypes_in(header.inputs), _dtypes_in(header.outputs)
-    if (takes, returns) != tuple(
-        [str(array.dtype) for array in arrays] for arrays in (read_as.in_avals, read_as.out_avals)
+    sides = ((header.inputs, read_as.in_avals), (header.outputs, read_as.out_avals))
+    if any(
+        [x.dtype for x in array_forms_in(form)] != [str(x.dtype) for x in avals]
+        for form, avals in sides
     ):
         raise ValueError(f"{where} is damaged: its header tells of another program.")
     return Exported(header, program, read_as)
@@ -220,13 +221,6 @@ _UNREADABLE = (
     struct.error,
 )
 """JAX's exceptions for a program that it cannot read."""
-
-
-def _dtypes_in(form: Form) -> list[str]:
-    """The dtype of each array, in order."""
-    if isinstance(form, NodeForm):
-        return [dtype for child in form.children for dtype in _dtypes_in(child)]
-    return [form.dtype] if isinstance(form, ArrayForm) else []
 
 
 def _numbers_in(version: str) -> list[int]:

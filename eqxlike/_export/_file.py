@@ -42,7 +42,7 @@ class Header:
 
     name: str
     parameters: tuple[str, ...]
-    inputs: Form
+    inputs: NodeForm
     outputs: Form
     platforms: tuple[str, ...]
     vjp_order: int

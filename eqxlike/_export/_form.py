@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import jax
 import jax.tree_util as jtu
 
 from .._module import Module
 from .._pytree import children_with_keys, is_array, is_frozen
+from .._transforms import is_array_or_struct
 
 Kind = Literal["none", "tuple", "list", "dict", "namedtuple", "record"]
 
@@ -83,7 +83,7 @@ def form_of(tree: Any, path: str, array_forms: Iterator[ArrayForm]) -> Form:
     **Raises:** `TypeError`, with the path, for a dictionary with keys that a file cannot hold.
     """
     tree = _unmarked(tree)
-    if is_array(tree) or isinstance(tree, jax.ShapeDtypeStruct):
+    if is_array_or_struct(tree):
         return next(array_forms)
     if tree is None:
         return NodeForm("none", "", (), ())
@@ -133,7 +133,7 @@ def arrays_in(form: Form, tree: Any, path: str) -> Iterator[tuple[ArrayForm, Any
     for key, child_form in zip(form.keys, form.children, strict=True):
         if key in children:
             yield from arrays_in(child_form, children[key], path_below(path, form.kind, key))
-        elif form.kind != "record" or _num_arrays(child_form):
+        elif form.kind != "record" or any(True for _ in array_forms_in(child_form)):
             below = path_below(path, form.kind, key)
             raise TypeError(f"{below} is missing: it must be {describe(child_form)}.")
     more = [key for key in children if key not in form.keys]
@@ -169,17 +169,14 @@ def build(form: Form, arrays: Iterator[Any]) -> Any:
             }
 
 
-def lost_in(form: Form, path: str) -> Iterator[str]:
+def lost_in(form: Form, path: str, *, is_in_record: bool = False) -> Iterator[str]:
     """The paths of static leaves that `build` could neither return nor omit."""
-    if not isinstance(form, NodeForm):
-        return
-    for key, child in zip(form.keys, form.children, strict=True):
-        below = path_below(path, form.kind, key)
-        if isinstance(child, StaticForm):
-            if not child.is_plain and form.kind != "record":
-                yield below
-        else:
-            yield from lost_in(child, below)
+    if isinstance(form, NodeForm):
+        for key, child in zip(form.keys, form.children, strict=True):
+            below = path_below(path, form.kind, key)
+            yield from lost_in(child, below, is_in_record=form.kind == "record")
+    elif isinstance(form, StaticForm) and not form.is_plain and not is_in_record:
+        yield path
 
 
 def describe(form: Form) -> str:
@@ -190,7 +187,7 @@ def describe(form: Form) -> str:
         return f"{form.dtype}[{', '.join(map(str, form.shape))}]"
     if isinstance(form, StaticForm):
         return form.text
-    num_arrays = _num_arrays(form)
+    num_arrays = len(list(array_forms_in(form)))
     if form.kind in ("namedtuple", "record") and num_arrays > _MAX_SHOWN:
         return f"{form.name} of {num_arrays} arrays"
     texts = list(map(describe, form.children))
@@ -243,10 +240,13 @@ def from_plain(plain: dict[str, Any]) -> Form:
     return NodeForm(kind, rest["name"], tuple(rest["keys"]), children, statics)
 
 
-def _num_arrays(form: Form) -> int:
+def array_forms_in(form: Form) -> Iterator[ArrayForm]:
+    """The form of each array, in order."""
     if isinstance(form, NodeForm):
-        return sum(map(_num_arrays, form.children))
-    return int(isinstance(form, ArrayForm))
+        for child in form.children:
+            yield from array_forms_in(child)
+    elif isinstance(form, ArrayForm):
+        yield form
 
 
 def _open(node: Any) -> tuple[Kind, str, list[tuple[Any, Any]]]:

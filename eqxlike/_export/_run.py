@@ -12,7 +12,7 @@ import numpy as np
 from .._pytree import is_array, listed
 from .._transforms import filter_jit
 from ._file import Header
-from ._form import ArrayForm, NodeForm, arrays_in, build, describe, describe_other, form_of_array
+from ._form import ArrayForm, arrays_in, build, describe, describe_other, form_of_array
 
 _MAX_PROGRAMS = 4
 """This many programs are compiled for one combination of arrays, each for other static leaves or
@@ -98,8 +98,7 @@ class Runner:
 
     def _numbers_among(self, args: tuple[Any, ...]) -> frozenset[int]:
         """The arguments that are numbers instead of arrays."""
-        inputs: Any = self._header.inputs
-        pairs = enumerate(zip(inputs.children, args, strict=False))
+        pairs = enumerate(zip(self._header.inputs.children, args, strict=False))
         return frozenset(
             index for index, (form, arg) in pairs if isinstance(form, ArrayForm) and is_number(arg)
         )
@@ -108,12 +107,11 @@ class Runner:
         """The arguments, with numbers replaced by arrays."""
         if not self._numbers or len(args) != len(self._header.parameters):
             return args
-        inputs: Any = self._header.inputs
         made = list(args)
         for index in self._numbers:
             if is_number(args[index]):
-                name = self._header.parameters[index]
-                made[index] = as_given(inputs.children[index], args[index], name, {})
+                form: Any = self._header.inputs.children[index]
+                made[index] = as_given(form, args[index], self._header.parameters[index], {})
         return tuple(made)
 
     def _taken_apart(self, args: tuple[Any, ...], *, is_traced: bool = False) -> list[Any]:
@@ -121,7 +119,6 @@ class Runner:
         `_TakeApartError` if that happens in a trace.
         """
         header = self._header
-        inputs: Any = header.inputs
         if len(args) != len(header.parameters):
             raise TypeError(
                 f"{header.name} takes ({describe_arguments(header)}), which is "
@@ -129,7 +126,7 @@ class Runner:
             )
         sizes: dict[str, Any] = {}
         arrays = []
-        for index, (child, arg) in enumerate(zip(inputs.children, args, strict=True)):
+        for index, (child, arg) in enumerate(zip(header.inputs.children, args, strict=True)):
             for form, leaf, path in arrays_in(child, arg, header.parameters[index]):
                 if is_number(leaf):
                     if is_traced:
@@ -155,10 +152,10 @@ class Runner:
     def _sizes_of(self, args: tuple[Any, ...]) -> list[str]:
         """What each array with a named axis must be, and its actual size."""
         header = self._header
-        inputs: Any = header.inputs
+        rows = zip(header.inputs.children, args, header.parameters, strict=True)
         return [
             f"{path} must be {describe(form)} and is {describe_other(leaf)}"
-            for child, arg, name in zip(inputs.children, args, header.parameters, strict=True)
+            for child, arg, name in rows
             for form, leaf, path in arrays_in(child, arg, name)
             if not all(isinstance(size, int) for size in form.shape)
         ]
@@ -188,11 +185,8 @@ def arranged(header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
 
 def describe_arguments(header: Header) -> str:
     """The arguments of a program, such as `x: float32[batch, 64], scale: float32[]`."""
-    inputs = header.inputs
-    forms = inputs.children if isinstance(inputs, NodeForm) else ()
-    return ", ".join(
-        f"{name}: {describe(form)}" for name, form in zip(header.parameters, forms, strict=True)
-    )
+    pairs = zip(header.parameters, header.inputs.children, strict=True)
+    return ", ".join(f"{name}: {describe(form)}" for name, form in pairs)
 
 
 # --- The argument passed for an array: what matches, or an error that says what would ---
@@ -242,17 +236,11 @@ def is_number(leaf: Any) -> bool:
 
 def _as_scalar(number: bool | int | float | complex, form: ArrayForm) -> Any:
     """A Python number as such an array, if the dtype can hold its kind of number."""
-    kinds: list[tuple[type, Callable[[np.dtype], bool]]] = [
-        (bool, lambda dtype: dtype == np.bool_),
-        (int, lambda dtype: jnp.issubdtype(dtype, np.number)),
-        (float, lambda dtype: jnp.issubdtype(dtype, np.inexact)),
-        (complex, lambda dtype: jnp.issubdtype(dtype, np.complexfloating)),
-    ]
+    kinds = {bool: np.bool_, int: np.number, float: np.inexact, complex: np.complexfloating}
     if form.dtype.startswith("key<"):
         return number
     dtype = jnp.dtype(form.dtype)
-    fits = next(fits for number_type, fits in kinds if isinstance(number, number_type))
-    if not fits(dtype):
+    if not jnp.issubdtype(dtype, next(kinds[each] for each in kinds if isinstance(number, each))):
         return number
     if isinstance(number, int) and jnp.issubdtype(dtype, np.integer):
         limits = jnp.iinfo(dtype)

@@ -64,7 +64,7 @@ def flatten(
     *,
     with_abstract: bool = False,
     is_output: bool = False,
-    is_bound: bool = False,
+    by_identity: bool = False,
     is_private: bool = False,
     root: Callable[[], str] = lambda: "tree",
 ) -> tuple[list[Any], Structure]:
@@ -79,8 +79,8 @@ def flatten(
       Nothing is cached then.
     - `is_output`: accept a static leaf that is not hashable, or cannot be compared. The output of a
       function is not part of a key.
-    - `is_bound`: compare such a leaf by identity. A method may be bound to it, and a bound method
-      is always hashable.
+    - `by_identity`: compare such a leaf by identity. A method may be bound to it, and a bound
+      method is always hashable.
     - `is_private`: make a Structure of these very objects, even if there is one of equal objects,
       so that these objects are returned. Nothing is cached.
     - `root`: gives the name of the tree in a message.
@@ -97,7 +97,7 @@ def flatten(
     candidates: list[tuple[Module, int, int, Structure]] = []
     frames: list[_Frame] = []
     frame = _Frame(None, Opened(TupleNode, no_meta, None, (tree,), lambda index: root()), 0, 0)
-    make_unhashable = opaque_leaf if is_output else identity_leaf if is_bound else None
+    make_unhashable = opaque_leaf if is_output else identity_leaf if by_identity else None
     make = make_private if is_private else make_output if is_output else intern
     caches = not with_abstract and not is_private
     takes_cached = caches and not is_checking()

@@ -7,7 +7,7 @@ import functools
 import math
 import types
 from collections.abc import Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from .._codegen import SourceWriter
 from .._pytree import is_array
@@ -26,22 +26,12 @@ function takes longer than many such walks.
 """
 
 
-class Node(Protocol):
-    """The part of a Structure that a `GuardWriter` needs."""
-
-    num_arrays: int
-
-    @property
-    def children(self) -> tuple[Any, ...]: ...
-    @property
-    def has_run(self) -> bool: ...
-    def write_guard(self, writer: "GuardWriter", name: str) -> Sequence[str]: ...
-
-
 class GuardWriter(SourceWriter):
     """Writes the guards of trees: lines that return `MISS` for any other tree.
 
     - `arrays`: the sources of the arrays of the trees, to be put between brackets.
+
+    Each node is a `Structure`, which a file above this one defines.
 
     **Arguments:**
 
@@ -60,10 +50,10 @@ class GuardWriter(SourceWriter):
         self._examples = arrays
         self._num_arrays = 0
 
-    def write(self, root: Node, name: str) -> None:
+    def write(self, root: Any, name: str) -> None:
         """Writes the guards of one tree, the value of `name`."""
         # An explicit stack: deep trees need no deep recursion.
-        nodes: list[tuple[Node, str]] = [(root, name)]
+        nodes: list[tuple[Any, str]] = [(root, name)]
         while nodes:
             node, name = nodes.pop()
             if len(self.lines) > _MAX_GUARDS:
@@ -75,7 +65,7 @@ class GuardWriter(SourceWriter):
                 continue
             nodes += zip(reversed(node.children[: len(names)]), reversed(names), strict=True)
 
-    def _write_run(self, child: Node, sequence: str, count: int) -> None:
+    def _write_run(self, child: Any, sequence: str, count: int) -> None:
         """Writes the guard of `count` nodes of one Structure, in a loop."""
         arrays, element = self.name("arrays"), self.name("x")
         before, self.arrays = self.arrays, []
@@ -89,7 +79,7 @@ class GuardWriter(SourceWriter):
         self.arrays, self._num_arrays = before, num_before
         self.take_all(arrays, count * child.num_arrays)
 
-    def compare_by_walk(self, structure: Node, name: str) -> None:
+    def compare_by_walk(self, structure: Any, name: str) -> None:
         """Writes the guard of a value that is flattened in each call."""
         dynamic, found = self.name("dynamic"), self.name("structure")
         self.line(f"{dynamic}, {found} = flatten({name})")
@@ -107,6 +97,17 @@ class GuardWriter(SourceWriter):
         if num_arrays:
             self.arrays.append(f"*{name}")
             self._num_arrays += num_arrays
+
+    def function(self, signature: str) -> list[str]:
+        """The lines of a function that begins with the guards."""
+        return [
+            f"def {signature}:",
+            "    try:",
+            *(f"        {line}" for line in self.lines),
+            # A value of another type may lack what the guards ask it for.
+            "    except Exception:",
+            "        return MISS",
+        ]
 
     def miss_if(self, condition: str) -> None:
         self.line(f"if {condition}: return MISS")

@@ -212,11 +212,9 @@ class NamedTupleNode(Structure):
 def _is_built_as_generated(cls: Any) -> bool:
     """Whether calling the class, as JAX does, only makes the tuple."""
     new, init = cls.__new__, cls.__init__
-    is_generated = getattr(new, "__module__", "") == f"namedtuple_{cls.__name__}"
-    inherits = any(
-        getattr(new, "__module__", "") == f"namedtuple_{base.__name__}" for base in cls.__mro__
-    )
-    return (is_generated or inherits) and init is object.__init__
+    module = getattr(new, "__module__", "")
+    is_generated = any(module == f"namedtuple_{base.__name__}" for base in cls.__mro__)
+    return is_generated and init is object.__init__
 
 
 # --- A plain dict ---
@@ -376,14 +374,7 @@ class ModuleNode(Structure):
         """A function from a Module of this Structure to its arrays, from others to `None`."""
         writer = GuardWriter(None, None, None, reads_fields=True)
         writer.write(self, "module")
-        lines = [
-            "def take(module):",
-            "    try:",
-            *(f"        {line}" for line in writer.lines),
-            "    except Exception:",
-            "        return MISS",
-            f"    return {tuple_of(writer.arrays)}",
-        ]
+        lines = [*writer.function("take(module)"), f"    return {tuple_of(writer.arrays)}"]
         return compile_function(lines, writer.namespace, f"arrays of {self.node_type.__name__}")
 
     def _guard_fields(self, writer: GuardWriter, name: str) -> Sequence[str]:

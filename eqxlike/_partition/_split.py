@@ -136,7 +136,7 @@ def find_static_difference(first: PyTree, second: PyTree) -> Difference | None:
     >>> keystr(found.path), found.first, found.second
     ("['b'][1]", 3, True)
     """
-    structures = [flatten(tree, is_bound=True)[1] for tree in (first, second)]
+    structures = [flatten(tree, by_identity=True)[1] for tree in (first, second)]
     if structures[0] is structures[1]:
         return None
     children, others = children_with_keys(first), children_with_keys(second)

@@ -5,9 +5,9 @@ function, with the parameters of its argument: in the body of a class, functions
 methods and may override methods, and objects do neither.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypedDict, TypeVar
 
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
@@ -16,6 +16,8 @@ from .._module import Wrapper, bind
 
 Params = ParamSpec("Params")
 Output = TypeVar("Output")
+Output_co = TypeVar("Output_co", covariant=True)
+Function = TypeVar("Function", bound=Callable[..., Any])
 Value = TypeVar("Value", bound=ArrayLike)
 Aux = TypeVar("Aux")
 
@@ -63,6 +65,30 @@ class GradOptions(TypedDict, total=False):
     holomorphic: bool
     allow_int: bool
     reduce_axes: Sequence[Hashable]
+
+
+# --- Functions that are compiled become objects with `.lower`; methods stay functions ---
+
+
+class _NamesSelf(Protocol):
+    def __call__(_protocol, self: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class _NamesCls(Protocol):
+    def __call__(_protocol, cls: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+
+Method = TypeVar("Method", bound=_NamesSelf | _NamesCls)
+"""A function in the body of a class; type checkers know it by the name of its first parameter."""
+
+
+class AnyArguments(Protocol[Output_co]):
+    """A function that takes any arguments, as far as a type checker knows: `Callable[..., T]`.
+
+    It would pass for a `Method`, and so comes first among overloads.
+    """
+
+    def __call__(self, *, _no_parameter_of_yours: "AnyArguments[Any]") -> Output_co: ...
 
 
 # --- The common parts of transformed functions ---

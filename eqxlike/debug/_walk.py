@@ -188,20 +188,17 @@ class Walk:
             branches = params["branches"]
             which = min(max(int(inputs[0][0]), 0), len(branches) - 1)
             return self.run(branches[which], inputs[1:], here)
-        if name not in ("scan", "while"):
-            return self._with_origins(equation, inputs, _bind(equation, inputs), here)
-        by_turns = self._scan if name == "scan" else self._while
-        if equation.effects:
+        by_turns = {"scan": self._scan, "while": self._while}.get(name)
+        if by_turns is not None and equation.effects:
             # Each is to happen once.
             return by_turns(equation, inputs, here)
         # Most loops are sound, and a compiled one is soon over.
         outputs = _bind(equation, inputs)
-        if not any(map(what_is_wrong, outputs)):
-            return [(output, None) for output in outputs]
-        found = by_turns(equation, inputs, here)
-        if any(what_is_wrong(output) for output, _ in found):
-            return found
-        # Compiled as one it rounds otherwise than turn by turn.
+        if by_turns is not None and any(map(what_is_wrong, outputs)):
+            found = by_turns(equation, inputs, here)
+            # Compiled as one it may round otherwise than turn by turn.
+            if any(what_is_wrong(output) for output, _ in found):
+                return found
         return self._with_origins(equation, inputs, outputs, here)
 
     def _scan(self, equation: Any, inputs: list[Traced], place: Place) -> list[Traced]:

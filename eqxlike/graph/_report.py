@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._compat import PjitFunction
 from .._module import Module, Wrapper
 from .._partition import split
 from .._programs import Collective, collectives
@@ -81,11 +80,12 @@ def report(
             f"graph.report expects a function, and then its arguments; it got {function!r:.60}, of "
             f"type {type(function).__name__}."
         )
-    found = _report_on(_traced(function, args, kwargs))
+    name = _name_of(function)
+    found = _report_on(name, _traced(function, args, kwargs))
     if not gradient:
         return found
     of_gradient, of_stored, arguments = _gradient_of(function, args)
-    backward = _report_on(_traced(of_gradient, arguments, kwargs, "the gradient of "))
+    backward = _report_on(name, _traced(of_gradient, arguments, kwargs, "the gradient of "))
     stored_program = _traced(of_stored, arguments, kwargs, "the gradient of ").traced
     outputs = [each.aval for each in stored_program.jaxpr.jaxpr.outvars]
     stored = stored_in(
@@ -291,18 +291,13 @@ _NOT_IN_JSON = frozenset({"jaxpr", "stablehlo", "hlo", "program"})
 
 def _plain(value: Any) -> Any:
     """The numbers and names of a part of a report, for JSON."""
-    if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
-    elif isinstance(value, tuple):
-        names = getattr(value, "_fields", None)
-        if names is None:
-            return list(map(_plain, value))
-    else:
-        return value
+    names = getattr(value, "_fields", None) or getattr(value, "__dataclass_fields__", None)
+    if names is None:
+        return list(map(_plain, value)) if isinstance(value, tuple) else value
     return {name: _plain(getattr(value, name)) for name in names if name not in _NOT_IN_JSON}
 
 
-def _report_on(again: FreshTrace) -> Report:
+def _report_on(name: str, again: FreshTrace) -> Report:
     start_s = time.perf_counter()
     compiled = _compile(again.lowered)
     compile_s = time.perf_counter() - start_s
@@ -314,7 +309,7 @@ def _report_on(again: FreshTrace) -> Report:
     fused = {each.calls for each in instructions if each.calls}
     donated = [each.donated for each in jtu.tree_leaves(again.lowered.args_info)]
     return Report(
-        name=again.name,
+        name=name,
         operations=operations,
         layers=rows_by_layer(program, [each for each in instructions if each.kind != "fusion"]),
         kinds=rows_by_kind(program),
@@ -425,9 +420,7 @@ def _traced(
     **Raises:** `ValueError` if the trace fails.
     """
     try:
-        if isinstance(function, PjitFunction):
-            return _of_jax(function, args, kwargs)
-        return fresh_trace(function, args, kwargs)._replace(name=_name_of(function))
+        return fresh_trace(function, args, kwargs)
     except Exception as error:
         reason = " ".join([type(error).__name__ + ":", *str(error).strip().splitlines()[:1]])
         reason = reason.rstrip(".:") + "."
@@ -444,21 +437,6 @@ def _name_of(function: Any) -> str:
     if isinstance(function, functools.partial):
         return _name_of(function.func)
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _of_jax(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FreshTrace:
-    """A function of `jax.jit`, which is traced as it is, with the options that it has."""
-    start_s = time.perf_counter()
-    found = function.trace(*args, **kwargs)
-    traced_s = time.perf_counter()
-    lowered = found.lower()
-    lowered_s = time.perf_counter()
-    jaxpr = found.jaxpr.jaxpr
-    paths = jaxpr.debug_info.arg_names
-    if len(paths) != len(jaxpr.invars):
-        paths = [f"array {index}" for index in range(len(jaxpr.invars))]
-    times = traced_s - start_s, lowered_s - traced_s
-    return FreshTrace(_name_of(function), found, lowered, tuple(paths), *times)
 
 
 def _others(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

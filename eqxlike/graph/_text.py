@@ -3,6 +3,7 @@
 import collections
 import html
 import json
+import operator
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -75,21 +76,15 @@ def tables(report: Any) -> list[Table]:
     ]
     if report.sides:
         header = ("Layer", "Operations", "With gradient", "FLOPs", "With gradient")
-        cells = tuple(
-            (
-                side.name or "(all)",
-                grouped(side.operations),
-                grouped(side.gradient_operations),
-                grouped(side.flops),
-                grouped(side.gradient_flops),
-                grouped(side.backward_flops),
-                grouped(side.stored_bytes),
-            )
-            for side in report.sides
-        )
         header = (*header, "Backward pass", "Bytes stored")
-        found.append(Table("Function and gradient", header, cells))
+        cells = ((side.name or "(all)", *map(grouped, _SIDE(side))) for side in report.sides)
+        found.append(Table("Function and gradient", header, tuple(cells)))
     return found
+
+
+_SIDE = operator.attrgetter(
+    "operations", "gradient_operations", "flops", "gradient_flops", "backward_flops", "stored_bytes"
+)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

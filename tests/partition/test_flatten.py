@@ -142,7 +142,7 @@ def test_leaf_that_cannot_be_compared_is_itself_all_the_same():
     first, second = Compared(), Compared()
     structure = flatten(first)[1]
     assert flatten(first)[1] is structure
-    for way in ("is_output", "is_bound"):
+    for way in ("is_output", "by_identity"):
         structures = [flatten((leaf,), **{way: True})[1] for leaf in (first, second)]
         assert structures[0].children[0].meta is first
         assert structures[1].children[0].meta is second

@@ -1,23 +1,26 @@
 """`filter_jit`: from a call to the function of flat arrays that is compiled for it.
 
-`_filter_jit` finds the function behind a wrapped callable, `_arguments` brings the arguments of a
-call into one order, and `_dispatch` has the rest of the call: the compiled function for them, kept
-in a `_cache`, and the generated function that is tried before all of this. `_traces` says why there
-was another trace.
+In the order of reading; docs/design.md has the whole picture, with both ways that a call takes:
+
+- `_filter_jit`: the public function, the callable that it returns, and notes on errors.
+- `_callables`: the function behind a callable, the arguments bound to it, and its dispatcher.
+- `_arguments`: one order for the arguments of all calls.
+- `_dispatch`: the rest of a call: the compiled function for its arguments, the trace of that, and
+  the generated function that later calls try before all of this.
+- `_cache`: the compiled functions of one function. `_donation`: which buffers are donated.
+- `_traces`: why there was another trace.
+- `_lowered`, `_fresh_trace`, `_timed`: functions lowered ahead of time, traced for a report, timed.
 """
 
+from ._callables import Options as Options
 from ._filter_jit import JitFunction as JitFunction
-from ._filter_jit import Options as Options
 from ._filter_jit import clear_caches as clear_caches
 from ._filter_jit import filter_jit as filter_jit
 from ._fresh_trace import FreshTrace as FreshTrace
 from ._fresh_trace import fresh_trace as fresh_trace
-from ._lowered import AnyArguments as AnyArguments
 from ._lowered import CompilingDecorator as CompilingDecorator
-from ._lowered import Function as Function
 from ._lowered import Lowerable as Lowerable
 from ._lowered import Lowered as Lowered
-from ._lowered import Method as Method
 from ._timed import CallTimes as CallTimes
 from ._timed import timing_calls as timing_calls
 from ._traces import History as History

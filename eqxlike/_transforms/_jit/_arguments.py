@@ -1,15 +1,21 @@
-"""One order for the arguments of all calls: keywords and defaults go where the signature says."""
+"""The arguments of a call: one order for all calls, where they are placed, and arrays inside static
+ones.
+"""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import PyTree
 
-from ..._codegen import compile_function
+from ..._codegen import compile_function, tuple_of
 from ..._compat import PjitFunction
+from ..._module import Module
 from ..._partition import ATOMS, flatten
+from ..._pytree import is_array
+from ..._traceback import stacklevel_of_user
 from .._sharding import shardings_of_arrays
 
 OrderedArguments = tuple[tuple[Any, ...], tuple[str, ...]]
@@ -125,7 +131,7 @@ class ArgumentOrder:
             if type(value) is not _Given:
                 namespace[default := f"default{len(parts)}"] = value
             parts.append(value.source if type(value) is _Given else default)
-        lines = ["def arrange(args, kwargs):", f"    return ({''.join(f'{x}, ' for x in parts)})"]
+        lines = ["def arrange(args, kwargs):", f"    return {tuple_of(parts)}"]
         return compile_function(lines, namespace, f"call of {self.function_name}"), names
 
     def _fill_defaults(self, bound: inspect.BoundArguments) -> None:
@@ -174,9 +180,14 @@ class ArgumentOrder:
         rest = [f"{variadic}[{index}]" for index in range(num_by_place - len(declared))]
         return [*declared[:num_by_place], *rest, *names]
 
-    def parameter_names(self) -> list[str]:
-        """The names of the parameters that an option may name."""
-        return [each.name for each in self.parameters if each.name != WRAPPER]
+    def unknown_among(self, names: Iterable[str]) -> str:
+        """A sentence on the first of `names` that no parameter has; empty if there is none."""
+        known = [each.name for each in self.parameters if each.name != WRAPPER]
+        has = f"it has {', '.join(map(repr, known)) or 'none'}."
+        for name in names:
+            if name not in known:
+                return f"{self.function_name} has no parameter named {name!r}; {has}"
+        return ""
 
     def places(self, name: str, names: tuple[str, ...], num_args: int) -> tuple[int, ...]:
         """The places in an ordered call that belong to the parameter `name`.
@@ -207,14 +218,11 @@ class ArgumentOrder:
 
 def check_in_shardings(in_shardings: PyTree, order: ArgumentOrder) -> None:
     """Raises `ValueError` if `in_shardings` names what is not a parameter of the function."""
-    parameters = order.parameter_names()
-    for name in in_shardings if isinstance(in_shardings, Mapping) else ():
-        if name not in parameters:
-            raise ValueError(
-                "`filter_jit(..., in_shardings=...)` by names takes those of parameters of the "
-                f"function. {order.function_name} has no parameter named {name!r}; it has "
-                f"{', '.join(map(repr, parameters)) or 'none'}."
-            )
+    if isinstance(in_shardings, Mapping) and (unknown := order.unknown_among(in_shardings)):
+        raise ValueError(
+            "`filter_jit(..., in_shardings=...)` by names takes those of parameters of the "
+            f"function. {unknown}"
+        )
 
 
 def shardings_of_arguments(
@@ -278,3 +286,69 @@ def _is_default(argument: Any, parameter: inspect.Parameter | None) -> bool:
         return False
     _, default = flatten(parameter.default, is_output=True)
     return flatten(argument, is_output=True, with_abstract=True)[1] is default
+
+
+# --- Arrays held by a plain object that is an argument, such as the instance of a method ---
+
+
+class _Watched(NamedTuple):
+    """An attribute that held an array."""
+
+    holder: Any
+    attributes: dict[str, Any]
+    name: str
+    array: Any
+
+    def is_current(self) -> bool:
+        return self.attributes.get(self.name) is self.array
+
+
+class WatchedArrays:
+    """The arrays among the attributes of static arguments, as they were when this was made.
+
+    Such an object is compared by identity, as for `jax.jit`. Its arrays became constants when the
+    function was traced. If an attribute holds another array later, the call warns, once: the
+    compiled function still has the old one.
+
+    **Arguments:**
+
+    - `name`: the name of the function that is traced.
+    - `static`: its static arguments.
+    """
+
+    def __init__(self, name: str, static: Iterable[Any]):
+        self._name = name
+        self._watched = [
+            _Watched(each, attributes, attribute, value)
+            for each in static
+            if not isinstance(each, Module | type)
+            and type(attributes := getattr(each, "__dict__", None)) is dict
+            for attribute, value in attributes.items()
+            if is_array(value)
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self._watched)
+
+    def are_current(self) -> bool:
+        """Whether all attributes still hold these arrays."""
+        # This runs at each call: a loop takes half the time of `all`.
+        for _, attributes, name, array in self._watched:  # noqa: SIM110
+            if attributes.get(name) is not array:
+                return False
+        return True
+
+    def warn_of_changes(self) -> None:
+        """Warns of each attribute that no longer holds its array, once."""
+        changed = [each for each in self._watched if not each.is_current()]
+        if changed:
+            self._watched = [each for each in self._watched if each.is_current()]
+        for watched in changed:
+            type_name = type(watched.holder).__name__
+            warnings.warn(
+                f"`{type_name}.{watched.name}` held an array when `{self._name}` was traced, and "
+                f"has been assigned since. A {type_name} is not a Module: it is static, by "
+                "identity, and what was compiled still has the old array. Make it an "
+                "`eqxlike.Module`, or pass the array as an argument.",
+                stacklevel=stacklevel_of_user(),
+            )

@@ -10,10 +10,9 @@ first, a function that is generated for these Structures.
 import dataclasses
 import itertools
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.tree_util as jtu
@@ -21,7 +20,7 @@ import jax.tree_util as jtu
 from ..._checking import is_checking, when_switched_on
 from ..._codegen import compile_function
 from ..._compat import Tracer
-from ..._module import Module, naming_layers
+from ..._module import naming_layers
 from ..._partition import (
     ARRAY,
     GuardWriter,
@@ -32,7 +31,6 @@ from ..._partition import (
     flatten,
 )
 from ..._pytree import is_array, is_reference
-from ..._traceback import stacklevel_of_user
 from ..._transfers import is_any_exclusive, refuse_leaving, when_exclusive
 from .._checks import (
     TracedProgram,
@@ -43,8 +41,8 @@ from .._checks import (
     run_and_look_for_checks,
 )
 from .._eval_shape import refuse_references
-from .._sharding import shardings_of_arrays
-from ._arguments import ArgumentOrder, check_in_shardings, shardings_of_arguments
+from .._sharding import are_for_several_devices, shardings_of_arrays
+from ._arguments import ArgumentOrder, WatchedArrays, check_in_shardings, shardings_of_arguments
 from ._cache import Cache
 from ._donation import Donate, DonationWarnings, check_donate, donated_places
 from ._traces import History, Observer
@@ -72,8 +70,8 @@ class Dispatcher:
 
     - `function`: the function to compile; held weakly where that is possible, as the caller holds
       it.
-    - `described`: the function that the arguments below describe; it may be replaced later, if
-      `function` only calls what is bound to it.
+    - `unbound_function`: the function whose signature calls have to fit. It may be replaced later,
+      if `function` only calls what is bound to it.
     - `num_bound`: the number of arguments at the front that are bound to what the user wrapped: the
       Module that is called, the instance of a bound method.
     - `bound_names`: the names of the arguments that are bound by name, as in a partial function.
@@ -86,8 +84,9 @@ class Dispatcher:
 
     def __init__(
         self,
+        *,
         function: Callable[..., Any],
-        described: Callable[..., Any],
+        unbound_function: Callable[..., Any],
         num_bound: int,
         bound_names: tuple[str, ...],
         order: ArgumentOrder,
@@ -97,7 +96,7 @@ class Dispatcher:
         full_name: str,
     ):
         self.get_function = _reference(function)
-        self.get_described = _reference(described)
+        self.get_unbound_function = _reference(unbound_function)
         self.num_bound = num_bound
         self.bound_names = bound_names
         self.order = order
@@ -149,7 +148,7 @@ class Dispatcher:
             arg_arrays, structure = flatten(
                 arg,
                 with_abstract=with_abstract,
-                is_bound=index < self.num_bound,
+                by_identity=index < self.num_bound,
                 root=lambda index=index: self.order.labels(len(ordered), names)[index],
             )
             arrays += arg_arrays
@@ -175,10 +174,8 @@ class Dispatcher:
         """Raises `TransferError` if this call would leave the device of an exclusive context."""
 
         def trace() -> Any:
-            try:
+            with compiled.donation_warnings:
                 return compiled.jitted(arrays).trace(*arrays).jaxpr
-            finally:
-                compiled.donation_warnings.restore()
 
         labels = self.order.labels(len(ordered), names)
         labelled = list(zip(labels, ordered, strict=True))
@@ -272,6 +269,18 @@ class _FirstTrace:
 class CompiledFunction:
     """One compiled function, for one combination of Structures of the arguments.
 
+    What a call does about the first trace depends on what `_FirstTrace` knows:
+
+    | state | `is_part_of_call` | `output` | `is_done` | a call |
+    |---|---|---|---|---|
+    | not traced | no | | no | traces, alone or as part of its run, or waits for who does |
+    | a run traces | yes | `None` | no | waits for that trace |
+    | that run has traced | yes | known | no | runs |
+    | traced | | known | yes | runs |
+
+    A trace alone looks for checks in the program before it runs. One that is part of a run does
+    not: as long as no check was traced at all, no function can hide one.
+
     **Arguments:**
 
     - `dispatcher`: that of the function to compile; held weakly.
@@ -290,15 +299,12 @@ class CompiledFunction:
         self.structures = structures
         self.names = names
         self.donation_warnings = DonationWarnings(dispatcher.donate)
-        static = (
-            each
-            for each, structure in zip(ordered, structures, strict=True)
-            if isinstance(structure, StaticLeaf)
-        )
+        pairs = list(zip(ordered, structures, strict=True))
+        static = [arg for arg, structure in pairs if isinstance(structure, StaticLeaf)]
         self.watched = WatchedArrays(dispatcher.order.function_name, static)
         # The Structures of these very objects, as the compiled function is of these.
-        self._passed = _as_passed(structures, ordered)
-        self._options = _jit_options(dispatcher, structures, names, ordered)
+        self._passed = [_as_passed(arg, structure) for arg, structure in pairs]
+        self._options = self._jit_options(dispatcher, ordered)
         self._first_trace = _FirstTrace()
         self._fast_path: FastPath | None = None
         self._shown_fast_path: FastPath | None = None
@@ -312,16 +318,28 @@ class CompiledFunction:
         else:
             self._out_shardings = self._options.pop("out_shardings")
 
+    def _jit_options(self, dispatcher: Dispatcher, ordered: tuple[Any, ...]) -> dict[str, Any]:
+        """The options of `jax.jit` for the function of flat arrays."""
+        order, num_bound, names = dispatcher.order, dispatcher.num_bound, self.names
+        starts = _starts(self.structures)
+        places = donated_places(dispatcher.donate, order, num_bound, names, len(ordered))
+        donated = [index for place in places for index in range(starts[place], starts[place + 1])]
+        options = {**dispatcher.jit_options, "donate_argnums": donated}
+        if (in_shardings := options.get("in_shardings")) is not None:
+            bound_names = dispatcher.bound_names
+            options["in_shardings"] = tuple(
+                shardings_of_arguments(in_shardings, order, num_bound, bound_names, ordered, names)
+            )
+        return options
+
     def is_current(self) -> bool:
         """Whether the static objects that were passed are unchanged."""
         return all(structure.is_current() for structure in self._passed)
 
     def call(self, arrays: list[Any]) -> Any:
         """The output of the user's function for these arrays."""
-        try:
+        with self.donation_warnings:
             return self.finish(self._run(arrays))
-        finally:
-            self.donation_warnings.restore()
 
     def _run(self, arrays: list[Any]) -> Any:
         """The result of the jitted function."""
@@ -375,7 +393,12 @@ class CompiledFunction:
         """The function that JAX traces: flat arrays in, flat arrays out."""
         get_function, num_bound = dispatcher.get_function, dispatcher.num_bound
         labels = dispatcher.order.labels(len(self.structures), self.names)
-        drop = _weak_drop(dispatcher, self)
+        weak_dispatcher = weakref.ref(dispatcher)
+
+        def drop() -> None:
+            if (found := weak_dispatcher()) is not None:
+                found.drop(self)
+
         observer = Observer(dispatcher.history, labels, self.structures, drop)
         num_by_place = len(self.structures) - len(self.names)
         starts = _starts(self.structures)
@@ -383,7 +406,7 @@ class CompiledFunction:
             (structure.rebuilder(cache=False), start, stop)
             for structure, start, stop in zip(self._passed, starts[:-1], starts[1:], strict=True)
         ]
-        is_sharded = _is_for_several_devices(
+        is_sharded = are_for_several_devices(
             (self._options.get("in_shardings"), dispatcher.jit_options.get("out_shardings"))
         )
 
@@ -494,14 +517,7 @@ class CompiledFunction:
             writer.write(structure, name)
         if self.watched:
             writer.miss_if(f"not {writer.constant(self.watched.are_current)}()")
-        lines = [
-            "def call(args):",
-            "    try:",
-            *(f"        {line}" for line in writer.lines),
-            # An argument of another type may lack what the guards ask it for.
-            "    except Exception:",
-            "        return MISS",
-        ]
+        lines = writer.function("call(args)")
         call = f"result = jitted({', '.join(writer.arrays)})"
         if self.donation_warnings.to_restore is None:
             lines.append(f"    {call}")
@@ -532,62 +548,16 @@ class CompiledFunction:
         return compile_function(lines, namespace, "fast path")
 
 
-def _as_passed(
-    structures: tuple[Structure, ...], ordered: tuple[Any, ...]
-) -> tuple[Structure, ...]:
-    """The same Structures, with the very objects that were passed where equal ones will not do."""
-    return tuple(
-        structure
-        if structure.is_exact
-        else flatten(arg, with_abstract=True, is_bound=True, is_private=True)[1]
-        for structure, arg in zip(structures, ordered, strict=True)
-    )
-
-
-def _jit_options(
-    dispatcher: Dispatcher,
-    structures: tuple[Structure, ...],
-    names: tuple[str, ...],
-    ordered: tuple[Any, ...],
-) -> dict[str, Any]:
-    """The options of `jax.jit` for the function of flat arrays."""
-    options = dict(dispatcher.jit_options)
-    order, num_bound, starts = dispatcher.order, dispatcher.num_bound, _starts(structures)
-    places = donated_places(dispatcher.donate, order, num_bound, names, len(ordered))
-    options["donate_argnums"] = [
-        index for place in places for index in range(starts[place], starts[place + 1])
-    ]
-    if (in_shardings := options.get("in_shardings")) is not None:
-        options["in_shardings"] = tuple(
-            shardings_of_arguments(
-                in_shardings, order, num_bound, dispatcher.bound_names, ordered, names
-            )
-        )
-    return options
+def _as_passed(arg: Any, structure: Structure) -> Structure:
+    """The same Structure, with the very objects that were passed where equal ones will not do."""
+    if structure.is_exact:
+        return structure
+    return flatten(arg, with_abstract=True, by_identity=True, is_private=True)[1]
 
 
 def _starts(structures: tuple[Structure, ...]) -> list[int]:
     """Where the arrays of each argument begin among those of all; at last, how many there are."""
     return [0, *itertools.accumulate(each.num_arrays for each in structures)]
-
-
-def _is_for_several_devices(shardings: Any) -> bool:
-    return any(
-        isinstance(leaf, jax.sharding.Sharding) and leaf.num_devices > 1
-        for leaf in jtu.tree_leaves(shardings)
-    )
-
-
-def _weak_drop(dispatcher: Dispatcher, compiled: CompiledFunction) -> Callable[[], None]:
-    """A callback that drops `compiled`, and holds neither it nor the dispatcher."""
-    weak_dispatcher, weak_compiled = weakref.ref(dispatcher), weakref.ref(compiled)
-
-    def drop() -> None:
-        dispatcher, compiled = weak_dispatcher(), weak_compiled()
-        if dispatcher is not None and compiled is not None:
-            dispatcher.drop(compiled)
-
-    return drop
 
 
 def _weak_fast_path(compiled: CompiledFunction) -> FastPath:
@@ -622,69 +592,3 @@ jtu.register_pytree_node(
     lambda output: (output.arrays, (output.structure, output.holds_check)),
     _TracedOutput,
 )
-
-
-# --- Arrays held by a plain object that is an argument, such as the instance of a method ---
-
-
-class _Watched(NamedTuple):
-    """An attribute that held an array."""
-
-    holder: Any
-    attributes: dict[str, Any]
-    name: str
-    array: Any
-
-    def is_current(self) -> bool:
-        return self.attributes.get(self.name) is self.array
-
-
-class WatchedArrays:
-    """The arrays among the attributes of static arguments, as they were when this was made.
-
-    Such an object is compared by identity, as for `jax.jit`. Its arrays became constants when the
-    function was traced. If an attribute holds another array later, the call warns, once: the
-    compiled function still has the old one.
-
-    **Arguments:**
-
-    - `name`: the name of the function that is traced.
-    - `static`: its static arguments.
-    """
-
-    def __init__(self, name: str, static: Iterable[Any]):
-        self._name = name
-        self._watched = [
-            _Watched(each, attributes, attribute, value)
-            for each in static
-            if not isinstance(each, Module | type)
-            and type(attributes := getattr(each, "__dict__", None)) is dict
-            for attribute, value in attributes.items()
-            if is_array(value)
-        ]
-
-    def __bool__(self) -> bool:
-        return bool(self._watched)
-
-    def are_current(self) -> bool:
-        """Whether all attributes still hold these arrays."""
-        # This runs at each call: a loop takes half the time of `all`.
-        for _, attributes, name, array in self._watched:  # noqa: SIM110
-            if attributes.get(name) is not array:
-                return False
-        return True
-
-    def warn_of_changes(self) -> None:
-        """Warns of each attribute that no longer holds its array, once."""
-        changed = [each for each in self._watched if not each.is_current()]
-        if changed:
-            self._watched = [each for each in self._watched if each.is_current()]
-        for watched in changed:
-            type_name = type(watched.holder).__name__
-            warnings.warn(
-                f"`{type_name}.{watched.name}` held an array when `{self._name}` was traced, and "
-                f"has been assigned since. A {type_name} is not a Module: it is static, by "
-                "identity, and what was compiled still has the old array. Make it an "
-                "`eqxlike.Module`, or pass the array as an argument.",
-                stacklevel=stacklevel_of_user(),
-            )

@@ -19,21 +19,14 @@ def check_donate(donate: Donate | Iterable[str], order: ArgumentOrder) -> Donate
 
     **Raises:** `ValueError` for any other word, or a name that is not a parameter.
     """
-    if isinstance(donate, str):
-        if donate in _WORDS:
-            return donate
-        donate_names: tuple[str, ...] = (donate,)
-    else:
-        donate_names = tuple(donate)
-    parameters = order.parameter_names()
-    for name in donate_names:
-        if name not in parameters:
-            words = ", ".join(map(repr, _WORDS))
-            raise ValueError(
-                f"`filter_jit(..., donate=...)` must be one of {words}, or names of parameters of "
-                f"the function. {order.function_name} has no parameter named {name!r}; it has "
-                f"{', '.join(map(repr, parameters)) or 'none'}."
-            )
+    if donate in _WORDS:
+        return donate  # pyright: ignore
+    donate_names = (donate,) if isinstance(donate, str) else tuple(donate)
+    if unknown := order.unknown_among(donate_names):
+        raise ValueError(
+            f"`filter_jit(..., donate=...)` must be one of {', '.join(map(repr, _WORDS))}, or "
+            f"names of parameters of the function. {unknown}"
+        )
     return donate_names
 
 
@@ -75,7 +68,8 @@ _filter = _Filter()
 class DonationWarnings:
     """A switch for JAX's warnings of unusable donated buffers of one function.
 
-    JAX warns when it lowers, which is after the trace and before the call has ended.
+    JAX warns when it lowers, which is after the trace and before the call has ended. A call
+    that may trace runs inside this, a context that ends with `restore`.
 
     - `to_restore`: functions to call, last one first, when a call that may have traced has ended,
       well or not; `None` if the user wants to be warned.
@@ -90,6 +84,11 @@ class DonationWarnings:
         if self.to_restore is not None:
             _filter.begin()
             self.to_restore.append(_filter.end)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exception: Any) -> None:
+        self.restore()
 
     def restore(self) -> None:
         """Shows them again."""

@@ -3,347 +3,32 @@
 import functools
 import inspect
 import types
-import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any, NamedTuple, Unpack, overload
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Unpack, overload
 
 import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..._compat import PjitFunction
 from ..._missing import MISSING
-from ..._module import (
-    METADATA,
-    BoundMethod,
-    LayerCall,
-    Module,
-    Traits,
-    Wrapper,
-    bind,
-    field,
-    shown_by,
-    stored_fields,
-)
+from ..._module import METADATA, Traits, Wrapper, bind, field, shown_by, stored_fields
 from ..._pytree import deleted_paths, is_array, is_reference, listed, paths_without_numbers
 from ..._traceback import hide_our_frames, name_tracers
 from .._checks import EqxlikeRuntimeError, claim_failure
-from .._signatures import DonateNames, DonateWord, JitOptions, Output
-from ._arguments import WRAPPER, ArgumentOrder, signature_of
-from ._cache import attached
+from .._signatures import (
+    AnyArguments,
+    DonateNames,
+    DonateWord,
+    Function,
+    JitOptions,
+    Method,
+    Output,
+)
+from ._arguments import ArgumentOrder
+from ._callables import Options, dispatcher_for, unbind
 from ._dispatch import MISS, Dispatcher, clear_dispatchers
-from ._lowered import AnyArguments, CompilingDecorator, Function, Lowerable, Lowered, Method
-from ._traces import History, OnRetrace, Policy, Trace, place_of
-
-# --- The function that is compiled for a callable, and the arguments that are bound to it ---
-
-
-class Options:
-    """Options of one compiled function, hashable although they may be dicts or lists; not mutated.
-
-    - `values`: keyword arguments of `jax.jit` and the like.
-    - `policy`: what a further trace leads to; `None` for nothing.
-    """
-
-    __slots__ = ("policy", "values")
-
-    def __init__(self, values: dict[str, Any], policy: Policy | None = None):
-        self.values = values
-        self.policy = policy
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            type(other) is Options and self.values == other.values and self.policy == other.policy
-        )
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self.values))
-
-
-class Unbound(NamedTuple):
-    """A callable, taken apart.
-
-    - `function`: the function inside, whose signature calls have to fit.
-    - `args`, `kwargs`: the arguments at the front and by name that are bound to it.
-    - `is_call`: whether `function` is the `__call__` of a class, which somebody may replace. Then
-      the first of `args` is called.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    is_call: bool = False
-
-
-_FUNCTIONS = (
-    type,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    PjitFunction,
-    jax.custom_jvp,
-    jax.custom_vjp,
-)
-"""Callables of these types are the function themselves: they are compared by identity, and are not
-changed in place.
-"""
-
-
-def unbind(callable_: Any) -> Unbound:
-    """A callable as a function, and the arguments that are bound to it.
-
-    Bound arguments go into `jit` like all others, so that none of their arrays becomes a constant
-    and no other instance is taken for this one.
-    """
-    if isinstance(callable_, _FUNCTIONS):
-        return Unbound(callable_, (), {})
-    if isinstance(callable_, BoundMethod | types.MethodType):
-        inner = unbind(callable_.__func__)
-        return inner._replace(args=(*inner.args, callable_.__self__))
-    if type(callable_).__call__ is functools.partial.__call__:
-        inner = unbind(callable_.func)
-        args = (*inner.args, *callable_.args)
-        return inner._replace(args=args, kwargs={**inner.kwargs, **callable_.keywords})
-    call = _call_of(type(callable_))
-    if isinstance(call, types.FunctionType):
-        return Unbound(call, (callable_,), {}, is_call=call is not _call)
-    inner = unbind(call)
-    return inner._replace(args=(*inner.args, callable_))
-
-
-def _call_of(cls: Any) -> Any:
-    """The function that a call of an instance of `cls` calls, with the instance in front."""
-    found = inspect.getattr_static(cls, "__call__", None)
-    if isinstance(found, LayerCall):
-        return found.__wrapped__
-    if isinstance(found, types.FunctionType | Module):
-        return found
-    # Any other descriptor is left to Python: what it gives may depend on the instance.
-    return _call
-
-
-def _call(callable_: Any, /, *args: Any, **kwargs: Any) -> Any:
-    return callable_(*args, **kwargs)
-
-
-class _Description(NamedTuple):
-    """A function to compile, as a user sees it.
-
-    - `anchor`: the function that the user would name; inside one of our wrappers, the function that
-      it wraps.
-    - `name`: the name of the anchor.
-    - `signature`: the signature of the function; `None` if it tells none.
-    - `path`: the steps from the function to the anchor: what each calls, and how many arguments and
-      which names are bound to that. The signature is made of nothing else.
-    """
-
-    anchor: Callable[..., Any]
-    name: str
-    signature: inspect.Signature | None
-    path: tuple[Hashable, ...]
-
-
-def _describe(unbound: Unbound) -> _Description:
-    function, bound, bound_kwargs, _ = unbound
-    counts = (len(bound), tuple(bound_kwargs))
-    if not (bound and isinstance(bound[0], Wrapper) and function is type(bound[0]).__call__):
-        anchor = type(bound[0]) if function is _call else function
-        name = getattr(anchor, "__name__", type(anchor).__name__)
-        # The anchor itself is left out, since what is cached with it must not hold it.
-        path = ((function is _call, *counts),)
-        return _Description(anchor, name, signature_of(function), path)
-    inner = unbind(bound[0].__wrapped__)
-    described = _describe(inner)
-    described = described._replace(path=((function, *counts), *described.path))
-    signature = described.signature
-    if signature is None or inner.kwargs:
-        return described._replace(signature=signature_of(function))
-    parameters = list(signature.parameters.values())[len(inner.args) :]
-    if len(signature.parameters) < len(inner.args) or any(
-        each.kind is inspect.Parameter.VAR_POSITIONAL for each in signature.parameters.values()
-    ):
-        return described._replace(signature=signature_of(function))
-    itself = inspect.Parameter(WRAPPER, inspect.Parameter.POSITIONAL_ONLY)
-    return described._replace(signature=signature.replace(parameters=[itself, *parameters]))
-
-
-def _full_name(function: Callable[..., Any], name: str) -> str:
-    module = getattr(function, "__module__", None)
-    return name if module is None else f"{module}.{getattr(function, '__qualname__', name)}"
-
-
-_NAME = "__eqxlike_dispatchers__"
-_dispatchers: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
-    weakref.WeakKeyDictionary()
-)
-"""The dispatchers of each function live with it, so that `filter_jit(f)` in a loop does not compile
-in each turn: in the `__dict__` of the function, or here if it has none.
-"""
-
-
-def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatcher:
-    """The dispatcher of a callable: the same one however often the function is wrapped.
-
-    A callable that would be called otherwise gets another one.
-    """
-    function, bound, bound_kwargs, _ = unbound
-    described = _describe(unbound)
-    wrapper_types = tuple(type(each) for each in bound if isinstance(each, Wrapper))
-    key = (described.path, wrapper_types, donate, options)
-
-    def make() -> Dispatcher:
-        # A default that is left out is not mapped, and one that is filled in would be.
-        is_mapping = any(getattr(type(each), "maps_arguments", False) for each in bound[:1])
-        order = ArgumentOrder(described.name, described.signature, fills_defaults=not is_mapping)
-        names = tuple(bound_kwargs)
-        called = _call if unbound.is_call else function
-        history = History(*place_of(described.anchor), options.policy, key)
-        full_name = _full_name(described.anchor, described.name)
-        return Dispatcher(
-            called, function, len(bound), names, order, donate, options.values, history, full_name
-        )
-
-    anchor = described.anchor
-    try:
-        if isinstance(anchor, types.FunctionType):
-            of_function = attached(anchor, _NAME, dict)
-        else:
-            of_function = _dispatchers.setdefault(anchor, {})
-    except TypeError:
-        # Some callables, as the `__call__` of a class in C, have no weak references: each wrapper
-        # has a dispatcher of its own.
-        return make()
-    found = of_function.get(key)
-    return of_function.setdefault(key, make()) if found is None else found
-
-
-_REFUSED = {
-    "static_argnums": "what is not an array is static already",
-    "static_argnames": "what is not an array is static already",
-    "donate_argnums": "use `donate`",
-    "donate_argnames": "use `donate`",
-    "abstracted_axes": "it is not supported",
-}
-
-
-_JIT_KEYWORDS = frozenset(inspect.signature(jax.jit).parameters) - {"fun", *_REFUSED}
-
-
-def _show(fields: dict[str, Any]) -> None:
-    """Puts the metadata of a wrapper's function beside the fields of the wrapper."""
-    fields.update(shown_by(fields["_function"]))
-
-
-class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
-    """A compiled function, as `filter_jit` returns it: a pytree with the arrays of the function."""
-
-    __slots__ = ("_eqxlike_dispatch",)
-
-    _function: Any
-    _donate: Any = field(static=True)
-    _jit_options: Options = field(static=True)
-
-    # The one of `Wrapper` would be in the way of every call: the metadata of the function is in the
-    # `__dict__` instead.
-    __getattribute__ = object.__getattribute__  # pyright: ignore[reportAssignmentType]
-
-    @property
-    def __wrapped__(self) -> Any:
-        return self._function
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        try:
-            dispatcher, bound, bound_kwargs = self._eqxlike_dispatch
-        except AttributeError:
-            dispatcher, bound, bound_kwargs = _attach(self)
-        if bound:
-            args = bound + args
-        if bound_kwargs:
-            kwargs = {**bound_kwargs, **kwargs}
-        try:
-            if not kwargs:
-                output = dispatcher.fast_path(args)
-                if output is not MISS:
-                    return output
-            if type(self._function) is not types.FunctionType:
-                dispatcher = _current_dispatcher(self, dispatcher)
-            return dispatcher.call(args, kwargs)
-        except Exception as error:
-            failure = claim_failure(error)
-            if failure is None:
-                _explain(error, dispatcher.order, args, kwargs)
-                hide_our_frames(error)
-                raise
-        # This stands outside of the handler, so that JAX's pages are not in the context.
-        if paths := _deleted(dispatcher.order.named(args, kwargs)):
-            failure.add_note(
-                f"Donated to the call that failed, and so no longer there: {listed(paths)}."
-            )
-        try:
-            raise failure
-        except EqxlikeRuntimeError:
-            hide_our_frames(failure)
-            raise
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else bind(self, instance)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The metadata of the function is left out: not all annotations can be pickled.
-        shown = shown_by(self._function)
-        return {
-            name: value
-            for name, value in stored_fields(self).items()
-            if name not in METADATA or value is not shown.get(name)
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        stored_fields(self).update({**shown_by(state["_function"]), **state})
-
-    def __repr__(self) -> str:
-        return f"filter_jit({self._function!r})"
-
-    @property
-    def traces(self) -> tuple[Trace, ...]:
-        """The traces of the function so far, the latest 32 of them."""
-        return _attach(self)[0].history.traces
-
-    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
-        """Traces and lowers the function for these arguments, without compiling or running it.
-
-        A `jax.ShapeDtypeStruct` may replace an array.
-        """
-        dispatcher, bound, bound_kwargs = _attach(self)
-        try:
-            ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
-            arrays, compiled = dispatcher.find(ordered, names, with_abstract=True)
-            try:
-                lowered = compiled.jitted(arrays).lower(*arrays)
-            finally:
-                compiled.donation_warnings.restore()
-        except Exception as error:
-            _explain(error, dispatcher.order, bound + args, {**bound_kwargs, **kwargs})
-            hide_our_frames(error)
-            raise
-        return Lowered(lowered, dispatcher, compiled, bound, bound_kwargs)
-
-
-def _attach(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str, Any]]:
-    """Finds the dispatcher for a wrapper and puts it in its slot."""
-    unbound = unbind(wrapper._function)
-    dispatcher = dispatcher_for(unbound, wrapper._donate, wrapper._jit_options)
-    dispatch = (dispatcher, unbound.args, unbound.kwargs)
-    _set_dispatch(wrapper, dispatch)
-    return dispatch
-
-
-def _current_dispatcher(wrapper: JitFunction, dispatcher: Dispatcher) -> Dispatcher:
-    """`dispatcher`, or a new one if the `__call__` of a class was replaced meanwhile."""
-    if unbind(wrapper._function).function is dispatcher.get_described():
-        return dispatcher
-    return _attach(wrapper)[0]
-
-
-_set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__
+from ._lowered import CompilingDecorator, Lowerable, Lowered
+from ._traces import OnRetrace, Policy, Trace
 
 
 @overload
@@ -454,12 +139,143 @@ def filter_jit(
     return wrapper
 
 
+_REFUSED = {
+    "static_argnums": "what is not an array is static already",
+    "static_argnames": "what is not an array is static already",
+    "donate_argnums": "use `donate`",
+    "donate_argnames": "use `donate`",
+    "abstracted_axes": "it is not supported",
+}
+
+
+_JIT_KEYWORDS = frozenset(inspect.signature(jax.jit).parameters) - {"fun", *_REFUSED}
+
+
 def clear_caches() -> None:
     """Forgets everything that filtered functions have compiled; the next calls trace again.
 
     `jax.clear_caches` does the same for JAX's own caches.
     """
     clear_dispatchers()
+
+
+# --- What `filter_jit` returns ---
+
+
+def _show(fields: dict[str, Any]) -> None:
+    """Puts the metadata of a wrapper's function beside the fields of the wrapper."""
+    fields.update(shown_by(fields["_function"]))
+
+
+class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
+    """A compiled function, as `filter_jit` returns it: a pytree with the arrays of the function."""
+
+    __slots__ = ("_eqxlike_dispatch",)
+
+    _function: Any
+    _donate: Any = field(static=True)
+    _jit_options: Options = field(static=True)
+
+    # The one of `Wrapper` would be in the way of every call: the metadata of the function is in the
+    # `__dict__` instead.
+    __getattribute__ = object.__getattribute__  # pyright: ignore[reportAssignmentType]
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._function
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            dispatcher, bound, bound_kwargs = self._eqxlike_dispatch
+        except AttributeError:
+            dispatcher, bound, bound_kwargs = _attach(self)
+        if bound:
+            args = bound + args
+        if bound_kwargs:
+            kwargs = {**bound_kwargs, **kwargs}
+        try:
+            if not kwargs:
+                output = dispatcher.fast_path(args)
+                if output is not MISS:
+                    return output
+            if type(self._function) is not types.FunctionType:
+                dispatcher = _current_dispatcher(self, dispatcher)
+            return dispatcher.call(args, kwargs)
+        except Exception as error:
+            failure = claim_failure(error)
+            if failure is None:
+                _explain(error, dispatcher.order, args, kwargs)
+                hide_our_frames(error)
+                raise
+        # This stands outside of the handler, so that JAX's pages are not in the context.
+        if paths := _deleted(dispatcher.order.named(args, kwargs)):
+            failure.add_note(
+                f"Donated to the call that failed, and so no longer there: {listed(paths)}."
+            )
+        try:
+            raise failure
+        except EqxlikeRuntimeError:
+            hide_our_frames(failure)
+            raise
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else bind(self, instance)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The metadata of the function is left out: not all annotations can be pickled.
+        shown = shown_by(self._function)
+        return {
+            name: value
+            for name, value in stored_fields(self).items()
+            if name not in METADATA or value is not shown.get(name)
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        stored_fields(self).update({**shown_by(state["_function"]), **state})
+
+    def __repr__(self) -> str:
+        return f"filter_jit({self._function!r})"
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """The traces of the function so far, the latest 32 of them."""
+        return _attach(self)[0].history.traces
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
+        """Traces and lowers the function for these arguments, without compiling or running it.
+
+        A `jax.ShapeDtypeStruct` may replace an array.
+        """
+        dispatcher, bound, bound_kwargs = _attach(self)
+        try:
+            ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
+            arrays, compiled = dispatcher.find(ordered, names, with_abstract=True)
+            with compiled.donation_warnings:
+                lowered = compiled.jitted(arrays).lower(*arrays)
+        except Exception as error:
+            _explain(error, dispatcher.order, bound + args, {**bound_kwargs, **kwargs})
+            hide_our_frames(error)
+            raise
+        return Lowered(lowered, (dispatcher, compiled, bound, bound_kwargs))
+
+
+def _attach(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str, Any]]:
+    """Finds the dispatcher for a wrapper and puts it in its slot."""
+    unbound = unbind(wrapper._function)
+    dispatcher = dispatcher_for(unbound, wrapper._donate, wrapper._jit_options)
+    dispatch = (dispatcher, unbound.args, unbound.kwargs)
+    _set_dispatch(wrapper, dispatch)
+    return dispatch
+
+
+def _current_dispatcher(wrapper: JitFunction, dispatcher: Dispatcher) -> Dispatcher:
+    """`dispatcher`, or a new one if the `__call__` of a class was replaced meanwhile."""
+    if unbind(wrapper._function).function is dispatcher.get_unbound_function():
+        return dispatcher
+    return _attach(wrapper)[0]
+
+
+_set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__
 
 
 # --- Notes on the errors of a call: JAX knows the arguments of a program by their numbers alone ---

@@ -1,11 +1,13 @@
 """Tracing a function though it may have been traced before."""
 
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.tree_util as jtu
 
+from ..._compat import PjitFunction
 from ..._traceback import hide_our_frames
 from .._eval_shape import is_array_or_struct
 from ._dispatch import CompiledFunction, Dispatcher
@@ -15,11 +17,11 @@ from ._filter_jit import JitFunction, filter_jit
 class FreshTrace(NamedTuple):
     """A function that was traced and lowered by itself.
 
+    - `traced`: it, as a `jax.stages.Traced`.
     - `paths`: those of its arrays in the arguments.
     - `trace_s`, `lower_s`: the seconds that it took.
     """
 
-    name: str
     traced: Any
     lowered: jax.stages.Lowered
     paths: tuple[str, ...]
@@ -43,9 +45,12 @@ def fresh_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
     **Arguments:**
 
-    - `function`: any callable; what `filter_jit` returned keeps its options.
+    - `function`: any callable. What `filter_jit` returned keeps its options, and a function of
+      `jax.jit` is traced as it is.
     - `args`, `kwargs`: a `jax.ShapeDtypeStruct` may stand for an array.
     """
+    if isinstance(function, PjitFunction):
+        return _timed(function, args, kwargs)
     wrapper: Any = function if isinstance(function, JitFunction) else filter_jit(function)
     if not hasattr(wrapper, "_eqxlike_dispatch"):
         # It was unpickled, or passed through a transformation.
@@ -57,33 +62,34 @@ def fresh_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     alone: Any = _Alone(dispatcher)
     compiled = CompiledFunction(alone, cached.structures, names, ordered)
     try:
-        start_s = time.perf_counter()
-        traced = compiled.jitted(arrays).trace(*arrays)
-        traced_s = time.perf_counter()
-        lowered = traced.lower()
-        lowered_s = time.perf_counter()
+        with compiled.donation_warnings:
+            found = _timed(compiled.jitted(arrays), arrays, {})
     except Exception as error:
         hide_our_frames(error)
         raise
-    finally:
-        compiled.donation_warnings.restore()
-    labels = [
-        *("" for _ in range(dispatcher.num_bound)),
-        *dispatcher.order.labels(len(ordered), names)[dispatcher.num_bound :],
-    ]
+    num_bound = dispatcher.num_bound
+    labels = [""] * num_bound + dispatcher.order.labels(len(ordered), names)[num_bound:]
     paths = [
         label + jtu.keystr(path)
         for label, arg in zip(labels, ordered, strict=True)
         for path, leaf in jtu.tree_leaves_with_path(arg)
         if is_array_or_struct(leaf)
     ]
-    if len(paths) != len(arrays):
-        paths = [f"array {index}" for index in range(len(arrays))]
-    return FreshTrace(
-        dispatcher.order.function_name,
-        traced,
-        lowered,
-        tuple(paths),
-        traced_s - start_s,
-        lowered_s - traced_s,
-    )
+    return found._replace(paths=_one_each(paths, len(arrays)))
+
+
+def _timed(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> FreshTrace:
+    start_s = time.perf_counter()
+    traced = jitted.trace(*args, **kwargs)
+    traced_s = time.perf_counter()
+    lowered = traced.lower()
+    lowered_s = time.perf_counter()
+    jaxpr = traced.jaxpr.jaxpr
+    paths = _one_each(jaxpr.debug_info.arg_names or (), len(jaxpr.invars))
+    return FreshTrace(traced, lowered, paths, traced_s - start_s, lowered_s - traced_s)
+
+
+def _one_each(paths: Sequence[str], num_arrays: int) -> tuple[str, ...]:
+    """The paths of arrays, if there is one for each."""
+    is_known = len(paths) == num_arrays
+    return tuple(paths) if is_known else tuple(f"array {i}" for i in range(num_arrays))

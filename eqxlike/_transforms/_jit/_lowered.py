@@ -1,33 +1,31 @@
 """Filtered functions that are lowered and compiled ahead of time, for arguments of one form."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, overload
 
 import jax
 
 from ..._transfers import is_any_exclusive
 from .._checks import ERRORS_OF_JAX, claim_failure
-from .._signatures import Output
+from .._signatures import AnyArguments, Function, Method, Output
 from ._dispatch import CompiledFunction, Dispatcher
 from ._traces import Trace
+
+_Call = tuple[Dispatcher, CompiledFunction, tuple[Any, ...], dict[str, Any]]
+"""The dispatcher of a function, the compiled function for the arguments of `lower`, and the
+arguments at the front and by name that are bound to what was wrapped.
+"""
 
 
 class Lowered:
     """A lowered function, as `jax.stages.Lowered`."""
 
-    def __init__(
-        self,
-        lowered: jax.stages.Lowered,
-        dispatcher: Dispatcher,
-        function: CompiledFunction,
-        bound: tuple[Any, ...],
-        bound_kwargs: dict[str, Any],
-    ):
+    def __init__(self, lowered: jax.stages.Lowered, call: _Call):
         self._lowered = lowered
-        self._call = (dispatcher, function, bound, bound_kwargs)
+        self._call = call
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> "Compiled":
-        return Compiled(self._lowered.compile(compiler_options), *self._call)
+        return Compiled(self._lowered.compile(compiler_options), self._call)
 
     def as_text(self, dialect: str | None = None, **kwargs: Any) -> str:
         return self._lowered.as_text(dialect, **kwargs)
@@ -39,38 +37,24 @@ class Lowered:
 class Compiled:
     """A compiled function, as `jax.stages.Compiled`, for arguments like those of `lower`."""
 
-    def __init__(
-        self,
-        compiled: jax.stages.Compiled,
-        dispatcher: Dispatcher,
-        function: CompiledFunction,
-        bound: tuple[Any, ...],
-        bound_kwargs: dict[str, Any],
-    ):
-        self._compiled = compiled
-        self._dispatcher = dispatcher
-        self._function = function
-        self._bound = bound
-        self._bound_kwargs = bound_kwargs
+    def __init__(self, executable: jax.stages.Compiled, call: _Call):
+        self._executable = executable
+        self._call = call
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        ordered, names = self._dispatcher.order.arrange(
-            self._bound + args, {**self._bound_kwargs, **kwargs}
-        )
-        arrays, function = self._dispatcher.find(ordered, names)
+        dispatcher, compiled, bound, bound_kwargs = self._call
+        ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
+        arrays, found = dispatcher.find(ordered, names)
         # The parts are compared: the compiled function itself may have been dropped since.
-        if (function.structures, function.names) != (
-            self._function.structures,
-            self._function.names,
-        ):
+        if (found.structures, found.names) != (compiled.structures, compiled.names):
             raise TypeError(
-                f"{self._dispatcher.order.function_name} was compiled for arguments of another "
+                f"{dispatcher.order.function_name} was compiled for arguments of another "
                 "structure, or with other static values: compile it again for these."
             )
         if is_any_exclusive():
-            self._dispatcher.refuse_leaving(ordered, names, arrays, function)
+            dispatcher.refuse_leaving(ordered, names, arrays, found)
         try:
-            return self._function.finish(self._compiled(*arrays))
+            return compiled.finish(self._executable(*arrays))
         except ERRORS_OF_JAX as error:
             failure = claim_failure(error)
             if failure is None:
@@ -78,24 +62,16 @@ class Compiled:
         raise failure
 
     def as_text(self) -> str | None:
-        return self._compiled.as_text()
+        return self._executable.as_text()
 
     def cost_analysis(self) -> Any:
-        return self._compiled.cost_analysis()
+        return self._executable.cost_analysis()
 
     def memory_analysis(self) -> Any:
-        return self._compiled.memory_analysis()
+        return self._executable.memory_analysis()
 
 
-# The types that `filter_jit` and `filter_pmap` return, for type checkers.
-#
-# They return a `Lowerable`, which is called as the function is and has `.lower`. But a function in
-# the body of a class stays a function: to a type checker, functions become methods and may override
-# methods, and objects do neither.
-
-
-Output_co = TypeVar("Output_co", covariant=True)
-Function = TypeVar("Function", bound=Callable[..., Any])
+# --- What `filter_jit` and `filter_pmap` return, for type checkers: see `_signatures` ---
 
 
 class Lowerable(Protocol[Function]):
@@ -112,27 +88,6 @@ class Lowerable(Protocol[Function]):
     def traces(self) -> tuple[Trace, ...]:
         """The traces of the function so far, the latest 32 of them."""
         ...
-
-
-class _NamesSelf(Protocol):
-    def __call__(_protocol, self: Any, *args: Any, **kwargs: Any) -> Any: ...
-
-
-class _NamesCls(Protocol):
-    def __call__(_protocol, cls: Any, *args: Any, **kwargs: Any) -> Any: ...
-
-
-Method = TypeVar("Method", bound=_NamesSelf | _NamesCls)
-"""A function in the body of a class; type checkers know it by the name of its first parameter."""
-
-
-class AnyArguments(Protocol[Output_co]):
-    """A function that takes any arguments, as far as a type checker knows: `Callable[..., T]`.
-
-    It would pass for a `Method`, and so comes first among overloads.
-    """
-
-    def __call__(self, *, _no_parameter_of_yours: "AnyArguments[Any]") -> Output_co: ...
 
 
 class CompilingDecorator(Protocol):

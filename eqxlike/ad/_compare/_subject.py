@@ -16,7 +16,7 @@ from ..._partition import Rest, split
 from ..._pytree import deleted_paths, is_inexact_array, listed
 from ..._transforms import filter_eval_shape, filter_value_and_grad
 from ..._transforms._derivatives._by_mode import check_mode, path_of_taken
-from ..._transforms._jit._filter_jit import unbind
+from ..._transforms._jit._callables import unbind
 from ..._transforms._signatures import check_callable
 from .._modes import Auto, Checkpointed, Enzyme, FiniteDifference, Forward, Mode, Reverse
 from .._modes._mode import Arrays, OfArrays

@@ -60,7 +60,7 @@ class Form(NamedTuple):
 
 def take_apart(state: Any) -> tuple[Leaves, Form]:
     """The arrays of a state, keys as their bits, and its form."""
-    leaves, structure = flatten(state, is_bound=True)
+    leaves, structure = flatten(state, by_identity=True)
     impls = tuple(jr.key_impl(leaf) if is_key(leaf) else None for leaf in leaves)
     plain = [
         leaf if impl is None else jr.key_data(leaf)

@@ -108,7 +108,7 @@ def _are_alike(leaf: Any, other: Any) -> bool:
 
 
 def _structure_of(batch: Any) -> Structure:
-    return flatten(batch, is_bound=True)[1]
+    return flatten(batch, by_identity=True)[1]
 
 
 @functools.lru_cache(maxsize=64)

@@ -117,7 +117,7 @@ class Stepper(Generic[Model]):
     def _call(self, step: Step, steps_per_call: int) -> Call:
         call = self._calls.get(steps_per_call)
         if call is None:
-            own, rest = flatten(self._undo.step if self._undo else step, is_bound=True)
+            own, rest = flatten(self._undo.step if self._undo else step, by_identity=True)
             if steps_per_call == 1:
                 program = single_step(rest, self._form)
                 call = lambda leaves, batches: program(own, leaves, batches.first)  # noqa: E731

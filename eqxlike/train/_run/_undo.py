@@ -168,7 +168,7 @@ def _may_be_repeated(step: JitFunction, state: Any, form: Form, batch: Any) -> b
     Its callbacks would run twice. A loop with a condition, or a callback, may not end well on NaN.
     """
     known = _known.setdefault(step.__wrapped__, {})
-    arrays, rest = flatten(batch, is_bound=True)
+    arrays, rest = flatten(batch, by_identity=True)
     key = form, rest, tuple(map(np.shape, arrays))
     if key not in known:
         if len(known) >= 8:

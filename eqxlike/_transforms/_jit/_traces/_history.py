@@ -74,7 +74,9 @@ class Trace:
       lowering and compiling. `None` while it is traced, and if it was refused.
     """
 
-    place: Place
+    function: str
+    file: str | None
+    line: int | None
     number: int
     known: Arguments
     owner: int
@@ -83,16 +85,8 @@ class Trace:
     differences: tuple[TraceDifference, ...] = ()
 
     @property
-    def function(self) -> str:
-        return self.place.name
-
-    @property
-    def file(self) -> str | None:
-        return self.place.file
-
-    @property
-    def line(self) -> int | None:
-        return self.place.line
+    def place(self) -> Place:
+        return Place(self.function, self.file, self.line)
 
     @property
     def started_at(self) -> float:
@@ -286,7 +280,7 @@ class History:
             earlier = tuple(self._kept)
             if earlier and earlier[-1].known.settings == arguments.settings:
                 arguments = arguments._replace(settings=earlier[-1].known.settings)
-            trace = Trace(self.place, self._num_traces + 1, arguments, owner, Clock())
+            trace = Trace(*self.place, self._num_traces + 1, arguments, owner, Clock())
             is_allowed = limit is None or self._num_traces < limit
             if is_allowed:
                 self._num_traces += 1

@@ -28,7 +28,6 @@ from ...._partition import (
     ForeignNode,
     ModuleNode,
     NamedTupleNode,
-    Row,
     StaticKey,
     StaticLeaf,
     Structure,
@@ -52,6 +51,7 @@ FROZEN = " with frozen "
 _Form = TypeVar("_Form")
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Outline:
     """The outline of an argument, or of a part of one.
 
@@ -67,25 +67,13 @@ class Outline:
     - `advice`: a word for what a static value is: see `_differences`.
     """
 
-    __slots__ = ("_children", "advice", "fingerprint", "kind", "names", "num_arrays", "text")
-
-    def __init__(
-        self,
-        kind: Literal["array", "static", "node"],
-        text: str,
-        fingerprint: Hashable,
-        names: Iterable[str] | None = (),
-        children: "tuple[Outline, ...] | Callable[[], tuple[Outline, ...]]" = (),
-        num_arrays: int = 0,
-        advice: str = "value",
-    ):
-        self.kind = kind
-        self.text = text
-        self.fingerprint = fingerprint
-        self.names = None if names is None else tuple(names)
-        self._children = children
-        self.num_arrays = num_arrays
-        self.advice = advice
+    kind: Literal["array", "static", "node"]
+    text: str
+    fingerprint: Hashable
+    names: tuple[str, ...] | None = ()
+    _children: "tuple[Outline, ...] | Callable[[], tuple[Outline, ...]]" = ()
+    num_arrays: int = 0
+    advice: str = "value"
 
     @property
     def children(self) -> tuple["Outline", ...]:
@@ -123,7 +111,7 @@ def root_outline(labels: Iterable[str], arguments: Iterable[Outline]) -> Outline
     """The outline of all arguments of a call, under the names that they have there."""
     children = tuple(arguments)
     num_arrays = sum(child.num_arrays for child in children)
-    return Outline("node", "arguments", None, labels, children, num_arrays)
+    return Outline("node", "arguments", None, tuple(labels), children, num_arrays)
 
 
 def outline_of(structure: Structure) -> Outline:
@@ -156,51 +144,42 @@ def _outline_one(structure: Structure) -> Outline:
     text = "None" if cls is type(None) else cls.__name__
     if frozen := frozen_fields(cls) if isinstance(structure, ModuleNode) else ():
         text += FROZEN + ", ".join(frozen)
-    row = structure.children[0] if structure.has_row else None
-    names, statics = _names_and_statics(
-        structure, len(row.meta.leaves) if row else len(structure.children)
-    )
-    if isinstance(row, Row) and not statics:
-        children = functools.partial(_outlines_in, row.meta)
+    row = structure.children[0].meta if structure.has_row else None
+    names, statics = _names_and_statics(structure, len(row.leaves if row else structure.children))
+    more = tuple(outline_of_static(value, of_node=True) for value in statics.values())
+    if row:
+        children = functools.partial(_outlines_in, row, more)
     else:
-        children = (
-            _outlines_in(row.meta)
-            if row
-            else tuple(child.generated[_KEY] for child in structure.children)
-        )
-        children += tuple(outline_of_static(value, of_node=True) for _, value in statics)
-        if names is not None:
-            names = (*names, *(name for name, _ in statics))
+        children = (*(child.generated[_KEY] for child in structure.children), *more)
+    names = None if names is None else (*names, *statics)
     return Outline("node", text, _serial_of(cls), names, children, structure.num_arrays)
 
 
-def _outlines_in(meta: Any) -> tuple[Outline, ...]:
-    """The outlines of the leaves in a row: arrays, and plain values, which may be kept."""
-    places = set(meta.array_places)
-    return tuple(
-        _OF_ARRAY if place in places else outline_of_static(leaf)
-        for place, leaf in enumerate(meta.leaves)
-    )
+def _outlines_in(row: Any, more: tuple[Outline, ...]) -> tuple[Outline, ...]:
+    """The outlines of the leaves in a row, arrays and plain values, which may be kept; and more."""
+    places = set(row.array_places)
+    leaves = enumerate(row.leaves)
+    return (*(_OF_ARRAY if i in places else outline_of_static(x) for i, x in leaves), *more)
 
 
 def _names_and_statics(
     structure: Structure, num_children: int
-) -> tuple[Iterable[str] | None, list[tuple[str, Any]]]:
-    """The names of the children of a node, and its static parts with theirs."""
+) -> tuple[Iterable[str] | None, dict[str, Any]]:
+    """The names of the children of a node, and its static parts by name."""
     cls: Any = structure.node_type
     meta = structure.meta
     if isinstance(structure, ModuleNode) and not is_incomplete(meta):
         codec = cls._eqxlike_class.codec
         names = ["" if name == _OF_WRAPPER else f".{name}" for name in codec.dynamic_names]
-        statics = zip(codec.static_names, meta, strict=True)
-        return names, [(f".{name}", value) for name, value in statics]
+        static_names = map(".{}".format, codec.static_names)
+        return names, dict(zip(static_names, meta, strict=True))
     if isinstance(structure, DictNode):
-        return [f"[{key!r}]" for key in meta.keys], []
+        return [f"[{key!r}]" for key in meta.keys], {}
     if isinstance(structure, NamedTupleNode):
-        return [f".{name}" for name in cls._fields], []
+        return [f".{name}" for name in cls._fields], {}
     if isinstance(structure, ForeignNode):
-        return _foreign_names(meta.treedef, num_children), [(" (static part)", meta.data)]
-    return None, []
+        return _foreign_names(meta.treedef, num_children), {" (static part)": meta.data}
+    return None, {}
 
 
 def _foreign_names(treedef: Any, num_children: int) -> Iterable[str]:
@@ -292,17 +271,18 @@ def _serial_of(value: Any) -> int:
     return serial
 
 
-def _elements(value: Any) -> tuple[Sequence[str] | None, Sequence[Any]]:
+def _elements(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
     """The names, `None` for those of a sequence, and the elements of a container; else nothing."""
     if isinstance(value, functools.partial):
         return (".func", ".args", ".keywords"), (value.func, value.args, value.keywords)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
-        return [f".{name}" for name in names], [getattr(value, name, None) for name in names]
+        parts = [getattr(value, name, None) for name in names]
+        return tuple(map(".{}".format, names)), parts
     if isinstance(value, dict):
-        return [f"[{describe_static(key)}]" for key in value], list(value.values())
+        return tuple(f"[{describe_static(key)}]" for key in value), list(value.values())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return [f".{name}" for name in value._fields], value  # pyright: ignore
+        return tuple(map(".{}".format, value._fields)), value  # pyright: ignore
     return (None, value) if isinstance(value, list | tuple) else ((), ())
 
 
