@@ -171,7 +171,7 @@ def diagonal_curvature(around: AroundMode) -> RotatedCurvature:
     return RotatedCurvature(
         tuple(
             Block(
-                diagonal[around.offset(part)] + prior_diagonal(around, part),
+                diagonal[around.place_of(part)] + prior_diagonal(around, part),
                 (),
                 part.kind == "model",
             )
@@ -209,7 +209,7 @@ def kronecker_curvature(around: AroundMode) -> RotatedCurvature:
     def of_rows(rows: Array) -> list[Array]:
         found = []
         for part, basis in zip(around.parts, bases, strict=True):
-            own = rows[:, around.offset(part)]
+            own = rows[:, around.place_of(part)]
             if basis is None:
                 found.append(own.T @ own)
             else:
@@ -224,7 +224,7 @@ def kronecker_curvature(around: AroundMode) -> RotatedCurvature:
     blocks = []
     for part, basis, total in zip(around.parts, bases, sums, strict=True):
         if basis is None:
-            place = around.offset(part)
+            place = around.place_of(part)
             if part.kind == "likelihood":
                 total = columns[place, place.start - first : place.stop - first]
             values, vectors = jnp.linalg.eigh(total + prior_hessian(around, place))
@@ -247,7 +247,7 @@ def _bases(around: AroundMode) -> list[Factors | None]:
             if shape is None:
                 found.append(None)
                 continue
-            own = rows[:, around.offset(part)].reshape(-1, *shape)
+            own = rows[:, around.place_of(part)].reshape(-1, *shape)
             left, right = pair
             found.append(
                 (
