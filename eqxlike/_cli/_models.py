@@ -269,6 +269,7 @@ def _choose_steps(
     held_out = Example(validation.x, validation.y)
     batches = _batches(fit_part, settings.plain_batch_size, seed)
     steps, every = settings.steps, max(1, settings.steps // VALIDATIONS)
+    validation_nll = filter_jit(_mean_nll)
     best, least = steps, math.inf
     made, history = 0, ()
     with train.progress(steps, label=f"{label}, how long to train") as on_log:
@@ -278,21 +279,16 @@ def _choose_steps(
             made = len(history)
             if result.stopped == "interrupted":
                 message = f"Interrupted after {made} of {steps} steps, choosing how many to take."
-                return result._replace(history=history, message=message), best
-            if result.stopped == "diverged":
+                result = result._replace(message=message)
+            if result.stopped != "finished":
                 return result._replace(history=history), best
-            nll = float(_validation_nll(state.model, held_out, state.key))
+            nll = float(validation_nll(state.model, held_out, state.key))
             if nll < least:
                 best, least = made, nll
             if made % _log_every(steps) < every:
                 on_log(made, nll)
             if made == steps:
                 return result._replace(history=history), best
-
-
-@filter_jit
-def _validation_nll(model: Model, examples: Example, key: PRNGKeyArray) -> Float[Array, ""]:
-    return _mean_nll(model, examples, key)
 
 
 def _mean_nll(model: Model, examples: Example, key: PRNGKeyArray) -> Float[Array, ""]:
