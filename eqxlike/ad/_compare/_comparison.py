@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from ..._figures import BLUE, GREY, ORANGE, RED, new_figure, tidy
-from ..._tables import align, grouped, rich_table
+from ..._tables import BLUE, GREY, ORANGE, RED, align, grouped, new_figure, rich_table, tidy
 
 Verdict = Literal["ok", "wrong", "nan", "error"]
 
@@ -209,12 +208,11 @@ def plot(rows: Sequence[Any]) -> Any:
         times = [row.gradient_us for row in rows if row.verdict == verdict]
         sizes = [row.peak_bytes for row in rows if row.verdict == verdict]
         axes.scatter(times, sizes, color=_COLOURS[verdict], label=verdict, zorder=2, clip_on=False)
-    axes.set_xscale("log")
     # Logarithmic from one byte on, and with a place for none.
     axes.set_yscale("symlog", linthresh=1, linscale=0.3)
     times, sizes = [row.gradient_us for row in rows], [row.peak_bytes for row in rows]
-    axes.set_xlim(min(times) / 1.5, max(times) * 1.5)
-    axes.set_ylim(_decade(min(sizes), math.floor), 2 * _decade(max(sizes), math.ceil))
+    bottom, top = _decade(min(sizes), math.floor), 2 * _decade(max(sizes), math.ceil)
+    axes.set(xscale="log", xlim=(min(times) / 1.5, max(times) * 1.5), ylim=(bottom, top))
     axes.xaxis.set_major_formatter(LogFormatter())
     axes.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.5)))
     axes.set_xlabel("Time of value and gradient (microseconds)")
