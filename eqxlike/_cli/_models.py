@@ -191,14 +191,9 @@ def train_bayesian(data: Data, settings: Settings, *, seed: int) -> Training:
     """
 
     def loss(model: Model, batch: Example, key: PRNGKeyArray) -> Float[Array, ""]:
+        options: Any = {"num_data": len(data.train), "kl_weight": settings.kl_weight}
         return negative_elbo(
-            model,
-            lambda model, example, key: model.log_likelihood(example, key),
-            batch,
-            num_data=len(data.train),
-            key=key,
-            kl_weight=settings.kl_weight,
-            per_example=True,
+            model, Model.log_likelihood, batch, key=key, per_example=True, **options
         )
 
     model_key, state_key = jax.random.split(jax.random.key(seed))

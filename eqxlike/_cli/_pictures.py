@@ -154,6 +154,15 @@ def _draw_elbo(outputs: Mapping[str, Output]) -> Any:
     return figure
 
 
+_BESIDE_BARS = {
+    "ha": "right",
+    "va": "center",
+    "fontsize": 8,
+    "family": "monospace",
+    "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
+}
+
+
 def _draw_dispatch(outputs: Mapping[str, Output]) -> Any:
     """The cost of a call as a ratio to `jax.jit` on the module; one panel each for the two times.
 
@@ -186,27 +195,13 @@ def _draw_dispatch(outputs: Mapping[str, Output]) -> Any:
             places = np.arange(len(rows)) + (index - 1) * height
             medians = np.array([ratio.median for ratio in ratios])
             quartiles = np.array([[ratio.lower, ratio.upper] for ratio in ratios]).T
-            axes.barh(
-                places,
-                medians,
-                height * 0.92,
-                xerr=abs(quartiles - medians),
-                error_kw={"elinewidth": 0.8, "capsize": 1.5, "ecolor": INK},
-                color=COLUMN_COLOURS[column],
-                label=column,
-            )
+            whiskers = {"elinewidth": 0.8, "capsize": 1.5, "ecolor": INK}
+            style = {"color": COLUMN_COLOURS[column], "label": column, "error_kw": whiskers}
+            axes.barh(places, medians, height * 0.92, xerr=abs(quartiles - medians), **style)
             for place, median, measured in zip(places, medians, rows.values(), strict=True):
                 time_us = getattr(measured.columns[column], f"{kind}_us")
-                axes.text(
-                    0.99 * most,
-                    place,
-                    f"{median:.2f} {time_us:>6,.0f} \N{MICRO SIGN}s",
-                    ha="right",
-                    va="center",
-                    fontsize=8,
-                    family="monospace",
-                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
-                )
+                text = f"{median:.2f} {time_us:>6,.0f} \N{MICRO SIGN}s"
+                axes.text(0.99 * most, place, text, **_BESIDE_BARS)
         axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
         axes.set_yticks(range(len(rows)), list(rows))
         label = f"ratio to {MODULE}: median and quartiles of the rounds"

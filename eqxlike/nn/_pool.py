@@ -155,14 +155,8 @@ def _reduce_windows(
     ):
         # With the channels last, side by side in memory: between two convolutions on a CPU XLA then
         # keeps the layout that it likes for them.
-        reduced = jax.lax.reduce_window(
-            jnp.moveaxis(x, 0, -1),
-            init,
-            operation,
-            (*kernel_size, 1),
-            (*stride, 1),
-            (*pads, (0, 0)),
-        )
+        windows = (*kernel_size, 1), (*stride, 1), (*pads, (0, 0))
+        reduced = jax.lax.reduce_window(jnp.moveaxis(x, 0, -1), init, operation, *windows)
         return jnp.moveaxis(reduced, -1, 0)
     # JAX has no derivative of another reduction. So all windows are reduced side by side, from
     # their first entries to their last.
@@ -390,15 +384,11 @@ def _disjoint(operation: Callable, x: Array, axis: int, target: int) -> Array:
 
 
 def _overlapping(operation: Callable, x: Array, axis: int, target: int) -> Array:
-    size = x.shape[axis]
-    entries = [
-        jnp.apply_along_axis(
-            operation,
-            axis,
-            jax.lax.slice_in_dim(x, i * size // target, -(-(i + 1) * size // target), axis=axis),
-        )
-        for i in range(target)
-    ]
+    size, entries = x.shape[axis], []
+    for i in range(target):
+        start, stop = i * size // target, -(-(i + 1) * size // target)
+        window = jax.lax.slice_in_dim(x, start, stop, axis=axis)
+        entries.append(jnp.apply_along_axis(operation, axis, window))
     return jnp.stack(entries, axis)
 
 

@@ -473,14 +473,10 @@ def _line_search(
         found = problem.log_density(place + length * direction).astype(best.dtype)
         is_better = found > best
         factor = jnp.where((count == 0) & is_better, 2.0, factor).astype(factor.dtype)
-        return _LineSearch(
-            count + 1,
-            jnp.where(is_better, found, best),
-            jnp.where(is_better, length, best_length),
-            factor * length,
-            factor,
-            (count < _MAX_TRIALS) & (is_better | (best_length == 0)),
-        )
+        goes_on = (count < _MAX_TRIALS) & (is_better | (best_length == 0))
+        best = jnp.where(is_better, found, best)
+        best_length = jnp.where(is_better, length, best_length)
+        return _LineSearch(count + 1, best, best_length, factor * length, factor, goes_on)
 
     half = jnp.asarray(0.5, first.dtype)
     begin = _LineSearch(

@@ -118,15 +118,10 @@ def _legend_below(axes: Any) -> Any:
     labels, figure = axes.xaxis.get_tightbbox(), axes.figure
     drop = 0 if labels is None else labels.y0 - axes.bbox.y0
     below = ScaledTranslation(0, drop / figure.dpi, figure.dpi_scale_trans)
+    style = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "fontsize": 8, "frameon": False}
     for columns in range(len(axes.get_legend_handles_labels()[0]), 0, -1):
-        legend = axes.legend(
-            loc="upper center",
-            bbox_to_anchor=(0.5, 0),
-            bbox_transform=axes.transAxes + below,
-            ncols=columns,
-            fontsize=8,
-            frameon=False,
-        )
+        place = axes.transAxes + below
+        legend = axes.legend(bbox_transform=place, ncols=columns, **style)
         if legend.get_window_extent().width <= axes.bbox.width:
             break
     return axes.get_legend()

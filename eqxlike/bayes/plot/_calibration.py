@@ -90,19 +90,10 @@ def draw_reliability(
         alpha = 0.35 if number >= _FEW else 0.12
         axes.bar(place, height, size, align="edge", color=colour, alpha=alpha, edgecolor="w")
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="as claimed")
-    axes.errorbar(
-        confidence,
-        accuracy,
-        yerr=(accuracy - lower, upper - accuracy),
-        fmt="o",
-        markersize=5,
-        color=colour,
-        elinewidth=1.2,
-        capsize=2.5,
-        clip_on=False,
-        zorder=3,
-        label="accuracy, 90% interval",
-    )
+    style = {"fmt": "o", "markersize": 5, "elinewidth": 1.2, "capsize": 2.5}
+    style |= {"clip_on": False, "zorder": 3, "label": "accuracy, 90% interval"}
+    around = accuracy - lower, upper - accuracy
+    axes.errorbar(confidence, accuracy, yerr=around, color=colour, **style)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
     axes.set(xlim=(0, 1), ylim=(0, 1))
     tidy(axes)

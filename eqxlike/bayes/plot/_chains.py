@@ -58,25 +58,14 @@ def ranks(
     counts = np.array([np.histogram(row, edges)[0] for row in _ranks(values) - 0.5])
     apart, expected = 1.15 * counts.max(), num_draws / num_bins
     floors = -apart * np.arange(chains)
+    style = {"align": "edge", "edgecolor": "white", "alpha": 0.75}
+    label = f"uniform: {expected:g} draws a bin"
     for chain, (floor, heights) in enumerate(zip(floors, counts, strict=True)):
-        axes.bar(
-            edges[:-1],
-            heights,
-            np.diff(edges),
-            floor,
-            align="edge",
-            edgecolor="white",
-            color=DISTINCT[chain % len(DISTINCT)],
-            alpha=0.75,
-        )
-        axes.plot(
-            edges[[0, -1]],
-            [floor + expected] * 2,
-            "--",
-            color=INK,
-            linewidth=1,
-            label=f"uniform: {expected:g} draws a bin" if chain == 0 else None,
-        )
+        colour = DISTINCT[chain % len(DISTINCT)]
+        axes.bar(edges[:-1], heights, np.diff(edges), floor, color=colour, **style)
+        level = [floor + expected] * 2
+        axes.plot(edges[[0, -1]], level, "--", color=INK, linewidth=1, label=label)
+        label = None
     axes.set_yticks(floors + expected / 2, [f"chain {chain + 1}" for chain in range(chains)])
     axes.set_xlim(0, values.size)
     axes.set_xlabel(f"rank among the {values.size:,} draws of all chains")
