@@ -23,7 +23,6 @@ LAYERS = {
     "_traceback": 1,
     "_compat": 0,
     "_dtypes": 0,
-    "_figures": 0,
     "_first_use": 0,
     "_missing": 0,
     "_check_numbers": 0,

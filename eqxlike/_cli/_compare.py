@@ -123,8 +123,10 @@ def measure_dispatch(data: Data, training: Training, settings: Settings) -> dict
     x, key = jnp.asarray(data.test.x[:PREDICTED]), jax.random.key(0)
     # Both are functions that `filter_jit` wrapped; the other columns take what is inside.
     rows = {
-        "training step": _steps(training.step, training.result.state, example),
-        "prediction": _predictions(training.model.network, x, key, settings.num_samples),
+        "training step": _three_ways(training.step, training.result.state, example, is_step=True),
+        "prediction": _three_ways(
+            network_outputs, training.model.network, x, key, options=(settings.num_samples,)
+        ),
     }
     # One key serves all calls: the calls are compared, not their numbers.
     with jax.debug_key_reuse(False):
@@ -134,60 +136,46 @@ def measure_dispatch(data: Data, training: Training, settings: Settings) -> dict
         }
 
 
-def _steps(step: Any, state: Any, example: Example) -> dict[str, Call]:
-    """Training steps, the state donated and fed back; each column trains a state of its own."""
-    inner = step.__wrapped__
-    arrays, static = partition(_copy(state), is_array)
-    treedef = jtu.tree_structure(arrays)
+def _three_ways(
+    filtered: Any, tree: Any, *inputs: Any, options: tuple[Any, ...] = (), is_step: bool = False
+) -> dict[str, Call]:
+    """Calls `function(tree, *inputs, *options)` on a list of arrays, on a module, and filtered.
 
-    def on_module(arrays: Any, example: Example) -> tuple[Any, jax.Array]:
-        state, loss = inner(combine(arrays, static), example)
-        return filter(state, is_array), loss
+    **Arguments:**
 
-    def on_list(leaves: list[jax.Array], example: Example) -> tuple[list[jax.Array], jax.Array]:
-        arrays, loss = on_module(jtu.tree_unflatten(treedef, leaves), example)
-        return jtu.tree_leaves(arrays), loss
-
-    leaves = jtu.tree_leaves(filter(_copy(state), is_array))
-    return {
-        FLAT: _fed_back(jax.jit(on_list, donate_argnums=0), leaves, example),
-        MODULE: _fed_back(jax.jit(on_module, donate_argnums=0), arrays, example),
-        FILTERED: _fed_back(step, _copy(state), example),
-    }
-
-
-def _fed_back(step: Callable[..., Any], state: Any, example: Example) -> Call:
-    def call() -> jax.Array:
-        nonlocal state
-        state, loss = step(state, example)
-        return loss
-
-    return call
-
-
-def _copy(state: Any) -> Any:
-    """The same tree with arrays of its own, to be donated."""
-    return jtu.tree_map(lambda leaf: jnp.copy(leaf) if is_array(leaf) else leaf, state)
-
-
-def _predictions(network: Any, x: jax.Array, key: jax.Array, num_samples: int) -> dict[str, Call]:
-    """Predictions, the number of draws known when they are compiled."""
-    predict: Any = network_outputs
-    inner = predict.__wrapped__
-    arrays, static = partition(network, is_array)
+    - `filtered`: the function as `filter_jit` wrapped it.
+    - `options`: what is known when the function is compiled.
+    - `is_step`: whether it returns the next tree and a loss. The tree is then donated and fed back;
+      each way has a tree of its own.
+    """
+    arrays, static = partition(tree, is_array)
     leaves, treedef = jtu.tree_flatten(arrays)
 
-    @jax.jit
-    def on_module(arrays: Any, x: jax.Array, key: jax.Array) -> jax.Array:
-        return inner(combine(arrays, static), x, key, num_samples)
+    def on_module(arrays: Any, *inputs: Any) -> Any:
+        outputs = filtered.__wrapped__(combine(arrays, static), *inputs, *options)
+        return filter(outputs, is_array)
 
-    @jax.jit
-    def on_list(leaves: list[jax.Array], x: jax.Array, key: jax.Array) -> jax.Array:
-        network = combine(jtu.tree_unflatten(treedef, leaves), static)
-        return inner(network, x, key, num_samples)
+    def on_list(leaves: list[jax.Array], *inputs: Any) -> Any:
+        outputs = on_module(jtu.tree_unflatten(treedef, leaves), *inputs)
+        return (jtu.tree_leaves(outputs[0]), outputs[1]) if is_step else outputs
 
-    return {
-        FLAT: lambda: on_list(leaves, x, key),
-        MODULE: lambda: on_module(arrays, x, key),
-        FILTERED: lambda: predict(network, x, key, num_samples),
+    donated = 0 if is_step else ()
+    ways = {
+        FLAT: (jax.jit(on_list, donate_argnums=donated), leaves, ()),
+        MODULE: (jax.jit(on_module, donate_argnums=donated), arrays, ()),
+        FILTERED: (filtered, tree, options),
     }
+
+    def calling(function: Callable[..., Any], tree: Any, options: tuple[Any, ...]) -> Call:
+        if not is_step:
+            return lambda: function(tree, *inputs, *options)
+        state = jtu.tree_map(lambda leaf: jnp.copy(leaf) if is_array(leaf) else leaf, tree)
+
+        def call() -> jax.Array:
+            nonlocal state
+            state, loss = function(state, *inputs)
+            return loss
+
+        return call
+
+    return {name: calling(*way) for name, way in ways.items()}

@@ -1,6 +1,7 @@
 """`demo`: Bayesian networks trained on real data, with what `filter_jit` costs beside them."""
 
 import argparse
+import functools
 import importlib.util
 import os
 import pathlib
@@ -55,16 +56,11 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help="training steps instead of each data set's own",
     )
+    seed = functools.partial(whole_number_in, least=0, most=MOST_SEED)
     parser.add_argument(
-        "--seed", type=_seed, default=0, metavar="N", help="of split, weights and noise (0)"
+        "--seed", type=seed, default=0, metavar="N", help="of split, weights and noise (0)"
     )
-    parser.add_argument(
-        "--out",
-        type=pathlib.Path,
-        default=pathlib.Path("demo-results"),
-        metavar="DIR",
-        help="where pictures and results go (demo-results)",
-    )
+    _report.add_folder(parser, "demo-results", "where pictures and results go")
     parser.add_argument(
         "--cache",
         type=pathlib.Path,
@@ -115,7 +111,6 @@ def _run(options: argparse.Namespace) -> int:
     print(f"device: {device}", flush=True)
     methods = list(METHODS) if "all" in options.method else list(dict.fromkeys(options.method))
     outputs: dict[str, Output] = {}
-    is_interrupted = False
     try:
         for data in datasets:
             start_s = time.perf_counter()
@@ -125,9 +120,11 @@ def _run(options: argparse.Namespace) -> int:
             if settings.rounds:
                 output.dispatch = measure_dispatch(data, output.bayesian, settings)
             output.seconds = time.perf_counter() - start_s
+        trainings = [each for output in outputs.values() for each in output.trainings.values()]
+        is_diverged = any(training.result.stopped == "diverged" for training in trainings)
+        stopped = "diverged" if is_diverged else "finished"
     except KeyboardInterrupt:
-        is_interrupted = True
-    stopped = "interrupted" if is_interrupted else _how_it_ended(outputs)
+        stopped = "interrupted"
     contents = _report.report(
         outputs, stopped=stopped, seed=options.seed, is_quick=options.quick, device=device
     )
@@ -137,25 +134,15 @@ def _run(options: argparse.Namespace) -> int:
     except OSError as error:
         raise CommandError(f"cannot write the results: {error}") from None
     print("\nwritten: " + ", ".join(map(str, files)), flush=True)
-    if is_interrupted:
+    if stopped == "interrupted":
         print("interrupted: the results are those of what was reached", file=sys.stderr)
     return STATUSES[stopped]
-
-
-def _how_it_ended(outputs: dict[str, Output]) -> str:
-    trainings = [each for output in outputs.values() for each in output.trainings.values()]
-    is_diverged = any(training.result.stopped == "diverged" for training in trainings)
-    return "diverged" if is_diverged else "finished"
 
 
 def _require_extras() -> None:
     missing = [name for module, name in NEEDED.items() if not importlib.util.find_spec(module)]
     if missing:
         raise CommandError(f"the demo needs {' and '.join(missing)}: pip install 'eqxlike[demo]'")
-
-
-def _seed(text: str) -> int:
-    return whole_number_in(text, 0, MOST_SEED)
 
 
 # --- The device that the demo runs on ---

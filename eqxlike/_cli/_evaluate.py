@@ -153,16 +153,10 @@ def _ridge(data: Data) -> Evaluation:
     """Ridge regression, as a Gaussian with the variance of its residuals in training."""
     from sklearn.linear_model import Ridge
 
-    def fitted(part: Part, alpha: float) -> Ridge:
-        return Ridge(alpha=alpha).fit(part.x, part.y)
+    def squared_error(model: Any, part: Part) -> float:
+        return float(np.mean((part.y - model.predict(part.x)) ** 2))
 
-    fit_part, validation = data.validation_split()
-
-    def squared_error(alpha: float) -> float:
-        residuals = validation.y - fitted(fit_part, alpha).predict(validation.x)
-        return float(np.mean(residuals**2))
-
-    model = fitted(data.train, min(ALPHAS, key=squared_error))
+    model = _fitted(data, ALPHAS, lambda alpha: Ridge(alpha=alpha), squared_error)
     residuals = data.train.y - model.predict(data.train.x)
     degrees_of_freedom = len(residuals) - data.train.x.shape[1] - 1
     noise = np.sqrt(np.sum(residuals**2) / degrees_of_freedom, dtype=np.float32)
@@ -175,23 +169,33 @@ def _logistic(data: Data) -> Evaluation:
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import log_loss
 
-    def fitted(part: Part, inverse_penalty: float) -> LogisticRegression:
+    def make(inverse_penalty: float) -> Any:
         # lbfgs, the default, makes many small calls of a threaded BLAS: ten times faster on idle
         # cores, ten times slower on busy ones.
-        model = LogisticRegression(
-            C=inverse_penalty, solver="saga", max_iter=10_000, random_state=0
-        )
-        return model.fit(part.x, part.y)
+        options = {"solver": "saga", "max_iter": 10_000, "random_state": 0}
+        return LogisticRegression(C=inverse_penalty, **options)
 
-    fit_part, validation = data.validation_split()
+    def nll(model: Any, part: Part) -> float:
+        return log_loss(part.y, model.predict_proba(part.x), labels=model.classes_)
 
-    def nll(inverse_penalty: float) -> float:
-        model = fitted(fit_part, inverse_penalty)
-        return log_loss(validation.y, model.predict_proba(validation.x), labels=model.classes_)
-
-    model = fitted(data.train, min(INVERSE_PENALTIES, key=nll))
+    model = _fitted(data, INVERSE_PENALTIES, make, nll)
     log_probabilities = model.predict_log_proba(data.test.x).astype(np.float32)
     return evaluate_classification(data, jnp.asarray(log_probabilities))
+
+
+def _fitted(
+    data: Data,
+    penalties: tuple[float, ...],
+    make: Callable[[float], Any],
+    loss: Callable[[Any, Part], float],
+) -> Any:
+    """The model of the penalty whose loss is least on the validation part, fitted to all."""
+    fit_part, validation = data.validation_split()
+
+    def validation_loss(penalty: float) -> float:
+        return loss(make(penalty).fit(fit_part.x, fit_part.y), validation)
+
+    return make(min(penalties, key=validation_loss)).fit(data.train.x, data.train.y)
 
 
 # --- Methods of inference next to the ELBO of the Bayesian layers, for `--method` ---
@@ -272,11 +276,9 @@ def _target(
     model = BayesianMLP(*sizes, jax.nn.silu, prior_scale=prior_scale, key=key)
     if isinstance(method, bayes.MCDropout):
         model = _with_dropout(model)
-    likelihood = (
-        bayes.Gaussian(distributions().HalfNormal(1.0))
-        if data.is_regression
-        else bayes.Categorical()
-    )
+    likelihood = bayes.Categorical()
+    if data.is_regression:
+        likelihood = bayes.Gaussian(distributions().HalfNormal(1.0))
     x, y = jnp.asarray(data.train.x), jnp.asarray(data.train.y)
     return bayes.Posterior(model, None, likelihood, (x, y))
 

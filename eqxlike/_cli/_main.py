@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import inspect
 import os
-import pathlib
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from .._check_numbers import whole_number_in
 from .._version import __version__
 from . import _demo
 from ._data import CommandError
-from ._report import writable_folder
+from ._report import add_folder, writable_folder
 
 INTERRUPTED = 130
 """The exit status that a shell reports for a process that Ctrl-C ended: 128 + SIGINT."""
@@ -96,13 +95,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help=f"how often to call it, for the table and for the samples ({CALLS})",
     )
-    parser.add_argument(
-        "--out",
-        type=pathlib.Path,
-        default=pathlib.Path("profile-results"),
-        metavar="DIR",
-        help="where the files go (profile-results)",
-    )
+    add_folder(parser, "profile-results", "where the files go")
     parser.add_argument(
         "--trace", action="store_true", help="write XLA's own trace too, for ui.perfetto.dev"
     )

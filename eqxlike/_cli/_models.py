@@ -191,14 +191,9 @@ def train_bayesian(data: Data, settings: Settings, *, seed: int) -> Training:
     """
 
     def loss(model: Model, batch: Example, key: PRNGKeyArray) -> Float[Array, ""]:
+        options: Any = {"num_data": len(data.train), "kl_weight": settings.kl_weight}
         return negative_elbo(
-            model,
-            lambda model, example, key: model.log_likelihood(example, key),
-            batch,
-            num_data=len(data.train),
-            key=key,
-            kl_weight=settings.kl_weight,
-            per_example=True,
+            model, Model.log_likelihood, batch, key=key, per_example=True, **options
         )
 
     model_key, state_key = jax.random.split(jax.random.key(seed))
@@ -269,6 +264,7 @@ def _choose_steps(
     held_out = Example(validation.x, validation.y)
     batches = _batches(fit_part, settings.plain_batch_size, seed)
     steps, every = settings.steps, max(1, settings.steps // VALIDATIONS)
+    validation_nll = filter_jit(_mean_nll)
     best, least = steps, math.inf
     made, history = 0, ()
     with train.progress(steps, label=f"{label}, how long to train") as on_log:
@@ -278,21 +274,16 @@ def _choose_steps(
             made = len(history)
             if result.stopped == "interrupted":
                 message = f"Interrupted after {made} of {steps} steps, choosing how many to take."
-                return result._replace(history=history, message=message), best
-            if result.stopped == "diverged":
+                result = result._replace(message=message)
+            if result.stopped != "finished":
                 return result._replace(history=history), best
-            nll = float(_validation_nll(state.model, held_out, state.key))
+            nll = float(validation_nll(state.model, held_out, state.key))
             if nll < least:
                 best, least = made, nll
             if made % _log_every(steps) < every:
                 on_log(made, nll)
             if made == steps:
                 return result._replace(history=history), best
-
-
-@filter_jit
-def _validation_nll(model: Model, examples: Example, key: PRNGKeyArray) -> Float[Array, ""]:
-    return _mean_nll(model, examples, key)
 
 
 def _mean_nll(model: Model, examples: Example, key: PRNGKeyArray) -> Float[Array, ""]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._figures import BLUE, GREEN, GREY, INK, ORANGE, RED, new_figure, tidy
+from .._tables import BLUE, GREEN, GREY, INK, ORANGE, RED, new_figure, tidy
 from ..bayes.plot._calibration import draw_reliability
 from ._compare import BAYESIAN, FILTERED, FLAT, MODULE, PLAIN, Output
 from ._evaluate import LEVEL, METHODS, Intervals, Probabilities
@@ -52,6 +52,12 @@ def _new_figure(width: float, height: float, title: str) -> Any:
     return figure
 
 
+def _finish(axes: Any, title: str, **settings: Any) -> None:
+    axes.set_title(title, fontsize=10)
+    axes.set(**settings)
+    tidy(axes)
+
+
 def _draw_intervals(outputs: Mapping[str, Output]) -> Any:
     """Each held-out patient's interval with the truth, ordered by prediction, a panel a model."""
     if "diabetes" not in outputs or not outputs["diabetes"].evaluations:
@@ -65,27 +71,20 @@ def _draw_intervals(outputs: Mapping[str, Output]) -> Any:
         assert isinstance(predicted, Intervals)
         order = np.argsort(predicted.mean)
         place = np.arange(len(order))
-        mean, lower, upper, y = (
-            values[order]
-            for values in (predicted.mean, predicted.lower, predicted.upper, predicted.truth)
-        )
+        of_patients = predicted.mean, predicted.lower, predicted.upper, predicted.truth
+        mean, lower, upper, y = (values[order] for values in of_patients)
         is_inside = (lower <= y) & (y <= upper)
-        colour = COLOURS[name]
-        axes.vlines(
-            place, lower, upper, color=colour, alpha=0.3, linewidth=2, label=f"{LEVEL:.0%} interval"
-        )
+        colour, interval = COLOURS[name], f"{LEVEL:.0%} interval"
+        axes.vlines(place, lower, upper, color=colour, alpha=0.3, linewidth=2, label=interval)
         axes.plot(place, mean, color=colour, linewidth=1.8, label="predictive mean")
-        axes.plot(place[is_inside], y[is_inside], "o", color=INK, ms=3.2, label="truth")
-        axes.plot(
-            place[~is_inside], y[~is_inside], "X", color=RED, ms=6, label="truth outside interval"
-        )
+        for shown, marker, ink, size, label in (
+            (is_inside, "o", INK, 3.2, "truth"),
+            (~is_inside, "X", RED, 6, "truth outside interval"),
+        ):
+            axes.plot(place[shown], y[shown], marker, color=ink, ms=size, label=label)
         metrics = predicted.metrics
-        axes.set_title(
-            f"{TITLES[name]}: {metrics['coverage']:.1%} inside, RMSE {metrics['rmse']:.1f}",
-            fontsize=10,
-        )
-        axes.set_xlabel("held-out patients, ordered by predictive mean")
-        tidy(axes)
+        title = f"{TITLES[name]}: {metrics['coverage']:.1%} inside, RMSE {metrics['rmse']:.1f}"
+        _finish(axes, title, xlabel="held-out patients, ordered by predictive mean")
     panels[0].set_ylabel("disease progression after one year (score)")
     panels[0].legend(loc="upper left", fontsize=8, framealpha=0.9)
     return figure
@@ -116,14 +115,12 @@ def _draw_reliability(outputs: Mapping[str, Output]) -> Any:
         axes.set_title(
             f"{TITLES[name]}\nECE {metrics['ece']:.3f}, NLL {metrics['nll']:.3f} nats", fontsize=10
         )
-        counts.set_xlabel("confidence (predicted probability)")
-        tidy(counts)
+        _finish(counts, "", xlabel="confidence (predicted probability)")
     axes, counts = panels[0, 0], panels[1, 0]
     axes.set_ylabel("accuracy in the bin")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    counts.set_yscale("log")
-    counts.set_ylim(0.7, 4 * len(outputs["digits"].data.test))
-    counts.set_ylabel("predictions")
+    most = 4 * len(outputs["digits"].data.test)
+    counts.set(yscale="log", ylim=(0.7, most), ylabel="predictions")
     return figure
 
 
@@ -143,22 +140,27 @@ def _draw_elbo(outputs: Mapping[str, Output]) -> Any:
         window = max(1, len(elbo) // 50)
         running = np.convolve(elbo, np.ones(window) / window, mode="valid")
         axes.plot(steps, elbo, color=BLUE, alpha=0.25, linewidth=0.7, label="minibatch estimate")
-        axes.plot(
-            steps[window - 1 :], running, color=BLUE, linewidth=1.8, label=f"mean of {window} steps"
-        )
+        label = f"mean of {window} steps"
+        axes.plot(steps[window - 1 :], running, color=BLUE, linewidth=1.8, label=label)
         # The first steps lie far below the rest and would flatten it.
         low, high = np.quantile(elbo, 0.1), elbo.max()
         if high > low:
             axes.set_ylim(low - 0.5 * (high - low), high + 0.1 * (high - low))
-        weight = outputs[name].settings.kl_weight
-        axes.set_title(
-            name if weight == 1 else f"{name}, tempered: KL weight {weight:g}", fontsize=10
-        )
-        axes.set_xlabel("training step")
-        axes.set_ylabel(f"{'ELBO' if weight == 1 else 'tempered ELBO'} (nats per example)")
+        weight, title, bound = outputs[name].settings.kl_weight, name, "ELBO"
+        if weight != 1:
+            title, bound = f"{name}, tempered: KL weight {weight:g}", "tempered ELBO"
+        _finish(axes, title, xlabel="training step", ylabel=f"{bound} (nats per example)")
         axes.legend(loc="lower right", fontsize=8)
-        tidy(axes)
     return figure
+
+
+_BESIDE_BARS = {
+    "ha": "right",
+    "va": "center",
+    "fontsize": 8,
+    "family": "monospace",
+    "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
+}
 
 
 def _draw_dispatch(outputs: Mapping[str, Output]) -> Any:
@@ -193,33 +195,17 @@ def _draw_dispatch(outputs: Mapping[str, Output]) -> Any:
             places = np.arange(len(rows)) + (index - 1) * height
             medians = np.array([ratio.median for ratio in ratios])
             quartiles = np.array([[ratio.lower, ratio.upper] for ratio in ratios]).T
-            axes.barh(
-                places,
-                medians,
-                height * 0.92,
-                xerr=abs(quartiles - medians),
-                error_kw={"elinewidth": 0.8, "capsize": 1.5, "ecolor": INK},
-                color=COLUMN_COLOURS[column],
-                label=column,
-            )
+            whiskers = {"elinewidth": 0.8, "capsize": 1.5, "ecolor": INK}
+            style = {"color": COLUMN_COLOURS[column], "label": column, "error_kw": whiskers}
+            axes.barh(places, medians, height * 0.92, xerr=abs(quartiles - medians), **style)
             for place, median, measured in zip(places, medians, rows.values(), strict=True):
                 time_us = getattr(measured.columns[column], f"{kind}_us")
-                axes.text(
-                    0.99 * most,
-                    place,
-                    f"{median:.2f} {time_us:>6,.0f} \N{MICRO SIGN}s",
-                    ha="right",
-                    va="center",
-                    fontsize=8,
-                    family="monospace",
-                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
-                )
+                text = f"{median:.2f} {time_us:>6,.0f} \N{MICRO SIGN}s"
+                axes.text(0.99 * most, place, text, **_BESIDE_BARS)
         axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
-        axes.set_xlim(0, most)
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel(f"ratio to {MODULE}: median and quartiles of the rounds")
         axes.set_yticks(range(len(rows)), list(rows))
-        tidy(axes)
+        label = f"ratio to {MODULE}: median and quartiles of the rounds"
+        _finish(axes, title, xlim=(0, most), xlabel=label)
         axes.grid(axis="y", visible=False)
     panels[0].invert_yaxis()
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

@@ -3,6 +3,7 @@
 The page has its tables from here, and its pictures from the script of the template.
 """
 
+import argparse
 import dataclasses
 import html
 import importlib.util
@@ -116,6 +117,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value
+
+
+def add_folder(parser: argparse.ArgumentParser, default: str, what: str) -> None:
+    """Adds the option `--out`: where what a command writes goes."""
+    path = pathlib.Path(default)
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=path, metavar="DIR", help=f"{what} ({default})"
+    )
 
 
 def writable_folder(path: pathlib.Path) -> pathlib.Path:
@@ -294,11 +303,12 @@ def page_of(report: Mapping[str, Any]) -> str:
     - `report`: what `_report.report` returns, or a `results.json` that was read.
     """
     sections = [_section(name, data) for name, data in report["data"].items()]
+    machine = {"how it ended": report["stopped"], "seed": report["seed"]} | report["machine"]
     parts = {
         "HEADLINE": html.escape(_headline(report)),
         "WARNINGS": "".join(f'<p class="warning">{html.escape(x)}</p>' for x in _warnings(report)),
         "SECTIONS": "".join(sections) + _dispatch(report["data"]),
-        "MACHINE": _definitions((name, str(value)) for name, value in _machine(report)),
+        "MACHINE": _definitions((name, str(value)) for name, value in machine.items()),
         "TITLES": _script({name: _title(name) for name in _models(report["data"].values())}),
         "REPORT": _script(report),
     }
@@ -355,8 +365,8 @@ def _section(name: str, data: Mapping[str, Any]) -> str:
     if settings["kl_weight"] != 1:
         note = f"{_title(BAYESIAN)}: KL weight {settings['kl_weight']:g}, a tempered posterior."
         parts.append(f'<p class="hint">{html.escape(note)}</p>')
-    meanings = {heading: _MEANINGS[name] for name, (heading, _) in _FORMATS.items()}
     if len(headings) > 1:
+        meanings = {heading: _MEANINGS[name] for name, (heading, _) in _FORMATS.items()}
         said_of = ((heading, meanings[heading]) for heading in headings[1:])
         parts.append(_folded("What the numbers mean", said_of, is_open=True))
     parts.append(f'<div class="pictures" data-of="{html.escape(name)}"></div>')
@@ -387,12 +397,6 @@ def _dispatch(datasets: Mapping[str, Any]) -> str:
         f"{_folded('What the numbers mean', _DISPATCH.items(), is_open=True)}"
         '<div class="pictures" id="dispatch"></div></section>'
     )
-
-
-def _machine(report: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield "how it ended", report["stopped"]
-    yield "seed", report["seed"]
-    yield from report["machine"].items()
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> str:

@@ -21,12 +21,26 @@ from .._transforms import error_if, filter_jit
 Tree = TypeVar("Tree")
 
 
-def _identity_primitive(name: str) -> Primitive:
-    """The identity of one array, without rules for any transformation but `jit`."""
+def _identity_primitive(
+    name: str, jvp: Callable[..., Any] | None = None, batch: Callable[..., Any] | None = None
+) -> Primitive:
+    """The identity of one array, with a rule for `jit`, for batches, and perhaps for tangents.
+
+    **Arguments:**
+
+    - `batch`: the rule for batches, where that is not the identity of the batch.
+    """
+
+    def batch_as_one(_: Any, arrays: Any, axes: Any, **params: Any) -> tuple[Any, Any]:
+        return primitive.bind(*arrays, **params), axes[0]
+
     primitive = Primitive(name)
     primitive.def_impl(lambda x, **params: x)
     primitive.def_abstract_eval(lambda x, **params: x)
     mlir.register_lowering(primitive, lambda ctx, x, **params: [x])
+    if jvp is not None:
+        ad.primitive_jvps[primitive] = jvp
+    set_batching_rule(primitive, batch_as_one if batch is None else batch)
     return primitive
 
 
@@ -44,19 +58,10 @@ def _refuse(error: type[Exception], explain: Callable[..., str]) -> Callable[...
     return rule
 
 
-def _batch(primitive: Primitive) -> Callable[..., Any]:
-    def rule(_: Any, arrays: Any, axes: Any, **params: Any) -> tuple[Any, Any]:
-        return primitive.bind(*arrays, **params), axes[0]
-
-    return rule
-
-
-nontraceable_p = _identity_primitive("nontraceable")
-ad.primitive_jvps[nontraceable_p] = _refuse(
-    RuntimeError, lambda name: f"Detected differentiation of {name}"
-)
-set_batching_rule(
-    nontraceable_p, _refuse(RuntimeError, lambda name: f"Detected batching of {name}")
+nontraceable_p = _identity_primitive(
+    "nontraceable",
+    _refuse(RuntimeError, lambda name: f"Detected differentiation of {name}"),
+    _refuse(RuntimeError, lambda name: f"Detected batching of {name}"),
 )
 
 
@@ -78,11 +83,9 @@ def nontraceable(x: Tree, *, name: str = "nontraceable operation") -> Tree:
     return _map_arrays(nontraceable_p, x, name=name)
 
 
-nondifferentiable_p = _identity_primitive("nondifferentiable")
-ad.primitive_jvps[nondifferentiable_p] = _refuse(RuntimeError, lambda msg: msg)
-
-
-set_batching_rule(nondifferentiable_p, _batch(nondifferentiable_p))
+nondifferentiable_p = _identity_primitive(
+    "nondifferentiable", _refuse(RuntimeError, lambda msg: msg)
+)
 
 
 def nondifferentiable(x: Tree, *, name: str | None = None, msg: str | None = None) -> Tree:
@@ -106,9 +109,6 @@ def nondifferentiable(x: Tree, *, name: str | None = None, msg: str | None = Non
     return _map_arrays(nondifferentiable_p, x, msg=msg)
 
 
-nondifferentiable_backward_p = _identity_primitive("nondifferentiable_backward")
-
-
 def _push_forward(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     # Zeros without a value do not come here.
     primal, tangent = *primals, *map(ad.instantiate_zeros, tangents)
@@ -124,9 +124,8 @@ def _pull_back(cotangent: Any, _: Any, *, msg: str, symbolic: bool) -> list[Any]
     return [error_if(cotangent, jnp.any(cotangent != 0), msg)]
 
 
-ad.primitive_jvps[nondifferentiable_backward_p] = _push_forward
+nondifferentiable_backward_p = _identity_primitive("nondifferentiable_backward", _push_forward)
 ad.primitive_transposes[nondifferentiable_backward_p] = _pull_back
-set_batching_rule(nondifferentiable_backward_p, _batch(nondifferentiable_backward_p))
 
 
 def nondifferentiable_backward(
@@ -156,9 +155,6 @@ def nondifferentiable_backward(
     return _map_arrays(nondifferentiable_backward_p, x, msg=msg, symbolic=symbolic)
 
 
-nonbatchable_p = _identity_primitive("nonbatchable")
-
-
 def _batch_constants(
     _: Any, arrays: Any, axes: Any, *, msg: str, allow_constant_across_batch: bool
 ) -> tuple[Any, Any]:
@@ -175,7 +171,7 @@ def _batch_constants(
     return jax.lax.index_in_dim(array, 0, axis, keepdims=False), None
 
 
-set_batching_rule(nonbatchable_p, _batch_constants)
+nonbatchable_p = _identity_primitive("nonbatchable", batch=_batch_constants)
 
 
 def nonbatchable(

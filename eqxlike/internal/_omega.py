@@ -112,26 +112,13 @@ class _Place:
 
         return _operate(update, f".at[...].{name}", self._tree, value)
 
-    def set(self, value: Any) -> ω:
-        return self._update("set", value)
-
-    def add(self, value: Any) -> ω:
-        return self._update("add", value)
-
-    def multiply(self, value: Any) -> ω:
-        return self._update("multiply", value)
-
-    def divide(self, value: Any) -> ω:
-        return self._update("divide", value)
-
-    def power(self, value: Any) -> ω:
-        return self._update("power", value)
-
-    def min(self, value: Any) -> ω:
-        return self._update("min", value)
-
-    def max(self, value: Any) -> ω:
-        return self._update("max", value)
+    set = functools.partialmethod(_update, "set")
+    add = functools.partialmethod(_update, "add")
+    multiply = functools.partialmethod(_update, "multiply")
+    divide = functools.partialmethod(_update, "divide")
+    power = functools.partialmethod(_update, "power")
+    min = functools.partialmethod(_update, "min")
+    max = functools.partialmethod(_update, "max")
 
 
 def _operate(operation: Callable[[Any, Any], Any], symbol: str, tree: ω, other: Any) -> ω:
@@ -192,13 +179,14 @@ def _with_shortcut(
     """
 
     def operation(one: Any, other: Any) -> Any:
+        first, second = one, other
         if isinstance(one, Tracer):
-            alike = _alike(other, one)
-            return general(one, other) if alike is None else of_lax(one, alike)
-        if isinstance(other, Tracer):
-            alike = _alike(one, other)
-            return general(one, other) if alike is None else of_lax(alike, other)
-        return general(one, other)
+            second = _alike(other, one)
+        elif isinstance(other, Tracer):
+            first = _alike(one, other)
+        else:
+            return general(one, other)
+        return general(one, other) if first is None or second is None else of_lax(first, second)
 
     return operation
 

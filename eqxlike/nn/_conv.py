@@ -14,6 +14,7 @@ from .._module import Module, field
 from ._inputs import check_input, describe
 from ._parameters import Initializer, Parameter, draw, fan_in_limit
 from ._windows import (
+    OverAxes,
     Padding,
     Pads,
     Sizes,
@@ -142,14 +143,8 @@ class Conv(Module):
         return y if self.bias is None else y + self.bias
 
 
-class Conv1d(Conv):
-    """`Conv` over one spatial axis, as of a sequence.
-
-    >>> import jax, jax.numpy as jnp
-    >>> layer = Conv1d(3, 8, kernel_size=5, padding="SAME", key=jax.random.key(0))
-    >>> layer(jnp.ones((3, 100))).shape
-    (8, 100)
-    """
+class _ConvNd(OverAxes, Conv):
+    """The base of `Conv1d`, `Conv2d` and `Conv3d`."""
 
     def __init__(
         self,
@@ -168,14 +163,24 @@ class Conv1d(Conv):
         bias_init: Initializer | None = None,
         key: PRNGKeyArray,
     ):
-        """**Arguments:** those of `Conv`, with `num_spatial_dims=1`."""
+        """**Arguments:** those of `Conv`, but for `num_spatial_dims`."""
         window = kernel_size, stride, padding, dilation
         others = groups, use_bias, padding_mode, dtype
         options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
-        super().__init__(1, in_channels, out_channels, *window, *others, **options)
+        super().__init__(self._num_axes, in_channels, out_channels, *window, *others, **options)
 
 
-class Conv2d(Conv):
+class Conv1d(_ConvNd, num_axes=1, init=False):
+    """`Conv` over one spatial axis, as of a sequence.
+
+    >>> import jax, jax.numpy as jnp
+    >>> layer = Conv1d(3, 8, kernel_size=5, padding="SAME", key=jax.random.key(0))
+    >>> layer(jnp.ones((3, 100))).shape
+    (8, 100)
+    """
+
+
+class Conv2d(_ConvNd, num_axes=2, init=False):
     """`Conv` over two spatial axes, as of an image.
 
     >>> import jax, jax.numpy as jnp
@@ -184,31 +189,8 @@ class Conv2d(Conv):
     (8, 16, 16)
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Sizes,
-        stride: Sizes = (1, 1),
-        padding: Padding = (0, 0),
-        dilation: Sizes = (1, 1),
-        groups: int = 1,
-        use_bias: bool = True,
-        padding_mode: str = "ZEROS",
-        dtype: Any = None,
-        *,
-        weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        key: PRNGKeyArray,
-    ):
-        """**Arguments:** those of `Conv`, with `num_spatial_dims=2`."""
-        window = kernel_size, stride, padding, dilation
-        others = groups, use_bias, padding_mode, dtype
-        options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
-        super().__init__(2, in_channels, out_channels, *window, *others, **options)
 
-
-class Conv3d(Conv):
+class Conv3d(_ConvNd, num_axes=3, init=False):
     """`Conv` over three spatial axes, as of a volume or a video.
 
     >>> import jax, jax.numpy as jnp
@@ -216,29 +198,6 @@ class Conv3d(Conv):
     >>> layer(jnp.ones((3, 16, 32, 32))).shape
     (8, 16, 30, 30)
     """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Sizes,
-        stride: Sizes = (1, 1, 1),
-        padding: Padding = (0, 0, 0),
-        dilation: Sizes = (1, 1, 1),
-        groups: int = 1,
-        use_bias: bool = True,
-        padding_mode: str = "ZEROS",
-        dtype: Any = None,
-        *,
-        weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        key: PRNGKeyArray,
-    ):
-        """**Arguments:** those of `Conv`, with `num_spatial_dims=3`."""
-        window = kernel_size, stride, padding, dilation
-        others = groups, use_bias, padding_mode, dtype
-        options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
-        super().__init__(3, in_channels, out_channels, *window, *others, **options)
 
 
 # --- Transposed convolutions ---
@@ -413,14 +372,8 @@ class ConvTranspose(Module):
         )
 
 
-class ConvTranspose1d(ConvTranspose):
-    """`ConvTranspose` over one spatial axis.
-
-    >>> import jax, jax.numpy as jnp
-    >>> layer = ConvTranspose1d(8, 3, kernel_size=4, stride=2, padding=1, key=jax.random.key(0))
-    >>> layer(jnp.ones((8, 16))).shape
-    (3, 32)
-    """
+class _ConvTransposeNd(OverAxes, ConvTranspose):
+    """The base of `ConvTranspose1d`, `ConvTranspose2d` and `ConvTranspose3d`."""
 
     def __init__(
         self,
@@ -440,17 +393,27 @@ class ConvTranspose1d(ConvTranspose):
         bias_init: Initializer | None = None,
         key: PRNGKeyArray,
     ):
-        """**Arguments:** those of `ConvTranspose`, with `num_spatial_dims=1`.
+        """**Arguments:** those of `ConvTranspose`, but for `num_spatial_dims`.
 
         By position `output_padding` comes before `padding`, the other way round than there.
         """
         window = kernel_size, stride, padding, output_padding, dilation
         others = groups, use_bias, padding_mode, dtype
         options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
-        super().__init__(1, in_channels, out_channels, *window, *others, **options)
+        super().__init__(self._num_axes, in_channels, out_channels, *window, *others, **options)
 
 
-class ConvTranspose2d(ConvTranspose):
+class ConvTranspose1d(_ConvTransposeNd, num_axes=1, init=False):
+    """`ConvTranspose` over one spatial axis.
+
+    >>> import jax, jax.numpy as jnp
+    >>> layer = ConvTranspose1d(8, 3, kernel_size=4, stride=2, padding=1, key=jax.random.key(0))
+    >>> layer(jnp.ones((8, 16))).shape
+    (3, 32)
+    """
+
+
+class ConvTranspose2d(_ConvTransposeNd, num_axes=2, init=False):
     """`ConvTranspose` over two spatial axes.
 
     >>> import jax, jax.numpy as jnp
@@ -459,35 +422,8 @@ class ConvTranspose2d(ConvTranspose):
     (3, 32, 32)
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Sizes,
-        stride: Sizes = (1, 1),
-        output_padding: Sizes = (0, 0),
-        padding: Padding = (0, 0),
-        dilation: Sizes = (1, 1),
-        groups: int = 1,
-        use_bias: bool = True,
-        padding_mode: str = "ZEROS",
-        dtype: Any = None,
-        *,
-        weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        key: PRNGKeyArray,
-    ):
-        """**Arguments:** those of `ConvTranspose`, with `num_spatial_dims=2`.
 
-        By position `output_padding` comes before `padding`, the other way round than there.
-        """
-        window = kernel_size, stride, padding, output_padding, dilation
-        others = groups, use_bias, padding_mode, dtype
-        options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
-        super().__init__(2, in_channels, out_channels, *window, *others, **options)
-
-
-class ConvTranspose3d(ConvTranspose):
+class ConvTranspose3d(_ConvTransposeNd, num_axes=3, init=False):
     """`ConvTranspose` over three spatial axes.
 
     >>> import jax, jax.numpy as jnp
@@ -495,33 +431,6 @@ class ConvTranspose3d(ConvTranspose):
     >>> layer(jnp.ones((8, 16, 16, 16))).shape
     (3, 32, 32, 32)
     """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Sizes,
-        stride: Sizes = (1, 1, 1),
-        output_padding: Sizes = (0, 0, 0),
-        padding: Padding = (0, 0, 0),
-        dilation: Sizes = (1, 1, 1),
-        groups: int = 1,
-        use_bias: bool = True,
-        padding_mode: str = "ZEROS",
-        dtype: Any = None,
-        *,
-        weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        key: PRNGKeyArray,
-    ):
-        """**Arguments:** those of `ConvTranspose`, with `num_spatial_dims=3`.
-
-        By position `output_padding` comes before `padding`, the other way round than there.
-        """
-        window = kernel_size, stride, padding, output_padding, dilation
-        others = groups, use_bias, padding_mode, dtype
-        options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
-        super().__init__(3, in_channels, out_channels, *window, *others, **options)
 
 
 # --- What both have in common: arguments, kernels, padding, the product itself ---

@@ -172,10 +172,11 @@ def key_for(layer: Callable[..., Any], key: PRNGKeyArray | None) -> dict[str, An
 
     Where no key was given, a layer that takes one gets `None`, and any other is called without.
     """
-    return {"key": key} if key is not None or _takes_key(layer) else {}
+    return {"key": key} if key is not None or takes_key(layer) else {}
 
 
-def _takes_key(layer: Callable[..., Any]) -> bool:
+def takes_key(layer: Callable[..., Any]) -> bool:
+    """Whether `layer(x, key=key)` is a call; true where Python has no signature of the layer."""
     try:
         parameters = inspect.signature(layer).parameters
     except (TypeError, ValueError):

@@ -18,14 +18,6 @@ from ._parameters import Initializer, draw_affine
 from ._stateful import NO_STATE
 
 
-def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
-    if weight is not None:
-        x = x * weight.astype(x.dtype)
-    if bias is not None:
-        x = x + bias.astype(x.dtype)
-    return x
-
-
 class _ShapeNorm(Module):
     """Base of `LayerNorm` and `RMSNorm`: a shape, and a scale and shift for each entry."""
 
@@ -38,9 +30,17 @@ class _ShapeNorm(Module):
     bias: Float[Array, "*shape"] | None
 
     def _initialise(
-        self, shape: Any, eps: float, use_weight: bool, use_bias: bool, dtype: Any, *options: Any
+        self,
+        shape: Any,
+        eps: float,
+        use_weight: bool,
+        use_bias: bool,
+        dtype: Any,
+        weight_init: Initializer | None,
+        bias_init: Initializer | None,
+        key: PRNGKeyArray | None,
     ) -> None:
-        """Sets the fields; `options` are two initializers and a key."""
+        """Sets the fields."""
         # An array of shape `()` is an integer, and says that it is iterable.
         is_one = integer(shape) is not None or not isinstance(shape, Iterable)
         sizes = (shape,) if is_one else tuple(shape)
@@ -48,9 +48,8 @@ class _ShapeNorm(Module):
         self.eps = real_number(eps, "eps")
         self.use_weight = use_weight
         self.use_bias = use_bias
-        self.weight, self.bias = draw_affine(
-            self.shape, parameter_dtype(dtype), use_weight, use_bias, *options
-        )
+        options = use_weight, use_bias, weight_init, bias_init, key
+        self.weight, self.bias = draw_affine(self.shape, parameter_dtype(dtype), *options)
 
     @abc.abstractmethod
     def _normalise(self, x: Array) -> Array:
@@ -264,7 +263,17 @@ class GroupNorm(Module):
         variance = jnp.mean(centred**2, axis=1, keepdims=True)
         normalised = (centred * jax.lax.rsqrt(variance + self.eps)).reshape(x.shape)
         per_channel = (-1,) + (1,) * (x.ndim - 1)
-        affine = [p if p is None else p.reshape(per_channel) for p in (self.weight, self.bias)]
-        affine = [p if p is None else jnp.broadcast_to(p, x.shape) for p in affine]
+        affine = [
+            p if p is None else jnp.broadcast_to(p.reshape(per_channel), x.shape)
+            for p in (self.weight, self.bias)
+        ]
         out = _affine(normalised, *affine).astype(x.dtype)
         return out if state is NO_STATE else (out, state)
+
+
+def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
+    if weight is not None:
+        x = x * weight.astype(x.dtype)
+    if bias is not None:
+        x = x + bias.astype(x.dtype)
+    return x

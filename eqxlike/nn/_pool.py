@@ -4,7 +4,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from .._dtypes import at_least_float32
 from .._module import Module, field
 from ._inputs import check_input, describe
 from ._windows import (
+    OverAxes,
     Padding,
     Pads,
     Sizes,
@@ -155,14 +155,8 @@ def _reduce_windows(
     ):
         # With the channels last, side by side in memory: between two convolutions on a CPU XLA then
         # keeps the layout that it likes for them.
-        reduced = jax.lax.reduce_window(
-            jnp.moveaxis(x, 0, -1),
-            init,
-            operation,
-            (*kernel_size, 1),
-            (*stride, 1),
-            (*pads, (0, 0)),
-        )
+        windows = (*kernel_size, 1), (*stride, 1), (*pads, (0, 0))
+        reduced = jax.lax.reduce_window(jnp.moveaxis(x, 0, -1), init, operation, *windows)
         return jnp.moveaxis(reduced, -1, 0)
     # JAX has no derivative of another reduction. So all windows are reduced side by side, from
     # their first entries to their last.
@@ -178,13 +172,27 @@ def _reduce_windows(
     return functools.reduce(operation, entries, jnp.full_like(entries[0], start))
 
 
-class _AvgPool(Pool):
-    """Base of the layers that take the average."""
+class _AvgPool(OverAxes, Pool):
+    """The base of `AvgPool1d`, `AvgPool2d` and `AvgPool3d`."""
 
     count_include_pad: bool = field(static=True)
 
-    def __init__(self, num_spatial_dims: int, count_include_pad: bool, *window: Any):
-        super().__init__(0, jax.lax.add, num_spatial_dims, *window)
+    def __init__(
+        self,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Padding = 0,
+        use_ceil: bool = False,
+        *,
+        count_include_pad: bool = True,
+    ):
+        """**Arguments:** those of `Pool`, but for the first three, and
+
+        - `count_include_pad`: whether the sum of a window is divided by the number of all its
+          entries; if not, by the number of those that are in the input.
+        """
+        window = kernel_size, stride, padding, use_ceil
+        super().__init__(0, jax.lax.add, self._num_axes, *window)
         self.count_include_pad = count_include_pad
 
     def __call__(
@@ -221,7 +229,7 @@ def _num_inside(pad: tuple[int, int], size: int, extent: int, step: int) -> np.n
     return np.maximum(count, 1)
 
 
-class AvgPool1d(_AvgPool):
+class AvgPool1d(_AvgPool, num_axes=1, init=False):
     """The average of each window over one spatial axis.
 
     >>> import jax.numpy as jnp
@@ -229,24 +237,8 @@ class AvgPool1d(_AvgPool):
     (3, 4)
     """
 
-    def __init__(
-        self,
-        kernel_size: Sizes,
-        stride: Sizes = 1,
-        padding: Padding = 0,
-        use_ceil: bool = False,
-        *,
-        count_include_pad: bool = True,
-    ):
-        """**Arguments:** those of `Pool`, with `num_spatial_dims=1`, and
 
-        - `count_include_pad`: whether the sum of a window is divided by the number of all its
-          entries; if not, by the number of those that are in the input.
-        """
-        super().__init__(1, count_include_pad, kernel_size, stride, padding, use_ceil)
-
-
-class AvgPool2d(_AvgPool):
+class AvgPool2d(_AvgPool, num_axes=2, init=False):
     """The average of each window over two spatial axes.
 
     >>> import jax.numpy as jnp
@@ -254,20 +246,8 @@ class AvgPool2d(_AvgPool):
     (3, 4, 4)
     """
 
-    def __init__(
-        self,
-        kernel_size: Sizes,
-        stride: Sizes = 1,
-        padding: Padding = 0,
-        use_ceil: bool = False,
-        *,
-        count_include_pad: bool = True,
-    ):
-        """**Arguments:** those of `AvgPool1d`, with `num_spatial_dims=2`."""
-        super().__init__(2, count_include_pad, kernel_size, stride, padding, use_ceil)
 
-
-class AvgPool3d(_AvgPool):
+class AvgPool3d(_AvgPool, num_axes=3, init=False):
     """The average of each window over three spatial axes.
 
     >>> import jax.numpy as jnp
@@ -275,20 +255,19 @@ class AvgPool3d(_AvgPool):
     (3, 4, 4, 4)
     """
 
+
+class _MaxPool(OverAxes, Pool):
+    """The base of `MaxPool1d`, `MaxPool2d` and `MaxPool3d`."""
+
     def __init__(
-        self,
-        kernel_size: Sizes,
-        stride: Sizes = 1,
-        padding: Padding = 0,
-        use_ceil: bool = False,
-        *,
-        count_include_pad: bool = True,
+        self, kernel_size: Sizes, stride: Sizes = 1, padding: Padding = 0, use_ceil: bool = False
     ):
-        """**Arguments:** those of `AvgPool1d`, with `num_spatial_dims=3`."""
-        super().__init__(3, count_include_pad, kernel_size, stride, padding, use_ceil)
+        """**Arguments:** those of `Pool`, but for the first three."""
+        window = kernel_size, stride, padding, use_ceil
+        super().__init__(-math.inf, jax.lax.max, self._num_axes, *window)
 
 
-class MaxPool1d(Pool):
+class MaxPool1d(_MaxPool, num_axes=1, init=False):
     """The maximum of each window over one spatial axis.
 
     >>> import jax.numpy as jnp
@@ -296,14 +275,8 @@ class MaxPool1d(Pool):
     (3, 4)
     """
 
-    def __init__(
-        self, kernel_size: Sizes, stride: Sizes = 1, padding: Padding = 0, use_ceil: bool = False
-    ):
-        """**Arguments:** those of `Pool`, with `num_spatial_dims=1`."""
-        super().__init__(-math.inf, jax.lax.max, 1, kernel_size, stride, padding, use_ceil)
 
-
-class MaxPool2d(Pool):
+class MaxPool2d(_MaxPool, num_axes=2, init=False):
     """The maximum of each window over two spatial axes.
 
     >>> import jax.numpy as jnp
@@ -311,26 +284,14 @@ class MaxPool2d(Pool):
     (3, 4, 4)
     """
 
-    def __init__(
-        self, kernel_size: Sizes, stride: Sizes = 1, padding: Padding = 0, use_ceil: bool = False
-    ):
-        """**Arguments:** those of `Pool`, with `num_spatial_dims=2`."""
-        super().__init__(-math.inf, jax.lax.max, 2, kernel_size, stride, padding, use_ceil)
 
-
-class MaxPool3d(Pool):
+class MaxPool3d(_MaxPool, num_axes=3, init=False):
     """The maximum of each window over three spatial axes.
 
     >>> import jax.numpy as jnp
     >>> MaxPool3d(kernel_size=2, stride=2)(jnp.ones((3, 8, 8, 8))).shape
     (3, 4, 4, 4)
     """
-
-    def __init__(
-        self, kernel_size: Sizes, stride: Sizes = 1, padding: Padding = 0, use_ceil: bool = False
-    ):
-        """**Arguments:** those of `Pool`, with `num_spatial_dims=3`."""
-        super().__init__(-math.inf, jax.lax.max, 3, kernel_size, stride, padding, use_ceil)
 
 
 # --- Pooling to an output of given sizes ---
@@ -423,15 +384,11 @@ def _disjoint(operation: Callable, x: Array, axis: int, target: int) -> Array:
 
 
 def _overlapping(operation: Callable, x: Array, axis: int, target: int) -> Array:
-    size = x.shape[axis]
-    entries = [
-        jnp.apply_along_axis(
-            operation,
-            axis,
-            jax.lax.slice_in_dim(x, i * size // target, -(-(i + 1) * size // target), axis=axis),
-        )
-        for i in range(target)
-    ]
+    size, entries = x.shape[axis], []
+    for i in range(target):
+        start, stop = i * size // target, -(-(i + 1) * size // target)
+        window = jax.lax.slice_in_dim(x, start, stop, axis=axis)
+        entries.append(jnp.apply_along_axis(operation, axis, window))
     return jnp.stack(entries, axis)
 
 

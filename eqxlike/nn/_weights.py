@@ -84,12 +84,8 @@ class WeightNorm(Module, Generic[Layer]):
         weight = getattr(self.layer, self.weight_name)
         norm = _norm(weight, self.axis)
         normalised = weight.astype(norm.dtype) * (self.g.astype(norm.dtype) / norm)
-        layer = tree_at(
-            lambda layer: getattr(layer, self.weight_name),
-            self.layer,
-            normalised.astype(weight.dtype),
-        )
-        return layer(x)
+        normalised = normalised.astype(weight.dtype)
+        return tree_at(lambda layer: getattr(layer, self.weight_name), self.layer, normalised)(x)
 
 
 def _norm(weight: Array, axis: int | None) -> Array:

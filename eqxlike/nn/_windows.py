@@ -1,7 +1,7 @@
 """Windows that slide over an input: sizes and padding by axis, and checks of them."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -19,6 +19,23 @@ Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
 """One padding for all sides, one for each axis, a pair for each axis, or a word."""
 
 PADDING_WORDS = ("VALID", "SAME", "SAME_LOWER")
+
+
+class OverAxes:
+    """The base of layers whose class says over how many spatial axes they go.
+
+    `class Conv2d(_ConvNd, num_axes=2, init=False)`, where `init=False` has type checkers take the
+    `__init__` of `_ConvNd`, as Python does.
+    """
+
+    _num_axes: ClassVar[int]
+
+    def __init_subclass__(
+        cls, num_axes: int | None = None, init: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init_subclass__(**kwargs)
+        if num_axes is not None:
+            cls._num_axes = num_axes
 
 
 def sizes_by_axis(value: Any, num_axes: int, name: str, least: int = 1) -> tuple[int, ...]:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from ..._figures import BLUE, GREY, ORANGE, RED, new_figure, tidy
-from ..._tables import align, grouped, rich_table
+from ..._tables import BLUE, GREY, ORANGE, RED, align, grouped, new_figure, rich_table, tidy
 
 Verdict = Literal["ok", "wrong", "nan", "error"]
 
@@ -189,6 +188,7 @@ _COLOURS = {"ok": BLUE, "wrong": RED, "nan": ORANGE, "error": GREY}
 # The size of a label, in parts of the axes; a letter is about so wide in a figure of this size.
 _LINE, _LETTER = 0.06, 0.014
 _AWAY = 0.02
+_ARROW = {"arrowstyle": "-", "color": "#aaaaaa", "linewidth": 0.6}
 
 
 def plot(rows: Sequence[Any]) -> Any:
@@ -209,12 +209,11 @@ def plot(rows: Sequence[Any]) -> Any:
         times = [row.gradient_us for row in rows if row.verdict == verdict]
         sizes = [row.peak_bytes for row in rows if row.verdict == verdict]
         axes.scatter(times, sizes, color=_COLOURS[verdict], label=verdict, zorder=2, clip_on=False)
-    axes.set_xscale("log")
     # Logarithmic from one byte on, and with a place for none.
     axes.set_yscale("symlog", linthresh=1, linscale=0.3)
     times, sizes = [row.gradient_us for row in rows], [row.peak_bytes for row in rows]
-    axes.set_xlim(min(times) / 1.5, max(times) * 1.5)
-    axes.set_ylim(_decade(min(sizes), math.floor), 2 * _decade(max(sizes), math.ceil))
+    bottom, top = _decade(min(sizes), math.floor), 2 * _decade(max(sizes), math.ceil)
+    axes.set(xscale="log", xlim=(min(times) / 1.5, max(times) * 1.5), ylim=(bottom, top))
     axes.xaxis.set_major_formatter(LogFormatter())
     axes.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.5)))
     axes.set_xlabel("Time of value and gradient (microseconds)")
@@ -239,25 +238,14 @@ def _label(axes: Any, rows: Sequence[Any]) -> None:
         width = _LETTER * len(row.mode)
         is_left = x + _AWAY + width > 1
         left = x - _AWAY - width if is_left else x + _AWAY
-        height = next(
-            height
-            for height in _heights(y)
-            if not any(
-                left < end and start < left + width and abs(height - other) < _LINE
-                for start, end, other in taken
-            )
-        )
+        near = [other for start, end, other in taken if left < end and start < left + width]
+        height = next(h for h in _heights(y) if all(abs(h - other) >= _LINE for other in near))
         taken.append((left, left + width, height))
-        axes.annotate(
-            row.mode,
-            (row.gradient_us, row.peak_bytes),
-            (x - _AWAY if is_left else x + _AWAY, height),
-            textcoords="axes fraction",
-            va="center",
-            ha="right" if is_left else "left",
-            color=_COLOURS[row.verdict],
-            arrowprops={"arrowstyle": "-", "color": "#aaaaaa", "linewidth": 0.6},
-        )
+        point = row.gradient_us, row.peak_bytes
+        place = x - _AWAY if is_left else x + _AWAY, height
+        style = {"ha": "right" if is_left else "left", "color": _COLOURS[row.verdict]}
+        style |= {"va": "center", "textcoords": "axes fraction", "arrowprops": _ARROW}
+        axes.annotate(row.mode, point, place, **style)
 
 
 def _heights(height: float) -> Iterator[float]:

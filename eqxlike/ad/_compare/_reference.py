@@ -252,14 +252,9 @@ def leaf_errors(
         scale = max(largest_of(right), floor) or 1.0
         difference = np.abs(own - right)
         difference = np.where(difference <= _lost(*dtypes[place]), 0.0, difference)
-        found.append(
-            LeafError(
-                place=place,
-                error=largest_of(difference) / scale,
-                beyond_doubt=largest_of(np.maximum(difference - doubt, 0)) / scale,
-                tolerance=tolerance or default_tolerance(*dtypes[place]),
-            )
-        )
+        beyond_doubt = largest_of(np.maximum(difference - doubt, 0)) / scale
+        allowed = tolerance or default_tolerance(*dtypes[place])
+        found.append(LeafError(place, largest_of(difference) / scale, beyond_doubt, allowed))
     return found
 
 

@@ -257,13 +257,8 @@ def _scan_in_blocks(params: Any, values: list[Any], policy: Policy) -> list[Arra
     def block(carry: Arrays, xs: Arrays) -> tuple[Arrays, Arrays]:
         return over(consts, carry, xs, size)
 
-    carry, ys = jax.lax.scan(
-        jax.checkpoint(block, prevent_cse=False, policy=policy),
-        carry,
-        blocks,
-        num_blocks,
-        reverse=reverse,
-    )
+    block_again = jax.checkpoint(block, prevent_cse=False, policy=policy)
+    carry, ys = jax.lax.scan(block_again, carry, blocks, num_blocks, reverse=reverse)
     ys = [each.reshape(whole, *each.shape[2:]) for each in ys]
     if whole < length:
         carry, rest = over(consts, carry, [each[others] for each in xs], length - whole)

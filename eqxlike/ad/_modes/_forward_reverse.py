@@ -42,8 +42,7 @@ class Reverse(Mode):
         if any(each.primitive.name.startswith("custom_vjp_call") for each in equations):
             # Its one JVP is the transpose of its VJP.
             return super().jvp(function, arrays, tangents)
-        _, directions, _ = jax.jvp(function, (arrays,), (tangents,), has_aux=True)
-        return directions
+        return Forward().jvp(function, arrays, tangents)
 
 
 class Forward(Mode):

@@ -203,14 +203,9 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
 
         def of_moving(arrays: Arrays) -> Callable[[Arrays], tuple[Arrays, Arrays]]:
             def moved(values: Arrays) -> tuple[Arrays, Arrays]:
-                values_left = iter(values)
-                outputs = within(
-                    [
-                        next(values_left) if moves else array
-                        for array, moves in zip(arrays, is_moving, strict=True)
-                    ]
-                )
-                outputs = list(map(_as_array, outputs))
+                left, pairs = iter(values), zip(arrays, is_moving, strict=True)
+                inputs = [next(left) if moves else array for array, moves in pairs]
+                outputs = list(map(_as_array, within(inputs)))
                 is_smooth[:] = map(is_inexact, outputs)
                 smooth = [each for each in outputs if is_inexact(each)]
                 return smooth, [each for each in outputs if not is_inexact(each)]

@@ -147,6 +147,7 @@ def _inferred(
                 save()
                 saved_at = time.monotonic()
     save()
+    # `fitted_from` calls `method.finish`.
     posterior = fitted_from(problem, method, Chains(chains.step, chains.states, parts[0]), key)
     for text in posterior.diagnostics.warnings:
         on_doubt(text)

@@ -185,7 +185,7 @@ class Method(Module):
     an optimiser makes smaller.
 
     To add a method, derive from `MarkovChain` if its draws are the places that chains visit, and
-    write `init` and `step`; from `MAP` if an optimiser makes its steps; otherwise from this class.
+    write `init` and `step`; from `Descent` if an optimiser makes its steps; else from `Method`.
     A state is the carry of a loop, so no step may change its shapes or dtypes. Export the class in
     `bayes/__init__.py`, and add it to `METHODS` of `tests/bayes/methods/cases.py`: every law runs.
     """

@@ -99,6 +99,11 @@ class Block(Module):
     bases: tuple[Float[Array, "n n"], ...]
     is_of_model: bool = field(static=True)
 
+    @property
+    def root(self) -> Float[Array, "1 *shape"]:
+        """The square roots of the eigenvalues."""
+        return jnp.sqrt(self.values)[None]
+
     def rotated(self, numbers: Float[Array, "r size"], *, back: bool) -> Float[Array, "r *shape"]:
         """Numbers of the array by eigenvectors, or `back`."""
         numbers = numbers.reshape(-1, *self.values.shape)
@@ -118,17 +123,13 @@ class RotatedNormal(Module):
         return jnp.sum(jnp.stack([jnp.sum(jnp.log(block.values)) for block in self.blocks]))
 
     def scaled(self, noise: Float[Array, "S k"]) -> Float[Array, "S k"]:
-        return self._by_blocks(
-            noise,
-            lambda block, each: block.rotated(
-                _divided(each.reshape(-1, *block.values.shape), block), back=True
-            ),
-        )
+        def of_one(block: Block, noise: Array) -> Array:
+            return block.rotated(noise.reshape(-1, *block.values.shape) / block.root, back=True)
+
+        return self._by_blocks(noise, of_one)
 
     def whitened(self, rows: Float[Array, "r k"]) -> Float[Array, "r k"]:
-        return self._by_blocks(
-            rows, lambda block, each: _divided(block.rotated(each, back=False), block)
-        )
+        return self._by_blocks(rows, lambda block, own: block.rotated(own, back=False) / block.root)
 
     def _by_blocks(self, numbers: Float[Array, "r k"], of_one) -> Float[Array, "r k"]:
         found, start = [], 0
@@ -137,10 +138,6 @@ class RotatedNormal(Module):
             found.append(of_one(block, numbers[:, start:stop]).reshape(-1, block.values.size))
             start = stop
         return jnp.concatenate(found, axis=1)
-
-
-def _divided(numbers: Float[Array, "r *shape"], block: Block) -> Float[Array, "r *shape"]:
-    return numbers / jnp.sqrt(block.values)[None]
 
 
 class RotatedCurvature(Module):
@@ -168,16 +165,11 @@ def diagonal_curvature(around: AroundMode) -> RotatedCurvature:
     diagonal, columns = sum_over_rows(around, lambda rows: jnp.sum(rows**2, axis=0))
     own = around.place("likelihood")
     diagonal = diagonal.at[own].set(jnp.diagonal(columns[own]))
-    return RotatedCurvature(
-        tuple(
-            Block(
-                diagonal[around.offset(part)] + prior_diagonal(around, part),
-                (),
-                part.kind == "model",
-            )
-            for part in around.parts
-        )
-    )
+    blocks = []
+    for part in around.parts:
+        values = diagonal[around.place_of(part)] + prior_diagonal(around, part)
+        blocks.append(Block(values, (), part.kind == "model"))
+    return RotatedCurvature(tuple(blocks))
 
 
 def diagonal_size(parts: tuple[Part, ...]) -> int:
@@ -209,7 +201,7 @@ def kronecker_curvature(around: AroundMode) -> RotatedCurvature:
     def of_rows(rows: Array) -> list[Array]:
         found = []
         for part, basis in zip(around.parts, bases, strict=True):
-            own = rows[:, around.offset(part)]
+            own = rows[:, around.place_of(part)]
             if basis is None:
                 found.append(own.T @ own)
             else:
@@ -224,7 +216,7 @@ def kronecker_curvature(around: AroundMode) -> RotatedCurvature:
     blocks = []
     for part, basis, total in zip(around.parts, bases, sums, strict=True):
         if basis is None:
-            place = around.offset(part)
+            place = around.place_of(part)
             if part.kind == "likelihood":
                 total = columns[place, place.start - first : place.stop - first]
             values, vectors = jnp.linalg.eigh(total + prior_hessian(around, place))
@@ -247,14 +239,11 @@ def _bases(around: AroundMode) -> list[Factors | None]:
             if shape is None:
                 found.append(None)
                 continue
-            own = rows[:, around.offset(part)].reshape(-1, *shape)
+            own = rows[:, around.place_of(part)].reshape(-1, *shape)
             left, right = pair
-            found.append(
-                (
-                    jnp.einsum("rab,bc,rdc->ad", own, right, own, optimize=True),
-                    jnp.einsum("rab,ad,rdc->bc", own, left, own, optimize=True),
-                )
-            )
+            new_left = jnp.einsum("rab,bc,rdc->ad", own, right, own, optimize=True)
+            new_right = jnp.einsum("rab,ad,rdc->bc", own, left, own, optimize=True)
+            found.append((new_left, new_right))
         return found
 
     def iterate(_: Any, factors: Any) -> Any:

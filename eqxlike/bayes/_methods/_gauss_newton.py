@@ -88,10 +88,10 @@ class AroundMode(Module):
 
     def place(self, kind: str) -> slice:
         """Where the unknowns of the model, the likelihood or the prior stand among the `k`."""
-        found = [self.offset(part) for part in self.parts if part.kind == kind]
+        found = [self.place_of(part) for part in self.parts if part.kind == kind]
         return slice(found[0].start, found[-1].stop) if found else slice(0, 0)
 
-    def offset(self, part: Part) -> slice:
+    def place_of(self, part: Part) -> slice:
         """Where those of one array stand among the `k`."""
         start = sum(each.size for each in self.parts[: self.parts.index(part)])
         return slice(start, start + part.size)
@@ -229,7 +229,7 @@ def prior_hessian(around: AroundMode, place: slice) -> Float[Array, "n n"]:
 
 def prior_diagonal(around: AroundMode, part: Part) -> Float[Array, " n"]:
     """The diagonal of the Hessian by the unknowns of one array."""
-    place = around.offset(part)
+    place = around.place_of(part)
     if not _is_elementwise(around, part):
         return jnp.diagonal(prior_hessian(around, place))
     return _product(around, jnp.zeros_like(around.centre).at[place].set(1))[place]

@@ -26,7 +26,7 @@ from ._curvature import (
     kronecker_size,
 )
 from ._gauss_newton import AroundMode, Part, block_size, parts_of
-from ._training import MAP, Optimised
+from ._training import Descent, Optimised
 
 Structure = Literal["full", "diagonal", "kronecker", "last_layer"]
 Predictive = Literal["linearised", "probit", "sampled"]
@@ -57,7 +57,7 @@ class LaplacePosterior(Module):
     prior_scale: Float[Array, ""] | None
 
 
-class Laplace(MAP):
+class Laplace(Descent):
     """A normal distribution around the most probable unknowns, as wide as the density is curved.
 
     It costs little more than `bayes.MAP` (MacKay, 1992, "A Practical Bayesian Framework for
@@ -115,7 +115,86 @@ class Laplace(MAP):
                 f"{self.structure!r}."
             )
 
-    # --- checks ---
+    def finish(
+        self, problem: Problem, states: Optimised, records: Record, key: PRNGKeyArray
+    ) -> LaplacePosterior:
+        mode = states.place[0]
+        around = AroundMode(problem, mode, self._parts(problem, self.structure))
+        curvature = _CURVATURES[self.structure][0](around)
+        log_joint = around.log_likelihood() - around.negative_log_prior(around.centre)
+        extra_precision, scale = jnp.zeros((), mode.dtype), None
+        if self.tune_prior:
+            scale, extra_precision, gained = _tuned(around, curvature)
+            log_joint = log_joint + gained
+        normal = curvature.normal(extra_precision)
+        size = around.centre.shape[0]
+        log_evidence = log_joint + (size * math.log(2 * math.pi) - normal.log_det_precision) / 2
+        return LaplacePosterior(mode, normal, log_evidence, scale)
+
+    def sample(
+        self, problem: Problem, found: LaplacePosterior, num: int, key: PRNGKeyArray
+    ) -> Draws:
+        around = self._around(problem, found)
+        noise = jr.normal(key, (num, *around.centre.shape), found.mode.dtype)
+        moved = around.centre[None] + found.normal.scaled(noise)
+        return jax.vmap(around.vector)(moved)
+
+    def diagnosed(self, problem: Problem, found: LaplacePosterior) -> dict[str, Any]:
+        return self.diagnosed_at(problem, found.mode[None])
+
+    def log_evidence(self, problem: Problem, found: LaplacePosterior) -> Float[Array, ""]:
+        return found.log_evidence
+
+    def outputs(
+        self, problem: Problem, found: LaplacePosterior, draws: Unknowns, x: Any, key: PRNGKeyArray
+    ) -> Shaped[Array, "S B ..."]:
+        if self.predictive == "sampled":
+            return super().outputs(problem, found, draws, x, key)
+        around = self._around(problem, found)
+        num = jax.tree_util.tree_leaves(draws.model)[0].shape[0]
+        mean, covariance = _of_outputs(around, found.normal, x)
+        if self.predictive == "probit" and not isinstance(problem.target.likelihood, Gaussian):
+            variance = jnp.diagonal(covariance, axis1=1, axis2=2)
+            flat = (mean / jnp.sqrt(1 + math.pi / 8 * variance))[None]
+        elif mean.shape[1] == 1:
+            if num < 2:
+                raise ValueError(
+                    'Laplace: one sample has no variance; take at least 2, or predictive="sampled".'
+                )
+            moved = _quantiles(num, mean.dtype)[:, None] * jnp.sqrt(covariance[:, 0, 0])[None]
+            flat = mean[None] + moved[..., None]
+        else:
+            noise = _whitened_noise(key, num, mean.shape[1], mean.dtype)
+            flat = mean[None] + jnp.einsum("bij,sj->sbi", _symmetric_root(covariance), noise)
+        struct = around.output
+        flat = jnp.broadcast_to(flat, (num, *mean.shape))
+        return flat.reshape(num, -1, *struct.shape).astype(struct.dtype)
+
+    def _around(self, problem: Problem, found: LaplacePosterior) -> AroundMode:
+        return AroundMode(problem, found.mode, self._parts(problem, self.structure))
+
+    def _parts(self, problem: Problem, structure: Structure) -> tuple[Part, ...]:
+        """The arrays of unknowns that vary."""
+        parts = parts_of(problem)
+        if structure != "last_layer":
+            return parts
+        parameters = [part for part in parts if part.kind == "model"]
+        if self.layer is None:
+            found = [part for part in parameters if part.layer == parameters[-1].layer]
+        else:
+            found = [
+                part
+                for part in parameters
+                if path_matches(
+                    self.layer, part.path, jax.ShapeDtypeStruct(part.shape, problem.dtype)
+                )
+            ]
+        if not found:
+            raise ValueError(
+                f"Laplace: layer {self.layer!r} matches no parameter. The parameters are "
+                f"{', '.join(part.path for part in parameters)}."
+            )
+        return (*found, *(part for part in parts if part.kind != "model"))
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
@@ -151,94 +230,6 @@ class Laplace(MAP):
             f"most {_MAX_BYTES / 2**30:.0f} GiB are taken. Structures that do: "
             f"{', '.join([*others, repr('last_layer')])}."
         )
-
-    def _parts(self, problem: Problem, structure: Structure) -> tuple[Part, ...]:
-        """The arrays of unknowns that vary."""
-        parts = parts_of(problem)
-        if structure != "last_layer":
-            return parts
-        parameters = [part for part in parts if part.kind == "model"]
-        if self.layer is None:
-            found = [part for part in parameters if part.layer == parameters[-1].layer]
-        else:
-            found = [
-                part
-                for part in parameters
-                if path_matches(
-                    self.layer, part.path, jax.ShapeDtypeStruct(part.shape, problem.dtype)
-                )
-            ]
-        if not found:
-            raise ValueError(
-                f"Laplace: layer {self.layer!r} matches no parameter. The parameters are "
-                f"{', '.join(part.path for part in parameters)}."
-            )
-        return (*found, *(part for part in parts if part.kind != "model"))
-
-    # --- what is found ---
-
-    def finish(
-        self, problem: Problem, states: Optimised, records: Record, key: PRNGKeyArray
-    ) -> LaplacePosterior:
-        mode = states.place[0]
-        around = AroundMode(problem, mode, self._parts(problem, self.structure))
-        curvature = _CURVATURES[self.structure][0](around)
-        log_joint = around.log_likelihood() - around.negative_log_prior(around.centre)
-        extra_precision, scale = jnp.zeros((), mode.dtype), None
-        if self.tune_prior:
-            scale, extra_precision, gained = _tuned(around, curvature)
-            log_joint = log_joint + gained
-        normal = curvature.normal(extra_precision)
-        size = around.centre.shape[0]
-        log_evidence = log_joint + (size * math.log(2 * math.pi) - normal.log_det_precision) / 2
-        return LaplacePosterior(mode, normal, log_evidence, scale)
-
-    def _around(self, problem: Problem, found: LaplacePosterior) -> AroundMode:
-        return AroundMode(problem, found.mode, self._parts(problem, self.structure))
-
-    def sample(
-        self, problem: Problem, found: LaplacePosterior, num: int, key: PRNGKeyArray
-    ) -> Draws:
-        around = self._around(problem, found)
-        noise = jr.normal(key, (num, *around.centre.shape), found.mode.dtype)
-        moved = around.centre[None] + found.normal.scaled(noise)
-        return jax.vmap(around.vector)(moved)
-
-    def num_found(self, found: Any) -> None:
-        return None
-
-    def diagnosed(self, problem: Problem, found: LaplacePosterior) -> dict[str, Any]:
-        return super().diagnosed(problem, found.mode[None])
-
-    def log_evidence(self, problem: Problem, found: LaplacePosterior) -> Float[Array, ""]:
-        return found.log_evidence
-
-    # --- what is predicted ---
-
-    def outputs(
-        self, problem: Problem, found: LaplacePosterior, draws: Unknowns, x: Any, key: PRNGKeyArray
-    ) -> Shaped[Array, "S B ..."]:
-        if self.predictive == "sampled":
-            return super().outputs(problem, found, draws, x, key)
-        around = self._around(problem, found)
-        num = jax.tree_util.tree_leaves(draws.model)[0].shape[0]
-        mean, covariance = _of_outputs(around, found.normal, x)
-        if self.predictive == "probit" and not isinstance(problem.target.likelihood, Gaussian):
-            variance = jnp.diagonal(covariance, axis1=1, axis2=2)
-            flat = (mean / jnp.sqrt(1 + math.pi / 8 * variance))[None]
-        elif mean.shape[1] == 1:
-            if num < 2:
-                raise ValueError(
-                    'Laplace: one sample has no variance; take at least 2, or predictive="sampled".'
-                )
-            moved = _quantiles(num, mean.dtype)[:, None] * jnp.sqrt(covariance[:, 0, 0])[None]
-            flat = mean[None] + moved[..., None]
-        else:
-            noise = _whitened_noise(key, num, mean.shape[1], mean.dtype)
-            flat = mean[None] + jnp.einsum("bij,sj->sbi", _symmetric_root(covariance), noise)
-        struct = around.output
-        flat = jnp.broadcast_to(flat, (num, *mean.shape))
-        return flat.reshape(num, -1, *struct.shape).astype(struct.dtype)
 
 
 def _tuned(

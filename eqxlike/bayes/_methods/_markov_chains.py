@@ -76,20 +76,10 @@ class HamiltonianState(NamedTuple):
 
 
 class Hamiltonian(MarkovChain):
-    """The base of HMC and NUTS.
+    """The base of HMC and NUTS, which list the fields.
 
-    - `num_samples`: draws that each chain keeps.
-    - `num_warmup`: steps before that, in which step size and mass matrix are adapted (Carpenter et
-      al., 2017, "Stan: A Probabilistic Programming Language", section 3).
-    - `chains`: how many there are.
-    - `thin`: of how many steps one is kept.
-    - `target_acceptance`: the acceptance rate that the step size is chosen for. The nearer to 1,
-      the smaller the steps.
-    - `dense_mass`: whether the mass matrix has correlations: slower steps, of which fewer are
-      needed.
-    - `step_size`: with which warm-up begins. With `num_warmup=0` nothing is adapted: it is that of
-      all steps, in the unit of unknowns in linked space, and the mass matrix is the identity;
-      choose it so that `diagnostics.acceptance` lies near `target_acceptance`.
+    Warm-up adapts step size and mass matrix (Carpenter et al., 2017, "Stan: A Probabilistic
+    Programming Language", section 3).
     """
 
     target_acceptance: float = 0.8
@@ -375,19 +365,9 @@ Gradient = Callable[[Place], Place]
 
 
 class StochasticGradient(MarkovChain):
-    """The base of SGLD and SGHMC. A step refuses nothing, and needs the gradient of a batch alone.
+    """The base of SGLD and SGHMC. The fields are those of `bayes.SGLD`.
 
-    - `num_samples`: draws that each chain keeps.
-    - `num_warmup`: steps before that.
-    - `chains`: how many there are.
-    - `thin`: of how many steps one is kept.
-    - `step_size`: as a learning rate: of gradient descent on minus the log density over `N`, the
-      number of examples. It is the same for more data of the same kind.
-    - `decay`: the step size of step `t` is `step_size * (1 + t / num_warmup)**-decay`; 0 for a
-      constant one.
-    - `batch_size`: examples in a gradient, drawn with replacement; all of them by default.
-    - `temperature`: the posterior is found to the power of `1 / temperature`.
-    - `descent_steps`: of `bayes.MAP`, from where the chain begins to a mode.
+    A step refuses nothing, and needs the gradient of a batch alone.
     """
 
     num_warmup: int = 5000

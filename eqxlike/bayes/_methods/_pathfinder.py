@@ -89,15 +89,9 @@ class Pathfinder(Method):
             return WeightedDraws(draws, log_posterior - log_normal)
 
         # BlackJAX's own choice of the best is left alone: see `_centred`.
-        _, info = pathfinder.approximate(
-            path_key,
-            density,
-            problem.dispersed(place_key).astype(float),
-            num_samples=1,
-            maxiter=self.path_steps,
-            maxcor=self.history,
-            maxls=_MAX_GRADIENTS,
-        )
+        place = problem.dispersed(place_key).astype(float)
+        options = {"maxiter": self.path_steps, "maxcor": self.history, "maxls": _MAX_GRADIENTS}
+        _, info = pathfinder.approximate(path_key, density, place, num_samples=1, **options)
 
         def elbo(normal: Any) -> tuple[Array, Any]:
             normal = _centred(normal, density)

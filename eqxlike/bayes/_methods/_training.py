@@ -1,6 +1,5 @@
 """Methods that train networks: MAP, ensembles, SWAG and dropout in predictions."""
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ..._check_numbers import positive_number, whole_number
 from ..._transforms import filter_eval_shape, filter_jit
 from ...nn import Dropout, inference_mode
+from ...nn._inputs import takes_key
 from .._inference._method import Draws, Method, Problem, Record, Step, chosen
 from .._libraries import as_libraries_compute
 from .._posterior import Unknowns, nodes_of, num_examples, struct_of_example
@@ -28,20 +28,8 @@ class Optimised(NamedTuple):
     optimiser: Any
 
 
-class MAP(Method):
-    """The most probable unknowns, by gradient descent: what training with weight decay finds.
-
-    The density is that of unknowns in linked space. Draws are all alike, so predictions know no
-    epistemic uncertainty.
-
-    - `steps`: of the optimiser.
-    - `learning_rate`: of Adam (Kingma and Ba, 2015), falling to zero along a cosine.
-    - `optimiser`: one of Optax in its place, such as `optax.lbfgs()`.
-    - `batch_size`: examples in a step, drawn with replacement; all of them by default.
-
-    >>> from eqxlike import bayes
-    >>> method = bayes.MAP(steps=500, learning_rate=0.01)
-    """
+class Descent(Method):
+    """The base of methods whose steps an optimiser makes. The fields are those of `bayes.MAP`."""
 
     steps: int = 2000
     learning_rate: float = 0.01
@@ -97,16 +85,36 @@ class MAP(Method):
     def sample(self, problem: Problem, found: Array, num: int, key: PRNGKeyArray) -> Draws:
         return jnp.broadcast_to(found, (num, found.shape[-1]))
 
-    def num_found(self, found: Any) -> int:
-        return 1
-
-    def diagnosed(self, problem: Problem, found: Array) -> dict[str, Any]:
+    def diagnosed_at(self, problem: Problem, places: Float[Array, "c d"]) -> dict[str, Any]:
+        """How far the log density rises from the places at which descent ended."""
         # All data at once may be more than memory holds, where no step has them.
-        return {"rise": np.asarray(rise(problem, found))} if self.batch_size is None else {}
+        return {"rise": np.asarray(rise(problem, places))} if self.batch_size is None else {}
 
     def _optimiser(self) -> optax.GradientTransformationExtraArgs:
         schedule = optax.cosine_decay_schedule(self.learning_rate, self.steps)
         return optax.with_extra_args_support(self.optimiser or optax.adam(schedule))
+
+
+class MAP(Descent):
+    """The most probable unknowns, by gradient descent: what training with weight decay finds.
+
+    The density is that of unknowns in linked space. Draws are all alike, so predictions know no
+    epistemic uncertainty.
+
+    - `steps`: of the optimiser.
+    - `learning_rate`: of Adam (Kingma and Ba, 2015), falling to zero along a cosine.
+    - `optimiser`: one of Optax in its place, such as `optax.lbfgs()`.
+    - `batch_size`: examples in a step, drawn with replacement; all of them by default.
+
+    >>> from eqxlike import bayes
+    >>> method = bayes.MAP(steps=500, learning_rate=0.01)
+    """
+
+    def num_found(self, found: Any) -> int:
+        return self.num_chains
+
+    def diagnosed(self, problem: Problem, found: Array) -> dict[str, Any]:
+        return self.diagnosed_at(problem, found)
 
 
 def descend(
@@ -173,9 +181,6 @@ class DeepEnsemble(MAP):
     def sample(self, problem: Problem, found: Array, num: int, key: PRNGKeyArray) -> Draws:
         return chosen(found, num, key)
 
-    def num_found(self, found: Any) -> int:
-        return self.members
-
 
 # --- Networks that training wanders through ---
 
@@ -204,7 +209,7 @@ class SWAGState(NamedTuple):
     moments: Moments
 
 
-class SWAG(MAP):
+class SWAG(Descent):
     """Stochastic weight averaging, Gaussian: the mean and covariance of where training wanders.
 
     After the steps of `bayes.MAP` come more at a learning rate that does not fall, in which the
@@ -292,13 +297,6 @@ class SWAG(MAP):
         together = jr.normal(key, (num, rank), spread.dtype) @ found.deviations
         return found.mean + alone + together / math.sqrt(2 * (rank - 1))
 
-    def num_found(self, found: Any) -> None:
-        """Draws are made without end."""
-
-    def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
-        """Nothing: the places that are averaged are not meant to be modes."""
-        return {}
-
     def _collector(self) -> optax.GradientTransformationExtraArgs:
         default = optax.adam(self.collect_learning_rate)
         return optax.with_extra_args_support(self.collect_optimiser or default)
@@ -317,7 +315,7 @@ def _welford_update(moments: Moments, place: Float[Array, " d"]) -> Moments:
 # --- Dropout in predictions too ---
 
 
-class MCDropout(MAP):
+class MCDropout(Descent):
     """Training with dropout, and dropout that stays on in predictions.
 
     What the networks that are left by different masks disagree on is the epistemic uncertainty
@@ -388,13 +386,6 @@ class MCDropout(MAP):
 
         return problem.differentiable(loss)
 
-    def num_found(self, found: Any) -> None:
-        """New masks can be drawn without end."""
-
-    def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
-        """Nothing: what descends has masks in it, which the log density has not."""
-        return {}
-
     def noise(self, num: int, key: PRNGKeyArray) -> Array:
         return jr.bits(key, (num, 2), jnp.uint32)
 
@@ -406,12 +397,6 @@ class MCDropout(MAP):
         key = jr.wrap_key_data(unknowns.noise, impl="threefry2x32")
         network = inference_mode(network, False)
         return lambda x: network(x, key=key)
-
-
-def takes_key(network: Any) -> bool:
-    """Whether a network can be called by `network(x, key=key)`."""
-    parameters = inspect.signature(network).parameters.values()
-    return any(each.name == "key" or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 # --- How far below a mode an optimiser ended ---
@@ -488,14 +473,10 @@ def _line_search(
         found = problem.log_density(place + length * direction).astype(best.dtype)
         is_better = found > best
         factor = jnp.where((count == 0) & is_better, 2.0, factor).astype(factor.dtype)
-        return _LineSearch(
-            count + 1,
-            jnp.where(is_better, found, best),
-            jnp.where(is_better, length, best_length),
-            factor * length,
-            factor,
-            (count < _MAX_TRIALS) & (is_better | (best_length == 0)),
-        )
+        goes_on = (count < _MAX_TRIALS) & (is_better | (best_length == 0))
+        best = jnp.where(is_better, found, best)
+        best_length = jnp.where(is_better, length, best_length)
+        return _LineSearch(count + 1, best, best_length, factor * length, factor, goes_on)
 
     half = jnp.asarray(0.5, first.dtype)
     begin = _LineSearch(

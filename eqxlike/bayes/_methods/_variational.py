@@ -17,11 +17,12 @@ from ..._check_numbers import positive_number, whole_number
 from ..._dtypes import wider
 from ...nn import Conv, Shared, kl_divergence, with_perturbation
 from ...nn._bayesian import Estimator, bayesian_from_parts, layers_with_estimators
+from ...nn._inputs import takes_key
 from .._inference._method import Draws, Problem, Record, Step, with_keys
 from .._libraries import is_free, is_normal
 from .._posterior import Unknowns, nodes_of, num_examples
 from .._priors import by_path
-from ._training import MAP, Optimised, descend, takes_key
+from ._training import Descent, Optimised, descend
 
 Model = TypeVar("Model", bound=Any)
 Batch = TypeVar("Batch", bound=Any)
@@ -125,7 +126,7 @@ class Normals(NamedTuple):
         return jax.nn.softplus(self.rho)
 
 
-class MeanField(MAP):
+class MeanField(Descent):
     """Variational inference: independent normal distributions that are nearest to the posterior.
 
     In linked space each unknown has a normal distribution of its own, and what descends is the
@@ -272,13 +273,6 @@ class MeanField(MAP):
     def sample(self, problem: Problem, found: Normals, num: int, key: PRNGKeyArray) -> Draws:
         noise = jr.normal(key, (num, problem.size), found.mean.dtype)
         return found.mean[None] + found.scale[None] * noise
-
-    def num_found(self, found: Any) -> None:
-        """New draws can be made without end."""
-
-    def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
-        """Nothing: what descends is not a log density, and noisy."""
-        return {}
 
 
 def _drawn(place: Normals, key: PRNGKeyArray) -> Unknowns:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..._figures import BLUE, INK, ORANGE, new_figure, tidy
+from ..._tables import BLUE, INK, ORANGE, new_figure, tidy
 from .._mixtures import Mixture, check_mixture
 
 
@@ -61,14 +61,8 @@ def bands(
     strengths = np.linspace(0.22, 0.45, len(levels)) if len(levels) > 1 else [0.3]
     for level, strength in zip(sorted(levels, reverse=True), strengths, strict=True):
         lower, upper = (np.asarray(end)[order] for end in prediction.interval(level))
-        axes.fill_between(
-            place,
-            lower,
-            upper,
-            color=tint(BLUE, strength),
-            lw=0,
-            label=f"{100 * level:g}% interval",
-        )
+        colour, label = tint(BLUE, strength), f"{100 * level:g}% interval"
+        axes.fill_between(place, lower, upper, color=colour, lw=0, label=label)
     mean = np.asarray(prediction.mean)[order]
     axes.plot(place, mean, color=BLUE, linewidth=1.8, label="predictive mean")
     if truth is not None:
@@ -77,8 +71,7 @@ def bands(
     if y is not None:
         observed = np.asarray(y)[order]
         axes.plot(place, observed, "o", color=INK, markersize=3.2, label="observed")
-    axes.set_xlabel("input x")
-    axes.set_ylabel("predicted y")
+    axes.set(xlabel="input x", ylabel="predicted y")
     tidy(axes)
     add_legend(axes, legend)
     return axes
@@ -125,15 +118,10 @@ def _legend_below(axes: Any) -> Any:
     labels, figure = axes.xaxis.get_tightbbox(), axes.figure
     drop = 0 if labels is None else labels.y0 - axes.bbox.y0
     below = ScaledTranslation(0, drop / figure.dpi, figure.dpi_scale_trans)
+    style = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "fontsize": 8, "frameon": False}
     for columns in range(len(axes.get_legend_handles_labels()[0]), 0, -1):
-        legend = axes.legend(
-            loc="upper center",
-            bbox_to_anchor=(0.5, 0),
-            bbox_transform=axes.transAxes + below,
-            ncols=columns,
-            fontsize=8,
-            frameon=False,
-        )
+        place = axes.transAxes + below
+        legend = axes.legend(bbox_transform=place, ncols=columns, **style)
         if legend.get_window_extent().width <= axes.bbox.width:
             break
     return axes.get_legend()
@@ -142,8 +130,10 @@ def _legend_below(axes: Any) -> Any:
 # --- Quantiles of the binomial distribution, between which counts of calibrated things lie ---
 
 
-def binomial_quantile(probability: float, num_trials: int, chances: np.ndarray) -> np.ndarray:
-    """The least count that at least this probability lies at or below, for each of the chances.
+def binomial_band(
+    probability: float, num_trials: int, chances: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ends of the central interval that holds a count with this probability.
 
     **Arguments:**
 
@@ -151,7 +141,7 @@ def binomial_quantile(probability: float, num_trials: int, chances: np.ndarray) 
     - `num_trials`: how often.
     - `chances`: of each trial, between 0 and 1, shape `(K,)`.
 
-    **Returns:** shape `(K,)`.
+    **Returns:** the lower and the upper ends, for each of the chances, of shape `(K,)`.
     """
     counts = np.arange(num_trials + 1)
     log_factorials = np.concatenate([[0], np.cumsum(np.log(np.arange(1, num_trials + 1)))])
@@ -160,4 +150,7 @@ def binomial_quantile(probability: float, num_trials: int, chances: np.ndarray) 
     log_chances = np.log(np.maximum(chances, 1e-300))[:, None]
     log_others = np.log(np.maximum(1 - chances, 1e-300))[:, None]
     masses = np.exp(ways + counts * log_chances + counts[::-1] * log_others)
-    return np.sum(np.cumsum(masses, axis=1) < probability, axis=1)
+    below = np.cumsum(masses, axis=1)
+    tails = (1 - probability) / 2, (1 + probability) / 2
+    lower, upper = (np.sum(below < tail, axis=1) for tail in tails)
+    return lower, upper

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..._figures import BLUE, GREY, INK, tidy
+from ..._tables import BLUE, GREY, INK, tidy
 from .._mixtures import Mixture, check_mixture
 from ..metrics import calibration_bins, ece
 from ..metrics._classes import Equal
-from ._bands import add_legend, axes_for, binomial_quantile, tint
+from ._bands import add_legend, axes_for, binomial_band, tint
 
 # --- Whether a prediction of a class is right as often as it claims ---
 
@@ -54,18 +54,11 @@ def reliability(
     error = float(ece(probabilities, labels, num_bins, equal=equal))
     axes = axes_for(ax, "plot.reliability", 5.6, 4.8)
     draw_reliability(axes, **bins._asdict(), colour=BLUE)
+    style = {"ha": "center", "va": "bottom", "fontsize": 7, "color": INK}
+    style["rotation"] = 90 if num_bins > 8 else 0
     for left, right, number in zip(bins.edges[:-1], bins.edges[1:], bins.count, strict=True):
         if number:
-            axes.text(
-                (left + right) / 2,
-                0.015,
-                f"{number:,}",
-                ha="center",
-                va="bottom",
-                fontsize=7,
-                rotation=90 if num_bins > 8 else 0,
-                color=INK,
-            )
+            axes.text((left + right) / 2, 0.015, f"{number:,}", **style)
     axes.set_title(f"ECE {error:.3f}, {len(labels):,} predictions", fontsize=10)
     axes.set_xlabel("confidence (in the bars: how many predictions)")
     axes.set_ylabel("accuracy in the bin")
@@ -97,22 +90,12 @@ def draw_reliability(
         alpha = 0.35 if number >= _FEW else 0.12
         axes.bar(place, height, size, align="edge", color=colour, alpha=alpha, edgecolor="w")
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="as claimed")
-    axes.errorbar(
-        confidence,
-        accuracy,
-        yerr=(accuracy - lower, upper - accuracy),
-        fmt="o",
-        markersize=5,
-        color=colour,
-        elinewidth=1.2,
-        capsize=2.5,
-        clip_on=False,
-        zorder=3,
-        label="accuracy, 90% interval",
-    )
-    axes.set_xlim(0, 1)
+    style = {"fmt": "o", "markersize": 5, "elinewidth": 1.2, "capsize": 2.5}
+    style |= {"clip_on": False, "zorder": 3, "label": "accuracy, 90% interval"}
+    around = accuracy - lower, upper - accuracy
+    axes.errorbar(confidence, accuracy, yerr=around, color=colour, **style)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
-    axes.set_ylim(0, 1)
+    axes.set(xlim=(0, 1), ylim=(0, 1))
     tidy(axes)
 
 
@@ -169,18 +152,12 @@ def coverage(
     # The level of the central interval at whose end each observation lies.
     reached = np.abs(2 * np.asarray(prediction.cdf(y)) - 1)
     observed = np.mean(reached[:, None] <= _LEVELS, axis=0)
-    ends = [
-        binomial_quantile(tail, len(y), _LEVELS) / len(y)
-        for tail in ((1 - _BAND) / 2, (1 + _BAND) / 2)
-    ]
-    axes.fill_between(
-        _LEVELS, *ends, color=tint(GREY, 0.3), lw=0, label=f"{_BAND:.0%} of calibrated predictions"
-    )
+    ends = [end / len(y) for end in binomial_band(_BAND, len(y), _LEVELS)]
+    label = f"{_BAND:.0%} of calibrated predictions"
+    axes.fill_between(_LEVELS, *ends, color=tint(GREY, 0.3), lw=0, label=label)
     axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="as claimed")
     axes.plot(_LEVELS, observed, color=BLUE, linewidth=1.8, label="observed")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
-    axes.set_aspect("equal")
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     axes.set_xlabel("probability of the central interval")
     axes.set_ylabel("fraction of observations inside")
     inside = np.mean(reached <= 0.9)

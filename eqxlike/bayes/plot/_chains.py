@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ..._check_numbers import whole_number
-from ..._figures import BLUE, GREY, INK, new_figure, tidy
-from ._bands import DISTINCT, add_legend, axes_for, binomial_quantile, tint
+from ..._tables import BLUE, GREY, INK, new_figure, tidy
+from ._bands import DISTINCT, add_legend, axes_for, binomial_band, tint
 
 # --- Ranks, which are uniform where all is well ---
 
@@ -58,25 +58,14 @@ def ranks(
     counts = np.array([np.histogram(row, edges)[0] for row in _ranks(values) - 0.5])
     apart, expected = 1.15 * counts.max(), num_draws / num_bins
     floors = -apart * np.arange(chains)
+    style = {"align": "edge", "edgecolor": "white", "alpha": 0.75}
+    label = f"uniform: {expected:g} draws a bin"
     for chain, (floor, heights) in enumerate(zip(floors, counts, strict=True)):
-        axes.bar(
-            edges[:-1],
-            heights,
-            np.diff(edges),
-            floor,
-            align="edge",
-            edgecolor="white",
-            color=DISTINCT[chain % len(DISTINCT)],
-            alpha=0.75,
-        )
-        axes.plot(
-            edges[[0, -1]],
-            [floor + expected] * 2,
-            "--",
-            color=INK,
-            linewidth=1,
-            label=f"uniform: {expected:g} draws a bin" if chain == 0 else None,
-        )
+        colour = DISTINCT[chain % len(DISTINCT)]
+        axes.bar(edges[:-1], heights, np.diff(edges), floor, color=colour, **style)
+        level = [floor + expected] * 2
+        axes.plot(edges[[0, -1]], level, "--", color=INK, linewidth=1, label=label)
+        label = None
     axes.set_yticks(floors + expected / 2, [f"chain {chain + 1}" for chain in range(chains)])
     axes.set_xlim(0, values.size)
     axes.set_xlabel(f"rank among the {values.size:,} draws of all chains")
@@ -137,31 +126,17 @@ def sbc_ranks(
     edges = np.round(np.linspace(0, num_draws + 1, num_bins + 1)) - 0.5
     counts = np.histogram(values, edges)[0]
     chances = np.diff(edges) / (num_draws + 1)
-    lower, upper = (
-        binomial_quantile(tail, values.size, chances) for tail in ((1 - _BAND) / 2, (1 + _BAND) / 2)
-    )
-    axes.bar(
-        edges[:-1],
-        counts,
-        np.diff(edges),
-        align="edge",
-        color=tint(BLUE, 0.6),
-        edgecolor="white",
-        label=f"{values.size:,} simulations",
-    )
-    axes.fill_between(
-        edges,
-        *(np.append(end, end[-1]) for end in (lower, upper)),
-        step="post",
-        lw=0,
-        color=GREY,
-        alpha=0.3,
-        label=f"{_BAND:.0%} of uniform counts",
-    )
+    lower, upper = binomial_band(_BAND, values.size, chances)
+    style = {"align": "edge", "color": tint(BLUE, 0.6), "edgecolor": "white"}
+    label = f"{values.size:,} simulations"
+    axes.bar(edges[:-1], counts, np.diff(edges), label=label, **style)
+    ends = [np.append(end, end[-1]) for end in (lower, upper)]
+    style = {"step": "post", "lw": 0, "color": GREY, "alpha": 0.3}
+    axes.fill_between(edges, *ends, label=f"{_BAND:.0%} of uniform counts", **style)
     expected = values.size * chances
     axes.step(edges, np.append(expected, expected[-1]), "--", where="post", color=INK, linewidth=1)
-    axes.set_xlim(edges[0], edges[-1])
-    axes.set_ylim(0, 1.1 * max(counts.max(), upper.max()))
+    most = 1.1 * max(counts.max(), upper.max())
+    axes.set(xlim=(edges[0], edges[-1]), ylim=(0, most))
     axes.set_xlabel(f"rank of the true value among {num_draws:,} draws")
     axes.set_ylabel("simulations in the bin")
     tidy(axes)

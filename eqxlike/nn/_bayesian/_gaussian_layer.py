@@ -11,6 +11,7 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from ..._check_numbers import check_scale
 from ..._dtypes import at_least_float32, is_key, wider
 from ..._module import AbstractVar, Module, field
 from ..._pytree import is_array, tree_at
@@ -258,7 +259,12 @@ class GaussianLayer(BayesianLayer):
     def _output(self, x: Array, key: PRNGKeyArray | None) -> Array:
         if self.inference:
             return self.mean_layer()(x)
-        key = _check_key(key, self)
+        if key is None:
+            raise RuntimeError(
+                f"{describe(self)} needs a key outside inference mode: write `layer(x, key=key)`, "
+                "use the posterior mean with `nn.inference_mode(model)`, or draw a network with "
+                "`nn.sample_posterior(model, key)`."
+            )
         if self.estimator == "weights":
             return self.sample(key if self.shared_key is None else self.shared_key.key())(x)
         noise = self._local_noise if self.estimator == "local" else self._flipout_noise
@@ -326,14 +332,6 @@ def check_parts(mean: Any, scales: Any, plain: type) -> None:
             raise ValueError(
                 f"from_parts expected scales.{name} to be like mean.{name}, {expected}; got {got}."
             )
-
-
-def check_estimator(estimator: Any) -> Estimator:
-    """`estimator`. Raises `ValueError` for any other word."""
-    if estimator not in get_args(Estimator):
-        names = ", ".join(map(repr, get_args(Estimator)))
-        raise ValueError(f"estimator must be one of {names}, got {estimator!r}.")
-    return estimator
 
 
 def _broadcast(scale: Array, array: Array) -> Array:
@@ -410,18 +408,21 @@ def _gaussian_kl(
     return jnp.sum(jnp.log(prior) - log_scale + (ratio - 1) / 2)
 
 
-def _check_key(key: PRNGKeyArray | None, layer: Module) -> PRNGKeyArray:
-    """`key`. Raises `RuntimeError`, with the ways out, if there is none."""
-    if key is None:
-        raise RuntimeError(
-            f"{describe(layer)} needs a key outside inference mode: write `layer(x, key=key)`, use "
-            "the posterior mean with `nn.inference_mode(model)`, or draw a network with "
-            "`nn.sample_posterior(model, key)`."
-        )
-    return key
-
-
-def check_real_floating(dtype: jnp.dtype, layer_name: str) -> None:
-    """Raises `TypeError` for a dtype that no Gaussian here has."""
+def check_gaussian(
+    layer_name: str, dtype: jnp.dtype, prior_scale: Any, posterior_scale: Any, estimator: Any
+) -> None:
+    """Raises `TypeError` for a dtype that no Gaussian here has, and `ValueError` for a scale that
+    is not positive or an unknown estimator.
+    """
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"{layer_name} needs a real floating dtype, got {dtype}.")
+    check_scale(prior_scale, "prior_scale")
+    check_scale(posterior_scale, "posterior_scale")
+    check_estimator(estimator)
+
+
+def check_estimator(estimator: Any) -> None:
+    """Raises `ValueError` for a word that is no estimator."""
+    if estimator not in get_args(Estimator):
+        names = ", ".join(map(repr, get_args(Estimator)))
+        raise ValueError(f"estimator must be one of {names}, got {estimator!r}.")

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..._check_numbers import check_scale, whole_number
+from ..._check_numbers import whole_number
 from ..._dtypes import parameter_dtype
 from ..._module import Module, field, freeze_where
 from ..._pytree import frozen_mask, tree_at
@@ -32,9 +32,8 @@ from ._gaussian_layer import (
     Estimator,
     GaussianLayer,
     SharedKey,
-    check_estimator,
+    check_gaussian,
     check_parts,
-    check_real_floating,
     rho_for,
     scale_of_each,
     with_arrays,
@@ -126,9 +125,7 @@ class BayesianLinear(GaussianLayer):
         out_features = number_of_features(out_features, "out_features")
         in_size, out_size = feature_count(in_features), feature_count(out_features)
         dtype = parameter_dtype(dtype)
-        check_real_floating(dtype, "BayesianLinear")
-        check_scale(prior_scale, "prior_scale")
-        check_scale(posterior_scale, "posterior_scale")
+        check_gaussian("BayesianLinear", dtype, prior_scale, posterior_scale, estimator)
         limit = fan_in_limit(in_size)
         weight_shape, bias_shape = (out_size, in_size), (out_size,)
         self.weight_mean, self.bias_mean = draw(
@@ -141,7 +138,7 @@ class BayesianLinear(GaussianLayer):
         self.prior_scale = prior_scale
         self.inference = inference
         self.shared_key = None
-        self.estimator = check_estimator(estimator)
+        self.estimator = estimator
         self.in_features = in_features
         self.out_features = out_features
         self.use_bias = use_bias
@@ -323,9 +320,7 @@ class BayesianConv(GaussianLayer):
         if not isinstance(mean, Conv):
             raise TypeError(f"mean must be an nn.Conv, got a {type(mean).__name__}.")
         dtype = mean.weight.dtype
-        check_real_floating(dtype, "BayesianConv")
-        check_scale(prior_scale, "prior_scale")
-        check_scale(posterior_scale, "posterior_scale")
+        check_gaussian("BayesianConv", dtype, prior_scale, posterior_scale, estimator)
         self.mean = mean
         limit = _weight_limit(mean)
         self.weight_rho = rho_for(posterior_scale * limit, mean.weight.shape, dtype)
@@ -334,7 +329,7 @@ class BayesianConv(GaussianLayer):
         self.prior_scale = scale_of_each(prior_scale, self._stacked)
         self.inference = inference
         self.shared_key = None
-        self.estimator = check_estimator(estimator)
+        self.estimator = estimator
 
     @classmethod
     def from_parts(
