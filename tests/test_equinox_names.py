@@ -40,12 +40,8 @@ def parameters_of(callable_: Any) -> list[tuple[Any, ...]] | None:
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    default = parameter.default
-    if isinstance(default, tuple) and len(set(default)) == 1:
-        # One size for each spatial axis is what the size alone is.
-        default = default[0]
-    if default is parameter.empty or type(default) in PLAIN:
-        return default
+    if parameter.default is parameter.empty or type(parameter.default) in PLAIN:
+        return parameter.default
     return "some object"
 
 

@@ -76,7 +76,9 @@ def target(sizes: tuple[int, int, Any], num: int) -> bayes.Posterior:
     return bayes.Posterior(network(sizes), bayes.normal(0.0, 1.0), likelihood, data(sizes, num))
 
 
-def _inferring(sizes: tuple[int, int, Any], kind: Callable[..., bayes.MAP]) -> Call:
+def _inferring(
+    sizes: tuple[int, int, Any], kind: Callable[..., bayes.MAP | bayes.MeanField]
+) -> Call:
     """The step of a method, as `bayes.infer` makes it."""
     method = kind(optimiser=networks.optimiser(), batch_size=BATCH)
     problem = bayes.Problem(target(sizes, EXAMPLES))

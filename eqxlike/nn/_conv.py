@@ -146,6 +146,8 @@ class Conv(Module):
 class _ConvNd(OverAxes, Conv):
     """The base of `Conv1d`, `Conv2d` and `Conv3d`."""
 
+    _by_axis = ("stride", "padding", "dilation")
+
     def __init__(
         self,
         in_channels: int,
@@ -374,6 +376,8 @@ class ConvTranspose(Module):
 
 class _ConvTransposeNd(OverAxes, ConvTranspose):
     """The base of `ConvTranspose1d`, `ConvTranspose2d` and `ConvTranspose3d`."""
+
+    _by_axis = ("stride", "padding", "output_padding", "dilation")
 
     def __init__(
         self,

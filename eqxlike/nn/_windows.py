@@ -1,5 +1,8 @@
 """Windows that slide over an input: sizes and padding by axis, and checks of them."""
 
+import functools
+import inspect
+import types
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -25,17 +28,34 @@ class OverAxes:
     """The base of layers whose class says over how many spatial axes they go.
 
     `class Conv2d(_ConvNd, num_axes=2, init=False)`, where `init=False` has type checkers take the
-    `__init__` of `_ConvNd`, as Python does.
+    `__init__` of `_ConvNd`. The class has one of its own name, with defaults by axis.
     """
 
     _num_axes: ClassVar[int]
+    _by_axis: ClassVar[tuple[str, ...]] = ()
+    """Parameters whose default, a number, is one for each axis."""
 
     def __init_subclass__(
         cls, num_axes: int | None = None, init: bool = False, **kwargs: Any
     ) -> None:
         super().__init_subclass__(**kwargs)
-        if num_axes is not None:
-            cls._num_axes = num_axes
+        if num_axes is None:
+            return
+        cls._num_axes = num_axes
+        shared, is_spread = inspect.unwrap(cls.__init__), num_axes > 1
+        defaults = [
+            (each.default,) * num_axes if is_spread and each.name in cls._by_axis else each.default
+            for each in inspect.signature(shared).parameters.values()
+            if each.kind is each.POSITIONAL_OR_KEYWORD and each.default is not each.empty
+        ]
+        own = types.FunctionType(
+            shared.__code__, shared.__globals__, "__init__", tuple(defaults), shared.__closure__
+        )
+        own.__kwdefaults__ = shared.__kwdefaults__
+        functools.update_wrapper(own, shared, updated=())
+        del own.__wrapped__
+        own.__qualname__ = f"{cls.__qualname__}.__init__"
+        type.__setattr__(cls, "__init__", own)
 
 
 def sizes_by_axis(value: Any, num_axes: int, name: str, least: int = 1) -> tuple[int, ...]:
