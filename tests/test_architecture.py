@@ -93,9 +93,9 @@ ROOMS = {
     ),
     "loops": (
         {"_flat"},
-        {"_buffers", "_carry"},
-        {"_body", "_progress"},
-        {"_loops"},
+        {"_buffers"},
+        {"_body"},
+        {"_loops", "_progress"},
     ),
     "nn": (
         {"_inputs"},

@@ -7,14 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import jax.tree_util as jtu
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
-from .._partition import find_static_difference
+from .._dtypes import is_key
+from .._partition import find_static_difference, split
 from .._pytree import describe_node, find_difference, is_array_like, tree_pformat
 from ._buffers import Buffer
-from ._carry import Form, take_arrays
 from ._flat._counted_while import Condition
 from ._flat._scan import Arrays, Scan, Step, levels_for
 from ._flat._step import clear_written
@@ -24,6 +25,39 @@ Buffers = Callable[[PyTree], Any]
 
 _MAX_CASTS = 4
 """At most this often the body is traced for the dtypes that it returns."""
+
+
+# --- Trees as a user has them, and lists of arrays as the loops have them ---
+
+
+class Form:
+    """All that a tree is, but the values of its arrays."""
+
+    def __init__(self, tree: PyTree):
+        leaves, self._rest = split(tree, is_array_like)
+        self._key_impls = [_impl_of_key(leaf) for leaf in leaves]
+
+    def unflatten(self, arrays: Arrays) -> PyTree:
+        """The tree of this form that has these arrays."""
+        return self._rest.merge(
+            array if impl is None else jr.wrap_key_data(array, impl=impl)
+            for array, impl in zip(arrays, self._key_impls, strict=True)
+        )
+
+
+def take_arrays(tree: PyTree) -> list[Array]:
+    """The arrays of a tree; random keys as the numbers that they are made of."""
+    leaves, _ = split(tree, is_array_like)
+    return [
+        jnp.asarray(leaf) if _impl_of_key(leaf) is None else jr.key_data(leaf) for leaf in leaves
+    ]
+
+
+def _impl_of_key(leaf: Any) -> Any:
+    return jr.key_impl(leaf) if is_key(leaf) else None
+
+
+# --- The body of a loop, and its condition ---
 
 
 @dataclasses.dataclass(frozen=True)

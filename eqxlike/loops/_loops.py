@@ -11,8 +11,7 @@ from jaxtyping import Array, ArrayLike, Bool, Int, PyTree
 
 from .._check_numbers import integer, whole_number
 from .._pytree import describe_node, is_array_like
-from ._body import Body, Buffers, scan_of, trace_body, trace_condition
-from ._carry import Form, take_arrays
+from ._body import Body, Buffers, Form, scan_of, take_arrays, trace_body, trace_condition
 from ._flat._counted_scan import counted_scan
 from ._flat._counted_while import Condition, While, WhileOperands, counted_while, run_while
 from ._flat._scan import Arrays, Operands, Step, split

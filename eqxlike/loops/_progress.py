@@ -20,7 +20,7 @@ from .._check_numbers import real_number, whole_number
 from .._module import Module, field
 from .._progress import DISPLAYS, Lines, is_installed
 from .._pytree import describe_node, is_array_like
-from ._carry import take_arrays
+from ._body import take_arrays
 from ._flat._batched import unvmap_any, unvmap_max
 
 _MAX_CALLS = 1000
