@@ -160,8 +160,8 @@ def guard_sequence(structure: Structure, writer: GuardWriter, name: str) -> Sequ
 class ListNode(Structure):
     """A list, which may change between two calls.
 
-    So no Module above it caches a partition, and the generated guard reads type, length and
-    elements at each call.
+    So no Module above it caches a partition (`is_immutable` makes `Structure.is_cacheable` false,
+    which `flatten` reads), and the generated guard reads type, length and elements at each call.
     """
 
     __slots__ = ()

@@ -27,7 +27,10 @@ def flag_leaves(
 
 
 def _flag(leaves: list[Any], frozen: list[Any], predicate: Callable[[Any], Any]) -> list[bool]:
-    """The results of `predicate` for `leaves`, which are frozen where `frozen` is `True`."""
+    """The results of `predicate` for `leaves`.
+
+    Where `frozen` is `True`, a floating-point array is judged as an array of integers.
+    """
     flags = [bool(predicate(leaf)) for leaf in leaves]
     asked = [
         place

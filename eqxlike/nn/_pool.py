@@ -173,7 +173,10 @@ def _reduce_windows(
 
 
 class _AvgPool(OverAxes, Pool):
-    """The base of `AvgPool1d`, `AvgPool2d` and `AvgPool3d`."""
+    """The base of `AvgPool1d`, `AvgPool2d` and `AvgPool3d`.
+
+    Another pool has such a base, a class for each number of axes, and lines in `nn/__init__.py`.
+    """
 
     count_include_pad: bool = field(static=True)
 

@@ -1,4 +1,10 @@
-"""Guards of a step against numbers that are not finite."""
+"""Guards of a step against numbers that are not finite.
+
+In the step `keep_if_finite` keeps the old state, and marks it as halted. `Run.read` notices that at
+every look at the losses, through `Stepper.judge`. Where `fit` may repeat steps, it runs them with
+`halt_if_not_finite` instead, and `Undo` goes back to the last good state. `fit` returns
+`stopped="diverged"` and the last good state, which is not halted.
+"""
 
 import dataclasses
 import types

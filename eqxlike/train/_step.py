@@ -85,8 +85,8 @@ def make_step(
     - `check_finite`: refuse an update that would make the loss, a parameter, or what the model and
       the optimiser keep NaN or infinite; see `keep_if_finite` and `TrainState.is_halted`. A step
       that is called by itself then keeps the old arrays until the new ones are judged, and writes
-      none in place; `fit` has a cheaper way. Without it `fit` still stops at a loss that is not
-      finite, but has no good state left.
+      none in place; `fit` has a cheaper way (`_guards`). With `check_finite=False` `fit` still
+      stops at a loss that is not finite, but has no good state left.
     - `sharding`: that of the states, placed by `train.shard`, and of the batches. The state that a
       step returns lies as the one that it got; what the loss computes is that of one device.
 

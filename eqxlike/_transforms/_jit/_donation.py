@@ -1,4 +1,8 @@
-"""The arguments whose buffers are donated, by five words or by names, and warnings about them."""
+"""The arguments whose buffers are donated, by five words or by names, and warnings about them.
+
+Whether two arguments share a buffer, as views or as one array, is left to JAX; `_filter_jit` adds
+the paths to its error.
+"""
 
 import contextlib
 import threading

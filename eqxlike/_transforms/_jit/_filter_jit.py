@@ -84,7 +84,7 @@ def filter_jit(
       `"all-except-first"`, the same with a warning where a buffer could not be reused (`"warn"`,
       `"warn-except-first"`), `"none"`, or names of parameters as in `("model", "opt_state")`. JAX
       raises `JaxRuntimeError` if another argument has a buffer that is donated, such as the same
-      array passed twice. It copies a buffer that NumPy or DLPack holds too, and does not reuse it.
+      array passed twice. JAX copies a buffer that NumPy or DLPack holds too, and reuses none.
     - `on_retrace`: what is done when the function is traced again, and so compiled again: `"warn"`
       warns, `"error"` raises, and a callable is called with an `eqxlike.debug.Trace`, whose `str`
       says what differs from the most similar trace before.

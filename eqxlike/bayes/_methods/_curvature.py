@@ -8,7 +8,8 @@ its precision, plus this number for each parameter of the model.
 
 A normal distribution of `k` numbers has mean zero, and is given by its precision. `scaled` turns
 standard normal draws into draws from it. `whitened` turns rows `J` into rows `W` such that `W W^T`
-is the covariance of `J` times a draw.
+is the covariance of `J` times a draw. Nothing is inverted: they solve a triangular system, or
+divide in a basis of eigenvectors.
 """
 
 from typing import Any
@@ -63,7 +64,7 @@ class DenseCurvature(Module):
 
 
 def dense_curvature(around: AroundMode) -> DenseCurvature:
-    """That of the unknowns that vary.
+    """The curvature of the unknowns that vary.
 
     It is exact for the unknowns of prior and likelihood, and for a network that is linear in its
     parameters.
@@ -222,7 +223,8 @@ def kronecker_curvature(around: AroundMode) -> RotatedCurvature:
             values, vectors = jnp.linalg.eigh(total + prior_hessian(around, place))
             blocks.append(Block(values, (vectors,), part.kind == "model"))
         else:
-            # In other bases an uneven diagonal is no longer one: of it, too, the nearest is kept.
+            # A prior whose precision differs within the array is not diagonal in these bases:
+            # only its diagonal in them is kept.
             left, right = basis
             prior = prior_diagonal(around, part).reshape(total.shape)
             blocks.append(Block(total + (left**2).T @ prior @ right**2, basis, True))

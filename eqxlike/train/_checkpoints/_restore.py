@@ -49,8 +49,9 @@ class Restored(NamedTuple, Generic[State]):
 def restore(path: str | os.PathLike[str], like: State) -> Restored[State]:
     """Reads a state that `save` has written.
 
-    Structure, shapes, dtypes and checksums are checked before any array is allocated. Nothing in
-    a checkpoint is run: it is JSON and numbers.
+    Structure, shapes, dtypes and the checksums of manifest and files are checked before any array
+    is allocated, that of each array as it is placed. Nothing in a checkpoint is run: it is JSON and
+    numbers.
 
     **Arguments:**
 
