@@ -154,8 +154,8 @@ _MAX_PADDED = 2**16
 """Numbers up to which an array is the beginning of a larger one, four times as large at most."""
 
 _MAX_TIMES = 32
-"""The layers of the same parameters after which they have a program of their own: it takes half of
-the time or less, and is worth compiling.
+"""The layers of the same parameters after which they have a program of their own. It takes a
+seventh of the time, and longer to compile than these layers to draw.
 """
 
 _times: collections.Counter[tuple[Parameter | None, ...]] = collections.Counter()
@@ -167,7 +167,11 @@ def _is_compiled_for_many(key: PRNGKeyArray, parameters: tuple[Parameter | None,
     For Threefry's partitionable numbers alone the beginning of an array is a shorter array.
     """
     is_partitionable: bool = jax.config.jax_threefry_partitionable  # pyright: ignore
-    if not is_partitionable or jr.key_impl(key) != "threefry2x32" or len(key.devices()) > 1:
+    if not is_partitionable or jr.key_impl(key) != "threefry2x32":
+        return False
+    # Several devices, and keys of NumPy, are left to `jax.jit`.
+    is_on_one = isinstance(key, jax.Array) and len(key.devices()) == 1
+    if not is_on_one or not jax.sharding.get_abstract_mesh().empty:
         return False
     _times[parameters] += 1
     sizes = (math.prod(parameter.shape) for parameter in parameters if parameter)
@@ -189,8 +193,10 @@ def _draw_padded(key: PRNGKeyArray, parameter: Parameter | None) -> Array | None
         return _draw_one(key, parameter)
     shape, dtype, size = parameter.shape, parameter.dtype, math.prod(parameter.shape)
     padded = next(4**count for count in itertools.count(4) if 4**count >= size)
-    # Transfers are explicit, for those who disallow others.
     place = key.sharding if key.committed else None
-    limit = jax.device_put(np.asarray(parameter.limit, jnp.finfo(dtype).dtype), place)
-    drawn = jax.device_get(_draw_flat(key, limit, padded, dtype))
-    return jax.device_put(drawn[:size].reshape(shape), place)
+    # Those who disallow transfers mean their own.
+    with jax.transfer_guard("allow"):
+        limit = jax.device_put(np.asarray(parameter.limit, jnp.finfo(dtype).dtype), place)
+        drawn = jax.device_get(_draw_flat(key, limit, padded, dtype))
+        # A copy: JAX may take over memory of NumPy, and a view would keep all that was drawn.
+        return jax.device_put(drawn[:size].reshape(shape).copy(), place)

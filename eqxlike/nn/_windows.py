@@ -36,11 +36,13 @@ class OverAxes:
     """Parameters whose default, a number, is one for each axis."""
 
     def __init_subclass__(
-        cls, num_axes: int | None = None, init: bool = False, **kwargs: Any
+        cls, num_axes: int | None = None, init: bool | None = None, **kwargs: Any
     ) -> None:
+        if num_axes is None or hasattr(cls, "_num_axes"):
+            given = {"num_axes": num_axes, "init": init}
+            kwargs |= {name: value for name, value in given.items() if value is not None}
+            return super().__init_subclass__(**kwargs)
         super().__init_subclass__(**kwargs)
-        if num_axes is None:
-            return
         cls._num_axes = num_axes
         shared, is_spread = inspect.unwrap(cls.__init__), num_axes > 1
         defaults = [

@@ -134,3 +134,10 @@ def test_bad_argument_is_named(options, message, getkey):
     sizes = {"in_channels": 2, "out_channels": 3, "kernel_size": 3}
     with pytest.raises(ValueError, match=message):
         nn.Conv2d(**(sizes | options), key=getkey())
+
+
+def test_number_of_axes_of_a_layer_is_not_for_its_subclasses_to_say():
+    with pytest.raises(TypeError, match="no keyword arguments"):
+
+        class Other(nn.Conv2d, num_axes=3):  # pyright: ignore
+            pass

@@ -1,6 +1,7 @@
 """What layers draw when they are built: the same numbers in whatever way they are asked for."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -88,13 +89,16 @@ def test_arrays_of_many_shapes_are_drawn_by_few_programs(monkeypatch):
     key = jax.device_put(jr.key(5), device)
     jax.clear_caches()
     jax.monitoring.register_event_duration_secs_listener(listen)
-    with jax.transfer_guard("disallow"):
+    with jax.transfer_guard("disallow_explicit"):
         arrays = [draw(key, Parameter(shape, FLOAT32, 0.5), None)[0] for shape in shapes]
     jax.monitoring.unregister_event_duration_listener(listen)
     assert num_compiled == 5  # the keys, two sizes of small arrays, and two large arrays
     monkeypatch.setattr(_parameters, "_MAX_TIMES", 0)
     assert_same(arrays, [draw(key, Parameter(shape, FLOAT32, 0.5), None)[0] for shape in shapes])
     assert {each for array in arrays for each in array.devices()} == {device}
+    key_of_numpy: Any = np.asarray(jr.PRNGKey(5))
+    of_numpy = draw(key_of_numpy, Parameter((7, 3), FLOAT32, 0.5), None)[0]
+    np.testing.assert_array_equal(of_numpy, arrays[1])
     for array, shape in zip(arrays, shapes, strict=True):
         expected = jr.uniform(jr.split(jr.key(5))[0], shape, minval=-0.5, maxval=0.5)
         np.testing.assert_array_equal(array, expected)
