@@ -49,8 +49,8 @@ def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, 
     """Draws the parameters of a layer, each from its own part of `key`; `None` stays `None`.
 
     All that have no initializer are made by one compiled function: building a layer costs one
-    dispatch. The first layers of some shapes are made by functions that serve for many shapes:
-    building a model compiles little. `key` may be `None` if each parameter has a `fill`; it is then
+    dispatch. Until a layer is built often, functions that serve for many shapes draw its small
+    arrays instead, one by one: building a model compiles little. `key` may be `None` if each parameter has a `fill`; it is then
     `jax.random.key(0)` for those that have an initializer too.
 
     **Raises:** `TypeError` for a dtype that is neither floating nor complex; `ValueError` if an
@@ -162,7 +162,7 @@ _times: collections.Counter[tuple[Parameter | None, ...]] = collections.Counter(
 
 
 def _is_compiled_for_many(key: PRNGKeyArray, parameters: tuple[Parameter | None, ...]) -> bool:
-    """Whether to draw with programs that serve for many shapes.
+    """Whether to draw with programs that serve for many shapes; counts the layers drawn so.
 
     For Threefry's partitionable numbers alone the beginning of an array is a shorter array.
     """
