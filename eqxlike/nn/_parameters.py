@@ -50,8 +50,8 @@ def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, 
 
     All that have no initializer are made by one compiled function: building a layer costs one
     dispatch. Until a layer is built often, functions that serve for many shapes draw its small
-    arrays instead, one by one: building a model compiles little. `key` may be `None` if each parameter has a `fill`; it is then
-    `jax.random.key(0)` for those that have an initializer too.
+    arrays instead, one by one: building a model compiles little. `key` may be `None` if each
+    parameter has a `fill`; it is then `jax.random.key(0)` for those that have an initializer too.
 
     **Raises:** `TypeError` for a dtype that is neither floating nor complex; `ValueError` if an
     initializer returns another shape or dtype.
