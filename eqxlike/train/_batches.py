@@ -6,7 +6,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Never, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._check_numbers import whole_number
+from .._pytree import is_array, listed, paths_without_numbers
 from ._sharding import Sharding, place_batch
 
 Arrays = TypeVar("Arrays")
@@ -102,7 +103,7 @@ class Minibatches(Generic[Arrays]):
 
 
 def minibatches(
-    arrays: Arrays, batch_size: int, *, seed: int, check_finite: bool = True
+    arrays: Arrays, batch_size: int, *more: Never, seed: int, check_finite: bool = True
 ) -> Minibatches[Arrays]:
     """Shuffled minibatches without end.
 
@@ -111,8 +112,9 @@ def minibatches(
 
     **Arguments:**
 
-    - `arrays`: a pytree of arrays with one leading length N.
+    - `arrays`: a pytree of arrays of numbers with one leading length N, such as `(x, y)`.
     - `batch_size`: B.
+    - `more`: nothing. Several arrays are one argument, a tuple.
     - `seed`: the same seed gives the same batches.
     - `check_finite`: refuse data with NaN or infinite values.
 
@@ -120,7 +122,8 @@ def minibatches(
     where it is, and `seek(position)` goes there.
 
     **Raises:** `ValueError`, at once and not at the first batch, if lengths differ, if `batch_size`
-    is not an integer in 1 to N or `seed` none of at least 0, or if the data is not finite.
+    is not an integer in 1 to N or `seed` none of at least 0, or if the data is not finite;
+    `TypeError` for several arrays that are not in a tuple, and for arrays of strings or objects.
 
     >>> x, y = np.arange(10.0).reshape(5, 2), np.arange(5)
     >>> batches = minibatches((x, y), 3, seed=0)
@@ -134,8 +137,14 @@ def minibatches(
     >>> bool((next(batches)[1] == second).all())
     True
     """
+    if more or (is_array(batch_size) and np.ndim(batch_size)):
+        raise TypeError(
+            "minibatches expected all arrays in one argument, and got them one by one: write "
+            "`minibatches((x, y), batch_size, seed=0)`."
+        )
     paths_and_leaves, treedef = jtu.tree_flatten_with_path(arrays)
     named = [(jtu.keystr(path) or "arrays", np.asarray(leaf)) for path, leaf in paths_and_leaves]
+    _check_numbers(named)
     length = _check_lengths(named)
     if not length:
         raise ValueError("minibatches expects arrays with examples, and these have a length of 0.")
@@ -148,6 +157,16 @@ def minibatches(
     if check_finite:
         _check_finite(named)
     return Minibatches([array for _, array in named], treedef, batch_size, seed)
+
+
+def _check_numbers(named: list[tuple[str, np.ndarray]]) -> None:
+    paths = [path for name, array in named for path in paths_without_numbers(array, name)]
+    if paths:
+        raise TypeError(
+            f"minibatches expected arrays of numbers; got {listed(paths)}. Give each text or class "
+            "a number, as `np.unique(labels, return_inverse=True)` does; rows of several lengths "
+            "are padded to one."
+        )
 
 
 def _check_lengths(named: list[tuple[str, np.ndarray]]) -> int:

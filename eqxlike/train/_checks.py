@@ -11,7 +11,14 @@ import optax
 from jaxtyping import PyTree
 
 from .._dtypes import is_key
-from .._pytree import deleted_paths, find_difference, is_array, listed, paths_without_numbers
+from .._pytree import (
+    deleted_paths,
+    find_difference,
+    is_array,
+    listed,
+    paths_without_numbers,
+    tree_pformat,
+)
 
 
 def check_model(model: Any) -> None:
@@ -45,7 +52,9 @@ def check_callable(value: Any, call: str, taker: str = "fit") -> None:
     """Raises `TypeError` for what is not a function."""
     if not callable(value):
         name = call.partition("(")[0]
-        raise TypeError(f"{taker} expected `{name}` to be a function, `{call}`; got {value!r}.")
+        raise TypeError(
+            f"{taker} expected `{name}` to be a function, `{call}`; got {tree_pformat(value)}."
+        )
 
 
 def check_takes(function: Callable[..., Any], call: str, taker: str, hint: str = "") -> None:
@@ -84,7 +93,8 @@ def check_not_deleted(tree: PyTree, name: str, taker: str) -> None:
         raise RuntimeError(
             f"{taker} expected a {name} whose arrays are there; these were donated to a call and "
             f"are deleted: {listed(paths)}. A training step donates the "
-            "state that it gets: go on with the one that it returned."
+            "state that it gets: go on with the one that it returned, or give it a copy of this "
+            "one, `jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, state)`."
         )
 
 

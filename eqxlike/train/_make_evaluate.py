@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from .._pytree import is_array
 from .._transforms import filter_jit
 from ._batches import Minibatches
-from ._checks import check_takes
+from ._checks import check_callable, check_takes
 from ._sharding import Sharding, check_sharding, measure_sharded
 from ._state import TrainState, check_state
 from .metrics import Mean, mean
@@ -43,8 +43,8 @@ def make_evaluate(
     that give other metrics than the first; `TypeError` if one gives no mapping, or `state` is
     not a `TrainState`.
 
-    **Raises:** `TypeError` if `sharding` is not a `train.Sharding`, and for batches that never end,
-    as those of `minibatches`, or arrays in their place.
+    **Raises:** `TypeError` if `measure` is not a function, `sharding` not a `train.Sharding`, and
+    for batches that never end, as those of `minibatches`, or arrays in their place.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -58,6 +58,7 @@ def make_evaluate(
     >>> sorted(evaluate(state))
     ['accuracy']
     """
+    check_callable(measure, "measure(model, batch)", "make_evaluate")
     if sharding is not None:
         check_sharding(sharding, "make_evaluate")
     if isinstance(batches, Minibatches) or is_array(batches):

@@ -75,6 +75,15 @@ def test_data_and_settings_that_do_not_fit_are_refused_at_once():
     for (arrays, batch_size, *seed), message in REFUSED:
         with pytest.raises(ValueError, match=message):
             minibatches(arrays, batch_size, seed=seed[0] if seed else 0)
+    one_by_one = r"all arrays in one argument.* `minibatches\(\(x, y\), batch_size, seed=0\)`"
+    for arguments, message in [
+        ((ARRAY, ARRAY, 2), one_by_one),
+        ((ARRAY, ARRAY), one_by_one),
+        (((ARRAY, np.array(["a"] * 5)), 2), r"arrays of numbers; got \[1\] \(<U1\)\. Give each"),
+        (({"x": np.array([None] * 5)}, 2), r"arrays of numbers; got \['x'\] \(object\)"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            minibatches(*arguments, seed=0)
     batches = minibatches(np.full(4, np.nan), 4, seed=0, check_finite=False)
     assert np.isnan(next(batches)).all()
 

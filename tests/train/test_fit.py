@@ -346,6 +346,28 @@ def test_a_divergence_is_found_where_a_callback_has_put_an_older_state(state, st
     assert (len(result.history), int(result.state.step)) == (12, 2)
 
 
+def test_a_state_that_a_callback_puts_is_checked(state, step):
+    for wrong, error, message in [
+        (lambda run: run.state, RuntimeError, r"run\.state expected a state whose .*\.copy\(\)"),
+        (lambda run: run.state.model, TypeError, "run.state expected a TrainState, and got Linear"),
+    ]:
+        rewind = Rewind()
+        rewind.on_start = lambda run, wrong=wrong: setattr(rewind, "start", wrong(run))  # noqa: B023
+        with pytest.raises(error, match=message):
+            fit(state, step, batches(), num_steps=20, callbacks=[rewind])
+
+
+def test_check_that_fails_says_that_the_state_of_the_caller_is_still_there(state):
+    def loss(model, x, key):
+        return jnp.mean(jax.vmap(model)(error_if(x, jnp.isnan(x), "nan in x")) ** 2)
+
+    with pytest.raises(RuntimeError, match="nan in x") as caught:
+        fit(state, make_step(loss, OPTIMISER), batches(bad_at=2), num_steps=3)
+    (note,) = caught.value.__notes__
+    assert note.startswith("Donated to the step that failed")
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
 # --- interrupts ---
 
 
@@ -474,6 +496,7 @@ def test_argument_of_another_kind_is_named(state, step):
         (TypeError, r"fit calls `step\(state, batch\)`, and .* argument: 'key'", {"step": loss}),
         (TypeError, r"batches .* go through, .* got <function .*>: call it", {"batches": batches}),
         (TypeError, r"batches that one can go through, .* got 3\.", {"batches": 3}),
+        (TypeError, r"of numbers; got batch\[1\] \(<U1\)", {"batches": [(GOOD, np.array(["a"]))]}),
         (TypeError, r"`evaluate` to be a f.*, `evaluate\(state\)`; got \{\}", {"evaluate": {}}),
         (TypeError, r"calls `evaluate\(state\)`, .* `make_evaluate", {"evaluate": loss}),
         (TypeError, r"`on_log` to be a f.*, `on_log\(step, loss\)`; got 100", {"on_log": 100}),

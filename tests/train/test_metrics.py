@@ -153,6 +153,9 @@ def test_what_cannot_be_evaluated_is_told(state):
     ]:
         with pytest.raises(error, match=message):
             train.make_evaluate(measured, given)(state)
+    swapped = r"expected `measure` to be a function, `measure\(model, batch\)`; got \[\s*\(f32"
+    with pytest.raises(TypeError, match=swapped):
+        train.make_evaluate(batches(), measure)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="evaluate expected a TrainState, and got Linear"):
         train.make_evaluate(measure, batches())(state.model)
     with pytest.raises(Exception) as caught:  # noqa: PT011  whatever `measure` raises of it

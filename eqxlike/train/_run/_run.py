@@ -8,7 +8,8 @@ from typing import Any, Generic
 import jax
 import optax
 
-from .._state import Model, TrainState
+from .._checks import check_not_deleted
+from .._state import Model, TrainState, check_state
 from ._stack import Stack
 from ._stepper import Pending, Step, Stepper
 
@@ -58,6 +59,8 @@ class Run(Generic[Model]):
 
     @state.setter
     def state(self, state: TrainState[Model]) -> None:
+        check_state(state, "run.state")
+        check_not_deleted(state, "state", "run.state")
         self._stepper.state = state
         # It may be one of another step.
         self._first_step = int(state.step) - len(self.history)

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Array
 
 from ..._partition import flatten
-from ..._pytree import tree_at
-from ..._transforms import JitFunction
+from ..._pytree import listed, paths_without_numbers, tree_at
+from ..._transforms import EqxlikeRuntimeError, JitFunction
 from .._state import Model, TrainState
 from ._flat_steps import Leaves, StateChanged, many_steps, single_step, state_and_loss, take_apart
 from ._stack import Stack
@@ -32,6 +32,12 @@ class Pending(NamedTuple):
     losses: Any
     were_halted: Array | None
     count: int
+
+
+_DONATED = (
+    "Donated to the step that failed, and so no longer there: the state of this run. The `state` "
+    "that fit got was copied, and is as it was."
+)
 
 
 class Stepper(Generic[Model]):
@@ -84,6 +90,8 @@ class Stepper(Generic[Model]):
             return Pending(losses, were_halted, batches.count)
         leaves = self._opened()
         if self._way == "undecided":
+            if paths := paths_without_numbers(batches.first, "batch"):
+                raise TypeError(f"fit expected batches of numbers; got {listed(paths)}.")
             self._way = Undo.of(step, leaves, self._form, batches) or "guarded"
         call, undo = self._call(step, steps_per_call), self._undo
         if undo is not None:
@@ -100,6 +108,11 @@ class Stepper(Generic[Model]):
             self._way = "on state" if undo is None else "guarded"
             self._calls.clear()
             return self.advance(step, batches, steps_per_call)
+        except EqxlikeRuntimeError as error:
+            if getattr(error, "__notes__", ()):
+                # It names arrays by their places in a list that nobody else knows.
+                error.__notes__ = [_DONATED]
+            raise
         if undo is not None:
             undo.add(call, batches)
         return Pending(losses, were_halted, batches.count)
