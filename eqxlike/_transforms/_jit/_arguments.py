@@ -156,7 +156,14 @@ class ArgumentOrder:
         try:
             return self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self.function_name}() {error}") from None
+            hint = ""
+            if "too many positional" in str(error):
+                taken = [each.name for each in self.parameters if each.kind in _BY_PLACE]
+                hint = (
+                    f": it takes ({', '.join(taken)}), and got {len(args)}. Arrays that belong "
+                    "together, as inputs and targets do, are one argument as a tuple."
+                )
+            raise TypeError(f"{self.function_name}() {error}{hint}") from None
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """The arguments of a call by the names of their parameters, as a message shows them."""

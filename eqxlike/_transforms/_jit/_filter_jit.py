@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Unpack, overload
@@ -281,6 +282,9 @@ _set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__
 # --- Notes on the errors of a call: JAX knows the arguments of a program by their numbers alone ---
 
 
+_NAMED = re.compile(r"Of .*, arrays\[\d+\] is ")
+
+
 def _explain(
     error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
@@ -289,6 +293,14 @@ def _explain(
     arguments = order.named(args, kwargs)
     if isinstance(error, jax.errors.UnexpectedTracerError):
         name_tracers(error, args, kwargs)
+    if isinstance(error, jax.errors.ConcretizationTypeError):
+        paths = [path for path, leaf in _leaves(arguments) if is_array(leaf)]
+        # JAX counts the arrays of all arguments together.
+        counted = dict.fromkeys(map(int, re.findall(r"\barrays\[(\d+)\]", text)))
+        known = [f"arrays[{each}] is {paths[each]}" for each in counted if each < len(paths)]
+        # An inner call knows them by its own names, and comes first.
+        if known and not any(map(_NAMED.match, getattr(error, "__notes__", ()))):
+            error.add_note(f"Of {order.function_name}, {', '.join(known)}.")
     # JAX gives the shape of the first deleted array, or nothing.
     if "deleted" in text and (paths := _deleted(arguments)):
         error.add_note(

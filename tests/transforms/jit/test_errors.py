@@ -224,3 +224,14 @@ def test_array_of_no_numbers_is_named_where_numbers_went_well():
     with pytest.raises(TypeError) as caught:
         jitted(Pair(np.array(["a", "b"]), jnp.ones(2, jnp.bfloat16)))
     assert "hold no numbers: model.left (<U1). Give" in "\n".join(caught.value.__notes__)
+
+
+def test_argument_that_a_branch_depends_on_has_its_name():
+    def inner(model, x, *, y):
+        return 1 if y > 0 else 2
+
+    outer = filter_jit(lambda z: filter_jit(inner)({"a": z}, z, y=z))
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        outer(jnp.ones(()))
+    notes = [each for each in caught.value.__notes__ if "arrays[" in each]
+    assert [each.rpartition(", ")[2] for each in notes] == ["arrays[2] is y."]
