@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from .._module import Wrapper, bind
+from .._pytree import describe_node, is_array_like
 
 Params = ParamSpec("Params")
 Output = TypeVar("Output")
@@ -144,6 +145,8 @@ def value_and_aux(output: Any, has_aux: bool, function: Any) -> tuple[Any, Any]:
 def pair(returned: Any, expectation: str) -> tuple[Any, Any]:
     """`returned` if it is a pair; else `TypeError`, whose message begins with `expectation`."""
     if not isinstance(returned, tuple | list) or len(returned) != 2:
-        raise TypeError(f"{expectation}; it returned an object of type {type(returned).__name__}.")
+        kind = f"an object of type {type(returned).__name__}"
+        got = describe_node(returned) if is_array_like(returned) else kind
+        raise TypeError(f"{expectation}; it returned {got}.")
     first, second = returned
     return first, second

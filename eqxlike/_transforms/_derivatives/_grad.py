@@ -353,6 +353,15 @@ _ANY_FUNCTION = (
 # JAX's messages (0.10.2 to 0.12.0.1), and what to add to them.
 _ADVICE = (
     (
+        r"Gradient only defined for scalar-output functions",
+        "Return one number, such as the mean of what it returns now, and with `has_aux=True` a "
+        "pair of it and anything else. `filter_jacrev` differentiates all outputs.",
+    ),
+    (
+        r"requires real-valued (in|out)puts .* but got u?int",
+        "Integers have no derivative: give numbers of a floating dtype, as in `jnp.float32(3)`.",
+    ),
+    (
         r"Reverse-mode differentiation does not work for lax\.while_loop",
         "`jax.lax.while_loop`, and `fori_loop` with traced bounds, have no reverse mode, since "
         "nobody knows how much to keep. Use `ad.Forward()`, or the loops of `eqxlike.loops` with "

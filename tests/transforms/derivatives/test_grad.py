@@ -92,6 +92,18 @@ def test_aux_needs_a_pair_and_the_error_names_the_function_and_what_came():
         filter_grad(loss, has_aux=True)(TWO)
     with pytest.raises(TypeError, match="type tuple"):
         filter_grad(lambda x: (x, 1, 2), has_aux=True)(TWO)
+    with pytest.raises(TypeError, match=r"returned an array of shape \(\) and dtype float32"):
+        filter_grad(lambda x: x, has_aux=True)(TWO)
+
+
+def test_value_that_has_no_gradient_is_explained():
+    for value, x, note in [
+        (lambda x: x, jnp.ones(2), "Return one number, such as the mean"),
+        (lambda x: x, jnp.array(2), "Integers have no derivative"),
+    ]:
+        with pytest.raises(TypeError, match=r"scalar-output|real-valued") as caught:
+            filter_grad(value)(x)
+        assert any(note in each for each in caught.value.__notes__)
 
 
 def test_leaks_no_tracers():
