@@ -1,6 +1,7 @@
 """Out-of-place updates of a pytree."""
 
 import dataclasses
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -9,6 +10,7 @@ from jaxtyping import PyTree
 
 from .._missing import MISSING
 from ._difference import walk
+from ._print import tree_pformat
 
 Tree = TypeVar("Tree", bound=Any)
 
@@ -37,14 +39,23 @@ def tree_at(
 
     **Raises:** `ValueError` if `where` returns anything but one node of the tree, changes the tree
     or depends on its leaves, if the lengths differ, or unless exactly one of `replace` and
-    `replace_fn` is given; `TypeError` if `where` returns something that is not a node at all, such
-    as the value of a static field.
+    `replace_fn` is given; `TypeError` if `where` is not a function, or returns something that is
+    not a node at all, such as the value of a static field.
 
     >>> tree_at(lambda tree: tree["a"][0], {"a": [1, 2], "b": 3}, 10)
     {'a': [10, 2], 'b': 3}
     >>> tree_at(lambda tree: (tree["a"], tree["b"]), {"a": 1, "b": 3}, replace_fn=str)
     {'a': '1', 'b': '3'}
     """
+    # A function is a leaf: behind what is none, it was given in the place of the tree.
+    is_swapped = isinstance(pytree, types.FunctionType) and not isinstance(
+        where, types.FunctionType
+    )
+    if is_swapped or not callable(where):
+        raise TypeError(
+            "`where` must be a function from the tree to the node to replace, such as `lambda "
+            f"tree: tree.weight`, and comes before the tree; got {tree_pformat(where)}."
+        )
     if (replace is MISSING) == (replace_fn is MISSING):
         raise ValueError("Precisely one of `replace` and `replace_fn` must be specified.")
 

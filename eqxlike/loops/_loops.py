@@ -61,6 +61,7 @@ def scan(
         >>> print(total, totals)
         6.0 [0. 0. 1. 3.]
     """
+    _check_callable("scan", "f", f)
     _check_kind(kind)
     length = _length_of(xs, length)
     arrays = take_arrays(xs)
@@ -68,6 +69,11 @@ def scan(
     body = trace_body("f", lambda carry, x: _pair(f(carry, x)), init, Form(xs), rows, buffers)
     carry, ys = _run_scan(body, arrays, length, kind, checkpoints)
     return body.unflatten(carry), body.y_form.unflatten(ys)
+
+
+def _check_callable(loop: str, name: str, function: Any) -> None:
+    if not callable(function):
+        raise TypeError(f"{loop} expected {name} to be a function, got {describe_node(function)}.")
 
 
 def _check_kind(kind: str) -> None:
@@ -100,7 +106,7 @@ def _pair(returned: Any) -> tuple[Any, Any]:
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise TypeError(
             "f must return a pair, the next carry and an output: it returned "
-            f"{type(returned).__name__}."
+            f"{describe_node(returned)}."
         )
     return returned
 
@@ -180,6 +186,8 @@ def while_loop(
         >>> print(doubled_until_large(3.0), jax.grad(doubled_until_large)(3.0))
         12.0 4.0
     """
+    _check_callable("while_loop", "cond_fun", cond_fun)
+    _check_callable("while_loop", "body_fun", body_fun)
     _check_kind(kind)
     max_steps, checkpoints = _checked_limit("while_loop", kind, max_steps, checkpoints)
     whole_number(base, "base", 2)
@@ -288,6 +296,7 @@ def fori_loop(
         >>> print(power(2.0, 3), jax.jit(jax.grad(power))(2.0, 3))
         8.0 12.0
     """
+    _check_callable("fori_loop", "body_fun", body_fun)
     _check_kind(kind)
     dtype = _dtype_of(lower, upper)
     start, stop = integer(lower), integer(upper)

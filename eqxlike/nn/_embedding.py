@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 from .._check_numbers import real_number, whole_number
 from .._dtypes import parameter_dtype
 from .._module import Module, field
-from ._inputs import check_input
+from ._inputs import check_input, describe
 from ._parameters import Initializer
 
 
@@ -88,10 +88,15 @@ class Embedding(Module):
 
         **Returns:** shape `(embedding_size,)`.
 
-        **Raises:** `ValueError` if `x` is not a scalar.
+        **Raises:** `ValueError` if `x` is not a scalar, `TypeError` if it is not an integer.
         """
         del key
         check_input(self, x, ())
+        if jnp.issubdtype(jnp.result_type(x), jnp.inexact):
+            raise TypeError(
+                f"{describe(self)} expected x to be an integer, the number of a row; got dtype "
+                f"{jnp.result_type(x)}. Write `x.astype(int)`."
+            )
         return self.weight[x]
 
 

@@ -15,7 +15,7 @@ from jaxtyping import PRNGKeyArray
 from .._check_numbers import integer
 from .._dtypes import is_key
 from .._module import BoundMethod, Module
-from .._pytree import combine, is_array, partition
+from .._pytree import combine, describe_node, is_array, is_array_like, partition
 
 Shape = tuple[int | str | None, ...]
 """Sizes by axis; a string names a size that may be any, and `"..."` any number of axes."""
@@ -40,10 +40,16 @@ def check_layer(layer: Any, what: str) -> None:
 
 
 def check_input(layer: Module, x: Any, expected: Shape, name: str = "x") -> None:
-    """Raises `ValueError` unless `x` is one unbatched input of the shape that `layer` expects.
+    """Raises `ValueError` unless `x` is one unbatched input of the shape that `layer` expects, and
+    `TypeError` for a list or what else is no array.
 
     The message says where in the user's model the layer stands.
     """
+    if not is_array_like(x):
+        way_out = ": write `jnp.array(x)`" if isinstance(x, list | tuple) else ""
+        raise TypeError(
+            f"{describe(layer)} expected {name} to be an array, got {describe_node(x)}{way_out}."
+        )
     shape = jnp.shape(x)
     if _fits(shape, expected):
         return

@@ -292,6 +292,9 @@ class Lambda(Module):
 
     fn: Callable[[Any], Any]
 
+    def __check_init__(self) -> None:
+        check_layer(self.fn, "Lambda")
+
     def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Array:
         """**Returns:** `fn(x)`. `key` is ignored."""
         del key

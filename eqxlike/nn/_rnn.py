@@ -9,7 +9,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from .._check_numbers import whole_number
 from .._dtypes import parameter_dtype
 from .._module import Module, field
-from ._inputs import check_input
+from .._pytree import tree_pformat
+from ._inputs import check_input, describe
 from ._parameters import Initializer, Parameter, draw, fan_in_limit
 
 
@@ -220,10 +221,16 @@ class LSTMCell(Module):
 
         **Returns:** the next pair, of the same shapes.
 
-        **Raises:** `ValueError` if one of them has another shape.
+        **Raises:** `ValueError` if one of them has another shape, or `hidden` is no pair.
         """
         del key
-        h, c = hidden
+        try:
+            h, c = hidden
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{describe(self)} expected hidden to be a pair, (hidden state, memory), got "
+                f"{tree_pformat(hidden)}."
+            ) from None
         check_input(self, input, (self.input_size,), "input")
         check_input(self, h, (self.hidden_size,), "hidden[0]")
         check_input(self, c, (self.hidden_size,), "hidden[1]")

@@ -173,3 +173,39 @@ def test_what_cannot_be_called_is_refused_where_it_is_given(getkey):
     }.items():
         with pytest.raises(TypeError, match=says):
             make()
+
+
+LINEAR = nn.Linear(2, 1, key=jr.key(0))
+
+MISUSES = {
+    "list": (
+        lambda: nn.Sequential([nn.Identity(), LINEAR])([1.0, 2.0]),
+        r"Linear at Sequential\.layers\[1\] expected x to be an array, got a list of length 2: ",
+    ),
+    "None": (lambda: LINEAR(None), "Linear expected x to be an array, got None"),
+    "number": (lambda: LINEAR(1.0), r"Linear expected x of shape \(2,\), got shape \(\)"),
+    "name to freeze": (
+        lambda: nn.freeze(LINEAR, "weight"),
+        "`where` must be a fun.*; got 'weight'",
+    ),
+    "array to freeze": (
+        lambda: nn.freeze(LINEAR, LINEAR.weight),
+        r"`where` must be a function .*; got f32\[1,2\]",
+    ),
+    "name of a function": (lambda: nn.Lambda("relu"), "Lambda expected a layer, or a fun.* 'relu'"),
+    "index of a row": (
+        lambda: nn.Embedding(3, 4, key=jr.key(0))(jnp.array(1.0)),
+        r"Embedding expected x to be an integer, .* got dtype float32\. Write `x\.astype\(int\)`",
+    ),
+    "state of an LSTM": (
+        lambda: nn.LSTMCell(2, 3, key=jr.key(0))(jnp.ones(2), jnp.ones(3)),
+        r"LSTMCell expected hidden to be a pair, .* got f32\[3\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_misuse_is_explained(name):
+    call, message = MISUSES[name]
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()

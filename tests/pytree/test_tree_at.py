@@ -98,6 +98,11 @@ ERRORS = {
         *(pair, [1, 2], 5, TypeError),
         "returned 2 nodes, so `replace` must be a sequence of as many; it is of type int",
     ),
+    "a name": (*("weight", [1, 2], 5, TypeError), "`where` must be a function .*; got 'weight'"),
+    "the tree first": (
+        *(Pair(1, 2), lambda tree: tree.first, 5, TypeError),
+        "comes before the tree; got Pair",
+    ),
     "no node": (
         *(lambda tree: 3, [1, 2], 5, TypeError),
         "`where` returned 3 of type int, which is not a node",

@@ -71,7 +71,7 @@ def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
     leaves, treedef = jtu.tree_flatten(model)
     mask = treedef.unflatten(flag_frozen(model))
     chosen = tree_at(
-        where or (lambda model: model),
+        (lambda model: model) if where is None else where,
         treedef.unflatten([False] * len(leaves)),
         replace_fn=lambda node: jtu.tree_map(lambda _: True, node),
     )
