@@ -290,17 +290,18 @@ def explain_retraces(
     """
     check_on_retrace(on_retrace, "explain_retraces")
     retraces: list[Trace] = []
-    # The latest trace of the functions from the same lines, and which of these it was.
-    last: dict[Hashable, tuple[Trace, int]] = {}
+    # The latest traces of the functions from the same lines, and which of these it was.
+    seen: dict[Hashable, collections.deque[tuple[Trace, int]]] = {}
 
     def listen(trace: Trace, history: History) -> None:
         reported = trace if trace.number > 1 else None
         # What this package defines it makes again for each function that it is given.
         if history.code is not None and is_of_user(history.code.co_filename):
-            if reported is None and history.definition in last:
-                earlier, serial = last[history.definition]
-                reported = compared_with(trace, earlier, is_same_function=serial == history.serial)
-            last[history.definition] = (reported or trace, history.serial)
+            earlier = seen.setdefault(history.definition, collections.deque(maxlen=_MAX_CALLS))
+            if reported is None and earlier:
+                own = [each for each, serial in earlier if serial == history.serial]
+                reported = compared_with(trace, own, number=earlier[-1][0].number + 1)
+            earlier.append((reported or trace, history.serial))
         if reported is not None:
             retraces.append(reported)
             del retraces[:-_MAX_TRACES]

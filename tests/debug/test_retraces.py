@@ -331,6 +331,8 @@ def test_latest_trace_most_like_the_new_one_is_compared_with():
     assert lines(trace) == ["argument[1]: shape (2,) -> (5,)"]
     assert traced(jnp.float32(0.1), 0.1, jnp.asarray(0.1)).compared_with == 1
     assert traced(ones(2), ones(3), ones(4)).compared_with == 2
+    # A call of another structure is further away than many shapes.
+    assert traced((ones(2),) * 5, {"a": ones(2)}, (ones(3),) * 5).compared_with == 1
 
 
 def test_nothing_that_differs_is_said_so():

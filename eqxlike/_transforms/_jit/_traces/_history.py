@@ -9,7 +9,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -326,17 +326,32 @@ def _compare(trace: Trace, earlier: Sequence[Trace]) -> None:
         for each in reversed(earlier)
     ]
     if found:
-        trace.differences, nearest = min(
-            found, key=lambda pair: sum(_WEIGHTS.get(each.what, 1) for each in pair[0])
-        )
+        trace.differences, nearest = min(found, key=lambda pair: _distance(*pair, trace))
         trace.compared_with = nearest.number
 
 
-def compared_with(trace: Trace, earlier: Trace, *, is_same_function: bool) -> Trace:
-    """`trace` again, as one after a trace of a function from the same lines."""
-    again = dataclasses.replace(trace, number=earlier.number + 1, compared_with=earlier.number)
-    if is_same_function:
-        _compare(again, [earlier])
+def _distance(differences: Iterable[TraceDifference], before: Trace, after: Trace) -> int:
+    """How little alike two traces are. A part of another structure counts with all that is in it:
+    else the call with another model would be nearer than one with other shapes.
+    """
+    total, parts = 0, ()
+    for each in differences:
+        least = _WEIGHTS.get(each.what, 1)
+        if each.what == "structure":
+            parts = parts or (*before.arguments, *after.arguments)
+            inside = sum(path.startswith((f"{each.path}.", f"{each.path}[")) for path in parts)
+            least = max(least, inside)
+        total += least
+    return total
+
+
+def compared_with(trace: Trace, earlier: Sequence[Trace], *, number: int) -> Trace:
+    """`trace` again, as number `number`, after `earlier` ones of functions from the same lines; of
+    this function none if `earlier` is empty.
+    """
+    again = dataclasses.replace(trace, number=number, compared_with=number - 1)
+    if earlier:
+        _compare(again, earlier)
     else:
         again.differences = (another_function(trace.function),)
     return again
