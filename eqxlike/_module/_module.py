@@ -6,9 +6,11 @@ that order; then `Module` itself, its bound methods, and `Partial`.
 """
 
 import abc
+import copyreg
 import dataclasses
 import functools
 import inspect
+import pkgutil
 import reprlib
 import sys
 import types
@@ -160,6 +162,18 @@ class ModuleMeta(abc.ABCMeta):
 
 
 # --- How a class is made ---
+
+
+def _by_public_name(cls: type) -> Any:
+    """What `pickle` takes for a class: of ours the public name, so that files outlive a move."""
+    home, is_private, _ = cls.__module__.partition("._")
+    is_ours = bool(is_private) and home.partition(".")[0] == __name__.partition(".")[0]
+    if is_ours and vars(sys.modules[home]).get(cls.__qualname__) is cls:
+        return pkgutil.resolve_name, (f"{home}:{cls.__qualname__}",)
+    return cls.__qualname__
+
+
+copyreg.pickle(ModuleMeta, _by_public_name)  # pyright: ignore[reportArgumentType]
 
 
 def _inherited_traits(cls: type) -> Traits:

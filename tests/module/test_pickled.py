@@ -142,6 +142,15 @@ def test_a_transformed_callable_is_pickled_and_called(name):
     assert shown[0] == shown[1]
 
 
+def test_our_classes_are_pickled_by_their_public_names():
+    for each in (eqxlike.nn.Dropout(), eqxlike.Partial(scaled), eqxlike.bayes.Laplace()):
+        pickled = pickle.dumps(each)
+        assert b"._" not in pickled
+        assert pickle.loads(pickled) == each
+    # What `freeze` makes of a class has no public name, but the class inside has one.
+    assert b"eqxlike.nn:PReLU" in pickle.dumps(eqxlike.nn.freeze(eqxlike.nn.PReLU()))
+
+
 traces: list[int] = []
 
 
