@@ -14,10 +14,11 @@ from .._compat import Tracer
 from .._dtypes import wider
 from .._module import Module
 from .._partition import Rest, split
-from .._pytree import describe_node, is_array_like, is_inexact_array
+from .._pytree import describe_node, is_array_like, is_inexact_array, paths_without_numbers
 from .._transforms import filter_eval_shape, filter_jit
 from ..nn import BayesianLayer, StateIndex, inference_mode, posterior_mean
 from ..nn._bayesian import posterior_scales, prior_scales
+from ..nn._inputs import check_instance
 from ._libraries import (
     as_libraries_compute,
     check_prior,
@@ -90,6 +91,7 @@ class Posterior(Module):
         lengths or with NaN, a network that returns another shape than the likelihood expects, a
         prior that does not fit a parameter, has no integral, or is for none.
         """
+        check_instance(model, "Posterior")
         if not isinstance(likelihood, Likelihood):
             raise TypeError(
                 "Posterior: likelihood must be one of eqxlike.bayes, such as `bayes.Gaussian()`; "
@@ -457,6 +459,10 @@ def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
                 raise TypeError(
                     f"data: {where} must be an array with an axis of examples, got "
                     f"{describe_node(leaf)}."
+                )
+            if paths_without_numbers(leaf):
+                raise TypeError(
+                    f"data: {where} must be an array of numbers, got one of dtype {leaf.dtype}."
                 )
             lengths[where] = jnp.shape(leaf)[0]
             _check_finite(leaf, where)

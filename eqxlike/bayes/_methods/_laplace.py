@@ -101,6 +101,12 @@ class Laplace(Descent):
     layer: Which | None = None
 
     def __check_init__(self):
+        if isinstance(self.steps, str):
+            raise ValueError(
+                "Laplace: steps, the first argument, must be an integer of at least 1, got "
+                f"{self.steps!r}. Give the structure by its name: "
+                f'`bayes.Laplace(structure="last_layer")`.'
+            )
         for name, words in (("structure", Structure), ("predictive", Predictive)):
             if getattr(self, name) not in get_args(words):
                 raise ValueError(

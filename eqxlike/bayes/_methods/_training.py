@@ -40,6 +40,11 @@ class Descent(Method):
         name = type(self).__name__
         whole_number(self.steps, f"{name}: steps")
         positive_number(self.learning_rate, f"{name}: learning_rate")
+        if self.optimiser is not None and not hasattr(self.optimiser, "update"):
+            raise TypeError(
+                f"{name}: optimiser must be an optax.GradientTransformation, such as "
+                f"`optax.adam(1e-3)`; got {self.optimiser!r}."
+            )
         check_batch_size(self, self.batch_size)
 
     def check(self, problem: Problem) -> None:

@@ -302,6 +302,10 @@ def test_settings_that_cannot_serve_are_errors():
             kind(**settings)
     with pytest.raises(TypeError, match=r"tune_prior must be a bool, got 2\.0"):
         bayes.Laplace(tune_prior=2.0)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"by its name: `bayes\.Laplace\(structure="):
+        bayes.Laplace("last_layer")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"MAP: optimiser .* such as `optax.adam\(1e-3\)`; got"):
+        bayes.MAP(optimiser="adam")  # pyright: ignore[reportArgumentType]
     # The ends of what is allowed.
     assert bayes.SGLD(decay=1.0).decay == 1
     assert bayes.SGHMC(friction=1.0).friction == 1
