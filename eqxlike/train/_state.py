@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, PyTree
 
+from .._compat import Tracer
 from .._dtypes import is_key
 from .._module import Module
 from .._pytree import filter, is_array, is_inexact_array
@@ -110,7 +111,10 @@ def copy_arrays(pytree: Tree) -> Tree:
             return leaf
         if is_key(leaf):
             leaf = jax.random.clone(leaf)
-        return jnp.array(leaf, dtype=leaf.dtype, copy=True)
+        if isinstance(leaf, Tracer) or leaf.weak_type or not leaf.is_fully_addressable:
+            return jnp.array(leaf, dtype=leaf.dtype, copy=True)
+        # A program to copy would be compiled for each shape; a transfer compiles none.
+        return jax.device_put(leaf, may_alias=False)
 
     return jax.tree_util.tree_map(copy, pytree)
 
