@@ -237,7 +237,7 @@ def flat(gradient):
 
 
 def test_densities_and_their_gradients_are_the_same():
-    stated = models.network(2)
+    stated = models.network(5)
     made = [make(stated, linked=True) for make in MAKERS]
 
     @jax.jit

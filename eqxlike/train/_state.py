@@ -111,10 +111,12 @@ def copy_arrays(pytree: Tree) -> Tree:
             return leaf
         if is_key(leaf):
             leaf = jax.random.clone(leaf)
-        if isinstance(leaf, Tracer) or leaf.weak_type or not leaf.is_fully_addressable:
-            return jnp.array(leaf, dtype=leaf.dtype, copy=True)
-        # A program to copy would be compiled for each shape; a transfer compiles none.
-        return jax.device_put(leaf, may_alias=False)
+        is_here = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+        is_here = is_here and leaf.is_fully_addressable
+        if is_here and not getattr(leaf, "weak_type", False):  # keys do not say
+            # A transfer: JAX would compile a program for each shape to copy it.
+            return jax.device_put(leaf, may_alias=False)
+        return jnp.array(leaf, dtype=leaf.dtype, copy=True)
 
     return jax.tree_util.tree_map(copy, pytree)
 
