@@ -42,9 +42,10 @@ def trained(model: Any, data: Any, steps: int, learning_rate: float) -> Any:
     return train.fit(start, step, batches, num_steps=steps).state.model
 
 
-def accuracy(model: Any, data: Any) -> float:
+@eqx.filter_jit
+def accuracy(model: Any, data: Any) -> jax.Array:
     images, labels = data
-    return float(jnp.mean(jnp.argmax(jax.vmap(model)(images), axis=1) == labels))
+    return jnp.mean(jnp.argmax(jax.vmap(model)(images), axis=1) == labels)
 
 
 def size(tree: Any) -> int:

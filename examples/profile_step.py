@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n".join(each.row(time_us) for each, time_us in zip(runs, warm, strict=True)))
     weights = [jax.tree.leaves(eqx.filter(each.end, eqx.is_array)) for each in (first, *runs)]
     off = max(
-        float(jnp.max(jnp.abs(array - other)))
+        float(np.max(np.abs(np.subtract(array, other))))
         for others in weights[1:]
         for array, other in zip(weights[0], others, strict=True)
     )

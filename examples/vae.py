@@ -82,10 +82,13 @@ def loss(model: Autoencoder, pixels: Any, key: jax.Array) -> jax.Array:
     return -jnp.mean(jax.vmap(model.bound)(pixels, keys))
 
 
+log_binomials = jax.jit(jax.vmap(log_binomial, in_axes=(0, None)))
+
+
 def independent_pixels(learned: np.ndarray, pixels: np.ndarray) -> jax.Array:
     """The log-likelihood of each image if each pixel has its own brightness, shape (N,)."""
     part = (learned.sum(axis=0) + 0.5) / (LEVELS * len(learned) + 1)
-    return jax.vmap(log_binomial, in_axes=(0, None))(pixels, special.logit(part))
+    return log_binomials(pixels, np.log(part) - np.log1p(-part))
 
 
 def pixels_of_digits(learned: np.ndarray, labels: np.ndarray, pixels: np.ndarray) -> jax.Array:

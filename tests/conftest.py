@@ -5,6 +5,7 @@ are errors.
 import faulthandler
 import gc
 import importlib.metadata
+import importlib.util
 import itertools
 import os
 import pathlib
@@ -24,6 +25,12 @@ if "xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
     if importlib.metadata.version("jaxlib").startswith("0.10."):
         os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+
+# One thread of BLAS: on busy cores two that wait for each other took sixty times as long. A plugin
+# has imported NumPy already, which reads the environment no more.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+if importlib.util.find_spec("threadpoolctl"):  # scikit-learn brings it
+    importlib.import_module("threadpoolctl").threadpool_limits(1, "blas")
 
 # What one process compiled, no other compiles again: not the next worker, nor the next run. JAX
 # tells its own versions apart. An entry that it cannot read it compiles again, with a warning.

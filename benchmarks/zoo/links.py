@@ -30,8 +30,12 @@ def linked(problem: Problem) -> Problem:
 
     def start() -> tuple[Any, Any]:
         unknowns, data = problem.start()
+        return free_of(unknowns), data
+
+    @jax.jit  # one program, and not one for each operation of a bijection
+    def free_of(unknowns: Any) -> Any:
         free = {name: link.inv(getattr(unknowns, name)) for name, link in links.items()}
-        return dataclasses.replace(unknowns, **free), data
+        return dataclasses.replace(unknowns, **free)
 
     return dataclasses.replace(problem, function=function, start=start, is_linked=True)
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from .. import bayes
 from ..bayes import metrics
@@ -93,8 +93,16 @@ def evaluate_regression(
     """
     assert data.y_scaling is not None
     centre, scale = float(data.y_scaling.mean), float(data.y_scaling.scale)
-    y = jnp.asarray(data.test.y) * scale + centre
-    means, noise = means * scale + centre, noise * scale
+    y = data.test.y * scale + centre
+    found, *ends = _scored_numbers(y, means * scale + centre, noise * scale)
+    return Intervals(_floats(found), *map(np.asarray, (y, *ends)))
+
+
+# Jitted, as what follows: each operation would be a program of its own to compile.
+@jax.jit
+def _scored_numbers(
+    y: Float[Array, " N"], means: Float[Array, "S N"], noise: Float[Array, "*S_N"]
+) -> tuple[dict[str, Array], Array, Array, Array]:
     mixture = bayes.Mixture(distributions().Normal(means, noise))
     mean = mixture.mean
     lower, upper = mixture.interval(LEVEL)
@@ -105,7 +113,7 @@ def evaluate_regression(
         "width": metrics.sharpness(lower, upper),
         "noise": jnp.mean(noise),
     }
-    return Intervals(_floats(found), *map(np.asarray, (y, mean, lower, upper)))
+    return found, mean, lower, upper
 
 
 def evaluate_classification(data: Data, log_probabilities: Float[Array, "N C"]) -> Probabilities:
@@ -113,14 +121,21 @@ def evaluate_classification(data: Data, log_probabilities: Float[Array, "N C"]) 
 
     **Returns:** `accuracy`; `nll` in nats for an example; `ece`, the expected calibration error.
     """
-    y, probabilities = jnp.asarray(data.test.y), jnp.exp(log_probabilities)
+    found, bins = _scored_classes(data.test.y, log_probabilities)
+    return Probabilities(_floats(found), {name: np.asarray(each) for name, each in bins.items()})
+
+
+@jax.jit
+def _scored_classes(
+    y: Int[Array, " N"], log_probabilities: Float[Array, "N C"]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    probabilities = jnp.exp(log_probabilities)
     found = {
         "accuracy": metrics.accuracy(log_probabilities, y),
         "nll": metrics.nll(bayes.CategoricalMixture(log_probabilities[None]), y),
         "ece": metrics.ece(probabilities, y, NUM_BINS),
     }
-    bins = metrics.calibration_bins(probabilities, y, NUM_BINS)._asdict()
-    return Probabilities(_floats(found), {name: np.asarray(each) for name, each in bins.items()})
+    return found, metrics.calibration_bins(probabilities, y, NUM_BINS)._asdict()
 
 
 def _floats(metrics: dict[str, Array]) -> dict[str, float]:

@@ -352,6 +352,8 @@ def _of_label(values: Array, labels: Int[Array, " N"]) -> Array:
     return jnp.take_along_axis(values, labels[:, None], axis=-1)[:, 0]
 
 
+# Jitted: outside jit each operation would be a program of its own to compile.
+@jax.jit
 def _adaptive_scores(
     probabilities: Float[Array, "*B C"], key: PRNGKeyArray | None
 ) -> Float[Array, "*B C"]:

@@ -160,7 +160,8 @@ class Mixture(Module):
         return jnp.where(is_past, (jnp.asarray(y)[None] > mean).astype(cdf.dtype), cdf)
 
 
-# Jitted, so that a call outside jit does not compile the loops again.
+# Jitted, so that a call outside jit does not compile the loops again; what follows, so that it does
+# not compile each operation.
 @jax.jit
 def _bisect(mixture: Mixture, probability: Float[Array, ""]) -> Float[Array, "*B"]:
     # Not every distribution has a mean and a variance.
@@ -197,6 +198,7 @@ def _bisect(mixture: Mixture, probability: Float[Array, ""]) -> Float[Array, "*B
 _MAX_DOUBLINGS = math.ceil(math.log2(1e6))
 
 
+@jax.jit
 def _mixed(terms: Float[Array, "S *B"]) -> Float[Array, "*B"]:
     """The log of the mean of what the terms are logs of."""
     return logsumexp(terms, axis=0) - jnp.log(jnp.asarray(terms.shape[0], terms.dtype))
@@ -285,6 +287,7 @@ class CategoricalMixture(Module):
         return jnp.mean(_entropy(jax.nn.log_softmax(self.logits, axis=-1)), axis=0)
 
 
+@jax.jit
 def _entropy(log_probabilities: Float[Array, "*B C"]) -> Float[Array, "*B"]:
     # 0 log 0 = 0: where the log underflowed to -inf the product would be NaN.
     probabilities = jnp.exp(log_probabilities)

@@ -155,7 +155,7 @@ def test_interrupt_ends_cleanly_with_what_was_reached(tmp_path, capsys, monkeypa
     # A process in the background of a shell ignores Ctrl-C, and so do those that it starts.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(os, "_exit", ended.append)
-    arguments = ["demo", "--data", "diabetes", "--device", "cpu", "--out", str(tmp_path)]
+    arguments = ["demo", "--data", "diabetes", "--quick", "--device", "cpu", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["eqxlike", *arguments])
     try:
         __main__.run()

@@ -114,7 +114,7 @@ def test_factors_change_few_numbers_and_are_taken_out_again(capsys, monkeypatch)
 
 
 def test_each_cost_is_found_and_mended(capsys):
-    load("profile_step").main(["--steps", "8", "--chunk", "4"])
+    load("profile_step").main(["--steps", "4", "--chunk", "2"])
     output = capsys.readouterr().out
     assert "trace 2, for rate: 1.0 -> 0.98" in output
     assert "each new number is compiled for" in output
@@ -127,10 +127,10 @@ def test_each_cost_is_found_and_mended(capsys):
         )
     }
     assert rows == {
-        "as it came": (8, 8),
-        "the rate inside": (8, 1),
-        "batches on the device": (8, 1),
-        "4 steps a call": (2, 1),
+        "as it came": (4, 4),
+        "the rate inside": (4, 1),
+        "batches on the device": (4, 1),
+        "2 steps a call": (2, 1),
     }
     (off,) = re.findall(r"Weights differ by (\S+) at most", output)
     assert float(off) < 1e-5

@@ -3,6 +3,7 @@
 `N` is the number of examples, `C` the number of classes, `M` the number of bins.
 """
 
+import functools
 from typing import Literal, NamedTuple
 
 import jax
@@ -110,10 +111,17 @@ def calibration_bins(
     ([0, 3], 0.67)
     """
     edges, count, confidence, right = _bin_sums(probabilities, labels, num_bins, equal)
-    size = count.astype(confidence.dtype)
+    return CalibrationBins(edges, count, *_means_of_bins(count, confidence, right))
+
+
+# Jitted, as what follows: outside jit each operation would be a program of its own to compile.
+@jax.jit
+def _means_of_bins(
+    count: Int[Array, " M"], *sums: Float[Array, " M"]
+) -> tuple[Float[Array, " M"], ...]:
     # Empty bins are 0 / 0 = NaN; dividing by NaN instead says so without a numerical warning.
-    size = jnp.where(size > 0, size, jnp.nan)
-    return CalibrationBins(edges, count, confidence / size, right / size)
+    size = jnp.where(count > 0, count.astype(sums[0].dtype), jnp.nan)
+    return tuple(each / size for each in sums)
 
 
 def ece(
@@ -147,19 +155,26 @@ def _bin_sums(
 ) -> tuple[Array, Array, Array, Array]:
     probabilities, labels = _checked(probabilities, labels, "probabilities")
     num_bins = whole_number(num_bins, "num_bins")
+    if equal not in ("width", "mass"):
+        raise ValueError(f'equal must be "width" or "mass", got {equal!r}.')
+    return _sums_of_bins(probabilities, labels, num_bins, equal)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _sums_of_bins(
+    probabilities: Float[Array, "N C"], labels: Int[Array, " N"], num_bins: int, equal: Equal
+) -> tuple[Array, Array, Array, Array]:
     dtype = probabilities.dtype
     confidence = jnp.max(probabilities, axis=-1)
     is_right = (jnp.argmax(probabilities, axis=-1) == labels).astype(dtype)
     if equal == "width":
         edges = jnp.linspace(0, 1, num_bins + 1, dtype=dtype)
         index = jnp.searchsorted(edges[1:-1], confidence, side="left")
-    elif equal == "mass":
+    else:
         size = confidence.shape[0]
         order = jnp.argsort(confidence)
         index = jnp.zeros(size, int).at[order].set(jnp.arange(size) * num_bins // max(size, 1))
         edges = jnp.quantile(confidence, jnp.linspace(0, 1, num_bins + 1, dtype=dtype))
-    else:
-        raise ValueError(f'equal must be "width" or "mass", got {equal!r}.')
 
     def total(values: Shaped[Array, " N"]) -> Shaped[Array, " M"]:
         return jnp.zeros(num_bins, values.dtype).at[index].add(values)

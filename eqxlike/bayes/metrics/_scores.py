@@ -176,7 +176,12 @@ def rmse(y: Float[Array, "*N"], prediction: Float[Array, "*N"]) -> Float[Array, 
     >>> float(rmse(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])))
     2.0
     """
-    y, prediction = _of_one_shape("rmse(y, prediction.mean)", y=y, prediction=prediction)
+    return _rmse(*_of_one_shape("rmse(y, prediction.mean)", y=y, prediction=prediction))
+
+
+# Jitted, as what follows: outside jit each operation would be a program of its own to compile.
+@jax.jit
+def _rmse(y: Float[Array, "*N"], prediction: Float[Array, "*N"]) -> Float[Array, ""]:
     return jnp.sqrt(jnp.mean((y - prediction) ** 2))
 
 
@@ -199,7 +204,13 @@ def coverage(
     0.75
     """
     call = "coverage(y, *prediction.interval(0.9))"
-    y, lower, upper = _of_one_shape(call, y=y, lower=lower, upper=upper)
+    return _coverage(*_of_one_shape(call, y=y, lower=lower, upper=upper))
+
+
+@jax.jit
+def _coverage(
+    y: Float[Array, "*N"], lower: Float[Array, "*N"], upper: Float[Array, "*N"]
+) -> Float[Array, ""]:
     return jnp.mean((lower <= y) & (y <= upper), dtype=y.dtype)
 
 
