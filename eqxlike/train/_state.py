@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, PyTree
 
-from .._compat import Tracer
 from .._dtypes import is_key
 from .._module import Module
 from .._pytree import filter, is_array, is_inexact_array
@@ -111,11 +110,6 @@ def copy_arrays(pytree: Tree) -> Tree:
             return leaf
         if is_key(leaf):
             leaf = jax.random.clone(leaf)
-        is_here = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
-        is_here = is_here and jax.process_count() == 1
-        if is_here and not getattr(leaf, "weak_type", False):  # keys do not say
-            # A transfer: JAX would compile a program for each shape to copy it.
-            return jax.device_put(leaf, may_alias=False)
         return jnp.array(leaf, dtype=leaf.dtype, copy=True)
 
     return jax.tree_util.tree_map(copy, pytree)
