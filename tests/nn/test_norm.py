@@ -142,20 +142,20 @@ def test_spectral_norm_computes_what_it_does_in_equinox(getkey):
     x = normal(getkey(), (2, 3, 3))
     results = []
     for library in (eqx, equinox):
+        conv = library.nn.Conv2d(2, 3, 2, key=jr.key(0))
+        norm, state = library.nn.make_with_state(library.nn.SpectralNorm)(
+            conv, "weight", num_power_iterations=3, key=jr.key(1)
+        )
 
-        def steps(x, conv, key, library=library):
-            norm, state = library.nn.make_with_state(library.nn.SpectralNorm)(
-                conv, "weight", num_power_iterations=3, key=key
-            )
+        def steps(x, state, norm=norm):
             outputs = []
             for _ in range(2):
                 y, state = norm(x, state)
                 outputs.append(y)
-            outputs.append(norm(x, state, inference=True)[0])
-            return outputs, jax.tree.leaves(state)
+            return [*outputs, norm(x, state, inference=True)[0]], state
 
-        conv = filled(library.nn.Conv2d, 2, 3, 2, key=jr.key(0))
-        results.append(jax.tree.leaves(library.filter_jit(steps)(x, conv, jr.key(1))))
+        outputs, state = library.filter_jit(steps)(x, state)
+        results.append([*outputs, *jax.tree.leaves(state)])
     for one, other in zip(*results, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
