@@ -237,7 +237,7 @@ batching.fancy_primitive_batchers[_linear] = _batch
 
 
 def to_front(array: Any, axis: int) -> Any:
-    """`array` with this axis in front. Where it is, `jnp.moveaxis` is 100 us of a trace."""
+    """`array` with this axis in front; where it is, nothing is traced, as `jnp.moveaxis` would."""
     return array if axis == 0 else jnp.moveaxis(array, axis, 0)
 
 
