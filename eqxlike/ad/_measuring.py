@@ -117,14 +117,14 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?\S+ = ", re.MULTILINE)
 class Program:
     """A compiled function.
 
-    - `run`: calls it with the arguments that it was compiled for.
+    - `run`: calls it with the arguments that it was compiled for, or with others of their form.
     - `work`: how much it computes, to be compared with that of others.
     - `has_loop`: whether it has a loop.
     - `first_call_ms`, `traced_operations`, `compiled_operations`, `peak_bytes`: see
       `ComparisonRow`.
     """
 
-    run: Callable[[], Any]
+    run: Callable[..., Any]
     work: int
     has_loop: bool
     first_call_ms: float
@@ -145,7 +145,7 @@ def freshly_compiled(function: Callable[..., Any], args: tuple[Any, ...]) -> Pro
     equations = list(equations_in(closed.jaxpr))
     text, memory = ahead.as_text(), ahead.memory_analysis()
     return Program(
-        run=lambda: jitted(*args),
+        run=lambda *others: jitted(*(others or args)),
         work=work(closed.jaxpr),
         has_loop=any(each.primitive.name in ("scan", "while") for each in equations),
         first_call_ms=first_call_ms,

@@ -9,6 +9,7 @@ import pytest
 
 import eqxlike
 from eqxlike import loops, nn
+from tests.nn.arrays import filled
 
 KINDS = ["lax", "checkpointed", "bounded"]
 
@@ -18,32 +19,31 @@ class Labelled(eqxlike.Module):
     label: object = eqxlike.field(static=True, default=2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_modules_keys_and_static_leaves_go_through(kind):
-    layer = nn.Linear(2, 2, key=jax.random.key(0))
-
+def test_modules_keys_and_static_leaves_go_through():
     def body(carry):
         number, layer, key, x, function, name, none = carry
         key, noise_key = jax.random.split(key)
         x = function(layer(x)) + jax.random.normal(noise_key, (2,))
         return number + 1, layer, key, x, function, name, none
 
-    start = 0, layer, jax.random.key(1), jnp.ones(2), jnp.sin, "a", None
-    found = loops.while_loop(lambda c: c[0] < 3, body, start, max_steps=3, kind=kind)
-
     @eqxlike.filter_jit
-    def in_python():
-        carry = start
+    def run(layer, key):
+        expected = start = 0, layer, key, jnp.ones(2), jnp.sin, "a", None
         for _ in range(3):
-            carry = body(carry)
-        return carry
+            expected = body(expected)
+        is_on = lambda carry: carry[0] < 3
+        return expected, [
+            loops.while_loop(is_on, body, start, max_steps=3, kind=kind) for kind in KINDS
+        ]
 
-    expected = in_python()
-    assert eqxlike.tree_equal(found[1], layer)
-    keys = [jax.random.key_data(each[2]) for each in (found, expected)]
-    assert np.array_equal(*keys)
-    np.testing.assert_allclose(found[3], expected[3], atol=1e-6)
-    assert found[4:] == (jnp.sin, "a", None)
+    layer = filled(nn.Linear, 2, 2, key=jax.random.key(0))
+    expected, all_found = run(layer, jax.random.key(1))
+    for found in all_found:
+        assert eqxlike.tree_equal(found[1], layer)
+        keys = [jax.random.key_data(each[2]) for each in (found, expected)]
+        assert np.array_equal(*keys)
+        np.testing.assert_allclose(found[3], expected[3], atol=1e-6)
+        assert found[4:] == (jnp.sin, "a", None)
 
 
 def test_python_numbers_take_the_dtype_that_the_body_returns():
@@ -190,7 +190,7 @@ def test_buffer_is_written_where_it_is_asked_to():
 
 @pytest.mark.parametrize(("kind", "is_named_inside"), [("checkpointed", True), ("bounded", False)])
 def test_a_buffer_of_a_loop_may_be_one_of_a_loop_inside(kind, is_named_inside):
-    def run(library, x, count):
+    def run(x, count):
         def write(carry):
             number, buffer = carry
             return number + 1, buffer.at[number].set(jnp.sin(x * number.astype(x.dtype)))
@@ -200,22 +200,21 @@ def test_a_buffer_of_a_loop_may_be_one_of_a_loop_inside(kind, is_named_inside):
             is_on, buffers = lambda c: c[0] < 2 * number + 2, lambda c: c[1]
             options = {"buffers": buffers if is_named_inside else None, "kind": kind}
             start = 2 * number, buffer
-            return number + 1, library.while_loop(is_on, write, start, max_steps=6, **options)[1]
+            return number + 1, loops.while_loop(is_on, write, start, max_steps=6, **options)[1]
 
         carry = jnp.array(0), jnp.zeros(6)
-        return library.while_loop(
+        return loops.while_loop(
             lambda c: c[0] < count, body, carry, max_steps=3, buffers=lambda c: c[1], kind=kind
         )[1]
 
-    def found(library):
-        value = jax.vmap(lambda x, n: run(library, x, n))
-        grad = jax.vmap(jax.grad(lambda x, n: jnp.sum(run(library, x, n) ** 2)))
-        args = jnp.array([0.7, 0.2]), jnp.array([3, 2])
-        return jax.jit(lambda *args: (value(*args), grad(*args)))(*args)
+    def squared(x, count):
+        buffer = run(x, count)
+        return jnp.sum(buffer**2), buffer
 
+    found = jax.jit(jax.vmap(jax.grad(squared, has_aux=True)))
+    grad, value = found(np.array([0.7, 0.2], "f"), np.array([3, 2]))
     steps, is_written = np.arange(6.0), np.array([[1.0] * 6, [1.0] * 4 + [0.0] * 2])
     angles = np.outer([0.7, 0.2], steps)
-    value, grad = found(loops)
     np.testing.assert_allclose(value, np.sin(angles) * is_written, rtol=1e-5)
     expected = np.sum(steps * np.sin(2 * angles) * is_written, axis=1)
     np.testing.assert_allclose(grad, expected, rtol=1e-5)

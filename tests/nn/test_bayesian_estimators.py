@@ -11,7 +11,7 @@ import pytest
 import eqxlike as eqx
 from eqxlike import nn
 from eqxlike.nn._bayesian._gaussian_layer import _random_signs
-from tests.nn.arrays import normal
+from tests.nn.arrays import filled, normal
 from tests.nn.test_bayesian import perturbed
 
 NUM_DRAWS = 8000
@@ -149,7 +149,7 @@ def test_weights_are_those_of_a_sample_by_the_same_key(getkey):
 
 
 def test_layers_that_are_stored_stacked_are_perturbed_one_by_one(getkey):
-    stack = nn.ScanStack(lambda key: nn.Linear(3, 3, key=key), 2, key=getkey())
+    stack = filled(nn.ScanStack, lambda key: nn.Linear(3, 3, key=key), 2, key=getkey())
     model = nn.with_perturbation(nn.to_bayesian(stack, estimator="weights"), getkey())
     x, key = jnp.ones(3), getkey()
 

@@ -62,7 +62,9 @@ def model(network):
 @pytest.mark.parametrize("name", LAYERS)
 def test_scales_are_those_of_a_new_layer(name, getkey):
     layer = LAYERS[name](prior_scale=2.0, posterior_scale=0.3, key=getkey())
-    mean, posterior, prior = layer.mean_layer(), layer.posterior_scales(), layer.prior_scales()
+    mean, posterior, prior = eqx.filter_jit(
+        lambda layer: (layer.mean_layer(), layer.posterior_scales(), layer.prior_scales())
+    )(layer)
     fan_in = mean.weight[0].size
     np.testing.assert_allclose(posterior.weight, 0.3 / np.sqrt(fan_in), rtol=1e-5)
     np.testing.assert_allclose(prior.weight, 2.0 / np.sqrt(fan_in), rtol=1e-6)

@@ -193,15 +193,25 @@ def test_layer_of_a_user_gets_a_key_if_one_was_given_or_it_takes_one():
         sequential = nn.Sequential([make(), make(), make()])
         return mlp, sequential, nn.ScanStack(lambda key: make(), 3, key=jr.key(0))
 
-    x = jnp.array([1.0, 2.0])
-    for each in of_layers(lambda: Double(jnp.zeros(2))):
-        np.testing.assert_allclose(each(x), 8 * x)
+    x = np.array([1.0, 2.0], np.float32)
+    doubling, needing = (
+        of_layers(lambda make=make: make(np.zeros(2, "f"))) for make in (Double, Needs)
+    )
+    branches = nn.Parallel([Double(np.zeros(2, "f")), Double(np.ones(2, "f"))], "sum")
+
+    @eqx.filter_jit
+    def outputs(key):
+        by_key = [each(x, key=jr.clone(key)) for each in needing]
+        return [each(x) for each in doubling + needing], by_key, branches(x)
+
+    without_key, by_key, of_branches = outputs(jr.key(0))
+    for each in doubling:
         assert "Double" in str(nn.summary(each, x))  # which calls layers by its own class
-    branches = nn.Parallel([Double(jnp.zeros(2)), Double(jnp.ones(2))], "sum")
-    np.testing.assert_allclose(branches(x), 4 * x + 1)
-    for each in of_layers(lambda: Needs(jnp.zeros(2))):
-        np.testing.assert_allclose(each(x), 8 * x)
-        np.testing.assert_allclose(each(x, key=jr.key(0)), -x)
-    np.testing.assert_allclose(nn.Sequential([jnp.tanh, abs])(-x), jnp.tanh(x), rtol=1e-6)
+    for out in without_key:
+        np.testing.assert_allclose(out, 8 * x)
+    for out in by_key:
+        np.testing.assert_allclose(out, -x)
+    np.testing.assert_allclose(of_branches, 4 * x + 1)
+    np.testing.assert_allclose(nn.Sequential([jnp.tanh, abs])(-x), np.tanh(x), rtol=1e-6)
     with pytest.raises(TypeError, match="unexpected keyword argument 'key'"):
         nn.Sequential([Double(0.0)])(x, key=jr.key(0))

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import equinox
 import jax
@@ -9,9 +10,9 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
-from tests.nn.arrays import normal
+from tests.nn.arrays import filled, normal
 
-# Class, sizes, options. Most have weights of one shape: one compiled function then draws them.
+# Class, sizes, options.
 LAYERS = {
     "Conv1d-lower": ("Conv1d", (2, 4, 3), {"stride": 2, "padding": "same_lower"}),
     "Conv1d-negative": ("Conv1d", (2, 4, 3), {"padding": (-1,), "use_bias": False}),
@@ -30,32 +31,45 @@ LAYERS = {
     "Conv3d": ("Conv3d", (1, 2, 2), {"padding": (0, 1, 2)}),
     "Conv": ("Conv", (1, 2, 4, 3), {"padding": "VALID"}),
 }
-SIZES = (5, 6, 4)
 
 
-def test_same_key_gives_equinox_fields_and_outputs(getkey):
-    x_key = getkey()
+def assert_as_in_equinox(layers, drawn, sizes, getkey):
+    """Fields and outputs of `layers`, of the same arrays; and what one key draws for some.
+
+    `sizes` are those of the inputs.
+    """
+    made = {
+        name: [
+            functools.partial(getattr(module, layer), *arguments, **options)
+            for module in (nn, equinox.nn)
+        ]
+        for name, (layer, arguments, options) in layers.items()
+    }
+    pairs = [[filled(make, key=jr.key(0)) for make in both] for both in made.values()]
+    xs = [
+        normal(getkey(), (ours.in_channels, *sizes[: ours.num_spatial_dims])) for ours, _ in pairs
+    ]
 
     @eqx.filter_jit
-    def layers_and_outputs(key):
-        found = []
-        for layer, sizes, options in LAYERS.values():
-            ours, theirs = (
-                getattr(module, layer)(*sizes, **options, key=jr.clone(key))
-                for module in (nn, equinox.nn)
-            )
-            x = normal(x_key, (ours.in_channels, *SIZES[: ours.num_spatial_dims]))
-            found.append((ours, theirs, (ours(x), theirs(x))))
-        return found
+    def outputs_and_drawn(pairs, key):
+        outputs = [[each(x) for each in pair] for pair, x in zip(pairs, xs, strict=True)]
+        return outputs, [[make(key=jr.clone(key)) for make in made[name]] for name in drawn]
 
-    for ours, theirs, outputs in layers_and_outputs(getkey()):
+    outputs, drawn = outputs_and_drawn(pairs, getkey())
+    for found, expected in outputs:
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    for ours, theirs in [*pairs, *drawn]:
         for own, their in zip(dataclasses.fields(ours), dataclasses.fields(theirs), strict=True):
             assert own.name == their.name
             values = [getattr(each, own.name) for each in (ours, theirs)]
             # To compare NumPy's arrays compiles nothing.
             values = [np.asarray(each) if isinstance(each, jax.Array) else each for each in values]
             assert equinox.tree_equal(*values), own.name
-        np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
+
+
+def test_fields_outputs_and_what_a_key_draws_are_those_of_equinox(getkey):
+    drawn = ["Conv1d-negative", "Conv2d-by-axis"]
+    assert_as_in_equinox(LAYERS, drawn, (5, 6, 4), getkey)
 
 
 def test_jaxpr_is_one_convolution_and_the_bias_also_for_an_empty_batch(getkey):

@@ -1,6 +1,3 @@
-import dataclasses
-
-import equinox
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -10,8 +7,9 @@ import pytest
 import eqxlike as eqx
 from eqxlike import nn
 from tests.nn.arrays import normal
+from tests.nn.test_conv import assert_as_in_equinox
 
-# Class, sizes, options. Most have weights of one shape: one compiled function then draws them.
+# Class, sizes, options.
 LAYERS = {
     "ConvTranspose1d-lower": (
         "ConvTranspose1d",
@@ -38,32 +36,11 @@ LAYERS = {
     ),
     "ConvTranspose3d": ("ConvTranspose3d", (1, 2, 2), {"padding": "VALID", "stride": (1, 2, 1)}),
 }
-SIZES = (4, 5, 3)
 
 
-def test_same_key_gives_equinox_fields_and_outputs(getkey):
-    x_key = getkey()
-
-    @eqx.filter_jit
-    def layers_and_outputs(key):
-        found = []
-        for layer, sizes, options in LAYERS.values():
-            ours, theirs = (
-                getattr(module, layer)(*sizes, **options, key=jr.clone(key))
-                for module in (nn, equinox.nn)
-            )
-            x = normal(x_key, (ours.in_channels, *SIZES[: ours.num_spatial_dims]))
-            found.append((ours, theirs, (ours(x), theirs(x))))
-        return found
-
-    for ours, theirs, outputs in layers_and_outputs(getkey()):
-        for own, their in zip(dataclasses.fields(ours), dataclasses.fields(theirs), strict=True):
-            assert own.name == their.name
-            values = [getattr(each, own.name) for each in (ours, theirs)]
-            # To compare NumPy's arrays compiles nothing.
-            values = [np.asarray(each) if isinstance(each, jax.Array) else each for each in values]
-            assert equinox.tree_equal(*values), own.name
-        np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
+def test_fields_outputs_and_what_a_key_draws_are_those_of_equinox(getkey):
+    drawn = ["ConvTranspose1d-lower", "ConvTranspose2d-by-axis"]
+    assert_as_in_equinox(LAYERS, drawn, (4, 5, 3), getkey)
 
 
 @pytest.mark.parametrize(

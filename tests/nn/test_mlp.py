@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eqxlike import Module, filter_eval_shape, filter_grad, filter_jit, nn
-from tests.nn.arrays import normal
+from tests.nn.arrays import filled, normal
 
 
 class Slope(Module):
@@ -76,20 +76,14 @@ def test_same_key_gives_equinox_networks(getkey):
 
 
 def test_activation_with_arrays_is_owned_by_each_unit(getkey):
-    key, x, slope = getkey(), normal(getkey(), (2,)), jnp.array(0.1)
-
-    @filter_jit
-    def networks_and_outputs(key):
-        ours = nn.MLP(2, 3, 5, 4, Slope(slope), Slope(slope), scan=True, key=key)
-        theirs = equinox.nn.MLP(
-            2, 3, 5, 4, EquinoxSlope(slope), EquinoxSlope(slope), scan=True, key=jr.clone(key)
-        )
-        return ours, theirs, (ours(x), theirs(x))
-
-    ours, theirs, found_and_expected = networks_and_outputs(key)
+    x, slope = normal(getkey(), (2,)), jnp.array(0.1)
+    ours, theirs = (
+        filled(make, 2, 3, 5, 4, activation(slope), activation(slope), scan=True, key=jr.key(0))
+        for make, activation in ((nn.MLP, Slope), (equinox.nn.MLP, EquinoxSlope))
+    )
     assert ours.activation.slope.shape == theirs.activation.slope.shape == (4, 5)
     assert ours.final_activation.slope.shape == theirs.final_activation.slope.shape == (3,)
-    np.testing.assert_allclose(*found_and_expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(*outputs(ours, theirs, x), rtol=1e-6, atol=1e-6)
     gradient = filter_eval_shape(filter_grad(lambda model: jnp.sum(model(x))), ours)
     assert gradient.activation.slope.shape == (4, 5)
 

@@ -49,13 +49,21 @@ def assert_same_outputs(pairs, xs):
 
 
 def test_average_is_summed_in_a_dtype_that_holds_it():
-    half = nn.AvgPool1d(1000)(jnp.ones((1, 1000), jnp.bfloat16))
+    small = np.full((1, 4), 255, np.uint8)
+    pools, xs = zip(
+        (nn.AvgPool1d(1000), np.ones((1, 1000), jnp.bfloat16)),
+        (nn.AvgPool1d(2), np.array([[True, False, False]])),
+        (nn.AvgPool1d(4), small),
+        (nn.AdaptiveAvgPool1d(1), small),
+        (nn.MaxPool1d(2, padding=1), np.array([[1, 0, 3, 2]], np.int32)),
+        strict=True,
+    )
+    outputs = jax.jit(lambda xs: [pool(x) for pool, x in zip(pools, xs, strict=True)])(xs)
+    half, booleans, mean, adaptive, whole = outputs
     assert (half.dtype, half.tolist()) == (jnp.bfloat16, [[1]])
-    assert nn.AvgPool1d(2)(jnp.array([[True, False, False]])).tolist() == [[0.5, 0]]
-    small = jnp.full((1, 4), 255, jnp.uint8)
-    assert nn.AvgPool1d(4)(small).tolist() == nn.AdaptiveAvgPool1d(1)(small).tolist() == [[255]]
-    assert nn.AvgPool1d(4)(small).dtype == jnp.float32
-    whole = nn.MaxPool1d(2, padding=1)(jnp.array([[1, 0, 3, 2]]))
+    assert booleans.tolist() == [[0.5, 0]]
+    assert mean.tolist() == adaptive.tolist() == [[255]]
+    assert mean.dtype == jnp.float32
     assert (whole.dtype, whole.tolist()) == (jnp.int32, [[1, 1, 3, 3, 2]])
 
 
@@ -99,8 +107,10 @@ def test_a_number_takes_the_dtype_of_the_input():
 
 
 def test_empty_batch_gives_an_empty_batch():
-    assert jax.vmap(nn.AvgPool2d(2))(jnp.ones((0, 2, 4, 3))).shape == (0, 2, 3, 2)
-    assert jax.vmap(nn.AdaptiveAvgPool2d(2))(jnp.ones((0, 3, 5, 4))).shape == (0, 3, 2, 2)
+    pooled = jax.jit(lambda *xs: [jax.vmap(pool)(x) for pool, x in zip(pools, xs, strict=True)])
+    pools = nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(2)
+    outputs = pooled(np.ones((0, 2, 4, 3), "f"), np.ones((0, 3, 5, 4), "f"))
+    assert [each.shape for each in outputs] == [(0, 2, 3, 2), (0, 3, 2, 2)]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
+from tests.nn.arrays import filled
 
 
 class Block(eqx.Module):
@@ -34,21 +35,23 @@ def test_layers_are_those_of_a_list(getkey):
 
 
 def test_output_and_gradient_are_those_of_a_loop(getkey):
-    stack = nn.ScanStack(Block, 3, remat=True, unroll=2, key=getkey())
-    x, key, shift = jnp.ones(4), getkey(), jnp.array(0.5)
+    stack = filled(nn.ScanStack, Block, 3, remat=True, unroll=2, key=getkey())
+    x, shift = np.ones(4, np.float32), np.float32(0.5)
 
     @eqx.filter_jit
-    @eqx.filter_value_and_grad
-    def scanned(stack):
-        return jnp.sum(stack(x, shift, key=key) ** 2)
+    def scanned_and_looped(stack, key):
+        def scanned(stack):
+            return jnp.sum(stack(x, shift, key=key) ** 2)
 
-    @eqx.filter_jit
-    @eqx.filter_value_and_grad
-    def looped(layers):
-        return jnp.sum(in_a_loop(layers, x, shift, key=jr.clone(key)) ** 2)
+        def looped(layers):
+            return jnp.sum(in_a_loop(layers, x, shift, key=jr.clone(key)) ** 2)
 
-    value, gradient = scanned(stack)
-    expected, expected_gradients = looped(stack.unstack())
+        return [
+            eqx.filter_value_and_grad(function)(layers)
+            for function, layers in ((scanned, stack), (looped, stack.unstack()))
+        ]
+
+    (value, gradient), (expected, expected_gradients) = scanned_and_looped(stack, getkey())
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     for index, layer_gradient in enumerate(expected_gradients):
         np.testing.assert_allclose(

@@ -39,9 +39,9 @@ def test_probability_one_gives_zeros_and_a_zero_gradient(getkey):
 
 
 def test_dropout_keeps_the_dtype(getkey):
-    half = jnp.array(0.5)
-    for dtype, p in ((jnp.bfloat16, 0.5), (jnp.float16, half), (jnp.complex64, 0.5)):
-        assert nn.Dropout(p)(jnp.ones(3, dtype), key=getkey()).dtype == dtype
+    for dtype, p in ((jnp.bfloat16, 0.5), (jnp.float16, jnp.array(0.5)), (jnp.complex64, 0.5)):
+        x = np.ones(3, dtype)
+        assert eqx.filter_eval_shape(nn.Dropout(p), x, key=getkey()).dtype == dtype
 
 
 def test_array_probability_gets_no_gradient(getkey):
@@ -173,18 +173,14 @@ def test_same_key_gives_equinox_cells(name, use_bias, getkey):
         np.testing.assert_allclose(own, their, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", CELLS)
-def test_initializers_draw_the_parameters_of_a_cell(name, getkey):
-    cell = getattr(nn, name)(
-        3,
-        4,
-        weight_init=jax.nn.initializers.orthogonal(),
-        bias_init=jax.nn.initializers.zeros,
-        key=getkey(),
-    )
-    weight = np.asarray(cell.weight_hh)
-    np.testing.assert_allclose(weight.T @ weight, np.eye(4), atol=1e-5)
-    assert not np.any(cell.bias)
+def test_initializers_draw_the_parameters_of_cells(getkey):
+    initializers = jax.nn.initializers
+    options = {"weight_init": initializers.orthogonal(), "bias_init": initializers.zeros}
+    make = lambda key: [getattr(nn, name)(3, 4, **options, key=jr.clone(key)) for name in CELLS]
+    for cell in eqx.filter_jit(make)(getkey()):
+        weight = np.asarray(cell.weight_hh)
+        np.testing.assert_allclose(weight.T @ weight, np.eye(4), atol=1e-5)
+        assert not np.any(cell.bias)
 
 
 @pytest.mark.parametrize("name", CELLS)

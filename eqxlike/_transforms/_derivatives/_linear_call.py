@@ -124,10 +124,7 @@ def _batch(
     avals: Any,
 ) -> tuple[Any, Any]:
     axes = [None if dim is None else 0 for dim in dims]
-    args = [
-        arg if dim is None else jnp.moveaxis(arg, dim, 0)
-        for arg, dim in zip(args, dims, strict=True)
-    ]
+    args = [arg if dim is None else to_front(arg, dim) for arg, dim in zip(args, dims, strict=True)]
     of_residuals, of_tangents = axes[:num_residuals], axes[num_residuals:]
 
     is_shared = tuple(axis is None for axis in of_tangents)
@@ -239,6 +236,11 @@ batching.fancy_primitive_batchers[_linear] = _batch
 # --- Functions with a rule of their own under `jax.vmap` ---
 
 
+def to_front(array: Any, axis: int) -> Any:
+    """`array` with this axis in front; where it is, nothing is traced, as `jnp.moveaxis` would."""
+    return array if axis == 0 else jnp.moveaxis(array, axis, 0)
+
+
 def batch_first(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, where each array that it returns has the axis of a batch in front.
 
@@ -263,7 +265,7 @@ _batch_first.def_abstract_eval(lambda array: array)
 mlir.register_lowering(_batch_first, lambda context, array: [array])
 ad.deflinear2(_batch_first, lambda cotangent, array: [_batch_first.bind(cotangent)])
 batching.primitive_batchers[_batch_first] = lambda arrays, dims: (
-    _batch_first.bind(jnp.moveaxis(arrays[0], dims[0], 0)),
+    _batch_first.bind(to_front(arrays[0], dims[0])),
     0,
 )
 

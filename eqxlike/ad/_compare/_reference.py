@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from ..._module import field
 from ..._programs import equations_in
 from ..._pytree import is_inexact_array
-from ..._transforms import filter_make_jaxpr
+from ..._transforms import filter_jit, filter_make_jaxpr
 from .._measuring import Pace, freshly_compiled, largest_epsilon
 from .._modes import FiniteDifference, Mode
 from .._modes._mode import Arrays
@@ -28,6 +28,7 @@ class Reference:
 
     - `name`: the name of the mode that found it.
     - `gradients`: for each array that the subject is differentiated by, in double precision.
+    - `_find`: finds those at other arguments, by the program that found these.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Reference:
     _wide: Subject
     _epsilons: list[float]
     _mode: Mode
+    _find: Callable[..., list[np.ndarray]]
 
     @functools.cached_property
     def doubts(self) -> list[np.ndarray]:
@@ -46,23 +48,23 @@ class Reference:
         double precision: there those to the one side differ from those to the other.
         """
         doubts = []
-        for apart in self._apart(self._rounded, self._mode):
+        for apart in self._apart(lambda: self._find(*self._rounded())):
             # Each operation rounds, not the arguments alone.
             doubts.append(np.full(apart.shape, 16 * largest_of(apart)))
         if not getattr(self._mode, "only_evaluates", False):
             return doubts
-        step = self._step()
-        for side in (1, -1):
-            one_sided = self._apart(lambda: self._wide, OneSided(side=side, step=step))
+        of_sides = functools.cache(self._one_sided)
+        for place in range(2):
+            one_sided = self._apart(lambda place=place: [each[place] for each in of_sides()])
             for doubt, apart in zip(doubts, one_sided, strict=True):
                 # Rounding is random: what it does to one derivative it may do to all.
                 doubt += 3 * (apart + np.median(apart)) if apart.size else 0
         return doubts
 
-    def _apart(self, make_subject: Callable[[], Subject], mode: Mode) -> list[np.ndarray]:
+    def _apart(self, find: Callable[[], list[np.ndarray]]) -> list[np.ndarray]:
         """How far another gradient is from this one; infinitely, where it is not known."""
         try:
-            others = _gradients(make_subject(), mode)
+            others = find()
         except Exception:
             # No mode is to blame for that.
             others = [np.full(right.shape, np.inf) for right in self.gradients]
@@ -71,15 +73,29 @@ class Reference:
             for other, right in zip(others, self.gradients, strict=True)
         ]
 
-    def _rounded(self) -> Subject:
-        """The subject with arguments that are off by a rounding error."""
+    def _rounded(self) -> tuple[Any, ...]:
+        """The arguments, off by a rounding error."""
         generator = np.random.default_rng(0)
         arrays = [
             np.asarray(array) * (1 + epsilon * generator.choice([-1.0, 1.0], array.shape))
             for array, epsilon in zip(self._wide.arrays, self._epsilons, strict=True)
         ]
-        args = (self._wide.rest.merge(arrays), *self._wide.args[1:])
-        return dataclasses.replace(self._wide, args=args)
+        with jax.enable_x64(True):
+            return self._wide.rest.merge(map(jnp.asarray, arrays)), *self._wide.args[1:]
+
+    def _one_sided(self) -> list[np.ndarray]:
+        """The gradients by differences to the one side and to the other, in rows."""
+        wide, step = self._wide, self._step()
+
+        def find(*args: Any) -> Any:
+            def of_side(side: Array) -> list[Array]:
+                _, gradient = wide.value_and_grad(OneSided(side=side, step=step))(*args)
+                return wide.gradients_in(gradient)
+
+            return jax.lax.map(of_side, jnp.array([1.0, -1.0]))
+
+        with jax.enable_x64(True):
+            return list(map(np.asarray, filter_jit(find)(*wide.args)))
 
     def _step(self) -> float | None:
         """A step that is seen in a function that computes in less than double precision."""
@@ -110,7 +126,8 @@ def reference_gradient(subject: Subject, mode: Mode, pace: Pace) -> Reference:
     name = as_written(mode)
     try:
         wide = _in_float64(subject)
-        gradients = _gradients(wide, mode, pace)
+        find = _compiled(wide, mode, pace)
+        gradients = find(*wide.args)
     except NoReference as error:
         raise NoReference(f"The reference, {name}, would take too long: {error}.") from None
     except Exception as error:
@@ -135,17 +152,22 @@ def reference_gradient(subject: Subject, mode: Mode, pace: Pace) -> Reference:
                 "at these arguments, and defined near by?"
             )
     epsilons = [float(jnp.finfo(array.dtype).eps) for array in subject.arrays]
-    return Reference(name, gradients, wide, epsilons, mode)
+    return Reference(name, gradients, wide, epsilons, mode, find)
 
 
-def _gradients(wide: Subject, mode: Mode, pace: Pace | None = None) -> list[np.ndarray]:
+def _compiled(wide: Subject, mode: Mode, pace: Pace) -> Callable[..., list[np.ndarray]]:
+    """The gradients as a function of arguments of the form of those of `wide`."""
     with jax.enable_x64(True):
         program = freshly_compiled(wide.value_and_grad(mode), wide.args)
-        complaint = pace and pace.complaint(program)
-        if complaint:
-            raise NoReference(complaint)
-        _, gradient = program.run()
-        return [np.asarray(each) for each in wide.gradients_in(gradient)]
+    if complaint := pace.complaint(program):
+        raise NoReference(complaint)
+
+    def find(*args: Any) -> list[np.ndarray]:
+        with jax.enable_x64(True):
+            _, gradient = program.run(*args)
+            return [np.asarray(each) for each in wide.gradients_in(gradient)]
+
+    return find
 
 
 def _bits_drawn(subject: Subject) -> list[int]:
@@ -177,7 +199,7 @@ class OneSided(FiniteDifference):
     - `side`: 1 or -1, the sign of `h`.
     """
 
-    side: int = field(static=True, kw_only=True)
+    side: Float[Array, ""] = field(kw_only=True)
 
     def _difference(
         self, function: Any, arrays: Arrays, tangents: Arrays, h: Float[Array, ""]

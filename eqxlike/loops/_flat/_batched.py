@@ -11,6 +11,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, ArrayLike, Bool, Shaped
 
 from ..._compat import set_batching_rule
+from ..._transforms._derivatives._linear_call import to_front
 
 
 def _reducing(name: str, reduce: Callable[[Any], Any], dtype: Any = None) -> Primitive:
@@ -111,7 +112,7 @@ def _select_batch(args: tuple[Any, ...], dims: tuple[Any, ...]) -> tuple[Any, in
 def _at_front(array: Any, dim: int | None, size: int) -> Any:
     if dim is None:
         return jnp.broadcast_to(array, (size, *jnp.shape(array)))
-    return jnp.moveaxis(array, dim, 0)
+    return to_front(array, dim)
 
 
 ad.primitive_jvps[_select] = _select_jvp

@@ -198,7 +198,7 @@ def _pull_back(
         more, ct_carry, ct_x = pull_back_step(
             scan, nonzero, is_shared, consts, carry, x, is_active, ct_carry, ct_y
         )
-        ct_consts = list(map(jnp.add, ct_consts, more))
+        ct_consts = list(map(jax.lax.add, ct_consts, more))
         return [*ct_carry, *ct_consts], [array[None] for array in ct_x]
 
     is_masked = (*select(scan.is_masked, nonzero.carry), *[True] * len(ct_consts))

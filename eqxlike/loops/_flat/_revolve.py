@@ -226,7 +226,7 @@ def _pull_back(
             new if masked else select_if_vmap(is_active, new, old)
             for masked, new, old in zip(is_masked, ct_new_carry, ct_carry, strict=True)
         ]
-        ct_consts = list(map(jnp.add, ct_consts, more))
+        ct_consts = list(map(jax.lax.add, ct_consts, more))
         top = jnp.where(start == index, saved.top - 1, saved.top)
         return saved._replace(top=top), ct_carry, ct_consts, with_row(ct_xs, index, ct_x)
 

@@ -31,7 +31,7 @@ def run(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
     def body(number: Array, state: tuple[list[Array], list[Array]]) -> Any:
         carry, ys = state
         index = longest - 1 - number if scan.is_reversed else number
-        is_active = index < count
+        is_active = jax.lax.lt(index, count)
         new, y = scan.step(consts, carry, row_of(xs, index), is_active)
         ys = with_row(ys, index, _where_active(is_active, y))
         return select_active(scan, is_active, new, carry), ys

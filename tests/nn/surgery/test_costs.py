@@ -2,12 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
+from tests.nn.arrays import filled
 
 LINEAR = 2 * 3 * 3 + 3
 """FLOPs of a product of 3 x 3 by 3, and a sum of 3."""
@@ -36,17 +36,20 @@ def count_of_xla(model, *args):
 
 
 def test_total_is_exactly_what_xla_counts_where_no_constant_is_folded(getkey):
-    keys = jr.split(getkey(), 3)
-    model = nn.Sequential(
-        [
-            nn.Conv2d(3, 8, 3, padding=1, key=keys[0]),
-            nn.GroupNorm(2, 8),
-            nn.Lambda(jax.nn.relu),
-            nn.AvgPool2d(2, 2),
-            nn.Lambda(jnp.ravel),
-            nn.MLP(8 * 4 * 4, 10, width_size=16, depth=2, key=keys[1]),
-        ]
-    )
+    def make(key):
+        conv_key, mlp_key = jax.random.split(key)
+        return nn.Sequential(
+            [
+                nn.Conv2d(3, 8, 3, padding=1, key=conv_key),
+                nn.GroupNorm(2, 8),
+                nn.Lambda(jax.nn.relu),
+                nn.AvgPool2d(2, 2),
+                nn.Lambda(jnp.ravel),
+                nn.MLP(8 * 4 * 4, 10, width_size=16, depth=1, key=mlp_key),
+            ]
+        )
+
+    model = filled(make, getkey())
     x = jnp.ones((5, 3, 8, 8))
     summary = nn.summary(eqx.filter_vmap(model), x)
     assert summary.flops == count_of_xla(eqx.filter_vmap(model), x)
@@ -58,7 +61,7 @@ def test_stack_inside_of_a_stack_counts_for_each_turn_of_both(getkey):
     def make(key):
         return nn.Sequential([linear(key), nn.Identity()])
 
-    stack = nn.ScanStack(lambda key: nn.ScanStack(make, 3, key=key), 4, key=getkey())
+    stack = filled(nn.ScanStack, lambda key: nn.ScanStack(make, 3, key=key), 4, key=getkey())
     summary = nn.summary(stack, jnp.ones(3))
     assert summary.flops == 12 * LINEAR
     # One that computes nothing is called in each turn.

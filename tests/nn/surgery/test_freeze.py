@@ -8,11 +8,12 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
+from tests.nn.arrays import filled
 
 
 @pytest.fixture
 def model(getkey):
-    return nn.MLP(2, 1, 4, 2, activation=jnp.tanh, key=getkey())
+    return filled(nn.MLP, 2, 1, 4, 2, activation=jnp.tanh, key=getkey())
 
 
 def all_but_last(model):

@@ -5,6 +5,7 @@ import pytest
 
 import eqxlike
 from eqxlike import Module, nn
+from tests.nn.arrays import filled
 
 
 class Outer(Module):
@@ -25,8 +26,8 @@ class Foreign:
 def test_sets_every_flag_at_every_depth(getkey):
     model = Outer(
         False,
-        nn.Sequential([nn.Dropout(), nn.Linear(2, 2, key=getkey())]),
-        {"a": [Outer(False, nn.BayesianLinear(2, 2, key=getkey()), {})], "b": nn.Dropout()},
+        nn.Sequential([nn.Dropout(), filled(nn.Linear, 2, 2, key=getkey())]),
+        {"a": [Outer(False, filled(nn.BayesianLinear, 2, 2, key=getkey()), {})], "b": nn.Dropout()},
     )
     switched = nn.inference_mode(model)
     flags = [

@@ -5,7 +5,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
-from tests.nn.arrays import normal
+from tests.nn.arrays import filled, normal
 
 call = eqx.filter_jit(lambda model, x: model(x))
 
@@ -20,6 +20,10 @@ def moved(layer, key):
 def layer(getkey):
     linear = nn.Linear(5, 4, key=getkey())
     return moved(nn.LoRALinear(linear, 2, alpha=3.0, key=getkey()), getkey())
+
+
+def total(layer):
+    return layer(np.ones(5, np.float32)).sum()
 
 
 def adapted(model, key, **options):
@@ -48,7 +52,7 @@ def test_alpha_is_the_rank_by_default(getkey):
 
 
 def test_base_gets_no_gradient_and_the_correction_does(layer):
-    gradient = eqx.filter_grad(lambda layer: layer(jnp.ones(5)).sum())(layer)
+    gradient = eqx.filter_jit(eqx.filter_grad(total))(layer)
     assert gradient.linear.weight is None
     assert gradient.linear.bias is None
     assert np.any(gradient.up)
@@ -57,7 +61,7 @@ def test_base_gets_no_gradient_and_the_correction_does(layer):
 
 def test_gradient_by_jax_of_all_arrays_is_zero_for_the_base(layer):
     arrays, static = eqx.partition(layer, eqx.is_array)
-    gradient = jax.grad(lambda arrays: eqx.combine(arrays, static)(jnp.ones(5)).sum())(arrays)
+    gradient = jax.jit(jax.grad(lambda arrays: total(eqx.combine(arrays, static))))(arrays)
     assert not np.any(gradient.linear.weight)
     assert np.any(gradient.up)
 
@@ -65,8 +69,8 @@ def test_gradient_by_jax_of_all_arrays_is_zero_for_the_base(layer):
 def test_base_is_trained_if_asked_for(getkey):
     linear = nn.Linear(5, 4, key=getkey())
     layer = nn.LoRALinear(linear, 2, train_base=True, key=getkey())
-    gradient = eqx.filter_grad(lambda layer: layer(jnp.ones(5)).sum())(layer)
-    np.testing.assert_array_equal(gradient.linear.weight, jnp.ones((4, 5)))
+    gradient = eqx.filter_jit(eqx.filter_grad(total))(layer)
+    np.testing.assert_array_equal(gradient.linear.weight, np.ones((4, 5)))
 
 
 def test_unmerging_gives_back_every_bit(getkey):
@@ -87,15 +91,19 @@ def test_unmerging_gives_back_every_bit(getkey):
 
 def test_mlp_with_adapted_layers_computes_the_same_and_merges(getkey):
     # Between its first layer and its last, two that are stored stacked.
-    model, x = nn.MLP(3, 2, 4, 3, scan=True, key=getkey()), jnp.ones(3)
+    model, x = filled(nn.MLP, 3, 2, 4, 3, scan=True, key=getkey()), np.ones(3, np.float32)
     lora = adapted(model, getkey())
-    plain = call(model, x)
-    np.testing.assert_allclose(call(lora, x), plain, rtol=1e-6)
-    lora = nn.replace_layers(lora, nn.LoRALinear, lambda layer: moved(layer, getkey()))
-    merged = nn.replace_layers(lora, nn.LoRALinear, lambda layer: layer.merge())
-    assert eqx.tree_equal(jax.tree.structure(merged), jax.tree.structure(model))
-    out = call(merged, x)
-    np.testing.assert_allclose(out, call(lora, x), rtol=1e-4)
+    changed = nn.replace_layers(lora, nn.LoRALinear, lambda layer: moved(layer, getkey()))
+
+    @eqx.filter_jit
+    def merged_and_outputs(*models):
+        merged = nn.replace_layers(models[-1], nn.LoRALinear, lambda layer: layer.merge())
+        return merged, [each(x) for each in (*models, merged)]
+
+    merged, (plain, unchanged, expected, out) = merged_and_outputs(model, lora, changed)
+    np.testing.assert_allclose(unchanged, plain, rtol=1e-6)
+    assert jax.tree.structure(merged) == jax.tree.structure(model)
+    np.testing.assert_allclose(out, expected, rtol=1e-4)
     assert not np.allclose(out, plain)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
+from tests.nn.arrays import filled
 
 
 class Wrapped(eqx.Module):
@@ -27,7 +28,8 @@ class Twice(eqx.Module):
 
 @pytest.fixture
 def model(getkey):
-    return nn.Sequential([nn.Linear(2, 3, key=getkey()), nn.Lambda(jnp.tanh), nn.LayerNorm(3)])
+    linear = filled(nn.Linear, 2, 3, key=getkey())
+    return nn.Sequential([linear, nn.Lambda(jnp.tanh), nn.LayerNorm(3)])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import rich.console
 
 import eqxlike as eqx
 from eqxlike import nn
+from tests.nn.arrays import filled
 
 
 class Tied(eqx.Module):
@@ -34,7 +35,7 @@ class Jitted(eqx.Module):
 
 
 def linear(key, in_size=3, out_size=3):
-    return nn.Linear(in_size, out_size, key=key)
+    return filled(nn.Linear, in_size, out_size, key=key)
 
 
 def by_path(summary):

@@ -8,7 +8,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
-from tests.nn.arrays import normal
+from tests.nn.arrays import filled, normal
 
 
 class Doubled(nn.Linear):
@@ -33,7 +33,7 @@ def model(getkey):
 
 def test_inference_mode_computes_what_an_mlp_did(getkey):
     # Between its first layer and its last, two that are stored stacked.
-    model, x = nn.MLP(2, "scalar", 3, 3, scan=True, key=getkey()), jnp.ones(2)
+    model, x = filled(nn.MLP, 2, "scalar", 3, 3, scan=True, key=getkey()), np.ones(2, np.float32)
     bayesian = nn.to_bayesian(model)
     assert {type(layer) for layer in bayesian.layers} == {nn.BayesianLinear}
 
@@ -49,8 +49,8 @@ def test_inference_mode_computes_what_an_mlp_did(getkey):
 
 
 def test_each_layer_of_an_mlp_draws_by_a_key_of_its_own(getkey):
-    model = nn.MLP(2, 2, 2, 3, activation=jnp.tanh, scan=True, key=getkey())
-    bayesian, key, x = nn.to_bayesian(model), getkey(), jnp.ones(2)
+    model = filled(nn.MLP, 2, 2, 2, 3, activation=jnp.tanh, scan=True, key=getkey())
+    bayesian, key, x = nn.to_bayesian(model), getkey(), np.ones(2, np.float32)
     layers = [*bayesian.layers]
     arrays, static = eqx.partition(layers[1], eqx.is_array)
     taken = [jax.tree.map(operator.itemgetter(index), arrays) for index in range(2)]
@@ -68,7 +68,8 @@ def test_each_layer_of_an_mlp_draws_by_a_key_of_its_own(getkey):
 
 
 def test_projection_of_attention_draws_by_a_key_for_each_row(getkey):
-    attention, x = nn.MultiheadAttention(2, 4, key=getkey()), normal(getkey(), (3, 4))
+    attention = filled(nn.MultiheadAttention, 2, 4, key=getkey())
+    x = normal(getkey(), (3, 4))
     bayesian = nn.to_bayesian(attention, lambda attention: attention.output_proj)
     attended = eqx.tree_at(lambda attention: attention.output_proj, attention, nn.Identity())
     key = getkey()
@@ -84,7 +85,7 @@ def test_projection_of_attention_draws_by_a_key_for_each_row(getkey):
     found, expected = found_and_expected(attended, bayesian, key)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(RuntimeError, match=r"BayesianLinear at .*output_proj needs a key"):
-        bayesian(x, x, x)
+        eqx.filter_eval_shape(bayesian, x, x, x)
 
 
 def test_convolutions_become_bayesian_too(model, getkey):
@@ -121,7 +122,7 @@ def test_subclass_that_is_called_in_its_own_way_stays(getkey):
 
 def test_stack_is_as_bayesian_as_its_layers_one_by_one(getkey):
     make, shape = lambda key: nn.Conv1d(2, 2, 3, padding=1, key=key), (2, 5)
-    stack, prior_scale = nn.ScanStack(make, 3, key=getkey()), np.array(0.5)
+    stack, prior_scale = filled(nn.ScanStack, make, 3, key=getkey()), np.array(0.5)
     x, key = np.random.default_rng(0).normal(size=shape).astype(np.float32), getkey()
 
     @eqx.filter_jit
