@@ -25,6 +25,7 @@ from ._predicates import is_array_or_traced_reference as is_array_or_traced_refe
 from ._predicates import is_frozen as is_frozen
 from ._predicates import is_inexact_array as is_inexact_array
 from ._predicates import is_inexact_array_like as is_inexact_array_like
+from ._predicates import is_on_cpu as is_on_cpu
 from ._predicates import is_reference as is_reference
 from ._predicates import is_traced_reference as is_traced_reference
 from ._predicates import listed as listed

@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
 from .._compat import Tracer
-from .._dtypes import is_key
-from ._predicates import is_array
+from ._predicates import is_array, is_on_cpu
 
 Fits = Callable[[Any, Any], bool | None]
 """Whether a node matches another with everything below; `None` to compare their children."""
@@ -356,23 +355,12 @@ def _leaves_equal(x: Any, y: Any, rtol: Any, atol: Any) -> Any:
         return not is_array(x) and not is_array(y) and bool(x == y)
     if x.shape != y.shape or x.dtype != y.dtype:
         return False
-    numpy = np if not isinstance(x, jax.Array) and not isinstance(y, jax.Array) else jnp
     is_exact = isinstance(rtol, float | int) and rtol == 0 and isinstance(atol, float | int)
     is_exact = is_exact and atol == 0
     if is_exact or not jnp.issubdtype(x.dtype, jnp.inexact):
-        if _is_on_host(x) and _is_on_host(y):
-            # JAX would compile two programs for each shape and dtype.
-            x, y, numpy = np.asarray(x), np.asarray(y), np
-        same = numpy.all(x == y)
+        # By NumPy where it can: JAX compiles two programs for each shape.
+        same = np.array_equal(x, y) if is_on_cpu(x) and is_on_cpu(y) else jnp.all(x == y)
     else:
-        same = numpy.allclose(x, y, rtol=rtol, atol=atol)
+        are_of_jax = isinstance(x, jax.Array) or isinstance(y, jax.Array)
+        same = (jnp if are_of_jax else np).allclose(x, y, rtol=rtol, atol=atol)
     return same if isinstance(same, Tracer) else bool(same)
-
-
-def _is_on_host(array: Any) -> bool:
-    """Whether NumPy reads the array as it is."""
-    if not isinstance(array, jax.Array):
-        return True
-    if isinstance(array, Tracer) or is_key(array) or not array.is_fully_addressable:
-        return False
-    return all(device.platform == "cpu" for device in array.devices())

@@ -23,6 +23,15 @@ def is_array(element: Any) -> bool:
     return isinstance(element, jax.Array | np.ndarray | np.generic)
 
 
+def is_on_cpu(array: Any) -> bool:
+    """Whether NumPy reads an array where it is: one of NumPy, or of JAX with numbers on a CPU."""
+    if isinstance(array, Tracer) or not isinstance(array.dtype, np.dtype):
+        return False
+    if not isinstance(array, jax.Array):
+        return True
+    return len(array.devices()) == 1 and next(iter(array.devices())).platform == "cpu"
+
+
 def is_array_like(element: Any) -> bool:
     """`True` for an array, a Python number, or an object with `__jax_array__`.
 

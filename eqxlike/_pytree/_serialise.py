@@ -211,7 +211,7 @@ def _as_jax_array(record: np.ndarray, dtype: np.dtype) -> jax.Array:
             "set `jax.config.update('jax_enable_x64', True)`, or pass a `filter_spec` that reads "
             "them into a NumPy array and casts that"
         )
-    return jnp.asarray(record)
+    return jax.device_put(record)
 
 
 def _as_key(record: np.ndarray, like: Any) -> jax.Array:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32, PyTree
 
 from .._check_numbers import whole_number
@@ -89,8 +90,8 @@ class DynamicLossScale(Module):
             )
         if not 1 < factor < math.inf:
             raise ValueError(f"DynamicLossScale expects a factor above 1, got {factor}.")
-        self.scale = jnp.array(scale, jnp.float32)
-        self.counter = jnp.zeros((), jnp.int32)
+        self.scale = jax.device_put(np.float32(scale))
+        self.counter = jax.device_put(np.int32(0))
         self.period = whole_number(period, "period")
         self.factor = float(factor)
         self.minimum = float(minimum)

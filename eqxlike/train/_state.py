@@ -4,12 +4,13 @@ from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, PyTree
 
 from .._dtypes import is_key
 from .._module import Module
-from .._pytree import filter, is_array, is_inexact_array
+from .._pytree import filter, is_array, is_inexact_array, is_on_cpu
 from ._checks import check_key, check_model, check_not_deleted, check_optimiser, initial_state
 from ._loss_scale import DynamicLossScale
 
@@ -83,7 +84,7 @@ class TrainState(Module, Generic[Model]):
         check_not_deleted(model, "model", "TrainState.create")
         model = copy_arrays(model)
         optimiser_state = copy_arrays(initial_state(optimiser, filter(model, is_inexact_array)))
-        step = jnp.zeros((), jnp.int32)
+        step, is_halted = map(jax.device_put, (np.zeros((), np.int32), np.zeros((), bool)))
         # To a type checker `cls` is a TrainState of some other model.
         of_model: Any = cls
         return of_model(
@@ -91,7 +92,7 @@ class TrainState(Module, Generic[Model]):
             optimiser_state,
             step,
             copy_arrays(key),
-            jnp.zeros((), bool),
+            is_halted,
             copy_arrays(loss_scale),
             copy_arrays(model_state),
         )
@@ -110,6 +111,9 @@ def copy_arrays(pytree: Tree) -> Tree:
             return leaf
         if is_key(leaf):
             leaf = jax.random.clone(leaf)
+        elif isinstance(leaf, jax.Array) and is_on_cpu(leaf):
+            # By NumPy: JAX compiles a program for each shape.
+            return jax.device_put(np.array(leaf), leaf.sharding if leaf.committed else None)
         return jnp.array(leaf, dtype=leaf.dtype, copy=True)
 
     return jax.tree_util.tree_map(copy, pytree)

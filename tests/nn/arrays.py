@@ -18,7 +18,7 @@ def normal(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float3
     drawn = generator.normal(size=shape)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         drawn = drawn + 1j * generator.normal(size=shape)
-    return jnp.asarray(np.asarray(drawn).astype(dtype))
+    return jax.device_put(np.asarray(drawn).astype(dtype))
 
 
 def filled(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -31,6 +31,6 @@ def filled(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not isinstance(leaf, jax.ShapeDtypeStruct):
             return leaf
         most = 1 if leaf.ndim < 2 else 1 / max(leaf.shape[-1], 1)
-        return jnp.asarray(generator.uniform(0.1 * most, most, leaf.shape).astype(leaf.dtype))
+        return jax.device_put(generator.uniform(0.1 * most, most, leaf.shape).astype(leaf.dtype))
 
     return jax.tree.map(fill, eqx.filter_eval_shape(make, *args, **kwargs))

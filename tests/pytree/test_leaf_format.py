@@ -125,8 +125,8 @@ def as_struct(array):
 @pytest.mark.parametrize(
     ("make", "blank"),
     [
-        (jnp.asarray, lambda array: jnp.asarray(np.zeros(array.shape, array.dtype))),
-        (jnp.asarray, as_struct),
+        (jax.device_put, lambda array: jax.device_put(np.zeros(array.shape, array.dtype))),
+        (jax.device_put, as_struct),
         (np.asarray, np.zeros_like),
         (lambda array: array[1], lambda scalar: scalar.dtype.type(0)),
     ],

@@ -28,18 +28,19 @@ def loss(model, batch, key):
     return jnp.mean((outputs - y) ** 2)
 
 
+OPTIMISER = optax.sgd(0.01, momentum=0.9)
+STEP = train.make_step(loss, OPTIMISER)
+
+
 def main(folder, *callbacks):
     """The result of the run, from wherever it was; without a folder nothing is saved."""
-    keys = jax.random.split(jax.random.key(0))
-    model = nn.Sequential(
-        [nn.Linear(3, 4, key=keys[0]), nn.Dropout(0.5), nn.Linear(4, "scalar", key=keys[1])]
-    )
-    optimiser = optax.sgd(0.01, momentum=0.9)
-    state = train.TrainState.create(model, optimiser, key=jax.random.key(1))
+    key = jax.random.key(0)
+    model = nn.Sequential([nn.Dropout(0.5), nn.Linear(3, "scalar", key=key)])
+    state = train.TrainState.create(model, OPTIMISER, key=key)
     x = np.random.default_rng(0).normal(size=(22, 3)).astype(np.float32)
     return train.fit(
         state,
-        train.make_step(loss, optimiser),
+        STEP,
         train.minibatches((x, x.sum(axis=1)), 4, seed=0),
         num_steps=30,
         # Of five steps between two checkpoints four are in one call, and one in another.

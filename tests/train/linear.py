@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqxlike import nn, train
+from tests.nn.arrays import filled
 
 BATCH = np.ones((4, 2), np.float32)
 
@@ -16,5 +17,5 @@ def make_step(optimiser: Any) -> Any:
 
 
 def make_state(optimiser: Any) -> Any:
-    model = nn.Linear(2, 1, key=jax.random.key(0))
+    model = filled(nn.Linear, 2, 1, key=jax.random.key(0))
     return train.TrainState.create(model, optimiser, key=jax.random.key(1))

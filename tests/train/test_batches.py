@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import eqxlike as eqx
 from eqxlike import train
 from eqxlike.train import minibatches
-from tests.train.linear import BATCH, make_state, make_step
+from tests.train.linear import BATCH, make_state
 
 SIZES = st.integers(1, 30).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
 
@@ -238,9 +239,12 @@ def test_the_thread_ends_with_the_loop_with_fit_and_at_close():
         break
     gc.collect()
     assert num_threads() == 0
-    optimiser = optax.sgd(0.1)
+
+    def step(state, batch):
+        return eqx.tree_at(lambda state: state.step, state, state.step + 1), jnp.mean(batch)
+
     batches = train.prefetch(itertools.repeat(BATCH))
-    train.fit(make_state(optimiser), make_step(optimiser), batches, num_steps=3, steps_per_call=2)
+    train.fit(make_state(optax.sgd(0.1)), step, batches, num_steps=3, steps_per_call=2)
     del batches
     gc.collect()
     assert num_threads() == 0

@@ -219,7 +219,7 @@ def test_a_disk_that_is_full_ends_the_run_or_does_not(simple, tmp_path, monkeypa
 # --- what callbacks keep ---
 
 
-OPTIMISER = optax.adam(0.1)
+OPTIMISER = optax.sgd(0.1, momentum=0.9)
 SCORES = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5, 10: 1.2, 12: 0.5}
 """By the steps made: the best of the first five is that of step 4."""
 

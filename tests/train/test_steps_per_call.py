@@ -11,6 +11,7 @@ import pytest
 import eqxlike as eqx
 from eqxlike import nn, train
 from eqxlike.train._loop import _pace
+from tests.nn.arrays import filled
 
 
 def squared_error(model, batch, key):
@@ -51,7 +52,7 @@ def assert_same(result, expected):
 
 def test_state_after_many_is_that_after_single_ones():
     model, model_state, loss = with_state_dropout_and_a_frozen_layer(jax.random.key(0))
-    optimiser, loss_scale = optax.adam(0.1), train.DynamicLossScale(2.0**15, period=3)
+    optimiser, loss_scale = optax.sgd(0.1, momentum=0.9), train.DynamicLossScale(2.0**15, period=3)
     state = train.TrainState.create(
         model, optimiser, key=jax.random.key(1), loss_scale=loss_scale, model_state=model_state
     )
@@ -69,7 +70,7 @@ def test_state_after_many_is_that_after_single_ones():
 @pytest.fixture(scope="module")
 def simple():
     optimiser = optax.sgd(0.1)
-    model = nn.Linear(3, "scalar", key=jax.random.key(0))
+    model = filled(nn.Linear, 3, "scalar", key=jax.random.key(0))
     state = train.TrainState.create(model, optimiser, key=jax.random.key(1))
     return state, train.make_step(squared_error, optimiser)
 

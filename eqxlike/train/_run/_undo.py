@@ -107,7 +107,8 @@ class Undo:
                 (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves
             )
             joined = _join(leaves) if self._joined is None else self._joined
-            self._good = joined, _copy([leaf for leaf in leaves if not _is_small(leaf)])
+            others = [leaf for leaf in leaves if not _is_small(leaf)]
+            self._good = joined, _copy(others) if others else others
             self._joined = None
 
     def add(self, call: Call, batches: Stack) -> None:

@@ -1,10 +1,11 @@
 """A training over the devices of two processes, which save one state together."""
 
-import itertools
+import contextlib
 import json
 import os
 import pathlib
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -12,83 +13,35 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from eqxlike import nn, train
+from eqxlike import train
 from tests import scripts
+from tests.train.sharding import trainings
 
 ROOT = pathlib.Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "multi_host.py"
 SHORT = ["--steps", "5", "--width", "32", "--batch-size", "64"]
 
 
-def start(*arguments, **environment):
-    return subprocess.Popen(
-        [sys.executable, *map(str, arguments)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process):
-    """What a process printed; it is ended if it takes too long."""
-    try:
-        output, errors = process.communicate(timeout=120)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise AssertionError(f"it hung: {process.communicate()[1][-2000:]}") from None
-    assert process.returncode == 0, errors[-2000:]
-    return output
-
-
-def train_short():
-    """Losses, the part of a weight that a device has, and what was compiled after two steps."""
-    mesh = jax.make_mesh((jax.device_count() // 2, 2), ("data", "model"))
-    sharding, optimiser = train.Sharding(mesh, {"weight": P("model", "data")}), optax.adam(0.1)
-    model = nn.Linear(8, 8, key=jax.random.key(0))
-    state = train.TrainState.create(model, optimiser, key=jax.random.key(1))
-    state = train.shard(state, sharding)
-
-    def loss(model, x, key):
-        return jnp.mean((jax.vmap(model)(x) + jax.random.normal(key, x.shape)) ** 2)
-
-    step = train.make_step(loss, optimiser, sharding=sharding)
-    x = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
-    compiled, losses = [], []
-
-    def listen(event, duration_s, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
-
-    with train.prefetch(train.minibatches(x, 8, seed=0), sharding=sharding) as ahead:
-        for number, batch in enumerate(itertools.islice(ahead, 6)):
-            state, value = step(state, batch)
-            losses.append(float(value))
-            if number == 1:
-                jax.monitoring.register_event_duration_secs_listener(listen)
-    jax.monitoring.unregister_event_duration_listener(listen)
-    part = state.model.weight.addressable_shards[0].data.shape
-    return {"losses": losses, "part": part, "compiled": len(compiled)}
-
-
-# One of two processes with two devices each. The service listens on the loopback interface alone.
+# Two processes with two devices each, which are forked before JAX and Orbax have any threads. The
+# service listens on the loopback interface alone.
 SCRIPT = """
-import json, sys
+import json, os, pathlib, sys
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from eqxlike import train
-from tests.train.sharding.test_processes import train_short
+from tests.train.sharding import trainings
 from eqxlike.train._checkpoints import _save
+import orbax.checkpoint
 
-index, address, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+address, folder, answers = sys.argv[1:]
+other = os.fork()
+index = int(other == 0)
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(address, 2, index, coordinator_bind_address=address)
 rows = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
@@ -128,7 +81,11 @@ with train.CheckpointFolder(folder) as checkpoints:
     except OSError as error:
         found["error"] = str(error)
     found["steps"] = [path.name for path in checkpoints.paths()]
-print(json.dumps(found | train_short()))
+answer = json.dumps(found | trainings.run_short())
+pathlib.Path(answers, str(index)).write_text(answer)
+jax.distributed.shutdown()
+if other:
+    assert os.waitpid(other, 0)[1] == 0
 """
 
 
@@ -136,13 +93,24 @@ def test_two_processes_train_and_save_together_and_one_goes_on_from_it(tmp_path)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-    started = [start("-W", "ignore", "-c", SCRIPT, index, address, tmp_path) for index in range(2)]
-    alone = train_short()
+    folder, answers = tmp_path / "run", tmp_path / "answers"
+    answers.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, address, folder, answers],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    alone = trainings.run_short()
     try:
-        found = [json.loads(finish(process).splitlines()[-1]) for process in started]
+        _, errors = process.communicate(timeout=120)
     finally:
-        for process in started:
-            process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors[-2000:]
+    found = [json.loads((answers / str(index)).read_text()) for index in range(2)]
     # They train as one does, each with its parts.
     for each in found:
         np.testing.assert_allclose(each["losses"], alone["losses"], rtol=1e-5)
@@ -157,7 +125,7 @@ def test_two_processes_train_and_save_together_and_one_goes_on_from_it(tmp_path)
     assert found[0]["error"] == "A checkpoint failed in process 1, whose own error says why."
     assert [each["steps"] for each in found] == [["step_000000001"]] * 2
     # Each part is a file of its own.
-    (rows,) = tmp_path.glob("step_000000001/arrays-*/*.rows")
+    (rows,) = folder.glob("step_000000001/arrays-*/*.rows")
     assert sorted(os.listdir(rows)) == [".zarray", "0.0", "1.0", "2.0", "3.0"]
 
     columns = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("x",)), P(None, "x"))
@@ -167,7 +135,7 @@ def test_two_processes_train_and_save_together_and_one_goes_on_from_it(tmp_path)
         "small": jnp.zeros((8, 2), jnp.float8_e5m2),
         "whole": np.zeros((8, 2), np.float32),
     }
-    state, data = train.CheckpointFolder(tmp_path).restore_newest(like)
+    state, data = train.CheckpointFolder(folder).restore_newest(like)
     values = np.arange(16, dtype=np.float32).reshape(8, 2)
     assert data == {"epoch": 1}
     assert state["rows"].sharding == columns

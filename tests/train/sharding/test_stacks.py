@@ -106,12 +106,12 @@ def in_a_row():
 
 def make_ensemble(size):
     keys = jax.random.split(jax.random.key(0), size)
-    return eqx.filter_vmap(lambda key: nn.ScanStack(make_linear, 4, key=key))(keys)
+    return eqx.filter_vmap(lambda key: nn.ScanStack(make_linear, 2, key=key))(keys)
 
 
 def side_by_side():
     """One whose layers are taken one by one, and ensembles of as many as it has, and of fewer."""
-    return linears(), make_ensemble(4), make_ensemble(3)
+    return linears(2), make_ensemble(4), make_ensemble(3)
 
 
 def of_each(models, batch, key):

@@ -1,11 +1,16 @@
-"""A small training with all that a state can hold, run under a sharding or without one."""
+"""Small trainings, run under a sharding or without one: with all that a state can hold, and with
+little, by several processes.
+"""
 
+import contextlib
+import itertools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec as P
 
 import eqxlike as eqx
 from eqxlike import nn, train
@@ -73,33 +78,68 @@ class Trained(NamedTuple):
     """Programs that were compiled after the first step."""
 
 
-def run(sharding, count, **options):
-    traces, compiled = [], []
-
-    def loss(*arguments):
-        traces.append(None)
-        return squares(*arguments)
+@contextlib.contextmanager
+def compilations():
+    """A list that gets longer by each program that is compiled meanwhile."""
+    compiled = []
 
     def listen(event, duration_s, **_):
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(event)
 
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def run(sharding, count, **options):
+    traces, losses = [], []
+
+    def loss(*arguments):
+        traces.append(None)
+        return squares(*arguments)
+
     state = start(**options)
     if sharding is not None:
         state = train.shard(state, sharding)
     step = train.make_step(loss, OPTIMISER, sharding=sharding)
-    losses = []
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with compilations() as compiled:
         for number, batch in enumerate(batches(count)):
             state, value = step(state, batch)
             if number == 0:
                 assert compiled
                 compiled.clear()
             losses.append(value)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
     return Trained(list(map(float, losses)), state, len(traces), len(compiled))
+
+
+def run_short():
+    """Losses, the part of a weight that a device has, and what was compiled after two steps."""
+    mesh = jax.make_mesh((jax.device_count() // 2, 2), ("data", "model"))
+    sharding = train.Sharding(mesh, {"weight": P("model", "data")})
+    optimiser = optax.sgd(0.1, momentum=0.9)
+    state = train.TrainState.create(
+        filled(nn.Linear, 8, 8, key=jax.random.key(0)), optimiser, key=jax.random.key(1)
+    )
+    state = train.shard(state, sharding)
+
+    def loss(model, x, key):
+        return jnp.mean((jax.vmap(model)(x) + jax.random.uniform(key, x.shape)) ** 2)
+
+    step = train.make_step(loss, optimiser, sharding=sharding)
+    x = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
+    losses = []
+    ahead = train.prefetch(train.minibatches(x, 8, seed=0), sharding=sharding)
+    with ahead, compilations() as compiled:
+        for number, batch in enumerate(itertools.islice(ahead, 6)):
+            state, value = step(state, batch)
+            losses.append(float(value))
+            if number == 1:
+                compiled.clear()
+    part = state.model.weight.addressable_shards[0].data.shape
+    return {"losses": losses, "part": part, "compiled": len(compiled)}
 
 
 def shardings_of(tree):

@@ -1,5 +1,6 @@
 """`error_if` compared with that of Equinox, and what may happen in place of an error."""
 
+import concurrent.futures
 import io
 import re
 from collections.abc import Callable
@@ -185,6 +186,18 @@ def checked(x, on_error: Any = "default"):
     return error_if(x, x > 1, "too large", on_error=on_error), inside
 
 
+def of_few_frames(call, *args):
+    """The output of a call in a thread: of each frame below, JAX would read the source."""
+
+    def called():
+        output = call(*args)
+        jax.effects_barrier()
+        return output
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(called).result()
+
+
 @pytest.fixture
 def debugger(monkeypatch):
     """Types a text into the debugger."""
@@ -206,8 +219,7 @@ def test_nan_is_no_nan_where_nothing_fails():
 @pytest.mark.parametrize("jit", [lambda f: f, eqxlike.filter_jit], ids=["eager", "jit"])
 def test_breakpoint_opens_where_the_check_stands_and_goes_on_with_nan(jit, debugger, capsys):
     debugger("p inside\nbt\nc\n")
-    x, inside = jit(lambda x: checked(x, "breakpoint"))(X)
-    jax.effects_barrier()
+    x, inside = of_few_frames(jit(lambda x: checked(x, "breakpoint")), X)
     assert jnp.isnan(x).all()
     assert inside.tolist() == [0, 2, 4]
     printed = capsys.readouterr().out
@@ -224,8 +236,7 @@ def test_breakpoint_shows_as_many_frames_as_the_environment_says(monkeypatch, de
 
     monkeypatch.setenv("EQXLIKE_ON_ERROR_BREAKPOINT_FRAMES", "3")
     debugger("bt\nc\n")
-    eqxlike.filter_jit(caller)(X).block_until_ready()
-    jax.effects_barrier()
+    of_few_frames(lambda: eqxlike.filter_jit(caller)(X))
     printed = capsys.readouterr().out
     # Of ours, and of JAX, there is none among them.
     assert printed.count(f'File "{__file__}"') == printed.count("File") == 3
@@ -238,19 +249,17 @@ def test_each_breakpoint_opens_unless_its_check_passes(debugger, capsys):
         a = error_if(x, x > 1, "first", on_error="breakpoint")
         return a + error_if(2 * x, x > 1, "second", on_error="breakpoint")
 
-    assert function(X - 5).tolist() == [-15, -12, -9]
+    assert of_few_frames(function, X - 5).tolist() == [-15, -12, -9]
     assert capsys.readouterr().out == ""
     debugger("c\nc\n")
-    function(X).block_until_ready()
-    jax.effects_barrier()
+    of_few_frames(function, X)
     printed = capsys.readouterr().out
     assert ("first\n" in printed, "second\n" in printed) == (True, True)
 
 
 def test_breakpoint_says_which_members_of_a_batch_fail(debugger, capsys):
     debugger("c\nc\nc\n")
-    x = jax.vmap(lambda x: checked(x, "breakpoint")[0])(X)
-    jax.effects_barrier()
+    x = of_few_frames(jax.vmap(lambda x: checked(x, "breakpoint")[0]), X)
     assert jnp.isnan(x).tolist() == [False, False, True]
     assert "failed for batch index 2)" in capsys.readouterr().out
 

@@ -35,7 +35,7 @@ def assert_close(output, expected):
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-5)
 
 
-def test_under_another_transformation_it_gives_what_the_plain_function_gives():
+def test_under_another_transformation_it_gives_what_jax_jit_gives():
     def plain(x):
         return x * x + 3 * x
 
@@ -43,10 +43,8 @@ def test_under_another_transformation_it_gives_what_the_plain_function_gives():
     jitted = filter_jit(lambda x: ours.append(1) or plain(x))
     by_jax = jax.jit(lambda x: theirs.append(1) or plain(x))
     for name, transform in AROUND.items():
-        expected = transform(plain)
         for _ in range(2):
-            assert_close(transform(jitted), expected)
-            transform(by_jax)
+            assert_close(transform(jitted), transform(by_jax))
         assert len(ours) <= len(theirs), name
 
 
