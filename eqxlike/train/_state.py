@@ -98,6 +98,9 @@ class TrainState(Module, Generic[Model]):
         )
 
 
+MAX_SIZE_BY_NUMPY = 2**16
+
+
 def copy_arrays(pytree: Tree) -> Tree:
     """The same tree with every array in a new buffer of its own.
 
@@ -111,8 +114,9 @@ def copy_arrays(pytree: Tree) -> Tree:
             return leaf
         if is_key(leaf):
             leaf = jax.random.clone(leaf)
-        elif isinstance(leaf, jax.Array) and is_on_cpu(leaf):
-            # By NumPy: JAX compiles a program for each shape.
+        elif isinstance(leaf, jax.Array) and leaf.size <= MAX_SIZE_BY_NUMPY and is_on_cpu(leaf):
+            # JAX compiles a program for each shape. Its memory may be NumPy's, which a step that
+            # donates it does not use again: not for large arrays.
             return jax.device_put(np.array(leaf), leaf.sharding if leaf.committed else None)
         return jnp.array(leaf, dtype=leaf.dtype, copy=True)
 
