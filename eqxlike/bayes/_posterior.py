@@ -498,14 +498,15 @@ def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
 def _check_finite(array: Any, where: str) -> None:
     if isinstance(array, Tracer) or not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
         return
-    array = jnp.asarray(array)
-    is_finite = jnp.isfinite(array)
-    if not jnp.all(is_finite):
-        place = tuple(int(each[0]) for each in jnp.where(~is_finite))
+    with np.errstate(over="ignore"):  # what JAX holds as infinity
+        array = np.asarray(array).astype(jnp.result_type(array))
+    is_finite = np.isfinite(array)
+    if not is_finite.all():
+        place = tuple(int(each[0]) for each in np.where(~is_finite))
         index = ", ".join(map(str, place))
         raise ValueError(
             f"data: {where}[{index}] is {array[place]}; "
-            f"{int(jnp.sum(~is_finite))} of {is_finite.size} numbers there are not finite. Leave "
+            f"{np.sum(~is_finite)} of {is_finite.size} numbers there are not finite. Leave "
             "such examples out, or fill them in."
         )
 
