@@ -67,7 +67,7 @@ class Posterior(Module):
     >>> vector, log_density, unflatten = target.flat(linked=True, key=jax.random.key(1))
     >>> vector.shape, jax.jit(log_density)(vector).shape
     ((26,), ())
-    >>> unflatten(vector).likelihood["scale"].shape
+    >>> jax.jit(unflatten)(vector).likelihood["scale"].shape
     ()
     """
 
