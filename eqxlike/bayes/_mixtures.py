@@ -197,6 +197,8 @@ def _bisect(mixture: Mixture, probability: Float[Array, ""]) -> Float[Array, "*B
 _MAX_DOUBLINGS = math.ceil(math.log2(1e6))
 
 
+# In one program: `logsumexp` is a dozen.
+@jax.jit
 def _mixed(terms: Float[Array, "S *B"]) -> Float[Array, "*B"]:
     """The log of the mean of what the terms are logs of."""
     return logsumexp(terms, axis=0) - jnp.log(jnp.asarray(terms.shape[0], terms.dtype))
@@ -285,6 +287,7 @@ class CategoricalMixture(Module):
         return jnp.mean(_entropy(jax.nn.log_softmax(self.logits, axis=-1)), axis=0)
 
 
+@jax.jit
 def _entropy(log_probabilities: Float[Array, "*B C"]) -> Float[Array, "*B"]:
     # 0 log 0 = 0: where the log underflowed to -inf the product would be NaN.
     probabilities = jnp.exp(log_probabilities)
