@@ -119,10 +119,11 @@ class Model(Module):
     Of a number it is `y ~ N(network(x), exp(log_noise)^2)`: the noise is learnt, one number for all
     inputs. Of a class, where `log_noise` is None, it is `y ~ Categorical(softmax(network(x)))`.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> network = MLP(2, "scalar", width_size=8, depth=1, key=jax.random.key(0))
     >>> model = Model(network, jnp.zeros(()))
-    >>> model.log_likelihood(Example(jnp.ones(2), jnp.array(0.0)), jax.random.key(1)).shape
+    >>> example = Example(jnp.ones(2), jnp.array(0.0))
+    >>> eqx.filter_jit(model.log_likelihood)(example, jax.random.key(1)).shape
     ()
     """
 

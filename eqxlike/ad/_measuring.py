@@ -141,12 +141,14 @@ def freshly_compiled(function: Callable[..., Any], args: tuple[Any, ...]) -> Pro
     start_s = time.perf_counter()
     ahead = jitted.lower(*args).compile()
     first_call_ms = 1e3 * (time.perf_counter() - start_s)
-    closed, _, _ = filter_make_jaxpr(function)(*args)
-    equations = list(equations_in(closed.jaxpr))
+    # JAX has kept its trace: `function` itself would be traced again.
+    (call,) = filter_make_jaxpr(jitted)(*args)[0].jaxpr.eqns
+    (jaxpr,) = jaxprs_in_params(call.params)
+    equations = list(equations_in(jaxpr))
     text, memory = ahead.as_text(), ahead.memory_analysis()
     return Program(
         run=lambda *others: jitted(*(others or args)),
-        work=work(closed.jaxpr),
+        work=work(jaxpr),
         has_loop=any(each.primitive.name in ("scan", "while") for each in equations),
         first_call_ms=first_call_ms,
         traced_operations=len(equations),

@@ -48,9 +48,10 @@ def sparse_jacobian(fun: Callable[Params, Any], *, has_aux: bool = False) -> Cal
 
     !!! example
 
-        >>> import jax.numpy as jnp
+        >>> import jax, jax.numpy as jnp
         >>> from eqxlike import ad
-        >>> jacobian = ad.sparse_jacobian(lambda x: (x[1:] - x[:-1]) ** 2)(jnp.arange(4.0))
+        >>> differences = lambda x: (x[1:] - x[:-1]) ** 2
+        >>> jacobian = jax.jit(ad.sparse_jacobian(differences))(jnp.arange(4.0))
         >>> print(jacobian.nse, jacobian.shape)
         6 (3, 4)
         >>> print(jacobian.todense())
@@ -80,10 +81,10 @@ def sparse_hessian(fun: Callable[Params, Any], *, has_aux: bool = False) -> Call
 
     !!! example
 
-        >>> import jax.numpy as jnp
+        >>> import jax, jax.numpy as jnp
         >>> from eqxlike import ad
         >>> energy = lambda x: jnp.sum((x[1:] - x[:-1]) ** 2)
-        >>> print(ad.sparse_hessian(energy)(jnp.arange(3.0)).todense())
+        >>> print(jax.jit(ad.sparse_hessian(energy))(jnp.arange(3.0)).todense())
         [[ 2. -2.  0.]
          [-2.  4. -2.]
          [ 0. -2.  2.]]

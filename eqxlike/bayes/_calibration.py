@@ -11,6 +11,7 @@ from typing import Literal, overload
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from .._check_numbers import real_number
@@ -420,7 +421,7 @@ def check_labels(labels: Array, batch_shape: tuple[int, ...], num_classes: int, 
         raise ValueError(f"{name} expects integer labels, got dtype {jnp.result_type(labels)}.")
     if isinstance(labels, Tracer):
         return
-    least, most = int(jnp.min(labels)), int(jnp.max(labels))
+    least, most = int(np.min(labels)), int(np.max(labels))
     if least < 0 or most >= num_classes:
         raise ValueError(
             f"{name} expects labels from 0 to {num_classes - 1}, got labels from {least} to {most}."
@@ -431,6 +432,6 @@ def check_finite(values: Array, name: str, hint: str) -> None:
     """Raises `ValueError`, which ends in `hint`, unless all are finite. Traced ones pass."""
     if isinstance(values, Tracer):
         return
-    num_bad = int(jnp.sum(~jnp.isfinite(values)))
+    num_bad = int(np.sum(~np.isfinite(values)))
     if num_bad:
         raise ValueError(f"{name}: {num_bad} of {values.size} are not finite{hint}.")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
@@ -24,6 +25,7 @@ from ._libraries import (
     check_prior,
     constrained,
     is_distribution,
+    is_free,
     log_det_jacobian,
     summed_log_prob,
     unconstrained,
@@ -66,7 +68,7 @@ class Posterior(Module):
     >>> vector, log_density, unflatten = target.flat(linked=True, key=jax.random.key(1))
     >>> vector.shape, jax.jit(log_density)(vector).shape
     ((26,), ())
-    >>> unflatten(vector).likelihood["scale"].shape
+    >>> jax.jit(unflatten)(vector).likelihood["scale"].shape
     ()
     """
 
@@ -277,11 +279,29 @@ class Posterior(Module):
         They are in standard space. An array of the model that lies outside of the support of its
         prior, or at an end of it, is drawn too.
         """
-        return self._drawn(key, keeps_model=True)
+        return self.initial_keeping(self.kept_arrays(), key)
+
+    def kept_arrays(self) -> tuple[bool, ...]:
+        """Of each array of the model, whether it is known, by its values, that `initial` keeps it.
+
+        For such an array no draw is compiled, which takes longer than the rest of a first program.
+        """
+        priors = self._parameter_priors(_medians(self._hyperpriors()["prior"])).values()
+        return tuple(
+            not isinstance(array, Tracer)
+            and array.is_fully_addressable
+            and is_free(prior)
+            and bool(np.isfinite(jax.device_get(array)).all())
+            for array, prior in zip(self._arrays()[0], priors, strict=True)
+        )
+
+    def initial_keeping(self, kept: tuple[bool, ...], key: PRNGKeyArray) -> Unknowns:
+        """What `initial` returns, also where the arrays are traced that `kept_arrays` knew."""
+        return self._drawn(key, kept)
 
     def sample_prior(self, *, key: PRNGKeyArray) -> Unknowns:
         """A draw of all unknowns from the prior, in standard space."""
-        return self._drawn(key, keeps_model=False)
+        return self._drawn(key, None)
 
     def simulate(self, unknowns: Unknowns, *, key: PRNGKeyArray) -> PyTree[Array]:
         """Targets for the inputs of the data, as these unknowns, in standard space, give them.
@@ -300,7 +320,7 @@ class Posterior(Module):
         drawn = jax.vmap(of_one)(x, jr.split(key, self.num_data))
         return jtu.tree_map(lambda drawn, like: drawn.astype(like.dtype), drawn, y)
 
-    def _drawn(self, key: PRNGKeyArray, *, keeps_model: bool) -> Unknowns:
+    def _drawn(self, key: PRNGKeyArray, kept: tuple[bool, ...] | None) -> Unknowns:
         arrays, rest = self._arrays()
         outer = self._hyperpriors()
         size = len(arrays) + len(jtu.tree_leaves(outer, is_leaf=is_distribution))
@@ -316,9 +336,13 @@ class Posterior(Module):
         )
         leaves = []
         priors = self._parameter_priors(hyper).values()
-        for array, distribution in zip(arrays, priors, strict=True):
+        for index, (array, distribution) in enumerate(zip(arrays, priors, strict=True)):
+            if kept is not None and kept[index]:
+                next(keys)
+                leaves.append(array)
+                continue
             drawn = draw(distribution).astype(array.dtype)
-            if keeps_model:
+            if kept is not None:
                 is_inside = jnp.all(distribution.support(array))
                 # At an end of the support, which may be part of it, the link has no number.
                 is_linked = jnp.all(jnp.isfinite(unconstrained(distribution, array)))
@@ -351,7 +375,7 @@ class Posterior(Module):
         **Returns:** `(vector, log_density, unflatten)`: where to begin, a function from such a
         vector to the log density, and one to the unknowns, in standard space.
         """
-        vector, unravel = _raveled(self, linked, key)
+        vector, unravel = _raveled(self, linked, self.kept_arrays(), key)
 
         def log_density(vector: Float[Array, " d"]) -> Float[Array, ""]:
             return self.log_density(unravel(vector), linked)
@@ -365,8 +389,10 @@ class Posterior(Module):
 
 @as_libraries_compute()
 @filter_jit
-def _raveled(target: Posterior, linked: bool, key: PRNGKeyArray) -> tuple[Any, Any]:
-    unknowns = target.initial(key=key)
+def _raveled(
+    target: Posterior, linked: bool, kept: tuple[bool, ...], key: PRNGKeyArray
+) -> tuple[Any, Any]:
+    unknowns = target.initial_keeping(kept, key)
     return ravel_pytree(target.unconstrain(unknowns) if linked else unknowns)
 
 
@@ -478,14 +504,15 @@ def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
 def _check_finite(array: Any, where: str) -> None:
     if isinstance(array, Tracer) or not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
         return
-    array = jnp.asarray(array)
-    is_finite = jnp.isfinite(array)
-    if not jnp.all(is_finite):
-        place = tuple(int(each[0]) for each in jnp.where(~is_finite))
+    with np.errstate(over="ignore"):  # what JAX holds as infinity
+        array = np.asarray(array).astype(jnp.result_type(array))
+    is_finite = np.isfinite(array)
+    if not is_finite.all():
+        place = tuple(int(each[0]) for each in np.where(~is_finite))
         index = ", ".join(map(str, place))
         raise ValueError(
             f"data: {where}[{index}] is {array[place]}; "
-            f"{int(jnp.sum(~is_finite))} of {is_finite.size} numbers there are not finite. Leave "
+            f"{np.sum(~is_finite)} of {is_finite.size} numbers there are not finite. Leave "
             "such examples out, or fill them in."
         )
 

@@ -118,10 +118,10 @@ class RotaryPositionalEmbedding(Module):
 
     >>> import jax, jax.numpy as jnp
     >>> rope = RotaryPositionalEmbedding(embedding_size=8)
-    >>> rope(jnp.ones((5, 8))).shape
+    >>> jax.jit(rope)(jnp.ones((5, 8))).shape
     (5, 8)
     >>> heads = jnp.ones((5, 2, 8))  # Positions, heads, features.
-    >>> jax.vmap(rope, in_axes=1, out_axes=1)(heads).shape
+    >>> jax.jit(jax.vmap(rope, in_axes=1, out_axes=1))(heads).shape
     (5, 2, 8)
     """
 

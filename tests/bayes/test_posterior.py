@@ -189,6 +189,14 @@ def test_likelihood_is_that_of_scipy(name):
     np.testing.assert_allclose(found, log_prob(output), rtol=1e-8)
 
 
+def test_array_that_is_not_finite_begins_as_a_draw_and_the_others_as_they_are():
+    model = eqx.tree_at(lambda model: model.layers[0].bias, network(), jnp.full(3, jnp.nan))
+    problem = bayes.Problem(posterior(model=model))
+    begun = problem.unflatten(eqx.filter_jit(lambda problem: problem.initial(jr.key(1)))(problem))
+    assert np.isfinite(begun.model.layers[0].bias).all()
+    np.testing.assert_array_equal(begun.model.layers[0].weight, model.layers[0].weight)
+
+
 def test_degrees_of_freedom_may_be_unknown():
     likelihood = bayes.StudentT(dist.Gamma(2.0), degrees_of_freedom=dist.Gamma(2.0, 0.1))
     target = posterior(likelihood=likelihood)

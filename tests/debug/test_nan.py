@@ -39,7 +39,7 @@ class Scale(eqxlike.Module):
 GRADIENTS = {
     "grad": lambda watch: jax.grad(root(watch)),
     "jit-grad": lambda watch: jax.jit(jax.grad(root(watch))),
-    "vmap-grad": lambda watch: jax.vmap(jax.grad(root(watch))),
+    "jit-vmap-grad": lambda watch: jax.jit(jax.vmap(jax.grad(root(watch)))),
     "jit-vmap-grad-scan": lambda watch: jax.jit(
         lambda x: jax.vmap(jax.grad(product_of_scan(watch)))(x[None])[0]
     ),
@@ -82,7 +82,7 @@ def test_the_forward_pass_prints_nothing_and_the_name_stands_above_the_backward_
 
 
 def test_nan_is_an_error_after_it_was_printed(capsys):
-    for gradient in ("grad", "jit-grad", "vmap-grad"):
+    for gradient in ("grad", "jit-grad", "jit-vmap-grad"):
         with pytest.raises(RuntimeError, match="NaN"):
             output_of(capsys, eqxlike, gradient, x=ZERO)
         assert "nan" in capsys.readouterr().out

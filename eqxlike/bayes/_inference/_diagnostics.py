@@ -6,13 +6,12 @@ draws each.
 """
 
 import importlib
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from ..._module import Module
 
@@ -52,17 +51,22 @@ def convergence(draws: Draws) -> Convergence:
         )
 
 
+# By NumPy: a program of JAX would be compiled for each shape, in longer than it takes.
 def _rank_normalised(draws: Draws) -> Draws:
-    with jax.enable_x64(True):
-        normal = _normal_of_ranks(jnp.asarray(draws.reshape(-1, *draws.shape[2:])))
-        return np.asarray(normal).reshape(draws.shape)
-
-
-# In one program: by itself each of JAX's functions here is compiled in dozens of small ones.
-@jax.jit
-def _normal_of_ranks(draws: Float[Array, "n *shape"]) -> Float[Array, "n *shape"]:
-    ranks = jax.scipy.stats.rankdata(draws, axis=0)
-    return jax.scipy.special.ndtri((ranks - 3 / 8) / (draws.shape[0] + 1 / 4))
+    """The normal quantiles of the ranks among all draws of a number; NaN where one of them is."""
+    columns = draws.reshape(draws.shape[0] * draws.shape[1], -1)
+    size = len(columns)
+    quantile = statistics.NormalDist().inv_cdf
+    # By twice the rank, since draws that are the same share the mean of theirs.
+    normal = np.array(
+        [quantile((twice / 2 - 3 / 8) / (size + 1 / 4)) for twice in range(1, 2 * size + 1)]
+    )
+    ranked = np.empty_like(columns)
+    for index, column in enumerate(columns.T):
+        ordered = np.sort(column)
+        below, upto = (np.searchsorted(ordered, column, side) for side in ("left", "right"))
+        ranked[:, index] = np.nan if np.isnan(ordered[-1]) else normal[below + upto]
+    return ranked.reshape(draws.shape)
 
 
 def energy_mixing(energies: Float[np.ndarray, "c n"]) -> Float[np.ndarray, " c"]:

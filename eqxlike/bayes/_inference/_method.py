@@ -33,11 +33,13 @@ class Problem(Module):
     mode: Mode | None
     _structs: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
     _treedef: Any = field(static=True)
+    _kept: tuple[bool, ...] = field(static=True)
 
     def __init__(self, target: Posterior, mode: Mode | None = None):
         self.target = target
         self.mode = mode
-        linked = jax.eval_shape(lambda key: target.unconstrain(target.initial(key=key)), jr.key(0))
+        self._kept = target.kept_arrays()
+        linked = jax.eval_shape(self._initial, jr.key(0))
         structs, self._treedef = jtu.tree_flatten(linked)
         self._structs = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in structs)
 
@@ -101,7 +103,10 @@ class Problem(Module):
 
     def initial(self, key: PRNGKeyArray) -> Vector:
         """The parameters of the model as they are, and draws from the priors of the rest."""
-        return self.flatten(self.target.unconstrain(self.target.initial(key=key)))
+        return self.flatten(self._initial(key))
+
+    def _initial(self, key: PRNGKeyArray) -> Unknowns:
+        return self.target.unconstrain(self.target.initial_keeping(self._kept, key))
 
     def redrawn(self, key: PRNGKeyArray) -> Vector:
         """Other parameters that are as likely at the start of training: each array is shuffled.
@@ -109,7 +114,7 @@ class Problem(Module):
         The numbers of one array mostly come from one distribution, whichever it was.
         """
         initial_key, key = jr.split(key)
-        linked = self.target.unconstrain(self.target.initial(key=initial_key))
+        linked = self._initial(initial_key)
 
         def shuffled(key: PRNGKeyArray, leaf: Array) -> Array:
             return jr.permutation(key, leaf.reshape(-1)).reshape(leaf.shape)
