@@ -293,7 +293,8 @@ class Lambda(Module):
     fn: Callable[[Any], Any]
 
     def __check_init__(self) -> None:
-        check_layer(self.fn, "Lambda")
+        if isinstance(self.fn, str):
+            check_layer(self.fn, "Lambda")
 
     def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Array:
         """**Returns:** `fn(x)`. `key` is ignored."""
