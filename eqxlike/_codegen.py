@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import linecache
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 _serial = itertools.count()
@@ -20,53 +20,6 @@ out of it then would raise a KeyError there.
 def tuple_of(parts: Iterable[str]) -> str:
     """The source of a tuple of these expressions."""
     return "(" + "".join(f"{part}, " for part in parts) + ")"
-
-
-class SourceWriter:
-    """Writes lines of source, with names for what they assign and for the values they refer to.
-
-    - `lines`: the lines written so far.
-    - `namespace`: the values that the lines refer to, by name.
-    """
-
-    def __init__(self, namespace: dict[str, Any]):
-        self.lines: list[str] = []
-        self.namespace = namespace
-        self._constants: dict[int, str] = {}
-        self._num_names = 0
-        self._depth = 0
-
-    def line(self, source: str) -> None:
-        self.lines.append("    " * self._depth + source)
-
-    @contextlib.contextmanager
-    def block(self, header: str) -> Iterator[None]:
-        """Puts the lines written inside it below `header`."""
-        self.line(header)
-        self._depth += 1
-        yield
-        self._depth -= 1
-
-    def name(self, stem: str) -> str:
-        """A new name."""
-        self._num_names += 1
-        return f"{stem}{self._num_names}"
-
-    def assign(self, source: str) -> str:
-        """A name for the value of `source`."""
-        name = self.name("x")
-        self.line(f"{name} = {source}")
-        return name
-
-    def constant(self, value: Any) -> str:
-        """An expression for `value`: a name, unless it is a constant of the language."""
-        if value is None or value is True or value is False:
-            return repr(value)
-        name = self._constants.get(id(value))
-        if name is None:
-            name = self._constants[id(value)] = self.name("c")
-            self.namespace[name] = value
-        return name
 
 
 def forget_sources() -> None:

@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
-from ..._checking import is_checking, when_switched_on
 from ..._codegen import compile_function
 from ..._compat import Tracer
 from ..._module import naming_layers
@@ -29,6 +28,8 @@ from ..._partition import (
     are_concrete_arrays,
     concrete_array_types,
     flatten,
+    is_checking,
+    when_switched_on,
 )
 from ..._pytree import is_array, is_reference
 from ..._transfers import is_any_exclusive, refuse_leaving, when_exclusive
