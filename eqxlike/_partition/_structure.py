@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
 
-from .._codegen import compile_function, tuple_of
 from .._module import BoundMethod, CachedPartition, can_stay_lazy, set_cached, stored_fields
+from .._traceback import compile_function, tuple_of
 from . import _writers as writers
 from ._static_key import StaticKey
 

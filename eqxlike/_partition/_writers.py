@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from jax.tree_util import default_registry
 
-from .._codegen import compile_function, tuple_of
 from .._module import (
     CachedPartition,
     LazyPartition,
@@ -25,6 +24,7 @@ from .._module import (
     set_cached,
     stored_fields,
 )
+from .._traceback import compile_function, tuple_of
 from ._static_key import StaticKey, plain_key, write_static_guard
 
 concrete_array_types: set[type] = {np.ndarray, jax.Ref}

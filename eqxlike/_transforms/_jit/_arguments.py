@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import PyTree
 
-from ..._codegen import compile_function, tuple_of
 from ..._compat import PjitFunction
 from ..._module import Module
 from ..._partition import ATOMS, flatten
 from ..._pytree import is_array
-from ..._traceback import stacklevel_of_user
+from ..._traceback import compile_function, stacklevel_of_user, tuple_of
 from .._sharding import shardings_of_arrays
 
 OrderedArguments = tuple[tuple[Any, ...], tuple[str, ...]]

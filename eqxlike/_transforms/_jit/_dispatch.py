@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
-from ..._codegen import compile_function
 from ..._compat import Tracer
 from ..._module import naming_layers
 from ..._partition import (
@@ -32,6 +31,7 @@ from ..._partition import (
     when_switched_on,
 )
 from ..._pytree import is_array, is_reference
+from ..._traceback import compile_function
 from ..._transfers import is_any_exclusive, refuse_leaving, when_exclusive
 from .._checks import (
     TracedProgram,

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from eqxlike import Module, clear_caches, filter_grad, filter_jit
-from eqxlike._codegen import forget_sources
 from eqxlike._partition import num_interned
+from eqxlike._traceback import forget_sources
 from tests.transforms.jit.models import Pair
 
 
