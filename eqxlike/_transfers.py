@@ -27,16 +27,19 @@ class _OfThread(threading.local):
 
 
 class _OfProcess:
-    """How many exclusive contexts are open, in all threads, and whom to tell that one opens."""
+    """Whom to tell, in all threads, that an exclusive context opens."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.num_exclusive = 0
         self.listeners: list[Callable[[], None]] = []
 
 
 _thread = _OfThread()
 _process = _OfProcess()
+exclusive_devices: list[Any] = []
+"""The devices of the exclusive contexts that are open in any thread: while there are some, calls
+must be looked at.
+"""
 
 
 class TransferError(RuntimeError):
@@ -100,11 +103,6 @@ def transfers(mode: Mode, *, device: Any = None) -> Iterator[None]:
         yield
 
 
-def is_any_exclusive() -> bool:
-    """Whether an exclusive context is open in any thread: calls must be looked at."""
-    return _process.num_exclusive > 0
-
-
 def when_exclusive(listener: Callable[[], None]) -> None:
     """Registers `listener`, called with no arguments each time an exclusive context is opened."""
     _process.listeners.append(listener)
@@ -122,16 +120,17 @@ def refuse_call(what: str) -> None:
 @contextlib.contextmanager
 def _kept_on(device: Any) -> Iterator[None]:
     default = jax.default_device(device) if device is not None else contextlib.nullcontext()
-    with default, _device_of_thread(device or _default_device()):
+    device = device or _default_device()
+    with default, _device_of_thread(device):
         with _process.lock:
-            _process.num_exclusive += 1
+            exclusive_devices.append(device)
         for listener in _process.listeners:
             listener()
         try:
             yield
         finally:
             with _process.lock:
-                _process.num_exclusive -= 1
+                exclusive_devices.remove(device)
 
 
 @contextlib.contextmanager

@@ -237,15 +237,20 @@ class ForeignMeta:
 
 
 class ModuleNode(Structure):
-    """A Module. Its `meta` holds the values of its static fields."""
+    """A Module. Its `meta` holds the values of its static fields.
 
-    __slots__ = ("is_cacheable_module",)
+    - `is_incomplete`: whether it lacks fields, as during `__init__`, or has metadata: then the
+      `meta` is more than a tuple of these values.
+    """
+
+    __slots__ = ("is_cacheable_module", "is_incomplete")
 
     write_build = writers.build_module
     write_guard = writers.guard_module
 
-    def __init__(self, node_type: Any, *parts: Any, is_private: bool = False):
-        super().__init__(node_type, *parts, is_private=is_private)
+    def __init__(self, node_type: Any, meta: Any, *parts: Any, is_private: bool = False):
+        super().__init__(node_type, meta, *parts, is_private=is_private)
+        self.is_incomplete = type(meta) is not tuple
         # A method is bound again at each access and would lose its cache. Its instance has one.
         is_method = issubclass(node_type, BoundMethod)
         self.is_cacheable_module = self.is_cacheable and not is_method

@@ -20,7 +20,6 @@ from .._module import (
     carries_metadata,
     get_cached,
     has_metadata,
-    is_incomplete,
     set_cached,
     stored_fields,
 )
@@ -205,7 +204,7 @@ def build_dict(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
 
 def build_module(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
     record = node.node_type._eqxlike_class
-    if is_incomplete(node.meta):
+    if node.is_incomplete:
         unflatten, statics = writer.constant(record.codec.unflatten), writer.constant(node.meta)
         return writer.assign(f"{unflatten}({statics}, {tuple_of(parts)})")
     module = writer.assign(f"new({writer.constant(node.node_type)})")
@@ -277,6 +276,11 @@ class GuardWriter(SourceWriter):
         self.reads_fields = reads_fields
         self._examples = arrays
         self._num_arrays = 0
+
+    def write_all(self, roots: Sequence[Any], name: str) -> None:
+        """Writes the guards of the trees in a sequence, the value of `name`."""
+        for root, each in zip(roots, self.unpack(name, len(roots)), strict=True):
+            self.write(root, each)
 
     def write(self, root: Any, name: str) -> None:
         """Writes the guards of one tree, the value of `name`."""
@@ -412,7 +416,7 @@ def _have_key(value: dict[Any, Any], key: Any) -> bool:
 def guard_module(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
     if node.is_cacheable_module and not writer.reads_fields:
         return _guard_cached(node, writer, name)
-    if is_incomplete(node.meta):
+    if node.is_incomplete:
         writer.compare_by_walk(node, name)
         return []
     return _guard_fields(node, writer, name)

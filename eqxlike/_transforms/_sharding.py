@@ -106,14 +106,6 @@ def shardings_of_arrays(
     return shardings
 
 
-def are_for_several_devices(shardings: Any) -> bool:
-    """Whether a sharding in this tree is one over more than one device."""
-    return any(
-        isinstance(leaf, jax.sharding.Sharding) and leaf.num_devices > 1
-        for leaf in jtu.tree_leaves(shardings)
-    )
-
-
 # Layers that are stored stacked and used one at a time, and so can be all-gathered one at a time.
 
 

@@ -184,7 +184,7 @@ def test_arguments_are_not_held_by_the_last_call():
 
 
 def test_entries_are_bounded_whatever_the_names_of_the_arguments(monkeypatch):
-    monkeypatch.setattr("eqxlike._transforms._jit._cache._MAX_CACHED", 4)
+    monkeypatch.setattr("eqxlike._transforms._jit._dispatch._MAX_CACHED", 4)
     monkeypatch.setattr("eqxlike._transforms._jit._dispatch._MAX_RECENT", 2)
 
     class Named:

@@ -485,18 +485,15 @@ _SETTINGS = (
 """Found by changing each of `jax.config.values` between two calls. Not all are in all versions."""
 
 
-_latest_settings: Settings = ()
-
-
 def _read_settings() -> Settings:
     """The settings as they are in this thread, and the mesh, if any."""
-    global _latest_settings
     config = jax.config
     known = [(name, str(getattr(config, name))) for name in _SETTINGS if hasattr(config, name)]
     mesh: Any = jax.sharding.get_abstract_mesh()
-    settings = (*known, ("mesh", describe_mesh(mesh) if mesh.shape else "None"))
-    latest = _latest_settings
-    if settings == latest:
-        return latest  # Most traces share them.
-    _latest_settings = settings
+    return _shared((*known, ("mesh", describe_mesh(mesh) if mesh.shape else "None")))
+
+
+@functools.lru_cache(maxsize=8)
+def _shared(settings: Settings) -> Settings:
+    """The first of equal settings: most traces have the same."""
     return settings
