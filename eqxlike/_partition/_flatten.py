@@ -5,6 +5,7 @@ mode, in which it compares every cached partition with a fresh one.
 """
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -165,32 +166,24 @@ class _Opened(NamedTuple):
     name_child: Callable[[int], str]
 
 
+@dataclasses.dataclass(slots=True)
 class _Frame:
     """A node whose children are being walked.
 
     - `cached`: what a Module had cached when the walk came to it.
+    - `structures`, `children`: the Structures of the first children, and the others.
     """
 
-    __slots__ = (
-        "cached",
-        "children",
-        "first_array",
-        "node",
-        "num_candidates",
-        "structures",
-        "value",
-    )
+    value: Any
+    node: _Opened
+    first_array: int
+    num_candidates: int
+    cached: Any = None
+    structures: list[Structure] = dataclasses.field(default_factory=list)
+    children: Iterator[Any] = dataclasses.field(init=False)
 
-    def __init__(
-        self, value: Any, node: _Opened, first_array: int, num_candidates: int, cached: Any = None
-    ):
-        self.value = value
-        self.node = node
-        self.children: Iterator[Any] = iter(node.children)
-        self.structures: list[Structure] = []
-        self.first_array = first_array
-        self.num_candidates = num_candidates
-        self.cached = cached
+    def __post_init__(self) -> None:
+        self.children = iter(self.node.children)
 
     def close(self, make: Intern) -> Structure:
         structure_type, make_meta, static, _, _ = self.node
@@ -277,12 +270,9 @@ def _no_meta() -> None:
     """The meta of a node that needs none."""
 
 
-def _open_tuple(value: tuple[Any, ...]) -> _Opened:
-    return _Opened(TupleNode, _no_meta, None, value, "[{}]".format)
-
-
-def _open_list(value: list[Any]) -> _Opened:
-    return _Opened(ListNode, _no_meta, None, value, "[{}]".format)
+def _open_sequence(value: tuple[Any, ...] | list[Any]) -> _Opened:
+    structure_type = TupleNode if type(value) is tuple else ListNode
+    return _Opened(structure_type, _no_meta, None, value, "[{}]".format)
 
 
 def _open_named_tuple(value: Any) -> _Opened:
@@ -306,7 +296,7 @@ def _open_dict(value: dict[Any, Any]) -> _Opened:
     return _Opened(DictNode, make_meta, keys, children, lambda index: f"[{keys[index]!r}]")
 
 
-_OF_PYTHON = {tuple: _open_tuple, list: _open_list, dict: _open_dict}
+_OF_PYTHON = {tuple: _open_sequence, list: _open_sequence, dict: _open_dict}
 
 
 def _open_module(value: Module) -> _Opened:

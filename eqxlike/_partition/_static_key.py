@@ -98,16 +98,7 @@ class StaticKey:
     **Raises:** `TypeError` if the value must be hashable and is not.
     """
 
-    __slots__ = (
-        "_compares_all",
-        "_inside",
-        "_of_node",
-        "_value",
-        "held",
-        "is_exact",
-        "is_immutable",
-        "key",
-    )
+    __slots__ = ("_inside", "_of_node", "_value", "held", "is_exact", "is_immutable", "key")
 
     def __init__(
         self,
@@ -119,13 +110,13 @@ class StaticKey:
     ):
         self.held: list[Any] = []
         self.is_immutable = True
-        self._compares_all = True
+        self.is_exact = True
         self._of_node = of_node
         self._value = value
         self._inside: set[int] = set()
         make_key = self._identity if by_identity else self._of_elements if by_elements else self._of
         self.key = make_key(value)
-        self.is_exact = self._compares_all and self.is_immutable
+        self.is_exact = self.is_exact and self.is_immutable
 
     def is_current(self) -> bool:
         """Whether the value still has this key."""
@@ -168,7 +159,7 @@ class StaticKey:
         names = fields_compared(value)
         fields = None if names is None else [getattr(value, name, None) for name in names]
         if names is not None and len(names) != len(dataclasses.fields(value)):
-            self._compares_all = False
+            self.is_exact = False
         if fields is not None and (_is_generated(cls.__hash__) or all(map(is_hashable, fields))):
             self.is_immutable = self.is_immutable and is_frozen_by_class(cls)
             return cls, tuple(map(self._of, fields))

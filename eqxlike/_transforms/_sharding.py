@@ -13,7 +13,7 @@ from .._compat import Tracer
 from .._module import AbstractVar, Module, field, stored_fields
 from .._partition import split
 from .._pytree import is_array, is_reference
-from ._eval_shape import is_array_or_struct
+from ._flat_call import is_array_or_struct
 
 Tree = TypeVar("Tree")
 

@@ -413,7 +413,7 @@ def explain_error(
     if isinstance(error, jax.errors.UnexpectedTracerError):
         name_tracers(error, args, kwargs)
     # JAX gives the shape of the first deleted array, or nothing.
-    if "deleted" in text and (paths := _deleted(arguments)):
+    if "deleted" in text and (paths := deleted_arguments(order, args, kwargs)):
         error.add_note(
             f"{among} are no longer there, since they were donated to a call: {listed(paths)}. Go "
             "on with what that call returned, or donate a copy to it."
@@ -451,11 +451,7 @@ def deleted_arguments(
     order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[str]:
     """The paths of the deleted arrays among the arguments of a call."""
-    return _deleted(order.named(args, kwargs))
-
-
-def _deleted(arguments: Iterable[tuple[str, Any]]) -> list[str]:
-    return [path for name, argument in arguments for path in deleted_paths(argument, name)]
+    return [path for name, each in order.named(args, kwargs) for path in deleted_paths(each, name)]
 
 
 def _equal_paths(key: Any, is_wanted: Any, arguments: Iterable[tuple[str, Any]]) -> Iterable[str]:

@@ -11,9 +11,8 @@ from typing import Any, Unpack, overload
 import jax
 import jax.tree_util as jtu
 
-from ..._missing import MISSING
 from ..._module import METADATA, Traits, Wrapper, bind, field, shown_by, stored_fields
-from ..._pytree import listed
+from ..._pytree import MISSING, listed
 from ..._traceback import hide_our_frames
 from .._checks import EqxlikeRuntimeError, claim_failure
 from .._signatures import (

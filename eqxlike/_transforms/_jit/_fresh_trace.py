@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 
 from ..._compat import PjitFunction
 from ..._traceback import hide_our_frames
-from .._eval_shape import is_array_or_struct
+from .._flat_call import is_array_or_struct
 from ._dispatch import CompiledFunction, Dispatcher
 from ._filter_jit import JitFunction, filter_jit
 

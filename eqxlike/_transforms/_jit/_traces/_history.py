@@ -451,10 +451,7 @@ class Observer:
 
 
 def _describe(
-    labels: Sequence[str],
-    structures: Sequence[Structure],
-    types: Sequence[Any],
-    settings: Settings,
+    labels: list[str], structures: Sequence[Structure], types: Sequence[Any], settings: Settings
 ) -> Arguments:
     """What was known of the arguments, in words.
 
