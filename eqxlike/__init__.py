@@ -2,8 +2,6 @@
 
 import typing as _typing
 
-from ._checking import PartitionError as PartitionError
-from ._checking import checking_partitions as checking_partitions
 from ._first_use import on_first_use as _on_first_use
 from ._module import AbstractClassVar as AbstractClassVar
 from ._module import AbstractVar as AbstractVar
@@ -13,6 +11,8 @@ from ._module import StrictConfig as StrictConfig
 from ._module import field as field
 from ._module import module_update_wrapper as module_update_wrapper
 from ._module import static_field as static_field
+from ._partition import PartitionError as PartitionError
+from ._partition import checking_partitions as checking_partitions
 from ._pytree import apply_updates as apply_updates
 from ._pytree import combine as combine
 from ._pytree import default_deserialise_filter_spec as default_deserialise_filter_spec

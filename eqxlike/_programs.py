@@ -1,11 +1,17 @@
-"""What a program consists of: its operations, traced, and what its devices exchange, compiled."""
+"""What a program consists of: its operations, traced, those among them that leave the device, and
+what its devices exchange, compiled.
+"""
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
+
+from ._traceback import is_of_user
 
 
 def equations_in(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
@@ -14,6 +20,70 @@ def equations_in(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
         yield equation
         for inner in jaxprs_in_params(equation.params):
             yield from equations_in(inner)
+
+
+# --- What of a traced program leaves the device on which it runs ---
+
+
+_CALLS = {
+    "check": "error_if",
+    "debug_callback": "jax.debug.callback or jax.debug.print",
+    "debug_print": "jax.debug.print",
+    "infeed": "infeed",
+    "io_callback": "io_callback",
+    "outfeed": "outfeed",
+    "pure_callback": "pure_callback",
+}
+"""Each operation that calls the host, and what the user calls it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Departure:
+    """An operation that leaves the device.
+
+    - `what`: as the user wrote it.
+    - `where`: file and line of the user; empty if JAX does not know.
+    """
+
+    what: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.what} at {self.where}" if self.where else self.what
+
+
+def departures(jaxpr: Any, device: Any = None) -> Iterator[Departure]:
+    """The operations of a jaxpr, and of those inside it, that call the host.
+
+    **Arguments:**
+
+    - `device`: include those that put arrays on another device than this; `None` for those that
+      call the host alone.
+    """
+    for equation in equations_in(jaxpr):
+        name = equation.primitive.name
+        found = [_CALLS[name]] if name in _CALLS else []
+        if device is not None and name == "device_put":
+            places = [each for each in equation.params.get("devices", ()) if each is not None]
+            found = [f"jax.device_put to {each}" for each in places if not _is_on(each, device)]
+        for what in found:
+            yield Departure(what, _line_of_operation(equation.source_info))
+
+
+def _is_on(place: Any, device: Any) -> bool:
+    """Whether a place that `jax.device_put` knows is the memory of this device."""
+    if isinstance(place, jax.sharding.Sharding):
+        is_own_memory = place.memory_kind in (None, device.default_memory().kind)
+        return place.device_set == {device} and is_own_memory
+    return place == device if isinstance(place, jax.Device) else "host" not in str(place).lower()
+
+
+def _line_of_operation(source: Any) -> str:
+    traceback = getattr(source, "traceback", None)
+    for frame in traceback.frames if traceback is not None else ():
+        if is_of_user(frame.file_name):
+            return f"{frame.file_name}:{frame.line_num}"
+    return ""
 
 
 # --- The collectives of a compiled program ---

@@ -1,7 +1,6 @@
 """What may move between host and devices: everything, what is asked for, or nothing that leaves."""
 
 import contextlib
-import dataclasses
 import threading
 import types
 import weakref
@@ -12,7 +11,7 @@ import jax
 import jax.tree_util as jtu
 
 from ._compat import Tracer
-from ._programs import equations_in
+from ._programs import Departure, departures
 from ._pytree import listed
 from ._traceback import is_of_user
 
@@ -26,17 +25,16 @@ class _OfThread(threading.local):
     """The one that nothing may leave; `None` outside of an exclusive context."""
 
 
-class _OfProcess:
-    """How many exclusive contexts are open, in all threads, and whom to tell that one opens."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.num_exclusive = 0
-        self.listeners: list[Callable[[], None]] = []
-
-
 _thread = _OfThread()
-_process = _OfProcess()
+
+exclusive_devices: list[Any] = []
+"""The devices of the exclusive contexts that are open in any thread: while there are some, calls
+must be looked at.
+"""
+
+_lock = threading.Lock()
+_listeners: list[Callable[[], None]] = []
+"""Whom to tell that an exclusive context opens."""
 
 
 class TransferError(RuntimeError):
@@ -100,14 +98,9 @@ def transfers(mode: Mode, *, device: Any = None) -> Iterator[None]:
         yield
 
 
-def is_any_exclusive() -> bool:
-    """Whether an exclusive context is open in any thread: calls must be looked at."""
-    return _process.num_exclusive > 0
-
-
 def when_exclusive(listener: Callable[[], None]) -> None:
     """Registers `listener`, called with no arguments each time an exclusive context is opened."""
-    _process.listeners.append(listener)
+    _listeners.append(listener)
 
 
 def refuse_call(what: str) -> None:
@@ -122,16 +115,17 @@ def refuse_call(what: str) -> None:
 @contextlib.contextmanager
 def _kept_on(device: Any) -> Iterator[None]:
     default = jax.default_device(device) if device is not None else contextlib.nullcontext()
-    with default, _device_of_thread(device or _default_device()):
-        with _process.lock:
-            _process.num_exclusive += 1
-        for listener in _process.listeners:
+    device = device or _default_device()
+    with default, _device_of_thread(device):
+        with _lock:
+            exclusive_devices.append(device)
+        for listener in _listeners:
             listener()
         try:
             yield
         finally:
-            with _process.lock:
-                _process.num_exclusive -= 1
+            with _lock:
+                exclusive_devices.remove(device)
 
 
 @contextlib.contextmanager
@@ -179,68 +173,7 @@ def _line_of_user(entry: types.TracebackType | None) -> str:
     return where
 
 
-# --- What of a traced program leaves the device on which it runs ---
-
-
-_CALLS = {
-    "check": "error_if",
-    "debug_callback": "jax.debug.callback or jax.debug.print",
-    "debug_print": "jax.debug.print",
-    "infeed": "infeed",
-    "io_callback": "io_callback",
-    "outfeed": "outfeed",
-    "pure_callback": "pure_callback",
-}
-"""Each operation that calls the host, and what the user calls it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Departure:
-    """An operation that leaves the device.
-
-    - `what`: as the user wrote it.
-    - `where`: file and line of the user; empty if JAX does not know.
-    """
-
-    what: str
-    where: str
-
-    def __str__(self) -> str:
-        return f"{self.what} at {self.where}" if self.where else self.what
-
-
-def departures(jaxpr: Any, device: Any = None) -> Iterator[Departure]:
-    """The operations of a jaxpr, and of those inside it, that call the host.
-
-    **Arguments:**
-
-    - `device`: include those that put arrays on another device than this; `None` for those that
-      call the host alone.
-    """
-    for equation in equations_in(jaxpr):
-        name = equation.primitive.name
-        found = [_CALLS[name]] if name in _CALLS else []
-        if device is not None and name == "device_put":
-            places = [each for each in equation.params.get("devices", ()) if each is not None]
-            found = [f"jax.device_put to {each}" for each in places if not _is_on(each, device)]
-        for what in found:
-            yield Departure(what, _line_of_operation(equation.source_info))
-
-
-def _is_on(place: Any, device: Any) -> bool:
-    """Whether a place that `jax.device_put` knows is the memory of this device."""
-    if isinstance(place, jax.sharding.Sharding):
-        is_own_memory = place.memory_kind in (None, device.default_memory().kind)
-        return place.device_set == {device} and is_own_memory
-    return place == device if isinstance(place, jax.Device) else "host" not in str(place).lower()
-
-
-def _line_of_operation(source: Any) -> str:
-    traceback = getattr(source, "traceback", None)
-    for frame in traceback.frames if traceback is not None else ():
-        if is_of_user(frame.file_name):
-            return f"{frame.file_name}:{frame.line_num}"
-    return ""
+# --- Calls that would leave the device ---
 
 
 # A loop calls the same program again and again.

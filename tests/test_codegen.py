@@ -7,8 +7,8 @@ import traceback
 
 import pytest
 
-from eqxlike import _codegen
-from eqxlike._codegen import compile_function
+from eqxlike import _traceback
+from eqxlike._traceback import compile_function
 
 ADD = ["def add(x, y=2):", "    return x + y + offset"]
 
@@ -63,5 +63,5 @@ class _TakenByAnother(collections.deque):
 
 
 def test_two_threads_may_forget_sources_at_once(monkeypatch):
-    monkeypatch.setattr(_codegen, "_gone", _TakenByAnother(["<eqxlike gone>"]))
+    monkeypatch.setattr(_traceback, "_gone", _TakenByAnother(["<eqxlike gone>"]))
     assert compile_function(ADD, {"offset": 10}, "test")(1) == 13

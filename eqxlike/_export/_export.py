@@ -11,10 +11,10 @@ import jax.tree_util as jtu
 from .._check_numbers import whole_number
 from .._module import Module
 from .._partition import split
+from .._programs import departures
 from .._pytree import listed
 from .._timing import installed_version
 from .._traceback import hide_our_frames
-from .._transfers import departures
 from .._transforms import is_array_or_struct
 from .._version import __version__
 from ._exported import Exported, from_parts, need_flatbuffers

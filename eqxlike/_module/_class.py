@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from .._codegen import replace_body
+from .._traceback import replace_body
 from ._codec import Codec, Layout, generate_codec
 
 RECORD = "_eqxlike_class"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
 
-from .._codegen import compile_function, tuple_of
+from .._traceback import compile_function, tuple_of
 from ._cached import read_fields, stored_fields
 from ._field import found_in_class, is_static
 

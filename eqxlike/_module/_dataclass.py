@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from .._codegen import compile_function
+from .._traceback import compile_function
 from ._abstract import abstract_names, take_abstract
 from ._cached import INITIALISING, CachesPartition, LazyAttribute, get_cached
 from ._codec import carries_metadata

@@ -157,13 +157,22 @@ def _is_layer(node: Any) -> bool:
 class _Names:
     """The names of the Modules in one trace."""
 
-    def __init__(self, roots: Sequence[tuple[str, Any]]):
-        self._roots = [found for name, root in roots for found in modules_in(root, name)]
-        # By identity, which is valid while the Module lives.
-        self._paths: dict[int, tuple[weakref.ref[Any], str]] = {}
+    def __init__(self, arguments: Sequence[tuple[str, Any]]):
+        self._arguments = arguments
         self._running: list[_Call] = []
+
+    @functools.cached_property
+    def _roots(self) -> list[tuple[str, Any]]:
+        """The Modules in the arguments; nobody looks for them before one is called."""
+        return [found for name, arg in self._arguments for found in modules_in(arg, name)]
+
+    @functools.cached_property
+    def _paths(self) -> dict[int, tuple[weakref.ref[Any], str]]:
+        """The paths by the identity of a Module, which is valid while the Module lives."""
+        paths: dict[int, tuple[weakref.ref[Any], str]] = {}
         for path, module in self._roots:
-            self.add(module, path)
+            paths.setdefault(id(module), (weakref.ref(module), path))
+        return paths
 
     def add(self, module: Any, path: str) -> None:
         if self.path_of(module) is None:

@@ -1,62 +1,48 @@
-"""Flattening a tree into its arrays and its Structure, and caching the result on Modules."""
+"""Flattening a tree into its arrays and its Structure, and caching the result on Modules.
 
-from collections.abc import Callable, Iterator
-from typing import Any
+The walk comes first, then how it opens each type of node, and rows of leaves; at last the checking
+mode, in which it compares every cached partition with a fresh one.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from .._checking import PartitionError, is_checking
+from .._compat import Tracer
 from .._module import INITIALISING, CachedPartition, Module, ModuleMeta, get_cached, set_cached
-from .._pytree import is_array_or_traced_reference
-from ._node_types import (
-    ARRAY,
-    MIN_ROW,
-    ModuleNode,
-    TupleNode,
-    concrete_array_types,
-    identity_leaf,
-    make_row,
-    opaque_leaf,
-    open_node,
-    static_leaf,
-)
-from ._static_key import ATOMS, StaticKey
+from .._pytree import is_traced_reference
+from ._static_key import ATOMS, PLAIN_TYPES, StaticKey, plain_key
 from ._structure import (
+    ARRAY,
     NOTHING,
+    DictKeys,
+    DictNode,
+    ForeignMeta,
+    ForeignNode,
     Intern,
-    Opened,
+    ListNode,
+    ModuleNode,
+    NamedTupleNode,
+    Row,
+    RowLeaves,
     Structure,
+    TupleNode,
+    identity_leaf,
     intern,
     make_output,
     make_private,
-    no_meta,
+    opaque_leaf,
+    static_leaf,
 )
+from ._writers import as_tuple, concrete_array_types, flatten_one_level
 
 _MAX_DEPTH = 20_000
 """Deeper trees, and cycles, raise RecursionError. The walk itself takes no Python stack."""
-
-
-class _Frame:
-    """A node whose children are being walked."""
-
-    __slots__ = ("children", "first_array", "node", "num_candidates", "structures", "value")
-
-    def __init__(self, value: Any, node: Opened, first_array: int, num_candidates: int):
-        self.value = value
-        self.node = node
-        self.children: Iterator[Any] = iter(node.children)
-        self.structures: list[Structure] = []
-        self.first_array = first_array
-        self.num_candidates = num_candidates
-
-    def close(self, make: Intern) -> Structure:
-        structure_type, make_meta, static, _, _ = self.node
-        key = NOTHING if static is None else StaticKey(static, of_node=True)
-        return make(structure_type, type(self.value), make_meta, key, tuple(self.structures))
-
-    def name_of_child(self) -> str:
-        """The name of the current child, as a path shows it."""
-        return self.node.name_child(len(self.structures))
 
 
 def flatten(
@@ -96,32 +82,32 @@ def flatten(
     # ones do.
     candidates: list[tuple[Module, int, int, Structure]] = []
     frames: list[_Frame] = []
-    frame = _Frame(None, Opened(TupleNode, no_meta, None, (tree,), lambda index: root()), 0, 0)
+    frame = _Frame(None, _Opened(TupleNode, _no_meta, None, (tree,), lambda index: root()), 0, 0)
     make_unhashable = opaque_leaf if is_output else identity_leaf if by_identity else None
     make = make_private if is_private else make_output if is_output else intern
     caches = not with_abstract and not is_private
-    takes_cached = caches and not is_checking()
+    checks = caches and is_checking()
     while True:
         structures = frame.structures
         for value in frame.children:
-            node_type = type(value)
+            node_type, cached = type(value), None
             if node_type in concrete_array_types:
                 arrays.append(value)
                 structures.append(ARRAY)
                 continue
             if isinstance(node_type, ModuleMeta):
-                cached = get_cached(value) if takes_cached else None
-                if cached is not None and cached is not INITIALISING:
+                cached = get_cached(value) if caches else None
+                if not checks and cached is not None and cached is not INITIALISING:
                     arrays += cached.arrays
                     structures.append(cached.structure)
                     continue
             elif node_type in ATOMS:
                 structures.append(_static_leaf(value, frames, frame, make, make_unhashable))
                 continue
-            node = open_node(value)
+            node = _open(value)
             if node is None:
                 is_abstract = with_abstract and isinstance(value, jax.ShapeDtypeStruct)
-                if is_abstract or is_array_or_traced_reference(value):
+                if is_abstract or isinstance(value, np.ndarray) or is_array_of_jax(value):
                     arrays.append(value)
                     structures.append(ARRAY)
                 else:
@@ -132,9 +118,9 @@ def flatten(
                     f"a pytree is nested more than {_MAX_DEPTH} deep, or contains itself"
                 )
             frames.append(frame)
-            frame = _Frame(value, node, len(arrays), len(candidates))
-            if len(node.children) >= MIN_ROW and node.structure_type.takes_sequence:
-                row = make_row(node.children, with_abstract=with_abstract)
+            frame = _Frame(value, node, len(arrays), len(candidates), cached)
+            if len(node.children) >= _MIN_ROW and node.structure_type.takes_sequence:
+                row = _make_row(node.children, with_abstract=with_abstract)
                 if row is not None:
                     frame.structures.append(row[0])
                     frame.children = iter(())
@@ -155,14 +141,58 @@ def flatten(
                     _explain(closed.value, static, error, frames, frame, of_node=True)
                 ) from error
             frame.structures.append(structure)
-            if closed.node.structure_type is ModuleNode:
-                cached = get_cached(closed.value)
-                is_checked = is_checking() and caches
-                if is_checked and cached is not None and cached is not INITIALISING:
-                    _check(closed.value, cached, arrays[closed.first_array :], structure)
-                if structure.is_cacheable_module and cached is not INITIALISING:
+            if closed.node.structure_type is ModuleNode and closed.cached is not INITIALISING:
+                if checks and closed.cached is not None:
+                    _check(closed.value, closed.cached, arrays[closed.first_array :], structure)
+                if structure.is_cacheable_module:
                     del candidates[closed.num_candidates :]
                     candidates.append((closed.value, closed.first_array, len(arrays), structure))
+
+
+class _Opened(NamedTuple):
+    """A node flattened one level, which needs only the Structures of its children to be interned.
+
+    - `structure_type`: the subclass of `Structure`.
+    - `make_meta`: a function that makes the `meta` of a new Structure.
+    - `static`: the static part of the node itself, which distinguishes it.
+    - `children`: the children, which are flattened next.
+    - `name_child`: a function from the index of a child to its name in a path.
+    """
+
+    structure_type: type[Structure]
+    make_meta: Callable[[], Any]
+    static: Any
+    children: Sequence[Any]
+    name_child: Callable[[int], str]
+
+
+@dataclasses.dataclass(slots=True)
+class _Frame:
+    """A node whose children are being walked.
+
+    - `cached`: what a Module had cached when the walk came to it.
+    - `structures`, `children`: the Structures of the first children, and the others.
+    """
+
+    value: Any
+    node: _Opened
+    first_array: int
+    num_candidates: int
+    cached: Any = None
+    structures: list[Structure] = dataclasses.field(default_factory=list)
+    children: Iterator[Any] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.children = iter(self.node.children)
+
+    def close(self, make: Intern) -> Structure:
+        structure_type, make_meta, static, _, _ = self.node
+        key = NOTHING if static is None else StaticKey(static, of_node=True)
+        return make(structure_type, type(self.value), make_meta, key, tuple(self.structures))
+
+    def name_of_child(self) -> str:
+        """The name of the current child, as a path shows it."""
+        return self.node.name_child(len(self.structures))
 
 
 def _cache(candidates: list[tuple[Module, int, int, Structure]], arrays: list[Any]) -> None:
@@ -170,18 +200,6 @@ def _cache(candidates: list[tuple[Module, int, int, Structure]], arrays: list[An
         dynamic = tuple(arrays[start:stop])
         if concrete_array_types.issuperset(map(type, dynamic)):
             set_cached(module, CachedPartition(dynamic, structure))
-
-
-def _check(
-    module: Module, cached: CachedPartition, arrays: list[Any], structure: Structure
-) -> None:
-    """Compares the cached partition of `module` with its fields now, by identity."""
-    if structure is not cached.structure or [*map(id, arrays)] != [*map(id, cached.arrays)]:
-        raise PartitionError(
-            f"a {type(module).__name__} was changed after its partition was cached: {module!r}. "
-            "A Module is frozen; do not write to its `__dict__`, nor by `object.__setattr__`. "
-            "`eqxlike.tree_at` makes a changed copy."
-        )
 
 
 def _static_leaf(
@@ -219,3 +237,203 @@ def _explain(
         "not an array is static: it is part of the key under which a compiled function is found, "
         "so it must be hashable, and `==` between two of them must be true or false."
     )
+
+
+# --- How each type of node is opened ---
+
+
+def _open(value: Any) -> _Opened | None:
+    """The node of `value`, or `None` if it is a leaf. `None` itself counts as a leaf here."""
+    node_type = type(value)
+    open_as = _OF_PYTHON.get(node_type)
+    if open_as is not None:
+        return open_as(value)
+    if isinstance(node_type, ModuleMeta):
+        return _open_module(value)
+    if is_array_of_jax(value):
+        return None
+    flattened = flatten_one_level(value)
+    if flattened is None:
+        return None
+    children, data = flattened
+    # For an unregistered namedtuple, JAX returns its class as the data.
+    if data is node_type and isinstance(value, tuple):
+        return _open_named_tuple(value)
+
+    def make_meta() -> ForeignMeta:
+        return ForeignMeta(value, data)
+
+    return _Opened(ForeignNode, make_meta, data, (*children,), "[{}]".format)
+
+
+def _no_meta() -> None:
+    """The meta of a node that needs none."""
+
+
+def _open_sequence(value: tuple[Any, ...] | list[Any]) -> _Opened:
+    structure_type = TupleNode if type(value) is tuple else ListNode
+    return _Opened(structure_type, _no_meta, None, value, "[{}]".format)
+
+
+def _open_named_tuple(value: Any) -> _Opened:
+    names = type(value)._fields
+    children = as_tuple(value, slice(None))
+    return _Opened(NamedTupleNode, _no_meta, None, children, lambda index: f".{names[index]}")
+
+
+def _open_dict(value: dict[Any, Any]) -> _Opened:
+    try:
+        children, keys = flatten_one_level(value)  # pyright: ignore
+    except Exception as error:
+        raise TypeError(
+            "the keys of a dict in a pytree must be sortable: those of this one, of types "
+            f"{', '.join(sorted({type(key).__name__ for key in value}))}, are not"
+        ) from error
+
+    def make_meta() -> DictKeys:
+        return DictKeys(keys, tuple(value))
+
+    return _Opened(DictNode, make_meta, keys, children, lambda index: f"[{keys[index]!r}]")
+
+
+_OF_PYTHON = {tuple: _open_sequence, list: _open_sequence, dict: _open_dict}
+
+
+def _open_module(value: Module) -> _Opened:
+    codec = type(value)._eqxlike_class.codec
+    children, statics = codec.flatten(value)
+    # During `__init__` some fields are missing.
+    is_complete = type(statics) is tuple
+    names = codec.layout.dynamic_names if is_complete else statics[0]
+    static = (is_complete, *statics)
+    return _Opened(ModuleNode, lambda: statics, static, children, lambda i: f".{names[i]}")
+
+
+def is_array_of_jax(value: Any) -> bool:
+    """Whether `value` is an array of JAX, a tracer, a traced reference or a NumPy scalar.
+
+    The type of an array that is not a tracer is added to `concrete_array_types`.
+    """
+    if isinstance(value, Tracer):
+        return isinstance(value, jax.Array) or is_traced_reference(value)
+    if not isinstance(value, jax.Array | np.generic):
+        return False
+    concrete_array_types.add(type(value))
+    return True
+
+
+def are_concrete_arrays(values: Iterable[Any]) -> bool:
+    """Whether all of `values` are arrays and not tracers; their types are added as above."""
+    return all(
+        type(value) in concrete_array_types
+        or (is_array_of_jax(value) and type(value) in concrete_array_types)
+        for value in values
+    )
+
+
+# --- Many leaves below one node, taken all at once, without a Structure and code for each ---
+
+
+_MIN_ROW = 64
+"""Fewer leaves than this get a Structure each: separate code is faster then."""
+
+
+def _make_row(
+    children: Sequence[Any], *, with_abstract: bool
+) -> tuple[Row, tuple[Any, ...]] | None:
+    """The row of these children and its arrays; `None` if not all are leaves of known types."""
+    types = [*map(type, children)]
+    known = {*types}
+    arrays = known & concrete_array_types
+    for leaf_type in known - arrays - PLAIN_TYPES:
+        is_abstract = with_abstract and leaf_type is jax.ShapeDtypeStruct
+        leaves = (x for x in children if type(x) is leaf_type)
+        if not is_abstract and not all(
+            is_array_of_jax(x) or isinstance(x, np.ndarray) for x in leaves
+        ):
+            return None
+        arrays.add(leaf_type)
+    count = len(types)
+    if arrays == known:
+        places = tuple(range(count))
+        meta = RowLeaves((None,) * count, places, ())
+        row = intern(Row, object, lambda: meta, StaticKey((count,)), ())
+        return row, tuple(children)  # pyright: ignore[reportReturnType]
+    array_places = tuple(place for place, leaf_type in enumerate(types) if leaf_type in arrays)
+    static_places = tuple(place for place, leaf_type in enumerate(types) if leaf_type not in arrays)
+    statics = tuple(children[place] for place in static_places)
+
+    def make_meta() -> RowLeaves:
+        leaves = [None] * count
+        for place, value in zip(static_places, statics, strict=True):
+            leaves[place] = value
+        return RowLeaves(tuple(leaves), array_places, static_places)
+
+    static = StaticKey(None)
+    static.key = (count, array_places, plain_key(statics))
+    row = intern(Row, object, make_meta, static, ())
+    taken = tuple(children[place] for place in array_places)
+    return row, taken  # pyright: ignore[reportReturnType]
+
+
+# --- The checking mode ---
+
+
+_depth = int(os.environ.get("EQXLIKE_CHECK_PARTITIONS", "0") not in ("", "0"))
+_listeners: list[Callable[[], None]] = []
+
+
+class PartitionError(RuntimeError):
+    """A Module was changed behind its back: its cached partition differs from what it holds now."""
+
+
+def is_checking() -> bool:
+    return _depth > 0
+
+
+def when_switched_on(listener: Callable[[], None]) -> None:
+    """Registers `listener`, called with no arguments each time the mode is switched on."""
+    _listeners.append(listener)
+
+
+@contextlib.contextmanager
+def checking_partitions() -> Iterator[None]:
+    """Compares every cached partition with a fresh one, as long as the context is open.
+
+    No filtered call takes its fast path: each Module is flattened again and compared, leaf by leaf
+    and by identity, with the partition cached on it. The environment variable
+    `EQXLIKE_CHECK_PARTITIONS=1` switches it on for a whole program.
+
+    The mode holds for the whole process, all threads included. It makes filtered calls many times
+    slower; use it in tests, or to find out who mutates a Module through its `__dict__`.
+
+    **Raises:** `PartitionError` from the filtered call that meets a changed Module.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> double = eqx.filter_jit(lambda x: 2 * x)
+        >>> with eqx.checking_partitions():
+        ...     print(double(jnp.array(3.0)))
+        6.0
+    """
+    global _depth
+    _depth += 1
+    for listener in _listeners:
+        listener()
+    try:
+        yield
+    finally:
+        _depth -= 1
+
+
+def _check(
+    module: Module, cached: CachedPartition, arrays: list[Any], structure: Structure
+) -> None:
+    """Compares the cached partition of `module` with its fields now, by identity."""
+    if structure is not cached.structure or [*map(id, arrays)] != [*map(id, cached.arrays)]:
+        raise PartitionError(
+            f"a {type(module).__name__} was changed after its partition was cached: {module!r}. "
+            "A Module is frozen; do not write to its `__dict__`, nor by `object.__setattr__`. "
+            "`eqxlike.tree_at` makes a changed copy."
+        )

@@ -2,18 +2,21 @@
 
 A `Structure` is interned: while it lives, an equal one is the same object, so that on a warm
 call "is it the same structure?" is one comparison of identities. It consists of the Structures of
-its children, down to arrays and static leaves. The types of node are in `_node_types`.
+its children, down to arrays and static leaves. There is a subclass for each type of node.
 """
 
+import itertools
 import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-from .._codegen import SourceWriter, compile_function
-from .._module import CachedPartition, LazyPartition, set_cached, stored_fields
-from ._guard import GuardWriter
+import jax.tree_util as jtu
+
+from .._module import BoundMethod, CachedPartition, can_stay_lazy, set_cached, stored_fields
+from .._traceback import compile_function, tuple_of
+from . import _writers as writers
 from ._static_key import StaticKey
 
 MIN_RUN = 16
@@ -33,7 +36,14 @@ class Structure:
     - `is_exact`: whether two trees of this Structure with the same arrays are interchangeable, even
       in what their equality ignores.
     - `anchor`: a function inside that was defined in another one, and may be short-lived.
+    - `has_row`: whether the children are the leaves of one `Row`.
+    - `has_run`: whether the children are many nodes of one Structure, for which a loop is written.
+    - `has_sequence`: whether the children are taken as one sequence.
     - `generated`: functions generated for this Structure, on first use.
+
+    **Arguments:**
+
+    - `is_private`: whether it is of these very objects, and so nothing of it is cached.
     """
 
     __slots__ = (
@@ -41,6 +51,9 @@ class Structure:
         "anchor",
         "children",
         "generated",
+        "has_row",
+        "has_run",
+        "has_sequence",
         "is_cacheable",
         "is_exact",
         "meta",
@@ -58,50 +71,46 @@ class Structure:
     is_leaf: bool = False
     is_row: bool = False
 
+    is_cacheable_module: bool = False
+    """Whether such a Module caches its partition."""
+
+    can_stay_lazy: bool = False
+    """Whether a Module of this Structure may be built without its fields."""
+
+    write_build: Callable[["Structure", writers.RebuildWriter, list[str]], str]
+    """Writes how to build a node of this type."""
+
+    write_guard: Callable[["Structure", writers.GuardWriter, str], Sequence[str]]
+    """Writes the guard that checks whether a value is such a node."""
+
     def __init__(
-        self, node_type: type, meta: Any, static: StaticKey, children: tuple["Structure", ...]
+        self,
+        node_type: type,
+        meta: Any,
+        static: StaticKey,
+        children: tuple["Structure", ...],
+        is_private: bool = False,
     ):
         self.node_type = node_type
         self.meta = meta
         self.static = static
         self.children = children
         self.num_arrays = sum(child.num_arrays for child in children)
-        are_cacheable = all(child.is_cacheable for child in children)
-        self.is_cacheable = self.is_immutable and static.is_immutable and are_cacheable
+        is_immutable = self.is_immutable and static.is_immutable and not is_private
+        self.is_cacheable = is_immutable and all(child.is_cacheable for child in children)
         self.is_exact = static.is_exact and all(child.is_exact for child in children)
         own = (each for each in static.held if _is_short_lived(each))
         inner = (child.anchor for child in children if child.anchor is not None)
         self.anchor: types.FunctionType | None = next(own, None) or next(inner, None)
-        self.generated: dict[Hashable, Any] = {}
-
-    @property
-    def has_row(self) -> bool:
-        """Whether the children are the leaves of one `Row`."""
-        return len(self.children) == 1 and self.children[0].is_row
-
-    @property
-    def has_run(self) -> bool:
-        """Whether the children are many nodes of one Structure, for which a loop is written."""
-        return (
+        self.has_row = len(children) == 1 and children[0].is_row
+        self.has_run = (
             self.takes_sequence
-            and len(self.children) >= MIN_RUN
-            and not self.children[0].is_leaf
-            and self.children.count(self.children[0]) == len(self.children)
+            and len(children) >= MIN_RUN
+            and not children[0].is_leaf
+            and children.count(children[0]) == len(children)
         )
-
-    @property
-    def has_sequence(self) -> bool:
-        """Whether the children are taken as one sequence."""
-        return self.has_row or self.has_run
-
-    @property
-    def is_cacheable_module(self) -> bool:
-        return False
-
-    @property
-    def can_stay_lazy(self) -> bool:
-        """Whether a Module of this Structure may be built without its fields."""
-        return False
+        self.has_sequence = self.has_row or self.has_run
+        self.generated: dict[Hashable, Any] = {}
 
     def is_current(self) -> bool:
         """Whether the static objects that it was made from are unchanged."""
@@ -119,24 +128,8 @@ class Structure:
         """
         rebuild = self.generated.get(cache)
         if rebuild is None:
-            rebuild = self.generated[cache] = RebuildWriter(cache).write(self)
+            rebuild = self.generated[cache] = writers.RebuildWriter(cache).write(self)
         return rebuild
-
-    def write_build(self, writer: "RebuildWriter", parts: list[str]) -> str:
-        """Writes how to build a node of this type, and returns its expression.
-
-        **Arguments:**
-
-        - `parts`: the expressions of the children; or one for the sequence of all.
-        """
-        raise NotImplementedError
-
-    def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        """Writes the guard that checks whether `name` is such a node, apart from its children.
-
-        **Returns:** the names of the children; or one for the sequence of all.
-        """
-        raise NotImplementedError
 
 
 def _is_short_lived(value: Any) -> bool:
@@ -145,29 +138,181 @@ def _is_short_lived(value: Any) -> bool:
     return "<locals>" in value.__qualname__ or value.__name__ == "<lambda>"
 
 
-class Opened(NamedTuple):
-    """A node flattened one level, which needs only the Structures of its children to be interned.
+# --- The types of node ---
 
-    - `structure_type`: the subclass of `Structure`.
-    - `make_meta`: a function that makes the `meta` of a new Structure.
-    - `static`: the static part of the node itself, which distinguishes it.
-    - `children`: the children, which are flattened next.
-    - `name_child`: a function from the index of a child to its name in a path.
+
+class ArrayLeaf(Structure):
+    """An array, which is traced."""
+
+    __slots__ = ()
+
+    is_leaf = True
+    write_build = writers.build_array
+    write_guard = writers.guard_array
+
+
+class StaticLeaf(Structure):
+    """`None`, or what is neither an array nor a node; its `meta` is its value."""
+
+    __slots__ = ()
+
+    is_leaf = True
+    write_build = writers.build_static_leaf
+    write_guard = writers.guard_static_leaf
+
+
+class TupleNode(Structure):
+    """A plain tuple."""
+
+    __slots__ = ()
+
+    takes_sequence = True
+    write_build = writers.build_tuple
+    write_guard = writers.guard_sequence
+
+
+class ListNode(Structure):
+    """A list, which may change between two calls.
+
+    So no Module above it caches a partition (`is_immutable` makes `Structure.is_cacheable` false,
+    which `flatten` reads), and the generated guard reads type, length and elements at each call.
     """
 
-    structure_type: type[Structure]
-    make_meta: Callable[[], Any]
-    static: Any
-    children: Sequence[Any]
-    name_child: Callable[[int], str]
+    __slots__ = ()
+
+    is_immutable = False
+    takes_sequence = True
+    write_build = writers.build_list
+    write_guard = writers.guard_sequence
 
 
-NOTHING = StaticKey(None)
-"""The key of a node without static parts."""
+class NamedTupleNode(Structure):
+    """A namedtuple of a class that is not registered with JAX."""
+
+    __slots__ = ()
+
+    write_build = writers.build_named_tuple
+    write_guard = writers.guard_named_tuple
 
 
-def no_meta() -> None:
-    """The meta of a node that needs none."""
+class DictNode(Structure):
+    """A plain dict. Its `meta` is a `DictKeys`."""
+
+    __slots__ = ()
+
+    is_immutable = False
+    takes_sequence = True
+    write_build = writers.build_dict
+    write_guard = writers.guard_dict
+
+
+class DictKeys(NamedTuple):
+    """The keys as JAX sorts them, and in the insertion order of the first dict."""
+
+    keys: tuple[Any, ...]
+    as_inserted: tuple[Any, ...]
+
+
+class ForeignNode(Structure):
+    """A node of any other type registered with JAX. Its `meta` is a `ForeignMeta`."""
+
+    __slots__ = ()
+
+    is_immutable = False
+    takes_sequence = True
+    write_build = writers.build_foreign
+    write_guard = writers.guard_foreign
+
+
+class ForeignMeta:
+    """The treedef that rebuilds a node, and the `data` that its own function returned."""
+
+    __slots__ = ("data", "treedef")
+
+    def __init__(self, value: Any, data: Any):
+        self.data = data
+        # JAX asks about the node itself first. Identity would not do: it may contain itself.
+        is_child = itertools.chain((False,), itertools.repeat(True))
+        self.treedef = jtu.tree_structure(value, is_leaf=lambda _: next(is_child))
+
+
+class ModuleNode(Structure):
+    """A Module. Its `meta` holds the values of its static fields.
+
+    - `is_incomplete`: whether it lacks fields, as during `__init__`, or has metadata: then the
+      `meta` is more than a tuple of these values.
+    """
+
+    __slots__ = ("is_cacheable_module", "is_incomplete")
+
+    write_build = writers.build_module
+    write_guard = writers.guard_module
+
+    def __init__(self, node_type: Any, meta: Any, *parts: Any, is_private: bool = False):
+        super().__init__(node_type, meta, *parts, is_private=is_private)
+        self.is_incomplete = type(meta) is not tuple
+        # A method is bound again at each access and would lose its cache. Its instance has one.
+        is_method = issubclass(node_type, BoundMethod)
+        self.is_cacheable_module = self.is_cacheable and not is_method
+
+    @property
+    def is_immutable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.node_type._eqxlike_class.traits.is_immutable  # pyright: ignore
+
+    @property
+    def can_stay_lazy(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.is_cacheable and can_stay_lazy(self.node_type)
+
+    def fields(self, dynamic: tuple[Any, ...]) -> dict[str, Any]:
+        """The fields of an instance with these arrays, by name."""
+        return stored_fields(self.rebuilder(cache=False)(dynamic))
+
+    def cache(self, module: Any) -> CachedPartition | None:
+        """Caches the partition of an instance that has none yet, such as a user's new one.
+
+        **Returns:** the partition, or `None` if the instance is not of this Structure.
+        """
+        take = self.generated.get("take")
+        if take is None:
+            take = self.generated["take"] = self._make_take()
+        arrays = take(module)
+        if arrays is None:
+            return None
+        partition = CachedPartition(arrays, self)
+        set_cached(module, partition)
+        return partition
+
+    def _make_take(self) -> Callable[[Any], tuple[Any, ...] | None]:
+        """A function from a Module of this Structure to its arrays, from others to `None`."""
+        writer = writers.GuardWriter(None, None, None, reads_fields=True)
+        writer.write(self, "module")
+        lines = [*writer.function("take(module)"), f"    return {tuple_of(writer.arrays)}"]
+        return compile_function(lines, writer.namespace, f"arrays of {self.node_type.__name__}")
+
+
+class Row(Structure):
+    """The only child of a node, representing all leaves below it, without a Structure for each.
+
+    Its `meta` is a `RowLeaves`.
+    """
+
+    __slots__ = ()
+
+    is_row = True
+    write_build = writers.build_row
+    write_guard = writers.guard_row
+
+    def __init__(self, node_type: type, meta: "RowLeaves", *parts: Any):
+        super().__init__(node_type, meta, *parts)
+        self.num_arrays = len(meta.array_places)
+
+
+class RowLeaves(NamedTuple):
+    """The leaves of a row, with `None` for each array, and the positions of the arrays."""
+
+    leaves: tuple[Any, ...]
+    array_places: tuple[int, ...]
+    static_places: tuple[int, ...]
 
 
 # --- The table of Structures ---
@@ -217,7 +362,7 @@ def intern(
     # key that held them could keep the Structure alive, through a closure with a compiled function.
     key = (structure_type, id(node_type), static.key, tuple(map(id, children)))
     found = _find(key)
-    if found is None or not found.static.is_current():
+    if found is None or not (found.is_exact or found.static.is_current()):
         made = structure_type(node_type, make_meta(), static, children)
         with _lock:
             found = _find(key)
@@ -242,9 +387,7 @@ def make_private(*parts: *Parts) -> Structure:
     structure_type, node_type, make_meta, static, children = parts
     if static.is_exact and all(child.is_exact for child in children):
         return intern(*parts)
-    made = structure_type(node_type, make_meta(), static, children)
-    made.is_cacheable = False
-    return made
+    return structure_type(node_type, make_meta(), static, children, is_private=True)
 
 
 def make_output(*parts: *Parts) -> Structure:
@@ -258,83 +401,40 @@ def num_interned() -> int:
     return len(_table)
 
 
-# --- Generated code that builds a tree of one Structure ---
+# --- Leaves ---
 
 
-class RebuildWriter(SourceWriter):
-    """Writes the function that builds a tree from its arrays, a line for each node, children first.
+NOTHING = StaticKey(None)
+"""The key of a node without static parts."""
 
-    `treedef.unflatten` would call a Python function for each Module.
+ARRAY = ArrayLeaf(object, None, NOTHING, ())
+ARRAY.num_arrays = 1
 
-    - `cache`: whether the outermost Modules built cache their partition.
-    """
 
-    def __init__(self, cache: bool):
-        super().__init__(
-            {
-                "CachedPartition": CachedPartition,
-                "LazyPartition": LazyPartition,
-                "new": object.__new__,
-                "new_tuple": tuple.__new__,
-                "set_cached": set_cached,
-                "stored_fields": stored_fields,
-            }
-        )
-        self.cache = cache
-        self.num_arrays = 0
+def static_leaf(value: Any, make: Intern = intern) -> Structure:
+    """The Structure of a static leaf. Raises `TypeError` if `value` is not hashable."""
+    return make(StaticLeaf, type(value), lambda: value, StaticKey(value), ())
 
-    def write(self, root: Structure) -> Callable[[tuple[Any, ...]], Any]:
-        # An explicit stack: deep trees need no deep recursion. A frame is
-        # (structure, expressions of the children so far, first array, is inside a cached Module).
-        frames: list[tuple[Structure, list[str], int, bool]] = [(root, [], 0, False)]
-        while True:
-            structure, parts, first_array, is_inside = frames[-1]
-            is_cached = self.cache and structure.is_cacheable_module
-            if is_cached and not is_inside and structure.can_stay_lazy:
-                expression = self.assign(f"new({self.constant(structure.node_type)})")
-                self.num_arrays += structure.num_arrays
-            elif structure.has_run:
-                run = self._run(structure.children, self.cache and not (is_inside or is_cached))
-                expression = structure.write_build(self, [run])
-            elif len(parts) < len(structure.children):
-                child = structure.children[len(parts)]
-                frames.append((child, [], self.num_arrays, is_inside or is_cached))
-                continue
-            else:
-                expression = structure.write_build(self, parts)
-            if is_cached and not is_inside:
-                # A slice of a whole tuple is that tuple: no copy if there is one Module.
-                made = "LazyPartition" if structure.can_stay_lazy else "CachedPartition"
-                taken = f"arrays[{first_array}:{self.num_arrays}]"
-                partition = f"{made}({taken}, {self.constant(structure)})"
-                self.line(f"set_cached({expression}, {partition})")
-            frames.pop()
-            if not frames:
-                return self._compile(root, expression)
-            frames[-1][1].append(expression)
 
-    def _run(self, nodes: tuple[Any, ...], cache: bool) -> str:
-        """The expression for a list of nodes of one Structure."""
-        count, each = len(nodes), nodes[0].num_arrays
-        build = self.constant(nodes[0].rebuilder(cache=cache))
-        if not each:
-            return self.assign(f"[{build}(()) for _ in range({count})]")
-        start = self.num_arrays
-        self.num_arrays += count * each
-        places = f"range({start}, {self.num_arrays}, {each})"
-        return self.assign(f"[{build}(arrays[i : i + {each}]) for i in {places}]")
+def identity_leaf(value: Any) -> Structure:
+    """The Structure of a static leaf that is not hashable, and is compared by identity."""
+    static = StaticKey(value, by_identity=True)
+    return intern(StaticLeaf, type(value), lambda: value, static, ())
 
-    def _compile(self, root: Structure, expression: str) -> Callable[[tuple[Any, ...]], Any]:
-        lines = [*self.lines, f"return {expression}"]
-        source = ["def rebuild(arrays):", *(f"    {line}" for line in lines)]
-        return compile_function(source, self.namespace, f"rebuild {root.node_type.__name__}")
 
-    def array(self) -> str:
-        """The expression for the next array."""
-        self.num_arrays += 1
-        return f"arrays[{self.num_arrays - 1}]"
+class _Opaque:
+    """A wrapper of a value that may change; it hashes by identity."""
 
-    def arrays(self, count: int) -> str:
-        """The expression for a tuple of the next arrays."""
-        self.num_arrays += count
-        return f"arrays[{self.num_arrays - count}:{self.num_arrays}]"
+    __slots__ = ("of",)
+
+    def __init__(self, value: Any):
+        self.of = id(value)
+
+    __hash__ = object.__hash__
+
+
+def opaque_leaf(value: Any) -> Structure:
+    """The Structure of a static leaf that is not hashable, not shared with other leaves."""
+    static = StaticKey(_Opaque(value))
+    static.is_immutable = static.is_exact = False
+    return intern(StaticLeaf, type(value), lambda: value, static, ())

@@ -14,6 +14,7 @@ from ._filters import combine as combine
 from ._filters import filter as filter
 from ._filters import flag_leaves as flag_leaves
 from ._filters import partition as partition
+from ._predicates import ARRAY_TYPES as ARRAY_TYPES
 from ._predicates import Frozen as Frozen
 from ._predicates import Which as Which
 from ._predicates import deleted_paths as deleted_paths
@@ -38,4 +39,5 @@ from ._serialise import default_serialise_filter_spec as default_serialise_filte
 from ._serialise import open_to_replace as open_to_replace
 from ._serialise import tree_deserialise_leaves as tree_deserialise_leaves
 from ._serialise import tree_serialise_leaves as tree_serialise_leaves
+from ._tree_at import MISSING as MISSING
 from ._tree_at import tree_at as tree_at

@@ -12,6 +12,9 @@ from jaxtyping import PyTree
 
 from .._compat import Tracer
 
+ARRAY_TYPES = (jax.Array, np.ndarray, np.generic)
+"""What `is_array` is true for, where a call for each of many leaves would take longer."""
+
 
 def is_array(element: Any) -> bool:
     """`True` for a JAX array (tracers included), a NumPy array or a NumPy scalar.
@@ -20,7 +23,7 @@ def is_array(element: Any) -> bool:
     >>> is_array(jnp.ones(2)), is_array(np.float32(1)), is_array(1.0)
     (True, True, False)
     """
-    return isinstance(element, jax.Array | np.ndarray | np.generic)
+    return isinstance(element, ARRAY_TYPES)
 
 
 def is_on_cpu(array: Any) -> bool:

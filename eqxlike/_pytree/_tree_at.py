@@ -8,11 +8,23 @@ from typing import Any, TypeVar
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._missing import MISSING
 from ._difference import walk
 from ._print import tree_pformat
 
 Tree = TypeVar("Tree", bound=Any)
+
+
+class _Missing:
+    """The class of `MISSING`, which says in signatures what it means."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<missing>"
+
+
+MISSING: Any = _Missing()
+"""The default of a parameter that has no value of its own to say "left out"."""
 
 
 def tree_at(

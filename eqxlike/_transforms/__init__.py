@@ -8,7 +8,6 @@ from ._checks import EqxlikeTracetimeError as EqxlikeTracetimeError
 from ._checks import branched_error_if as branched_error_if
 from ._checks import error_if as error_if
 from ._checks import note_check as note_check
-from ._derivatives import filter_checkpoint as filter_checkpoint
 from ._derivatives import filter_closure_convert as filter_closure_convert
 from ._derivatives import filter_custom_jvp as filter_custom_jvp
 from ._derivatives import filter_custom_vjp as filter_custom_vjp
@@ -20,9 +19,10 @@ from ._derivatives import filter_jvp as filter_jvp
 from ._derivatives import filter_value_and_grad as filter_value_and_grad
 from ._derivatives import filter_vjp as filter_vjp
 from ._enumeration import Enumeration as Enumeration
-from ._eval_shape import filter_eval_shape as filter_eval_shape
-from ._eval_shape import filter_make_jaxpr as filter_make_jaxpr
-from ._eval_shape import is_array_or_struct as is_array_or_struct
+from ._flat_call import filter_checkpoint as filter_checkpoint
+from ._flat_call import filter_eval_shape as filter_eval_shape
+from ._flat_call import filter_make_jaxpr as filter_make_jaxpr
+from ._flat_call import is_array_or_struct as is_array_or_struct
 from ._jit import CallTimes as CallTimes
 from ._jit import FreshTrace as FreshTrace
 from ._jit import History as History

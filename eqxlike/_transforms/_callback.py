@@ -14,7 +14,7 @@ from .._dtypes import is_key
 from .._partition import split
 from .._pytree import is_array, tree_pformat
 from .._transfers import refuse_call
-from ._eval_shape import is_array_or_struct
+from ._flat_call import is_array_or_struct
 from ._signatures import check_callable
 
 

@@ -13,7 +13,7 @@ from .._compat import Tracer
 from .._module import AbstractVar, Module, field, stored_fields
 from .._partition import split
 from .._pytree import is_array, is_reference
-from ._eval_shape import is_array_or_struct
+from ._flat_call import is_array_or_struct
 
 Tree = TypeVar("Tree")
 
@@ -104,14 +104,6 @@ def shardings_of_arrays(
     except ValueError as error:
         raise ValueError(f"`{name}` is not a prefix of what it places: {error}") from None
     return shardings
-
-
-def are_for_several_devices(shardings: Any) -> bool:
-    """Whether a sharding in this tree is one over more than one device."""
-    return any(
-        isinstance(leaf, jax.sharding.Sharding) and leaf.num_devices > 1
-        for leaf in jtu.tree_leaves(shardings)
-    )
 
 
 # Layers that are stored stacked and used one at a time, and so can be all-gathered one at a time.

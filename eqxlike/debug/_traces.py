@@ -12,9 +12,8 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 import jax
 import jax.tree_util as jtu
 
-from .._missing import MISSING
 from .._module import BoundMethod, Module, Wrapper, bind, field
-from .._pytree import flatten_one_level_with_keys, is_array, tree_pformat
+from .._pytree import MISSING, flatten_one_level_with_keys, is_array, tree_pformat
 from .._traceback import is_of_user
 from .._transforms import History, Trace, check_on_retrace, compared_with, listening, react
 from .._transforms import RetraceError as RetraceError

@@ -19,7 +19,7 @@ from .._module import Module, field
 from .._partition import Rest, Structure, flatten, split
 from .._pytree import flag_leaves, is_array_like, tree_pformat
 from .._transforms import filter_eval_shape
-from .._transforms._jit._cache import attached
+from .._transforms._jit._callables import attached
 from ..loops import Buffer
 
 # --- A value that transformations take as it is ---

@@ -15,9 +15,8 @@ from .._pytree import apply_updates, filter, is_inexact_array
 from .._transforms import filter_jit, filter_value_and_grad
 from ._checks import check_callable, check_optimiser, check_optimiser_state
 from ._guards import halt_if_not_finite, keep_if_finite, register_unguarded, skip_overflow
-from ._loss_forms import Evaluate, Evaluation, evaluator
 from ._sharding import Sharding, check_sharding, evaluate_sharded, shard
-from ._state import TrainState, check_state
+from ._state import Evaluate, Evaluation, TrainState, check_state, evaluator
 
 Model = TypeVar("Model", bound=Any)
 ModelState = TypeVar("ModelState", bound=Any)

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import eqxlike as eqx
 from eqxlike._partition import flatten
-from eqxlike._transforms._jit._traces._differences import Arguments, find_differences, form_of
+from eqxlike._transforms._jit._traces._differences import Arguments, find_differences, form_of_type
 from eqxlike._transforms._jit._traces._outline import outline_of, root_outline
 from eqxlike.debug import Trace
 
@@ -368,6 +368,8 @@ def test_tree_deeper_than_pythons_stack_is_compared():
     for leaf in (ones(2), ones(3)):
         arrays, structure = flatten(nested(leaf))
         outline = root_outline(["x"], [outline_of(structure)])
-        known.append(Arguments(outline, tuple(map(form_of, arrays)), ()))
+        known.append(
+            Arguments(outline, tuple(form_of_type(jax.typeof(each)) for each in arrays), ())
+        )
     (found,) = find_differences(*known)
     assert str(found) == f"x{'[0]' * 1500}: shape (2,) -> (3,)"

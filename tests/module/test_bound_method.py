@@ -64,7 +64,7 @@ def test_a_parameter_named_self_may_be_passed_by_keyword():
 
 def test_as_an_argument_of_filter_jit_takes_the_fast_path_though_it_is_made_anew(monkeypatch):
     # The checking mode, in which every call goes the long way, is off for this test.
-    monkeypatch.setattr("eqxlike._checking._depth", 0)
+    monkeypatch.setattr("eqxlike._partition._flatten._depth", 0)
     long_ways = []
     find = Dispatcher.find
     monkeypatch.setattr(

@@ -19,9 +19,8 @@ from eqxlike import (
     filter_eval_shape,
     filter_jit,
 )
-from eqxlike._checking import is_checking
 from eqxlike._module import CachedPartition, get_cached
-from eqxlike._partition import flatten
+from eqxlike._partition import flatten, is_checking
 from eqxlike._transforms._jit import _dispatch
 from tests.partition.models import Pair, Point, flatten_cached
 from tests.partition.statics import Holder, Named
@@ -312,7 +311,7 @@ def test_checking_accepts_what_was_not_changed():
 
 
 def test_checking_ends_with_its_context(monkeypatch):
-    monkeypatch.setattr("eqxlike._checking._depth", 0)
+    monkeypatch.setattr("eqxlike._partition._flatten._depth", 0)
     module = flatten_cached(Pair(jnp.ones(2)))
     with checking_partitions():
         pass

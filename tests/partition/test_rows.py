@@ -164,7 +164,7 @@ MET_FIRST = {
 def test_warm_call_takes_no_walk_though_its_arrays_were_first_met_in_a_row(
     name, no_types_met, monkeypatch
 ):
-    monkeypatch.setattr("eqxlike._checking._depth", 0)
+    monkeypatch.setattr("eqxlike._partition._flatten._depth", 0)
     arrays = [MET_FIRST[name](index) for index in range(70)]
     # Rows of arrays alone, with one number, half of numbers, and with one array.
     tree = [[*[1.0] * count, *arrays[count:]] for count in (0, 1, 35, 69)]

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqxlike._codegen import compile_function
 from eqxlike._partition import GuardWriter, StaticKey, flatten
-from eqxlike._partition._guard import write_static_guard
+from eqxlike._partition._static_key import write_static_guard
+from eqxlike._traceback import compile_function
 from tests.partition.statics import (
     BY_IDENTITY,
     CHANGING,

@@ -112,14 +112,14 @@ def test_calls_afterwards_are_what_they_were():
     plain = JitFunction.__call__
     eqx.clear_caches()
     double(X)
-    (compiled,) = double._eqxlike_dispatch[0].cache
-    jitted = compiled._fast_path.__globals__["jitted"]
+    (compiled,) = double._eqxlike_dispatch[0].compiled_functions()
+    jitted = compiled.own_fast_path.__globals__["jitted"]
     with contextlib.suppress(RuntimeError), eqx.profile():
         double(X)
-        assert compiled._fast_path.__globals__["jitted"] is not jitted
+        assert compiled.own_fast_path.__globals__["jitted"] is not jitted
         raise RuntimeError
     assert JitFunction.__call__ is plain
-    assert compiled._fast_path.__globals__["jitted"] is jitted
+    assert compiled.own_fast_path.__globals__["jitted"] is jitted
 
 
 @pytest.mark.usefixtures("plain_dispatch")
@@ -137,8 +137,8 @@ def test_call_that_outlasts_the_profile_leaves_no_clock():
 
     go_on.set()
     slow(X)
-    (compiled,) = slow._eqxlike_dispatch[0].cache
-    jitted = compiled._fast_path.__globals__["jitted"]
+    (compiled,) = slow._eqxlike_dispatch[0].compiled_functions()
+    jitted = compiled.own_fast_path.__globals__["jitted"]
     go_on.clear()
     begun.clear()
     with eqx.profile():
@@ -147,7 +147,7 @@ def test_call_that_outlasts_the_profile_leaves_no_clock():
         assert begun.wait(60)
     go_on.set()
     thread.join()
-    assert compiled._fast_path.__globals__["jitted"] is jitted
+    assert compiled.own_fast_path.__globals__["jitted"] is jitted
 
 
 def test_error_of_a_call_passes_and_the_next_call_is_counted():

@@ -10,7 +10,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn, train
-from eqxlike.train._loop import _pace
+from eqxlike.train._loop import _fit
 from tests.nn.arrays import filled
 
 
@@ -192,7 +192,7 @@ def test_auto_measures_both_and_says_what_it_chose(simple, monkeypatch, ticks_of
     ticks = itertools.accumulate(
         itertools.chain([1.0] * 42, itertools.cycle([1.0, float(ticks_of_many)]))
     )
-    monkeypatch.setattr(_pace.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(_fit.time, "perf_counter", lambda: next(ticks))
     result = run(100)
     assert result.steps_per_call == chosen
     assert result.message == (

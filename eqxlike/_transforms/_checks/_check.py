@@ -7,13 +7,15 @@ The checked arrays pass through neither: `needing` selects them by the output of
 """
 
 import dataclasses
+import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 from jax.extend.core import Jaxpr, get_opaque_trace_state, jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
@@ -23,12 +25,12 @@ from ..._compat import Tracer
 from ._primitives import check_p
 from ._runtime_errors import EqxlikeRuntimeError, FailureReport, raise_in_callback
 
-# The checks in what this thread is tracing, and whether that is for several devices.
+# The checks in what this thread is tracing, and the programs that it is in the middle of.
 
 
 class _Traced(threading.local):
     num_checks: int = 0
-    is_for_several_devices: bool = False
+    programs: "tuple[TracedProgram, ...]" = ()
 
 
 _traced = _Traced()
@@ -49,27 +51,38 @@ def has_any_check_been_traced() -> bool:
 
 def is_for_several_devices() -> bool:
     """Whether this thread is tracing for more than one device, as far as is known."""
-    return _traced.is_for_several_devices
+    return any(program.is_for_several_devices for program in _traced.programs)
 
 
+@dataclasses.dataclass
 class TracedProgram:
-    """A context in which a `filter_jit` function is traced."""
+    """A context in which a `filter_jit` function is traced.
 
-    def __init__(self, is_for_several_devices: bool):
-        self._is_for_several_devices = is_for_several_devices
+    - `arrays`: the tracers of its arguments.
+    - `shardings`: a tree with the shardings that it is compiled for.
+    - `holds_check`: whether it holds a check, once it has been traced.
+    """
+
+    arrays: Sequence[Any]
+    shardings: Any
+    holds_check: bool = False
 
     def __enter__(self) -> "TracedProgram":
         self._num_checks = _traced.num_checks
-        self._outer = _traced.is_for_several_devices
-        _traced.is_for_several_devices = self._outer or self._is_for_several_devices
+        _traced.programs = (*_traced.programs, self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        _traced.is_for_several_devices = self._outer
+        self.holds_check = _traced.num_checks != self._num_checks
+        _traced.programs = _traced.programs[:-1]
 
-    @property
-    def holds_check(self) -> bool:
-        return _traced.num_checks != self._num_checks
+    @functools.cached_property
+    def is_for_several_devices(self) -> bool:
+        """Whether it is traced for more than one device, as far as is known. Only a check asks."""
+        return mesh_of(self.arrays) is not None or any(
+            isinstance(leaf, jax.sharding.Sharding) and leaf.num_devices > 1
+            for leaf in jtu.tree_leaves(self.shardings)
+        )
 
 
 class _Order(threading.local):

@@ -1,6 +1,5 @@
-"""Derivatives: gradients, products, Jacobians, custom rules, and checkpoints."""
+"""Derivatives: gradients, products, Jacobians, and custom rules."""
 
-from ._checkpoint import filter_checkpoint as filter_checkpoint
 from ._closure_convert import filter_closure_convert as filter_closure_convert
 from ._custom import filter_custom_jvp as filter_custom_jvp
 from ._custom import filter_custom_vjp as filter_custom_vjp

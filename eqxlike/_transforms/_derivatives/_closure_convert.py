@@ -12,7 +12,7 @@ from jaxtyping import Array
 from ..._module import Module, field
 from ..._partition import UNTRACED, Rest, split
 from ..._pytree import is_array, tree_pformat
-from .._eval_shape import is_array_or_struct, refuse_references
+from .._flat_call import is_array_or_struct, refuse_references
 from .._signatures import Call, Output, Params, check_callable
 from ._tangents import leaves_beside, path_of
 

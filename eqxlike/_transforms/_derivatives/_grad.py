@@ -10,10 +10,9 @@ import jax
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
-from ..._missing import MISSING
 from ..._module import field
 from ..._partition import UNTRACED, Rest, split
-from ..._pytree import is_array_like, is_array_or_traced_reference, is_inexact_array
+from ..._pytree import MISSING, is_array_like, is_array_or_traced_reference, is_inexact_array
 from .._signatures import (
     Aux,
     GradOptions,

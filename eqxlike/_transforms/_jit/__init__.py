@@ -2,12 +2,12 @@
 
 In the order of reading; docs/design.md has the whole picture, with both ways that a call takes:
 
-- `_filter_jit`: the public function, the callable that it returns, and notes on errors.
-- `_callables`: the function behind a callable, the arguments bound to it, and its dispatcher.
-- `_arguments`: one order for the arguments of all calls.
-- `_dispatch`: the rest of a call: the compiled function for its arguments, the trace of that, and
-  the generated function that later calls try before all of this.
-- `_cache`: the compiled functions of one function. `_donation`: which buffers are donated.
+- `_filter_jit`: the public function, the callable that it returns, and its dispatcher.
+- `_dispatch`: a call, from its arguments to `jax.jit` and back: the compiled function for them, and
+  its trace.
+- `_fast_path`: the generated function that later calls try before all of this.
+- `_callables`: the function behind a callable, and the arguments bound to it.
+- `_arguments`: one order for the arguments of all calls; placement, donation, notes on errors.
 - `_traces`: why there was another trace.
 - `_lowered`, `_fresh_trace`, `_timed`: functions lowered ahead of time, traced for a report, timed.
 """

@@ -1,22 +1,25 @@
-"""The arguments of a call: one order for all calls, where they are placed, and arrays inside static
-ones.
+"""The arguments of a call: one order for all calls, where they are placed, which are donated,
+arrays inside static ones, and notes that name them in errors.
 """
 
 import inspect
+import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
 
 import jax
+import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import PyTree
 
-from ..._codegen import compile_function, tuple_of
 from ..._compat import PjitFunction
 from ..._module import Module
 from ..._partition import ATOMS, flatten
-from ..._pytree import is_array
-from ..._traceback import stacklevel_of_user
+from ..._pytree import deleted_paths, is_array, is_reference, listed, paths_without_numbers
+from ..._traceback import compile_function, name_tracers, stacklevel_of_user, tuple_of
 from .._sharding import shardings_of_arrays
+from .._signatures import DonateWord
 
 OrderedArguments = tuple[tuple[Any, ...], tuple[str, ...]]
 """`(args, names)`: the last `len(names)` of `args` are passed by these names, the rest by place."""
@@ -295,6 +298,51 @@ def _is_default(argument: Any, parameter: inspect.Parameter | None) -> bool:
     return flatten(argument, is_output=True, with_abstract=True)[1] is default
 
 
+# --- The arguments whose buffers are donated, by five words or by names ---
+#
+# Whether two arguments share a buffer, as views or as one array, is left to JAX: `explain_error`
+# adds the paths to its error.
+
+
+Donate = DonateWord | str | tuple[str, ...]
+
+_WORDS = get_args(DonateWord)
+
+
+def check_donate(donate: Donate | Iterable[str], order: ArgumentOrder) -> Donate:
+    """`donate` as a word or a tuple of names of parameters of the function.
+
+    **Raises:** `ValueError` for any other word, or a name that is not a parameter.
+    """
+    if donate in _WORDS:
+        return donate  # pyright: ignore
+    donate_names = (donate,) if isinstance(donate, str) else tuple(donate)
+    if unknown := order.unknown_among(donate_names):
+        raise ValueError(
+            f"`filter_jit(..., donate=...)` must be one of {', '.join(map(repr, _WORDS))}, or "
+            f"names of parameters of the function. {unknown}"
+        )
+    return donate_names
+
+
+def donated_places(
+    donate: Donate, order: ArgumentOrder, num_bound: int, names: tuple[str, ...], num_args: int
+) -> tuple[int, ...]:
+    """The places in an ordered call whose arrays are donated.
+
+    **Arguments:**
+
+    - `donate`: any but "none".
+    - `num_bound`: the number of places at the front that are bound to what was wrapped, such as a
+      Module that is called. As in Equinox, "first" means the first argument after these.
+    - `names`, `num_args`: the names and the number of arguments of the ordered call.
+    """
+    if isinstance(donate, tuple):
+        return tuple(place for name in donate for place in order.places(name, names, num_args))
+    spared = num_bound if donate.endswith("-except-first") else None
+    return tuple(place for place in range(num_args) if place != spared)
+
+
 # --- Arrays held by a plain object that is an argument, such as the instance of a method ---
 
 
@@ -359,3 +407,89 @@ class WatchedArrays:
                 "`eqxlike.Module`, or pass the array as an argument.",
                 stacklevel=stacklevel_of_user(),
             )
+
+
+# --- Notes on the errors of a call: JAX knows the arguments of a program by their numbers alone ---
+
+
+_NAMED = re.compile(r"Of .*, arrays\[\d+\] is ")
+
+
+def explain_error(
+    error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Adds a note to an error that names the arguments that it is about, by name and path."""
+    text, among = str(error), f"Among the arguments of {order.function_name}, these"
+    arguments = order.named(args, kwargs)
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        name_tracers(error, args, kwargs)
+    if isinstance(error, jax.errors.ConcretizationTypeError):
+        paths = [path for path, leaf in _leaves(arguments) if is_array(leaf)]
+        # JAX counts the arrays of all arguments together.
+        counted = dict.fromkeys(map(int, re.findall(r"\barrays\[(\d+)\]", text)))
+        known = [f"arrays[{each}] is {paths[each]}" for each in counted if each < len(paths)]
+        # An inner call knows them by its own names, and comes first.
+        if known and not any(map(_NAMED.match, getattr(error, "__notes__", ()))):
+            error.add_note(f"Of {order.function_name}, {', '.join(known)}.")
+    # JAX gives the shape of the first deleted array, or nothing.
+    if "deleted" in text and (paths := deleted_arguments(order, args, kwargs)):
+        error.add_note(
+            f"{among} are no longer there, since they were donated to a call: {listed(paths)}. Go "
+            "on with what that call returned, or donate a copy to it."
+        )
+    if "only one reference" in text or "both closed over and passed" in text:
+        references = ", ".join(_equal_paths(id, is_reference, arguments))
+        error.add_note(
+            f"The references among the arguments of {order.function_name}: {references}."
+        )
+    if "donate the same buffer twice" in text or "previously donated in the same call" in text:
+        shared = [each for each in _equal_paths(_buffer, is_array, arguments) if " = " in each]
+        error.add_note(
+            f"{among} share a buffer, and one is donated: {', '.join(shared)}. Give a copy, "
+            "`jnp.copy`, for all but one."
+        )
+    if "Disallowed host-to-device" in text:
+        on_host = [
+            path for path, leaf in _leaves(arguments) if isinstance(leaf, np.ndarray | np.generic)
+        ]
+        if on_host:
+            error.add_note(
+                f"{among} are arrays of NumPy, which each call copies to the device: "
+                f"{listed(on_host)}. Put them there with `jax.device_put`."
+            )
+    if isinstance(error, TypeError):
+        paths = [path for name, each in arguments for path in paths_without_numbers(each, name)]
+        if paths:
+            error.add_note(
+                f"{among} arrays hold no numbers: {listed(paths)}. Give numbers, or keep the "
+                "values in a static field, as a tuple."
+            )
+
+
+def deleted_arguments(
+    order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    """The paths of the deleted arrays among the arguments of a call."""
+    return [path for name, each in order.named(args, kwargs) for path in deleted_paths(each, name)]
+
+
+def _equal_paths(key: Any, is_wanted: Any, arguments: Iterable[tuple[str, Any]]) -> Iterable[str]:
+    """The paths of all leaves that are wanted, those with equal keys joined by an equals sign."""
+    found: dict[Any, list[str]] = {}
+    for path, leaf in filter(lambda each: is_wanted(each[1]), _leaves(arguments)):
+        found.setdefault(key(leaf), []).append(path)
+    return map(" = ".join, found.values())
+
+
+def _buffer(array: Any) -> int:
+    """The address of an array's first buffer; the identity of an array that tells none."""
+    try:
+        return array.addressable_shards[0].data.unsafe_buffer_pointer()
+    except Exception:
+        return id(array)
+
+
+def _leaves(arguments: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, argument in arguments:
+        for path, leaf in jtu.tree_leaves_with_path(argument):
+            yield name + jtu.keystr(path), leaf

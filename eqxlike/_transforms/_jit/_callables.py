@@ -1,4 +1,4 @@
-"""From a callable to the function inside, the arguments bound to it, and its dispatcher."""
+"""From a callable to the function inside and the arguments bound to it, and what lives with it."""
 
 import functools
 import inspect
@@ -11,10 +11,8 @@ import jax
 
 from ..._compat import PjitFunction
 from ..._module import BoundMethod, LayerCall, Module, Wrapper
-from ._arguments import WRAPPER, ArgumentOrder, signature_of
-from ._cache import attached
-from ._dispatch import Dispatcher
-from ._traces import History, Policy, place_of
+from ._arguments import WRAPPER, signature_of
+from ._traces import Policy
 
 
 class Unbound(NamedTuple):
@@ -62,7 +60,7 @@ def unbind(callable_: Any) -> Unbound:
         return inner._replace(args=args, kwargs={**inner.kwargs, **callable_.keywords})
     call = _call_of(type(callable_))
     if isinstance(call, types.FunctionType):
-        return Unbound(call, (callable_,), {}, is_call=call is not _call)
+        return Unbound(call, (callable_,), {}, is_call=call is not call_it)
     inner = unbind(call)
     return inner._replace(args=(*inner.args, callable_))
 
@@ -75,14 +73,14 @@ def _call_of(cls: Any) -> Any:
     if isinstance(found, types.FunctionType | Module):
         return found
     # Any other descriptor is left to Python: what it gives may depend on the instance.
-    return _call
+    return call_it
 
 
-def _call(callable_: Any, /, *args: Any, **kwargs: Any) -> Any:
+def call_it(callable_: Any, /, *args: Any, **kwargs: Any) -> Any:
     return callable_(*args, **kwargs)
 
 
-class _Description(NamedTuple):
+class Description(NamedTuple):
     """A function to compile, as a user sees it.
 
     - `anchor`: the function that the user would name; inside one of our wrappers, the function that
@@ -99,17 +97,18 @@ class _Description(NamedTuple):
     path: tuple[Hashable, ...]
 
 
-def _describe(unbound: Unbound) -> _Description:
+def describe(unbound: Unbound) -> Description:
+    """The function to compile for a callable."""
     function, bound, bound_kwargs, _ = unbound
     counts = (len(bound), tuple(bound_kwargs))
     if not (bound and isinstance(bound[0], Wrapper) and function is type(bound[0]).__call__):
-        anchor = type(bound[0]) if function is _call else function
+        anchor = type(bound[0]) if function is call_it else function
         name = getattr(anchor, "__name__", type(anchor).__name__)
         # The anchor itself is left out, since what is cached with it must not hold it.
-        path = ((function is _call, *counts),)
-        return _Description(anchor, name, signature_of(function), path)
+        path = ((function is call_it, *counts),)
+        return Description(anchor, name, signature_of(function), path)
     inner = unbind(bound[0].__wrapped__)
-    description = _describe(inner)
+    description = describe(inner)
     description = description._replace(path=((function, *counts), *description.path))
     signature = description.signature
     parameters = () if signature is None else tuple(signature.parameters.values())
@@ -119,9 +118,6 @@ def _describe(unbound: Unbound) -> _Description:
     itself = inspect.Parameter(WRAPPER, inspect.Parameter.POSITIONAL_ONLY)
     parameters = [itself, *parameters[len(inner.args) :]]
     return description._replace(signature=signature.replace(parameters=parameters))
-
-
-# --- The dispatcher of a callable ---
 
 
 class Options:
@@ -146,55 +142,36 @@ class Options:
         return hash(frozenset(self.values))
 
 
-_NAME = "__eqxlike_dispatchers__"
-_dispatchers: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
-    weakref.WeakKeyDictionary()
-)
-"""The dispatchers of each function live with it, so that `filter_jit(f)` in a loop does not compile
-in each turn: in the `__dict__` of the function, or here if it has none.
-"""
+# --- Tables that may hold the function that they go with: they are in its `__dict__` ---
 
 
-def dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatcher:
-    """The dispatcher of a callable: the same one however often the function is wrapped.
+class _Attachment:
+    """A value in the `__dict__` of a function, which knows the function that owns it.
 
-    A callable that would be called otherwise gets another one.
+    `functools.wraps` copies the `__dict__`, and so do tools that pickle functions by value. A copy
+    in another function does not belong to it, and a pickled one belongs to none.
     """
-    function, bound, bound_kwargs, _ = unbound
-    description = _describe(unbound)
-    wrapper_types = tuple(type(each) for each in bound if isinstance(each, Wrapper))
-    key = (description.path, wrapper_types, donate, options)
 
-    def make() -> Dispatcher:
-        # A default that is left out is not mapped, and one that is filled in would be.
-        is_mapping = any(getattr(type(each), "maps_arguments", False) for each in bound[:1])
-        name, signature = description.name, description.signature
-        return Dispatcher(
-            function=_call if unbound.is_call else function,
-            unbound_function=function,
-            num_bound=len(bound),
-            bound_names=tuple(bound_kwargs),
-            order=ArgumentOrder(name, signature, fills_defaults=not is_mapping),
-            donate=donate,
-            jit_options=options.values,
-            history=History(*place_of(description.anchor), options.policy, key),
-            full_name=_full_name(description.anchor, name),
-        )
+    __slots__ = ("owner", "value")
 
-    anchor = description.anchor
-    try:
-        if isinstance(anchor, types.FunctionType):
-            of_function = attached(anchor, _NAME, dict)
-        else:
-            of_function = _dispatchers.setdefault(anchor, {})
-    except TypeError:
-        # Some callables, as the `__call__` of a class in C, have no weak references: each wrapper
-        # has a dispatcher of its own.
-        return make()
-    found = of_function.get(key)
-    return of_function.setdefault(key, make()) if found is None else found
+    def __init__(self, owner: types.FunctionType | None = None, value: Any = None):
+        self.owner = None if owner is None else weakref.ref(owner)
+        self.value = value
+
+    def belongs_to(self, function: types.FunctionType) -> bool:
+        return self.owner is not None and self.owner() is function
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Attachment, ()
 
 
-def _full_name(function: Callable[..., Any], name: str) -> str:
-    module = getattr(function, "__module__", None)
-    return name if module is None else f"{module}.{getattr(function, '__qualname__', name)}"
+def attached(function: types.FunctionType, name: str, make: Callable[[], Any]) -> Any:
+    """The value attached to `function` under `name`; `make` makes it the first time.
+
+    A `WeakKeyDictionary` of functions will not do: a value that holds its key would keep both for
+    good. A function that is in a cycle with its own `__dict__` is garbage like any other.
+    """
+    found = vars(function).get(name)
+    if found is None or not found.belongs_to(function):
+        found = vars(function)[name] = _Attachment(function, make())
+    return found.value

@@ -1,66 +1,79 @@
 """A call, from its arguments to what JAX compiled for them, in the order in which it happens.
 
-A `Dispatcher`, one for each function and its options, finds the `CompiledFunction` for the
-arguments of a call: one, and one `jax.jit` of a function of flat arrays, for each combination of
-their Structures. JAX itself traces and compiles that once for each shape and dtype; each trace runs
-`flat`, and so `Observer.begin`, which compares it with earlier ones. Later calls try the `FastPath`
-first, a function that is generated for these Structures.
+There are three objects to know. The `Dispatcher`, one for each function and its options, finds the
+`CompiledFunction` for the arguments of a call: one, and one `jax.jit` of a function of flat arrays,
+for each combination of their Structures. JAX itself traces and compiles that once for each shape
+and dtype; each trace runs `flat`, and so `Observer.begin`, which notes it. Later calls try the
+`FastPath` first, a function that is generated for these Structures.
 """
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import threading
+import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.tree_util as jtu
 
-from ..._checking import is_checking, when_switched_on
-from ..._codegen import compile_function
 from ..._compat import Tracer
 from ..._module import naming_layers
 from ..._partition import (
     ARRAY,
-    GuardWriter,
     StaticLeaf,
     Structure,
     are_concrete_arrays,
     concrete_array_types,
     flatten,
+    is_checking,
+    when_switched_on,
 )
-from ..._pytree import is_array, is_reference
-from ..._transfers import is_any_exclusive, refuse_leaving, when_exclusive
+from ..._pytree import ARRAY_TYPES, is_reference
+from ..._transfers import exclusive_devices, refuse_leaving, when_exclusive
 from .._checks import (
     TracedProgram,
     has_any_check_been_traced,
     holds_check,
-    mesh_of,
     note_check,
     run_and_look_for_checks,
 )
-from .._eval_shape import refuse_references
-from .._sharding import are_for_several_devices, shardings_of_arrays
-from ._arguments import ArgumentOrder, WatchedArrays, check_in_shardings, shardings_of_arguments
-from ._cache import Cache
-from ._donation import Donate, DonationWarnings, check_donate, donated_places
+from .._flat_call import refuse_references
+from .._sharding import shardings_of_arrays
+from ._arguments import (
+    ArgumentOrder,
+    WatchedArrays,
+    check_donate,
+    check_in_shardings,
+    donated_places,
+    shardings_of_arguments,
+)
+from ._callables import Unbound, attached, call_it
+from ._fast_path import (
+    HIDES_WARNINGS,
+    MISS,
+    DonationWarnings,
+    FastPath,
+    always_miss,
+    make_fast_path,
+    weak_fast_path,
+)
 from ._traces import History, Observer
+
+_MAX_CACHED = 4096
+"""At most this many compiled functions are in one table; the oldest go first."""
 
 _MAX_RECENT = 16
 """At most this many fast paths are tried before the long way. They serve functions that are called
 with different static values in turn.
 """
 
-FastPath = Callable[[tuple[Any, ...]], Any]
-
-MISS = object()
-"""A fast path returns this for arguments that it was not made for."""
-
-
-def _always_miss(args: tuple[Any, ...]) -> Any:
-    """The fast path of a function that has not been called yet."""
-    return MISS
+_Table = OrderedDict[Hashable, "CompiledFunction"]
+_OF_CLOSURE = "__eqxlike_compiled__"
 
 
 class Dispatcher:
@@ -68,13 +81,8 @@ class Dispatcher:
 
     **Arguments:**
 
-    - `function`: the function to compile; held weakly where that is possible, as the caller holds
-      it.
-    - `unbound_function`: the function whose signature calls have to fit. It may be replaced later,
-      if `function` only calls what is bound to it.
-    - `num_bound`: the number of arguments at the front that are bound to what the user wrapped: the
-      Module that is called, the instance of a bound method.
-    - `bound_names`: the names of the arguments that are bound by name, as in a partial function.
+    - `unbound`: the function to compile, held weakly where that is possible, as the caller holds
+      it, and what is bound to it.
     - `order`: the order of its arguments.
     - `donate`: see `check_donate`.
     - `jit_options`: further keyword arguments of `jax.jit`.
@@ -84,32 +92,31 @@ class Dispatcher:
 
     def __init__(
         self,
-        *,
-        function: Callable[..., Any],
-        unbound_function: Callable[..., Any],
-        num_bound: int,
-        bound_names: tuple[str, ...],
+        unbound: Unbound,
         order: ArgumentOrder,
-        donate: Donate | Iterable[str],
+        donate: Any,
         jit_options: dict[str, Any],
         history: History,
         full_name: str,
     ):
-        self.get_function = _reference(function)
-        self.get_unbound_function = _reference(unbound_function)
-        self.num_bound = num_bound
-        self.bound_names = bound_names
+        # The `__call__` of a class may be replaced later: then what is bound to it is called.
+        self.get_unbound_function = _reference(unbound.function)
+        self.get_function = _reference(call_it if unbound.is_call else unbound.function)
+        self.num_bound = len(unbound.args)
+        self.bound_names = tuple(unbound.kwargs)
         self.order = order
-        self.donate = check_donate(donate, self.order)
-        check_in_shardings(jit_options.get("in_shardings"), self.order)
+        self.donate = check_donate(donate, order)
+        check_in_shardings(jit_options.get("in_shardings"), order)
         self.jit_options = jit_options
         self.history = history
         self.full_name = full_name
         self.lock = threading.RLock()
-        self.cache: Cache[CompiledFunction] = Cache()
+        # The compiled functions by key, and the short-lived functions that have further ones.
+        self._lasting: _Table = OrderedDict()
+        self._closures: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
         # The fast path that was taken last, for calls that pass nothing by name; and the last few,
         # with the names that they are for.
-        self.fast_path: FastPath = _always_miss
+        self.fast_path: FastPath = always_miss
         self.recent: tuple[tuple[tuple[str, ...], FastPath], ...] = ()
         _dispatchers.add(self)
 
@@ -124,8 +131,9 @@ class Dispatcher:
                         self._remember(fast_path, names)
                     return output
         arrays, compiled = self.find(ordered, names)
-        compiled.watched.warn_of_changes()
-        is_looked_at = is_checking() or is_any_exclusive()
+        if compiled.watched is not None:
+            compiled.watched.warn_of_changes()
+        is_looked_at = is_checking() or bool(exclusive_devices)
         if is_looked_at:
             self.refuse_leaving(ordered, names, arrays, compiled)
         output = compiled.call(arrays)
@@ -133,7 +141,7 @@ class Dispatcher:
             fast_path = compiled.fast_path(arrays)
             if fast_path is not None:
                 self._remember(fast_path, names)
-                if is_checking() or is_any_exclusive():
+                if is_checking() or exclusive_devices:
                     # Since this call began: who asked then had fast paths forgotten before.
                     self.forget_fast_paths()
         return output
@@ -153,16 +161,42 @@ class Dispatcher:
             )
             arrays += arg_arrays
             structures.append(structure)
-        key = (names, *structures)
-        compiled = self.cache.get(key, structures)
+        key = names, tuple(structures)
+        table = self._table(structures)
+        compiled = table.get(key)
         if compiled is not None and not compiled.is_current():
             self.drop(compiled)
             compiled = None
         if compiled is None:
-            made = CompiledFunction(self, tuple(structures), names, ordered)
+            made = CompiledFunction(self, key, ordered)
             with self.lock:
-                compiled = self.cache.setdefault(key, structures, made)
+                compiled = table.setdefault(key, made)
+                if len(table) > _MAX_CACHED:
+                    table.popitem(last=False)
         return arrays, compiled
+
+    def _table(self, structures: Sequence[Structure]) -> _Table:
+        """The compiled functions for arguments like these, by key.
+
+        A key holds the static leaves of the arguments. If one of them is a short-lived function,
+        the table is in its `__dict__`, so that the two go together. The lasting one would hold that
+        function until thousands of others had come.
+        """
+        closure = next((each.anchor for each in structures if each.anchor is not None), None)
+        if closure is None:
+            return self._lasting
+        self._closures.add(closure)
+        tables = attached(closure, _OF_CLOSURE, weakref.WeakKeyDictionary)
+        return tables.setdefault(self, OrderedDict())
+
+    def compiled_functions(self) -> "Iterator[CompiledFunction]":
+        for table in self._tables():
+            yield from list(table.values())
+
+    def _tables(self) -> list[_Table]:
+        closures = list(self._closures)
+        tables = (attached(each, _OF_CLOSURE, weakref.WeakKeyDictionary) for each in closures)
+        return [self._lasting, *(each[self] for each in tables if self in each)]
 
     def refuse_leaving(
         self,
@@ -174,12 +208,11 @@ class Dispatcher:
         """Raises `TransferError` if this call would leave the device of an exclusive context."""
 
         def trace() -> Any:
-            with compiled.donation_warnings:
+            with compiled.donation_warnings or contextlib.nullcontext():
                 return compiled.jitted(arrays).trace(*arrays).jaxpr
 
         labels = self.order.labels(len(ordered), names)
-        labelled = list(zip(labels, ordered, strict=True))
-        refuse_leaving(self.order.function_name, labelled, trace)
+        refuse_leaving(self.order.function_name, [*zip(labels, ordered, strict=True)], trace)
 
     def _remember(self, fast_path: FastPath, names: tuple[str, ...]) -> None:
         others = (each for each in self.recent if each[1] is not fast_path)
@@ -189,16 +222,19 @@ class Dispatcher:
 
     def forget_fast_paths(self) -> None:
         self.recent = ()
-        self.fast_path = _always_miss
+        self.fast_path = always_miss
 
     def drop(self, compiled: "CompiledFunction") -> None:
         with self.lock:
-            self.cache.remove(compiled.structures, compiled)
+            table = self._table(compiled.key[1])
+            if table.get(compiled.key) is compiled:
+                del table[compiled.key]
         self.forget_fast_paths()
 
     def clear(self) -> None:
         with self.lock:
-            self.cache.clear()
+            for table in self._tables():
+                table.clear()
             self.history = self.history.emptied()
         self.forget_fast_paths()
 
@@ -227,7 +263,7 @@ when_switched_on(_forget_all_fast_paths)
 when_exclusive(_forget_all_fast_paths)
 
 
-# --- What is compiled for arguments of one form ---
+# --- From the compiled function to what JAX compiles ---
 
 
 class _Tracing(threading.local):
@@ -257,6 +293,9 @@ class _FirstTrace:
     - `is_part_of_call`: whether the first call traces, with no look at the program before it runs.
     - `output`: the Structure of the output; `None` before.
     - `may_hold_check`: whether there may be a check that the jitted function's result omits.
+    - `jit`: if `out_shardings` is a tree, which is a prefix of the output as it is known only then:
+      `jax.jit` of the function of flat arrays, which takes the `out_shardings` of flat outputs.
+    - `out_shardings`: these.
     """
 
     lock: Any = dataclasses.field(default_factory=threading.RLock)
@@ -264,10 +303,18 @@ class _FirstTrace:
     is_part_of_call: bool = False
     output: Structure | None = None
     may_hold_check: bool = False
+    jit: Any = None
+    out_shardings: Any = None
 
 
 class CompiledFunction:
     """One compiled function, for one combination of Structures of the arguments.
+
+    - `key`: the names of the last arguments of an ordered call, and the Structures of all: its key
+      in the table of the dispatcher.
+    - `structures`: the Structures of the very objects that were passed, of which it is compiled.
+    - `watched`: the arrays in attributes of static arguments, if there are such arguments.
+    - `donation_warnings`: a switch for JAX's warnings, if the user wants none of them.
 
     What a call does about the first trace depends on what `_FirstTrace` knows:
 
@@ -284,47 +331,43 @@ class CompiledFunction:
     **Arguments:**
 
     - `dispatcher`: that of the function to compile; held weakly.
-    - `structures`, `names`: the Structures of an ordered call's arguments, and the names of the
-      last ones.
-    - `ordered`: these arguments, as an example.
+    - `ordered`: the arguments of an ordered call, as an example.
     """
 
     def __init__(
         self,
         dispatcher: Dispatcher,
-        structures: tuple[Structure, ...],
-        names: tuple[str, ...],
+        key: tuple[tuple[str, ...], tuple[Structure, ...]],
         ordered: tuple[Any, ...],
     ):
-        self.structures = structures
-        self.names = names
-        self.donation_warnings = DonationWarnings(dispatcher.donate)
-        pairs = list(zip(ordered, structures, strict=True))
+        self.key = key
+        pairs = list(zip(ordered, key[1], strict=True))
+        self.structures = [_as_passed(arg, structure) for arg, structure in pairs]
         static = [arg for arg, structure in pairs if isinstance(structure, StaticLeaf)]
-        self.watched = WatchedArrays(dispatcher.order.function_name, static)
-        # The Structures of these very objects, as the compiled function is of these.
-        self._passed = [_as_passed(arg, structure) for arg, structure in pairs]
-        self._options = self._jit_options(dispatcher, ordered)
-        self._first_trace = _FirstTrace()
-        self._fast_path: FastPath | None = None
+        self.watched = WatchedArrays(dispatcher.order.function_name, static) if static else None
+        is_silent = dispatcher.donate in HIDES_WARNINGS
+        self.donation_warnings = DonationWarnings() if is_silent else None
+        self.own_fast_path: FastPath | None = None
         self._shown_fast_path: FastPath | None = None
-        self._flat = self._make_flat_function(dispatcher)
-        # One sharding for all is a prefix of any output, so that `jax.jit` can have it now. A tree
-        # of them is a prefix of the output as it is known after the first trace.
-        self._out_shardings: Any = None
+        self._first_trace = _FirstTrace()
         self._jitted: Any = None
-        if isinstance(self._options.get("out_shardings"), jax.sharding.Sharding | None):
-            self._jitted = jax.jit(self._flat, **self._options)
+        options = self._jit_options(dispatcher, ordered)
+        flat = self._make_flat_function(dispatcher, options)
+        if not isinstance(options.get("out_shardings"), jax.sharding.Sharding | None):
+            del options["out_shardings"]
+            self._first_trace.jit = functools.partial(jax.jit, flat, **options)
         else:
-            self._out_shardings = self._options.pop("out_shardings")
+            self._jitted = jax.jit(flat, **options)
 
     def _jit_options(self, dispatcher: Dispatcher, ordered: tuple[Any, ...]) -> dict[str, Any]:
         """The options of `jax.jit` for the function of flat arrays."""
-        order, num_bound, names = dispatcher.order, dispatcher.num_bound, self.names
-        starts = _starts(self.structures)
-        places = donated_places(dispatcher.donate, order, num_bound, names, len(ordered))
-        donated = [index for place in places for index in range(starts[place], starts[place + 1])]
-        options = {**dispatcher.jit_options, "donate_argnums": donated}
+        order, num_bound, names = dispatcher.order, dispatcher.num_bound, self.key[0]
+        options = dict(dispatcher.jit_options)
+        if dispatcher.donate != "none":
+            starts = _starts(self.structures)
+            places = donated_places(dispatcher.donate, order, num_bound, names, len(ordered))
+            of_arrays = [range(starts[place], starts[place + 1]) for place in places]
+            options["donate_argnums"] = [*itertools.chain(*of_arrays)]
         if (in_shardings := options.get("in_shardings")) is not None:
             bound_names = dispatcher.bound_names
             options["in_shardings"] = tuple(
@@ -334,11 +377,11 @@ class CompiledFunction:
 
     def is_current(self) -> bool:
         """Whether the static objects that were passed are unchanged."""
-        return all(structure.is_current() for structure in self._passed)
+        return all(structure.is_current() for structure in self.structures)
 
     def call(self, arrays: list[Any]) -> Any:
         """The output of the user's function for these arrays."""
-        with self.donation_warnings:
+        with self.donation_warnings or contextlib.nullcontext():
             return self.finish(self._run(arrays))
 
     def _run(self, arrays: list[Any]) -> Any:
@@ -374,41 +417,44 @@ class CompiledFunction:
             with self._first_trace.lock:
                 if self._jitted is None or not self._first_trace.is_done:
                     self._trace_first(arrays)
-        return jax.jit(self._flat) if self._jitted is None else self._jitted
+        # Without jit, nothing is traced first.
+        return self._first_trace.jit() if self._jitted is None else self._jitted
 
     def _trace_first(self, arrays: list[Any]) -> None:
         with _tracing:
-            if self._jitted is None:
-                traced = jax.jit(self._flat, **self._options).trace(*arrays)
-                self._jitted = jax.jit(self._flat, **self._options)
-            else:
+            first = self._first_trace
+            if first.jit is None:
                 traced = self._jitted.trace(*arrays)
+            else:
+                traced = first.jit().trace(*arrays)
+                self._jitted = first.jit(out_shardings=first.out_shardings)
         output = traced.out_info
         if type(output) is not _TracedOutput or not output.holds_check:
             # The trace takes no note of checks in functions that JAX has traced before.
-            self._first_trace.may_hold_check |= holds_check(traced.jaxpr.jaxpr)
-        self._first_trace.is_done = True
+            first.may_hold_check |= holds_check(traced.jaxpr.jaxpr)
+        first.is_done = True
 
-    def _make_flat_function(self, dispatcher: Dispatcher) -> Callable[..., Any]:
+    def _make_flat_function(
+        self, dispatcher: Dispatcher, options: dict[str, Any]
+    ) -> Callable[..., Any]:
         """The function that JAX traces: flat arrays in, flat arrays out."""
+        names, num_by_place = self.key[0], len(self.structures) - len(self.key[0])
+        labels = dispatcher.order.labels(len(self.structures), names)
         get_function, num_bound = dispatcher.get_function, dispatcher.num_bound
-        labels = dispatcher.order.labels(len(self.structures), self.names)
         weak_dispatcher = weakref.ref(dispatcher)
 
         def drop() -> None:
             if (found := weak_dispatcher()) is not None:
                 found.drop(self)
 
-        observer = Observer(dispatcher.history, labels, self.structures, drop)
-        num_by_place = len(self.structures) - len(self.names)
+        observer = Observer(dispatcher.history, labels, self.key[1], drop)
         starts = _starts(self.structures)
         parts = [
             (structure.rebuilder(cache=False), start, stop)
-            for structure, start, stop in zip(self._passed, starts[:-1], starts[1:], strict=True)
+            for structure, start, stop in zip(self.structures, starts[:-1], starts[1:], strict=True)
         ]
-        is_sharded = are_for_several_devices(
-            (self._options.get("in_shardings"), dispatcher.jit_options.get("out_shardings"))
-        )
+        out_shardings = options.get("out_shardings")
+        shardings = options.get("in_shardings"), out_shardings
 
         def flat(*arrays: Any) -> Any:
             trace = observer.begin(arrays)
@@ -416,15 +462,21 @@ class CompiledFunction:
 
             def run(*arrays: Any) -> list[Any]:
                 args = [rebuild(arrays[start:stop]) for rebuild, start, stop in parts]
-                kwargs = dict(zip(self.names, args[num_by_place:], strict=True))
+                kwargs = dict(zip(names, args[num_by_place:], strict=True))
                 with naming_layers(args, labels, num_bound):
                     output = get_function()(*args[:num_by_place], **kwargs)
-                output_arrays, structure = self._take_apart(output)
+                output_arrays, structure = flatten(output, is_output=True)
+                if not all(isinstance(array, ARRAY_TYPES) for array in output_arrays):
+                    refuse_references(output, flat.__name__, is_reference)
+                if self._first_trace.jit is not None:
+                    found = shardings_of_arrays("out_shardings", out_shardings, output)
+                    in_form = found[0] if structure is ARRAY else tuple(found)
+                    self._first_trace.out_shardings = in_form
                 structures.append(structure)
                 return output_arrays
 
             try:
-                with TracedProgram(is_sharded or mesh_of(arrays) is not None) as program:
+                with TracedProgram(arrays, shardings) as program:
                     is_done = self._first_trace.is_done
                     is_later = is_done and not jax.config.jax_disable_jit  # pyright: ignore
                     if is_later and has_any_check_been_traced():
@@ -443,24 +495,14 @@ class CompiledFunction:
         flat.__name__ = flat.__qualname__ = dispatcher.order.function_name
         return flat
 
-    def _take_apart(self, output: Any) -> tuple[list[Any], Structure]:
-        arrays, structure = flatten(output, is_output=True)
-        if not all(map(is_array, arrays)):
-            refuse_references(output, self._flat.__name__, is_reference)
-        if self._out_shardings is not None:
-            shardings = shardings_of_arrays("out_shardings", self._out_shardings, output)
-            in_form = shardings[0] if structure is ARRAY else tuple(shardings)
-            # For `jax.jit` of the function, which is made once it has been traced.
-            self._options["out_shardings"] = in_form
-        return arrays, structure
-
     def _pack(self, arrays: list[Any], structure: Structure, holds_check: bool) -> Any:
-        if self._out_shardings is not None:
-            # `out_shardings` are for plain arrays.
-            self._first_trace.may_hold_check |= holds_check
-            holds_check = False
-        self.donation_warnings.silence()
         first = self._first_trace
+        if first.jit is not None:
+            # `out_shardings` are for plain arrays.
+            first.may_hold_check |= holds_check
+            holds_check = False
+        if self.donation_warnings is not None:
+            self.donation_warnings.silence()
         with first.lock:
             if first.output is None:
                 first.output = structure
@@ -496,56 +538,21 @@ class CompiledFunction:
 
         - `arrays`: the arrays of a call, as examples of their types.
         """
-        output = self._first_trace.output
-        if self._fast_path is None and output is not None and self._jitted is not None:
-            self._fast_path = self._make_fast_path(arrays, self._jitted, output)
-            self._shown_fast_path = self._fast_path
+        first = self._first_trace
+        if self.own_fast_path is None and first.output is not None and self._jitted is not None:
+            self.own_fast_path = self._shown_fast_path = make_fast_path(
+                self.structures,
+                first.output,
+                arrays,
+                jitted=self._jitted,
+                finish=self.finish,
+                always_finishes=first.may_hold_check or first.jit is not None,
+                watched=self.watched,
+                donation_warnings=self.donation_warnings,
+            )
             if any(structure.anchor is not None for structure in self.structures):
-                self._shown_fast_path = _weak_fast_path(self)
+                self._shown_fast_path = weak_fast_path(self)
         return self._shown_fast_path
-
-    def _make_fast_path(self, arrays: list[Any], jitted: Any, output: Structure) -> FastPath:
-        """The warm call: a generated function from arguments of these Structures to the output.
-
-        It asks whether the arguments have these Structures and hands their arrays to JAX. It looks
-        up, hashes and allocates nothing that the call does not need. For other arguments it returns
-        `MISS`.
-        """
-        writer = GuardWriter(flatten, arrays, MISS)
-        names = writer.unpack("args", len(self._passed))
-        for name, structure in zip(names, self._passed, strict=True):
-            writer.write(structure, name)
-        if self.watched:
-            writer.miss_if(f"not {writer.constant(self.watched.are_current)}()")
-        lines = writer.function("call(args)")
-        call = f"result = jitted({', '.join(writer.arrays)})"
-        if self.donation_warnings.to_restore is None:
-            lines.append(f"    {call}")
-        else:
-            lines += ["    try:", f"        {call}", "    finally:"]
-            lines.append("        if to_restore: restore_warnings()")
-        # Plain arrays are the output, but where a check may be waited for. Inside another
-        # transformation, concrete arguments may give tracers: `finish` sees to them.
-        if self._first_trace.may_hold_check or self._out_shardings is not None:
-            pass
-        elif output is ARRAY:
-            lines.append("    if type(result) in array_types: return result")
-        elif output.num_arrays:
-            lines.append("    if type(result) is tuple and type(result[0]) in array_types:")
-            lines.append("        return rebuild(result)")
-        else:
-            lines.append("    if type(result) is tuple: return rebuild(result)")
-        lines.append("    return finish(result)")
-        namespace = {
-            **writer.namespace,
-            "array_types": concrete_array_types,
-            "jitted": jitted,
-            "rebuild": output.rebuilder(cache=True),
-            "finish": self.finish,
-            "restore_warnings": self.donation_warnings.restore,
-            "to_restore": self.donation_warnings.to_restore,
-        }
-        return compile_function(lines, namespace, "fast path")
 
 
 def _as_passed(arg: Any, structure: Structure) -> Structure:
@@ -555,21 +562,9 @@ def _as_passed(arg: Any, structure: Structure) -> Structure:
     return flatten(arg, with_abstract=True, by_identity=True, is_private=True)[1]
 
 
-def _starts(structures: tuple[Structure, ...]) -> list[int]:
+def _starts(structures: Sequence[Structure]) -> list[int]:
     """Where the arrays of each argument begin among those of all; at last, how many there are."""
     return [0, *itertools.accumulate(each.num_arrays for each in structures)]
-
-
-def _weak_fast_path(compiled: CompiledFunction) -> FastPath:
-    """A fast path that does not hold `compiled`, which goes with a short-lived function."""
-    weak_compiled = weakref.ref(compiled)
-
-    def call(args: tuple[Any, ...]) -> Any:
-        compiled = weak_compiled()
-        fast_path = None if compiled is None else compiled._fast_path
-        return MISS if fast_path is None else fast_path(args)
-
-    return call
 
 
 class _TracedOutput:

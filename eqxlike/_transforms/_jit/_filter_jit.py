@@ -1,20 +1,19 @@
 """`filter_jit`: `jax.jit` in which every array is traced and everything else is static."""
 
+import contextlib
 import functools
 import inspect
-import re
 import types
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Unpack, overload
 
 import jax
 import jax.tree_util as jtu
-import numpy as np
 
-from ..._missing import MISSING
 from ..._module import METADATA, Traits, Wrapper, bind, field, shown_by, stored_fields
-from ..._pytree import deleted_paths, is_array, is_reference, listed, paths_without_numbers
-from ..._traceback import hide_our_frames, name_tracers
+from ..._pytree import MISSING, listed
+from ..._traceback import hide_our_frames
 from .._checks import EqxlikeRuntimeError, claim_failure
 from .._signatures import (
     AnyArguments,
@@ -25,11 +24,11 @@ from .._signatures import (
     Method,
     Output,
 )
-from ._arguments import ArgumentOrder
-from ._callables import Options, dispatcher_for, unbind
+from ._arguments import ArgumentOrder, deleted_arguments, explain_error
+from ._callables import Options, Unbound, attached, describe, unbind
 from ._dispatch import MISS, Dispatcher, clear_dispatchers
 from ._lowered import CompilingDecorator, Lowerable, Lowered
-from ._traces import OnRetrace, Policy, Trace
+from ._traces import History, OnRetrace, Policy, Trace, place_of
 
 
 @overload
@@ -135,7 +134,7 @@ def filter_jit(
         fun = jtu.Partial(fun.func, *fun.args, **fun.keywords)
     policy = Policy.of(on_retrace, max_traces)
     wrapper = JitFunction(fun, donate, Options(jitkwargs, policy))
-    _attach(wrapper)
+    attach(wrapper)
     _show(stored_fields(wrapper))
     return wrapper
 
@@ -189,7 +188,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
         try:
             dispatcher, bound, bound_kwargs = self._eqxlike_dispatch
         except AttributeError:
-            dispatcher, bound, bound_kwargs = _attach(self)
+            dispatcher, bound, bound_kwargs = attach(self)
         if bound:
             args = bound + args
         if bound_kwargs:
@@ -205,11 +204,11 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
         except Exception as error:
             failure = claim_failure(error)
             if failure is None:
-                _explain(error, dispatcher.order, args, kwargs)
+                explain_error(error, dispatcher.order, args, kwargs)
                 hide_our_frames(error)
                 raise
         # This stands outside of the handler, so that JAX's pages are not in the context.
-        if paths := _deleted(dispatcher.order.named(args, kwargs)):
+        if paths := deleted_arguments(dispatcher.order, args, kwargs):
             failure.add_note(
                 f"Donated to the call that failed, and so no longer there: {listed(paths)}."
             )
@@ -240,123 +239,88 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
     @property
     def traces(self) -> tuple[Trace, ...]:
         """The traces of the function so far, the latest 32 of them."""
-        return _attach(self)[0].history.traces
+        return attach(self)[0].history.traces
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Traces and lowers the function for these arguments, without compiling or running it.
 
         A `jax.ShapeDtypeStruct` may replace an array.
         """
-        dispatcher, bound, bound_kwargs = _attach(self)
+        dispatcher, bound, bound_kwargs = attach(self)
         try:
             ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
             arrays, compiled = dispatcher.find(ordered, names, with_abstract=True)
-            with compiled.donation_warnings:
+            with compiled.donation_warnings or contextlib.nullcontext():
                 lowered = compiled.jitted(arrays).lower(*arrays)
         except Exception as error:
-            _explain(error, dispatcher.order, bound + args, {**bound_kwargs, **kwargs})
+            explain_error(error, dispatcher.order, bound + args, {**bound_kwargs, **kwargs})
             hide_our_frames(error)
             raise
         return Lowered(lowered, (dispatcher, compiled, bound, bound_kwargs))
 
 
-def _attach(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str, Any]]:
-    """Finds the dispatcher for a wrapper and puts it in its slot."""
+# --- The dispatcher of a callable ---
+
+
+def attach(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str, Any]]:
+    """Finds the dispatcher for a wrapper, and puts it in its slot with what is bound to it."""
     unbound = unbind(wrapper._function)
-    dispatcher = dispatcher_for(unbound, wrapper._donate, wrapper._jit_options)
+    dispatcher = _dispatcher_for(unbound, wrapper._donate, wrapper._jit_options)
     dispatch = (dispatcher, unbound.args, unbound.kwargs)
     _set_dispatch(wrapper, dispatch)
     return dispatch
+
+
+_set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__
 
 
 def _current_dispatcher(wrapper: JitFunction, dispatcher: Dispatcher) -> Dispatcher:
     """`dispatcher`, or a new one if the `__call__` of a class was replaced meanwhile."""
     if unbind(wrapper._function).function is dispatcher.get_unbound_function():
         return dispatcher
-    return _attach(wrapper)[0]
+    return attach(wrapper)[0]
 
 
-_set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__
+_OF_FUNCTION = "__eqxlike_dispatchers__"
+_dispatchers_of: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The dispatchers of each function live with it, so that `filter_jit(f)` in a loop does not compile
+in each turn: in the `__dict__` of the function, or here if it has none.
+"""
 
 
-# --- Notes on the errors of a call: JAX knows the arguments of a program by their numbers alone ---
+def _dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatcher:
+    """The dispatcher of a callable: the same one however often the function is wrapped.
 
+    A callable that would be called otherwise gets another one.
+    """
+    description = describe(unbound)
+    anchor = description.anchor
+    wrapper_types = tuple(type(each) for each in unbound.args if isinstance(each, Wrapper))
+    key = (description.path, wrapper_types, donate, options)
 
-_NAMED = re.compile(r"Of .*, arrays\[\d+\] is ")
+    def make() -> Dispatcher:
+        # A default that is left out is not mapped, and one that is filled in would be.
+        is_mapping = any(getattr(type(each), "maps_arguments", False) for each in unbound.args[:1])
+        name, signature = description.name, description.signature
+        order = ArgumentOrder(name, signature, fills_defaults=not is_mapping)
+        history = History(*place_of(anchor), options.policy, key)
+        return Dispatcher(unbound, order, donate, options.values, history, _full_name(anchor, name))
 
-
-def _explain(
-    error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Adds a note to an error that names the arguments that it is about, by name and path."""
-    text, among = str(error), f"Among the arguments of {order.function_name}, these"
-    arguments = order.named(args, kwargs)
-    if isinstance(error, jax.errors.UnexpectedTracerError):
-        name_tracers(error, args, kwargs)
-    if isinstance(error, jax.errors.ConcretizationTypeError):
-        paths = [path for path, leaf in _leaves(arguments) if is_array(leaf)]
-        # JAX counts the arrays of all arguments together.
-        counted = dict.fromkeys(map(int, re.findall(r"\barrays\[(\d+)\]", text)))
-        known = [f"arrays[{each}] is {paths[each]}" for each in counted if each < len(paths)]
-        # An inner call knows them by its own names, and comes first.
-        if known and not any(map(_NAMED.match, getattr(error, "__notes__", ()))):
-            error.add_note(f"Of {order.function_name}, {', '.join(known)}.")
-    # JAX gives the shape of the first deleted array, or nothing.
-    if "deleted" in text and (paths := _deleted(arguments)):
-        error.add_note(
-            f"{among} are no longer there, since they were donated to a call: {listed(paths)}. Go "
-            "on with what that call returned, or donate a copy to it."
-        )
-    if "only one reference" in text or "both closed over and passed" in text:
-        references = ", ".join(_equal_paths(id, is_reference, arguments))
-        error.add_note(
-            f"The references among the arguments of {order.function_name}: {references}."
-        )
-    if "donate the same buffer twice" in text or "previously donated in the same call" in text:
-        shared = [each for each in _equal_paths(_buffer, is_array, arguments) if " = " in each]
-        error.add_note(
-            f"{among} share a buffer, and one is donated: {', '.join(shared)}. Give a copy, "
-            "`jnp.copy`, for all but one."
-        )
-    if "Disallowed host-to-device" in text:
-        on_host = [
-            path for path, leaf in _leaves(arguments) if isinstance(leaf, np.ndarray | np.generic)
-        ]
-        if on_host:
-            error.add_note(
-                f"{among} are arrays of NumPy, which each call copies to the device: "
-                f"{listed(on_host)}. Put them there with `jax.device_put`."
-            )
-    if isinstance(error, TypeError):
-        paths = [path for name, each in arguments for path in paths_without_numbers(each, name)]
-        if paths:
-            error.add_note(
-                f"{among} arrays hold no numbers: {listed(paths)}. Give numbers, or keep the "
-                "values in a static field, as a tuple."
-            )
-
-
-def _deleted(arguments: Iterable[tuple[str, Any]]) -> list[str]:
-    return [path for name, argument in arguments for path in deleted_paths(argument, name)]
-
-
-def _equal_paths(key: Any, is_wanted: Any, arguments: Iterable[tuple[str, Any]]) -> Iterable[str]:
-    """The paths of all leaves that are wanted, those with equal keys joined by an equals sign."""
-    found: dict[Any, list[str]] = {}
-    for path, leaf in filter(lambda each: is_wanted(each[1]), _leaves(arguments)):
-        found.setdefault(key(leaf), []).append(path)
-    return map(" = ".join, found.values())
-
-
-def _buffer(array: Any) -> int:
-    """The address of an array's first buffer; the identity of an array that tells none."""
     try:
-        return array.addressable_shards[0].data.unsafe_buffer_pointer()
-    except Exception:
-        return id(array)
+        if isinstance(anchor, types.FunctionType):
+            of_function = attached(anchor, _OF_FUNCTION, dict)
+        else:
+            of_function = _dispatchers_of.setdefault(anchor, {})
+    except TypeError:
+        # Some callables, as the `__call__` of a class in C, have no weak references: each wrapper
+        # has a dispatcher of its own.
+        return make()
+    found = of_function.get(key)
+    return of_function.setdefault(key, make()) if found is None else found
 
 
-def _leaves(arguments: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    for name, argument in arguments:
-        for path, leaf in jtu.tree_leaves_with_path(argument):
-            yield name + jtu.keystr(path), leaf
+def _full_name(function: Callable[..., Any], name: str) -> str:
+    module = getattr(function, "__module__", None)
+    return name if module is None else f"{module}.{getattr(function, '__qualname__', name)}"

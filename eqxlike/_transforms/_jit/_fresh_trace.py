@@ -1,5 +1,6 @@
 """Tracing a function though it may have been traced before."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ import jax.tree_util as jtu
 
 from ..._compat import PjitFunction
 from ..._traceback import hide_our_frames
-from .._eval_shape import is_array_or_struct
+from .._flat_call import is_array_or_struct
 from ._dispatch import CompiledFunction, Dispatcher
 from ._filter_jit import JitFunction, filter_jit
 
@@ -60,9 +61,9 @@ def fresh_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
     arrays, cached = dispatcher.find(ordered, names, with_abstract=True)
     alone: Any = _Alone(dispatcher)
-    compiled = CompiledFunction(alone, cached.structures, names, ordered)
+    compiled = CompiledFunction(alone, cached.key, ordered)
     try:
-        with compiled.donation_warnings:
+        with compiled.donation_warnings or contextlib.nullcontext():
             found = _timed(compiled.jitted(arrays), arrays, {})
     except Exception as error:
         hide_our_frames(error)

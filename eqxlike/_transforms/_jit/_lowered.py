@@ -5,7 +5,7 @@ from typing import Any, Protocol, overload
 
 import jax
 
-from ..._transfers import is_any_exclusive
+from ..._transfers import exclusive_devices
 from .._checks import ERRORS_OF_JAX, claim_failure
 from .._signatures import AnyArguments, Function, Method, Output
 from ._dispatch import CompiledFunction, Dispatcher
@@ -45,13 +45,13 @@ class Compiled:
         dispatcher, compiled, bound, bound_kwargs = self._call
         ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
         arrays, found = dispatcher.find(ordered, names)
-        # The parts are compared: the compiled function itself may have been dropped since.
-        if (found.structures, found.names) != (compiled.structures, compiled.names):
+        # The keys are compared: the compiled function itself may have been dropped since.
+        if found.key != compiled.key:
             raise TypeError(
                 f"{dispatcher.order.function_name} was compiled for arguments of another "
                 "structure, or with other static values: compile it again for these."
             )
-        if is_any_exclusive():
+        if exclusive_devices:
             dispatcher.refuse_leaving(ordered, names, arrays, found)
         try:
             return compiled.finish(self._executable(*arrays))

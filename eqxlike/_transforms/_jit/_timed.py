@@ -17,7 +17,7 @@ import jax.tree_util as jtu
 
 from ..._compat import Tracer
 from ._dispatch import Dispatcher
-from ._filter_jit import JitFunction, _attach
+from ._filter_jit import JitFunction, attach
 
 _TRACE = "/jax/core/compile/jaxpr_trace_duration"
 _COMPILING = "/jax/core/compile/"
@@ -77,7 +77,7 @@ def timing_calls(report: Callable[[CallTimes], None], wait: bool) -> Iterator[No
         try:
             dispatcher = self._eqxlike_dispatch[0]
         except AttributeError:
-            dispatcher = _attach(self)[0]
+            dispatcher = attach(self)[0]
         around = _thread.call
         _thread.call = call = CallTimes(dispatcher)
         start_s = time.perf_counter()
@@ -134,8 +134,8 @@ class _Clocks:
         outlast the context.
         """
         with self._lock:
-            for compiled in () if self._is_over else dispatcher.cache:
-                names = getattr(compiled._fast_path, "__globals__", None)
+            for compiled in () if self._is_over else dispatcher.compiled_functions():
+                names = getattr(compiled.own_fast_path, "__globals__", None)
                 if names is not None and not isinstance(names[_JITTED], _Clocked):
                     jitted = names[_JITTED]
                     names[_JITTED] = _Clocked(jitted)

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from ..._missing import MISSING
 from ..._module import Module, Wrapper, bind, field
 from ..._partition import split
-from ..._pytree import is_array
+from ..._pytree import MISSING, is_array
 from .._jit import CompilingDecorator, Lowerable, Lowered, Options, Trace, filter_jit
 from .._signatures import AnyArguments, Function, Method, Output, PmapOptions, check_callable
 from ._axes import IF_ARRAY, AxisSpec, MappedOutput, axes_of_arguments, size_of_axes, take_apart

@@ -8,9 +8,9 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from ..._missing import MISSING
 from ..._module import field
 from ..._partition import split_leaves
+from ..._pytree import MISSING
 from .._signatures import Output, Params, TransformedFunction, VmapOptions, check_callable
 from ._axes import IF_ARRAY, AxisSpec, MappedOutput, axes_of_arguments, size_of_axes, take_apart
 

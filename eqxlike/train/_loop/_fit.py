@@ -3,9 +3,11 @@
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from ..._check_numbers import whole_number
@@ -16,8 +18,9 @@ from .._checks import check_callable, check_not_deleted, check_takes
 from .._run import Batch, Run, Step
 from .._state import Model, TrainState, check_state, copy_arrays
 from ._feed import Feed
-from ._pace import Pace, StepsPerCall, pace_of
 from ._schedule import EvaluateState, Schedule, checked_callbacks
+
+StepsPerCall = int | Literal["auto"]
 
 
 def fit(
@@ -109,7 +112,7 @@ def fit(
         whole_number(log_every, "log_every"),
         None if evaluate_every is None else whole_number(evaluate_every, "evaluate_every"),
     )
-    feed, pace = Feed(batches), pace_of(steps_per_call)
+    feed, pace = Feed(batches), _pace_of(steps_per_call)
     check_every = whole_number(check_every, "check_every")
     resumed = None if resume_from is None else newest_in(resume_from, state, checked)
     if resumed is None:
@@ -166,7 +169,7 @@ class _Loop(NamedTuple):
     run: Run
     step: Step
     feed: Feed
-    pace: Pace
+    pace: "_Pace"
     schedule: Schedule
     check_every: int
     resumed: Resumed | None
@@ -240,3 +243,83 @@ def _unhalted(state: TrainState[Model]) -> TrainState[Model]:
     if not bool(state.is_halted):
         return state
     return tree_at(lambda state: state.is_halted, state, jnp.zeros_like(state.is_halted))
+
+
+# --- How many steps go into one call: a number, or the faster of two that are measured ---
+
+
+CHOICE = 16
+CALLS = {1: 20, CHOICE: 3}
+"""How many calls of one step, and of `CHOICE` steps, are timed, once each was compiled."""
+
+
+class _Pace:
+    """How many steps go into the next call: always the same number."""
+
+    message = ""
+    """What was found out, in a sentence."""
+
+    def __init__(self, steps_per_call: int) -> None:
+        self.steps_per_call = steps_per_call
+
+    def run(self, advance: Callable[[], Any], num_steps: int) -> None:
+        """Calls `advance`, which makes `num_steps` steps and returns arrays of the last."""
+        advance()
+
+
+class _MeasuredPace(_Pace):
+    """Single steps at first, then many a call, and then whichever took less time for a step.
+
+    A call that compiles does not count. Nor does the time that batches take.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self._is_settled = False
+        self.message = (
+            f"It was too short to measure whether {CHOICE} steps a call are faster than one."
+        )
+        self._per_step_us: dict[int, float] = {}
+        self._calls: list[tuple[int, float]] = []
+
+    def run(self, advance: Callable[[], Any], num_steps: int) -> None:
+        """Calls `advance`, and measures its time until the number is chosen."""
+        if self._is_settled:
+            advance()
+            return
+        is_last = len(self._calls) == CALLS[self.steps_per_call]
+        start = time.perf_counter()
+        arrays = advance()
+        if is_last or not self._calls:
+            # What was dispatched before is not on this call's account, nor on the next one's.
+            jax.block_until_ready(arrays)
+        self._calls.append((num_steps, time.perf_counter() - start))
+        if is_last:
+            self._settle()
+
+    def _settle(self) -> None:
+        steps, seconds = map(sum, zip(*self._calls[1:], strict=True))
+        self._per_step_us[self.steps_per_call], self._calls = 1e6 * seconds / steps, []
+        if self.steps_per_call == 1:
+            self.steps_per_call = CHOICE
+            return
+        singly, many = (self._per_step_us[steps] for steps in CALLS)
+        self.steps_per_call, self._is_settled = (CHOICE if many < singly else 1), True
+        self.message = (
+            f"Chose {self.steps_per_call} a call: a step took {singly:.1f} us by itself, and "
+            f"{many:.1f} us among {CHOICE}."
+        )
+
+
+def _pace_of(steps_per_call: StepsPerCall) -> _Pace:
+    """The pace that an argument asks for.
+
+    **Raises:** `ValueError` for what is neither a positive integer nor `"auto"`.
+    """
+    if steps_per_call == "auto":
+        return _MeasuredPace()
+    if isinstance(steps_per_call, str):
+        raise ValueError(
+            f'steps_per_call must be an integer of at least 1, or "auto", got {steps_per_call!r}.'
+        )
+    return _Pace(whole_number(steps_per_call, "steps_per_call"))

@@ -17,8 +17,7 @@ from ..._dtypes import is_key
 from ..._pytree import Which, is_array
 from ..._transforms import note_check
 from .._checks import check_not_deleted
-from .._loss_forms import Evaluate, Evaluation
-from .._state import Model, TrainState, check_state, copy_arrays
+from .._state import Evaluate, Evaluation, Model, TrainState, check_state, copy_arrays
 from ._rules import (
     AnyMesh,
     LongestAxis,

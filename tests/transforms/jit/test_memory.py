@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from eqxlike import Module, clear_caches, filter_grad, filter_jit
-from eqxlike._codegen import forget_sources
 from eqxlike._partition import num_interned
+from eqxlike._traceback import forget_sources
 from tests.transforms.jit.models import Pair
 
 
@@ -184,7 +184,7 @@ def test_arguments_are_not_held_by_the_last_call():
 
 
 def test_entries_are_bounded_whatever_the_names_of_the_arguments(monkeypatch):
-    monkeypatch.setattr("eqxlike._transforms._jit._cache._MAX_CACHED", 4)
+    monkeypatch.setattr("eqxlike._transforms._jit._dispatch._MAX_CACHED", 4)
     monkeypatch.setattr("eqxlike._transforms._jit._dispatch._MAX_RECENT", 2)
 
     class Named:

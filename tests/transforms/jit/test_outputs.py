@@ -73,7 +73,7 @@ def test_call_does_not_wait_for_its_result():
 
 
 def test_warm_call_of_a_method_of_an_object_takes_the_fast_path(monkeypatch):
-    monkeypatch.setattr("eqxlike._checking._depth", 0)
+    monkeypatch.setattr("eqxlike._partition._flatten._depth", 0)
 
     class Plain:
         def __init__(self):

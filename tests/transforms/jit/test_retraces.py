@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxlike as eqx
-from eqxlike._checking import checking_partitions
+from eqxlike import checking_partitions
 from eqxlike.debug import RetraceError, RetraceWarning, Trace
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from eqxlike import Module, filter_jit
-from eqxlike._transforms._jit._donation import DonationWarnings
+from eqxlike._transforms._jit._fast_path import DonationWarnings
 from tests.transforms.jit.models import Pair
 
 # So long waits only who would wait for ever: a failing test ends.
@@ -127,7 +127,7 @@ class _TakenByAnother(list):
 
 
 def test_two_calls_may_end_at_once_that_had_warnings_hidden():
-    donation_warnings = DonationWarnings("all")
+    donation_warnings = DonationWarnings()
     donation_warnings.to_restore = _TakenByAnother([lambda: None])
     donation_warnings.restore()
     assert not donation_warnings.to_restore

@@ -4,8 +4,6 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax
-
 from ._outline import FROZEN, Outline
 
 
@@ -274,25 +272,21 @@ _ADVICE = {
 }
 
 
-# --- What JAX knows of an array when it traces, and the settings on which a trace depends ---
+# --- What JAX knows of an array when it traces ---
 
 
 _MAX_FORMS = 4096
 _NO_MESH = "no mesh"
 
 
-def form_of(array: Any) -> ArrayForm:
-    """The form of an array, a tracer or a reference to an array."""
-    return _form_of_type(jax.typeof(array))
-
-
 @functools.lru_cache(_MAX_FORMS)
-def _form_of_type(aval: Any) -> ArrayForm:
+def form_of_type(aval: Any) -> ArrayForm:
+    """The form of the arrays of this type, which `jax.typeof` gives."""
     sharding = getattr(aval, "sharding", None)
     mesh, text = getattr(sharding, "mesh", None), _NO_MESH
     if mesh is not None and not mesh.empty:
         is_sharded = any(axis is not None for axis in sharding.spec)  # pyright: ignore
-        text = f"{_describe_mesh(mesh)}{f', {sharding.spec}' if is_sharded else ''}"  # pyright: ignore
+        text = f"{describe_mesh(mesh)}{f', {sharding.spec}' if is_sharded else ''}"  # pyright: ignore
     return ArrayForm(
         tuple(size if type(size) is int else str(size) for size in getattr(aval, "shape", ())),
         str(getattr(aval, "dtype", aval)),
@@ -302,32 +296,6 @@ def _form_of_type(aval: Any) -> ArrayForm:
     )
 
 
-def _describe_mesh(mesh: Any) -> str:
+def describe_mesh(mesh: Any) -> str:
+    """The names and sizes of its axes."""
     return f"mesh({', '.join(f'{name}={size}' for name, size in mesh.shape.items())})"
-
-
-# fmt: off
-_SETTINGS = (
-    "jax_enable_x64", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion",
-    "jax_default_matmul_precision", "jax_default_device", "jax_default_prng_impl",
-    "jax_threefry_partitionable", "jax_random_seed_offset", "jax_debug_key_reuse", "jax_debug_nans",
-    "jax_debug_infs", "jax_check_tracer_leaks", "jax_check_static_indices",
-    "jax_softmax_custom_jvp", "jax_high_dynamic_range_gumbel", "jax_accurate_erf_inv",
-    "jax_allow_f16_reductions", "jax_use_shardy_partitioner", "jax_use_direct_linearize",
-    "jax_use_simplified_jaxpr_constants", "jax_embedded_constants_max_bytes",
-    "jax_remove_size_one_mesh_axis_from_type", "jax_mutable_array_checks",
-    "jax_error_checking_behavior_nan", "jax_error_checking_behavior_divide",
-    "jax_error_checking_behavior_oob", "jax_explicit_x64_dtypes", "jax_legacy_prng_key",
-    "jax_auto_pcast", "jax_enable_pgle", "jax_pgle_profiling_runs", "jax_xla_profile_version",
-    "jax_no_execution", "eager_constant_folding", "check_vma",
-)
-# fmt: on
-"""Found by changing each of `jax.config.values` between two calls. Not all are in all versions."""
-
-
-def read_settings() -> Settings:
-    """The settings as they are in this thread, and the mesh, if any."""
-    config = jax.config
-    known = [(name, str(getattr(config, name))) for name in _SETTINGS if hasattr(config, name)]
-    mesh: Any = jax.sharding.get_abstract_mesh()
-    return (*known, ("mesh", _describe_mesh(mesh) if mesh.shape else "None"))

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import inspect
 import itertools
 import threading
@@ -20,11 +21,12 @@ from ...._traceback import stacklevel_of_user
 from .._arguments import WRAPPER
 from ._differences import (
     Arguments,
+    Settings,
     TraceDifference,
     another_function,
+    describe_mesh,
     find_differences,
-    form_of,
-    read_settings,
+    form_of_type,
 )
 from ._outline import outline_of, root_outline, show_place
 
@@ -78,7 +80,7 @@ class Trace:
     file: str | None
     line: int | None
     number: int
-    known: Arguments
+    _known: Arguments | Callable[[], Arguments]
     owner: int
     clock: Clock
     compared_with: int | None = None
@@ -87,6 +89,14 @@ class Trace:
     @property
     def place(self) -> Place:
         return Place(self.function, self.file, self.line)
+
+    @property
+    def known(self) -> Arguments:
+        """What was known of the arguments; made on first use if that may wait, see `History`."""
+        known = self._known
+        if not isinstance(known, Arguments):
+            self._known = known = known()
+        return known
 
     @property
     def started_at(self) -> float:
@@ -234,6 +244,9 @@ _serial = itertools.count()
 class History:
     """The traces of one function with one set of options.
 
+    A first trace is compared with none: what it was for is put into words when there is another, or
+    when somebody looks. At once, if it could change before.
+
     **Arguments:**
 
     - `place`: where the function is defined.
@@ -264,13 +277,17 @@ class History:
     @property
     def traces(self) -> tuple[Trace, ...]:
         with self._lock:
-            return tuple(self._kept)
+            found = tuple(self._kept)
+        for trace in found:
+            _ = trace.known  # It goes to a user, and so holds texts alone from now on.
+        return found
 
-    def begin(self, arguments: Arguments, owner: int) -> Trace:
+    def begin(self, known: Arguments | Callable[[], Arguments], owner: int) -> Trace:
         """Adds a trace, and reports it; what a listener raises refuses it.
 
         **Arguments:**
 
+        - `known`: what is known of the arguments, or a function that puts it into words.
         - `owner`: a number for the compiled function to which the trace belongs.
 
         **Raises:** `RetraceError` if there are too many.
@@ -278,9 +295,7 @@ class History:
         limit = None if self.policy is None else self.policy.max_traces
         with self._lock:
             earlier = tuple(self._kept)
-            if earlier and earlier[-1].known.settings == arguments.settings:
-                arguments = arguments._replace(settings=earlier[-1].known.settings)
-            trace = Trace(*self.place, self._num_traces + 1, arguments, owner, Clock())
+            trace = Trace(*self.place, self._num_traces + 1, known, owner, Clock())
             is_allowed = limit is None or self._num_traces < limit
             if is_allowed:
                 self._num_traces += 1
@@ -297,6 +312,7 @@ class History:
             if trace.number > 1 and self.policy is not None:
                 react(self.policy.on_retrace, trace)
             for listener in tuple(_listeners):
+                _ = trace.known
                 listener(trace, self)
         except BaseException:
             with self._lock, contextlib.suppress(ValueError):
@@ -424,10 +440,14 @@ class Observer:
         """
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
             return None
-        outline = root_outline(self._labels, map(outline_of, self._structures))
-        arguments = Arguments(outline, tuple(map(form_of, arrays)), read_settings())
+        types = tuple(map(jax.typeof, arrays))
+        found = functools.partial(
+            _describe, self._labels, self._structures, types, _read_settings()
+        )
+        # An object that was passed may change, and a short-lived function goes with its Structure.
+        may_wait = all(each.is_exact and each.anchor is None for each in self._structures)
         try:
-            trace = self._history.begin(arguments, self._serial)
+            trace = self._history.begin(found if may_wait else found(), self._serial)
         except BaseException:
             # The function goes on with what is compiled. JAX will trace for these arguments again,
             # to be refused again.
@@ -443,3 +463,49 @@ class Observer:
         self._drop()
         self._history.forget(self._serial, self._num_traces)
         self._num_traces = 0
+
+
+def _describe(
+    labels: list[str], structures: Sequence[Structure], types: Sequence[Any], settings: Settings
+) -> Arguments:
+    """What was known of the arguments, in words.
+
+    **Arguments:**
+
+    - `types`: JAX's types of their arrays.
+    """
+    outline = root_outline(labels, map(outline_of, structures))
+    return Arguments(outline, tuple(map(form_of_type, types)), settings)
+
+
+# fmt: off
+_SETTINGS = (
+    "jax_enable_x64", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion",
+    "jax_default_matmul_precision", "jax_default_device", "jax_default_prng_impl",
+    "jax_threefry_partitionable", "jax_random_seed_offset", "jax_debug_key_reuse", "jax_debug_nans",
+    "jax_debug_infs", "jax_check_tracer_leaks", "jax_check_static_indices",
+    "jax_softmax_custom_jvp", "jax_high_dynamic_range_gumbel", "jax_accurate_erf_inv",
+    "jax_allow_f16_reductions", "jax_use_shardy_partitioner", "jax_use_direct_linearize",
+    "jax_use_simplified_jaxpr_constants", "jax_embedded_constants_max_bytes",
+    "jax_remove_size_one_mesh_axis_from_type", "jax_mutable_array_checks",
+    "jax_error_checking_behavior_nan", "jax_error_checking_behavior_divide",
+    "jax_error_checking_behavior_oob", "jax_explicit_x64_dtypes", "jax_legacy_prng_key",
+    "jax_auto_pcast", "jax_enable_pgle", "jax_pgle_profiling_runs", "jax_xla_profile_version",
+    "jax_no_execution", "eager_constant_folding", "check_vma",
+)
+# fmt: on
+"""Found by changing each of `jax.config.values` between two calls. Not all are in all versions."""
+
+
+def _read_settings() -> Settings:
+    """The settings as they are in this thread, and the mesh, if any."""
+    config = jax.config
+    known = [(name, str(getattr(config, name))) for name in _SETTINGS if hasattr(config, name)]
+    mesh: Any = jax.sharding.get_abstract_mesh()
+    return _shared((*known, ("mesh", describe_mesh(mesh) if mesh.shape else "None")))
+
+
+@functools.lru_cache(maxsize=8)
+def _shared(settings: Settings) -> Settings:
+    """The first of equal settings: most traces have the same."""
+    return settings
