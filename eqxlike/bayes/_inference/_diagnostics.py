@@ -6,13 +6,13 @@ draws each.
 """
 
 import importlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
+from scipy import special
 
 from ..._module import Module
 
@@ -53,16 +53,16 @@ def convergence(draws: Draws) -> Convergence:
 
 
 def _rank_normalised(draws: Draws) -> Draws:
-    with jax.enable_x64(True):
-        normal = _normal_of_ranks(jnp.asarray(draws.reshape(-1, *draws.shape[2:])))
-        return np.asarray(normal).reshape(draws.shape)
-
-
-# In one program: by itself each of JAX's functions here is compiled in dozens of small ones.
-@jax.jit
-def _normal_of_ranks(draws: Float[Array, "n *shape"]) -> Float[Array, "n *shape"]:
-    ranks = jax.scipy.stats.rankdata(draws, axis=0)
-    return jax.scipy.special.ndtri((ranks - 3 / 8) / (draws.shape[0] + 1 / 4))
+    """Normal quantiles of the ranks among all chains; of equal numbers, the mean of their ranks."""
+    # By NumPy and SciPy: JAX would compile a program for each shape.
+    flat = draws.reshape(draws.shape[0] * draws.shape[1], math.prod(draws.shape[2:]))
+    ranks = np.empty_like(flat)
+    for index, column in enumerate(flat.T):
+        ordered = np.sort(column)
+        first, last = (np.searchsorted(ordered, column, side) for side in ("left", "right"))
+        ranks[:, index] = (first + last + 1) / 2
+    ranks[:, np.isnan(flat).any(axis=0)] = np.nan
+    return special.ndtri((ranks - 3 / 8) / (len(flat) + 1 / 4)).reshape(draws.shape)
 
 
 def energy_mixing(energies: Float[np.ndarray, "c n"]) -> Float[np.ndarray, " c"]:

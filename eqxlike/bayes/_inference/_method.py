@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from ..._module import Module, field
+from ..._transforms import filter_eval_shape, filter_jit
 from ...ad import Mode, differentiate_with
 from .._posterior import Data, Posterior, Unknowns
 
@@ -37,8 +38,7 @@ class Problem(Module):
     def __init__(self, target: Posterior, mode: Mode | None = None):
         self.target = target
         self.mode = mode
-        linked = jax.eval_shape(lambda key: target.unconstrain(target.initial(key=key)), jr.key(0))
-        structs, self._treedef = jtu.tree_flatten(linked)
+        structs, self._treedef = jtu.tree_flatten(filter_eval_shape(_first, target, jr.key(0)))
         self._structs = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in structs)
 
     @property
@@ -81,10 +81,8 @@ class Problem(Module):
 
     def batch_log_density(self, vector: Vector, batch: Data | None) -> Float[Array, ""]:
         """Its estimate from a batch, or its value where there is none."""
-        target, data = self.target, self.target.data if batch is None else batch
-        return self.differentiable(
-            lambda vector: target.minibatch_log_density(self.unflatten(vector), data, linked=True)
-        )(vector)
+        data = self.target.data if batch is None else batch
+        return self.differentiable(lambda vector: _log_density(self, vector, data))(vector)
 
     def differentiable(self, function: Any) -> Any:
         """A function of a vector, that is differentiated by the mode."""
@@ -101,7 +99,7 @@ class Problem(Module):
 
     def initial(self, key: PRNGKeyArray) -> Vector:
         """The parameters of the model as they are, and draws from the priors of the rest."""
-        return self.flatten(self.target.unconstrain(self.target.initial(key=key)))
+        return self.flatten(_first(self.target, key))
 
     def redrawn(self, key: PRNGKeyArray) -> Vector:
         """Other parameters that are as likely at the start of training: each array is shuffled.
@@ -109,7 +107,7 @@ class Problem(Module):
         The numbers of one array mostly come from one distribution, whichever it was.
         """
         initial_key, key = jr.split(key)
-        linked = self.target.unconstrain(self.target.initial(key=initial_key))
+        linked = _first(self.target, initial_key)
 
         def shuffled(key: PRNGKeyArray, leaf: Array) -> Array:
             return jr.permutation(key, leaf.reshape(-1)).reshape(leaf.shape)
@@ -143,6 +141,20 @@ class Problem(Module):
 
         likelihood, prior = with_keys(drawn, others_key, others)
         return self.flatten(Unknowns(with_keys(moved, model_key, model), likelihood, prior))
+
+
+@filter_jit
+def _first(target: Posterior, key: PRNGKeyArray) -> Unknowns:
+    """Unknowns to begin with, in linked space. Traced once for all problems of the same shapes."""
+    return target.unconstrain(target.initial(key=key))
+
+
+@filter_jit
+def _log_density(problem: Problem, vector: Vector, data: Data) -> Float[Array, ""]:
+    """That of linked space. A method asks for it, and its gradient, at many places of its step:
+    all of them have one trace.
+    """
+    return problem.target.minibatch_log_density(problem.unflatten(vector), data, linked=True)
 
 
 def _spread(leaf: Array) -> Array:

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from ... import ad
 from ..._module import Module, field
+from ..._transforms import filter_eval_shape, filter_jit
 from .._inference._method import Problem
 from .._posterior import output_of, struct_of_example
 
@@ -158,27 +159,17 @@ def sum_over_rows(
     unknowns and the `m` of the likelihood itself.
     """
     data, num = around.problem.target.data, around.problem.target.num_data
-    place = around.place("likelihood")
-    own = around.centre[place]
-
-    def of_example(x: Any, y: Any) -> tuple[Array, Array]:
-        jacobian, output = around.jacobian(x)
-        hessian = _hessian(around, jnp.concatenate([output, own]), y)
-        size = output.shape[0]
-        columns = jacobian.T @ hessian[:size, size:]
-        columns = columns.at[place].add(hessian[size:, size:])
-        return _positive_factor(hessian[:size, :size]) @ jacobian, columns
 
     def of_block(first: Array) -> tuple[Any, Array]:
         index = first + jnp.arange(size)
         is_counted = (index < num).astype(around.mode.dtype)
         block = jtu.tree_map(lambda leaf: leaf[jnp.minimum(index, num - 1)], data)
-        rows, columns = jax.vmap(of_example)(*block)
+        rows, columns = jax.vmap(lambda x, y: _rows_of_example(around, x, y))(*block)
         rows = (rows * is_counted[:, None, None]).reshape(-1, rows.shape[-1])
         return of_rows(rows), jnp.einsum("b,bkm->km", is_counted, columns)
 
     one = jtu.tree_map(lambda leaf: leaf[0], data)
-    rows, columns = jax.eval_shape(of_example, *one)
+    rows, columns = filter_eval_shape(_rows_of_example, around, *one)
     size = block_size(rows.dtype.itemsize * (2 * rows.size + columns.size), num)
     zero = jtu.tree_map(
         lambda struct: jnp.zeros(struct.shape, struct.dtype),
@@ -189,6 +180,21 @@ def sum_over_rows(
         return jtu.tree_map(jnp.add, total, of_block(first)), None
 
     return jax.lax.scan(add, zero, size * jnp.arange(math.ceil(num / size)))[0]
+
+
+@filter_jit
+def _rows_of_example(around: AroundMode, x: Any, y: Any) -> tuple[Float[Array, "C k"], Array]:
+    """`R_n J_n`, and the second derivatives by the unknowns of the likelihood, for one example.
+
+    Traced once: for its shapes, and in each pass over the data.
+    """
+    place = around.place("likelihood")
+    jacobian, output = around.jacobian(x)
+    hessian = _hessian(around, jnp.concatenate([output, around.centre[place]]), y)
+    size = output.shape[0]
+    columns = jacobian.T @ hessian[:size, size:]
+    columns = columns.at[place].add(hessian[size:, size:])
+    return _positive_factor(hessian[:size, :size]) @ jacobian, columns
 
 
 def _hessian(around: AroundMode, outputs_and_own: Array, y: Any) -> Float[Array, "c c"]:
