@@ -185,8 +185,9 @@ def test_likelihoods_are_those_of_scipy():
         unknowns = target.initial(key=jr.key(1))
         return jax.vmap(target.model(unknowns))(X), target.log_likelihood(unknowns)
 
-    for name, found in jax.jit(lambda: {name: both(targets[name]) for name in targets})().items():
-        output, log_likelihood = map(np.asarray, found)
+    found = jax.jit(lambda: {each: both(target) for each, target in targets.items()})()
+    for name, parts in found.items():
+        output, log_likelihood = map(np.asarray, parts)
         expected = LIKELIHOODS[name][-1](output)
         np.testing.assert_allclose(log_likelihood, expected, rtol=1e-8, err_msg=name)
 
