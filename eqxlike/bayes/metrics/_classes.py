@@ -3,7 +3,8 @@
 `N` is the number of examples, `C` the number of classes, `M` the number of bins.
 """
 
-from typing import Literal, NamedTuple
+import functools
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -147,19 +148,27 @@ def _bin_sums(
 ) -> tuple[Array, Array, Array, Array]:
     probabilities, labels = _checked(probabilities, labels, "probabilities")
     num_bins = whole_number(num_bins, "num_bins")
+    if equal not in get_args(Equal):
+        raise ValueError(f'equal must be "width" or "mass", got {equal!r}.')
+    return _compiled_bin_sums(probabilities, labels, num_bins, equal)
+
+
+# In one program: outside of one, each of some twenty operations would be compiled by itself.
+@functools.partial(jax.jit, static_argnames=("num_bins", "equal"))
+def _compiled_bin_sums(
+    probabilities: Array, labels: Array, num_bins: int, equal: Equal
+) -> tuple[Array, Array, Array, Array]:
     dtype = probabilities.dtype
     confidence = jnp.max(probabilities, axis=-1)
     is_right = (jnp.argmax(probabilities, axis=-1) == labels).astype(dtype)
     if equal == "width":
         edges = jnp.linspace(0, 1, num_bins + 1, dtype=dtype)
         index = jnp.searchsorted(edges[1:-1], confidence, side="left")
-    elif equal == "mass":
+    else:
         size = confidence.shape[0]
         order = jnp.argsort(confidence)
         index = jnp.zeros(size, int).at[order].set(jnp.arange(size) * num_bins // max(size, 1))
         edges = jnp.quantile(confidence, jnp.linspace(0, 1, num_bins + 1, dtype=dtype))
-    else:
-        raise ValueError(f'equal must be "width" or "mass", got {equal!r}.')
 
     def total(values: Shaped[Array, " N"]) -> Shaped[Array, " M"]:
         return jnp.zeros(num_bins, values.dtype).at[index].add(values)
