@@ -161,6 +161,7 @@ def sum_over_rows(
     place = around.place("likelihood")
     own = around.centre[place]
 
+    @jax.jit  # Traced once, for the shapes below and for the loop.
     def of_example(x: Any, y: Any) -> tuple[Array, Array]:
         jacobian, output = around.jacobian(x)
         hessian = _hessian(around, jnp.concatenate([output, own]), y)

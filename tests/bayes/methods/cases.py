@@ -53,7 +53,7 @@ class LinearModel:
         errors = np.random.default_rng(1).normal(size=self.num_data)
         return self.x @ np.array([1.0, -2.0]) + 0.5 + self.noise * errors
 
-    @property
+    @functools.cached_property
     def target(self):
         model = nn.Linear(2, "scalar", key=jr.key(0), dtype=jnp.float64)
         likelihood = bayes.Gaussian(self.noise)
