@@ -47,7 +47,7 @@ _PRIVATE = {f"{part}.{name}" for part, names in _MODULES.items() for name in nam
 
 _NAMES = {
     f"{THEIRS}._ad._ClosureConvert": "_transforms._derivatives._closure_convert.ClosureConverted",
-    f"{THEIRS}._custom_types.sentinel": "_missing.MISSING",
+    f"{THEIRS}._custom_types.sentinel": "_pytree.MISSING",
     f"{THEIRS}._enum.EnumerationItem": "_transforms._enumeration.EnumerationItem",
     f"{THEIRS}._enum._EnumerationMeta": "_transforms._enumeration.EnumerationMeta",
     f"{THEIRS}._errors._EquinoxRuntimeError": "_transforms.EquinoxRuntimeError",
