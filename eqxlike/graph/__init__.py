@@ -9,3 +9,9 @@ from ._report import report as report
 from ._rows import Row as Row
 from ._rows import Side as Side
 from ._rows import Stored as Stored
+from ._stable import RULES as RULES
+from ._stable import Rewrite as Rewrite
+from ._stable import Rule as Rule
+from ._stable import Unstable as Unstable
+from ._stable import stabilise as stabilise
+from ._stable import unstable as unstable

@@ -302,7 +302,7 @@ class _Walker:
             transcendentals=transcendentals,
             num_bytes=sum(map(num_bytes_of, moved)),
             output=type_of(outputs[0]) if outputs else "()",
-            source=_line_of(equation.source_info),
+            source=line_of(equation.source_info),
         )
         params = tuple(equation.params.items())
         index = len(self._program.steps)
@@ -347,7 +347,7 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 _LAYERS = os.path.join(_PACKAGE, "nn", "")
 
 
-def _line_of(source: Any) -> str:
+def line_of(source: Any) -> str:
     line = source_info_util.summarize(source)
     if not line.startswith(_PACKAGE) or line.startswith(_LAYERS):
         return line

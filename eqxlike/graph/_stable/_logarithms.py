@@ -1,0 +1,297 @@
+"""Logarithms of what overflows or underflows: exponentials, their sums, probabilities, products.
+
+The logarithm of a product is a sum of logarithms. Each is the sum of two parts, `large` and
+`small`, where `small` holds the digits: the large parts are added first, and cancel exactly where
+they are equal, as in the logarithm of a softmax.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ._expressions import (
+    PICKS,
+    Part,
+    Parts,
+    Rewrite,
+    Value,
+    argument_of,
+    broadcast,
+    called_function,
+    constant_of,
+    factors_of,
+    seen_through,
+    terms_of,
+    unbroadcast,
+)
+from ._functions import is_at_most_zero, normal_cdf_of, shifted_by_maximum, sigmoid_of
+from ._replacements import log1mexp, log_normal_cdf
+
+Split = tuple[Array, Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """The logarithm of a value: `split` of the arrays of `operands` is its large and small part.
+
+    - `is_near_one`: whether it has more digits only where the value is near one.
+    """
+
+    operands: tuple[Value, ...]
+    split: Callable[..., Split]
+    is_near_one: bool = False
+
+
+def log_rule(value: Value) -> Rewrite | None:
+    """log(x) and log1p(x), where the logarithm of x, or of a factor of x, is known."""
+    step = value.step
+    (x,) = step.inputs
+    if step.kind == "log1p":
+        total = terms_of(x)
+        log = log_of_sum(dataclasses.replace(total, constant=total.constant + 1), x.shape)
+    else:
+        log = log_of_product(x)
+    return log and Rewrite(log.operands, lambda *arrays: _sum(log.split(*arrays)))
+
+
+def log_of_product(value: Value) -> Log | None:
+    if (matrix := _argument_of_det(value)) is not None:
+        return Log((matrix,), lambda x: (jnp.zeros(x.shape[:-2], x.dtype), _log_det(x)))
+    product, shape = factors_of(value), value.shape
+    if not 0 < product.constant < math.inf:
+        return None
+    logs = [log_of(part.value) for part in product.parts]
+    is_power = len(product.parts) == 1 and abs(product.parts[0].number) >= 2
+    if not any(logs) and not is_power:
+        return None
+    if any(logs) and not all(logs) and all(log is None or log.is_near_one for log in logs):
+        return None
+    plain = [_plain_log(part) for part in product.parts]
+    logs = [log or other for log, other in zip(logs, plain, strict=True)]
+    constant = math.log(product.constant)
+
+    def split(*arrays: Array) -> Split:
+        rest = iter(arrays)
+        larges, smalls = [], []
+        for log, part in zip(logs, product.parts, strict=True):
+            large, small = log.split(*(next(rest) for _ in log.operands))
+            larges.append(_times(part.number, broadcast(large, part.axes, shape)))
+            smalls.append(_times(part.number, broadcast(small, part.axes, shape)))
+        return _sum(larges), _sum(smalls) + constant if constant else _sum(smalls)
+
+    return Log(tuple(each for log in logs for each in log.operands), split)
+
+
+def _plain_log(part: Part) -> Log:
+    is_even = part.number % 2 == 0
+    log = lambda x: jnp.log(jnp.abs(x) if is_even else x)
+    return Log((part.value,), lambda x: (jnp.zeros_like(x), log(x)))
+
+
+def _times(number: float, array: Array) -> Array:
+    return array if number == 1 else -array if number == -1 else number * array
+
+
+def _sum(arrays: Sequence[Array]) -> Array:
+    total = arrays[0]
+    for each in arrays[1:]:
+        total = total + each
+    return total
+
+
+def log_of(value: Value) -> Log | None:
+    """The logarithm of a value, if it is known without computing the value."""
+    value = seen_through(value)
+    if (y := argument_of(value, "exp")) is not None:
+        return Log((y,), lambda y: (y, jnp.zeros_like(y)))
+    if (y := argument_of(value, "exp2")) is not None:
+        return Log((y,), lambda y: (y * math.log(2), jnp.zeros_like(y)))
+    if (found := sigmoid_of(value)) is not None:
+        y, sign = found
+        return Log((y,), lambda y: _log_sigmoid(sign * y if sign < 0 else y))
+    if (y := argument_of(value, "cosh")) is not None:
+        return Log((y,), _log_cosh)
+    if (found := normal_cdf_of(value)) is not None:
+        y, scale, constant = found
+        return Log(
+            (y,), lambda y: (jnp.zeros_like(y), log_normal_cdf(y * scale) + math.log(constant))
+        )
+    if value.step is None:
+        return None
+    match value.step.kind:
+        case "reduce_sum":
+            return _log_of_reduced_sum(value)
+        case "reduce_prod":
+            (x,), axes = value.step.inputs, value.step.eqn.params["axes"]
+            return Log((x,), lambda x: (jnp.zeros(value.shape, x.dtype), _log_product(x, axes)))
+        case kind if kind in PICKS and (log := log_of(value.step.inputs[0])) is not None:
+            # The logarithm of some elements is some elements of the logarithm.
+            step, num_operands = value.step, len(log.operands)
+
+            def split(*arrays: Array) -> Split:
+                parts = log.split(*arrays[:num_operands])
+                shape = step.inputs[0].shape
+                parts = [jnp.broadcast_to(part, shape) for part in parts]
+                bind = step.eqn.primitive.bind
+                return tuple(
+                    bind(part, *arrays[num_operands:], **step.eqn.params) for part in parts
+                )
+
+            return Log((*log.operands, *step.inputs[1:]), split)
+        case "add" | "sub" | "add_any":
+            return log_of_sum(terms_of(value), value.shape) or _log_near_one(value)
+        case "mul" | "div" | "neg" | "square" | "integer_pow" | "sqrt" | "rsqrt":
+            return log_of_product(value) if _is_product(value) else None
+    return None
+
+
+def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
+    """log(c + n₁ exp(y₁) + n₂ exp(y₂) + ...), log(1 - exp(y)), log(exp(y) - 1), log(1 - tanh² y)."""
+    exps = [argument_of(part.value, "exp") for part in total.parts]
+    numbers, places = [part.number for part in total.parts], [part.axes for part in total.parts]
+    num_terms = len(exps) + (total.constant != 0)
+    if total.constant > 0 and all(y is not None and is_at_most_zero(y) for y in exps):
+        return None
+    if num_terms > 1 and all(exps) and total.constant >= 0 and min(numbers) > 0:
+        constants = [math.log(total.constant)] if total.constant else []
+
+        def split(*ys: Array) -> Split:
+            ys = [
+                broadcast(y, axes, shape) + math.log(n) if n != 1 else broadcast(y, axes, shape)
+                for y, axes, n in zip(ys, places, numbers, strict=True)
+            ]
+            ys += [jnp.full_like(ys[0], each) for each in constants]
+            large = finite(lax.stop_gradient(_max(ys)))
+            if len(ys) == 2:
+                return large, jnp.logaddexp(ys[0] - large, ys[1] - large)
+            return large, jnp.log(_sum([jnp.exp(y - large) for y in ys]))
+
+        return Log(tuple(exps), split)
+    if len(exps) != 1 or not total.constant or abs(numbers[0]) != abs(total.constant):
+        return None
+    (part,), (y,) = total.parts, exps
+    lifted = lambda array: broadcast(array, part.axes, shape)
+    if y is not None and part.number > 0 > total.constant:
+        shift = math.log(part.number)
+        return Log((y,), lambda y: (lifted(y), lifted(log1mexp(-y) + shift)))
+    if y is not None and part.number < 0 < total.constant:
+        shift = math.log(total.constant)
+        return Log((y,), lambda y: (jnp.zeros(shape, y.dtype), lifted(log1mexp(y) + shift)))
+    if total.constant == 1 and part.number == -1:
+        tanh = factors_of(part.value)
+        if [(each.number, tanh.constant) for each in tanh.parts] == [(2, 1)]:
+            if (y := argument_of(tanh.parts[0].value, "tanh")) is not None:
+                both = lambda y: [-2 * each for each in _log_cosh(y)]
+                return Log((y,), lambda y: tuple(lifted(each) for each in both(y)))
+    return None
+
+
+def _log_near_one(value: Value) -> Log | None:
+    """log(1 + x) and log(1 - x)."""
+    step = value.step
+    numbers = [constant_of(each) for each in step.inputs]
+    if numbers[0] == 1:
+        sign, x = (-1 if step.kind == "sub" else 1), step.inputs[1]
+    elif numbers[1] == (-1 if step.kind == "sub" else 1):
+        sign, x = 1, step.inputs[0]
+    else:
+        return None
+    x, axes = unbroadcast(x)
+    shape = value.shape
+
+    def split(x: Array) -> Split:
+        x = broadcast(x, axes, shape)
+        return jnp.zeros_like(x), lax.log1p(_times(sign, x))
+
+    return Log((x,), split, is_near_one=True)
+
+
+def _max(arrays: Sequence[Array]) -> Array:
+    largest = arrays[0]
+    for each in arrays[1:]:
+        largest = jnp.maximum(largest, each)
+    return largest
+
+
+def finite(large: Array) -> Array:
+    """Zero where it is infinite, so that a difference from it is no NaN."""
+    return jnp.where(jnp.isfinite(large), large, 0)
+
+
+def _log_of_reduced_sum(value: Value) -> Log | None:
+    """log(sum(w exp(y))), with positive weights w, or none."""
+    (x,), axes = value.step.inputs, value.step.eqn.params["axes"]
+    product = factors_of(x)
+    exps = [part for part in product.parts if argument_of(part.value, "exp") is not None]
+    weights = [part for part in product.parts if part not in exps]
+    if not exps or not product.constant > 0:
+        return None
+    if len(product.parts) == 1 and shifted_by_maximum(argument_of(exps[0].value, "exp")):
+        return None
+    shift, ndim = math.log(product.constant), len(exps)
+
+    def split(*arrays: Array) -> Split:
+        ys = [
+            _times(part.number, broadcast(y, part.axes, x.shape))
+            for part, y in zip(exps, arrays, strict=False)
+        ]
+        y = _sum(ys)
+        ws = [
+            broadcast(w, part.axes, x.shape) ** part.number
+            if part.number != 1
+            else broadcast(w, part.axes, x.shape)
+            for part, w in zip(weights, arrays[ndim:], strict=True)
+        ]
+        for w in ws:
+            y = jnp.where(w == 0, -jnp.inf, y)
+        large = finite(lax.stop_gradient(jnp.max(y, axis=axes, keepdims=True)))
+        terms = jnp.exp(y - large)
+        for w in ws:
+            terms = terms * w
+        return lax.squeeze(large, axes), jnp.log(jnp.sum(terms, axis=axes)) + shift
+
+    operands = [argument_of(part.value, "exp") for part in exps]
+    return Log((*operands, *(part.value for part in weights)), split)
+
+
+def _log_sigmoid(y: Array) -> Split:
+    large = finite(lax.stop_gradient(jnp.minimum(y, 0)))
+    return large, -jnp.logaddexp(large, large - y)
+
+
+def _log_cosh(y: Array) -> Split:
+    is_near = jnp.abs(y) < 1
+    near = lax.log1p(2 * jnp.square(jnp.sinh(jnp.where(is_near, y, 0) / 2)))
+    far = jnp.where(is_near, 1, y)
+    large = finite(lax.stop_gradient(jnp.abs(far)))
+    small = jnp.logaddexp(far - large, -far - large) - math.log(2)
+    return jnp.where(is_near, 0, large), jnp.where(is_near, near, small)
+
+
+def _is_product(value: Value) -> bool:
+    """Whether it is more than one factor that cannot be divided further."""
+    parts = factors_of(value).parts
+    return len(parts) > 1 or any(part.value is not value for part in parts)
+
+
+def _argument_of_det(value: Value) -> Value | None:
+    while value.step is not None:
+        if called_function(value.step.eqn) == ("det", True):
+            return value.step.inputs[0]
+        if value.inside is None:
+            return None
+        value = value.inside
+    return None
+
+
+def _log_det(x: Array) -> Array:
+    sign, log = jnp.linalg.slogdet(x)
+    return jnp.where(sign < 0, jnp.nan, log)
+
+
+def _log_product(x: Array, axes: Sequence[int]) -> Array:
+    is_negative = jnp.sum(x < 0, axis=axes) % 2 == 1
+    return jnp.where(is_negative, jnp.nan, jnp.sum(jnp.log(jnp.abs(x)), axis=axes))

@@ -1,0 +1,370 @@
+"""The table of rules: what loses digits, for which inputs, and what is computed instead."""
+
+import math
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ._branches import branch_not_taken
+from ._expressions import (
+    Part,
+    Parts,
+    Rewrite,
+    Value,
+    argument_of,
+    broadcast,
+    constant_of,
+    factors_of,
+    key_of,
+    same,
+    seen_through,
+    terms_of,
+)
+from ._functions import ROOT_2, all_axes, normal_cdf_of, shifted_by_maximum, sigmoid_of
+from ._logarithms import finite, log_rule
+from ._replacements import expm1, length, one_minus_tanh_squared, safe_sqrt, sigmoid, tanh
+from ._rewrite import Rule
+
+
+def difference_from_one(value: Value) -> Rewrite | None:
+    """C (1 - f(y)) for an exponential, sigmoid, tanh, tanh squared, erf, cdf, or cosine f near one."""
+    total = terms_of(value)
+    if len(total.parts) != 1 or not total.constant:
+        return None
+    (part,) = total.parts
+    c, n, shape = total.constant, part.number, value.shape
+    found = _complement(part.value, -n / c)
+    if found is None:
+        return None
+    y, complement = found
+    return Rewrite((y,), lambda y: broadcast(_scaled(c, complement(y)), part.axes, shape))
+
+
+def _scaled(number: float, array: Array) -> Array:
+    return array if number == 1 else -array if number == -1 else number * array
+
+
+def _complement(value: Value, ratio: float):
+    """`y` and a function of it that is 1 - ratio * value."""
+    if ratio == 1:
+        if (y := argument_of(value, "exp")) is not None:
+            return y, lambda y: -expm1(y)
+        if (y := argument_of(value, "cos")) is not None:
+            return y, lambda y: 2 * jnp.square(jnp.sin(y / 2))
+        if (found := sigmoid_of(value)) is not None:
+            y, scale = found
+            return y, lambda y: sigmoid(_scaled(-scale, y))
+        product = factors_of(value)
+        if [part.number for part in product.parts] == [2] and product.constant == 1:
+            y = argument_of(product.parts[0].value, "tanh")
+            if y is not None and product.parts[0].axes == all_axes(value):
+                return y, one_minus_tanh_squared
+    if abs(ratio) == 1:
+        if (y := argument_of(value, "tanh")) is not None:
+            return y, lambda y: 2 * sigmoid(-2 * ratio * y)
+        if (y := argument_of(value, "erf")) is not None:
+            return y, lambda y: lax.erfc(ratio * y)
+    if (found := normal_cdf_of(value)) is not None:
+        y, scale, constant = found
+        if math.isclose(constant * ratio, 1):
+            return y, lambda y: 0.5 * lax.erfc(scale / ROOT_2 * y)
+    return None
+
+
+def difference_of_squares(value: Value) -> Rewrite | None:
+    """a² - b² as (a - b) (a + b); E[x²] - E[x]² as the mean of (x - E[x])²."""
+    total = terms_of(value)
+    if len(total.parts) != 2 or total.constant:
+        return None
+    first, second = sorted(total.parts, key=lambda part: -part.number)
+    if not first.number > 0 > second.number:
+        return None
+    shape = value.shape
+    if (found := _variance(first, second)) is not None:
+        x, axes, kept = found
+        return Rewrite((x,), lambda x: broadcast(_mean_of_squares(x, axes), kept, shape))
+    a, b = (_square_root(part.value) for part in (first, second))
+    if a is None or b is None or not math.isclose(first.number, -second.number):
+        return None
+    places = first.axes, second.axes
+
+    def build(*roots: Array) -> Array:
+        a, b = (broadcast(root, axes, shape) for root, axes in zip(roots, places, strict=True))
+        return _scaled(first.number, (a - b) * (a + b))
+
+    return Rewrite((a, b), build)
+
+
+def _square_root(value: Value) -> Value | None:
+    """The value that this one is the square of."""
+    step = value.step
+    if step is None:
+        return None
+    if step.kind == "square" or (step.kind == "integer_pow" and step.eqn.params["y"] == 2):
+        return step.inputs[0]
+    if step.kind == "mul" and same(*step.inputs) and step.inputs[0].shape == value.shape:
+        return step.inputs[0]
+    return None
+
+
+def _variance(first: Part, second: Part):
+    """x, the axes of its mean, and where the mean lies, if the parts are E[x²] and -E[x]²."""
+    squares = argument_of(first.value, "reduce_sum")
+    if squares is None or (x := _square_root(seen_through(squares))) is None:
+        return None
+    axes = first.value.step.eqn.params["axes"]
+    mean = factors_of(second.value)
+    if [part.number for part in mean.parts] != [2]:
+        return None
+    other = argument_of(mean.parts[0].value, "reduce_sum")
+    if other is None or not same(other, x) or mean.parts[0].value.step.eqn.params["axes"] != axes:
+        return None
+    count = math.prod(x.shape[axis] for axis in axes)
+    scale = -second.number * mean.constant
+    is_mean = math.isclose(first.number, 1 / count, rel_tol=1e-6)
+    if not is_mean or not math.isclose(scale, 1 / count**2, rel_tol=1e-6):
+        return None
+    inner = mean.parts[0].axes
+    kept = tuple(second.axes[axis] if axis >= 0 else -1 for axis in inner)
+    return (x, axes, first.axes) if kept == first.axes else None
+
+
+def _mean_of_squares(x: Array, axes) -> Array:
+    return jnp.mean(jnp.square(x - jnp.mean(x, axis=axes, keepdims=True)), axis=axes)
+
+
+def quotient_of_exponentials(value: Value) -> Rewrite | None:
+    """A sigmoid, softmax or tanh that is written with exponentials."""
+    if value.step.kind == "mul" and constant_of(value.step.inputs[0]) is not None:
+        return None
+    if (found := sigmoid_of(value)) is not None and value.step.kind != "logistic":
+        y, scale = found
+        return Rewrite((y,), lambda y: sigmoid(_scaled(scale, y)))
+    product = factors_of(value)
+    above = [part for part in product.parts if part.number == 1]
+    below = [part for part in product.parts if part.number == -1]
+    if len(below) == 1 and argument_of(below[0].value, "reduce_sum") is not None:
+        return _softmax(value, product, below[0])
+    if len(above) != 1 or len(below) != 1 or len(product.parts) != 2:
+        return None
+    return _tanh(value, above[0], below[0], product.constant)
+
+
+def _softmax(value: Value, product: Parts, total: Part) -> Rewrite | None:
+    """W exp(y) / sum(w exp(y)) with the largest y taken off, with weights w or none."""
+    terms, axes = total.value.step.inputs[0], total.value.step.eqn.params["axes"]
+    kept = tuple(axis for axis in range(len(value.shape)) if axis not in axes)
+    if terms.shape != value.shape or tuple(each for each in total.axes if each >= 0) != kept:
+        return None
+    below, above = factors_of(terms), [part for part in product.parts if part is not total]
+    exps = [part for part in above if argument_of(part.value, "exp") is not None]
+    names = [
+        {(key_of(part.value), part.axes, part.number) for part in parts}
+        for parts in (above, below.parts)
+    ]
+    if not exps or names[0] != names[1] or not below.constant > 0:
+        return None
+    ys = [argument_of(part.value, "exp") for part in exps]
+    if any(shifted_by_maximum(y) for y in ys):
+        return None
+    weights = [part for part in above if part not in exps]
+    scale, shape = product.constant, value.shape
+
+    def build(*arrays: Array) -> Array:
+        y = sum(
+            _scaled(part.number, broadcast(y, part.axes, shape))
+            for part, y in zip(exps, arrays, strict=False)
+        )
+        w = math.prod(
+            broadcast(w, part.axes, shape) ** part.number
+            for part, w in zip(weights, arrays[len(exps) :], strict=True)
+        )
+        y = y if isinstance(w, int) else jnp.where(w == 0, -jnp.inf, y)
+        terms = w * jnp.exp(y - finite(lax.stop_gradient(jnp.max(y, axis=axes, keepdims=True))))
+        return _scaled(scale * below.constant, terms / jnp.sum(terms, axis=axes, keepdims=True))
+
+    return Rewrite((*ys, *(part.value for part in weights)), build)
+
+
+def _tanh(value: Value, above: Part, below: Part, constant: float) -> Rewrite | None:
+    top, bottom = terms_of(above.value), terms_of(below.value)
+    if len(top.parts) != 2 or len(bottom.parts) != 2 or top.constant or bottom.constant:
+        return None
+    if above.axes != all_axes(value) or below.axes != all_axes(value):
+        return None
+    top = sorted(top.parts, key=lambda part: -part.number)
+    ys = [argument_of(part.value, "exp") for part in top]
+    if [part.number for part in top] != [1, -1] or None in ys:
+        return None
+    others = [argument_of(part.value, "exp") for part in bottom.parts]
+    if None in others or any(part.number != 1 for part in bottom.parts):
+        return None
+    opposite = terms_of(ys[1])
+    straight = terms_of(ys[0])
+    if (
+        len(opposite.parts) != 1
+        or len(straight.parts) != 1
+        or opposite.constant
+        or straight.constant
+    ):
+        return None
+    if opposite.parts[0].number != -straight.parts[0].number:
+        return None
+    if not same(opposite.parts[0].value, straight.parts[0].value):
+        return None
+    keys = {id(seen_through(each)) for each in ys}
+    if not all(any(same(other, y) for y in ys) for other in others) or not keys:
+        return None
+    return Rewrite((ys[0],), lambda y: _scaled(constant, tanh(y)))
+
+
+def norm_at_zero(value: Value) -> Rewrite | None:
+    """sqrt(sum(x²)), whose gradient at zero is zero."""
+    (total,) = value.step.inputs
+    squares = argument_of(total, "reduce_sum")
+    if squares is None or _square_root(seen_through(squares)) is None:
+        return None
+    return Rewrite((seen_through(total),), safe_sqrt)
+
+
+def hypotenuse(value: Value) -> Rewrite | None:
+    """sqrt(x² + y²), whose squares neither overflow nor underflow."""
+    total = seen_through(value.step.inputs[0])
+    terms = terms_of(total)
+    num_terms = len(terms.parts) + (terms.constant != 0)
+    if num_terms < 2 or terms.constant < 0 or any(part.number != 1 for part in terms.parts):
+        return None
+    roots = [_square_root(part.value) for part in terms.parts]
+    if any(root is None for root in roots):
+        return None
+    places, shape = [part.axes for part in terms.parts], value.shape
+
+    def build(*roots: Array) -> Array:
+        roots = [broadcast(root, axes, shape) for root, axes in zip(roots, places, strict=True)]
+        if terms.constant:
+            roots.append(jnp.full_like(roots[0], math.sqrt(terms.constant)))
+        return length(roots)
+
+    return Rewrite(tuple(roots), build)
+
+
+def direction_of_zero(value: Value) -> Rewrite | None:
+    """X / |x|, which is zero at zero."""
+    product = factors_of(value)
+    below = [part for part in product.parts if part.number == -1]
+    above = [part for part in product.parts if part.number == 1]
+    if len(below) != 1 or len(above) != 1 or len(product.parts) != 2:
+        return None
+    total = argument_of(below[0].value, "sqrt")
+    squares = None if total is None else argument_of(total, "reduce_sum")
+    x = None if squares is None else _square_root(seen_through(squares))
+    if x is None or not same(x, above[0].value):
+        return None
+    norm, shape = below[0].value, value.shape
+
+    def build(x: Array, norm: Array) -> Array:
+        norm = broadcast(jnp.where(norm == 0, 1, norm), below[0].axes, shape)
+        return _scaled(product.constant, broadcast(x, above[0].axes, shape) / norm)
+
+    return Rewrite((above[0].value, norm), build)
+
+
+def product_with_own_log(value: Value) -> Rewrite | None:
+    """X log(x), which is zero at zero."""
+    product = factors_of(value)
+    logs = [part for part in product.parts if argument_of(part.value, "log") is not None]
+    if len(product.parts) != 2 or len(logs) != 1 or any(part.number != 1 for part in product.parts):
+        return None
+    (log,), (x,) = logs, [part for part in product.parts if part is not logs[0]]
+    if x.axes != log.axes or not same(argument_of(log.value, "log"), x.value):
+        return None
+    shape = value.shape
+
+    def build(x: Array) -> Array:
+        is_zero = x == 0
+        safe = jnp.where(is_zero, 1, x)
+        return broadcast(_scaled(product.constant, safe * jnp.log(safe)), log.axes, shape)
+
+    return Rewrite((x.value,), build)
+
+
+def quotient_of_itself(value: Value) -> Rewrite | None:
+    """X / x, which is one at zero."""
+    x, y = value.step.inputs
+    if constant_of(x) is not None or x.shape != y.shape or not same(x, y):
+        return None
+    return Rewrite((x,), jnp.ones_like)
+
+
+def low_precision_sum(value: Value) -> Rewrite | None:
+    (x,) = value.step.inputs
+    is_low = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    count = math.prod(x.shape[axis] for axis in value.step.eqn.params["axes"])
+    return Rewrite() if is_low and count >= 256 else None
+
+
+def overflowing_cast(value: Value) -> Rewrite | None:
+    """A cast to float16 of what easily exceeds 65504."""
+    (x,) = value.step.inputs
+    if (
+        value.dtype != jnp.float16
+        or not jnp.issubdtype(x.dtype, jnp.floating)
+        or x.dtype.itemsize < 4
+    ):
+        return None
+    number = constant_of(x)
+    if number is not None:
+        return Rewrite() if 65504 < abs(number) < math.inf else None
+    x = seen_through(x)
+    return Rewrite() if x.step is not None and x.step.kind in LARGE else None
+
+
+LARGE = ("exp", "exp2", "expm1", "sinh", "cosh", "square", "integer_pow")
+
+RULES = (
+    Rule(
+        "logarithm of exponentials or probabilities", ("log", "log1p"), log_rule,
+        "where an exponential overflows or underflows (88 in float32, 709 in float64)",
+        "jax.nn.log_softmax, jax.nn.log_sigmoid, jax.nn.softplus or jax.nn.logsumexp",
+    ),
+    Rule(
+        "difference from one", ("sub", "add"), difference_from_one,
+        "where the function is near one: all digits cancel",
+        "jnp.expm1, jax.nn.sigmoid(-x), jax.scipy.special.erfc",
+    ),
+    Rule(
+        "difference of squares", ("sub", "add"), difference_of_squares,
+        "where both are nearly equal, or large", "(a - b) * (a + b), jnp.var",
+    ),
+    Rule(
+        "quotient of exponentials", ("div", "integer_pow", "mul"), quotient_of_exponentials,
+        "above 88 in float32: inf / inf, in the value or in the gradient",
+        "jax.nn.sigmoid, jax.nn.softmax, jnp.tanh",
+    ),
+    Rule(
+        "norm at zero", ("sqrt",), norm_at_zero, "in the gradient at zero: 0 * inf",
+        "jnp.where around the square root and inside of it", is_of_jax=True,
+    ),
+    Rule(
+        "hypotenuse", ("sqrt",), hypotenuse, "above 1e19 and below 1e-19 in float32: squares overflow",
+        "jnp.hypot",
+    ),
+    Rule(
+        "direction of zero", ("div",), direction_of_zero, "at zero: 0 / 0",
+        "x / jnp.where(norm == 0, 1, norm)", is_of_jax=True,
+    ),
+    Rule(
+        "branch that is not taken", ("select_n",), branch_not_taken,
+        "in the gradient, where the other branch has none: 0 * inf",
+        "jnp.where inside of the function too: jnp.where(c, f(jnp.where(c, x, 1)), 0)",
+    ),
+    Rule("quotient of itself", ("div",), quotient_of_itself, "at zero: 0 / 0", "1"),
+    Rule(
+        "sum in low precision", ("reduce_sum",), low_precision_sum,
+        "where the sum is 256 times a term: the term is lost", "jnp.sum(x, dtype=jnp.float32)",
+    ),
+    Rule(
+        "cast to float16", ("convert_element_type",), overflowing_cast, "above 65504", "jnp.bfloat16",
+    ),
+    Rule("x log(x)", ("mul",), product_with_own_log, "at zero: 0 * inf", "jax.scipy.special.xlogy(x, x)"),
+)  # fmt: skip
