@@ -353,9 +353,14 @@ def line_of(source: Any) -> str:
         return line
     # Our own machinery, as that of a callback, says nothing: who asked for it does.
     for frame in source.traceback.frames:
-        if is_of_user(frame.file_name) or frame.file_name.startswith(_LAYERS):
+        if is_of_user_or_layer(frame.file_name):
             return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
     return line
+
+
+def is_of_user_or_layer(file_name: str) -> bool:
+    """Whether a frame of this file is the user's, or that of a layer of `eqxlike.nn`."""
+    return is_of_user(file_name) or file_name.startswith(_LAYERS)
 
 
 def num_bytes_of(aval: Any) -> int:

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
-from .._operations import line_of, scopes_in
+from .._operations import is_of_user_or_layer, line_of, scopes_in
 
 Axes = tuple[int, ...]
 """The axis of a result on which each axis of a value lies."""
@@ -86,7 +86,7 @@ class Step:
 
     @property
     def source(self) -> str:
-        """The line and column of the user's code, for what JAX computes inside a call the call's."""
+        """The line of the user's code: inside a function of JAX that of the call."""
         step = self
         while not (line := line_of(step.eqn.source_info)) and step.caller is not None:
             step = step.caller
@@ -97,7 +97,19 @@ class Step:
         """Whether the user's code put it together with its inputs: not JAX, inside one call."""
         inputs = [seen_through(each) for each in self.inputs]
         steps = [each.step for each in inputs if each.step is not None and each.constant is None]
-        return not steps or any(step.source != self.source for step in steps)
+        return not steps or any(step.instruction != self.instruction for step in steps)
+
+    @property
+    def instruction(self) -> tuple[Any, int] | None:
+        """The instruction of the user's code, or of a layer's, that it was traced from."""
+        step: Step | None = self
+        while step is not None:
+            if (traceback := step.eqn.source_info.traceback) is not None:
+                for code, place in zip(*traceback.raw_frames(), strict=True):
+                    if is_of_user_or_layer(code.co_filename):
+                        return code, place
+            step = step.caller
+        return None
 
 
 def steps_of(
@@ -159,7 +171,7 @@ SAME_NUMBERS = ("copy", "copy_p", "stop_gradient", "optimization_barrier", "pvar
 
 
 def seen_through(value: Value) -> Value:
-    """The value itself where this one is the output of a call, a copy, or a cast to its own dtype."""
+    """What this one is a copy of: an output of a call, or cast to its own dtype."""
     while True:
         if value.inside is not None:
             value = value.inside
@@ -301,7 +313,7 @@ class Parts:
 
 
 def factors_of(value: Value) -> Parts:
-    """The value as a product of powers, through products, quotients, powers and roots of squares."""
+    """The value as a product of powers: through products, quotients, powers and roots."""
     constant, parts = 1.0, []
     rest = [(value, 1.0, tuple(range(len(value.shape))))]
     while rest:
@@ -403,14 +415,15 @@ def same(first: Value, second: Value) -> bool:
 
 
 class CalledFunction(NamedTuple):
-    """The function that a call was traced from."""
+    """The function that a call was traced from; of loops and branches nothing is said."""
 
     name: str
     is_of_jax: bool
 
 
 def called_function(eqn: JaxprEqn) -> CalledFunction:
-    program = eqn.params.get("call_jaxpr") or eqn.params.get("jaxpr")
+    is_loop = eqn.primitive.name in ("scan", "while", "cond")
+    program = None if is_loop else eqn.params.get("call_jaxpr") or eqn.params.get("jaxpr")
     about = getattr(getattr(program, "jaxpr", program), "debug_info", None)
     path = getattr(about, "func_filename", None) or ""
     return CalledFunction(getattr(about, "func_name", ""), os.sep + "jax" + os.sep in path)

@@ -6,6 +6,7 @@ they are equal, as in the logarithm of a softmax.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -17,6 +18,7 @@ from ._expressions import (
     Part,
     Parts,
     Rewrite,
+    Step,
     Value,
     argument_of,
     broadcast,
@@ -87,8 +89,7 @@ def log_of_product(value: Value) -> Log | None:
 
 def _plain_log(part: Part) -> Log:
     is_even = part.number % 2 == 0
-    log = lambda x: jnp.log(jnp.abs(x) if is_even else x)
-    return Log((part.value,), lambda x: (jnp.zeros_like(x), log(x)))
+    return Log((part.value,), lambda x: (jnp.zeros_like(x), jnp.log(jnp.abs(x) if is_even else x)))
 
 
 def _times(number: float, array: Array) -> Array:
@@ -110,8 +111,8 @@ def log_of(value: Value) -> Log | None:
     if (y := argument_of(value, "exp2")) is not None:
         return Log((y,), lambda y: (y * math.log(2), jnp.zeros_like(y)))
     if (found := sigmoid_of(value)) is not None:
-        y, sign = found
-        return Log((y,), lambda y: _log_sigmoid(sign * y if sign < 0 else y))
+        y, scale = found
+        return Log((y,), lambda y: _log_sigmoid(_times(scale, y)))
     if (y := argument_of(value, "cosh")) is not None:
         return Log((y,), _log_cosh)
     if (found := normal_cdf_of(value)) is not None:
@@ -127,6 +128,8 @@ def log_of(value: Value) -> Log | None:
         case "reduce_prod":
             (x,), axes = value.step.inputs, value.step.eqn.params["axes"]
             return Log((x,), lambda x: (jnp.zeros(value.shape, x.dtype), _log_product(x, axes)))
+        case "select_n" if any(logs := [log_of(each) for each in value.step.inputs[1:]]):
+            return _log_of_choice(value.step, logs)
         case kind if kind in PICKS and (log := log_of(value.step.inputs[0])) is not None:
             # The logarithm of some elements is some elements of the logarithm.
             step, num_operands = value.step, len(log.operands)
@@ -148,13 +151,31 @@ def log_of(value: Value) -> Log | None:
     return None
 
 
+def _log_of_choice(step: Step, logs: list[Log | None]) -> Log:
+    """The logarithm of `where`, of which not every branch is known."""
+    axes = tuple(range(len(step.outputs[0].shape)))
+    logs = [
+        log or _plain_log(Part(1, branch, axes))
+        for log, branch in zip(logs, step.inputs[1:], strict=True)
+    ]
+
+    def split(condition: Array, *arrays: Array) -> Split:
+        rest = iter(arrays)
+        parts = [log.split(*(next(rest) for _ in log.operands)) for log in logs]
+        larges, smalls = zip(*parts, strict=True)
+        return lax.select_n(condition, *larges), lax.select_n(condition, *smalls)
+
+    return Log((step.inputs[0], *(each for log in logs for each in log.operands)), split)
+
+
 def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
-    """log(c + n₁ exp(y₁) + n₂ exp(y₂) + ...), log(1 - exp(y)), log(exp(y) - 1), log(1 - tanh² y)."""
+    """log(c + n exp(y) + m exp(z) + ...), log(1 - exp(y)), log(exp(y) - 1), log(1 - tanh² y)."""
     exps = [argument_of(part.value, "exp") for part in total.parts]
     numbers, places = [part.number for part in total.parts], [part.axes for part in total.parts]
     num_terms = len(exps) + (total.constant != 0)
-    if total.constant > 0 and all(y is not None and is_at_most_zero(y) for y in exps):
-        return None
+    if total.constant > 0 and min(numbers, default=0) > 0:
+        if all(y is not None and is_at_most_zero(y) for y in exps):
+            return None
     if num_terms > 1 and all(exps) and total.constant >= 0 and min(numbers) > 0:
         constants = [math.log(total.constant)] if total.constant else []
 
@@ -170,10 +191,16 @@ def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
             return large, jnp.log(_sum([jnp.exp(y - large) for y in ys]))
 
         return Log(tuple(exps), split)
+    if total.constant == 1 and numbers == [-1]:
+        (part,) = total.parts
+        if (found := _complement(part.value)) is not None:
+            y, log = found
+            lift = functools.partial(broadcast, axes=part.axes, shape=shape)
+            return Log((y,), lambda y: tuple(map(lift, log(y))))
     if len(exps) != 1 or not total.constant or abs(numbers[0]) != abs(total.constant):
         return None
     (part,), (y,) = total.parts, exps
-    lifted = lambda array: broadcast(array, part.axes, shape)
+    lifted = functools.partial(broadcast, axes=part.axes, shape=shape)
     if y is not None and part.number > 0 > total.constant:
         shift = math.log(part.number)
         return Log((y,), lambda y: (lifted(y), lifted(log1mexp(-y) + shift)))
@@ -184,8 +211,18 @@ def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
         tanh = factors_of(part.value)
         if [(each.number, tanh.constant) for each in tanh.parts] == [(2, 1)]:
             if (y := argument_of(tanh.parts[0].value, "tanh")) is not None:
-                both = lambda y: [-2 * each for each in _log_cosh(y)]
-                return Log((y,), lambda y: tuple(lifted(each) for each in both(y)))
+                return Log((y,), lambda y: tuple(lifted(-2 * each) for each in _log_cosh(y)))
+    return None
+
+
+def _complement(value: Value) -> tuple[Value, Callable[[Array], Split]] | None:
+    """`y` and a function of it that is the logarithm of 1 - value, for a probability."""
+    if (found := sigmoid_of(value)) is not None:
+        y, scale = found
+        return y, lambda y: _log_sigmoid(_times(-scale, y))
+    if (found := normal_cdf_of(value)) is not None and found[2] == 1:
+        y, scale, _ = found
+        return y, lambda y: (jnp.zeros_like(y), log_normal_cdf(-scale * y))
     return None
 
 

@@ -21,7 +21,7 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 def expm1(y: Array) -> Array:
-    """exp(y) - 1, with the derivative exp(y) in place of expm1(y) + 1."""
+    """JAX's, with the derivative exp(y) in place of expm1(y) + 1."""
     return lax.expm1(y)
 
 
@@ -56,7 +56,7 @@ def _(primals, tangents):
 
 
 def log1mexp(y: Array) -> Array:
-    """log(1 - exp(y)) for y below zero (Mächler 2012, "Accurately computing log(1 - exp(-|a|))")."""
+    """log(1 - exp(y)) for y < 0 (Mächler 2012, "Accurately computing log(1 - exp(-|a|))")."""
     is_near = y > -math.log(2)
     near = jnp.log(-expm1(jnp.where(is_near, y, -1)))
     return jnp.where(is_near, near, lax.log1p(-jnp.exp(jnp.where(is_near, -1, y))))

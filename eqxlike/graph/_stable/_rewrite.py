@@ -30,7 +30,7 @@ class Rule:
     - `match`: given the result, the rewrite, or None if it is another formula.
     - `fails`: for which inputs the formula fails, and how.
     - `instead`: what to write.
-    - `is_of_jax`: whether it matters too where JAX computes the formula inside one of its functions.
+    - `is_of_jax`: whether it matters inside JAX's own functions too.
     """
 
     name: str

@@ -1,6 +1,8 @@
 """The table of rules: what loses digits, for which inputs, and what is computed instead."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -27,7 +29,7 @@ from ._rewrite import Rule
 
 
 def difference_from_one(value: Value) -> Rewrite | None:
-    """C (1 - f(y)) for an exponential, sigmoid, tanh, tanh squared, erf, cdf, or cosine f near one."""
+    """One minus an exponential, a sigmoid, tanh, tanh squared, erf, cdf or cosine near one."""
     total = terms_of(value)
     if len(total.parts) != 1 or not total.constant:
         return None
@@ -82,7 +84,8 @@ def difference_of_squares(value: Value) -> Rewrite | None:
     shape = value.shape
     if (found := _variance(first, second)) is not None:
         x, axes, kept = found
-        return Rewrite((x,), lambda x: broadcast(_mean_of_squares(x, axes), kept, shape))
+        n = first.number
+        return Rewrite((x,), lambda x: broadcast(n * _squared_deviations(x, axes), kept, shape))
     a, b = (_square_root(part.value) for part in (first, second))
     if a is None or b is None or not math.isclose(first.number, -second.number):
         return None
@@ -120,24 +123,20 @@ def _variance(first: Part, second: Part):
     if other is None or not same(other, x) or mean.parts[0].value.step.eqn.params["axes"] != axes:
         return None
     count = math.prod(x.shape[axis] for axis in axes)
-    scale = -second.number * mean.constant
-    is_mean = math.isclose(first.number, 1 / count, rel_tol=1e-6)
-    if not is_mean or not math.isclose(scale, 1 / count**2, rel_tol=1e-6):
+    if not math.isclose(-second.number * mean.constant * count, first.number, rel_tol=1e-6):
         return None
     inner = mean.parts[0].axes
     kept = tuple(second.axes[axis] if axis >= 0 else -1 for axis in inner)
     return (x, axes, first.axes) if kept == first.axes else None
 
 
-def _mean_of_squares(x: Array, axes) -> Array:
-    return jnp.mean(jnp.square(x - jnp.mean(x, axis=axes, keepdims=True)), axis=axes)
+def _squared_deviations(x: Array, axes: Sequence[int]) -> Array:
+    return jnp.sum(jnp.square(x - jnp.mean(x, axis=axes, keepdims=True)), axis=axes)
 
 
 def quotient_of_exponentials(value: Value) -> Rewrite | None:
     """A sigmoid, softmax or tanh that is written with exponentials."""
-    if value.step.kind == "mul" and constant_of(value.step.inputs[0]) is not None:
-        return None
-    if (found := sigmoid_of(value)) is not None and value.step.kind != "logistic":
+    if (found := sigmoid_of(value)) is not None:
         y, scale = found
         return Rewrite((y,), lambda y: sigmoid(_scaled(scale, y)))
     product = factors_of(value)
@@ -145,9 +144,36 @@ def quotient_of_exponentials(value: Value) -> Rewrite | None:
     below = [part for part in product.parts if part.number == -1]
     if len(below) == 1 and argument_of(below[0].value, "reduce_sum") is not None:
         return _softmax(value, product, below[0])
-    if len(above) != 1 or len(below) != 1 or len(product.parts) != 2:
+    if len(below) == 1 and len(above) == len(product.parts) - 1:
+        if len(above) == 1 and (found := _tanh(value, above[0], below[0], product.constant)):
+            return found
+        return _multiplied_sigmoid(value, above, below[0], product.constant)
+    return None
+
+
+def _multiplied_sigmoid(
+    value: Value, above: list[Part], below: Part, constant: float
+) -> Rewrite | None:
+    """A / (1 + exp(-y)) and a exp(y) / (1 + exp(y))."""
+    total = terms_of(below.value)
+    if len(total.parts) != 1 or not total.constant == total.parts[0].number > 0:
         return None
-    return _tanh(value, above[0], below[0], product.constant)
+    (part,) = total.parts
+    if (y := argument_of(part.value, "exp")) is None:
+        return None
+    places = tuple(below.axes[axis] if axis >= 0 else -1 for axis in part.axes)
+    top = [each for each in above if each.axes == places and same(each.value, part.value)]
+    sign = 1.0 if top else -1.0
+    others = [each for each in above if each not in top[:1]]
+    scale, shape = constant / total.constant, value.shape
+
+    def build(y: Array, *arrays: Array) -> Array:
+        found = broadcast(sigmoid(_scaled(sign, y)), places, shape)
+        for part, array in zip(others, arrays, strict=True):
+            found = found * broadcast(array, part.axes, shape)
+        return _scaled(scale, found)
+
+    return Rewrite((y, *(each.value for each in others)), build)
 
 
 def _softmax(value: Value, product: Parts, total: Part) -> Rewrite | None:
@@ -187,49 +213,77 @@ def _softmax(value: Value, product: Parts, total: Part) -> Rewrite | None:
 
 
 def _tanh(value: Value, above: Part, below: Part, constant: float) -> Rewrite | None:
-    top, bottom = terms_of(above.value), terms_of(below.value)
-    if len(top.parts) != 2 or len(bottom.parts) != 2 or top.constant or bottom.constant:
-        return None
+    """(exp(y) - exp(-y)) / (exp(y) + exp(-y)), (1 - exp(-y)) / (1 + exp(-y)), sinh(y) / cosh(y)."""
     if above.axes != all_axes(value) or below.axes != all_axes(value):
         return None
-    top = sorted(top.parts, key=lambda part: -part.number)
-    ys = [argument_of(part.value, "exp") for part in top]
-    if [part.number for part in top] != [1, -1] or None in ys:
+    y, other = argument_of(above.value, "sinh"), argument_of(below.value, "cosh")
+    if y is not None and other is not None and same(y, other):
+        return Rewrite((y,), lambda y: _scaled(constant, tanh(y)))
+    tops, bottoms = (_exponents(part.value) for part in (above, below))
+    if tops is None or bottoms is None or tops.keys() != bottoms.keys() or len(tops) != 2:
         return None
-    others = [argument_of(part.value, "exp") for part in bottom.parts]
-    if None in others or any(part.number != 1 for part in bottom.parts):
+    (first, (y, n)), (second, (z, m)) = tops.items()
+    if n != -m or any(number != abs(n) for _, number in bottoms.values()):
         return None
-    opposite = terms_of(ys[1])
-    straight = terms_of(ys[0])
-    if (
-        len(opposite.parts) != 1
-        or len(straight.parts) != 1
-        or opposite.constant
-        or straight.constant
-    ):
+    # The exponents are opposite, or one is zero.
+    if first and second and first[0] == second[0] and first[1] == -second[1]:
+        scale = 1.0
+    elif None in (y, z):
+        scale = 0.5
+    else:
         return None
-    if opposite.parts[0].number != -straight.parts[0].number:
-        return None
-    if not same(opposite.parts[0].value, straight.parts[0].value):
-        return None
-    keys = {id(seen_through(each)) for each in ys}
-    if not all(any(same(other, y) for y in ys) for other in others) or not keys:
-        return None
-    return Rewrite((ys[0],), lambda y: _scaled(constant, tanh(y)))
+    sign = math.copysign(1.0, n) if y is not None else -math.copysign(1.0, n)
+    y = z if y is None else y
+    scale *= sign
+    return Rewrite((y,), lambda y: _scaled(constant, tanh(_scaled(scale, y))))
+
+
+def _exponents(value: Value) -> dict[Any, tuple[Value | None, float]] | None:
+    """The terms n exp(y) of a sum: (y, n) by what y is, and (None, n) for a constant n."""
+    total = terms_of(value)
+    found: dict[Any, tuple[Value | None, float]] = {}
+    for part in total.parts:
+        y = argument_of(part.value, "exp")
+        if y is None or part.axes != all_axes(value):
+            return None
+        inner = terms_of(y)
+        if len(inner.parts) != 1 or inner.constant:
+            return None
+        found[key_of(inner.parts[0].value), inner.parts[0].number] = (y, part.number)
+    if total.constant:
+        found[()] = (None, total.constant)
+    return found
 
 
 def norm_at_zero(value: Value) -> Rewrite | None:
     """sqrt(sum(x²)), whose gradient at zero is zero."""
-    (total,) = value.step.inputs
-    squares = argument_of(total, "reduce_sum")
-    if squares is None or _square_root(seen_through(squares)) is None:
+    total = _radicand(value)
+    if total is None or _summed_squares(total) is None:
         return None
-    return Rewrite((seen_through(total),), safe_sqrt)
+    return Rewrite((total,), safe_sqrt)
+
+
+def _radicand(value: Value) -> Value | None:
+    """The value that this one is the square root of."""
+    is_root = value.step.kind == "sqrt" or constant_of(value.step.inputs[-1]) == 0.5
+    return seen_through(value.step.inputs[0]) if is_root else None
+
+
+def _summed_squares(total: Value) -> Value | None:
+    """x, if a value is the sum of its squares."""
+    if (squares := argument_of(total, "reduce_sum")) is not None:
+        return _square_root(seen_through(squares))
+    step = total.step
+    if step is not None and step.kind == "dot_general" and not total.shape:
+        return step.inputs[0] if same(*step.inputs) else None
+    return None
 
 
 def hypotenuse(value: Value) -> Rewrite | None:
     """sqrt(x² + y²), whose squares neither overflow nor underflow."""
-    total = seen_through(value.step.inputs[0])
+    total = _radicand(value)
+    if total is None:
+        return None
     terms = terms_of(total)
     num_terms = len(terms.parts) + (terms.constant != 0)
     if num_terms < 2 or terms.constant < 0 or any(part.number != 1 for part in terms.parts):
@@ -251,41 +305,47 @@ def hypotenuse(value: Value) -> Rewrite | None:
 def direction_of_zero(value: Value) -> Rewrite | None:
     """X / |x|, which is zero at zero."""
     product = factors_of(value)
-    below = [part for part in product.parts if part.number == -1]
+    below = [part for part in product.parts if part.number == -0.5]
     above = [part for part in product.parts if part.number == 1]
     if len(below) != 1 or len(above) != 1 or len(product.parts) != 2:
         return None
-    total = argument_of(below[0].value, "sqrt")
-    squares = None if total is None else argument_of(total, "reduce_sum")
-    x = None if squares is None else _square_root(seen_through(squares))
+    x, total = _summed_squares(below[0].value), below[0].value
     if x is None or not same(x, above[0].value):
         return None
-    norm, shape = below[0].value, value.shape
+    shape = value.shape
 
-    def build(x: Array, norm: Array) -> Array:
-        norm = broadcast(jnp.where(norm == 0, 1, norm), below[0].axes, shape)
+    def build(x: Array, total: Array) -> Array:
+        norm = broadcast(jnp.sqrt(jnp.where(total == 0, 1, total)), below[0].axes, shape)
         return _scaled(product.constant, broadcast(x, above[0].axes, shape) / norm)
 
-    return Rewrite((above[0].value, norm), build)
+    return Rewrite((above[0].value, total), build)
 
 
 def product_with_own_log(value: Value) -> Rewrite | None:
     """X log(x), which is zero at zero."""
     product = factors_of(value)
     logs = [part for part in product.parts if argument_of(part.value, "log") is not None]
-    if len(product.parts) != 2 or len(logs) != 1 or any(part.number != 1 for part in product.parts):
+    if len(logs) != 1 or logs[0].number != 1:
         return None
-    (log,), (x,) = logs, [part for part in product.parts if part is not logs[0]]
-    if x.axes != log.axes or not same(argument_of(log.value, "log"), x.value):
+    x = argument_of(logs[0].value, "log")
+    inside = {(key_of(part.value), part.number, part.axes) for part in factors_of(x).parts}
+    others = {
+        (key_of(part.value), part.number, part.axes) for part in product.parts if part not in logs
+    }
+    if inside != others or not inside or logs[0].axes != all_axes(value):
         return None
-    shape = value.shape
+    scale = product.constant / factors_of(x).constant
+    if logs[0].value.rewrite is not None:
+        return Rewrite(
+            (x, logs[0].value), lambda x, log: _scaled(scale, x * jnp.where(x == 0, 0, log))
+        )
 
     def build(x: Array) -> Array:
         is_zero = x == 0
         safe = jnp.where(is_zero, 1, x)
-        return broadcast(_scaled(product.constant, safe * jnp.log(safe)), log.axes, shape)
+        return _scaled(scale, safe * jnp.log(safe))
 
-    return Rewrite((x.value,), build)
+    return Rewrite((x,), build)
 
 
 def quotient_of_itself(value: Value) -> Rewrite | None:
@@ -323,48 +383,83 @@ LARGE = ("exp", "exp2", "expm1", "sinh", "cosh", "square", "integer_pow")
 
 RULES = (
     Rule(
-        "logarithm of exponentials or probabilities", ("log", "log1p"), log_rule,
+        "logarithm of exponentials or probabilities",
+        ("log", "log1p"),
+        log_rule,
         "where an exponential overflows or underflows (88 in float32, 709 in float64)",
         "jax.nn.log_softmax, jax.nn.log_sigmoid, jax.nn.softplus or jax.nn.logsumexp",
     ),
     Rule(
-        "difference from one", ("sub", "add"), difference_from_one,
+        "difference from one",
+        ("sub", "add"),
+        difference_from_one,
         "where the function is near one: all digits cancel",
         "jnp.expm1, jax.nn.sigmoid(-x), jax.scipy.special.erfc",
     ),
     Rule(
-        "difference of squares", ("sub", "add"), difference_of_squares,
-        "where both are nearly equal, or large", "(a - b) * (a + b), jnp.var",
+        "difference of squares",
+        ("sub", "add"),
+        difference_of_squares,
+        "where both are nearly equal, or large",
+        "(a - b) * (a + b), jnp.var",
     ),
     Rule(
-        "quotient of exponentials", ("div", "integer_pow", "mul"), quotient_of_exponentials,
+        "quotient of exponentials",
+        ("div", "integer_pow", "mul"),
+        quotient_of_exponentials,
         "above 88 in float32: inf / inf, in the value or in the gradient",
         "jax.nn.sigmoid, jax.nn.softmax, jnp.tanh",
     ),
     Rule(
-        "norm at zero", ("sqrt",), norm_at_zero, "in the gradient at zero: 0 * inf",
-        "jnp.where around the square root and inside of it", is_of_jax=True,
+        "norm at zero",
+        ("sqrt", "pow"),
+        norm_at_zero,
+        "in the gradient at zero: 0 * inf",
+        "jnp.where around the square root and inside of it",
+        is_of_jax=True,
     ),
     Rule(
-        "hypotenuse", ("sqrt",), hypotenuse, "above 1e19 and below 1e-19 in float32: squares overflow",
+        "hypotenuse",
+        ("sqrt", "pow"),
+        hypotenuse,
+        "above 1e19 and below 1e-19 in float32: squares overflow",
         "jnp.hypot",
     ),
     Rule(
-        "direction of zero", ("div",), direction_of_zero, "at zero: 0 / 0",
-        "x / jnp.where(norm == 0, 1, norm)", is_of_jax=True,
+        "direction of zero",
+        ("div",),
+        direction_of_zero,
+        "at zero: 0 / 0",
+        "x / jnp.where(norm == 0, 1, norm)",
+        is_of_jax=True,
     ),
     Rule(
-        "branch that is not taken", ("select_n",), branch_not_taken,
+        "branch that is not taken",
+        ("select_n",),
+        branch_not_taken,
         "in the gradient, where the other branch has none: 0 * inf",
         "jnp.where inside of the function too: jnp.where(c, f(jnp.where(c, x, 1)), 0)",
     ),
     Rule("quotient of itself", ("div",), quotient_of_itself, "at zero: 0 / 0", "1"),
     Rule(
-        "sum in low precision", ("reduce_sum",), low_precision_sum,
-        "where the sum is 256 times a term: the term is lost", "jnp.sum(x, dtype=jnp.float32)",
+        "sum in low precision",
+        ("reduce_sum",),
+        low_precision_sum,
+        "where the sum is 256 times a term: the term is lost",
+        "jnp.sum(x, dtype=jnp.float32)",
     ),
     Rule(
-        "cast to float16", ("convert_element_type",), overflowing_cast, "above 65504", "jnp.bfloat16",
+        "cast to float16",
+        ("convert_element_type",),
+        overflowing_cast,
+        "above 65504",
+        "jnp.bfloat16",
     ),
-    Rule("x log(x)", ("mul",), product_with_own_log, "at zero: 0 * inf", "jax.scipy.special.xlogy(x, x)"),
-)  # fmt: skip
+    Rule(
+        "x log(x)",
+        ("mul",),
+        product_with_own_log,
+        "at zero: 0 * inf",
+        "jax.scipy.special.xlogy(x, x)",
+    ),
+)

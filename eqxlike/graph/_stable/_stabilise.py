@@ -22,11 +22,10 @@ def stabilise(
 ) -> Callable[Params, Result]:
     """The function with formulas that lose digits computed in another way.
 
-    `log(1 + exp(x))` becomes a softplus, `log(softmax(x))` a log-softmax, and so on for each rule of
-    `RULES`, as in Theano's optimiser (Bergstra et al. 2010, "Theano: a CPU and GPU math expression
-    compiler in Python"). Formulas are found in the traced program, so that a rule sees what is
-    computed and not how it is spelled: through functions, broadcasts, `jax.jit`, `vmap`, loops and
-    branches. Differentiate the stabilised function, and not the other way round: then its gradient
+    `log(1 + exp(x))` becomes a softplus, `log(softmax(x))` a log-softmax, and so on for each rule
+    in `RULES`, as in Theano's optimiser (Bergstra et al. 2010, "Theano: a CPU and GPU math
+    expression compiler in Python"). Rules match the traced program, so that the spelling of a
+    formula does not matter, nor whether `jax.jit`, `vmap`, a loop or a branch contains it. Differentiate the stabilised function, and not the other way round: then its gradient
     is stable too.
 
     Where no rule matches, the same operations are run in the same order. Effects, random numbers
@@ -41,7 +40,7 @@ def stabilise(
     **Returns:** a function of the same arguments. `graph.unstable(function, ...)` says what it
     rewrites.
 
-    **Raises:** `TypeError` if `function` is not callable; for arguments that it cannot be traced for,
+    **Raises:** `TypeError` if `function` is not callable; if it cannot be traced for these arguments,
     what `filter_jit` raises.
 
     !!! example
@@ -112,7 +111,7 @@ def unstable(
 
     **Returns:** a tuple with an `Unstable` for each, empty if there is none.
 
-    **Raises:** `TypeError` if `function` is not callable; for arguments that it cannot be traced for,
+    **Raises:** `TypeError` if `function` is not callable; if it cannot be traced for these arguments,
     what `filter_jit` raises.
 
     !!! example
@@ -130,7 +129,8 @@ def unstable(
             "graph.unstable expects a function, and then its arguments; it got "
             f"{_described_type(function)}."
         )
-    return unstable_in(fresh_trace(function, args, kwargs).traced.jaxpr, rules)
+    found = fresh_trace(function, args, kwargs, is_lowered=False)
+    return unstable_in(found.traced.jaxpr, rules)
 
 
 def _described_type(value: Any) -> str:
