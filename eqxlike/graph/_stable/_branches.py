@@ -47,10 +47,10 @@ THROUGH = frozenset(
 """Operations on each element by itself."""
 
 
-def branch_not_taken(value: Value) -> Rewrite | None:
+def branch_not_taken(step: Step) -> Rewrite | None:
     """`where` whose branches compute with a harmless number where they are not chosen."""
-    condition, *branches = value.step.inputs
-    if len(branches) != 2 or condition.dtype != bool or condition.shape != value.shape:
+    condition, *branches = step.inputs
+    if len(branches) != 2 or condition.dtype != bool or condition.shape != step.output.shape:
         return None
     if any(math.isinf(constant_of(each) or 0) for each in branches):
         return None  # Its derivative does not matter.
@@ -103,10 +103,10 @@ class _Region:
 
         for value in self.computed:
             inputs = [read(each) for each in _sources(value)]
-            if value.rewrite is not None:
+            if value.rewrite is not None and value.rewrite.build is not None:
                 known[value] = value.rewrite.build(*inputs)
             else:
-                known[value] = value.step.eqn.primitive.bind(*inputs, **value.step.eqn.params)
+                known[value] = value.step.eqn.primitive.bind(*inputs, **value.step.params)
         return known[branch]
 
 
@@ -124,7 +124,7 @@ def _region(branch: Value, sources: set[Value]) -> _Region:
         value = seen_through(value)
         if value not in order:
             step = value.step
-            if step is None or step.kind not in THROUGH or value.shape != branch.shape:
+            if step.kind not in THROUGH or value.shape != branch.shape:
                 return False
             found = [visit(each) for each in step.inputs]
             if _may_fail(step):
@@ -145,13 +145,13 @@ def _may_fail(step: Step) -> bool:
     if step.kind not in HARMLESS:
         return False
     operand = step.inputs[HARMLESS[step.kind][0]]
-    if operand.shape != step.outputs[0].shape or constant_of(operand) is not None:
+    if operand.shape != step.output.shape or constant_of(operand) is not None:
         return False
-    if seen_through(operand).step is not None and seen_through(operand).step.kind in GUARDS:
+    if seen_through(operand).step.kind in GUARDS:
         return False
     match step.kind:
         case "integer_pow":
-            return step.eqn.params["y"] < 0
+            return step.params["y"] < 0
         case "pow":
             exponent = constant_of(step.inputs[1])
             return exponent is None or exponent < 1
@@ -171,5 +171,5 @@ def ancestors_of(value: Value, limit: int = 200) -> set[Value]:
         value = seen_through(waiting.pop())
         if value not in found and value.constant is None:
             found.add(value)
-            waiting += value.step.inputs if value.step is not None else ()
+            waiting += value.step.inputs
     return found

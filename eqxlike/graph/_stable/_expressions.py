@@ -11,13 +11,15 @@ questions of a value, which give the same answers however the formula was writte
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
+from ..._compat import Tracer
 from .._operations import is_of_user_or_layer, line_of, scopes_in
 
 Axes = tuple[int, ...]
@@ -28,8 +30,8 @@ Axes = tuple[int, ...]
 class Rewrite:
     """What a value is computed by instead: `build` of the arrays of `operands`.
 
-    None for `build` where there is nothing better to compute: it is only reported. Values that are
-    `within` are computed by their own rewrites there.
+    `build` is None where there is nothing better to compute: the formula is only reported. The
+    rewrites of the values `within` are part of this one.
     """
 
     operands: tuple["Value", ...] = ()
@@ -41,7 +43,7 @@ class Rewrite:
 class Value:
     """One value.
 
-    - `step`: what computes it; `None` for an input or a constant.
+    - `step`: what computes it; `INPUT` for an input or a constant.
     - `index`: which of the outputs of that step it is.
     - `constant`: its array, where that is known.
     - `inside`: for the output of a call, the value of the called program that it is.
@@ -49,7 +51,7 @@ class Value:
     """
 
     aval: Any
-    step: "Step | None" = None
+    step: "Step"
     index: int = 0
     constant: Any = None
     inside: "Value | None" = None
@@ -68,21 +70,26 @@ class Value:
 class Step:
     """One equation.
 
+    - `kind`, `params`: the name of its primitive, and the parameters.
     - `inner`: for a call that is seen through, the steps of the program that it calls.
     - `caller`: the call of the program that it belongs to, if that is seen through.
     - `scopes`: the names under which it was traced, outer ones first.
+    - `eqn`: JAX's own.
     """
 
-    eqn: JaxprEqn
-    inputs: tuple[Value, ...]
+    kind: str
+    params: Mapping[str, Any]
+    inputs: tuple[Value, ...] = ()
     outputs: tuple[Value, ...] = ()
     inner: tuple["Step", ...] = ()
     caller: "Step | None" = None
     scopes: tuple[str, ...] = ()
+    eqn: Any = None
 
     @property
-    def kind(self) -> str:
-        return self.eqn.primitive.name
+    def output(self) -> Value:
+        """The value, of a step that computes one."""
+        return self.outputs[0]
 
     @property
     def source(self) -> str:
@@ -95,8 +102,7 @@ class Step:
     @property
     def is_of_user(self) -> bool:
         """Whether the user's code put it together with its inputs: not JAX, inside one call."""
-        inputs = [seen_through(each) for each in self.inputs]
-        steps = [each.step for each in inputs if each.step is not None and each.constant is None]
+        steps = [step for each in self.inputs if (step := seen_through(each).step) is not INPUT]
         return not steps or any(step.instruction != self.instruction for step in steps)
 
     @property
@@ -112,6 +118,10 @@ class Step:
         return None
 
 
+INPUT = Step("input", {})
+"""The step of inputs and constants."""
+
+
 def steps_of(
     closed: ClosedJaxpr,
     inputs: Sequence[Value],
@@ -122,15 +132,18 @@ def steps_of(
     jaxpr = closed.jaxpr
     values = dict(zip(jaxpr.invars, inputs, strict=True))
     for variable, constant in zip(jaxpr.constvars, closed.consts, strict=True):
-        values[variable] = Value(variable.aval, constant=constant)
+        values[variable] = Value(variable.aval, INPUT, constant=constant)
 
     def read(atom: Any) -> Value:
-        return Value(atom.aval, constant=atom.val) if isinstance(atom, Literal) else values[atom]
+        if isinstance(atom, Literal):
+            return Value(atom.aval, INPUT, constant=atom.val)
+        return values[atom]
 
     steps = []
     for eqn in jaxpr.eqns:
         path = scopes + scopes_in(str(eqn.source_info.name_stack))
-        step = Step(eqn, tuple(map(read, eqn.invars)), caller=caller, scopes=path)
+        step = Step(eqn.primitive.name, eqn.params, tuple(map(read, eqn.invars)))
+        step.caller, step.scopes, step.eqn = caller, path, eqn
         step.outputs = tuple(Value(each.aval, step, i) for i, each in enumerate(eqn.outvars))
         if (program := program_seen_through(eqn)) is not None:
             step.inner, found = steps_of(program, step.inputs, path, step)
@@ -175,20 +188,18 @@ def seen_through(value: Value) -> Value:
     while True:
         if value.inside is not None:
             value = value.inside
-        elif (step := value.step) is None:
+            continue
+        kind, inputs = value.step.kind, value.step.inputs
+        is_cast = kind == "convert_element_type" and inputs[0].dtype == value.dtype
+        if not is_cast and (kind not in SAME_NUMBERS or len(inputs) != 1):
             return value
-        elif (step.kind in SAME_NUMBERS and len(step.inputs) == 1) or (
-            step.kind == "convert_element_type" and step.inputs[0].dtype == value.dtype
-        ):
-            value = step.inputs[0]
-        else:
-            return value
+        value = inputs[0]
 
 
 def argument_of(value: Value, *kinds: str) -> Value | None:
     """The first input of the operation that computes `value`, if that is one of these."""
     value = seen_through(value)
-    return value.step.inputs[0] if value.step is not None and value.step.kind in kinds else None
+    return value.step.inputs[0] if value.step.kind in kinds else None
 
 
 def unbroadcast(value: Value) -> tuple[Value, Axes]:
@@ -199,17 +210,17 @@ def unbroadcast(value: Value) -> tuple[Value, Axes]:
     axes = tuple(range(len(value.shape)))
     while True:
         value = seen_through(value)
-        match value.step and value.step.kind:
+        match value.step.kind:
             case "broadcast_in_dim":
-                places = value.step.eqn.params["broadcast_dimensions"]
+                places = value.step.params["broadcast_dimensions"]
                 axes = tuple(axes[place] for place in places)
             case "expand_dims":
-                added = value.step.eqn.params["dimensions"]
+                added = value.step.params["dimensions"]
                 axes = tuple(each for i, each in enumerate(axes) if i not in added)
             case "squeeze" | "reshape" if (places := _kept_axes(value)) is not None:
                 axes = tuple(-1 if place is None else axes[place] for place in places)
             case "transpose":
-                order = value.step.eqn.params["permutation"]
+                order = value.step.params["permutation"]
                 axes = tuple(axes[order.index(i)] for i in range(len(order)))
             case _:
                 return value, axes
@@ -245,35 +256,28 @@ def constant_of(value: Value) -> float | None:
     """The number that all elements of a value are, if it is the same in every run."""
     value, _ = unbroadcast(value)
     if value.constant is not None:
-        array = (
-            np.asarray(value.constant) if not isinstance(value.constant, jax.core.Tracer) else None
-        )
-        if array is None or (array.dtype.kind not in "fiu" and not _is_low_float(array)):
-            return None
-        flat = array.reshape(-1)
-        is_uniform = flat.size and flat.size <= 2**16 and bool((flat == flat[0]).all())
-        return float(flat[0]) if is_uniform else None
+        return _uniform_number(value.constant, value.dtype)
     step = value.step
-    if step is None or (step.kind not in ARITHMETIC and step.kind != "convert_element_type"):
+    if step.kind not in ARITHMETIC and step.kind != "convert_element_type":
         return None
     numbers = [constant_of(each) for each in step.inputs]
     if None in numbers:
         return None
     if step.kind == "convert_element_type":
-        is_float = jax.numpy.issubdtype(value.dtype, jax.numpy.floating)
-        return numbers[0] if is_float else None
+        return numbers[0] if jnp.issubdtype(value.dtype, jnp.floating) else None
+    exponents = (step.params["y"],) if step.kind == "integer_pow" else ()
     try:
-        return float(ARITHMETIC[step.kind](*numbers, **_exponent(step)))
+        return float(ARITHMETIC[step.kind](*numbers, *exponents))
     except (ArithmeticError, ValueError):
         return None
 
 
-def _is_low_float(array: np.ndarray) -> bool:
-    return jax.numpy.issubdtype(array.dtype, jax.numpy.floating)
-
-
-def _exponent(step: Step) -> dict[str, Any]:
-    return {"y": step.eqn.params["y"]} if step.kind == "integer_pow" else {}
+def _uniform_number(constant: Any, dtype: Any) -> float | None:
+    is_real = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+    if isinstance(constant, Tracer) or not is_real or not 0 < np.size(constant) <= 2**16:
+        return None
+    flat = np.asarray(constant).reshape(-1)
+    return float(flat[0]) if bool((flat == flat[0]).all()) else None
 
 
 ARITHMETIC = {
@@ -325,8 +329,8 @@ def factors_of(value: Value) -> Parts:
             continue
         value, axes = unbroadcast(value)
         axes = tuple(outer[axis] if axis >= 0 else -1 for axis in axes)
-        inputs = value.step.inputs if value.step is not None else ()
-        match value.step and value.step.kind:
+        inputs = value.step.inputs
+        match value.step.kind:
             case "mul":
                 rest += [(each, power, axes) for each in reversed(inputs)]
             case "div":
@@ -349,7 +353,7 @@ def factors_of(value: Value) -> Parts:
             case "square" if power == int(power):
                 rest.append((inputs[0], 2 * power, axes))
             case "integer_pow" if power == int(power):
-                rest.append((inputs[0], value.step.eqn.params["y"] * power, axes))
+                rest.append((inputs[0], value.step.params["y"] * power, axes))
             case _:
                 parts.append(Part(power, value, axes))
     return Parts(constant, tuple(_merged(parts)))
@@ -366,8 +370,8 @@ def terms_of(value: Value) -> Parts:
             continue
         value, axes = unbroadcast(value)
         axes = tuple(outer[axis] if axis >= 0 else -1 for axis in axes)
-        inputs = value.step.inputs if value.step is not None else ()
-        match value.step and value.step.kind:
+        inputs = value.step.inputs
+        match value.step.kind:
             case "add" | "add_any":
                 rest += [(each, sign, axes) for each in reversed(inputs)]
             case "sub":
@@ -398,14 +402,15 @@ def _merged(parts: list[Part]) -> Iterator[Part]:
 def key_of(value: Value, depth: int = 6) -> Any:
     """Equal for values that are computed alike from the same values."""
     value = seen_through(value)
-    if value.step is None or depth == 0 or value.step.inner or value.step.eqn.effects:
-        return constant_key(value)
-    inputs = tuple(key_of(each, depth - 1) for each in value.step.inputs)
-    params = str(sorted(value.step.eqn.params.items(), key=lambda item: item[0]))
-    return value.step.kind, params, value.index, inputs
+    step = value.step
+    if step is INPUT or depth == 0 or step.inner or step.eqn.effects:
+        return _leaf_key(value)
+    inputs = tuple(key_of(each, depth - 1) for each in step.inputs)
+    params = str(sorted(step.params.items(), key=lambda item: item[0]))
+    return step.kind, params, value.index, inputs
 
 
-def constant_key(value: Value) -> Any:
+def _leaf_key(value: Value) -> Any:
     number = constant_of(value) if value.constant is not None else None
     return id(value) if number is None else ("constant", number, value.shape, str(value.dtype))
 

@@ -1,8 +1,10 @@
 """Functions that people write in several ways: which one a formula computes, and of what."""
 
+import dataclasses
 import math
+from collections.abc import Sequence
 
-from ._expressions import Value, argument_of, factors_of, same, seen_through, terms_of
+from ._expressions import Part, Value, argument_of, factors_of, same, seen_through, terms_of
 
 ROOT_2 = math.sqrt(2)
 
@@ -20,8 +22,6 @@ def sigmoid_of(value: Value) -> tuple[Value, float] | None:
     value = seen_through(value)
     if (y := argument_of(value, "logistic")) is not None:
         return y, 1.0
-    if value.step is None:
-        return None
     if value.step.kind in ("div", "integer_pow", "mul"):
         product = factors_of(value)
         below = [part for part in product.parts if part.number == -1]
@@ -63,13 +63,11 @@ def normal_cdf_of(value: Value) -> tuple[Value, float, float] | None:
     value = seen_through(value)
     if (y := argument_of(value, "erfc")) is not None:
         return y, -ROOT_2, 2.0
-    if value.step is None:
-        return None
     if value.step.kind == "select_n":
         # JAX's: 1 + erf(y) near zero, erfc(|y|) or 2 - erfc(|y|) far from it.
         for case in value.step.inputs[1:]:
             case = seen_through(case)
-            if case.step is not None and case.step.kind == "add" and (found := normal_cdf_of(case)):
+            if case.step.kind == "add" and (found := normal_cdf_of(case)):
                 others = [each for each in value.step.inputs[1:] if seen_through(each) is not case]
                 if len(others) == 1 and (_uses_erfc(others[0], found[0])):
                     return found
@@ -94,13 +92,25 @@ def normal_cdf_of(value: Value) -> tuple[Value, float, float] | None:
 def _uses_erfc(value: Value, y: Value) -> bool:
     """Whether a branch of JAX's cdf computes erfc(|y|)."""
     value = seen_through(value)
-    if value.step is None or value.step.kind != "select_n":
+    if value.step.kind != "select_n":
         return False
     for case in value.step.inputs[1:]:
         if (size := argument_of(case, "erfc")) is not None:
             inner = argument_of(size, "abs")
             return inner is not None and same(inner, y)
     return False
+
+
+def split_exponentials(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:
+    """The factors exp(y), as the parts with y for their value, and the other factors."""
+    exps, others = [], []
+    for part in parts:
+        y = argument_of(part.value, "exp")
+        if y is None:
+            others.append(part)
+        else:
+            exps.append(dataclasses.replace(part, value=y))
+    return exps, others
 
 
 def shifted_by_maximum(y: Value) -> bool:
@@ -110,7 +120,7 @@ def shifted_by_maximum(y: Value) -> bool:
 
 def _is_maximum(value: Value, depth: int = 4) -> bool:
     value = seen_through(value)
-    if value.step is None or depth == 0:
+    if depth == 0:
         return False
     if value.step.kind in ("reduce_max", "pmax", "cummax"):
         return True
@@ -124,14 +134,13 @@ def is_at_most_zero(y: Value) -> bool:
     total = terms_of(y)
     sizes = ("abs", "square", "exp", "sqrt", "reduce_max")
     return total.constant <= 0 and all(
-        part.number < 0 and part.value.step is not None and _is_size(part.value, sizes)
-        for part in total.parts
+        part.number < 0 and _is_size(part.value, sizes) for part in total.parts
     )
 
 
 def _is_size(value: Value, kinds: tuple[str, ...]) -> bool:
     step = value.step
-    return step.kind in kinds or (step.kind == "integer_pow" and step.eqn.params["y"] % 2 == 0)
+    return step.kind in kinds or (step.kind == "integer_pow" and step.params["y"] % 2 == 0)
 
 
 def is_positive(y: Value) -> bool:
@@ -139,6 +148,5 @@ def is_positive(y: Value) -> bool:
     total = terms_of(y)
     sizes = ("abs", "square", "exp", "cosh", "logistic", "sqrt")
     return total.constant > 0 and all(
-        part.number > 0 and part.value.step is not None and _is_size(part.value, sizes)
-        for part in total.parts
+        part.number > 0 and _is_size(part.value, sizes) for part in total.parts
     )

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ._expressions import (
+    INPUT,
     PICKS,
+    Axes,
     Part,
     Parts,
     Rewrite,
@@ -29,8 +31,15 @@ from ._expressions import (
     terms_of,
     unbroadcast,
 )
-from ._functions import is_at_most_zero, normal_cdf_of, shifted_by_maximum, sigmoid_of
-from ._replacements import log1mexp, log_normal_cdf
+from ._functions import (
+    all_axes,
+    is_at_most_zero,
+    normal_cdf_of,
+    shifted_by_maximum,
+    sigmoid_of,
+    split_exponentials,
+)
+from ._replacements import log1mexp, log_normal_cdf, logaddexp
 
 Split = tuple[Array, Array]
 
@@ -47,9 +56,8 @@ class Log:
     is_near_one: bool = False
 
 
-def log_rule(value: Value) -> Rewrite | None:
+def log_rule(step: Step) -> Rewrite | None:
     """log(x) and log1p(x), where the logarithm of x, or of a factor of x, is known."""
-    step = value.step
     (x,) = step.inputs
     if step.kind == "log1p":
         total = terms_of(x)
@@ -120,13 +128,11 @@ def log_of(value: Value) -> Log | None:
         return Log(
             (y,), lambda y: (jnp.zeros_like(y), log_normal_cdf(y * scale) + math.log(constant))
         )
-    if value.step is None:
-        return None
     match value.step.kind:
         case "reduce_sum":
             return _log_of_reduced_sum(value)
         case "reduce_prod":
-            (x,), axes = value.step.inputs, value.step.eqn.params["axes"]
+            (x,), axes = value.step.inputs, value.step.params["axes"]
             return Log((x,), lambda x: (jnp.zeros(value.shape, x.dtype), _log_product(x, axes)))
         case "select_n" if any(logs := [log_of(each) for each in value.step.inputs[1:]]):
             return _log_of_choice(value.step, logs)
@@ -138,10 +144,11 @@ def log_of(value: Value) -> Log | None:
                 parts = log.split(*arrays[:num_operands])
                 shape = step.inputs[0].shape
                 parts = [jnp.broadcast_to(part, shape) for part in parts]
-                bind = step.eqn.primitive.bind
-                return tuple(
-                    bind(part, *arrays[num_operands:], **step.eqn.params) for part in parts
+                large, small = (
+                    step.eqn.primitive.bind(part, *arrays[num_operands:], **step.params)
+                    for part in parts
                 )
+                return large, small
 
             return Log((*log.operands, *step.inputs[1:]), split)
         case "add" | "sub" | "add_any":
@@ -153,41 +160,42 @@ def log_of(value: Value) -> Log | None:
 
 def _log_of_choice(step: Step, logs: list[Log | None]) -> Log:
     """The logarithm of `where`, of which not every branch is known."""
-    axes = tuple(range(len(step.outputs[0].shape)))
-    logs = [
+    axes = all_axes(step.output)
+    branches = [
         log or _plain_log(Part(1, branch, axes))
         for log, branch in zip(logs, step.inputs[1:], strict=True)
     ]
 
     def split(condition: Array, *arrays: Array) -> Split:
         rest = iter(arrays)
-        parts = [log.split(*(next(rest) for _ in log.operands)) for log in logs]
+        parts = [log.split(*(next(rest) for _ in log.operands)) for log in branches]
         larges, smalls = zip(*parts, strict=True)
         return lax.select_n(condition, *larges), lax.select_n(condition, *smalls)
 
-    return Log((step.inputs[0], *(each for log in logs for each in log.operands)), split)
+    return Log((step.inputs[0], *(each for log in branches for each in log.operands)), split)
 
 
 def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
     """log(c + n exp(y) + m exp(z) + ...), log(1 - exp(y)), log(exp(y) - 1), log(1 - tanh² y)."""
-    exps = [argument_of(part.value, "exp") for part in total.parts]
+    arguments = [argument_of(part.value, "exp") for part in total.parts]
+    exps = [y for y in arguments if y is not None]
     numbers, places = [part.number for part in total.parts], [part.axes for part in total.parts]
-    num_terms = len(exps) + (total.constant != 0)
-    if total.constant > 0 and min(numbers, default=0) > 0:
-        if all(y is not None and is_at_most_zero(y) for y in exps):
-            return None
-    if num_terms > 1 and all(exps) and total.constant >= 0 and min(numbers) > 0:
+    num_terms = len(numbers) + (total.constant != 0)
+    is_positive_sum = len(exps) == len(arguments) > 0 and total.constant >= 0 and min(numbers) > 0
+    if is_positive_sum and total.constant and all(map(is_at_most_zero, exps)):
+        return None
+    if is_positive_sum and num_terms > 1:
         constants = [math.log(total.constant)] if total.constant else []
 
-        def split(*ys: Array) -> Split:
+        def split(*arrays: Array) -> Split:
             ys = [
                 broadcast(y, axes, shape) + math.log(n) if n != 1 else broadcast(y, axes, shape)
-                for y, axes, n in zip(ys, places, numbers, strict=True)
+                for y, axes, n in zip(arrays, places, numbers, strict=True)
             ]
             ys += [jnp.full_like(ys[0], each) for each in constants]
             large = finite(lax.stop_gradient(_max(ys)))
             if len(ys) == 2:
-                return large, jnp.logaddexp(ys[0] - large, ys[1] - large)
+                return large, logaddexp(ys[0] - large, ys[1] - large)
             return large, jnp.log(_sum([jnp.exp(y - large) for y in ys]))
 
         return Log(tuple(exps), split)
@@ -195,11 +203,10 @@ def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
         (part,) = total.parts
         if (found := _complement(part.value)) is not None:
             y, log = found
-            lift = functools.partial(broadcast, axes=part.axes, shape=shape)
-            return Log((y,), lambda y: tuple(map(lift, log(y))))
-    if len(exps) != 1 or not total.constant or abs(numbers[0]) != abs(total.constant):
+            return Log((y,), lambda y: _broadcast_both(log(y), part.axes, shape))
+    if len(total.parts) != 1 or not total.constant or abs(numbers[0]) != abs(total.constant):
         return None
-    (part,), (y,) = total.parts, exps
+    (part,), (y,) = total.parts, arguments
     lifted = functools.partial(broadcast, axes=part.axes, shape=shape)
     if y is not None and part.number > 0 > total.constant:
         shift = math.log(part.number)
@@ -211,8 +218,13 @@ def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
         tanh = factors_of(part.value)
         if [(each.number, tanh.constant) for each in tanh.parts] == [(2, 1)]:
             if (y := argument_of(tanh.parts[0].value, "tanh")) is not None:
-                return Log((y,), lambda y: tuple(lifted(-2 * each) for each in _log_cosh(y)))
+                return Log((y,), lambda y: _broadcast_both(_log_sech_squared(y), part.axes, shape))
     return None
+
+
+def _broadcast_both(split: Split, axes: Axes, shape: tuple[int, ...]) -> Split:
+    large, small = split
+    return broadcast(large, axes, shape), broadcast(small, axes, shape)
 
 
 def _complement(value: Value) -> tuple[Value, Callable[[Array], Split]] | None:
@@ -260,15 +272,14 @@ def finite(large: Array) -> Array:
 
 def _log_of_reduced_sum(value: Value) -> Log | None:
     """log(sum(w exp(y))), with positive weights w, or none."""
-    (x,), axes = value.step.inputs, value.step.eqn.params["axes"]
+    (x,), axes = value.step.inputs, value.step.params["axes"]
     product = factors_of(x)
-    exps = [part for part in product.parts if argument_of(part.value, "exp") is not None]
-    weights = [part for part in product.parts if part not in exps]
+    exps, weights = split_exponentials(product.parts)
     if not exps or not product.constant > 0:
         return None
-    if len(product.parts) == 1 and shifted_by_maximum(argument_of(exps[0].value, "exp")):
+    if len(product.parts) == 1 and shifted_by_maximum(exps[0].value):
         return None
-    shift, ndim = math.log(product.constant), len(exps)
+    shift, num_exps = math.log(product.constant), len(exps)
 
     def split(*arrays: Array) -> Split:
         ys = [
@@ -280,7 +291,7 @@ def _log_of_reduced_sum(value: Value) -> Log | None:
             broadcast(w, part.axes, x.shape) ** part.number
             if part.number != 1
             else broadcast(w, part.axes, x.shape)
-            for part, w in zip(weights, arrays[ndim:], strict=True)
+            for part, w in zip(weights, arrays[num_exps:], strict=True)
         ]
         for w in ws:
             y = jnp.where(w == 0, -jnp.inf, y)
@@ -290,13 +301,12 @@ def _log_of_reduced_sum(value: Value) -> Log | None:
             terms = terms * w
         return lax.squeeze(large, axes), jnp.log(jnp.sum(terms, axis=axes)) + shift
 
-    operands = [argument_of(part.value, "exp") for part in exps]
-    return Log((*operands, *(part.value for part in weights)), split)
+    return Log(tuple(part.value for part in (*exps, *weights)), split)
 
 
 def _log_sigmoid(y: Array) -> Split:
     large = finite(lax.stop_gradient(jnp.minimum(y, 0)))
-    return large, -jnp.logaddexp(large, large - y)
+    return large, -logaddexp(large, large - y)
 
 
 def _log_cosh(y: Array) -> Split:
@@ -308,6 +318,11 @@ def _log_cosh(y: Array) -> Split:
     return jnp.where(is_near, 0, large), jnp.where(is_near, near, small)
 
 
+def _log_sech_squared(y: Array) -> Split:
+    large, small = _log_cosh(y)
+    return -2 * large, -2 * small
+
+
 def _is_product(value: Value) -> bool:
     """Whether it is more than one factor that cannot be divided further."""
     parts = factors_of(value).parts
@@ -315,7 +330,7 @@ def _is_product(value: Value) -> bool:
 
 
 def _argument_of_det(value: Value) -> Value | None:
-    while value.step is not None:
+    while value.step is not INPUT:
         if called_function(value.step.eqn) == ("det", True):
             return value.step.inputs[0]
         if value.inside is None:

@@ -1,5 +1,6 @@
 """Functions that keep their digits in value and derivative, where JAX's own lose some."""
 
+import functools
 import math
 
 import jax
@@ -21,7 +22,7 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 def expm1(y: Array) -> Array:
-    """JAX's, with the derivative exp(y) in place of expm1(y) + 1."""
+    """The exponential minus one, with the derivative exp(y) in place of expm1(y) + 1."""
     return lax.expm1(y)
 
 
@@ -53,6 +54,21 @@ def _(primals, tangents):
     (y,), (tangent,) = primals, tangents
     found = one_minus_tanh_squared(y)
     return found, tangent * -2 * tanh(y) * found
+
+
+@jax.custom_jvp
+def logaddexp(x: Array, y: Array) -> Array:
+    """log(exp(x) + exp(y)), with sigmoids as its derivatives, which lose no digits far out."""
+    return jnp.logaddexp(x, y)
+
+
+@logaddexp.defjvp
+def _(primals, tangents):
+    x, y = primals
+    is_tie = jnp.isinf(x) & (x == y)
+    difference = jnp.where(is_tie, 0, x - y)
+    slope = sigmoid(difference) * tangents[0] + sigmoid(-difference) * tangents[1]
+    return logaddexp(x, y), slope
 
 
 def log1mexp(y: Array) -> Array:
@@ -108,4 +124,5 @@ def length(roots: list[Array]) -> Array:
     is_ordinary = (largest > 0) & jnp.isfinite(largest)
     _, exponent = jnp.frexp(lax.stop_gradient(jnp.where(is_ordinary, largest, 1)))
     scale = jnp.ldexp(jnp.ones_like(largest), exponent - 1)
-    return scale * safe_sqrt(sum(jnp.square(root / scale) for root in roots))
+    squares = [jnp.square(root / scale) for root in roots]
+    return scale * safe_sqrt(functools.reduce(jnp.add, squares))

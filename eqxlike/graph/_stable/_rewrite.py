@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from ._expressions import Rewrite, Step, Value, all_steps, called_function, steps_of
+from ._expressions import INPUT, Rewrite, Step, Value, all_steps, called_function, steps_of
 
 SCOPE = "stable"
 """The `jax.named_scope` of what a rule computes. Rules do not look inside."""
@@ -27,7 +27,7 @@ class Rule:
 
     - `name`: what is reported.
     - `kinds`: the primitives whose result may be such a formula.
-    - `match`: given the result, the rewrite, or None if it is another formula.
+    - `match`: given the step that computes the result, the rewrite; None for another formula.
     - `fails`: for which inputs the formula fails, and how.
     - `instead`: what to write.
     - `is_of_jax`: whether it matters inside JAX's own functions too.
@@ -35,7 +35,7 @@ class Rule:
 
     name: str
     kinds: tuple[str, ...]
-    match: Callable[[Value], Rewrite | None]
+    match: Callable[[Step], Rewrite | None]
     fails: str
     instead: str
     is_of_jax: bool = False
@@ -58,7 +58,7 @@ class StableProgram:
 
     def __init__(self, closed: ClosedJaxpr, rules: Sequence[Rule], scopes: tuple[str, ...] = ()):
         self._closed = closed
-        self._inputs = [Value(each) for each in closed.in_avals]
+        self._inputs = [Value(each, INPUT) for each in closed.in_avals]
         self._steps, self._outputs = steps_of(closed, self._inputs, scopes)
         every = [step for step in all_steps(self._steps) if SCOPE not in step.scopes]
         found = list(_matches_in(every, rules))
@@ -68,7 +68,7 @@ class StableProgram:
         }
         needed = {*self._order()}
         needed |= {each for value in needed if value.rewrite for each in value.rewrite.within}
-        self.matches = [match for match in found if match.step.outputs[0] in needed]
+        self.matches = [match for match in found if match.step.output in needed]
         for step, programs in self._inner.items():
             if any(output in needed for output in step.outputs) or step.eqn.effects:
                 self.matches += (match for *_, program in programs for match in program.matches)
@@ -83,15 +83,14 @@ class StableProgram:
         for value in self._order():
             if value in known:
                 continue
-            if (rewrite := value.rewrite) is not None:
+            sources = [_array(each, known) for each in self._sources(value)]
+            if value.rewrite is not None and value.rewrite.build is not None:
                 with jax.named_scope(SCOPE):
-                    array = rewrite.build(*(_array(each, known) for each in rewrite.operands))
-                known[value] = _like(array, value.aval)
-            elif self._is_opened(value.step):
-                known[value] = _array(value.inside, known)
+                    known[value] = _like(value.rewrite.build(*sources), value.aval)
+            elif self._is_opened(value):
+                (known[value],) = sources
             else:
-                arrays = [_array(each, known) for each in value.step.inputs]
-                known |= zip(value.step.outputs, self._bind(value.step, arrays), strict=True)
+                known |= zip(value.step.outputs, self._bind(value.step, sources), strict=True)
         return [_array(output, known) for output in self._outputs]
 
     def rewritten(self) -> ClosedJaxpr:
@@ -124,21 +123,23 @@ class StableProgram:
 
     def _sources(self, value: Value) -> Sequence[Value]:
         """What a value is computed of."""
-        if value.constant is not None or value.step is None:
+        if value.step is INPUT:
             return ()
         if (rewrite := value.rewrite) is not None:
             return rewrite.operands
-        return (value.inside,) if self._is_opened(value.step) else value.step.inputs
+        if value.inside is not None and self._is_opened(value):
+            return (value.inside,)
+        return value.step.inputs
 
-    def _is_opened(self, step: Step) -> bool:
-        """Whether the operations of a called program are run in place of the call."""
+    def _is_opened(self, value: Value) -> bool:
+        """Whether the operations of the called program are run in place of the call."""
         return any(
-            each in self._inner or (each.outputs and each.outputs[0].rewrite is not None)
-            for each in all_steps(step.inner)
+            each in self._inner or (each.outputs and each.output.rewrite is not None)
+            for each in all_steps(value.step.inner)
         )
 
     def _bind(self, step: Step, arrays: Sequence[Array]) -> Sequence[Array]:
-        params = dict(step.eqn.params)
+        params = dict(step.params)
         for name, place, program in self._inner.get(step, ()):
             if not program.is_rewritten:
                 continue
@@ -157,11 +158,11 @@ def _matches_in(steps: Iterable[Step], rules: Sequence[Rule]) -> Iterator[Match]
     """The first rule that matches each step."""
     for step in steps:
         for rule in rules:
-            if step.kind not in rule.kinds or (rewrite := rule.match(step.outputs[0])) is None:
+            if step.kind not in rule.kinds or (rewrite := rule.match(step)) is None:
                 continue
             if rule.is_of_jax or step.is_of_user:
                 if rewrite.build is not None:
-                    step.outputs[0].rewrite = rewrite
+                    step.output.rewrite = rewrite
                 yield Match(rule, step, rewrite)
                 break
 
@@ -172,7 +173,7 @@ def _inner_programs(
     """The programs in the parameters of a step that is not seen through, if rules match there."""
     if step.inner or step.kind == "shard_map" or called_function(step.eqn).is_of_jax:
         return
-    for name, param in step.eqn.params.items():
+    for name, param in step.params.items():
         for place, each in enumerate(param) if isinstance(param, tuple | list) else [(None, param)]:
             if isinstance(each, Jaxpr) and not each.constvars:
                 each = ClosedJaxpr(each, ())

@@ -12,6 +12,7 @@ from ._expressions import (
     Part,
     Parts,
     Rewrite,
+    Step,
     Value,
     argument_of,
     broadcast,
@@ -22,19 +23,26 @@ from ._expressions import (
     seen_through,
     terms_of,
 )
-from ._functions import ROOT_2, all_axes, normal_cdf_of, shifted_by_maximum, sigmoid_of
+from ._functions import (
+    ROOT_2,
+    all_axes,
+    normal_cdf_of,
+    shifted_by_maximum,
+    sigmoid_of,
+    split_exponentials,
+)
 from ._logarithms import finite, log_rule
 from ._replacements import expm1, length, one_minus_tanh_squared, safe_sqrt, sigmoid, tanh
 from ._rewrite import Rule
 
 
-def difference_from_one(value: Value) -> Rewrite | None:
+def difference_from_one(step: Step) -> Rewrite | None:
     """One minus an exponential, a sigmoid, tanh, tanh squared, erf, cdf or cosine near one."""
-    total = terms_of(value)
+    total, shape = terms_of(step.output), step.output.shape
     if len(total.parts) != 1 or not total.constant:
         return None
     (part,) = total.parts
-    c, n, shape = total.constant, part.number, value.shape
+    c, n = total.constant, part.number
     found = _complement(part.value, -n / c)
     if found is None:
         return None
@@ -73,15 +81,14 @@ def _complement(value: Value, ratio: float):
     return None
 
 
-def difference_of_squares(value: Value) -> Rewrite | None:
+def difference_of_squares(step: Step) -> Rewrite | None:
     """a² - b² as (a - b) (a + b); E[x²] - E[x]² as the mean of (x - E[x])²."""
-    total = terms_of(value)
+    total, shape = terms_of(step.output), step.output.shape
     if len(total.parts) != 2 or total.constant:
         return None
     first, second = sorted(total.parts, key=lambda part: -part.number)
     if not first.number > 0 > second.number:
         return None
-    shape = value.shape
     if (found := _variance(first, second)) is not None:
         x, axes, kept = found
         n = first.number
@@ -101,9 +108,7 @@ def difference_of_squares(value: Value) -> Rewrite | None:
 def _square_root(value: Value) -> Value | None:
     """The value that this one is the square of."""
     step = value.step
-    if step is None:
-        return None
-    if step.kind == "square" or (step.kind == "integer_pow" and step.eqn.params["y"] == 2):
+    if step.kind == "square" or (step.kind == "integer_pow" and step.params["y"] == 2):
         return step.inputs[0]
     if step.kind == "mul" and same(*step.inputs) and step.inputs[0].shape == value.shape:
         return step.inputs[0]
@@ -115,12 +120,12 @@ def _variance(first: Part, second: Part):
     squares = argument_of(first.value, "reduce_sum")
     if squares is None or (x := _square_root(seen_through(squares))) is None:
         return None
-    axes = first.value.step.eqn.params["axes"]
+    axes = first.value.step.params["axes"]
     mean = factors_of(second.value)
     if [part.number for part in mean.parts] != [2]:
         return None
     other = argument_of(mean.parts[0].value, "reduce_sum")
-    if other is None or not same(other, x) or mean.parts[0].value.step.eqn.params["axes"] != axes:
+    if other is None or not same(other, x) or mean.parts[0].value.step.params["axes"] != axes:
         return None
     count = math.prod(x.shape[axis] for axis in axes)
     if not math.isclose(-second.number * mean.constant * count, first.number, rel_tol=1e-6):
@@ -134,8 +139,9 @@ def _squared_deviations(x: Array, axes: Sequence[int]) -> Array:
     return jnp.sum(jnp.square(x - jnp.mean(x, axis=axes, keepdims=True)), axis=axes)
 
 
-def quotient_of_exponentials(value: Value) -> Rewrite | None:
+def quotient_of_exponentials(step: Step) -> Rewrite | None:
     """A sigmoid, softmax or tanh that is written with exponentials."""
+    value = step.output
     if (found := sigmoid_of(value)) is not None:
         y, scale = found
         return Rewrite((y,), lambda y: sigmoid(_scaled(scale, y)))
@@ -178,22 +184,20 @@ def _multiplied_sigmoid(
 
 def _softmax(value: Value, product: Parts, total: Part) -> Rewrite | None:
     """W exp(y) / sum(w exp(y)) with the largest y taken off, with weights w or none."""
-    terms, axes = total.value.step.inputs[0], total.value.step.eqn.params["axes"]
+    terms, axes = total.value.step.inputs[0], total.value.step.params["axes"]
     kept = tuple(axis for axis in range(len(value.shape)) if axis not in axes)
     if terms.shape != value.shape or tuple(each for each in total.axes if each >= 0) != kept:
         return None
     below, above = factors_of(terms), [part for part in product.parts if part is not total]
-    exps = [part for part in above if argument_of(part.value, "exp") is not None]
+    exps, weights = split_exponentials(above)
     names = [
         {(key_of(part.value), part.axes, part.number) for part in parts}
         for parts in (above, below.parts)
     ]
     if not exps or names[0] != names[1] or not below.constant > 0:
         return None
-    ys = [argument_of(part.value, "exp") for part in exps]
-    if any(shifted_by_maximum(y) for y in ys):
+    if any(shifted_by_maximum(part.value) for part in exps):
         return None
-    weights = [part for part in above if part not in exps]
     scale, shape = product.constant, value.shape
 
     def build(*arrays: Array) -> Array:
@@ -209,7 +213,7 @@ def _softmax(value: Value, product: Parts, total: Part) -> Rewrite | None:
         terms = w * jnp.exp(y - finite(lax.stop_gradient(jnp.max(y, axis=axes, keepdims=True))))
         return _scaled(scale * below.constant, terms / jnp.sum(terms, axis=axes, keepdims=True))
 
-    return Rewrite((*ys, *(part.value for part in weights)), build)
+    return Rewrite(tuple(part.value for part in (*exps, *weights)), build)
 
 
 def _tanh(value: Value, above: Part, below: Part, constant: float) -> Rewrite | None:
@@ -232,10 +236,8 @@ def _tanh(value: Value, above: Part, below: Part, constant: float) -> Rewrite | 
         scale = 0.5
     else:
         return None
-    sign = math.copysign(1.0, n) if y is not None else -math.copysign(1.0, n)
-    y = z if y is None else y
-    scale *= sign
-    return Rewrite((y,), lambda y: _scaled(constant, tanh(_scaled(scale, y))))
+    y, scale = (y, math.copysign(scale, n)) if y is not None else (z, -math.copysign(scale, n))
+    return y and Rewrite((y,), lambda y: _scaled(constant, tanh(_scaled(scale, y))))
 
 
 def _exponents(value: Value) -> dict[Any, tuple[Value | None, float]] | None:
@@ -255,18 +257,18 @@ def _exponents(value: Value) -> dict[Any, tuple[Value | None, float]] | None:
     return found
 
 
-def norm_at_zero(value: Value) -> Rewrite | None:
+def norm_at_zero(step: Step) -> Rewrite | None:
     """sqrt(sum(x²)), whose gradient at zero is zero."""
-    total = _radicand(value)
+    total = _radicand(step)
     if total is None or _summed_squares(total) is None:
         return None
     return Rewrite((total,), safe_sqrt)
 
 
-def _radicand(value: Value) -> Value | None:
-    """The value that this one is the square root of."""
-    is_root = value.step.kind == "sqrt" or constant_of(value.step.inputs[-1]) == 0.5
-    return seen_through(value.step.inputs[0]) if is_root else None
+def _radicand(step: Step) -> Value | None:
+    """The value whose square root a step computes."""
+    is_root = step.kind == "sqrt" or constant_of(step.inputs[-1]) == 0.5
+    return seen_through(step.inputs[0]) if is_root else None
 
 
 def _summed_squares(total: Value) -> Value | None:
@@ -274,37 +276,37 @@ def _summed_squares(total: Value) -> Value | None:
     if (squares := argument_of(total, "reduce_sum")) is not None:
         return _square_root(seen_through(squares))
     step = total.step
-    if step is not None and step.kind == "dot_general" and not total.shape:
-        return step.inputs[0] if same(*step.inputs) else None
-    return None
+    is_dot = step.kind == "dot_general" and not total.shape
+    return step.inputs[0] if is_dot and same(*step.inputs) else None
 
 
-def hypotenuse(value: Value) -> Rewrite | None:
+def hypotenuse(step: Step) -> Rewrite | None:
     """sqrt(x² + y²), whose squares neither overflow nor underflow."""
-    total = _radicand(value)
+    total = _radicand(step)
     if total is None:
         return None
     terms = terms_of(total)
     num_terms = len(terms.parts) + (terms.constant != 0)
     if num_terms < 2 or terms.constant < 0 or any(part.number != 1 for part in terms.parts):
         return None
-    roots = [_square_root(part.value) for part in terms.parts]
-    if any(root is None for root in roots):
+    found = [_square_root(part.value) for part in terms.parts]
+    operands = [root for root in found if root is not None]
+    if len(operands) != len(found):
         return None
-    places, shape = [part.axes for part in terms.parts], value.shape
+    places, shape = [part.axes for part in terms.parts], step.output.shape
 
-    def build(*roots: Array) -> Array:
-        roots = [broadcast(root, axes, shape) for root, axes in zip(roots, places, strict=True)]
+    def build(*arrays: Array) -> Array:
+        roots = [broadcast(root, axes, shape) for root, axes in zip(arrays, places, strict=True)]
         if terms.constant:
             roots.append(jnp.full_like(roots[0], math.sqrt(terms.constant)))
         return length(roots)
 
-    return Rewrite(tuple(roots), build)
+    return Rewrite(tuple(operands), build)
 
 
-def direction_of_zero(value: Value) -> Rewrite | None:
+def direction_of_zero(step: Step) -> Rewrite | None:
     """X / |x|, which is zero at zero."""
-    product = factors_of(value)
+    product, shape = factors_of(step.output), step.output.shape
     below = [part for part in product.parts if part.number == -0.5]
     above = [part for part in product.parts if part.number == 1]
     if len(below) != 1 or len(above) != 1 or len(product.parts) != 2:
@@ -312,7 +314,6 @@ def direction_of_zero(value: Value) -> Rewrite | None:
     x, total = _summed_squares(below[0].value), below[0].value
     if x is None or not same(x, above[0].value):
         return None
-    shape = value.shape
 
     def build(x: Array, total: Array) -> Array:
         norm = broadcast(jnp.sqrt(jnp.where(total == 0, 1, total)), below[0].axes, shape)
@@ -321,18 +322,18 @@ def direction_of_zero(value: Value) -> Rewrite | None:
     return Rewrite((above[0].value, total), build)
 
 
-def product_with_own_log(value: Value) -> Rewrite | None:
+def product_with_own_log(step: Step) -> Rewrite | None:
     """X log(x), which is zero at zero."""
-    product = factors_of(value)
+    product = factors_of(step.output)
     logs = [part for part in product.parts if argument_of(part.value, "log") is not None]
     if len(logs) != 1 or logs[0].number != 1:
         return None
-    x = argument_of(logs[0].value, "log")
+    x = seen_through(logs[0].value).step.inputs[0]
     inside = {(key_of(part.value), part.number, part.axes) for part in factors_of(x).parts}
     others = {
         (key_of(part.value), part.number, part.axes) for part in product.parts if part not in logs
     }
-    if inside != others or not inside or logs[0].axes != all_axes(value):
+    if inside != others or not inside or logs[0].axes != all_axes(step.output):
         return None
     scale = product.constant / factors_of(x).constant
     if logs[0].value.rewrite is not None:
@@ -348,35 +349,32 @@ def product_with_own_log(value: Value) -> Rewrite | None:
     return Rewrite((x,), build)
 
 
-def quotient_of_itself(value: Value) -> Rewrite | None:
+def quotient_of_itself(step: Step) -> Rewrite | None:
     """X / x, which is one at zero."""
-    x, y = value.step.inputs
+    x, y = step.inputs
     if constant_of(x) is not None or x.shape != y.shape or not same(x, y):
         return None
     return Rewrite((x,), jnp.ones_like)
 
 
-def low_precision_sum(value: Value) -> Rewrite | None:
-    (x,) = value.step.inputs
+def low_precision_sum(step: Step) -> Rewrite | None:
+    """A sum of 256 terms or more, added in 16 bits."""
+    (x,) = step.inputs
     is_low = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
-    count = math.prod(x.shape[axis] for axis in value.step.eqn.params["axes"])
+    count = math.prod(x.shape[axis] for axis in step.params["axes"])
     return Rewrite() if is_low and count >= 256 else None
 
 
-def overflowing_cast(value: Value) -> Rewrite | None:
+def overflowing_cast(step: Step) -> Rewrite | None:
     """A cast to float16 of what easily exceeds 65504."""
-    (x,) = value.step.inputs
-    if (
-        value.dtype != jnp.float16
-        or not jnp.issubdtype(x.dtype, jnp.floating)
-        or x.dtype.itemsize < 4
-    ):
+    (x,) = step.inputs
+    is_wide = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 4
+    if step.output.dtype != jnp.float16 or not is_wide:
         return None
     number = constant_of(x)
     if number is not None:
         return Rewrite() if 65504 < abs(number) < math.inf else None
-    x = seen_through(x)
-    return Rewrite() if x.step is not None and x.step.kind in LARGE else None
+    return Rewrite() if seen_through(x).step.kind in LARGE else None
 
 
 LARGE = ("exp", "exp2", "expm1", "sinh", "cosh", "square", "integer_pow")

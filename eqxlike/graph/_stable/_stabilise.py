@@ -25,8 +25,9 @@ def stabilise(
     `log(1 + exp(x))` becomes a softplus, `log(softmax(x))` a log-softmax, and so on for each rule
     in `RULES`, as in Theano's optimiser (Bergstra et al. 2010, "Theano: a CPU and GPU math
     expression compiler in Python"). Rules match the traced program, so that the spelling of a
-    formula does not matter, nor whether `jax.jit`, `vmap`, a loop or a branch contains it. Differentiate the stabilised function, and not the other way round: then its gradient
-    is stable too.
+    formula does not matter, nor whether `jax.jit`, `vmap`, a loop or a branch contains it.
+    Differentiate the stabilised function, and not the other way round: then its gradient is stable
+    too.
 
     Where no rule matches, the same operations are run in the same order. Effects, random numbers
     and custom derivatives stay.
@@ -40,8 +41,8 @@ def stabilise(
     **Returns:** a function of the same arguments. `graph.unstable(function, ...)` says what it
     rewrites.
 
-    **Raises:** `TypeError` if `function` is not callable; if it cannot be traced for these arguments,
-    what `filter_jit` raises.
+    **Raises:** `TypeError` if `function` is not callable; if it cannot be traced for these
+    arguments, what `filter_jit` raises.
 
     !!! example
 
@@ -111,8 +112,8 @@ def unstable(
 
     **Returns:** a tuple with an `Unstable` for each, empty if there is none.
 
-    **Raises:** `TypeError` if `function` is not callable; if it cannot be traced for these arguments,
-    what `filter_jit` raises.
+    **Raises:** `TypeError` if `function` is not callable; if it cannot be traced for these
+    arguments, what `filter_jit` raises.
 
     !!! example
 
@@ -148,7 +149,7 @@ def _described(match: Match) -> Unstable:
         rule.name,
         path_of(step.scopes),
         step.source,
-        type_of(step.outputs[0].aval),
+        type_of(step.output.aval),
         rule.fails,
         rule.instead,
         match.rewrite.build is not None,
