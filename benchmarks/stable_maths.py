@@ -1,13 +1,15 @@
 """Digits of formulas before and after `graph.stabilise`, compared with 200 bits.
 
-    python -m benchmarks.stable_maths [--inputs 10000] [--dtypes float32,float64,...]
+    python -m benchmarks.stable_maths [--inputs 10000] [--dtypes float32,float64,...] [--plot]
 
 A row is the largest error of a formula over inputs from the whole range of a dtype, of the value
 and of the gradient, in units in the last place.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+import math
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +18,7 @@ import mpmath as mp
 import numpy as np
 from jax import Array
 
+from docs.site.chart import THEMES
 from eqxlike import graph
 
 mp.mp.prec = 200  # pyright: ignore[reportAttributeAccessIssue]
@@ -249,42 +252,146 @@ def ulps(found: np.ndarray, exact: list[Any], dtype: Any) -> float:
     return worst
 
 
-def errors(formula: Formula, dtype: Any, count: int) -> Iterator[tuple[str, float, float]]:
-    """The errors of value and gradient, before and after; none in a dtype that JAX refuses."""
-    x = inputs(formula, dtype, count)
+class Error(NamedTuple):
+    """The largest error of a formula, before and after it is stabilised.
+
+    - `of`: `"value"` or `"gradient"`.
+    """
+
+    name: str
+    of: str
+    before: float
+    after: float
+
+
+def errors(formulas: Sequence[Formula], dtype: Any, count: int) -> Iterator[Error]:
+    """The errors of formulas, as one program; not of those that JAX refuses in this dtype."""
+    known = [each for each in formulas if _is_known(each, dtype)]
+    xs = [inputs(formula, dtype, count) for formula in known]
+    for formula, x, pair in zip(known, xs, _results(known, xs), strict=True):
+        numbers = [mp.mpf(float(each)) for each in x]
+        for place, (of, exact) in enumerate(
+            (("value", formula.exact), ("gradient", formula.derivative))
+        ):
+            right = [exact(each) for each in numbers]
+            before, after = (ulps(np.asarray(found[place]), right, dtype) for found in pair)
+            yield Error(formula.name, of, before, after)
+
+
+def _is_known(formula: Formula, dtype: Any) -> bool:
     try:
-        jax.eval_shape(formula.naive, x)
+        jax.eval_shape(formula.naive, jax.ShapeDtypeStruct((1,), dtype))
     except (TypeError, ValueError):
-        return
-    numbers = [mp.mpf(float(each)) for each in x]
-    for what, exact in (("value", formula.exact), ("gradient", formula.derivative)):
-        right = [exact(each) for each in numbers]
-        found = []
-        for function in (formula.naive, graph.stabilise(formula.naive)):
-            if what == "gradient":
-                function = jax.vmap(jax.grad(function))
-            found.append(ulps(np.asarray(jax.jit(function)(x)), right, dtype))
-        yield (what, *found)
+        return False
+    return True
+
+
+def _results(formulas: Sequence[Formula], xs: Sequence[np.ndarray]) -> Any:
+    """Value and gradient of each formula, before and after."""
+
+    def run(xs: Sequence[Array]) -> Any:
+        return [
+            [
+                (function(x), jax.vmap(jax.grad(function))(x))
+                for function in (formula.naive, graph.stabilise(formula.naive))
+            ]
+            for formula, x in zip(formulas, xs, strict=True)
+        ]
+
+    return jax.jit(run)(xs)
+
+
+PICTURES = {"log(1 + exp(x))": (-40, 120), "1 - tanh(x)**2": (-20, 20), "log(1 - exp(x))": (-40, 0)}
+"""The formulas of the picture, and the range of x."""
+
+IMAGES = pathlib.Path(__file__).parents[1] / "docs" / "images"
+WIDTH, PANEL, LEFT, HEIGHT, MOST = 560, 158, 52, 92, 8
+
+
+def plot() -> None:
+    """Writes the picture of the digits that are right, in both colour schemes."""
+    panels = []
+    for formula in (each for name in PICTURES for each in FORMULAS if each.name == name):
+        x = np.linspace(*PICTURES[formula.name], 161, dtype=np.float32)
+        x = x[x < formula.high]
+        right = [formula.exact(mp.mpf(float(each))) for each in x]
+        (pair,) = _results([formula], [x])
+        panels.append((formula.name, x, [_digits(np.asarray(found[0]), right) for found in pair]))
+    for theme in THEMES:
+        (IMAGES / f"stable-maths-{theme}.svg").write_text(_drawn(panels, theme))
+
+
+def _digits(found: np.ndarray, exact: Sequence[Any]) -> list[float]:
+    """The decimal digits that are right; none of a NaN or an infinity."""
+
+    def digits(value: float, right: Any) -> float:
+        if not np.isfinite(value):
+            return 0.0
+        relative = float(abs(mp.mpf(value) - right) / abs(right))
+        return min(max(-math.log10(max(relative, 10.0**-MOST)), 0), MOST)
+
+    return [digits(float(value), right) for value, right in zip(found, exact, strict=True)]
+
+
+def _drawn(panels: Sequence[tuple[str, np.ndarray, list[list[float]]]], theme: str) -> str:
+    ink, soft, line, (after, before, _) = THEMES[theme]
+    height = PANEL * len(panels) + 62
+    label = "Decimal digits that are right in float32: " + ", ".join(name for name, *_ in panels)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'aria-label="{label}; before and after graph.stabilise" '
+        'font-family="system-ui, -apple-system, Segoe UI, Roboto, Noto Sans, sans-serif">'
+    ]
+    for x, colour, text in ((16, before, "as written"), (126, after, "after graph.stabilise")):
+        parts.append(f'<circle cx="{x}" cy="20" r="5" fill="{colour}"/>')
+        parts.append(_text(x + 12, 25, text, ink, 14))
+    for index, (name, x, both) in enumerate(panels):
+        top = PANEL * index + 68
+        scale = (WIDTH - LEFT - 24) / float(x[-1] - x[0])
+        parts.append(_text(LEFT, top - 10, name, ink, 15))
+        for digits in (0, 2, 4, 6, 8):
+            y = top + HEIGHT * (1 - digits / MOST)
+            parts.append(
+                f'<line x1="{LEFT}" x2="{WIDTH - 24}" y1="{y:.1f}" y2="{y:.1f}" stroke="{line}"/>'
+            )
+            parts.append(_text(LEFT - 8, y + 4, str(digits), soft, 12, "end"))
+        for tick in np.linspace(float(x[0]), math.ceil(x[-1]), 5):
+            at = LEFT + (tick - float(x[0])) * scale
+            parts.append(_text(at, top + HEIGHT + 20, f"{tick:g}", soft, 12, "middle"))
+        for colour, digits in zip((before, after), both, strict=True):
+            parts += (
+                f'<circle cx="{LEFT + float(place - x[0]) * scale:.1f}" '
+                f'cy="{top + HEIGHT * (1 - each / MOST):.1f}" r="2" fill="{colour}"/>'
+                for place, each in zip(x, digits, strict=True)
+            )
+    note = "Decimal digits of the value that are right, in float32; none is a NaN or an infinity."
+    parts.append(_text(16, height - 10, note, soft, 12))
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _text(x: float, y: float, text: str, colour: str, size: int, anchor: str = "start") -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" font-size="{size}" '
+        f'text-anchor="{anchor}">{text}</text>'
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--inputs", type=int, default=10_000)
     parser.add_argument("--dtypes", default="float32,float64,bfloat16,float16")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="formulas whose names contain this")
+    parser.add_argument("--plot", action="store_true", help="write the picture in docs/images")
     options = parser.parse_args()
+    if options.plot:
+        return plot()
     jax.config.update("jax_enable_x64", True)
     print(f"{'formula':30} {'dtype':9} {'of':9} {'before':>10} {'after':>10}")
-    for formula in FORMULAS:
-        if options.only not in formula.name:
-            continue
-        for dtype in options.dtypes.split(","):
-            for what, before, after in errors(formula, dtype, options.inputs):
-                mark = "" if after <= max(before, 4) else "  worse"
-                print(
-                    f"{formula.name:30} {dtype:9} {what:9} {before:10.3g} {after:10.3g}{mark}",
-                    flush=True,
-                )
+    formulas = [each for each in FORMULAS if options.only in each.name]
+    for dtype in options.dtypes.split(","):
+        for name, of, before, after in errors(formulas, dtype, options.inputs):
+            mark = "" if after <= max(before, 4) else "  worse"
+            print(f"{name:30} {dtype:9} {of:9} {before:10.3g} {after:10.3g}{mark}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ._expressions import Rewrite, Step, Value, constant_of, seen_through
-from ._functions import is_at_most_zero, is_positive
+from ._functions import GUARDS, is_at_most_zero, is_positive
 
 HARMLESS = {
     **dict.fromkeys(("log", "sqrt", "rsqrt", "cbrt", "lgamma", "digamma"), (0, 1.0)),
@@ -147,7 +147,7 @@ def _may_fail(step: Step) -> bool:
     operand = step.inputs[HARMLESS[step.kind][0]]
     if operand.shape != step.output.shape or constant_of(operand) is not None:
         return False
-    if seen_through(operand).step.kind in GUARDS:
+    if _is_guarded(operand):
         return False
     match step.kind:
         case "integer_pow":
@@ -160,7 +160,13 @@ def _may_fail(step: Step) -> bool:
     return not is_positive(operand)
 
 
-GUARDS = ("select_n", "max", "min", "clamp")
+def _is_guarded(value: Value) -> bool:
+    """Whether it is computed only from what `where` or a limit returned."""
+    step = seen_through(value).step
+    if step.kind in GUARDS:
+        return True
+    inputs = [each for each in step.inputs if constant_of(each) is None]
+    return step.kind in THROUGH and bool(inputs) and all(map(_is_guarded, inputs))
 
 
 def ancestors_of(value: Value, limit: int = 200) -> set[Value]:

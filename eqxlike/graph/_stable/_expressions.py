@@ -39,7 +39,7 @@ class Rewrite:
     within: tuple["Value", ...] = ()
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Value:
     """One value.
 
@@ -66,7 +66,7 @@ class Value:
         return self.aval.dtype
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Step:
     """One equation.
 
@@ -180,7 +180,7 @@ PICKS = (
 """What returns some elements of its first input, or in another order: a rising function of each
 element may be computed before it or after."""
 
-SAME_NUMBERS = ("copy", "copy_p", "stop_gradient", "optimization_barrier", "pvary")
+SAME_NUMBERS = ("copy", "copy_p", "optimization_barrier", "pvary")
 
 
 def seen_through(value: Value) -> Value:
@@ -197,7 +197,15 @@ def seen_through(value: Value) -> Value:
 
 
 def argument_of(value: Value, *kinds: str) -> Value | None:
-    """The first input of the operation that computes `value`, if that is one of these."""
+    """The first input of the operation that computes a value, if that is one of these.
+
+    **Arguments:**
+
+    - `value`: seen through calls and copies.
+    - `*kinds`: names of primitives, as `"exp"`.
+
+    **Returns:** the input, or None if the operation is another.
+    """
     value = seen_through(value)
     return value.step.inputs[0] if value.step.kind in kinds else None
 
@@ -253,7 +261,14 @@ def broadcast(array: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array
 
 
 def constant_of(value: Value) -> float | None:
-    """The number that all elements of a value are, if it is the same in every run."""
+    """The number that all elements of a value are, if it is the same in every run.
+
+    **Arguments:**
+
+    - `value`: seen through calls, broadcasts, and arithmetic on constants.
+
+    **Returns:** the number, or None if elements differ or depend on an input.
+    """
     value, _ = unbroadcast(value)
     if value.constant is not None:
         return _uniform_number(value.constant, value.dtype)
@@ -301,7 +316,11 @@ ARITHMETIC = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """A factor `value ** number` of a product, or a term `number * value` of a sum."""
+    """A factor `value ** number` of a product, or a term `number * value` of a sum.
+
+    - `axes`: the axis of the product or sum on which each axis of `value` is; -1 for an axis of
+      length one that it does not have.
+    """
 
     number: float
     value: Value
@@ -310,14 +329,24 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parts:
-    """A product `constant * factors`, or a sum `constant + terms`."""
+    """A product `constant * factors`, or a sum `constant + terms`.
+
+    - `parts`: the factors or terms.
+    """
 
     constant: float
     parts: tuple[Part, ...]
 
 
 def factors_of(value: Value) -> Parts:
-    """The value as a product of powers: through products, quotients, powers and roots."""
+    """The value as a product of powers: through products, quotients, powers and roots.
+
+    **Arguments:**
+
+    - `value`: seen through calls and broadcasts.
+
+    **Returns:** the constant, and each factor once. A value that is no product is its own factor.
+    """
     constant, parts = 1.0, []
     rest = [(value, 1.0, tuple(range(len(value.shape))))]
     while rest:
@@ -360,7 +389,14 @@ def factors_of(value: Value) -> Parts:
 
 
 def terms_of(value: Value) -> Parts:
-    """The value as a sum, through sums, differences, and products with a constant."""
+    """The value as a sum, through sums, differences, and products with a constant.
+
+    **Arguments:**
+
+    - `value`: seen through calls and broadcasts.
+
+    **Returns:** the constant, and each term once. A value that is no sum is its own term.
+    """
     constant, parts = 0.0, []
     rest = [(value, 1.0, tuple(range(len(value.shape))))]
     while rest:
@@ -415,7 +451,13 @@ def _leaf_key(value: Value) -> Any:
     return id(value) if number is None else ("constant", number, value.shape, str(value.dtype))
 
 
-def same(first: Value, second: Value) -> bool:
+def is_same(first: Value, second: Value) -> bool:
+    """Whether two values are computed alike from the same values.
+
+    **Arguments:**
+
+    - `first`, `second`: seen through calls and copies. `exp(x)` that is written twice is the same.
+    """
     return key_of(first) == key_of(second)
 
 

@@ -4,9 +4,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from ._expressions import Part, Value, argument_of, factors_of, same, seen_through, terms_of
+from ._expressions import Part, Value, argument_of, factors_of, is_same, seen_through, terms_of
 
 ROOT_2 = math.sqrt(2)
+
+GUARDS = ("select_n", "max", "min", "clamp")
+"""Operations by which people keep a number from where a function fails."""
 
 
 def all_axes(value: Value) -> tuple[int, ...]:
@@ -39,7 +42,7 @@ def sigmoid_of(value: Value) -> tuple[Value, float] | None:
             is_sigmoid = total.constant == part.number == product.constant
             return (y, -1.0) if is_sigmoid else None
         other = argument_of(above[0].value, "exp")
-        if other is None or above[0].axes != all_axes(value) or not same(y, other):
+        if other is None or above[0].axes != all_axes(value) or not is_same(y, other):
             return None
         return (y, 1.0) if total.constant == part.number == product.constant else None
     if value.step.kind in ("add", "sub"):
@@ -97,7 +100,7 @@ def _uses_erfc(value: Value, y: Value) -> bool:
     for case in value.step.inputs[1:]:
         if (size := argument_of(case, "erfc")) is not None:
             inner = argument_of(size, "abs")
-            return inner is not None and same(inner, y)
+            return inner is not None and is_same(inner, y)
     return False
 
 
@@ -124,7 +127,14 @@ def _is_maximum(value: Value, depth: int = 4) -> bool:
         return False
     if value.step.kind in ("reduce_max", "pmax", "cummax"):
         return True
-    if value.step.kind in ("max", "select_n", "broadcast_in_dim", "reshape", "squeeze"):
+    if value.step.kind in (
+        "max",
+        "select_n",
+        "broadcast_in_dim",
+        "reshape",
+        "squeeze",
+        "stop_gradient",
+    ):
         return any(_is_maximum(each, depth - 1) for each in value.step.inputs)
     return False
 

@@ -32,6 +32,7 @@ from ._expressions import (
     unbroadcast,
 )
 from ._functions import (
+    GUARDS,
     all_axes,
     is_at_most_zero,
     normal_cdf_of,
@@ -61,10 +62,18 @@ def log_rule(step: Step) -> Rewrite | None:
     (x,) = step.inputs
     if step.kind == "log1p":
         total = terms_of(x)
+        if _is_guarded(total):
+            return None
         log = log_of_sum(dataclasses.replace(total, constant=total.constant + 1), x.shape)
     else:
         log = log_of_product(x)
     return log and Rewrite(log.operands, lambda *arrays: _sum(log.split(*arrays)))
+
+
+def _is_guarded(total: Parts) -> bool:
+    """Whether exponentials were kept from their limits by `where`, or by a limit."""
+    arguments = [argument_of(part.value, "exp") for part in total.parts]
+    return all(y is not None and seen_through(y).step.kind in GUARDS for y in arguments)
 
 
 def log_of_product(value: Value) -> Log | None:
@@ -144,9 +153,10 @@ def log_of(value: Value) -> Log | None:
                 parts = log.split(*arrays[:num_operands])
                 shape = step.inputs[0].shape
                 parts = [jnp.broadcast_to(part, shape) for part in parts]
+                bind = step.eqn.primitive.bind
+                # Of a Python number, `stop_gradient` is no array.
                 large, small = (
-                    step.eqn.primitive.bind(part, *arrays[num_operands:], **step.params)
-                    for part in parts
+                    jnp.asarray(bind(part, *arrays[num_operands:], **step.params)) for part in parts
                 )
                 return large, small
 

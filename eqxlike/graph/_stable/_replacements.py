@@ -22,7 +22,7 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 def expm1(y: Array) -> Array:
-    """The exponential minus one, with the derivative exp(y) in place of expm1(y) + 1."""
+    """The exponential minus one, with the exponential as its derivative."""
     return lax.expm1(y)
 
 

@@ -1,9 +1,9 @@
 """The engine: finds what rules match in a traced program, and runs the program rewritten.
 
 A program is a graph of values. A rule looks at the value that an equation computes, through calls
-and broadcasts, and says of which other values it is computed instead. The program is then run from
-its outputs backwards: what only the old formulas needed is not run. Programs in loops, branches and
-custom derivatives are rewritten by themselves.
+and broadcasts, and says of which other values it is computed instead. What outputs and effects need
+is then run in the order of the program. Programs in loops, branches and custom derivatives are
+rewritten by themselves.
 """
 
 import dataclasses
@@ -31,6 +31,34 @@ class Rule:
     - `fails`: for which inputs the formula fails, and how.
     - `instead`: what to write.
     - `is_of_jax`: whether it matters inside JAX's own functions too.
+
+    !!! example
+
+        The difference of two roots, as sqrt(x + 1) - sqrt(x), cancels for large x:
+
+        >>> import jax.numpy as jnp
+        >>> from eqxlike import graph
+        >>> def match(step):
+        ...     x, y = (graph.argument_of(each, "sqrt") for each in step.inputs)
+        ...     if x is None or y is None:
+        ...         return None
+        ...     first, second = graph.terms_of(x), graph.terms_of(y)
+        ...     if first.parts != second.parts:
+        ...         return None
+        ...     c = first.constant - second.constant
+        ...     return graph.Rewrite((x, y), lambda x, y: c / (jnp.sqrt(x) + jnp.sqrt(y)))
+        >>> rule = graph.Rule(
+        ...     name="difference of roots",
+        ...     kinds=("sub",),
+        ...     match=match,
+        ...     fails="for large x: all digits cancel",
+        ...     instead="1 / (jnp.sqrt(x + 1) + jnp.sqrt(x))",
+        ... )
+        >>> def function(x):
+        ...     return jnp.sqrt(x + 1) - jnp.sqrt(x)
+        >>> stable = graph.stabilise(function, rules=(*graph.RULES, rule))
+        >>> print(function(1e8), stable(1e8))
+        0.0 5e-05
     """
 
     name: str
@@ -66,11 +94,19 @@ class StableProgram:
         self._inner: Mapping[Step, list[tuple[str, int | None, StableProgram]]] = {
             step: programs for step in every if (programs := list(_inner_programs(step, rules)))
         }
-        needed = {*self._order()}
-        needed |= {each for value in needed if value.rewrite for each in value.rewrite.within}
-        self.matches = [match for match in found if match.step.output in needed]
+        # Calls whose operations are run in place of the call.
+        self._opened = {
+            step
+            for step in every
+            if any(each in self._inner or _rewrite_of(each) for each in all_steps(step.inner))
+        }
+        self._effects = set(self._steps_with_effects(self._steps))
+        self._needed = self._values_needed()
+        seen = {*self._needed}
+        seen |= {each for value in seen if value.rewrite for each in value.rewrite.within}
+        self.matches = [match for match in found if match.step.output in seen]
         for step, programs in self._inner.items():
-            if any(output in needed for output in step.outputs) or step.eqn.effects:
+            if step in self._effects or not seen.isdisjoint(step.outputs):
                 self.matches += (match for *_, program in programs for match in program.matches)
 
     @property
@@ -80,17 +116,20 @@ class StableProgram:
     def __call__(self, *arrays: Array) -> list[Array]:
         """The outputs."""
         known: dict[Value, Any] = dict(zip(self._inputs, arrays, strict=True))
-        for value in self._order():
-            if value in known:
+        for step in all_steps(self._steps):
+            if step not in self._effects and self._needed.isdisjoint(step.outputs):
                 continue
-            sources = [_array(each, known) for each in self._sources(value)]
-            if value.rewrite is not None and value.rewrite.build is not None:
+            rewrite = _rewrite_of(step)
+            if rewrite is not None and rewrite.build is not None:
+                operands = [_array(each, known) for each in rewrite.operands]
                 with jax.named_scope(SCOPE):
-                    known[value] = _like(value.rewrite.build(*sources), value.aval)
-            elif self._is_opened(value):
-                (known[value],) = sources
+                    known[step.output] = _like(rewrite.build(*operands), step.output.aval)
+            elif step in self._opened:
+                for output in self._needed.intersection(step.outputs):
+                    known[output] = _array(_inside(output), known)
             else:
-                known |= zip(value.step.outputs, self._bind(value.step, sources), strict=True)
+                inputs = [_array(each, known) for each in step.inputs]
+                known |= zip(step.outputs, self._bind(step, inputs), strict=True)
         return [_array(output, known) for output in self._outputs]
 
     def rewritten(self) -> ClosedJaxpr:
@@ -101,42 +140,29 @@ class StableProgram:
         ]
         return jax.make_jaxpr(self)(*structs)
 
-    def _order(self) -> list[Value]:
-        """The values that are computed, each after those that it is computed of."""
-        order: dict[Value, None] = {}
-        waiting = [*reversed(self._outputs)]
-        waiting += [
-            output
-            for step in reversed(list(all_steps(self._steps)))
-            if step.eqn.effects and not step.inner
-            for output in step.outputs
-        ]
+    def _steps_with_effects(self, steps: Iterable[Step]) -> Iterator[Step]:
+        for step in steps:
+            if step in self._opened:
+                yield from self._steps_with_effects(step.inner)
+            elif step.eqn.effects:
+                yield step
+
+    def _values_needed(self) -> set[Value]:
+        """The values that outputs and effects are computed of."""
+        needed: set[Value] = set()
+        waiting = [*self._outputs, *(each for step in self._effects for each in step.inputs)]
         while waiting:
-            value = waiting[-1]
-            missing = [each for each in self._sources(value) if each not in order]
-            if value in order or not missing:
-                order.setdefault(waiting.pop())
-            else:
-                waiting += reversed(missing)
-        given = {*self._inputs}
-        return [each for each in order if each not in given and each.constant is None]
+            value = waiting.pop()
+            if value not in needed:
+                needed.add(value)
+                waiting += self._sources(value)
+        return needed
 
     def _sources(self, value: Value) -> Sequence[Value]:
         """What a value is computed of."""
-        if value.step is INPUT:
-            return ()
-        if (rewrite := value.rewrite) is not None:
-            return rewrite.operands
-        if value.inside is not None and self._is_opened(value):
-            return (value.inside,)
-        return value.step.inputs
-
-    def _is_opened(self, value: Value) -> bool:
-        """Whether the operations of the called program are run in place of the call."""
-        return any(
-            each in self._inner or (each.outputs and each.output.rewrite is not None)
-            for each in all_steps(value.step.inner)
-        )
+        if value.rewrite is not None:
+            return value.rewrite.operands
+        return (_inside(value),) if value.step in self._opened else value.step.inputs
 
     def _bind(self, step: Step, arrays: Sequence[Array]) -> Sequence[Array]:
         params = dict(step.params)
@@ -144,6 +170,8 @@ class StableProgram:
             if not program.is_rewritten:
                 continue
             new = program.rewritten()
+            if isinstance(params[name], Jaxpr) and new.consts:
+                continue  # It has no place for arrays.
             if place is not None:
                 params[name] = (*params[name][:place], new, *params[name][place + 1 :])
             else:
@@ -171,7 +199,7 @@ def _inner_programs(
     step: Step, rules: Sequence[Rule]
 ) -> Iterator[tuple[str, int | None, StableProgram]]:
     """The programs in the parameters of a step that is not seen through, if rules match there."""
-    if step.inner or step.kind == "shard_map" or called_function(step.eqn).is_of_jax:
+    if step.inner or step.kind in ("shard_map", "xla_pmap") or called_function(step.eqn).is_of_jax:
         return
     for name, param in step.params.items():
         for place, each in enumerate(param) if isinstance(param, tuple | list) else [(None, param)]:
@@ -183,6 +211,14 @@ def _inner_programs(
                     yield name, place, program
 
 
+def _rewrite_of(step: Step) -> Rewrite | None:
+    return step.output.rewrite if step.outputs else None
+
+
+def _inside(value: Value) -> Value:
+    return value if value.inside is None else value.inside
+
+
 def _array(value: Value, known: Mapping[Value, Any]) -> Any:
     return known[value] if value.constant is None else value.constant
 
@@ -191,5 +227,8 @@ def _like(array: Array, aval: Any) -> Array:
     """The array with the dtype and the weak type of what it replaces."""
     if jnp.shape(array) != aval.shape:
         array = jnp.broadcast_to(array, aval.shape)
-    is_default = aval.weak_type and aval.dtype == jnp.result_type(float)
-    return lax.convert_element_type(array, float if is_default else aval.dtype)
+    if aval.weak_type:
+        return lax.convert_element_type_p.bind(
+            array, new_dtype=aval.dtype, weak_type=True, sharding=None
+        )
+    return lax.convert_element_type(array, aval.dtype)

@@ -18,8 +18,8 @@ from ._expressions import (
     broadcast,
     constant_of,
     factors_of,
+    is_same,
     key_of,
-    same,
     seen_through,
     terms_of,
 )
@@ -110,7 +110,7 @@ def _square_root(value: Value) -> Value | None:
     step = value.step
     if step.kind == "square" or (step.kind == "integer_pow" and step.params["y"] == 2):
         return step.inputs[0]
-    if step.kind == "mul" and same(*step.inputs) and step.inputs[0].shape == value.shape:
+    if step.kind == "mul" and is_same(*step.inputs) and step.inputs[0].shape == value.shape:
         return step.inputs[0]
     return None
 
@@ -125,7 +125,7 @@ def _variance(first: Part, second: Part):
     if [part.number for part in mean.parts] != [2]:
         return None
     other = argument_of(mean.parts[0].value, "reduce_sum")
-    if other is None or not same(other, x) or mean.parts[0].value.step.params["axes"] != axes:
+    if other is None or not is_same(other, x) or mean.parts[0].value.step.params["axes"] != axes:
         return None
     count = math.prod(x.shape[axis] for axis in axes)
     if not math.isclose(-second.number * mean.constant * count, first.number, rel_tol=1e-6):
@@ -168,7 +168,7 @@ def _multiplied_sigmoid(
     if (y := argument_of(part.value, "exp")) is None:
         return None
     places = tuple(below.axes[axis] if axis >= 0 else -1 for axis in part.axes)
-    top = [each for each in above if each.axes == places and same(each.value, part.value)]
+    top = [each for each in above if each.axes == places and is_same(each.value, part.value)]
     sign = 1.0 if top else -1.0
     others = [each for each in above if each not in top[:1]]
     scale, shape = constant / total.constant, value.shape
@@ -221,7 +221,7 @@ def _tanh(value: Value, above: Part, below: Part, constant: float) -> Rewrite | 
     if above.axes != all_axes(value) or below.axes != all_axes(value):
         return None
     y, other = argument_of(above.value, "sinh"), argument_of(below.value, "cosh")
-    if y is not None and other is not None and same(y, other):
+    if y is not None and other is not None and is_same(y, other):
         return Rewrite((y,), lambda y: _scaled(constant, tanh(y)))
     tops, bottoms = (_exponents(part.value) for part in (above, below))
     if tops is None or bottoms is None or tops.keys() != bottoms.keys() or len(tops) != 2:
@@ -277,7 +277,7 @@ def _summed_squares(total: Value) -> Value | None:
         return _square_root(seen_through(squares))
     step = total.step
     is_dot = step.kind == "dot_general" and not total.shape
-    return step.inputs[0] if is_dot and same(*step.inputs) else None
+    return step.inputs[0] if is_dot and is_same(*step.inputs) else None
 
 
 def hypotenuse(step: Step) -> Rewrite | None:
@@ -312,7 +312,7 @@ def direction_of_zero(step: Step) -> Rewrite | None:
     if len(below) != 1 or len(above) != 1 or len(product.parts) != 2:
         return None
     x, total = _summed_squares(below[0].value), below[0].value
-    if x is None or not same(x, above[0].value):
+    if x is None or not is_same(x, above[0].value):
         return None
 
     def build(x: Array, total: Array) -> Array:
@@ -352,7 +352,7 @@ def product_with_own_log(step: Step) -> Rewrite | None:
 def quotient_of_itself(step: Step) -> Rewrite | None:
     """X / x, which is one at zero."""
     x, y = step.inputs
-    if constant_of(x) is not None or x.shape != y.shape or not same(x, y):
+    if constant_of(x) is not None or x.shape != y.shape or not is_same(x, y):
         return None
     return Rewrite((x,), jnp.ones_like)
 
