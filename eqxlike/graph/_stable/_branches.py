@@ -55,7 +55,9 @@ def branch_not_taken(step: Step) -> Rewrite | None:
     if any(math.isinf(constant_of(each) or 0) for each in branches):
         return None  # Its derivative does not matter.
     branches = [seen_through(branch) for branch in branches]
-    regions = [_region(branch, ancestors_of(condition)) for branch in branches]
+    # What only integers decide, as a mask made from labels, says nothing of the operand.
+    sources = {each for each in ancestors_of(condition) if jnp.issubdtype(each.dtype, jnp.floating)}
+    regions = [_region(branch, sources) for branch in branches]
     if not any(regions):
         return None
     read = [condition, *branches]

@@ -260,12 +260,24 @@ def _log_near_one(value: Value) -> Log | None:
         return None
     x, axes = unbroadcast(x)
     shape = value.shape
+    if _is_whole(x):
+        return None
 
     def split(x: Array) -> Split:
         x = broadcast(x, axes, shape)
         return jnp.zeros_like(x), lax.log1p(_times(sign, x))
 
     return Log((x,), split, is_near_one=True)
+
+
+def _is_whole(value: Value) -> bool:
+    """Whether it is computed of integers, as a count or an index, by sums and products."""
+    step = seen_through(value).step
+    if step.kind == "convert_element_type":
+        return jnp.issubdtype(step.inputs[0].dtype, jnp.integer)
+    if step.kind in ("add", "sub", "mul", "neg"):
+        return all(_is_whole(each) for each in step.inputs if constant_of(each) is None)
+    return step.kind == "iota"
 
 
 def _max(arrays: Sequence[Array]) -> Array:

@@ -31,6 +31,8 @@ class Rule:
     - `fails`: for which inputs the formula fails, and how.
     - `instead`: what to write.
     - `is_of_jax`: whether it matters inside JAX's own functions too.
+    - `is_of_gradient`: whether only a derivative fails. Functions with a derivative of their own
+      are left alone then.
 
     !!! example
 
@@ -67,6 +69,7 @@ class Rule:
     fails: str
     instead: str
     is_of_jax: bool = False
+    is_of_gradient: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -201,6 +204,8 @@ def _inner_programs(
     """The programs in the parameters of a step that is not seen through, if rules match there."""
     if step.inner or step.kind in ("shard_map", "xla_pmap") or called_function(step.eqn).is_of_jax:
         return
+    if step.kind.startswith("custom_"):
+        rules = [rule for rule in rules if not rule.is_of_gradient]
     for name, param in step.params.items():
         for place, each in enumerate(param) if isinstance(param, tuple | list) else [(None, param)]:
             if isinstance(each, Jaxpr) and not each.constvars:

@@ -260,9 +260,9 @@ def _exponents(value: Value) -> dict[Any, tuple[Value | None, float]] | None:
 def norm_at_zero(step: Step) -> Rewrite | None:
     """sqrt(sum(x²)), whose gradient at zero is zero."""
     total = _radicand(step)
-    if total is None or _summed_squares(total) is None:
+    if total is None or (x := _summed_squares(total)) is None:
         return None
-    return Rewrite((total,), safe_sqrt)
+    return None if seen_through(x).step.kind == "stop_gradient" else Rewrite((total,), safe_sqrt)
 
 
 def _radicand(step: Step) -> Value | None:
@@ -289,6 +289,8 @@ def hypotenuse(step: Step) -> Rewrite | None:
     num_terms = len(terms.parts) + (terms.constant != 0)
     if num_terms < 2 or terms.constant < 0 or any(part.number != 1 for part in terms.parts):
         return None
+    if len(terms.parts) == 1 and terms.constant < EPSILON:
+        return None
     found = [_square_root(part.value) for part in terms.parts]
     operands = [root for root in found if root is not None]
     if len(operands) != len(found):
@@ -302,6 +304,10 @@ def hypotenuse(step: Step) -> Rewrite | None:
         return length(roots)
 
     return Rewrite(tuple(operands), build)
+
+
+EPSILON = 1e-3
+"""Smaller constants in a square root keep its gradient finite at zero."""
 
 
 def direction_of_zero(step: Step) -> Rewrite | None:
@@ -415,6 +421,7 @@ RULES = (
         "in the gradient at zero: 0 * inf",
         "jnp.where around the square root and inside of it",
         is_of_jax=True,
+        is_of_gradient=True,
     ),
     Rule(
         "hypotenuse",
@@ -437,6 +444,7 @@ RULES = (
         branch_not_taken,
         "in the gradient, where the other branch has none: 0 * inf",
         "jnp.where inside of the function too: jnp.where(c, f(jnp.where(c, x, 1)), 0)",
+        is_of_gradient=True,
     ),
     Rule("quotient of itself", ("div",), quotient_of_itself, "at zero: 0 / 0", "1"),
     Rule(

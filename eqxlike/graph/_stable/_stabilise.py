@@ -35,7 +35,7 @@ def stabilise(
     **Arguments:**
 
     - `function`: any callable that JAX can trace. It is traced at each call, so put `filter_jit`
-      around the result.
+      around the result. Arguments that are no arrays stay what they are, as in `filter_jit`.
     - `rules`: the rules to apply, the first that matches first. Append your own to `graph.RULES`.
 
     **Returns:** a function of the same arguments. `graph.unstable(function, ...)` says what it
@@ -50,9 +50,10 @@ def stabilise(
         >>> from eqxlike import graph
         >>> def loss(logit):
         ...     return -jnp.log(1 / (1 + jnp.exp(-logit)))
-        >>> print(loss(-100.0), graph.stabilise(loss)(-100.0))
+        >>> x = jnp.array(-100.0)
+        >>> print(loss(x), graph.stabilise(loss)(x))
         inf 100.0
-        >>> print(jax.grad(loss)(-100.0), jax.grad(graph.stabilise(loss))(-100.0))
+        >>> print(jax.grad(loss)(x), jax.grad(graph.stabilise(loss))(x))
         nan -1.0
     """
     if not callable(function):
