@@ -204,8 +204,8 @@ PAGES = (
         {
             "Reports": "report Report Row Side Compiled Memory Constant Stored Effect",
             "Stable maths": "stabilise unstable Unstable RULES",
-            "Rules of your own": "Rule Rewrite Step Value terms_of factors_of constant_of argument_of "
-            "is_same Parts Part",
+            "Rules of your own": "Rule Rewrite Step Value Parts Part terms_of factors_of "
+            "constant_of argument_of is_same",
         },
         takes_rest=True,
     ),

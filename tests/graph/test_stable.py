@@ -6,6 +6,7 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import optax
 import pytest
 from jax import lax
@@ -13,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import eqxlike as eqx
 from benchmarks import stable_maths
-from eqxlike import graph, nn, train
+from eqxlike import bayes, graph, nn, train
 from eqxlike.graph._stable._rewrite import StableProgram
 from tests.graph.spellings import LOG, SPELLINGS
 
@@ -319,3 +320,32 @@ def test_nothing_is_said_on_layers_and_their_training():
     ):
         state = train.TrainState.create(model, optax.adamw(1e-3), key=jax.random.key(0))
         assert not graph.unstable(step, state, (x, jnp.array([0, 2])))
+
+
+def test_nothing_is_said_on_losses_and_densities():
+    y, labels = jnp.full(8, 0.5), jnp.array([1])
+    posterior = bayes.Posterior(
+        nn.Linear(8, 3, key=jax.random.key(0)),
+        prior=bayes.horseshoe(),
+        likelihood=bayes.Categorical(),
+        data=(FAR[None], labels),
+    )
+    for function, args in (
+        (optax.sigmoid_binary_cross_entropy, (FAR, y)),
+        (optax.softmax_cross_entropy, (FAR, y)),
+        (optax.softmax_cross_entropy_with_integer_labels, (FAR[None], labels)),
+        (optax.losses.poly_loss_cross_entropy, (FAR, y)),
+        (optax.losses.sigmoid_focal_loss, (FAR, y)),
+        (optax.huber_loss, (FAR, y)),
+        (optax.log_cosh, (FAR, y)),
+        (optax.losses.ntxent, (jnp.ones((4, 8)), jnp.array([0, 0, 1, 1]))),
+        (dist.BernoulliLogits(FAR).log_prob, (labels,)),
+        (dist.Categorical(logits=FAR).log_prob, (labels,)),
+        (dist.NegativeBinomial2(y, y).log_prob, (labels,)),
+        (dist.StudentT(3.0).log_prob, (FAR,)),
+        (dist.LogNormal().log_prob, (y,)),
+        (posterior.log_density, (posterior.initial(key=jax.random.key(0)),)),
+    ):
+        assert not graph.unstable(function, *args), function
+    (found,) = graph.unstable(optax.losses.kl_divergence, FAR, y)
+    assert found.name == "branch that is not taken"

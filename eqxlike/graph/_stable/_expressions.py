@@ -48,6 +48,7 @@ class Value:
     - `constant`: its array, where that is known.
     - `inside`: for the output of a call, the value of the called program that it is.
     - `rewrite`: what it is computed by instead.
+    - `number`: what `constant_of` found; `...` before it looked.
     """
 
     aval: Any
@@ -56,6 +57,7 @@ class Value:
     constant: Any = None
     inside: "Value | None" = None
     rewrite: Rewrite | None = None
+    number: Any = ...
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -269,6 +271,12 @@ def constant_of(value: Value) -> float | None:
 
     **Returns:** the number, or None if elements differ or depend on an input.
     """
+    if value.number is ...:
+        value.number = _constant_of(value)
+    return value.number
+
+
+def _constant_of(value: Value) -> float | None:
     value, _ = unbroadcast(value)
     if value.constant is not None:
         return _uniform_number(value.constant, value.dtype)
@@ -427,6 +435,8 @@ def terms_of(value: Value) -> Parts:
 
 def _merged(parts: list[Part]) -> Iterator[Part]:
     """The parts with each value once, without those whose number is zero."""
+    if len(parts) == 1:
+        return (part for part in parts if part.number)
     found = {}
     for part in parts:
         at = key_of(part.value), part.axes

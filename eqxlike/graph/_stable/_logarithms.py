@@ -40,7 +40,7 @@ from ._functions import (
     sigmoid_of,
     split_exponentials,
 )
-from ._replacements import log1mexp, log_normal_cdf, logaddexp
+from ._replacements import log1mexp, log_normal_cdf, logaddexp, scaled
 
 Split = tuple[Array, Array]
 
@@ -97,8 +97,8 @@ def log_of_product(value: Value) -> Log | None:
         larges, smalls = [], []
         for log, part in zip(logs, product.parts, strict=True):
             large, small = log.split(*(next(rest) for _ in log.operands))
-            larges.append(_times(part.number, broadcast(large, part.axes, shape)))
-            smalls.append(_times(part.number, broadcast(small, part.axes, shape)))
+            larges.append(scaled(part.number, broadcast(large, part.axes, shape)))
+            smalls.append(scaled(part.number, broadcast(small, part.axes, shape)))
         return _sum(larges), _sum(smalls) + constant if constant else _sum(smalls)
 
     return Log(tuple(each for log in logs for each in log.operands), split)
@@ -107,10 +107,6 @@ def log_of_product(value: Value) -> Log | None:
 def _plain_log(part: Part) -> Log:
     is_even = part.number % 2 == 0
     return Log((part.value,), lambda x: (jnp.zeros_like(x), jnp.log(jnp.abs(x) if is_even else x)))
-
-
-def _times(number: float, array: Array) -> Array:
-    return array if number == 1 else -array if number == -1 else number * array
 
 
 def _sum(arrays: Sequence[Array]) -> Array:
@@ -129,7 +125,7 @@ def log_of(value: Value) -> Log | None:
         return Log((y,), lambda y: (y * math.log(2), jnp.zeros_like(y)))
     if (found := sigmoid_of(value)) is not None:
         y, scale = found
-        return Log((y,), lambda y: _log_sigmoid(_times(scale, y)))
+        return Log((y,), lambda y: _log_sigmoid(scaled(scale, y)))
     if (y := argument_of(value, "cosh")) is not None:
         return Log((y,), _log_cosh)
     if (found := normal_cdf_of(value)) is not None:
@@ -241,7 +237,7 @@ def _complement(value: Value) -> tuple[Value, Callable[[Array], Split]] | None:
     """`y` and a function of it that is the logarithm of 1 - value, for a probability."""
     if (found := sigmoid_of(value)) is not None:
         y, scale = found
-        return y, lambda y: _log_sigmoid(_times(-scale, y))
+        return y, lambda y: _log_sigmoid(scaled(-scale, y))
     if (found := normal_cdf_of(value)) is not None and found[2] == 1:
         y, scale, _ = found
         return y, lambda y: (jnp.zeros_like(y), log_normal_cdf(-scale * y))
@@ -265,7 +261,7 @@ def _log_near_one(value: Value) -> Log | None:
 
     def split(x: Array) -> Split:
         x = broadcast(x, axes, shape)
-        return jnp.zeros_like(x), lax.log1p(_times(sign, x))
+        return jnp.zeros_like(x), lax.log1p(scaled(sign, x))
 
     return Log((x,), split, is_near_one=True)
 
@@ -305,7 +301,7 @@ def _log_of_reduced_sum(value: Value) -> Log | None:
 
     def split(*arrays: Array) -> Split:
         ys = [
-            _times(part.number, broadcast(y, part.axes, x.shape))
+            scaled(part.number, broadcast(y, part.axes, x.shape))
             for part, y in zip(exps, arrays, strict=False)
         ]
         y = _sum(ys)

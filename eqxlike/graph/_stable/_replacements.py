@@ -126,3 +126,8 @@ def length(roots: list[Array]) -> Array:
     scale = jnp.ldexp(jnp.ones_like(largest), exponent - 1)
     squares = [jnp.square(root / scale) for root in roots]
     return scale * safe_sqrt(functools.reduce(jnp.add, squares))
+
+
+def scaled(number: float, array: Array) -> Array:
+    """The product, without an operation where the number is one."""
+    return array if number == 1 else -array if number == -1 else number * array

@@ -32,7 +32,7 @@ from ._functions import (
     split_exponentials,
 )
 from ._logarithms import finite, log_rule
-from ._replacements import expm1, length, one_minus_tanh_squared, safe_sqrt, sigmoid, tanh
+from ._replacements import expm1, length, one_minus_tanh_squared, safe_sqrt, scaled, sigmoid, tanh
 from ._rewrite import Rule
 
 
@@ -47,11 +47,7 @@ def difference_from_one(step: Step) -> Rewrite | None:
     if found is None:
         return None
     y, complement = found
-    return Rewrite((y,), lambda y: broadcast(_scaled(c, complement(y)), part.axes, shape))
-
-
-def _scaled(number: float, array: Array) -> Array:
-    return array if number == 1 else -array if number == -1 else number * array
+    return Rewrite((y,), lambda y: broadcast(scaled(c, complement(y)), part.axes, shape))
 
 
 def _complement(value: Value, ratio: float):
@@ -63,7 +59,7 @@ def _complement(value: Value, ratio: float):
             return y, lambda y: 2 * jnp.square(jnp.sin(y / 2))
         if (found := sigmoid_of(value)) is not None:
             y, scale = found
-            return y, lambda y: sigmoid(_scaled(-scale, y))
+            return y, lambda y: sigmoid(scaled(-scale, y))
         product = factors_of(value)
         if [part.number for part in product.parts] == [2] and product.constant == 1:
             y = argument_of(product.parts[0].value, "tanh")
@@ -100,7 +96,7 @@ def difference_of_squares(step: Step) -> Rewrite | None:
 
     def build(*roots: Array) -> Array:
         a, b = (broadcast(root, axes, shape) for root, axes in zip(roots, places, strict=True))
-        return _scaled(first.number, (a - b) * (a + b))
+        return scaled(first.number, (a - b) * (a + b))
 
     return Rewrite((a, b), build)
 
@@ -144,7 +140,7 @@ def quotient_of_exponentials(step: Step) -> Rewrite | None:
     value = step.output
     if (found := sigmoid_of(value)) is not None:
         y, scale = found
-        return Rewrite((y,), lambda y: sigmoid(_scaled(scale, y)))
+        return Rewrite((y,), lambda y: sigmoid(scaled(scale, y)))
     product = factors_of(value)
     above = [part for part in product.parts if part.number == 1]
     below = [part for part in product.parts if part.number == -1]
@@ -174,10 +170,10 @@ def _multiplied_sigmoid(
     scale, shape = constant / total.constant, value.shape
 
     def build(y: Array, *arrays: Array) -> Array:
-        found = broadcast(sigmoid(_scaled(sign, y)), places, shape)
+        found = broadcast(sigmoid(scaled(sign, y)), places, shape)
         for part, array in zip(others, arrays, strict=True):
             found = found * broadcast(array, part.axes, shape)
-        return _scaled(scale, found)
+        return scaled(scale, found)
 
     return Rewrite((y, *(each.value for each in others)), build)
 
@@ -202,7 +198,7 @@ def _softmax(value: Value, product: Parts, total: Part) -> Rewrite | None:
 
     def build(*arrays: Array) -> Array:
         y = sum(
-            _scaled(part.number, broadcast(y, part.axes, shape))
+            scaled(part.number, broadcast(y, part.axes, shape))
             for part, y in zip(exps, arrays, strict=False)
         )
         w = math.prod(
@@ -211,7 +207,7 @@ def _softmax(value: Value, product: Parts, total: Part) -> Rewrite | None:
         )
         y = y if isinstance(w, int) else jnp.where(w == 0, -jnp.inf, y)
         terms = w * jnp.exp(y - finite(lax.stop_gradient(jnp.max(y, axis=axes, keepdims=True))))
-        return _scaled(scale * below.constant, terms / jnp.sum(terms, axis=axes, keepdims=True))
+        return scaled(scale * below.constant, terms / jnp.sum(terms, axis=axes, keepdims=True))
 
     return Rewrite(tuple(part.value for part in (*exps, *weights)), build)
 
@@ -222,7 +218,7 @@ def _tanh(value: Value, above: Part, below: Part, constant: float) -> Rewrite | 
         return None
     y, other = argument_of(above.value, "sinh"), argument_of(below.value, "cosh")
     if y is not None and other is not None and is_same(y, other):
-        return Rewrite((y,), lambda y: _scaled(constant, tanh(y)))
+        return Rewrite((y,), lambda y: scaled(constant, tanh(y)))
     tops, bottoms = (_exponents(part.value) for part in (above, below))
     if tops is None or bottoms is None or tops.keys() != bottoms.keys() or len(tops) != 2:
         return None
@@ -237,7 +233,7 @@ def _tanh(value: Value, above: Part, below: Part, constant: float) -> Rewrite | 
     else:
         return None
     y, scale = (y, math.copysign(scale, n)) if y is not None else (z, -math.copysign(scale, n))
-    return y and Rewrite((y,), lambda y: _scaled(constant, tanh(_scaled(scale, y))))
+    return y and Rewrite((y,), lambda y: scaled(constant, tanh(scaled(scale, y))))
 
 
 def _exponents(value: Value) -> dict[Any, tuple[Value | None, float]] | None:
@@ -323,7 +319,7 @@ def direction_of_zero(step: Step) -> Rewrite | None:
 
     def build(x: Array, total: Array) -> Array:
         norm = broadcast(jnp.sqrt(jnp.where(total == 0, 1, total)), below[0].axes, shape)
-        return _scaled(product.constant, broadcast(x, above[0].axes, shape) / norm)
+        return scaled(product.constant, broadcast(x, above[0].axes, shape) / norm)
 
     return Rewrite((above[0].value, total), build)
 
@@ -344,13 +340,13 @@ def product_with_own_log(step: Step) -> Rewrite | None:
     scale = product.constant / factors_of(x).constant
     if logs[0].value.rewrite is not None:
         return Rewrite(
-            (x, logs[0].value), lambda x, log: _scaled(scale, x * jnp.where(x == 0, 0, log))
+            (x, logs[0].value), lambda x, log: scaled(scale, x * jnp.where(x == 0, 0, log))
         )
 
     def build(x: Array) -> Array:
         is_zero = x == 0
         safe = jnp.where(is_zero, 1, x)
-        return _scaled(scale, safe * jnp.log(safe))
+        return scaled(scale, safe * jnp.log(safe))
 
     return Rewrite((x,), build)
 

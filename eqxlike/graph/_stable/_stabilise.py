@@ -23,8 +23,8 @@ def stabilise(
     """The function with formulas that lose digits computed in another way.
 
     `log(1 + exp(x))` becomes a softplus, `log(softmax(x))` a log-softmax, and so on for each rule
-    in `RULES`, as in Theano's optimiser (Bergstra et al. 2010, "Theano: a CPU and GPU math
-    expression compiler in Python"). Rules match the traced program, so that the spelling of a
+    in `RULES`, as in Theano's optimiser (Bergstra et al. 2010, "Theano: A CPU and GPU Math
+    Compiler in Python"). Rules match the traced program, so that the spelling of a
     formula does not matter, nor whether `jax.jit`, `vmap`, a loop or a branch contains it.
     Differentiate the stabilised function, and not the other way round: then its gradient is stable
     too.
