@@ -10,7 +10,7 @@ import math
 import jax.numpy as jnp
 from jax import Array
 
-from ._expressions import Rewrite, Step, Value, constant_of, seen_through
+from ._expressions import INPUT, Rewrite, Step, Value, constant_of, seen_through
 from ._functions import GUARDS, is_at_most_zero, is_positive
 
 HARMLESS = {
@@ -43,8 +43,10 @@ def branch_not_taken(step: Step) -> Rewrite | None:
     if any(math.isinf(constant_of(each) or 0) for each in branches):
         return None  # Its derivative does not matter.
     branches = [seen_through(branch) for branch in branches]
+    sources = ancestors_of(condition)
     # What only integers decide, as a mask made from labels, says nothing of the operand.
-    sources = {each for each in ancestors_of(condition) if jnp.issubdtype(each.dtype, jnp.floating)}
+    if not any(each.step is INPUT and _is_floating(each) for each in sources):
+        return None
     regions = [_region(branch, sources) for branch in branches]
     if not any(regions):
         return None
@@ -65,6 +67,10 @@ def branch_not_taken(step: Step) -> Rewrite | None:
         return jnp.where(is_chosen, results[1], results[0])
 
     return Rewrite(tuple(given), build, within=tuple(computed))
+
+
+def _is_floating(value: Value) -> bool:
+    return jnp.issubdtype(value.dtype, jnp.floating)
 
 
 @dataclasses.dataclass(frozen=True)
