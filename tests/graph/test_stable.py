@@ -350,3 +350,35 @@ def test_nothing_is_said_on_losses_and_densities():
             assert not graph.unstable(function, *args), function
     (found,) = graph.unstable(optax.losses.kl_divergence, FAR, y)
     assert found.name == "branch that is not taken"
+
+
+def doubled(x):
+    for _ in range(40):
+        x = x + x
+    return jnp.log(1 + jnp.exp(x))
+
+
+def multiplied(x):
+    for _ in range(40):
+        x = x * x
+    return jnp.log(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.log(x * (x - 1) * jnp.exp(x)),  # both may be negative
+        lambda x: jnp.log(jnp.max(jax.nn.sigmoid(x))),  # the largest of a sum of two
+        lambda x: jnp.log(jnp.take(jax.nn.softmax(x), 9, mode="fill", fill_value=0.5)),
+        lambda x: jnp.log(jnp.exp(lax.complex(x, x))),
+        lambda x: jnp.where(x > 0, jnp.nan, x) / jnp.where(x > 0, jnp.nan, x),
+        doubled,  # 2⁴⁰ terms, and factors
+        multiplied,
+    ],
+)
+def test_what_was_found_by_attack_is_as_it_is_written(function):
+    x = jnp.array([-1.0, -0.3, 0.1, 0.5])
+    expected = function(x)
+    is_known = jnp.isfinite(expected) | jnp.isnan(expected)
+    found = jnp.where(is_known, graph.stabilise(function)(x), expected)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -111,18 +111,21 @@ def _sources(value: Value) -> list[Value]:
     return [seen_through(each) for each in sources]
 
 
+MAX_DEPTH = 100
+
+
 def _region(branch: Value, sources: set[Value]) -> _Region:
     """The region of a branch: of operations on what the condition depends on too."""
     order: dict[Value, bool] = {}
     harmless: dict[Value, float] = {}
 
-    def visit(value: Value) -> bool:
+    def visit(value: Value, depth: int = 0) -> bool:
         value = seen_through(value)
         if value not in order:
             step = value.step
-            if step.kind not in THROUGH or value.shape != branch.shape:
+            if step.kind not in THROUGH or value.shape != branch.shape or depth > MAX_DEPTH:
                 return False
-            found = [visit(each) for each in step.inputs]
+            found = [visit(each, depth + 1) for each in step.inputs]
             if _may_fail(step):
                 index, number = HARMLESS[step.kind]
                 operand = seen_through(step.inputs[index])
@@ -156,13 +159,19 @@ def _may_fail(step: Step) -> bool:
     return not is_positive(operand)
 
 
-def _is_guarded(value: Value) -> bool:
+def _is_guarded(value: Value, depth: int = 0) -> bool:
     """Whether it is computed only from what `where` or a limit returned."""
     step = seen_through(value).step
+    if depth > 8:
+        return False
     if step.kind in GUARDS:
         return True
     inputs = [each for each in step.inputs if constant_of(each) is None]
-    return step.kind in THROUGH and bool(inputs) and all(map(_is_guarded, inputs))
+    return (
+        step.kind in THROUGH
+        and bool(inputs)
+        and all(_is_guarded(each, depth + 1) for each in inputs)
+    )
 
 
 def ancestors_of(value: Value, limit: int = 200) -> set[Value]:

@@ -346,6 +346,10 @@ class Parts:
     parts: tuple[Part, ...]
 
 
+MAX_PARTS = 100
+"""A larger product or sum is left whole: x + x, forty times over, has 2⁴⁰ terms."""
+
+
 def factors_of(value: Value) -> Parts:
     """The value as a product of powers: through products, quotients, powers and roots.
 
@@ -355,10 +359,14 @@ def factors_of(value: Value) -> Parts:
 
     **Returns:** the constant, and each factor once. A value that is no product is its own factor.
     """
-    constant, parts = 1.0, []
+    whole = value
+    constant, parts, num_seen = 1.0, [], 0
     rest = [(value, 1.0, tuple(range(len(value.shape))))]
     while rest:
         value, power, outer = rest.pop()
+        num_seen += 1
+        if num_seen > MAX_PARTS:
+            return _alone(whole, 1.0)
         if (number := constant_of(value)) is not None and (number > 0 or power == int(power)):
             if number == 0 and power < 0:
                 return Parts(math.nan, ())
@@ -405,10 +413,14 @@ def terms_of(value: Value) -> Parts:
 
     **Returns:** the constant, and each term once. A value that is no sum is its own term.
     """
-    constant, parts = 0.0, []
+    whole = value
+    constant, parts, num_seen = 0.0, [], 0
     rest = [(value, 1.0, tuple(range(len(value.shape))))]
     while rest:
         value, sign, outer = rest.pop()
+        num_seen += 1
+        if num_seen > MAX_PARTS:
+            return _alone(whole, 0.0)
         if (number := constant_of(value)) is not None:
             constant += sign * number
             continue
@@ -433,6 +445,11 @@ def terms_of(value: Value) -> Parts:
     return Parts(constant, tuple(_merged(parts)))
 
 
+def _alone(value: Value, constant: float) -> Parts:
+    value = seen_through(value)
+    return Parts(constant, (Part(1.0, value, tuple(range(len(value.shape)))),))
+
+
 def _merged(parts: list[Part]) -> Iterator[Part]:
     """The parts with each value once, without those whose number is zero."""
     if len(parts) == 1:
@@ -445,11 +462,12 @@ def _merged(parts: list[Part]) -> Iterator[Part]:
     return (part for part in found.values() if part.number)
 
 
-def key_of(value: Value, depth: int = 6) -> Any:
+def key_of(value: Value, depth: int = 5) -> Any:
     """Equal for values that are computed alike from the same values."""
     value = seen_through(value)
     step = value.step
-    if step is INPUT or depth == 0 or step.inner or step.eqn.effects:
+    is_wide = len(step.inputs) > 8
+    if step is INPUT or depth == 0 or is_wide or step.inner or step.eqn.effects:
         return _leaf_key(value)
     inputs = tuple(key_of(each, depth - 1) for each in step.inputs)
     params = str(sorted(step.params.items(), key=lambda item: item[0]))

@@ -78,7 +78,7 @@ def normal_cdf_of(value: Value) -> tuple[Value, float, float] | None:
     if value.step.kind not in ("add", "sub"):
         return None
     total = terms_of(value)
-    if len(total.parts) != 1 or total.parts[0].axes != all_axes(value):
+    if not total.constant or len(total.parts) != 1 or total.parts[0].axes != all_axes(value):
         return None
     (part,) = total.parts
     y = argument_of(part.value, "erf")

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -33,7 +34,6 @@ from ._expressions import (
 )
 from ._functions import (
     GUARDS,
-    all_axes,
     is_at_most_zero,
     normal_cdf_of,
     shifted_by_maximum,
@@ -88,25 +88,37 @@ def log_of_product(value: Value) -> Log | None:
         return None
     if any(logs) and not all(logs) and all(log is None or log.is_near_one for log in logs):
         return None
-    plain = [_plain_log(part) for part in product.parts]
-    logs = [log or other for log, other in zip(logs, plain, strict=True)]
+    known = [(log, part) for log, part in zip(logs, product.parts, strict=True) if log is not None]
+    # Two of these may be negative: the logarithm is that of their product.
+    others = [part for log, part in zip(logs, product.parts, strict=True) if log is None]
     constant = math.log(product.constant)
 
     def split(*arrays: Array) -> Split:
         rest = iter(arrays)
         larges, smalls = [], []
-        for log, part in zip(logs, product.parts, strict=True):
+        for log, part in known:
             large, small = log.split(*(next(rest) for _ in log.operands))
             larges.append(scaled(part.number, broadcast(large, part.axes, shape)))
             smalls.append(scaled(part.number, broadcast(small, part.axes, shape)))
-        return _sum(larges), _sum(smalls) + constant if constant else _sum(smalls)
+        if others:
+            smalls.append(_plain_log(others, list(rest), shape))
+        small = _sum(smalls) + constant if constant else _sum(smalls)
+        return _sum(larges) if larges else jnp.zeros_like(small), small
 
-    return Log(tuple(each for log in logs for each in log.operands), split)
+    operands = [each for log, _ in known for each in log.operands]
+    return Log((*operands, *(part.value for part in others)), split)
 
 
-def _plain_log(part: Part) -> Log:
-    is_even = part.number % 2 == 0
-    return Log((part.value,), lambda x: (jnp.zeros_like(x), jnp.log(jnp.abs(x) if is_even else x)))
+def _plain_log(parts: Sequence[Part], arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
+    """The logarithm of a product of powers."""
+    powers = [broadcast(x, part.axes, shape) for x, part in zip(arrays, parts, strict=True)]
+    if len(parts) > 1:
+        product = powers[0] ** parts[0].number
+        for power, part in zip(powers[1:], parts[1:], strict=True):
+            product = product * power**part.number
+        return jnp.log(product)
+    number = parts[0].number
+    return scaled(number, jnp.log(jnp.abs(powers[0]) if number % 2 == 0 else powers[0]))
 
 
 def _sum(arrays: Sequence[Array]) -> Array:
@@ -141,6 +153,8 @@ def log_of(value: Value) -> Log | None:
             return Log((x,), lambda x: (jnp.zeros(value.shape, x.dtype), _log_product(x, axes)))
         case "select_n" if any(logs := [log_of(each) for each in value.step.inputs[1:]]):
             return _log_of_choice(value.step, logs)
+        case "gather" if not _fills_with_nan(value.step.params["fill_value"]):
+            return None
         case kind if kind in PICKS and (log := log_of(value.step.inputs[0])) is not None:
             # The logarithm of some elements is some elements of the logarithm.
             step, num_operands = value.step, len(log.operands)
@@ -148,6 +162,8 @@ def log_of(value: Value) -> Log | None:
             def split(*arrays: Array) -> Split:
                 parts = log.split(*arrays[:num_operands])
                 shape = step.inputs[0].shape
+                if step.kind in ("reduce_max", "reduce_min"):
+                    parts = _sum(parts), jnp.zeros_like(parts[0])  # The largest of the sums.
                 parts = [jnp.broadcast_to(part, shape) for part in parts]
                 bind = step.eqn.primitive.bind
                 # Of a Python number, `stop_gradient` is no array.
@@ -164,11 +180,14 @@ def log_of(value: Value) -> Log | None:
     return None
 
 
+def _fills_with_nan(number: Any) -> bool:
+    return number is None or number != number
+
+
 def _log_of_choice(step: Step, logs: list[Log | None]) -> Log:
     """The logarithm of `where`, of which not every branch is known."""
-    axes = all_axes(step.output)
     branches = [
-        log or _plain_log(Part(1, branch, axes))
+        log or Log((branch,), lambda x: (jnp.zeros_like(x), jnp.log(x)))
         for log, branch in zip(logs, step.inputs[1:], strict=True)
     ]
 

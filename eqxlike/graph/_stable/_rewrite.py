@@ -188,7 +188,7 @@ class StableProgram:
 def _matches_in(steps: Iterable[Step], rules: Sequence[Rule]) -> Iterator[Match]:
     """The first rule that matches each step."""
     for step in steps:
-        for rule in rules:
+        for rule in rules if _is_real(step) else ():
             if step.kind not in rule.kinds or (rewrite := rule.match(step)) is None:
                 continue
             if rule.is_of_jax or step.is_of_user:
@@ -196,6 +196,10 @@ def _matches_in(steps: Iterable[Step], rules: Sequence[Rule]) -> Iterator[Match]
                     step.output.rewrite = rewrite
                 yield Match(rule, step, rewrite)
                 break
+
+
+def _is_real(step: Step) -> bool:
+    return len(step.outputs) == 1 and jnp.issubdtype(step.output.aval.dtype, jnp.floating)
 
 
 def _inner_programs(
