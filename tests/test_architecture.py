@@ -84,7 +84,7 @@ ROOMS = {
     "graph": (
         {"_flops", "_hlo"},
         {"_operations"},
-        {"_rows"},
+        {"_rows", "_stable"},
         {"_text", "template.html"},
         {"_report"},
     ),

@@ -16,6 +16,7 @@ NAMES = (
     "profiling.md",
     "retraces.md",
     "shipping.md",
+    "stable-maths.md",
     "training.md",
     "transfers.md",
 )

@@ -201,7 +201,12 @@ PAGES = (
         "graph",
         "Compiled graphs",
         "eqxlike.graph",
-        {"Reports": "report Report Row Side Compiled Memory Constant Stored Effect"},
+        {
+            "Reports": "report Report Row Side Compiled Memory Constant Stored Effect",
+            "Stable maths": "stabilise unstable Unstable RULES",
+            "Rules of your own": "Rule Rewrite Step Value Parts Part terms_of factors_of "
+            "constant_of argument_of is_same",
+        },
         takes_rest=True,
     ),
     Page(

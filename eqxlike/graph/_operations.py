@@ -302,7 +302,7 @@ class _Walker:
             transcendentals=transcendentals,
             num_bytes=sum(map(num_bytes_of, moved)),
             output=type_of(outputs[0]) if outputs else "()",
-            source=_line_of(equation.source_info),
+            source=line_of(equation.source_info),
         )
         params = tuple(equation.params.items())
         index = len(self._program.steps)
@@ -347,15 +347,20 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 _LAYERS = os.path.join(_PACKAGE, "nn", "")
 
 
-def _line_of(source: Any) -> str:
+def line_of(source: Any) -> str:
     line = source_info_util.summarize(source)
     if not line.startswith(_PACKAGE) or line.startswith(_LAYERS):
         return line
     # Our own machinery, as that of a callback, says nothing: who asked for it does.
     for frame in source.traceback.frames:
-        if is_of_user(frame.file_name) or frame.file_name.startswith(_LAYERS):
+        if is_of_user_or_layer(frame.file_name):
             return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
     return line
+
+
+def is_of_user_or_layer(file_name: str) -> bool:
+    """Whether a frame of this file is the user's, or that of a layer of `eqxlike.nn`."""
+    return is_of_user(file_name) or file_name.startswith(_LAYERS)
 
 
 def num_bytes_of(aval: Any) -> int:

@@ -32,6 +32,7 @@ from ._rows import (
     sides,
     stored_in,
 )
+from ._stable import Unstable, unstable_in
 from ._text import as_rich, as_text, page_of
 
 LARGE_CONSTANT_BYTES = 2**20
@@ -192,6 +193,7 @@ class Report:
       inside the function, and what its cache of compiled programs holds, is not done again.
     - `sides`, `stored`, `gradient`: with `gradient=True`, function and gradient by layer, what is
       stored for the backward pass, and the report on the gradient's program; else empty and `None`.
+    - `unstable`: formulas that lose digits, as `graph.unstable` finds them.
     - `jaxpr`, `stablehlo`, `hlo`: the program as JAX traced it, as XLA got it, and as it left it.
     """
 
@@ -219,6 +221,7 @@ class Report:
     sides: tuple[Side, ...] = ()
     stored: tuple[Stored, ...] = ()
     gradient: "Report | None" = None
+    unstable: tuple[Unstable, ...] = ()
 
     @property
     def flops(self) -> int:
@@ -340,6 +343,7 @@ def _report_on(name: str, again: FreshTrace) -> Report:
         stablehlo=stablehlo,
         hlo=hlo,
         program=program,
+        unstable=unstable_in(jaxpr),
     )
 
 

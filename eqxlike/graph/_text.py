@@ -79,6 +79,10 @@ def tables(report: Any) -> list[Table]:
         header = (*header, "Backward pass", "Bytes stored")
         cells = ((side.name or "(all)", *map(grouped, _SIDE(side))) for side in report.sides)
         found.append(Table("Function and gradient", header, tuple(cells)))
+    if report.unstable:
+        header = ("Layer", "Formula", "Source", "Fails", "Write")
+        fields = operator.attrgetter("layer", "name", "source", "fails", "instead")
+        found.append(Table("Loses digits", header, tuple(map(fields, report.unstable))))
     return found
 
 

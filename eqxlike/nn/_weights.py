@@ -208,6 +208,7 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
         return u, v
 
     def _unit(self, vector: Array) -> Array:
+        vector = jax.lax.stop_gradient(vector)
         return vector / jnp.maximum(jnp.linalg.norm(vector), self.eps)
 
 

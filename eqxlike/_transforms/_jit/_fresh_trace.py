@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.tree_util as jtu
 
 from ..._compat import PjitFunction
@@ -24,7 +23,7 @@ class FreshTrace(NamedTuple):
     """
 
     traced: Any
-    lowered: jax.stages.Lowered
+    lowered: Any
     paths: tuple[str, ...]
     trace_s: float
     lower_s: float
@@ -41,7 +40,9 @@ class _Alone:
         return getattr(self._dispatcher, name)
 
 
-def fresh_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FreshTrace:
+def fresh_trace(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_lowered: bool = True
+) -> FreshTrace:
     """Traces and lowers `function(*args, **kwargs)` as `filter_jit` does, and keeps nothing of it.
 
     **Arguments:**
@@ -49,9 +50,10 @@ def fresh_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     - `function`: any callable. What `filter_jit` returned keeps its options, and a function of
       `jax.jit` is traced as it is.
     - `args`, `kwargs`: a `jax.ShapeDtypeStruct` may stand for an array.
+    - `is_lowered`: whether to lower it; `lowered` is None otherwise.
     """
     if isinstance(function, PjitFunction):
-        return _timed(function, args, kwargs)
+        return _timed(function, args, kwargs, is_lowered)
     wrapper: Any = function if isinstance(function, JitFunction) else filter_jit(function)
     if not hasattr(wrapper, "_eqxlike_dispatch"):
         # It was unpickled, or passed through a transformation.
@@ -64,7 +66,7 @@ def fresh_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     compiled = CompiledFunction(alone, cached.key, ordered)
     try:
         with compiled.donation_warnings or contextlib.nullcontext():
-            found = _timed(compiled.jitted(arrays), arrays, {})
+            found = _timed(compiled.jitted(arrays), arrays, {}, is_lowered)
     except Exception as error:
         hide_our_frames(error)
         raise
@@ -79,11 +81,13 @@ def fresh_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return found._replace(paths=_one_each(paths, len(arrays)))
 
 
-def _timed(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> FreshTrace:
+def _timed(
+    jitted: Any, args: Sequence[Any], kwargs: dict[str, Any], is_lowered: bool
+) -> FreshTrace:
     start_s = time.perf_counter()
     traced = jitted.trace(*args, **kwargs)
     traced_s = time.perf_counter()
-    lowered = traced.lower()
+    lowered = traced.lower() if is_lowered else None
     lowered_s = time.perf_counter()
     jaxpr = traced.jaxpr.jaxpr
     paths = _one_each(jaxpr.debug_info.arg_names or (), len(jaxpr.invars))

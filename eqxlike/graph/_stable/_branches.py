@@ -1,0 +1,186 @@
+"""`where(c, f(x), other)`, whose gradient is NaN where f has none, though f(x) is not chosen there.
+
+The chosen branch has a finite derivative, and the other is multiplied by zero: 0 * inf is NaN. The
+operand of f is replaced by a harmless number wherever the branch is not chosen.
+"""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+from jax import Array
+
+from ._expressions import INPUT, Rewrite, Step, Value, constant_of, seen_through
+from ._functions import GUARDS, is_at_most_zero, is_positive
+
+HARMLESS = {
+    **dict.fromkeys(("log", "sqrt", "rsqrt", "cbrt", "lgamma", "digamma"), (0, 1.0)),
+    **dict.fromkeys(("exp", "exp2", "expm1", "sinh", "cosh", "tan", "log1p"), (0, 0.0)),
+    **dict.fromkeys(("asin", "acos", "atanh", "erf_inv"), (0, 0.0)),
+    "acosh": (0, 2.0),
+    "div": (1, 1.0),
+    "pow": (0, 1.0),
+    "integer_pow": (0, 1.0),
+}
+"""Operations whose derivative may be infinite: the input at fault, and a number that serves it."""
+
+THROUGH = frozenset(
+    (
+        *("add", "sub", "mul", "div", "neg", "abs", "square", "integer_pow", "pow", "max", "min"),
+        *("exp", "exp2", "expm1", "log", "log1p", "sqrt", "rsqrt", "cbrt", "logistic", "tanh"),
+        *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
+        *("erf", "erfc", "erf_inv", "lgamma", "digamma", "convert_element_type"),
+    )
+)
+"""Operations on each element by itself."""
+
+
+def branch_not_taken(step: Step) -> Rewrite | None:
+    """`where` whose branches compute with a harmless number where they are not chosen."""
+    condition, *branches = step.inputs
+    if len(branches) != 2 or condition.dtype != bool or condition.shape != step.output.shape:
+        return None
+    if any(math.isinf(constant_of(each) or 0) for each in branches):
+        return None  # Its derivative does not matter.
+    branches = [seen_through(branch) for branch in branches]
+    sources = ancestors_of(condition)
+    # What only integers decide, as a mask made from labels, says nothing of the operand.
+    if not any(each.step is INPUT and _is_floating(each) for each in sources):
+        return None
+    regions = [_region(branch, sources) for branch in branches]
+    if not any(regions):
+        return None
+    read = [condition, *branches]
+    read += (each for region in regions for value in region.computed for each in _sources(value))
+    computed = {value for region in regions for value in region.computed}
+    given = [each for each in dict.fromkeys(read) if each not in computed]
+
+    def build(*arrays: Array) -> Array:
+        known = dict(zip(given, arrays, strict=True))
+        is_chosen = known[condition]
+        results = [
+            region.value_of(branch, known, chosen)
+            for region, branch, chosen in zip(
+                regions, branches, (~is_chosen, is_chosen), strict=True
+            )
+        ]
+        return jnp.where(is_chosen, results[1], results[0])
+
+    return Rewrite(tuple(given), build, within=tuple(computed))
+
+
+def _is_floating(value: Value) -> bool:
+    return jnp.issubdtype(value.dtype, jnp.floating)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Region:
+    """The values from operations that may fail to a branch.
+
+    - `computed`: each after those that it is computed of.
+    - `harmless`: a number for each operand of those operations.
+    """
+
+    computed: tuple[Value, ...]
+    harmless: dict[Value, float]
+
+    def __bool__(self) -> bool:
+        return bool(self.computed)
+
+    def value_of(self, branch: Value, known: dict[Value, Array], is_chosen: Array) -> Array:
+        """The branch, computed with the harmless numbers where it is not chosen."""
+        known = dict(known)
+
+        def read(value: Value) -> Array:
+            array = known[value]
+            if value not in self.harmless:
+                return array
+            return jnp.where(is_chosen, array, jnp.asarray(self.harmless[value], array.dtype))
+
+        for value in self.computed:
+            inputs = [read(each) for each in _sources(value)]
+            if value.rewrite is not None and value.rewrite.build is not None:
+                known[value] = value.rewrite.build(*inputs)
+            else:
+                known[value] = value.step.eqn.primitive.bind(*inputs, **value.step.params)
+        return known[branch]
+
+
+def _sources(value: Value) -> list[Value]:
+    sources = value.rewrite.operands if value.rewrite is not None else value.step.inputs
+    return [seen_through(each) for each in sources]
+
+
+MAX_DEPTH = 100
+
+
+def _region(branch: Value, sources: set[Value]) -> _Region:
+    """The region of a branch: of operations on what the condition depends on too."""
+    order: dict[Value, bool] = {}
+    harmless: dict[Value, float] = {}
+
+    def visit(value: Value, depth: int = 0) -> bool:
+        value = seen_through(value)
+        if value not in order:
+            step = value.step
+            if step.kind not in THROUGH or value.shape != branch.shape or depth > MAX_DEPTH:
+                return False
+            found = [visit(each, depth + 1) for each in step.inputs]
+            if _may_fail(step):
+                index, number = HARMLESS[step.kind]
+                operand = seen_through(step.inputs[index])
+                if not ancestors_of(operand).isdisjoint(sources):
+                    harmless[operand] = number
+                    found.append(True)
+            order[value] = any(found)
+        return order[value]
+
+    visit(branch)
+    return _Region(tuple(value for value, is_inside in order.items() if is_inside), harmless)
+
+
+def _may_fail(step: Step) -> bool:
+    """Whether the derivative of an operation may be infinite."""
+    if step.kind not in HARMLESS:
+        return False
+    operand = step.inputs[HARMLESS[step.kind][0]]
+    if operand.shape != step.output.shape or constant_of(operand) is not None:
+        return False
+    if _is_guarded(operand):
+        return False
+    match step.kind:
+        case "integer_pow":
+            return step.params["y"] < 0
+        case "pow":
+            exponent = constant_of(step.inputs[1])
+            return exponent is None or exponent < 1
+        case "exp" | "exp2" | "expm1" | "sinh" | "cosh":
+            return not is_at_most_zero(operand)
+    return not is_positive(operand)
+
+
+def _is_guarded(value: Value, depth: int = 0) -> bool:
+    """Whether it is computed only from what `where` or a limit returned."""
+    step = seen_through(value).step
+    if depth > 8:
+        return False
+    if step.kind in GUARDS:
+        return True
+    inputs = [each for each in step.inputs if constant_of(each) is None]
+    return (
+        step.kind in THROUGH
+        and bool(inputs)
+        and all(_is_guarded(each, depth + 1) for each in inputs)
+    )
+
+
+def ancestors_of(value: Value, limit: int = 200) -> set[Value]:
+    """The values that one is computed of, without constants: as many as `limit`."""
+    found: set[Value] = set()
+    waiting = [value]
+    while waiting and len(found) < limit:
+        value = seen_through(waiting.pop())
+        if value not in found and value.constant is None:
+            found.add(value)
+            waiting += value.step.inputs
+    return found

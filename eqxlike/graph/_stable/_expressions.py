@@ -1,0 +1,504 @@
+"""A traced program as expressions: what each value is made of, seen through calls and broadcasts.
+
+`Value` is one value of the program, and `Step` the equation that computes it. Rules ask three
+questions of a value, which give the same answers however the formula was written:
+
+- `constant_of`: the number that all its elements are;
+- `factors_of`: the powers that it is a product of;
+- `terms_of`: the values that it is a sum of.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+
+from ..._compat import Tracer
+from .._operations import is_of_user_or_layer, line_of, scopes_in
+
+Axes = tuple[int, ...]
+"""The axis of a result on which each axis of a value lies."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rewrite:
+    """What a value is computed by instead: `build` of the arrays of `operands`.
+
+    `build` is None where there is nothing better to compute: the formula is only reported. The
+    rewrites of the values `within` are part of this one.
+    """
+
+    operands: tuple["Value", ...] = ()
+    build: Callable[..., jax.Array] | None = None
+    within: tuple["Value", ...] = ()
+
+
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
+class Value:
+    """One value.
+
+    - `step`: what computes it; `INPUT` for an input or a constant.
+    - `index`: which of the outputs of that step it is.
+    - `constant`: its array, where that is known.
+    - `inside`: for the output of a call, the value of the called program that it is.
+    - `rewrite`: what it is computed by instead.
+    - `number`: what `constant_of` found; `...` before it looked.
+    """
+
+    aval: Any
+    step: "Step"
+    index: int = 0
+    constant: Any = None
+    inside: "Value | None" = None
+    rewrite: Rewrite | None = None
+    number: Any = ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.aval.dtype
+
+
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
+class Step:
+    """One equation.
+
+    - `kind`, `params`: the name of its primitive, and the parameters.
+    - `inner`: for a call that is seen through, the steps of the program that it calls.
+    - `caller`: the call of the program that it belongs to, if that is seen through.
+    - `scopes`: the names under which it was traced, outer ones first.
+    - `eqn`: JAX's own.
+    """
+
+    kind: str
+    params: Mapping[str, Any]
+    inputs: tuple[Value, ...] = ()
+    outputs: tuple[Value, ...] = ()
+    inner: tuple["Step", ...] = ()
+    caller: "Step | None" = None
+    scopes: tuple[str, ...] = ()
+    eqn: Any = None
+
+    @property
+    def output(self) -> Value:
+        """The value, of a step that computes one."""
+        return self.outputs[0]
+
+    @property
+    def source(self) -> str:
+        """The line of the user's code: inside a function of JAX that of the call."""
+        step = self
+        while not (line := line_of(step.eqn.source_info)) and step.caller is not None:
+            step = step.caller
+        return line
+
+    @property
+    def is_of_user(self) -> bool:
+        """Whether the user's code put it together with its inputs: not JAX, inside one call."""
+        steps = [step for each in self.inputs if (step := seen_through(each).step) is not INPUT]
+        return not steps or any(step.instruction != self.instruction for step in steps)
+
+    @property
+    def instruction(self) -> tuple[Any, int] | None:
+        """The instruction of the user's code, or of a layer's, that it was traced from."""
+        step: Step | None = self
+        while step is not None:
+            if (traceback := step.eqn.source_info.traceback) is not None:
+                for code, place in zip(*traceback.raw_frames(), strict=True):
+                    if is_of_user_or_layer(code.co_filename):
+                        return code, place
+            step = step.caller
+        return None
+
+
+INPUT = Step("input", {})
+"""The step of inputs and constants."""
+
+
+def steps_of(
+    closed: ClosedJaxpr,
+    inputs: Sequence[Value],
+    scopes: tuple[str, ...] = (),
+    caller: Step | None = None,
+) -> tuple[tuple[Step, ...], list[Value]]:
+    """The steps of a program that is called with these inputs, and its outputs."""
+    jaxpr = closed.jaxpr
+    values = dict(zip(jaxpr.invars, inputs, strict=True))
+    for variable, constant in zip(jaxpr.constvars, closed.consts, strict=True):
+        values[variable] = Value(variable.aval, INPUT, constant=constant)
+
+    def read(atom: Any) -> Value:
+        if isinstance(atom, Literal):
+            return Value(atom.aval, INPUT, constant=atom.val)
+        return values[atom]
+
+    steps = []
+    for eqn in jaxpr.eqns:
+        path = scopes + scopes_in(str(eqn.source_info.name_stack))
+        step = Step(eqn.primitive.name, eqn.params, tuple(map(read, eqn.invars)))
+        step.caller, step.scopes, step.eqn = caller, path, eqn
+        step.outputs = tuple(Value(each.aval, step, i) for i, each in enumerate(eqn.outvars))
+        if (program := program_seen_through(eqn)) is not None:
+            step.inner, found = steps_of(program, step.inputs, path, step)
+            for output, inside in zip(step.outputs, found, strict=True):
+                output.inside = inside
+        values |= zip(eqn.outvars, step.outputs, strict=True)
+        steps.append(step)
+    return tuple(steps), [read(atom) for atom in jaxpr.outvars]
+
+
+def program_seen_through(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The program of a call that means what its operations mean: with no derivative of its own, no
+    donation, and no sharding.
+    """
+    params = eqn.params
+    if eqn.primitive.name in ("jit", "pjit"):
+        shardings = (*params["in_shardings"], *params["out_shardings"])
+        is_plain = all(str(each) == "UnspecifiedValue" for each in shardings)
+        return params["jaxpr"] if is_plain and not any(params["donated_invars"]) else None
+    return params["call_jaxpr"] if eqn.primitive.name == "closed_call" else None
+
+
+def all_steps(steps: Iterable[Step]) -> Iterator[Step]:
+    """The steps, and those of the programs that they call."""
+    for step in steps:
+        yield from all_steps(step.inner)
+        yield step
+
+
+PICKS = (
+    *("slice", "dynamic_slice", "gather", "squeeze", "reshape", "expand_dims", "transpose", "rev"),
+    *("broadcast_in_dim", "reduce_max", "reduce_min", "copy", "stop_gradient"),
+)
+"""What returns some elements of its first input, or in another order: a rising function of each
+element may be computed before it or after."""
+
+SAME_NUMBERS = ("copy", "copy_p", "optimization_barrier", "pvary")
+
+
+def seen_through(value: Value) -> Value:
+    """What this one is a copy of: an output of a call, or cast to its own dtype."""
+    while True:
+        if value.inside is not None:
+            value = value.inside
+            continue
+        kind, inputs = value.step.kind, value.step.inputs
+        is_cast = kind == "convert_element_type" and inputs[0].dtype == value.dtype
+        if not is_cast and (kind not in SAME_NUMBERS or len(inputs) != 1):
+            return value
+        value = inputs[0]
+
+
+def argument_of(value: Value, *kinds: str) -> Value | None:
+    """The first input of the operation that computes a value, if that is one of these.
+
+    **Arguments:**
+
+    - `value`: seen through calls and copies.
+    - `*kinds`: names of primitives, as `"exp"`.
+
+    **Returns:** the input, or None if the operation is another.
+    """
+    value = seen_through(value)
+    return value.step.inputs[0] if value.step.kind in kinds else None
+
+
+def unbroadcast(value: Value) -> tuple[Value, Axes]:
+    """The value that this one is a broadcast of, and the axis of this one that each of its own is.
+
+    Axes of length one that were added or taken away count as broadcasts.
+    """
+    axes = tuple(range(len(value.shape)))
+    while True:
+        value = seen_through(value)
+        match value.step.kind:
+            case "broadcast_in_dim":
+                places = value.step.params["broadcast_dimensions"]
+                axes = tuple(axes[place] for place in places)
+            case "expand_dims":
+                added = value.step.params["dimensions"]
+                axes = tuple(each for i, each in enumerate(axes) if i not in added)
+            case "squeeze" | "reshape" if (places := _kept_axes(value)) is not None:
+                axes = tuple(-1 if place is None else axes[place] for place in places)
+            case "transpose":
+                order = value.step.params["permutation"]
+                axes = tuple(axes[order.index(i)] for i in range(len(order)))
+            case _:
+                return value, axes
+        value = value.step.inputs[0]
+
+
+def _kept_axes(value: Value) -> list[int | None] | None:
+    """For each axis of what is reshaped the axis that it becomes, None for one of length one.
+
+    None if anything but axes of length one comes or goes.
+    """
+    before, after = value.step.inputs[0].shape, value.shape
+    long = [i for i, size in enumerate(after) if size != 1]
+    if [size for size in before if size != 1] != [after[i] for i in long]:
+        return None
+    places = iter(long)
+    return [None if size == 1 else next(places) for size in before]
+
+
+def broadcast(array: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array:
+    """What `unbroadcast` took off: `array` with its axes at `axes` of `shape`."""
+    if axes == tuple(range(len(shape))) and array.shape == shape:
+        return array
+    # An axis of length one may lie on none.
+    kept = [i for i, axis in enumerate(axes) if axis >= 0 and array.shape[i] == shape[axis]]
+    order = sorted(kept, key=lambda i: axes[i])
+    array = jax.lax.squeeze(array, [i for i in range(array.ndim) if i not in kept])
+    array = jax.lax.transpose(array, [sorted(kept).index(i) for i in order])
+    return jax.lax.broadcast_in_dim(array, shape, [axes[i] for i in order])
+
+
+def constant_of(value: Value) -> float | None:
+    """The number that all elements of a value are, if it is the same in every run.
+
+    **Arguments:**
+
+    - `value`: seen through calls, broadcasts, and arithmetic on constants.
+
+    **Returns:** the number, or None if elements differ or depend on an input.
+    """
+    if value.number is ...:
+        value.number = _constant_of(value)
+    return value.number
+
+
+def _constant_of(value: Value) -> float | None:
+    value, _ = unbroadcast(value)
+    if value.constant is not None:
+        return _uniform_number(value.constant, value.dtype)
+    step = value.step
+    if step.kind not in ARITHMETIC and step.kind != "convert_element_type":
+        return None
+    numbers = [constant_of(each) for each in step.inputs]
+    if None in numbers:
+        return None
+    if step.kind == "convert_element_type":
+        return numbers[0] if jnp.issubdtype(value.dtype, jnp.floating) else None
+    exponents = (step.params["y"],) if step.kind == "integer_pow" else ()
+    try:
+        return float(ARITHMETIC[step.kind](*numbers, *exponents))
+    except (ArithmeticError, ValueError):
+        return None
+
+
+def _uniform_number(constant: Any, dtype: Any) -> float | None:
+    is_real = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+    if isinstance(constant, Tracer) or not is_real or not 0 < np.size(constant) <= 2**16:
+        return None
+    flat = np.asarray(constant).reshape(-1)
+    return float(flat[0]) if bool((flat == flat[0]).all()) else None
+
+
+ARITHMETIC = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "div": lambda x, y: x / y,
+    "neg": lambda x: -x,
+    "sqrt": math.sqrt,
+    "rsqrt": lambda x: 1 / math.sqrt(x),
+    "square": lambda x: x * x,
+    "integer_pow": lambda x, y: x**y,
+    "pow": lambda x, y: x**y,
+    "exp": math.exp,
+    "log": math.log,
+    "max": max,
+    "min": min,
+    "abs": abs,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """A factor `value ** number` of a product, or a term `number * value` of a sum.
+
+    - `axes`: the axis of the product or sum on which each axis of `value` is; -1 for an axis of
+      length one that it does not have.
+    """
+
+    number: float
+    value: Value
+    axes: Axes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parts:
+    """A product `constant * factors`, or a sum `constant + terms`.
+
+    - `parts`: the factors or terms.
+    """
+
+    constant: float
+    parts: tuple[Part, ...]
+
+
+MAX_PARTS = 100
+"""A larger product or sum is left whole: x + x, forty times over, has 2⁴⁰ terms."""
+
+
+def factors_of(value: Value) -> Parts:
+    """The value as a product of powers: through products, quotients, powers and roots.
+
+    **Arguments:**
+
+    - `value`: seen through calls and broadcasts.
+
+    **Returns:** the constant, and each factor once. A value that is no product is its own factor.
+    """
+    whole = value
+    constant, parts, num_seen = 1.0, [], 0
+    rest = [(value, 1.0, tuple(range(len(value.shape))))]
+    while rest:
+        value, power, outer = rest.pop()
+        num_seen += 1
+        if num_seen > MAX_PARTS:
+            return _alone(whole, 1.0)
+        if (number := constant_of(value)) is not None and (number > 0 or power == int(power)):
+            if number == 0 and power < 0:
+                return Parts(math.nan, ())
+            constant *= number**power
+            continue
+        value, axes = unbroadcast(value)
+        axes = tuple(outer[axis] if axis >= 0 else -1 for axis in axes)
+        inputs = value.step.inputs
+        match value.step.kind:
+            case "mul":
+                rest += [(each, power, axes) for each in reversed(inputs)]
+            case "div":
+                rest += [(inputs[1], -power, axes), (inputs[0], power, axes)]
+            case "neg":
+                if power == int(power):
+                    constant *= (-1.0) ** power
+                    rest.append((inputs[0], power, axes))
+                else:
+                    parts.append(Part(power, value, axes))
+            case "sqrt" | "rsqrt" if len((inner := factors_of(inputs[0])).parts) == 1:
+                sign = 0.5 if value.step.kind == "sqrt" else -0.5
+                (part,) = inner.parts
+                if inner.constant > 0 and part.number % 2:
+                    constant *= inner.constant ** (sign * power)
+                    outer_axes = tuple(axes[each] if each >= 0 else -1 for each in part.axes)
+                    parts.append(Part(sign * power * part.number, part.value, outer_axes))
+                else:
+                    parts.append(Part(power, value, axes))
+            case "square" if power == int(power):
+                rest.append((inputs[0], 2 * power, axes))
+            case "integer_pow" if power == int(power):
+                rest.append((inputs[0], value.step.params["y"] * power, axes))
+            case _:
+                parts.append(Part(power, value, axes))
+    return Parts(constant, tuple(_merged(parts)))
+
+
+def terms_of(value: Value) -> Parts:
+    """The value as a sum, through sums, differences, and products with a constant.
+
+    **Arguments:**
+
+    - `value`: seen through calls and broadcasts.
+
+    **Returns:** the constant, and each term once. A value that is no sum is its own term.
+    """
+    whole = value
+    constant, parts, num_seen = 0.0, [], 0
+    rest = [(value, 1.0, tuple(range(len(value.shape))))]
+    while rest:
+        value, sign, outer = rest.pop()
+        num_seen += 1
+        if num_seen > MAX_PARTS:
+            return _alone(whole, 0.0)
+        if (number := constant_of(value)) is not None:
+            constant += sign * number
+            continue
+        value, axes = unbroadcast(value)
+        axes = tuple(outer[axis] if axis >= 0 else -1 for axis in axes)
+        inputs = value.step.inputs
+        match value.step.kind:
+            case "add" | "add_any":
+                rest += [(each, sign, axes) for each in reversed(inputs)]
+            case "sub":
+                rest += [(inputs[1], -sign, axes), (inputs[0], sign, axes)]
+            case "neg":
+                rest.append((inputs[0], -sign, axes))
+            case "mul" if (number := constant_of(inputs[0])) is not None:
+                rest.append((inputs[1], sign * number, axes))
+            case "mul" if (number := constant_of(inputs[1])) is not None:
+                rest.append((inputs[0], sign * number, axes))
+            case "div" if number := constant_of(inputs[1]):
+                rest.append((inputs[0], sign / number, axes))
+            case _:
+                parts.append(Part(sign, value, axes))
+    return Parts(constant, tuple(_merged(parts)))
+
+
+def _alone(value: Value, constant: float) -> Parts:
+    value = seen_through(value)
+    return Parts(constant, (Part(1.0, value, tuple(range(len(value.shape)))),))
+
+
+def _merged(parts: list[Part]) -> Iterator[Part]:
+    """The parts with each value once, without those whose number is zero."""
+    if len(parts) == 1:
+        return (part for part in parts if part.number)
+    found = {}
+    for part in parts:
+        at = key_of(part.value), part.axes
+        before = found.get(at)
+        found[at] = Part(part.number + (before.number if before else 0.0), part.value, part.axes)
+    return (part for part in found.values() if part.number)
+
+
+def key_of(value: Value, depth: int = 5) -> Any:
+    """Equal for values that are computed alike from the same values."""
+    value = seen_through(value)
+    step = value.step
+    is_wide = len(step.inputs) > 8
+    if step is INPUT or depth == 0 or is_wide or step.inner or step.eqn.effects:
+        return _leaf_key(value)
+    inputs = tuple(key_of(each, depth - 1) for each in step.inputs)
+    params = str(sorted(step.params.items(), key=lambda item: item[0]))
+    return step.kind, params, value.index, inputs
+
+
+def _leaf_key(value: Value) -> Any:
+    number = constant_of(value) if value.constant is not None else None
+    return id(value) if number is None else ("constant", number, value.shape, str(value.dtype))
+
+
+def is_same(first: Value, second: Value) -> bool:
+    """Whether two values are computed alike from the same values.
+
+    **Arguments:**
+
+    - `first`, `second`: seen through calls and copies. `exp(x)` that is written twice is the same.
+    """
+    return key_of(first) == key_of(second)
+
+
+class CalledFunction(NamedTuple):
+    """The function that a call was traced from; of loops and branches nothing is said."""
+
+    name: str
+    is_of_jax: bool
+
+
+def called_function(eqn: JaxprEqn) -> CalledFunction:
+    is_loop = eqn.primitive.name in ("scan", "while", "cond")
+    program = None if is_loop else eqn.params.get("call_jaxpr") or eqn.params.get("jaxpr")
+    about = getattr(getattr(program, "jaxpr", program), "debug_info", None)
+    path = getattr(about, "func_filename", None) or ""
+    return CalledFunction(getattr(about, "func_name", ""), os.sep + "jax" + os.sep in path)

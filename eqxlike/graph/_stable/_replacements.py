@@ -1,0 +1,133 @@
+"""Functions that keep their digits in value and derivative, where JAX's own lose some."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+@jax.custom_jvp
+def sigmoid(y: Array) -> Array:
+    """JAX's, with the derivative s(y) s(-y) in place of s(y) (1 - s(y))."""
+    return lax.logistic(y)
+
+
+@sigmoid.defjvp
+def _(primals, tangents):
+    (y,), (tangent,) = primals, tangents
+    return sigmoid(y), tangent * sigmoid(y) * sigmoid(-y)
+
+
+@jax.custom_jvp
+def expm1(y: Array) -> Array:
+    """The exponential minus one, with the exponential as its derivative."""
+    return lax.expm1(y)
+
+
+@expm1.defjvp
+def _(primals, tangents):
+    (y,), (tangent,) = primals, tangents
+    return expm1(y), tangent * jnp.exp(y)
+
+
+@jax.custom_jvp
+def tanh(y: Array) -> Array:
+    """JAX's, with the derivative 4 s(2 y) s(-2 y) in place of 1 - tanh² y."""
+    return lax.tanh(y)
+
+
+@tanh.defjvp
+def _(primals, tangents):
+    (y,), (tangent,) = primals, tangents
+    return tanh(y), tangent * one_minus_tanh_squared(y)
+
+
+@jax.custom_jvp
+def one_minus_tanh_squared(y: Array) -> Array:
+    return 4 * sigmoid(2 * y) * sigmoid(-2 * y)
+
+
+@one_minus_tanh_squared.defjvp
+def _(primals, tangents):
+    (y,), (tangent,) = primals, tangents
+    found = one_minus_tanh_squared(y)
+    return found, tangent * -2 * tanh(y) * found
+
+
+@jax.custom_jvp
+def logaddexp(x: Array, y: Array) -> Array:
+    """log(exp(x) + exp(y)), with sigmoids as its derivatives, which lose no digits far out."""
+    return jnp.logaddexp(x, y)
+
+
+@logaddexp.defjvp
+def _(primals, tangents):
+    x, y = primals
+    is_tie = jnp.isinf(x) & (x == y)
+    difference = jnp.where(is_tie, 0, x - y)
+    slope = sigmoid(difference) * tangents[0] + sigmoid(-difference) * tangents[1]
+    return logaddexp(x, y), slope
+
+
+def log1mexp(y: Array) -> Array:
+    """log(1 - exp(y)) for y < 0 (Mächler 2012, "Accurately computing log(1 - exp(-|a|))")."""
+    is_near = y > -math.log(2)
+    near = jnp.log(-expm1(jnp.where(is_near, y, -1)))
+    return jnp.where(is_near, near, lax.log1p(-jnp.exp(jnp.where(is_near, -1, y))))
+
+
+@jax.custom_jvp
+def log_normal_cdf(x: Array) -> Array:
+    """The logarithm of the cdf of the standard normal distribution."""
+    return _log_cdf_and_slope(x)[0]
+
+
+@log_normal_cdf.defjvp
+def _(primals, tangents):
+    (x,), (tangent,) = primals, tangents
+    return log_normal_cdf(x), tangent * _log_cdf_and_slope(x)[1]
+
+
+FAR = -5.0
+
+
+def _log_cdf_and_slope(x: Array) -> tuple[Array, Array]:
+    half_log_2_pi, root_2 = 0.5 * math.log(2 * math.pi), math.sqrt(2)
+    is_far = x < FAR
+    near = jnp.where(is_far, 0, x)
+    tail = 0.5 * lax.erfc(jnp.abs(near) / root_2)
+    log_near = jnp.where(near > 0, lax.log1p(-tail), jnp.log(tail))
+    slope_near = jnp.exp(-jnp.square(near) / 2 - half_log_2_pi - log_near)
+    # Laplace's continued fraction of Mills' ratio.
+    t = jnp.where(is_far, -x, -FAR)
+    below = t
+    for n in range(30, 0, -1):
+        below = t + n / below
+    log_far = -jnp.square(t) / 2 - half_log_2_pi - jnp.log(below)
+    return jnp.where(is_far, log_far, log_near), jnp.where(is_far, below, slope_near)
+
+
+def safe_sqrt(x: Array) -> Array:
+    """The square root, whose derivative at zero is zero."""
+    is_zero = x == 0
+    return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, x)))
+
+
+def length(roots: list[Array]) -> Array:
+    """sqrt(x₁² + x₂² + ...), for each element; neither squares overflow nor underflow."""
+    largest = jnp.abs(roots[0])
+    for root in roots[1:]:
+        largest = jnp.maximum(largest, jnp.abs(root))
+    # A power of two scales without rounding; half of it may be infinite no more.
+    is_ordinary = (largest > 0) & jnp.isfinite(largest)
+    _, exponent = jnp.frexp(lax.stop_gradient(jnp.where(is_ordinary, largest, 1)))
+    scale = jnp.ldexp(jnp.ones_like(largest), exponent - 1)
+    squares = [jnp.square(root / scale) for root in roots]
+    return scale * safe_sqrt(functools.reduce(jnp.add, squares))
+
+
+def scaled(number: float, array: Array) -> Array:
+    """The product, without an operation where the number is one."""
+    return array if number == 1 else -array if number == -1 else number * array

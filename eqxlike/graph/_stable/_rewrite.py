@@ -1,0 +1,243 @@
+"""The engine: finds what rules match in a traced program, and runs the program rewritten.
+
+A program is a graph of values. A rule looks at the value that an equation computes, through calls
+and broadcasts, and says of which other values it is computed instead. What outputs and effects need
+is then run in the order of the program. Programs in loops, branches and custom derivatives are
+rewritten by themselves.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from ._expressions import INPUT, Rewrite, Step, Value, all_steps, called_function, steps_of
+
+SCOPE = "stable"
+"""The `jax.named_scope` of what a rule computes. Rules do not look inside."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A formula that loses digits, and what is computed instead.
+
+    - `name`: what is reported.
+    - `kinds`: the primitives whose result may be such a formula.
+    - `match`: given the step that computes the result, the rewrite; None for another formula.
+    - `fails`: for which inputs the formula fails, and how.
+    - `instead`: what to write.
+    - `is_of_jax`: whether it matters inside JAX's own functions too.
+    - `is_of_gradient`: whether only a derivative fails. Functions with a derivative of their own
+      are left alone then.
+
+    !!! example
+
+        The difference of two roots, as sqrt(x + 1) - sqrt(x), cancels for large x:
+
+        >>> import jax.numpy as jnp
+        >>> from eqxlike import graph
+        >>> def match(step):
+        ...     x, y = (graph.argument_of(each, "sqrt") for each in step.inputs)
+        ...     if x is None or y is None:
+        ...         return None
+        ...     first, second = graph.terms_of(x), graph.terms_of(y)
+        ...     if first.parts != second.parts:
+        ...         return None
+        ...     c = first.constant - second.constant
+        ...     return graph.Rewrite((x, y), lambda x, y: c / (jnp.sqrt(x) + jnp.sqrt(y)))
+        >>> rule = graph.Rule(
+        ...     name="difference of roots",
+        ...     kinds=("sub",),
+        ...     match=match,
+        ...     fails="for large x: all digits cancel",
+        ...     instead="1 / (jnp.sqrt(x + 1) + jnp.sqrt(x))",
+        ... )
+        >>> def function(x):
+        ...     return jnp.sqrt(x + 1) - jnp.sqrt(x)
+        >>> stable = graph.stabilise(function, rules=(*graph.RULES, rule))
+        >>> print(function(1e8), stable(1e8))
+        0.0 5e-05
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    match: Callable[[Step], Rewrite | None]
+    fails: str
+    instead: str
+    is_of_jax: bool = False
+    is_of_gradient: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Match:
+    """A step whose result a rule matches."""
+
+    rule: Rule
+    step: Step
+    rewrite: Rewrite
+
+
+class StableProgram:
+    """A program, and what rules match in it.
+
+    - `matches`: the matches that the outputs depend on, those in inner programs too.
+    """
+
+    def __init__(self, closed: ClosedJaxpr, rules: Sequence[Rule], scopes: tuple[str, ...] = ()):
+        self._closed = closed
+        self._inputs = [Value(each, INPUT) for each in closed.in_avals]
+        self._steps, self._outputs = steps_of(closed, self._inputs, scopes)
+        every = [step for step in all_steps(self._steps) if SCOPE not in step.scopes]
+        found = list(_matches_in(every, rules))
+        # Of a step: the parameter, its place there, and the program.
+        self._inner: Mapping[Step, list[tuple[str, int | None, StableProgram]]] = {
+            step: programs for step in every if (programs := list(_inner_programs(step, rules)))
+        }
+        # Calls whose operations are run in place of the call.
+        self._opened = {
+            step
+            for step in every
+            if any(each in self._inner or _rewrite_of(each) for each in all_steps(step.inner))
+        }
+        self._effects = set(self._steps_with_effects(self._steps))
+        self._needed = self._values_needed()
+        seen = {*self._needed}
+        seen |= {each for value in seen if value.rewrite for each in value.rewrite.within}
+        self.matches = [match for match in found if match.step.output in seen]
+        for step, programs in self._inner.items():
+            if step in self._effects or not seen.isdisjoint(step.outputs):
+                self.matches += (match for *_, program in programs for match in program.matches)
+
+    @property
+    def is_rewritten(self) -> bool:
+        return any(match.rewrite.build for match in self.matches)
+
+    def __call__(self, *arrays: Array) -> list[Array]:
+        """The outputs."""
+        known: dict[Value, Any] = dict(zip(self._inputs, arrays, strict=True))
+        for step in all_steps(self._steps):
+            if step not in self._effects and self._needed.isdisjoint(step.outputs):
+                continue
+            rewrite = _rewrite_of(step)
+            if rewrite is not None and rewrite.build is not None:
+                operands = [_array(each, known) for each in rewrite.operands]
+                with jax.named_scope(SCOPE):
+                    known[step.output] = _like(rewrite.build(*operands), step.output.aval)
+            elif step in self._opened:
+                for output in self._needed.intersection(step.outputs):
+                    known[output] = _array(_inside(output), known)
+            else:
+                inputs = [_array(each, known) for each in step.inputs]
+                known |= zip(step.outputs, self._bind(step, inputs), strict=True)
+        return [_array(output, known) for output in self._outputs]
+
+    def rewritten(self) -> ClosedJaxpr:
+        """The program as a jaxpr of the same inputs and outputs."""
+        structs = [
+            jax.ShapeDtypeStruct(each.shape, each.dtype, weak_type=each.weak_type)
+            for each in self._closed.in_avals
+        ]
+        return jax.make_jaxpr(self)(*structs)
+
+    def _steps_with_effects(self, steps: Iterable[Step]) -> Iterator[Step]:
+        for step in steps:
+            if step in self._opened:
+                yield from self._steps_with_effects(step.inner)
+            elif step.eqn.effects:
+                yield step
+
+    def _values_needed(self) -> set[Value]:
+        """The values that outputs and effects are computed of."""
+        needed: set[Value] = set()
+        waiting = [*self._outputs, *(each for step in self._effects for each in step.inputs)]
+        while waiting:
+            value = waiting.pop()
+            if value not in needed:
+                needed.add(value)
+                waiting += self._sources(value)
+        return needed
+
+    def _sources(self, value: Value) -> Sequence[Value]:
+        """What a value is computed of."""
+        if value.rewrite is not None:
+            return value.rewrite.operands
+        return (_inside(value),) if value.step in self._opened else value.step.inputs
+
+    def _bind(self, step: Step, arrays: Sequence[Array]) -> Sequence[Array]:
+        params = dict(step.params)
+        for name, place, program in self._inner.get(step, ()):
+            if not program.is_rewritten:
+                continue
+            new = program.rewritten()
+            if isinstance(params[name], Jaxpr) and new.consts:
+                continue  # It has no place for arrays.
+            if place is not None:
+                params[name] = (*params[name][:place], new, *params[name][place + 1 :])
+            else:
+                params[name] = new if isinstance(params[name], ClosedJaxpr) else new.jaxpr
+        primitive = step.eqn.primitive
+        with step.eqn.ctx.manager, jax.named_scope("/".join(step.scopes[-1:])):
+            outputs = primitive.bind(*arrays, **primitive.get_bind_params(params))
+        return outputs if primitive.multiple_results else [outputs]
+
+
+def _matches_in(steps: Iterable[Step], rules: Sequence[Rule]) -> Iterator[Match]:
+    """The first rule that matches each step."""
+    for step in steps:
+        for rule in rules if _is_real(step) else ():
+            if step.kind not in rule.kinds or (rewrite := rule.match(step)) is None:
+                continue
+            if rule.is_of_jax or step.is_of_user:
+                if rewrite.build is not None:
+                    step.output.rewrite = rewrite
+                yield Match(rule, step, rewrite)
+                break
+
+
+def _is_real(step: Step) -> bool:
+    return len(step.outputs) == 1 and jnp.issubdtype(step.output.aval.dtype, jnp.floating)
+
+
+def _inner_programs(
+    step: Step, rules: Sequence[Rule]
+) -> Iterator[tuple[str, int | None, StableProgram]]:
+    """The programs in the parameters of a step that is not seen through, if rules match there."""
+    if step.inner or step.kind in ("shard_map", "xla_pmap") or called_function(step.eqn).is_of_jax:
+        return
+    if step.kind.startswith("custom_"):
+        rules = [rule for rule in rules if not rule.is_of_gradient]
+    for name, param in step.params.items():
+        for place, each in enumerate(param) if isinstance(param, tuple | list) else [(None, param)]:
+            if isinstance(each, Jaxpr) and not each.constvars:
+                each = ClosedJaxpr(each, ())
+            if isinstance(each, ClosedJaxpr):
+                program = StableProgram(each, rules, step.scopes)
+                if program.matches:
+                    yield name, place, program
+
+
+def _rewrite_of(step: Step) -> Rewrite | None:
+    return step.output.rewrite if step.outputs else None
+
+
+def _inside(value: Value) -> Value:
+    return value if value.inside is None else value.inside
+
+
+def _array(value: Value, known: Mapping[Value, Any]) -> Any:
+    return known[value] if value.constant is None else value.constant
+
+
+def _like(array: Array, aval: Any) -> Array:
+    """The array with the dtype and the weak type of what it replaces."""
+    if jnp.shape(array) != aval.shape:
+        array = jnp.broadcast_to(array, aval.shape)
+    if aval.weak_type:
+        return lax.convert_element_type_p.bind(
+            array, new_dtype=aval.dtype, weak_type=True, sharding=None
+        )
+    return lax.convert_element_type(array, aval.dtype)

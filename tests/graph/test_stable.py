@@ -1,0 +1,384 @@
+"""Formulas that lose digits: which are found, and what is computed in their place."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import eqxlike as eqx
+from benchmarks import stable_maths
+from eqxlike import bayes, graph, nn, train
+from eqxlike.graph._stable._rewrite import StableProgram
+from tests.graph.spellings import LOG, SPELLINGS
+
+FAR = jnp.array([-300.0, -100.0, -20.0, -1.0, 0.5, 3.0, 90.0, 300.0])
+NEAR = jnp.array([-4.0, -2.5, -1.0, -0.3, 0.2, 0.9, 2.0, 3.5])
+
+
+def names_in(function, *args, rules=graph.RULES):
+    return [each.name for each in graph.unstable(function, *args, rules=rules)]
+
+
+def test_each_spelling_is_found_and_gone_once_it_is_rewritten():
+    for name, function in SPELLINGS:
+        program = StableProgram(jax.make_jaxpr(function)(FAR), graph.RULES)
+        assert name in [match.rule.name for match in program.matches], inspect.getsource(function)
+        again = StableProgram(program.rewritten(), graph.RULES)
+        assert not again.is_rewritten, inspect.getsource(function)
+
+
+def test_values_and_gradients_are_the_same_where_nothing_is_lost():
+    is_wide = [name not in ("sum in low precision", "cast to float16") for name, _ in SPELLINGS]
+    functions = [f for (_, f), wide in zip(SPELLINGS, is_wide, strict=True) if wide][::4]
+
+    def run(x, functions):
+        totals = [lambda x, f=f: jnp.sum(f(x)) for f in functions]
+        return [jax.value_and_grad(total)(x) for total in totals]
+
+    # As one program: most of these formulas are short.
+    found, right = (
+        jax.jit(functools.partial(run, functions=each))(NEAR)
+        for each in (list(map(graph.stabilise, functions)), functions)
+    )
+    for function, ours, theirs in zip(functions, found, right, strict=True):
+        for mine, naive in zip(ours, theirs, strict=True):
+            # Where the naive value is infinite, its gradient is zero.
+            is_known = np.isfinite(naive) & np.isfinite(theirs[0])
+            text = inspect.getsource(function)
+            np.testing.assert_allclose(
+                np.where(is_known, mine, 0), np.where(is_known, naive, 0), 1e-3, 2e-5, err_msg=text
+            )
+
+
+def softplus(x):
+    return jnp.log(1 + jnp.exp(x))
+
+
+@jax.custom_jvp
+def with_own_derivative(x):
+    return softplus(x)
+
+
+@with_own_derivative.defjvp
+def _(primals, tangents):
+    return with_own_derivative(*primals), 3 * tangents[0]
+
+
+@jax.custom_vjp
+def with_own_gradient(x):
+    return softplus(x)
+
+
+with_own_gradient.defvjp(lambda x: (with_own_gradient(x), None), lambda _, g: (3 * g,))
+
+INSIDE = {
+    "while_loop": lambda x: lax.while_loop(
+        lambda c: jnp.all(softplus(c[1]) < 1e30) & (c[0] < 1),
+        lambda c: (c[0] + 1, softplus(c[1])),
+        (0, x),
+    )[1],
+    "scan of vmap": lambda x: lax.scan(lambda c, x: (c, jax.vmap(softplus)(x)), 0.0, x[None])[1][0],
+    "switch": lambda x: lax.switch(1, (jnp.sin, softplus), x),
+    "cond of a traced condition": lambda x: lax.cond(x[0] < 0, softplus, jnp.sin, x),
+    "fori_loop": lambda x: lax.fori_loop(0, 1, lambda i, x: softplus(x), x),
+    "donated jit": lambda x: jax.jit(softplus, donate_argnums=0)(x + 0),
+    "sharded jit": lambda x: jax.jit(
+        softplus, out_shardings=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    )(x),
+    "checkpoint": jax.checkpoint(softplus),
+    "filter_checkpoint": eqx.filter_checkpoint(softplus),
+    "filter_vmap": eqx.filter_vmap(softplus),
+    "filter_jit": eqx.filter_jit(softplus),
+    "custom_jvp": with_own_derivative,
+    "custom_vjp": with_own_gradient,
+    "stabilise": lambda x: graph.stabilise(softplus)(x),
+}
+
+
+def test_programs_inside_of_a_program_are_rewritten():
+    found = eqx.filter_jit(lambda x: {name: graph.stabilise(f)(x) for name, f in INSIDE.items()})(
+        FAR
+    )
+    for name, y in found.items():
+        assert (name == "stabilise") != (LOG in names_in(INSIDE[name], FAR)), name
+        np.testing.assert_allclose(y, jax.nn.softplus(FAR), 1e-5, err_msg=name)
+
+
+def test_a_derivative_of_the_users_own_is_kept():
+    for function in (with_own_derivative, with_own_gradient):
+        stable = graph.stabilise(function)
+        assert jax.grad(stable)(300.0) == jax.vjp(stable, 300.0)[1](1.0)[0] == 3
+
+
+def test_a_gradient_that_is_stopped_stays_stopped():
+    stopped = lambda x: jnp.log(lax.stop_gradient(jnp.exp(x)))
+    straight_through = lambda x: 1 - (jnp.tanh(x) + lax.stop_gradient(jnp.sign(x) - jnp.tanh(x)))
+    for function in (stopped, straight_through):
+        assert jax.grad(graph.stabilise(function))(0.5) == jax.grad(function)(0.5)
+    assert graph.stabilise(straight_through)(0.5) == straight_through(0.5)
+
+
+def test_effects_happen_once_and_in_their_order(capfd):
+    @jax.jit
+    def function(x):
+        jax.debug.print("first {}", x, ordered=True)
+        y = softplus(x)
+        jax.debug.print("second {}", y, ordered=True)
+        return lax.fori_loop(
+            0, 2, lambda i, y: jax.debug.print("{}", i, ordered=True) or softplus(y), y
+        )
+
+    eqx.filter_jit(graph.stabilise(function))(jnp.float32(300))
+    jax.effects_barrier()
+    assert capfd.readouterr().out.split() == ["first", "300.0", "second", "300.0", "0", "1"]
+
+
+def test_refs_and_random_numbers_keep_their_bits():
+    def function(x, key, other):
+        ref = jax.new_ref(jnp.zeros(8))
+        ref[...] = jax.random.normal(key, 8)
+        before = ref[...]
+        ref[...] += softplus(x)
+        return before, ref[...] - jax.nn.softplus(x), jnp.sin(x) * before, jax.random.split(other)
+
+    def args():
+        return NEAR, jax.random.key(3), jax.random.key(4)
+
+    found, right = (eqx.filter_jit(each)(*args()) for each in (graph.stabilise(function), function))
+    np.testing.assert_allclose(found[1], right[1], atol=1e-5)
+    assert names_in(function, *args()) == [LOG]
+    for mine, theirs in zip(found[::2], right[::2], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert jnp.all(jax.random.key_data(found[3]) == jax.random.key_data(right[3]))
+
+
+def test_types_stay():
+    def function(x, y, i):
+        return softplus(x), softplus(2.0 * y), i + 1, jnp.exp(x) - 1, jnp.sqrt(jnp.sum(x**2)), i
+
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+        args = jnp.ones((2, 3), dtype), 1.0, 2
+        found, right = (jax.make_jaxpr(f)(*args) for f in (graph.stabilise(function), function))
+        assert found.out_avals == right.out_avals
+        assert [each.weak_type for each in found.out_avals] == [
+            each.weak_type for each in right.out_avals
+        ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_no_formula_gets_worse(dtype):
+    for name, of, before, after in stable_maths.errors(stable_maths.FORMULAS, dtype, 30):
+        assert after <= max(before, 4), f"{name}: {of}, {before} ulp before, {after} after"
+
+
+class Classifier(eqx.Module):
+    layer: nn.Linear
+    temperature: float = eqx.field(static=True)
+    activation: object = jnp.sin
+
+    def __call__(self, x, *, label):
+        return -jnp.log(jax.nn.softmax(self.activation(self.layer(x)) / self.temperature)[label])
+
+
+def test_models_and_static_arguments_pass_through_and_gradients_are_stable():
+    model = Classifier(nn.Linear(8, 3, key=jax.random.key(0)), 1e-3)
+    loss = graph.stabilise(lambda model, x, *, label, name: model(x, label=label))
+    slopes = eqx.filter_jit(eqx.filter_grad(loss))(model, NEAR, label=1, name="static")
+    assert slopes.temperature == 1e-3
+    assert jnp.all(jnp.isfinite(slopes.layer.weight))
+    assert jnp.any(slopes.layer.weight)
+    (found,) = graph.unstable(model, NEAR, label=1)
+    assert (found.name, found.layer, found.is_rewritten) == (LOG, "Classifier", True)
+    assert "Loses digits" in str(graph.report(model, NEAR, label=1))
+
+
+def test_maps_over_devices_are_left_alone():
+    mesh = jax.make_mesh((2,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def sharded(x):
+        total = lambda x: lax.psum(softplus(x), "devices") / lax.axis_size("devices")
+        return jax.shard_map(total, mesh=mesh, in_specs=P("devices"), out_specs=P())(x)
+
+    def mapped(x):
+        return jax.vmap(lambda x: lax.psum(softplus(x), "batch"), axis_name="batch")(x)
+
+    for function in (sharded, jax.pmap(softplus), mapped):
+        x = NEAR.reshape(2, 4)
+        np.testing.assert_allclose(graph.stabilise(function)(x), function(x), 1e-5)
+
+
+def difference_of_roots(step):
+    x, y = (graph.argument_of(each, "sqrt") for each in step.inputs)
+    if x is None or y is None:
+        return None
+    first, second = graph.terms_of(x), graph.terms_of(y)
+    if first.parts != second.parts:
+        return None
+    c = first.constant - second.constant
+    return graph.Rewrite((x, y), lambda x, y: c / (jnp.sqrt(x) + jnp.sqrt(y)))
+
+
+def test_a_rule_of_the_users_own_is_applied():
+    rule = graph.Rule(
+        "difference of roots", ("sub",), difference_of_roots, "for large x", "c / (a + b)"
+    )
+    rules, function = (*graph.RULES, rule), lambda x: jnp.sqrt(x + 1) - jnp.sqrt(x)
+    assert names_in(function, jnp.float32(1e8)) == []
+    assert names_in(function, jnp.float32(1e8), rules=rules) == [rule.name]
+    np.testing.assert_allclose(graph.stabilise(function, rules=rules)(jnp.float32(1e8)), 5e-5, 1e-6)
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(
+        TypeError, match=r"graph.stabilise expects a function; it got 3, of type int"
+    ):
+        graph.stabilise(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(
+        TypeError, match=r"graph.unstable expects a function, and then its arguments"
+    ):
+        graph.unstable(3)  # pyright: ignore[reportArgumentType]
+
+
+def welford(x):
+    def step(carry, x):
+        count, mean, total = carry
+        mean_after = mean + (x - mean) / (count + 1)
+        return (count + 1, mean_after, total + (x - mean) * (x - mean_after)), None
+
+    (count, _, total), _ = lax.scan(step, (0.0, 0.0, 0.0), x)
+    return total / count
+
+
+def log1mexp(x):
+    is_near = x > -0.693
+    near = jnp.log(-jnp.expm1(jnp.where(is_near, x, -1)))
+    return jnp.where(is_near, near, jnp.log1p(-jnp.exp(jnp.where(is_near, -1, x))))
+
+
+def shifted_logsumexp(x):
+    large = jnp.max(x)
+    return large + jnp.log(jnp.sum(jnp.exp(x - large)))
+
+
+STABLE = (
+    shifted_logsumexp,
+    lambda x: x - shifted_logsumexp(x),
+    lambda x: jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x))),
+    log1mexp,
+    lambda x: jnp.where(x > 0, jnp.log(jnp.where(x > 0, x, 1)), 0),
+    lambda x: jnp.where(x == 0, 0, x * jnp.log(jnp.where(x == 0, 1, x))),
+    welford,
+    lambda x: jnp.mean((x - jnp.mean(x)) ** 2),
+    lambda x: jnp.sqrt(x**2 + 1e-6),
+    lambda x: 1 / (1 + x**2),
+    lambda x: jnp.exp(-(x**2) / 2) / jnp.sqrt(2 * jnp.pi),
+    lambda x: x * jnp.log(jnp.arange(1.0, 9)),
+    lambda x: jnp.where(x > 0, x, 0.01 * x),
+    lambda x: jnp.tanh(x) ** 2 + 1,
+    jax.nn.log_softmax,
+    jax.nn.softplus,
+    jax.nn.gelu,
+    jax.nn.logsumexp,
+    jax.scipy.special.xlogy,
+)
+
+
+def test_nothing_is_said_on_what_is_written_in_a_stable_way():
+    for function in STABLE:
+        args = (FAR,) * (2 if function is jax.scipy.special.xlogy else 1)
+        assert not graph.unstable(function, *args), inspect.getsource(function)
+
+
+def cross_entropy(model, batch, key):
+    x, labels = batch
+    logits = jax.vmap(model)(x)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def mlp(activation):
+    return nn.MLP(8, 3, 9, 1, activation=activation, key=jax.random.key(0))
+
+
+CONVOLUTIONAL = nn.Sequential(
+    [nn.Conv2d(4, 3, 3, key=jax.random.key(0)), nn.Lambda(jnp.ravel), nn.LayerNorm(108)]
+)
+
+
+def test_nothing_is_said_on_layers_and_their_training():
+    vectors, images = jnp.ones((2, 8)), jnp.ones((2, 4, 8, 8))
+    step = train.make_step(cross_entropy, optax.adamw(1e-3))
+    for model, x in (
+        *((mlp(f), vectors) for f in (jax.nn.gelu, jax.nn.silu, jnp.tanh, jax.nn.sigmoid)),
+        (CONVOLUTIONAL, images),
+    ):
+        state = train.TrainState.create(model, optax.adamw(1e-3), key=jax.random.key(0))
+        assert not graph.unstable(step, state, (x, jnp.array([0, 2])))
+
+
+def test_nothing_is_said_on_losses_and_densities():
+    y, labels = jnp.full(8, 0.5), jnp.array([1])
+    posterior = bayes.Posterior(
+        nn.Linear(8, 3, key=jax.random.key(0)),
+        prior=bayes.horseshoe(),
+        likelihood=bayes.Categorical(),
+        data=(FAR[None], labels),
+    )
+    for function, args in (
+        (optax.sigmoid_binary_cross_entropy, (FAR, y)),
+        (optax.softmax_cross_entropy, (FAR, y)),
+        (optax.softmax_cross_entropy_with_integer_labels, (FAR[None], labels)),
+        (optax.losses.poly_loss_cross_entropy, (FAR, y)),
+        (optax.losses.sigmoid_focal_loss, (FAR, y)),
+        (optax.huber_loss, (FAR, y)),
+        (optax.log_cosh, (FAR, y)),
+        (optax.losses.ntxent, (jnp.ones((4, 8)), jnp.array([0, 0, 1, 1]))),
+        (dist.BernoulliLogits(FAR).log_prob, (labels,)),
+        (dist.Categorical(logits=FAR).log_prob, (labels,)),
+        (dist.NegativeBinomial2(y, y).log_prob, (labels,)),
+        (dist.StudentT(3.0).log_prob, (FAR,)),
+        (dist.LogNormal().log_prob, (y,)),
+        (posterior.log_density, (posterior.initial(key=jax.random.key(0)),)),
+    ):
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            assert not graph.unstable(function, *args), function
+    (found,) = graph.unstable(optax.losses.kl_divergence, FAR, y)
+    assert found.name == "branch that is not taken"
+
+
+def doubled(x):
+    for _ in range(40):
+        x = x + x
+    return jnp.log(1 + jnp.exp(x))
+
+
+def multiplied(x):
+    for _ in range(40):
+        x = x * x
+    return jnp.log(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.log(x * (x - 1) * jnp.exp(x)),  # both may be negative
+        lambda x: jnp.log(jnp.max(jax.nn.sigmoid(x))),  # the largest of a sum of two
+        lambda x: jnp.log(jnp.take(jax.nn.softmax(x), 9, mode="fill", fill_value=0.5)),
+        lambda x: jnp.log(jnp.exp(lax.complex(x, x))),
+        lambda x: jnp.where(x > 0, jnp.nan, x) / jnp.where(x > 0, jnp.nan, x),
+        doubled,  # 2⁴⁰ terms, and factors
+        multiplied,
+    ],
+)
+def test_what_was_found_by_attack_is_as_it_is_written(function):
+    x = jnp.array([-1.0, -0.3, 0.1, 0.5])
+    expected = function(x)
+    is_known = jnp.isfinite(expected) | jnp.isnan(expected)
+    found = jnp.where(is_known, graph.stabilise(function)(x), expected)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
