@@ -75,7 +75,7 @@ def examples(count: int) -> tuple[np.ndarray, np.ndarray]:
     x = np.random.default_rng(0).normal(size=(count, FEATURES)).astype(np.float32)
     with jax.default_device(jax.local_devices()[0]):
         teacher = network(jax.random.key(0), 32)
-        return x, np.asarray(eqx.filter_jit(eqx.filter_vmap(teacher))(x))
+        return x, np.asarray(eqx.filter_jit(eqx.filter_vmap(teacher))(jnp.asarray(x)))
 
 
 def loss(model: Any, batch: Any, key: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from ..._tables import BLUE, GREY, INK, tidy
 from .._mixtures import Mixture, check_mixture
 from ..metrics import calibration_bins, ece
-from ..metrics._classes import CalibrationBins, Equal
+from ..metrics._classes import Equal
 from ._bands import add_legend, axes_for, binomial_band, tint
 
 # --- Whether a prediction of a class is right as often as it claims ---
@@ -51,7 +51,6 @@ def reliability(
     'ECE 0.300, 3 predictions'
     """
     bins = calibration_bins(probabilities, labels, num_bins, equal=equal)
-    bins = CalibrationBins(*map(np.asarray, bins))
     error = float(ece(probabilities, labels, num_bins, equal=equal))
     axes = axes_for(ax, "plot.reliability", 5.6, 4.8)
     draw_reliability(axes, **bins._asdict(), colour=BLUE)
