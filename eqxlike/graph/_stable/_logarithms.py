@@ -58,7 +58,7 @@ class Log:
 
 
 def log_rule(step: Step) -> Rewrite | None:
-    """log(x) and log1p(x), where the logarithm of x, or of a factor of x, is known."""
+    """log(x), log2(x) and log1p(x), where the logarithm of x, or of a factor of x, is known."""
     (x,) = step.inputs
     if step.kind == "log1p":
         total = terms_of(x)
@@ -67,7 +67,9 @@ def log_rule(step: Step) -> Rewrite | None:
         log = log_of_sum(dataclasses.replace(total, constant=total.constant + 1), x.shape)
     else:
         log = log_of_product(x)
-    return log and Rewrite(log.operands, lambda *arrays: _sum(log.split(*arrays)))
+    # Newer JAX has a `log2` of its own.
+    scale = 1 / math.log(2) if step.kind == "log2" else 1
+    return log and Rewrite(log.operands, lambda *arrays: scaled(scale, _sum(log.split(*arrays))))
 
 
 def _is_guarded(total: Parts) -> bool:

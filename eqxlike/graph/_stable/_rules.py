@@ -384,7 +384,7 @@ LARGE = ("exp", "exp2", "expm1", "sinh", "cosh", "square", "integer_pow")
 RULES = (
     Rule(
         "logarithm of exponentials or probabilities",
-        ("log", "log1p"),
+        ("log", "log2", "log1p"),
         log_rule,
         "where an exponential overflows or underflows (88 in float32, 709 in float64)",
         "jax.nn.log_softmax, jax.nn.log_sigmoid, jax.nn.softplus or jax.nn.logsumexp",
