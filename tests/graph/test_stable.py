@@ -372,6 +372,8 @@ def multiplied(x):
         lambda x: jnp.log(jnp.take(jax.nn.softmax(x), 9, mode="fill", fill_value=0.5)),
         lambda x: jnp.log(jnp.exp(lax.complex(x, x))),
         lambda x: jnp.where(x > 0, jnp.nan, x) / jnp.where(x > 0, jnp.nan, x),
+        lambda x: jnp.log((x * 1e30) ** 20),  # 1e600, which Python refuses
+        lambda x: jnp.log(x / (0 * jnp.ones(4))),
         doubled,  # 2⁴⁰ terms, and factors
         multiplied,
     ],

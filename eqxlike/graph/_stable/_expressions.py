@@ -368,9 +368,10 @@ def factors_of(value: Value) -> Parts:
         if num_seen > MAX_PARTS:
             return _alone(whole, 1.0)
         if (number := constant_of(value)) is not None and (number > 0 or power == int(power)):
-            if number == 0 and power < 0:
-                return Parts(math.nan, ())
-            constant *= number**power
+            try:
+                constant *= number**power
+            except ArithmeticError:  # A power of zero, or too large for Python.
+                return _alone(whole, 1.0)
             continue
         value, axes = unbroadcast(value)
         axes = tuple(outer[axis] if axis >= 0 else -1 for axis in axes)
