@@ -57,6 +57,26 @@ def pdf(x):
     return mp.exp(-x * x / 2) / mp.sqrt(2 * mp.pi)
 
 
+def log1mexp(x):
+    return mp.log(-mp.expm1(x)) if x > -1 else mp.log1p(-mp.exp(x))
+
+
+def excess_of_exp(x):
+    return mp.expm1(x) - x if x < 1e6 else mp.exp(x)
+
+
+LOG_OTHERS = mp.log(1 + mp.exp(1.5))
+WEIGHTED = 0.25 + 2 * mp.exp(1.5)
+
+
+def with_others(x: Array) -> Array:
+    return jnp.stack((x, 0 * x, jnp.full_like(x, 1.5)), axis=-1)
+
+
+def with_other(x: Array) -> Array:
+    return jnp.stack((x, jnp.full_like(x, 1.5)), axis=-1)
+
+
 FORMULAS = (
     Formula(
         "log(1 + exp(x))", lambda x: jnp.log(1 + jnp.exp(x)), lambda x: mp.log1p(mp.exp(x)), sigmoid
@@ -79,7 +99,7 @@ FORMULAS = (
     Formula(
         "log(1 - exp(x))",
         lambda x: jnp.log(1 - jnp.exp(x)),
-        lambda x: mp.log(-mp.expm1(x)) if x > -1 else mp.log1p(-mp.exp(x)),
+        log1mexp,
         lambda x: 1 / -mp.expm1(-x) if x > -1e6 else -mp.exp(x),
         high=-1e-30,
     ),
@@ -212,6 +232,112 @@ FORMULAS = (
         lambda x: x if x > 0 else mp.expm1(x),
         lambda x: mp.mpf(1) if x > 0 else mp.exp(x),
     ),
+    Formula(
+        "log(exp(x) - exp(x / 2))",
+        lambda x: jnp.log(jnp.exp(x) - jnp.exp(x / 2)),
+        lambda x: x + log1mexp(-x / 2),
+        lambda x: 1 + 0.5 / mp.expm1(x / 2) if x < 1e6 else mp.mpf(1),
+        low=1e-30,
+    ),
+    Formula(
+        "log(sum(exp([x, 0, 1.5])))",
+        lambda x: jnp.log(jnp.sum(jnp.exp(with_others(x)), axis=-1)),
+        lambda x: mp.log(1 + mp.exp(1.5) + mp.exp(x)) if x < 1e3 else x,
+        lambda x: sigmoid(x - LOG_OTHERS),
+    ),
+    Formula(
+        "log(softmax([x, 0, 1.5])[0])",
+        lambda x: jnp.log(jax.nn.softmax(with_others(x), axis=-1)[..., 0]),
+        lambda x: -mp.log1p(mp.exp(LOG_OTHERS - x)) if x > -1e3 else x - LOG_OTHERS,
+        lambda x: sigmoid(LOG_OTHERS - x),
+    ),
+    Formula(
+        "log(w @ exp([x, 0, 1.5]))",
+        lambda x: jnp.log(jnp.exp(with_others(x)) @ jnp.array([0.5, 0.25, 2.0], x.dtype)),
+        lambda x: mp.log(0.5 * mp.exp(x) + WEIGHTED) if x < 1e3 else x - mp.log(2),
+        lambda x: sigmoid(x - mp.log(2 * WEIGHTED)),
+    ),
+    Formula(
+        "log(exp(x) / 2 + |x| / 4)",
+        lambda x: jnp.log(0.5 * jnp.exp(x) + jax.lax.stop_gradient(0.25 * jnp.abs(x))),
+        lambda x: mp.log(mp.exp(x) / 2 + abs(x) / 4) if x < 1e3 else x - mp.log(2),
+        lambda x: mp.exp(x) / 2 / (mp.exp(x) / 2 + abs(x) / 4) if x < 1e3 else mp.mpf(1),
+    ),
+    Formula(
+        "softmax([x, 0, 1.5])[0]",
+        lambda x: (
+            jnp.exp(with_others(x)) / jnp.sum(jnp.exp(with_others(x)), axis=-1, keepdims=True)
+        )[..., 0],
+        lambda x: sigmoid(x - LOG_OTHERS),
+        lambda x: sigmoid(x - LOG_OTHERS) * sigmoid(LOG_OTHERS - x),
+    ),
+    Formula(
+        "exp(x) / (exp(x) + exp(1.5))",
+        lambda x: jnp.exp(x) / (jnp.exp(x) + jnp.exp(jnp.full_like(x, 1.5))),
+        lambda x: sigmoid(x - 1.5),
+        lambda x: sigmoid(x - 1.5) * sigmoid(1.5 - x),
+    ),
+    Formula(
+        "softmax([x, 0, 1.5]) @ [1, 0, 0]",
+        lambda x: (
+            (jnp.exp(with_others(x)) @ jnp.array([1.0, 0, 0], x.dtype))
+            / jnp.sum(jnp.exp(with_others(x)), axis=-1)
+        ),
+        lambda x: sigmoid(x - LOG_OTHERS),
+        lambda x: sigmoid(x - LOG_OTHERS) * sigmoid(LOG_OTHERS - x),
+    ),
+    Formula(
+        "x / (1 + exp(-x))",
+        lambda x: x / (1 + jnp.exp(-x)),
+        lambda x: x * sigmoid(x),
+        lambda x: sigmoid(x) * (1 + x * sigmoid(-x)),
+    ),
+    Formula(
+        "1 / (exp(x) + exp(-x))",
+        lambda x: 1 / (jnp.exp(x) + jnp.exp(-x)),
+        lambda x: mp.sech(x) / 2,
+        lambda x: -mp.sech(x) * mp.tanh(x) / 2,
+    ),
+    Formula("exp(x) - 1 - x", lambda x: jnp.exp(x) - 1 - x, excess_of_exp, mp.expm1),
+    Formula(
+        "x - 1 - log(x)",
+        lambda x: x - 1 - jnp.log(x),
+        lambda x: x - 1 - mp.log(x),
+        lambda x: 1 - 1 / x,
+        low=1e-30,
+    ),
+    Formula(
+        "exp(2.5 log(x))",
+        lambda x: jnp.exp(2.5 * jnp.log(x)),
+        lambda x: x**2.5,
+        lambda x: 2.5 * x**1.5,
+        low=0.0,
+    ),
+    Formula(
+        "variance of [x, 1.5]",
+        lambda x: jnp.mean(with_other(x) ** 2, axis=-1) - jnp.mean(with_other(x), axis=-1) ** 2,
+        lambda x: ((x - 1.5) / 2) ** 2,
+        lambda x: (x - 1.5) / 2,
+    ),
+    Formula(
+        "x**2 - 3 x + 1.5**2",
+        lambda x: x**2 - 2 * x * jnp.full_like(x, 1.5) + jnp.full_like(x, 1.5) ** 2,
+        lambda x: (x - 1.5) ** 2,
+        lambda x: 2 * (x - 1.5),
+    ),
+    Formula(
+        "norm of [x, 0]",
+        lambda x: jnp.linalg.norm(jnp.stack((x, 0 * x), axis=-1), axis=-1),
+        abs,
+        mp.sign,
+    ),
+    Formula(
+        "[x, 0] / norm",
+        lambda x: x / jnp.sqrt(jnp.sum(jnp.stack((x, 0 * x), axis=-1) ** 2, axis=-1)),
+        mp.sign,
+        lambda x: mp.mpf(0),
+    ),
+    Formula("x / x", lambda x: x / x, lambda x: mp.mpf(1), lambda x: mp.mpf(0)),
 )
 
 

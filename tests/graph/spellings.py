@@ -14,9 +14,13 @@ LOG = "logarithm of exponentials or probabilities"
 ONE = "difference from one"
 SQUARES = "difference of squares"
 QUOTIENT = "quotient of exponentials"
+GUARDED = "logarithm of a probability kept from zero"
+DIVERGENCE = "divergence near zero"
+POWER = "power by a logarithm"
 
 labels = jnp.array([0, 2, 1])
 targets = jnp.array([0.0, 1.0, 0.3, 1.0, 0.0, 1.0, 0.0, 0.7])
+weights = jnp.arange(12.0).reshape(4, 3)
 one_hot = jnp.eye(4)[jnp.array([0, 2])]
 
 
@@ -50,6 +54,14 @@ def bce(p, y):
 
 def cross_entropy(p, y):
     return -jnp.sum(y * jnp.log(p), axis=-1)
+
+
+def distances(a, b):
+    squares = jnp.sum(a**2, axis=1)[:, None] + jnp.sum(b**2, axis=1)[None]
+    return squares - 2 * a @ b.T
+
+
+normal = jax.scipy.stats.norm.pdf
 
 
 def mixture(x):
@@ -166,6 +178,14 @@ LOGARITHMS = (
     lambda x: jnp.log(jnp.linalg.det(jnp.exp(x[7]) * jnp.eye(3))),
     lambda x: jnp.log(0.3 * jnp.exp(-0.5 * x**2) + 0.7 * jnp.exp(-0.5 * (x - 3) ** 2)),
     lambda x: jnp.log(mixture(x)),
+    lambda x: jnp.log(0.3 * normal(x, 0, 1) + 0.7 * normal(x, 2, 0.5)),
+    lambda x: jnp.log(x[5] * normal(x, 0, 1) + (4 - x[5]) * normal(x, 2, x[4])),
+    lambda x: jnp.log(1e-8 + jnp.sum(jnp.exp(x))),
+    lambda x: jnp.log(jnp.exp(x + 1) - jnp.exp(x)),
+    lambda x: jnp.log(targets @ jnp.exp(x)),
+    lambda x: jnp.log(jnp.exp(pairs(x)) @ jnp.arange(1.0, 5)),
+    lambda x: jnp.log(jnp.abs(jnp.linalg.det(jnp.diag(jnp.exp(x[:3]))))),
+    lambda x: jnp.log(jnp.abs(1 - jnp.tanh(x) ** 2)),
     lambda x: lax.map(lambda x: jnp.log(1 + jnp.exp(x)), x),
     lambda x: lax.scan(lambda c, x: (c + jnp.log(1 + jnp.exp(x)), None), 0.0, x)[0],
     lambda x: lax.cond(x[0] > 0, lambda x: x, lambda x: jnp.log(1 + jnp.exp(x)), x),
@@ -211,6 +231,10 @@ DIFFERENCES = (
     lambda x: (jnp.sum(x**2) - jnp.sum(x) ** 2 / 8) / 7,
     lambda x: jax.vmap(lambda x: jnp.mean(x**2) - jnp.mean(x) ** 2)(pairs(x)),
     lambda x: x**2 - x[::-1] ** 2,
+    lambda x: x**2 - 2 * x * x[::-1] + x[::-1] ** 2,
+    lambda x: x * x + 2 * x * x[0] + x[0] * x[0],
+    lambda x: x**2 - 3 * x + 2.25,
+    lambda x: distances(pairs(x), pairs(x)[::-1]),
 )
 
 QUOTIENTS = (
@@ -233,6 +257,33 @@ QUOTIENTS = (
     lambda x: (1 - jnp.exp(-2 * x)) / (1 + jnp.exp(-2 * x)),
     lambda x: (jnp.exp(2 * x) - 1) / (jnp.exp(2 * x) + 1),
     lambda x: 2 / (1 + jnp.exp(-2 * x)) - 1,
+    lambda x: jnp.exp(x) / (jnp.exp(x) + jnp.exp(x[0])),
+    lambda x: jnp.exp(x) / (2 + 3 * jnp.exp(x)),
+    lambda x: 1 / (jnp.exp(x) + jnp.exp(-x)),
+    lambda x: x / (1 + jnp.exp(x) + jnp.exp(2 * x)),
+    lambda x: jnp.exp(x[2]) / jnp.sum(jnp.exp(x)),
+    lambda x: jnp.sum(targets * jnp.exp(x)) / jnp.sum(jnp.exp(x)),
+    lambda x: jnp.exp(pairs(x)) @ weights / jnp.exp(pairs(x)).sum(-1, keepdims=True),
+    lambda x: jnp.einsum("qk,kd->dq", jnp.exp(pairs(x)), weights) / jnp.exp(pairs(x)).sum(1)[None],
+)
+GUARDS = (
+    lambda x: jnp.log(nn.softmax(x) + 1e-8),
+    lambda x: -jnp.log(nn.softmax(x)[3] + 1e-8),
+    lambda x: jnp.log(1 - nn.sigmoid(x) + 1e-7),
+    lambda x: bce(jnp.clip(nn.sigmoid(x), 1e-7, 1 - 1e-7), targets),
+    lambda x: jnp.log(jnp.maximum(softmax(x), 1e-8)),
+    lambda x: jnp.log(1 - jnp.tanh(x) ** 2 + 1e-6),
+)
+DIVERGENCES = (
+    lambda x: -0.5 * jnp.sum(1 + x - x[::-1] ** 2 - jnp.exp(x)),
+    lambda x: 0.5 * (jnp.exp(x) + x[::-1] ** 2 - 1 - x),
+    lambda x: 0.5 * (jnp.abs(x) + x[::-1] ** 2 - 1 - jnp.log(jnp.abs(x))),
+    lambda x: jnp.log(2 / jnp.abs(x)) + (x**2 + x[::-1] ** 2) / (2 * 2**2) - 0.5,
+    lambda x: jnp.log(x[4] / x) + (x**2 + (x - 1) ** 2) / (2 * x[4] ** 2) - 0.5,
+    lambda x: 0.5 * (x[0] - x + (jnp.exp(x) + x[1] ** 2) / jnp.exp(x[0]) - 1),
+    lambda x: 0.5 * (x[0] - x + jnp.exp(x - x[0]) - 1),
+    lambda x: jnp.exp(x) - 1 - x,
+    lambda x: jnp.abs(x) - jnp.log(jnp.abs(x)) - 1,
 )
 
 OTHERS = {
@@ -245,6 +296,8 @@ OTHERS = {
         lambda x: jnp.sum(x**2) ** 0.5,
         lambda x: jnp.sqrt(jnp.dot(x, x)),
         lambda x: jnp.sqrt(x @ x),
+        lambda x: jnp.sqrt(jnp.mean(x**2)),
+        lambda x: jnp.std(x),
     ),
     "hypotenuse": (
         lambda x: jnp.sqrt((x * 1e25) ** 2 + (x * 2e25) ** 2),
@@ -257,6 +310,8 @@ OTHERS = {
         lambda x: x / jnp.sqrt(jnp.sum(x**2)),
         lambda x: pairs(x) / jnp.linalg.norm(pairs(x), axis=-1, keepdims=True),
         lambda x: x / jnp.sqrt(jnp.sum(x * x, keepdims=True)),
+        lambda x: x @ x[::-1] / (jnp.linalg.norm(x) * jnp.linalg.norm(x[::-1])),
+        lambda x: jnp.sum(x * targets) / (jnp.sqrt(jnp.sum(x**2)) * jnp.sqrt(jnp.sum(targets**2))),
     ),
     "branch that is not taken": (
         lambda x: jnp.where(x > 0, jnp.log(x), 0),
@@ -280,6 +335,8 @@ OTHERS = {
     "quotient of itself": (lambda x: x / x, lambda x: (x - 1) / (x - 1)),
     "sum in low precision": (
         lambda x: lax.reduce_sum(jnp.broadcast_to(x[0].astype(jnp.bfloat16), 512), axes=(0,)),
+        lambda x: jnp.cumsum(jnp.outer(x, jnp.ones(512)).astype(jnp.float16), axis=1),
+        lambda x: lax.fori_loop(0, 512, lambda _, y: y + x.astype(jnp.float16)[0], jnp.float16(0)),
         lambda x: lax.reduce_sum(jnp.outer(x, jnp.ones(512)).astype(jnp.float16), axes=(1,)),
     ),
     "cast to float16": (
@@ -293,5 +350,9 @@ SPELLINGS = [
     *((ONE, each) for each in ONES),
     *((SQUARES, each) for each in DIFFERENCES),
     *((QUOTIENT, each) for each in QUOTIENTS),
+    *((GUARDED, each) for each in GUARDS),
+    *((DIVERGENCE, each) for each in DIVERGENCES),
+    (POWER, lambda x: jnp.exp(2.5 * jnp.log(x))),
+    (POWER, lambda x: jnp.exp(x[::-1] * jnp.log(jnp.abs(x)))),
     *((name, each) for name, those in OTHERS.items() for each in those),
 ]

@@ -10,6 +10,7 @@ questions of a value, which give the same answers however the formula was writte
 
 import dataclasses
 import math
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -186,12 +187,15 @@ SAME_NUMBERS = ("copy", "copy_p", "optimization_barrier", "pvary")
 
 
 def seen_through(value: Value) -> Value:
-    """What this one is a copy of: an output of a call, or cast to its own dtype."""
+    """What this one is a copy of: an output of a call, a cast to its own dtype, a known branch."""
     while True:
         if value.inside is not None:
             value = value.inside
             continue
         kind, inputs = value.step.kind, value.step.inputs
+        if kind == "select_n" and (which := constant_of(inputs[0])) is not None:
+            value = inputs[1 + int(which)]
+            continue
         is_cast = kind == "convert_element_type" and inputs[0].dtype == value.dtype
         if not is_cast and (kind not in SAME_NUMBERS or len(inputs) != 1):
             return value
@@ -296,7 +300,8 @@ def _constant_of(value: Value) -> float | None:
 
 
 def _uniform_number(constant: Any, dtype: Any) -> float | None:
-    is_real = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    is_real = any(jnp.issubdtype(dtype, kind) for kind in kinds)
     if isinstance(constant, Tracer) or not is_real or not 0 < np.size(constant) <= 2**16:
         return None
     flat = np.asarray(constant).reshape(-1)
@@ -304,21 +309,27 @@ def _uniform_number(constant: Any, dtype: Any) -> float | None:
 
 
 ARITHMETIC = {
-    "add": lambda x, y: x + y,
-    "sub": lambda x, y: x - y,
-    "mul": lambda x, y: x * y,
-    "div": lambda x, y: x / y,
-    "neg": lambda x: -x,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "neg": operator.neg,
     "sqrt": math.sqrt,
     "rsqrt": lambda x: 1 / math.sqrt(x),
     "square": lambda x: x * x,
-    "integer_pow": lambda x, y: x**y,
-    "pow": lambda x, y: x**y,
+    "integer_pow": operator.pow,
+    "pow": operator.pow,
     "exp": math.exp,
     "log": math.log,
     "max": max,
     "min": min,
     "abs": abs,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "lt": operator.lt,
+    "le": operator.le,
+    "eq": operator.eq,
+    "ne": operator.ne,
 }
 
 
@@ -402,7 +413,7 @@ def factors_of(value: Value) -> Parts:
                 rest.append((inputs[0], value.step.params["y"] * power, axes))
             case _:
                 parts.append(Part(power, value, axes))
-    return Parts(constant, tuple(_merged(parts)))
+    return Parts(constant, tuple(merged(parts)))
 
 
 def terms_of(value: Value) -> Parts:
@@ -443,7 +454,15 @@ def terms_of(value: Value) -> Parts:
                 rest.append((inputs[0], sign / number, axes))
             case _:
                 parts.append(Part(sign, value, axes))
-    return Parts(constant, tuple(_merged(parts)))
+    return Parts(constant, tuple(merged(parts)))
+
+
+def placed(parts: Iterable[Part], axes: Axes) -> tuple[Part, ...]:
+    """The parts of a value as parts of another, on which its axes are `axes`."""
+    return tuple(
+        dataclasses.replace(part, axes=tuple(axes[i] if i >= 0 else -1 for i in part.axes))
+        for part in parts
+    )
 
 
 def _alone(value: Value, constant: float) -> Parts:
@@ -451,7 +470,7 @@ def _alone(value: Value, constant: float) -> Parts:
     return Parts(constant, (Part(1.0, value, tuple(range(len(value.shape)))),))
 
 
-def _merged(parts: list[Part]) -> Iterator[Part]:
+def merged(parts: Sequence[Part]) -> Iterator[Part]:
     """The parts with each value once, without those whose number is zero."""
     if len(parts) == 1:
         return (part for part in parts if part.number)

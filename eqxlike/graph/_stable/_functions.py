@@ -1,10 +1,26 @@
 """Functions that people write in several ways: which one a formula computes, and of what."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
-from ._expressions import Part, Value, argument_of, factors_of, is_same, seen_through, terms_of
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ._expressions import (
+    Part,
+    Parts,
+    Value,
+    argument_of,
+    broadcast,
+    factors_of,
+    is_same,
+    placed,
+    seen_through,
+    terms_of,
+)
+from ._replacements import finite, scaled
 
 ROOT_2 = math.sqrt(2)
 
@@ -104,21 +120,161 @@ def _uses_erfc(value: Value, y: Value) -> bool:
     return False
 
 
-def split_exponentials(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:
-    """The factors exp(y), as the parts with y for their value, and the other factors."""
-    exps, others = [], []
-    for part in parts:
+def square_root_of(value: Value) -> Value | None:
+    """The value that this one is the square of."""
+    step = value.step
+    if step.kind == "square" or (step.kind == "integer_pow" and step.params["y"] == 2):
+        return step.inputs[0]
+    if step.kind == "mul" and is_same(*step.inputs) and step.inputs[0].shape == value.shape:
+        return step.inputs[0]
+    return None
+
+
+def summed_squares_of(total: Value) -> Value | None:
+    """x, if a value is the sum of its squares."""
+    if (squares := argument_of(total, "reduce_sum")) is not None:
+        return square_root_of(seen_through(squares))
+    step = seen_through(total).step
+    is_dot = step.kind == "dot_general" and not total.shape
+    return step.inputs[0] if is_dot and is_same(*step.inputs) else None
+
+
+def product_of(parts: Sequence[Part], arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
+    """The product of powers, of one part or more."""
+    powers = [
+        _power(broadcast(array, part.axes, shape), part.number)
+        for part, array in zip(parts, arrays, strict=True)
+    ]
+    return functools.reduce(jnp.multiply, powers)
+
+
+def _power(x: Array, number: float) -> Array:
+    match number:
+        case 1:
+            return x
+        case -1:
+            return 1 / x
+        case 0.5:
+            return jnp.sqrt(x)
+        case -0.5:
+            return lax.rsqrt(x)
+    return lax.integer_pow(x, int(number)) if number == int(number) else x**number
+
+
+def sum_of(parts: Sequence[Part], arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
+    """The sum of terms, of one part or more."""
+    terms = [
+        scaled(part.number, broadcast(array, part.axes, shape))
+        for part, array in zip(parts, arrays, strict=True)
+    ]
+    return functools.reduce(jnp.add, terms)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exponential:
+    """The product `number * weights * exp(exponents)`.
+
+    - `exponents`: the terms of a sum; none stands for zero.
+    - `weights`: factors of any sign.
+    """
+
+    number: float
+    exponents: tuple[Part, ...]
+    weights: tuple[Part, ...]
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        return tuple(part.value for part in (*self.exponents, *self.weights))
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether a maximum was subtracted."""
+        return any(shifted_by_maximum(part.value) for part in self.exponents)
+
+    @property
+    def may_overflow(self) -> bool:
+        is_bounded = all(is_at_most_zero(part.value) for part in self.exponents if part.number > 0)
+        return bool(self.exponents) and not self.is_shifted and not is_bounded
+
+    def split(
+        self, arrays: Sequence[Array], shape: tuple[int, ...]
+    ) -> tuple[Array | None, Array | None]:
+        """The exponent, None for zero, and the weight, None for one."""
+        arrays, rest = arrays[: len(self.exponents)], arrays[len(self.exponents) :]
+        y = sum_of(self.exponents, arrays, shape) if self.exponents else None
+        if not self.weights:
+            return y, None
+        return y, product_of(self.weights, rest, shape)
+
+
+def exponential_of(product: Parts) -> Exponential:
+    """A product with its factors exp(y) put together."""
+    exponents, weights = [], []
+    for part in product.parts:
         y = argument_of(part.value, "exp")
         if y is None:
-            others.append(part)
+            weights.append(part)
         else:
-            exps.append(dataclasses.replace(part, value=y))
-    return exps, others
+            exponents.append(dataclasses.replace(part, value=y))
+    return Exponential(product.constant, tuple(exponents), tuple(weights))
+
+
+def exponentials_in(total: Parts) -> list[Exponential]:
+    """The terms of a sum."""
+    terms = []
+    for part in total.parts:
+        product = factors_of(part.value)
+        lifted = Parts(part.number * product.constant, placed(product.parts, part.axes))
+        terms.append(exponential_of(lifted))
+    if total.constant:
+        terms.append(Exponential(total.constant, (), ()))
+    return terms
+
+
+def shifted(ys: Sequence[Array], ws: Sequence[Array | float | None]) -> tuple[Array, list[Array]]:
+    """The largest exponent of which the weight is not zero, and `w * exp(y - largest)` of each."""
+    masked = [_masked(y, w) for y, w in zip(ys, ws, strict=True)]
+    large = finite(lax.stop_gradient(functools.reduce(jnp.maximum, masked)))
+    return large, [weighted_exp(y - large, w) for y, w in zip(ys, ws, strict=True)]
+
+
+def shifted_along(y: Array, w: Array | None, axes: Sequence[int]) -> tuple[Array, Array]:
+    """As `shifted`, of the exponents along axes; these stay, with length one."""
+    large = finite(lax.stop_gradient(jnp.max(_masked(y, w), axis=axes, keepdims=True)))
+    return large, weighted_exp(y - large, w)
+
+
+def _masked(y: Array, w: Array | float | None) -> Array:
+    return jnp.where(w == 0, -jnp.inf, y) if isinstance(w, Array) else y
+
+
+def weighted_exp(y: Array, w: Array | float | None) -> Array:
+    if not isinstance(w, Array):
+        return jnp.exp(y) if w is None else w * jnp.exp(y)
+    # Only where the weight is zero is y positive: finite, so that the derivative is no NaN. The
+    # weight may be so large that the product is no zero where the exponential is.
+    root = jnp.exp(jnp.minimum(y, math.log(float(jnp.finfo(y.dtype).max))) / 2)
+    return (w * root) * root
 
 
 def shifted_by_maximum(y: Value) -> bool:
-    """Whether the largest element was subtracted from `y`."""
-    return any(part.number < 0 and _is_maximum(part.value) for part in terms_of(y).parts)
+    """Whether the largest element was subtracted from `y`, or a maximum of which `y` is a part."""
+    terms = terms_of(y).parts
+    for part in terms:
+        if part.number < 0 and _is_maximum(part.value):
+            return True
+        if part.number < 0 and part.value.step.kind == "max":
+            among = _elements_of_maximum(part.value)
+            if any(is_same(each, other.value) for each in among for other in terms):
+                return True
+    return False
+
+
+def _elements_of_maximum(value: Value) -> list[Value]:
+    step = seen_through(value).step
+    if step.kind != "max":
+        return [value]
+    return [each for value in step.inputs for each in _elements_of_maximum(value)]
 
 
 def _is_maximum(value: Value, depth: int = 4) -> bool:

@@ -34,13 +34,16 @@ from ._expressions import (
 )
 from ._functions import (
     GUARDS,
-    is_at_most_zero,
+    Exponential,
+    exponential_of,
+    exponentials_in,
     normal_cdf_of,
-    shifted_by_maximum,
+    product_of,
+    shifted,
+    shifted_along,
     sigmoid_of,
-    split_exponentials,
 )
-from ._replacements import log1mexp, log_normal_cdf, logaddexp, scaled
+from ._replacements import finite, log1mexp, log_normal_cdf, logaddexp, scaled
 
 Split = tuple[Array, Array]
 
@@ -50,11 +53,13 @@ class Log:
     """The logarithm of a value: `split` of the arrays of `operands` is its large and small part.
 
     - `is_near_one`: whether it has more digits only where the value is near one.
+    - `is_positive`: whether the value is never negative.
     """
 
     operands: tuple[Value, ...]
     split: Callable[..., Split]
     is_near_one: bool = False
+    is_positive: bool = False
 
 
 def log_rule(step: Step) -> Rewrite | None:
@@ -108,19 +113,17 @@ def log_of_product(value: Value) -> Log | None:
         return _sum(larges) if larges else jnp.zeros_like(small), small
 
     operands = [each for log, _ in known for each in log.operands]
-    return Log((*operands, *(part.value for part in others)), split)
+    is_positive = all(log.is_positive for log, _ in known) and not others
+    return Log((*operands, *(part.value for part in others)), split, is_positive=is_positive)
 
 
 def _plain_log(parts: Sequence[Part], arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
     """The logarithm of a product of powers."""
-    powers = [broadcast(x, part.axes, shape) for x, part in zip(arrays, parts, strict=True)]
     if len(parts) > 1:
-        product = powers[0] ** parts[0].number
-        for power, part in zip(powers[1:], parts[1:], strict=True):
-            product = product * power**part.number
-        return jnp.log(product)
-    number = parts[0].number
-    return scaled(number, jnp.log(jnp.abs(powers[0]) if number % 2 == 0 else powers[0]))
+        return jnp.log(product_of(parts, arrays, shape))
+    (part,), (x,) = parts, arrays
+    x = broadcast(x, part.axes, shape)
+    return scaled(part.number, jnp.log(jnp.abs(x) if part.number % 2 == 0 else x))
 
 
 def _sum(arrays: Sequence[Array]) -> Array:
@@ -133,23 +136,28 @@ def _sum(arrays: Sequence[Array]) -> Array:
 def log_of(value: Value) -> Log | None:
     """The logarithm of a value, if it is known without computing the value."""
     value = seen_through(value)
+    positive = functools.partial(Log, is_positive=True)
     if (y := argument_of(value, "exp")) is not None:
-        return Log((y,), lambda y: (y, jnp.zeros_like(y)))
+        return positive((y,), lambda y: (y, jnp.zeros_like(y)))
     if (y := argument_of(value, "exp2")) is not None:
-        return Log((y,), lambda y: (y * math.log(2), jnp.zeros_like(y)))
+        return positive((y,), lambda y: (y * math.log(2), jnp.zeros_like(y)))
     if (found := sigmoid_of(value)) is not None:
         y, scale = found
-        return Log((y,), lambda y: _log_sigmoid(scaled(scale, y)))
+        return positive((y,), lambda y: _log_sigmoid(scaled(scale, y)))
     if (y := argument_of(value, "cosh")) is not None:
-        return Log((y,), _log_cosh)
+        return positive((y,), _log_cosh)
     if (found := normal_cdf_of(value)) is not None:
         y, scale, constant = found
-        return Log(
+        return positive(
             (y,), lambda y: (jnp.zeros_like(y), log_normal_cdf(y * scale) + math.log(constant))
         )
     match value.step.kind:
+        case "abs":
+            return _log_of_size(value.step.inputs[0])
         case "reduce_sum":
             return _log_of_reduced_sum(value)
+        case "dot_general":
+            return _log_of_dot(value)
         case "reduce_prod":
             (x,), axes = value.step.inputs, value.step.params["axes"]
             return Log((x,), lambda x: (jnp.zeros(value.shape, x.dtype), _log_product(x, axes)))
@@ -174,7 +182,7 @@ def log_of(value: Value) -> Log | None:
                 )
                 return large, small
 
-            return Log((*log.operands, *step.inputs[1:]), split)
+            return Log((*log.operands, *step.inputs[1:]), split, is_positive=log.is_positive)
         case "add" | "sub" | "add_any":
             return log_of_sum(terms_of(value), value.shape) or _log_near_one(value)
         case "mul" | "div" | "neg" | "square" | "integer_pow" | "sqrt" | "rsqrt":
@@ -202,36 +210,44 @@ def _log_of_choice(step: Step, logs: list[Log | None]) -> Log:
     return Log((step.inputs[0], *(each for log in branches for each in log.operands)), split)
 
 
+def _log_of_size(value: Value) -> Log | None:
+    """log(|x|)."""
+    if (matrix := _argument_of_det(value)) is not None:
+        return Log(
+            (matrix,),
+            lambda x: (jnp.zeros(x.shape[:-2], x.dtype), jnp.linalg.slogdet(x).logabsdet),
+        )
+    log = log_of(value)
+    return log if log and log.is_positive else None
+
+
 def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
-    """log(c + n exp(y) + m exp(z) + ...), log(1 - exp(y)), log(exp(y) - 1), log(1 - tanh² y)."""
-    arguments = [argument_of(part.value, "exp") for part in total.parts]
-    exps = [y for y in arguments if y is not None]
-    numbers, places = [part.number for part in total.parts], [part.axes for part in total.parts]
-    num_terms = len(numbers) + (total.constant != 0)
-    is_positive_sum = len(exps) == len(arguments) > 0 and total.constant >= 0 and min(numbers) > 0
-    if is_positive_sum and total.constant and all(map(is_at_most_zero, exps)):
-        return None
-    if is_positive_sum and num_terms > 1:
-        constants = [math.log(total.constant)] if total.constant else []
+    """log(1 - exp(y)), log(exp(y) - 1), log(1 - tanh² y), and log(n w exp(y) + m exp(z) + ...)."""
+    return _log_of_difference(total, shape) or _log_of_exponentials(total, shape)
 
-        def split(*arrays: Array) -> Split:
-            ys = [
-                broadcast(y, axes, shape) + math.log(n) if n != 1 else broadcast(y, axes, shape)
-                for y, axes, n in zip(arrays, places, numbers, strict=True)
-            ]
-            ys += [jnp.full_like(ys[0], each) for each in constants]
-            large = finite(lax.stop_gradient(_max(ys)))
-            if len(ys) == 2:
-                return large, logaddexp(ys[0] - large, ys[1] - large)
-            return large, jnp.log(_sum([jnp.exp(y - large) for y in ys]))
 
-        return Log(tuple(exps), split)
+def _log_of_difference(total: Parts, shape: tuple[int, ...]) -> Log | None:
+    numbers, arguments = [], []
+    for part in total.parts:
+        numbers.append(part.number)
+        arguments.append(argument_of(part.value, "exp"))
     if total.constant == 1 and numbers == [-1]:
         (part,) = total.parts
-        if (found := _complement(part.value)) is not None:
+        if (found := complement_of(part.value)) is not None:
             y, log = found
-            return Log((y,), lambda y: _broadcast_both(log(y), part.axes, shape))
-    if len(total.parts) != 1 or not total.constant or abs(numbers[0]) != abs(total.constant):
+            return Log((y,), lambda y: _broadcast_both(log(y), part.axes, shape), is_positive=True)
+    if len(numbers) == 2 and None not in arguments and not total.constant:
+        first, second = sorted(total.parts, key=lambda part: -part.number)
+        if first.number == -second.number:
+            y, z = (part.value.step.inputs[0] for part in (first, second))
+            shift = math.log(first.number)
+
+            def split(y: Array, z: Array) -> Split:
+                y, z = broadcast(y, first.axes, shape), broadcast(z, second.axes, shape)
+                return y, log1mexp(z - y) + shift
+
+            return Log((y, z), split)
+    if len(numbers) != 1 or not total.constant or abs(numbers[0]) != abs(total.constant):
         return None
     (part,), (y,) = total.parts, arguments
     lifted = functools.partial(broadcast, axes=part.axes, shape=shape)
@@ -241,12 +257,59 @@ def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
     if y is not None and part.number < 0 < total.constant:
         shift = math.log(total.constant)
         return Log((y,), lambda y: (jnp.zeros(shape, y.dtype), lifted(log1mexp(y) + shift)))
-    if total.constant == 1 and part.number == -1:
-        tanh = factors_of(part.value)
-        if [(each.number, tanh.constant) for each in tanh.parts] == [(2, 1)]:
-            if (y := argument_of(tanh.parts[0].value, "tanh")) is not None:
-                return Log((y,), lambda y: _broadcast_both(_log_sech_squared(y), part.axes, shape))
     return None
+
+
+def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
+    terms = exponentials_in(total)
+    sums = {i: log for i, part in enumerate(total.parts) if (log := _overflowing_sum(part))}
+    may_underflow = all(term.exponents and not term.is_shifted for term in terms)
+    may_overflow = bool(sums) or any(term.may_overflow for term in terms)
+    if len(terms) < 2 or not (may_underflow or may_overflow):
+        return None
+    is_positive = all(
+        term.number > 0 and (i in sums or not term.weights) for i, term in enumerate(terms)
+    )
+    if not is_positive and not any(term.number > 0 for term in terms):
+        return None
+    groups = [sums[i].operands if i in sums else term.operands for i, term in enumerate(terms)]
+
+    def split(*arrays: Array) -> Split:
+        rest, ys, ws = iter(arrays), [], []
+        for i, (term, group) in enumerate(zip(terms, groups, strict=True)):
+            found = [next(rest) for _ in group]
+            if i in sums:
+                y, w = broadcast(_sum(sums[i].split(*found)), total.parts[i].axes, shape), None
+            else:
+                y, w = term.split(found, shape)
+            y = jnp.zeros(shape, arrays[0].dtype) if y is None else y
+            if w is None and term.number > 0:
+                y = y + math.log(term.number) if term.number != 1 else y
+            else:
+                w = term.number if w is None else scaled(term.number, w)
+            ys.append(y)
+            ws.append(w)
+        large, parts = shifted(ys, ws)
+        if is_positive and len(ys) == 2:
+            return large, logaddexp(ys[0] - large, ys[1] - large)
+        if total.constant == 1:
+            # The last term is one, as in log1p.
+            others = _sum(parts[:-1])
+            near = lax.log1p(jnp.where(large == 0, others, 0))
+            return large, jnp.where(large == 0, near, jnp.log(parts[-1] + others))
+        return large, jnp.log(_sum(parts))
+
+    operands = tuple(each for group in groups for each in group)
+    return Log(operands, split, is_positive=is_positive)
+
+
+def _overflowing_sum(part: Part) -> Log | None:
+    """The logarithm of a sum along axes that may overflow, in another sum."""
+    x = argument_of(part.value, "reduce_sum")
+    if x is None or part.number <= 0 or not exponential_of(factors_of(x)).may_overflow:
+        return None
+    log = _log_of_reduced_sum(part.value)
+    return log if log and log.is_positive else None
 
 
 def _broadcast_both(split: Split, axes: Axes, shape: tuple[int, ...]) -> Split:
@@ -254,7 +317,7 @@ def _broadcast_both(split: Split, axes: Axes, shape: tuple[int, ...]) -> Split:
     return broadcast(large, axes, shape), broadcast(small, axes, shape)
 
 
-def _complement(value: Value) -> tuple[Value, Callable[[Array], Split]] | None:
+def complement_of(value: Value) -> tuple[Value, Callable[[Array], Split]] | None:
     """`y` and a function of it that is the logarithm of 1 - value, for a probability."""
     if (found := sigmoid_of(value)) is not None:
         y, scale = found
@@ -262,6 +325,10 @@ def _complement(value: Value) -> tuple[Value, Callable[[Array], Split]] | None:
     if (found := normal_cdf_of(value)) is not None and found[2] == 1:
         y, scale, _ = found
         return y, lambda y: (jnp.zeros_like(y), log_normal_cdf(-scale * y))
+    tanh = factors_of(value)
+    if [(each.number, tanh.constant) for each in tanh.parts] == [(2, 1)]:
+        if (y := argument_of(tanh.parts[0].value, "tanh")) is not None:
+            return y, _log_sech_squared
     return None
 
 
@@ -297,50 +364,48 @@ def _is_whole(value: Value) -> bool:
     return step.kind == "iota"
 
 
-def _max(arrays: Sequence[Array]) -> Array:
-    largest = arrays[0]
-    for each in arrays[1:]:
-        largest = jnp.maximum(largest, each)
-    return largest
-
-
-def finite(large: Array) -> Array:
-    """Zero where it is infinite, so that a difference from it is no NaN."""
-    return jnp.where(jnp.isfinite(large), large, 0)
-
-
 def _log_of_reduced_sum(value: Value) -> Log | None:
-    """log(sum(w exp(y))), with positive weights w, or none."""
+    """log(sum(w exp(y)))."""
     (x,), axes = value.step.inputs, value.step.params["axes"]
-    product = factors_of(x)
-    exps, weights = split_exponentials(product.parts)
-    if not exps or not product.constant > 0:
+    term = exponential_of(factors_of(x))
+    return _log_of_sum_along(term, value.step.inputs[0].shape, axes)
+
+
+def _log_of_sum_along(term: Exponential, shape: tuple[int, ...], axes: Sequence[int]) -> Log | None:
+    if not term.exponents or not term.number > 0:
         return None
-    if len(product.parts) == 1 and shifted_by_maximum(exps[0].value):
+    if not term.weights and term.is_shifted:
         return None
-    shift, num_exps = math.log(product.constant), len(exps)
+    shift = math.log(term.number)
 
     def split(*arrays: Array) -> Split:
-        ys = [
-            scaled(part.number, broadcast(y, part.axes, x.shape))
-            for part, y in zip(exps, arrays, strict=False)
-        ]
-        y = _sum(ys)
-        ws = [
-            broadcast(w, part.axes, x.shape) ** part.number
-            if part.number != 1
-            else broadcast(w, part.axes, x.shape)
-            for part, w in zip(weights, arrays[num_exps:], strict=True)
-        ]
-        for w in ws:
-            y = jnp.where(w == 0, -jnp.inf, y)
-        large = finite(lax.stop_gradient(jnp.max(y, axis=axes, keepdims=True)))
-        terms = jnp.exp(y - large)
-        for w in ws:
-            terms = terms * w
+        y, w = term.split(arrays, shape)
+        large, terms = shifted_along(y, w, axes)
         return lax.squeeze(large, axes), jnp.log(jnp.sum(terms, axis=axes)) + shift
 
-    return Log(tuple(part.value for part in (*exps, *weights)), split)
+    return Log(term.operands, split, is_positive=not term.weights)
+
+
+def _log_of_dot(value: Value) -> Log | None:
+    """log(w @ exp(y)), for a vector w."""
+    step = value.step
+    contracted, batch = step.params["dimension_numbers"]
+    for place in (0, 1):
+        x, weights = step.inputs[place], step.inputs[1 - place]
+        if len(weights.shape) != 1 or any(batch):
+            continue
+        term = exponential_of(factors_of(x))
+        axis = contracted[place]
+        lifted = Part(1.0, *_placed_along(weights, axis))
+        with_weights = dataclasses.replace(term, weights=(*term.weights, lifted))
+        if (log := _log_of_sum_along(with_weights, x.shape, axis)) is not None:
+            return log
+    return None
+
+
+def _placed_along(vector: Value, axes: Axes) -> tuple[Value, Axes]:
+    value, inner = unbroadcast(vector)
+    return value, tuple(axes[0] if axis == 0 else axis for axis in inner)
 
 
 def _log_sigmoid(y: Array) -> Split:

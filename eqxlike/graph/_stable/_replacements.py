@@ -20,6 +20,24 @@ def _(primals, tangents):
     return sigmoid(y), tangent * sigmoid(y) * sigmoid(-y)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def times_sigmoid(x: Array, y: Array, ratio: float = 1.0) -> Array:
+    """Returns x / (1 + ratio exp(-y)), which is no zero where only the sigmoid is: for large x."""
+    root = jnp.exp(-jnp.abs(y) / 2)
+    below = scaled(ratio, root * root)
+    if ratio == 1:
+        return jnp.where(y < 0, (x * root) * root, x) / (1 + below)
+    return jnp.where(y < 0, (x * root) * root / (root * root + ratio), x / (1 + below))
+
+
+@times_sigmoid.defjvp
+def _(ratio, primals, tangents):
+    x, y = primals
+    product = times_sigmoid(x, y, ratio)
+    slope = product * times_sigmoid(jnp.ones_like(y), -y, 1 / ratio)
+    return product, times_sigmoid(tangents[0], y, ratio) + tangents[1] * slope
+
+
 @jax.custom_jvp
 def expm1(y: Array) -> Array:
     """The exponential minus one, with the exponential as its derivative."""
@@ -46,7 +64,7 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 def one_minus_tanh_squared(y: Array) -> Array:
-    return 4 * sigmoid(2 * y) * sigmoid(-2 * y)
+    return times_sigmoid(4 * sigmoid(2 * y), -2 * y)
 
 
 @one_minus_tanh_squared.defjvp
@@ -69,6 +87,45 @@ def _(primals, tangents):
     difference = jnp.where(is_tie, 0, x - y)
     slope = sigmoid(difference) * tangents[0] + sigmoid(-difference) * tangents[1]
     return logaddexp(x, y), slope
+
+
+@jax.custom_jvp
+def excess_of_exp(y: Array) -> Array:
+    """exp(y) - 1 - y."""
+    is_near = jnp.abs(y) < 1
+    near = jnp.where(is_near, y, 0)
+    total, num_terms = jnp.zeros_like(y), 20 if y.dtype == jnp.float64 else 12
+    for n in range(num_terms, 1, -1):
+        total = (total * near + 1) / n  # Taylor's series, less its first two terms.
+    far = jnp.where(is_near, 1, y)
+    return jnp.where(is_near, jnp.square(near) * total, lax.expm1(far) - far)
+
+
+@excess_of_exp.defjvp
+def _(primals, tangents):
+    (y,), (tangent,) = primals, tangents
+    return excess_of_exp(y), tangent * expm1(y)
+
+
+@jax.custom_jvp
+def excess_of_size(t: Array) -> Array:
+    """Returns t - 1 - log|t|."""
+    u = t - 1
+    is_near = jnp.abs(u) < 0.5
+    near = jnp.where(is_near, u, 0)
+    # log(1 + u) = 2 artanh(s), by its series.
+    s = near / (2 + near)
+    total, num_terms = jnp.zeros_like(t), 17 if t.dtype == jnp.float64 else 8
+    for n in range(num_terms, 0, -1):
+        total = total * jnp.square(s) + 1 / (2 * n + 1)
+    return jnp.where(is_near, s * near - 2 * s**3 * total, u - jnp.log(jnp.abs(t)))
+
+
+@excess_of_size.defjvp
+def _(primals, tangents):
+    (t,), (tangent,) = primals, tangents
+    slope = jnp.where(jnp.abs(t - 1) < 0.5, (t - 1) / t, 1 - 1 / t)
+    return excess_of_size(t), tangent * slope
 
 
 def log1mexp(y: Array) -> Array:
@@ -131,3 +188,8 @@ def length(roots: list[Array]) -> Array:
 def scaled(number: float, array: Array) -> Array:
     """The product, without an operation where the number is one."""
     return array if number == 1 else -array if number == -1 else number * array
+
+
+def finite(large: Array) -> Array:
+    """Zero where it is infinite, so that a difference from it is no NaN."""
+    return jnp.where(jnp.isfinite(large), large, 0)

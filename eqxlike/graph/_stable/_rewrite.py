@@ -104,10 +104,10 @@ class StableProgram:
             if any(each in self._inner or _rewrite_of(each) for each in all_steps(step.inner))
         }
         self._effects = set(self._steps_with_effects(self._steps))
-        self._needed = self._values_needed()
-        seen = {*self._needed}
-        seen |= {each for value in seen if value.rewrite for each in value.rewrite.within}
-        self.matches = [match for match in found if match.step.output in seen]
+        self._needed = self._values_behind(self._effects, self._sources)
+        with_effects = [step for step in every if step.eqn.effects]
+        seen = self._values_behind(with_effects, _sources_in_calls)
+        self.matches = [match for match in found if not seen.isdisjoint(match.step.outputs)]
         for step, programs in self._inner.items():
             if step in self._effects or not seen.isdisjoint(step.outputs):
                 self.matches += (match for *_, program in programs for match in program.matches)
@@ -150,16 +150,18 @@ class StableProgram:
             elif step.eqn.effects:
                 yield step
 
-    def _values_needed(self) -> set[Value]:
-        """The values that outputs and effects are computed of."""
-        needed: set[Value] = set()
-        waiting = [*self._outputs, *(each for step in self._effects for each in step.inputs)]
+    def _values_behind(
+        self, steps: Iterable[Step], sources: Callable[[Value], Iterable[Value]]
+    ) -> set[Value]:
+        """The values that the outputs and these steps are computed of."""
+        found: set[Value] = set()
+        waiting = [*self._outputs, *(each for step in steps for each in step.inputs)]
         while waiting:
             value = waiting.pop()
-            if value not in needed:
-                needed.add(value)
-                waiting += self._sources(value)
-        return needed
+            if value not in found:
+                found.add(value)
+                waiting += sources(value)
+        return found
 
     def _sources(self, value: Value) -> Sequence[Value]:
         """What a value is computed of."""
@@ -199,7 +201,8 @@ def _matches_in(steps: Iterable[Step], rules: Sequence[Rule]) -> Iterator[Match]
 
 
 def _is_real(step: Step) -> bool:
-    return len(step.outputs) == 1 and jnp.issubdtype(step.output.aval.dtype, jnp.floating)
+    is_floating = [jnp.issubdtype(each.dtype, jnp.floating) for each in step.outputs]
+    return is_floating == [True] or (step.kind == "scan" and any(is_floating))
 
 
 def _inner_programs(
@@ -218,6 +221,17 @@ def _inner_programs(
                 program = StableProgram(each, rules, step.scopes)
                 if program.matches:
                     yield name, place, program
+
+
+def _sources_in_calls(value: Value) -> Iterator[Value]:
+    """What a value is computed of, and what a rewrite computes without naming it."""
+    if value.rewrite is not None:
+        yield from value.rewrite.operands
+        yield from value.rewrite.within
+    elif value.inside is not None:
+        yield value.inside
+    else:
+        yield from value.step.inputs
 
 
 def _rewrite_of(step: Step) -> Rewrite | None:

@@ -1,0 +1,349 @@
+"""Differences whose digits cancel."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ._expressions import (
+    Axes,
+    Part,
+    Parts,
+    Rewrite,
+    Step,
+    Value,
+    argument_of,
+    broadcast,
+    factors_of,
+    is_same,
+    key_of,
+    merged,
+    placed,
+    seen_through,
+    terms_of,
+    unbroadcast,
+)
+from ._functions import (
+    ROOT_2,
+    Exponential,
+    all_axes,
+    exponential_of,
+    normal_cdf_of,
+    product_of,
+    sigmoid_of,
+    square_root_of,
+    summed_squares_of,
+)
+from ._replacements import (
+    excess_of_exp,
+    excess_of_size,
+    expm1,
+    one_minus_tanh_squared,
+    scaled,
+    sigmoid,
+)
+
+
+def difference_from_one(step: Step) -> Rewrite | None:
+    """One minus an exponential, a sigmoid, tanh, tanh squared, erf, cdf or cosine near one."""
+    total, shape = terms_of(step.output), step.output.shape
+    if len(total.parts) != 1 or not total.constant:
+        return None
+    (part,) = total.parts
+    c, n = total.constant, part.number
+    found = _complement(part.value, -n / c)
+    if found is None:
+        return None
+    y, complement = found
+    return Rewrite((y,), lambda y: broadcast(scaled(c, complement(y)), part.axes, shape))
+
+
+def _complement(value: Value, ratio: float):
+    """`y` and a function of it that is 1 - ratio * value."""
+    if ratio == 1:
+        if (y := argument_of(value, "exp")) is not None:
+            return y, lambda y: -expm1(y)
+        if (y := argument_of(value, "cos")) is not None:
+            return y, lambda y: 2 * jnp.square(jnp.sin(y / 2))
+        if (found := sigmoid_of(value)) is not None:
+            y, scale = found
+            return y, lambda y: sigmoid(scaled(-scale, y))
+        product = factors_of(value)
+        if [part.number for part in product.parts] == [2] and product.constant == 1:
+            y = argument_of(product.parts[0].value, "tanh")
+            if y is not None and product.parts[0].axes == all_axes(value):
+                return y, one_minus_tanh_squared
+    if abs(ratio) == 1:
+        if (y := argument_of(value, "tanh")) is not None:
+            return y, lambda y: 2 * sigmoid(-2 * ratio * y)
+        if (y := argument_of(value, "erf")) is not None:
+            return y, lambda y: lax.erfc(ratio * y)
+    if (found := normal_cdf_of(value)) is not None:
+        y, scale, constant = found
+        if math.isclose(constant * ratio, 1):
+            return y, lambda y: 0.5 * lax.erfc(scale / ROOT_2 * y)
+    return None
+
+
+def difference_of_squares(step: Step) -> Rewrite | None:
+    """a² - b² as (a - b) (a + b); a² - 2ab + b² as (a - b)²; E[x²] - E[x]² as E[(x - E[x])²]."""
+    total, shape = terms_of(step.output), step.output.shape
+    if len(total.parts) == 3 and not total.constant:
+        return _square_of_difference(total, shape)
+    if len(total.parts) == 2 and total.constant:
+        return _square_of_shifted(total, shape)
+    if len(total.parts) != 2 or total.constant:
+        return None
+    first, second = sorted(total.parts, key=lambda part: -part.number)
+    if not first.number > 0 > second.number:
+        return None
+    if (found := _variance(first, second)) is not None:
+        x, axes, kept = found
+        n = first.number
+        return Rewrite((x,), lambda x: broadcast(n * _squared_deviations(x, axes), kept, shape))
+    a, b = (square_root_of(part.value) for part in (first, second))
+    if a is None or b is None or not math.isclose(first.number, -second.number):
+        return None
+    places = first.axes, second.axes
+
+    def build(*roots: Array) -> Array:
+        a, b = (broadcast(root, axes, shape) for root, axes in zip(roots, places, strict=True))
+        return scaled(first.number, (a - b) * (a + b))
+
+    return Rewrite((a, b), build)
+
+
+def _square_of_difference(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
+    """a² ± 2ab + b²; only reported as |a|² - 2 a·b + |b|², by which distances are computed."""
+    products = [_lifted(factors_of(part.value), part.number, part.axes) for part in total.parts]
+    squares = [each for each in products if [part.number for part in each.parts] == [2]]
+    mixed = [each for each in products if [part.number for part in each.parts] == [1, 1]]
+    if len(squares) == 2 and len(mixed) == 1:
+        n, ratio = squares[0].constant, mixed[0].constant / squares[0].constant
+        first, second = (each.parts[0] for each in squares)
+        found = {(key_of(part.value), part.axes) for part in mixed[0].parts}
+        expected = {(key_of(part.value), part.axes) for part in (first, second)}
+        if squares[1].constant != n or abs(ratio) != 2 or found != expected:
+            return None
+
+        def build(a: Array, b: Array) -> Array:
+            a, b = broadcast(a, first.axes, shape), broadcast(b, second.axes, shape)
+            return scaled(n, jnp.square(a + scaled(ratio / 2, b)))
+
+        return Rewrite((first.value, second.value), build)
+    norms = [summed_squares_of(part.value) for part in total.parts]
+    dots = [part for part in total.parts if part.value.step.kind == "dot_general"]
+    if norms.count(None) != 1 or len(dots) != 1:
+        return None
+    factors = [factors_of(each) for each in dots[0].value.step.inputs]
+    number = dots[0].number * math.prod(each.constant for each in factors)
+    values = [each.parts[0].value for each in factors if len(each.parts) == 1]
+    numbers = {part.number for part in total.parts if part is not dots[0]}
+    if numbers != {-number / 2} or len(values) != 2:
+        return None
+    keys = [sorted(str(key_of(unbroadcast(x)[0])) for x in each if x) for each in (norms, values)]
+    return Rewrite() if keys[0] == keys[1] else None
+
+
+def _square_of_shifted(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
+    """N x² + m x + c, where that is the square n (x + m / 2n)²."""
+    squares = [part for part in total.parts if square_root_of(part.value) is not None]
+    if len(squares) != 1:
+        return None
+    (square,), (linear,) = squares, (part for part in total.parts if part not in squares)
+    x, n, shift = square_root_of(square.value), square.number, linear.number / (2 * square.number)
+    is_square = math.isclose(n * shift**2, total.constant, rel_tol=1e-7)
+    if x is None or not is_square or not is_same(x, linear.value) or square.axes != linear.axes:
+        return None
+    return Rewrite((x,), lambda x: scaled(n, jnp.square(broadcast(x, square.axes, shape) + shift)))
+
+
+def _variance(first: Part, second: Part):
+    """x, the axes of its mean, and where the mean lies, if the parts are E[x²] and -E[x]²."""
+    squares = argument_of(first.value, "reduce_sum")
+    if squares is None or (x := square_root_of(seen_through(squares))) is None:
+        return None
+    axes = first.value.step.params["axes"]
+    mean = factors_of(second.value)
+    if [part.number for part in mean.parts] != [2]:
+        return None
+    other = argument_of(mean.parts[0].value, "reduce_sum")
+    if other is None or not is_same(other, x) or mean.parts[0].value.step.params["axes"] != axes:
+        return None
+    count = math.prod(x.shape[axis] for axis in axes)
+    if not math.isclose(-second.number * mean.constant * count, first.number, rel_tol=1e-6):
+        return None
+    inner = mean.parts[0].axes
+    kept = tuple(second.axes[axis] if axis >= 0 else -1 for axis in inner)
+    return (x, axes, first.axes) if kept == first.axes else None
+
+
+def _squared_deviations(x: Array, axes: Sequence[int]) -> Array:
+    return jnp.sum(jnp.square(x - jnp.mean(x, axis=axes, keepdims=True)), axis=axes)
+
+
+def excess_of_exponential(step: Step) -> Rewrite | None:
+    """The sum of t - 1 - log(t) and others, as in the divergence of two normal distributions.
+
+    t and its logarithm may be written as exp(y) and y, as a ratio of variances and the logarithms
+    of both, or t as a part of a quotient, (s² + m²) / r².
+    """
+    if any(_excess_in(terms_of(each)) for each in step.inputs):
+        return None  # The smallest sum with these terms is rewritten.
+    excess = _excess_in(terms_of(step.output))
+    if excess is None:
+        return None
+    term, shape = exponential_of(excess.product), step.output.shape
+    num_operands = len(term.operands)
+
+    def build(*arrays: Array) -> Array:
+        own = _excess_of(term, arrays[:num_operands], shape, excess.is_of_size)
+        total = scaled(excess.number, own)
+        rest = iter(arrays[num_operands:])
+        for each in excess.others:
+            product = product_of(each.parts, [next(rest) for _ in each.parts], shape)
+            total = total + scaled(each.constant, product)
+        return total
+
+    others = (part.value for each in excess.others for part in each.parts)
+    return Rewrite((*term.operands, *others), build)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Excess:
+    """A sum `number * (t - 1 - log(t)) + others`, where t is a product.
+
+    - `is_of_size`: whether it is log|t|.
+    """
+
+    number: float
+    product: Parts
+    others: list[Parts]
+    is_of_size: bool
+
+
+MAX_TERMS = 12
+
+
+def _excess_in(total: Parts) -> _Excess | None:
+    if not 2 <= len(total.parts) <= MAX_TERMS:
+        return None
+    terms = [_lifted(factors_of(part.value), part.number, part.axes) for part in total.parts]
+    logs = [_Logarithms().add(part.value, part.axes, part.number) for part in total.parts]
+    for i, term in enumerate(terms):
+        for summands in ([term], *_distributed(term)):
+            for j, each in enumerate(summands):
+                others = summands[:j] + summands[j + 1 :]
+                found = _with_its_logarithm(each, logs[:i] + logs[i + 1 :], total.constant, others)
+                if found is not None:
+                    n, is_used, is_of_size = found
+                    rest = terms[:i] + terms[i + 1 :]
+                    kept = [term for term, used in zip(rest, is_used, strict=True) if not used]
+                    others = [term for term in (*others, *kept) if term.parts]
+                    return _Excess(n, Parts(each.constant / n, each.parts), others, is_of_size)
+    return None
+
+
+def _with_its_logarithm(
+    product: Parts, logs: Sequence["_Logarithms"], constant: float, others: Sequence[Parts]
+) -> tuple[float, list[bool], bool] | None:
+    """Of a product n t: n, which terms are in -n log(t), and whether that is -n log|t|."""
+    own = _Logarithms()
+    own.add_product(dataclasses.replace(product, constant=1.0), 1.0)
+    total = _Logarithms()
+    is_used = [bool(each.numbers) and each.numbers.keys() <= own.numbers.keys() for each in logs]
+    for each, used in zip(logs, is_used, strict=True):
+        if used:
+            total.merge(each)
+    if not own.numbers or total.numbers.keys() != own.numbers.keys():
+        return None
+    ratios = [-number / own.numbers[key] for key, number in total.numbers.items()]
+    n = ratios[0]
+    if not n or not product.constant / n > 0 or not np.allclose(ratios, n, 1e-6):
+        return None
+    constant += total.constant + sum(term.constant for term in others if not term.parts)
+    expected = -n * (1 + math.log(product.constant / n) + own.constant)
+    if not math.isclose(constant, expected, rel_tol=1e-6):
+        return None
+    return n, is_used, total.is_of_size
+
+
+def _lifted(product: Parts, number: float, axes: Axes) -> Parts:
+    return Parts(number * product.constant, placed(product.parts, axes))
+
+
+def _distributed(product: Parts) -> Iterator[list[Parts]]:
+    """A product with a sum among its factors as the sum of products."""
+    for i, part in enumerate(product.parts):
+        inner = terms_of(part.value)
+        if part.number != 1 or len(inner.parts) + (inner.constant != 0) < 2:
+            continue
+        rest = product.parts[:i] + product.parts[i + 1 :]
+        summands = [Parts(product.constant * inner.constant, rest)] if inner.constant else []
+        for each in placed(inner.parts, part.axes):
+            term = _lifted(factors_of(each.value), product.constant * each.number, each.axes)
+            summands.append(Parts(term.constant, tuple(merged((*term.parts, *rest)))))
+        yield summands
+
+
+class _Logarithms:
+    """A sum of logarithms and other values: the number of each, and a constant.
+
+    - `is_of_size`: whether one is the logarithm of |x|.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[Any, float] = {}
+        self.constant = 0.0
+        self.is_of_size = False
+
+    def add(self, value: Value, axes: Axes, number: float) -> "_Logarithms":
+        """Adds the number times a value, which may be a logarithm."""
+        x = argument_of(value, "log")
+        if x is None:
+            self._count((key_of(value), axes), number)
+        elif (product := factors_of(x)).constant > 0:
+            self.add_product(_lifted(product, 1.0, axes), number)
+        return self
+
+    def add_product(self, product: Parts, number: float) -> None:
+        """Adds the number times the logarithm of a product."""
+        self.constant += number * math.log(product.constant)
+        for part in product.parts:
+            y = argument_of(part.value, "exp")
+            if y is None:
+                size = argument_of(part.value, "abs")
+                self.is_of_size |= size is not None
+                key = "log", key_of(size or part.value), part.axes
+                self._count(key, number * part.number)
+                continue
+            exponents = terms_of(y)
+            self.constant += number * part.number * exponents.constant
+            for each in placed(exponents.parts, part.axes):
+                self.add(each.value, each.axes, number * part.number * each.number)
+
+    def merge(self, other: "_Logarithms") -> None:
+        self.constant += other.constant
+        self.is_of_size |= other.is_of_size
+        for key, number in other.numbers.items():
+            self._count(key, number)
+
+    def _count(self, key: Any, number: float) -> None:
+        self.numbers[key] = self.numbers.get(key, 0.0) + number
+        if not self.numbers[key]:
+            del self.numbers[key]
+
+
+def _excess_of(
+    term: Exponential, arrays: Sequence[Array], shape: tuple[int, ...], is_of_size: bool
+) -> Array:
+    """Returns t - 1 - log(t), or t - 1 - log|t|."""
+    y, weight = term.split(arrays, shape)
+    if weight is None:
+        return excess_of_exp(y + math.log(term.number) if term.number != 1 else y)
+    t = scaled(term.number, weight if y is None else weight * jnp.exp(y))
+    return excess_of_size(t if is_of_size else jnp.where(t < 0, jnp.nan, t))

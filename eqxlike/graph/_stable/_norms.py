@@ -1,0 +1,162 @@
+"""Norms, and what else has no value or no derivative at zero."""
+
+import math
+
+import jax.numpy as jnp
+from jax import Array
+
+from ._expressions import (
+    Rewrite,
+    Step,
+    Value,
+    argument_of,
+    broadcast,
+    constant_of,
+    factors_of,
+    is_same,
+    key_of,
+    seen_through,
+    terms_of,
+    unbroadcast,
+)
+from ._functions import all_axes, product_of, square_root_of, summed_squares_of
+from ._replacements import length, safe_sqrt, scaled
+
+
+def norm_at_zero(step: Step) -> Rewrite | None:
+    """The root of a sum of squares, whose gradient at zero is zero."""
+    total = _radicand(step)
+    if total is None or (constant_of(total) is not None):
+        return None
+    terms = terms_of(total)
+    found = [summed_squares_of(part.value) for part in terms.parts]
+    is_sum_of_squares = not terms.constant and all(part.number > 0 for part in terms.parts)
+    if not found or None in found or not is_sum_of_squares:
+        return None
+    if all(seen_through(x).step.kind == "stop_gradient" for x in found if x is not None):
+        return None
+    return Rewrite((total,), safe_sqrt)
+
+
+def _radicand(step: Step) -> Value | None:
+    """The value whose square root a step computes."""
+    is_root = step.kind == "sqrt" or constant_of(step.inputs[-1]) == 0.5
+    return seen_through(step.inputs[0]) if is_root else None
+
+
+def hypotenuse(step: Step) -> Rewrite | None:
+    """sqrt(x² + y²), whose squares neither overflow nor underflow."""
+    total = _radicand(step)
+    if total is None:
+        return None
+    terms = terms_of(total)
+    num_terms = len(terms.parts) + (terms.constant != 0)
+    if num_terms < 2 or terms.constant < 0 or any(part.number != 1 for part in terms.parts):
+        return None
+    if len(terms.parts) == 1 and terms.constant < EPSILON:
+        return None
+    found = [square_root_of(part.value) for part in terms.parts]
+    operands = [root for root in found if root is not None]
+    if len(operands) != len(found):
+        return None
+    places, shape = [part.axes for part in terms.parts], step.output.shape
+
+    def build(*arrays: Array) -> Array:
+        roots = [broadcast(root, axes, shape) for root, axes in zip(arrays, places, strict=True)]
+        if terms.constant:
+            roots.append(jnp.full_like(roots[0], math.sqrt(terms.constant)))
+        return length(roots)
+
+    return Rewrite(tuple(operands), build)
+
+
+EPSILON = 1e-3
+"""Smaller constants in a square root keep its gradient finite at zero."""
+
+
+def direction_of_zero(step: Step) -> Rewrite | None:
+    """Vectors x / |x| and x·y / (|x| |y|), which are zero at zero."""
+    product, shape = factors_of(step.output), step.output.shape
+    above = [part for part in product.parts if part.number > 0]
+    norms, others = [], []
+    for part in product.parts:
+        x = summed_squares_of(part.value) if part.number == -0.5 else None
+        is_norm = x is not None and any(_vanishes_with(each.value, x) for each in above)
+        (norms if is_norm else others).append(part)
+    if not norms:
+        return None
+
+    def build(*arrays: Array) -> Array:
+        found = product_of(others, arrays[len(norms) :], shape)
+        for part, total in zip(norms, arrays, strict=False):
+            norm = jnp.sqrt(jnp.where(total == 0, 1, total))
+            found = found / broadcast(norm, part.axes, shape)
+        return scaled(product.constant, found)
+
+    return Rewrite(tuple(part.value for part in (*norms, *others)), build)
+
+
+def _vanishes_with(value: Value, x: Value, depth: int = 4) -> bool:
+    """Whether a value is x times something, or a sum of such products."""
+    if is_same(value, x):
+        return True
+    step = seen_through(value).step
+    if depth == 0 or step.kind not in ("reduce_sum", "dot_general", "mul"):
+        return False
+    return any(_vanishes_with(unbroadcast(each)[0], x, depth - 1) for each in step.inputs)
+
+
+def product_with_own_log(step: Step) -> Rewrite | None:
+    """X log(x), which is zero at zero."""
+    product = factors_of(step.output)
+    logs = [part for part in product.parts if argument_of(part.value, "log") is not None]
+    if len(logs) != 1 or logs[0].number != 1:
+        return None
+    x = seen_through(logs[0].value).step.inputs[0]
+    inside = {(key_of(part.value), part.number, part.axes) for part in factors_of(x).parts}
+    others = {
+        (key_of(part.value), part.number, part.axes) for part in product.parts if part not in logs
+    }
+    if inside != others or not inside or logs[0].axes != all_axes(step.output):
+        return None
+    scale = product.constant / factors_of(x).constant
+    if logs[0].value.rewrite is not None:
+        return Rewrite(
+            (x, logs[0].value), lambda x, log: scaled(scale, x * jnp.where(x == 0, 0, log))
+        )
+
+    def build(x: Array) -> Array:
+        is_zero = x == 0
+        safe = jnp.where(is_zero, 1, x)
+        return scaled(scale, safe * jnp.log(safe))
+
+    return Rewrite((x,), build)
+
+
+def quotient_of_itself(step: Step) -> Rewrite | None:
+    """X / x, which is one at zero."""
+    x, y = step.inputs
+    if constant_of(x) is not None or x.shape != y.shape or not is_same(x, y):
+        return None
+    return Rewrite((x,), lambda x: jnp.where(jnp.isnan(x), x, 1))
+
+
+def power_by_logarithm(step: Step) -> Rewrite | None:
+    """exp(y log(x)), which is 0 ** y at zero, and loses digits of large powers."""
+    (product,) = step.inputs
+    factors = factors_of(product)
+    logs = [part for part in factors.parts if argument_of(part.value, "log") is not None]
+    if len(logs) != 1 or logs[0].number != 1 or logs[0].axes != all_axes(product):
+        return None
+    others = [part for part in factors.parts if part not in logs]
+    x = seen_through(logs[0].value).step.inputs[0]
+
+    def build(x: Array, *arrays: Array) -> Array:
+        if others:
+            y = scaled(factors.constant, product_of(others, arrays, product.shape))
+        else:
+            y = jnp.full_like(x, factors.constant)
+        is_known = x >= 0
+        return jnp.where(is_known, jnp.power(jnp.where(is_known, x, 1), y), jnp.nan)
+
+    return Rewrite((x, *(part.value for part in others)), build)

@@ -1,0 +1,293 @@
+"""Quotients of exponentials, which overflow before they are divided."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ._expressions import (
+    Axes,
+    Part,
+    Parts,
+    Rewrite,
+    Step,
+    Value,
+    argument_of,
+    broadcast,
+    factors_of,
+    is_same,
+    key_of,
+    placed,
+    seen_through,
+    terms_of,
+)
+from ._functions import (
+    Exponential,
+    all_axes,
+    exponential_of,
+    exponentials_in,
+    product_of,
+    shifted,
+    shifted_along,
+    sigmoid_of,
+    weighted_exp,
+)
+from ._replacements import scaled, sigmoid, tanh, times_sigmoid
+
+
+def quotient_of_exponentials(step: Step) -> Rewrite | None:
+    """A sigmoid, softmax, tanh, or mean with such weights, that is written with exponentials."""
+    value = step.output
+    if (found := sigmoid_of(value)) is not None:
+        y, scale = found
+        return Rewrite((y,), lambda y: sigmoid(scaled(scale, y)))
+    product = factors_of(value)
+    below = [part for part in product.parts if part.number == -1]
+    if len(below) != 1:
+        return None
+    (total,) = below
+    above = Parts(product.constant, tuple(part for part in product.parts if part is not total))
+    if len(above.parts) == 1 and (found := _tanh(value, above.parts[0], total, above.constant)):
+        return found
+    return (
+        _multiplied_sigmoid(value, above, total)
+        or _softmax(value, above, total)
+        or _weighted_mean(value, above, total)
+        or _shifted_quotient(value, above, total)
+    )
+
+
+def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | None:
+    """A / (1 + exp(-y)) and a exp(y) / (n exp(y) + m exp(z))."""
+    shape, total = value.shape, terms_of(below.value)
+    terms = exponentials_in(dataclasses.replace(total, parts=placed(total.parts, below.axes)))
+    if len(terms) != 2 or any(term.weights or term.number <= 0 for term in terms):
+        return None
+    own, top = [_keys(term.exponents) for term in terms], exponential_of(above)
+    keys = _keys(top.exponents)
+    if keys not in own:
+        return None
+    first, second = terms if keys == own[0] else terms[::-1]
+    groups = [first.operands, second.operands, [part.value for part in top.weights]]
+    ratio, scale = second.number / first.number, above.constant / first.number
+
+    def build(*arrays: Array) -> Array:
+        rest = iter(arrays)
+        found = [[next(rest) for _ in group] for group in groups]
+        (y, _), (z, _) = first.split(found[0], shape), second.split(found[1], shape)
+        y = -_known(z) if y is None else y if z is None else y - z
+        if not top.weights and ratio == 1:
+            return scaled(scale, sigmoid(y))
+        weight = product_of(top.weights, found[2], shape) if top.weights else jnp.ones_like(y)
+        return scaled(scale, times_sigmoid(weight, y, ratio))
+
+    return Rewrite(tuple(each for group in groups for each in group), build)
+
+
+def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
+    """W exp(y) / sum(w exp(y)) with the largest y taken off, with weights w or none."""
+    total = _reduced(below.value)
+    kept = tuple(axis for axis in range(len(value.shape)) if total and axis not in total.axes)
+    if total is None or total.shape != value.shape or _kept(below) != kept:
+        return None
+    top = exponential_of(above)
+    if not _is_same_product(top, total.term):
+        return None
+    scale = above.constant / total.term.number
+
+    def build(*arrays: Array) -> Array:
+        y, w = top.split(arrays, value.shape)
+        _, terms = shifted_along(_known(y), w, total.axes)
+        return scaled(scale, terms / jnp.sum(terms, axis=total.axes, keepdims=True))
+
+    return Rewrite(top.operands, build)
+
+
+def _kept(part: Part) -> Axes:
+    return tuple(axis for axis in part.axes if axis >= 0)
+
+
+class _Reduced(NamedTuple):
+    """The sum along axes of an array of exponentials, none of which was shifted."""
+
+    term: Exponential
+    shape: tuple[int, ...]
+    axes: Axes
+
+
+def _reduced(value: Value) -> _Reduced | None:
+    terms = argument_of(value, "reduce_sum")
+    if terms is None:
+        return None
+    term = exponential_of(factors_of(terms))
+    if not term.exponents or term.is_shifted or not term.number > 0:
+        return None
+    return _Reduced(term, terms.shape, seen_through(value).step.params["axes"])
+
+
+def _is_same_product(first: Exponential, second: Exponential) -> bool:
+    return _keys(first.exponents) == _keys(second.exponents) and _keys(first.weights) == _keys(
+        second.weights
+    )
+
+
+def _keys(parts: Sequence[Part]) -> set[Any]:
+    return {(key_of(part.value), part.number, part.axes) for part in parts}
+
+
+def _weighted_mean(value: Value, above: Parts, below: Part) -> Rewrite | None:
+    """sum(v w exp(y)) / sum(w exp(y)), also as a product of matrices: attention."""
+    total = _reduced(below.value)
+    if total is None:
+        return None
+    found = (_mean_by(part, value, above, below, total) for part in above.parts)
+    return next((rewrite for rewrite in found if rewrite is not None), None)
+
+
+def _mean_by(
+    part: Part, value: Value, above: Parts, below: Part, total: _Reduced
+) -> Rewrite | None:
+    step, shape = seen_through(part.value).step, value.shape
+    place = _place_of_terms(part, below, total)
+    if place is None:
+        return None
+    term = exponential_of(factors_of(step.inputs[place]))
+    extra = step.inputs[:place] + step.inputs[place + 1 :]
+    others = [each for each in above.parts if each is not part]
+    groups = [total.term.operands, term.operands, extra, [each.value for each in others]]
+    scale = above.constant * term.number / total.term.number
+
+    def build(*arrays: Array) -> Array:
+        rest = iter(arrays)
+        first, second, more, fourth = ([next(rest) for _ in each] for each in groups)
+        y, w = total.term.split(first, total.shape)
+        large, terms = shifted_along(_known(y), w, total.axes)
+        above_terms = weighted_exp(_known(y) - large, term.split(second, total.shape)[1])
+        mean = step.eqn.primitive.bind(*more[:place], above_terms, *more[place:], **step.params)
+        mean = broadcast(mean, part.axes, shape)
+        mean = mean / broadcast(jnp.sum(terms, axis=total.axes), below.axes, shape)
+        return scaled(scale, mean * product_of(others, fourth, shape) if others else mean)
+
+    return Rewrite(tuple(each for group in groups for each in group), build)
+
+
+def _place_of_terms(part: Part, below: Part, total: _Reduced) -> int | None:
+    """Which input of a sum or a product holds v w exp(y), added as w exp(y) is."""
+    step = seen_through(part.value).step
+    if part.number != 1 or step.kind not in ("reduce_sum", "dot_general"):
+        return None
+    for place, x in enumerate(step.inputs):
+        if step.kind == "reduce_sum":
+            axes, rows = step.params["axes"], part.axes
+        else:
+            contracted, batch = step.params["dimension_numbers"]
+            axes = tuple(contracted[place])
+            lies = _rows_of_dot(x, step.inputs[1 - place], place, contracted, batch)
+            rows = tuple(part.axes[i] for i in lies)
+        term = exponential_of(factors_of(x))
+        is_alike = (x.shape, axes, rows) == (total.shape, total.axes, below.axes)
+        if is_alike and _keys(term.exponents) == _keys(total.term.exponents):
+            return place
+    return None
+
+
+def _rows_of_dot(x: Value, other: Value, place: int, contracted: Any, batch: Any) -> list[int]:
+    """On which axes of a product the axes of `x` lie that are not contracted."""
+    own, others = contracted[place], contracted[1 - place]
+    num_batch, num_free = len(batch[0]), len(other.shape) - len(others) - len(batch[0])
+    first_free = num_batch + (num_free if place else 0)
+    free = [i for i in range(len(x.shape)) if i not in own and i not in batch[place]]
+    lies = {axis: i for i, axis in enumerate(batch[place])}
+    lies |= {axis: first_free + i for i, axis in enumerate(free)}
+    return [lies[i] for i in range(len(x.shape)) if i in lies]
+
+
+def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:
+    """A quotient a exp(x) / (n exp(y) + m exp(z)), with the largest exponent taken off."""
+    top, shape, inner = exponential_of(above), value.shape, below.value.shape
+    if (total := _reduced(below.value)) is not None:
+        terms = [total.term] if total.term.may_overflow else []
+    else:
+        terms = exponentials_in(terms_of(below.value))
+        terms = terms if len(terms) > 1 and any(each.may_overflow for each in terms) else []
+    if not terms or any(term.number <= 0 for term in terms):
+        return None
+
+    def build(*arrays: Array) -> Array:
+        rest = iter(arrays)
+        pairs = [
+            term.split([next(rest) for _ in term.operands], total.shape if total else inner)
+            for term in terms
+        ]
+        if total is not None:
+            ((y, w),) = pairs
+            large, exps = shifted_along(_known(y), w, total.axes)
+            large = lax.squeeze(large, total.axes)
+            divisor = scaled(total.term.number, jnp.sum(exps, axis=total.axes))
+        else:
+            ys = [jnp.zeros(inner, arrays[0].dtype) if y is None else y for y, _ in pairs]
+            ws = [
+                term.number if w is None else scaled(term.number, w)
+                for term, (_, w) in zip(terms, pairs, strict=True)
+            ]
+            large, exps = shifted(ys, ws)
+            divisor = functools.reduce(jnp.add, exps)
+        y, w = top.split(list(rest), shape)
+        large = broadcast(large, below.axes, shape)
+        y = -large if y is None else y - large
+        # The product with a large weight may be no zero where the exponential is.
+        found = jnp.exp(y) if w is None else (w * jnp.exp(y / 2)) * jnp.exp(y / 2)
+        return scaled(above.constant, found / broadcast(divisor, below.axes, shape))
+
+    operands = [each for term in (*terms, top) for each in term.operands]
+    return Rewrite(tuple(operands), build)
+
+
+def _known(y: Array | None) -> Array:
+    assert y is not None  # It has exponents.
+    return y
+
+
+def _tanh(value: Value, above: Part, below: Part, constant: float) -> Rewrite | None:
+    """(exp(y) - exp(-y)) / (exp(y) + exp(-y)), (1 - exp(-y)) / (1 + exp(-y)), sinh(y) / cosh(y)."""
+    if above.axes != all_axes(value) or below.axes != all_axes(value):
+        return None
+    y, other = argument_of(above.value, "sinh"), argument_of(below.value, "cosh")
+    if y is not None and other is not None and is_same(y, other):
+        return Rewrite((y,), lambda y: scaled(constant, tanh(y)))
+    tops, bottoms = (_exponents(part.value) for part in (above, below))
+    if tops is None or bottoms is None or tops.keys() != bottoms.keys() or len(tops) != 2:
+        return None
+    (first, (y, n)), (second, (z, m)) = tops.items()
+    if n != -m or any(number != abs(n) for _, number in bottoms.values()):
+        return None
+    # The exponents are opposite, or one is zero.
+    if first and second and first[0] == second[0] and first[1] == -second[1]:
+        scale = 1.0
+    elif None in (y, z):
+        scale = 0.5
+    else:
+        return None
+    y, scale = (y, math.copysign(scale, n)) if y is not None else (z, -math.copysign(scale, n))
+    return y and Rewrite((y,), lambda y: scaled(constant, tanh(scaled(scale, y))))
+
+
+def _exponents(value: Value) -> dict[Any, tuple[Value | None, float]] | None:
+    """The terms n exp(y) of a sum: (y, n) by what y is, and (None, n) for a constant n."""
+    total = terms_of(value)
+    found: dict[Any, tuple[Value | None, float]] = {}
+    for part in total.parts:
+        y = argument_of(part.value, "exp")
+        if y is None or part.axes != all_axes(value):
+            return None
+        inner = terms_of(y)
+        if len(inner.parts) != 1 or inner.constant:
+            return None
+        found[key_of(inner.parts[0].value), inner.parts[0].number] = (y, part.number)
+    if total.constant:
+        found[()] = (None, total.constant)
+    return found
