@@ -378,7 +378,7 @@ def test_what_is_said_on_the_densities_of_numpyro_is_true():
     num_densities, said = said_by(densities())
     assert num_densities > 50
     assert said == {
-        "ProjectedNormal": {LOG, "difference from one"},  # log(1 + t * cdf(t) / pdf(t))
+        "ProjectedNormal": {"difference from one"},  # 1 + erf(x)
         "VonMises": {"difference from one"},  # cos(x) - 1
         "ZeroInflatedPoisson": {LOG},  # log(gate + exp(log_prob))
     }

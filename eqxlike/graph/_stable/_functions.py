@@ -306,7 +306,8 @@ def is_at_most_zero(y: Value) -> bool:
 
 def _is_size(value: Value, kinds: tuple[str, ...]) -> bool:
     step = value.step
-    return step.kind in kinds or (step.kind == "integer_pow" and step.params["y"] % 2 == 0)
+    is_even_power = step.kind == "integer_pow" and step.params["y"] % 2 == 0
+    return step.kind in kinds or is_even_power or square_root_of(value) is not None
 
 
 def is_positive(y: Value) -> bool:
