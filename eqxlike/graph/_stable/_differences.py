@@ -45,6 +45,7 @@ from ._replacements import (
     one_minus_tanh_squared,
     scaled,
     sigmoid,
+    squared_deviations,
 )
 
 
@@ -104,7 +105,7 @@ def difference_of_squares(step: Step) -> Rewrite | None:
     if (found := _variance(first, second)) is not None:
         x, axes, kept = found
         n = first.number
-        return Rewrite((x,), lambda x: broadcast(n * _squared_deviations(x, axes), kept, shape))
+        return Rewrite((x,), lambda x: broadcast(n * squared_deviations(x, axes), kept, shape))
     a, b = (square_root_of(part.value) for part in (first, second))
     if a is None or b is None or not math.isclose(first.number, -second.number):
         return None
@@ -180,10 +181,6 @@ def _variance(first: Part, second: Part):
     inner = mean.parts[0].axes
     kept = tuple(second.axes[axis] if axis >= 0 else -1 for axis in inner)
     return (x, axes, first.axes) if kept == first.axes else None
-
-
-def _squared_deviations(x: Array, axes: Sequence[int]) -> Array:
-    return jnp.sum(jnp.square(x - jnp.mean(x, axis=axes, keepdims=True)), axis=axes)
 
 
 def excess_of_exponential(step: Step) -> Rewrite | None:

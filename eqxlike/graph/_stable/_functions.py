@@ -240,8 +240,12 @@ def shifted(ys: Sequence[Array], ws: Sequence[Array | float | None]) -> tuple[Ar
 
 def shifted_along(y: Array, w: Array | None, axes: Sequence[int]) -> tuple[Array, Array]:
     """As `shifted`, of the exponents along axes; these stay, with length one."""
-    large = finite(lax.stop_gradient(jnp.max(_masked(y, w), axis=axes, keepdims=True)))
+    large = largest_along(_masked(y, w), axes)
     return large, weighted_exp(y - large, w)
+
+
+def largest_along(y: Array, axes: Sequence[int]) -> Array:
+    return finite(lax.stop_gradient(jnp.max(y, axis=axes, keepdims=True)))
 
 
 def _masked(y: Array, w: Array | float | None) -> Array:
@@ -251,10 +255,15 @@ def _masked(y: Array, w: Array | float | None) -> Array:
 def weighted_exp(y: Array, w: Array | float | None) -> Array:
     if not isinstance(w, Array):
         return jnp.exp(y) if w is None else w * jnp.exp(y)
-    # Only where the weight is zero is y positive: finite, so that the derivative is no NaN. The
-    # weight may be so large that the product is no zero where the exponential is.
-    root = jnp.exp(jnp.minimum(y, math.log(float(jnp.finfo(y.dtype).max))) / 2)
-    return (w * root) * root
+    return w * finite_exp(y)
+
+
+def finite_exp(y: Array) -> Array:
+    """The exponential of what is positive only where its weight is zero.
+
+    It is finite there, so that the derivative is no NaN.
+    """
+    return jnp.exp(jnp.minimum(y, math.log(float(jnp.finfo(y.dtype).max)) / 2))
 
 
 def shifted_by_maximum(y: Value) -> bool:

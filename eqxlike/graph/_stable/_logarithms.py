@@ -37,6 +37,8 @@ from ._functions import (
     Exponential,
     exponential_of,
     exponentials_in,
+    finite_exp,
+    largest_along,
     normal_cdf_of,
     product_of,
     shifted,
@@ -372,9 +374,7 @@ def _log_of_reduced_sum(value: Value) -> Log | None:
 
 
 def _log_of_sum_along(term: Exponential, shape: tuple[int, ...], axes: Sequence[int]) -> Log | None:
-    if not term.exponents or not term.number > 0:
-        return None
-    if not term.weights and term.is_shifted:
+    if not term.exponents or not term.number > 0 or (term.is_shifted and not term.weights):
         return None
     shift = math.log(term.number)
 
@@ -392,20 +392,24 @@ def _log_of_dot(value: Value) -> Log | None:
     contracted, batch = step.params["dimension_numbers"]
     for place in (0, 1):
         x, weights = step.inputs[place], step.inputs[1 - place]
-        if len(weights.shape) != 1 or any(batch):
-            continue
         term = exponential_of(factors_of(x))
-        axis = contracted[place]
-        lifted = Part(1.0, *_placed_along(weights, axis))
-        with_weights = dataclasses.replace(term, weights=(*term.weights, lifted))
-        if (log := _log_of_sum_along(with_weights, x.shape, axis)) is not None:
-            return log
+        if len(weights.shape) != 1 or any(batch) or term.weights or not term.exponents:
+            continue
+        axes, scale = tuple(contracted[place]), math.log(term.number) if term.number > 0 else None
+        if scale is None:
+            continue
+
+        def split(*arrays: Array, place=place, x=x, term=term, axes=axes, scale=scale) -> Split:
+            *exponents, w = arrays
+            y, _ = term.split(exponents, x.shape)
+            is_zero = lax.broadcast_in_dim(w == 0, x.shape, axes)
+            large = largest_along(jnp.where(is_zero, -jnp.inf, y), axes)
+            pair = (finite_exp(y - large), w)[:: 1 - 2 * place]
+            total = step.eqn.primitive.bind(*pair, **step.params)
+            return lax.squeeze(large, axes), jnp.log(total) + scale
+
+        return Log((*term.operands, weights), split)
     return None
-
-
-def _placed_along(vector: Value, axes: Axes) -> tuple[Value, Axes]:
-    value, inner = unbroadcast(vector)
-    return value, tuple(axes[0] if axis == 0 else axis for axis in inner)
 
 
 def _log_sigmoid(y: Array) -> Split:

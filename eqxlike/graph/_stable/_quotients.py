@@ -101,8 +101,11 @@ def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
 
     def build(*arrays: Array) -> Array:
         y, w = top.split(arrays, value.shape)
-        _, terms = shifted_along(_known(y), w, total.axes)
-        return scaled(scale, terms / jnp.sum(terms, axis=total.axes, keepdims=True))
+        large, terms = shifted_along(_known(y), w, total.axes)
+        divisor = jnp.sum(terms, axis=total.axes, keepdims=True)
+        if w is not None:
+            terms = _product_with_exp(w, _known(y) - large)
+        return scaled(scale, terms / divisor)
 
     return Rewrite(top.operands, build)
 
@@ -239,12 +242,17 @@ def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None
         y, w = top.split(list(rest), shape)
         large = broadcast(large, below.axes, shape)
         y = -large if y is None else y - large
-        # The product with a large weight may be no zero where the exponential is.
-        found = jnp.exp(y) if w is None else (w * jnp.exp(y / 2)) * jnp.exp(y / 2)
+        found = jnp.exp(y) if w is None else _product_with_exp(w, y)
         return scaled(above.constant, found / broadcast(divisor, below.axes, shape))
 
     operands = [each for term in (*terms, top) for each in term.operands]
     return Rewrite(tuple(operands), build)
+
+
+def _product_with_exp(w: Array, y: Array) -> Array:
+    """W exp(y), which is no zero where only exp(y) is: for large w."""
+    root = jnp.exp(y / 2)
+    return (w * root) * root
 
 
 def _known(y: Array | None) -> Array:

@@ -159,11 +159,25 @@ def _log_cdf_and_slope(x: Array) -> tuple[Array, Array]:
     slope_near = jnp.exp(-jnp.square(near) / 2 - half_log_2_pi - log_near)
     # Laplace's continued fraction of Mills' ratio.
     t = jnp.where(is_far, -x, -FAR)
-    below = t
-    for n in range(30, 0, -1):
+    below, num_terms = t, 30 if x.dtype == jnp.float64 else 8
+    for n in range(num_terms, 0, -1):
         below = t + n / below
     log_far = -jnp.square(t) / 2 - half_log_2_pi - jnp.log(below)
     return jnp.where(is_far, log_far, log_near), jnp.where(is_far, below, slope_near)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def squared_deviations(x: Array, axes: tuple[int, ...]) -> Array:
+    """The sum of (x - mean(x))² along axes."""
+    return jnp.sum(jnp.square(x - jnp.mean(x, axis=axes, keepdims=True)), axis=axes)
+
+
+@squared_deviations.defjvp
+def _(axes, primals, tangents):
+    (x,), (tangent,) = primals, tangents
+    # The deviations add up to zero: the derivative of the mean does not matter.
+    slope = 2 * (x - jnp.mean(x, axis=axes, keepdims=True))
+    return squared_deviations(x, axes), jnp.sum(slope * tangent, axis=axes)
 
 
 def safe_sqrt(x: Array) -> Array:
@@ -174,15 +188,21 @@ def safe_sqrt(x: Array) -> Array:
 
 def length(roots: list[Array]) -> Array:
     """sqrt(x₁² + x₂² + ...), for each element; neither squares overflow nor underflow."""
-    largest = jnp.abs(roots[0])
-    for root in roots[1:]:
-        largest = jnp.maximum(largest, jnp.abs(root))
-    # A power of two scales without rounding; half of it may be infinite no more.
-    is_ordinary = (largest > 0) & jnp.isfinite(largest)
-    _, exponent = jnp.frexp(lax.stop_gradient(jnp.where(is_ordinary, largest, 1)))
-    scale = jnp.ldexp(jnp.ones_like(largest), exponent - 1)
-    squares = [jnp.square(root / scale) for root in roots]
-    return scale * safe_sqrt(functools.reduce(jnp.add, squares))
+    dtype = roots[0].dtype
+    if dtype == jnp.float16:
+        squares = [jnp.square(root.astype(jnp.float32)) for root in roots]
+        return safe_sqrt(functools.reduce(jnp.add, squares)).astype(dtype)
+    largest = functools.reduce(jnp.maximum, map(jnp.abs, roots))
+    # Powers of two scale without rounding.
+    half = jnp.finfo(dtype).maxexp // 2
+    is_large, is_small = largest > 2.0 ** (half - 4), largest < 2.0 ** (14 - half)
+
+    def scale(sign: int) -> Array:
+        large, small = (2.0 ** (sign * power) for power in (-half - 6, half + 6))
+        return jnp.where(is_large, large, jnp.where(is_small, small, 1)).astype(dtype)
+
+    squares = [jnp.square(root * scale(1)) for root in roots]
+    return safe_sqrt(functools.reduce(jnp.add, squares)) * scale(-1)
 
 
 def scaled(number: float, array: Array) -> Array:
