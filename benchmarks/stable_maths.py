@@ -1,14 +1,18 @@
 """Digits of formulas before and after `graph.stabilise`, compared with 200 bits.
 
-    python -m benchmarks.stable_maths [--inputs 10000] [--dtypes float32,float64,...] [--plot]
+    python -m benchmarks.stable_maths [--inputs 10000] [--dtypes float32,float64,...]
+    python -m benchmarks.stable_maths --cost [--rounds 15]
+    python -m benchmarks.stable_maths --plot
 
 A row is the largest error of a formula over inputs from the whole range of a dtype, of the value
-and of the gradient, in units in the last place.
+and of the gradient, in units in the last place. `--cost` prints instead what stabilised programs
+take, relative to the same programs as written: compiled, and in the first call.
 """
 
 import argparse
 import math
 import pathlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,327 +22,11 @@ import mpmath as mp
 import numpy as np
 from jax import Array
 
+import eqxlike
+from benchmarks import layer_models
+from benchmarks.stable_formulas import FORMULAS, Formula
 from docs.site.chart import THEMES
 from eqxlike import graph
-
-mp.mp.prec = 200  # pyright: ignore[reportAttributeAccessIssue]
-
-
-class Formula(NamedTuple):
-    """A formula of one number, as people write it; the function and its derivative in mpmath."""
-
-    name: str
-    naive: Callable[[Array], Array]
-    exact: Callable[[Any], Any]
-    derivative: Callable[[Any], Any]
-    low: float = -np.inf
-    high: float = np.inf
-
-
-def sigmoid(x):
-    return 1 / (1 + mp.exp(-x)) if x > -1e6 else mp.exp(x)
-
-
-def log_cosh(x):
-    if abs(x) < 1:
-        return mp.log1p(2 * mp.sinh(x / 2) ** 2)
-    return abs(x) + mp.log1p(mp.exp(-2 * abs(x))) - mp.log(2)
-
-
-def cdf(x):
-    return mp.erfc(-x / mp.sqrt(2)) / 2
-
-
-def log_cdf(x):
-    return mp.log(cdf(x)) if x < 0 else mp.log1p(-cdf(-x))
-
-
-def pdf(x):
-    return mp.exp(-x * x / 2) / mp.sqrt(2 * mp.pi)
-
-
-def log1mexp(x):
-    return mp.log(-mp.expm1(x)) if x > -1 else mp.log1p(-mp.exp(x))
-
-
-def excess_of_exp(x):
-    return mp.expm1(x) - x if x < 1e6 else mp.exp(x)
-
-
-LOG_OTHERS = mp.log(1 + mp.exp(1.5))
-WEIGHTED = 0.25 + 2 * mp.exp(1.5)
-
-
-def with_others(x: Array) -> Array:
-    return jnp.stack((x, 0 * x, jnp.full_like(x, 1.5)), axis=-1)
-
-
-def with_other(x: Array) -> Array:
-    return jnp.stack((x, jnp.full_like(x, 1.5)), axis=-1)
-
-
-FORMULAS = (
-    Formula(
-        "log(1 + exp(x))", lambda x: jnp.log(1 + jnp.exp(x)), lambda x: mp.log1p(mp.exp(x)), sigmoid
-    ),
-    Formula(
-        "log1p(exp(x))", lambda x: jnp.log1p(jnp.exp(x)), lambda x: mp.log1p(mp.exp(x)), sigmoid
-    ),
-    Formula(
-        "log(sigmoid(x))",
-        lambda x: jnp.log(jax.nn.sigmoid(x)),
-        lambda x: -mp.log1p(mp.exp(-x)),
-        lambda x: sigmoid(-x),
-    ),
-    Formula(
-        "log(1 - sigmoid(x))",
-        lambda x: jnp.log(1 - jax.nn.sigmoid(x)),
-        lambda x: -mp.log1p(mp.exp(x)),
-        lambda x: -sigmoid(x),
-    ),
-    Formula(
-        "log(1 - exp(x))",
-        lambda x: jnp.log(1 - jnp.exp(x)),
-        log1mexp,
-        lambda x: 1 / -mp.expm1(-x) if x > -1e6 else -mp.exp(x),
-        high=-1e-30,
-    ),
-    Formula(
-        "log(exp(x) - 1)",
-        lambda x: jnp.log(jnp.exp(x) - 1),
-        lambda x: mp.log(mp.expm1(x)) if x < 1e6 else x,
-        lambda x: 1 / -mp.expm1(-x),
-        low=1e-30,
-    ),
-    Formula("log(cosh(x))", lambda x: jnp.log(jnp.cosh(x)), log_cosh, mp.tanh),
-    Formula(
-        "log(1 - tanh(x)**2)",
-        lambda x: jnp.log(1 - jnp.tanh(x) ** 2),
-        lambda x: -2 * log_cosh(x),
-        lambda x: -2 * mp.tanh(x),
-    ),
-    Formula("log(1 + x)", lambda x: jnp.log(1 + x), mp.log1p, lambda x: 1 / (1 + x), low=-0.99),
-    Formula(
-        "log(cdf(x))",
-        lambda x: jnp.log(jax.scipy.stats.norm.cdf(x)),
-        log_cdf,
-        lambda x: pdf(x) / cdf(x),
-        low=-1e4,
-        high=1e4,
-    ),
-    Formula(
-        "log(1 - cdf(x))",
-        lambda x: jnp.log(1 - jax.scipy.stats.norm.cdf(x)),
-        lambda x: log_cdf(-x),
-        lambda x: -pdf(x) / cdf(-x),
-        low=-1e4,
-        high=1e4,
-    ),
-    Formula(
-        "log(x**2)",
-        lambda x: jnp.log(x**2),
-        lambda x: 2 * mp.log(abs(x)) if x else -mp.inf,
-        lambda x: 2 / x if x else mp.inf,
-    ),
-    Formula("exp(x) - 1", lambda x: jnp.exp(x) - 1, mp.expm1, mp.exp),
-    Formula(
-        "1 - sigmoid(x)",
-        lambda x: 1 - jax.nn.sigmoid(x),
-        lambda x: sigmoid(-x),
-        lambda x: -sigmoid(x) * sigmoid(-x),
-    ),
-    Formula(
-        "1 - tanh(x)**2",
-        lambda x: 1 - jnp.tanh(x) ** 2,
-        lambda x: 4 * sigmoid(2 * x) * sigmoid(-2 * x),
-        lambda x: -8 * sigmoid(2 * x) * sigmoid(-2 * x) * mp.tanh(x),
-    ),
-    Formula(
-        "1 - tanh(x)",
-        lambda x: 1 - jnp.tanh(x),
-        lambda x: 2 * sigmoid(-2 * x),
-        lambda x: -4 * sigmoid(2 * x) * sigmoid(-2 * x),
-    ),
-    Formula(
-        "1 - erf(x)",
-        lambda x: 1 - jax.lax.erf(x),
-        mp.erfc,
-        lambda x: -2 / mp.sqrt(mp.pi) * mp.exp(-x * x),
-        low=-1e4,
-        high=1e4,
-    ),
-    Formula(
-        "0.5 (1 + erf(x / sqrt(2)))",
-        lambda x: 0.5 * (1 + jax.lax.erf(x / 2**0.5)),
-        cdf,
-        pdf,
-        low=-1e4,
-        high=1e4,
-    ),
-    Formula(
-        "1 - cos(x)",
-        lambda x: 1 - jnp.cos(x),
-        lambda x: 2 * mp.sin(x / 2) ** 2,
-        mp.sin,
-        low=-100,
-        high=100,
-    ),
-    Formula(
-        "1 / (1 + exp(-x))",
-        lambda x: 1 / (1 + jnp.exp(-x)),
-        sigmoid,
-        lambda x: sigmoid(x) * sigmoid(-x),
-    ),
-    Formula(
-        "exp(x) / (1 + exp(x))",
-        lambda x: jnp.exp(x) / (1 + jnp.exp(x)),
-        sigmoid,
-        lambda x: sigmoid(x) * sigmoid(-x),
-    ),
-    Formula(
-        "tanh(x) by exponentials",
-        lambda x: (jnp.exp(x) - jnp.exp(-x)) / (jnp.exp(x) + jnp.exp(-x)),
-        mp.tanh,
-        lambda x: 4 * sigmoid(2 * x) * sigmoid(-2 * x),
-    ),
-    Formula(
-        "x**2 - 1.5**2",
-        lambda x: x**2 - jnp.full_like(x, 1.5) ** 2,
-        lambda x: (x - 1.5) * (x + 1.5),
-        lambda x: 2 * x,
-    ),
-    Formula(
-        "sqrt(x**2 + 1.5**2)",
-        lambda x: jnp.sqrt(x**2 + jnp.full_like(x, 1.5) ** 2),
-        lambda x: mp.hypot(x, 1.5),
-        lambda x: x / mp.hypot(x, 1.5),
-    ),
-    Formula(
-        "x log(x)",
-        lambda x: x * jnp.log(x),
-        lambda x: x * mp.log(x) if x else x,
-        lambda x: mp.log(x) + 1,
-        low=1e-30,
-    ),
-    Formula(
-        "where(x > 0, log(x), 0)",
-        lambda x: jnp.where(x > 0, jnp.log(x), 0),
-        lambda x: mp.log(x) if x > 0 else mp.mpf(0),
-        lambda x: 1 / x if x > 0 else mp.mpf(0),
-    ),
-    Formula(
-        "where(x > 0, x, exp(x) - 1)",
-        lambda x: jnp.where(x > 0, x, jnp.exp(x) - 1),
-        lambda x: x if x > 0 else mp.expm1(x),
-        lambda x: mp.mpf(1) if x > 0 else mp.exp(x),
-    ),
-    Formula(
-        "log(exp(x) - exp(x / 2))",
-        lambda x: jnp.log(jnp.exp(x) - jnp.exp(x / 2)),
-        lambda x: x + log1mexp(-x / 2),
-        lambda x: 1 + 0.5 / mp.expm1(x / 2) if x < 1e6 else mp.mpf(1),
-        low=1e-30,
-    ),
-    Formula(
-        "log(sum(exp([x, 0, 1.5])))",
-        lambda x: jnp.log(jnp.sum(jnp.exp(with_others(x)), axis=-1)),
-        lambda x: mp.log(1 + mp.exp(1.5) + mp.exp(x)) if x < 1e3 else x,
-        lambda x: sigmoid(x - LOG_OTHERS),
-    ),
-    Formula(
-        "log(softmax([x, 0, 1.5])[0])",
-        lambda x: jnp.log(jax.nn.softmax(with_others(x), axis=-1)[..., 0]),
-        lambda x: -mp.log1p(mp.exp(LOG_OTHERS - x)) if x > -1e3 else x - LOG_OTHERS,
-        lambda x: sigmoid(LOG_OTHERS - x),
-    ),
-    Formula(
-        "log(w @ exp([x, 0, 1.5]))",
-        lambda x: jnp.log(jnp.exp(with_others(x)) @ jnp.array([0.5, 0.25, 2.0], x.dtype)),
-        lambda x: mp.log(0.5 * mp.exp(x) + WEIGHTED) if x < 1e3 else x - mp.log(2),
-        lambda x: sigmoid(x - mp.log(2 * WEIGHTED)),
-    ),
-    Formula(
-        "log(exp(x) / 2 + |x| / 4)",
-        lambda x: jnp.log(0.5 * jnp.exp(x) + jax.lax.stop_gradient(0.25 * jnp.abs(x))),
-        lambda x: mp.log(mp.exp(x) / 2 + abs(x) / 4) if x < 1e3 else x - mp.log(2),
-        lambda x: mp.exp(x) / 2 / (mp.exp(x) / 2 + abs(x) / 4) if x < 1e3 else mp.mpf(1),
-    ),
-    Formula(
-        "softmax([x, 0, 1.5])[0]",
-        lambda x: (
-            jnp.exp(with_others(x)) / jnp.sum(jnp.exp(with_others(x)), axis=-1, keepdims=True)
-        )[..., 0],
-        lambda x: sigmoid(x - LOG_OTHERS),
-        lambda x: sigmoid(x - LOG_OTHERS) * sigmoid(LOG_OTHERS - x),
-    ),
-    Formula(
-        "exp(x) / (exp(x) + exp(1.5))",
-        lambda x: jnp.exp(x) / (jnp.exp(x) + jnp.exp(jnp.full_like(x, 1.5))),
-        lambda x: sigmoid(x - 1.5),
-        lambda x: sigmoid(x - 1.5) * sigmoid(1.5 - x),
-    ),
-    Formula(
-        "softmax([x, 0, 1.5]) @ [1, 0, 0]",
-        lambda x: (
-            (jnp.exp(with_others(x)) @ jnp.array([1.0, 0, 0], x.dtype))
-            / jnp.sum(jnp.exp(with_others(x)), axis=-1)
-        ),
-        lambda x: sigmoid(x - LOG_OTHERS),
-        lambda x: sigmoid(x - LOG_OTHERS) * sigmoid(LOG_OTHERS - x),
-    ),
-    Formula(
-        "x / (1 + exp(-x))",
-        lambda x: x / (1 + jnp.exp(-x)),
-        lambda x: x * sigmoid(x),
-        lambda x: sigmoid(x) * (1 + x * sigmoid(-x)),
-    ),
-    Formula(
-        "1 / (exp(x) + exp(-x))",
-        lambda x: 1 / (jnp.exp(x) + jnp.exp(-x)),
-        lambda x: mp.sech(x) / 2,
-        lambda x: -mp.sech(x) * mp.tanh(x) / 2,
-    ),
-    Formula("exp(x) - 1 - x", lambda x: jnp.exp(x) - 1 - x, excess_of_exp, mp.expm1),
-    Formula(
-        "x - 1 - log(x)",
-        lambda x: x - 1 - jnp.log(x),
-        lambda x: x - 1 - mp.log(x),
-        lambda x: 1 - 1 / x,
-        low=1e-30,
-    ),
-    Formula(
-        "exp(2.5 log(x))",
-        lambda x: jnp.exp(2.5 * jnp.log(x)),
-        lambda x: x**2.5,
-        lambda x: 2.5 * x**1.5,
-        low=0.0,
-    ),
-    Formula(
-        "variance of [x, 1.5]",
-        lambda x: jnp.mean(with_other(x) ** 2, axis=-1) - jnp.mean(with_other(x), axis=-1) ** 2,
-        lambda x: ((x - 1.5) / 2) ** 2,
-        lambda x: (x - 1.5) / 2,
-    ),
-    Formula(
-        "x**2 - 3 x + 1.5**2",
-        lambda x: x**2 - 2 * x * jnp.full_like(x, 1.5) + jnp.full_like(x, 1.5) ** 2,
-        lambda x: (x - 1.5) ** 2,
-        lambda x: 2 * (x - 1.5),
-    ),
-    Formula(
-        "norm of [x, 0]",
-        lambda x: jnp.linalg.norm(jnp.stack((x, 0 * x), axis=-1), axis=-1),
-        abs,
-        mp.sign,
-    ),
-    Formula(
-        "[x, 0] / norm",
-        lambda x: x / jnp.sqrt(jnp.sum(jnp.stack((x, 0 * x), axis=-1) ** 2, axis=-1)),
-        mp.sign,
-        lambda x: mp.mpf(0),
-    ),
-    Formula("x / x", lambda x: x / x, lambda x: mp.mpf(1), lambda x: mp.mpf(0)),
-)
 
 
 def inputs(formula: Formula, dtype: Any, count: int) -> np.ndarray:
@@ -502,18 +190,80 @@ def _text(x: float, y: float, text: str, colour: str, size: int, anchor: str = "
     )
 
 
+Program = tuple[str, Callable[..., Any], tuple[Any, ...]]
+"""A name, a function that JAX can differentiate by its first argument, and its arguments."""
+
+
+def naive_loss(model: Any, x: Array, labels: Array) -> Array:
+    p = jax.nn.softmax(jax.vmap(model)(x).reshape(len(x), -1))
+    return -jnp.mean(jnp.log(p[jnp.arange(len(x)), labels]))
+
+
+def whole_programs() -> Iterator[Program]:
+    key = jax.random.key(0)
+    labels = jnp.arange(16)
+    mlp = layer_models.mlp(eqxlike, layer_models.MLPSizes(64, 256, 2, 10), key)
+    yield "MLP 64-256-256-10", naive_loss, (mlp, jax.random.normal(key, (16, 64)), labels % 10)
+    sizes = layer_models.TransformerSizes(width=64, heads=4, depth=12)
+    transformer = layer_models.transformer(eqxlike, sizes, key)
+    x = jax.random.normal(key, (16, 8, 64))
+    yield "Transformer of 12, width 64", naive_loss, (transformer, x, labels)
+
+
+def costs(programs: Sequence[Program], rounds: int) -> Iterator[str]:
+    """The time of value and gradient after `stabilise`, relative to that as written.
+
+    Calls alternate, and each is the least of its rounds; in the first call JAX's caches are empty.
+    """
+    yield f"{'':32} {'compiled':>10} {'':>6} {'first call':>10} {'':>6}"
+    for name, function, args in programs:
+        pair = [
+            eqxlike.filter_jit(eqxlike.filter_value_and_grad(each))
+            for each in (function, graph.stabilise(function))
+        ]
+        first, compiled = [math.inf] * 2, [math.inf] * 2
+        for _ in range(3):
+            for i, each in enumerate(pair):
+                jax.clear_caches()
+                first[i] = min(first[i], _seconds(each, args))
+        for each in pair:
+            each(*args)
+        for _ in range(rounds):
+            for i, each in enumerate(pair):
+                compiled[i] = min(compiled[i], _seconds(each, args))
+        yield (
+            f"{name:32} {compiled[0] * 1e6:7.0f} us {compiled[1] / compiled[0]:6.2f} "
+            f"{first[0] * 1e3:7.0f} ms {first[1] / first[0]:6.2f}"
+        )
+
+
+def _seconds(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(function(*args))
+    return time.perf_counter() - start
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--inputs", type=int, default=10_000)
     parser.add_argument("--dtypes", default="float32,float64,bfloat16,float16")
     parser.add_argument("--only", default="", help="formulas whose names contain this")
+    parser.add_argument("--cost", action="store_true", help="what stabilised programs take")
+    parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--plot", action="store_true", help="write the picture in docs/images")
     options = parser.parse_args()
     if options.plot:
         return plot()
+    formulas = [each for each in FORMULAS if options.only in each.name]
+    if options.cost:
+        x = 2 * jax.random.normal(jax.random.key(0), 200_000)
+        alone: list[Program] = [
+            (each.name, lambda x, f=each.naive: jnp.sum(f(x)), (x,)) for each in formulas
+        ]
+        print(*costs([*whole_programs(), *alone], options.rounds), sep="\n", flush=True)
+        return None
     jax.config.update("jax_enable_x64", True)
     print(f"{'formula':30} {'dtype':9} {'of':9} {'before':>10} {'after':>10}")
-    formulas = [each for each in FORMULAS if options.only in each.name]
     for dtype in options.dtypes.split(","):
         for name, of, before, after in errors(formulas, dtype, options.inputs):
             mark = "" if after <= max(before, 4) else "  worse"
