@@ -256,7 +256,7 @@ def main() -> None:
         return plot()
     formulas = [each for each in FORMULAS if options.only in each.name]
     if options.cost:
-        x = 2 * jax.random.normal(jax.random.key(0), 200_000)
+        x = 2 * jax.random.normal(jax.random.key(0), (200_000,))
         alone: list[Program] = [
             (each.name, lambda x, f=each.naive: jnp.sum(f(x)), (x,)) for each in formulas
         ]

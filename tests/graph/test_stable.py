@@ -368,7 +368,7 @@ def densities():
 
         def density(x, kind=kind, given=given, constraints=constraints):
             args = {key: constraints[key].feasible_like(x) for key in given}
-            density = kind(**args)
+            density: dist.Distribution = kind(**args)
             half = jnp.full(density.batch_shape + density.event_shape, x.mean())
             return density.log_prob(density.support.feasible_like(half))
 

@@ -32,6 +32,7 @@ from ._functions import (
     Exponential,
     all_axes,
     exponential_of,
+    known,
     normal_cdf_of,
     product_of,
     sigmoid_of,
@@ -341,6 +342,6 @@ def _excess_of(
     """Returns t - 1 - log(t), or t - 1 - log|t|."""
     y, weight = term.split(arrays, shape)
     if weight is None:
-        return excess_of_exp(y + math.log(term.number) if term.number != 1 else y)
+        return excess_of_exp(known(y) + math.log(term.number) if term.number != 1 else known(y))
     t = scaled(term.number, weight if y is None else weight * jnp.exp(y))
     return excess_of_size(t if is_of_size else jnp.where(t < 0, jnp.nan, t))

@@ -207,6 +207,12 @@ class Exponential:
         return y, product_of(self.weights, rest, shape)
 
 
+def known(y: Array | None) -> Array:
+    """The exponent of an `Exponential` that has some."""
+    assert y is not None
+    return y
+
+
 def exponential_of(product: Parts) -> Exponential:
     """A product with its factors exp(y) put together."""
     exponents, weights = [], []

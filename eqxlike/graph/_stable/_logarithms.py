@@ -38,6 +38,7 @@ from ._functions import (
     exponential_of,
     exponentials_in,
     finite_exp,
+    known,
     largest_along,
     normal_cdf_of,
     product_of,
@@ -380,7 +381,7 @@ def _log_of_sum_along(term: Exponential, shape: tuple[int, ...], axes: Sequence[
 
     def split(*arrays: Array) -> Split:
         y, w = term.split(arrays, shape)
-        large, terms = shifted_along(y, w, axes)
+        large, terms = shifted_along(known(y), w, axes)
         return lax.squeeze(large, axes), jnp.log(jnp.sum(terms, axis=axes)) + shift
 
     return Log(term.operands, split, is_positive=not term.weights)
@@ -401,7 +402,7 @@ def _log_of_dot(value: Value) -> Log | None:
 
         def split(*arrays: Array, place=place, x=x, term=term, axes=axes, scale=scale) -> Split:
             *exponents, w = arrays
-            y, _ = term.split(exponents, x.shape)
+            y = known(term.split(exponents, x.shape)[0])
             is_zero = lax.broadcast_in_dim(w == 0, x.shape, axes)
             large = largest_along(jnp.where(is_zero, -jnp.inf, y), axes)
             pair = (finite_exp(y - large), w)[:: 1 - 2 * place]

@@ -30,6 +30,7 @@ from ._functions import (
     all_axes,
     exponential_of,
     exponentials_in,
+    known,
     product_of,
     shifted,
     shifted_along,
@@ -79,7 +80,7 @@ def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | No
         rest = iter(arrays)
         found = [[next(rest) for _ in group] for group in groups]
         (y, _), (z, _) = first.split(found[0], shape), second.split(found[1], shape)
-        y = -_known(z) if y is None else y if z is None else y - z
+        y = -known(z) if y is None else y if z is None else y - z
         if not top.weights and ratio == 1:
             return scaled(scale, sigmoid(y))
         weight = product_of(top.weights, found[2], shape) if top.weights else jnp.ones_like(y)
@@ -101,10 +102,10 @@ def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
 
     def build(*arrays: Array) -> Array:
         y, w = top.split(arrays, value.shape)
-        large, terms = shifted_along(_known(y), w, total.axes)
+        large, terms = shifted_along(known(y), w, total.axes)
         divisor = jnp.sum(terms, axis=total.axes, keepdims=True)
         if w is not None:
-            terms = _product_with_exp(w, _known(y) - large)
+            terms = _product_with_exp(w, known(y) - large)
         return scaled(scale, terms / divisor)
 
     return Rewrite(top.operands, build)
@@ -168,8 +169,8 @@ def _mean_by(
         rest = iter(arrays)
         first, second, more, fourth = ([next(rest) for _ in each] for each in groups)
         y, w = total.term.split(first, total.shape)
-        large, terms = shifted_along(_known(y), w, total.axes)
-        above_terms = weighted_exp(_known(y) - large, term.split(second, total.shape)[1])
+        large, terms = shifted_along(known(y), w, total.axes)
+        above_terms = weighted_exp(known(y) - large, term.split(second, total.shape)[1])
         mean = step.eqn.primitive.bind(*more[:place], above_terms, *more[place:], **step.params)
         mean = broadcast(mean, part.axes, shape)
         mean = mean / broadcast(jnp.sum(terms, axis=total.axes), below.axes, shape)
@@ -228,7 +229,7 @@ def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None
         ]
         if total is not None:
             ((y, w),) = pairs
-            large, exps = shifted_along(_known(y), w, total.axes)
+            large, exps = shifted_along(known(y), w, total.axes)
             large = lax.squeeze(large, total.axes)
             divisor = scaled(total.term.number, jnp.sum(exps, axis=total.axes))
         else:
@@ -253,11 +254,6 @@ def _product_with_exp(w: Array, y: Array) -> Array:
     """W exp(y), which is no zero where only exp(y) is: for large w."""
     root = jnp.exp(y / 2)
     return (w * root) * root
-
-
-def _known(y: Array | None) -> Array:
-    assert y is not None  # It has exponents.
-    return y
 
 
 def _tanh(value: Value, above: Part, below: Part, constant: float) -> Rewrite | None:
