@@ -174,9 +174,11 @@ def test_types_stay():
         ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_no_formula_gets_worse(dtype):
-    for name, of, before, after in stable_maths.errors(FORMULAS, dtype, 30):
+    with jax.enable_x64(dtype == "float64"):
+        found = list(stable_maths.errors(FORMULAS, dtype, 30))
+    for name, of, before, after in found:
         assert after <= max(before, 4), f"{name}: {of}, {before} ulp before, {after} after"
 
 

@@ -39,6 +39,14 @@ class Rewrite:
     build: Callable[..., jax.Array] | None = None
     within: tuple["Value", ...] = ()
 
+    def __post_init__(self) -> None:
+        is_tuple = isinstance(self.operands, tuple)
+        if not is_tuple or not all(isinstance(each, Value) for each in self.operands):
+            raise TypeError(
+                "graph.Rewrite expects a tuple of values of the program, as (step.inputs[0],); "
+                f"it got operands={self.operands!r:.100}"
+            )
+
 
 @dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Value:
@@ -189,7 +197,7 @@ SAME_NUMBERS = ("copy", "copy_p", "optimization_barrier", "pvary")
 def seen_through(value: Value) -> Value:
     """What this one is a copy of: an output of a call, a cast to its own dtype, a known branch."""
     while True:
-        if value.inside is not None:
+        if value.inside is not None and not is_determinant(value.step):
             value = value.inside
             continue
         kind, inputs = value.step.kind, value.step.inputs
@@ -200,6 +208,11 @@ def seen_through(value: Value) -> Value:
         if not is_cast and (kind not in SAME_NUMBERS or len(inputs) != 1):
             return value
         value = inputs[0]
+
+
+def is_determinant(step: Step) -> bool:
+    """Whether it is a call of `jnp.linalg.det`, which is not seen through."""
+    return step.params.get("name") == "det" and called_function(step.eqn) == ("det", True)
 
 
 def argument_of(value: Value, *kinds: str) -> Value | None:
@@ -319,7 +332,6 @@ ARITHMETIC = {
     "square": lambda x: x * x,
     "integer_pow": operator.pow,
     "pow": operator.pow,
-    "exp": math.exp,
     "log": math.log,
     "max": max,
     "min": min,
@@ -398,15 +410,10 @@ def factors_of(value: Value) -> Parts:
                     rest.append((inputs[0], power, axes))
                 else:
                     parts.append(Part(power, value, axes))
-            case "sqrt" | "rsqrt" if len((inner := factors_of(inputs[0])).parts) == 1:
-                sign = 0.5 if value.step.kind == "sqrt" else -0.5
-                (part,) = inner.parts
-                if inner.constant > 0 and part.number % 2:
-                    constant *= inner.constant ** (sign * power)
-                    outer_axes = tuple(axes[each] if each >= 0 else -1 for each in part.axes)
-                    parts.append(Part(sign * power * part.number, part.value, outer_axes))
-                else:
-                    parts.append(Part(power, value, axes))
+            case "sqrt" | "rsqrt" | "pow" if (found := _root_of(value)) is not None:
+                factor, part = found
+                constant *= factor**power
+                parts += placed((dataclasses.replace(part, number=power * part.number),), axes)
             case "square" if power == int(power):
                 rest.append((inputs[0], 2 * power, axes))
             case "integer_pow" if power == int(power):
@@ -414,6 +421,19 @@ def factors_of(value: Value) -> Parts:
             case _:
                 parts.append(Part(power, value, axes))
     return Parts(constant, tuple(merged(parts)))
+
+
+def _root_of(value: Value) -> tuple[float, Part] | None:
+    """A power of one factor as a number times a power; not (x²) ** 0.5, which is |x|."""
+    kind, inputs = value.step.kind, value.step.inputs
+    power = {"sqrt": 0.5, "rsqrt": -0.5}.get(kind) or constant_of(inputs[-1])
+    inner = factors_of(inputs[0])
+    if power is None or len(inner.parts) != 1 or not inner.constant > 0:
+        return None
+    (part,) = inner.parts
+    if power != int(power) and part.number % 2 == 0:
+        return None
+    return inner.constant**power, dataclasses.replace(part, number=power * part.number)
 
 
 def terms_of(value: Value) -> Parts:

@@ -14,6 +14,7 @@ from ._expressions import (
     Value,
     argument_of,
     broadcast,
+    constant_of,
     factors_of,
     is_same,
     placed,
@@ -217,12 +218,23 @@ def exponential_of(product: Parts) -> Exponential:
     """A product with its factors exp(y) put together."""
     exponents, weights = [], []
     for part in product.parts:
-        y = argument_of(part.value, "exp")
-        if y is None:
+        if (found := exponent_of(part.value)) is None:
             weights.append(part)
         else:
-            exponents.append(dataclasses.replace(part, value=y))
+            y, scale = found
+            exponents.append(dataclasses.replace(part, value=y, number=scale * part.number))
     return Exponential(product.constant, tuple(exponents), tuple(weights))
+
+
+def exponent_of(value: Value) -> tuple[Value, float] | None:
+    """`(y, scale)` if `value` is `exp(scale * y)`, written with any base."""
+    if (y := argument_of(value, "exp")) is not None:
+        return y, 1.0
+    if (y := argument_of(value, "exp2")) is not None:
+        return y, math.log(2)
+    if (base := argument_of(value, "pow")) is not None and (number := constant_of(base) or 0) > 0:
+        return seen_through(value).step.inputs[1], math.log(number)
+    return None
 
 
 def exponentials_in(total: Parts) -> list[Exponential]:

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ._expressions import (
-    INPUT,
     PICKS,
     Axes,
     Part,
@@ -25,9 +24,9 @@ from ._expressions import (
     Value,
     argument_of,
     broadcast,
-    called_function,
     constant_of,
     factors_of,
+    is_determinant,
     seen_through,
     terms_of,
     unbroadcast,
@@ -35,6 +34,7 @@ from ._expressions import (
 from ._functions import (
     GUARDS,
     Exponential,
+    exponent_of,
     exponential_of,
     exponentials_in,
     finite_exp,
@@ -57,12 +57,14 @@ class Log:
 
     - `is_near_one`: whether it has more digits only where the value is near one.
     - `is_positive`: whether the value is never negative.
+    - `signed`: the parts for the absolute value, and the sign.
     """
 
     operands: tuple[Value, ...]
     split: Callable[..., Split]
     is_near_one: bool = False
     is_positive: bool = False
+    signed: Callable[..., tuple[Array, Array, Array]] | None = None
 
 
 def log_rule(step: Step) -> Rewrite | None:
@@ -73,11 +75,19 @@ def log_rule(step: Step) -> Rewrite | None:
         if _is_guarded(total):
             return None
         log = log_of_sum(dataclasses.replace(total, constant=total.constant + 1), x.shape)
-    else:
-        log = log_of_product(x)
+    elif (log := log_of_product(x)) is None:
+        return Rewrite() if _is_product_of_matrices(x) else None
     # Newer JAX has a `log2` of its own.
     scale = 1 / math.log(2) if step.kind == "log2" else 1
     return log and Rewrite(log.operands, lambda *arrays: scaled(scale, _sum(log.split(*arrays))))
+
+
+def _is_product_of_matrices(value: Value) -> bool:
+    """Whether it is matrix @ exp(y), of which each element has a largest exponent of its own."""
+    step = unbroadcast(value)[0].step
+    inputs = step.inputs if step.kind == "dot_general" else ()
+    terms = [exponential_of(factors_of(each)) for each in inputs]
+    return any(term.exponents and not term.is_shifted for term in terms)
 
 
 def _is_guarded(total: Parts) -> bool:
@@ -87,8 +97,6 @@ def _is_guarded(total: Parts) -> bool:
 
 
 def log_of_product(value: Value) -> Log | None:
-    if (matrix := _argument_of_det(value)) is not None:
-        return Log((matrix,), lambda x: (jnp.zeros(x.shape[:-2], x.dtype), _log_det(x)))
     product, shape = factors_of(value), value.shape
     if not 0 < product.constant < math.inf:
         return None
@@ -98,26 +106,51 @@ def log_of_product(value: Value) -> Log | None:
         return None
     if any(logs) and not all(logs) and all(log is None or log.is_near_one for log in logs):
         return None
-    known = [(log, part) for log, part in zip(logs, product.parts, strict=True) if log is not None]
     # Two of these may be negative: the logarithm is that of their product.
-    others = [part for log, part in zip(logs, product.parts, strict=True) if log is None]
-    constant = math.log(product.constant)
+    may_be_negative = [
+        (log is None or not log.is_positive) and part.number % 2 != 0
+        for log, part in zip(logs, product.parts, strict=True)
+    ]
+    known, signed, others = [], [], []
+    for log, part, may in zip(logs, product.parts, may_be_negative, strict=True):
+        if log is not None and (not may or sum(may_be_negative) == 1):
+            known.append((log, part))
+        elif log is not None and log.signed is not None:
+            signed.append((log, part))
+        else:
+            others.append(part)
+    if not known and not signed and any(logs):
+        return None
+    constant, groups = math.log(product.constant), [*known, *signed]
 
     def split(*arrays: Array) -> Split:
         rest = iter(arrays)
-        larges, smalls = [], []
-        for log, part in known:
-            large, small = log.split(*(next(rest) for _ in log.operands))
+        larges, smalls, factors = [], [], []
+        for i, (log, part) in enumerate(groups):
+            found = [next(rest) for _ in log.operands]
+            if i < len(known):
+                large, small = log.split(*found)
+            else:
+                assert log.signed is not None
+                large, small, sign = log.signed(*found)
+                factors.append(_power_of_sign(broadcast(sign, part.axes, shape), part.number))
             larges.append(scaled(part.number, broadcast(large, part.axes, shape)))
             smalls.append(scaled(part.number, broadcast(small, part.axes, shape)))
-        if others:
+        if factors:
+            factors += [product_of(others, list(rest), shape)] if others else []
+            smalls.append(jnp.log(functools.reduce(jnp.multiply, factors)))
+        elif others:
             smalls.append(_plain_log(others, list(rest), shape))
         small = _sum(smalls) + constant if constant else _sum(smalls)
         return _sum(larges) if larges else jnp.zeros_like(small), small
 
-    operands = [each for log, _ in known for each in log.operands]
-    is_positive = all(log.is_positive for log, _ in known) and not others
+    operands = [each for log, _ in groups for each in log.operands]
+    is_positive = not any(may_be_negative)
     return Log((*operands, *(part.value for part in others)), split, is_positive=is_positive)
+
+
+def _power_of_sign(sign: Array, number: float) -> Array:
+    return sign if number == int(number) else jnp.where(sign < 0, jnp.nan, sign)
 
 
 def _plain_log(parts: Sequence[Part], arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
@@ -140,15 +173,18 @@ def log_of(value: Value) -> Log | None:
     """The logarithm of a value, if it is known without computing the value."""
     value = seen_through(value)
     positive = functools.partial(Log, is_positive=True)
-    if (y := argument_of(value, "exp")) is not None:
-        return positive((y,), lambda y: (y, jnp.zeros_like(y)))
-    if (y := argument_of(value, "exp2")) is not None:
-        return positive((y,), lambda y: (y * math.log(2), jnp.zeros_like(y)))
+    if is_determinant(value.step):
+        return Log(value.step.inputs[:1], _log_det, signed=_log_size_of_det)
+    if (found := exponent_of(value)) is not None:
+        y, scale = found
+        return positive((y,), lambda y: (scaled(scale, y), jnp.zeros_like(y)))
     if (found := sigmoid_of(value)) is not None:
         y, scale = found
         return positive((y,), lambda y: _log_sigmoid(scaled(scale, y)))
     if (y := argument_of(value, "cosh")) is not None:
         return positive((y,), _log_cosh)
+    if (y := argument_of(value, "sinh")) is not None:
+        return Log((y,), lambda y: (y, log1mexp(-2 * y) - math.log(2)))
     if (found := normal_cdf_of(value)) is not None:
         y, scale, constant = found
         return positive(
@@ -162,8 +198,7 @@ def log_of(value: Value) -> Log | None:
         case "dot_general":
             return _log_of_dot(value)
         case "reduce_prod":
-            (x,), axes = value.step.inputs, value.step.params["axes"]
-            return Log((x,), lambda x: (jnp.zeros(value.shape, x.dtype), _log_product(x, axes)))
+            return _log_of_reduced_product(value)
         case "select_n" if any(logs := [log_of(each) for each in value.step.inputs[1:]]):
             return _log_of_choice(value.step, logs)
         case "gather" if not _fills_with_nan(value.step.params["fill_value"]):
@@ -215,13 +250,11 @@ def _log_of_choice(step: Step, logs: list[Log | None]) -> Log:
 
 def _log_of_size(value: Value) -> Log | None:
     """log(|x|)."""
-    if (matrix := _argument_of_det(value)) is not None:
-        return Log(
-            (matrix,),
-            lambda x: (jnp.zeros(x.shape[:-2], x.dtype), jnp.linalg.slogdet(x).logabsdet),
-        )
     log = log_of(value)
-    return log if log and log.is_positive else None
+    if log is None or log.is_positive or log.signed is None:
+        return log if log and log.is_positive else None
+    signed = log.signed
+    return Log(log.operands, lambda *arrays: signed(*arrays)[:2], is_positive=True)
 
 
 def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
@@ -254,6 +287,15 @@ def _log_of_difference(total: Parts, shape: tuple[int, ...]) -> Log | None:
         return None
     (part,), (y,) = total.parts, arguments
     lifted = functools.partial(broadcast, axes=part.axes, shape=shape)
+    z = argument_of(part.value, "tanh")
+    if z is not None and total.constant > 0:
+        sign, shift = math.copysign(2.0, part.number), math.log(2 * total.constant)
+
+        def split_tanh(z: Array) -> Split:
+            large, small = _log_sigmoid(lifted(sign * z))
+            return large, small + shift
+
+        return Log((z,), split_tanh, is_positive=True)
     if y is not None and part.number > 0 > total.constant:
         shift = math.log(part.number)
         return Log((y,), lambda y: (lifted(y), lifted(log1mexp(-y) + shift)))
@@ -354,7 +396,13 @@ def _log_near_one(value: Value) -> Log | None:
         x = broadcast(x, axes, shape)
         return jnp.zeros_like(x), lax.log1p(scaled(sign, x))
 
-    return Log((x,), split, is_near_one=True)
+    def signed(x: Array) -> tuple[Array, Array, Array]:
+        x = scaled(sign, broadcast(x, axes, shape))
+        is_negative = x < -1
+        size = jnp.where(is_negative, -2 - x, x)  # |1 + x| - 1
+        return jnp.zeros_like(x), lax.log1p(size), jnp.sign(1 + x)
+
+    return Log((x,), split, is_near_one=True, signed=signed)
 
 
 def _is_whole(value: Value) -> bool:
@@ -388,29 +436,40 @@ def _log_of_sum_along(term: Exponential, shape: tuple[int, ...], axes: Sequence[
 
 
 def _log_of_dot(value: Value) -> Log | None:
-    """log(w @ exp(y)), for a vector w."""
+    """log(w @ exp(y)), for a vector w, or one for each element of a batch."""
     step = value.step
     contracted, batch = step.params["dimension_numbers"]
     for place in (0, 1):
         x, weights = step.inputs[place], step.inputs[1 - place]
-        term = exponential_of(factors_of(x))
-        if len(weights.shape) != 1 or any(batch) or term.weights or not term.exponents:
-            continue
-        axes, scale = tuple(contracted[place]), math.log(term.number) if term.number > 0 else None
-        if scale is None:
-            continue
-
-        def split(*arrays: Array, place=place, x=x, term=term, axes=axes, scale=scale) -> Split:
-            *exponents, w = arrays
-            y = known(term.split(exponents, x.shape)[0])
-            is_zero = lax.broadcast_in_dim(w == 0, x.shape, axes)
-            large = largest_along(jnp.where(is_zero, -jnp.inf, y), axes)
-            pair = (finite_exp(y - large), w)[:: 1 - 2 * place]
-            total = step.eqn.primitive.bind(*pair, **step.params)
-            return lax.squeeze(large, axes), jnp.log(total) + scale
-
-        return Log((*term.operands, weights), split)
+        term, own = exponential_of(factors_of(x)), (*batch[1 - place], *contracted[1 - place])
+        if len(weights.shape) == len(own) and not term.weights and term.exponents:
+            if term.number > 0:
+                axes = dict(zip(own, (*batch[place], *contracted[place]), strict=True))
+                return _log_of_dot_with(step, place, term, axes)
     return None
+
+
+def _log_of_dot_with(step: Step, place: int, term: Exponential, axes: dict[int, int]) -> Log:
+    """`axes` says on which axis of the exponentials each axis of the weights is."""
+    x, weights = step.inputs[place], step.inputs[1 - place]
+    contracted, batch = (each[place] for each in step.params["dimension_numbers"])
+    free = [i for i in range(len(x.shape)) if i not in contracted and i not in batch]
+    places = tuple(axes[i] for i in range(len(weights.shape)))
+    rows = sorted((*batch, *free))
+    order = [rows.index(axis) for axis in (*batch, *free)]
+    shift = math.log(term.number)
+
+    def split(*arrays: Array) -> Split:
+        *exponents, w = arrays
+        y = known(term.split(exponents, x.shape)[0])
+        large = largest_along(
+            jnp.where(broadcast(w == 0, places, x.shape), -jnp.inf, y), contracted
+        )
+        pair = (finite_exp(y - large), w)[:: 1 - 2 * place]
+        total = step.eqn.primitive.bind(*pair, **step.params)
+        return lax.transpose(lax.squeeze(large, contracted), order), jnp.log(total) + shift
+
+    return Log((*term.operands, weights), split)
 
 
 def _log_sigmoid(y: Array) -> Split:
@@ -438,19 +497,27 @@ def _is_product(value: Value) -> bool:
     return len(parts) > 1 or any(part.value is not value for part in parts)
 
 
-def _argument_of_det(value: Value) -> Value | None:
-    while value.step is not INPUT:
-        if called_function(value.step.eqn) == ("det", True):
-            return value.step.inputs[0]
-        if value.inside is None:
-            return None
-        value = value.inside
-    return None
-
-
-def _log_det(x: Array) -> Array:
+def _log_size_of_det(x: Array) -> tuple[Array, Array, Array]:
     sign, log = jnp.linalg.slogdet(x)
-    return jnp.where(sign < 0, jnp.nan, log)
+    return jnp.zeros_like(log), log, sign
+
+
+def _log_det(x: Array) -> Split:
+    large, small, sign = _log_size_of_det(x)
+    return large, jnp.where(sign < 0, jnp.nan, small)
+
+
+def _log_of_reduced_product(value: Value) -> Log:
+    (x,), axes = value.step.inputs, value.step.params["axes"]
+    log, shape = log_of(x), x.shape
+    if log is None or not log.is_positive:
+        return Log((x,), lambda x: (jnp.zeros(value.shape, x.dtype), _log_product(x, axes)))
+
+    def split(*arrays: Array) -> Split:
+        large, small = (jnp.sum(jnp.broadcast_to(part, shape), axes) for part in log.split(*arrays))
+        return large, small
+
+    return Log(log.operands, split, is_positive=True)
 
 
 def _log_product(x: Array, axes: Sequence[int]) -> Array:

@@ -88,9 +88,10 @@ def direction_of_zero(step: Step) -> Rewrite | None:
 
     def build(*arrays: Array) -> Array:
         found = product_of(others, arrays[len(norms) :], shape)
+        is_zero = found == 0
         for part, total in zip(norms, arrays, strict=False):
-            norm = jnp.sqrt(jnp.where(total == 0, 1, total))
-            found = found / broadcast(norm, part.axes, shape)
+            total = broadcast(total, part.axes, shape)
+            found = found / jnp.sqrt(jnp.where(is_zero & (total == 0), 1, total))
         return scaled(product.constant, found)
 
     return Rewrite(tuple(part.value for part in (*norms, *others)), build)
@@ -138,7 +139,7 @@ def quotient_of_itself(step: Step) -> Rewrite | None:
     x, y = step.inputs
     if constant_of(x) is not None or x.shape != y.shape or not is_same(x, y):
         return None
-    return Rewrite((x,), lambda x: jnp.where(jnp.isnan(x), x, 1))
+    return Rewrite((x,), lambda x: jnp.where(jnp.isfinite(x), 1.0, jnp.nan))
 
 
 def power_by_logarithm(step: Step) -> Rewrite | None:

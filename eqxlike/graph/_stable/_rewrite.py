@@ -6,6 +6,7 @@ is then run in the order of the program. Programs in loops, branches and custom 
 rewritten by themselves.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ SCOPE = "stable"
 """The `jax.named_scope` of what a rule computes. Rules do not look inside."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Rule:
     """A formula that loses digits, and what is computed instead.
 
@@ -70,6 +71,16 @@ class Rule:
     instead: str
     is_of_jax: bool = False
     is_of_gradient: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.kinds, str) or not callable(self.match):
+            raise TypeError(
+                f"graph.Rule expects names of primitives, as ('div',), and a function; it got "
+                f"kinds={self.kinds!r} and match={self.match!r}."
+            )
+
+    def __repr__(self) -> str:
+        return f"Rule({self.name!r})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -124,8 +135,9 @@ class StableProgram:
                 continue
             rewrite = _rewrite_of(step)
             if rewrite is not None and rewrite.build is not None:
-                operands = [_array(each, known) for each in rewrite.operands]
-                with jax.named_scope(SCOPE):
+                operands = [jnp.asarray(_array(each, known)) for each in rewrite.operands]
+                rule = next(match.rule for match in self.matches if match.rewrite is rewrite)
+                with jax.named_scope(SCOPE), _naming(rule, step):
                     known[step.output] = _like(rewrite.build(*operands), step.output.aval)
             elif step in self._opened:
                 for output in self._needed.intersection(step.outputs):
@@ -191,13 +203,31 @@ def _matches_in(steps: Iterable[Step], rules: Sequence[Rule]) -> Iterator[Match]
     """The first rule that matches each step."""
     for step in steps:
         for rule in rules if _is_real(step) else ():
-            if step.kind not in rule.kinds or (rewrite := rule.match(step)) is None:
+            if step.kind not in rule.kinds or (rewrite := _match(rule, step)) is None:
                 continue
             if rule.is_of_jax or step.is_of_user:
                 if rewrite.build is not None:
                     step.output.rewrite = rewrite
                 yield Match(rule, step, rewrite)
                 break
+
+
+def _match(rule: Rule, step: Step) -> Rewrite | None:
+    with _naming(rule, step):
+        rewrite = rule.match(step)
+        if rewrite is not None and not isinstance(rewrite, Rewrite):
+            raise TypeError(f"match should return a graph.Rewrite or None; it returned {rewrite!r}")
+    return rewrite
+
+
+@contextlib.contextmanager
+def _naming(rule: Rule, step: Step) -> Iterator[None]:
+    """Errors inside are those of a rule."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"From the rule {rule.name!r}, for {step.kind} at {step.source}.")
+        raise
 
 
 def _is_real(step: Step) -> bool:

@@ -119,7 +119,7 @@ RULES = (
         ("log", "log2", "log1p"),
         log_rule,
         "where an exponential overflows or underflows (88 in float32, 709 in float64)",
-        "jax.nn.log_softmax, jax.nn.log_sigmoid, jax.nn.softplus or jax.nn.logsumexp",
+        "jax.nn.log_softmax, log_sigmoid, softplus or logsumexp, jnp.log1p, jnp.linalg.slogdet",
     ),
     Rule(
         "logarithm of a probability kept from zero",

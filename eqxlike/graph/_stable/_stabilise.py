@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 def stabilise(
     function: Callable[Params, Result], *, rules: Sequence[Rule] = RULES
 ) -> Callable[Params, Result]:
-    """The function with formulas that lose digits computed in another way.
+    """The function with formulas that lose digits replaced by stable ones.
 
     `log(1 + exp(x))` becomes a softplus, `log(softmax(x))` a log-softmax, and so on for each rule
     in `RULES`, as in Theano's optimiser (Bergstra et al. 2010, "Theano: A CPU and GPU Math
@@ -58,10 +58,14 @@ def stabilise(
     """
     if not callable(function):
         raise TypeError(f"graph.stabilise expects a function; it got {_described_type(function)}.")
+    _check_rules(rules, "graph.stabilise")
+
+    def call(*args: Params.args, **kwargs: Params.kwargs) -> Result:
+        return function(*args, **kwargs)
 
     @functools.wraps(function)
     def stable(*args: Params.args, **kwargs: Params.kwargs) -> Result:
-        closed, structs, static = filter_make_jaxpr(function)(*args, **kwargs)
+        closed, structs, static = filter_make_jaxpr(call)(*args, **kwargs)
         program = StableProgram(closed, rules)
         if not program.is_rewritten:
             return function(*args, **kwargs)
@@ -103,7 +107,7 @@ def unstable(
     """The formulas in `function(*args, **kwargs)` that lose digits: nothing is run.
 
     A test may say `assert not graph.unstable(loss, model, batch)`. What JAX's own functions compute
-    inside themselves does not count, nor what nothing depends on.
+    inside is ignored, and so is what nothing depends on.
 
     **Arguments:**
 
@@ -131,8 +135,18 @@ def unstable(
             "graph.unstable expects a function, and then its arguments; it got "
             f"{_described_type(function)}."
         )
+    _check_rules(rules, "graph.unstable")
     found = fresh_trace(function, args, kwargs, is_lowered=False)
     return unstable_in(found.traced.jaxpr, rules)
+
+
+def _check_rules(rules: Any, name: str) -> None:
+    is_sequence = isinstance(rules, Sequence)
+    if not is_sequence or not all(isinstance(rule, Rule) for rule in rules):
+        raise TypeError(
+            f"{name} expects rules, a sequence of graph.Rule, as (*graph.RULES, rule); it got "
+            f"{_described_type(rules)}."
+        )
 
 
 def _described_type(value: Any) -> str:
