@@ -218,6 +218,15 @@ def test_maps_over_devices_are_left_alone():
         np.testing.assert_allclose(graph.stabilise(function)(x), function(x), 1e-5)
 
 
+def test_shardings_that_are_types_stay():
+    mesh = jax.make_mesh((2,), ("devices",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(FAR, jax.NamedSharding(mesh, P("devices")))
+        for function in (softplus, jax.checkpoint(softplus), jnp.tanh):
+            found, right = (jax.eval_shape(f, x) for f in (graph.stabilise(function), function))
+            assert found.sharding == right.sharding
+
+
 def difference_of_roots(step):
     x, y = (graph.argument_of(each, "sqrt") for each in step.inputs)
     if x is None or y is None:

@@ -479,7 +479,7 @@ def _log_sigmoid(y: Array) -> Split:
 
 def _log_cosh(y: Array) -> Split:
     is_near = jnp.abs(y) < 1
-    near = lax.log1p(2 * jnp.square(jnp.sinh(jnp.where(is_near, y, 0) / 2)))
+    near = lax.log1p(jnp.square(2 * jnp.sinh(jnp.where(is_near, y, 0) / 2)) / 2)
     far = jnp.where(is_near, 1, y)
     large = finite(lax.stop_gradient(jnp.abs(far)))
     small = jnp.logaddexp(far - large, -far - large) - math.log(2)

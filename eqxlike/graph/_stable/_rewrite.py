@@ -150,7 +150,9 @@ class StableProgram:
     def rewritten(self) -> ClosedJaxpr:
         """The program as a jaxpr of the same inputs and outputs."""
         structs = [
-            jax.ShapeDtypeStruct(each.shape, each.dtype, weak_type=each.weak_type)
+            jax.ShapeDtypeStruct(
+                each.shape, each.dtype, weak_type=each.weak_type, sharding=each.sharding
+            )
             for each in self._closed.in_avals
         ]
         return jax.make_jaxpr(self)(*structs)

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
+from ..._compat import scan_counts
 from ._branches import branch_not_taken
 from ._differences import difference_from_one, difference_of_squares, excess_of_exponential
 from ._expressions import (
@@ -88,9 +89,9 @@ def _is_low(value: Any) -> bool:
 
 
 def _adds_to_a_carry(step: Step) -> bool:
-    jaxpr, skipped = step.params["jaxpr"].jaxpr, step.params["num_consts"]
+    jaxpr, (skipped, num_carry) = step.params["jaxpr"].jaxpr, scan_counts(step.params)
     sources = {each: eqn for eqn in jaxpr.eqns for each in eqn.outvars}
-    carried = jaxpr.invars[skipped : skipped + step.params["num_carry"]]
+    carried = jaxpr.invars[skipped : skipped + num_carry]
     for before, after in zip(carried, jaxpr.outvars, strict=False):
         eqn = None if isinstance(after, Literal) else sources.get(after)
         is_sum = eqn is not None and eqn.primitive.name == "add" and before in eqn.invars
