@@ -7,11 +7,12 @@ operand of f is replaced by a harmless number wherever the branch is not chosen.
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from ._expressions import INPUT, Rewrite, Step, Value, constant_of, seen_through
-from ._functions import GUARDS, is_at_most_zero, is_positive
+from ._functions import GUARDS, is_at_most_zero, is_positive, shifted_by_maximum
 
 HARMLESS = {
     **dict.fromkeys(("log", "sqrt", "rsqrt", "cbrt", "lgamma", "digamma"), (0, 1.0)),
@@ -100,7 +101,7 @@ class _Region:
         for value in self.computed:
             inputs = [read(each) for each in _sources(value)]
             if value.rewrite is not None and value.rewrite.build is not None:
-                known[value] = value.rewrite.build(*inputs)
+                known[value] = value.rewrite.computed(inputs, value)
             else:
                 known[value] = value.step.eqn.primitive.bind(*inputs, **value.step.params)
         return known[branch]
@@ -125,6 +126,8 @@ def _region(branch: Value, sources: set[Value]) -> _Region:
             step = value.step
             if step.kind not in THROUGH or value.shape != branch.shape or depth > MAX_DEPTH:
                 return False
+            if value.rewrite is not None and not _is_elementwise(value.rewrite):
+                return False
             found = [visit(each, depth + 1) for each in step.inputs]
             if _may_fail(step):
                 index, number = HARMLESS[step.kind]
@@ -137,6 +140,16 @@ def _region(branch: Value, sources: set[Value]) -> _Region:
 
     visit(branch)
     return _Region(tuple(value for value, is_inside in order.items() if is_inside), harmless)
+
+
+def _is_elementwise(rewrite: Rewrite) -> bool:
+    """Whether no element of the result depends on several elements of an operand."""
+    structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in rewrite.operands]
+    text = str(jax.make_jaxpr(rewrite.build or jnp.asarray)(*structs))
+    return not any(f" {kind}" in text for kind in MIXING)
+
+
+MIXING = ("reduce_", "dot_general", "cum", "sort", "arg", "conv_")
 
 
 def _may_fail(step: Step) -> bool:
@@ -155,7 +168,7 @@ def _may_fail(step: Step) -> bool:
             exponent = constant_of(step.inputs[1])
             return exponent is None or exponent < 1
         case "exp" | "exp2" | "expm1" | "sinh" | "cosh":
-            return not is_at_most_zero(operand)
+            return not is_at_most_zero(operand) and not shifted_by_maximum(operand)
     return not is_positive(operand)
 
 

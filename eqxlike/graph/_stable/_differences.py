@@ -86,7 +86,7 @@ def _complement(value: Value, ratio: float):
             return y, lambda y: lax.erfc(ratio * y)
     if (found := normal_cdf_of(value)) is not None:
         y, scale, constant = found
-        if math.isclose(constant * ratio, 1):
+        if math.isclose(constant * ratio, 1, rel_tol=1e-12):
             return y, lambda y: 0.5 * lax.erfc(scale / ROOT_2 * y)
     return None
 
@@ -158,7 +158,7 @@ def _square_of_shifted(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
         return None
     (square,), (linear,) = squares, (part for part in total.parts if part not in squares)
     x, n, shift = square_root_of(square.value), square.number, linear.number / (2 * square.number)
-    is_square = math.isclose(n * shift**2, total.constant, rel_tol=1e-7)
+    is_square = math.isclose(n * shift**2, total.constant, rel_tol=1e-12)
     if x is None or not is_square or not is_same(x, linear.value) or square.axes != linear.axes:
         return None
     return Rewrite((x,), lambda x: scaled(n, jnp.square(broadcast(x, square.axes, shape) + shift)))
@@ -265,7 +265,8 @@ def _with_its_logarithm(
         return None
     constant += total.constant + sum(term.constant for term in others if not term.parts)
     expected = -n * (1 + math.log(product.constant / n) + own.constant)
-    if not math.isclose(constant, expected, rel_tol=1e-6):
+    # Logarithms of constants were rounded to float32.
+    if not math.isclose(constant, expected, rel_tol=1e-12 if expected == -n else 1e-6):
         return None
     return n, is_used, total.is_of_size
 

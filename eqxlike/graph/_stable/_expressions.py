@@ -9,11 +9,12 @@ questions of a value, which give the same answers however the formula was writte
 """
 
 import dataclasses
+import functools
 import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from ..._compat import Tracer
 from .._operations import is_of_user_or_layer, line_of, scopes_in
+
+Found = TypeVar("Found")
 
 Axes = tuple[int, ...]
 """The axis of a result on which each axis of a value lies."""
@@ -47,6 +50,43 @@ class Rewrite:
                 f"it got operands={self.operands!r:.100}"
             )
 
+    def computed(self, arrays: Sequence[Any], output: "Value") -> jax.Array:
+        """`build` of arrays, with the type of the output."""
+        assert self.build is not None
+        return _like(self.build(*_widened(arrays, output)), output.aval)
+
+
+def _widened(arrays: Sequence[Any], output: "Value") -> list[jax.Array]:
+    """The arrays, those of floating point in the widest of their dtypes and that of the output."""
+    arrays = [jnp.asarray(each) for each in arrays]
+    is_float = [jnp.issubdtype(each.dtype, jnp.floating) for each in arrays]
+    dtypes = [each.dtype for each, floats in zip(arrays, is_float, strict=True) if floats]
+    if {*dtypes} <= {output.dtype}:
+        return arrays
+    wide = functools.reduce(_wider, dtypes, output.dtype)
+    pairs = zip(arrays, is_float, strict=True)
+    return [each.astype(wide) if floats else each for each, floats in pairs]
+
+
+def _wider(first: Any, second: Any) -> Any:
+    """The dtype that holds the numbers of both."""
+    both = [jnp.finfo(each) for each in (first, second)]
+    for wide, narrow in (both, both[::-1]):
+        if wide.nmant >= narrow.nmant and wide.maxexp >= narrow.maxexp:
+            return wide.dtype
+    return jnp.dtype(jnp.float32)
+
+
+def _like(array: jax.Array, aval: Any) -> jax.Array:
+    """The array with the dtype and the weak type of what it replaces."""
+    if jnp.shape(array) != aval.shape:
+        array = jnp.broadcast_to(array, aval.shape)
+    if aval.weak_type:
+        return jax.lax.convert_element_type_p.bind(
+            array, new_dtype=aval.dtype, weak_type=True, sharding=None
+        )
+    return jax.lax.convert_element_type(array, aval.dtype)
+
 
 @dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Value:
@@ -57,7 +97,7 @@ class Value:
     - `constant`: its array, where that is known.
     - `inside`: for the output of a call, the value of the called program that it is.
     - `rewrite`: what it is computed by instead.
-    - `number`: what `constant_of` found; `...` before it looked.
+    - `memo`: what `constant_of`, `factors_of` and others found.
     """
 
     aval: Any
@@ -66,7 +106,7 @@ class Value:
     constant: Any = None
     inside: "Value | None" = None
     rewrite: Rewrite | None = None
-    number: Any = ...
+    memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -195,7 +235,7 @@ SAME_NUMBERS = ("copy", "copy_p", "optimization_barrier", "pvary")
 
 
 def seen_through(value: Value) -> Value:
-    """What this one is a copy of: an output of a call, a cast to its own dtype, a known branch."""
+    """What this one is a copy of: an output of a call, a cast without rounding, a known branch."""
     while True:
         if value.inside is not None and not is_determinant(value.step):
             value = value.inside
@@ -204,10 +244,31 @@ def seen_through(value: Value) -> Value:
         if kind == "select_n" and (which := constant_of(inputs[0])) is not None:
             value = inputs[1 + int(which)]
             continue
-        is_cast = kind == "convert_element_type" and inputs[0].dtype == value.dtype
+        is_cast = kind == "convert_element_type" and _is_exact_cast(inputs[0], value)
         if not is_cast and (kind not in SAME_NUMBERS or len(inputs) != 1):
             return value
         value = inputs[0]
+
+
+def _is_exact_cast(before: Value, after: Value) -> bool:
+    """Whether a cast loses no digits; or only those of a sum that JAX computes in float32."""
+    if before.dtype == after.dtype:
+        return True
+    if not all(jnp.issubdtype(each.dtype, jnp.floating) for each in (before, after)):
+        return False
+    return _wider(before.dtype, after.dtype) == after.dtype or _is_wide_sum(before)
+
+
+def _is_wide_sum(value: Value) -> bool:
+    """Whether it is the sum, or mean, of what was cast to a wider dtype for this."""
+    while value.step.kind in ("div", "mul", "broadcast_in_dim", "squeeze", "reshape"):
+        value = value.step.inputs[0]
+    if value.inside is not None:
+        return _is_wide_sum(value.inside)
+    if value.step.kind != "reduce_sum":
+        return False
+    terms = value.step.inputs[0].step
+    return terms.kind == "convert_element_type" and terms.inputs[0].dtype != value.dtype
 
 
 def is_determinant(step: Step) -> bool:
@@ -279,6 +340,19 @@ def broadcast(array: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array
     return jax.lax.broadcast_in_dim(array, shape, [axes[i] for i in order])
 
 
+def once(function: Callable[[Value], Found]) -> Callable[[Value], Found]:
+    """The function, which looks at each value once: a program may name one many times."""
+
+    @functools.wraps(function)
+    def remembered(value: Value) -> Found:
+        if function not in value.memo:
+            value.memo[function] = function(value)
+        return value.memo[function]
+
+    return remembered
+
+
+@once
 def constant_of(value: Value) -> float | None:
     """The number that all elements of a value are, if it is the same in every run.
 
@@ -288,12 +362,6 @@ def constant_of(value: Value) -> float | None:
 
     **Returns:** the number, or None if elements differ or depend on an input.
     """
-    if value.number is ...:
-        value.number = _constant_of(value)
-    return value.number
-
-
-def _constant_of(value: Value) -> float | None:
     value, _ = unbroadcast(value)
     if value.constant is not None:
         return _uniform_number(value.constant, value.dtype)
@@ -373,6 +441,7 @@ MAX_PARTS = 100
 """A larger product or sum is left whole: x + x, forty times over, has 2⁴⁰ terms."""
 
 
+@once
 def factors_of(value: Value) -> Parts:
     """The value as a product of powers: through products, quotients, powers and roots.
 
@@ -393,7 +462,9 @@ def factors_of(value: Value) -> Parts:
         if (number := constant_of(value)) is not None and (number > 0 or power == int(power)):
             try:
                 constant *= number**power
-            except ArithmeticError:  # A power of zero, or too large for Python.
+            except ArithmeticError:  # Too large for Python.
+                constant = 0.0
+            if not constant:
                 return _alone(whole, 1.0)
             continue
         value, axes = unbroadcast(value)
@@ -436,6 +507,7 @@ def _root_of(value: Value) -> tuple[float, Part] | None:
     return inner.constant**power, dataclasses.replace(part, number=power * part.number)
 
 
+@once
 def terms_of(value: Value) -> Parts:
     """The value as a sum, through sums, differences, and products with a constant.
 

@@ -263,7 +263,7 @@ def shifted_along(y: Array, w: Array | None, axes: Sequence[int]) -> tuple[Array
 
 
 def largest_along(y: Array, axes: Sequence[int]) -> Array:
-    return finite(lax.stop_gradient(jnp.max(y, axis=axes, keepdims=True)))
+    return finite(lax.stop_gradient(jnp.max(y, axis=axes, keepdims=True, initial=-jnp.inf)))
 
 
 def _masked(y: Array, w: Array | float | None) -> Array:

@@ -157,7 +157,7 @@ def power_by_logarithm(step: Step) -> Rewrite | None:
             y = scaled(factors.constant, product_of(others, arrays, product.shape))
         else:
             y = jnp.full_like(x, factors.constant)
-        is_known = x >= 0
+        is_known = (x >= 0) & ~jnp.isnan(y)
         return jnp.where(is_known, jnp.power(jnp.where(is_known, x, 1), y), jnp.nan)
 
     return Rewrite((x, *(part.value for part in others)), build)

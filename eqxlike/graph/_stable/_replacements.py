@@ -128,6 +128,11 @@ def _(primals, tangents):
     return excess_of_size(t), tangent * slope
 
 
+def log_size_of_1mexp(y: Array) -> tuple[Array, Array]:
+    """log|1 - exp(y)|, and the sign of 1 - exp(y)."""
+    return jnp.maximum(y, 0) + log1mexp(jnp.where(y > 0, -y, y)), -jnp.sign(y)
+
+
 def log1mexp(y: Array) -> Array:
     """log(1 - exp(y)) for y < 0 (Mächler 2012, "Accurately computing log(1 - exp(-|a|))")."""
     is_near = y > -math.log(2)
@@ -154,8 +159,10 @@ def _log_cdf_and_slope(x: Array) -> tuple[Array, Array]:
     half_log_2_pi, root_2 = 0.5 * math.log(2 * math.pi), math.sqrt(2)
     is_far = x < FAR
     near = jnp.where(is_far, 0, x)
-    tail = 0.5 * lax.erfc(jnp.abs(near) / root_2)
-    log_near = jnp.where(near > 0, lax.log1p(-tail), jnp.log(tail))
+    is_above = near > 0
+    # Not |x|, whose derivative at zero is zero.
+    tail = 0.5 * lax.erfc(jnp.where(is_above, near, -near) / root_2)
+    log_near = jnp.where(is_above, lax.log1p(-tail), jnp.log(jnp.where(is_above, 1, tail)))
     slope_near = jnp.exp(-jnp.square(near) / 2 - half_log_2_pi - log_near)
     # Laplace's continued fraction of Mills' ratio.
     t = jnp.where(is_far, -x, -FAR)

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from ._expressions import INPUT, Rewrite, Step, Value, all_steps, called_function, steps_of
@@ -135,10 +135,10 @@ class StableProgram:
                 continue
             rewrite = _rewrite_of(step)
             if rewrite is not None and rewrite.build is not None:
-                operands = [jnp.asarray(_array(each, known)) for each in rewrite.operands]
+                operands = [_array(each, known) for each in rewrite.operands]
                 rule = next(match.rule for match in self.matches if match.rewrite is rewrite)
                 with jax.named_scope(SCOPE), _naming(rule, step):
-                    known[step.output] = _like(rewrite.build(*operands), step.output.aval)
+                    known[step.output] = rewrite.computed(operands, step.output)
             elif step in self._opened:
                 for output in self._needed.intersection(step.outputs):
                     known[output] = _array(_inside(output), known)
@@ -276,14 +276,3 @@ def _inside(value: Value) -> Value:
 
 def _array(value: Value, known: Mapping[Value, Any]) -> Any:
     return known[value] if value.constant is None else value.constant
-
-
-def _like(array: Array, aval: Any) -> Array:
-    """The array with the dtype and the weak type of what it replaces."""
-    if jnp.shape(array) != aval.shape:
-        array = jnp.broadcast_to(array, aval.shape)
-    if aval.weak_type:
-        return lax.convert_element_type_p.bind(
-            array, new_dtype=aval.dtype, weak_type=True, sharding=None
-        )
-    return lax.convert_element_type(array, aval.dtype)
