@@ -27,6 +27,7 @@ from ._expressions import (
     constant_of,
     factors_of,
     is_determinant,
+    once,
     seen_through,
     terms_of,
     unbroadcast,
@@ -46,7 +47,7 @@ from ._functions import (
     shifted_along,
     sigmoid_of,
 )
-from ._replacements import finite, log1mexp, log_normal_cdf, logaddexp, scaled
+from ._replacements import finite, log1mexp, log_normal_cdf, log_size_of_1mexp, logaddexp, scaled
 
 Split = tuple[Array, Array]
 
@@ -113,7 +114,8 @@ def log_of_product(value: Value) -> Log | None:
     ]
     known, signed, others = [], [], []
     for log, part, may in zip(logs, product.parts, may_be_negative, strict=True):
-        if log is not None and (not may or sum(may_be_negative) == 1):
+        is_single = may and sum(may_be_negative) == 1
+        if log is not None and (log.is_positive or is_single):
             known.append((log, part))
         elif log is not None and log.signed is not None:
             signed.append((log, part))
@@ -133,7 +135,8 @@ def log_of_product(value: Value) -> Log | None:
             else:
                 assert log.signed is not None
                 large, small, sign = log.signed(*found)
-                factors.append(_power_of_sign(broadcast(sign, part.axes, shape), part.number))
+                if part.number % 2:
+                    factors.append(_power_of_sign(broadcast(sign, part.axes, shape), part.number))
             larges.append(scaled(part.number, broadcast(large, part.axes, shape)))
             smalls.append(scaled(part.number, broadcast(small, part.axes, shape)))
         if factors:
@@ -169,9 +172,12 @@ def _sum(arrays: Sequence[Array]) -> Array:
     return total
 
 
+@once
 def log_of(value: Value) -> Log | None:
     """The logarithm of a value, if it is known without computing the value."""
     value = seen_through(value)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return None
     positive = functools.partial(Log, is_positive=True)
     if is_determinant(value.step):
         return Log(value.step.inputs[:1], _log_det, signed=_log_size_of_det)
@@ -199,8 +205,13 @@ def log_of(value: Value) -> Log | None:
             return _log_of_dot(value)
         case "reduce_prod":
             return _log_of_reduced_product(value)
-        case "select_n" if any(logs := [log_of(each) for each in value.step.inputs[1:]]):
-            return _log_of_choice(value.step, logs)
+        case "select_n":
+            return _log_of_choice(value.step)
+        case "cumsum" if (y := argument_of(value.step.inputs[0], "exp")) is not None:
+            axis, reverse = value.step.params["axis"], value.step.params["reverse"]
+            return positive((y,), lambda y: (lax.cumlogsumexp(y, axis, reverse), jnp.zeros_like(y)))
+        case "expm1":
+            return _log_of_exp_less_one(value)
         case "gather" if not _fills_with_nan(value.step.params["fill_value"]):
             return None
         case kind if kind in PICKS and (log := log_of(value.step.inputs[0])) is not None:
@@ -232,20 +243,39 @@ def _fills_with_nan(number: Any) -> bool:
     return number is None or number != number
 
 
-def _log_of_choice(step: Step, logs: list[Log | None]) -> Log:
+def _log_of_choice(step: Step) -> Log | None:
     """The logarithm of `where`, of which not every branch is known."""
-    branches = [
-        log or Log((branch,), lambda x: (jnp.zeros_like(x), jnp.log(x)))
-        for log, branch in zip(logs, step.inputs[1:], strict=True)
-    ]
+    condition, *branches = step.inputs
+    if condition.dtype != bool or condition.shape != step.output.shape:
+        return None
+    # The derivative of others may be infinite where they are not chosen.
+    logs = [log if (log := log_of(each)) and log.is_positive else None for each in branches]
+    if not any(logs):
+        return None
+    groups = [log.operands if log else (x,) for log, x in zip(logs, branches, strict=True)]
 
     def split(condition: Array, *arrays: Array) -> Split:
-        rest = iter(arrays)
-        parts = [log.split(*(next(rest) for _ in log.operands)) for log in branches]
+        rest, parts = iter(arrays), []
+        for index, (log, group) in enumerate(zip(logs, groups, strict=True)):
+            found = [next(rest) for _ in group]
+            if log is not None:
+                parts.append(log.split(*found))
+            else:
+                is_chosen = condition if index else ~condition
+                plain = jnp.log(jnp.where(is_chosen, found[0], 1))
+                parts.append((jnp.zeros_like(plain), plain))
         larges, smalls = zip(*parts, strict=True)
         return lax.select_n(condition, *larges), lax.select_n(condition, *smalls)
 
-    return Log((step.inputs[0], *(each for log in branches for each in log.operands)), split)
+    return Log((condition, *(each for group in groups for each in group)), split)
+
+
+def _log_of_exp_less_one(value: Value) -> Log:
+    def signed(y: Array) -> tuple[Array, Array, Array]:
+        size, sign = log_size_of_1mexp(y)
+        return jnp.zeros_like(y), size, -sign
+
+    return Log(value.step.inputs, lambda y: (y, log1mexp(-y)), signed=signed)
 
 
 def _log_of_size(value: Value) -> Log | None:
@@ -263,46 +293,77 @@ def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
 
 
 def _log_of_difference(total: Parts, shape: tuple[int, ...]) -> Log | None:
-    numbers, arguments = [], []
-    for part in total.parts:
-        numbers.append(part.number)
-        arguments.append(argument_of(part.value, "exp"))
-    if total.constant == 1 and numbers == [-1]:
+    if total.constant == 1 and [part.number for part in total.parts] == [-1]:
         (part,) = total.parts
         if (found := complement_of(part.value)) is not None:
             y, log = found
             return Log((y,), lambda y: _broadcast_both(log(y), part.axes, shape), is_positive=True)
-    if len(numbers) == 2 and None not in arguments and not total.constant:
-        first, second = sorted(total.parts, key=lambda part: -part.number)
-        if first.number == -second.number:
-            y, z = (part.value.step.inputs[0] for part in (first, second))
-            shift = math.log(first.number)
-
-            def split(y: Array, z: Array) -> Split:
-                y, z = broadcast(y, first.axes, shape), broadcast(z, second.axes, shape)
-                return y, log1mexp(z - y) + shift
-
-            return Log((y, z), split)
-    if len(numbers) != 1 or not total.constant or abs(numbers[0]) != abs(total.constant):
+    if len(total.parts) == 2 and not total.constant:
+        return _log_of_difference_of_two(total, shape)
+    if len(total.parts) != 1 or not total.constant:
         return None
-    (part,), (y,) = total.parts, arguments
+    (part,), c = total.parts, total.constant
+    if abs(part.number) != abs(c):
+        return None
     lifted = functools.partial(broadcast, axes=part.axes, shape=shape)
-    z = argument_of(part.value, "tanh")
-    if z is not None and total.constant > 0:
-        sign, shift = math.copysign(2.0, part.number), math.log(2 * total.constant)
+    z, y, shift = argument_of(part.value, "tanh"), argument_of(part.value, "exp"), math.log(abs(c))
+    if z is not None and c > 0:
+        twice = math.copysign(2.0, part.number)
 
         def split_tanh(z: Array) -> Split:
-            large, small = _log_sigmoid(lifted(sign * z))
-            return large, small + shift
+            large, small = _log_sigmoid(lifted(twice * z))
+            return large, small + (shift + math.log(2))
 
         return Log((z,), split_tanh, is_positive=True)
-    if y is not None and part.number > 0 > total.constant:
-        shift = math.log(part.number)
-        return Log((y,), lambda y: (lifted(y), lifted(log1mexp(-y) + shift)))
-    if y is not None and part.number < 0 < total.constant:
-        shift = math.log(total.constant)
-        return Log((y,), lambda y: (jnp.zeros(shape, y.dtype), lifted(log1mexp(y) + shift)))
-    return None
+    if y is None or part.number * c > 0:
+        return None
+
+    def split(y: Array) -> Split:
+        y = lifted(y)
+        return (jnp.zeros_like(y), log1mexp(y) + shift) if c > 0 else (y, log1mexp(-y) + shift)
+
+    def signed(y: Array) -> tuple[Array, Array, Array]:
+        size, sign = log_size_of_1mexp(lifted(y))
+        return jnp.zeros_like(size), size + shift, scaled(math.copysign(1.0, c), sign)
+
+    return Log((y,), split, signed=signed)
+
+
+def _log_of_difference_of_two(total: Parts, shape: tuple[int, ...]) -> Log | None:
+    """log(n exp(y) - n exp(z)), and log(n s(y) - n s(z)) for sigmoids s."""
+    first, second = sorted(total.parts, key=lambda part: -part.number)
+    pair = [_exponent_or_sigmoid(part.value) for part in (first, second)]
+    if first.number != -second.number or None in pair or pair[0][2] != pair[1][2]:
+        return None
+    (y, scale_y, is_sigmoid), (z, scale_z, _) = pair
+    shift = math.log(first.number)
+
+    def parts(y: Array, z: Array) -> tuple[Array, Array, Array]:
+        y = broadcast(scaled(scale_y, y), first.axes, shape)
+        z = broadcast(scaled(scale_z, z), second.axes, shape)
+        if not is_sigmoid:
+            return y, jnp.zeros_like(y), z - y
+        # s(y) - s(z) = s(y) s(-z) (1 - exp(z - y))
+        (large, small), (other, rest) = _log_sigmoid(y), _log_sigmoid(-z)
+        return large + other, small + rest, z - y
+
+    def split(y: Array, z: Array) -> Split:
+        large, small, difference = parts(y, z)
+        return large, small + log1mexp(difference) + shift
+
+    def signed(y: Array, z: Array) -> tuple[Array, Array, Array]:
+        large, small, difference = parts(y, z)
+        size, sign = log_size_of_1mexp(difference)
+        return large, small + size + shift, sign
+
+    return Log((y, z), split, signed=signed)
+
+
+def _exponent_or_sigmoid(value: Value) -> tuple[Value, float, bool] | None:
+    if (y := argument_of(value, "exp")) is not None:
+        return y, 1.0, False
+    found = sigmoid_of(value)
+    return found and (*found, True)
 
 
 def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
@@ -432,7 +493,13 @@ def _log_of_sum_along(term: Exponential, shape: tuple[int, ...], axes: Sequence[
         large, terms = shifted_along(known(y), w, axes)
         return lax.squeeze(large, axes), jnp.log(jnp.sum(terms, axis=axes)) + shift
 
-    return Log(term.operands, split, is_positive=not term.weights)
+    def signed(*arrays: Array) -> tuple[Array, Array, Array]:
+        y, w = term.split(arrays, shape)
+        large, terms = shifted_along(known(y), w, axes)
+        total = jnp.sum(terms, axis=axes)
+        return lax.squeeze(large, axes), jnp.log(jnp.abs(total)) + shift, jnp.sign(total)
+
+    return Log(term.operands, split, is_positive=not term.weights, signed=signed)
 
 
 def _log_of_dot(value: Value) -> Log | None:
@@ -459,7 +526,7 @@ def _log_of_dot_with(step: Step, place: int, term: Exponential, axes: dict[int, 
     order = [rows.index(axis) for axis in (*batch, *free)]
     shift = math.log(term.number)
 
-    def split(*arrays: Array) -> Split:
+    def parts(*arrays: Array) -> Split:
         *exponents, w = arrays
         y = known(term.split(exponents, x.shape)[0])
         large = largest_along(
@@ -467,9 +534,17 @@ def _log_of_dot_with(step: Step, place: int, term: Exponential, axes: dict[int, 
         )
         pair = (finite_exp(y - large), w)[:: 1 - 2 * place]
         total = step.eqn.primitive.bind(*pair, **step.params)
-        return lax.transpose(lax.squeeze(large, contracted), order), jnp.log(total) + shift
+        return lax.transpose(lax.squeeze(large, contracted), order), total
 
-    return Log((*term.operands, weights), split)
+    def split(*arrays: Array) -> Split:
+        large, total = parts(*arrays)
+        return large, jnp.log(total) + shift
+
+    def signed(*arrays: Array) -> tuple[Array, Array, Array]:
+        large, total = parts(*arrays)
+        return large, jnp.log(jnp.abs(total)) + shift, jnp.sign(total)
+
+    return Log((*term.operands, weights), split, signed=signed)
 
 
 def _log_sigmoid(y: Array) -> Split:
@@ -511,7 +586,7 @@ def _log_of_reduced_product(value: Value) -> Log:
     (x,), axes = value.step.inputs, value.step.params["axes"]
     log, shape = log_of(x), x.shape
     if log is None or not log.is_positive:
-        return Log((x,), lambda x: (jnp.zeros(value.shape, x.dtype), _log_product(x, axes)))
+        return Log((x,), lambda x: _log_product(x, axes), signed=lambda x: _log_size(x, axes))
 
     def split(*arrays: Array) -> Split:
         large, small = (jnp.sum(jnp.broadcast_to(part, shape), axes) for part in log.split(*arrays))
@@ -520,6 +595,12 @@ def _log_of_reduced_product(value: Value) -> Log:
     return Log(log.operands, split, is_positive=True)
 
 
-def _log_product(x: Array, axes: Sequence[int]) -> Array:
-    is_negative = jnp.sum(x < 0, axis=axes) % 2 == 1
-    return jnp.where(is_negative, jnp.nan, jnp.sum(jnp.log(jnp.abs(x)), axis=axes))
+def _log_size(x: Array, axes: Sequence[int]) -> tuple[Array, Array, Array]:
+    """log|product|, as two parts, and the sign of the product."""
+    size = jnp.sum(jnp.log(jnp.abs(x)), axis=axes)
+    return jnp.zeros_like(size), size, jnp.prod(jnp.sign(x), axis=axes)
+
+
+def _log_product(x: Array, axes: Sequence[int]) -> Split:
+    large, small, sign = _log_size(x, axes)
+    return large, jnp.where(sign < 0, jnp.nan, small)
