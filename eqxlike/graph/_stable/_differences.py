@@ -18,6 +18,7 @@ from ._expressions import (
     Value,
     argument_of,
     broadcast,
+    constant_of,
     factors_of,
     is_same,
     key_of,
@@ -37,6 +38,7 @@ from ._functions import (
     product_of,
     sigmoid_of,
     square_root_of,
+    sum_of,
     summed_squares_of,
 )
 from ._replacements import (
@@ -57,11 +59,34 @@ def difference_from_one(step: Step) -> Rewrite | None:
         return None
     (part,) = total.parts
     c, n = total.constant, part.number
+    if n == -c and (root := _difference_of_root(part, c, shape)) is not None:
+        return root
     found = _complement(part.value, -n / c)
     if found is None:
         return None
     y, complement = found
     return Rewrite((y,), lambda y: broadcast(scaled(c, complement(y)), part.axes, shape))
+
+
+def _difference_of_root(part: Part, c: float, shape: tuple[int, ...]) -> Rewrite | None:
+    """C (1 - sqrt(1 + x)), as -c x / (1 + sqrt(1 + x)) for small x."""
+    value = seen_through(part.value)
+    is_power = value.step.kind == "pow" and constant_of(value.step.inputs[1]) == 0.5
+    if value.step.kind != "sqrt" and not is_power:
+        return None
+    radicand = value.step.inputs[0]
+    total = terms_of(radicand)
+    if total.constant != 1 or not total.parts:
+        return None
+
+    def build(root: Array, *arrays: Array) -> Array:
+        x = sum_of(total.parts, arrays, radicand.shape)
+        is_small = jnp.abs(x) < 1
+        small = jnp.where(is_small, x, 0)
+        found = jnp.where(is_small, -small / (1 + jnp.sqrt(1 + small)), 1 - root)
+        return broadcast(scaled(c, found), part.axes, shape)
+
+    return Rewrite((value, *(each.value for each in total.parts)), build)
 
 
 def _complement(value: Value, ratio: float):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ._expressions import (
+    Axes,
     Part,
     Parts,
     Value,
@@ -20,6 +21,7 @@ from ._expressions import (
     placed,
     seen_through,
     terms_of,
+    unbroadcast,
 )
 from ._replacements import finite, scaled
 
@@ -143,13 +145,13 @@ def summed_squares_of(total: Value) -> Value | None:
 def product_of(parts: Sequence[Part], arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
     """The product of powers, of one part or more."""
     powers = [
-        _power(broadcast(array, part.axes, shape), part.number)
+        power_of(broadcast(array, part.axes, shape), part.number)
         for part, array in zip(parts, arrays, strict=True)
     ]
     return functools.reduce(jnp.multiply, powers)
 
 
-def _power(x: Array, number: float) -> Array:
+def power_of(x: Array, number: float) -> Array:
     match number:
         case 1:
             return x
@@ -177,35 +179,70 @@ class Exponential:
 
     - `exponents`: the terms of a sum; none stands for zero.
     - `weights`: factors of any sign.
+    - `masks`: conditions, and for which of their values the product is not zero.
     """
 
     number: float
-    exponents: tuple[Part, ...]
-    weights: tuple[Part, ...]
+    exponents: tuple[Part, ...] = ()
+    weights: tuple[Part, ...] = ()
+    masks: tuple[tuple[Part, bool], ...] = ()
 
     @property
     def operands(self) -> tuple[Value, ...]:
-        return tuple(part.value for part in (*self.exponents, *self.weights))
+        masks = (mask for mask, _ in self.masks)
+        return tuple(part.value for part in (*self.exponents, *self.weights, *masks))
 
     @property
-    def is_shifted(self) -> bool:
-        """Whether a maximum was subtracted."""
-        return any(shifted_by_maximum(part.value) for part in self.exponents)
+    def may_underflow(self) -> bool:
+        """Whether it is an exponential from which no maximum was subtracted."""
+        return bool(self.exponents) and not any(shifted_by_maximum(x.value) for x in self.exponents)
 
     @property
     def may_overflow(self) -> bool:
         is_bounded = all(is_at_most_zero(part.value) for part in self.exponents if part.number > 0)
-        return bool(self.exponents) and not self.is_shifted and not is_bounded
+        return self.may_underflow and not is_bounded
 
     def split(
         self, arrays: Sequence[Array], shape: tuple[int, ...]
     ) -> tuple[Array | None, Array | None]:
         """The exponent, None for zero, and the weight, None for one."""
-        arrays, rest = arrays[: len(self.exponents)], arrays[len(self.exponents) :]
-        y = sum_of(self.exponents, arrays, shape) if self.exponents else None
-        if not self.weights:
-            return y, None
-        return y, product_of(self.weights, rest, shape)
+        if not self.exponents and not self.weights:
+            return None, None
+        num_exponents, num_weights = len(self.exponents), len(self.weights)
+        weights = arrays[num_exponents : num_exponents + num_weights]
+        w = product_of(self.weights, weights, shape) if self.weights else None
+        if not self.exponents:
+            return None, w
+        y = sum_of(self.exponents, arrays[:num_exponents], shape)
+        for (mask, is_kept), array in zip(
+            self.masks, arrays[num_exponents + num_weights :], strict=True
+        ):
+            condition = broadcast(array, mask.axes, shape)
+            y = jnp.where(condition if is_kept else ~condition, y, -jnp.inf)
+        return y, w
+
+
+@dataclasses.dataclass(frozen=True)
+class SumOfExponentials:
+    """A sum along axes, in another sum: as one exponential, of its logarithm."""
+
+    number: float
+    term: Exponential
+    inner: tuple[int, ...]
+    reduced: tuple[int, ...]
+    axes: Axes
+    weights = ()
+    may_underflow = may_overflow = True
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        return self.term.operands
+
+    def split(self, arrays: Sequence[Array], shape: tuple[int, ...]) -> tuple[Array, None]:
+        y, _ = self.term.split(arrays, self.inner)
+        large, terms = shifted_along(known(y), None, self.reduced)
+        small = jnp.log(jnp.sum(terms, axis=self.reduced)) + math.log(self.term.number)
+        return broadcast(lax.squeeze(large, self.reduced) + small, self.axes, shape), None
 
 
 def known(y: Array | None) -> Array:
@@ -216,14 +253,37 @@ def known(y: Array | None) -> Array:
 
 def exponential_of(product: Parts) -> Exponential:
     """A product with its factors exp(y) put together."""
-    exponents, weights = [], []
-    for part in product.parts:
-        if (found := exponent_of(part.value)) is None:
-            weights.append(part)
-        else:
+    constant, exponents, weights, masks = product.constant, [], [], []
+    rest = list(product.parts[::-1])
+    while rest:
+        part = rest.pop()
+        if (found := exponent_of(part.value)) is not None:
             y, scale = found
             exponents.append(dataclasses.replace(part, value=y, number=scale * part.number))
-    return Exponential(product.constant, tuple(exponents), tuple(weights))
+        elif part.number == 1 and (masked := _masked_exponential(part.value)) is not None:
+            inner, mask, is_kept = masked
+            constant *= inner.constant
+            rest += placed(inner.parts[::-1], part.axes)
+            masks.append((*placed((mask,), part.axes), is_kept))
+        else:
+            weights.append(part)
+    return Exponential(constant, tuple(exponents), tuple(weights), tuple(masks))
+
+
+def _masked_exponential(value: Value) -> tuple[Parts, Part, bool] | None:
+    """Of where(mask, exp(y), 0) or where(mask, 0, exp(y)): the product, and the mask."""
+    step = seen_through(value).step
+    if step.kind != "select_n" or step.inputs[0].dtype != bool:
+        return None
+    condition, *branches = step.inputs
+    if len(branches) != 2 or condition.shape != value.shape:
+        return None
+    for kept, zero in ((1, 0), (0, 1)):
+        if constant_of(branches[zero]) == 0:
+            product = factors_of(branches[kept])
+            if any(exponent_of(part.value) is not None for part in product.parts):
+                return product, Part(1.0, *unbroadcast(condition)), bool(kept)
+    return None
 
 
 def exponent_of(value: Value) -> tuple[Value, float] | None:
@@ -237,16 +297,28 @@ def exponent_of(value: Value) -> tuple[Value, float] | None:
     return None
 
 
-def exponentials_in(total: Parts) -> list[Exponential]:
+def exponentials_in(total: Parts) -> list[Exponential | SumOfExponentials]:
     """The terms of a sum."""
-    terms = []
+    terms: list[Exponential | SumOfExponentials] = []
     for part in total.parts:
         product = factors_of(part.value)
         lifted = Parts(part.number * product.constant, placed(product.parts, part.axes))
-        terms.append(exponential_of(lifted))
+        terms.append(_sum_in(lifted) or exponential_of(lifted))
     if total.constant:
-        terms.append(Exponential(total.constant, (), ()))
+        terms.append(Exponential(total.constant))
     return terms
+
+
+def _sum_in(product: Parts) -> SumOfExponentials | None:
+    if [part.number for part in product.parts] != [1] or product.constant <= 0:
+        return None
+    (part,) = product.parts
+    if (x := argument_of(part.value, "reduce_sum")) is None:
+        return None
+    term, reduced = exponential_of(factors_of(x)), seen_through(part.value).step.params["axes"]
+    if term.weights or term.number <= 0 or not term.may_overflow:
+        return None
+    return SumOfExponentials(product.constant, term, x.shape, reduced, part.axes)
 
 
 def shifted(ys: Sequence[Array], ws: Sequence[Array | float | None]) -> tuple[Array, list[Array]]:

@@ -88,7 +88,7 @@ def _is_product_of_matrices(value: Value) -> bool:
     step = unbroadcast(value)[0].step
     inputs = step.inputs if step.kind == "dot_general" else ()
     terms = [exponential_of(factors_of(each)) for each in inputs]
-    return any(term.exponents and not term.is_shifted for term in terms)
+    return any(term.may_underflow for term in terms)
 
 
 def _is_guarded(total: Parts) -> bool:
@@ -368,26 +368,17 @@ def _exponent_or_sigmoid(value: Value) -> tuple[Value, float, bool] | None:
 
 def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
     terms = exponentials_in(total)
-    sums = {i: log for i, part in enumerate(total.parts) if (log := _overflowing_sum(part))}
-    may_underflow = all(term.exponents and not term.is_shifted for term in terms)
-    may_overflow = bool(sums) or any(term.may_overflow for term in terms)
-    if len(terms) < 2 or not (may_underflow or may_overflow):
-        return None
-    is_positive = all(
-        term.number > 0 and (i in sums or not term.weights) for i, term in enumerate(terms)
-    )
+    may_overflow = any(term.may_overflow for term in terms)
+    if len(terms) < 2 or not (may_overflow or all(term.may_underflow for term in terms)):
+        return _log_of_known_terms(total, shape)
+    is_positive = all(term.number > 0 and not term.weights for term in terms)
     if not is_positive and not any(term.number > 0 for term in terms):
         return None
-    groups = [sums[i].operands if i in sums else term.operands for i, term in enumerate(terms)]
 
     def split(*arrays: Array) -> Split:
         rest, ys, ws = iter(arrays), [], []
-        for i, (term, group) in enumerate(zip(terms, groups, strict=True)):
-            found = [next(rest) for _ in group]
-            if i in sums:
-                y, w = broadcast(_sum(sums[i].split(*found)), total.parts[i].axes, shape), None
-            else:
-                y, w = term.split(found, shape)
+        for term in terms:
+            y, w = term.split([next(rest) for _ in term.operands], shape)
             y = jnp.zeros(shape, arrays[0].dtype) if y is None else y
             if w is None and term.number > 0:
                 y = y + math.log(term.number) if term.number != 1 else y
@@ -395,9 +386,9 @@ def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
                 w = term.number if w is None else scaled(term.number, w)
             ys.append(y)
             ws.append(w)
+        if is_positive:
+            return _log_of_sum_of(ys)
         large, parts = shifted(ys, ws)
-        if is_positive and len(ys) == 2:
-            return large, logaddexp(ys[0] - large, ys[1] - large)
         if total.constant == 1:
             # The last term is one, as in log1p.
             others = _sum(parts[:-1])
@@ -405,17 +396,45 @@ def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
             return large, jnp.where(large == 0, near, jnp.log(parts[-1] + others))
         return large, jnp.log(_sum(parts))
 
-    operands = tuple(each for group in groups for each in group)
+    operands = tuple(each for term in terms for each in term.operands)
     return Log(operands, split, is_positive=is_positive)
 
 
-def _overflowing_sum(part: Part) -> Log | None:
-    """The logarithm of a sum along axes that may overflow, in another sum."""
-    x = argument_of(part.value, "reduce_sum")
-    if x is None or part.number <= 0 or not exponential_of(factors_of(x)).may_overflow:
+def _log_of_known_terms(total: Parts, shape: tuple[int, ...]) -> Log | None:
+    """The logarithm of a sum of what has a logarithm, as of probabilities."""
+    logs = [log_of(part.value) for part in total.parts]
+    is_known = all(log is not None and log.is_positive for log in logs)
+    if total.constant or len(logs) < 2 or not is_known:
         return None
-    log = _log_of_reduced_sum(part.value)
-    return log if log and log.is_positive else None
+    known = [(log, part) for log, part in zip(logs, total.parts, strict=True) if log is not None]
+    if any(part.number <= 0 for _, part in known) or all(_is_shifted(part) for _, part in known):
+        return None
+
+    def split(*arrays: Array) -> Split:
+        rest = iter(arrays)
+        return _log_of_sum_of(
+            [
+                broadcast(_sum(log.split(*(next(rest) for _ in log.operands))), part.axes, shape)
+                + math.log(part.number)
+                for log, part in known
+            ]
+        )
+
+    operands = tuple(each for log, _ in known for each in log.operands)
+    return Log(operands, split, is_positive=True)
+
+
+def _is_shifted(part: Part) -> bool:
+    term = exponential_of(factors_of(part.value))
+    return bool(term.exponents) and not term.may_underflow
+
+
+def _log_of_sum_of(ys: Sequence[Array]) -> Split:
+    """log(exp(y) + exp(z) + ...)."""
+    large, parts = shifted(ys, [None] * len(ys))
+    if len(ys) == 2:
+        return large, logaddexp(ys[0] - large, ys[1] - large)
+    return large, jnp.log(_sum(parts))
 
 
 def _broadcast_both(split: Split, axes: Axes, shape: tuple[int, ...]) -> Split:
@@ -484,7 +503,9 @@ def _log_of_reduced_sum(value: Value) -> Log | None:
 
 
 def _log_of_sum_along(term: Exponential, shape: tuple[int, ...], axes: Sequence[int]) -> Log | None:
-    if not term.exponents or not term.number > 0 or (term.is_shifted and not term.weights):
+    if not term.exponents or not term.number > 0:
+        return None
+    if not term.may_underflow and not term.weights:
         return None
     shift = math.log(term.number)
 

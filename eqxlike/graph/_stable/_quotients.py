@@ -31,13 +31,14 @@ from ._functions import (
     exponential_of,
     exponentials_in,
     known,
+    power_of,
     product_of,
     shifted,
     shifted_along,
     sigmoid_of,
     weighted_exp,
 )
-from ._replacements import scaled, sigmoid, tanh, times_sigmoid
+from ._replacements import scaled, sech, sigmoid, tanh, times_sigmoid
 
 
 def quotient_of_exponentials(step: Step) -> Rewrite | None:
@@ -47,19 +48,24 @@ def quotient_of_exponentials(step: Step) -> Rewrite | None:
         y, scale = found
         return Rewrite((y,), lambda y: sigmoid(scaled(scale, y)))
     product = factors_of(value)
-    below = [part for part in product.parts if part.number == -1]
-    if len(below) != 1:
-        return None
-    (total,) = below
-    above = Parts(product.constant, tuple(part for part in product.parts if part is not total))
-    if len(above.parts) == 1 and (found := _tanh(value, above.parts[0], total, above.constant)):
-        return found
-    return (
-        _multiplied_sigmoid(value, above, total)
-        or _softmax(value, above, total)
-        or _weighted_mean(value, above, total)
-        or _shifted_quotient(value, above, total)
-    )
+    for total in product.parts:
+        if total.number >= 0:
+            continue
+        rest = tuple(part for part in product.parts if part is not total)
+        if (found := _quotient(value, Parts(product.constant, rest), total)) is not None:
+            return found
+    return None
+
+
+def _quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:
+    if below.number == -1:
+        if len(above.parts) == 1:
+            if (found := _tanh(value, above.parts[0], below, above.constant)) is not None:
+                return found
+        for rule in (_multiplied_sigmoid, _softmax, _weighted_mean):
+            if (found := rule(value, above, below)) is not None:
+                return found
+    return _hyperbolic_secant(value, above, below) or _shifted_quotient(value, above, below)
 
 
 def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | None:
@@ -68,9 +74,11 @@ def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | No
     terms = exponentials_in(dataclasses.replace(total, parts=placed(total.parts, below.axes)))
     if len(terms) != 2 or any(term.weights or term.number <= 0 for term in terms):
         return None
+    if not all(isinstance(term, Exponential) and not term.masks for term in terms):
+        return None
     own, top = [_keys(term.exponents) for term in terms], exponential_of(above)
     keys = _keys(top.exponents)
-    if keys not in own:
+    if keys not in own or top.masks:
         return None
     first, second = terms if keys == own[0] else terms[::-1]
     groups = [first.operands, second.operands, [part.value for part in top.weights]]
@@ -128,15 +136,21 @@ def _reduced(value: Value) -> _Reduced | None:
     if terms is None:
         return None
     term = exponential_of(factors_of(terms))
-    if not term.exponents or term.is_shifted or not term.number > 0:
+    if not term.may_underflow or not term.number > 0:
         return None
     return _Reduced(term, terms.shape, seen_through(value).step.params["axes"])
 
 
 def _is_same_product(first: Exponential, second: Exponential) -> bool:
-    return _keys(first.exponents) == _keys(second.exponents) and _keys(first.weights) == _keys(
-        second.weights
-    )
+    same = [(_keys(each.exponents), _keys(each.weights)) for each in (first, second)]
+    return _is_equally_masked(first, second) and same[0] == same[1]
+
+
+def _is_equally_masked(first: Exponential, second: Exponential) -> bool:
+    pair = [
+        {(key_of(mask.value), mask.axes, kept) for mask, kept in x.masks} for x in (first, second)
+    ]
+    return pair[0] == pair[1]
 
 
 def _keys(parts: Sequence[Part]) -> set[Any]:
@@ -194,6 +208,7 @@ def _place_of_terms(part: Part, below: Part, total: _Reduced) -> int | None:
             rows = tuple(part.axes[i] for i in lies)
         term = exponential_of(factors_of(x))
         is_alike = (x.shape, axes, rows) == (total.shape, total.axes, below.axes)
+        is_alike = is_alike and _is_equally_masked(term, total.term)
         if is_alike and _keys(term.exponents) == _keys(total.term.exponents):
             return place
     return None
@@ -210,8 +225,24 @@ def _rows_of_dot(x: Value, other: Value, place: int, contracted: Any, batch: Any
     return [lies[i] for i in range(len(x.shape)) if i in lies]
 
 
+def _hyperbolic_secant(value: Value, above: Parts, below: Part) -> Rewrite | None:
+    """A / cosh(y) ** k."""
+    y, shape = argument_of(below.value, "cosh"), value.shape
+    if y is None:
+        return None
+
+    def build(y: Array, *arrays: Array) -> Array:
+        found = scaled(
+            above.constant, power_of(broadcast(sech(y), below.axes, shape), -below.number)
+        )
+        return found * product_of(above.parts, arrays, shape) if above.parts else found
+
+    return Rewrite((y, *(part.value for part in above.parts)), build)
+
+
 def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:
-    """A quotient a exp(x) / (n exp(y) + m exp(z)), with the largest exponent taken off."""
+    """A quotient a exp(x) / (n exp(y) + m exp(z)) ** k, with the largest exponent taken off."""
+    power = -below.number
     top, shape, inner = exponential_of(above), value.shape, below.value.shape
     if (total := _reduced(below.value)) is not None:
         terms = [total.term] if total.term.may_overflow else []
@@ -241,10 +272,11 @@ def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None
             large, exps = shifted(ys, ws)
             divisor = functools.reduce(jnp.add, exps)
         y, w = top.split(list(rest), shape)
-        large = broadcast(large, below.axes, shape)
+        large = scaled(power, broadcast(large, below.axes, shape))
         y = -large if y is None else y - large
         found = jnp.exp(y) if w is None else _product_with_exp(w, y)
-        return scaled(above.constant, found / broadcast(divisor, below.axes, shape))
+        divisor = power_of(broadcast(divisor, below.axes, shape), power)
+        return scaled(above.constant, found / divisor)
 
     operands = [each for term in (*terms, top) for each in term.operands]
     return Rewrite(tuple(operands), build)

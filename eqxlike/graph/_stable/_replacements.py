@@ -63,6 +63,19 @@ def _(primals, tangents):
 
 
 @jax.custom_jvp
+def sech(y: Array) -> Array:
+    """The hyperbolic secant, 1 / cosh(y)."""
+    small = jnp.exp(-jnp.abs(y))
+    return 2 * small / (1 + jnp.square(small))
+
+
+@sech.defjvp
+def _(primals, tangents):
+    (y,), (tangent,) = primals, tangents
+    return sech(y), tangent * -sech(y) * tanh(y)
+
+
+@jax.custom_jvp
 def one_minus_tanh_squared(y: Array) -> Array:
     return times_sigmoid(4 * sigmoid(2 * y), -2 * y)
 

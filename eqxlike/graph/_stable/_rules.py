@@ -152,7 +152,7 @@ RULES = (
     ),
     Rule(
         "quotient of exponentials",
-        ("div", "integer_pow", "mul"),
+        ("div", "integer_pow", "mul", "pow", "rsqrt"),
         quotient_of_exponentials,
         "above 88 in float32: inf / inf, in the value or in the gradient",
         "jax.nn.sigmoid, jax.nn.softmax, jnp.tanh",
