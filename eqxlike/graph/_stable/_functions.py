@@ -254,6 +254,7 @@ def known(y: Array | None) -> Array:
 def exponential_of(product: Parts) -> Exponential:
     """A product with its factors exp(y) put together."""
     constant, exponents, weights, masks = product.constant, [], [], []
+    weights_of_masks = []
     rest = list(product.parts[::-1])
     while rest:
         part = rest.pop()
@@ -265,9 +266,22 @@ def exponential_of(product: Parts) -> Exponential:
             constant *= inner.constant
             rest += placed(inner.parts[::-1], part.axes)
             masks.append((*placed((mask,), part.axes), is_kept))
+        elif part.number == 1 and (condition := _condition_of(part.value)) is not None:
+            masks.append((*placed((condition,), part.axes), True))
+            weights_of_masks.append(part)
         else:
             weights.append(part)
+    if not exponents:
+        return Exponential(constant, (), (*weights, *weights_of_masks))
     return Exponential(constant, tuple(exponents), tuple(weights), tuple(masks))
+
+
+def _condition_of(value: Value) -> Part | None:
+    """The condition that is one or zero here."""
+    condition = argument_of(value, "convert_element_type")
+    if condition is None or condition.dtype != bool:
+        return None
+    return Part(1.0, *unbroadcast(condition))
 
 
 def _masked_exponential(value: Value) -> tuple[Parts, Part, bool] | None:

@@ -207,9 +207,14 @@ def log_of(value: Value) -> Log | None:
             return _log_of_reduced_product(value)
         case "select_n":
             return _log_of_choice(value.step)
-        case "cumsum" if (y := argument_of(value.step.inputs[0], "exp")) is not None:
+        case "cumsum" if (log := log_of(value.step.inputs[0])) and log.is_positive:
             axis, reverse = value.step.params["axis"], value.step.params["reverse"]
-            return positive((y,), lambda y: (lax.cumlogsumexp(y, axis, reverse), jnp.zeros_like(y)))
+
+            def cumulative(*arrays: Array) -> Split:
+                y = lax.cumlogsumexp(_sum(log.split(*arrays)), axis, reverse)
+                return y, jnp.zeros_like(y)
+
+            return positive(log.operands, cumulative)
         case "expm1":
             return _log_of_exp_less_one(value)
         case "gather" if not _fills_with_nan(value.step.params["fill_value"]):
