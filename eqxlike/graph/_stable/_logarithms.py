@@ -599,8 +599,17 @@ def _is_product(value: Value) -> bool:
 
 
 def _log_size_of_det(x: Array) -> tuple[Array, Array, Array]:
-    sign, log = jnp.linalg.slogdet(x)
-    return jnp.zeros_like(log), log, sign
+    if x.shape[-1] > 2:
+        sign, log = jnp.linalg.slogdet(x)
+        return jnp.zeros_like(log), log, sign
+    # JAX multiplies the entries of small matrices. A power of two scales without rounding.
+    largest = lax.stop_gradient(jnp.max(jnp.abs(x), axis=(-2, -1), initial=0))
+    is_ordinary = (largest > 0) & jnp.isfinite(largest)
+    _, exponent = jnp.frexp(jnp.where(is_ordinary, largest, 1))
+    scale = jnp.ldexp(jnp.ones_like(largest), -exponent)
+    sign, log = jnp.linalg.slogdet(x * scale[..., None, None])
+    shift = x.shape[-1] * math.log(2) * exponent.astype(log.dtype)
+    return shift, log, sign
 
 
 def _log_det(x: Array) -> Split:
