@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ._expressions import INPUT, Rewrite, Step, Value, constant_of, seen_through
+from ._expressions import INPUT, Step, Value, constant_of, seen_through
 from ._functions import GUARDS, is_at_most_zero, is_positive, shifted_by_maximum
+from ._rewrite import Rewrite
 
 HARMLESS = {
     **dict.fromkeys(("log", "sqrt", "rsqrt", "cbrt", "lgamma", "digamma"), (0, 1.0)),

@@ -13,7 +13,6 @@ from ._expressions import (
     Axes,
     Part,
     Parts,
-    Rewrite,
     Step,
     Value,
     argument_of,
@@ -50,6 +49,7 @@ from ._replacements import (
     sigmoid,
     squared_deviations,
 )
+from ._rewrite import Rewrite
 
 
 def difference_from_one(step: Step) -> Rewrite | None:

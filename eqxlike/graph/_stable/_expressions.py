@@ -30,64 +30,6 @@ Axes = tuple[int, ...]
 """The axis of a result on which each axis of a value lies."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Rewrite:
-    """What a value is computed by instead: `build` of the arrays of `operands`.
-
-    `build` is None where there is nothing better to compute: the formula is only reported. The
-    rewrites of the values `within` are part of this one.
-    """
-
-    operands: tuple["Value", ...] = ()
-    build: Callable[..., jax.Array] | None = None
-    within: tuple["Value", ...] = ()
-
-    def __post_init__(self) -> None:
-        is_tuple = isinstance(self.operands, tuple)
-        if not is_tuple or not all(isinstance(each, Value) for each in self.operands):
-            raise TypeError(
-                "graph.Rewrite expects a tuple of values of the program, as (step.inputs[0],); "
-                f"it got operands={self.operands!r:.100}"
-            )
-
-    def computed(self, arrays: Sequence[Any], output: "Value") -> jax.Array:
-        """`build` of arrays, with the type of the output."""
-        assert self.build is not None
-        return _like(self.build(*_widened(arrays, output)), output.aval)
-
-
-def _widened(arrays: Sequence[Any], output: "Value") -> list[jax.Array]:
-    """The arrays, those of floating point in the widest of their dtypes and that of the output."""
-    arrays = [jnp.asarray(each) for each in arrays]
-    is_float = [jnp.issubdtype(each.dtype, jnp.floating) for each in arrays]
-    dtypes = [each.dtype for each, floats in zip(arrays, is_float, strict=True) if floats]
-    if {*dtypes} <= {output.dtype}:
-        return arrays
-    wide = functools.reduce(_wider, dtypes, output.dtype)
-    pairs = zip(arrays, is_float, strict=True)
-    return [each.astype(wide) if floats else each for each, floats in pairs]
-
-
-def _wider(first: Any, second: Any) -> Any:
-    """The dtype that holds the numbers of both."""
-    both = [jnp.finfo(each) for each in (first, second)]
-    for wide, narrow in (both, both[::-1]):
-        if wide.nmant >= narrow.nmant and wide.maxexp >= narrow.maxexp:
-            return wide.dtype
-    return jnp.dtype(jnp.float32)
-
-
-def _like(array: jax.Array, aval: Any) -> jax.Array:
-    """The array with the dtype and the weak type of what it replaces."""
-    if jnp.shape(array) != aval.shape:
-        array = jnp.broadcast_to(array, aval.shape)
-    if aval.weak_type:
-        return jax.lax.convert_element_type_p.bind(
-            array, new_dtype=aval.dtype, weak_type=True, sharding=None
-        )
-    return jax.lax.convert_element_type(array, aval.dtype)
-
-
 @dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Value:
     """One value.
@@ -96,7 +38,7 @@ class Value:
     - `index`: which of the outputs of that step it is.
     - `constant`: its array, where that is known.
     - `inside`: for the output of a call, the value of the called program that it is.
-    - `rewrite`: what it is computed by instead.
+    - `rewrite`: the `Rewrite` by which it is computed instead, or None.
     - `memo`: what `constant_of`, `factors_of` and others found.
     """
 
@@ -105,7 +47,7 @@ class Value:
     index: int = 0
     constant: Any = None
     inside: "Value | None" = None
-    rewrite: Rewrite | None = None
+    rewrite: Any = None
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -256,7 +198,16 @@ def _is_exact_cast(before: Value, after: Value) -> bool:
         return True
     if not all(jnp.issubdtype(each.dtype, jnp.floating) for each in (before, after)):
         return False
-    return _wider(before.dtype, after.dtype) == after.dtype or _is_wide_sum(before)
+    return wider(before.dtype, after.dtype) == after.dtype or _is_wide_sum(before)
+
+
+def wider(first: Any, second: Any) -> Any:
+    """The dtype that holds the numbers of both."""
+    both = [jnp.finfo(each) for each in (first, second)]
+    for wide, narrow in (both, both[::-1]):
+        if wide.nmant >= narrow.nmant and wide.maxexp >= narrow.maxexp:
+            return wide.dtype
+    return jnp.dtype(jnp.float32)
 
 
 def _is_wide_sum(value: Value) -> bool:

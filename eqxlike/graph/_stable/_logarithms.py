@@ -8,7 +8,7 @@ they are equal, as in the logarithm of a softmax.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,15 +16,12 @@ from jax import Array, lax
 
 from ._expressions import (
     PICKS,
-    Axes,
     Part,
     Parts,
-    Rewrite,
     Step,
     Value,
     argument_of,
     broadcast,
-    constant_of,
     factors_of,
     is_determinant,
     once,
@@ -47,25 +44,26 @@ from ._functions import (
     shifted_along,
     sigmoid_of,
 )
-from ._replacements import finite, log1mexp, log_normal_cdf, log_size_of_1mexp, logaddexp, scaled
-
-Split = tuple[Array, Array]
-
-
-@dataclasses.dataclass(frozen=True)
-class Log:
-    """The logarithm of a value: `split` of the arrays of `operands` is its large and small part.
-
-    - `is_near_one`: whether it has more digits only where the value is near one.
-    - `is_positive`: whether the value is never negative.
-    - `signed`: the parts for the absolute value, and the sign.
-    """
-
-    operands: tuple[Value, ...]
-    split: Callable[..., Split]
-    is_near_one: bool = False
-    is_positive: bool = False
-    signed: Callable[..., tuple[Array, Array, Array]] | None = None
+from ._log_differences import (
+    Log,
+    log_near_one,
+    log_of_difference,
+    log_of_exp_less_one,
+)
+from ._replacements import (
+    Split,
+    log1mexp,
+    log_cosh,
+    log_det,
+    log_normal_cdf,
+    log_product,
+    log_sigmoid,
+    log_size_of_det,
+    log_size_of_product,
+    logaddexp,
+    scaled,
+)
+from ._rewrite import Rewrite
 
 
 def log_rule(step: Step) -> Rewrite | None:
@@ -180,15 +178,15 @@ def log_of(value: Value) -> Log | None:
         return None
     positive = functools.partial(Log, is_positive=True)
     if is_determinant(value.step):
-        return Log(value.step.inputs[:1], _log_det, signed=_log_size_of_det)
+        return Log(value.step.inputs[:1], log_det, signed=log_size_of_det)
     if (found := exponent_of(value)) is not None:
         y, scale = found
         return positive((y,), lambda y: (scaled(scale, y), jnp.zeros_like(y)))
     if (found := sigmoid_of(value)) is not None:
         y, scale = found
-        return positive((y,), lambda y: _log_sigmoid(scaled(scale, y)))
+        return positive((y,), lambda y: log_sigmoid(scaled(scale, y)))
     if (y := argument_of(value, "cosh")) is not None:
-        return positive((y,), _log_cosh)
+        return positive((y,), log_cosh)
     if (y := argument_of(value, "sinh")) is not None:
         return Log((y,), lambda y: (y, log1mexp(-2 * y) - math.log(2)))
     if (found := normal_cdf_of(value)) is not None:
@@ -216,7 +214,7 @@ def log_of(value: Value) -> Log | None:
 
             return positive(log.operands, cumulative)
         case "expm1":
-            return _log_of_exp_less_one(value)
+            return log_of_exp_less_one(value)
         case "gather" if not _fills_with_nan(value.step.params["fill_value"]):
             return None
         case kind if kind in PICKS and (log := log_of(value.step.inputs[0])) is not None:
@@ -238,7 +236,7 @@ def log_of(value: Value) -> Log | None:
 
             return Log((*log.operands, *step.inputs[1:]), split, is_positive=log.is_positive)
         case "add" | "sub" | "add_any":
-            return log_of_sum(terms_of(value), value.shape) or _log_near_one(value)
+            return log_of_sum(terms_of(value), value.shape) or log_near_one(value)
         case "mul" | "div" | "neg" | "square" | "integer_pow" | "sqrt" | "rsqrt":
             return log_of_product(value) if _is_product(value) else None
     return None
@@ -275,14 +273,6 @@ def _log_of_choice(step: Step) -> Log | None:
     return Log((condition, *(each for group in groups for each in group)), split)
 
 
-def _log_of_exp_less_one(value: Value) -> Log:
-    def signed(y: Array) -> tuple[Array, Array, Array]:
-        size, sign = log_size_of_1mexp(y)
-        return jnp.zeros_like(y), size, -sign
-
-    return Log(value.step.inputs, lambda y: (y, log1mexp(-y)), signed=signed)
-
-
 def _log_of_size(value: Value) -> Log | None:
     """log(|x|)."""
     log = log_of(value)
@@ -294,81 +284,7 @@ def _log_of_size(value: Value) -> Log | None:
 
 def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
     """log(1 - exp(y)), log(exp(y) - 1), log(1 - tanh² y), and log(n w exp(y) + m exp(z) + ...)."""
-    return _log_of_difference(total, shape) or _log_of_exponentials(total, shape)
-
-
-def _log_of_difference(total: Parts, shape: tuple[int, ...]) -> Log | None:
-    if total.constant == 1 and [part.number for part in total.parts] == [-1]:
-        (part,) = total.parts
-        if (found := complement_of(part.value)) is not None:
-            y, log = found
-            return Log((y,), lambda y: _broadcast_both(log(y), part.axes, shape), is_positive=True)
-    if len(total.parts) == 2 and not total.constant:
-        return _log_of_difference_of_two(total, shape)
-    if len(total.parts) != 1 or not total.constant:
-        return None
-    (part,), c = total.parts, total.constant
-    if abs(part.number) != abs(c):
-        return None
-    lifted = functools.partial(broadcast, axes=part.axes, shape=shape)
-    z, y, shift = argument_of(part.value, "tanh"), argument_of(part.value, "exp"), math.log(abs(c))
-    if z is not None and c > 0:
-        twice = math.copysign(2.0, part.number)
-
-        def split_tanh(z: Array) -> Split:
-            large, small = _log_sigmoid(lifted(twice * z))
-            return large, small + (shift + math.log(2))
-
-        return Log((z,), split_tanh, is_positive=True)
-    if y is None or part.number * c > 0:
-        return None
-
-    def split(y: Array) -> Split:
-        y = lifted(y)
-        return (jnp.zeros_like(y), log1mexp(y) + shift) if c > 0 else (y, log1mexp(-y) + shift)
-
-    def signed(y: Array) -> tuple[Array, Array, Array]:
-        size, sign = log_size_of_1mexp(lifted(y))
-        return jnp.zeros_like(size), size + shift, scaled(math.copysign(1.0, c), sign)
-
-    return Log((y,), split, signed=signed)
-
-
-def _log_of_difference_of_two(total: Parts, shape: tuple[int, ...]) -> Log | None:
-    """log(n exp(y) - n exp(z)), and log(n s(y) - n s(z)) for sigmoids s."""
-    first, second = sorted(total.parts, key=lambda part: -part.number)
-    pair = [_exponent_or_sigmoid(part.value) for part in (first, second)]
-    if first.number != -second.number or None in pair or pair[0][2] != pair[1][2]:
-        return None
-    (y, scale_y, is_sigmoid), (z, scale_z, _) = pair
-    shift = math.log(first.number)
-
-    def parts(y: Array, z: Array) -> tuple[Array, Array, Array]:
-        y = broadcast(scaled(scale_y, y), first.axes, shape)
-        z = broadcast(scaled(scale_z, z), second.axes, shape)
-        if not is_sigmoid:
-            return y, jnp.zeros_like(y), z - y
-        # s(y) - s(z) = s(y) s(-z) (1 - exp(z - y))
-        (large, small), (other, rest) = _log_sigmoid(y), _log_sigmoid(-z)
-        return large + other, small + rest, z - y
-
-    def split(y: Array, z: Array) -> Split:
-        large, small, difference = parts(y, z)
-        return large, small + log1mexp(difference) + shift
-
-    def signed(y: Array, z: Array) -> tuple[Array, Array, Array]:
-        large, small, difference = parts(y, z)
-        size, sign = log_size_of_1mexp(difference)
-        return large, small + size + shift, sign
-
-    return Log((y, z), split, signed=signed)
-
-
-def _exponent_or_sigmoid(value: Value) -> tuple[Value, float, bool] | None:
-    if (y := argument_of(value, "exp")) is not None:
-        return y, 1.0, False
-    found = sigmoid_of(value)
-    return found and (*found, True)
+    return log_of_difference(total, shape) or _log_of_exponentials(total, shape)
 
 
 def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
@@ -440,64 +356,6 @@ def _log_of_sum_of(ys: Sequence[Array]) -> Split:
     if len(ys) == 2:
         return large, logaddexp(ys[0] - large, ys[1] - large)
     return large, jnp.log(_sum(parts))
-
-
-def _broadcast_both(split: Split, axes: Axes, shape: tuple[int, ...]) -> Split:
-    large, small = split
-    return broadcast(large, axes, shape), broadcast(small, axes, shape)
-
-
-def complement_of(value: Value) -> tuple[Value, Callable[[Array], Split]] | None:
-    """`y` and a function of it that is the logarithm of 1 - value, for a probability."""
-    if (found := sigmoid_of(value)) is not None:
-        y, scale = found
-        return y, lambda y: _log_sigmoid(scaled(-scale, y))
-    if (found := normal_cdf_of(value)) is not None and found[2] == 1:
-        y, scale, _ = found
-        return y, lambda y: (jnp.zeros_like(y), log_normal_cdf(-scale * y))
-    tanh = factors_of(value)
-    if [(each.number, tanh.constant) for each in tanh.parts] == [(2, 1)]:
-        if (y := argument_of(tanh.parts[0].value, "tanh")) is not None:
-            return y, _log_sech_squared
-    return None
-
-
-def _log_near_one(value: Value) -> Log | None:
-    """log(1 + x) and log(1 - x)."""
-    step = value.step
-    numbers = [constant_of(each) for each in step.inputs]
-    if numbers[0] == 1:
-        sign, x = (-1 if step.kind == "sub" else 1), step.inputs[1]
-    elif numbers[1] == (-1 if step.kind == "sub" else 1):
-        sign, x = 1, step.inputs[0]
-    else:
-        return None
-    x, axes = unbroadcast(x)
-    shape = value.shape
-    if _is_whole(x):
-        return None
-
-    def split(x: Array) -> Split:
-        x = broadcast(x, axes, shape)
-        return jnp.zeros_like(x), lax.log1p(scaled(sign, x))
-
-    def signed(x: Array) -> tuple[Array, Array, Array]:
-        x = scaled(sign, broadcast(x, axes, shape))
-        is_negative = x < -1
-        size = jnp.where(is_negative, -2 - x, x)  # |1 + x| - 1
-        return jnp.zeros_like(x), lax.log1p(size), jnp.sign(1 + x)
-
-    return Log((x,), split, is_near_one=True, signed=signed)
-
-
-def _is_whole(value: Value) -> bool:
-    """Whether it is computed of integers, as a count or an index, by sums and products."""
-    step = seen_through(value).step
-    if step.kind == "convert_element_type":
-        return jnp.issubdtype(step.inputs[0].dtype, jnp.integer)
-    if step.kind in ("add", "sub", "mul", "neg"):
-        return all(_is_whole(each) for each in step.inputs if constant_of(each) is None)
-    return step.kind == "iota"
 
 
 def _log_of_reduced_sum(value: Value) -> Log | None:
@@ -573,69 +431,22 @@ def _log_of_dot_with(step: Step, place: int, term: Exponential, axes: dict[int, 
     return Log((*term.operands, weights), split, signed=signed)
 
 
-def _log_sigmoid(y: Array) -> Split:
-    large = finite(lax.stop_gradient(jnp.minimum(y, 0)))
-    return large, -logaddexp(large, large - y)
-
-
-def _log_cosh(y: Array) -> Split:
-    is_near = jnp.abs(y) < 1
-    near = lax.log1p(jnp.square(2 * jnp.sinh(jnp.where(is_near, y, 0) / 2)) / 2)
-    far = jnp.where(is_near, 1, y)
-    large = finite(lax.stop_gradient(jnp.abs(far)))
-    small = jnp.logaddexp(far - large, -far - large) - math.log(2)
-    return jnp.where(is_near, 0, large), jnp.where(is_near, near, small)
-
-
-def _log_sech_squared(y: Array) -> Split:
-    large, small = _log_cosh(y)
-    return -2 * large, -2 * small
-
-
 def _is_product(value: Value) -> bool:
     """Whether it is more than one factor that cannot be divided further."""
     parts = factors_of(value).parts
     return len(parts) > 1 or any(part.value is not value for part in parts)
 
 
-def _log_size_of_det(x: Array) -> tuple[Array, Array, Array]:
-    if x.shape[-1] > 2:
-        sign, log = jnp.linalg.slogdet(x)
-        return jnp.zeros_like(log), log, sign
-    # JAX multiplies the entries of small matrices. A power of two scales without rounding.
-    largest = lax.stop_gradient(jnp.max(jnp.abs(x), axis=(-2, -1), initial=0))
-    is_ordinary = (largest > 0) & jnp.isfinite(largest)
-    _, exponent = jnp.frexp(jnp.where(is_ordinary, largest, 1))
-    scale = jnp.ldexp(jnp.ones_like(largest), -exponent)
-    sign, log = jnp.linalg.slogdet(x * scale[..., None, None])
-    shift = x.shape[-1] * math.log(2) * exponent.astype(log.dtype)
-    return shift, log, sign
-
-
-def _log_det(x: Array) -> Split:
-    large, small, sign = _log_size_of_det(x)
-    return large, jnp.where(sign < 0, jnp.nan, small)
-
-
 def _log_of_reduced_product(value: Value) -> Log:
     (x,), axes = value.step.inputs, value.step.params["axes"]
     log, shape = log_of(x), x.shape
     if log is None or not log.is_positive:
-        return Log((x,), lambda x: _log_product(x, axes), signed=lambda x: _log_size(x, axes))
+        return Log(
+            (x,), lambda x: log_product(x, axes), signed=lambda x: log_size_of_product(x, axes)
+        )
 
     def split(*arrays: Array) -> Split:
         large, small = (jnp.sum(jnp.broadcast_to(part, shape), axes) for part in log.split(*arrays))
         return large, small
 
     return Log(log.operands, split, is_positive=True)
-
-
-def _log_size(x: Array, axes: Sequence[int]) -> tuple[Array, Array, Array]:
-    """log|product|, as two parts, and the sign of the product."""
-    size = jnp.sum(jnp.log(jnp.abs(x)), axis=axes)
-    return jnp.zeros_like(size), size, jnp.prod(jnp.sign(x), axis=axes)
-
-
-def _log_product(x: Array, axes: Sequence[int]) -> Split:
-    large, small, sign = _log_size(x, axes)
-    return large, jnp.where(sign < 0, jnp.nan, small)

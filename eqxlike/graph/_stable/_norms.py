@@ -6,7 +6,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from ._expressions import (
-    Rewrite,
     Step,
     Value,
     argument_of,
@@ -21,6 +20,7 @@ from ._expressions import (
 )
 from ._functions import all_axes, product_of, square_root_of, summed_squares_of
 from ._replacements import length, safe_sqrt, scaled
+from ._rewrite import Rewrite
 
 
 def norm_at_zero(step: Step) -> Rewrite | None:

@@ -13,7 +13,6 @@ from ._expressions import (
     Axes,
     Part,
     Parts,
-    Rewrite,
     Step,
     Value,
     argument_of,
@@ -39,6 +38,7 @@ from ._functions import (
     weighted_exp,
 )
 from ._replacements import scaled, sech, sigmoid, tanh, times_sigmoid
+from ._rewrite import Rewrite
 
 
 def quotient_of_exponentials(step: Step) -> Rewrite | None:
@@ -71,10 +71,11 @@ def _quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:
 def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | None:
     """A / (1 + exp(-y)) and a exp(y) / (n exp(y) + m exp(z))."""
     shape, total = value.shape, terms_of(below.value)
-    terms = exponentials_in(dataclasses.replace(total, parts=placed(total.parts, below.axes)))
-    if len(terms) != 2 or any(term.weights or term.number <= 0 for term in terms):
+    found = exponentials_in(dataclasses.replace(total, parts=placed(total.parts, below.axes)))
+    terms = [term for term in found if isinstance(term, Exponential) and not term.masks]
+    if len(found) != len(terms) or len(terms) != 2:
         return None
-    if not all(isinstance(term, Exponential) and not term.masks for term in terms):
+    if any(term.weights or term.number <= 0 for term in terms):
         return None
     own, top = [_keys(term.exponents) for term in terms], exponential_of(above)
     keys = _keys(top.exponents)
@@ -86,12 +87,12 @@ def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | No
 
     def build(*arrays: Array) -> Array:
         rest = iter(arrays)
-        found = [[next(rest) for _ in group] for group in groups]
-        (y, _), (z, _) = first.split(found[0], shape), second.split(found[1], shape)
+        own, other, others = ([next(rest) for _ in group] for group in groups)
+        (y, _), (z, _) = first.split(own, shape), second.split(other, shape)
         y = -known(z) if y is None else y if z is None else y - z
         if not top.weights and ratio == 1:
             return scaled(scale, sigmoid(y))
-        weight = product_of(top.weights, found[2], shape) if top.weights else jnp.ones_like(y)
+        weight = product_of(top.weights, others, shape) if top.weights else jnp.ones_like(y)
         return scaled(scale, times_sigmoid(weight, y, ratio))
 
     return Rewrite(tuple(each for group in groups for each in group), build)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -233,3 +234,56 @@ def scaled(number: float, array: Array) -> Array:
 def finite(large: Array) -> Array:
     """Zero where it is infinite, so that a difference from it is no NaN."""
     return jnp.where(jnp.isfinite(large), large, 0)
+
+
+Split = tuple[Array, Array]
+"""A logarithm as the sum of two: large numbers that cancel, and the digits."""
+
+
+def log_sigmoid(y: Array) -> Split:
+    large = finite(lax.stop_gradient(jnp.minimum(y, 0)))
+    return large, -logaddexp(large, large - y)
+
+
+def log_cosh(y: Array) -> Split:
+    is_near = jnp.abs(y) < 1
+    near = lax.log1p(jnp.square(2 * jnp.sinh(jnp.where(is_near, y, 0) / 2)) / 2)
+    far = jnp.where(is_near, 1, y)
+    large = finite(lax.stop_gradient(jnp.abs(far)))
+    small = jnp.logaddexp(far - large, -far - large) - math.log(2)
+    return jnp.where(is_near, 0, large), jnp.where(is_near, near, small)
+
+
+def log_sech_squared(y: Array) -> Split:
+    large, small = log_cosh(y)
+    return -2 * large, -2 * small
+
+
+def log_size_of_det(x: Array) -> tuple[Array, Array, Array]:
+    if x.shape[-1] > 2:
+        sign, log = jnp.linalg.slogdet(x)
+        return jnp.zeros_like(log), log, sign
+    # JAX multiplies the entries of small matrices. A power of two scales without rounding.
+    largest = lax.stop_gradient(jnp.max(jnp.abs(x), axis=(-2, -1), initial=0))
+    is_ordinary = (largest > 0) & jnp.isfinite(largest)
+    _, exponent = jnp.frexp(jnp.where(is_ordinary, largest, 1))
+    scale = jnp.ldexp(jnp.ones_like(largest), -exponent)
+    sign, log = jnp.linalg.slogdet(x * scale[..., None, None])
+    shift = x.shape[-1] * math.log(2) * exponent.astype(log.dtype)
+    return shift, log, sign
+
+
+def log_det(x: Array) -> Split:
+    large, small, sign = log_size_of_det(x)
+    return large, jnp.where(sign < 0, jnp.nan, small)
+
+
+def log_size_of_product(x: Array, axes: Sequence[int]) -> tuple[Array, Array, Array]:
+    """log|product|, as two parts, and the sign of the product."""
+    size = jnp.sum(jnp.log(jnp.abs(x)), axis=axes)
+    return jnp.zeros_like(size), size, jnp.prod(jnp.sign(x), axis=axes)
+
+
+def log_product(x: Array, axes: Sequence[int]) -> Split:
+    large, small, sign = log_size_of_product(x, axes)
+    return large, jnp.where(sign < 0, jnp.nan, small)

@@ -8,18 +8,68 @@ rewritten by themselves.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from ._expressions import INPUT, Rewrite, Step, Value, all_steps, called_function, steps_of
+from ._expressions import INPUT, Step, Value, all_steps, called_function, steps_of, wider
 
 SCOPE = "stable"
 """The `jax.named_scope` of what a rule computes. Rules do not look inside."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rewrite:
+    """What a value is computed by instead: `build` of the arrays of `operands`.
+
+    `build` is None where there is nothing better to compute: the formula is only reported. The
+    rewrites of the values `within` are part of this one.
+    """
+
+    operands: tuple[Value, ...] = ()
+    build: Callable[..., Array] | None = None
+    within: tuple[Value, ...] = ()
+
+    def __post_init__(self) -> None:
+        is_tuple = isinstance(self.operands, tuple)
+        if not is_tuple or not all(isinstance(each, Value) for each in self.operands):
+            raise TypeError(
+                "graph.Rewrite expects a tuple of values of the program, as (step.inputs[0],); "
+                f"it got operands={self.operands!r:.100}"
+            )
+
+    def computed(self, arrays: Sequence[Any], output: Value) -> Array:
+        """`build` of arrays, with the type of the output."""
+        assert self.build is not None
+        return _like(self.build(*_widened(arrays, output)), output.aval)
+
+
+def _widened(arrays: Sequence[Any], output: Value) -> list[Array]:
+    """The arrays, those of floating point in the widest of their dtypes and that of the output."""
+    arrays = [jnp.asarray(each) for each in arrays]
+    is_float = [jnp.issubdtype(each.dtype, jnp.floating) for each in arrays]
+    dtypes = [each.dtype for each, floats in zip(arrays, is_float, strict=True) if floats]
+    if {*dtypes} <= {output.dtype}:
+        return arrays
+    wide = functools.reduce(wider, dtypes, output.dtype)
+    pairs = zip(arrays, is_float, strict=True)
+    return [each.astype(wide) if floats else each for each, floats in pairs]
+
+
+def _like(array: Array, aval: Any) -> Array:
+    """The array with the dtype and the weak type of what it replaces."""
+    if jnp.shape(array) != aval.shape:
+        array = jnp.broadcast_to(array, aval.shape)
+    if aval.weak_type:
+        return lax.convert_element_type_p.bind(
+            array, new_dtype=aval.dtype, weak_type=True, sharding=None
+        )
+    return lax.convert_element_type(array, aval.dtype)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -11,7 +11,6 @@ from ..._compat import scan_counts
 from ._branches import branch_not_taken
 from ._differences import difference_from_one, difference_of_squares, excess_of_exponential
 from ._expressions import (
-    Rewrite,
     Step,
     Value,
     constant_of,
@@ -19,7 +18,8 @@ from ._expressions import (
     terms_of,
     unbroadcast,
 )
-from ._logarithms import complement_of, log_of, log_rule
+from ._log_differences import complement_of
+from ._logarithms import log_of, log_rule
 from ._norms import (
     direction_of_zero,
     hypotenuse,
@@ -29,7 +29,7 @@ from ._norms import (
     quotient_of_itself,
 )
 from ._quotients import quotient_of_exponentials
-from ._rewrite import Rule
+from ._rewrite import Rewrite, Rule
 
 
 def guarded_probability(step: Step) -> Rewrite | None:
